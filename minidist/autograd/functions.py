@@ -1,0 +1,408 @@
+"""The functions that neural networks are made of, each forward beside its adjoint.
+
+Letters: B batch, T sequence, C model width, H heads, D head width, V vocabulary. A thunk in a result is a parameter's
+gradient that may be computed later (see `tensor.Function`). Row sums are products with a vector of ones: on a CPU, BLAS
+does them several times faster than a reduction along short rows.
+"""
+
+import math
+
+import numpy as np
+
+from minidist.autograd.tensor import Concatenate, Function, Tensor
+from minidist.backend import array_module, erf, matmul, to_device, to_host, widen
+from minidist.rng import Randomness
+
+
+class Linear(Function):
+    """Y = X W + b  =>  dX = dY W^T, dW = X^T dY, db = sum of dY over rows;  X[..., C_in], W[C_in, C_out].
+
+    With `transposed`, W is stored as [C_out, C_in]: a head that shares the weight of an embedding.
+    """
+
+    def __init__(self, transposed=False):
+        self.transposed = transposed
+
+    def forward(self, x, w, b=None):
+        w = w.T if self.transposed else w
+        if x.shape[-1] != w.shape[0]:
+            raise ValueError(f"linear: input {list(x.shape)} needs {w.shape[0]} columns, the rows of its weight")
+        self.x, self.w = x.reshape(-1, w.shape[0]), w
+        y = matmul(self.x, w)
+        if b is not None:
+            y += b
+        return y.reshape(*x.shape[:-1], w.shape[1])
+
+    def backward(self, grad):
+        x, w, transposed = self.x, self.w, self.transposed
+        rows = grad.reshape(-1, w.shape[1])
+        input_shape = (*grad.shape[:-1], w.shape[0])
+        dx = None if self.inputs[0] is None else matmul(rows, w.T).reshape(input_shape)
+
+        def dw(out=None):
+            return matmul(rows.T, x, out=out) if transposed else matmul(x.T, rows, out=out)
+
+        def db(out=None):
+            return sum_rows(rows, out=out)
+
+        return (dx, dw, db)[: len(self.inputs)]
+
+
+def sum_rows(x, out=None):
+    """Sum X[N, C] over its rows, as the product of a vector of ones with it."""
+    return matmul(array_module(x).ones(len(x), x.dtype), x, out=out)
+
+
+def mean_columns(x):
+    """Return the mean of X[..., C] over its last axis, as a product, with that axis kept."""
+    weights = array_module(x).full((x.shape[-1], 1), 1 / x.shape[-1], x.dtype)
+    return x @ weights
+
+
+class Relu(Function):
+    """Y = max(X, 0)  =>  dX = dY where Y > 0."""
+
+    def forward(self, x):
+        xp = array_module(x)
+        self.y = xp.maximum(x, xp.zeros(x.shape[-1:], x.dtype))  # a row of zeros: a scalar defeats SIMD
+        return self.y
+
+    def backward(self, grad):
+        return grad * (self.y > 0)
+
+
+class GeluTanh(Function):
+    """Y = X/2 (1 + tanh(k (X + a X^3))), k = sqrt(2/pi), a = 0.044715 (Hendrycks and Gimpel 2016, section 2)."""
+
+    k, a = math.sqrt(2 / math.pi), 0.044715
+
+    def forward(self, x):
+        k, a = self.k, self.a
+        t = x * x
+        t *= k * a
+        t += k
+        t *= x
+        array_module(x).tanh(t, out=t)
+        self.x, self.t = x, t
+        y = t + 1
+        y *= x
+        y *= 0.5
+        return y
+
+    def backward(self, grad):
+        k, a, x, t = self.k, self.a, self.x, self.t
+        inner = x * x  # (1 - t^2) x/2 (k + 3 k a x^2) + (1 + t)/2, with few passes over memory
+        inner *= 3 * k * a
+        inner += k
+        inner *= x
+        slope = t * t
+        array_module(t).subtract(1, slope, out=slope)
+        inner *= slope
+        inner += t
+        inner += 1
+        inner *= grad
+        inner *= 0.5
+        return inner
+
+
+class GeluErf(Function):
+    """Y = X Phi(X), Phi(X) = (1 + erf(X / sqrt 2)) / 2  =>  dX = dY (Phi(X) + X phi(X))  (equation in section 2)."""
+
+    def forward(self, x):
+        self.x, self.cdf = x, 0.5 * (1 + erf(x * math.sqrt(0.5)))
+        return x * self.cdf
+
+    def backward(self, grad):
+        density = array_module(grad).exp(-0.5 * self.x * self.x) / math.sqrt(2 * math.pi)
+        return grad * (self.cdf + self.x * density)
+
+
+class Softmax(Function):
+    """Y = exp(X - max X) / sum, per row  =>  dX = Y (dY - <dY, Y>).  The maximum is the row's own, so no row underflows."""
+
+    def __init__(self, axis=-1):
+        self.axis = axis
+
+    def forward(self, x):
+        wide = widen(x)
+        y = array_module(x).exp(wide - wide.max(axis=self.axis, keepdims=True))
+        y /= y.sum(axis=self.axis, keepdims=True)
+        self.y = y.astype(x.dtype, copy=False)
+        return self.y
+
+    def backward(self, grad):
+        y, wide = widen(self.y), widen(grad)
+        dx = y * (wide - (wide * y).sum(axis=self.axis, keepdims=True))
+        return dx.astype(grad.dtype, copy=False)
+
+
+class LogSoftmax(Function):
+    """Y = X - max X - log sum exp(X - max X), per row  =>  dX = dY - exp(Y) sum dY."""
+
+    def __init__(self, axis=-1):
+        self.axis = axis
+
+    def forward(self, x):
+        xp, wide = array_module(x), widen(x)
+        shifted = wide - wide.max(axis=self.axis, keepdims=True)
+        self.y = shifted - xp.log(xp.exp(shifted).sum(axis=self.axis, keepdims=True))
+        return self.y.astype(x.dtype, copy=False)
+
+    def backward(self, grad):
+        wide = widen(grad)
+        dx = wide - array_module(grad).exp(self.y) * wide.sum(axis=self.axis, keepdims=True)
+        return dx.astype(grad.dtype, copy=False)
+
+
+class LayerNorm(Function):
+    """Y = n g + b, n = (X - mean) r, r = 1 / sqrt(var + eps), over the last axis (Ba et al. 2016, equation 4).
+
+    With d = dY g:  dX = r (d - mean d - n mean(d n)),  dg = sum dY n,  db = sum dY.
+    """
+
+    def __init__(self, eps=1e-5):
+        self.eps = eps
+
+    def forward(self, x, gain, bias):
+        wide = widen(x)
+        n = wide - mean_columns(wide)
+        r = 1 / array_module(x).sqrt(mean_columns(n * n) + self.eps)
+        n *= r
+        self.n, self.r, self.gain = n, r, gain
+        y = n * gain
+        y += bias
+        return y.astype(x.dtype, copy=False)
+
+    def backward(self, grad):
+        n, r, gain = self.n, self.r, self.gain
+        wide = widen(grad)
+        width = n.shape[-1]
+
+        def dgain(out=None):
+            return _round_to(grad.dtype, sum_rows((wide * n).reshape(-1, width)), out)
+
+        def dbias(out=None):
+            return sum_rows(grad.reshape(-1, width), out=out)
+
+        d = wide * gain
+        dx = n * mean_columns(d * n)
+        d -= mean_columns(d)
+        d -= dx
+        d *= r
+        return d.astype(grad.dtype, copy=False), dgain, dbias
+
+
+def _round_to(dtype, x, out=None):
+    if out is None:
+        return x.astype(dtype, copy=False)
+    out[...] = x
+    return out
+
+
+class Embedding(Function):
+    """Y = W[indices]  =>  dW[v] = sum of dY over the places where indices = v;  W[V, C], indices[...] of integers.
+
+    The sum sorts the places by index and adds each run up: in the same order, hence with the same bits, every time.
+    """
+
+    def __init__(self, indices):
+        self.indices = check_indices(indices, "token")
+
+    def forward(self, w):
+        if self.indices.size and self.indices.max() >= len(w):
+            raise ValueError(f"token {self.indices.max()} is outside a vocabulary of {len(w)}")
+        self.shape = w.shape
+        self.indices = to_device(self.indices, "cpu" if isinstance(w, np.ndarray) else "gpu")
+        return w[self.indices]
+
+    def backward(self, grad):
+        xp, indices, shape = array_module(grad), self.indices.reshape(-1), self.shape
+
+        def dw(out=None):
+            out = xp.empty(shape, grad.dtype) if out is None else out
+            out.fill(0)
+            if indices.size:
+                order = xp.argsort(indices, kind="stable")
+                ordered = indices[order]
+                starts = xp.flatnonzero(xp.concatenate([xp.ones(1, bool), ordered[1:] != ordered[:-1]]))
+                out[ordered[starts]] = xp.add.reduceat(grad.reshape(-1, shape[1])[order], starts, axis=0)
+            return out
+
+        return dw
+
+
+def check_indices(indices, what):
+    """Return integer indices on the host, none negative: a GPU would wrap a wrong one silently."""
+    indices = to_host(indices.data if isinstance(indices, Tensor) else indices)
+    if indices.dtype.kind not in "iu":
+        raise ValueError(f"{what} indices must be integers, not {indices.dtype}")
+    if indices.size and indices.min() < 0:
+        raise ValueError(f"{what} index {indices.min()} is negative")
+    return indices
+
+
+class CausalAttention(Function):
+    """O = P V, P = softmax(Q K^T / sqrt D) over positions s <= t (Vaswani et al. 2017, equation 1, masked).
+
+    Input QKV[3, B, H, T, D], the three stacked; output O[B, H, T, D].
+    dV = P^T dO,  dP = dO V^T,  dS = P (dP - <dP, P>),  dQ = dS K / sqrt D,  dK = dS^T Q / sqrt D.
+    """
+
+    def forward(self, qkv):
+        xp = array_module(qkv)
+        q, k, v = widen(qkv)
+        T, D = q.shape[-2:]
+        self.scale = 1 / math.sqrt(D)
+        scores = q @ xp.ascontiguousarray(k.swapaxes(-1, -2))
+        scores *= self.scale
+        scores += xp.triu(xp.full((T, T), -xp.inf, scores.dtype), 1)  # a position always sees itself
+        scores -= scores.max(axis=-1, keepdims=True)
+        p = xp.exp(scores, out=scores)
+        p /= (p @ xp.ones((T, 1), p.dtype))
+        self.q, self.k, self.v, self.p = q, k, v, p
+        return (p @ v).astype(qkv.dtype, copy=False)
+
+    def backward(self, grad):
+        xp, q, k, v, p = array_module(grad), self.q, self.k, self.v, self.p
+        wide = widen(grad)
+        dqkv = xp.empty((3, *q.shape), q.dtype)
+        xp.matmul(p.swapaxes(-1, -2), wide, out=dqkv[2])
+        ds = wide @ xp.ascontiguousarray(v.swapaxes(-1, -2))
+        ds -= ((ds * p) @ xp.ones((p.shape[-1], 1), p.dtype))
+        ds *= p
+        ds *= self.scale
+        xp.matmul(ds, k, out=dqkv[0])
+        xp.matmul(ds.swapaxes(-1, -2), q, out=dqkv[1])
+        return dqkv.astype(grad.dtype, copy=False)
+
+
+class Dropout(Function):
+    """Y = X keep / (1 - rate)  =>  dX = dY keep / (1 - rate)  (Srivastava et al. 2014, scaled in training)."""
+
+    def __init__(self, keep, rate):
+        self.keep, self.factor = keep, 1 / (1 - rate)
+
+    def forward(self, x):
+        self.keep = to_device(self.keep, "cpu" if isinstance(x, np.ndarray) else "gpu")
+        return x * self.keep * self.factor
+
+    def backward(self, grad):
+        return grad * self.keep * self.factor
+
+
+class CrossEntropy(Function):
+    """L = sum of -log softmax(X)[target] / n  =>  dX = (softmax(X) - onehot(target)) dL / n;  X[..., V]."""
+
+    def __init__(self, targets, reduction_size):
+        self.targets, self.reduction_size = targets, reduction_size
+
+    def forward(self, logits):
+        xp, wide = array_module(logits), widen(logits)
+        rows = wide.reshape(-1, logits.shape[-1])
+        targets = to_device(self.targets.reshape(-1), "cpu" if xp is np else "gpu")
+        shifted = rows - rows.max(axis=-1, keepdims=True)
+        self.picked = (xp.arange(len(rows)), targets)
+        picked = shifted[self.picked]
+        probabilities = xp.exp(shifted, out=shifted)
+        sums = probabilities @ xp.ones((rows.shape[-1], 1), rows.dtype)
+        probabilities /= sums
+        self.probabilities, self.shape = probabilities, logits.shape
+        loss = (xp.log(sums[:, 0]) - picked).sum() / self.reduction_size
+        return loss.astype(logits.dtype)
+
+    def backward(self, grad):
+        dx = self.probabilities
+        dx[self.picked] -= 1
+        dx *= widen(grad) / self.reduction_size
+        return dx.reshape(self.shape).astype(grad.dtype, copy=False)
+
+
+class SquaredError(Function):
+    """L = sum of (Y - T)^2 / n  =>  dY = 2 (Y - T) dL / n."""
+
+    def __init__(self, targets, reduction_size):
+        self.targets, self.reduction_size = targets, reduction_size
+
+    def forward(self, y):
+        self.difference = y - to_device(self.targets, "cpu" if isinstance(y, np.ndarray) else "gpu")
+        return (widen(self.difference) ** 2).sum().astype(y.dtype) / self.reduction_size
+
+    def backward(self, grad):
+        return self.difference * (2 * grad / self.reduction_size)
+
+
+def concatenate(tensors, axis=0):
+    return Concatenate(axis)(*tensors)
+
+
+def linear(x, weight, bias=None, transposed=False):
+    return Linear(transposed)(x, weight) if bias is None else Linear(transposed)(x, weight, bias)
+
+
+def relu(x):
+    return Relu()(x)
+
+
+def gelu(x, form="tanh"):
+    """Gaussian error linear unit; form "tanh" (fast) or "erf" (exact)."""
+    if form not in ("tanh", "erf"):
+        raise ValueError(f"gelu form {form!r}: choose 'tanh' or 'erf'")
+    return (GeluTanh if form == "tanh" else GeluErf)()(x)
+
+
+def softmax(x, axis=-1):
+    return Softmax(axis)(x)
+
+
+def log_softmax(x, axis=-1):
+    return LogSoftmax(axis)(x)
+
+
+def layer_norm(x, gain, bias, eps=1e-5):
+    return LayerNorm(eps)(x, gain, bias)
+
+
+def embedding(indices, weight):
+    return Embedding(indices)(weight)
+
+
+def causal_attention(qkv):
+    """Attend from every position to itself and those before it: QKV[3, B, H, T, D] -> O[B, H, T, D]."""
+    if qkv.ndim != 5 or qkv.shape[0] != 3:
+        raise ValueError(f"causal_attention takes [3, B, H, T, D], got {list(qkv.shape)}")
+    return CausalAttention()(qkv)
+
+
+def dropout(x, rate, name, randomness: Randomness | None, window=None, full_shape=None):
+    """Drop elements of X[B, ...] and scale the rest by 1 / (1 - rate); see Randomness.keep for the split ones."""
+    keep = randomness.keep(name, rate, x.shape, window, full_shape)
+    return Dropout(keep, rate)(x)
+
+
+def cross_entropy(logits, targets, reduction_size=None):
+    """Sum of -log softmax(logits[..., V])[targets[...]], divided by `reduction_size` (default: the number of targets)."""
+    targets = check_indices(targets, "target")
+    if targets.shape != logits.shape[:-1]:
+        raise ValueError(f"logits {list(logits.shape)} need targets {list(logits.shape[:-1])}, got {list(targets.shape)}")
+    if targets.size and targets.max() >= logits.shape[-1]:
+        raise ValueError(f"target {targets.max()} is outside the {logits.shape[-1]} classes of the logits")
+    return CrossEntropy(targets, _reduction_size(targets, reduction_size))(logits)
+
+
+def squared_error(outputs, targets, reduction_size=None):
+    """Sum of (outputs - targets)^2, divided by `reduction_size` (default: the number of targets)."""
+    targets = targets.data if isinstance(targets, Tensor) else targets
+    if targets.shape != outputs.shape or targets.dtype != outputs.dtype:
+        raise ValueError(
+            f"outputs are {outputs.dtype}{list(outputs.shape)}, targets {targets.dtype}{list(targets.shape)}: "
+            "they must agree"
+        )
+    return SquaredError(targets, _reduction_size(targets, reduction_size))(outputs)
+
+
+def _reduction_size(targets, given):
+    if given is None and targets.size == 0:
+        raise ValueError("an empty batch needs reduction_size=, the number of targets of the whole batch")
+    if given is not None and not given > 0:
+        raise ValueError(f"reduction_size must be positive, not {given}")
+    return targets.size if given is None else float(given)

@@ -1,0 +1,50 @@
+"""Hold a backward pass against central differences.
+
+For one random direction v per input and one random weighting u of the output, the vector-Jacobian product must satisfy
+<vjp(u), v> = d/de <u, f(x + e v)> at e = 0. One number per input checks every element at once, with probability one.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from minidist.autograd.tensor import Tensor
+from minidist.backend import array_module, to_device, to_host
+
+
+def gradcheck(function: Callable[..., Tensor], *arrays, seed: int = 0, step: float = 1e-6, bound: float = 1e-6):
+    """Raise AssertionError unless every input's gradient agrees with central differences; return the largest error.
+
+    function  maps tensors to one tensor, of any shape, smooth near the inputs
+    arrays    float64 arrays on the host or on a GPU
+    bound     of |vjp - difference| / max(1, |difference|)
+    """
+    random = np.random.default_rng(seed)
+    device = "cpu" if array_module(*arrays) is np else "gpu"
+
+    def like(x):
+        return to_device(random.standard_normal(x.shape), device)
+
+    inputs = [Tensor(x, requires_grad=True) for x in arrays]
+    outputs = function(*inputs)
+    weights = like(outputs)
+    outputs.backward(weights)
+    worst = 0.0
+    for i, x in enumerate(inputs):
+        if x.dtype != np.float64:
+            raise ValueError(f"input {i} is {x.dtype}; differences need float64")
+        direction = like(x)
+
+        def shifted(distance, i=i, direction=direction):
+            moved = [a + distance * direction if j == i else a for j, a in enumerate(arrays)]
+            return float((function(*map(Tensor, moved)).data * weights).sum())
+
+        got = 0.0 if x.grad is None else float(to_host((x.grad * direction).sum()))
+        want = (shifted(step) - shifted(-step)) / (2 * step)
+        error = abs(got - want) / max(1.0, abs(want))
+        worst = max(worst, error)
+        assert error <= bound, (
+            f"input {i} of shape {list(x.shape)}: backward says {got:.9g}, central differences say {want:.9g}, "
+            f"error {error:.2g} is above {bound:.2g}"
+        )
+    return worst

@@ -1,0 +1,514 @@
+"""A tensor remembers how it was computed; backward follows the memory back, latest function first.
+
+Reverse accumulation (Griewank and Walther, Evaluating Derivatives, 2008, chapter 3): if Y = f(A, B) and dY is the
+gradient of a scalar with respect to Y, then f.backward(dY) returns dA and dB. Data, backward, operators: in this order.
+"""
+
+import itertools
+import threading
+from contextlib import contextmanager
+from functools import partial
+from operator import attrgetter
+
+import numpy as np
+
+from minidist.backend import array_module, as_array, matmul
+
+_clock = itertools.count()  # the order of creation is an order in which every input precedes its uses
+
+
+class _Recording(threading.local):
+    on = True  # one switch per thread, because ranks may be threads
+
+
+_recording = _Recording()
+
+
+@contextmanager
+def no_grad():
+    """Compute without remembering: results do not require gradients."""
+    before, _recording.on = _recording.on, False
+    try:
+        yield
+    finally:
+        _recording.on = before
+
+
+def is_recording() -> bool:
+    return _recording.on
+
+
+class Tensor:
+    """An array, and what backward needs to know of it.
+
+    data           NumPy or CuPy array, any shape
+    grad           gradient of the same shape and dtype after backward, or None (which means zero)
+    requires_grad  whether backward should reach it; a leaf (one that no function made) keeps its gradient
+    creator        the Function that made it, or None for a leaf
+    grad_buffer    where a leaf's first gradient is written, if it has such a place (see nn.FlatParameters)
+    """
+
+    grad = None
+    grad_buffer = None
+    requires_grad = False
+    creator = None
+    hooks = ()
+    name = None
+    __array_ufunc__ = None  # `array * tensor` is ours to compute, not NumPy's
+
+    def __init__(self, data, requires_grad: bool = False, name: str | None = None):
+        self.data = as_array(data.data if isinstance(data, Tensor) else data)
+        if requires_grad and self.data.dtype.kind != "f":
+            raise ValueError(f"only floats have gradients, not {self.data.dtype}; use .astype")
+        if requires_grad:
+            self.requires_grad = True
+        if name is not None:
+            self.name = name
+
+    shape = property(lambda self: self.data.shape)
+    dtype = property(lambda self: self.data.dtype)
+    ndim = property(lambda self: self.data.ndim)
+    size = property(lambda self: self.data.size)
+    xp = property(lambda self: array_module(self.data))
+
+    def __repr__(self):
+        note = f", grad_fn={type(self.creator).__name__}" if self.creator else ""
+        return f"Tensor({self.data}, dtype={self.dtype}{note})"
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getstate__(self):
+        """A copied or pickled tensor is a leaf: no graph, no hooks."""
+        kept = ("data", "grad", "requires_grad", "name")
+        return {key: value for key, value in vars(self).items() if key in kept}
+
+    def __float__(self):
+        return float(self.data)
+
+    def item(self):
+        return self.data.item()
+
+    def detach(self) -> "Tensor":
+        """Return a leaf with the same data that does not require a gradient."""
+        return Tensor(self.data)
+
+    def add_hook(self, hook):
+        """Call `hook(self)` once per backward, when all of this leaf's contributions are in. Returns a way to undo it."""
+        if self.creator is not None:
+            raise ValueError("hooks belong to leaves; this tensor was made by a function")
+        self.hooks = (*self.hooks, hook)
+
+        def remove():
+            self.hooks = tuple(h for h in self.hooks if h is not hook)
+
+        return remove
+
+    def backward(self, grad=None, deferred: list | None = None) -> None:
+        """Add the gradient of <self, grad> to `.grad` of every leaf below; the graph is freed on the way.
+
+        grad      array of this shape; default 1 for a tensor with one element
+        deferred  a list: parameter gradients are not computed but appended to it as thunks, to be called later
+        """
+        deliver = partial(_deliver, remaining := {})
+        for leaf, contribution in propagate(self, grad, remaining):
+            if callable(contribution) and deferred is not None:
+                deferred.append(partial(deliver, leaf, contribution))
+            else:
+                deliver(leaf, contribution)
+
+    def accumulate(self, contribution) -> None:
+        """Add an array, or what a thunk `f(out=None)` returns, to `.grad`, without writing to arrays of others."""
+        if callable(contribution):
+            fresh = self.grad is None and self.grad_buffer is not None
+            contribution = contribution(out=self.grad_buffer) if fresh else contribution()
+        contribution = unbroadcast(contribution, self.shape)
+        if self.grad is not None and self.grad is not self.grad_buffer:
+            self.grad = self.grad + contribution
+        elif self.grad is not None:
+            self.grad += contribution
+        elif self.grad_buffer is None:
+            self.grad = contribution.copy()
+        else:
+            self.grad = self.grad_buffer
+            if contribution is not self.grad_buffer:
+                self.grad[...] = contribution
+
+    # The operators below, one class each, stand at the end of this file.
+    def __add__(self, other): return Add()(self, other)
+    def __sub__(self, other): return Subtract()(self, other)
+    def __mul__(self, other): return Multiply()(self, other)
+    def __truediv__(self, other): return Divide()(self, other)
+    def __pow__(self, exponent): return Power(exponent)(self)
+    def __matmul__(self, other): return MatMul()(self, other)
+    def __neg__(self): return Multiply()(self, -1)
+    def __radd__(self, other): return Add()(other, self)
+    def __rsub__(self, other): return Subtract()(other, self)
+    def __rmul__(self, other): return Multiply()(other, self)
+    def __rtruediv__(self, other): return Divide()(other, self)
+    def __rmatmul__(self, other): return MatMul()(other, self)
+    def __getitem__(self, index): return GetItem(index)(self)
+    def sum(self, axis=None, keepdims=False): return Sum(axis, keepdims)(self)
+    def mean(self, axis=None, keepdims=False): return Mean(axis, keepdims)(self)
+    def max(self, axis=None, keepdims=False): return Max(axis, keepdims)(self)
+    def exp(self): return Exp()(self)
+    def log(self): return Log()(self)
+
+    def reshape(self, *shape):
+        return Reshape(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)(self)
+
+    def transpose(self, *axes):
+        return Transpose(axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes)(self)
+
+    T = property(transpose)
+
+
+class Function:
+    """A differentiable operation; an instance is one node of the graph: `MatMul()(a, b)`.
+
+    Options go to the constructor. `forward(self, *arrays)` returns an array and keeps on self what backward needs;
+    `backward(self, grad)` returns one gradient per input, or their only one. A gradient may have the broadcast shape: the
+    engine sums it down. It may be a thunk `f(out=None)` that closes over arrays (not over self, which is freed): the
+    engine calls it at once, or defers it. `self.inputs[i] is None` tells that input i needs no gradient.
+    """
+
+    inputs = None
+
+    def forward(self, *arrays):
+        raise NotImplementedError
+
+    def backward(self, grad):
+        raise NotImplementedError
+
+    def __call__(self, *inputs) -> Tensor:
+        arrays, inputs, dtype, tracked = [], list(inputs), None, False
+        for i, x in enumerate(inputs):
+            if isinstance(x, Tensor):
+                if dtype is not None and x.data.dtype != dtype:
+                    raise ValueError(f"{type(self).__name__} of {dtype} and {x.dtype}; use .astype on one of them")
+                dtype = x.data.dtype
+                arrays.append(x.data)
+                if x.requires_grad:
+                    tracked = True
+                else:
+                    inputs[i] = None
+            else:
+                arrays.append(x)
+                inputs[i] = None
+        if None in inputs:
+            arrays = [_constant(x, dtype) for x in arrays]
+        out = Tensor.__new__(Tensor)
+        out.data = as_array(self.forward(*arrays))
+        if tracked and _recording.on:
+            out.requires_grad = True
+            out.creator = self
+            self.inputs = inputs
+            self.order = next(_clock)
+        return out
+
+
+def _constant(x, dtype):
+    """Let a Python number take the dtype of the tensors beside it; an array must have that dtype already."""
+    if isinstance(x, float | int):
+        return float(x) if isinstance(x, np.floating) else x
+    if (x := as_array(x)).dtype != dtype:
+        raise ValueError(f"a {dtype} tensor meets a {x.dtype} array; use .astype on one of them")
+    return x
+
+
+def propagate(root: Tensor, grad, remaining: dict):
+    """Yield (leaf, contribution) for every edge into a leaf below root: an array, a thunk, or None for nothing.
+
+    `remaining` is filled beforehand with the number of contributions that each leaf will get. Iterative, so that depth
+    is bounded by memory only; a function is released as soon as it has been passed.
+    """
+    if not root.requires_grad:
+        raise ValueError("this tensor does not depend on anything that requires a gradient")
+    if grad is None and root.size != 1:
+        raise ValueError(f"backward needs grad= of shape {root.shape}: only one element may default to 1")
+    grad = root.xp.ones_like(root.data) if grad is None else as_array(grad)
+    if grad.shape != root.shape or grad.dtype != root.dtype:
+        raise ValueError(
+            f"grad is {grad.dtype}{list(grad.shape)}, the tensor is {root.dtype}{list(root.shape)}"
+        )
+    if root.creator is None:
+        remaining[root] = 1
+        yield root, grad
+        return
+    functions = _functions_below(root, remaining)
+    pending = {root.creator: grad}
+    while functions:
+        function = functions.pop()
+        grad = pending.pop(function, None)
+        gradients = function.backward(grad) if grad is not None else (None,) * len(function.inputs)
+        inputs = function.inputs
+        function.__dict__.clear()
+        if type(gradients) is not tuple:
+            gradients = (gradients,)
+        for x, dx in zip(inputs, gradients, strict=True):
+            if x is None:
+                continue
+            creator = x.creator
+            if creator is None:
+                yield x, dx
+            elif dx is not None:
+                dx = unbroadcast(dx() if callable(dx) else dx, x.data.shape)
+                earlier = pending.get(creator)
+                pending[creator] = dx if earlier is None else earlier + dx
+
+
+def _functions_below(root: Tensor, remaining: dict) -> list[Function]:
+    """Return the functions that root depends on, earliest first; count the edges into each leaf."""
+    seen, stack = {root.creator}, [root.creator]
+    while stack:
+        function = stack.pop()
+        if function.inputs is None:
+            raise ValueError(
+                "backward has already passed here and freed the graph; add losses up and call backward once, "
+                "or run the forward pass again"
+            )
+        for x in function.inputs:
+            if x is None:
+                continue
+            creator = x.creator
+            if creator is None:
+                remaining[x] = remaining.get(x, 0) + 1
+            elif creator not in seen:
+                seen.add(creator)
+                stack.append(creator)
+    return sorted(seen, key=attrgetter("order"))
+
+
+def _deliver(remaining: dict, leaf: Tensor, contribution) -> None:
+    if contribution is not None:
+        leaf.accumulate(contribution)
+    remaining[leaf] -= 1
+    if remaining[leaf] == 0:
+        for hook in leaf.hooks:
+            hook(leaf)
+
+
+def unbroadcast(grad, shape):
+    """Sum a gradient over the axes along which its input was repeated: the adjoint of broadcasting."""
+    if grad.shape == shape:
+        return grad
+    grad = grad.sum(axis=tuple(range(grad.ndim - len(shape))))
+    axes = tuple(i for i, n in enumerate(shape) if n == 1 and grad.shape[i] != 1)
+    return grad.sum(axis=axes, keepdims=True) if axes else grad
+
+
+class Add(Function):
+    """Y = A + B  =>  dA = dY, dB = dY."""
+
+    def forward(self, a, b):
+        return a + b
+
+    def backward(self, grad):
+        return grad, grad
+
+
+class Subtract(Function):
+    """Y = A - B  =>  dA = dY, dB = -dY."""
+
+    def forward(self, a, b):
+        return a - b
+
+    def backward(self, grad):
+        return grad, -grad
+
+
+class Multiply(Function):
+    """Y = A B, elementwise  =>  dA = dY B, dB = dY A."""
+
+    def forward(self, a, b):
+        self.a, self.b = a, b
+        return a * b
+
+    def backward(self, grad):
+        da = None if self.inputs[0] is None else grad * self.b
+        return da, None if self.inputs[1] is None else grad * self.a
+
+
+class Divide(Function):
+    """Y = A / B, elementwise  =>  dA = dY / B, dB = -dY Y / B."""
+
+    def forward(self, a, b):
+        self.b, self.y = b, a / b
+        return self.y
+
+    def backward(self, grad):
+        da = grad / self.b
+        return da, None if self.inputs[1] is None else -da * self.y
+
+
+class Power(Function):
+    """Y = A ** n for a number n  =>  dA = n A ** (n - 1) dY."""
+
+    def __init__(self, exponent):
+        if not isinstance(exponent, int | float):
+            raise ValueError("the exponent must be a number; write exp(log(a) * b) for a tensor")
+        self.exponent = exponent
+
+    def forward(self, a):
+        self.a = a
+        return a * a if self.exponent == 2 else a**self.exponent
+
+    def backward(self, grad):
+        n = self.exponent
+        return grad * (2 * self.a if n == 2 else n * self.a ** (n - 1) if n else 0 * self.a)
+
+
+class MatMul(Function):
+    """Y = A B  =>  dA = dY B^T, dB = A^T dY  (last two axes; batch axes broadcast)."""
+
+    def forward(self, a, b):
+        if min(a.ndim, b.ndim) < 2 or a.shape[-1] != b.shape[-2]:
+            raise ValueError(
+                f"cannot multiply {list(a.shape)} by {list(b.shape)}: both need two axes or more, and the "
+                "columns of the first must be the rows of the second; use reshape or transpose"
+            )
+        self.a, self.b = a, b
+        return matmul(a, b)
+
+    def backward(self, grad):
+        a, b = self.a, self.b
+        da = None if self.inputs[0] is None else matmul(grad, b.swapaxes(-1, -2))
+        return da, None if self.inputs[1] is None else matmul(a.swapaxes(-1, -2), grad)
+
+
+class Reduction(Function):
+    """Axes are None (all), an int, or a tuple of ints; `keepdims` leaves them with length 1."""
+
+    def __init__(self, axis=None, keepdims=False):
+        self.axis, self.keepdims = axis, keepdims
+
+    def keep_axes(self, y):
+        """Give a reduced array its reduced axes back, with length 1."""
+        if self.keepdims or self.axis is None:
+            return y.reshape([1] * len(self.shape)) if self.axis is None else y
+        axes = self.axis if isinstance(self.axis, tuple) else (self.axis,)
+        kept = list(self.shape)
+        for axis in axes:
+            kept[axis] = 1
+        return y.reshape(kept)
+
+
+class Sum(Reduction):
+    """Y = sum of A over axes  =>  dA = dY, repeated over them."""
+
+    def forward(self, a):
+        self.shape = a.shape
+        return a.sum(axis=self.axis, keepdims=self.keepdims)
+
+    def backward(self, grad):
+        return array_module(grad).broadcast_to(self.keep_axes(grad), self.shape)
+
+
+class Mean(Reduction):
+    """Y = mean of A over axes, n elements each  =>  dA = dY / n, repeated over them."""
+
+    def forward(self, a):
+        self.shape = a.shape
+        y = as_array(a.mean(axis=self.axis, keepdims=self.keepdims))
+        self.n = a.size // y.size if y.size else 1
+        return y
+
+    def backward(self, grad):
+        return array_module(grad).broadcast_to(self.keep_axes(grad) / self.n, self.shape)
+
+
+class Max(Reduction):
+    """Y = max of A over axes  =>  dA = dY where A is the maximum, shared equally among ties."""
+
+    def forward(self, a):
+        self.shape, self.a = a.shape, a
+        self.y = as_array(a.max(axis=self.axis, keepdims=self.keepdims))
+        return self.y
+
+    def backward(self, grad):
+        chosen = (self.a == self.keep_axes(self.y)).astype(grad.dtype)
+        return self.keep_axes(grad) * (chosen / chosen.sum(axis=self.axis, keepdims=True))
+
+
+class Exp(Function):
+    """Y = exp A  =>  dA = dY Y."""
+
+    def forward(self, a):
+        self.y = array_module(a).exp(a)
+        return self.y
+
+    def backward(self, grad):
+        return grad * self.y
+
+
+class Log(Function):
+    """Y = log A  =>  dA = dY / A."""
+
+    def forward(self, a):
+        self.a = a
+        return array_module(a).log(a)
+
+    def backward(self, grad):
+        return grad / self.a
+
+
+class Reshape(Function):
+    """The same elements in row-major order in another shape, both ways."""
+
+    def __init__(self, shape):
+        self.new_shape = shape
+
+    def forward(self, a):
+        self.shape = a.shape
+        return a.reshape(self.new_shape)
+
+    def backward(self, grad):
+        return grad.reshape(self.shape)
+
+
+class Transpose(Function):
+    """Y = A with its axes permuted (default: reversed)  =>  dA = dY with the inverse permutation."""
+
+    def __init__(self, axes=None):
+        self.axes = tuple(axes) if axes else None
+
+    def forward(self, a):
+        return a.transpose(self.axes)
+
+    def backward(self, grad):
+        return grad.transpose(None if self.axes is None else np.argsort(self.axes).tolist())
+
+
+class GetItem(Function):
+    """Y = A[index], NumPy's basic or advanced indexing  =>  dA = 0, plus dY added at index (repeats add up)."""
+
+    def __init__(self, index):
+        self.index = index
+
+    def forward(self, a):
+        self.shape = a.shape
+        return a[self.index]
+
+    def backward(self, grad):
+        xp = array_module(grad)
+        da = xp.zeros(self.shape, grad.dtype)
+        parts = self.index if isinstance(self.index, tuple) else (self.index,)
+        if all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in parts):
+            da[self.index] = grad  # basic indexing names every element at most once
+        else:
+            xp.add.at(da, self.index, grad)
+        return da
+
+
+class Concatenate(Function):
+    """Y = the inputs one after the other along an axis  =>  each gets its piece of dY."""
+
+    def __init__(self, axis=0):
+        self.axis = axis
+
+    def forward(self, *arrays):
+        self.ends = np.cumsum([a.shape[self.axis] for a in arrays])[:-1].tolist()
+        return array_module(*arrays).concatenate(arrays, axis=self.axis)
+
+    def backward(self, grad):
+        return tuple(array_module(grad).split(grad, self.ends, axis=self.axis))

@@ -1,0 +1,113 @@
+"""Arrays on the host (NumPy) or on a GPU (CuPy): one source for both.
+
+Inside a function, `xp = array_module(x)` gives the module that the data lives in; there is no switch to set, and
+arrays of both kinds can coexist in one process. This file and `comm/nccl_transport.py` alone import CuPy.
+"""
+
+import ctypes
+import importlib.util
+import math
+import sys
+
+import numpy as np
+
+DEVICES = ("cpu", "gpu")
+
+
+def array_module(*arrays):
+    """Return numpy, or cupy when any argument lives on a GPU (impossible before cupy is imported)."""
+    cupy = sys.modules.get("cupy")
+    return cupy.get_array_module(*arrays) if cupy else np
+
+
+def as_array(x):
+    """Return x itself if it is a NumPy or CuPy array, else `np.asarray(x)`."""
+    return x if isinstance(x, np.ndarray) or array_module(x) is not np else np.asarray(x)
+
+
+def to_host(x) -> np.ndarray:
+    """Return x as a NumPy array; a copy only if x lives on a GPU."""
+    return x if isinstance(x, np.ndarray) else array_module(x).asnumpy(x) if on_gpu(x) else np.asarray(x)
+
+
+def to_device(x, device: str):
+    """Return x as an array on `device`, "cpu" or "gpu"; a copy only if it has to move."""
+    check_device(device)
+    if device == "cpu":
+        return to_host(x)
+    import cupy
+
+    return cupy.asarray(x)
+
+
+def on_gpu(x) -> bool:
+    return array_module(x) is not np
+
+
+def why_no_gpu() -> str | None:
+    """Return None where CuPy finds a GPU, else the reason and the remedy in one sentence."""
+    if importlib.util.find_spec("cupy") is None:
+        return "CuPy is not installed: pip install 'minidist[gpu]'"
+    import cupy
+
+    if not cupy.is_available():
+        return "CuPy is installed but finds no usable GPU: check the driver with nvidia-smi"
+    return None
+
+
+def check_device(device: str) -> None:
+    """Raise ValueError unless `device` is "cpu", or "gpu" where there is one."""
+    if device not in DEVICES:
+        raise ValueError(f"unknown device {device!r}; choose one of {', '.join(DEVICES)}")
+    if device == "gpu" and (reason := why_no_gpu()):
+        raise ValueError(f"device 'gpu' is not available here. {reason}, or use device 'cpu'")
+
+
+def empty(shape, dtype) -> np.ndarray:
+    """Return an uninitialised host array on a 64-byte boundary (NumPy's own is 16): one cache line, one SIMD register."""
+    dtype = np.dtype(dtype)
+    nbytes = math.prod(np.atleast_1d(shape).tolist()) * dtype.itemsize
+    raw = np.empty(nbytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def widen(x):
+    """Return float16 as float32, anything else as it is: half precision is a storage format, sums need more."""
+    return x.astype(np.float32) if x.dtype == np.float16 else x
+
+
+def matmul(a, b, out=None):
+    """a @ b. Half precision is multiplied in float32 and rounded once, as GPUs do; NumPy has no BLAS for it."""
+    if a.dtype != np.float16 or on_gpu(a):
+        return array_module(a).matmul(a, b, out=out)
+    product = np.matmul(widen(a), widen(b)).astype(np.float16)
+    return product if out is None else _fill(out, product)
+
+
+def _fill(out, value):
+    out[...] = value
+    return out
+
+
+def erf(x):
+    """The error function, element by element. On the host through `math.erf`: exact, about 0.1 us per element."""
+    if on_gpu(x):
+        from cupyx.scipy.special import erf as gpu_erf
+
+        return gpu_erf(x)
+    return np.frompyfunc(math.erf, 1, 1)(x).astype(x.dtype)
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep freed blocks for reuse instead of returning them to the kernel.
+
+    A tape allocates and frees the same megabytes every step; by default glibc hands blocks above 128 KiB back and every
+    page faults in again. Where there is no glibc nothing happens; results are the same either way.
+    """
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            m_trim_threshold, m_mmap_threshold = -1, -3
+            mallopt(m_mmap_threshold, 1 << 30)
+            mallopt(m_trim_threshold, 1 << 30)

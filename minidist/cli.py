@@ -1,0 +1,154 @@
+"""The command line: parse, call, print."""
+
+import argparse
+import json
+import os
+import sys
+import time
+
+from minidist import __version__
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; return the exit status: 0, 1 for a failed verification, 2 for wrong input, 130 for Ctrl-C."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.command is None:
+        parser.print_help()
+        return 2
+    try:
+        return given.command(given)
+    except ValueError as error:
+        print(f"minidist: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nminidist: interrupted; all ranks have stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone: `minidist verify | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+    return int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    formatter = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="minidist", description="Distributed deep learning from scratch, proved equal to one device."
+    )
+    parser.set_defaults(command=None)
+    parser.add_argument("--version", action="version", version=f"minidist {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    train = commands.add_parser(
+        "train",
+        formatter_class=formatter,
+        help="train a character Transformer on several ranks, then certify its gradients",
+        description="Train a small character Transformer on real text with several worker processes that average "
+        "their gradients; then show that on the trained weights they equal one device's.",
+    )
+    train.set_defaults(command=_train)
+    train.add_argument("--ranks", type=_positive, default=4, help="worker processes")
+    train.add_argument("--text", metavar="FILE", help="a UTF-8 file to learn; None: the help topics of Python")
+    train.add_argument("--steps", type=_positive, default=400, help="updates of the weights")
+    train.add_argument("--batch", type=_positive, default=32, help="windows per update, over all ranks")
+    train.add_argument("--context", type=_positive, default=64, help="characters per window")
+    train.add_argument("--width", type=_positive, default=64, help="model width, a multiple of --heads")
+    train.add_argument("--heads", type=_positive, default=4, help="attention heads")
+    train.add_argument("--depth", type=_positive, default=2, help="blocks")
+    train.add_argument("--lr", type=float, default=3e-3, help="highest learning rate")
+    train.add_argument("--dropout", type=float, default=0.0, help="rate")
+    train.add_argument("--tied", action="store_true", help="let the output share the embedding's weights")
+    train.add_argument("--seed", type=int, default=0, help="of weights, order of examples, and sample")
+    train.add_argument("--sample", type=int, default=300, metavar="N", help="characters to sample at the end")
+    train.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after so long")
+    _common(train)
+
+    verify = commands.add_parser(
+        "verify",
+        formatter_class=formatter,
+        help="compare every strategy's gradients and bytes with one device's and with the formulas",
+        description="Run strategies on real ranks in float64 and compare every parameter's gradient with one "
+        "device's, and the bytes moved with their closed form. Exit status 1 if any differs.",
+    )
+    verify.set_defaults(command=_verify)
+    verify.add_argument("--strategy", action="append", metavar="NAME", help="only this one; may be repeated")
+    verify.add_argument("--json", action="store_true", help="print a list of rows as JSON")
+    _common(verify, device=False)
+
+    bench = commands.add_parser(
+        "bench",
+        formatter_class=formatter,
+        help="measure a training step against PyTorch",
+        description="Time training steps on one BLAS thread, in float32, interleaved with PyTorch eager where that is "
+        "installed (pip install 'minidist[bench]'); medians of the rounds.",
+    )
+    bench.set_defaults(command=_bench)
+    bench.add_argument("--rounds", type=_positive, default=15, help="interleaved repeats")
+    bench.add_argument("--json", action="store_true", help="print a list of rows as JSON")
+    return parser
+
+
+def _common(parser: argparse.ArgumentParser, device: bool = True) -> None:
+    parser.add_argument("--transport", choices=("process", "thread"), default="process", help="what a rank is")
+    if device:
+        parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where the arrays live")
+
+
+def _train(given) -> int:
+    from minidist.comm import run
+    from minidist.datasets import text
+    from minidist.train import Settings, certify, sample, train
+
+    corpus = text(given.text, given.context)
+    settings = Settings(**{name: getattr(given, name) for name in Settings.__dataclass_fields__})
+    model = settings.model(corpus.vocab)
+    bigram = corpus.bigram_entropy()
+    size = sum(p.size for p in model.parameters())
+    print(f"{corpus.source}: {len(corpus.tokens):,} characters, {corpus.vocab} different; {size:,} parameters")
+    print(f"{given.ranks} ranks, each with its part of every batch of {given.batch} windows", flush=True)
+    begin = time.perf_counter()
+    losses, state = run(
+        train, given.ranks, corpus, settings, transport=given.transport, timeout=given.timeout, device=given.device
+    )[0]
+    last = losses[-20:]
+    mean, seconds = sum(last) / len(last), time.perf_counter() - begin
+    print(f"{settings.steps} steps in {seconds:.0f} s; loss {losses[0]:.2f} -> {mean:.3f} nats per character")
+    print(f"bigram entropy of the text: {bigram:.3f}; the model is {'below' if mean < bigram else 'not below'} it")
+    model.load_state(state)
+    if given.sample > 0:
+        print(f"\n{sample(model, corpus, corpus.decode(corpus.tokens[:1]), given.sample, given.seed)}\n")
+    row = certify(model, corpus, given.ranks, given.transport)
+    print(f"certificate: {'ok' if row['ok'] else 'FAILED'}. {given.ranks} ranks against one device, float64, every parameter:")
+    print(f"  largest gradient difference {row['difference']:.1e}; {row['detail']} of a bound of 1e-09")
+    return 0 if row["ok"] else 1
+
+
+def _verify(given) -> int:
+    from minidist.tools import equivalence
+
+    rows = []
+    for row in equivalence.verify(given.strategy, transport=given.transport):
+        rows.append(row)
+        if not given.json:
+            mark = "ok  " if row["ok"] else "FAIL"
+            print(
+                f"{mark} {row['strategy']:<10} {row['ranks']} ranks  {row['case']:<24} {row['promise']:<6} "
+                f"{row['bytes']:>9,} bytes (formula {row['bytes_formula']:,})  {row['detail']}",
+                flush=True,
+            )
+    if given.json:
+        print(json.dumps(rows, indent=2))
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+def _bench(given) -> int:
+    from minidist.tools import bench
+
+    rows = bench.measure(given.rounds)
+    print(json.dumps(rows, indent=2) if given.json else bench.table(rows))
+    return 0

@@ -1,0 +1,46 @@
+"""Mesh: ranks arranged along named axes, each axis a Group."""
+
+import math
+
+from minidist.comm.group import Group
+
+
+class Mesh:
+    """Arrange a group's ranks in a grid: `Mesh(group, dp=2, pp=2, tp=2)`; the last axis varies fastest.
+
+    With sizes (dp, pp, tp):  rank = (d * pp + p) * tp + t.   `mesh.tp` is the Group of the ranks that differ from this
+    one in t only; its ranks are numbered by t. Every rank of the group makes the same mesh.
+    """
+
+    def __init__(self, group: Group, **axes: int):
+        if any(size < 1 for size in axes.values()) or math.prod(axes.values()) != group.size:
+            product = " x ".join(f"{name}={size}" for name, size in axes.items()) or "no axis"
+            raise ValueError(f"{product} does not make {group.size} ranks; the sizes must multiply to {group.size}")
+        self.group, self.axes = group, axes
+        self.coordinates = self.coordinates_of(group.rank)
+        for name in axes:
+            others = [n for n in axes if n != name]
+            color = 0
+            for other in others:
+                color = color * axes[other] + self.coordinates[other]
+            setattr(self, name, group.split(color, key=self.coordinates[name]))
+
+    def coordinates_of(self, rank: int) -> dict[str, int]:
+        """Return {axis: coordinate} of a rank of the group."""
+        coordinates = {}
+        for name, size in reversed(self.axes.items()):
+            rank, coordinates[name] = divmod(rank, size)
+        return {name: coordinates[name] for name in self.axes}
+
+    def rank_of(self, **coordinates: int) -> int:
+        """Return the group's rank at these coordinates; an axis that is not named keeps this rank's own."""
+        rank = 0
+        for name, size in self.axes.items():
+            c = coordinates.get(name, self.coordinates[name])
+            if not 0 <= c < size:
+                raise ValueError(f"{name}={c} is outside the axis of size {size}")
+            rank = rank * size + c
+        return rank
+
+    def __repr__(self):
+        return f"Mesh({', '.join(f'{name}={size}' for name, size in self.axes.items())}, at {self.coordinates})"

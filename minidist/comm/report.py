@@ -1,0 +1,61 @@
+"""What a rank does with a piece of work, and what it reports back."""
+
+import os
+import pickle
+import sys
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+from minidist.comm.mailbox import Endpoint, Stopped
+
+
+@dataclass
+class Report:
+    """How a run ended on one rank: with a result, with an exception, or (`exitcode`) with its process.
+
+    unreceived  {(source, to, tag): messages sent minus received, as this rank counts them}
+    """
+
+    result: Any = None
+    error: BaseException | None = None
+    traceback: str = ""
+    exitcode: int | None = None
+    unreceived: dict = field(default_factory=dict)
+
+    failed = property(lambda self: bool(self.traceback))
+    died = property(lambda self: self.exitcode is not None)
+
+
+def execute(endpoint: Endpoint, run: int, payload: bytes, loads) -> Report | None:
+    """Unpack (worker, args) and call worker(group, *args); None if the run was stopped meanwhile."""
+    try:
+        group = endpoint.begin(run)
+        worker, args = loads(payload)
+        result = worker(group, *args)
+        return Report(result, unreceived=dict(endpoint.unreceived))
+    except Stopped:
+        return None
+    except BaseException as error:
+        return Report(error=error, traceback=traceback.format_exc())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def pack(report: Report, dumps) -> bytes:
+    """Serialise a report; if its result or exception cannot be, say so in its stead."""
+    try:
+        if report.error is not None:
+            pickle.loads(dumps(report.error))
+        return dumps(report)
+    except Exception:
+        if report.error is not None:
+            return dumps(Report(traceback=report.traceback))
+        return dumps(Report(traceback=f"the result of the worker cannot be sent back:\n{traceback.format_exc()}"))
+
+
+def fair_share_of_cores(size: int) -> int:
+    """Return how many BLAS threads each of `size` ranks on this machine may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // size)

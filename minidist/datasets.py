@@ -1,0 +1,151 @@
+"""Real input, and how it is shuffled and dealt to ranks and micro-batches.
+
+    the text    the help text inside every CPython, or a file: windows of T characters, each predicts the next one
+    the digits  1797 grey images of 8 x 8 pixels (data/digits.txt: source, citation, licence)
+
+A batch is a set of global example indices. Every rank deals the same shuffled order and keeps its own cards.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+from minidist.rng import generator
+
+
+@dataclass(frozen=True)
+class Text:
+    """Characters as integers: tokens[n], each an index into `characters`, which are sorted."""
+
+    tokens: np.ndarray
+    characters: str
+    source: str
+
+    @property
+    def vocab(self) -> int:
+        return len(self.characters)
+
+    def encode(self, string: str) -> np.ndarray:
+        if unknown := sorted(set(string) - set(self.characters)):
+            raise ValueError(f"the character {unknown[0]!r} does not occur in {self.source}")
+        return np.array([self.characters.index(c) for c in string], np.int64)
+
+    def decode(self, tokens) -> str:
+        return "".join(self.characters[t] for t in tokens)
+
+    def windows(self, context: int) -> tuple[np.ndarray, np.ndarray]:
+        """Cut the text into inputs[n, T] and targets[n, T], the inputs moved on by one character; the rest is left."""
+        n = (len(self.tokens) - 1) // context
+        cut = self.tokens[: n * context + 1]
+        return cut[:-1].reshape(n, context), cut[1:].reshape(n, context)
+
+    def bigram_entropy(self) -> float:
+        """Return the entropy of a character given the one before it, in nats, from this text's own counts.
+
+        No model that sees one character at a time can have a lower loss on this text.
+        """
+        pairs = np.zeros((self.vocab, self.vocab))
+        np.add.at(pairs, (self.tokens[:-1], self.tokens[1:]), 1)
+        firsts = pairs.sum(axis=1, keepdims=True)
+        seen = pairs > 0
+        return float(-(pairs[seen] * np.log((pairs / np.maximum(firsts, 1))[seen])).sum() / pairs.sum())
+
+
+def text(path: str | Path | None = None, context: int = 1) -> Text:
+    """Return the text of a UTF-8 file, or by default the help topics inside CPython.
+
+    context  characters of one window; a text that has not that many and one more is a ValueError
+    """
+    if path is None:
+        from pydoc_data.topics import topics
+
+        string, source = "\n".join(topics[name] for name in sorted(topics)), "the help topics of Python"
+    else:
+        source = str(path)
+        try:
+            string = Path(path).read_bytes().decode("utf-8")
+        except OSError as error:
+            raise ValueError(f"cannot read the text {source}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{source} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+        if "\0" in string:
+            raise ValueError(f"{source} is not text: it holds a zero byte at character {string.index(chr(0))}")
+        string = string.removeprefix("\ufeff").replace("\r\n", "\n")
+    if len(string) <= context:
+        raise ValueError(
+            f"{source} has {len(string)} characters; a context of {context} needs {context + 1} or more"
+        )
+    codes, tokens = np.unique(np.array([string]).view(np.uint32), return_inverse=True)
+    return Text(tokens.reshape(-1).astype(np.int64), "".join(map(chr, codes)), source)
+
+
+def digits(dtype="float32") -> tuple[np.ndarray, np.ndarray]:
+    """Return images[1797, 64] with values from 0 to 1, and labels[1797] from 0 to 9."""
+    with resources.files("minidist").joinpath("data/digits.npz").open("rb") as file:
+        stored = np.load(file)
+        images, labels = stored["images"], stored["labels"]
+    return (images.reshape(-1, 64) / 16).astype(dtype), labels.astype(np.int64)
+
+
+def shard(examples: np.ndarray, rank: int, size: int) -> np.ndarray:
+    """Return rank's part of the examples: neighbours, sizes that differ by at most one, larger first, perhaps empty."""
+    return np.array_split(examples, size)[rank]
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's part of one batch.
+
+    micro_batches  global example indices, one array each, perhaps empty
+    total          number of examples in the whole batch, over all ranks and micro-batches
+    """
+
+    micro_batches: list[np.ndarray]
+    total: int
+
+    @property
+    def examples(self) -> np.ndarray:
+        return np.concatenate(self.micro_batches)
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Deal `examples` indices in batches of `batch`; the last one of an epoch has what is left.
+
+    Each epoch is a permutation drawn from (seed, epoch), so over all ranks and micro-batches every example comes exactly
+    once per epoch, whatever `size` and `micro_batches` are.
+    """
+
+    examples: int
+    batch: int
+    seed: int = 0
+    rank: int = 0
+    size: int = 1
+    micro_batches: int = 1
+
+    def __post_init__(self):
+        if min(self.examples, self.batch, self.size, self.micro_batches) < 1:
+            raise ValueError(f"{self}: examples, batch, size and micro_batches must be 1 or more")
+        if not 0 <= self.rank < self.size:
+            raise ValueError(f"rank {self.rank} is no rank of {self.size}; use 0 to {self.size - 1}")
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch."""
+        return -(-self.examples // self.batch)
+
+    def epoch(self, number: int) -> Iterator[Share]:
+        order = generator(self.seed, f"epoch {number}").permutation(self.examples)
+        for start in range(0, self.examples, self.batch):
+            batch = order[start : start + self.batch]
+            mine = shard(batch, self.rank, self.size)
+            yield Share([shard(mine, m, self.micro_batches) for m in range(self.micro_batches)], len(batch))
+
+    def __iter__(self) -> Iterator[Share]:
+        """Yield shares without end, epoch after epoch."""
+        number = 0
+        while True:
+            yield from self.epoch(number)
+            number += 1

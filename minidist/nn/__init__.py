@@ -1,0 +1,35 @@
+"""The single-device models. They know no ranks.
+
+A module maps a tensor, and a `Randomness` if it drops out, to a tensor. `model.layers` are the modules whose composition
+the model is: what a pipeline cuts between. Read `module.py`, `flat_parameters.py`, then the layers, then `mlp.py` and
+`transformer.py`.
+"""
+
+from minidist.nn.attention import CausalSelfAttention
+from minidist.nn.dropout import Dropout
+from minidist.nn.embedding import Embedding
+from minidist.nn.flat_parameters import FlatParameters, FlatSlice
+from minidist.nn.layer_norm import LayerNorm
+from minidist.nn.linear import Linear
+from minidist.nn.loss import cross_entropy, squared_error
+from minidist.nn.mlp import MLP
+from minidist.nn.module import Module, Parameter, Sequential
+from minidist.nn.transformer import Block, Transformer
+
+__all__ = [
+    "MLP",
+    "Block",
+    "CausalSelfAttention",
+    "Dropout",
+    "Embedding",
+    "FlatParameters",
+    "FlatSlice",
+    "LayerNorm",
+    "Linear",
+    "Module",
+    "Parameter",
+    "Sequential",
+    "Transformer",
+    "cross_entropy",
+    "squared_error",
+]

@@ -1,0 +1,27 @@
+"""Dropout (Srivastava et al. 2014) that drops the same elements however the batch or the layer is split."""
+
+from minidist.autograd import functions
+from minidist.autograd.tensor import is_recording
+from minidist.nn.module import Module
+
+
+class Dropout(Module):
+    """Y = X keep / (1 - rate); under `no_grad` without randomness, Y = X.
+
+    Training without randomness is an error, not a silent absence of dropout.
+    """
+
+    def __init__(self, rate: float, *, name="dropout"):
+        if not 0 <= rate < 1:
+            raise ValueError(f"a dropout rate lies in [0, 1), not {rate}")
+        self.rate, self.name = rate, name
+
+    def forward(self, x, randomness=None):
+        if self.rate == 0 or (randomness is None and not is_recording()):
+            return x
+        if randomness is None:
+            raise ValueError(
+                f"{self.name} drops out at {self.rate}: call model(x, Randomness(seed, step, examples)) to train, "
+                "or wrap the call in no_grad() to evaluate"
+            )
+        return functions.dropout(x, self.rate, self.name, randomness)

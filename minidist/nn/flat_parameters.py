@@ -1,0 +1,118 @@
+"""The parameters of a layer as views of one flat vector, and their gradients as views of another.
+
+    vector    | weight[4, 2]             | bias[2] |        an optimizer is one rule over it,
+    gradient  | dweight                  | dbias   |        a bucket or a ZeRO shard is a slice of it
+
+Contiguous, in the order of the parameters; a tied parameter has one entry; a frozen one has none.
+"""
+
+from dataclasses import dataclass
+
+from minidist.autograd import Tensor
+from minidist.backend import array_module, to_device
+from minidist.backend import empty as host_empty
+
+
+class Parameter(Tensor):
+    """A leaf with a global name, which needs a gradient; `home` is the FlatParameters that its data lies in, or None."""
+
+    home = None
+
+    def __init__(self, data, name: str):
+        super().__init__(data, requires_grad=True, name=name)
+
+    def __getstate__(self):
+        """Pickle the data once, in the home's vector. A copy has no gradient, no hooks and no graph."""
+        kept = {"requires_grad", "name", "home"} if self.home is not None else {"requires_grad", "name", "data"}
+        return {key: value for key, value in vars(self).items() if key in kept}
+
+
+class FlatParameters:
+    """Move `parameters` into one vector, allocated by `empty(shape, dtype)`, and let them be views of it.
+
+    vector, gradient  1-D arrays of `size` elements
+    offsets           where each parameter begins in them
+    """
+
+    def __init__(self, parameters: list[Parameter], empty=host_empty):
+        dtypes = {str(p.dtype) for p in parameters}
+        if len(dtypes) > 1:
+            raise ValueError(f"one flat vector holds one dtype, not {' and '.join(sorted(dtypes))}")
+        self.parameters = list(parameters)
+        self.shapes = [p.shape for p in parameters]
+        self.offsets, self.size = [], 0
+        for p in parameters:
+            self.offsets.append(self.size)
+            self.size += p.size
+        dtype = parameters[0].dtype if parameters else "float32"
+        self.vector, self.gradient = empty((self.size,), dtype), empty((self.size,), dtype)
+        for p, view in zip(self.parameters, self.views(self.vector), strict=True):
+            view[...] = p.data
+            p.home, p.grad = self, None
+        self.bind(self.vector, self.gradient)
+
+    def views(self, vector) -> list:
+        """Cut a vector of `size` elements into arrays of the parameters' shapes."""
+        stops = [*self.offsets[1:], self.size]
+        return [
+            vector[start:stop].reshape(shape)
+            for start, stop, shape in zip(self.offsets, stops, self.shapes, strict=True)
+        ]
+
+    def bind(self, vector, gradient=None) -> None:
+        """Let the parameters be views of another vector: other weights, or another device. Old arrays are not touched."""
+        gradient = self.gradient if gradient is None else gradient
+        self.vector, self.gradient = vector, gradient
+        for p, data, buffer in zip(self.parameters, self.views(vector), self.views(gradient), strict=True):
+            if p.home is self:
+                p.data, p.grad_buffer = data, buffer
+
+    def collect_gradients(self) -> None:
+        """Write every parameter's `.grad`, wherever it is, into `gradient`; None counts as zero."""
+        for p in self.parameters:
+            if p.home is self and p.grad is not p.grad_buffer:
+                p.grad_buffer[...] = 0 if p.grad is None else p.grad
+
+    def to(self, device: str) -> None:
+        """Move vector and gradient to "cpu" or "gpu"; gradients so far are kept."""
+        self.collect_gradients()
+        self.bind(to_device(self.vector, device), to_device(self.gradient, device))
+        for p in self.parameters:
+            p.grad = None if p.grad is None else p.grad_buffer
+
+    def __getstate__(self):
+        return {key: value for key, value in vars(self).items() if key != "gradient"}
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+        for p in self.parameters:
+            p.home = self
+        self.bind(self.vector, array_module(self.vector).zeros_like(self.vector))
+
+
+@dataclass(frozen=True)
+class FlatSlice:
+    """Elements start to stop of a FlatParameters, as the optimizer sees them."""
+
+    home: FlatParameters
+    start: int
+    stop: int
+
+    data = property(lambda self: self.home.vector[self.start : self.stop])
+    gradient = property(lambda self: self.home.gradient[self.start : self.stop])
+
+
+def flat_slices(parameters: list[Parameter]) -> list[FlatSlice]:
+    """Return the fewest slices that cover the parameters which need gradients, neighbours merged, each covered once."""
+    slices: list[FlatSlice] = []
+    for p in dict.fromkeys(parameters):
+        if not p.requires_grad:
+            continue
+        if getattr(p, "home", None) is None:
+            raise ValueError(f"parameter {p.name!r} lies in no flat vector; call flatten() on its module first")
+        start = p.home.offsets[p.home.parameters.index(p)]
+        stop = start + p.size
+        if slices and slices[-1].home is p.home and slices[-1].stop == start:
+            start = slices.pop().start
+        slices.append(FlatSlice(p.home, start, stop))
+    return slices

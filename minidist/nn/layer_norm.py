@@ -1,0 +1,16 @@
+"""Layer normalisation (Ba, Kiros, Hinton 2016)."""
+
+from minidist.autograd import functions
+from minidist.nn.module import Module, constant
+
+
+class LayerNorm(Module):
+    """Y[..., C] = (X - mean) / sqrt(var + eps) * gain[C] + bias[C], mean and variance over C."""
+
+    def __init__(self, width: int, eps=1e-5, *, name="norm", dtype="float32"):
+        self.eps = eps
+        self.gain = constant(f"{name}.gain", (width,), 1, dtype)
+        self.bias = constant(f"{name}.bias", (width,), 0, dtype)
+
+    def forward(self, x, randomness=None):
+        return functions.layer_norm(x, self.gain, self.bias, self.eps)

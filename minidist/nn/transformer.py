@@ -1,0 +1,61 @@
+"""A decoder-only Transformer with the norms before the sub-layers (Vaswani et al. 2017; Radford et al. 2019, section 2.3)."""
+
+from minidist.autograd import functions
+from minidist.nn.attention import CausalSelfAttention
+from minidist.nn.dropout import Dropout
+from minidist.nn.embedding import TokenAndPosition
+from minidist.nn.layer_norm import LayerNorm
+from minidist.nn.linear import Linear
+from minidist.nn.module import Module, Sequential
+
+
+class Block(Module):
+    """X[B, T, C] -> X + attention(norm(X)), then X + expand-gelu-contract(norm(X)), F = 4C; dropout on each branch."""
+
+    def __init__(self, width, heads, dropout=0.0, *, name="block", seed=0, dtype="float32"):
+        more = {"seed": seed, "dtype": dtype}
+        self.norm_1 = LayerNorm(width, name=f"{name}.norm_1", dtype=dtype)
+        self.attention = CausalSelfAttention(width, heads, name=f"{name}.attention", **more)
+        self.dropout_1 = Dropout(dropout, name=f"{name}.dropout_1")
+        self.norm_2 = LayerNorm(width, name=f"{name}.norm_2", dtype=dtype)
+        self.expand = Linear(width, 4 * width, activation="gelu", name=f"{name}.expand", **more)
+        self.contract = Linear(4 * width, width, name=f"{name}.contract", **more)
+        self.dropout_2 = Dropout(dropout, name=f"{name}.dropout_2")
+
+    def forward(self, x, randomness=None):
+        x = x + self.dropout_1(self.attention(self.norm_1(x)), randomness)
+        return x + self.dropout_2(self.contract(self.expand(self.norm_2(x))), randomness)
+
+
+class Head(Module):
+    """X[B, T, C] -> logits[B, T, V] = norm(X) W[C, V]; tied: W = E^T, the embedding E[V, C] itself (Press and Wolf 2017)."""
+
+    def __init__(self, width, vocab, tied_to=None, *, name="head", seed=0, dtype="float32"):
+        self.norm = LayerNorm(width, name=f"{name}.norm", dtype=dtype)
+        self.tied = tied_to is not None
+        if self.tied:
+            self.weight = tied_to
+        else:
+            self.linear = Linear(width, vocab, bias=False, name=f"{name}.linear", seed=seed, dtype=dtype)
+
+    def forward(self, x, randomness=None):
+        x = self.norm(x)
+        return functions.linear(x, self.weight, transposed=True) if self.tied else self.linear(x)
+
+
+class Transformer(Sequential):
+    """tokens[B, T] -> logits[B, T, V], T <= context.  Layers: embedding, `depth` blocks, head.
+
+    dropout  rate on the embedding and on both branches of each block; needs `model(tokens, randomness)` to train
+    tied     the head uses the token embedding as its weight: one parameter, whose gradient has two contributions
+    """
+
+    def __init__(
+        self, vocab, width, heads, depth, context, seed=0, dtype="float32", dropout=0.0, tied=False
+    ):
+        more = {"seed": seed, "dtype": dtype}
+        self.vocab, self.context = vocab, context
+        embedding = TokenAndPosition(vocab, width, context, dropout, name="embedding", **more)
+        blocks = [Block(width, heads, dropout, name=f"blocks.{i}", **more) for i in range(depth)]
+        head = Head(width, vocab, embedding.token.weight if tied else None, name="head", **more)
+        super().__init__([embedding, *blocks, head])

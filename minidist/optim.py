@@ -1,0 +1,133 @@
+"""Optimizers: one elementwise rule over flat vectors, piece by piece, so that each piece stays in the cache.
+
+A parameter that got no gradient counts as gradient zero: weight decay and momentum act on it. (That is what it means for
+a rank whose shard was empty; treating None and zero alike makes the update the same on any split.)
+"""
+
+import math
+
+import numpy as np
+
+from minidist.autograd import Tensor
+from minidist.backend import array_module, on_gpu
+from minidist.nn.flat_parameters import flat_slices
+
+PIECE = 1 << 15  # elements: parameter, gradient and two moments in float32 take 512 KiB of a core's second-level cache
+
+
+class Optimizer:
+    """Update `parameters` in place by a rule on 1-D arrays; state is kept per flat slice and made at the first step.
+
+    lr     learning rate; an attribute, so that a schedule may change it between steps
+    steps  number of updates done so far
+    """
+
+    state_arrays = 0
+
+    def __init__(self, parameters: list[Tensor], lr: float):
+        if not lr >= 0:
+            raise ValueError(f"a learning rate is not negative, got {lr}")
+        self.parameters = [p for p in parameters if p.requires_grad]
+        self.slices = flat_slices(self.parameters)
+        self.homes = [p.home for p in self.parameters]
+        self.lr, self.steps, self.state = lr, 0, None
+
+    def rule(self, p, g, *state) -> None:
+        """Update one piece p of the parameters and its state in place, given its gradient g."""
+        raise NotImplementedError
+
+    def step(self) -> None:
+        self.collect_gradients()
+        if self.state is None:
+            self.state = [[array_module(s.data).zeros_like(s.data) for _ in range(self.state_arrays)] for s in self.slices]
+        self.steps += 1
+        for s, state in zip(self.slices, self.state, strict=True):
+            data, gradient = s.data, s.gradient
+            piece = len(data) if on_gpu(data) else PIECE
+            for start in range(0, len(data), piece or 1):
+                cut = slice(start, start + piece)
+                self.rule(data[cut], gradient[cut], *[array[cut] for array in state])
+
+    def zero_grad(self) -> None:
+        for p in self.parameters:
+            p.grad = None
+
+    def collect_gradients(self) -> None:
+        """Write every parameter's gradient into its flat vector."""
+        if any(p.home is not home for p, home in zip(self.parameters, self.homes, strict=True)):
+            raise ValueError("the model was frozen, cast or flattened after its optimizer was made; make it afterwards")
+        for home in dict.fromkeys(self.homes):
+            home.collect_gradients()
+
+    def clip_global_norm(self, max_norm: float, sum_squares=None) -> float:
+        """Scale all gradients by min(1, max_norm / norm); return norm, the length of the whole gradient before.
+
+        sum_squares  for parameters spread over ranks: a function that takes this rank's sum of squares (a float) and
+                     returns the sum over all ranks, each parameter counted once
+        """
+        self.collect_gradients()
+        squares = sum(float((s.gradient.astype(np.float64) ** 2).sum()) for s in self.slices)
+        norm = math.sqrt(squares if sum_squares is None else float(sum_squares(squares)))
+        if norm > max_norm:
+            for s in self.slices:
+                s.gradient[...] *= max_norm / norm
+            for p in self.parameters:
+                p.grad = p.grad_buffer
+        return norm
+
+
+class SGD(Optimizer):
+    """g += wd p;  m = mu m + g;  p -= lr m.  (Heavy ball, Polyak 1964; without momentum m = g and nothing is kept.)"""
+
+    def __init__(self, parameters, lr, momentum=0.0, weight_decay=0.0):
+        super().__init__(parameters, lr)
+        self.momentum, self.weight_decay = momentum, weight_decay
+        self.state_arrays = 1 if momentum else 0
+
+    def rule(self, p, g, m=None):
+        if self.weight_decay:
+            g = g + self.weight_decay * p
+        if m is not None:
+            m *= self.momentum
+            m += g
+            g = m
+        p -= self.lr * g
+
+
+class Adam(Optimizer):
+    """m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  p -= lr m^ / (sqrt v^ + eps),  m^ = m / (1 - b1^t), v^ likewise.
+
+    Kingma and Ba 2015, algorithm 1. Weight decay, if any, is added to the gradient (L2).
+    """
+
+    state_arrays = 2
+
+    def __init__(self, parameters, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
+        super().__init__(parameters, lr)
+        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+
+    def rule(self, p, g, m, v):
+        self.moments(p, g + self.weight_decay * p if self.weight_decay else g, m, v)
+
+    def moments(self, p, g, m, v):
+        b1, b2 = self.betas
+        m *= b1
+        m += (1 - b1) * g
+        v *= b2
+        v += (1 - b2) * (g * g)
+        root = array_module(v).sqrt(v)
+        root *= 1 / math.sqrt(1 - b2**self.steps)
+        root += self.eps
+        p -= (self.lr / (1 - b1**self.steps)) * (m / root)
+
+
+class AdamW(Adam):
+    """Adam with decoupled decay: p -= lr wd p, beside the step (Loshchilov and Hutter 2019, algorithm 2)."""
+
+    def __init__(self, parameters, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+        super().__init__(parameters, lr, betas, eps, weight_decay)
+
+    def rule(self, p, g, m, v):
+        if self.weight_decay:
+            p *= 1 - self.lr * self.weight_decay
+        self.moments(p, g, m, v)

@@ -1,0 +1,1 @@
+"""Observers: nothing below imports them. Read `equivalence.py`."""

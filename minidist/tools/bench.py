@@ -1,0 +1,116 @@
+"""Measure training steps against PyTorch eager: one BLAS thread, float32, interleaved, medians of the rounds."""
+
+import gc
+import importlib.util
+import statistics
+import time
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from minidist import nn, optim
+from minidist.autograd import Tensor
+from minidist.backend import keep_freed_memory
+
+CHAIN = 1000
+
+
+def mlp_step():
+    """MLP 784-512-512-10, batch 128, SGD."""
+    random = np.random.default_rng(0)
+    images, labels = random.standard_normal((128, 784), np.float32), random.integers(0, 10, 128)
+    model = nn.MLP([784, 512, 512, 10])
+    optimizer = optim.SGD(model.parameters(), lr=1e-3)
+
+    def step():
+        nn.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def transformer_step():
+    """Vocabulary 96, width 128, 4 blocks, 4 heads, context 64, batch 16, AdamW."""
+    tokens = np.random.default_rng(0).integers(0, 96, (2, 16, 64))
+    model = nn.Transformer(96, 128, 4, 4, 64)
+    optimizer = optim.AdamW(model.parameters(), lr=1e-4)
+
+    def step():
+        nn.cross_entropy(model(tokens[0]), tokens[1]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def chain_step():
+    """A chain of 1,000 tiny operations on 4 numbers, forward and backward."""
+    x = Tensor(np.ones(4, np.float32), requires_grad=True)
+
+    def step():
+        y = x
+        for _ in range(CHAIN // 2):
+            y = y * 1.0001
+            y = y + x
+        y.sum().backward()
+        x.grad = None
+
+    return step
+
+
+STEPS = {"MLP step": mlp_step, "Transformer step": transformer_step, "1,000 tiny ops": chain_step}
+LIMITS = {"MLP step": 1.5, "Transformer step": 2.0, "1,000 tiny ops": 1.0}
+
+
+def measure(rounds: int = 15) -> list[dict]:
+    """Return a row per workload: name, minidist_ms, torch_ms and ratio (None without PyTorch), limit, note."""
+    keep_freed_memory()
+    has_torch = importlib.util.find_spec("torch") is not None
+    rows = []
+    with threadpool_limits(1):
+        for name, make in STEPS.items():
+            ours, theirs = make(), None
+            if has_torch:
+                from minidist.tools import bench_torch
+
+                theirs = bench_torch.STEPS[name]()
+            times = _interleave([step for step in (ours, theirs) if step], rounds)
+            mine, torch = times[0], times[1] if has_torch else None
+            rows.append({
+                "name": name,
+                "minidist_ms": 1e3 * statistics.median(mine),
+                "torch_ms": 1e3 * statistics.median(torch) if torch else None,
+                "ratio": statistics.median([a / b for a, b in zip(mine, torch, strict=True)]) if torch else None,
+                "limit": LIMITS[name],
+                "note": "" if torch else "PyTorch is not installed: pip install 'minidist[bench]'",
+            })
+    return rows
+
+
+def _interleave(steps, rounds, repeats=10) -> list[list[float]]:
+    """Time each step in turns, `repeats` calls at a time, so that a slow moment of the machine meets them all."""
+    for step in steps:
+        step()
+    times = [[] for _ in steps]
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            for step, found in zip(steps, times, strict=True):
+                begin = time.perf_counter()
+                for _ in range(repeats):
+                    step()
+                found.append((time.perf_counter() - begin) / repeats)
+            gc.collect()
+    finally:
+        gc.enable()
+    return times
+
+
+def table(rows: list[dict]) -> str:
+    lines = [f"{'one BLAS thread, float32':<26}{'minidist':>11}{'PyTorch':>11}{'ratio':>8}{'limit':>8}"]
+    for row in rows:
+        torch = f"{row['torch_ms']:8.2f} ms{row['ratio']:8.2f}" if row["ratio"] else f"{'-':>11}{'-':>8}"
+        lines.append(f"{row['name']:<26}{row['minidist_ms']:8.2f} ms{torch}{row['limit']:>8}  {row['note']}".rstrip())
+    return "\n".join(lines)

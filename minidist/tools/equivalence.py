@@ -1,0 +1,257 @@
+"""Hold a strategy to one sentence: the gradient it leaves is the gradient that one device would have computed.
+
+A strategy is run for real, on ranks, from the weights of a single-device model; then every parameter's gradient on every
+rank, and the input's, is compared with one device's, in float64: max|got - want| <= 1e-9 max(max|want|, 1e-3 g), where g is
+the largest gradient of the whole model. Rounding is far below that bound, every mistake that we know of far above.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from minidist import nn
+from minidist.autograd import Tensor
+from minidist.backend import to_host
+from minidist.comm import Cluster, Group
+from minidist.data_parallel import naive
+from minidist.datasets import shard
+from minidist.rng import Randomness, generator
+
+BOUND = 1e-9
+INPUT = "(input)"  # the name under which a floating input's gradient is compared
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and a batch that a strategy is tried on; inputs[B, ...] are tokens or floats, targets fit the loss."""
+
+    name: str
+    model: nn.Module
+    inputs: np.ndarray
+    targets: np.ndarray
+    loss: Callable = nn.cross_entropy
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one rank has at the end: its gradients by name, host arrays, and the bytes that others took from it."""
+
+    gradients: dict[str, np.ndarray]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A strategy as the tests see it.
+
+    worker   (group, case, **options) -> Outcome, on every rank
+    promise  "exact": equal to one device within the bound
+    bytes    (case, ranks) -> bytes that all ranks together should move
+    """
+
+    name: str
+    worker: Callable[..., Outcome]
+    promise: str
+    bytes: Callable[[Case, int], int]
+    cases: Callable[[], list[Case]]
+
+
+def one_device(case: Case) -> dict[str, np.ndarray]:
+    """Return the gradients that one device computes; zero where a parameter is unused or frozen."""
+    model = copy.deepcopy(case.model)
+    x = _as_input(case.inputs)
+    randomness = Randomness(case.seed, 0, np.arange(len(case.inputs)))
+    case.loss(model(x, randomness), case.targets).backward()
+    return collect(model, x)
+
+
+def collect(model: nn.Module, x=None) -> dict[str, np.ndarray]:
+    """Return {name: gradient} of a model, zeros for None, and the input's if it has one."""
+    named = dict(model.named_parameters())
+    if isinstance(x, Tensor):
+        named[INPUT] = x
+    return {
+        name: to_host(p.xp.zeros_like(p.data) if p.grad is None else p.grad).copy()
+        for name, p in named.items()
+    }
+
+
+def _as_input(inputs):
+    """Wrap floating inputs in a tensor, whose gradient is compared too; leave tokens alone."""
+    return Tensor(inputs, requires_grad=True) if inputs.dtype.kind == "f" else inputs
+
+
+def naive_worker(group: Group, case: Case, micro_batches: int = 1) -> Outcome:
+    """Run one batch under data_parallel/naive.py, its examples dealt to ranks and micro-batches."""
+    model, mine = case.model, shard(np.arange(len(case.inputs)), group.rank, group.size)
+    pieces = []
+    for examples in np.array_split(mine, micro_batches):
+        x = _as_input(case.inputs[examples])
+        logits = model(x, Randomness(case.seed, 0, examples))
+        case.loss(logits, case.targets[examples], reduction_size=case.targets.size).backward()
+        pieces.append(x)
+    naive.all_reduce_gradients(model, group)
+    moved, result = group.ledger.total, collect(model)
+    if isinstance(pieces[0], Tensor):
+        rows = [np.zeros_like(x.data) if x.grad is None else x.grad for x in pieces]
+        result[INPUT] = group.all_gather(np.concatenate(rows))
+    return Outcome(result, moved)
+
+
+def data_parallel_bytes(case: Case, ranks: int) -> int:
+    """2 (N - 1) S: every parameter that is not frozen, once scattered and once gathered."""
+    return 2 * (ranks - 1) * sum(p.data.nbytes for p in case.model.parameters() if p.requires_grad)
+
+
+def small_cases() -> list[Case]:
+    """An MLP on 7 unequal examples, a tied Transformer with dropout on 6, and 2 examples for up to 4 ranks."""
+    random = generator(0, "cases")
+    images, labels = random.standard_normal((7, 6)), random.integers(0, 3, 7)
+    tokens, nexts = random.integers(0, 11, (2, 6, 5))
+    mlp = nn.MLP([6, 9, 5, 3], activation="gelu", seed=1, dtype="float64")
+    transformer = nn.Transformer(11, 8, 2, 2, 5, seed=2, dtype="float64", dropout=0.2, tied=True)
+    return [
+        Case("MLP, 7 examples", mlp, images, labels),
+        Case("Transformer, 6 examples", transformer, tokens, nexts),
+        Case("MLP, 2 examples", mlp, images[:2], labels[:2]),
+    ]
+
+
+STRATEGIES = {
+    "naive": Strategy("naive", naive_worker, "exact", data_parallel_bytes, small_cases),
+}
+
+
+def strategies() -> list[str]:
+    return list(STRATEGIES)
+
+
+def find(name: str) -> Strategy:
+    if name not in STRATEGIES:
+        raise ValueError(f"unknown strategy {name!r}; there is {', '.join(STRATEGIES)}")
+    return STRATEGIES[name]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far the gradients on all ranks are from one device's.
+
+    difference      largest |got - want| of all
+    error           largest |got - want| / max(max|want|, 1e-3 g), to be held against the bound
+    parameter, rank the first parameter, in global order, that is off the bound, and the first rank where it is; if none
+                    is, those of the largest error
+    ratio           got / want at that parameter's largest difference: 0.25 and 4 speak for themselves
+    """
+
+    difference: float
+    error: float
+    parameter: str
+    rank: int
+    ratio: float
+    bound: float = BOUND
+
+    ok = property(lambda self: bool(self.error <= self.bound))
+
+    def __str__(self):
+        if self.ok:
+            return f"largest error {self.error:.1e}"
+        return (
+            f"{self.parameter} differs on rank {self.rank}: largest error {self.error:.1e} (bound {self.bound:.0e}), "
+            f"got/want = {self.ratio:.6g}"
+        )
+
+
+def compare(got: list[dict[str, np.ndarray]], want: dict[str, np.ndarray], bound: float = BOUND) -> Comparison:
+    """Compare the gradients of every rank with one device's, parameter by parameter."""
+    largest = max((np.abs(w).max(initial=0.0) for w in want.values()), default=0.0)
+    rows, difference = [], 0.0
+    for name, w in want.items():
+        scale = max(np.abs(w).max(initial=0.0), 1e-3 * largest) or 1.0
+        for rank, gradients in enumerate(got):
+            if name not in gradients or gradients[name].shape != w.shape:
+                rows.append((np.inf, name, rank, np.nan))
+                continue
+            off = np.abs(gradients[name] - w)
+            off = np.where(np.isnan(off), np.inf, off)
+            worst = np.unravel_index(off.argmax(), off.shape) if off.size else None
+            error = float(off[worst]) if off.size else 0.0
+            difference = max(difference, error)
+            w_worst = w[worst] if off.size else 0.0
+            rows.append((error / scale, name, rank, float(gradients[name][worst] / w_worst) if w_worst else np.nan))
+    failing = [row for row in rows if not row[0] <= bound]
+    _, name, rank, ratio = (failing or [max(rows)])[0]
+    return Comparison(difference, max(row[0] for row in rows), name, rank, ratio, bound)
+
+
+def _outcomes(strategy, case, size, cluster, transport, options) -> list[Outcome]:
+    if cluster is not None:
+        return cluster.run(strategy.worker, case, **options)
+    with Cluster(size, transport) as cluster:
+        return cluster.run(strategy.worker, case, **options)
+
+
+def gradients(
+    strategy: str, model, inputs, targets, size: int, loss=nn.cross_entropy, transport="process", **options
+) -> dict[str, np.ndarray]:
+    """Return {global name: gradient} after one batch under `strategy` on `size` real ranks.
+
+    The ranks start from the weights of `model`, a single-device model, which stays as it is. Every rank's result is looked
+    at: where two differ by more than the bound, ValueError.
+    """
+    case = Case("given", model, np.asarray(inputs), np.asarray(targets), loss)
+    found = [o.gradients for o in _outcomes(find(strategy), case, size, None, transport, options)]
+    agreement = compare(found, found[0])
+    if not agreement.ok:
+        raise ValueError(f"the ranks do not agree with rank 0: {agreement}")
+    return {name: found[0][name] for name in model.named_parameters()}
+
+
+def check(strategy: str, case: Case, size: int, cluster=None, transport="process", **options) -> dict:
+    """Run one case; return a row: strategy, case, ranks, promise, error, bytes, bytes_formula, ok, detail."""
+    entry = find(strategy)
+    outcomes = _outcomes(entry, case, size, cluster, transport, options)
+    comparison = compare([o.gradients for o in outcomes], one_device(case))
+    moved, formula = sum(o.bytes for o in outcomes), entry.bytes(case, size)
+    detail = str(comparison) if moved == formula else f"{comparison}; {moved} bytes moved, not {formula}"
+    return {
+        "strategy": strategy,
+        "case": case.name,
+        "ranks": size,
+        "promise": entry.promise,
+        "error": comparison.error,
+        "difference": comparison.difference,
+        "bytes": moved,
+        "bytes_formula": formula,
+        "ok": comparison.ok and moved == formula,
+        "detail": detail,
+    }
+
+
+def verify(names: list[str] | None = None, sizes=(1, 2, 3, 4), transport="process"):
+    """Yield a row (see `check`) per strategy, number of ranks and fitting case; `names` None means all strategies."""
+    for name in names or strategies():
+        find(name)
+    for size in sizes:
+        with Cluster(size, transport) as cluster:
+            for name in names or strategies():
+                for case in find(name).cases():
+                    yield check(name, case, size, cluster)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A strategy's promise, and the rows of `check` that show it."""
+
+    strategy: str
+    promise: str
+    evidence: list[dict]
+
+    ok = property(lambda self: all(row["ok"] for row in self.evidence))
+
+
+def certificate(strategy: str, size: int = 4, transport="process") -> Certificate:
+    """Return the promise of a strategy and its evidence, on models that it fits."""
+    return Certificate(strategy, find(strategy).promise, list(verify([strategy], [size], transport)))
