@@ -6,7 +6,8 @@ Reading order:
     nn/, optim.py    a single-device Transformer and MLP, and their optimizers
     comm/            ranks, messages, collectives; it knows no gradients
     data_parallel/   naive.py: the first strategy, one line away from the single device
-    tools/           equivalence.py: the proof that a strategy leaves the gradient that one device would have computed
+    tools/           equivalence.py: the proof that a strategy leaves the gradient that one device
+                     would have computed
     train.py         the training loop of `minidist train`
 """
 

@@ -1,7 +1,8 @@
 """Arrays on the host (NumPy) or on a GPU (CuPy): one source for both.
 
-Inside a function, `xp = array_module(x)` gives the module that the data lives in; there is no switch to set, and
-arrays of both kinds can coexist in one process. This file and `comm/nccl_transport.py` alone import CuPy.
+Inside a function, `xp = array_module(x)` gives the module that the data lives in; there is no
+switch to set, and arrays of both kinds can coexist in one process. This file and
+`comm/nccl_transport.py` alone import CuPy.
 """
 
 import ctypes
@@ -15,7 +16,9 @@ DEVICES = ("cpu", "gpu")
 
 
 def array_module(*arrays):
-    """Return numpy, or cupy when any argument lives on a GPU (impossible before cupy is imported)."""
+    """Return numpy, or cupy when any argument lives on a GPU (impossible before cupy is
+    imported).
+    """
     cupy = sys.modules.get("cupy")
     return cupy.get_array_module(*arrays) if cupy else np
 
@@ -27,7 +30,13 @@ def as_array(x):
 
 def to_host(x) -> np.ndarray:
     """Return x as a NumPy array; a copy only if x lives on a GPU."""
-    return x if isinstance(x, np.ndarray) else array_module(x).asnumpy(x) if on_gpu(x) else np.asarray(x)
+    return (
+        x
+        if isinstance(x, np.ndarray)
+        else array_module(x).asnumpy(x)
+        if on_gpu(x)
+        else np.asarray(x)
+    )
 
 
 def to_device(x, device: str):
@@ -64,7 +73,9 @@ def check_device(device: str) -> None:
 
 
 def empty(shape, dtype) -> np.ndarray:
-    """Return an uninitialised host array on a 64-byte boundary (NumPy's own is 16): one cache line, one SIMD register."""
+    """Return an uninitialised host array on a 64-byte boundary (NumPy's own is 16): one cache line,
+    one SIMD register.
+    """
     dtype = np.dtype(dtype)
     nbytes = math.prod(np.atleast_1d(shape).tolist()) * dtype.itemsize
     raw = np.empty(nbytes + 64, np.uint8)
@@ -73,12 +84,16 @@ def empty(shape, dtype) -> np.ndarray:
 
 
 def widen(x):
-    """Return float16 as float32, anything else as it is: half precision is a storage format, sums need more."""
+    """Return float16 as float32, anything else as it is: half precision is a storage format, sums
+    need more.
+    """
     return x.astype(np.float32) if x.dtype == np.float16 else x
 
 
 def matmul(a, b, out=None):
-    """a @ b. Half precision is multiplied in float32 and rounded once, as GPUs do; NumPy has no BLAS for it."""
+    """a @ b. Half precision is multiplied in float32 and rounded once, as GPUs do; NumPy has no
+    BLAS for it.
+    """
     if a.dtype != np.float16 or on_gpu(a):
         return array_module(a).matmul(a, b, out=out)
     product = np.matmul(widen(a), widen(b)).astype(np.float16)
@@ -91,7 +106,9 @@ def _fill(out, value):
 
 
 def erf(x):
-    """The error function, element by element. On the host through `math.erf`: exact, about 0.1 us per element."""
+    """The error function, element by element. On the host through `math.erf`: exact, about 0.1 us
+    per element.
+    """
     if on_gpu(x):
         from cupyx.scipy.special import erf as gpu_erf
 
@@ -102,8 +119,9 @@ def erf(x):
 def keep_freed_memory() -> None:
     """Let the C library keep freed blocks for reuse instead of returning them to the kernel.
 
-    A tape allocates and frees the same megabytes every step; by default glibc hands blocks above 128 KiB back and every
-    page faults in again. Where there is no glibc nothing happens; results are the same either way.
+    A tape allocates and frees the same megabytes every step; by default glibc hands blocks above
+    128 KiB back and every page faults in again. Where there is no glibc nothing happens; results
+    are the same either way.
     """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -10,7 +10,9 @@ from minidist import __version__
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; return the exit status: 0, 1 for a failed verification, 2 for wrong input, 130 for Ctrl-C."""
+    """Run one command; return the exit status: 0, 1 for a failed verification, 2 for wrong input,
+    130 for Ctrl-C.
+    """
     parser = _parser()
     given = parser.parse_args(arguments)
     if given.command is None:
@@ -38,7 +40,8 @@ def _positive(text: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     formatter = argparse.ArgumentDefaultsHelpFormatter
     parser = argparse.ArgumentParser(
-        prog="minidist", description="Distributed deep learning from scratch, proved equal to one device."
+        prog="minidist",
+        description="Distributed deep learning from scratch, proved equal to one device.",
     )
     parser.set_defaults(command=None)
     parser.add_argument("--version", action="version", version=f"minidist {__version__}")
@@ -53,18 +56,30 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.set_defaults(command=_train)
     train.add_argument("--ranks", type=_positive, default=4, help="worker processes")
-    train.add_argument("--text", metavar="FILE", help="a UTF-8 file to learn; None: the help topics of Python")
+    train.add_argument(
+        "--text", metavar="FILE", help="a UTF-8 file to learn; None: the help topics of Python"
+    )
     train.add_argument("--steps", type=_positive, default=400, help="updates of the weights")
-    train.add_argument("--batch", type=_positive, default=32, help="windows per update, over all ranks")
+    train.add_argument(
+        "--batch", type=_positive, default=32, help="windows per update, over all ranks"
+    )
     train.add_argument("--context", type=_positive, default=64, help="characters per window")
-    train.add_argument("--width", type=_positive, default=64, help="model width, a multiple of --heads")
+    train.add_argument(
+        "--width", type=_positive, default=64, help="model width, a multiple of --heads"
+    )
     train.add_argument("--heads", type=_positive, default=4, help="attention heads")
     train.add_argument("--depth", type=_positive, default=2, help="blocks")
     train.add_argument("--lr", type=float, default=3e-3, help="highest learning rate")
     train.add_argument("--dropout", type=float, default=0.0, help="rate")
-    train.add_argument("--tied", action="store_true", help="let the output share the embedding's weights")
-    train.add_argument("--seed", type=int, default=0, help="of weights, order of examples, and sample")
-    train.add_argument("--sample", type=int, default=300, metavar="N", help="characters to sample at the end")
+    train.add_argument(
+        "--tied", action="store_true", help="let the output share the embedding's weights"
+    )
+    train.add_argument(
+        "--seed", type=int, default=0, help="of weights, order of examples, and sample"
+    )
+    train.add_argument(
+        "--sample", type=int, default=300, metavar="N", help="characters to sample at the end"
+    )
     train.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after so long")
     _common(train)
 
@@ -76,7 +91,9 @@ def _parser() -> argparse.ArgumentParser:
         "device's, and the bytes moved with their closed form. Exit status 1 if any differs.",
     )
     verify.set_defaults(command=_verify)
-    verify.add_argument("--strategy", action="append", metavar="NAME", help="only this one; may be repeated")
+    verify.add_argument(
+        "--strategy", action="append", metavar="NAME", help="only this one; may be repeated"
+    )
     verify.add_argument("--json", action="store_true", help="print a list of rows as JSON")
     _common(verify, device=False)
 
@@ -94,9 +111,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _common(parser: argparse.ArgumentParser, device: bool = True) -> None:
-    parser.add_argument("--transport", choices=("process", "thread"), default="process", help="what a rank is")
+    parser.add_argument(
+        "--transport", choices=("process", "thread"), default="process", help="what a rank is"
+    )
     if device:
-        parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="where the arrays live")
+        parser.add_argument(
+            "--device", choices=("cpu", "gpu"), default="cpu", help="where the arrays live"
+        )
 
 
 def _train(given) -> int:
@@ -109,22 +130,43 @@ def _train(given) -> int:
     model = settings.model(corpus.vocab)
     bigram = corpus.bigram_entropy()
     size = sum(p.size for p in model.parameters())
-    print(f"{corpus.source}: {len(corpus.tokens):,} characters, {corpus.vocab} different; {size:,} parameters")
-    print(f"{given.ranks} ranks, each with its part of every batch of {given.batch} windows", flush=True)
+    print(
+        f"{corpus.source}: {len(corpus.tokens):,} characters, {corpus.vocab} different; {size:,} parameters"
+    )
+    print(
+        f"{given.ranks} ranks, each with its part of every batch of {given.batch} windows",
+        flush=True,
+    )
     begin = time.perf_counter()
     losses, state = run(
-        train, given.ranks, corpus, settings, transport=given.transport, timeout=given.timeout, device=given.device
+        train,
+        given.ranks,
+        corpus,
+        settings,
+        transport=given.transport,
+        timeout=given.timeout,
+        device=given.device,
     )[0]
     last = losses[-20:]
     mean, seconds = sum(last) / len(last), time.perf_counter() - begin
-    print(f"{settings.steps} steps in {seconds:.0f} s; loss {losses[0]:.2f} -> {mean:.3f} nats per character")
-    print(f"bigram entropy of the text: {bigram:.3f}; the model is {'below' if mean < bigram else 'not below'} it")
+    print(
+        f"{settings.steps} steps in {seconds:.0f} s; loss {losses[0]:.2f} -> {mean:.3f} nats per character"
+    )
+    print(
+        f"bigram entropy of the text: {bigram:.3f}; the model is {'below' if mean < bigram else 'not below'} it"
+    )
     model.load_state(state)
     if given.sample > 0:
-        print(f"\n{sample(model, corpus, corpus.decode(corpus.tokens[:1]), given.sample, given.seed)}\n")
+        print(
+            f"\n{sample(model, corpus, corpus.decode(corpus.tokens[:1]), given.sample, given.seed)}\n"
+        )
     row = certify(model, corpus, given.ranks, given.transport)
-    print(f"certificate: {'ok' if row['ok'] else 'FAILED'}. {given.ranks} ranks against one device, float64, every parameter:")
-    print(f"  largest gradient difference {row['difference']:.1e}; {row['detail']} of a bound of 1e-09")
+    print(
+        f"certificate: {'ok' if row['ok'] else 'FAILED'}. {given.ranks} ranks against one device, float64, every parameter:"
+    )
+    print(
+        f"  largest gradient difference {row['difference']:.1e}; {row['detail']} of a bound of 1e-09"
+    )
     return 0 if row["ok"] else 1
 
 

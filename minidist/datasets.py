@@ -1,9 +1,11 @@
 """Real input, and how it is shuffled and dealt to ranks and micro-batches.
 
-    the text    the help text inside every CPython, or a file: windows of T characters, each predicts the next one
+    the text    the help text inside every CPython, or a file: windows of T characters, each
+                predicts the next one
     the digits  1797 grey images of 8 x 8 pixels (data/digits.txt: source, citation, licence)
 
-A batch is a set of global example indices. Every rank deals the same shuffled order and keeps its own cards.
+A batch is a set of global example indices. Every rank deals the same shuffled order and keeps its
+own cards.
 """
 
 from collections.abc import Iterator
@@ -37,13 +39,16 @@ class Text:
         return "".join(self.characters[t] for t in tokens)
 
     def windows(self, context: int) -> tuple[np.ndarray, np.ndarray]:
-        """Cut the text into inputs[n, T] and targets[n, T], the inputs moved on by one character; the rest is left."""
+        """Cut the text into inputs[n, T] and targets[n, T], the inputs moved on by one character;
+        the rest is left.
+        """
         n = (len(self.tokens) - 1) // context
         cut = self.tokens[: n * context + 1]
         return cut[:-1].reshape(n, context), cut[1:].reshape(n, context)
 
     def bigram_entropy(self) -> float:
-        """Return the entropy of a character given the one before it, in nats, from this text's own counts.
+        """Return the entropy of a character given the one before it, in nats, from this text's own
+        counts.
 
         No model that sees one character at a time can have a lower loss on this text.
         """
@@ -51,7 +56,9 @@ class Text:
         np.add.at(pairs, (self.tokens[:-1], self.tokens[1:]), 1)
         firsts = pairs.sum(axis=1, keepdims=True)
         seen = pairs > 0
-        return float(-(pairs[seen] * np.log((pairs / np.maximum(firsts, 1))[seen])).sum() / pairs.sum())
+        return float(
+            -(pairs[seen] * np.log((pairs / np.maximum(firsts, 1))[seen])).sum() / pairs.sum()
+        )
 
 
 def text(path: str | Path | None = None, context: int = 1) -> Text:
@@ -62,7 +69,10 @@ def text(path: str | Path | None = None, context: int = 1) -> Text:
     if path is None:
         from pydoc_data.topics import topics
 
-        string, source = "\n".join(topics[name] for name in sorted(topics)), "the help topics of Python"
+        string, source = (
+            "\n".join(topics[name] for name in sorted(topics)),
+            "the help topics of Python",
+        )
     else:
         source = str(path)
         try:
@@ -70,9 +80,13 @@ def text(path: str | Path | None = None, context: int = 1) -> Text:
         except OSError as error:
             raise ValueError(f"cannot read the text {source}: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise ValueError(f"{source} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+            raise ValueError(
+                f"{source} is not UTF-8 text: {error.reason} at byte {error.start}"
+            ) from error
         if "\0" in string:
-            raise ValueError(f"{source} is not text: it holds a zero byte at character {string.index(chr(0))}")
+            raise ValueError(
+                f"{source} is not text: it holds a zero byte at character {string.index(chr(0))}"
+            )
         string = string.removeprefix("\ufeff").replace("\r\n", "\n")
     if len(string) <= context:
         raise ValueError(
@@ -91,7 +105,9 @@ def digits(dtype="float32") -> tuple[np.ndarray, np.ndarray]:
 
 
 def shard(examples: np.ndarray, rank: int, size: int) -> np.ndarray:
-    """Return rank's part of the examples: neighbours, sizes that differ by at most one, larger first, perhaps empty."""
+    """Return rank's part of the examples: neighbours, sizes that differ by at most one, larger
+    first, perhaps empty.
+    """
     return np.array_split(examples, size)[rank]
 
 
@@ -115,8 +131,8 @@ class Share:
 class Sampler:
     """Deal `examples` indices in batches of `batch`; the last one of an epoch has what is left.
 
-    Each epoch is a permutation drawn from (seed, epoch), so over all ranks and micro-batches every example comes exactly
-    once per epoch, whatever `size` and `micro_batches` are.
+    Each epoch is a permutation drawn from (seed, epoch), so over all ranks and micro-batches every
+    example comes exactly once per epoch, whatever `size` and `micro_batches` are.
     """
 
     examples: int
@@ -130,7 +146,9 @@ class Sampler:
         if min(self.examples, self.batch, self.size, self.micro_batches) < 1:
             raise ValueError(f"{self}: examples, batch, size and micro_batches must be 1 or more")
         if not 0 <= self.rank < self.size:
-            raise ValueError(f"rank {self.rank} is no rank of {self.size}; use 0 to {self.size - 1}")
+            raise ValueError(
+                f"rank {self.rank} is no rank of {self.size}; use 0 to {self.size - 1}"
+            )
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
@@ -141,7 +159,9 @@ class Sampler:
         for start in range(0, self.examples, self.batch):
             batch = order[start : start + self.batch]
             mine = shard(batch, self.rank, self.size)
-            yield Share([shard(mine, m, self.micro_batches) for m in range(self.micro_batches)], len(batch))
+            yield Share(
+                [shard(mine, m, self.micro_batches) for m in range(self.micro_batches)], len(batch)
+            )
 
     def __iter__(self) -> Iterator[Share]:
         """Yield shares without end, epoch after epoch."""

@@ -1,7 +1,9 @@
-"""Optimizers: one elementwise rule over flat vectors, piece by piece, so that each piece stays in the cache.
+"""Optimizers: one elementwise rule over flat vectors, piece by piece, so that each piece stays in
+the cache.
 
-A parameter that got no gradient counts as gradient zero: weight decay and momentum act on it. (That is what it means for
-a rank whose shard was empty; treating None and zero alike makes the update the same on any split.)
+A parameter that got no gradient counts as gradient zero: weight decay and momentum act on it. (That
+is what it means for a rank whose shard was empty; treating None and zero alike makes the update the
+same on any split.)
 """
 
 import math
@@ -12,11 +14,13 @@ from minidist.autograd import Tensor
 from minidist.backend import array_module, on_gpu
 from minidist.nn.flat_parameters import flat_slices
 
-PIECE = 1 << 15  # elements: parameter, gradient and two moments in float32 take 512 KiB of a core's second-level cache
+# Elements: parameter, gradient and two moments in float32 take 512 KiB of a core's cache.
+PIECE = 1 << 15
 
 
 class Optimizer:
-    """Update `parameters` in place by a rule on 1-D arrays; state is kept per flat slice and made at the first step.
+    """Update `parameters` in place by a rule on 1-D arrays; state is kept per flat slice and made
+    at the first step.
 
     lr     learning rate; an attribute, so that a schedule may change it between steps
     steps  number of updates done so far
@@ -39,7 +43,10 @@ class Optimizer:
     def step(self) -> None:
         self.collect_gradients()
         if self.state is None:
-            self.state = [[array_module(s.data).zeros_like(s.data) for _ in range(self.state_arrays)] for s in self.slices]
+            self.state = [
+                [array_module(s.data).zeros_like(s.data) for _ in range(self.state_arrays)]
+                for s in self.slices
+            ]
         self.steps += 1
         for s, state in zip(self.slices, self.state, strict=True):
             data, gradient = s.data, s.gradient
@@ -55,14 +62,18 @@ class Optimizer:
     def collect_gradients(self) -> None:
         """Write every parameter's gradient into its flat vector."""
         if any(p.home is not home for p, home in zip(self.parameters, self.homes, strict=True)):
-            raise ValueError("the model was frozen, cast or flattened after its optimizer was made; make it afterwards")
+            raise ValueError(
+                "the model was frozen, cast or flattened after its optimizer was made; make it afterwards"
+            )
         for home in dict.fromkeys(self.homes):
             home.collect_gradients()
 
     def clip_global_norm(self, max_norm: float, sum_squares=None) -> float:
-        """Scale all gradients by min(1, max_norm / norm); return norm, the length of the whole gradient before.
+        """Scale all gradients by min(1, max_norm / norm); return norm, the length of the whole
+        gradient before.
 
-        sum_squares  for parameters spread over ranks: a function that takes this rank's sum of squares (a float) and
+        sum_squares  for parameters spread over ranks: a function that takes this rank's sum of
+                     squares (a float) and
                      returns the sum over all ranks, each parameter counted once
         """
         self.collect_gradients()
@@ -77,7 +88,9 @@ class Optimizer:
 
 
 class SGD(Optimizer):
-    """g += wd p;  m = mu m + g;  p -= lr m.  (Heavy ball, Polyak 1964; without momentum m = g and nothing is kept.)"""
+    """g += wd p;  m = mu m + g;  p -= lr m.  (Heavy ball, Polyak 1964; without momentum m = g and
+    nothing is kept.)
+    """
 
     def __init__(self, parameters, lr, momentum=0.0, weight_decay=0.0):
         super().__init__(parameters, lr)
@@ -95,7 +108,8 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  p -= lr m^ / (sqrt v^ + eps),  m^ = m / (1 - b1^t), v^ likewise.
+    """m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  p -= lr m^ / (sqrt v^ + eps),  m^ = m / (1
+                               - b1^t), v^ likewise.
 
     Kingma and Ba 2015, algorithm 1. Weight decay, if any, is added to the gradient (L2).
     """
@@ -122,7 +136,9 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with decoupled decay: p -= lr wd p, beside the step (Loshchilov and Hutter 2019, algorithm 2)."""
+    """Adam with decoupled decay: p -= lr wd p, beside the step (Loshchilov and Hutter 2019,
+    algorithm 2).
+    """
 
     def __init__(self, parameters, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
         super().__init__(parameters, lr, betas, eps, weight_decay)

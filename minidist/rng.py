@@ -1,8 +1,9 @@
 """Random numbers that depend on global names and indices only, never on how the work is split.
 
-A parameter is drawn from a generator named after it, so every rank draws the same array and a rank that owns a shard
-keeps the same slice of it. A dropout mask is a hash of (seed, step, layer name, example, element): whoever computes an
-element, on whatever rank and in whatever micro-batch, keeps or drops the same one. All numbers are drawn on the host.
+A parameter is drawn from a generator named after it, so every rank draws the same array and a rank
+that owns a shard keeps the same slice of it. A dropout mask is a hash of (seed, step, layer name,
+example, element): whoever computes an element, on whatever rank and in whatever micro-batch, keeps
+or drops the same one. All numbers are drawn on the host.
 """
 
 import hashlib
@@ -23,7 +24,9 @@ def _digest(*words) -> int:
 
 
 def hash_uniform(key: int, counter: np.ndarray) -> np.ndarray:
-    """Map uint64 counters to float64 in [0, 1): SplitMix64's output function (Steele, Lea, Flood 2014, figure 16)."""
+    """Map uint64 counters to float64 in [0, 1): SplitMix64's output function (Steele, Lea, Flood
+    2014, figure 16).
+    """
     z = counter * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -35,7 +38,8 @@ class Randomness:
     """What dropout needs to know of the whole batch: handed to a model as `model(x, randomness)`.
 
     seed, step   integers; another step gives other masks
-    examples     global index of each row of the batch, [B]: the position in the data set, whoever holds the row
+    examples     global index of each row of the batch, [B]: the position in the data set, whoever
+                 holds the row
     """
 
     seed: int
@@ -43,10 +47,11 @@ class Randomness:
     examples: np.ndarray
 
     def keep(self, name: str, rate: float, shape, window=None, full_shape=None) -> np.ndarray:
-        """Return the boolean mask [B, ...] of the elements that dropout at `rate` keeps in layer `name`.
+        """Return the boolean mask [B, ...] of the elements that dropout at `rate` keeps in layer
+        `name`.
 
-        A rank that holds part of each example passes the `full_shape` of one example (without B) and its `window` into
-        it, one slice per axis; by default it holds all of it.
+        A rank that holds part of each example passes the `full_shape` of one example (without B)
+        and its `window` into it, one slice per axis; by default it holds all of it.
         """
         full_shape = tuple(shape[1:] if full_shape is None else full_shape)
         if len(self.examples) != shape[0]:

@@ -1,4 +1,6 @@
-"""The training loop of `minidist train`: a character Transformer under data parallelism. Copy it and change it."""
+"""The training loop of `minidist train`: a character Transformer under data parallelism. Copy it
+and change it.
+"""
 
 import threading
 from dataclasses import dataclass
@@ -18,7 +20,9 @@ from minidist.tools import equivalence
 
 @dataclass(frozen=True)
 class Settings:
-    """What to train and how; a batch is the whole one, over all ranks, in windows of `context` characters."""
+    """What to train and how; a batch is the whole one, over all ranks, in windows of `context`
+    characters.
+    """
 
     steps: int = 400
     batch: int = 32
@@ -33,18 +37,29 @@ class Settings:
 
     def model(self, vocab: int) -> nn.Transformer:
         return nn.Transformer(
-            vocab, self.width, self.heads, self.depth, self.context, self.seed, dropout=self.dropout, tied=self.tied
+            vocab,
+            self.width,
+            self.heads,
+            self.depth,
+            self.context,
+            self.seed,
+            dropout=self.dropout,
+            tied=self.tied,
         )
 
 
-def train(group: Group, text: Text, settings: Settings) -> tuple[list[float], dict[str, np.ndarray]]:
+def train(
+    group: Group, text: Text, settings: Settings
+) -> tuple[list[float], dict[str, np.ndarray]]:
     """Train on every rank; return the loss of each step, in nats per character, and the weights."""
     model = settings.model(text.vocab).to(group.device)
     optimizer = optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.98))
     inputs, targets = text.windows(settings.context)
     shares = iter(Sampler(len(inputs), settings.batch, settings.seed, group.rank, group.size))
     losses = []
-    tqdm.set_lock(threading.RLock())  # one process writes; tqdm's own lock would be a semaphore of the whole machine
+    tqdm.set_lock(
+        threading.RLock()
+    )  # one process writes; tqdm's own lock would be a semaphore of the whole machine
     with tqdm(total=settings.steps, unit="step", disable=None if group.rank == 0 else True) as bar:
         for step, share in zip(range(settings.steps), shares, strict=False):
             examples = share.examples
@@ -64,13 +79,17 @@ def train(group: Group, text: Text, settings: Settings) -> tuple[list[float], di
 
 
 def warm_up_and_decay(step: int, steps: int) -> float:
-    """Return the factor on the learning rate: up in a line for a twentieth of the steps, then down along a cosine to 0.1."""
+    """Return the factor on the learning rate: up in a line for a twentieth of the steps, then down
+    along a cosine to 0.1.
+    """
     warm_up = max(1, steps // 20)
     progress = (step - warm_up) / max(1, steps - warm_up)
     return (step + 1) / warm_up if step < warm_up else 0.55 + 0.45 * float(np.cos(np.pi * progress))
 
 
-def sample(model: nn.Transformer, text: Text, prompt: str, length: int, seed=0, temperature=0.8) -> str:
+def sample(
+    model: nn.Transformer, text: Text, prompt: str, length: int, seed=0, temperature=0.8
+) -> str:
     """Return the prompt and `length` characters after it, drawn one by one from the model."""
     random = generator(seed, "sample")
     tokens = text.encode(prompt).tolist()
@@ -84,7 +103,9 @@ def sample(model: nn.Transformer, text: Text, prompt: str, length: int, seed=0, 
 
 
 def certify(model: nn.Transformer, text: Text, ranks: int, transport: str = "process") -> dict:
-    """Compare the gradients of `ranks` ranks with one device's, in float64, on 2 ranks + 1 windows: uneven shards."""
+    """Compare the gradients of `ranks` ranks with one device's, in float64, on 2 ranks + 1 windows:
+    uneven shards.
+    """
     inputs, targets = text.windows(model.context)
     rows = generator(0, "certificate").permutation(len(inputs))[: 2 * ranks + 1]
     case = equivalence.Case("trained", model.astype("float64"), inputs[rows], targets[rows])

@@ -1,11 +1,21 @@
 """Reverse-mode differentiation on arrays. It knows no ranks.
 
-Read `tensor.py` (data, backward, operators), then `functions.py`, then `recompute.py` and `gradcheck.py`.
+Read `tensor.py`, `operators.py`, `functions.py`, `softmax.py`, then `recompute.py` and
+`gradcheck.py`.
 """
 
-from minidist.autograd import functions
+from minidist.autograd import functions, operators, softmax
 from minidist.autograd.gradcheck import gradcheck
 from minidist.autograd.recompute import recompute
 from minidist.autograd.tensor import Function, Tensor, no_grad
 
-__all__ = ["Function", "Tensor", "functions", "gradcheck", "no_grad", "recompute"]
+__all__ = [
+    "Function",
+    "Tensor",
+    "functions",
+    "gradcheck",
+    "no_grad",
+    "operators",
+    "recompute",
+    "softmax",
+]

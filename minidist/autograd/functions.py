@@ -1,21 +1,24 @@
 """The functions that neural networks are made of, each forward beside its adjoint.
 
-Letters: B batch, T sequence, C model width, H heads, D head width, V vocabulary. A thunk in a result is a parameter's
-gradient that may be computed later (see `tensor.Function`). Row sums are products with a vector of ones: on a CPU, BLAS
-does them several times faster than a reduction along short rows.
+Letters: B batch, C width, V vocabulary. Softmax and what rests on it stand in `softmax.py`. A thunk
+in a result is a parameter's gradient that may be computed later (see `tensor.Function`). Row sums
+are products with a vector of ones: on a CPU, BLAS does them several times faster than a reduction
+along short rows.
 """
 
 import math
 
 import numpy as np
 
-from minidist.autograd.tensor import Concatenate, Function, Tensor
+from minidist.autograd.operators import Concatenate
+from minidist.autograd.tensor import Function, Tensor
 from minidist.backend import array_module, erf, matmul, to_device, to_host, widen
 from minidist.rng import Randomness
 
 
 class Linear(Function):
-    """Y = X W + b  =>  dX = dY W^T, dW = X^T dY, db = sum of dY over rows;  X[..., C_in], W[C_in, C_out].
+    """Y = X W + b  =>  dX = dY W^T, dW = X^T dY, db = sum of dY over rows;  X[..., C_in], W[C_in,
+                    C_out].
 
     With `transposed`, W is stored as [C_out, C_in]: a head that shares the weight of an embedding.
     """
@@ -26,7 +29,9 @@ class Linear(Function):
     def forward(self, x, w, b=None):
         w = w.T if self.transposed else w
         if x.shape[-1] != w.shape[0]:
-            raise ValueError(f"linear: input {list(x.shape)} needs {w.shape[0]} columns, the rows of its weight")
+            raise ValueError(
+                f"linear: input {list(x.shape)} needs {w.shape[0]} columns, the rows of its weight"
+            )
         self.x, self.w = x.reshape(-1, w.shape[0]), w
         y = matmul(self.x, w)
         if b is not None:
@@ -64,7 +69,9 @@ class Relu(Function):
 
     def forward(self, x):
         xp = array_module(x)
-        self.y = xp.maximum(x, xp.zeros(x.shape[-1:], x.dtype))  # a row of zeros: a scalar defeats SIMD
+        self.y = xp.maximum(
+            x, xp.zeros(x.shape[-1:], x.dtype)
+        )  # a row of zeros: a scalar defeats SIMD
         return self.y
 
     def backward(self, grad):
@@ -72,7 +79,9 @@ class Relu(Function):
 
 
 class GeluTanh(Function):
-    """Y = X/2 (1 + tanh(k (X + a X^3))), k = sqrt(2/pi), a = 0.044715 (Hendrycks and Gimpel 2016, section 2)."""
+    """Y = X/2 (1 + tanh(k (X + a X^3))), k = sqrt(2/pi), a = 0.044715 (Hendrycks and Gimpel 2016,
+    section 2).
+    """
 
     k, a = math.sqrt(2 / math.pi), 0.044715
 
@@ -106,7 +115,9 @@ class GeluTanh(Function):
 
 
 class GeluErf(Function):
-    """Y = X Phi(X), Phi(X) = (1 + erf(X / sqrt 2)) / 2  =>  dX = dY (Phi(X) + X phi(X))  (equation in section 2)."""
+    """Y = X Phi(X), Phi(X) = (1 + erf(X / sqrt 2)) / 2  =>  dX = dY (Phi(X) + X phi(X))  (equation
+    in section 2).
+    """
 
     def forward(self, x):
         self.x, self.cdf = x, 0.5 * (1 + erf(x * math.sqrt(0.5)))
@@ -117,45 +128,9 @@ class GeluErf(Function):
         return grad * (self.cdf + self.x * density)
 
 
-class Softmax(Function):
-    """Y = exp(X - max X) / sum, per row  =>  dX = Y (dY - <dY, Y>).  The maximum is the row's own, so no row underflows."""
-
-    def __init__(self, axis=-1):
-        self.axis = axis
-
-    def forward(self, x):
-        wide = widen(x)
-        y = array_module(x).exp(wide - wide.max(axis=self.axis, keepdims=True))
-        y /= y.sum(axis=self.axis, keepdims=True)
-        self.y = y.astype(x.dtype, copy=False)
-        return self.y
-
-    def backward(self, grad):
-        y, wide = widen(self.y), widen(grad)
-        dx = y * (wide - (wide * y).sum(axis=self.axis, keepdims=True))
-        return dx.astype(grad.dtype, copy=False)
-
-
-class LogSoftmax(Function):
-    """Y = X - max X - log sum exp(X - max X), per row  =>  dX = dY - exp(Y) sum dY."""
-
-    def __init__(self, axis=-1):
-        self.axis = axis
-
-    def forward(self, x):
-        xp, wide = array_module(x), widen(x)
-        shifted = wide - wide.max(axis=self.axis, keepdims=True)
-        self.y = shifted - xp.log(xp.exp(shifted).sum(axis=self.axis, keepdims=True))
-        return self.y.astype(x.dtype, copy=False)
-
-    def backward(self, grad):
-        wide = widen(grad)
-        dx = wide - array_module(grad).exp(self.y) * wide.sum(axis=self.axis, keepdims=True)
-        return dx.astype(grad.dtype, copy=False)
-
-
 class LayerNorm(Function):
-    """Y = n g + b, n = (X - mean) r, r = 1 / sqrt(var + eps), over the last axis (Ba et al. 2016, equation 4).
+    """Y = n g + b, n = (X - mean) r, r = 1 / sqrt(var + eps), over the last axis (Ba et al. 2016,
+    equation 4).
 
     With d = dY g:  dX = r (d - mean d - n mean(d n)),  dg = sum dY n,  db = sum dY.
     """
@@ -200,9 +175,11 @@ def _round_to(dtype, x, out=None):
 
 
 class Embedding(Function):
-    """Y = W[indices]  =>  dW[v] = sum of dY over the places where indices = v;  W[V, C], indices[...] of integers.
+    """Y = W[indices]  =>  dW[v] = sum of dY over the places where indices = v;  W[V, C],
+                       indices[...] of integers.
 
-    The sum sorts the places by index and adds each run up: in the same order, hence with the same bits, every time.
+    The sum sorts the places by index and adds each run up: in the same order, hence with the same
+    bits, every time.
     """
 
     def __init__(self, indices):
@@ -224,60 +201,21 @@ class Embedding(Function):
             if indices.size:
                 order = xp.argsort(indices, kind="stable")
                 ordered = indices[order]
-                starts = xp.flatnonzero(xp.concatenate([xp.ones(1, bool), ordered[1:] != ordered[:-1]]))
-                out[ordered[starts]] = xp.add.reduceat(grad.reshape(-1, shape[1])[order], starts, axis=0)
+                starts = xp.flatnonzero(
+                    xp.concatenate([xp.ones(1, bool), ordered[1:] != ordered[:-1]])
+                )
+                out[ordered[starts]] = xp.add.reduceat(
+                    grad.reshape(-1, shape[1])[order], starts, axis=0
+                )
             return out
 
         return dw
 
 
-def check_indices(indices, what):
-    """Return integer indices on the host, none negative: a GPU would wrap a wrong one silently."""
-    indices = to_host(indices.data if isinstance(indices, Tensor) else indices)
-    if indices.dtype.kind not in "iu":
-        raise ValueError(f"{what} indices must be integers, not {indices.dtype}")
-    if indices.size and indices.min() < 0:
-        raise ValueError(f"{what} index {indices.min()} is negative")
-    return indices
-
-
-class CausalAttention(Function):
-    """O = P V, P = softmax(Q K^T / sqrt D) over positions s <= t (Vaswani et al. 2017, equation 1, masked).
-
-    Input QKV[3, B, H, T, D], the three stacked; output O[B, H, T, D].
-    dV = P^T dO,  dP = dO V^T,  dS = P (dP - <dP, P>),  dQ = dS K / sqrt D,  dK = dS^T Q / sqrt D.
-    """
-
-    def forward(self, qkv):
-        xp = array_module(qkv)
-        q, k, v = widen(qkv)
-        T, D = q.shape[-2:]
-        self.scale = 1 / math.sqrt(D)
-        scores = q @ xp.ascontiguousarray(k.swapaxes(-1, -2))
-        scores *= self.scale
-        scores += xp.triu(xp.full((T, T), -xp.inf, scores.dtype), 1)  # a position always sees itself
-        scores -= scores.max(axis=-1, keepdims=True)
-        p = xp.exp(scores, out=scores)
-        p /= (p @ xp.ones((T, 1), p.dtype))
-        self.q, self.k, self.v, self.p = q, k, v, p
-        return (p @ v).astype(qkv.dtype, copy=False)
-
-    def backward(self, grad):
-        xp, q, k, v, p = array_module(grad), self.q, self.k, self.v, self.p
-        wide = widen(grad)
-        dqkv = xp.empty((3, *q.shape), q.dtype)
-        xp.matmul(p.swapaxes(-1, -2), wide, out=dqkv[2])
-        ds = wide @ xp.ascontiguousarray(v.swapaxes(-1, -2))
-        ds -= ((ds * p) @ xp.ones((p.shape[-1], 1), p.dtype))
-        ds *= p
-        ds *= self.scale
-        xp.matmul(ds, k, out=dqkv[0])
-        xp.matmul(ds.swapaxes(-1, -2), q, out=dqkv[1])
-        return dqkv.astype(grad.dtype, copy=False)
-
-
 class Dropout(Function):
-    """Y = X keep / (1 - rate)  =>  dX = dY keep / (1 - rate)  (Srivastava et al. 2014, scaled in training)."""
+    """Y = X keep / (1 - rate)  =>  dX = dY keep / (1 - rate)  (Srivastava et al. 2014, scaled in
+    training).
+    """
 
     def __init__(self, keep, rate):
         self.keep, self.factor = keep, 1 / (1 - rate)
@@ -288,33 +226,6 @@ class Dropout(Function):
 
     def backward(self, grad):
         return grad * self.keep * self.factor
-
-
-class CrossEntropy(Function):
-    """L = sum of -log softmax(X)[target] / n  =>  dX = (softmax(X) - onehot(target)) dL / n;  X[..., V]."""
-
-    def __init__(self, targets, reduction_size):
-        self.targets, self.reduction_size = targets, reduction_size
-
-    def forward(self, logits):
-        xp, wide = array_module(logits), widen(logits)
-        rows = wide.reshape(-1, logits.shape[-1])
-        targets = to_device(self.targets.reshape(-1), "cpu" if xp is np else "gpu")
-        shifted = rows - rows.max(axis=-1, keepdims=True)
-        self.picked = (xp.arange(len(rows)), targets)
-        picked = shifted[self.picked]
-        probabilities = xp.exp(shifted, out=shifted)
-        sums = probabilities @ xp.ones((rows.shape[-1], 1), rows.dtype)
-        probabilities /= sums
-        self.probabilities, self.shape = probabilities, logits.shape
-        loss = (xp.log(sums[:, 0]) - picked).sum() / self.reduction_size
-        return loss.astype(logits.dtype)
-
-    def backward(self, grad):
-        dx = self.probabilities
-        dx[self.picked] -= 1
-        dx *= widen(grad) / self.reduction_size
-        return dx.reshape(self.shape).astype(grad.dtype, copy=False)
 
 
 class SquaredError(Function):
@@ -350,14 +261,6 @@ def gelu(x, form="tanh"):
     return (GeluTanh if form == "tanh" else GeluErf)()(x)
 
 
-def softmax(x, axis=-1):
-    return Softmax(axis)(x)
-
-
-def log_softmax(x, axis=-1):
-    return LogSoftmax(axis)(x)
-
-
 def layer_norm(x, gain, bias, eps=1e-5):
     return LayerNorm(eps)(x, gain, bias)
 
@@ -366,43 +269,44 @@ def embedding(indices, weight):
     return Embedding(indices)(weight)
 
 
-def causal_attention(qkv):
-    """Attend from every position to itself and those before it: QKV[3, B, H, T, D] -> O[B, H, T, D]."""
-    if qkv.ndim != 5 or qkv.shape[0] != 3:
-        raise ValueError(f"causal_attention takes [3, B, H, T, D], got {list(qkv.shape)}")
-    return CausalAttention()(qkv)
-
-
 def dropout(x, rate, name, randomness: Randomness | None, window=None, full_shape=None):
-    """Drop elements of X[B, ...] and scale the rest by 1 / (1 - rate); see Randomness.keep for the split ones."""
+    """Drop elements of X[B, ...] and scale the rest by 1 / (1 - rate); see Randomness.keep for the
+    split ones.
+    """
     keep = randomness.keep(name, rate, x.shape, window, full_shape)
     return Dropout(keep, rate)(x)
 
 
-def cross_entropy(logits, targets, reduction_size=None):
-    """Sum of -log softmax(logits[..., V])[targets[...]], divided by `reduction_size` (default: the number of targets)."""
-    targets = check_indices(targets, "target")
-    if targets.shape != logits.shape[:-1]:
-        raise ValueError(f"logits {list(logits.shape)} need targets {list(logits.shape[:-1])}, got {list(targets.shape)}")
-    if targets.size and targets.max() >= logits.shape[-1]:
-        raise ValueError(f"target {targets.max()} is outside the {logits.shape[-1]} classes of the logits")
-    return CrossEntropy(targets, _reduction_size(targets, reduction_size))(logits)
-
-
 def squared_error(outputs, targets, reduction_size=None):
-    """Sum of (outputs - targets)^2, divided by `reduction_size` (default: the number of targets)."""
+    """Sum of (outputs - targets)^2, divided by `reduction_size` (default: the number of
+    targets).
+    """
     targets = targets.data if isinstance(targets, Tensor) else targets
     if targets.shape != outputs.shape or targets.dtype != outputs.dtype:
         raise ValueError(
-            f"outputs are {outputs.dtype}{list(outputs.shape)}, targets {targets.dtype}{list(targets.shape)}: "
+            f"outputs are {outputs.dtype}{list(outputs.shape)}, targets "
+            f"{targets.dtype}{list(targets.shape)}: "
             "they must agree"
         )
-    return SquaredError(targets, _reduction_size(targets, reduction_size))(outputs)
+    return SquaredError(targets, reduction_size_or(targets, reduction_size))(outputs)
 
 
-def _reduction_size(targets, given):
+def check_indices(indices, what):
+    """Return integer indices on the host, none negative: a GPU would wrap a wrong one silently."""
+    indices = to_host(indices.data if isinstance(indices, Tensor) else indices)
+    if indices.dtype.kind not in "iu":
+        raise ValueError(f"{what} indices must be integers, not {indices.dtype}")
+    if indices.size and indices.min() < 0:
+        raise ValueError(f"{what} index {indices.min()} is negative")
+    return indices
+
+
+def reduction_size_or(targets, given):
+    """Return the reduction size that was given, or by default the number of targets."""
     if given is None and targets.size == 0:
-        raise ValueError("an empty batch needs reduction_size=, the number of targets of the whole batch")
+        raise ValueError(
+            "an empty batch needs reduction_size=, the number of targets of the whole batch"
+        )
     if given is not None and not given > 0:
         raise ValueError(f"reduction_size must be positive, not {given}")
     return targets.size if given is None else float(given)

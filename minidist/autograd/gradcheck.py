@@ -1,7 +1,8 @@
 """Hold a backward pass against central differences.
 
-For one random direction v per input and one random weighting u of the output, the vector-Jacobian product must satisfy
-<vjp(u), v> = d/de <u, f(x + e v)> at e = 0. One number per input checks every element at once, with probability one.
+For one random direction v per input and one random weighting u of the output, the vector-Jacobian
+product must satisfy <vjp(u), v> = d/de <u, f(x + e v)> at e = 0. One number per input checks every
+element at once, with probability one.
 """
 
 from collections.abc import Callable
@@ -12,8 +13,11 @@ from minidist.autograd.tensor import Tensor
 from minidist.backend import array_module, to_device, to_host
 
 
-def gradcheck(function: Callable[..., Tensor], *arrays, seed: int = 0, step: float = 1e-6, bound: float = 1e-6):
-    """Raise AssertionError unless every input's gradient agrees with central differences; return the largest error.
+def gradcheck(
+    function: Callable[..., Tensor], *arrays, seed: int = 0, step: float = 1e-6, bound: float = 1e-6
+):
+    """Raise AssertionError unless every input's gradient agrees with central differences; return
+    the largest error.
 
     function  maps tensors to one tensor, of any shape, smooth near the inputs
     arrays    float64 arrays on the host or on a GPU
@@ -44,7 +48,8 @@ def gradcheck(function: Callable[..., Tensor], *arrays, seed: int = 0, step: flo
         error = abs(got - want) / max(1.0, abs(want))
         worst = max(worst, error)
         assert error <= bound, (
-            f"input {i} of shape {list(x.shape)}: backward says {got:.9g}, central differences say {want:.9g}, "
+            f"input {i} of shape {list(x.shape)}: backward says {got:.9g}, central differences "
+            f"say {want:.9g}, "
             f"error {error:.2g} is above {bound:.2g}"
         )
     return worst

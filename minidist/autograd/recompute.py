@@ -1,7 +1,9 @@
-"""Recompute instead of remember: keep a segment's inputs, run its forward pass again when backward arrives.
+"""Recompute instead of remember: keep a segment's inputs, run its forward pass again when backward
+arrives.
 
-Chen et al., Training Deep Nets with Sublinear Memory Cost (2016), section 3: n layers in segments of k keep n/k inputs
-plus the activations of one segment, for one more forward pass. The gradients are the same bits.
+Chen et al., Training Deep Nets with Sublinear Memory Cost (2016), section 3: n layers in segments
+of k keep n/k inputs plus the activations of one segment, for one more forward pass. The gradients
+are the same bits.
 """
 
 from minidist.autograd.tensor import Function, Tensor, no_grad, propagate
@@ -10,9 +12,11 @@ from minidist.autograd.tensor import Function, Tensor, no_grad, propagate
 def recompute(function, *inputs, parameters=None) -> Tensor:
     """Return function(*inputs), remembering only the inputs.
 
-    function    a module, or any callable on tensors that gives the same result when it is called again
+    function    a module, or any callable on tensors that gives the same result when it is called
+                again
     inputs      tensors and other arguments
-    parameters  the leaves it uses beside its inputs; default `function.parameters()`, or none if it has no such method
+    parameters  the leaves it uses beside its inputs; default `function.parameters()`, or none if it
+                has no such method
     """
     if parameters is None:
         parameters = function.parameters() if hasattr(function, "parameters") else []
@@ -21,7 +25,9 @@ def recompute(function, *inputs, parameters=None) -> Tensor:
 
 
 class Recompute(Function):
-    """Y = f(X; W)  =>  run f once more on X with the memory on, then back-propagate through that."""
+    """Y = f(X; W)  =>  run f once more on X with the memory on, then back-propagate through
+    that.
+    """
 
     def __init__(self, function, arguments):
         self.function, self.arguments = function, arguments
@@ -39,7 +45,8 @@ class Recompute(Function):
         for leaf, contribution in propagate(again, grad, {}):
             if leaf not in contributions:
                 raise ValueError(
-                    f"recompute: the function used the parameter {leaf.name or leaf!r} without being told; "
+                    f"recompute: the function used the parameter {leaf.name or leaf!r} without "
+                    "being told; "
                     "pass it in parameters="
                 )
             if contribution is not None:
@@ -49,7 +56,9 @@ class Recompute(Function):
 
 
 def _total(contributions):
-    """One gradient out of the contributions to a leaf: None, the only one, or a thunk that adds them up in order."""
+    """One gradient out of the contributions to a leaf: None, the only one, or a thunk that adds
+    them up in order.
+    """
     if not contributions:
         return None
     if len(contributions) == 1:

@@ -1,7 +1,8 @@
 """A tensor remembers how it was computed; backward follows the memory back, latest function first.
 
-Reverse accumulation (Griewank and Walther, Evaluating Derivatives, 2008, chapter 3): if Y = f(A, B) and dY is the
-gradient of a scalar with respect to Y, then f.backward(dY) returns dA and dB. Data, backward, operators: in this order.
+Reverse accumulation (Griewank and Walther, Evaluating Derivatives, 2008, chapter 3): if Y = f(A, B)
+and dY is the gradient of a scalar with respect to Y, then f.backward(dY) returns dA and dB. Data,
+backward, operators: in this order.
 """
 
 import itertools
@@ -12,9 +13,11 @@ from operator import attrgetter
 
 import numpy as np
 
-from minidist.backend import array_module, as_array, matmul
+from minidist.backend import array_module, as_array
 
-_clock = itertools.count()  # the order of creation is an order in which every input precedes its uses
+_clock = (
+    itertools.count()
+)  # the order of creation is an order in which every input precedes its uses
 
 
 class _Recording(threading.local):
@@ -43,9 +46,11 @@ class Tensor:
 
     data           NumPy or CuPy array, any shape
     grad           gradient of the same shape and dtype after backward, or None (which means zero)
-    requires_grad  whether backward should reach it; a leaf (one that no function made) keeps its gradient
+    requires_grad  whether backward should reach it; a leaf (one that no function made) keeps its
+                   gradient
     creator        the Function that made it, or None for a leaf
-    grad_buffer    where a leaf's first gradient is written, if it has such a place (see nn.FlatParameters)
+    grad_buffer    where a leaf's first gradient is written, if it has such a place (see
+                   nn.FlatParameters)
     """
 
     grad = None
@@ -94,7 +99,9 @@ class Tensor:
         return Tensor(self.data)
 
     def add_hook(self, hook):
-        """Call `hook(self)` once per backward, when all of this leaf's contributions are in. Returns a way to undo it."""
+        """Call `hook(self)` once per backward, when all of this leaf's contributions are in.
+        Returns a way to undo it.
+        """
         if self.creator is not None:
             raise ValueError("hooks belong to leaves; this tensor was made by a function")
         self.hooks = (*self.hooks, hook)
@@ -105,10 +112,12 @@ class Tensor:
         return remove
 
     def backward(self, grad=None, deferred: list | None = None) -> None:
-        """Add the gradient of <self, grad> to `.grad` of every leaf below; the graph is freed on the way.
+        """Add the gradient of <self, grad> to `.grad` of every leaf below; the graph is freed on
+        the way.
 
         grad      array of this shape; default 1 for a tensor with one element
-        deferred  a list: parameter gradients are not computed but appended to it as thunks, to be called later
+        deferred  a list: parameter gradients are not computed but appended to it as thunks, to be
+                  called later
         """
         deliver = partial(_deliver, remaining := {})
         for leaf, contribution in propagate(self, grad, remaining):
@@ -118,7 +127,9 @@ class Tensor:
                 deliver(leaf, contribution)
 
     def accumulate(self, contribution) -> None:
-        """Add an array, or what a thunk `f(out=None)` returns, to `.grad`, without writing to arrays of others."""
+        """Add an array, or what a thunk `f(out=None)` returns, to `.grad`, without writing to
+        arrays of others.
+        """
         if callable(contribution):
             fresh = self.grad is None and self.grad_buffer is not None
             contribution = contribution(out=self.grad_buffer) if fresh else contribution()
@@ -134,31 +145,37 @@ class Tensor:
             if contribution is not self.grad_buffer:
                 self.grad[...] = contribution
 
-    # The operators below, one class each, stand at the end of this file.
-    def __add__(self, other): return Add()(self, other)
-    def __sub__(self, other): return Subtract()(self, other)
-    def __mul__(self, other): return Multiply()(self, other)
-    def __truediv__(self, other): return Divide()(self, other)
-    def __pow__(self, exponent): return Power(exponent)(self)
-    def __matmul__(self, other): return MatMul()(self, other)
-    def __neg__(self): return Multiply()(self, -1)
-    def __radd__(self, other): return Add()(other, self)
-    def __rsub__(self, other): return Subtract()(other, self)
-    def __rmul__(self, other): return Multiply()(other, self)
-    def __rtruediv__(self, other): return Divide()(other, self)
-    def __rmatmul__(self, other): return MatMul()(other, self)
-    def __getitem__(self, index): return GetItem(index)(self)
-    def sum(self, axis=None, keepdims=False): return Sum(axis, keepdims)(self)
-    def mean(self, axis=None, keepdims=False): return Mean(axis, keepdims)(self)
-    def max(self, axis=None, keepdims=False): return Max(axis, keepdims)(self)
-    def exp(self): return Exp()(self)
-    def log(self): return Log()(self)
+    # fmt: off
+    # The operators; their forward and backward stand in operators.py.
+    def __add__(self, other): return ops.Add()(self, other)
+    def __sub__(self, other): return ops.Subtract()(self, other)
+    def __mul__(self, other): return ops.Multiply()(self, other)
+    def __truediv__(self, other): return ops.Divide()(self, other)
+    def __pow__(self, exponent): return ops.Power(exponent)(self)
+    def __matmul__(self, other): return ops.MatMul()(self, other)
+    def __neg__(self): return ops.Multiply()(self, -1)
+    def __radd__(self, other): return ops.Add()(other, self)
+    def __rsub__(self, other): return ops.Subtract()(other, self)
+    def __rmul__(self, other): return ops.Multiply()(other, self)
+    def __rtruediv__(self, other): return ops.Divide()(other, self)
+    def __rmatmul__(self, other): return ops.MatMul()(other, self)
+    def __getitem__(self, index): return ops.GetItem(index)(self)
+    def sum(self, axis=None, keepdims=False): return ops.Sum(axis, keepdims)(self)
+    def mean(self, axis=None, keepdims=False): return ops.Mean(axis, keepdims)(self)
+    def max(self, axis=None, keepdims=False): return ops.Max(axis, keepdims)(self)
+    def exp(self): return ops.Exp()(self)
+    def log(self): return ops.Log()(self)
+    # fmt: on
 
     def reshape(self, *shape):
-        return Reshape(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)(self)
+        return ops.Reshape(
+            shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        )(self)
 
     def transpose(self, *axes):
-        return Transpose(axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes)(self)
+        return ops.Transpose(axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes)(
+            self
+        )
 
     T = property(transpose)
 
@@ -166,10 +183,11 @@ class Tensor:
 class Function:
     """A differentiable operation; an instance is one node of the graph: `MatMul()(a, b)`.
 
-    Options go to the constructor. `forward(self, *arrays)` returns an array and keeps on self what backward needs;
-    `backward(self, grad)` returns one gradient per input, or their only one. A gradient may have the broadcast shape: the
-    engine sums it down. It may be a thunk `f(out=None)` that closes over arrays (not over self, which is freed): the
-    engine calls it at once, or defers it. `self.inputs[i] is None` tells that input i needs no gradient.
+    Options go to the constructor. `forward(self, *arrays)` returns an array and keeps on self what
+    backward needs; `backward(self, grad)` returns one gradient per input, or their only one. A
+    gradient may have the broadcast shape: the engine sums it down. It may be a thunk `f(out=None)`
+    that closes over arrays (not over self, which is freed): the engine calls it at once, or defers
+    it. `self.inputs[i] is None` tells that input i needs no gradient.
     """
 
     inputs = None
@@ -185,7 +203,10 @@ class Function:
         for i, x in enumerate(inputs):
             if isinstance(x, Tensor):
                 if dtype is not None and x.data.dtype != dtype:
-                    raise ValueError(f"{type(self).__name__} of {dtype} and {x.dtype}; use .astype on one of them")
+                    raise ValueError(
+                        f"{type(self).__name__} of {dtype} and {x.dtype}; use .astype on one of "
+                        "them"
+                    )
                 dtype = x.data.dtype
                 arrays.append(x.data)
                 if x.requires_grad:
@@ -208,7 +229,9 @@ class Function:
 
 
 def _constant(x, dtype):
-    """Let a Python number take the dtype of the tensors beside it; an array must have that dtype already."""
+    """Let a Python number take the dtype of the tensors beside it; an array must have that dtype
+    already.
+    """
     if isinstance(x, float | int):
         return float(x) if isinstance(x, np.floating) else x
     if (x := as_array(x)).dtype != dtype:
@@ -217,15 +240,19 @@ def _constant(x, dtype):
 
 
 def propagate(root: Tensor, grad, remaining: dict):
-    """Yield (leaf, contribution) for every edge into a leaf below root: an array, a thunk, or None for nothing.
+    """Yield (leaf, contribution) for every edge into a leaf below root: an array, a thunk, or None
+    for nothing.
 
-    `remaining` is filled beforehand with the number of contributions that each leaf will get. Iterative, so that depth
-    is bounded by memory only; a function is released as soon as it has been passed.
+    `remaining` is filled beforehand with the number of contributions that each leaf will get.
+    Iterative, so that depth is bounded by memory only; a function is released as soon as it has
+    been passed.
     """
     if not root.requires_grad:
         raise ValueError("this tensor does not depend on anything that requires a gradient")
     if grad is None and root.size != 1:
-        raise ValueError(f"backward needs grad= of shape {root.shape}: only one element may default to 1")
+        raise ValueError(
+            f"backward needs grad= of shape {root.shape}: only one element may default to 1"
+        )
     grad = root.xp.ones_like(root.data) if grad is None else as_array(grad)
     if grad.shape != root.shape or grad.dtype != root.dtype:
         raise ValueError(
@@ -264,7 +291,8 @@ def _functions_below(root: Tensor, remaining: dict) -> list[Function]:
         function = stack.pop()
         if function.inputs is None:
             raise ValueError(
-                "backward has already passed here and freed the graph; add losses up and call backward once, "
+                "backward has already passed here and freed the graph; add losses up and call "
+                "backward once, "
                 "or run the forward pass again"
             )
         for x in function.inputs:
@@ -289,7 +317,9 @@ def _deliver(remaining: dict, leaf: Tensor, contribution) -> None:
 
 
 def unbroadcast(grad, shape):
-    """Sum a gradient over the axes along which its input was repeated: the adjoint of broadcasting."""
+    """Sum a gradient over the axes along which its input was repeated: the adjoint of
+    broadcasting.
+    """
     if grad.shape == shape:
         return grad
     grad = grad.sum(axis=tuple(range(grad.ndim - len(shape))))
@@ -297,218 +327,5 @@ def unbroadcast(grad, shape):
     return grad.sum(axis=axes, keepdims=True) if axes else grad
 
 
-class Add(Function):
-    """Y = A + B  =>  dA = dY, dB = dY."""
-
-    def forward(self, a, b):
-        return a + b
-
-    def backward(self, grad):
-        return grad, grad
-
-
-class Subtract(Function):
-    """Y = A - B  =>  dA = dY, dB = -dY."""
-
-    def forward(self, a, b):
-        return a - b
-
-    def backward(self, grad):
-        return grad, -grad
-
-
-class Multiply(Function):
-    """Y = A B, elementwise  =>  dA = dY B, dB = dY A."""
-
-    def forward(self, a, b):
-        self.a, self.b = a, b
-        return a * b
-
-    def backward(self, grad):
-        da = None if self.inputs[0] is None else grad * self.b
-        return da, None if self.inputs[1] is None else grad * self.a
-
-
-class Divide(Function):
-    """Y = A / B, elementwise  =>  dA = dY / B, dB = -dY Y / B."""
-
-    def forward(self, a, b):
-        self.b, self.y = b, a / b
-        return self.y
-
-    def backward(self, grad):
-        da = grad / self.b
-        return da, None if self.inputs[1] is None else -da * self.y
-
-
-class Power(Function):
-    """Y = A ** n for a number n  =>  dA = n A ** (n - 1) dY."""
-
-    def __init__(self, exponent):
-        if not isinstance(exponent, int | float):
-            raise ValueError("the exponent must be a number; write exp(log(a) * b) for a tensor")
-        self.exponent = exponent
-
-    def forward(self, a):
-        self.a = a
-        return a * a if self.exponent == 2 else a**self.exponent
-
-    def backward(self, grad):
-        n = self.exponent
-        return grad * (2 * self.a if n == 2 else n * self.a ** (n - 1) if n else 0 * self.a)
-
-
-class MatMul(Function):
-    """Y = A B  =>  dA = dY B^T, dB = A^T dY  (last two axes; batch axes broadcast)."""
-
-    def forward(self, a, b):
-        if min(a.ndim, b.ndim) < 2 or a.shape[-1] != b.shape[-2]:
-            raise ValueError(
-                f"cannot multiply {list(a.shape)} by {list(b.shape)}: both need two axes or more, and the "
-                "columns of the first must be the rows of the second; use reshape or transpose"
-            )
-        self.a, self.b = a, b
-        return matmul(a, b)
-
-    def backward(self, grad):
-        a, b = self.a, self.b
-        da = None if self.inputs[0] is None else matmul(grad, b.swapaxes(-1, -2))
-        return da, None if self.inputs[1] is None else matmul(a.swapaxes(-1, -2), grad)
-
-
-class Reduction(Function):
-    """Axes are None (all), an int, or a tuple of ints; `keepdims` leaves them with length 1."""
-
-    def __init__(self, axis=None, keepdims=False):
-        self.axis, self.keepdims = axis, keepdims
-
-    def keep_axes(self, y):
-        """Give a reduced array its reduced axes back, with length 1."""
-        if self.keepdims or self.axis is None:
-            return y.reshape([1] * len(self.shape)) if self.axis is None else y
-        axes = self.axis if isinstance(self.axis, tuple) else (self.axis,)
-        kept = list(self.shape)
-        for axis in axes:
-            kept[axis] = 1
-        return y.reshape(kept)
-
-
-class Sum(Reduction):
-    """Y = sum of A over axes  =>  dA = dY, repeated over them."""
-
-    def forward(self, a):
-        self.shape = a.shape
-        return a.sum(axis=self.axis, keepdims=self.keepdims)
-
-    def backward(self, grad):
-        return array_module(grad).broadcast_to(self.keep_axes(grad), self.shape)
-
-
-class Mean(Reduction):
-    """Y = mean of A over axes, n elements each  =>  dA = dY / n, repeated over them."""
-
-    def forward(self, a):
-        self.shape = a.shape
-        y = as_array(a.mean(axis=self.axis, keepdims=self.keepdims))
-        self.n = a.size // y.size if y.size else 1
-        return y
-
-    def backward(self, grad):
-        return array_module(grad).broadcast_to(self.keep_axes(grad) / self.n, self.shape)
-
-
-class Max(Reduction):
-    """Y = max of A over axes  =>  dA = dY where A is the maximum, shared equally among ties."""
-
-    def forward(self, a):
-        self.shape, self.a = a.shape, a
-        self.y = as_array(a.max(axis=self.axis, keepdims=self.keepdims))
-        return self.y
-
-    def backward(self, grad):
-        chosen = (self.a == self.keep_axes(self.y)).astype(grad.dtype)
-        return self.keep_axes(grad) * (chosen / chosen.sum(axis=self.axis, keepdims=True))
-
-
-class Exp(Function):
-    """Y = exp A  =>  dA = dY Y."""
-
-    def forward(self, a):
-        self.y = array_module(a).exp(a)
-        return self.y
-
-    def backward(self, grad):
-        return grad * self.y
-
-
-class Log(Function):
-    """Y = log A  =>  dA = dY / A."""
-
-    def forward(self, a):
-        self.a = a
-        return array_module(a).log(a)
-
-    def backward(self, grad):
-        return grad / self.a
-
-
-class Reshape(Function):
-    """The same elements in row-major order in another shape, both ways."""
-
-    def __init__(self, shape):
-        self.new_shape = shape
-
-    def forward(self, a):
-        self.shape = a.shape
-        return a.reshape(self.new_shape)
-
-    def backward(self, grad):
-        return grad.reshape(self.shape)
-
-
-class Transpose(Function):
-    """Y = A with its axes permuted (default: reversed)  =>  dA = dY with the inverse permutation."""
-
-    def __init__(self, axes=None):
-        self.axes = tuple(axes) if axes else None
-
-    def forward(self, a):
-        return a.transpose(self.axes)
-
-    def backward(self, grad):
-        return grad.transpose(None if self.axes is None else np.argsort(self.axes).tolist())
-
-
-class GetItem(Function):
-    """Y = A[index], NumPy's basic or advanced indexing  =>  dA = 0, plus dY added at index (repeats add up)."""
-
-    def __init__(self, index):
-        self.index = index
-
-    def forward(self, a):
-        self.shape = a.shape
-        return a[self.index]
-
-    def backward(self, grad):
-        xp = array_module(grad)
-        da = xp.zeros(self.shape, grad.dtype)
-        parts = self.index if isinstance(self.index, tuple) else (self.index,)
-        if all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in parts):
-            da[self.index] = grad  # basic indexing names every element at most once
-        else:
-            xp.add.at(da, self.index, grad)
-        return da
-
-
-class Concatenate(Function):
-    """Y = the inputs one after the other along an axis  =>  each gets its piece of dY."""
-
-    def __init__(self, axis=0):
-        self.axis = axis
-
-    def forward(self, *arrays):
-        self.ends = np.cumsum([a.shape[self.axis] for a in arrays])[:-1].tolist()
-        return array_module(*arrays).concatenate(arrays, axis=self.axis)
-
-    def backward(self, grad):
-        return tuple(array_module(grad).split(grad, self.ends, axis=self.axis))
+# Operators are Functions: their file can only be imported when Function exists.
+from minidist.autograd import operators as ops  # noqa: E402

@@ -19,7 +19,8 @@ TRANSPORTS = {"process": ProcessRanks, "thread": ThreadRanks}
 def run(worker, size: int, *args, transport="process", timeout=None, device="cpu") -> list:
     """Call worker(group, *args) on `size` ranks; return their results in rank order.
 
-    worker     any function, also one of a script or a notebook cell: it travels by value, and so do args and results
+    worker     any function, also one of a script or a notebook cell: it travels by value, and so do
+               args and results
     transport  "process", or "thread" for a debugger
     timeout    seconds after which the run ends in CommTimeout
     device     "cpu" or "gpu": `group.device`, where `group.empty` allocates
@@ -29,7 +30,8 @@ def run(worker, size: int, *args, transport="process", timeout=None, device="cpu
 
 
 class Cluster:
-    """Ranks that stay up between runs. After a failure all have stopped; the next run starts fresh ones.
+    """Ranks that stay up between runs. After a failure all have stopped; the next run starts fresh
+    ones.
 
     Use it in a `with`, or call `close()`; at the latest the ranks end with the interpreter.
     """
@@ -38,7 +40,9 @@ class Cluster:
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"a cluster has one rank or more, not {size}")
         if transport not in TRANSPORTS:
-            raise ValueError(f"transport {transport!r} does not exist; choose one of {', '.join(TRANSPORTS)}")
+            raise ValueError(
+                f"transport {transport!r} does not exist; choose one of {', '.join(TRANSPORTS)}"
+            )
         check_device(device)
         self.size, self.transport, self.device = size, transport, device
         self._runs = itertools.count(1)
@@ -50,10 +54,12 @@ class Cluster:
         self._finalizer = weakref.finalize(self, self._ranks.stop)
 
     def run(self, worker, *args, timeout: float | None = None) -> list:
-        """Call worker(group, *args) on every rank; return the results in rank order, or raise one error.
+        """Call worker(group, *args) on every rank; return the results in rank order, or raise one
+        error.
 
-        RankDied, RankFailed (chained to the remote exception), CommTimeout, or CommError for a message that nobody
-        received. After any of them, and after Ctrl-C, every rank has stopped and nothing is left of the run.
+        RankDied, RankFailed (chained to the remote exception), CommTimeout, or CommError for a
+        message that nobody received. After any of them, and after Ctrl-C, every rank has stopped
+        and nothing is left of the run.
         """
         payload = cloudpickle.dumps((worker, args))
         if self._ranks is None:
@@ -78,7 +84,9 @@ class Cluster:
                 raise CommTimeout(self._describe_timeout(timeout, reports))
             reports.update(new)
             if any(report.failed or report.died for _, report in new):
-                reports.update(self._ranks.reports(0.05))  # others that went down with it, for the precedence
+                reports.update(
+                    self._ranks.reports(0.05)
+                )  # others that went down with it, for the precedence
                 _raise_first(reports)
         return reports
 
@@ -109,7 +117,9 @@ class Cluster:
 
 
 def _raise_first(reports: dict[int, Report]) -> None:
-    """Raise the failure that matters most: a death before an exception, a low rank before a high one."""
+    """Raise the failure that matters most: a death before an exception, a low rank before a high
+    one.
+    """
     for rank, report in sorted(reports.items()):
         if report.died:
             code = report.exitcode

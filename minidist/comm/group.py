@@ -1,9 +1,10 @@
 """Group: a set of ranks that talk to each other. Every strategy is written against this contract.
 
-Letters: N ranks in the group, S bytes in an array. Results are fresh arrays, or land in `out`. Collectives are called by
-all ranks of the group in the same order. By default each rank reduces one slice of the array, in rank order, from
-everyone's messages (a reduce-scatter), and hands it to all (an all-gather): 2(N-1)S bytes in all, as in a ring, and the
-same bits on every rank and in every run.
+Letters: N ranks in the group, S bytes in an array. Results are fresh arrays, or land in `out`.
+Collectives are called by all ranks of the group in the same order. By default each rank reduces one
+slice of the array, in rank order, from everyone's messages (a reduce-scatter), and hands it to all
+(an all-gather): 2(N-1)S bytes in all, as in a ring, and the same bits on every rank and in every
+run.
 """
 
 from collections import Counter
@@ -17,12 +18,16 @@ REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multipl
 
 
 def split_sizes(n: int, parts: int) -> list[int]:
-    """Cut n things into `parts` sizes that differ by at most one, the larger ones first; parts may be empty."""
+    """Cut n things into `parts` sizes that differ by at most one, the larger ones first; parts may
+    be empty.
+    """
     return [n // parts + (part < n % parts) for part in range(parts)]
 
 
 class Ledger:
-    """Payload bytes that other ranks take from this one, per operation; no control traffic, nothing to itself."""
+    """Payload bytes that other ranks take from this one, per operation; no control traffic, nothing
+    to itself.
+    """
 
     def __init__(self):
         self.bytes: Counter[str] = Counter()
@@ -38,7 +43,8 @@ class Ledger:
 class Group:
     """The ranks `members` of a transport, numbered 0 to size - 1; `rank` is this one's number.
 
-    Made by `run` and `Cluster`, and by `split`. ledger: what this rank has sent as a member of this very group.
+    Made by `run` and `Cluster`, and by `split`. ledger: what this rank has sent as a member of this
+    very group.
     """
 
     def __init__(self, transport, members: list[int], context: tuple):
@@ -73,22 +79,28 @@ class Group:
     # Collectives.
 
     def all_reduce(self, x, op="sum", label=None, algorithm=None, out=None):
-        """Return the reduction of every rank's x, same shape and dtype on all ranks: 2(N-1)/N S bytes per rank.
+        """Return the reduction of every rank's x, same shape and dtype on all ranks: 2(N-1)/N S
+        bytes per rank.
 
         op         "sum", "max", "min" or "prod"
-        label      a name that must agree between ranks: two equal shapes in swapped order are then an error
+        label      a name that must agree between ranks: two equal shapes in swapped order are then
+                   an error
         algorithm  None: in rank order, the same bits everywhere and always
         out        an array for the result, x itself for a reduction in place
         """
         if algorithm is not None:
-            raise ValueError(f"unknown algorithm {algorithm!r}; there is None, which reduces in rank order")
+            raise ValueError(
+                f"unknown algorithm {algorithm!r}; there is None, which reduces in rank order"
+            )
         x = _checked(x)
         _check_out(out, x)
         call = self._call("all_reduce", op, x.dtype, x.shape, label=label)
         flat = x.reshape(-1)
         pieces = _cut(flat, split_sizes(x.size, self.size))
         mine = _reduce(self._exchange(call, pieces), op)
-        result = array_module(x).concatenate(self._exchange(call, [mine] * self.size)).reshape(x.shape)
+        result = (
+            array_module(x).concatenate(self._exchange(call, [mine] * self.size)).reshape(x.shape)
+        )
         if out is None:
             return result
         out[...] = result
@@ -97,7 +109,8 @@ class Group:
     def reduce_scatter(self, x, sizes: list[int] | None = None, op="sum", label=None):
         """Return this rank's piece, along axis 0, of the reduction of every rank's x.
 
-        sizes: rows per rank (default: as equal as can be, larger first). S minus the own piece in bytes per rank.
+        sizes: rows per rank (default: as equal as can be, larger first). S minus the own piece in
+        bytes per rank.
         """
         x = _checked(x, axis=0)
         sizes = split_sizes(len(x), self.size) if sizes is None else list(sizes)
@@ -107,18 +120,24 @@ class Group:
         return _reduce(self._exchange(call, _cut(x, sizes)), op)
 
     def all_gather(self, x, axis: int = 0, label=None):
-        """Return every rank's x, concatenated along `axis`, where alone they may differ: (N-1) S bytes per rank."""
+        """Return every rank's x, concatenated along `axis`, where alone they may differ: (N-1) S
+        bytes per rank.
+        """
         x = _checked(x, axis=axis)
         call = self._call("all_gather", x.dtype, _without(x.shape, axis), axis, label=label)
         return array_module(x).concatenate(self._exchange(call, [x] * self.size), axis=axis)
 
     def all_to_all(self, arrays: list, label=None) -> list:
-        """Give arrays[r] to rank r; return what each rank gave to this one. Shapes may differ, dtypes may not."""
+        """Give arrays[r] to rank r; return what each rank gave to this one. Shapes may differ,
+        dtypes may not.
+        """
         if len(arrays) != self.size:
             raise ValueError(f"all_to_all needs one array per rank: {self.size}, got {len(arrays)}")
         arrays = [_checked(x) for x in arrays]
         if len({x.dtype for x in arrays}) > 1:
-            raise ValueError(f"all_to_all needs one dtype, got {', '.join(str(x.dtype) for x in arrays)}")
+            raise ValueError(
+                f"all_to_all needs one dtype, got {', '.join(str(x.dtype) for x in arrays)}"
+            )
         return self._exchange(self._call("all_to_all", arrays[0].dtype, label=label), arrays)
 
     def broadcast(self, x=None, root: int = 0, label=None):
@@ -126,7 +145,7 @@ class Group:
         call = self._call("broadcast", self._valid(root, "root"), label=label)
         if self.rank == root:
             x = _checked(x)
-            self._spread(call, {r: x for r in range(self.size)})
+            self._spread(call, dict.fromkeys(range(self.size), x))
             return x.copy()
         return self._collect(call, [root])[root]
 
@@ -142,14 +161,20 @@ class Group:
         return self._collect(call, [root])[root]
 
     def gather(self, x, root: int = 0, axis: int = 0, label=None):
-        """Return every rank's x, concatenated along `axis`, on root; None elsewhere: S bytes from each other rank."""
+        """Return every rank's x, concatenated along `axis`, on root; None elsewhere: S bytes from
+        each other rank.
+        """
         x = _checked(x, axis=axis)
-        call = self._call("gather", self._valid(root, "root"), x.dtype, _without(x.shape, axis), axis, label=label)
+        call = self._call(
+            "gather", self._valid(root, "root"), x.dtype, _without(x.shape, axis), axis, label=label
+        )
         pieces = self._to_root(call, x, root)
         return pieces and array_module(x).concatenate(pieces, axis=axis)
 
     def reduce(self, x, root: int = 0, op="sum", label=None):
-        """Return the reduction of every rank's x, in rank order, on root; None elsewhere: S bytes from each other rank."""
+        """Return the reduction of every rank's x, in rank order, on root; None elsewhere: S bytes
+        from each other rank.
+        """
         x = _checked(x)
         call = self._call("reduce", self._valid(root, "root"), op, x.dtype, x.shape, label=label)
         pieces = self._to_root(call, x, root)
@@ -161,11 +186,14 @@ class Group:
         self._exchange(self._call("barrier"), [nothing] * self.size, payload=False)
 
     def split(self, color: int | None, key: int | None = None) -> "Group | None":
-        """Return the group of the ranks that gave the same color, ordered by (key, rank); None for color None.
+        """Return the group of the ranks that gave the same color, ordered by (key, rank); None for
+        color None.
 
         key: default this rank's number. No payload.
         """
-        wish = np.array([color is not None, color or 0, self.rank if key is None else key], np.int64)
+        wish = np.array(
+            [color is not None, color or 0, self.rank if key is None else key], np.int64
+        )
         wishes = self._exchange(self._call("split"), [wish] * self.size, payload=False)
         self._splits += 1
         if color is None:
@@ -176,14 +204,18 @@ class Group:
         return Group(self.transport, [self.members[r] for r in chosen], context)
 
     def empty(self, shape, dtype="float32"):
-        """Return an uninitialised array on this rank's device, where the transport communicates at the least cost."""
+        """Return an uninitialised array on this rank's device, where the transport communicates at
+        the least cost.
+        """
         return to_device(empty(shape, dtype), self.device)
 
     # What they are made of.
 
     def _valid(self, rank: int, what: str) -> int:
         if not 0 <= rank < self.size:
-            raise ValueError(f"{what}={rank} is no rank of a group of {self.size}; use 0 to {self.size - 1}")
+            raise ValueError(
+                f"{what}={rank} is no rank of a group of {self.size}; use 0 to {self.size - 1}"
+            )
         return rank
 
     def _call(self, name: str, *details, label=None) -> tuple:
@@ -214,7 +246,9 @@ class Group:
         return to_device(array, "gpu") if was_on_gpu else array
 
     def _spread(self, call, pieces: dict, payload=True) -> None:
-        """Send pieces[r] to rank r, starting with the next rank, so that not all write to the same one at once."""
+        """Send pieces[r] to rank r, starting with the next rank, so that not all write to the same
+        one at once.
+        """
         name, number, signature = call
         for step in range(1, self.size):
             to = (self.rank + step) % self.size
@@ -245,7 +279,9 @@ class Group:
 
 
 class Request:
-    """A transfer under way; `.wait()` returns its array (None for a send), the same one if called again."""
+    """A transfer under way; `.wait()` returns its array (None for a send), the same one if called
+    again.
+    """
 
     def __init__(self, complete):
         self._complete, self._done, self._result = complete, False, None
@@ -260,10 +296,14 @@ def _checked(x, axis: int | None = None):
     """Return x as a numeric array, with the axis that is asked for."""
     if not hasattr(x, "dtype") or not hasattr(x, "nbytes"):
         if not isinstance(x, int | float | complex | list):
-            raise ValueError(f"only arrays travel between ranks, not {type(x).__name__}; pass a tensor's .data or .grad")
+            raise ValueError(
+                f"only arrays travel between ranks, not {type(x).__name__}; pass a tensor's .data or .grad"
+            )
     x = as_array(x)
     if x.dtype.kind not in "biufc":
-        raise ValueError(f"arrays of {x.dtype} do not travel between ranks; use numbers or booleans")
+        raise ValueError(
+            f"arrays of {x.dtype} do not travel between ranks; use numbers or booleans"
+        )
     if axis is not None and not -x.ndim <= axis < x.ndim:
         raise ValueError(f"axis {axis} does not exist in an array of shape {list(x.shape)}")
     return x
@@ -271,7 +311,9 @@ def _checked(x, axis: int | None = None):
 
 def _check_out(out, x):
     if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
-        raise ValueError(f"out is {out.dtype}{list(out.shape)}, x is {x.dtype}{list(x.shape)}: they must agree")
+        raise ValueError(
+            f"out is {out.dtype}{list(out.shape)}, x is {x.dtype}{list(x.shape)}: they must agree"
+        )
 
 
 def _without(shape, axis):

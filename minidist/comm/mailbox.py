@@ -10,12 +10,16 @@ from minidist.comm.group import Group
 
 
 class Stopped(BaseException):
-    """Raised in a rank that waits while the run is being torn down; no failure of its own, so no `except Exception` sees it."""
+    """Raised in a rank that waits while the run is being torn down; no failure of its own, so no
+    `except Exception` sees it.
+    """
 
 
 @dataclass
 class Wait:
-    """What a thread of a rank is waiting for: an operation, the world rank that should send, since when (monotonic)."""
+    """What a thread of a rank is waiting for: an operation, the world rank that should send, since
+    when (monotonic).
+    """
 
     operation: str
     source: int
@@ -23,7 +27,9 @@ class Wait:
 
 
 class Mailbox:
-    """Messages by (source, key), first in, first out; no bound on their number or size but memory."""
+    """Messages by (source, key), first in, first out; no bound on their number or size but
+    memory.
+    """
 
     def __init__(self):
         self.messages: dict[tuple, deque] = {}
@@ -74,9 +80,11 @@ class Mailbox:
 
 
 class Endpoint:
-    """What one rank sees of a transport: `post` and `take`. `deliver(to, key, message)` is the transport's own part.
+    """What one rank sees of a transport: `post` and `take`. `deliver(to, key, message)` is the
+    transport's own part.
 
-    A message is (note, array, whether it was on a GPU); the array must be copied before `deliver` returns.
+    A message is (note, array, whether it was on a GPU); the array must be copied before `deliver`
+    returns.
     """
 
     def __init__(self, rank: int, size: int, device: str, mailbox: Mailbox, deliver):
@@ -96,7 +104,9 @@ class Endpoint:
         return message
 
     def _count(self, source, to, key, change) -> None:
-        """Keep the books of messages by (source, to, tag): summed over all ranks, what is left was never received."""
+        """Keep the books of messages by (source, to, tag): summed over all ranks, what is left was
+        never received.
+        """
         kind, number = key[-1]
         if kind == "message":
             self.unreceived[source, to, number] += change

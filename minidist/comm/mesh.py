@@ -6,16 +6,20 @@ from minidist.comm.group import Group
 
 
 class Mesh:
-    """Arrange a group's ranks in a grid: `Mesh(group, dp=2, pp=2, tp=2)`; the last axis varies fastest.
+    """Arrange a group's ranks in a grid: `Mesh(group, dp=2, pp=2, tp=2)`; the last axis varies
+    fastest.
 
-    With sizes (dp, pp, tp):  rank = (d * pp + p) * tp + t.   `mesh.tp` is the Group of the ranks that differ from this
+    With sizes (dp, pp, tp):  rank = (d * pp + p) * tp + t.   `mesh.tp` is the Group of the ranks
+                              that differ from this
     one in t only; its ranks are numbered by t. Every rank of the group makes the same mesh.
     """
 
     def __init__(self, group: Group, **axes: int):
         if any(size < 1 for size in axes.values()) or math.prod(axes.values()) != group.size:
             product = " x ".join(f"{name}={size}" for name, size in axes.items()) or "no axis"
-            raise ValueError(f"{product} does not make {group.size} ranks; the sizes must multiply to {group.size}")
+            raise ValueError(
+                f"{product} does not make {group.size} ranks; the sizes must multiply to {group.size}"
+            )
         self.group, self.axes = group, axes
         self.coordinates = self.coordinates_of(group.rank)
         for name in axes:
@@ -33,7 +37,9 @@ class Mesh:
         return {name: coordinates[name] for name in self.axes}
 
     def rank_of(self, **coordinates: int) -> int:
-        """Return the group's rank at these coordinates; an axis that is not named keeps this rank's own."""
+        """Return the group's rank at these coordinates; an axis that is not named keeps this rank's
+        own.
+        """
         rank = 0
         for name, size in self.axes.items():
             c = coordinates.get(name, self.coordinates[name])

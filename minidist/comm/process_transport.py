@@ -1,9 +1,10 @@
 """Ranks as processes of this machine: the default.
 
-Every pair of ranks shares a socket pair. In each process one thread reads whatever arrives, at once, into the mailbox;
-so a send never waits for a recv, and pieces of any size travel without a named segment that could be left behind.
-Processes come from a fork server with NumPy loaded (or are spawned where there is none); they never import the caller's
-script, because workers travel by value.
+Every pair of ranks shares a socket pair. In each process one thread reads whatever arrives, at
+once, into the mailbox; so a send never waits for a recv, and pieces of any size travel without a
+named segment that could be left behind. Processes come from a fork server with NumPy loaded (or are
+spawned where there is none); they never import the caller's script, because workers travel by
+value.
 """
 
 import multiprocessing as mp
@@ -48,7 +49,10 @@ class ProcessRanks:
                     control, theirs = context.Pipe()
                     self.controls.append(control)
                     process = context.Process(
-                        target=serve, args=(rank, size, device, theirs, peers[rank]), name=f"rank {rank}", daemon=True
+                        target=serve,
+                        args=(rank, size, device, theirs, peers[rank]),
+                        name=f"rank {rank}",
+                        daemon=True,
                     )
                     self.processes.append(process)
                     process.start()
@@ -69,7 +73,9 @@ class ProcessRanks:
         self.awaited = set(range(self.size))
 
     def reports(self, timeout: float | None) -> list[tuple[int, Report]]:
-        """Return the (rank, Report) pairs that have come in, waiting for the first; none if `timeout` passes before."""
+        """Return the (rank, Report) pairs that have come in, waiting for the first; none if
+        `timeout` passes before.
+        """
         ranks = {self.controls[rank]: rank for rank in self.awaited}
         found = []
         for control in wait(list(ranks), timeout):
@@ -87,10 +93,14 @@ class ProcessRanks:
     def _death_of(self, rank: int) -> Report:
         process = self.processes[rank]
         process.join(timeout=5)
-        return Report(exitcode=process.exitcode if process.exitcode is not None else -signal.SIGKILL)
+        return Report(
+            exitcode=process.exitcode if process.exitcode is not None else -signal.SIGKILL
+        )
 
     def waiting(self, ranks: list[int]) -> dict[int, list[str]]:
-        """Ask ranks what they wait for; one that does not answer within a second is computing with the lock held."""
+        """Ask ranks what they wait for; one that does not answer within a second is computing with
+        the lock held.
+        """
         answers = {rank: ["does not answer: it computes"] for rank in ranks}
         asked = {self.controls[rank]: rank for rank in ranks}
         for control in asked:
@@ -114,7 +124,9 @@ class ProcessRanks:
         """End a run in which every rank has reported."""
 
     def stop(self, patience: float = 0.0) -> None:
-        """End every rank: those that are idle by themselves within `patience` seconds, the others by force."""
+        """End every rank: those that are idle by themselves within `patience` seconds, the others
+        by force.
+        """
         for control in self.controls:
             control.close()
         deadline = time.monotonic() + patience
@@ -131,9 +143,11 @@ class ProcessRanks:
 
 @contextmanager
 def _nameless_main():
-    """Start processes that do not run the caller's script again: multiprocessing would import it as `__mp_main__`.
+    """Start processes that do not run the caller's script again: multiprocessing would import it as
+    `__mp_main__`.
 
-    A worker defined there is sent by value, so nobody needs it; and a script needs no `if __name__ == "__main__"`.
+    A worker defined there is sent by value, so nobody needs it; and a script needs no `if __name__
+    == "__main__"`.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
@@ -143,7 +157,9 @@ def _nameless_main():
         sys.modules["__main__"] = main
 
 
-def serve(rank: int, size: int, device: str, control: Connection, peers: dict[int, Connection]) -> None:
+def serve(
+    rank: int, size: int, device: str, control: Connection, peers: dict[int, Connection]
+) -> None:
     """The rank's side: run what the control connection brings, until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to handle
     keep_freed_memory()

@@ -12,7 +12,8 @@ from minidist.comm.mailbox import Endpoint, Stopped
 
 @dataclass
 class Report:
-    """How a run ended on one rank: with a result, with an exception, or (`exitcode`) with its process.
+    """How a run ended on one rank: with a result, with an exception, or (`exitcode`) with its
+    process.
 
     unreceived  {(source, to, tag): messages sent minus received, as this rank counts them}
     """
@@ -28,7 +29,9 @@ class Report:
 
 
 def execute(endpoint: Endpoint, run: int, payload: bytes, loads) -> Report | None:
-    """Unpack (worker, args) and call worker(group, *args); None if the run was stopped meanwhile."""
+    """Unpack (worker, args) and call worker(group, *args); None if the run was stopped
+    meanwhile.
+    """
     try:
         group = endpoint.begin(run)
         worker, args = loads(payload)
@@ -52,10 +55,16 @@ def pack(report: Report, dumps) -> bytes:
     except Exception:
         if report.error is not None:
             return dumps(Report(traceback=report.traceback))
-        return dumps(Report(traceback=f"the result of the worker cannot be sent back:\n{traceback.format_exc()}"))
+        return dumps(
+            Report(
+                traceback=f"the result of the worker cannot be sent back:\n{traceback.format_exc()}"
+            )
+        )
 
 
 def fair_share_of_cores(size: int) -> int:
     """Return how many BLAS threads each of `size` ranks on this machine may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, cores // size)

@@ -1,7 +1,9 @@
-"""Ranks as threads of this process: they start in a millisecond, and a debugger can step through any of them.
+"""Ranks as threads of this process: they start in a millisecond, and a debugger can step through
+any of them.
 
-Like processes they share nothing: the worker and its arguments are copied for each rank, and messages are copied.
-A thread cannot be killed: after a failure elsewhere it stops at its next communication.
+Like processes they share nothing: the worker and its arguments are copied for each rank, and
+messages are copied. A thread cannot be killed: after a failure elsewhere it stops at its next
+communication.
 """
 
 import queue
@@ -24,8 +26,12 @@ class ThreadRanks:
     def submit(self, run: int, payload: bytes) -> None:
         self.limits = threadpool_limits(fair_share_of_cores(self.size))
         for rank in range(self.size):
-            endpoint = Endpoint(rank, self.size, self.device, self.mailboxes[rank], self._deliver_from(rank))
-            thread = threading.Thread(target=self._serve, args=(endpoint, run, payload), name=f"rank {rank}", daemon=True)
+            endpoint = Endpoint(
+                rank, self.size, self.device, self.mailboxes[rank], self._deliver_from(rank)
+            )
+            thread = threading.Thread(
+                target=self._serve, args=(endpoint, run, payload), name=f"rank {rank}", daemon=True
+            )
             self.threads.append(thread)
             thread.start()
 
@@ -40,7 +46,9 @@ class ThreadRanks:
         self.queue.put((endpoint.rank, execute(endpoint, run, payload, cloudpickle.loads)))
 
     def reports(self, timeout: float | None) -> list:
-        """Return the (rank, Report) pairs that have come in, waiting for the first; none if `timeout` passes before."""
+        """Return the (rank, Report) pairs that have come in, waiting for the first; none if
+        `timeout` passes before.
+        """
         try:
             found = [self.queue.get(timeout=timeout)]
             while not self.queue.empty():

@@ -1,12 +1,14 @@
 """Data parallelism, naively: after backward, sum each parameter's gradient over the ranks.
 
-Letters: n targets in the whole batch, m_k of them in rank k's shard, l_i the loss of target i. One device computes
+Letters: n targets in the whole batch, m_k of them in rank k's shard, l_i the loss of target i. One
+device computes
 
     dw = d/dw (1/n) sum_i l_i  =  sum_k (m_k / n) d/dw (1/m_k) sum_{i in shard k} l_i,
 
-the mean of the shards' gradients, each weighted by its size. A loss that divides by the n of the whole batch
-(`reduction_size`) has the weights in it already: rank k's backward leaves (1/n) sum_{i in shard k} dl_i/dw, and what is
-left to do is a sum. No factor comes after the loss, and uneven or empty shards need no care.
+the mean of the shards' gradients, each weighted by its size. A loss that divides by the n of the
+whole batch (`reduction_size`) has the weights in it already: rank k's backward leaves (1/n) sum_{i
+in shard k} dl_i/dw, and what is left to do is a sum. No factor comes after the loss, and uneven or
+empty shards need no care.
 
 Layouts: X[B/dp, ...] -> dW{+dp}, a partial sum on every rank -> all_reduce -> dW.
 Bytes: 2 (N - 1) / N of the parameters' size from each rank.
@@ -17,7 +19,9 @@ from minidist.nn import Module
 
 
 def all_reduce_gradients(model: Module, group: Group) -> None:
-    """Give every rank the sum over ranks of each parameter's gradient; a rank that has none adds zero."""
+    """Give every rank the sum over ranks of each parameter's gradient; a rank that has none adds
+    zero.
+    """
     for name, p in model.named_parameters().items():
         if p.requires_grad:
             grad = p.xp.zeros_like(p.data) if p.grad is None else p.grad

@@ -1,8 +1,8 @@
 """The single-device models. They know no ranks.
 
-A module maps a tensor, and a `Randomness` if it drops out, to a tensor. `model.layers` are the modules whose composition
-the model is: what a pipeline cuts between. Read `module.py`, `flat_parameters.py`, then the layers, then `mlp.py` and
-`transformer.py`.
+A module maps a tensor, and a `Randomness` if it drops out, to a tensor. `model.layers` are the
+modules whose composition the model is: what a pipeline cuts between. Read `module.py`,
+`flat_parameters.py`, then the layers, then `mlp.py` and `transformer.py`.
 """
 
 from minidist.nn.attention import CausalSelfAttention

@@ -1,6 +1,6 @@
 """Causal multi-head self-attention (Vaswani et al. 2017, section 3.2)."""
 
-from minidist.autograd import functions
+from minidist.autograd.softmax import causal_attention
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module
 
@@ -13,7 +13,9 @@ class CausalSelfAttention(Module):
 
     def __init__(self, width: int, heads: int, *, name="attention", seed=0, dtype="float32"):
         if width % heads:
-            raise ValueError(f"width {width} does not split into {heads} heads; use a multiple of {heads}")
+            raise ValueError(
+                f"width {width} does not split into {heads} heads; use a multiple of {heads}"
+            )
         self.heads = heads
         self.qkv = Linear(width, 3 * width, name=f"{name}.qkv", seed=seed, dtype=dtype)
         self.output = Linear(width, width, name=f"{name}.output", seed=seed, dtype=dtype)
@@ -21,5 +23,5 @@ class CausalSelfAttention(Module):
     def forward(self, x, randomness=None):
         B, T, C = x.shape
         qkv = self.qkv(x).reshape(B, T, 3, self.heads, C // self.heads)
-        mixed = functions.causal_attention(qkv.transpose(2, 0, 3, 1, 4))  # [B, H, T, D]
+        mixed = causal_attention(qkv.transpose(2, 0, 3, 1, 4))  # [B, H, T, D]
         return self.output(mixed.transpose(0, 2, 1, 3).reshape(B, T, C))

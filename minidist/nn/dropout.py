@@ -1,4 +1,6 @@
-"""Dropout (Srivastava et al. 2014) that drops the same elements however the batch or the layer is split."""
+"""Dropout (Srivastava et al. 2014) that drops the same elements however the batch or the layer is
+split.
+"""
 
 from minidist.autograd import functions
 from minidist.autograd.tensor import is_recording

@@ -6,7 +6,9 @@ from minidist.nn.module import Module, draw
 
 
 class Embedding(Module):
-    """Y[..., C] = W[indices[...]], W[V, C] normal with deviation 0.02 (Radford et al. 2018, section 4.1)."""
+    """Y[..., C] = W[indices[...]], W[V, C] normal with deviation 0.02 (Radford et al. 2018, section
+    4.1).
+    """
 
     def __init__(self, rows: int, width: int, *, name="embedding", seed=0, dtype="float32"):
         self.weight = draw(f"{name}.weight", (rows, width), 0.02, seed, dtype)
@@ -16,9 +18,13 @@ class Embedding(Module):
 
 
 class TokenAndPosition(Module):
-    """Y[B, T, C] = dropout(token[x[B, T]] + position[0:T]); T may be any length up to the context."""
+    """Y[B, T, C] = dropout(token[x[B, T]] + position[0:T]); T may be any length up to the
+    context.
+    """
 
-    def __init__(self, vocab, width, context, dropout=0.0, *, name="embedding", seed=0, dtype="float32"):
+    def __init__(
+        self, vocab, width, context, dropout=0.0, *, name="embedding", seed=0, dtype="float32"
+    ):
         self.token = Embedding(vocab, width, name=f"{name}.token", seed=seed, dtype=dtype)
         self.position = Embedding(context, width, name=f"{name}.position", seed=seed, dtype=dtype)
         self.dropout = Dropout(dropout, name=f"{name}.dropout")

@@ -1,7 +1,8 @@
 """The parameters of a layer as views of one flat vector, and their gradients as views of another.
 
     vector    | weight[4, 2]             | bias[2] |        an optimizer is one rule over it,
-    gradient  | dweight                  | dbias   |        a bucket or a ZeRO shard is a slice of it
+    gradient  | dweight                  | dbias   |        a bucket or a ZeRO shard is a slice of
+              it
 
 Contiguous, in the order of the parameters; a tied parameter has one entry; a frozen one has none.
 """
@@ -14,7 +15,9 @@ from minidist.backend import empty as host_empty
 
 
 class Parameter(Tensor):
-    """A leaf with a global name, which needs a gradient; `home` is the FlatParameters that its data lies in, or None."""
+    """A leaf with a global name, which needs a gradient; `home` is the FlatParameters that its data
+    lies in, or None.
+    """
 
     home = None
 
@@ -22,13 +25,20 @@ class Parameter(Tensor):
         super().__init__(data, requires_grad=True, name=name)
 
     def __getstate__(self):
-        """Pickle the data once, in the home's vector. A copy has no gradient, no hooks and no graph."""
-        kept = {"requires_grad", "name", "home"} if self.home is not None else {"requires_grad", "name", "data"}
+        """Pickle the data once, in the home's vector. A copy has no gradient, no hooks and no
+        graph.
+        """
+        kept = (
+            {"requires_grad", "name", "home"}
+            if self.home is not None
+            else {"requires_grad", "name", "data"}
+        )
         return {key: value for key, value in vars(self).items() if key in kept}
 
 
 class FlatParameters:
-    """Move `parameters` into one vector, allocated by `empty(shape, dtype)`, and let them be views of it.
+    """Move `parameters` into one vector, allocated by `empty(shape, dtype)`, and let them be views
+    of it.
 
     vector, gradient  1-D arrays of `size` elements
     offsets           where each parameter begins in them
@@ -60,10 +70,14 @@ class FlatParameters:
         ]
 
     def bind(self, vector, gradient=None) -> None:
-        """Let the parameters be views of another vector: other weights, or another device. Old arrays are not touched."""
+        """Let the parameters be views of another vector: other weights, or another device. Old
+        arrays are not touched.
+        """
         gradient = self.gradient if gradient is None else gradient
         self.vector, self.gradient = vector, gradient
-        for p, data, buffer in zip(self.parameters, self.views(vector), self.views(gradient), strict=True):
+        for p, data, buffer in zip(
+            self.parameters, self.views(vector), self.views(gradient), strict=True
+        ):
             if p.home is self:
                 p.data, p.grad_buffer = data, buffer
 
@@ -103,13 +117,17 @@ class FlatSlice:
 
 
 def flat_slices(parameters: list[Parameter]) -> list[FlatSlice]:
-    """Return the fewest slices that cover the parameters which need gradients, neighbours merged, each covered once."""
+    """Return the fewest slices that cover the parameters which need gradients, neighbours merged,
+    each covered once.
+    """
     slices: list[FlatSlice] = []
     for p in dict.fromkeys(parameters):
         if not p.requires_grad:
             continue
         if getattr(p, "home", None) is None:
-            raise ValueError(f"parameter {p.name!r} lies in no flat vector; call flatten() on its module first")
+            raise ValueError(
+                f"parameter {p.name!r} lies in no flat vector; call flatten() on its module first"
+            )
         start = p.home.offsets[p.home.parameters.index(p)]
         stop = start + p.size
         if slices and slices[-1].home is p.home and slices[-1].stop == start:

@@ -12,12 +12,21 @@ GAINS = {"identity": 1.0, "relu": math.sqrt(2), "gelu": math.sqrt(2)}
 class Linear(Module):
     """Y[..., C_out] = activation(X[..., C_in] W[C_in, C_out] + b[C_out]).
 
-    The weight is normal with variance gain^2 / C_in (He et al. 2015, equation 10: gain^2 = 2 before a relu), the bias 0.
-    `name` is the global name of the layer: two layers of one shape are drawn differently because they are named so.
+    The weight is normal with variance gain^2 / C_in (He et al. 2015, equation 10: gain^2 = 2 before
+    a relu), the bias 0. `name` is the global name of the layer: two layers of one shape are drawn
+    differently because they are named so.
     """
 
     def __init__(
-        self, inputs: int, outputs: int, bias=True, activation="identity", *, name="linear", seed=0, dtype="float32"
+        self,
+        inputs: int,
+        outputs: int,
+        bias=True,
+        activation="identity",
+        *,
+        name="linear",
+        seed=0,
+        dtype="float32",
     ):
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation {activation!r}: choose one of {', '.join(ACTIVATIONS)}")

@@ -6,16 +6,20 @@ from minidist.nn.module import Sequential
 
 
 class MLP(Sequential):
-    """x[B, C0] -> logits[B, Cn]: a linear layer per pair of neighbouring sizes, the activation after all but the last."""
+    """x[B, C0] -> logits[B, Cn]: a linear layer per pair of neighbouring sizes, the activation
+    after all but the last.
+    """
 
     def __init__(self, sizes, activation="relu", seed=0, dtype="float32"):
         if len(sizes) < 2:
             raise ValueError(f"an MLP needs an input and an output size, got {list(sizes)}")
         kinds = [activation] * (len(sizes) - 2) + ["identity"]
-        super().__init__([
-            Linear(c_in, c_out, activation=kind, name=f"layers.{i}", seed=seed, dtype=dtype)
-            for i, (c_in, c_out, kind) in enumerate(zip(sizes, sizes[1:], kinds, strict=False))
-        ])
+        super().__init__(
+            [
+                Linear(c_in, c_out, activation=kind, name=f"layers.{i}", seed=seed, dtype=dtype)
+                for i, (c_in, c_out, kind) in enumerate(zip(sizes, sizes[1:], kinds, strict=False))
+            ]
+        )
 
     def forward(self, x, randomness=None):
         return super().forward(x if isinstance(x, Tensor) else Tensor(x), randomness)

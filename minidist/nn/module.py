@@ -1,7 +1,8 @@
 """Module: parameters with global names, in a fixed order.
 
-A parameter is drawn by its name (`generator(seed, name)`): the same on every rank, whatever part of the model the rank
-holds, and different for two layers of equal shape. Two parameters of one name in one model are an error.
+A parameter is drawn by its name (`generator(seed, name)`): the same on every rank, whatever part of
+the model the rank holds, and different for two layers of equal shape. Two parameters of one name in
+one model are an error.
 """
 
 import numpy as np
@@ -25,7 +26,9 @@ def constant(name: str, shape, value: float, dtype) -> Parameter:
 
 
 class Module:
-    """What has parameters, and a `forward`. Parameters and sub-modules are attributes, or lists of them."""
+    """What has parameters, and a `forward`. Parameters and sub-modules are attributes, or lists of
+    them.
+    """
 
     flat: FlatParameters | None = None
 
@@ -42,26 +45,34 @@ class Module:
         return [self]
 
     def members(self):
-        """Yield the parameters and modules that are attributes, in the order in which they were set."""
+        """Yield the parameters and modules that are attributes, in the order in which they were
+        set.
+        """
         for value in vars(self).values():
             for member in value if isinstance(value, list) else [value]:
                 if isinstance(member, Parameter | Module):
                     yield member
 
     def named_parameters(self) -> dict[str, Parameter]:
-        """Return {global name: parameter}, in global order; a tied parameter appears once, a frozen one too."""
+        """Return {global name: parameter}, in global order; a tied parameter appears once, a frozen
+        one too.
+        """
         found = {}
         for member in self.members():
             for p in [member] if isinstance(member, Parameter) else member.parameters():
                 if found.setdefault(p.name, p) is not p:
-                    raise ValueError(f"two parameters are named {p.name!r}; give each module a name of its own")
+                    raise ValueError(
+                        f"two parameters are named {p.name!r}; give each module a name of its own"
+                    )
         return found
 
     def parameters(self) -> list[Parameter]:
         return list(self.named_parameters().values())
 
     def flatten(self, empty=host_empty) -> "Module":
-        """Lay the parameters of each layer into one flat vector, allocated by `empty(shape, dtype)`."""
+        """Lay the parameters of each layer into one flat vector, allocated by `empty(shape,
+        dtype)`.
+        """
         taken = set()
         for layer in self.layers:
             own = [p for p in layer.parameters() if p.requires_grad and p not in taken]
@@ -70,13 +81,23 @@ class Module:
         return self
 
     def freeze(self, *names: str) -> "Module":
-        """Let the named parameters stay as they are (no names: all). Do this before an optimizer is made."""
+        """Let the named parameters stay as they are (no names: all). Do this before an optimizer is
+        made.
+        """
         parameters = self.named_parameters()
         if unknown := set(names) - set(parameters):
-            raise ValueError(f"no parameter named {sorted(unknown)[0]!r}; there are {', '.join(parameters)}")
+            raise ValueError(
+                f"no parameter named {sorted(unknown)[0]!r}; there are {', '.join(parameters)}"
+            )
         for name in names or parameters:
             p = parameters[name]
-            p.data, p.requires_grad, p.home, p.grad, p.grad_buffer = p.data.copy(), False, None, None, None
+            p.data, p.requires_grad, p.home, p.grad, p.grad_buffer = (
+                p.data.copy(),
+                False,
+                None,
+                None,
+                None,
+            )
         return self.flatten()
 
     def state(self) -> dict[str, np.ndarray]:
@@ -84,14 +105,18 @@ class Module:
         return {name: p.data.copy() for name, p in self.named_parameters().items()}
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
-        """Copy arrays of the same names and shapes into the parameters; they keep their own dtype and device."""
+        """Copy arrays of the same names and shapes into the parameters; they keep their own dtype
+        and device.
+        """
         parameters = self.named_parameters()
         if wrong := sorted(set(parameters) ^ set(state)):
             where = "the model" if wrong[0] in state else "the state"
             raise ValueError(f"state and model differ: {wrong[0]!r} is missing in {where}")
         for name, p in parameters.items():
             if p.shape != state[name].shape:
-                raise ValueError(f"{name} is {list(p.shape)} in the model, {list(state[name].shape)} in the state")
+                raise ValueError(
+                    f"{name} is {list(p.shape)} in the model, {list(state[name].shape)} in the state"
+                )
         for name, p in parameters.items():
             p.data[...] = to_device(state[name], "cpu" if isinstance(p.data, np.ndarray) else "gpu")
 
@@ -106,7 +131,9 @@ class Module:
         return self
 
     def astype(self, dtype) -> "Module":
-        """Round all parameters to another float dtype; gradients are dropped, flat vectors laid anew."""
+        """Round all parameters to another float dtype; gradients are dropped, flat vectors laid
+        anew.
+        """
         for p in self.parameters():
             p.data, p.grad, p.grad_buffer = p.data.astype(dtype), None, None
         return self.flatten()

@@ -1,4 +1,6 @@
-"""A decoder-only Transformer with the norms before the sub-layers (Vaswani et al. 2017; Radford et al. 2019, section 2.3)."""
+"""A decoder-only Transformer with the norms before the sub-layers (Vaswani et al. 2017; Radford et
+al. 2019, section 2.3).
+"""
 
 from minidist.autograd import functions
 from minidist.nn.attention import CausalSelfAttention
@@ -10,7 +12,9 @@ from minidist.nn.module import Module, Sequential
 
 
 class Block(Module):
-    """X[B, T, C] -> X + attention(norm(X)), then X + expand-gelu-contract(norm(X)), F = 4C; dropout on each branch."""
+    """X[B, T, C] -> X + attention(norm(X)), then X + expand-gelu-contract(norm(X)), F = 4C; dropout
+    on each branch.
+    """
 
     def __init__(self, width, heads, dropout=0.0, *, name="block", seed=0, dtype="float32"):
         more = {"seed": seed, "dtype": dtype}
@@ -28,7 +32,9 @@ class Block(Module):
 
 
 class Head(Module):
-    """X[B, T, C] -> logits[B, T, V] = norm(X) W[C, V]; tied: W = E^T, the embedding E[V, C] itself (Press and Wolf 2017)."""
+    """X[B, T, C] -> logits[B, T, V] = norm(X) W[C, V]; tied: W = E^T, the embedding E[V, C] itself
+    (Press and Wolf 2017).
+    """
 
     def __init__(self, width, vocab, tied_to=None, *, name="head", seed=0, dtype="float32"):
         self.norm = LayerNorm(width, name=f"{name}.norm", dtype=dtype)
@@ -36,7 +42,9 @@ class Head(Module):
         if self.tied:
             self.weight = tied_to
         else:
-            self.linear = Linear(width, vocab, bias=False, name=f"{name}.linear", seed=seed, dtype=dtype)
+            self.linear = Linear(
+                width, vocab, bias=False, name=f"{name}.linear", seed=seed, dtype=dtype
+            )
 
     def forward(self, x, randomness=None):
         x = self.norm(x)
@@ -46,8 +54,10 @@ class Head(Module):
 class Transformer(Sequential):
     """tokens[B, T] -> logits[B, T, V], T <= context.  Layers: embedding, `depth` blocks, head.
 
-    dropout  rate on the embedding and on both branches of each block; needs `model(tokens, randomness)` to train
-    tied     the head uses the token embedding as its weight: one parameter, whose gradient has two contributions
+    dropout  rate on the embedding and on both branches of each block; needs `model(tokens,
+             randomness)` to train
+    tied     the head uses the token embedding as its weight: one parameter, whose gradient has two
+             contributions
     """
 
     def __init__(

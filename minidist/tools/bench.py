@@ -1,4 +1,6 @@
-"""Measure training steps against PyTorch eager: one BLAS thread, float32, interleaved, medians of the rounds."""
+"""Measure training steps against PyTorch eager: one BLAS thread, float32, interleaved, medians of
+the rounds.
+"""
 
 import gc
 import importlib.util
@@ -64,7 +66,9 @@ LIMITS = {"MLP step": 1.5, "Transformer step": 2.0, "1,000 tiny ops": 1.0}
 
 
 def measure(rounds: int = 15) -> list[dict]:
-    """Return a row per workload: name, minidist_ms, torch_ms and ratio (None without PyTorch), limit, note."""
+    """Return a row per workload: name, minidist_ms, torch_ms and ratio (None without PyTorch),
+    limit, note.
+    """
     keep_freed_memory()
     has_torch = importlib.util.find_spec("torch") is not None
     rows = []
@@ -77,19 +81,27 @@ def measure(rounds: int = 15) -> list[dict]:
                 theirs = bench_torch.STEPS[name]()
             times = _interleave([step for step in (ours, theirs) if step], rounds)
             mine, torch = times[0], times[1] if has_torch else None
-            rows.append({
-                "name": name,
-                "minidist_ms": 1e3 * statistics.median(mine),
-                "torch_ms": 1e3 * statistics.median(torch) if torch else None,
-                "ratio": statistics.median([a / b for a, b in zip(mine, torch, strict=True)]) if torch else None,
-                "limit": LIMITS[name],
-                "note": "" if torch else "PyTorch is not installed: pip install 'minidist[bench]'",
-            })
+            rows.append(
+                {
+                    "name": name,
+                    "minidist_ms": 1e3 * statistics.median(mine),
+                    "torch_ms": 1e3 * statistics.median(torch) if torch else None,
+                    "ratio": statistics.median([a / b for a, b in zip(mine, torch, strict=True)])
+                    if torch
+                    else None,
+                    "limit": LIMITS[name],
+                    "note": ""
+                    if torch
+                    else "PyTorch is not installed: pip install 'minidist[bench]'",
+                }
+            )
     return rows
 
 
 def _interleave(steps, rounds, repeats=10) -> list[list[float]]:
-    """Time each step in turns, `repeats` calls at a time, so that a slow moment of the machine meets them all."""
+    """Time each step in turns, `repeats` calls at a time, so that a slow moment of the machine
+    meets them all.
+    """
     for step in steps:
         step()
     times = [[] for _ in steps]
@@ -109,8 +121,16 @@ def _interleave(steps, rounds, repeats=10) -> list[list[float]]:
 
 
 def table(rows: list[dict]) -> str:
-    lines = [f"{'one BLAS thread, float32':<26}{'minidist':>11}{'PyTorch':>11}{'ratio':>8}{'limit':>8}"]
+    lines = [
+        f"{'one BLAS thread, float32':<26}{'minidist':>11}{'PyTorch':>11}{'ratio':>8}{'limit':>8}"
+    ]
     for row in rows:
-        torch = f"{row['torch_ms']:8.2f} ms{row['ratio']:8.2f}" if row["ratio"] else f"{'-':>11}{'-':>8}"
-        lines.append(f"{row['name']:<26}{row['minidist_ms']:8.2f} ms{torch}{row['limit']:>8}  {row['note']}".rstrip())
+        torch = (
+            f"{row['torch_ms']:8.2f} ms{row['ratio']:8.2f}"
+            if row["ratio"]
+            else f"{'-':>11}{'-':>8}"
+        )
+        lines.append(
+            f"{row['name']:<26}{row['minidist_ms']:8.2f} ms{torch}{row['limit']:>8}  {row['note']}".rstrip()
+        )
     return "\n".join(lines)

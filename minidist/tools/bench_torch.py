@@ -1,4 +1,6 @@
-"""The workloads of `bench.py` in PyTorch eager: what a user would pick instead. A development-time extra."""
+"""The workloads of `bench.py` in PyTorch eager: what a user would pick instead. A development-time
+extra.
+"""
 
 import torch
 from torch import nn
@@ -9,7 +11,9 @@ torch.set_num_threads(1)
 
 def mlp_step():
     images, labels = torch.randn(128, 784), torch.randint(0, 10, (128,))
-    model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    model = nn.Sequential(
+        nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
+    )
     return _step(model, torch.optim.SGD(model.parameters(), lr=1e-3), images, labels)
 
 

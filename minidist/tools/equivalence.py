@@ -1,8 +1,10 @@
-"""Hold a strategy to one sentence: the gradient it leaves is the gradient that one device would have computed.
+"""Hold a strategy to one sentence: the gradient it leaves is the gradient that one device would
+have computed.
 
-A strategy is run for real, on ranks, from the weights of a single-device model; then every parameter's gradient on every
-rank, and the input's, is compared with one device's, in float64: max|got - want| <= 1e-9 max(max|want|, 1e-3 g), where g is
-the largest gradient of the whole model. Rounding is far below that bound, every mistake that we know of far above.
+A strategy is run for real, on ranks, from the weights of a single-device model; then every
+parameter's gradient on every rank, and the input's, is compared with one device's, in float64:
+max|got - want| <= 1e-9 max(max|want|, 1e-3 g), where g is the largest gradient of the whole model.
+Rounding is far below that bound, every mistake that we know of far above.
 """
 
 import copy
@@ -25,7 +27,9 @@ INPUT = "(input)"  # the name under which a floating input's gradient is compare
 
 @dataclass(frozen=True)
 class Case:
-    """A model and a batch that a strategy is tried on; inputs[B, ...] are tokens or floats, targets fit the loss."""
+    """A model and a batch that a strategy is tried on; inputs[B, ...] are tokens or floats, targets
+    fit the loss.
+    """
 
     name: str
     model: nn.Module
@@ -37,7 +41,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one rank has at the end: its gradients by name, host arrays, and the bytes that others took from it."""
+    """What one rank has at the end: its gradients by name, host arrays, and the bytes that others
+    took from it.
+    """
 
     gradients: dict[str, np.ndarray]
     bytes: int
@@ -107,7 +113,9 @@ def data_parallel_bytes(case: Case, ranks: int) -> int:
 
 
 def small_cases() -> list[Case]:
-    """An MLP on 7 unequal examples, a tied Transformer with dropout on 6, and 2 examples for up to 4 ranks."""
+    """An MLP on 7 unequal examples, a tied Transformer with dropout on 6, and 2 examples for up to
+    4 ranks.
+    """
     random = generator(0, "cases")
     images, labels = random.standard_normal((7, 6)), random.integers(0, 3, 7)
     tokens, nexts = random.integers(0, 11, (2, 6, 5))
@@ -141,9 +149,11 @@ class Comparison:
 
     difference      largest |got - want| of all
     error           largest |got - want| / max(max|want|, 1e-3 g), to be held against the bound
-    parameter, rank the first parameter, in global order, that is off the bound, and the first rank where it is; if none
+    parameter, rank the first parameter, in global order, that is off the bound, and the first rank
+    where it is; if none
                     is, those of the largest error
-    ratio           got / want at that parameter's largest difference: 0.25 and 4 speak for themselves
+    ratio           got / want at that parameter's largest difference: 0.25 and 4 speak for
+                    themselves
     """
 
     difference: float
@@ -164,7 +174,9 @@ class Comparison:
         )
 
 
-def compare(got: list[dict[str, np.ndarray]], want: dict[str, np.ndarray], bound: float = BOUND) -> Comparison:
+def compare(
+    got: list[dict[str, np.ndarray]], want: dict[str, np.ndarray], bound: float = BOUND
+) -> Comparison:
     """Compare the gradients of every rank with one device's, parameter by parameter."""
     largest = max((np.abs(w).max(initial=0.0) for w in want.values()), default=0.0)
     rows, difference = [], 0.0
@@ -180,7 +192,14 @@ def compare(got: list[dict[str, np.ndarray]], want: dict[str, np.ndarray], bound
             error = float(off[worst]) if off.size else 0.0
             difference = max(difference, error)
             w_worst = w[worst] if off.size else 0.0
-            rows.append((error / scale, name, rank, float(gradients[name][worst] / w_worst) if w_worst else np.nan))
+            rows.append(
+                (
+                    error / scale,
+                    name,
+                    rank,
+                    float(gradients[name][worst] / w_worst) if w_worst else np.nan,
+                )
+            )
     failing = [row for row in rows if not row[0] <= bound]
     _, name, rank, ratio = (failing or [max(rows)])[0]
     return Comparison(difference, max(row[0] for row in rows), name, rank, ratio, bound)
@@ -194,12 +213,19 @@ def _outcomes(strategy, case, size, cluster, transport, options) -> list[Outcome
 
 
 def gradients(
-    strategy: str, model, inputs, targets, size: int, loss=nn.cross_entropy, transport="process", **options
+    strategy: str,
+    model,
+    inputs,
+    targets,
+    size: int,
+    loss=nn.cross_entropy,
+    transport="process",
+    **options,
 ) -> dict[str, np.ndarray]:
     """Return {global name: gradient} after one batch under `strategy` on `size` real ranks.
 
-    The ranks start from the weights of `model`, a single-device model, which stays as it is. Every rank's result is looked
-    at: where two differ by more than the bound, ValueError.
+    The ranks start from the weights of `model`, a single-device model, which stays as it is. Every
+    rank's result is looked at: where two differ by more than the bound, ValueError.
     """
     case = Case("given", model, np.asarray(inputs), np.asarray(targets), loss)
     found = [o.gradients for o in _outcomes(find(strategy), case, size, None, transport, options)]
@@ -209,13 +235,19 @@ def gradients(
     return {name: found[0][name] for name in model.named_parameters()}
 
 
-def check(strategy: str, case: Case, size: int, cluster=None, transport="process", **options) -> dict:
-    """Run one case; return a row: strategy, case, ranks, promise, error, bytes, bytes_formula, ok, detail."""
+def check(
+    strategy: str, case: Case, size: int, cluster=None, transport="process", **options
+) -> dict:
+    """Run one case; return a row: strategy, case, ranks, promise, error, bytes, bytes_formula, ok,
+    detail.
+    """
     entry = find(strategy)
     outcomes = _outcomes(entry, case, size, cluster, transport, options)
     comparison = compare([o.gradients for o in outcomes], one_device(case))
     moved, formula = sum(o.bytes for o in outcomes), entry.bytes(case, size)
-    detail = str(comparison) if moved == formula else f"{comparison}; {moved} bytes moved, not {formula}"
+    detail = (
+        str(comparison) if moved == formula else f"{comparison}; {moved} bytes moved, not {formula}"
+    )
     return {
         "strategy": strategy,
         "case": case.name,
@@ -231,7 +263,9 @@ def check(strategy: str, case: Case, size: int, cluster=None, transport="process
 
 
 def verify(names: list[str] | None = None, sizes=(1, 2, 3, 4), transport="process"):
-    """Yield a row (see `check`) per strategy, number of ranks and fitting case; `names` None means all strategies."""
+    """Yield a row (see `check`) per strategy, number of ranks and fitting case; `names` None means
+    all strategies.
+    """
     for name in names or strategies():
         find(name)
     for size in sizes:
@@ -254,4 +288,6 @@ class Certificate:
 
 def certificate(strategy: str, size: int = 4, transport="process") -> Certificate:
     """Return the promise of a strategy and its evidence, on models that it fits."""
-    return Certificate(strategy, find(strategy).promise, list(verify([strategy], [size], transport)))
+    return Certificate(
+        strategy, find(strategy).promise, list(verify([strategy], [size], transport))
+    )

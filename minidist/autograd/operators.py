@@ -1,0 +1,231 @@
+"""The operations behind a tensor's operators and methods, each forward beside its adjoint.
+
+Y is the result, dY its gradient. Inputs broadcast; the engine sums a gradient back down to its
+input's shape.
+"""
+
+import numpy as np
+
+from minidist.autograd.tensor import Function
+from minidist.backend import array_module, as_array, matmul
+
+
+class Add(Function):
+    """Y = A + B  =>  dA = dY, dB = dY."""
+
+    def forward(self, a, b):
+        return a + b
+
+    def backward(self, grad):
+        return grad, grad
+
+
+class Subtract(Function):
+    """Y = A - B  =>  dA = dY, dB = -dY."""
+
+    def forward(self, a, b):
+        return a - b
+
+    def backward(self, grad):
+        return grad, -grad
+
+
+class Multiply(Function):
+    """Y = A B, elementwise  =>  dA = dY B, dB = dY A."""
+
+    def forward(self, a, b):
+        self.a, self.b = a, b
+        return a * b
+
+    def backward(self, grad):
+        da = None if self.inputs[0] is None else grad * self.b
+        return da, None if self.inputs[1] is None else grad * self.a
+
+
+class Divide(Function):
+    """Y = A / B, elementwise  =>  dA = dY / B, dB = -dY Y / B."""
+
+    def forward(self, a, b):
+        self.b, self.y = b, a / b
+        return self.y
+
+    def backward(self, grad):
+        da = grad / self.b
+        return da, None if self.inputs[1] is None else -da * self.y
+
+
+class Power(Function):
+    """Y = A ** n for a number n  =>  dA = n A ** (n - 1) dY."""
+
+    def __init__(self, exponent):
+        if not isinstance(exponent, int | float):
+            raise ValueError("the exponent must be a number; write exp(log(a) * b) for a tensor")
+        self.exponent = exponent
+
+    def forward(self, a):
+        self.a = a
+        return a * a if self.exponent == 2 else a**self.exponent
+
+    def backward(self, grad):
+        n = self.exponent
+        return grad * (2 * self.a if n == 2 else n * self.a ** (n - 1) if n else 0 * self.a)
+
+
+class MatMul(Function):
+    """Y = A B  =>  dA = dY B^T, dB = A^T dY  (last two axes; batch axes broadcast)."""
+
+    def forward(self, a, b):
+        if min(a.ndim, b.ndim) < 2 or a.shape[-1] != b.shape[-2]:
+            raise ValueError(
+                f"cannot multiply {list(a.shape)} by {list(b.shape)}: both need two axes or more, and the "
+                "columns of the first must be the rows of the second; use reshape or transpose"
+            )
+        self.a, self.b = a, b
+        return matmul(a, b)
+
+    def backward(self, grad):
+        a, b = self.a, self.b
+        da = None if self.inputs[0] is None else matmul(grad, b.swapaxes(-1, -2))
+        return da, None if self.inputs[1] is None else matmul(a.swapaxes(-1, -2), grad)
+
+
+class Reduction(Function):
+    """Axes are None (all), an int, or a tuple of ints; `keepdims` leaves them with length 1."""
+
+    def __init__(self, axis=None, keepdims=False):
+        self.axis, self.keepdims = axis, keepdims
+
+    def keep_axes(self, y):
+        """Give a reduced array its reduced axes back, with length 1."""
+        if self.keepdims or self.axis is None:
+            return y.reshape([1] * len(self.shape)) if self.axis is None else y
+        axes = self.axis if isinstance(self.axis, tuple) else (self.axis,)
+        kept = list(self.shape)
+        for axis in axes:
+            kept[axis] = 1
+        return y.reshape(kept)
+
+
+class Sum(Reduction):
+    """Y = sum of A over axes  =>  dA = dY, repeated over them."""
+
+    def forward(self, a):
+        self.shape = a.shape
+        return a.sum(axis=self.axis, keepdims=self.keepdims)
+
+    def backward(self, grad):
+        return array_module(grad).broadcast_to(self.keep_axes(grad), self.shape)
+
+
+class Mean(Reduction):
+    """Y = mean of A over axes, n elements each  =>  dA = dY / n, repeated over them."""
+
+    def forward(self, a):
+        self.shape = a.shape
+        y = as_array(a.mean(axis=self.axis, keepdims=self.keepdims))
+        self.n = a.size // y.size if y.size else 1
+        return y
+
+    def backward(self, grad):
+        return array_module(grad).broadcast_to(self.keep_axes(grad) / self.n, self.shape)
+
+
+class Max(Reduction):
+    """Y = max of A over axes  =>  dA = dY where A is the maximum, shared equally among ties."""
+
+    def forward(self, a):
+        self.shape, self.a = a.shape, a
+        self.y = as_array(a.max(axis=self.axis, keepdims=self.keepdims))
+        return self.y
+
+    def backward(self, grad):
+        chosen = (self.a == self.keep_axes(self.y)).astype(grad.dtype)
+        return self.keep_axes(grad) * (chosen / chosen.sum(axis=self.axis, keepdims=True))
+
+
+class Exp(Function):
+    """Y = exp A  =>  dA = dY Y."""
+
+    def forward(self, a):
+        self.y = array_module(a).exp(a)
+        return self.y
+
+    def backward(self, grad):
+        return grad * self.y
+
+
+class Log(Function):
+    """Y = log A  =>  dA = dY / A."""
+
+    def forward(self, a):
+        self.a = a
+        return array_module(a).log(a)
+
+    def backward(self, grad):
+        return grad / self.a
+
+
+class Reshape(Function):
+    """The same elements in row-major order in another shape, both ways."""
+
+    def __init__(self, shape):
+        self.new_shape = shape
+
+    def forward(self, a):
+        self.shape = a.shape
+        return a.reshape(self.new_shape)
+
+    def backward(self, grad):
+        return grad.reshape(self.shape)
+
+
+class Transpose(Function):
+    """Y = A with its axes permuted (default: reversed)  =>  dA = dY with the inverse
+    permutation.
+    """
+
+    def __init__(self, axes=None):
+        self.axes = tuple(axes) if axes else None
+
+    def forward(self, a):
+        return a.transpose(self.axes)
+
+    def backward(self, grad):
+        return grad.transpose(None if self.axes is None else np.argsort(self.axes).tolist())
+
+
+class GetItem(Function):
+    """Y = A[index], NumPy's basic or advanced indexing  =>  dA = 0, plus dY added at index (repeats
+    add up).
+    """
+
+    def __init__(self, index):
+        self.index = index
+
+    def forward(self, a):
+        self.shape = a.shape
+        return a[self.index]
+
+    def backward(self, grad):
+        xp = array_module(grad)
+        da = xp.zeros(self.shape, grad.dtype)
+        parts = self.index if isinstance(self.index, tuple) else (self.index,)
+        if all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in parts):
+            da[self.index] = grad  # basic indexing names every element at most once
+        else:
+            xp.add.at(da, self.index, grad)
+        return da
+
+
+class Concatenate(Function):
+    """Y = the inputs one after the other along an axis  =>  each gets its piece of dY."""
+
+    def __init__(self, axis=0):
+        self.axis = axis
+
+    def forward(self, *arrays):
+        self.ends = np.cumsum([a.shape[self.axis] for a in arrays])[:-1].tolist()
+        return array_module(*arrays).concatenate(arrays, axis=self.axis)
+
+    def backward(self, grad):
+        return tuple(array_module(grad).split(grad, self.ends, axis=self.axis))
