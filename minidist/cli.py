@@ -51,7 +51,8 @@ def _parser() -> argparse.ArgumentParser:
         "train",
         formatter_class=formatter,
         help="train a character Transformer on several ranks, then certify its gradients",
-        description="Train a small character Transformer on real text with several worker processes that average "
+        description="Train a small character Transformer on real text with several worker "
+        "processes that average "
         "their gradients; then show that on the trained weights they equal one device's.",
     )
     train.set_defaults(command=_train)
@@ -87,7 +88,8 @@ def _parser() -> argparse.ArgumentParser:
         "verify",
         formatter_class=formatter,
         help="compare every strategy's gradients and bytes with one device's and with the formulas",
-        description="Run strategies on real ranks in float64 and compare every parameter's gradient with one "
+        description="Run strategies on real ranks in float64 and compare every parameter's "
+        "gradient with one "
         "device's, and the bytes moved with their closed form. Exit status 1 if any differs.",
     )
     verify.set_defaults(command=_verify)
@@ -101,7 +103,8 @@ def _parser() -> argparse.ArgumentParser:
         "bench",
         formatter_class=formatter,
         help="measure a training step against PyTorch",
-        description="Time training steps on one BLAS thread, in float32, interleaved with PyTorch eager where that is "
+        description="Time training steps on one BLAS thread, in float32, interleaved with PyTorch "
+        "eager where that is "
         "installed (pip install 'minidist[bench]'); medians of the rounds.",
     )
     bench.set_defaults(command=_bench)
@@ -131,7 +134,8 @@ def _train(given) -> int:
     bigram = corpus.bigram_entropy()
     size = sum(p.size for p in model.parameters())
     print(
-        f"{corpus.source}: {len(corpus.tokens):,} characters, {corpus.vocab} different; {size:,} parameters"
+        f"{corpus.source}: {len(corpus.tokens):,} characters, {corpus.vocab} different; {size:,} "
+        "parameters"
     )
     print(
         f"{given.ranks} ranks, each with its part of every batch of {given.batch} windows",
@@ -150,10 +154,12 @@ def _train(given) -> int:
     last = losses[-20:]
     mean, seconds = sum(last) / len(last), time.perf_counter() - begin
     print(
-        f"{settings.steps} steps in {seconds:.0f} s; loss {losses[0]:.2f} -> {mean:.3f} nats per character"
+        f"{settings.steps} steps in {seconds:.0f} s; loss {losses[0]:.2f} -> {mean:.3f} nats per "
+        "character"
     )
     print(
-        f"bigram entropy of the text: {bigram:.3f}; the model is {'below' if mean < bigram else 'not below'} it"
+        f"bigram entropy of the text: {bigram:.3f}; the model is "
+        f"{'below' if mean < bigram else 'not below'} it"
     )
     model.load_state(state)
     if given.sample > 0:
@@ -162,10 +168,12 @@ def _train(given) -> int:
         )
     row = certify(model, corpus, given.ranks, given.transport)
     print(
-        f"certificate: {'ok' if row['ok'] else 'FAILED'}. {given.ranks} ranks against one device, float64, every parameter:"
+        f"certificate: {'ok' if row['ok'] else 'FAILED'}. {given.ranks} ranks against one device, "
+        "float64, every parameter:"
     )
     print(
-        f"  largest gradient difference {row['difference']:.1e}; {row['detail']} of a bound of 1e-09"
+        f"  largest gradient difference {row['difference']:.1e}; {row['detail']} of a bound of "
+        "1e-09"
     )
     return 0 if row["ok"] else 1
 
@@ -179,7 +187,8 @@ def _verify(given) -> int:
         if not given.json:
             mark = "ok  " if row["ok"] else "FAIL"
             print(
-                f"{mark} {row['strategy']:<10} {row['ranks']} ranks  {row['case']:<24} {row['promise']:<6} "
+                f"{mark} {row['strategy']:<10} {row['ranks']} ranks  {row['case']:<24} "
+                f"{row['promise']:<6} "
                 f"{row['bytes']:>9,} bytes (formula {row['bytes_formula']:,})  {row['detail']}",
                 flush=True,
             )

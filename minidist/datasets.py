@@ -90,7 +90,8 @@ def text(path: str | Path | None = None, context: int = 1) -> Text:
         string = string.removeprefix("\ufeff").replace("\r\n", "\n")
     if len(string) <= context:
         raise ValueError(
-            f"{source} has {len(string)} characters; a context of {context} needs {context + 1} or more"
+            f"{source} has {len(string)} characters; a context of {context} needs {context + 1} "
+            "or more"
         )
     codes, tokens = np.unique(np.array([string]).view(np.uint32), return_inverse=True)
     return Text(tokens.reshape(-1).astype(np.int64), "".join(map(chr, codes)), source)

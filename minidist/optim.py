@@ -63,7 +63,8 @@ class Optimizer:
         """Write every parameter's gradient into its flat vector."""
         if any(p.home is not home for p, home in zip(self.parameters, self.homes, strict=True)):
             raise ValueError(
-                "the model was frozen, cast or flattened after its optimizer was made; make it afterwards"
+                "the model was frozen, cast or flattened after its optimizer was made; make it "
+                "afterwards"
             )
         for home in dict.fromkeys(self.homes):
             home.collect_gradients()

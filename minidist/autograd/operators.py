@@ -77,7 +77,8 @@ class MatMul(Function):
     def forward(self, a, b):
         if min(a.ndim, b.ndim) < 2 or a.shape[-1] != b.shape[-2]:
             raise ValueError(
-                f"cannot multiply {list(a.shape)} by {list(b.shape)}: both need two axes or more, and the "
+                f"cannot multiply {list(a.shape)} by {list(b.shape)}: both need two axes or more, "
+                "and the "
                 "columns of the first must be the rows of the second; use reshape or transpose"
             )
         self.a, self.b = a, b

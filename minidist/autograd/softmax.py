@@ -143,7 +143,8 @@ def cross_entropy(logits, targets, reduction_size=None):
     targets = check_indices(targets, "target")
     if targets.shape != logits.shape[:-1]:
         raise ValueError(
-            f"logits {list(logits.shape)} need targets {list(logits.shape[:-1])}, got {list(targets.shape)}"
+            f"logits {list(logits.shape)} need targets {list(logits.shape[:-1])}, got "
+            f"{list(targets.shape)}"
         )
     if targets.size and targets.max() >= logits.shape[-1]:
         raise ValueError(

@@ -240,7 +240,8 @@ class Group:
         )
         if note != expected:
             raise CollectiveMismatch(
-                f"collective number {key[1]} of the group {self.members}: rank {self.members[self.rank]} called "
+                f"collective number {key[1]} of the group {self.members}: rank "
+                f"{self.members[self.rank]} called "
                 f"{expected}, rank {self.members[source]} called {note}; all must call the same"
             )
         return to_device(array, "gpu") if was_on_gpu else array
@@ -297,7 +298,8 @@ def _checked(x, axis: int | None = None):
     if not hasattr(x, "dtype") or not hasattr(x, "nbytes"):
         if not isinstance(x, int | float | complex | list):
             raise ValueError(
-                f"only arrays travel between ranks, not {type(x).__name__}; pass a tensor's .data or .grad"
+                f"only arrays travel between ranks, not {type(x).__name__}; pass a tensor's .data "
+                "or .grad"
             )
     x = as_array(x)
     if x.dtype.kind not in "biufc":

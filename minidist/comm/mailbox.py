@@ -74,7 +74,8 @@ class Mailbox:
         """Describe each wait of this rank in a line."""
         with self.arrived:
             return [
-                f"waits in {w.operation} for rank {w.source} since {time.monotonic() - w.since:.1f} s"
+                f"waits in {w.operation} for rank {w.source} since "
+                f"{time.monotonic() - w.since:.1f} s"
                 for w in self.waits.values()
             ]
 

@@ -18,7 +18,8 @@ class Mesh:
         if any(size < 1 for size in axes.values()) or math.prod(axes.values()) != group.size:
             product = " x ".join(f"{name}={size}" for name, size in axes.items()) or "no axis"
             raise ValueError(
-                f"{product} does not make {group.size} ranks; the sizes must multiply to {group.size}"
+                f"{product} does not make {group.size} ranks; the sizes must multiply to "
+                f"{group.size}"
             )
         self.group, self.axes = group, axes
         self.coordinates = self.coordinates_of(group.rank)
@@ -49,4 +50,5 @@ class Mesh:
         return rank
 
     def __repr__(self):
-        return f"Mesh({', '.join(f'{name}={size}' for name, size in self.axes.items())}, at {self.coordinates})"
+        return f"Mesh({', '.join(f'{name}={size}' for name, size in self.axes.items())}, at "
+        f"{self.coordinates})"

@@ -23,7 +23,8 @@ class Dropout(Module):
             return x
         if randomness is None:
             raise ValueError(
-                f"{self.name} drops out at {self.rate}: call model(x, Randomness(seed, step, examples)) to train, "
+                f"{self.name} drops out at {self.rate}: call model(x, Randomness(seed, step, "
+                "examples)) to train, "
                 "or wrap the call in no_grad() to evaluate"
             )
         return functions.dropout(x, self.rate, self.name, randomness)

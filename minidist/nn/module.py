@@ -115,7 +115,8 @@ class Module:
         for name, p in parameters.items():
             if p.shape != state[name].shape:
                 raise ValueError(
-                    f"{name} is {list(p.shape)} in the model, {list(state[name].shape)} in the state"
+                    f"{name} is {list(p.shape)} in the model, {list(state[name].shape)} in the "
+                    "state"
                 )
         for name, p in parameters.items():
             p.data[...] = to_device(state[name], "cpu" if isinstance(p.data, np.ndarray) else "gpu")

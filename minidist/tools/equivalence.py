@@ -169,7 +169,8 @@ class Comparison:
         if self.ok:
             return f"largest error {self.error:.1e}"
         return (
-            f"{self.parameter} differs on rank {self.rank}: largest error {self.error:.1e} (bound {self.bound:.0e}), "
+            f"{self.parameter} differs on rank {self.rank}: largest error {self.error:.1e} (bound "
+            f"{self.bound:.0e}), "
             f"got/want = {self.ratio:.6g}"
         )
 
