@@ -151,30 +151,23 @@ def _train(given) -> int:
         timeout=given.timeout,
         device=given.device,
     )[0]
-    last = losses[-20:]
-    mean, seconds = sum(last) / len(last), time.perf_counter() - begin
+    mean, seconds = sum(losses[-20:]) / len(losses[-20:]), time.perf_counter() - begin
+    below = "below" if mean < bigram else "not below"
     print(
-        f"{settings.steps} steps in {seconds:.0f} s; loss {losses[0]:.2f} -> {mean:.3f} nats per "
-        "character"
+        f"{settings.steps} steps in {seconds:.0f} s: loss {losses[0]:.3f} -> {mean:.3f} "
+        "nats/character"
     )
-    print(
-        f"bigram entropy of the text: {bigram:.3f}; the model is "
-        f"{'below' if mean < bigram else 'not below'} it"
-    )
+    print(f"bigram entropy of the text: {bigram:.3f} nats/character; the model is {below} it")
     model.load_state(state)
     if given.sample > 0:
-        print(
-            f"\n{sample(model, corpus, corpus.decode(corpus.tokens[:1]), given.sample, given.seed)}\n"
-        )
+        first = corpus.decode(corpus.tokens[:1])
+        print(f"\n{sample(model, corpus, first, given.sample, given.seed)}\n")
     row = certify(model, corpus, given.ranks, given.transport)
+    verdict = "ok" if row["ok"] else "FAILED"
     print(
-        f"certificate: {'ok' if row['ok'] else 'FAILED'}. {given.ranks} ranks against one device, "
-        "float64, every parameter:"
+        f"certificate: {verdict}. {given.ranks} ranks against one device, float64, every parameter:"
     )
-    print(
-        f"  largest gradient difference {row['difference']:.1e}; {row['detail']} of a bound of "
-        "1e-09"
-    )
+    print(f"  largest gradient difference {row['difference']:.1e}; {row['detail']}, allowed 1e-09")
     return 0 if row["ok"] else 1
 
 

@@ -51,7 +51,7 @@ class Cluster:
 
     def _start(self) -> None:
         self._ranks = TRANSPORTS[self.transport](self.size, self.device)
-        self._finalizer = weakref.finalize(self, self._ranks.stop)
+        self._finalizer = weakref.finalize(self, self._ranks.stop, 1.0)
 
     def run(self, worker, *args, timeout: float | None = None) -> list:
         """Call worker(group, *args) on every rank; return the results in rank order, or raise one

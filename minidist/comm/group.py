@@ -7,7 +7,7 @@ slice of the array, in rank order, from everyone's messages (a reduce-scatter), 
 run.
 """
 
-from collections import Counter
+from collections import Counter, deque
 
 import numpy as np
 
@@ -53,6 +53,7 @@ class Group:
         self.device = transport.device
         self.ledger = Ledger()
         self._collectives = self._splits = 0
+        self._requests: dict[tuple[int, int], deque[Request]] = {}
 
     def __repr__(self):
         return f"Group(rank={self.rank}, size={self.size})"
@@ -65,16 +66,22 @@ class Group:
 
     def recv(self, source: int, tag: int = 0):
         """Return the next array that `source` has sent, or will send, with this tag."""
-        return self._take("recv", self._valid(source, "source"), ("message", tag), f"tag={tag}")
+        return self.irecv(source, tag).wait()
 
     def isend(self, array, to: int, tag: int = 0) -> "Request":
+        """Send a copy; return a request that is complete, since a send never waits."""
         self.send(array, to, tag)
-        return Request(lambda: None)
+        return Request(deque(), lambda: None)
 
     def irecv(self, source: int, tag: int = 0) -> "Request":
-        """Return a request; its `.wait()` returns the array."""
+        """Return a request whose `.wait()` returns the array; requests get messages in the
+        order they were made.
+        """
         self._valid(source, "source")
-        return Request(lambda: self.recv(source, tag))
+        return Request(
+            self._requests.setdefault((source, tag), deque()),
+            lambda: self._take("recv", source, ("message", tag), f"tag={tag}"),
+        )
 
     # Collectives.
 
@@ -280,16 +287,18 @@ class Group:
 
 
 class Request:
-    """A transfer under way; `.wait()` returns its array (None for a send), the same one if called
-    again.
-    """
+    """A transfer under way, in a queue with the earlier ones of the same source and tag."""
 
-    def __init__(self, complete):
-        self._complete, self._done, self._result = complete, False, None
+    def __init__(self, queue: deque, complete):
+        self._queue, self._complete, self._done, self._result = queue, complete, False, None
+        queue.append(self)
 
     def wait(self):
-        if not self._done:
-            self._result, self._done = self._complete(), True
+        """Return the array that was received (None for a send); the same one if called again."""
+        while not self._done:
+            oldest = self._queue[0]
+            oldest._result, oldest._done = oldest._complete(), True
+            self._queue.popleft()
         return self._result
 
 

@@ -80,6 +80,11 @@ class Mailbox:
             ]
 
 
+def copy_of(message: tuple) -> tuple:
+    note, array, was_on_gpu = message
+    return note, array.copy(), was_on_gpu
+
+
 class Endpoint:
     """What one rank sees of a transport: `post` and `take`. `deliver(to, key, message)` is the
     transport's own part.

@@ -24,7 +24,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from minidist.backend import keep_freed_memory
-from minidist.comm.mailbox import Endpoint, Mailbox
+from minidist.comm.mailbox import Endpoint, Mailbox, copy_of
 from minidist.comm.report import Report, execute, fair_share_of_cores, pack
 
 PRELOAD = ["numpy", "threadpoolctl", "cloudpickle", "minidist.comm.process_transport"]
@@ -56,7 +56,7 @@ class ProcessRanks:
                     )
                     self.processes.append(process)
                     process.start()
-                    theirs.close()  # the child holds the only other end: when it dies, ours reads end-of-file
+                    theirs.close()  # so the child holds the only other end: its death is our EOF
         except BaseException:
             self.stop()
             raise
@@ -157,54 +157,67 @@ def _nameless_main():
         sys.modules["__main__"] = main
 
 
-def serve(
-    rank: int, size: int, device: str, control: Connection, peers: dict[int, Connection]
-) -> None:
-    """The rank's side: run what the control connection brings, until it closes."""
+def serve(rank: int, size: int, device: str, control: Connection, peers: dict) -> None:
+    """Be a rank: run what the control connection brings, until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to handle
     keep_freed_memory()
-    mailbox, work, writing = Mailbox(), queue.SimpleQueue(), threading.Lock()
-    locks, busy = {to: threading.Lock() for to in peers}, threading.Event()
-
-    def deliver(to, key, message):
-        if to == rank:
-            note, array, was_on_gpu = message
-            mailbox.put(rank, key, (note, array.copy(), was_on_gpu))
-            return
-        with locks[to]:
-            write_message(peers[to], key, message)
-
-    def answer(kind, value):
-        with writing:
-            control.send((kind, value))
-
-    def read():
-        sources = {connection: source for source, connection in peers.items()}
-        while True:
-            for connection in wait([control, *sources]):
-                try:
-                    if connection is not control:
-                        mailbox.put(sources[connection], *read_message(connection))
-                    elif (order := control.recv())[0] == "waiting":
-                        answer("waiting", mailbox.waiting() or ["computes"])
-                    else:
-                        work.put(order[1:])
-                except (EOFError, OSError):
-                    if connection is control:
-                        if busy.is_set():
-                            os._exit(0)  # the caller is gone
-                        work.put(None)
-                        return
-                    del sources[connection]  # a dead rank: the caller sees it too, and stops us
-
-    threading.Thread(target=read, name="reader", daemon=True).start()
-    endpoint = Endpoint(rank, size, device, mailbox, deliver)
     with threadpool_limits(fair_share_of_cores(size)):
-        while (order := work.get()) is not None:
-            busy.set()
-            report = execute(endpoint, *order, pickle.loads)
-            busy.clear()
-            answer("report", pack(report, cloudpickle.dumps))
+        RankProcess(rank, size, device, control, peers).work()
+
+
+class RankProcess:
+    """The rank's side: its main thread works, a second one reads whatever arrives, at once."""
+
+    def __init__(self, rank, size, device, control, peers):
+        self.rank, self.control, self.peers = rank, control, peers
+        self.mailbox, self.orders, self.busy = Mailbox(), queue.SimpleQueue(), threading.Event()
+        self.answering = threading.Lock()
+        self.sending = {to: threading.Lock() for to in peers}
+        self.endpoint = Endpoint(rank, size, device, self.mailbox, self.deliver)
+        threading.Thread(target=self.read, name="reader", daemon=True).start()
+
+    def work(self) -> None:
+        """Carry out orders until there is one to leave."""
+        while (order := self.orders.get()) is not None:
+            self.busy.set()
+            report = execute(self.endpoint, *order, pickle.loads)
+            self.busy.clear()
+            self.answer("report", pack(report, cloudpickle.dumps))
+
+    def read(self) -> None:
+        """Put messages into the mailbox and orders into their queue; answer questions."""
+        sources = {connection: source for source, connection in self.peers.items()}
+        while True:
+            for connection in wait([self.control, *sources]):
+                try:
+                    if connection is not self.control:
+                        self.mailbox.put(sources[connection], *read_message(connection))
+                    elif (order := self.control.recv())[0] == "waiting":
+                        self.answer("waiting", self.mailbox.waiting() or ["computes"])
+                    else:
+                        self.orders.put(order[1:])
+                except (EOFError, OSError):
+                    if connection is not self.control:
+                        del sources[connection]  # a rank has died: the caller sees it, and stops us
+                    elif self.busy.is_set():
+                        os._exit(0)  # the caller is gone in the middle of a run
+                    else:
+                        self.orders.put(None)
+                        return
+
+    def answer(self, kind: str, value) -> None:
+        with self.answering:
+            self.control.send((kind, value))
+
+    def deliver(self, to: int, key, message) -> None:
+        if to == self.rank:
+            self.mailbox.put(to, key, copy_of(message))
+            return
+        try:
+            with self.sending[to]:
+                write_message(self.peers[to], key, message)
+        except OSError:
+            threading.Event().wait()  # the receiver has died: the caller sees it, and stops us
 
 
 def write_message(connection: Connection, key, message) -> None:

@@ -12,7 +12,7 @@ import threading
 import cloudpickle
 from threadpoolctl import threadpool_limits
 
-from minidist.comm.mailbox import Endpoint, Mailbox
+from minidist.comm.mailbox import Endpoint, Mailbox, copy_of
 from minidist.comm.report import execute, fair_share_of_cores
 
 
@@ -37,8 +37,7 @@ class ThreadRanks:
 
     def _deliver_from(self, rank):
         def deliver(to, key, message):
-            note, array, was_on_gpu = message
-            self.mailboxes[to].put(rank, key, (note, array.copy(), was_on_gpu))
+            self.mailboxes[to].put(rank, key, copy_of(message))
 
         return deliver
 

@@ -121,16 +121,11 @@ def _interleave(steps, rounds, repeats=10) -> list[list[float]]:
 
 
 def table(rows: list[dict]) -> str:
-    lines = [
-        f"{'one BLAS thread, float32':<26}{'minidist':>11}{'PyTorch':>11}{'ratio':>8}{'limit':>8}"
-    ]
+    lines = [("one BLAS thread, float32", "minidist", "PyTorch", "ratio", "limit", "")]
     for row in rows:
-        torch = (
-            f"{row['torch_ms']:8.2f} ms{row['ratio']:8.2f}"
-            if row["ratio"]
-            else f"{'-':>11}{'-':>8}"
-        )
+        torch = [f"{row['torch_ms']:.2f} ms", f"{row['ratio']:.2f}"] if row["ratio"] else ["-", "-"]
         lines.append(
-            f"{row['name']:<26}{row['minidist_ms']:8.2f} ms{torch}{row['limit']:>8}  {row['note']}".rstrip()
+            (row["name"], f"{row['minidist_ms']:.2f} ms", *torch, row["limit"], row["note"])
         )
-    return "\n".join(lines)
+    form = "{:<26}{:>11}{:>11}{:>8}{:>8}  {}"
+    return "\n".join(form.format(*line).rstrip() for line in lines)
