@@ -90,6 +90,15 @@ def widen(x):
     return x.astype(np.float32) if x.dtype == np.float16 else x
 
 
+def sum_over(x, axis=None, keepdims=False):
+    """x.sum(axis). Half precision is added up in float32 and rounded once: in float16, 2048 + 1 is
+    2048.
+    """
+    half = x.dtype == np.float16
+    y = x.sum(axis=axis, keepdims=keepdims, dtype=np.float32 if half else None)
+    return y.astype(np.float16) if half else y
+
+
 def matmul(a, b, out=None):
     """a @ b. Half precision is multiplied in float32 and rounded once, as GPUs do; NumPy has no
     BLAS for it.
@@ -113,7 +122,7 @@ def erf(x):
         from cupyx.scipy.special import erf as gpu_erf
 
         return gpu_erf(x)
-    return np.frompyfunc(math.erf, 1, 1)(x).astype(x.dtype)
+    return np.asarray(np.frompyfunc(math.erf, 1, 1)(x), x.dtype)
 
 
 def keep_freed_memory() -> None:

@@ -7,12 +7,11 @@ import sys
 import time
 
 from minidist import __version__
+from minidist.errors import CommTimeout, RankFailed
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; return the exit status: 0, 1 for a failed verification, 2 for wrong input,
-    130 for Ctrl-C.
-    """
+    """Run one command; return its exit status: 1 what failed, 2 wrong input, 130 Ctrl-C."""
     parser = _parser()
     given = parser.parse_args(arguments)
     if given.command is None:
@@ -23,6 +22,14 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"minidist: {error}", file=sys.stderr)
         return 2
+    except RankFailed as error:
+        if not isinstance(error.__cause__, ValueError):
+            raise
+        print(f"minidist: {error.__cause__}", file=sys.stderr)
+        return 2
+    except CommTimeout as error:
+        print(f"minidist: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("\nminidist: interrupted; all ranks have stopped", file=sys.stderr)
         return 130

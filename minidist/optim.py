@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from minidist.autograd import Tensor
-from minidist.backend import array_module, on_gpu
+from minidist.backend import array_module, on_gpu, widen
 from minidist.nn.flat_parameters import flat_slices
 
 # Elements: parameter, gradient and two moments in float32 take 512 KiB of a core's cache.
@@ -44,7 +44,7 @@ class Optimizer:
         self.collect_gradients()
         if self.state is None:
             self.state = [
-                [array_module(s.data).zeros_like(s.data) for _ in range(self.state_arrays)]
+                [array_module(s.data).zeros_like(widen(s.data)) for _ in range(self.state_arrays)]
                 for s in self.slices
             ]
         self.steps += 1
@@ -53,7 +53,11 @@ class Optimizer:
             piece = len(data) if on_gpu(data) else PIECE
             for start in range(0, len(data), piece or 1):
                 cut = slice(start, start + piece)
-                self.rule(data[cut], gradient[cut], *[array[cut] for array in state])
+                old = data[cut]
+                new = widen(old)  # half precision is updated in float32: 1e-8 is 0 in float16
+                self.rule(new, widen(gradient[cut]), *[array[cut] for array in state])
+                if new is not old:
+                    old[...] = new
 
     def zero_grad(self) -> None:
         for p in self.parameters:

@@ -12,7 +12,7 @@ import numpy as np
 
 from minidist.autograd.operators import Concatenate
 from minidist.autograd.tensor import Function, Tensor
-from minidist.backend import array_module, erf, matmul, to_device, to_host, widen
+from minidist.backend import array_module, as_array, erf, matmul, to_device, to_host, widen
 from minidist.rng import Randomness
 
 
@@ -86,8 +86,8 @@ class GeluTanh(Function):
     k, a = math.sqrt(2 / math.pi), 0.044715
 
     def forward(self, x):
-        k, a = self.k, self.a
-        t = x * x
+        k, a, dtype, x = self.k, self.a, x.dtype, widen(x)  # in half precision x^3 overflows at 41
+        t = as_array(x * x)
         t *= k * a
         t += k
         t *= x
@@ -96,7 +96,7 @@ class GeluTanh(Function):
         y = t + 1
         y *= x
         y *= 0.5
-        return y
+        return y.astype(dtype, copy=False)
 
     def backward(self, grad):
         k, a, x, t = self.k, self.a, self.x, self.t
@@ -104,14 +104,14 @@ class GeluTanh(Function):
         inner *= 3 * k * a
         inner += k
         inner *= x
-        slope = t * t
+        slope = as_array(t * t)
         array_module(t).subtract(1, slope, out=slope)
         inner *= slope
         inner += t
         inner += 1
         inner *= grad
         inner *= 0.5
-        return inner
+        return inner.astype(grad.dtype, copy=False)
 
 
 class GeluErf(Function):
@@ -124,8 +124,9 @@ class GeluErf(Function):
         return x * self.cdf
 
     def backward(self, grad):
-        density = array_module(grad).exp(-0.5 * self.x * self.x) / math.sqrt(2 * math.pi)
-        return grad * (self.cdf + self.x * density)
+        x = widen(self.x)
+        density = array_module(grad).exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+        return (grad * (self.cdf + x * density)).astype(grad.dtype, copy=False)
 
 
 class LayerNorm(Function):
@@ -218,7 +219,7 @@ class Dropout(Function):
     """
 
     def __init__(self, keep, rate):
-        self.keep, self.factor = keep, 1 / (1 - rate)
+        self.keep, self.factor = keep, 1 / (1 - float(rate))
 
     def forward(self, x):
         self.keep = to_device(self.keep, "cpu" if isinstance(x, np.ndarray) else "gpu")
@@ -236,10 +237,12 @@ class SquaredError(Function):
 
     def forward(self, y):
         self.difference = y - to_device(self.targets, "cpu" if isinstance(y, np.ndarray) else "gpu")
-        return (widen(self.difference) ** 2).sum().astype(y.dtype) / self.reduction_size
+        loss = (widen(self.difference) ** 2).sum() / self.reduction_size
+        return loss.astype(y.dtype)
 
     def backward(self, grad):
-        return self.difference * (2 * grad / self.reduction_size)
+        dy = widen(self.difference) * (2 * widen(grad) / self.reduction_size)
+        return dy.astype(grad.dtype, copy=False)
 
 
 def concatenate(tensors, axis=0):

@@ -29,14 +29,15 @@ def gradcheck(
     def like(x):
         return to_device(random.standard_normal(x.shape), device)
 
+    for i, x in enumerate(arrays):
+        if x.dtype != np.float64:
+            raise ValueError(f"input {i} is {x.dtype}; differences need float64")
     inputs = [Tensor(x, requires_grad=True) for x in arrays]
     outputs = function(*inputs)
     weights = like(outputs)
     outputs.backward(weights)
     worst = 0.0
     for i, x in enumerate(inputs):
-        if x.dtype != np.float64:
-            raise ValueError(f"input {i} is {x.dtype}; differences need float64")
         direction = like(x)
 
         def shifted(distance, i=i, direction=direction):

@@ -7,7 +7,7 @@ input's shape.
 import numpy as np
 
 from minidist.autograd.tensor import Function
-from minidist.backend import array_module, as_array, matmul
+from minidist.backend import array_module, as_array, matmul, sum_over, widen
 
 
 class Add(Function):
@@ -60,7 +60,7 @@ class Power(Function):
     def __init__(self, exponent):
         if not isinstance(exponent, int | float):
             raise ValueError("the exponent must be a number; write exp(log(a) * b) for a tensor")
-        self.exponent = exponent
+        self.exponent = exponent if isinstance(exponent, int) else float(exponent)
 
     def forward(self, a):
         self.a = a
@@ -112,7 +112,7 @@ class Sum(Reduction):
 
     def forward(self, a):
         self.shape = a.shape
-        return a.sum(axis=self.axis, keepdims=self.keepdims)
+        return sum_over(a, self.axis, self.keepdims)
 
     def backward(self, grad):
         return array_module(grad).broadcast_to(self.keep_axes(grad), self.shape)
@@ -128,7 +128,8 @@ class Mean(Reduction):
         return y
 
     def backward(self, grad):
-        return array_module(grad).broadcast_to(self.keep_axes(grad) / self.n, self.shape)
+        each = (widen(self.keep_axes(grad)) / self.n).astype(grad.dtype, copy=False)
+        return array_module(grad).broadcast_to(each, self.shape)
 
 
 class Max(Reduction):
@@ -192,7 +193,9 @@ class Transpose(Function):
         return a.transpose(self.axes)
 
     def backward(self, grad):
-        return grad.transpose(None if self.axes is None else np.argsort(self.axes).tolist())
+        if self.axes is None:
+            return grad.transpose()
+        return grad.transpose(np.argsort([axis % grad.ndim for axis in self.axes]).tolist())
 
 
 class GetItem(Function):

@@ -6,7 +6,7 @@ of k keep n/k inputs plus the activations of one segment, for one more forward p
 are the same bits.
 """
 
-from minidist.autograd.tensor import Function, Tensor, no_grad, propagate
+from minidist.autograd.tensor import Function, Tensor, no_grad, propagate, unbroadcast
 
 
 def recompute(function, *inputs, parameters=None) -> Tensor:
@@ -20,8 +20,13 @@ def recompute(function, *inputs, parameters=None) -> Tensor:
     """
     if parameters is None:
         parameters = function.parameters() if hasattr(function, "parameters") else []
-    tensors = [x for x in inputs if isinstance(x, Tensor)]
-    return Recompute(function, inputs)(*tensors, *[p for p in parameters if p.requires_grad])
+    leaves = dict.fromkeys(p for p in parameters if p.requires_grad)  # each once, also if tied
+    return Recompute(function, inputs)(*differentiable(inputs), *leaves)
+
+
+def differentiable(arguments) -> list[Tensor]:
+    """Return the tensors among the arguments that need a gradient, each once."""
+    return list(dict.fromkeys(x for x in arguments if isinstance(x, Tensor) and x.requires_grad))
 
 
 class Recompute(Function):
@@ -37,8 +42,8 @@ class Recompute(Function):
             return self.function(*self.arguments).data
 
     def backward(self, grad):
-        function, tensors = self.function, [x for x in self.arguments if isinstance(x, Tensor)]
-        fresh = {id(x): Tensor(x.data, requires_grad=x.requires_grad) for x in tensors}
+        function, tensors = self.function, differentiable(self.arguments)
+        fresh = {id(x): Tensor(x.data, requires_grad=True) for x in tensors}
         again = function(*[fresh.get(id(x), x) for x in self.arguments])
         parameters = self.inputs[len(tensors) :]
         contributions = {leaf: [] for leaf in [*fresh.values(), *parameters]}
@@ -51,11 +56,10 @@ class Recompute(Function):
                 )
             if contribution is not None:
                 contributions[leaf].append(contribution)
-        leaves = [fresh[id(x)] if x.requires_grad else None for x in tensors] + parameters
-        return tuple(_total(contributions.get(leaf)) for leaf in leaves)
+        return tuple(_total(leaf.shape, terms) for leaf, terms in contributions.items())
 
 
-def _total(contributions):
+def _total(shape, contributions):
     """One gradient out of the contributions to a leaf: None, the only one, or a thunk that adds
     them up in order.
     """
@@ -65,7 +69,7 @@ def _total(contributions):
         return contributions[0]
 
     def total(out=None):
-        first, *others = [c() if callable(c) else c for c in contributions]
+        first, *others = [unbroadcast(c() if callable(c) else c, shape) for c in contributions]
         total = sum(others, start=first)
         if out is None:
             return total

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from minidist.backend import array_module, as_array
+from minidist.backend import array_module, as_array, sum_over
 
 _clock = (
     itertools.count()
@@ -133,7 +133,7 @@ class Tensor:
         if callable(contribution):
             fresh = self.grad is None and self.grad_buffer is not None
             contribution = contribution(out=self.grad_buffer) if fresh else contribution()
-        contribution = unbroadcast(contribution, self.shape)
+        contribution = as_array(unbroadcast(contribution, self.shape))
         if self.grad is not None and self.grad is not self.grad_buffer:
             self.grad = self.grad + contribution
         elif self.grad is not None:
@@ -322,9 +322,9 @@ def unbroadcast(grad, shape):
     """
     if grad.shape == shape:
         return grad
-    grad = grad.sum(axis=tuple(range(grad.ndim - len(shape))))
+    grad = sum_over(grad, axis=tuple(range(grad.ndim - len(shape))))
     axes = tuple(i for i, n in enumerate(shape) if n == 1 and grad.shape[i] != 1)
-    return grad.sum(axis=axes, keepdims=True) if axes else grad
+    return sum_over(grad, axis=axes, keepdims=True) if axes else grad
 
 
 # Operators are Functions: their file can only be imported when Function exists.

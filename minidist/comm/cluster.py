@@ -87,7 +87,7 @@ class Cluster:
                 reports.update(
                     self._ranks.reports(0.05)
                 )  # others that went down with it, for the precedence
-                _raise_first(reports)
+                raise_first_failure(reports)
         return reports
 
     def _describe_timeout(self, timeout, reports) -> str:
@@ -116,7 +116,7 @@ class Cluster:
         self.close()
 
 
-def _raise_first(reports: dict[int, Report]) -> None:
+def raise_first_failure(reports: dict[int, Report]) -> None:
     """Raise the failure that matters most: a death before an exception, a low rank before a high
     one.
     """

@@ -10,7 +10,7 @@ Contiguous, in the order of the parameters; a tied parameter has one entry; a fr
 from dataclasses import dataclass
 
 from minidist.autograd import Tensor
-from minidist.backend import array_module, to_device
+from minidist.backend import array_module, on_gpu, to_device, to_host
 from minidist.backend import empty as host_empty
 
 
@@ -57,9 +57,10 @@ class FlatParameters:
         dtype = parameters[0].dtype if parameters else "float32"
         self.vector, self.gradient = empty((self.size,), dtype), empty((self.size,), dtype)
         for p, view in zip(self.parameters, self.views(self.vector), strict=True):
-            view[...] = p.data
+            view[...] = to_host(p.data)
             p.home, p.grad = self, None
-        self.bind(self.vector, self.gradient)
+        device = "gpu" if parameters and on_gpu(parameters[0].data) else "cpu"
+        self.bind(to_device(self.vector, device), to_device(self.gradient, device))
 
     def views(self, vector) -> list:
         """Cut a vector of `size` elements into arrays of the parameters' shapes."""
@@ -95,12 +96,15 @@ class FlatParameters:
             p.grad = None if p.grad is None else p.grad_buffer
 
     def __getstate__(self):
-        return {key: value for key, value in vars(self).items() if key != "gradient"}
+        kept = {key: value for key, value in vars(self).items() if key != "gradient"}
+        return kept | {"at_home": [p.home is self for p in self.parameters]}
 
     def __setstate__(self, state):
+        at_home = state.pop("at_home")
         vars(self).update(state)
-        for p in self.parameters:
-            p.home = self
+        for p, here in zip(self.parameters, at_home, strict=True):
+            if here:
+                p.home = self
         self.bind(self.vector, array_module(self.vector).zeros_like(self.vector))
 
 

@@ -135,6 +135,8 @@ class Module:
         """Round all parameters to another float dtype; gradients are dropped, flat vectors laid
         anew.
         """
+        if np.dtype(dtype).kind != "f":
+            raise ValueError(f"parameters are floats, not {np.dtype(dtype)}")
         for p in self.parameters():
             p.data, p.grad, p.grad_buffer = p.data.astype(dtype), None, None
         return self.flatten()

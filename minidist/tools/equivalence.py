@@ -9,7 +9,9 @@ Rounding is far below that bound, every mistake that we know of far above.
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -207,10 +209,8 @@ def compare(
 
 
 def _outcomes(strategy, case, size, cluster, transport, options) -> list[Outcome]:
-    if cluster is not None:
-        return cluster.run(strategy.worker, case, **options)
-    with Cluster(size, transport) as cluster:
-        return cluster.run(strategy.worker, case, **options)
+    with nullcontext(cluster) if cluster is not None else Cluster(size, transport) as ranks:
+        return ranks.run(partial(strategy.worker, **options), case)
 
 
 def gradients(

@@ -43,9 +43,7 @@ def pyplot():
     try:
         import matplotlib
     except ImportError as error:
-        raise ValueError(
-            "the figures need matplotlib: pip install 'minidist[lessons]'"
-        ) from error
+        raise ValueError("the figures need matplotlib: pip install 'minidist[lessons]'") from error
     if not hasattr(builtins, "get_ipython") and "matplotlib.pyplot" not in sys.modules:
         matplotlib.use("Agg")
     import matplotlib.pyplot as plt

@@ -1,0 +1,308 @@
+"""Ranks come up, work, fail, die, hang; and afterwards nothing is left."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from minidist import Cluster, run
+from minidist.comm.cluster import raise_first_failure
+from minidist.comm.report import Report
+from minidist.errors import CollectiveMismatch, CommError, CommTimeout, RankDied, RankFailed
+
+both = pytest.mark.parametrize("transport", ["process", "thread"])
+linux = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+
+
+def gone(pids, within=5.0):
+    """Return whether all these processes are gone, or are so within some seconds."""
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        if not any(os.path.exists(f"/proc/{pid}") and not is_zombie(pid) for pid in pids):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def is_zombie(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@both
+def test_results_come_back_in_rank_order_with_arguments_by_value(transport):
+    scale = 10  # a closure travels with the worker
+
+    def worker(group, array, more):
+        array += group.rank  # each rank has its own copy
+        return group.rank, group.size, (array * scale).tolist(), more
+
+    array = np.zeros(2)
+    found = run(worker, 3, array, "more", transport=transport)
+    assert found == [(r, 3, [10.0 * r] * 2, "more") for r in range(3)]
+    assert array.tolist() == [0, 0]
+
+
+@both
+def test_a_cluster_runs_again_and_again(cluster, transport):
+    ranks = cluster(2, transport)
+    pids = ranks.run(lambda group: os.getpid())
+    for _ in range(5):
+        assert ranks.run(lambda group: float(group.all_reduce(np.ones(1))[0])) == [2.0, 2.0]
+    assert ranks.run(lambda group: os.getpid()) == pids
+
+
+def failing(group):
+    if group.rank == 1:
+        raise KeyError("lost")
+    group.recv(1)
+
+
+def killed(group):
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    group.all_reduce(np.ones(100_000))
+
+
+def exiting(group):
+    if group.rank == 1:
+        os._exit(7)
+    group.barrier()
+
+
+def hanging(group):
+    if group.rank == 0:
+        time.sleep(60)
+    group.recv(0, tag=5)
+
+
+def talking(group):
+    group.send(np.ones(3), to=0, tag=9)
+
+
+def unsendable(group):
+    return threading.Lock()
+
+
+class Odd(Exception):
+    def __init__(self, needed, also_needed):
+        super().__init__(f"{needed} {also_needed}")
+
+
+def odd(group):
+    raise Odd("cannot be", "pickled")
+
+
+FAILURES = [
+    (failing, RankFailed, "rank 1 failed(.|\n)*KeyError: 'lost'"),
+    (killed, RankDied, r"rank 1 died without a report \(killed by SIGKILL\)"),
+    (exiting, RankDied, r"rank 1 died without a report \(exit code 7\)"),
+    (hanging, CommTimeout, r"rank 0: computes\n  rank 1: waits in recv\(tag=5\) for rank 0 since"),
+    (talking, CommError, "nobody received: 1 from rank 0 to rank 0 with tag 9; 1 from rank 1"),
+    (unsendable, RankFailed, "result of the worker cannot be sent back(.|\n)*TypeError"),
+    (odd, RankFailed, "Odd: cannot be pickled"),
+]
+
+
+@linux
+@pytest.mark.parametrize(
+    "worker, error, message", FAILURES, ids=lambda x: getattr(x, "__name__", "")
+)
+def test_a_failure_is_one_error_and_leaves_nothing_behind(worker, error, message):
+    shared, files = os.listdir("/dev/shm"), len(os.listdir("/proc/self/fd"))
+    with Cluster(2) as ranks:
+        pids = ranks.run(lambda group: os.getpid())
+        begin = time.monotonic()
+        with pytest.raises(error, match=message):
+            ranks.run(worker, timeout=1)
+        assert time.monotonic() - begin < 4
+        if error is not CommError:  # a lost message is found when all is over: the ranks are well
+            assert gone(pids, within=0.5)
+        pids += ranks.run(lambda group: os.getpid())  # usable again
+        assert ranks.run(lambda group: float(group.all_reduce(np.ones(1))[0])) == [2.0, 2.0]
+    assert gone(pids)
+    assert os.listdir("/dev/shm") == shared
+    assert len(os.listdir("/proc/self/fd")) <= files + 2  # the fork server's own connection
+
+
+@pytest.mark.parametrize(
+    "worker, error, message",
+    [FAILURES[0], FAILURES[3], FAILURES[4]],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_threads_fail_in_the_same_words(monkeypatch, worker, error, message):
+    monkeypatch.setattr(time, "sleep", lambda seconds, sleep=time.sleep: sleep(min(seconds, 1.5)))
+    with Cluster(2, "thread") as ranks:
+        with pytest.raises(error, match=message):
+            ranks.run(worker, timeout=1)
+        assert ranks.run(lambda group: group.rank) == [0, 1]
+
+
+def test_the_remote_exception_is_the_cause():
+    with pytest.raises(RankFailed) as caught:
+        run(failing, 2)
+    assert isinstance(caught.value.__cause__, KeyError) and caught.value.rank == 1
+    with pytest.raises(RankDied) as caught:
+        run(killed, 2)
+    assert caught.value.rank == 1 and caught.value.exitcode == -signal.SIGKILL
+
+
+def test_a_death_counts_for_more_than_an_exception_and_that_for_more_than_a_mismatch():
+    reports = {
+        0: Report(error=CollectiveMismatch("in step 3"), traceback="a consequence"),
+        1: Report(error=KeyError("x"), traceback="KeyError"),
+        2: Report(exitcode=7),
+    }
+    with pytest.raises(RankDied, match="rank 2"):
+        raise_first_failure(reports)
+    del reports[2]
+    with pytest.raises(RankFailed, match="rank 1"):
+        raise_first_failure(reports)
+    del reports[1]
+    with pytest.raises(CollectiveMismatch, match="in step 3"):
+        raise_first_failure(reports)
+
+
+def test_a_rank_that_dies_between_runs_is_found_by_the_next():
+    with Cluster(2) as ranks:
+        pids = ranks.run(lambda group: os.getpid())
+        os.kill(pids[0], signal.SIGKILL)
+        with pytest.raises(RankDied, match="rank 0"):
+            ranks.run(lambda group: group.barrier())
+        assert ranks.run(lambda group: group.rank) == [0, 1]
+
+
+def test_messages_of_a_failed_run_do_not_reach_the_next(cluster):
+    def leave(group):
+        group.send(np.array([13]), to=1 - group.rank)
+
+    def look(group):
+        group.send(np.array([group.rank]), to=1 - group.rank)
+        return group.recv(1 - group.rank).item()
+
+    for transport in ("process", "thread"):
+        with pytest.raises(CommError, match="nobody received"):
+            cluster(2, transport).run(leave)
+        assert cluster(2, transport).run(look) == [1, 0]
+
+
+def test_blas_threads_are_shared_out_among_the_ranks(cluster):
+    def worker(group):
+        from threadpoolctl import threadpool_info
+
+        np.ones((64, 64)) @ np.ones((64, 64))
+        return [pool["num_threads"] for pool in threadpool_info()]
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    for threads in cluster(4).run(worker):
+        assert all(n <= max(1, cores // 4) for n in threads)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((0,), "one rank or more, not 0"),
+        ((2, "pigeon"), "transport 'pigeon' does not exist; choose one of process, thread"),
+        ((2, "mpi"), "transport 'mpi' does not exist"),
+        ((2, "thread", "abacus"), "unknown device 'abacus'"),
+    ],
+)
+def test_a_cluster_that_cannot_be_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Cluster(*arguments)
+
+
+def test_group_empty_lives_on_the_device_of_the_run(cluster):
+    def worker(group):
+        array = group.empty((3, 4), "float32")
+        return group.device, array.shape, str(array.dtype)
+
+    assert cluster(1).run(worker) == [("cpu", (3, 4), "float32")]
+
+
+def script(tmp_path, body):
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(body))
+    return [sys.executable, "-W", "error", str(path)]
+
+
+def test_a_script_needs_no_main_guard_and_the_interpreter_has_nothing_to_say(tmp_path):
+    command = script(
+        tmp_path,
+        """
+        import numpy as np
+        import minidist
+        print("once")
+        factor = 3.0
+        def worker(group):
+            return float(group.all_reduce(np.array(factor)))
+        cluster = minidist.Cluster(2)            # never closed
+        print(minidist.run(worker, 2), cluster.run(worker))
+        """,
+    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr, done.returncode) == ("once\n[6.0, 6.0] [6.0, 6.0]\n", "", 0)
+
+
+def test_a_failure_in_a_script_shows_the_remote_traceback_and_no_warning(tmp_path):
+    command = script(
+        tmp_path,
+        """
+        import minidist
+        def worker(group):
+            return 1 / (group.rank - 1)
+        minidist.run(worker, 3)
+        """,
+    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "RankFailed: rank 1 failed" in done.stderr
+    assert "in worker" in done.stderr and "resource_tracker" not in done.stderr
+    assert "Warning" not in done.stderr
+
+
+SLEEPERS = """
+    import os, sys, time
+    import minidist
+    def worker(group):
+        print(os.getpid(), flush=True)
+        time.sleep(0.2)
+        group.recv((group.rank + 1) % group.size)
+    print(os.getpid(), flush=True)
+    minidist.run(worker, 3)
+    """
+
+
+@linux
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_when_the_caller_is_stopped_every_rank_goes_with_it(tmp_path, sent):
+    process = subprocess.Popen(
+        script(tmp_path, SLEEPERS),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    pids = [int(process.stdout.readline()) for _ in range(4)]
+    if sent == signal.SIGINT:
+        os.killpg(process.pid, sent)  # as a terminal does
+    else:
+        process.send_signal(sent)
+    _, errors = process.communicate(timeout=10)
+    assert gone(pids)
+    assert errors.count("KeyboardInterrupt") == (1 if sent == signal.SIGINT else 0), errors
+    assert "resource_tracker" not in errors
+
+
+def test_errors_can_be_pickled():
+    for error in (RankFailed("text", 3), RankDied("text", 1, -9), CommTimeout("text")):
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)

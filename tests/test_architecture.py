@@ -1,0 +1,138 @@
+"""The house has one direction of imports; this walks through it and looks."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "minidist"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+BASE = {"backend", "rng", "errors", "events"}
+MODELS = {"nn", "optim", "datasets"}
+THIN = {"collective_functions", "placement"}
+AXES = {"data_parallel", "tensor_parallel", "pipeline_parallel", "expert_parallel"}
+BELOW_AXES = BASE | MODELS | THIN | {"autograd", "comm"}
+
+MAY_IMPORT = {
+    "backend": set(),
+    "rng": set(),
+    "errors": set(),
+    "events": set(),
+    "autograd": {"backend", "rng"},
+    "comm": {"backend", "events", "errors"},
+    "nn": {"autograd", "backend", "rng"},
+    "optim": {"nn", "autograd", "backend", "rng"},
+    "datasets": {"autograd", "backend", "rng"},
+    "collective_functions": BASE | {"autograd", "comm"},
+    "placement": BASE | {"autograd", "comm"},
+    **dict.fromkeys(AXES, BELOW_AXES),
+    "mixed_precision": BELOW_AXES,
+    "checkpoint": BELOW_AXES,
+    "hybrid": BELOW_AXES | AXES,
+    "planning": BELOW_AXES | {"pipeline_parallel", "hybrid"},
+}  # whatever is not named may import everything; only those may be imported by nothing below
+
+
+def room(path):
+    """Return the part of the package that a file belongs to: its folder, or its own name."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[0]
+
+
+def imports(path):
+    """Return the full names of the modules, and names in them, that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively; write the full name"
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def rooms_imported(path):
+    names = [name.split(".") for name in imports(path)]
+    return {name[1] for name in names if name[0] == "minidist" and len(name) > 1}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_every_file_imports_only_what_lies_below_it(path):
+    own = room(path)
+    if own in MAY_IMPORT:
+        assert rooms_imported(path) - {own} <= MAY_IMPORT[own]
+
+
+def test_the_three_claims_are_not_vacuous():
+    assert {room(path) for path in FILES} >= {"autograd", "nn", "comm", "data_parallel"}
+    assert not any("comm" in allowed for allowed in (MAY_IMPORT["autograd"], MAY_IMPORT["nn"]))
+    assert "autograd" not in MAY_IMPORT["comm"]
+    assert all(not AXES & MAY_IMPORT[axis] for axis in AXES)
+    assert rooms_imported(PACKAGE / "data_parallel" / "naive.py") == {"comm", "nn"}
+
+
+def test_only_the_backend_and_nccl_import_cupy():
+    importers = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in FILES
+        if any(name.split(".")[0] in ("cupy", "cupyx") for name in imports(path))
+    }
+    assert importers <= {"backend.py", "comm/nccl_transport.py"} and "backend.py" in importers
+
+
+def test_only_development_time_files_import_what_is_not_a_core_dependency():
+    optional = {"torch", "matplotlib", "mpi4py", "hypothesis", "pytest", "scipy"}
+    importers = {
+        path.relative_to(PACKAGE).as_posix(): {name.split(".")[0] for name in imports(path)}
+        & optional
+        for path in FILES
+    }
+    assert {p for p, found in importers.items() if found} <= {
+        "tools/bench_torch.py",
+        "tools/figures.py",
+        "tools/timeline.py",
+        "comm/mpi_transport.py",
+    }
+
+
+def test_importing_the_package_loads_no_optional_module_and_prints_nothing():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, minidist, minidist.nn, minidist.cli;"
+        "print(sorted({'cupy', 'torch', 'matplotlib', 'mpi4py'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_every_package_says_what_it_is():
+    for path in FILES:
+        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
+
+
+def test_public_names_are_there():
+    import minidist
+    from minidist import errors, nn
+    from minidist.tools import equivalence
+
+    for name in ("Tensor", "no_grad", "Group", "Mesh", "Cluster", "run"):
+        assert hasattr(minidist, name)
+    for name in (
+        "CommError",
+        "CollectiveMismatch",
+        "Deadlock",
+        "RankDied",
+        "RankFailed",
+        "CommTimeout",
+    ):
+        assert issubclass(getattr(errors, name), errors.CommError)
+    for name in ("MLP", "Transformer", "Linear", "cross_entropy", "squared_error"):
+        assert hasattr(nn, name)
+    for name in ("strategies", "gradients", "certificate"):
+        assert callable(getattr(equivalence, name))

@@ -1,0 +1,109 @@
+"""Injected faults: each must turn `verify` red, on real processes, and the row must say where
+and by how much.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from minidist.datasets import shard
+from minidist.tools import equivalence
+from minidist.tools.equivalence import naive_worker, verify
+
+
+def no_all_reduce(group, case, **options):
+    """Every rank keeps its own gradient."""
+    group.all_reduce = lambda x, **_: x.copy()
+    return naive_worker(group, case, **options)
+
+
+def averaged_twice(group, case, **options):
+    """The loss divides by the whole batch, and then the sum is divided by the ranks as well."""
+    total = group.all_reduce
+    group.all_reduce = lambda x, **more: total(x, **more) / group.size
+    return naive_worker(group, case, **options)
+
+
+def same_batch_everywhere(group, case, **options):
+    """Every rank works on the first rank's examples."""
+    first = shard(np.arange(len(case.inputs)), 0, group.size)
+    rows = np.resize(first, len(case.inputs))
+    return naive_worker(
+        group, replace(case, inputs=case.inputs[rows], targets=case.targets[rows]), **options
+    )
+
+
+def mean_of_means(group, case, **options):
+    """Every rank divides by its own targets, and the means are averaged as if shards were even."""
+
+    def loss(logits, targets, reduction_size):
+        return case.loss(logits, targets, max(1, targets.size) * group.size)
+
+    return naive_worker(group, replace(case, loss=loss), **options)
+
+
+def one_parameter_forgotten(group, case, **options):
+    """The last bias is not reduced."""
+    total, last = group.all_reduce, list(case.model.named_parameters())[-1]
+    group.all_reduce = lambda x, label: x if label == last else total(x, label=label)
+    return naive_worker(group, case, **options)
+
+
+def rounded_on_the_way(group, case, **options):
+    """Gradients travel in float32."""
+    total = group.all_reduce
+    group.all_reduce = lambda x, **more: total(x.astype("float32"), **more).astype(x.dtype)
+    return naive_worker(group, case, **options)
+
+
+FAULTS = [
+    no_all_reduce,
+    averaged_twice,
+    same_batch_everywhere,
+    mean_of_means,
+    one_parameter_forgotten,
+    rounded_on_the_way,
+]
+
+
+def rows_with(monkeypatch, fault, size):
+    sound = equivalence.STRATEGIES["naive"]
+    monkeypatch.setitem(equivalence.STRATEGIES, "naive", replace(sound, worker=fault))
+    return list(verify(["naive"], [size]))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_verify_turns_red(monkeypatch, fault, size):
+    rows = rows_with(monkeypatch, fault, size)
+    red = [row for row in rows if not row["ok"]]
+    assert red and any(row["error"] > 1e-9 for row in red)
+    for row in red:
+        if row["error"] > 1e-9:
+            assert "differs on rank" in row["detail"] and "got/want" in row["detail"]
+    if fault is not mean_of_means:  # which is right where shards are even: 2 examples on 2 ranks
+        assert len(red) == len(rows) or size > 2
+
+
+def test_without_a_fault_verify_is_green():
+    assert all(row["ok"] for row in verify(["naive"], [2]))
+
+
+def test_averaging_twice_shows_as_one_over_the_number_of_ranks(monkeypatch):
+    row = rows_with(monkeypatch, averaged_twice, 4)[0]
+    assert "got/want = 0.25" in row["detail"]
+
+
+def test_a_missing_all_reduce_also_shows_in_the_bytes(monkeypatch):
+    row = rows_with(monkeypatch, no_all_reduce, 2)[0]
+    assert row["bytes"] == 0 < row["bytes_formula"] and "0 bytes moved, not" in row["detail"]
+
+
+def test_the_command_line_turns_red_as_well(monkeypatch, capsys):
+    from minidist.cli import main
+
+    sound = equivalence.STRATEGIES["naive"]
+    monkeypatch.setitem(equivalence.STRATEGIES, "naive", replace(sound, worker=averaged_twice))
+    assert main(["verify", "--transport", "thread"]) == 1
+    assert "FAIL naive" in capsys.readouterr().out

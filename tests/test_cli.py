@@ -1,0 +1,152 @@
+"""The command line as a user meets it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from minidist.backend import why_no_gpu
+from minidist.cli import main
+
+TINY = ["--steps", "3", "--batch", "6", "--context", "8", "--width", "8", "--heads", "2"]
+TINY += ["--depth", "1", "--sample", "20"]
+
+
+def minidist(*arguments, **options):
+    command = [sys.executable, "-W", "error", "-m", "minidist", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, **options)
+
+
+def test_train_prints_losses_the_bigram_entropy_a_sample_and_the_certificate():
+    done = minidist("train", *TINY)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"loss \d\.\d+ -> \d\.\d+ nats/character", done.stdout)
+    assert re.search(r"bigram entropy of the text: 2\.\d+ nats/character", done.stdout)
+    assert "certificate: ok. 4 ranks against one device" in done.stdout
+    assert float(re.search(r"largest gradient difference (\S+);", done.stdout).group(1)) < 1e-9
+
+
+def test_train_learns(capsys):
+    arguments = ["--ranks", "2", "--transport", "thread", "--steps", "60", "--width", "32"]
+    assert main(["train", *arguments, "--sample", "0", "--dropout", "0.1", "--tied"]) == 0
+    first, last = re.search(r"loss (\S+) -> (\S+) nats", capsys.readouterr().out).groups()
+    assert float(last) < 3.4 < 4.0 < float(first)
+
+
+def test_train_on_a_file(tmp_path, capsys):
+    path = tmp_path / "text.txt"
+    path.write_text("Die Wörter, die wir lernen. " * 20, encoding="utf-8")
+    assert main(["train", "--text", str(path), "--transport", "thread", "--ranks", "3", *TINY]) == 0
+    assert f"{path}: 560 characters" in capsys.readouterr().out
+
+
+def test_a_progress_bar_shows_in_a_terminal():
+    pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    command = [sys.executable, "-m", "minidist", "train", *TINY]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(ours, 4096)
+        except OSError:  # the terminal closes with its last user
+            break
+    assert process.wait(timeout=60) == 0
+    os.close(ours)
+    assert b"3/3" in shown and b"loss=" in shown
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["train", "--text", "/nowhere"], "cannot read the text /nowhere: No such file"),
+        (["train", "--heads", "5"], "width 64 does not split into 5 heads"),
+        (["train", "--dropout", "1.5"], r"a dropout rate lies in \[0, 1\), not 1.5"),
+        (["train", "--lr", "-1"], "a learning rate is not negative"),
+        (["verify", "--strategy", "magic"], "unknown strategy 'magic'; there is naive"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_status_2(capsys, arguments, message):
+    assert main(arguments) == 2
+    errors = capsys.readouterr().err
+    assert re.match(f"minidist: {message}", errors) and errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["train", "--ranks", "0"], ["train", "--steps", "x"], ["dance"], ["bench", "-q"]]
+)
+def test_wrong_arguments_show_the_usage(capsys, arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2 and "usage: minidist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["verify"], ["bench"]])
+def test_help_says_what_a_command_does(capsys, command):
+    with pytest.raises(SystemExit) as caught:
+        main([*command, "--help"])
+    assert caught.value.code == 0
+    assert len(capsys.readouterr().out) > 300
+
+
+def test_no_command_prints_the_help(capsys):
+    assert main([]) == 2
+    assert "train" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(why_no_gpu() is None, reason="there is a GPU")
+def test_without_a_gpu_there_is_one_clear_error(capsys):
+    assert main(["train", "--device", "gpu", *TINY]) == 2
+    assert re.match("minidist: device 'gpu' is not available here. .*CuPy", capsys.readouterr().err)
+
+
+def test_verify_prints_rows_and_json_has_the_promised_fields(capsys):
+    assert main(["verify", "--transport", "thread"]) == 0
+    assert capsys.readouterr().out.count("ok   naive") == 12
+    assert main(["verify", "--transport", "thread", "--strategy", "naive", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    fields = {"strategy", "ranks", "error", "bytes", "bytes_formula", "ok", "promise"}
+    assert {row["ranks"] for row in rows} == {1, 2, 3, 4} and all(
+        fields <= set(row) for row in rows
+    )
+
+
+def test_bench_measures_every_workload_or_says_what_is_missing(capsys):
+    assert main(["bench", "--rounds", "1", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == ["MLP step", "Transformer step", "1,000 tiny ops"]
+    assert all((row["ratio"] is None) == bool(row["note"]) for row in rows)
+    assert main(["bench", "--rounds", "1"]) == 0
+    assert capsys.readouterr().out.count(" ms") >= 3
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+@pytest.mark.parametrize("after", [0.0, 0.3, 1.0, 2.0])
+def test_ctrl_c_ends_everything_at_once_and_leaves_nothing(after):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "minidist", "train", "--steps", "100000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    process.stdout.readline()  # it has begun
+    time.sleep(after)
+    begin = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=10)
+    assert time.monotonic() - begin < 3
+    assert process.returncode == 130
+    assert errors.strip().splitlines()[-1] == "minidist: interrupted; all ranks have stopped"
+    assert "Traceback" not in errors and "resource_tracker" not in errors
+    with pytest.raises(ProcessLookupError):
+        for _ in range(100):
+            os.killpg(process.pid, 0)
+            time.sleep(0.02)

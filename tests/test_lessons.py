@@ -1,0 +1,102 @@
+"""Every lesson runs as it stands, draws its figure, and has the parts that a lesson has."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LESSONS = sorted((ROOT / "lessons").glob("*.py"))
+PARTS = ["problem", "picture", "math", "code", "measurement", "exercise", "what it costs"]
+SECONDS = 100
+
+each_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+
+
+def cells(lesson: Path) -> list[tuple[bool, str]]:
+    """Cut a percent-format script into (is it markdown, text) cells."""
+    head, *pieces = re.split(r"(?m)^# %%(.*)\n", lesson.read_text(encoding="utf-8"))
+    assert not head.strip(), f"{lesson.name} has lines before its first cell"
+    kinds, texts = pieces[::2], pieces[1::2]
+    return [(kind.strip() == "[markdown]", text) for kind, text in zip(kinds, texts, strict=True)]
+
+
+def headings(lesson: Path) -> list[str]:
+    """Return the headings of the markdown cells, in order, in lower case."""
+    markdown = "\n".join(text for is_markdown, text in cells(lesson) if is_markdown)
+    return [found.lower() for found in re.findall(r"(?m)^# #+ +(.+)$", markdown)]
+
+
+def is_picture(path: Path) -> bool:
+    """Tell whether a file is a PNG of a figure, not an empty canvas."""
+    return path.is_file() and path.read_bytes()[:4] == b"\x89PNG" and path.stat().st_size > 10_000
+
+
+def changes() -> str | None:
+    """Return what git says has changed in the repository; None where there is no git or no
+    checkout.
+    """
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        return None
+    command = ["git", "--no-optional-locks", "status", "--porcelain", "--untracked-files=all"]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return answer.stdout if answer.returncode == 0 else None
+
+
+def test_there_are_lessons():
+    assert LESSONS, f"no lesson found in {ROOT / 'lessons'}"
+
+
+@pytest.mark.timeout(SECONDS + 20)
+@each_lesson
+def test_lesson_runs_as_it_stands_and_leaves_nothing_but_its_figure(lesson, tmp_path):
+    if find_spec("matplotlib") is None:
+        pytest.skip("no matplotlib, which draws the figures: pip install 'minidist[lessons]'")
+    before = changes()
+    command = [sys.executable, "-W", "error::RuntimeWarning", lesson, "--figures", tmp_path]
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    run = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path, "MPLBACKEND": "Agg"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert run.returncode == 0, f"{lesson.name} failed:\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}"
+    assert is_picture(tmp_path / f"{lesson.stem}.png"), f"{lesson.name} left no figure of its name"
+    assert "not solved yet" in run.stdout, f"{lesson.name} does not say that its exercise is open"
+    assert changes() == before, f"{lesson.name} wrote into the repository"
+
+
+@each_lesson
+def test_lesson_is_in_percent_format(lesson):
+    kinds = [is_markdown for is_markdown, _ in cells(lesson)]
+    assert lesson.read_text(encoding="utf-8").startswith("# %% [markdown]\n# # ")
+    assert True in kinds and False in kinds
+    for is_markdown, text in cells(lesson):
+        if is_markdown:
+            stray = [line for line in text.splitlines() if line and not line.startswith("#")]
+            assert not stray, f"{lesson.name}: code in a markdown cell: {stray[0]!r}"
+
+
+@each_lesson
+def test_lesson_has_its_parts_in_order(lesson):
+    found = headings(lesson)
+    places = []
+    for part in PARTS:
+        matches = [i for i, heading in enumerate(found) if part in heading]
+        assert matches, f"{lesson.name} has no heading with {part!r}; it has {found}"
+        places.append(matches[0])
+    assert places == sorted(places), f"{lesson.name}: {PARTS} are expected in this order: {found}"
+
+
+@each_lesson
+def test_lesson_has_its_figure_in_the_repository(lesson):
+    picture = ROOT / "figures" / f"{lesson.stem}.png"
+    assert is_picture(picture), f"run: python lessons/{lesson.name} --figures figures"

@@ -1,0 +1,102 @@
+"""The judge itself: what it says of gradients that are right, and of gradients that are not."""
+
+import numpy as np
+import pytest
+
+from minidist import nn
+from minidist.tools import equivalence
+from minidist.tools.equivalence import Case, certificate, compare, gradients, one_device, strategies
+from tests.strategies import arrays
+
+
+def a_case():
+    model = nn.MLP([3, 5, 2], activation="gelu", dtype="float64")
+    return Case("small", model, arrays(5, 3), np.array([0, 1, 1, 0, 1]))
+
+
+def test_gradients_have_the_names_of_the_parameters_and_leave_the_model_alone():
+    case = a_case()
+    before = case.model.state()
+    got = gradients("naive", case.model, case.inputs, case.targets, 3)
+    want = one_device(case)
+    assert list(got) == list(case.model.named_parameters())
+    assert compare([got], {name: want[name] for name in got}).ok
+    for name, p in case.model.named_parameters().items():
+        assert p.grad is None and np.array_equal(p.data, before[name])
+
+
+def test_one_device_agrees_with_central_differences():
+    case = a_case()
+    want = one_device(case)["layers.0.weight"]
+
+    def loss(i, j, step):
+        model = nn.MLP([3, 5, 2], activation="gelu", dtype="float64")
+        model.layers[0].weight.data[i, j] += step
+        return float(nn.cross_entropy(model(case.inputs), case.targets))
+
+    for i, j in np.ndindex(3, 5):
+        difference = (loss(i, j, 1e-6) - loss(i, j, -1e-6)) / 2e-6
+        assert abs(difference - want[i, j]) < 1e-8
+
+
+def test_a_failure_names_the_first_parameter_the_rank_the_error_and_the_ratio():
+    want = {"a": np.array([1.0, 2.0]), "b": np.array([[4.0]]), "c": np.array([8.0])}
+    off = {**want, "b": np.array([[1.0]]), "c": np.array([80.0])}
+    verdict = compare([want, want, off], want)
+    assert not verdict.ok
+    assert (verdict.parameter, verdict.rank, verdict.ratio) == ("b", 2, 0.25)
+    assert verdict.error == 9 and verdict.difference == 72
+    assert str(verdict).startswith("b differs on rank 2: largest error 9.0e+00 (bound 1e-09)")
+    assert str(verdict).endswith("got/want = 0.25")
+
+
+@pytest.mark.parametrize(
+    "got",
+    [
+        {},
+        {"a": np.zeros(3)},
+        {"a": np.array([1.0, np.nan])},
+        {"a": np.array([1.0, np.inf])},
+        {"a": np.array([1.0, 2.0 + 1e-8])},
+        {"a": np.array([1.0, -2.0])},
+    ],
+)
+def test_missing_misshapen_nan_and_slightly_wrong_gradients_are_all_caught(got):
+    assert not compare([got], {"a": np.array([1.0, 2.0])}).ok
+
+
+def test_the_bound_is_relative_to_the_parameter_but_not_below_a_thousandth_of_the_model():
+    want = {"large": np.array([1000.0]), "tiny": np.array([1e-12])}
+    assert compare([{**want, "tiny": np.array([5e-10])}], want).ok
+    assert not compare([{**want, "tiny": np.array([5e-9])}], want).ok
+    assert compare([{**want, "large": np.array([1000.0 + 5e-7])}], want).ok
+    assert not compare([{**want, "large": np.array([1000.0 + 5e-6])}], want).ok
+
+
+def test_zero_gradients_must_be_zero():
+    want = {"a": np.zeros(2)}
+    assert compare([{"a": np.zeros(2)}], want).ok
+    assert not compare([{"a": np.full(2, 1e-6)}], want).ok
+
+
+def test_unknown_strategies_are_refused_by_name():
+    with pytest.raises(ValueError, match="unknown strategy 'magic'; there is naive"):
+        gradients("magic", None, np.zeros(1), np.zeros(1), 2)
+
+
+@pytest.mark.parametrize("strategy", strategies())
+def test_every_strategy_has_a_certificate(strategy):
+    paper = certificate(strategy, 3)
+    assert paper.ok and paper.promise in ("exact", "replayed bitwise", "invariant")
+    assert len(paper.evidence) == len(equivalence.find(strategy).cases())
+    for row in paper.evidence:
+        assert row["bytes"] == row["bytes_formula"] > 0 and row["error"] <= 1e-9
+
+
+def test_the_cases_have_unequal_examples_uneven_shards_and_empty_ones():
+    shards = [
+        [len(part) for part in np.array_split(np.arange(len(case.inputs)), 4)]
+        for case in equivalence.small_cases()
+    ]
+    assert any(len(set(sizes)) > 1 and min(sizes) > 0 for sizes in shards)
+    assert any(min(sizes) == 0 for sizes in shards)
