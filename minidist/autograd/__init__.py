@@ -7,12 +7,13 @@ Read `tensor.py`, `operators.py`, `functions.py`, `softmax.py`, then `recompute.
 from minidist.autograd import functions, operators, softmax
 from minidist.autograd.gradcheck import gradcheck
 from minidist.autograd.recompute import recompute
-from minidist.autograd.tensor import Function, Tensor, no_grad
+from minidist.autograd.tensor import Function, Tensor, functions_below, no_grad
 
 __all__ = [
     "Function",
     "Tensor",
     "functions",
+    "functions_below",
     "gradcheck",
     "no_grad",
     "operators",

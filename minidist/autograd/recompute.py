@@ -6,7 +6,7 @@ of k keep n/k inputs plus the activations of one segment, for one more forward p
 are the same bits.
 """
 
-from minidist.autograd.tensor import Function, Tensor, no_grad, propagate, unbroadcast
+from minidist.autograd.tensor import Function, Tensor, no_grad, propagate
 
 
 def recompute(function, *inputs, parameters=None) -> Tensor:
@@ -46,34 +46,31 @@ class Recompute(Function):
         fresh = {id(x): Tensor(x.data, requires_grad=True) for x in tensors}
         again = function(*[fresh.get(id(x), x) for x in self.arguments])
         parameters = self.inputs[len(tensors) :]
-        contributions = {leaf: [] for leaf in [*fresh.values(), *parameters]}
-        for leaf, contribution in propagate(again, grad, {}):
-            if leaf not in contributions:
+        totals = dict.fromkeys([*fresh.values(), *parameters])
+        for leaf, contribution in propagate(again, grad, {}, self.deferring):
+            if leaf not in totals:
                 raise ValueError(
                     f"recompute: the function used the parameter {leaf.name or leaf!r} without "
-                    "being told; "
-                    "pass it in parameters="
+                    "being told; pass it in parameters="
                 )
-            if contribution is not None:
-                contributions[leaf].append(contribution)
-        return tuple(_total(leaf.shape, terms) for leaf, terms in contributions.items())
+            if callable(contribution) and not self.deferring:
+                contribution = contribution()
+            totals[leaf] = _sum(totals[leaf], contribution)
+        return tuple(totals[leaf] for leaf in [*fresh.values(), *parameters])
 
 
-def _total(shape, contributions):
-    """One gradient out of the contributions to a leaf: None, the only one, or a thunk that adds
-    them up in order.
-    """
-    if not contributions:
-        return None
-    if len(contributions) == 1:
-        return contributions[0]
+def _sum(a, b):
+    """Add two gradients, each an array, a thunk, or None; the sum is a thunk if one of them is."""
+    if a is None or b is None:
+        return b if a is None else a
+    if not callable(a) and not callable(b):
+        return a + b
 
     def total(out=None):
-        first, *others = [unbroadcast(c() if callable(c) else c, shape) for c in contributions]
-        total = sum(others, start=first)
+        value = (a() if callable(a) else a) + (b() if callable(b) else b)
         if out is None:
-            return total
-        out[...] = total
+            return value
+        out[...] = value
         return out
 
     return total

@@ -15,9 +15,8 @@ import numpy as np
 
 from minidist.backend import array_module, as_array, sum_over
 
-_clock = (
-    itertools.count()
-)  # the order of creation is an order in which every input precedes its uses
+NUMBERS = (float, int)
+_clock = itertools.count()  # an order in which every input precedes its uses
 
 
 class _Recording(threading.local):
@@ -45,7 +44,8 @@ class Tensor:
     """An array, and what backward needs to know of it.
 
     data           NumPy or CuPy array, any shape
-    grad           gradient of the same shape and dtype after backward, or None (which means zero)
+    grad           gradient of the same shape and dtype after backward, or None (which means zero);
+                   a parameter's is a view that its next gradient overwrites: copy what you keep
     requires_grad  whether backward should reach it; a leaf (one that no function made) keeps its
                    gradient
     creator        the Function that made it, or None for a leaf
@@ -120,11 +120,12 @@ class Tensor:
                   called later
         """
         deliver = partial(_deliver, remaining := {})
-        for leaf, contribution in propagate(self, grad, remaining):
+        for leaf, contribution in propagate(self, grad, remaining, deferred is not None):
             if callable(contribution) and deferred is not None:
                 deferred.append(partial(deliver, leaf, contribution))
             else:
                 deliver(leaf, contribution)
+            contribution = None
 
     def accumulate(self, contribution) -> None:
         """Add an array, or what a thunk `f(out=None)` returns, to `.grad`, without writing to
@@ -168,14 +169,12 @@ class Tensor:
     # fmt: on
 
     def reshape(self, *shape):
-        return ops.Reshape(
-            shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        )(self)
+        shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        return ops.Reshape(shape)(self)
 
     def transpose(self, *axes):
-        return ops.Transpose(axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes)(
-            self
-        )
+        axes = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+        return ops.Transpose(axes)(self)
 
     T = property(transpose)
 
@@ -187,10 +186,12 @@ class Function:
     backward needs; `backward(self, grad)` returns one gradient per input, or their only one. A
     gradient may have the broadcast shape: the engine sums it down. It may be a thunk `f(out=None)`
     that closes over arrays (not over self, which is freed): the engine calls it at once, or defers
-    it. `self.inputs[i] is None` tells that input i needs no gradient.
+    it. `self.inputs[i]` is where the gradient of input i goes: a leaf, the function that made the
+    input (not the input, whose data need not live on), or None if it needs no gradient.
     """
 
     inputs = None
+    deferring = False  # set for backward: whether the thunks among its results will wait
 
     def forward(self, *arrays):
         raise NotImplementedError
@@ -199,47 +200,38 @@ class Function:
         raise NotImplementedError
 
     def __call__(self, *inputs) -> Tensor:
-        arrays, inputs, dtype, tracked = [], list(inputs), None, False
-        for i, x in enumerate(inputs):
+        """Apply to tensors; a Python number among them takes their dtype, an array must have it."""
+        arrays, edges, dtype, tracked = [], [], None, False
+        for x in inputs:
             if isinstance(x, Tensor):
-                if dtype is not None and x.data.dtype != dtype:
-                    raise ValueError(
-                        f"{type(self).__name__} of {dtype} and {x.dtype}; use .astype on one of "
-                        "them"
-                    )
-                dtype = x.data.dtype
-                arrays.append(x.data)
-                if x.requires_grad:
-                    tracked = True
-                else:
-                    inputs[i] = None
+                edges.append((x.creator or x) if x.requires_grad else None)
+                tracked = tracked or x.requires_grad
+                x = x.data
+            elif isinstance(x, NUMBERS):
+                edges.append(None)
+                arrays.append(float(x) if isinstance(x, np.floating) else x)
+                continue
             else:
-                arrays.append(x)
-                inputs[i] = None
-        if None in inputs:
-            arrays = [_constant(x, dtype) for x in arrays]
+                edges.append(None)
+                x = as_array(x)
+            arrays.append(x)
+            if dtype is None:
+                dtype = x.dtype
+            elif x.dtype != dtype:
+                raise ValueError(
+                    f"{type(self).__name__} of {dtype} and {x.dtype}; use .astype on one of them"
+                )
         out = Tensor.__new__(Tensor)
         out.data = as_array(self.forward(*arrays))
         if tracked and _recording.on:
             out.requires_grad = True
             out.creator = self
-            self.inputs = inputs
+            self.inputs, self.result_shape = edges, out.data.shape
             self.order = next(_clock)
         return out
 
 
-def _constant(x, dtype):
-    """Let a Python number take the dtype of the tensors beside it; an array must have that dtype
-    already.
-    """
-    if isinstance(x, float | int):
-        return float(x) if isinstance(x, np.floating) else x
-    if (x := as_array(x)).dtype != dtype:
-        raise ValueError(f"a {dtype} tensor meets a {x.dtype} array; use .astype on one of them")
-    return x
-
-
-def propagate(root: Tensor, grad, remaining: dict):
+def propagate(root: Tensor, grad, remaining: dict, deferring: bool = False):
     """Yield (leaf, contribution) for every edge into a leaf below root: an array, a thunk, or None
     for nothing.
 
@@ -262,48 +254,45 @@ def propagate(root: Tensor, grad, remaining: dict):
         remaining[root] = 1
         yield root, grad
         return
-    functions = _functions_below(root, remaining)
+    functions = functions_below(root, remaining)
     pending = {root.creator: grad}
     while functions:
         function = functions.pop()
         grad = pending.pop(function, None)
+        function.deferring = deferring
         gradients = function.backward(grad) if grad is not None else (None,) * len(function.inputs)
         inputs = function.inputs
         function.__dict__.clear()
         if type(gradients) is not tuple:
             gradients = (gradients,)
-        for x, dx in zip(inputs, gradients, strict=True):
-            if x is None:
-                continue
-            creator = x.creator
-            if creator is None:
-                yield x, dx
-            elif dx is not None:
-                dx = unbroadcast(dx() if callable(dx) else dx, x.data.shape)
-                earlier = pending.get(creator)
-                pending[creator] = dx if earlier is None else earlier + dx
+        for source, dx in zip(inputs, gradients, strict=True):
+            if isinstance(source, Tensor):
+                yield source, dx
+            elif source is not None and dx is not None:
+                dx = dx() if callable(dx) else dx
+                if dx.shape != source.result_shape:
+                    dx = unbroadcast(dx, source.result_shape)
+                pending[source] = pending[source] + dx if source in pending else dx
+        grad = gradients = dx = None  # nothing of this function lives while the next one works
 
 
-def _functions_below(root: Tensor, remaining: dict) -> list[Function]:
+def functions_below(root: Tensor, remaining: dict | None = None) -> list[Function]:
     """Return the functions that root depends on, earliest first; count the edges into each leaf."""
+    remaining = {} if remaining is None else remaining
     seen, stack = {root.creator}, [root.creator]
     while stack:
         function = stack.pop()
         if function.inputs is None:
             raise ValueError(
                 "backward has already passed here and freed the graph; add losses up and call "
-                "backward once, "
-                "or run the forward pass again"
+                "backward once, or run the forward pass again"
             )
-        for x in function.inputs:
-            if x is None:
-                continue
-            creator = x.creator
-            if creator is None:
-                remaining[x] = remaining.get(x, 0) + 1
-            elif creator not in seen:
-                seen.add(creator)
-                stack.append(creator)
+        for source in function.inputs:
+            if isinstance(source, Tensor):
+                remaining[source] = remaining.get(source, 0) + 1
+            elif source is not None and source not in seen:
+                seen.add(source)
+                stack.append(source)
     return sorted(seen, key=attrgetter("order"))
 
 

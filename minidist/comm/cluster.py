@@ -24,6 +24,9 @@ def run(worker, size: int, *args, transport="process", timeout=None, device="cpu
     transport  "process", or "thread" for a debugger
     timeout    seconds after which the run ends in CommTimeout
     device     "cpu" or "gpu": `group.device`, where `group.empty` allocates
+
+    Each rank's BLAS gets cores // size threads, so one rank alone uses them all: to compare numbers
+    of ranks fairly, say `threadpoolctl.threadpool_limits(1)` in the worker.
     """
     with Cluster(size, transport, device) as cluster:
         return cluster.run(worker, *args, timeout=timeout)

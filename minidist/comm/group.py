@@ -86,8 +86,10 @@ class Group:
     # Collectives.
 
     def all_reduce(self, x, op="sum", label=None, algorithm=None, out=None):
-        """Return the reduction of every rank's x, same shape and dtype on all ranks: 2(N-1)/N S
-        bytes per rank.
+        """Return the reduction of every rank's x, same shape and dtype on all ranks.
+
+        Bytes: 2(N-1)S from all ranks together; from each, S less its slice, and N-1 times its
+        slice: 2(N-1)/N S where N divides the elements.
 
         op         "sum", "max", "min" or "prod"
         label      a name that must agree between ranks: two equal shapes in swapped order are then

@@ -17,6 +17,7 @@ import threading
 import time
 import types
 from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 
 import cloudpickle
@@ -34,10 +35,10 @@ class ProcessRanks:
     """The caller's side: one process per rank, and a control connection to each."""
 
     def __init__(self, size: int, device: str):
-        forkserver = "forkserver" in mp.get_all_start_methods()
-        context = mp.get_context("forkserver" if forkserver else "spawn")
-        if forkserver:
-            context.set_forkserver_preload(PRELOAD)
+        forks = "forkserver" in mp.get_all_start_methods()
+        context = mp.get_context("forkserver" if forks else "spawn")
+        if forks:
+            start_fork_server()
         self.size, self.processes, self.controls = size, [], []
         peers: list[dict[int, Connection]] = [{} for _ in range(size)]
         for low in range(size):
@@ -141,6 +142,19 @@ class ProcessRanks:
         self.processes, self.controls = [], []
 
 
+def start_fork_server() -> None:
+    """Start it, if need be, with Ctrl-C blocked, which ranks inherit: they are the caller's to
+    stop.
+    """
+    forkserver.set_forkserver_preload(PRELOAD)
+    resource_tracker.ensure_running()  # which would unblock it again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 @contextmanager
 def _nameless_main():
     """Start processes that do not run the caller's script again: multiprocessing would import it as
@@ -159,7 +173,7 @@ def _nameless_main():
 
 def serve(rank: int, size: int, device: str, control: Connection, peers: dict) -> None:
     """Be a rank: run what the control connection brings, until it closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it was not blocked from the start
     keep_freed_memory()
     with threadpool_limits(fair_share_of_cores(size)):
         RankProcess(rank, size, device, control, peers).work()

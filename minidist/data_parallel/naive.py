@@ -10,8 +10,9 @@ whole batch (`reduction_size`) has the weights in it already: rank k's backward 
 in shard k} dl_i/dw, and what is left to do is a sum. No factor comes after the loss, and uneven or
 empty shards need no care.
 
-Layouts: X[B/dp, ...] -> dW{+dp}, a partial sum on every rank -> all_reduce -> dW.
-Bytes: 2 (N - 1) / N of the parameters' size from each rank.
+Layouts: X[B/dp, ...] -> dW{+dp}, a partial sum on every rank -> all_reduce -> dW. Bytes: 2 (N - 1)
+times the parameters' size from all ranks together; 2 (N - 1) / N from each, but for rounding where
+N does not divide a parameter.
 """
 
 from minidist.comm import Group

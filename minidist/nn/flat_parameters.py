@@ -64,7 +64,7 @@ class FlatParameters:
 
     def views(self, vector) -> list:
         """Cut a vector of `size` elements into arrays of the parameters' shapes."""
-        stops = [*self.offsets[1:], self.size]
+        stops = [*self.offsets, self.size][1:]
         return [
             vector[start:stop].reshape(shape)
             for start, stop, shape in zip(self.offsets, stops, self.shapes, strict=True)

@@ -221,15 +221,18 @@ def gradients(
     size: int,
     loss=nn.cross_entropy,
     transport="process",
+    cluster=None,
     **options,
 ) -> dict[str, np.ndarray]:
     """Return {global name: gradient} after one batch under `strategy` on `size` real ranks.
 
     The ranks start from the weights of `model`, a single-device model, which stays as it is. Every
-    rank's result is looked at: where two differ by more than the bound, ValueError.
+    rank's result is looked at: where two differ by more than the bound, ValueError. `cluster`:
+    ranks that are up already, instead of new ones.
     """
     case = Case("given", model, np.asarray(inputs), np.asarray(targets), loss)
-    found = [o.gradients for o in _outcomes(find(strategy), case, size, None, transport, options)]
+    outcomes = _outcomes(find(strategy), case, size, cluster, transport, options)
+    found = [outcome.gradients for outcome in outcomes]
     agreement = compare(found, found[0])
     if not agreement.ok:
         raise ValueError(f"the ranks do not agree with rank 0: {agreement}")

@@ -1,0 +1,36 @@
+"""What the README says is so."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from minidist.tools.equivalence import strategies
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_first_two_shell_lines_set_up_train_and_test():
+    lines = re.findall(r"^```\n(.*?)^```", README, re.S | re.M)[0].splitlines()
+    setup = 'python3 -m venv .venv && .venv/bin/pip install -q -e ".[test]" && .venv/bin/'
+    assert lines == [setup + "minidist train", setup + "pytest"]
+
+
+def test_the_example_runs_and_leaves_the_same_weights_on_every_rank():
+    code = re.search(r"```python\n(import numpy.*?)^```", README, re.S | re.M).group(1)
+    names = {"__name__": "__main__"}
+    exec(compile(code, "README.md", "exec"), names)
+    weights = names["weights"]
+    assert len(weights) == 4
+    for name, array in weights[0].items():
+        assert all(np.array_equal(array, other[name]) for other in weights[1:])
+
+
+def test_every_file_it_names_exists_and_every_strategy_has_a_row():
+    for path in re.findall(r"(?:minidist|tests|lessons)/[\w/]+\.(?:py|txt)", README):
+        assert (ROOT / path).exists(), path
+    for name in strategies():
+        assert f"| `{name}`" in README
+    for lesson in (ROOT / "lessons").glob("*.py"):
+        assert f"lessons/{lesson.name}" in README
