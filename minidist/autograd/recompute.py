@@ -6,7 +6,7 @@ of k keep n/k inputs plus the activations of one segment, for one more forward p
 are the same bits.
 """
 
-from minidist.autograd.tensor import Function, Tensor, no_grad, propagate
+from minidist.autograd.tensor import Function, Tensor, no_grad, propagate, unbroadcast
 
 
 def recompute(function, *inputs, parameters=None) -> Tensor:
@@ -55,6 +55,8 @@ class Recompute(Function):
                 )
             if callable(contribution) and not self.deferring:
                 contribution = contribution()
+            if contribution is not None and not callable(contribution):
+                contribution = unbroadcast(contribution, leaf.shape)  # two may differ in shape
             totals[leaf] = _sum(totals[leaf], contribution)
         return tuple(totals[leaf] for leaf in [*fresh.values(), *parameters])
 

@@ -1,0 +1,255 @@
+"""One recipe per Function of the autograd package: how to call it on shapes that are drawn.
+
+A recipe draws shapes and options, and returns a callable on tensors with the arrays to call it on.
+Near a kink (relu, max) differences say nothing, so those arrays keep away from one.
+"""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from minidist.autograd import functions, operators, recompute, softmax
+from minidist.autograd.recompute import Recompute
+from minidist.rng import Randomness
+from tests.strategies import broadcastable, seeds, shapes
+
+CASES = {}
+
+
+def case(function):
+    """Register a recipe(draw, normal) for a Function; normal(*shape) returns normal numbers."""
+    return lambda recipe: CASES.setdefault(function, recipe)
+
+
+def positive(x):
+    """Map numbers to [0.5, ...), smoothly enough for logarithms, powers and divisors."""
+    return np.abs(x) + 0.5
+
+
+def away_from_zero(x):
+    return x + np.sign(x) * 0.1
+
+
+def two_broadcasting(draw, normal):
+    shape = draw(shapes())
+    return [normal(*draw(broadcastable(shape))) for _ in range(2)]
+
+
+@case(operators.Add)
+def _(draw, normal):
+    return lambda a, b: a + b, two_broadcasting(draw, normal)
+
+
+@case(operators.Subtract)
+def _(draw, normal):
+    return lambda a, b: a - b, two_broadcasting(draw, normal)
+
+
+@case(operators.Multiply)
+def _(draw, normal):
+    return lambda a, b: a * b, two_broadcasting(draw, normal)
+
+
+@case(operators.Divide)
+def _(draw, normal):
+    a, b = two_broadcasting(draw, normal)
+    return lambda a, b: a / b, [a, positive(b)]
+
+
+@case(operators.Power)
+def _(draw, normal):
+    n = draw(st.sampled_from([0, 1, 2, 3, -1, 0.5, -1.5]))
+    return lambda a: a**n, [positive(normal(*draw(shapes())))]
+
+
+@case(operators.MatMul)
+def _(draw, normal):
+    rows, inner, columns = (draw(st.integers(1, 4)) for _ in range(3))
+    batch = draw(shapes(max_axes=2))
+    left, right = draw(broadcastable(batch)), draw(broadcastable(batch))
+    return lambda a, b: a @ b, [normal(*left, rows, inner), normal(*right, inner, columns)]
+
+
+def draw_axis(draw, x):
+    """Draw None, one axis from either end, or two axes."""
+    one = st.integers(-x.ndim, x.ndim - 1)
+    two = st.permutations(range(x.ndim)).map(lambda order: tuple(order[:2]))
+    return draw(st.one_of(st.none(), one, two))
+
+
+@case(operators.Sum)
+def _(draw, normal):
+    x = normal(*draw(shapes(min_axes=1)))
+    axis, keepdims = draw_axis(draw, x), draw(st.booleans())
+    return lambda x: x.sum(axis, keepdims), [x]
+
+
+@case(operators.Mean)
+def _(draw, normal):
+    x = normal(*draw(shapes(min_axes=1)))
+    axis, keepdims = draw_axis(draw, x), draw(st.booleans())
+    return lambda x: x.mean(axis, keepdims), [x]
+
+
+@case(operators.Max)
+def _(draw, normal):
+    x = normal(*draw(shapes(min_axes=1)))
+    x = np.argsort(np.argsort(x, axis=None)).reshape(x.shape) / 4  # no two elements are close
+    axis, keepdims = draw_axis(draw, x), draw(st.booleans())
+    return lambda x: x.max(axis, keepdims), [x]
+
+
+@case(operators.Exp)
+def _(draw, normal):
+    return lambda x: x.exp(), [normal(*draw(shapes()))]
+
+
+@case(operators.Log)
+def _(draw, normal):
+    return lambda x: x.log(), [positive(normal(*draw(shapes())))]
+
+
+@case(operators.Reshape)
+def _(draw, normal):
+    x = normal(*draw(shapes(min_axes=1)))
+    new = draw(st.sampled_from([(-1,), (x.size, 1), (1, *x.shape), x.shape[::-1]]))
+    return lambda x: x.reshape(new) * 1.5, [x]
+
+
+@case(operators.Transpose)
+def _(draw, normal):
+    x = normal(*draw(shapes(min_axes=1)))
+    order = draw(st.permutations(range(x.ndim)))
+    axes = [axis - draw(st.sampled_from([0, x.ndim])) for axis in order]  # from either end
+    return lambda x: x.transpose(axes) * 1.5, [x]
+
+
+@case(operators.GetItem)
+def _(draw, normal):
+    rows, columns = draw(st.integers(2, 4)), draw(st.integers(2, 4))
+    index = draw(
+        st.sampled_from(
+            [
+                1,
+                -1,
+                ...,
+                (slice(None), 0),
+                slice(None, None, 2),
+                (slice(1, None), None, slice(None, None, -1)),
+                [0, 1, 1, 0, 1],  # repeats add up
+                (np.array([[1, 1], [0, 1]]), slice(None)),
+                (np.array([0, 0, 1]), np.array([1, 1, 0])),
+                (slice(None), [1, 1]),
+                np.arange(rows) % 2 == 0,
+            ]
+        )
+    )
+    return lambda x: x[index], [normal(rows, columns)]
+
+
+@case(operators.Concatenate)
+def _(draw, normal):
+    shape = list(draw(shapes(min_axes=1)))
+    axis = draw(st.integers(-len(shape), len(shape) - 1))
+    pieces = []
+    for _ in range(draw(st.integers(1, 3))):
+        shape[axis] = draw(st.integers(0, 3))
+        pieces.append(normal(*shape))
+    return lambda *xs: functions.concatenate(xs, axis), pieces
+
+
+@case(functions.Linear)
+def _(draw, normal):
+    inputs, outputs = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    bias, transposed = draw(st.booleans()), draw(st.booleans())
+    x = normal(*draw(shapes(max_axes=2, min_side=0)), inputs)
+    w = normal(outputs, inputs) if transposed else normal(inputs, outputs)
+
+    def linear(x, w, b=None):
+        return functions.linear(x, w, b, transposed)
+
+    return linear, [x, w, normal(outputs)] if bias else [x, w]
+
+
+@case(functions.Relu)
+def _(draw, normal):
+    return functions.relu, [away_from_zero(normal(*draw(shapes(min_axes=1))))]
+
+
+@case(functions.GeluTanh)
+def _(draw, normal):
+    return functions.gelu, [normal(*draw(shapes())) * 2]
+
+
+@case(functions.GeluErf)
+def _(draw, normal):
+    return lambda x: functions.gelu(x, "erf"), [normal(*draw(shapes())) * 2]
+
+
+@case(functions.LayerNorm)
+def _(draw, normal):
+    width = draw(st.integers(2, 5))
+    x = normal(*draw(shapes(max_axes=2)), width)
+    return lambda x, g, b: functions.layer_norm(x, g, b, eps=1e-2), [
+        x,
+        normal(width),
+        normal(width),
+    ]
+
+
+@case(functions.Embedding)
+def _(draw, normal):
+    rows, width = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    shape = draw(shapes(max_axes=2, min_side=0))
+    indices = np.random.default_rng(rows).integers(0, rows, shape)
+    return lambda w: functions.embedding(indices, w), [normal(rows, width)]
+
+
+@case(functions.Dropout)
+def _(draw, normal):
+    x = normal(*draw(shapes(min_axes=1)))
+    randomness = Randomness(draw(seeds), step=0, examples=np.arange(len(x)))
+    rate = draw(st.sampled_from([0.0, 0.2, 0.9, np.float64(0.5)]))
+    return lambda x: functions.dropout(x, rate, "dropout", randomness), [x]
+
+
+@case(functions.SquaredError)
+def _(draw, normal):
+    y = normal(*draw(shapes(min_axes=1)))
+    targets, n = normal(*y.shape), draw(st.sampled_from([None, 3, 0.5]))
+    return lambda y: functions.squared_error(y, targets.astype(y.dtype), n), [y]
+
+
+@case(softmax.Softmax)
+def _(draw, normal):
+    x = normal(*draw(shapes(min_axes=1)))
+    axis = draw(st.integers(-x.ndim, x.ndim - 1))
+    return lambda x: softmax.softmax(x, axis), [x]
+
+
+@case(softmax.LogSoftmax)
+def _(draw, normal):
+    x = normal(*draw(shapes(min_axes=1)))
+    axis = draw(st.integers(-x.ndim, x.ndim - 1))
+    return lambda x: softmax.log_softmax(x, axis), [x]
+
+
+@case(softmax.CausalAttention)
+def _(draw, normal):
+    B, H, T, D = (draw(st.integers(1, 3)) for _ in "BHTD")
+    return softmax.causal_attention, [normal(3, B, H, T, D)]
+
+
+@case(softmax.CrossEntropy)
+def _(draw, normal):
+    shape, classes = draw(shapes(max_axes=2)), draw(st.integers(1, 4))
+    targets = np.random.default_rng(classes).integers(0, classes, shape)
+    n = draw(st.sampled_from([None, 7]))
+    return lambda x: softmax.cross_entropy(x, targets, n), [normal(*shape, classes)]
+
+
+@case(Recompute)
+def _(draw, normal):
+    def product(a, b):
+        return recompute(lambda a, b: a * b + a, a, b)
+
+    return product, two_broadcasting(draw, normal)

@@ -1,0 +1,160 @@
+"""Leaves and their gradients, recording, dtypes, copies."""
+
+import copy
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from minidist import Tensor, no_grad
+from tests.strategies import arrays, host, leaf, seeds, watch_dtypes
+
+
+@given(seed=seeds)
+def test_a_leaf_used_many_times_gets_the_sum_of_its_contributions(seed):
+    x = leaf(3, seed=seed)
+    (x * x + x / 2 - x + x.exp() * x).sum().backward()
+    want = 2 * x.data + 0.5 - 1 + np.exp(x.data) * (x.data + 1)
+    np.testing.assert_allclose(x.grad, want, rtol=1e-12)
+
+
+def test_a_value_used_twice_is_passed_once_with_the_sum_of_its_gradients(place):
+    x = Tensor(place(arrays(4)), requires_grad=True)
+    y = x.exp()
+    (y * y + y).sum().backward()
+    np.testing.assert_allclose(host(x.grad), host(2 * y.data**2 + y.data), rtol=1e-12)
+
+
+def test_two_backwards_accumulate_in_the_leaf():
+    x = leaf(3)
+    (x * 2).sum().backward()
+    (x * 3).sum().backward()
+    np.testing.assert_array_equal(x.grad, [5, 5, 5])
+
+
+def test_a_leaf_may_be_the_root_itself():
+    x, grad = leaf(3), arrays(3, seed=1)
+    x.backward(grad)
+    np.testing.assert_array_equal(x.grad, grad)
+    assert x.grad is not grad
+
+
+def test_the_gradient_of_a_number_is_an_array_too():
+    scale = Tensor(np.array(2.0), requires_grad=True)
+    (scale * leaf(3)).sum().backward()
+    assert isinstance(scale.grad, np.ndarray) and scale.grad.shape == ()
+
+
+def test_what_needs_no_gradient_gets_none():
+    x, constant = leaf(3), Tensor(arrays(3))
+    (x * constant).sum().backward()
+    assert constant.grad is None and not constant.requires_grad
+
+
+def test_a_detached_tensor_shares_data_but_stops_gradients():
+    x = leaf(3)
+    y = x * 2
+    assert y.detach().data is y.data
+    (x * y.detach()).sum().backward()
+    np.testing.assert_array_equal(x.grad, 2 * x.data)
+
+
+def test_the_arrays_of_the_caller_are_never_written():
+    data, grad = arrays(3), arrays(3, seed=1)
+    kept = data.copy(), grad.copy()
+    x = Tensor(data, requires_grad=True)
+    for _ in range(2):
+        (x + x).backward(grad)
+    np.testing.assert_array_equal(data, kept[0])
+    np.testing.assert_array_equal(grad, kept[1])
+    assert not np.shares_memory(x.grad, grad)
+
+
+def test_a_gradient_that_the_caller_assigned_is_added_to_but_not_written():
+    x, assigned = leaf(3), np.ones(3)
+    x.grad = assigned
+    (x * 2).sum().backward()
+    np.testing.assert_array_equal(x.grad, [3, 3, 3])
+    np.testing.assert_array_equal(assigned, [1, 1, 1])
+
+
+def test_the_first_gradient_is_written_into_its_buffer():
+    x = leaf(3)
+    x.grad_buffer = np.full(3, np.nan)
+    (x * 2 + x).sum().backward()
+    assert x.grad is x.grad_buffer
+    np.testing.assert_array_equal(x.grad, [3, 3, 3])
+
+
+def test_nothing_is_remembered_under_no_grad():
+    x = leaf(3)
+    with no_grad():
+        with no_grad():
+            pass
+        y = x * 2
+    assert not y.requires_grad and y.creator is None
+    assert (x * 2).requires_grad
+
+
+def test_no_grad_ends_when_its_block_raises():
+    with pytest.raises(KeyError), no_grad():
+        raise KeyError
+    assert (leaf(3) * 2).requires_grad
+
+
+def test_no_grad_holds_for_its_own_thread_only():
+    x, seen = leaf(3), []
+    thread = threading.Thread(target=lambda: seen.append((x * 2).requires_grad))
+    with no_grad():
+        thread.start()
+        thread.join()
+    assert seen == [True]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_python_and_numpy_numbers_do_not_promote(dtype):
+    x = leaf(3, dtype=dtype)
+    with watch_dtypes() as dtypes:
+        y = (np.float64(2) * x + 1) / np.float64(3) - np.float64(0.5) ** 2
+        (-((1 - y) ** np.float64(3)) * 0.1).mean().backward()
+    assert dtypes == {np.dtype(dtype)}
+    assert x.grad.dtype == dtype
+
+
+def test_half_precision_adds_up_in_float32():
+    """In float16 2048 + 1 is 2048: sums, means and un-broadcasting would stop there."""
+    ones, bias = np.ones((4096, 2), "float16"), leaf(2, dtype="float16")
+    x = Tensor(ones, requires_grad=True)
+    np.testing.assert_array_equal(x.sum(axis=0).data, [4096, 4096])
+    (x + bias).backward(ones)
+    np.testing.assert_array_equal(bias.grad, [4096, 4096])
+    many = Tensor(np.ones(80_000, "float16"), requires_grad=True)
+    many.mean().backward()
+    np.testing.assert_allclose(many.grad[:2], 1 / 80_000, rtol=5e-3)
+
+
+def test_two_dtypes_in_one_operation_are_an_error():
+    with pytest.raises(ValueError, match=r"Add of float32 and float64; use \.astype"):
+        leaf(3, dtype="float32") + leaf(3)
+    with pytest.raises(ValueError, match="Multiply of float32 and float64"):
+        leaf(3, dtype="float32") * arrays(3)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copied_tensor_is_a_leaf_without_hooks(copied):
+    x = leaf(3)
+    y = x * 2
+    x.add_hook(lambda _: None)
+    for original in (x, y):
+        twin = copied(original)
+        np.testing.assert_array_equal(twin.data, original.data)
+        assert twin.requires_grad and twin.creator is None and twin.hooks == ()
+
+
+def test_a_tensor_shows_its_data_and_what_made_it():
+    x = leaf(2)
+    assert repr(Tensor(np.array([1.0, 2.0]))) == "Tensor([1. 2.], dtype=float64)"
+    assert "grad_fn=Multiply" in repr(x * 2)
+    assert (len(x), x.ndim, x.size, x.sum().item()) == (2, 1, 2, float(x.sum()))

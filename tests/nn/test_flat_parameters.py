@@ -1,0 +1,123 @@
+"""One flat vector per layer: contiguous, aligned, shared by its views, cut into few slices."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from minidist import nn
+from minidist.nn.flat_parameters import FlatParameters, flat_slices
+from minidist.nn.module import constant
+from tests.strategies import mlps, transformers
+
+
+@given(model=transformers())
+def test_each_layer_has_one_vector_in_the_order_of_its_parameters(model):
+    covered = []
+    for layer in model.layers:
+        flat = layer.flat
+        covered += flat.parameters
+        joined = np.concatenate([p.data.reshape(-1) for p in flat.parameters])
+        np.testing.assert_array_equal(flat.vector, joined)
+        assert flat.vector.shape == flat.gradient.shape == (flat.size,)
+    assert covered == model.parameters()  # a tied parameter once, in the first layer that has it
+
+
+@given(drawn=mlps())
+def test_views_share_the_memory_of_aligned_contiguous_vectors(drawn):
+    model, _ = drawn
+    for layer in model.layers:
+        for vector in (layer.flat.vector, layer.flat.gradient):
+            assert vector.ctypes.data % 64 == 0 and vector.flags.c_contiguous
+        layer.flat.vector[:] = np.arange(layer.flat.size)
+        layer.flat.gradient[:] = -np.arange(layer.flat.size)
+        start = 0
+        for p in layer.parameters():
+            want = np.arange(start, start + p.size).reshape(p.shape)
+            np.testing.assert_array_equal(p.data, want)
+            np.testing.assert_array_equal(p.grad_buffer, -want)
+            start += p.size
+
+
+def test_backward_writes_straight_into_the_gradient_vector():
+    model = nn.MLP([3, 2])
+    model(np.ones((4, 3), "float32")).sum().backward()
+    np.testing.assert_array_equal(model.layers[0].flat.gradient, [4] * 8)
+    assert all(p.grad is p.grad_buffer for p in model.parameters())
+
+
+def test_gradients_are_collected_from_wherever_they_are():
+    model = nn.MLP([1, 2])
+    weight, bias = model.parameters()
+    flat = model.layers[0].flat
+    flat.gradient[:] = np.nan
+    weight.grad = np.array([[3, 4]], "float32")  # a fresh array, as a strategy assigns it
+    flat.collect_gradients()
+    np.testing.assert_array_equal(flat.gradient, [3, 4, 0, 0])  # none counts as zero
+    assert bias.grad is None
+
+
+def test_binding_another_vector_leaves_the_old_weights_alone():
+    model = nn.MLP([1, 2])
+    weight, flat = model.layers[0].weight, model.layers[0].flat
+    old, kept = weight.data, weight.data.copy()
+    flat.bind(np.arange(4, dtype="float32"))
+    np.testing.assert_array_equal(weight.data, [[0, 1]])
+    np.testing.assert_array_equal(old, kept)
+    np.testing.assert_array_equal(flat.views(flat.vector)[1], [2, 3])
+
+
+def test_frozen_parameters_have_no_place():
+    model = nn.MLP([3, 2]).freeze("layers.0.weight")
+    assert [p.name for p in model.layers[0].flat.parameters] == ["layers.0.bias"]
+    assert model.layers[0].weight.home is None
+
+
+def test_the_allocator_is_an_argument():
+    asked = []
+
+    def empty(shape, dtype):
+        asked.append((shape, str(dtype)))
+        return np.empty(shape, dtype)
+
+    nn.MLP([3, 2]).flatten(empty)
+    assert asked == [((8,), "float32")] * 2
+
+
+def test_one_vector_holds_one_dtype():
+    mixed = [constant("a", (1,), 0, "float32"), constant("b", (1,), 0, "float64")]
+    with pytest.raises(
+        ValueError, match="one flat vector holds one dtype, not float32 and float64"
+    ):
+        FlatParameters(mixed)
+
+
+def test_neighbours_are_merged_into_one_slice():
+    model = nn.MLP([2, 3, 1])
+    (w0, b0), (w1, b1) = [layer.parameters() for layer in model.layers]
+
+    def cuts(*parameters):
+        return [(s.home, s.start, s.stop) for s in flat_slices(list(parameters))]
+
+    first, second = [layer.flat for layer in model.layers]
+    assert cuts(w0, b0, w1, b1) == [(first, 0, 9), (second, 0, 4)]
+    assert cuts(b0, w1) == [(first, 6, 9), (second, 0, 3)]
+    assert cuts(b0, w0, b0) == [(first, 6, 9), (first, 0, 6)]  # each covered once
+    assert cuts(*model.freeze("layers.0.weight").parameters()) == [
+        (model.layers[0].flat, 0, 3),
+        (model.layers[1].flat, 0, 4),
+    ]
+
+
+def test_a_slice_shows_data_and_gradient_of_its_part():
+    model = nn.MLP([2, 2])
+    model(np.ones((1, 2), "float32")).sum().backward()
+    (piece,) = flat_slices([model.layers[0].bias])
+    np.testing.assert_array_equal(piece.gradient, [1, 1])
+    assert np.shares_memory(piece.data, model.layers[0].bias.data)
+
+
+def test_a_parameter_outside_any_vector_is_an_error():
+    layer = nn.Linear(2, 2, name="alone")
+    with pytest.raises(ValueError, match=r"'alone\.weight' lies in no flat vector; call flatten"):
+        flat_slices(layer.parameters())
+    assert len(flat_slices(layer.flatten().parameters())) == 1

@@ -1,0 +1,246 @@
+"""Names, order, state, copies, freezing, dtypes, devices."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist import Tensor, nn, optim
+from minidist.backend import on_gpu, why_no_gpu
+from minidist.rng import Randomness, generator
+from tests.strategies import assert_same_bits, gradients, mlps, transformers
+
+models = st.one_of(mlps().map(lambda drawn: drawn[0]), transformers())
+
+
+def pickled(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+def small_transformer(**options):
+    return nn.Transformer(vocab=5, width=4, heads=2, depth=2, context=3, **options)
+
+
+def backward(model):
+    """Leave some gradient in every parameter that is used."""
+    if isinstance(model, nn.Transformer):
+        tokens = np.arange(2 * model.context).reshape(2, -1) % model.vocab
+        nn.cross_entropy(model(tokens, Randomness(0, 0, np.arange(2))), tokens).backward()
+    else:
+        width = model.layers[0].weight.shape[0]
+        model(np.ones((2, width), model.layers[0].weight.dtype)).sum().backward()
+
+
+def test_parameters_are_named_in_the_order_of_the_layers():
+    block = ["norm_1.gain", "norm_1.bias", "attention.qkv.weight", "attention.qkv.bias"]
+    block += ["attention.output.weight", "attention.output.bias", "norm_2.gain", "norm_2.bias"]
+    block += ["expand.weight", "expand.bias", "contract.weight", "contract.bias"]
+    names = ["embedding.token.weight", "embedding.position.weight"]
+    names += [f"blocks.{i}.{name}" for i in range(2) for name in block]
+    names += ["head.norm.gain", "head.norm.bias", "head.linear.weight"]
+    model = small_transformer()
+    assert list(model.named_parameters()) == names
+    assert [p.name for p in model.parameters()] == names
+
+
+def test_a_parameter_is_drawn_by_seed_and_name():
+    layer = nn.Linear(3, 4, name="some.layer", seed=7, dtype="float64")
+    want = generator(7, "some.layer.weight").standard_normal((3, 4)) * (1 / np.sqrt(3))
+    np.testing.assert_array_equal(layer.weight.data, want)
+    np.testing.assert_array_equal(layer.bias.data, np.zeros(4))
+
+
+def test_two_layers_of_one_shape_start_with_different_weights():
+    model = nn.MLP([4, 4, 4, 4])
+    first, second, third = (layer.weight.data for layer in model.layers)
+    assert not np.array_equal(first, second) and not np.array_equal(second / np.sqrt(2), third)
+    state = small_transformer().state()
+    for name, array in state.items():
+        twin = name.replace("blocks.0", "blocks.1")
+        if name != twin and array.std() > 0:
+            assert not np.array_equal(array, state[twin]), name
+
+
+def test_another_seed_draws_another_model_and_the_same_seed_the_same():
+    assert_same_bits(nn.MLP([3, 3], seed=1).state(), nn.MLP([3, 3], seed=1).state())
+    one, other = nn.MLP([3, 3], seed=1).state(), nn.MLP([3, 3], seed=2).state()
+    assert not np.array_equal(one["layers.0.weight"], other["layers.0.weight"])
+
+
+def test_two_parameters_of_one_name_are_an_error():
+    model = nn.Sequential([nn.Linear(2, 2), nn.Linear(2, 2)])
+    with pytest.raises(ValueError, match=r"two parameters are named 'linear\.weight'"):
+        model.named_parameters()
+
+
+def test_members_may_stand_in_lists():
+    class Pair(nn.Module):
+        def __init__(self):
+            self.both = [nn.Linear(2, 2, name="a"), nn.Linear(2, 2, False, name="b")]
+
+    assert list(Pair().named_parameters()) == ["a.weight", "a.bias", "b.weight"]
+
+
+@given(model=models)
+def test_state_goes_round_and_is_a_copy(model):
+    state = model.state()
+    kept = copy.deepcopy(state)
+    for p in model.parameters():
+        p.data += 1
+    assert_same_bits(state, kept)
+    model.load_state(state)
+    assert_same_bits(model.state(), kept)
+    for p in model.parameters():
+        assert np.shares_memory(p.data, p.home.vector)
+
+
+def test_a_state_of_another_dtype_is_rounded():
+    model = nn.MLP([2, 3])
+    state = {name: array + 0.1 for name, array in nn.MLP([2, 3], dtype="float64").state().items()}
+    model.load_state(state)
+    assert_same_bits(model.state(), {k: v.astype("float32") for k, v in state.items()})
+
+
+def test_a_state_that_does_not_fit_changes_nothing():
+    model = nn.MLP([2, 3])
+    before, good = model.state(), {k: v + 1 for k, v in model.state().items()}
+    with pytest.raises(ValueError, match=r"'layers\.0\.bias' is missing in the state"):
+        model.load_state({"layers.0.weight": good["layers.0.weight"]})
+    with pytest.raises(ValueError, match="'more' is missing in the model"):
+        model.load_state(good | {"more": np.ones(1)})
+    message = r"layers\.0\.bias is \[3\] in the model, \[2\] in the state"
+    with pytest.raises(ValueError, match=message):
+        model.load_state(good | {"layers.0.bias": np.ones(2)})
+    assert_same_bits(model.state(), before)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+@given(model=models)
+def test_a_copy_has_views_of_its_own_vectors_and_no_gradients(copied, model):
+    backward(model)
+    twin = copied(model)
+    assert_same_bits(twin.state(), model.state())
+    originals = model.named_parameters()
+    for name, p in twin.named_parameters().items():
+        assert p.grad is None and p.hooks == () and p.requires_grad
+        assert np.shares_memory(p.data, p.home.vector)
+        assert np.shares_memory(p.grad_buffer, p.home.gradient)
+        assert not np.shares_memory(p.data, originals[name].data)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_a_copy_learns_as_the_original_does(copied):
+    model = small_transformer(tied=True)
+    twin = copied(model)
+    for m in (model, twin):
+        optimizer = optim.Adam(m.parameters(), lr=0.1)
+        backward(m)
+        optimizer.step()
+    assert_same_bits(twin.state(), model.state())
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_a_copy_keeps_what_was_frozen_in_one_layer_only(copied):
+    """The embedding's vector still has a place for the tied weight that the head froze."""
+    model = small_transformer(tied=True)
+    model.layers[-1].freeze("embedding.token.weight")
+    model.load_state({name: array + 1 for name, array in model.state().items()})
+    twin = copied(model)
+    assert_same_bits(twin.state(), model.state())
+    frozen = twin.named_parameters()["embedding.token.weight"]
+    assert not frozen.requires_grad and frozen.home is None
+
+
+def test_frozen_parameters_do_not_move_under_weight_decay():
+    model = small_transformer()
+    model.freeze("blocks.0.expand.weight", "head.norm.gain")
+    before = model.state()
+    optimizer = optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    backward(model)
+    optimizer.step()
+    after = model.state()
+    for name, p in model.named_parameters().items():
+        frozen = name in ("blocks.0.expand.weight", "head.norm.gain")
+        assert p.requires_grad is not frozen and (p.grad is None) is frozen
+        assert np.array_equal(after[name], before[name]) is frozen, name
+
+
+def test_the_gradients_of_the_rest_are_those_of_the_unfrozen_model():
+    whole, part = small_transformer(), small_transformer().freeze("blocks.1.contract.weight")
+    backward(whole)
+    backward(part)
+    want = gradients(whole) | {"blocks.1.contract.weight": None}
+    assert_same_bits(gradients(part), want)
+
+
+def test_freeze_without_names_freezes_everything():
+    model = nn.MLP([2, 2]).freeze()
+    assert not any(p.requires_grad for p in model.parameters())
+    assert not model(np.ones((1, 2), "float32")).requires_grad
+
+
+def test_a_layer_without_parameters_is_a_layer_too():
+    model = nn.Sequential([nn.Linear(2, 2), nn.Dropout(0.5), nn.Linear(2, 2, name="last")])
+    assert [layer.flat.size for layer in model.layers] == [6, 0, 6]
+    optim.SGD(model.parameters(), lr=0.1).step()
+
+
+def test_freeze_of_an_unknown_name_lists_the_known_ones():
+    message = r"no parameter named 'bias'; there are layers\.0\.weight, layers\.0\.bias"
+    with pytest.raises(ValueError, match=message):
+        nn.MLP([2, 2]).freeze("bias")
+
+
+def test_a_parameter_that_is_not_used_has_no_gradient():
+    model = nn.MLP([2, 2, 2], dtype="float64")
+    model.layers[0](Tensor(np.ones((1, 2)))).sum().backward()
+    unused = [name for name, grad in gradients(model).items() if grad is None]
+    assert unused == ["layers.1.weight", "layers.1.bias"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_astype_rounds_parameters_and_drops_gradients(dtype):
+    model = small_transformer(tied=True)
+    want = {name: array.astype(dtype) for name, array in model.state().items()}
+    backward(model)
+    assert model.astype(dtype) is model
+    assert_same_bits(model.state(), want)
+    assert all(p.grad is None and p.home.vector.dtype == dtype for p in model.parameters())
+
+
+def test_astype_is_for_floats():
+    with pytest.raises(ValueError, match="parameters are floats, not int32"):
+        nn.MLP([2, 2]).astype("int32")
+
+
+def test_a_module_without_forward_cannot_be_called():
+    with pytest.raises(NotImplementedError):
+        nn.Module()(np.ones(1))
+
+
+@pytest.mark.skipif(why_no_gpu() is None, reason="there is a GPU here")
+def test_to_gpu_without_a_gpu_is_one_clear_error():
+    model = nn.MLP([2, 2])
+    with pytest.raises(ValueError, match="device 'gpu' is not available here"):
+        model.to("gpu")
+    with pytest.raises(ValueError, match="unknown device 'tpu'; choose one of cpu, gpu"):
+        model.to("tpu")
+
+
+def test_to_moves_parameters_and_gradients_and_back(device):
+    model = small_transformer(tied=True, dtype="float64").freeze("head.norm.bias")
+    backward(model)
+    state, grads = model.state(), gradients(model)
+    assert model.to(device) is model
+    for p in model.parameters():
+        assert on_gpu(p.data) is (device == "gpu")
+    assert_same_bits(gradients(model), grads)
+    model.freeze("head.norm.gain").astype("float32").astype("float64")
+    assert on_gpu(model.parameters()[0].data) is (device == "gpu")
+    model.to("cpu")
+    assert_same_bits(
+        model.state(), {k: v.astype("float32").astype("float64") for k, v in state.items()}
+    )

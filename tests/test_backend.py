@@ -1,0 +1,106 @@
+"""Arrays of both devices, half precision, alignment."""
+
+import importlib.util
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist import backend
+from tests.strategies import arrays, host, shapes
+
+every_dtype = pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+
+
+def test_the_module_of_an_array_is_the_one_it_lives_in(place, device):
+    assert backend.array_module(np.ones(1)) is np
+    assert (
+        backend.array_module(place(np.ones(1))).__name__ == {"cpu": "numpy", "gpu": "cupy"}[device]
+    )
+    assert backend.on_gpu(place(np.ones(1))) is (device == "gpu")
+
+
+def test_arrays_go_to_a_device_and_back(device):
+    x = arrays(2, 3)
+    moved = backend.to_device(x, device)
+    back = backend.to_host(moved)
+    assert isinstance(back, np.ndarray)
+    np.testing.assert_array_equal(back, x)
+    assert backend.as_array(moved) is moved and backend.to_device(moved, device) is moved
+
+
+def test_nothing_is_copied_that_is_already_there():
+    x = arrays(3)
+    assert backend.to_host(x) is x and backend.to_device(x, "cpu") is x and backend.as_array(x) is x
+    assert backend.as_array([1, 2]).tolist() == [1, 2]
+    assert backend.to_host(2.5).shape == ()
+
+
+def test_an_unknown_device_lists_the_known_ones():
+    with pytest.raises(ValueError, match="unknown device 'cuda'; choose one of cpu, gpu"):
+        backend.to_device(np.ones(1), "cuda")
+
+
+@pytest.mark.skipif(backend.why_no_gpu() is None, reason="there is a GPU here")
+def test_the_gpu_where_there_is_none_is_an_error_with_reason_and_remedy():
+    with pytest.raises(ValueError, match=r"'gpu' is not available here\. .*, or use device 'cpu'"):
+        backend.check_device("gpu")
+    backend.check_device("cpu")
+
+
+def test_without_cupy_the_reason_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'minidist\[gpu\]'"):
+        backend.check_device("gpu")
+
+
+@given(shape=shapes(min_side=0), dtype=st.sampled_from(["float16", "float32", "float64", "int64"]))
+def test_empty_arrays_begin_on_a_cache_line(shape, dtype):
+    x = backend.empty(shape, dtype)
+    assert (x.shape, x.dtype) == (shape, dtype)
+    assert x.size == 0 or x.ctypes.data % 64 == 0
+    assert x.flags.c_contiguous
+    x[...] = 1
+
+
+def test_empty_takes_a_length_too():
+    assert backend.empty(5, "float32").shape == (5,)
+
+
+@every_dtype
+def test_only_half_precision_is_widened(dtype):
+    x = arrays(3, dtype=dtype)
+    wide = backend.widen(x)
+    assert wide.dtype == "float32" if dtype == "float16" else wide is x
+
+
+@every_dtype
+@pytest.mark.parametrize("with_out", [False, True])
+def test_matmul_keeps_the_dtype(dtype, with_out, place):
+    a, b = arrays(3, 40, dtype=dtype), arrays(40, 2, seed=1, dtype=dtype)
+    out = place(np.empty((3, 2), dtype)) if with_out else None
+    got = backend.matmul(place(a), place(b), out=out)
+    assert got.dtype == dtype and (out is None or got is out)
+    wide = a.astype("float64") @ b.astype("float64")
+    np.testing.assert_allclose(
+        host(got), wide, rtol=4 * np.finfo(dtype).eps, atol=1e-2 if dtype == "float16" else 1e-5
+    )
+
+
+@every_dtype
+def test_sums_of_half_precision_go_beyond_2048(dtype, place):
+    ones = place(np.ones((4096, 2), dtype))
+    assert backend.sum_over(ones, 0).dtype == dtype
+    np.testing.assert_array_equal(host(backend.sum_over(ones, 0)), [4096, 4096])
+    assert backend.sum_over(ones, (0, 1), keepdims=True).shape == (1, 1)
+
+
+@every_dtype
+def test_erf_is_that_of_the_standard_library(dtype, place):
+    x = np.linspace(-4, 4, 33).astype(dtype).reshape(3, 11)
+    got = backend.erf(place(x))
+    want = np.array([math.erf(v) for v in x.reshape(-1)]).reshape(3, 11)
+    assert got.dtype == dtype
+    np.testing.assert_allclose(host(got), want, rtol=2 * np.finfo(dtype).eps)

@@ -1,0 +1,230 @@
+"""Optimizers against a plain reference: one parameter at a time, one line per equation."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist import nn, optim
+from tests.strategies import arrays, host, seeds
+
+
+def draw_gradients(model, steps, seed):
+    """Return, per step, an array per parameter name."""
+    random = np.random.default_rng(seed)
+    state = model.state()
+    return [
+        {name: random.standard_normal(p.shape) for name, p in state.items()} for _ in range(steps)
+    ]
+
+
+def assign(model, grads):
+    for name, p in model.named_parameters().items():
+        p.grad = None if grads[name] is None else grads[name].astype(p.dtype)
+
+
+def train(model, optimizer, gradients):
+    for grads in gradients:
+        assign(model, grads)
+        optimizer.step()
+    return model.state()
+
+
+def sgd(p, gradients, lr, momentum, weight_decay):
+    m = 0
+    for g in gradients:
+        m = momentum * m + g + weight_decay * p
+        p = p - lr * m
+    return p
+
+
+def adam(p, gradients, lr, betas, eps, weight_decay, decoupled):
+    m = v = 0
+    for t, g in enumerate(gradients, start=1):
+        if decoupled:
+            p = p - lr * weight_decay * p
+        else:
+            g = g + weight_decay * p
+        m = betas[0] * m + (1 - betas[0]) * g
+        v = betas[1] * v + (1 - betas[1]) * g**2
+        m_hat, v_hat = m / (1 - betas[0] ** t), v / (1 - betas[1] ** t)
+        p = p - lr * m_hat / (np.sqrt(v_hat) + eps)
+    return p
+
+
+def compare(got, before, gradients, rule, **options):
+    for name in before:
+        want = rule(before[name], [g[name] for g in gradients], **options)
+        np.testing.assert_allclose(got[name], want, rtol=1e-10, atol=1e-13, err_msg=name)
+
+
+decays = st.sampled_from([0.0, 0.1])
+
+
+@given(seed=seeds, momentum=st.sampled_from([0.0, 0.9]), decay=decays)
+def test_sgd_is_the_heavy_ball(seed, momentum, decay):
+    model = nn.MLP([3, 4, 2], dtype="float64")
+    before, gradients = model.state(), draw_gradients(model, 4, seed)
+    got = train(model, optim.SGD(model.parameters(), 0.1, momentum, decay), gradients)
+    compare(got, before, gradients, sgd, lr=0.1, momentum=momentum, weight_decay=decay)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+@given(seed=seeds, decay=decays, betas=st.sampled_from([(0.9, 0.999), (0.5, 0.7)]))
+def test_adam_and_adamw_are_the_algorithms_of_their_papers(decoupled, seed, decay, betas):
+    model = nn.MLP([3, 4, 2], dtype="float64")
+    before, gradients = model.state(), draw_gradients(model, 4, seed)
+    kind = optim.AdamW if decoupled else optim.Adam
+    options = {"lr": 0.01, "betas": betas, "eps": 1e-6, "weight_decay": decay}
+    got = train(model, kind(model.parameters(), **options), gradients)
+    compare(got, before, gradients, adam, decoupled=decoupled, **options)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW"])
+def test_a_vector_longer_than_a_piece_gets_the_same_rule(kind, device):
+    model = nn.MLP([200, 200], dtype="float64").to(device)
+    assert model.layers[0].flat.size > optim.PIECE
+    before, gradients = model.state(), draw_gradients(model, 2, seed=0)
+    before = {name: host(array) for name, array in before.items()}
+    options = {"lr": 0.1, "momentum": 0.9} if kind == "SGD" else {"lr": 0.1}
+    optimizer = getattr(optim, kind)(model.parameters(), weight_decay=0.1, **options)
+    for grads in gradients:
+        for name, p in model.named_parameters().items():
+            p.grad = p.xp.asarray(grads[name])
+        optimizer.step()
+    got = {name: host(array) for name, array in model.state().items()}
+    options = (
+        options
+        if kind == "SGD"
+        else {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "decoupled": kind == "AdamW"}
+    )
+    compare(got, before, gradients, sgd if kind == "SGD" else adam, weight_decay=0.1, **options)
+
+
+def test_the_gradient_that_a_strategy_assigned_is_the_one_that_is_used():
+    model = nn.MLP([2, 2], dtype="float64")
+    before = model.state()
+    model(np.ones((1, 2))).sum().backward()
+    for p in model.parameters():
+        p.grad = np.full(p.shape, 3.0)  # a fresh array, as a collective returns it
+    optim.SGD(model.parameters(), lr=1).step()
+    for name, array in model.state().items():
+        np.testing.assert_array_equal(array, before[name] - 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("SGD", {"momentum": 0.9}), ("Adam", {}), ("AdamW", {})],
+)
+def test_no_gradient_counts_as_gradient_zero(kind, options):
+    results = []
+    for missing in (None, np.zeros((2, 2))):
+        model = nn.MLP([2, 2], dtype="float64")
+        optimizer = getattr(optim, kind)(model.parameters(), 0.1, weight_decay=0.1, **options)
+        first = {"layers.0.weight": arrays(2, 2), "layers.0.bias": arrays(2)}
+        train(model, optimizer, [first, first | {"layers.0.weight": missing}])
+        results.append(model.state()["layers.0.weight"])
+    np.testing.assert_array_equal(*results)
+
+
+def test_zero_grad_forgets_and_the_learning_rate_may_change_between_steps():
+    model = nn.MLP([1, 1], dtype="float64")
+    optimizer = optim.SGD(model.parameters(), lr=1)
+    before = model.state()
+    assign(model, {name: np.ones(p.shape) for name, p in before.items()})
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+    assign(model, {name: np.ones(p.shape) for name, p in before.items()})
+    optimizer.lr = 0.25
+    optimizer.step()
+    for name, array in model.state().items():
+        np.testing.assert_array_equal(array, before[name] - 0.25)
+    assert optimizer.steps == 1
+
+
+def test_an_optimizer_leaves_other_parameters_of_the_same_vector_alone():
+    model = nn.MLP([2, 2], dtype="float64")
+    before = model.state()
+    optimizer = optim.AdamW([model.layers[0].bias], lr=0.1, weight_decay=0.1)
+    train(model, optimizer, draw_gradients(model, 2, seed=0))
+    after = model.state()
+    np.testing.assert_array_equal(after["layers.0.weight"], before["layers.0.weight"])
+    assert (after["layers.0.bias"] != before["layers.0.bias"]).all()
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW"])
+def test_half_precision_is_updated_in_float32_and_rounded_once(kind):
+    """In float16 Adam's 1e-8 is 0, and so is the square of a gradient of 1e-4: 0/0."""
+    model = nn.MLP([3, 2], dtype="float16")
+    wide = nn.MLP([3, 2], dtype="float32")
+    wide.load_state(model.state())
+    gradient = {name: 1e-4 * arrays(*p.shape) for name, p in model.state().items()}
+    gradient["layers.0.bias"] = None
+    rounded = {k: None if g is None else g.astype("float16") for k, g in gradient.items()}
+    for m in (model, wide):
+        train(m, getattr(optim, kind)(m.parameters(), lr=0.1), [rounded])
+    for name, array in model.state().items():
+        np.testing.assert_array_equal(array, wide.state()[name].astype("float16"), strict=True)
+
+
+@given(seed=seeds, max_norm=st.sampled_from([0.1, 1.0, 100.0]))
+def test_clipping_scales_the_whole_gradient_to_the_norm(seed, max_norm):
+    model = nn.MLP([3, 4, 2], dtype="float64")
+    optimizer = optim.SGD(model.parameters(), lr=1)
+    (grads,) = draw_gradients(model, 1, seed)
+    want = math.sqrt(sum((g**2).sum() for g in grads.values()))
+    assign(model, grads)
+    assert optimizer.clip_global_norm(max_norm) == pytest.approx(want, rel=1e-12)
+    for name, p in model.named_parameters().items():
+        np.testing.assert_allclose(p.grad, grads[name] * min(1, max_norm / want), rtol=1e-12)
+
+
+def test_clipping_adds_up_the_squares_of_all_ranks():
+    model = nn.MLP([1, 1], dtype="float64")
+    optimizer, asked = optim.SGD(model.parameters(), lr=1), []
+    assign(model, {"layers.0.weight": np.array([[3.0]]), "layers.0.bias": np.array([4.0])})
+
+    def sum_squares(mine):
+        asked.append(mine)
+        return mine + 75  # the other ranks'
+
+    assert optimizer.clip_global_norm(1, sum_squares) == 10
+    assert asked == [25]
+    np.testing.assert_allclose(model.layers[0].weight.grad, [[0.3]])
+    optimizer.step()
+    np.testing.assert_allclose(model.layers[0].bias.data, [-0.4])
+
+
+def test_clipping_below_the_norm_changes_no_gradient():
+    model = nn.MLP([1, 1], dtype="float64")
+    assigned = {"layers.0.weight": np.array([[3.0]]), "layers.0.bias": None}
+    assign(model, assigned)
+    assert optim.SGD(model.parameters(), lr=1).clip_global_norm(5) == 3
+    np.testing.assert_array_equal(model.layers[0].weight.grad, [[3]])
+
+
+@pytest.mark.parametrize("change", ["freeze", "flatten", "astype"])
+def test_an_optimizer_made_before_the_vectors_changed_is_an_error_at_its_step(change):
+    model = nn.MLP([2, 2])
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    getattr(model, change)(*["float64"] if change == "astype" else [])
+    with pytest.raises(ValueError, match="was frozen, cast or flattened after its optimizer"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("lr", [-0.1, math.nan])
+def test_a_learning_rate_is_not_negative(lr):
+    with pytest.raises(ValueError, match=f"a learning rate is not negative, got {lr}"):
+        optim.SGD(nn.MLP([2, 2]).parameters(), lr)
+
+
+def test_parameters_outside_a_flat_vector_are_an_error():
+    with pytest.raises(ValueError, match="call flatten"):
+        optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+
+
+def test_an_optimizer_without_a_rule_cannot_step():
+    with pytest.raises(NotImplementedError):
+        optim.Optimizer(nn.MLP([2, 2]).parameters(), lr=0.1).step()
