@@ -1,7 +1,8 @@
 """Ranks, messages between them, and collectives. It knows no gradients.
 
-Read `group.py` (the contract), `mailbox.py` and `thread_transport.py` (the simplest way to keep
-it), `process_transport.py` (the default), `cluster.py` (ranks up, work out, results in), `mesh.py`.
+Read `group.py` (the contract), `board.py` and `shared_memory.py` (how ranks meet, and reduce),
+`mailbox.py` and `endpoint.py` (how messages wait), `thread_transport.py` and `process_transport.py`
+(what a rank is), `cluster.py` (ranks up, work out, results in), `mesh.py`.
 """
 
 from minidist.comm.cluster import Cluster, run

@@ -1,32 +1,31 @@
 """Group: a set of ranks that talk to each other. Every strategy is written against this contract.
 
 Letters: N ranks in the group, S bytes in an array. Results are fresh arrays, or land in `out`.
-Collectives are called by all ranks of the group in the same order. By default each rank reduces one
-slice of the array, in rank order, from everyone's messages (a reduce-scatter), and hands it to all
-(an all-gather): 2(N-1)S bytes in all, as in a ring, and the same bits on every rank and in every
-run.
+Collectives are called by all ranks of the group in the same order; before any data moves the ranks
+compare what they call. By default all_reduce works in shared memory: each rank reduces one slice,
+in rank order, and everyone copies it, which moves 2(N-1)S bytes in all, as a ring does, and gives
+the same bits on every rank and in every run.
 """
 
 from collections import Counter, deque
 
 import numpy as np
 
-from minidist.backend import array_module, as_array, empty, on_gpu, to_device, to_host
-from minidist.errors import CollectiveMismatch
+from minidist.backend import array_module, as_array, on_gpu, to_device, to_host
+from minidist.comm.board import Board, Signature
+from minidist.comm.shared_memory import all_reduce_in_place
 
 REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
 
 
 def split_sizes(n: int, parts: int) -> list[int]:
-    """Cut n things into `parts` sizes that differ by at most one, the larger ones first; parts may
-    be empty.
-    """
+    """Cut n things into sizes that differ by at most one, the larger first; some may be 0."""
     return [n // parts + (part < n % parts) for part in range(parts)]
 
 
 class Ledger:
-    """Payload bytes that other ranks take from this one, per operation; no control traffic, nothing
-    to itself.
+    """Payload bytes that other ranks take from this one, per operation: no control traffic, and
+    nothing that a rank takes from itself.
     """
 
     def __init__(self):
@@ -41,18 +40,20 @@ class Ledger:
 
 
 class Group:
-    """The ranks `members` of a transport, numbered 0 to size - 1; `rank` is this one's number.
+    """The ranks `members` of the world, numbered 0 to size - 1; `rank` is this one's number.
 
-    Made by `run` and `Cluster`, and by `split`. ledger: what this rank has sent as a member of this
-    very group.
+    Made by `run` and `Cluster`, and by `split`.
+
+    device  "cpu" or "gpu": where `empty` allocates
+    ledger  what others have taken from this rank as a member of this very group
     """
 
-    def __init__(self, transport, members: list[int], context: tuple):
-        self.transport, self.members, self.context = transport, members, context
-        self.rank, self.size = members.index(transport.rank), len(members)
-        self.device = transport.device
-        self.ledger = Ledger()
+    def __init__(self, endpoint, members: list[int], context: tuple, board: Board):
+        self.endpoint, self.members, self.context = endpoint, members, context
+        self.board, self.device, self.ledger = board, endpoint.device, Ledger()
+        self.rank, self.size = members.index(endpoint.rank), len(members)
         self._collectives = self._splits = 0
+        self._signatures: dict[tuple, Signature] = {}
         self._requests: dict[tuple[int, int], deque[Request]] = {}
 
     def __repr__(self):
@@ -74,13 +75,11 @@ class Group:
         return Request(deque(), lambda: None)
 
     def irecv(self, source: int, tag: int = 0) -> "Request":
-        """Return a request whose `.wait()` returns the array; requests get messages in the
-        order they were made.
-        """
+        """Return a request; `.wait()` returns the array. Requests are served in order."""
         self._valid(source, "source")
         return Request(
             self._requests.setdefault((source, tag), deque()),
-            lambda: self._take("recv", source, ("message", tag), f"tag={tag}"),
+            lambda: self._take(f"recv(tag={tag})", source, ("message", tag)),
         )
 
     # Collectives.
@@ -89,7 +88,8 @@ class Group:
         """Return the reduction of every rank's x, same shape and dtype on all ranks.
 
         Bytes: 2(N-1)S from all ranks together; from each, S less its slice, and N-1 times its
-        slice: 2(N-1)/N S where N divides the elements.
+        slice: 2(N-1)/N S where N divides the elements. An array from `empty` that is reduced in
+        place is never copied; any other one is copied into shared memory and out of it.
 
         op         "sum", "max", "min" or "prod"
         label      a name that must agree between ranks: two equal shapes in swapped order are then
@@ -102,121 +102,130 @@ class Group:
                 f"unknown algorithm {algorithm!r}; there is None, which reduces in rank order"
             )
         x = _checked(x)
-        _check_out(out, x)
-        call = self._call("all_reduce", op, x.dtype, x.shape, label=label)
-        flat = x.reshape(-1)
-        pieces = _cut(flat, split_sizes(x.size, self.size))
-        mine = _reduce(self._exchange(call, pieces), op)
-        result = (
-            array_module(x).concatenate(self._exchange(call, [mine] * self.size)).reshape(x.shape)
-        )
+        if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
+            raise ValueError(
+                f"out is {out.dtype}{list(out.shape)}, x is {x.dtype}{list(x.shape)}: they must "
+                "agree"
+            )
+        combine = _ufunc(op)
+        signature = self._signature("all_reduce", op, x.dtype, x.shape, label=label)
+        memory, sizes = self.endpoint.memory, split_sizes(x.size, self.size)
+        shared = out if memory.offset_of(out) is not None else memory.empty(x.shape, x.dtype)
+        if shared is not x:
+            shared[...] = to_host(x)
+        offsets = self.board.meet(signature, memory.offset_of(shared))
+        all_reduce_in_place(memory, self.board, offsets, shared.reshape(-1), sizes, combine)
+        self._count_all_reduce(sizes, x.itemsize)
         if out is None:
-            return result
-        out[...] = result
+            return to_device(shared.copy(), "gpu" if on_gpu(x) else "cpu")
+        if out is not shared:
+            out[...] = to_device(shared, "gpu" if on_gpu(out) else "cpu")
         return out
 
     def reduce_scatter(self, x, sizes: list[int] | None = None, op="sum", label=None):
         """Return this rank's piece, along axis 0, of the reduction of every rank's x.
 
-        sizes: rows per rank (default: as equal as can be, larger first). S minus the own piece in
-        bytes per rank.
+        sizes: rows per rank (default: as equal as can be, larger first). Bytes from each rank: S
+        less its own piece.
         """
         x = _checked(x, axis=0)
         sizes = split_sizes(len(x), self.size) if sizes is None else list(sizes)
         if len(sizes) != self.size or sum(sizes) != len(x) or min(sizes) < 0:
             raise ValueError(f"sizes {sizes} do not cut {len(x)} rows into {self.size} pieces")
-        call = self._call("reduce_scatter", op, x.dtype, x.shape, tuple(sizes), label=label)
-        return _reduce(self._exchange(call, _cut(x, sizes)), op)
+        _ufunc(op)
+        call = self._meet("reduce_scatter", op, x.dtype, x.shape, tuple(sizes), label=label)
+        ends = np.cumsum(sizes).tolist()
+        pieces = [x[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        return _reduce(self._exchange(call, pieces), op)
 
     def all_gather(self, x, axis: int = 0, label=None):
-        """Return every rank's x, concatenated along `axis`, where alone they may differ: (N-1) S
-        bytes per rank.
+        """Return every rank's x, concatenated along `axis`, where alone they may differ.
+
+        Bytes from each rank: (N-1)S.
         """
         x = _checked(x, axis=axis)
-        call = self._call("all_gather", x.dtype, _without(x.shape, axis), axis, label=label)
+        call = self._meet("all_gather", x.dtype, _without(x.shape, axis), axis, label=label)
         return array_module(x).concatenate(self._exchange(call, [x] * self.size), axis=axis)
 
     def all_to_all(self, arrays: list, label=None) -> list:
-        """Give arrays[r] to rank r; return what each rank gave to this one. Shapes may differ,
-        dtypes may not.
+        """Give arrays[r] to rank r; return what each rank gave to this one, in rank order.
+
+        Shapes may differ, dtypes may not.
         """
         if len(arrays) != self.size:
             raise ValueError(f"all_to_all needs one array per rank: {self.size}, got {len(arrays)}")
         arrays = [_checked(x) for x in arrays]
-        if len({x.dtype for x in arrays}) > 1:
-            raise ValueError(
-                f"all_to_all needs one dtype, got {', '.join(str(x.dtype) for x in arrays)}"
-            )
-        return self._exchange(self._call("all_to_all", arrays[0].dtype, label=label), arrays)
+        if len(dtypes := {str(x.dtype): None for x in arrays}) > 1:
+            raise ValueError(f"all_to_all needs one dtype, got {', '.join(dtypes)}")
+        return self._exchange(self._meet("all_to_all", arrays[0].dtype, label=label), arrays)
 
     def broadcast(self, x=None, root: int = 0, label=None):
-        """Return root's x on all ranks: (N-1) S bytes from root. Only root's x counts."""
-        call = self._call("broadcast", self._valid(root, "root"), label=label)
-        if self.rank == root:
-            x = _checked(x)
-            self._spread(call, dict.fromkeys(range(self.size), x))
-            return x.copy()
-        return self._collect(call, [root])[root]
+        """Return root's x on all ranks; only root's x counts. Bytes: (N-1)S from root."""
+        x = _checked(x) if self.rank == self._valid(root, "root") else None
+        call = self._meet("broadcast", f"root={root}", label=label)
+        return self._from_root(call, [x] * self.size, root)
 
     def scatter(self, pieces: list | None = None, root: int = 0, label=None):
         """Return pieces[r] of root's list on rank r; shapes may differ."""
-        call = self._call("scatter", self._valid(root, "root"), label=label)
-        if self.rank == root:
+        if self.rank == self._valid(root, "root"):
             if pieces is None or len(pieces) != self.size:
                 raise ValueError(f"scatter needs one piece per rank on the root: {self.size}")
             pieces = [_checked(x) for x in pieces]
-            self._spread(call, dict(enumerate(pieces)))
-            return pieces[root].copy()
-        return self._collect(call, [root])[root]
+        return self._from_root(self._meet("scatter", f"root={root}", label=label), pieces, root)
 
     def gather(self, x, root: int = 0, axis: int = 0, label=None):
-        """Return every rank's x, concatenated along `axis`, on root; None elsewhere: S bytes from
-        each other rank.
+        """Return every rank's x, concatenated along `axis`, on root; None elsewhere.
+
+        Bytes: S from each rank but root.
         """
-        x = _checked(x, axis=axis)
-        call = self._call(
-            "gather", self._valid(root, "root"), x.dtype, _without(x.shape, axis), axis, label=label
-        )
+        x, place = _checked(x, axis=axis), f"root={self._valid(root, 'root')}"
+        call = self._meet("gather", place, x.dtype, _without(x.shape, axis), axis, label=label)
         pieces = self._to_root(call, x, root)
-        return pieces and array_module(x).concatenate(pieces, axis=axis)
+        return None if pieces is None else array_module(x).concatenate(pieces, axis=axis)
 
     def reduce(self, x, root: int = 0, op="sum", label=None):
-        """Return the reduction of every rank's x, in rank order, on root; None elsewhere: S bytes
-        from each other rank.
+        """Return the reduction of every rank's x, in rank order, on root; None elsewhere.
+
+        Bytes: S from each rank but root.
         """
-        x = _checked(x)
-        call = self._call("reduce", self._valid(root, "root"), op, x.dtype, x.shape, label=label)
+        x, place = _checked(x), f"root={self._valid(root, 'root')}"
+        _ufunc(op)
+        call = self._meet("reduce", place, op, x.dtype, x.shape, label=label)
         pieces = self._to_root(call, x, root)
         return None if pieces is None else _reduce(pieces, op)
 
     def barrier(self) -> None:
         """Return when every rank has come here. No payload."""
-        nothing = np.empty(0, np.uint8)
-        self._exchange(self._call("barrier"), [nothing] * self.size, payload=False)
+        self._meet("barrier")
 
     def split(self, color: int | None, key: int | None = None) -> "Group | None":
-        """Return the group of the ranks that gave the same color, ordered by (key, rank); None for
-        color None.
+        """Return the group of the ranks that gave the same color, or None for color None.
 
-        key: default this rank's number. No payload.
+        Its ranks are ordered by (key, rank here); the default key is this rank's number. No
+        payload.
         """
-        wish = np.array(
-            [color is not None, color or 0, self.rank if key is None else key], np.int64
-        )
-        wishes = self._exchange(self._call("split"), [wish] * self.size, payload=False)
+        endpoint = self.endpoint
+        block = None if color is None else endpoint.new_block()
+        place = 0 if block is None else endpoint.memory.offset_of(block)
+        wish = [color is not None, color or 0, self.rank if key is None else key, place]
+        call = self._meet("split")
+        wishes = self._exchange(call, [np.array(wish, np.int64)] * self.size, payload=False)
         self._splits += 1
         if color is None:
             return None
         chosen = [r for r in range(self.size) if wishes[r][0] and wishes[r][1] == color]
         chosen.sort(key=lambda r: (int(wishes[r][2]), r))
-        context = (*self.context, self._splits, int(color))
-        return Group(self.transport, [self.members[r] for r in chosen], context)
+        members, blocks = [self.members[r] for r in chosen], [int(wishes[r][3]) for r in chosen]
+        board = Board(endpoint.memory, blocks, members, endpoint, block)
+        return Group(endpoint, members, (*self.context, self._splits, int(color)), board)
 
     def empty(self, shape, dtype="float32"):
-        """Return an uninitialised array on this rank's device, where the transport communicates at
-        the least cost.
+        """Return an uninitialised array where `all_reduce(x, out=x)` need not copy it.
+
+        On the CPU that is memory which all ranks see; on a GPU it is an ordinary array.
         """
-        return to_device(empty(shape, dtype), self.device)
+        array = self.endpoint.memory.empty(shape, dtype)
+        return to_device(array, self.device)
 
     # What they are made of.
 
@@ -227,65 +236,69 @@ class Group:
             )
         return rank
 
-    def _call(self, name: str, *details, label=None) -> tuple:
-        """Name this collective call: its number in the group, and what every rank must agree on."""
-        for op in details:
-            if isinstance(op, str) and op not in REDUCTIONS:
-                raise ValueError(f"unknown reduction {op!r}; choose one of {', '.join(REDUCTIONS)}")
-        self._collectives += 1
-        label = [f"label={label!r}"] if label is not None else []
-        return name, self._collectives, f"{name}({', '.join([*map(str, details), *label])})"
+    def _signature(self, name: str, *details, label=None) -> Signature:
+        """Return what all ranks must agree on in a call. Equal ones are made once."""
+        key = (name, details, label)
+        if key not in self._signatures:
+            self._signatures[key] = Signature(name, details, label)
+        return self._signatures[key]
 
-    def _post(self, operation, array, to: int, key, note=None, payload=True) -> None:
+    def _meet(self, name: str, *details, label=None) -> tuple[str, int]:
+        """Wait for all ranks, compare what they call; return the name and number of the call."""
+        self.board.meet(self._signature(name, *details, label=label))
+        self._collectives += 1
+        return name, self._collectives
+
+    def _post(self, operation, array, to: int, key, payload=True) -> None:
         if payload and to != self.rank:
             self.ledger.bytes[operation] += array.nbytes
-        host = to_host(array)
-        self.transport.post(self.members[to], (*self.context, key), (note, host, on_gpu(array)))
+        message = to_host(array), on_gpu(array)
+        self.endpoint.post(self.members[to], (*self.context, key), message)
 
-    def _take(self, operation, source: int, key, detail="", expected=None):
-        described = f"{operation}({detail})" if detail else operation
-        note, array, was_on_gpu = self.transport.take(
-            self.members[source], (*self.context, key), described
-        )
-        if note != expected:
-            raise CollectiveMismatch(
-                f"collective number {key[1]} of the group {self.members}: rank "
-                f"{self.members[self.rank]} called "
-                f"{expected}, rank {self.members[source]} called {note}; all must call the same"
-            )
+    def _take(self, operation, source: int, key):
+        where = (*self.context, key)
+        array, was_on_gpu = self.endpoint.take(self.members[source], where, operation)
         return to_device(array, "gpu") if was_on_gpu else array
-
-    def _spread(self, call, pieces: dict, payload=True) -> None:
-        """Send pieces[r] to rank r, starting with the next rank, so that not all write to the same
-        one at once.
-        """
-        name, number, signature = call
-        for step in range(1, self.size):
-            to = (self.rank + step) % self.size
-            if to in pieces:
-                self._post(name, pieces[to], to, ("collective", number), signature, payload)
-
-    def _collect(self, call, sources) -> dict:
-        name, number, signature = call
-        return {
-            r: self._take(name, r, ("collective", number), expected=signature)
-            for r in sources
-            if r != self.rank
-        }
 
     def _exchange(self, call, pieces: list, payload=True) -> list:
         """Give pieces[r] to every rank r; return what each gave to this one."""
-        self._spread(call, dict(enumerate(pieces)), payload)
-        received = self._collect(call, range(self.size))
-        return [received[r] if r != self.rank else pieces[r].copy() for r in range(self.size)]
+        name, number = call
+        for step in range(1, self.size):  # the next rank first, so that not all write to the same
+            to = (self.rank + step) % self.size
+            self._post(name, pieces[to], to, ("collective", number), payload)
+        return self._collect(call, pieces[self.rank])
+
+    def _from_root(self, call, pieces, root):
+        """Give root's pieces[r] to every rank r; return this rank's."""
+        name, number = call
+        if self.rank != root:
+            return self._take(name, root, ("collective", number))
+        for r in range(self.size):
+            if r != root:
+                self._post(name, pieces[r], r, ("collective", number))
+        return pieces[root].copy()
 
     def _to_root(self, call, x, root):
         """Return every rank's x on root, None elsewhere."""
-        if self.rank != root:
-            self._spread(call, {root: x})
-            return None
-        received = self._collect(call, range(self.size))
-        return [received[r] if r != root else x.copy() for r in range(self.size)]
+        if self.rank == root:
+            return self._collect(call, x)
+        name, number = call
+        self._post(name, x, root, ("collective", number))
+        return None
+
+    def _collect(self, call, own) -> list:
+        """Receive from every other rank; return all in rank order, with a copy of the own."""
+        name, number = call
+        return [
+            own.copy() if r == self.rank else self._take(name, r, ("collective", number))
+            for r in range(self.size)
+        ]
+
+    def _count_all_reduce(self, sizes: list[int], itemsize: int) -> None:
+        """Others take from this rank what they reduce of its array, and N - 1 times its slice."""
+        own = sizes[self.rank]
+        moved = sum(sizes) - own + (self.size - 1) * own
+        self.ledger.bytes["all_reduce"] += moved * itemsize
 
 
 class Request:
@@ -314,35 +327,26 @@ def _checked(x, axis: int | None = None):
             )
     x = as_array(x)
     if x.dtype.kind not in "biufc":
-        raise ValueError(
-            f"arrays of {x.dtype} do not travel between ranks; use numbers or booleans"
-        )
+        raise ValueError(f"arrays of {x.dtype} do not travel between ranks; use numbers")
     if axis is not None and not -x.ndim <= axis < x.ndim:
         raise ValueError(f"axis {axis} does not exist in an array of shape {list(x.shape)}")
     return x
-
-
-def _check_out(out, x):
-    if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
-        raise ValueError(
-            f"out is {out.dtype}{list(out.shape)}, x is {x.dtype}{list(x.shape)}: they must agree"
-        )
 
 
 def _without(shape, axis):
     return shape[: axis % len(shape)] + shape[axis % len(shape) + 1 :]
 
 
-def _cut(x, sizes: list[int]) -> list:
-    """Cut x along axis 0 into pieces of the given numbers of rows."""
-    ends = np.cumsum(sizes)
-    return [x[end - size : end] for end, size in zip(ends.tolist(), sizes, strict=True)]
+def _ufunc(op: str, xp=np):
+    if op not in REDUCTIONS:
+        raise ValueError(f"unknown reduction {op!r}; choose one of {', '.join(REDUCTIONS)}")
+    return getattr(xp, REDUCTIONS[op])
 
 
 def _reduce(pieces: list, op: str):
     """Reduce in rank order, into the first piece (fresh)."""
     total, *others = pieces
-    combine = getattr(array_module(total), REDUCTIONS[op])
+    combine = _ufunc(op, array_module(total))
     for piece in others:
         combine(total, piece, out=total)
     return total

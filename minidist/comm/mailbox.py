@@ -2,39 +2,40 @@
 
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
+from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from minidist.comm.group import Group
-
 
 class Stopped(BaseException):
-    """Raised in a rank that waits while the run is being torn down; no failure of its own, so no
+    """Raised in a rank that waits while the run is being torn down: no failure of its own, so no
     `except Exception` sees it.
     """
 
 
 @dataclass
 class Wait:
-    """What a thread of a rank is waiting for: an operation, the world rank that should send, since
-    when (monotonic).
-    """
+    """What a thread of a rank waits for: an operation, the ranks that it needs, since when."""
 
     operation: str
-    source: int
+    sources: Callable[[], list[int]]
     since: float = field(default_factory=time.monotonic)
+
+    def __str__(self):
+        ranks = self.sources()
+        who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        return f"waits in {self.operation} for {who} since {time.monotonic() - self.since:.1f} s"
 
 
 class Mailbox:
-    """Messages by (source, key), first in, first out; no bound on their number or size but
-    memory.
-    """
+    """Messages by (source, key), first in, first out; no bound on number or size but memory."""
 
     def __init__(self):
         self.messages: dict[tuple, deque] = {}
         self.arrived = threading.Condition()
-        self.waits: dict[str, Wait] = {}
+        self.waits: dict[int, Wait] = {}
         self.closed = False
 
     def put(self, source: int, key, message) -> None:
@@ -46,17 +47,28 @@ class Mailbox:
         """Return the oldest message of `key` from `source`, waiting for it if need be."""
         with self.arrived:
             if (source, key) not in self.messages and not self.closed:
-                thread = threading.current_thread().name
-                self.waits[thread] = Wait(operation, source)
-                self.arrived.wait_for(lambda: (source, key) in self.messages or self.closed)
-                del self.waits[thread]
-            if self.closed:
-                raise Stopped
+                with self.waiting_for(operation, lambda: [source]):
+                    self.arrived.wait_for(lambda: (source, key) in self.messages or self.closed)
+            self.check_open()
             queue = self.messages[source, key]
             message = queue.popleft()
             if not queue:
                 del self.messages[source, key]
             return message
+
+    @contextmanager
+    def waiting_for(self, operation: str, sources: Callable[[], list[int]]):
+        """Let it be known that this thread waits."""
+        thread = threading.get_ident()
+        self.waits[thread] = Wait(operation, sources)
+        try:
+            yield
+        finally:
+            del self.waits[thread]
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise Stopped
 
     def close(self) -> None:
         """Stop every thread that waits here, and every one that comes to wait."""
@@ -72,53 +84,4 @@ class Mailbox:
 
     def waiting(self) -> list[str]:
         """Describe each wait of this rank in a line."""
-        with self.arrived:
-            return [
-                f"waits in {w.operation} for rank {w.source} since "
-                f"{time.monotonic() - w.since:.1f} s"
-                for w in self.waits.values()
-            ]
-
-
-def copy_of(message: tuple) -> tuple:
-    note, array, was_on_gpu = message
-    return note, array.copy(), was_on_gpu
-
-
-class Endpoint:
-    """What one rank sees of a transport: `post` and `take`. `deliver(to, key, message)` is the
-    transport's own part.
-
-    A message is (note, array, whether it was on a GPU); the array must be copied before `deliver`
-    returns.
-    """
-
-    def __init__(self, rank: int, size: int, device: str, mailbox: Mailbox, deliver):
-        self.rank, self.size, self.device = rank, size, device
-        self.mailbox, self.deliver = mailbox, deliver
-        self.unreceived: Counter[tuple] = Counter()
-
-    def post(self, to: int, key, message) -> None:
-        if self.mailbox.closed:
-            raise Stopped
-        self._count(self.rank, to, key, +1)
-        self.deliver(to, key, message)
-
-    def take(self, source: int, key, operation: str):
-        message = self.mailbox.take(source, key, operation)
-        self._count(source, self.rank, key, -1)
-        return message
-
-    def _count(self, source, to, key, change) -> None:
-        """Keep the books of messages by (source, to, tag): summed over all ranks, what is left was
-        never received.
-        """
-        kind, number = key[-1]
-        if kind == "message":
-            self.unreceived[source, to, number] += change
-
-    def begin(self, run: int) -> Group:
-        """Start a run: old messages are forgotten. Return the group of all ranks."""
-        self.mailbox.drop_runs_before(run)
-        self.unreceived.clear()
-        return Group(self, list(range(self.size)), (run,))
+        return [str(wait) for wait in list(self.waits.values())]

@@ -1,15 +1,17 @@
 """Ranks as processes of this machine: the default.
 
-Every pair of ranks shares a socket pair. In each process one thread reads whatever arrives, at
-once, into the mailbox; so a send never waits for a recv, and pieces of any size travel without a
-named segment that could be left behind. Processes come from a fork server with NumPy loaded (or are
-spawned where there is none); they never import the caller's script, because workers travel by
-value.
+Arrays from `Group.empty` lie in memory that all ranks see. Messages travel between every pair of
+ranks through a pair of sockets; in each process one thread reads whatever arrives, at once, into
+the mailbox, so that a send never waits for a recv. Neither has a name that could be left behind.
+The processes come from a fork server with NumPy loaded (or are spawned where there is none); they
+never import the caller's script, because workers travel by value.
 """
 
+import mmap
 import multiprocessing as mp
 import os
 import pickle
+import platform
 import queue
 import signal
 import sys
@@ -17,7 +19,7 @@ import threading
 import time
 import types
 from contextlib import contextmanager
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.connection import Connection, wait
 
 import cloudpickle
@@ -25,9 +27,13 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from minidist.backend import keep_freed_memory
-from minidist.comm.mailbox import Endpoint, Mailbox, copy_of
+from minidist.comm.board import Alarm
+from minidist.comm.endpoint import Endpoint
+from minidist.comm.mailbox import Mailbox
 from minidist.comm.report import Report, execute, fair_share_of_cores, pack
+from minidist.comm.shared_memory import SharedMemory, create_file
 
+LOOKS = 300  # how often a rank looks for the others before it sleeps; fewer than 30 us
 PRELOAD = ["numpy", "threadpoolctl", "cloudpickle", "minidist.comm.process_transport"]
 
 
@@ -35,11 +41,11 @@ class ProcessRanks:
     """The caller's side: one process per rank, and a control connection to each."""
 
     def __init__(self, size: int, device: str):
-        forks = "forkserver" in mp.get_all_start_methods()
-        context = mp.get_context("forkserver" if forks else "spawn")
-        if forks:
-            start_fork_server()
         self.size, self.processes, self.controls = size, [], []
+        pipes = [os.pipe() for _ in range(size)]
+        shared = Descriptors([create_file(size), *[writer for _, writer in pipes]])
+        alarms = [Descriptors([reader]) for reader, _ in pipes]
+        context = start_method()
         peers: list[dict[int, Connection]] = [{} for _ in range(size)]
         for low in range(size):
             for high in range(low + 1, size):
@@ -51,7 +57,7 @@ class ProcessRanks:
                     self.controls.append(control)
                     process = context.Process(
                         target=serve,
-                        args=(rank, size, device, theirs, peers[rank]),
+                        args=(rank, size, device, theirs, peers[rank], shared, alarms[rank]),
                         name=f"rank {rank}",
                         daemon=True,
                     )
@@ -64,6 +70,8 @@ class ProcessRanks:
         finally:
             for connection in [c for mine in peers for c in mine.values()]:
                 connection.close()
+            for descriptors in [shared, *alarms]:
+                descriptors.close()
 
     def submit(self, run: int, payload: bytes) -> None:
         for control in self.controls:
@@ -142,17 +150,41 @@ class ProcessRanks:
         self.processes, self.controls = [], []
 
 
-def start_fork_server() -> None:
-    """Start it, if need be, with Ctrl-C blocked, which ranks inherit: they are the caller's to
+class Descriptors:
+    """File descriptors that a process which is being started inherits as open files of its own."""
+
+    def __init__(self, numbers: list[int]):
+        self.numbers = numbers
+
+    def __reduce__(self):
+        return _received, ([reduction.DupFd(number) for number in self.numbers],)
+
+    def close(self) -> None:
+        for number in self.numbers:
+            os.close(number)
+
+
+def _received(duplicates) -> Descriptors:
+    return Descriptors([duplicate.detach() for duplicate in duplicates])
+
+
+def start_method():
+    """Return the multiprocessing context that ranks start in: the fork server where there is one.
+
+    It is started, if need be, with Ctrl-C blocked, which ranks inherit: they are the caller's to
     stop.
     """
-    forkserver.set_forkserver_preload(PRELOAD)
+    if "forkserver" not in mp.get_all_start_methods():
+        return mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
     resource_tracker.ensure_running()  # which would unblock it again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return context
 
 
 @contextmanager
@@ -171,30 +203,38 @@ def _nameless_main():
         sys.modules["__main__"] = main
 
 
-def serve(rank: int, size: int, device: str, control: Connection, peers: dict) -> None:
+def serve(rank, size, device, control, peers, shared: Descriptors, alarm: Descriptors) -> None:
     """Be a rank: run what the control connection brings, until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it was not blocked from the start
     keep_freed_memory()
+    file, *writers = shared.numbers
+    memory = SharedMemory(mmap.mmap(file, 0), rank, size)
+    os.close(file)
+    cores = fair_share_of_cores(1)
     with threadpool_limits(fair_share_of_cores(size)):
-        RankProcess(rank, size, device, control, peers).work()
+        process = RankProcess(rank, control, peers)
+        looks = LOOKS if size <= cores and platform.machine() in ("x86_64", "AMD64") else 0
+        ring = Alarm(alarm.numbers[0], writers)
+        process.work(
+            Endpoint(rank, size, device, process.mailbox, memory, ring, looks, process.deliver)
+        )
 
 
 class RankProcess:
     """The rank's side: its main thread works, a second one reads whatever arrives, at once."""
 
-    def __init__(self, rank, size, device, control, peers):
+    def __init__(self, rank: int, control: Connection, peers: dict[int, Connection]):
         self.rank, self.control, self.peers = rank, control, peers
         self.mailbox, self.orders, self.busy = Mailbox(), queue.SimpleQueue(), threading.Event()
         self.answering = threading.Lock()
         self.sending = {to: threading.Lock() for to in peers}
-        self.endpoint = Endpoint(rank, size, device, self.mailbox, self.deliver)
         threading.Thread(target=self.read, name="reader", daemon=True).start()
 
-    def work(self) -> None:
+    def work(self, endpoint: Endpoint) -> None:
         """Carry out orders until there is one to leave."""
         while (order := self.orders.get()) is not None:
             self.busy.set()
-            report = execute(self.endpoint, *order, pickle.loads)
+            report = execute(endpoint, *order, pickle.loads)
             self.busy.clear()
             self.answer("report", pack(report, cloudpickle.dumps))
 
@@ -225,7 +265,7 @@ class RankProcess:
 
     def deliver(self, to: int, key, message) -> None:
         if to == self.rank:
-            self.mailbox.put(to, key, copy_of(message))
+            self.mailbox.put(to, key, (message[0].copy(), message[1]))
             return
         try:
             with self.sending[to]:
@@ -236,17 +276,17 @@ class RankProcess:
 
 def write_message(connection: Connection, key, message) -> None:
     """Send a header, and after it the bytes of the array."""
-    note, array, was_on_gpu = message
+    array, was_on_gpu = message
     array = np.ascontiguousarray(array).reshape(array.shape)
-    connection.send((key, note, was_on_gpu, array.dtype.str, array.shape))
+    connection.send((key, was_on_gpu, array.dtype.str, array.shape))
     if array.nbytes:
         connection.send_bytes(array.reshape(-1).view(np.uint8))
 
 
 def read_message(connection: Connection) -> tuple:
     """Receive what `write_message` sent, straight into a fresh array."""
-    key, note, was_on_gpu, dtype, shape = connection.recv()
+    key, was_on_gpu, dtype, shape = connection.recv()
     array = np.empty(shape, dtype)
     if array.nbytes:
         connection.recv_bytes_into(array.reshape(-1).view(np.uint8))
-    return key, (note, array, was_on_gpu)
+    return key, (array, was_on_gpu)

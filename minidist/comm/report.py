@@ -7,7 +7,8 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
-from minidist.comm.mailbox import Endpoint, Stopped
+from minidist.comm.endpoint import Endpoint
+from minidist.comm.mailbox import Stopped
 
 
 @dataclass

@@ -1,50 +1,73 @@
 """Ranks as threads of this process: they start in a millisecond, and a debugger can step through
-any of them.
+any.
 
-Like processes they share nothing: the worker and its arguments are copied for each rank, and
-messages are copied. A thread cannot be killed: after a failure elsewhere it stops at its next
-communication.
+Like processes they share nothing but the memory of `Group.empty`: the worker and its arguments are
+copied for each rank, and so are messages. A thread cannot be killed: after a failure elsewhere it
+stops at its next communication.
 """
 
+import mmap
+import os
 import queue
 import threading
 
 import cloudpickle
 from threadpoolctl import threadpool_limits
 
-from minidist.comm.mailbox import Endpoint, Mailbox, copy_of
-from minidist.comm.report import execute, fair_share_of_cores
+from minidist.comm.board import Alarm
+from minidist.comm.endpoint import Endpoint
+from minidist.comm.mailbox import Mailbox
+from minidist.comm.report import Report, execute, fair_share_of_cores
+from minidist.comm.shared_memory import SharedMemory, create_file
 
 
 class ThreadRanks:
     def __init__(self, size: int, device: str):
-        self.size, self.device = size, device
-        self.mailboxes = [Mailbox() for _ in range(size)]
-        self.queue: queue.SimpleQueue = queue.SimpleQueue()
-        self.threads: list[threading.Thread] = []
-
-    def submit(self, run: int, payload: bytes) -> None:
-        self.limits = threadpool_limits(fair_share_of_cores(self.size))
-        for rank in range(self.size):
-            endpoint = Endpoint(
-                rank, self.size, self.device, self.mailboxes[rank], self._deliver_from(rank)
+        self.size, self.queue, self.threads = size, queue.SimpleQueue(), []
+        descriptor = create_file(size)
+        shared = mmap.mmap(descriptor, 0)
+        os.close(descriptor)
+        self.pipes = [os.pipe() for _ in range(size)]
+        writers = [writer for _, writer in self.pipes]
+        self.endpoints = [
+            Endpoint(
+                rank,
+                size,
+                device,
+                Mailbox(),
+                SharedMemory(shared, rank, size),
+                Alarm(self.pipes[rank][0], writers),
+                looks=0,
+                deliver=self._deliver_from(rank),
             )
-            thread = threading.Thread(
-                target=self._serve, args=(endpoint, run, payload), name=f"rank {rank}", daemon=True
-            )
-            self.threads.append(thread)
-            thread.start()
+            for rank in range(size)
+        ]
 
-    def _deliver_from(self, rank):
+    def _deliver_from(self, rank: int):
         def deliver(to, key, message):
-            self.mailboxes[to].put(rank, key, copy_of(message))
+            array, was_on_gpu = message
+            self.endpoints[to].mailbox.put(rank, key, (array.copy(), was_on_gpu))
 
         return deliver
 
-    def _serve(self, endpoint, run, payload):
+    def submit(self, run: int, payload: bytes) -> None:
+        self.limits = threadpool_limits(fair_share_of_cores(self.size))
+        self.threads = [
+            threading.Thread(
+                target=self._serve,
+                args=(endpoint, run, payload),
+                name=f"rank {endpoint.rank}",
+                daemon=True,
+            )
+            for endpoint in self.endpoints
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def _serve(self, endpoint: Endpoint, run: int, payload: bytes) -> None:
         self.queue.put((endpoint.rank, execute(endpoint, run, payload, cloudpickle.loads)))
 
-    def reports(self, timeout: float | None) -> list:
+    def reports(self, timeout: float | None) -> list[tuple[int, Report]]:
         """Return the (rank, Report) pairs that have come in, waiting for the first; none if
         `timeout` passes before.
         """
@@ -57,20 +80,23 @@ class ThreadRanks:
             return []
 
     def waiting(self, ranks: list[int]) -> dict[int, list[str]]:
-        return {rank: self.mailboxes[rank].waiting() for rank in ranks}
+        return {rank: self.endpoints[rank].mailbox.waiting() for rank in ranks}
 
     def finish(self) -> None:
         """End a run in which every rank has reported."""
         for thread in self.threads:
             thread.join()
-        self.threads.clear()
+        self.threads = []
         self.limits.restore_original_limits()
 
     def stop(self, patience: float = 0.0) -> None:
-        """Stop every rank at its next communication."""
-        for mailbox in self.mailboxes:
-            mailbox.close()
+        """Stop every rank at its next communication, and wait for those that come to it soon."""
+        for endpoint in self.endpoints:
+            endpoint.mailbox.close()
         for thread in self.threads:
             thread.join(timeout=1)
         if self.threads:
             self.limits.restore_original_limits()
+        if not any(thread.is_alive() for thread in self.threads):
+            for descriptor in [end for pipe in self.pipes for end in pipe]:
+                os.close(descriptor)

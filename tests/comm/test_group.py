@@ -1,5 +1,7 @@
 """Messages and collectives, on both transports, against NumPy."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -259,11 +261,25 @@ def test_split_makes_groups_that_do_not_hear_each_other(cluster, transport):
     ],
 )
 @both
-def test_collectives_that_do_not_match_are_an_error_that_shows_both(
+def test_collectives_that_do_not_match_are_an_error_that_shows_who_called_what_and_where(
     cluster, transport, name, first, second
 ):
-    with pytest.raises(CollectiveMismatch, match=r"rank \d called \w+\(.*rank \d called \w+\("):
+    with pytest.raises(CollectiveMismatch) as caught:
         on_ranks(cluster, transport, 2, lambda g: (first if g.rank == 0 else second)(g))
+    rows = str(caught.value).splitlines()[1:]
+    assert len(rows) == 2 and rows[0].removeprefix("  rank 0") != rows[1].removeprefix("  rank 1")
+    for rank, row in enumerate(rows):
+        assert re.match(rf"  rank {rank}: all_\w+\(.*\) at test_group.py:\d+$", row), row
+
+
+@both
+def test_a_group_of_three_and_one_who_differs(cluster, transport):
+    def worker(group):
+        group.all_reduce(np.ones(2))
+        group.broadcast(np.ones(2), root=int(group.rank == 2))
+
+    with pytest.raises(CollectiveMismatch, match=r"rank 2: broadcast\(root=1\) at test_group.py"):
+        on_ranks(cluster, transport, 3, worker)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,143 @@
+"""Board: where the ranks of a group meet, and show each other what they are about to do.
+
+Each rank writes to a block of its own, in shared memory, and reads the others'. Before any data
+moves the ranks compare what they call; a rank that waits first looks again and again for a moment,
+if there is a core for each rank, and then sleeps on a pipe until the last one has come.
+"""
+
+import hashlib
+import os
+import select
+import sys
+import threading
+
+from minidist.comm.shared_memory import SharedMemory
+from minidist.errors import CollectiveMismatch
+
+ARRIVED, SLEEPS, FINGERPRINT, OFFSET = 0, 1, 2, 4  # 8-byte words; the last two exist twice
+TEXT, TEXT_BYTES = 64, 480  # what is shown to people when ranks disagree; twice as well
+BLOCK = TEXT + 2 * TEXT_BYTES
+
+
+class Alarm:
+    """How sleeping ranks are woken: a pipe for each. Ranks that look in vain too long sleep."""
+
+    def __init__(self, reader: int, writers: list[int]):
+        self.reader, self.writers = reader, writers
+        for descriptor in (self.reader, *writers):
+            os.set_blocking(descriptor, False)
+        self.poll = select.poll()
+        self.poll.register(self.reader, select.POLLIN)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait until somebody rings, at most so long."""
+        if self.poll.poll(1000 * seconds):
+            try:
+                os.read(self.reader, 4096)
+            except BlockingIOError:
+                pass  # another thread of this rank has heard it
+
+    def ring(self, rank: int) -> None:
+        try:
+            os.write(self.writers[rank], b"!")
+        except BlockingIOError:
+            pass  # it has been ringing for long
+
+
+class Board:
+    """The blocks of a group's ranks, one per member, at these offsets of the shared memory.
+
+    me       this rank's number in the group;  members: the ranks' numbers in the world
+    blocks   where each member's block begins; they begin with zeros
+    keep     this rank's block, an array that lives as long as the board
+    """
+
+    def __init__(self, memory: SharedMemory, blocks: list[int], members, endpoint, keep):
+        self.members, self.me, self.keep = members, members.index(endpoint.rank), keep
+        self.alarm, self.mailbox, self.looks = endpoint.alarm, endpoint.mailbox, endpoint.looks
+        self.bytes = [memoryview(memory.map)[start : start + BLOCK] for start in blocks]
+        self.words = [block.cast("Q") for block in self.bytes]
+        self.mine = self.words[self.me]
+        self.others = [(words, rank) for words, rank in zip(self.words, members, strict=True)]
+        del self.others[self.me]
+        self.step = self.meetings = 0
+        self.fence = threading.Lock()  # orders memory where the processor would not
+
+    def meet(self, signature: "Signature", offset: int = 0) -> list[int]:
+        """Wait for all ranks, with a signature that must be the same on all of them.
+
+        Return the offset that each rank has shown. CollectiveMismatch, on every rank, if the
+        signatures differ. What is shown exists twice, because a fast rank may already show what it
+        calls next while a slow one still reads.
+        """
+        self.meetings += 1
+        side = self.meetings % 2
+        self.mine[FINGERPRINT + side] = signature.fingerprint
+        self.mine[OFFSET + side] = offset
+        self.barrier(signature.text)
+        if any(words[FINGERPRINT + side] != signature.fingerprint for words, _ in self.others):
+            self._explain(signature, side)
+        return [words[OFFSET + side] for words in self.words]
+
+    def barrier(self, operation: str) -> None:
+        """Return when every rank has come."""
+        if not self.others:
+            return
+        self.step += 1
+        with self.fence:
+            self.mine[ARRIVED] = self.step
+        for words, rank in self.others:
+            if words[SLEEPS]:
+                self.alarm.ring(rank)
+        for _ in range(self.looks):
+            if all(words[ARRIVED] >= self.step for words, _ in self.others):
+                break
+        else:
+            self._sleep(operation)
+        with self.fence:
+            pass
+
+    def missing(self) -> list[int]:
+        return [rank for words, rank in self.others if words[ARRIVED] < self.step]
+
+    def _sleep(self, operation: str) -> None:
+        with self.mailbox.waiting_for(operation, self.missing):
+            self.mine[SLEEPS] = 1
+            while self.missing():
+                self.mailbox.check_open()
+                self.alarm.sleep(0.01)  # an alarm may be lost between a look and the sleep
+            self.mine[SLEEPS] = 0
+
+    def _explain(self, signature: "Signature", side: int) -> None:
+        """Show each other in words what was called, and where; then raise."""
+        start = TEXT + side * TEXT_BYTES
+        text = f"{signature.text} at {call_site()}".encode()[:TEXT_BYTES]
+        self.bytes[self.me][start : start + TEXT_BYTES] = text.ljust(TEXT_BYTES, b"\0")
+        self.barrier("collectives that do not match")
+        rows = [
+            f"  rank {rank}: {bytes(block[start : start + TEXT_BYTES]).rstrip(bytes(1)).decode()}"
+            for rank, block in zip(self.members, self.bytes, strict=True)
+        ]
+        raise CollectiveMismatch(
+            "\n".join(
+                [f"ranks {self.members} of one group did not call the same collective:", *rows]
+            )
+        )
+
+
+class Signature:
+    """What the ranks of a group must agree on in a collective call: its text, and 64 bits of it."""
+
+    def __init__(self, name: str, details: tuple, label: str | None):
+        shown = [*map(str, details), *([] if label is None else [f"label={label!r}"])]
+        self.text = f"{name}({', '.join(shown)})"
+        digest = hashlib.blake2b(self.text.encode(), digest_size=8).digest()
+        self.fingerprint = int.from_bytes(digest, "little")
+
+
+def call_site() -> str:
+    """Return file:line of the innermost frame outside the communication package."""
+    frame, here = sys._getframe(), os.path.dirname(__file__)
+    while frame.f_back is not None and os.path.dirname(frame.f_code.co_filename) == here:
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

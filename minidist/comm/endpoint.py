@@ -1,0 +1,66 @@
+"""Endpoint: what one rank sees of a transport."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from minidist.comm.board import BLOCK, Alarm, Board
+from minidist.comm.group import Group
+from minidist.comm.mailbox import Mailbox
+from minidist.comm.shared_memory import SharedMemory
+
+
+@dataclass
+class Endpoint:
+    """Messages, shared memory and an alarm clock.
+
+    deliver(to, key, message)  the transport's part of a send; a message is (array, whether it was
+                               on a GPU), and the array has been copied when it returns
+    looks                      how often to look for the others before sleeping: 0 where ranks have
+                               to share cores
+    unreceived                 {(source, to, tag): messages sent minus received, as this rank counts
+                               them}; summed over all ranks, what is left was never received
+    """
+
+    rank: int
+    size: int
+    device: str
+    mailbox: Mailbox
+    memory: SharedMemory
+    alarm: Alarm
+    looks: int
+    deliver: Callable
+    unreceived: Counter = field(default_factory=Counter)
+
+    def __post_init__(self):
+        blocks = [rank * self.memory.region for rank in range(self.size)]  # the first thing in each
+        self.board = Board(self.memory, blocks, list(range(self.size)), self, self.new_block())
+
+    def new_block(self) -> np.ndarray:
+        """Return memory for this rank's part of a Board."""
+        block = self.memory.empty(BLOCK, np.uint8)
+        block[:] = 0
+        return block
+
+    def begin(self, run: int) -> Group:
+        """Start a run: old messages are forgotten. Return the group of all ranks."""
+        self.mailbox.drop_runs_before(run)
+        self.unreceived.clear()
+        return Group(self, list(range(self.size)), (run,), self.board)
+
+    def post(self, to: int, key, message) -> None:
+        self.mailbox.check_open()
+        self._count(self.rank, to, key, +1)
+        self.deliver(to, key, message)
+
+    def take(self, source: int, key, operation: str):
+        message = self.mailbox.take(source, key, operation)
+        self._count(source, self.rank, key, -1)
+        return message
+
+    def _count(self, source, to, key, change) -> None:
+        kind, number = key[-1]
+        if kind == "message":
+            self.unreceived[source, to, number] += change

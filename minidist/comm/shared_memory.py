@@ -1,0 +1,107 @@
+"""Memory that all ranks of a machine see: one anonymous file, of which every rank owns a region.
+
+    file  | region of rank 0 | region of rank 1 | ...        every rank maps all of it
+
+A region is a wide range of addresses; pages cost memory only once they are touched. The file has no
+name (`memfd_create`, or a temporary file that is unlinked at once), so nothing is left when the
+ranks are gone, and a small /dev/shm is no limit. Ranks that are threads share an anonymous map.
+"""
+
+import math
+import mmap
+import os
+import tempfile
+import weakref
+
+import numpy as np
+
+REGION = 1 << 34  # bytes of addresses per rank
+KEEP = 1 << 28  # bytes of freed places per rank whose pages are kept for reuse
+LINE = 64  # bytes of a cache line: where every array begins
+PIECE = 1 << 17  # bytes: a piece of each of a few ranks' slices fits a core's cache
+
+
+def create_file(size: int) -> int:
+    """Return the descriptor of a nameless file with a region for each of `size` ranks."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("minidist")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, size * REGION)
+    return descriptor
+
+
+class SharedMemory:
+    """All regions, mapped; this rank allocates in its own, `rank * REGION` onwards."""
+
+    def __init__(self, mapped: mmap.mmap, rank: int, size: int):
+        self.map, self.rank = mapped, rank
+        self.region = len(mapped) // size
+        self.begin = self.top = rank * self.region
+        self.free: dict[int, list[int]] = {}
+        self.address = np.frombuffer(mapped, np.uint8, 1).ctypes.data
+
+    def empty(self, shape, dtype) -> np.ndarray:
+        """Return an uninitialised array in this rank's region; its place is reused when it dies."""
+        dtype = np.dtype(dtype)
+        count = math.prod(np.atleast_1d(shape).tolist())
+        nbytes = -(-max(1, count * dtype.itemsize) // LINE) * LINE
+        if self.free.get(nbytes):
+            start = self.free[nbytes].pop()
+        else:
+            start, self.top = self.top, self.top + nbytes
+            if self.top > self.begin + self.region:
+                raise MemoryError(f"{nbytes} bytes do not fit a region of {self.region} bytes")
+        whole = np.frombuffer(self.map, np.uint8, nbytes, start)
+        weakref.finalize(whole, self._release, start, nbytes).atexit = False
+        return whole[: count * dtype.itemsize].view(dtype).reshape(shape)
+
+    def _release(self, start: int, nbytes: int) -> None:
+        """Keep the place for the next array of this size, and its pages if there are not many."""
+        self.free.setdefault(nbytes, []).append(start)
+        kept = sum(size * len(places) for size, places in self.free.items())
+        if kept > KEEP and hasattr(mmap, "MADV_REMOVE"):
+            first, last = -(-start // mmap.PAGESIZE), (start + nbytes) // mmap.PAGESIZE
+            if last > first:
+                begin, length = first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE
+                self.map.madvise(mmap.MADV_REMOVE, begin, length)
+
+    def offset_of(self, array) -> int | None:
+        """Return where in the map a contiguous array of this rank's region begins, or None."""
+        if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+            return None
+        offset = array.__array_interface__["data"][0] - self.address
+        inside = self.begin <= offset and offset + array.nbytes <= self.begin + self.region
+        return offset if inside else None
+
+    def view(self, offset: int, count: int, dtype) -> np.ndarray:
+        """Return `count` elements of any rank, without a copy."""
+        return np.frombuffer(self.map, dtype, count, offset)
+
+
+def all_reduce_in_place(memory: SharedMemory, board, offsets, mine, sizes, combine) -> None:
+    """Reduce `mine`, a flat array that begins at offsets[board.me] of the memory, over all ranks.
+
+    Each rank reduces one slice straight from everyone's memory, in rank order, in pieces that fit
+    the cache; then it copies the other slices. The ranks have met before; when this returns, all
+    have copied, so that the memory may be written to again.
+
+    sizes    elements of each rank's slice
+    combine  the reduction, as a ufunc of two arrays
+    """
+    views = [memory.view(offset, mine.size, mine.dtype) for offset in offsets]
+    ends = np.cumsum([0, *sizes]).tolist()
+    start, stop = ends[board.me], ends[board.me + 1]
+    step = max(1, PIECE // mine.itemsize)
+    for low in range(start, stop, step):
+        piece = slice(low, min(low + step, stop))
+        total = combine(views[0][piece], views[1][piece]) if len(views) > 1 else views[0][piece]
+        for view in views[2:]:
+            combine(total, view[piece], out=total)
+        mine[piece] = total
+    board.barrier("all_reduce, every slice reduced")
+    for rank, view in enumerate(views):
+        if rank != board.me:
+            mine[ends[rank] : ends[rank + 1]] = view[ends[rank] : ends[rank + 1]]
+    board.barrier("all_reduce, every slice copied")
