@@ -249,8 +249,8 @@ for batch, found in list(zip(BATCHES, held, strict=True))[::2]:
     )
 
 # %% [markdown]
-# The formula is exact, to the byte. (A value that no backward reads is not kept: a relu's reads only
-# its result, so what came into it is gone. Lesson 1 shows how to keep less still.)
+# The formula is exact, to the byte. (A value that no backward reads is not kept: a relu's reads
+# only its result, so what came into it is gone. Lesson 1 shows how to keep less still.)
 #
 # ## Too large a batch? Take it in pieces
 #

@@ -19,7 +19,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from minidist import Tensor, nn, no_grad
-from minidist.autograd import Function, functions, gradcheck, recompute, softmax
+from minidist.autograd import Function, attention, functions, gradcheck, recompute
 from minidist.datasets import text
 from minidist.rng import generator
 from minidist.tools import figures
@@ -239,8 +239,8 @@ CHECKS = {
     "gelu": (functions.gelu, x),
     "layer_norm": (functions.layer_norm, x, gain, bias),
     "embedding": (partial(functions.embedding, classes), x[:, :3].repeat(2, axis=0)),
-    "softmax": (softmax.softmax, x),
-    "causal_attention": (softmax.causal_attention, qkv),
+    "softmax": (functions.softmax, x),
+    "causal_attention": (attention.causal_attention, qkv),
     "cross_entropy": (partial(nn.cross_entropy, targets=classes), x),
     "recompute": (partial(recompute, lambda x, w, b: functions.linear(x, w, b).exp()), x, w, b),
 }

@@ -1,6 +1,6 @@
 """The functions that neural networks are made of, each forward beside its adjoint.
 
-Letters: B batch, C width, V vocabulary. Softmax and what rests on it stand in `softmax.py`. A thunk
+Letters: B batch, C width, V vocabulary. Attention and the losses have files of their own. A thunk
 in a result is a parameter's gradient that may be computed later (see `tensor.Function`). Row sums
 are products with a vector of ones: on a CPU, BLAS does them several times faster than a reduction
 along short rows.
@@ -129,6 +129,45 @@ class GeluErf(Function):
         return (grad * (self.cdf + x * density)).astype(grad.dtype, copy=False)
 
 
+class Softmax(Function):
+    """Y = exp(X - max X) / sum, per row  =>  dX = Y (dY - <dY, Y>).  The maximum is the row's own,
+    so no row underflows.
+    """
+
+    def __init__(self, axis=-1):
+        self.axis = axis
+
+    def forward(self, x):
+        wide = widen(x)
+        y = array_module(x).exp(wide - wide.max(axis=self.axis, keepdims=True))
+        y /= y.sum(axis=self.axis, keepdims=True)
+        self.y = y.astype(x.dtype, copy=False)
+        return self.y
+
+    def backward(self, grad):
+        y, wide = widen(self.y), widen(grad)
+        dx = y * (wide - (wide * y).sum(axis=self.axis, keepdims=True))
+        return dx.astype(grad.dtype, copy=False)
+
+
+class LogSoftmax(Function):
+    """Y = X - max X - log sum exp(X - max X), per row  =>  dX = dY - exp(Y) sum dY."""
+
+    def __init__(self, axis=-1):
+        self.axis = axis
+
+    def forward(self, x):
+        xp, wide = array_module(x), widen(x)
+        shifted = wide - wide.max(axis=self.axis, keepdims=True)
+        self.y = shifted - xp.log(xp.exp(shifted).sum(axis=self.axis, keepdims=True))
+        return self.y.astype(x.dtype, copy=False)
+
+    def backward(self, grad):
+        wide = widen(grad)
+        dx = wide - array_module(grad).exp(self.y) * wide.sum(axis=self.axis, keepdims=True)
+        return dx.astype(grad.dtype, copy=False)
+
+
 class LayerNorm(Function):
     """Y = n g + b, n = (X - mean) r, r = 1 / sqrt(var + eps), over the last axis (Ba et al. 2016,
     equation 4).
@@ -229,22 +268,6 @@ class Dropout(Function):
         return grad * self.keep * self.factor
 
 
-class SquaredError(Function):
-    """L = sum of (Y - T)^2 / n  =>  dY = 2 (Y - T) dL / n."""
-
-    def __init__(self, targets, reduction_size):
-        self.targets, self.reduction_size = targets, reduction_size
-
-    def forward(self, y):
-        self.difference = y - to_device(self.targets, "cpu" if isinstance(y, np.ndarray) else "gpu")
-        loss = (widen(self.difference) ** 2).sum() / self.reduction_size
-        return loss.astype(y.dtype)
-
-    def backward(self, grad):
-        dy = widen(self.difference) * (2 * widen(grad) / self.reduction_size)
-        return dy.astype(grad.dtype, copy=False)
-
-
 def concatenate(tensors, axis=0):
     return Concatenate(axis)(*tensors)
 
@@ -264,6 +287,14 @@ def gelu(x, form="tanh"):
     return (GeluTanh if form == "tanh" else GeluErf)()(x)
 
 
+def softmax(x, axis=-1):
+    return Softmax(axis)(x)
+
+
+def log_softmax(x, axis=-1):
+    return LogSoftmax(axis)(x)
+
+
 def layer_norm(x, gain, bias, eps=1e-5):
     return LayerNorm(eps)(x, gain, bias)
 
@@ -280,20 +311,6 @@ def dropout(x, rate, name, randomness: Randomness | None, window=None, full_shap
     return Dropout(keep, rate)(x)
 
 
-def squared_error(outputs, targets, reduction_size=None):
-    """Sum of (outputs - targets)^2, divided by `reduction_size` (default: the number of
-    targets).
-    """
-    targets = targets.data if isinstance(targets, Tensor) else targets
-    if targets.shape != outputs.shape or targets.dtype != outputs.dtype:
-        raise ValueError(
-            f"outputs are {outputs.dtype}{list(outputs.shape)}, targets "
-            f"{targets.dtype}{list(targets.shape)}: "
-            "they must agree"
-        )
-    return SquaredError(targets, reduction_size_or(targets, reduction_size))(outputs)
-
-
 def check_indices(indices, what):
     """Return integer indices on the host, none negative: a GPU would wrap a wrong one silently."""
     indices = to_host(indices.data if isinstance(indices, Tensor) else indices)
@@ -302,14 +319,3 @@ def check_indices(indices, what):
     if indices.size and indices.min() < 0:
         raise ValueError(f"{what} index {indices.min()} is negative")
     return indices
-
-
-def reduction_size_or(targets, given):
-    """Return the reduction size that was given, or by default the number of targets."""
-    if given is None and targets.size == 0:
-        raise ValueError(
-            "an empty batch needs reduction_size=, the number of targets of the whole batch"
-        )
-    if given is not None and not given > 0:
-        raise ValueError(f"reduction_size must be positive, not {given}")
-    return targets.size if given is None else float(given)

@@ -6,7 +6,7 @@ of k keep n/k inputs plus the activations of one segment, for one more forward p
 are the same bits.
 """
 
-from minidist.autograd.tensor import Function, Tensor, no_grad, propagate, unbroadcast
+from minidist.autograd.tensor import Function, Tensor, no_grad, propagate, recording, unbroadcast
 
 
 def recompute(function, *inputs, parameters=None) -> Tensor:
@@ -44,7 +44,8 @@ class Recompute(Function):
     def backward(self, grad):
         function, tensors = self.function, differentiable(self.arguments)
         fresh = {id(x): Tensor(x.data, requires_grad=True) for x in tensors}
-        again = function(*[fresh.get(id(x), x) for x in self.arguments])
+        with recording(True):
+            again = function(*[fresh.get(id(x), x) for x in self.arguments])
         parameters = self.inputs[len(tensors) :]
         totals = dict.fromkeys([*fresh.values(), *parameters])
         for leaf, contribution in propagate(again, grad, {}, self.deferring):

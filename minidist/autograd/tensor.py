@@ -27,13 +27,18 @@ _recording = _Recording()
 
 
 @contextmanager
-def no_grad():
-    """Compute without remembering: results do not require gradients."""
-    before, _recording.on = _recording.on, False
+def recording(on: bool):
+    """Remember how results are computed, or do not, whatever held before."""
+    before, _recording.on = _recording.on, on
     try:
         yield
     finally:
         _recording.on = before
+
+
+def no_grad():
+    """Compute without remembering, as a context: results do not require gradients."""
+    return recording(False)
 
 
 def is_recording() -> bool:

@@ -141,6 +141,10 @@ def _raise_if_unreceived(reports: dict[int, Report]) -> None:
     for report in reports.values():
         for where, count in report.unreceived.items():
             left[where] = left.get(where, 0) + count
-    lost = [f"{n} from rank {a} to rank {b} with tag {tag}" for (a, b, tag), n in left.items() if n]
+    lost = [
+        f"{n} from rank {a} to rank {b} with tag {tag}"
+        for (a, b, tag), n in sorted(left.items())
+        if n
+    ]
     if lost:
         raise CommError(f"messages that nobody received: {'; '.join(lost)}")

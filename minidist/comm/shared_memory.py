@@ -50,9 +50,9 @@ class SharedMemory:
         if self.free.get(nbytes):
             start = self.free[nbytes].pop()
         else:
-            start, self.top = self.top, self.top + nbytes
-            if self.top > self.begin + self.region:
+            if self.top + nbytes > self.begin + self.region:
                 raise MemoryError(f"{nbytes} bytes do not fit a region of {self.region} bytes")
+            start, self.top = self.top, self.top + nbytes
         whole = np.frombuffer(self.map, np.uint8, nbytes, start)
         weakref.finalize(whole, self._release, start, nbytes).atexit = False
         return whole[: count * dtype.itemsize].view(dtype).reshape(shape)

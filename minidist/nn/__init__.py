@@ -5,13 +5,13 @@ modules whose composition the model is: what a pipeline cuts between. Read `modu
 `flat_parameters.py`, then the layers, then `mlp.py` and `transformer.py`.
 """
 
+from minidist.autograd.losses import cross_entropy, squared_error
 from minidist.nn.attention import CausalSelfAttention
 from minidist.nn.dropout import Dropout
 from minidist.nn.embedding import Embedding
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice
 from minidist.nn.layer_norm import LayerNorm
 from minidist.nn.linear import Linear
-from minidist.nn.loss import cross_entropy, squared_error
 from minidist.nn.mlp import MLP
 from minidist.nn.module import Module, Parameter, Sequential
 from minidist.nn.transformer import Block, Transformer

@@ -1,6 +1,6 @@
 """Causal multi-head self-attention (Vaswani et al. 2017, section 3.2)."""
 
-from minidist.autograd.softmax import causal_attention
+from minidist.autograd.attention import causal_attention
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module
 

@@ -7,7 +7,7 @@ Near a kink (relu, max) differences say nothing, so those arrays keep away from 
 import numpy as np
 from hypothesis import strategies as st
 
-from minidist.autograd import functions, operators, recompute, softmax
+from minidist.autograd import attention, functions, losses, operators, recompute
 from minidist.autograd.recompute import Recompute
 from minidist.rng import Randomness
 from tests.strategies import broadcastable, seeds, shapes
@@ -212,39 +212,39 @@ def _(draw, normal):
     return lambda x: functions.dropout(x, rate, "dropout", randomness), [x]
 
 
-@case(functions.SquaredError)
+@case(losses.SquaredError)
 def _(draw, normal):
     y = normal(*draw(shapes(min_axes=1)))
     targets, n = normal(*y.shape), draw(st.sampled_from([None, 3, 0.5]))
-    return lambda y: functions.squared_error(y, targets.astype(y.dtype), n), [y]
+    return lambda y: losses.squared_error(y, targets.astype(y.dtype), n), [y]
 
 
-@case(softmax.Softmax)
+@case(functions.Softmax)
 def _(draw, normal):
     x = normal(*draw(shapes(min_axes=1)))
     axis = draw(st.integers(-x.ndim, x.ndim - 1))
-    return lambda x: softmax.softmax(x, axis), [x]
+    return lambda x: functions.softmax(x, axis), [x]
 
 
-@case(softmax.LogSoftmax)
+@case(functions.LogSoftmax)
 def _(draw, normal):
     x = normal(*draw(shapes(min_axes=1)))
     axis = draw(st.integers(-x.ndim, x.ndim - 1))
-    return lambda x: softmax.log_softmax(x, axis), [x]
+    return lambda x: functions.log_softmax(x, axis), [x]
 
 
-@case(softmax.CausalAttention)
+@case(attention.CausalAttention)
 def _(draw, normal):
     B, H, T, D = (draw(st.integers(1, 3)) for _ in "BHTD")
-    return softmax.causal_attention, [normal(3, B, H, T, D)]
+    return attention.causal_attention, [normal(3, B, H, T, D)]
 
 
-@case(softmax.CrossEntropy)
+@case(losses.CrossEntropy)
 def _(draw, normal):
     shape, classes = draw(shapes(max_axes=2)), draw(st.integers(1, 4))
     targets = np.random.default_rng(classes).integers(0, classes, shape)
     n = draw(st.sampled_from([None, 7]))
-    return lambda x: softmax.cross_entropy(x, targets, n), [normal(*shape, classes)]
+    return lambda x: losses.cross_entropy(x, targets, n), [normal(*shape, classes)]
 
 
 @case(Recompute)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist import Tensor
-from minidist.autograd import functions
+from minidist.autograd import functions, losses
 from minidist.rng import Randomness
 from tests.strategies import arrays, host, leaf, seeds
 
@@ -130,13 +130,13 @@ def test_dropout_scales_what_it_keeps_and_drops_the_same_in_backward(place):
 def test_squared_error_is_divided_by_the_reduction_size(place):
     y, t = arrays(3, 2), arrays(3, 2, seed=1)
     outputs = Tensor(place(y))
-    close(functions.squared_error(outputs, place(t)), ((y - t) ** 2).mean())
-    close(functions.squared_error(outputs, Tensor(place(t)), 4), ((y - t) ** 2).sum() / 4)
+    close(losses.squared_error(outputs, place(t)), ((y - t) ** 2).mean())
+    close(losses.squared_error(outputs, Tensor(place(t)), 4), ((y - t) ** 2).sum() / 4)
 
 
 def test_squared_error_in_half_precision_adds_up_in_float32():
     y = Tensor(np.full(100, 100, "float16"), requires_grad=True)
-    loss = functions.squared_error(y, np.zeros(100, "float16"))  # the sum, 1e6, is no float16
+    loss = losses.squared_error(y, np.zeros(100, "float16"))  # the sum, 1e6, is no float16
     loss.backward()
     close(loss, 1e4)
     close(y.grad, np.full(100, 2))
@@ -145,16 +145,16 @@ def test_squared_error_in_half_precision_adds_up_in_float32():
 def test_squared_error_needs_targets_like_its_outputs():
     message = r"outputs are float64\[3, 2\], targets float64\[3\]: they must agree"
     with pytest.raises(ValueError, match=message):
-        functions.squared_error(leaf(3, 2), arrays(3))
+        losses.squared_error(leaf(3, 2), arrays(3))
     with pytest.raises(ValueError, match=r"float64\[3\], targets float32\[3\]"):
-        functions.squared_error(leaf(3), arrays(3, dtype="float32"))
+        losses.squared_error(leaf(3), arrays(3, dtype="float32"))
 
 
 def test_an_empty_batch_needs_a_reduction_size():
     empty = Tensor(np.ones((0, 2)), requires_grad=True)
     with pytest.raises(ValueError, match="an empty batch needs reduction_size="):
-        functions.squared_error(empty, empty.data)
-    loss = functions.squared_error(empty, empty.data, reduction_size=8)
+        losses.squared_error(empty, empty.data)
+    loss = losses.squared_error(empty, empty.data, reduction_size=8)
     loss.backward()
     assert (loss.item(), empty.grad.shape) == (0, (0, 2))
 
@@ -162,4 +162,4 @@ def test_an_empty_batch_needs_a_reduction_size():
 @pytest.mark.parametrize("size", [0, -3, math.nan])
 def test_a_reduction_size_is_positive(size):
     with pytest.raises(ValueError, match=f"reduction_size must be positive, not {size}"):
-        functions.squared_error(leaf(3), arrays(3), reduction_size=size)
+        losses.squared_error(leaf(3), arrays(3), reduction_size=size)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist import Tensor, nn
-from minidist.autograd.softmax import causal_attention, log_softmax, softmax
+from minidist.autograd.attention import causal_attention
+from minidist.autograd.functions import log_softmax, softmax
 from tests.strategies import arrays, host, seeds
 
 every_dtype = pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

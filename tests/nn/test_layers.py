@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist import Tensor, nn, no_grad
-from minidist.autograd.softmax import causal_attention
+from minidist.autograd.attention import causal_attention
 from minidist.nn.embedding import TokenAndPosition
 from minidist.rng import Randomness
 from tests.strategies import arrays, seeds

@@ -1,0 +1,100 @@
+"""Losses: a sum over targets, divided by `reduction_size`.
+
+Pass the number of targets of the whole optimizer update, over all ranks and micro-batches, as
+`reduction_size`. Then gradients of parts only have to be summed, and the sum is the gradient of the
+mean over all targets, also where the parts are uneven or empty. The default is the number of
+targets at hand: the mean, right for one device and one batch.
+"""
+
+import numpy as np
+
+from minidist.autograd.functions import check_indices
+from minidist.autograd.tensor import Function, Tensor
+from minidist.backend import array_module, to_device, widen
+
+
+class CrossEntropy(Function):
+    """L = sum of -log softmax(X)[target] / n  =>  dX = (softmax(X) - onehot(target)) dL / n;
+    X[..., V].
+    """
+
+    def __init__(self, targets, reduction_size):
+        self.targets, self.reduction_size = targets, reduction_size
+
+    def forward(self, logits):
+        xp, wide = array_module(logits), widen(logits)
+        rows = wide.reshape(-1, logits.shape[-1])
+        targets = to_device(self.targets.reshape(-1), "cpu" if xp is np else "gpu")
+        shifted = rows - rows.max(axis=-1, keepdims=True)
+        self.picked = (xp.arange(len(rows)), targets)
+        picked = shifted[self.picked]
+        probabilities = xp.exp(shifted, out=shifted)
+        sums = probabilities @ xp.ones((rows.shape[-1], 1), rows.dtype)
+        probabilities /= sums
+        self.probabilities, self.shape = probabilities, logits.shape
+        loss = (xp.log(sums[:, 0]) - picked).sum() / self.reduction_size
+        return loss.astype(logits.dtype)
+
+    def backward(self, grad):
+        dx = self.probabilities
+        dx[self.picked] -= 1
+        dx *= widen(grad) / self.reduction_size
+        return dx.reshape(self.shape).astype(grad.dtype, copy=False)
+
+
+class SquaredError(Function):
+    """L = sum of (Y - T)^2 / n  =>  dY = 2 (Y - T) dL / n."""
+
+    def __init__(self, targets, reduction_size):
+        self.targets, self.reduction_size = targets, reduction_size
+
+    def forward(self, y):
+        self.difference = y - to_device(self.targets, "cpu" if isinstance(y, np.ndarray) else "gpu")
+        loss = (widen(self.difference) ** 2).sum() / self.reduction_size
+        return loss.astype(y.dtype)
+
+    def backward(self, grad):
+        dy = widen(self.difference) * (2 * widen(grad) / self.reduction_size)
+        return dy.astype(grad.dtype, copy=False)
+
+
+def cross_entropy(logits, targets, reduction_size=None):
+    """Sum of -log softmax(logits[..., V])[targets[...]], divided by `reduction_size` (default: the
+    number of targets).
+    """
+    targets = check_indices(targets, "target")
+    if targets.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"logits {list(logits.shape)} need targets {list(logits.shape[:-1])}, got "
+            f"{list(targets.shape)}"
+        )
+    if targets.size and targets.max() >= logits.shape[-1]:
+        raise ValueError(
+            f"target {targets.max()} is outside the {logits.shape[-1]} classes of the logits"
+        )
+    return CrossEntropy(targets, reduction_size_or(targets, reduction_size))(logits)
+
+
+def squared_error(outputs, targets, reduction_size=None):
+    """Sum of (outputs - targets)^2, divided by `reduction_size` (default: the number of
+    targets).
+    """
+    targets = targets.data if isinstance(targets, Tensor) else targets
+    if targets.shape != outputs.shape or targets.dtype != outputs.dtype:
+        raise ValueError(
+            f"outputs are {outputs.dtype}{list(outputs.shape)}, targets "
+            f"{targets.dtype}{list(targets.shape)}: "
+            "they must agree"
+        )
+    return SquaredError(targets, reduction_size_or(targets, reduction_size))(outputs)
+
+
+def reduction_size_or(targets, given):
+    """Return the reduction size that was given, or by default the number of targets."""
+    if given is None and targets.size == 0:
+        raise ValueError(
+            "an empty batch needs reduction_size=, the number of targets of the whole batch"
+        )
+    if given is not None and not given > 0:
+        raise ValueError(f"reduction_size must be positive, not {given}")
+    return targets.size if given is None else float(given)
