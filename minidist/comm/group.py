@@ -13,14 +13,10 @@ import numpy as np
 
 from minidist.backend import array_module, as_array, on_gpu, to_device, to_host
 from minidist.comm.board import Board, Signature
+from minidist.comm.collectives import ALGORITHMS, all_to_all, split_sizes
 from minidist.comm.shared_memory import all_reduce_in_place
 
 REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
-
-
-def split_sizes(n: int, parts: int) -> list[int]:
-    """Cut n things into sizes that differ by at most one, the larger first; some may be 0."""
-    return [n // parts + (part < n % parts) for part in range(parts)]
 
 
 class Ledger:
@@ -94,32 +90,34 @@ class Group:
         op         "sum", "max", "min" or "prod"
         label      a name that must agree between ranks: two equal shapes in swapped order are then
                    an error
-        algorithm  None: in rank order, the same bits everywhere and always
+        algorithm  None: in shared memory and rank order; "ring", "tree" or "halving_doubling": on
+                   messages, see collectives.py. The same bits everywhere and always
         out        an array for the result, x itself for a reduction in place
         """
-        if algorithm is not None:
-            raise ValueError(
-                f"unknown algorithm {algorithm!r}; there is None, which reduces in rank order"
-            )
-        x = _checked(x)
+        x, combine = _checked(x), _ufunc(op)
         if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
             raise ValueError(
                 f"out is {out.dtype}{list(out.shape)}, x is {x.dtype}{list(x.shape)}: they must "
                 "agree"
             )
-        combine = _ufunc(op)
-        signature = self._signature("all_reduce", op, x.dtype, x.shape, label=label)
-        memory, sizes = self.endpoint.memory, split_sizes(x.size, self.size)
-        shared = out if memory.offset_of(out) is not None else memory.empty(x.shape, x.dtype)
-        if shared is not x:
-            shared[...] = to_host(x)
-        offsets = self.board.meet(signature, memory.offset_of(shared))
-        all_reduce_in_place(memory, self.board, offsets, shared.reshape(-1), sizes, combine)
-        self._count_all_reduce(sizes, x.itemsize)
-        if out is None:
-            return to_device(shared.copy(), "gpu" if on_gpu(x) else "cpu")
-        if out is not shared:
-            out[...] = to_device(shared, "gpu" if on_gpu(out) else "cpu")
+        if algorithm is not None and algorithm not in ALGORITHMS:
+            raise ValueError(
+                f"algorithm {algorithm!r}: choose one of {', '.join(ALGORITHMS)}, None"
+            )
+        details = [op, x.dtype, x.shape, *([] if algorithm is None else [algorithm])]
+        signature = self._signature("all_reduce", *details, label=label)
+        if algorithm is None:
+            result = self._reduce_in_shared_memory(signature, x, combine, out)
+        else:
+            result = x.copy()
+            flat = result.reshape(-1)
+            self.board.meet(signature)
+            channel = Channel(self, "all_reduce")
+            ALGORITHMS[algorithm](channel, flat, _ufunc(op, array_module(x)))
+            result = flat.reshape(x.shape)
+        if out is None or out is result:
+            return result
+        out[...] = result
         return out
 
     def reduce_scatter(self, x, sizes: list[int] | None = None, op="sum", label=None):
@@ -133,10 +131,10 @@ class Group:
         if len(sizes) != self.size or sum(sizes) != len(x) or min(sizes) < 0:
             raise ValueError(f"sizes {sizes} do not cut {len(x)} rows into {self.size} pieces")
         _ufunc(op)
-        call = self._meet("reduce_scatter", op, x.dtype, x.shape, tuple(sizes), label=label)
+        channel = self._meet("reduce_scatter", op, x.dtype, x.shape, tuple(sizes), label=label)
         ends = np.cumsum(sizes).tolist()
         pieces = [x[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-        return _reduce(self._exchange(call, pieces), op)
+        return _reduce(all_to_all(channel, pieces), op)
 
     def all_gather(self, x, axis: int = 0, label=None):
         """Return every rank's x, concatenated along `axis`, where alone they may differ.
@@ -144,8 +142,8 @@ class Group:
         Bytes from each rank: (N-1)S.
         """
         x = _checked(x, axis=axis)
-        call = self._meet("all_gather", x.dtype, _without(x.shape, axis), axis, label=label)
-        return array_module(x).concatenate(self._exchange(call, [x] * self.size), axis=axis)
+        channel = self._meet("all_gather", x.dtype, _without(x.shape, axis), axis, label=label)
+        return array_module(x).concatenate(all_to_all(channel, [x] * self.size), axis=axis)
 
     def all_to_all(self, arrays: list, label=None) -> list:
         """Give arrays[r] to rank r; return what each rank gave to this one, in rank order.
@@ -157,13 +155,13 @@ class Group:
         arrays = [_checked(x) for x in arrays]
         if len(dtypes := {str(x.dtype): None for x in arrays}) > 1:
             raise ValueError(f"all_to_all needs one dtype, got {', '.join(dtypes)}")
-        return self._exchange(self._meet("all_to_all", arrays[0].dtype, label=label), arrays)
+        return all_to_all(self._meet("all_to_all", arrays[0].dtype, label=label), arrays)
 
     def broadcast(self, x=None, root: int = 0, label=None):
         """Return root's x on all ranks; only root's x counts. Bytes: (N-1)S from root."""
         x = _checked(x) if self.rank == self._valid(root, "root") else None
-        call = self._meet("broadcast", f"root={root}", label=label)
-        return self._from_root(call, [x] * self.size, root)
+        channel = self._meet("broadcast", f"root={root}", label=label)
+        return self._from_root(channel, [x] * self.size, root)
 
     def scatter(self, pieces: list | None = None, root: int = 0, label=None):
         """Return pieces[r] of root's list on rank r; shapes may differ."""
@@ -179,8 +177,8 @@ class Group:
         Bytes: S from each rank but root.
         """
         x, place = _checked(x, axis=axis), f"root={self._valid(root, 'root')}"
-        call = self._meet("gather", place, x.dtype, _without(x.shape, axis), axis, label=label)
-        pieces = self._to_root(call, x, root)
+        channel = self._meet("gather", place, x.dtype, _without(x.shape, axis), axis, label=label)
+        pieces = self._to_root(channel, x, root)
         return None if pieces is None else array_module(x).concatenate(pieces, axis=axis)
 
     def reduce(self, x, root: int = 0, op="sum", label=None):
@@ -190,8 +188,8 @@ class Group:
         """
         x, place = _checked(x), f"root={self._valid(root, 'root')}"
         _ufunc(op)
-        call = self._meet("reduce", place, op, x.dtype, x.shape, label=label)
-        pieces = self._to_root(call, x, root)
+        channel = self._meet("reduce", place, op, x.dtype, x.shape, label=label)
+        pieces = self._to_root(channel, x, root)
         return None if pieces is None else _reduce(pieces, op)
 
     def barrier(self) -> None:
@@ -208,8 +206,8 @@ class Group:
         block = None if color is None else endpoint.new_block()
         place = 0 if block is None else endpoint.memory.offset_of(block)
         wish = [color is not None, color or 0, self.rank if key is None else key, place]
-        call = self._meet("split")
-        wishes = self._exchange(call, [np.array(wish, np.int64)] * self.size, payload=False)
+        channel = self._meet("split", payload=False)
+        wishes = all_to_all(channel, [np.array(wish, np.int64)] * self.size)
         self._splits += 1
         if color is None:
             return None
@@ -243,11 +241,25 @@ class Group:
             self._signatures[key] = Signature(name, details, label)
         return self._signatures[key]
 
-    def _meet(self, name: str, *details, label=None) -> tuple[str, int]:
-        """Wait for all ranks, compare what they call; return the name and number of the call."""
+    def _meet(self, name: str, *details, label=None, payload=True) -> "Channel":
+        """Wait for all ranks, compare what they call; return a channel for this call alone."""
         self.board.meet(self._signature(name, *details, label=label))
-        self._collectives += 1
-        return name, self._collectives
+        return Channel(self, name, payload)
+
+    def _reduce_in_shared_memory(self, signature: Signature, x, combine, out):
+        """Reduce x in `out` if that lies in shared memory, else in a copy of x that does."""
+        memory, sizes = self.endpoint.memory, split_sizes(x.size, self.size)
+        shared = out if memory.offset_of(out) is not None else memory.empty(x.shape, x.dtype)
+        if shared is not x:
+            shared[...] = to_host(x)
+        offsets = self.board.meet(signature, memory.offset_of(shared))
+        all_reduce_in_place(memory, self.board, offsets, shared.reshape(-1), sizes, combine)
+        own = sizes[self.rank]  # others take what they reduce, and N - 1 times this rank's slice
+        moved = x.size - own + (self.size - 1) * own
+        self.ledger.bytes["all_reduce"] += moved * x.itemsize
+        if shared is out:
+            return out
+        return to_device(shared.copy() if out is None else shared, "gpu" if on_gpu(x) else "cpu")
 
     def _post(self, operation, array, to: int, key, payload=True) -> None:
         if payload and to != self.rank:
@@ -260,45 +272,37 @@ class Group:
         array, was_on_gpu = self.endpoint.take(self.members[source], where, operation)
         return to_device(array, "gpu") if was_on_gpu else array
 
-    def _exchange(self, call, pieces: list, payload=True) -> list:
-        """Give pieces[r] to every rank r; return what each gave to this one."""
-        name, number = call
-        for step in range(1, self.size):  # the next rank first, so that not all write to the same
-            to = (self.rank + step) % self.size
-            self._post(name, pieces[to], to, ("collective", number), payload)
-        return self._collect(call, pieces[self.rank])
-
-    def _from_root(self, call, pieces, root):
-        """Give root's pieces[r] to every rank r; return this rank's."""
-        name, number = call
+    def _from_root(self, channel: "Channel", pieces, root):
+        """Return this rank's of root's pieces, one per rank."""
         if self.rank != root:
-            return self._take(name, root, ("collective", number))
+            return channel.recv(root)
         for r in range(self.size):
             if r != root:
-                self._post(name, pieces[r], r, ("collective", number))
+                channel.send(pieces[r], to=r)
         return pieces[root].copy()
 
-    def _to_root(self, call, x, root):
-        """Return every rank's x on root, None elsewhere."""
-        if self.rank == root:
-            return self._collect(call, x)
-        name, number = call
-        self._post(name, x, root, ("collective", number))
-        return None
+    def _to_root(self, channel: "Channel", x, root):
+        """Return every rank's x on root, in rank order; None elsewhere."""
+        if self.rank != root:
+            channel.send(x, to=root)
+            return None
+        return [x.copy() if r == root else channel.recv(r) for r in range(self.size)]
 
-    def _collect(self, call, own) -> list:
-        """Receive from every other rank; return all in rank order, with a copy of the own."""
-        name, number = call
-        return [
-            own.copy() if r == self.rank else self._take(name, r, ("collective", number))
-            for r in range(self.size)
-        ]
 
-    def _count_all_reduce(self, sizes: list[int], itemsize: int) -> None:
-        """Others take from this rank what they reduce of its array, and N - 1 times its slice."""
-        own = sizes[self.rank]
-        moved = sum(sizes) - own + (self.size - 1) * own
-        self.ledger.bytes["all_reduce"] += moved * itemsize
+class Channel:
+    """The messages of one collective call, which its algorithm sends and receives."""
+
+    def __init__(self, group: Group, name: str, payload: bool = True):
+        group._collectives += 1
+        self.group, self.name, self.payload = group, name, payload
+        self.rank, self.size = group.rank, group.size
+        self.key = ("collective", group._collectives)
+
+    def send(self, array, to: int) -> None:
+        self.group._post(self.name, array, to, self.key, self.payload)
+
+    def recv(self, source: int):
+        return self.group._take(self.name, source, self.key)
 
 
 class Request:

@@ -134,11 +134,11 @@ def work(group):
     return float(x[0]), group.all_gather(np.array([group.rank])).tolist()
 
 
-def test_where_there_is_no_memfd_an_unlinked_file_serves(monkeypatch):
+def test_where_there_is_no_memfd_an_unlinked_file_serves(monkeypatch, tmp_path):
     monkeypatch.delattr(os, "memfd_create", raising=False)
-    before = os.listdir(tempfile.gettempdir())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert run(work, 2) == [(1.0, [0, 1])] * 2
-    assert os.listdir(tempfile.gettempdir()) == before
+    assert os.listdir(tmp_path) == []
 
 
 def test_where_there_is_no_fork_server_ranks_are_spawned(monkeypatch):

@@ -1,0 +1,136 @@
+"""Collectives as algorithms, on send and recv alone.
+
+Letters: N ranks, r this rank, S bytes in the array, cut into N chunks whose sizes differ by at most
+one element, the larger first (some are empty where there are fewer elements than ranks).
+
+    all_reduce          steps          bytes that one rank sends     good for
+    ring                2 (N - 1)      2 (N - 1) / N S               large arrays, any N
+    tree                2 log2 N       up to log2 N S                small arrays, any N
+    halving_doubling    2 log2 N       2 (N - 1) / N S               N a power of two
+
+The order in which a chunk is added up is fixed, and each chunk is finished at one place, so results
+have the same bits on every rank and in every run. Where N does not divide the elements the bytes
+differ a little from rank to rank; `tools/volume.py` has them exactly.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Channel(Protocol):
+    """The two operations that the algorithms are written in; messages between two ranks keep
+    order.
+    """
+
+    rank: int
+    size: int
+
+    def send(self, array, to: int) -> None: ...
+
+    def recv(self, source: int): ...
+
+
+def split_sizes(n: int, parts: int) -> list[int]:
+    """Cut n things into sizes that differ by at most one, the larger first; some may be 0."""
+    return [n // parts + (part < n % parts) for part in range(parts)]
+
+
+def split_ends(n: int, parts: int) -> list[int]:
+    """Return where the pieces of `split_sizes` begin and, at last, end: piece p is [p] to [p +
+    1].
+    """
+    ends = [0]
+    for size in split_sizes(n, parts):
+        ends.append(ends[-1] + size)
+    return ends
+
+
+def ring(channel: Channel, x, combine: Callable) -> None:
+    """All-reduce the flat array x in place around a ring (Patarasu and Yuan 2009).
+
+    reduce-scatter: chunk c starts at rank c and goes round, each rank adding its own to what comes
+    in, until rank c - 1 has it whole;  all-gather: the whole chunks go round once more.
+
+        N = 3, chunk (starting rank):   step 1   r sends chunk r        step 2   r sends chunk r - 1
+    """
+    N, r = channel.size, channel.rank
+    ends = split_ends(x.size, N)
+
+    def chunk(c):
+        return x[ends[c % N] : ends[c % N + 1]]
+
+    for step in range(N - 1):
+        channel.send(chunk(r - step), to=(r + 1) % N)
+        mine = chunk(r - step - 1)
+        combine(channel.recv((r - 1) % N), mine, out=mine)
+    for step in range(N - 1):
+        channel.send(chunk(r - step + 1), to=(r + 1) % N)
+        chunk(r - step)[...] = channel.recv((r - 1) % N)
+
+
+def tree(channel: Channel, x, combine: Callable) -> None:
+    """All-reduce the flat array x in place: up a binomial tree to rank 0, and down again.
+
+        N = 6, up:   1 -> 0, 3 -> 2, 5 -> 4;   then 2 -> 0;   then 4 -> 0.   Down: the other way
+                     round.
+
+    At distance d = 1, 2, 4, ... rank r hands its sum to r - d and is done, or takes that of r + d.
+    """
+    N, r, distance = channel.size, channel.rank, 1
+    while distance < N and not r & distance:
+        if r + distance < N:
+            combine(x, channel.recv(r + distance), out=x)
+        distance *= 2
+    if r:
+        channel.send(x, to=r - distance)
+        x[...] = channel.recv(r - distance)
+    while distance > 1:
+        distance //= 2
+        if r + distance < N:
+            channel.send(x, to=r + distance)
+
+
+def halving_doubling(channel: Channel, x, combine: Callable) -> None:
+    """All-reduce the flat array x in place (Rabenseifner; Thakur et al. 2005, section 4.5).
+
+    halving: with the rank at distance N/2 exchange halves of the array, with that at N/4 halves of
+    the half, and so on, until each rank has one chunk whole;  doubling: the same way back.
+    """
+    N, r = channel.size, channel.rank
+    if N & (N - 1):
+        raise ValueError(
+            f"halving_doubling needs a power of two, not {N} ranks; use 'ring' or 'tree', or None"
+        )
+    ends, low, high, distance, halves = split_ends(x.size, N), 0, N, N // 2, []
+
+    def chunks(bounds):
+        return x[ends[bounds[0]] : ends[bounds[1]]]
+
+    while distance:
+        middle = (low + high) // 2
+        lower, upper = (low, middle), (middle, high)
+        keep, give = (upper, lower) if r & distance else (lower, upper)
+        channel.send(chunks(give), to=r ^ distance)
+        received, mine = channel.recv(r ^ distance), chunks(keep)
+        first, second = (received, mine) if r & distance else (mine, received)
+        combine(first, second, out=mine)  # the lower rank's first, wherever it is done
+        halves.append((distance, keep, give))
+        (low, high), distance = keep, distance // 2
+    for distance, keep, give in reversed(halves):
+        channel.send(chunks(keep), to=r ^ distance)
+        chunks(give)[...] = channel.recv(r ^ distance)
+
+
+ALGORITHMS = {"ring": ring, "tree": tree, "halving_doubling": halving_doubling}
+
+
+def all_to_all(channel: Channel, pieces: list) -> list:
+    """Give pieces[r] to rank r; return what each rank gave to this one, in rank order.
+
+    In step s to r + s and from r - s, so that not all ranks write to the same one at once.
+    """
+    N, r = channel.size, channel.rank
+    for step in range(1, N):
+        channel.send(pieces[(r + step) % N], to=(r + step) % N)
+    received = {(r - step) % N: channel.recv((r - step) % N) for step in range(1, N)}
+    return [pieces[r].copy() if rank == r else received[rank] for rank in range(N)]

@@ -1,0 +1,126 @@
+"""The algorithms on send and recv: right, exact to the byte, and the same bits everywhere."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist.comm.collectives import ALGORITHMS, split_ends, split_sizes
+from minidist.errors import CollectiveMismatch, RankFailed
+from minidist.tools.volume import all_reduce_bytes
+from tests.strategies import arrays, seeds
+
+both = pytest.mark.parametrize("transport", ["process", "thread"])
+algorithms = st.sampled_from([*ALGORITHMS, None])
+
+
+def fits(algorithm, size):
+    return algorithm != "halving_doubling" or size & (size - 1) == 0
+
+
+def reduce(group, algorithm, shape, seed, op, whole):
+    x = arrays(*shape, seed=[seed, group.rank])
+    x = np.round(10 * x) if whole else x
+    before = x.copy()
+    result = group.all_reduce(x, op=op, algorithm=algorithm)
+    assert np.array_equal(x, before) and not np.may_share_memory(x, result)
+    return result, group.ledger.total
+
+
+def assert_right(cluster, transport, algorithm, size, shape, seed, op):
+    """Whole numbers must come out exactly; others nearly, with the same bits on every rank."""
+    combine = {"sum": np.add, "max": np.maximum, "prod": np.multiply}[op]
+    for whole in (True, False):
+        work = algorithm, shape, seed, op, whole and op != "prod"
+        found = cluster(size, transport).run(reduce, *work)
+        inputs = [arrays(*shape, seed=[seed, r]) for r in range(size)]
+        inputs = [np.round(10 * x) for x in inputs] if work[-1] else inputs
+        want = inputs[0]
+        for x in inputs[1:]:
+            want = combine(want, x)
+        assert len({result.tobytes() for result, _ in found}) == 1
+        if work[-1] or op == "max":
+            np.testing.assert_array_equal(found[0][0], want, strict=True)
+        else:
+            np.testing.assert_allclose(found[0][0], want, rtol=1e-12, atol=1e-12, strict=True)
+        n = int(np.prod(shape))
+        assert [moved for _, moved in found] == all_reduce_bytes(algorithm, n, 8, size)
+
+
+@given(
+    algorithm=algorithms,
+    size=st.integers(1, 8),
+    shape=st.lists(st.integers(0, 5), max_size=3).map(tuple),
+    seed=seeds,
+    op=st.sampled_from(["sum", "max", "prod"]),
+)
+def test_every_algorithm_on_threads(cluster, algorithm, size, shape, seed, op):
+    if fits(algorithm, size):
+        assert_right(cluster, "thread", algorithm, size, shape, seed, op)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, None])
+@pytest.mark.parametrize("n", [0, 1, 2, 5, 1001])
+def test_every_algorithm_on_processes(cluster, algorithm, size, n):
+    if not fits(algorithm, size):
+        with pytest.raises(RankFailed, match="power of two, not 3 ranks; use 'ring' or 'tree'"):
+            cluster(size).run(reduce, algorithm, (n,), 0, "sum", True)
+    else:
+        assert_right(cluster, "process", algorithm, size, (n,), n, "sum")
+
+
+@both
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "halving_doubling", None])
+def test_runs_repeat_bit_for_bit(cluster, transport, algorithm):
+    work = reduce, algorithm, (997,), 3, "sum", False
+    one, two = (cluster(4, transport).run(*work) for _ in range(2))
+    assert len({result.tobytes() for result, _ in one + two}) == 1
+
+
+def test_the_ring_moves_what_the_textbook_says(cluster):
+    def worker(group, n):
+        group.all_reduce(np.ones(n, np.float32), algorithm="ring")
+        return group.ledger.bytes["all_reduce"]
+
+    assert cluster(4).run(worker, 1_000_000) == [6_000_000] * 4
+    assert cluster(3).run(worker, 10) == [56, 52, 52]
+
+
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, None])
+@pytest.mark.parametrize("N", [1, 2, 4, 8])
+def test_where_the_ranks_divide_the_elements_the_closed_forms_are_the_textbooks(algorithm, N):
+    moved = all_reduce_bytes(algorithm, 64, 4, N)
+    assert sum(moved) == 2 * (N - 1) * 64 * 4
+    if algorithm != "tree":
+        assert moved == [2 * (N - 1) * 64 * 4 // N] * N
+    else:
+        assert max(moved) == moved[0] == (N - 1).bit_length() * 64 * 4
+
+
+@pytest.mark.parametrize("parts", range(1, 6))
+@pytest.mark.parametrize("n", range(12))
+def test_pieces_differ_by_at_most_one_larger_first(n, parts):
+    sizes = split_sizes(n, parts)
+    assert sum(sizes) == n and sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
+    assert split_ends(n, parts) == [sum(sizes[:p]) for p in range(parts + 1)]
+    assert sizes == [len(piece) for piece in np.array_split(np.arange(n), parts)]
+
+
+@both
+def test_ranks_that_choose_different_algorithms_are_told(cluster, transport):
+    def worker(group):
+        group.all_reduce(np.ones(4), algorithm="ring" if group.rank else "tree")
+
+    with pytest.raises(CollectiveMismatch, match=r"\(4,\), tree\) at(.|\n)*\(4,\), ring\) at"):
+        cluster(2, transport).run(worker)
+
+
+@both
+def test_an_algorithm_also_reduces_in_place(cluster, transport):
+    def worker(group):
+        x = np.arange(12.0).reshape(3, 4).T  # not contiguous
+        assert group.all_reduce(x, algorithm="ring", out=x) is x
+        return np.array_equal(x, group.size * np.arange(12.0).reshape(3, 4).T)
+
+    assert cluster(3, transport).run(worker) == [True] * 3
