@@ -5,12 +5,11 @@ moves the ranks compare what they call; a rank that waits first looks again and 
 if there is a core for each rank, and then sleeps on a pipe until the last one has come.
 """
 
-import hashlib
 import os
 import select
-import sys
 import threading
 
+from minidist.comm.diagnosis import Signature, Wait, call_site
 from minidist.comm.shared_memory import SharedMemory
 from minidist.errors import CollectiveMismatch
 
@@ -63,7 +62,7 @@ class Board:
         self.step = self.meetings = 0
         self.fence = threading.Lock()  # orders memory where the processor would not
 
-    def meet(self, signature: "Signature", offset: int = 0) -> list[int]:
+    def meet(self, signature: Signature, offset: int = 0) -> list[int]:
         """Wait for all ranks, with a signature that must be the same on all of them.
 
         Return the offset that each rank has shown. CollectiveMismatch, on every rank, if the
@@ -101,14 +100,14 @@ class Board:
         return [rank for words, rank in self.others if words[ARRIVED] < self.step]
 
     def _sleep(self, operation: str) -> None:
-        with self.mailbox.waiting_for(operation, self.missing):
+        with self.mailbox.shown(Wait(operation, self.missing, call_site())):
             self.mine[SLEEPS] = 1
             while self.missing():
                 self.mailbox.check_open()
                 self.alarm.sleep(0.01)  # an alarm may be lost between a look and the sleep
             self.mine[SLEEPS] = 0
 
-    def _explain(self, signature: "Signature", side: int) -> None:
+    def _explain(self, signature: Signature, side: int) -> None:
         """Show each other in words what was called, and where; then raise."""
         start = TEXT + side * TEXT_BYTES
         text = f"{signature.text} at {call_site()}".encode()[:TEXT_BYTES]
@@ -123,21 +122,3 @@ class Board:
                 [f"ranks {self.members} of one group did not call the same collective:", *rows]
             )
         )
-
-
-class Signature:
-    """What the ranks of a group must agree on in a collective call: its text, and 64 bits of it."""
-
-    def __init__(self, name: str, details: tuple, label: str | None):
-        shown = [*map(str, details), *([] if label is None else [f"label={label!r}"])]
-        self.text = f"{name}({', '.join(shown)})"
-        digest = hashlib.blake2b(self.text.encode(), digest_size=8).digest()
-        self.fingerprint = int.from_bytes(digest, "little")
-
-
-def call_site() -> str:
-    """Return file:line of the innermost frame outside the communication package."""
-    frame, here = sys._getframe(), os.path.dirname(__file__)
-    while frame.f_back is not None and os.path.dirname(frame.f_code.co_filename) == here:
-        frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -1,6 +1,7 @@
 """Cluster: start ranks, hand out work, collect results, turn a failure into one error."""
 
 import itertools
+import math
 import signal
 import time
 import weakref
@@ -8,11 +9,13 @@ import weakref
 import cloudpickle
 
 from minidist.backend import check_device
+from minidist.comm.diagnosis import is_deadlock, lost_messages, table
 from minidist.comm.process_transport import ProcessRanks
 from minidist.comm.report import Report
 from minidist.comm.thread_transport import ThreadRanks
-from minidist.errors import CommError, CommTimeout, RankDied, RankFailed
+from minidist.errors import CommError, CommTimeout, Deadlock, RankDied, RankFailed
 
+LOOK_EVERY = 0.4  # seconds without a report after which the ranks are asked what they wait for
 TRANSPORTS = {"process": ProcessRanks, "thread": ThreadRanks}
 
 
@@ -57,12 +60,11 @@ class Cluster:
         self._finalizer = weakref.finalize(self, self._ranks.stop, 1.0)
 
     def run(self, worker, *args, timeout: float | None = None) -> list:
-        """Call worker(group, *args) on every rank; return the results in rank order, or raise one
-        error.
+        """Call worker(group, *args) on every rank; return the results in rank order.
 
-        RankDied, RankFailed (chained to the remote exception), CommTimeout, or CommError for a
-        message that nobody received. After any of them, and after Ctrl-C, every rank has stopped
-        and nothing is left of the run.
+        Or raise one error: RankDied, RankFailed (chained to the remote exception),
+        CollectiveMismatch, Deadlock, CommTimeout, or CommError for a message that nobody received.
+        After any of them, and after Ctrl-C, nothing is left of the run.
         """
         payload = cloudpickle.dumps((worker, args))
         if self._ranks is None:
@@ -74,34 +76,28 @@ class Cluster:
         except BaseException:
             self._stop()
             raise
-        _raise_if_unreceived(reports)
+        if lost := lost_messages([report.unreceived for report in reports.values()]):
+            raise CommError(f"messages that nobody received: {lost}")
         return [reports[rank].result for rank in range(self.size)]
 
-    def _collect(self, timeout) -> dict[int, Report]:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        reports: dict[int, Report] = {}
+    def _collect(self, timeout: float | None) -> dict[int, Report]:
+        """Wait for every rank's report; look into it when nothing happens for a while."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        reports, before = {}, {}
         while len(reports) < self.size:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            new = self._ranks.reports(left)
-            if not new and left is not None and time.monotonic() >= deadline:
-                raise CommTimeout(self._describe_timeout(timeout, reports))
+            new = self._ranks.reports(min(LOOK_EVERY, max(0.0, deadline - time.monotonic())))
             reports.update(new)
             if any(report.failed or report.died for _, report in new):
-                reports.update(
-                    self._ranks.reports(0.05)
-                )  # others that went down with it, for the precedence
+                reports.update(self._ranks.reports(0.05))  # what went down with it, for precedence
                 raise_first_failure(reports)
+            if not new:
+                now = self._ranks.snapshots()
+                if is_deadlock(before, now, set(reports)):
+                    raise Deadlock(f"every rank waits:\n{table(now, set(reports))}")
+                if time.monotonic() >= deadline:
+                    raise CommTimeout(f"not done in {timeout} s:\n{table(now, set(reports))}")
+                before = now
         return reports
-
-    def _describe_timeout(self, timeout, reports) -> str:
-        busy = [rank for rank in range(self.size) if rank not in reports]
-        waiting = self._ranks.waiting(busy)
-        rows = [
-            f"  rank {rank}: {line}"
-            for rank in range(self.size)
-            for line in (["has finished"] if rank in reports else waiting[rank] or ["computes"])
-        ]
-        return "\n".join([f"not done within {timeout} s:", *rows])
 
     def _stop(self, patience: float = 0.0) -> None:
         if self._ranks is not None and self._finalizer.detach():
@@ -120,9 +116,7 @@ class Cluster:
 
 
 def raise_first_failure(reports: dict[int, Report]) -> None:
-    """Raise the failure that matters most: a death before an exception, a low rank before a high
-    one.
-    """
+    """Raise what matters most: a death before an exception, a low rank before a high one."""
     for rank, report in sorted(reports.items()):
         if report.died:
             code = report.exitcode
@@ -134,17 +128,3 @@ def raise_first_failure(reports: dict[int, Report]) -> None:
             raise RankFailed(f"rank {rank} failed:\n{report.traceback}", rank) from report.error
     for _, report in failures:
         raise type(report.error)(str(report.error)) from report.error
-
-
-def _raise_if_unreceived(reports: dict[int, Report]) -> None:
-    left: dict[tuple, int] = {}
-    for report in reports.values():
-        for where, count in report.unreceived.items():
-            left[where] = left.get(where, 0) + count
-    lost = [
-        f"{n} from rank {a} to rank {b} with tag {tag}"
-        for (a, b, tag), n in sorted(left.items())
-        if n
-    ]
-    if lost:
-        raise CommError(f"messages that nobody received: {'; '.join(lost)}")

@@ -1,5 +1,6 @@
 """Endpoint: what one rank sees of a transport."""
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from minidist.comm.board import BLOCK, Alarm, Board
+from minidist.comm.diagnosis import Snapshot, snapshot
 from minidist.comm.group import Group
 from minidist.comm.mailbox import Mailbox
 from minidist.comm.shared_memory import SharedMemory
@@ -20,8 +22,10 @@ class Endpoint:
                                on a GPU), and the array has been copied when it returns
     looks                      how often to look for the others before sleeping: 0 where ranks have
                                to share cores
+    own_process                whether the rank is a process, and not one thread of the caller's
     unreceived                 {(source, to, tag): messages sent minus received, as this rank counts
                                them}; summed over all ranks, what is left was never received
+    posted, worker             messages ever sent; the thread that runs the worker
     """
 
     rank: int
@@ -32,7 +36,11 @@ class Endpoint:
     alarm: Alarm
     looks: int
     deliver: Callable
+    own_process: bool = True
     unreceived: Counter = field(default_factory=Counter)
+    posted: int = 0
+    worker: int | None = None
+    counting: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self):
         blocks = [rank * self.memory.region for rank in range(self.size)]  # the first thing in each
@@ -48,6 +56,7 @@ class Endpoint:
         """Start a run: old messages are forgotten. Return the group of all ranks."""
         self.mailbox.drop_runs_before(run)
         self.unreceived.clear()
+        self.worker = threading.get_ident()
         return Group(self, list(range(self.size)), (run,), self.board)
 
     def post(self, to: int, key, message) -> None:
@@ -62,5 +71,12 @@ class Endpoint:
 
     def _count(self, source, to, key, change) -> None:
         kind, number = key[-1]
-        if kind == "message":
-            self.unreceived[source, to, number] += change
+        with self.counting:
+            self.posted += change > 0
+            if kind == "message":
+                self.unreceived[source, to, number] += change
+
+    def snapshot(self) -> Snapshot:
+        """Return what this rank waits for at this moment."""
+        mailbox = self.mailbox
+        return snapshot(mailbox.waits, self.worker, self.own_process, self.posted, mailbox.count)

@@ -12,8 +12,9 @@ from collections import Counter, deque
 import numpy as np
 
 from minidist.backend import array_module, as_array, on_gpu, to_device, to_host
-from minidist.comm.board import Board, Signature
+from minidist.comm.board import Board
 from minidist.comm.collectives import ALGORITHMS, all_to_all, split_sizes
+from minidist.comm.diagnosis import Signature
 from minidist.comm.shared_memory import all_reduce_in_place
 
 REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}

@@ -1,32 +1,17 @@
 """Where the messages of one rank arrive and wait to be received; both transports deliver here."""
 
 import threading
-import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
+
+from minidist.comm.diagnosis import Wait, call_site
 
 
 class Stopped(BaseException):
     """Raised in a rank that waits while the run is being torn down: no failure of its own, so no
     `except Exception` sees it.
     """
-
-
-@dataclass
-class Wait:
-    """What a thread of a rank waits for: an operation, the ranks that it needs, since when."""
-
-    operation: str
-    sources: Callable[[], list[int]]
-    since: float = field(default_factory=time.monotonic)
-
-    def __str__(self):
-        ranks = self.sources()
-        who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-        return f"waits in {self.operation} for {who} since {time.monotonic() - self.since:.1f} s"
 
 
 class Mailbox:
@@ -37,18 +22,24 @@ class Mailbox:
         self.arrived = threading.Condition()
         self.waits: dict[int, Wait] = {}
         self.closed = False
+        self.count = 0  # messages that ever arrived
 
     def put(self, source: int, key, message) -> None:
         with self.arrived:
             self.messages.setdefault((source, key), deque()).append(message)
+            self.count += 1
             self.arrived.notify_all()
 
     def take(self, source: int, key, operation: str) -> Any:
         """Return the oldest message of `key` from `source`, waiting for it if need be."""
+
+        def missing():
+            return [] if (source, key) in self.messages else [source]
+
         with self.arrived:
-            if (source, key) not in self.messages and not self.closed:
-                with self.waiting_for(operation, lambda: [source]):
-                    self.arrived.wait_for(lambda: (source, key) in self.messages or self.closed)
+            if missing() and not self.closed:
+                with self.shown(Wait(operation, missing, call_site())):
+                    self.arrived.wait_for(lambda: not missing() or self.closed)
             self.check_open()
             queue = self.messages[source, key]
             message = queue.popleft()
@@ -57,10 +48,10 @@ class Mailbox:
             return message
 
     @contextmanager
-    def waiting_for(self, operation: str, sources: Callable[[], list[int]]):
+    def shown(self, wait: Wait):
         """Let it be known that this thread waits."""
         thread = threading.get_ident()
-        self.waits[thread] = Wait(operation, sources)
+        self.waits[thread] = wait
         try:
             yield
         finally:
@@ -81,7 +72,3 @@ class Mailbox:
         with self.arrived:
             for where in [where for where in self.messages if where[1][0] < run]:
                 del self.messages[where]
-
-    def waiting(self) -> list[str]:
-        """Describe each wait of this rank in a line."""
-        return [str(wait) for wait in list(self.waits.values())]

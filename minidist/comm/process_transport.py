@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import types
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.connection import Connection, wait
 
@@ -28,6 +28,7 @@ from threadpoolctl import threadpool_limits
 
 from minidist.backend import keep_freed_memory
 from minidist.comm.board import Alarm
+from minidist.comm.diagnosis import Snapshot
 from minidist.comm.endpoint import Endpoint
 from minidist.comm.mailbox import Mailbox
 from minidist.comm.report import Report, execute, fair_share_of_cores, pack
@@ -74,30 +75,52 @@ class ProcessRanks:
                 descriptors.close()
 
     def submit(self, run: int, payload: bytes) -> None:
+        self.awaited, self.came_in = set(range(self.size)), []
         for control in self.controls:
-            try:
+            with suppress(OSError):  # a rank that has died meanwhile is found by `reports`
                 control.send(("run", run, payload))
-            except OSError:
-                pass  # a rank that has died meanwhile is found by `reports`
-        self.awaited = set(range(self.size))
 
     def reports(self, timeout: float | None) -> list[tuple[int, Report]]:
         """Return the (rank, Report) pairs that have come in, waiting for the first; none if
         `timeout` passes before.
         """
-        ranks = {self.controls[rank]: rank for rank in self.awaited}
-        found = []
-        for control in wait(list(ranks), timeout):
-            rank = ranks[control]
+        if not self.came_in:
+            self._read(self.awaited, timeout)
+        found, self.came_in = self.came_in, []
+        return found
+
+    def snapshots(self, patience: float = 1.0) -> dict[int, Snapshot | None]:
+        """Ask every rank what it waits for; None for one that does not answer in time."""
+        answers: dict[int, Snapshot | None] = dict.fromkeys(range(self.size))
+        asked = set(range(self.size))
+        for rank in asked:
+            with suppress(OSError):  # a rank that has died is found below
+                self.controls[rank].send(("snapshot",))
+        deadline = time.monotonic() + patience
+        while asked and (left := deadline - time.monotonic()) > 0:
+            for rank, answer in self._read(asked, left).items():
+                answers[rank] = answer
+                asked.discard(rank)
+        return answers
+
+    def _read(self, ranks: set[int], timeout: float | None) -> dict[int, Snapshot | None]:
+        """Read one message of each of these ranks that has one; return the snapshots among them."""
+        controls, answers = {self.controls[rank]: rank for rank in ranks}, {}
+        for control in wait(list(controls), timeout):
+            rank = controls[control]
             try:
                 kind, value = control.recv()
-                report = pickle.loads(value) if kind == "report" else None
+                if kind == "snapshot":
+                    answers[rank] = value
+                    continue
+                report = pickle.loads(value)
             except (EOFError, OSError):
+                answers[rank] = None
                 report = self._death_of(rank)
-            if report is not None:
+            if rank in self.awaited:
                 self.awaited.discard(rank)
-                found.append((rank, report))
-        return found
+                self.came_in.append((rank, report))
+        return answers
 
     def _death_of(self, rank: int) -> Report:
         process = self.processes[rank]
@@ -105,29 +128,6 @@ class ProcessRanks:
         return Report(
             exitcode=process.exitcode if process.exitcode is not None else -signal.SIGKILL
         )
-
-    def waiting(self, ranks: list[int]) -> dict[int, list[str]]:
-        """Ask ranks what they wait for; one that does not answer within a second is computing with
-        the lock held.
-        """
-        answers = {rank: ["does not answer: it computes"] for rank in ranks}
-        asked = {self.controls[rank]: rank for rank in ranks}
-        for control in asked:
-            try:
-                control.send(("waiting",))
-            except OSError:
-                pass
-        while asked:
-            for control in (ready := wait(list(asked), 1.0)):
-                try:
-                    kind, value = control.recv()
-                except (EOFError, OSError):
-                    kind, value = "waiting", ["has died"]
-                if kind == "waiting":
-                    answers[asked.pop(control)] = value
-            if not ready:
-                break
-        return answers
 
     def finish(self) -> None:
         """End a run in which every rank has reported."""
@@ -215,9 +215,10 @@ def serve(rank, size, device, control, peers, shared: Descriptors, alarm: Descri
         process = RankProcess(rank, control, peers)
         looks = LOOKS if size <= cores and platform.machine() in ("x86_64", "AMD64") else 0
         ring = Alarm(alarm.numbers[0], writers)
-        process.work(
-            Endpoint(rank, size, device, process.mailbox, memory, ring, looks, process.deliver)
+        process.endpoint = Endpoint(
+            rank, size, device, process.mailbox, memory, ring, looks, process.deliver
         )
+        process.work()
 
 
 class RankProcess:
@@ -228,13 +229,13 @@ class RankProcess:
         self.mailbox, self.orders, self.busy = Mailbox(), queue.SimpleQueue(), threading.Event()
         self.answering = threading.Lock()
         self.sending = {to: threading.Lock() for to in peers}
-        threading.Thread(target=self.read, name="reader", daemon=True).start()
 
-    def work(self, endpoint: Endpoint) -> None:
+    def work(self) -> None:
         """Carry out orders until there is one to leave."""
+        threading.Thread(target=self.read, name="reader", daemon=True).start()
         while (order := self.orders.get()) is not None:
             self.busy.set()
-            report = execute(endpoint, *order, pickle.loads)
+            report = execute(self.endpoint, *order, pickle.loads)
             self.busy.clear()
             self.answer("report", pack(report, cloudpickle.dumps))
 
@@ -246,8 +247,8 @@ class RankProcess:
                 try:
                     if connection is not self.control:
                         self.mailbox.put(sources[connection], *read_message(connection))
-                    elif (order := self.control.recv())[0] == "waiting":
-                        self.answer("waiting", self.mailbox.waiting() or ["computes"])
+                    elif (order := self.control.recv())[0] == "snapshot":
+                        self.answer("snapshot", self.endpoint.snapshot())
                     else:
                         self.orders.put(order[1:])
                 except (EOFError, OSError):

@@ -15,6 +15,7 @@ import cloudpickle
 from threadpoolctl import threadpool_limits
 
 from minidist.comm.board import Alarm
+from minidist.comm.diagnosis import Snapshot
 from minidist.comm.endpoint import Endpoint
 from minidist.comm.mailbox import Mailbox
 from minidist.comm.report import Report, execute, fair_share_of_cores
@@ -39,6 +40,7 @@ class ThreadRanks:
                 Alarm(self.pipes[rank][0], writers),
                 looks=0,
                 deliver=self._deliver_from(rank),
+                own_process=False,
             )
             for rank in range(size)
         ]
@@ -79,8 +81,9 @@ class ThreadRanks:
         except queue.Empty:
             return []
 
-    def waiting(self, ranks: list[int]) -> dict[int, list[str]]:
-        return {rank: self.endpoints[rank].mailbox.waiting() for rank in ranks}
+    def snapshots(self) -> dict[int, Snapshot]:
+        """Return what every rank waits for."""
+        return {endpoint.rank: endpoint.snapshot() for endpoint in self.endpoints}
 
     def finish(self) -> None:
         """End a run in which every rank has reported."""

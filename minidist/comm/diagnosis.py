@@ -1,0 +1,128 @@
+"""Why nothing moves: what ranks call, what they wait for, and when that can never end.
+
+A *signature* is what the ranks of a group must agree on in a collective call. A *wait* is a thread
+that needs other ranks. A *snapshot* is all that one rank waits for, with its message counters. The
+caller takes one of every rank now and then; it is a deadlock if in two snapshots in a row, all
+equal, every rank that has not finished waits, and every message that was sent has arrived. A rank
+that computes or sleeps does not wait, however long it takes.
+"""
+
+import hashlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+class Signature:
+    """What the ranks of a group must agree on in a collective call: its text, and 64 bits of it."""
+
+    def __init__(self, name: str, details: tuple, label: str | None):
+        shown = [*map(str, details), *([] if label is None else [f"label={label!r}"])]
+        self.text = f"{name}({', '.join(shown)})"
+        digest = hashlib.blake2b(self.text.encode(), digest_size=8).digest()
+        self.fingerprint = int.from_bytes(digest, "little")
+
+
+def call_site() -> str:
+    """Return file:line of the innermost frame outside the communication package."""
+    frame, here = sys._getframe(), os.path.dirname(__file__)
+    while frame.f_back is not None and os.path.dirname(frame.f_code.co_filename) == here:
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+@dataclass
+class Wait:
+    """A thread that waits: in which operation, for which ranks (none: it is about to go on)."""
+
+    operation: str
+    sources: Callable[[], list[int]]
+    site: str
+    thread: str = field(default_factory=lambda: threading.current_thread().name)
+    since: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A wait as it was at one moment; `seconds` it had lasted then, which equality leaves out."""
+
+    thread: str
+    operation: str
+    sources: tuple[int, ...]
+    site: str
+    seconds: float = field(compare=False)
+
+    def __str__(self):
+        ranks = ", ".join(map(str, self.sources))
+        who = f"rank{'s' if len(self.sources) > 1 else ''} {ranks}" if ranks else "nobody any more"
+        own = self.thread == "MainThread" or self.thread.startswith("rank ")
+        thread = "" if own else f" ({self.thread})"
+        return (
+            f"waits in {self.operation}{thread} for {who} since {self.seconds:.1f} s at {self.site}"
+        )
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one rank waits for. posted, arrived: messages it has sent, messages it has got, ever."""
+
+    rows: tuple[Row, ...]
+    computes: bool
+    posted: int
+    arrived: int
+
+    def blocked(self) -> bool:
+        return not self.computes and bool(self.rows) and all(row.sources for row in self.rows)
+
+    def lines(self) -> list[str]:
+        return [*(["computes"] if self.computes or not self.rows else []), *map(str, self.rows)]
+
+
+def snapshot(waits: dict[int, Wait], worker: int | None, own: bool, posted, arrived) -> Snapshot:
+    """Take a snapshot of a rank: {thread: wait}, and the thread that runs its worker.
+
+    own: the rank has this process for itself, so that every other thread of it is the rank's, too.
+    Daemon threads count only where they wait.
+    """
+    others = [t.ident for t in threading.enumerate() if own and not t.daemon]
+    rows = tuple(
+        Row(w.thread, w.operation, tuple(w.sources()), w.site, time.monotonic() - w.since)
+        for w in list(waits.values())
+    )
+    computes = any(thread not in waits for thread in {worker, *others})
+    return Snapshot(rows, computes, posted, arrived)
+
+
+def is_deadlock(before: dict, now: dict[int, Snapshot | None], finished: set[int]) -> bool:
+    """Compare two snapshots of every rank; `finished` ranks have returned from the worker."""
+    if None in now.values():
+        return False
+    unfinished = set(now) - finished
+    in_flight = sum(s.posted for s in now.values()) - sum(s.arrived for s in now.values())
+    blocked = bool(unfinished) and all(now[rank].blocked() for rank in unfinished)
+    return blocked and in_flight == 0 and before == now
+
+
+def table(snapshots: dict[int, Snapshot | None], finished: set[int]) -> str:
+    """Return a line per rank and thread: what it waits for, from whom, since when, and where."""
+    rows = []
+    for rank, found in sorted(snapshots.items()):
+        lines = ["does not answer"] if found is None else found.lines()
+        rows += [f"  rank {rank}: {x}" for x in (["has finished"] if rank in finished else lines)]
+    return "\n".join(rows)
+
+
+def lost_messages(counts: list[dict[tuple, int]]) -> str:
+    """Add up the ranks' {(source, to, tag): sent minus received}; name what was never received."""
+    left: dict[tuple, int] = {}
+    for count in counts:
+        for where, n in count.items():
+            left[where] = left.get(where, 0) + n
+    return "; ".join(
+        f"{n} from rank {source} to rank {to} with tag {tag}"
+        for (source, to, tag), n in sorted(left.items())
+        if n
+    )
