@@ -14,12 +14,15 @@ from minidist.comm.process_transport import ProcessRanks
 from minidist.comm.report import Report
 from minidist.comm.thread_transport import ThreadRanks
 from minidist.errors import CommError, CommTimeout, Deadlock, RankDied, RankFailed
+from minidist.events import EventLog
 
 LOOK_EVERY = 0.4  # seconds without a report after which the ranks are asked what they wait for
 TRANSPORTS = {"process": ProcessRanks, "thread": ThreadRanks}
 
 
-def run(worker, size: int, *args, transport="process", timeout=None, device="cpu") -> list:
+def run(
+    worker, size: int, *args, transport="process", timeout=None, device="cpu", log=None
+) -> list:
     """Call worker(group, *args) on `size` ranks; return their results in rank order.
 
     worker     any function, also one of a script or a notebook cell: it travels by value, and so do
@@ -27,12 +30,13 @@ def run(worker, size: int, *args, transport="process", timeout=None, device="cpu
     transport  "process", or "thread" for a debugger
     timeout    seconds after which the run ends in CommTimeout
     device     "cpu" or "gpu": `group.device`, where `group.empty` allocates
+    log        an EventLog that gets every rank's events
 
     Each rank's BLAS gets cores // size threads, so one rank alone uses them all: to compare numbers
     of ranks fairly, say `threadpoolctl.threadpool_limits(1)` in the worker.
     """
     with Cluster(size, transport, device) as cluster:
-        return cluster.run(worker, *args, timeout=timeout)
+        return cluster.run(worker, *args, timeout=timeout, log=log)
 
 
 class Cluster:
@@ -59,7 +63,7 @@ class Cluster:
         self._ranks = TRANSPORTS[self.transport](self.size, self.device)
         self._finalizer = weakref.finalize(self, self._ranks.stop, 1.0)
 
-    def run(self, worker, *args, timeout: float | None = None) -> list:
+    def run(self, worker, *args, timeout: float | None = None, log: EventLog | None = None):
         """Call worker(group, *args) on every rank; return the results in rank order.
 
         Or raise one error: RankDied, RankFailed (chained to the remote exception),
@@ -70,7 +74,7 @@ class Cluster:
         if self._ranks is None:
             self._start()
         try:
-            self._ranks.submit(next(self._runs), payload)
+            self._ranks.submit(next(self._runs), log is not None, payload)
             reports = self._collect(timeout)
             self._ranks.finish()
         except BaseException:
@@ -78,6 +82,9 @@ class Cluster:
             raise
         if lost := lost_messages([report.unreceived for report in reports.values()]):
             raise CommError(f"messages that nobody received: {lost}")
+        if log is not None:
+            for rank in range(self.size):
+                log.extend(reports[rank].log)
         return [reports[rank].result for rank in range(self.size)]
 
     def _collect(self, timeout: float | None) -> dict[int, Report]:

@@ -12,6 +12,7 @@ from minidist.comm.diagnosis import Snapshot, snapshot
 from minidist.comm.group import Group
 from minidist.comm.mailbox import Mailbox
 from minidist.comm.shared_memory import SharedMemory
+from minidist.events import EventLog
 
 
 @dataclass
@@ -25,7 +26,7 @@ class Endpoint:
     own_process                whether the rank is a process, and not one thread of the caller's
     unreceived                 {(source, to, tag): messages sent minus received, as this rank counts
                                them}; summed over all ranks, what is left was never received
-    posted, worker             messages ever sent; the thread that runs the worker
+    posted, worker, log        messages ever sent; the thread that runs the worker; its events
     """
 
     rank: int
@@ -40,6 +41,7 @@ class Endpoint:
     unreceived: Counter = field(default_factory=Counter)
     posted: int = 0
     worker: int | None = None
+    log: EventLog | None = None
     counting: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self):
@@ -52,8 +54,9 @@ class Endpoint:
         block[:] = 0
         return block
 
-    def begin(self, run: int) -> Group:
+    def begin(self, run: int, logged: bool = False) -> Group:
         """Start a run: old messages are forgotten. Return the group of all ranks."""
+        self.log = EventLog(rank=self.rank) if logged else None
         self.mailbox.drop_runs_before(run)
         self.unreceived.clear()
         self.worker = threading.get_ident()

@@ -7,14 +7,17 @@ in rank order, and everyone copies it, which moves 2(N-1)S bytes in all, as a ri
 the same bits on every rank and in every run.
 """
 
+import time
 from collections import Counter, deque
+from contextlib import contextmanager
+from functools import wraps
 
 import numpy as np
 
 from minidist.backend import array_module, as_array, on_gpu, to_device, to_host
 from minidist.comm.board import Board
 from minidist.comm.collectives import ALGORITHMS, all_to_all, split_sizes
-from minidist.comm.diagnosis import Signature
+from minidist.comm.diagnosis import Signature, Wait, call_site
 from minidist.comm.shared_memory import all_reduce_in_place
 
 REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
@@ -36,6 +39,24 @@ class Ledger:
         return f"Ledger({dict(self.bytes)})"
 
 
+def traced(method):
+    """Let an operation be an event of the group's log, if it has one."""
+
+    @wraps(method)
+    def call(self, *args, **kwargs):
+        if self.log is None:
+            return method(self, *args, **kwargs)
+        start, before = time.monotonic(), self.ledger.total
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            label = kwargs.get("label")
+            name = method.__name__ if label is None else f"{method.__name__} {label}"
+            self.log.add(name, start, "communication", self.ledger.total - before)
+
+    return call
+
+
 class Group:
     """The ranks `members` of the world, numbered 0 to size - 1; `rank` is this one's number.
 
@@ -43,11 +64,13 @@ class Group:
 
     device  "cpu" or "gpu": where `empty` allocates
     ledger  what others have taken from this rank as a member of this very group
+    log     None, or the EventLog of this rank
     """
 
     def __init__(self, endpoint, members: list[int], context: tuple, board: Board):
         self.endpoint, self.members, self.context = endpoint, members, context
-        self.board, self.device, self.ledger = board, endpoint.device, Ledger()
+        self.board, self.device, self.log = board, endpoint.device, endpoint.log
+        self.ledger = Ledger()
         self.rank, self.size = members.index(endpoint.rank), len(members)
         self._collectives = self._splits = 0
         self._signatures: dict[tuple, Signature] = {}
@@ -58,10 +81,12 @@ class Group:
 
     # Messages between two ranks.
 
+    @traced
     def send(self, array, to: int, tag: int = 0) -> None:
         """Send a copy; returns at once, whether or not the receiver ever receives."""
         self._post("send", _checked(array), self._valid(to, "to"), ("message", tag))
 
+    @traced
     def recv(self, source: int, tag: int = 0):
         """Return the next array that `source` has sent, or will send, with this tag."""
         return self.irecv(source, tag).wait()
@@ -81,6 +106,7 @@ class Group:
 
     # Collectives.
 
+    @traced
     def all_reduce(self, x, op="sum", label=None, algorithm=None, out=None):
         """Return the reduction of every rank's x, same shape and dtype on all ranks.
 
@@ -121,6 +147,7 @@ class Group:
         out[...] = result
         return out
 
+    @traced
     def reduce_scatter(self, x, sizes: list[int] | None = None, op="sum", label=None):
         """Return this rank's piece, along axis 0, of the reduction of every rank's x.
 
@@ -137,6 +164,7 @@ class Group:
         pieces = [x[end - size : end] for end, size in zip(ends, sizes, strict=True)]
         return _reduce(all_to_all(channel, pieces), op)
 
+    @traced
     def all_gather(self, x, axis: int = 0, label=None):
         """Return every rank's x, concatenated along `axis`, where alone they may differ.
 
@@ -146,6 +174,7 @@ class Group:
         channel = self._meet("all_gather", x.dtype, _without(x.shape, axis), axis, label=label)
         return array_module(x).concatenate(all_to_all(channel, [x] * self.size), axis=axis)
 
+    @traced
     def all_to_all(self, arrays: list, label=None) -> list:
         """Give arrays[r] to rank r; return what each rank gave to this one, in rank order.
 
@@ -158,12 +187,14 @@ class Group:
             raise ValueError(f"all_to_all needs one dtype, got {', '.join(dtypes)}")
         return all_to_all(self._meet("all_to_all", arrays[0].dtype, label=label), arrays)
 
+    @traced
     def broadcast(self, x=None, root: int = 0, label=None):
         """Return root's x on all ranks; only root's x counts. Bytes: (N-1)S from root."""
         x = _checked(x) if self.rank == self._valid(root, "root") else None
         channel = self._meet("broadcast", f"root={root}", label=label)
         return self._from_root(channel, [x] * self.size, root)
 
+    @traced
     def scatter(self, pieces: list | None = None, root: int = 0, label=None):
         """Return pieces[r] of root's list on rank r; shapes may differ."""
         if self.rank == self._valid(root, "root"):
@@ -172,6 +203,7 @@ class Group:
             pieces = [_checked(x) for x in pieces]
         return self._from_root(self._meet("scatter", f"root={root}", label=label), pieces, root)
 
+    @traced
     def gather(self, x, root: int = 0, axis: int = 0, label=None):
         """Return every rank's x, concatenated along `axis`, on root; None elsewhere.
 
@@ -182,6 +214,7 @@ class Group:
         pieces = self._to_root(channel, x, root)
         return None if pieces is None else array_module(x).concatenate(pieces, axis=axis)
 
+    @traced
     def reduce(self, x, root: int = 0, op="sum", label=None):
         """Return the reduction of every rank's x, in rank order, on root; None elsewhere.
 
@@ -193,6 +226,7 @@ class Group:
         pieces = self._to_root(channel, x, root)
         return None if pieces is None else _reduce(pieces, op)
 
+    @traced
     def barrier(self) -> None:
         """Return when every rank has come here. No payload."""
         self._meet("barrier")
@@ -217,6 +251,15 @@ class Group:
         members, blocks = [self.members[r] for r in chosen], [int(wishes[r][3]) for r in chosen]
         board = Board(endpoint.memory, blocks, members, endpoint, block)
         return Group(endpoint, members, (*self.context, self._splits, int(color)), board)
+
+    @contextmanager
+    def waiting(self, operation: str):
+        """Let it be known that this thread waits for another thread of its rank, not for
+        nothing.
+        """
+        wait = Wait(operation, lambda: [self.endpoint.rank], call_site())
+        with self.endpoint.mailbox.shown(wait):
+            yield
 
     def empty(self, shape, dtype="float32"):
         """Return an uninitialised array where `all_reduce(x, out=x)` need not copy it.

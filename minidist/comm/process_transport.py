@@ -74,11 +74,11 @@ class ProcessRanks:
             for descriptors in [shared, *alarms]:
                 descriptors.close()
 
-    def submit(self, run: int, payload: bytes) -> None:
+    def submit(self, run: int, logged: bool, payload: bytes) -> None:
         self.awaited, self.came_in = set(range(self.size)), []
         for control in self.controls:
             with suppress(OSError):  # a rank that has died meanwhile is found by `reports`
-                control.send(("run", run, payload))
+                control.send(("run", run, logged, payload))
 
     def reports(self, timeout: float | None) -> list[tuple[int, Report]]:
         """Return the (rank, Report) pairs that have come in, waiting for the first; none if

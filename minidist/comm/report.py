@@ -9,6 +9,7 @@ from typing import Any
 
 from minidist.comm.endpoint import Endpoint
 from minidist.comm.mailbox import Stopped
+from minidist.events import EventLog
 
 
 @dataclass
@@ -24,20 +25,21 @@ class Report:
     traceback: str = ""
     exitcode: int | None = None
     unreceived: dict = field(default_factory=dict)
+    log: EventLog | None = None
 
     failed = property(lambda self: bool(self.traceback))
     died = property(lambda self: self.exitcode is not None)
 
 
-def execute(endpoint: Endpoint, run: int, payload: bytes, loads) -> Report | None:
+def execute(endpoint: Endpoint, run: int, logged: bool, payload: bytes, loads) -> Report | None:
     """Unpack (worker, args) and call worker(group, *args); None if the run was stopped
     meanwhile.
     """
     try:
-        group = endpoint.begin(run)
+        group = endpoint.begin(run, logged)
         worker, args = loads(payload)
         result = worker(group, *args)
-        return Report(result, unreceived=dict(endpoint.unreceived))
+        return Report(result, unreceived=dict(endpoint.unreceived), log=endpoint.log)
     except Stopped:
         return None
     except BaseException as error:

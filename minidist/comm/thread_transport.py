@@ -52,12 +52,12 @@ class ThreadRanks:
 
         return deliver
 
-    def submit(self, run: int, payload: bytes) -> None:
+    def submit(self, run: int, logged: bool, payload: bytes) -> None:
         self.limits = threadpool_limits(fair_share_of_cores(self.size))
         self.threads = [
             threading.Thread(
                 target=self._serve,
-                args=(endpoint, run, payload),
+                args=(endpoint, run, logged, payload),
                 name=f"rank {endpoint.rank}",
                 daemon=True,
             )
@@ -66,8 +66,9 @@ class ThreadRanks:
         for thread in self.threads:
             thread.start()
 
-    def _serve(self, endpoint: Endpoint, run: int, payload: bytes) -> None:
-        self.queue.put((endpoint.rank, execute(endpoint, run, payload, cloudpickle.loads)))
+    def _serve(self, endpoint: Endpoint, run: int, logged: bool, payload: bytes) -> None:
+        report = execute(endpoint, run, logged, payload, cloudpickle.loads)
+        self.queue.put((endpoint.rank, report))
 
     def reports(self, timeout: float | None) -> list[tuple[int, Report]]:
         """Return the (rank, Report) pairs that have come in, waiting for the first; none if

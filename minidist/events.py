@@ -1,0 +1,73 @@
+"""Who did what, when, and how many bytes it moved: a log that a caller hands in, or does not.
+
+Times are seconds of the machine's monotonic clock, which all its processes share; a log made by
+several ranks can be read as one.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that a thread of a rank did from `start` to `end`.
+
+    name      the operation: "all_reduce", "backward", "forward 3"
+    category  "communication" or "compute"
+    bytes     payload that others took from this rank meanwhile
+    """
+
+    rank: int
+    name: str
+    start: float
+    end: float
+    category: str = "compute"
+    bytes: int = 0
+    thread: str = "main"
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass
+class EventLog:
+    """Events in the order in which they ended, on each rank; give it to `run(..., log=log)`.
+
+    In a worker, `group.log` is the rank's own: None, or a log to which `span` adds what the worker
+    does, beside what its group does anyway.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    rank: int = 0
+
+    @contextmanager
+    def span(self, name: str, category: str = "compute") -> Iterator[None]:
+        """Log what happens inside the `with`, whether or not it fails."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.add(name, start, category)
+
+    def add(self, name: str, start: float, category: str = "compute", bytes: int = 0) -> None:
+        """Log what began at `start` and ends now, on this thread."""
+        current = threading.current_thread()
+        own = current is threading.main_thread() or current.name.startswith("rank ")
+        thread = "main" if own else current.name
+        self.events.append(Event(self.rank, name, start, time.monotonic(), category, bytes, thread))
+
+    def extend(self, other: "EventLog") -> None:
+        self.events.extend(other.events)
+
+    def named(self, name: str) -> list[Event]:
+        return [event for event in self.events if event.name == name]
+
+    def from_zero(self) -> "EventLog":
+        """Return the same events with the earliest start as time 0, in order of their starts."""
+        zero = min((event.start for event in self.events), default=0.0)
+        moved = [replace(e, start=e.start - zero, end=e.end - zero) for e in self.events]
+        return EventLog(sorted(moved, key=lambda e: (e.start, e.rank, e.thread)))

@@ -1,0 +1,61 @@
+"""The log that a run may be given."""
+
+import time
+
+import numpy as np
+import pytest
+
+from minidist import run
+from minidist.events import Event, EventLog
+
+
+@pytest.mark.parametrize("transport", ["process", "thread"])
+def test_every_operation_of_every_rank_is_an_event_with_its_bytes(transport):
+    def worker(group):
+        with group.log.span("work"):
+            time.sleep(0.01)
+        group.all_reduce(np.ones(8), label="w")
+        group.barrier()
+        if group.rank == 0:
+            group.send(np.ones(3), to=1)
+        else:
+            group.recv(0)
+        group.split(0).all_gather(np.ones(1))
+
+    log = EventLog()
+    run(worker, 2, transport=transport, log=log)
+    names = {r: [e.name for e in log.events if e.rank == r] for r in (0, 1)}
+    assert names[0] == ["work", "all_reduce w", "barrier", "send", "all_gather"]
+    assert names[1] == ["work", "all_reduce w", "barrier", "recv", "all_gather"]
+    assert [e.bytes for e in log.named("all_reduce w")] == [64, 64]
+    assert [e.bytes for e in log.named("send")] == [24]
+    assert all(e.seconds >= 0.01 and e.category == "compute" for e in log.named("work"))
+    assert {e.category for e in log.events} == {"compute", "communication"}
+    assert all(e.thread == "main" for e in log.events)
+
+
+def test_ranks_share_a_clock():
+    def worker(group):
+        group.barrier()
+        if group.rank == 0:
+            time.sleep(0.05)
+        group.barrier()
+
+    log = EventLog()
+    run(worker, 3, log=log)
+    last = log.named("barrier")[1::2]
+    assert len(last) == 3
+    starts = {event.rank: event.start for event in last}
+    assert starts[0] > max(starts[1], starts[2]) + 0.03
+    assert max(e.end for e in last) - min(e.end for e in last) < 0.03
+
+
+def test_without_a_log_there_is_none():
+    assert run(lambda group: group.log, 1, transport="thread") == [None]
+
+
+def test_from_zero_moves_all_times_alike():
+    log = EventLog([Event(1, "b", 7.0, 8.0), Event(0, "a", 5.0, 6.5)])
+    moved = log.from_zero().events
+    assert [(e.name, e.start, e.end) for e in moved] == [("a", 0.0, 1.5), ("b", 2.0, 3.0)]
+    assert EventLog().from_zero().events == []
