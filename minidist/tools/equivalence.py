@@ -19,7 +19,7 @@ from minidist import nn
 from minidist.autograd import Tensor
 from minidist.backend import to_host
 from minidist.comm import Cluster, Group
-from minidist.data_parallel import naive
+from minidist.data_parallel import bucketed, naive
 from minidist.datasets import shard
 from minidist.rng import Randomness, generator
 
@@ -94,15 +94,39 @@ def _as_input(inputs):
 
 def naive_worker(group: Group, case: Case, micro_batches: int = 1) -> Outcome:
     """Run one batch under data_parallel/naive.py, its examples dealt to ranks and micro-batches."""
-    model, mine = case.model, shard(np.arange(len(case.inputs)), group.rank, group.size)
-    pieces = []
-    for examples in np.array_split(mine, micro_batches):
-        x = _as_input(case.inputs[examples])
-        logits = model(x, Randomness(case.seed, 0, examples))
-        case.loss(logits, case.targets[examples], reduction_size=case.targets.size).backward()
-        pieces.append(x)
-    naive.all_reduce_gradients(model, group)
-    moved, result = group.ledger.total, collect(model)
+    pieces = [_backward(case, part) for part in _parts(group, case, micro_batches)]
+    naive.all_reduce_gradients(case.model, group)
+    return _data_parallel_outcome(group, case, pieces, group.ledger.total)
+
+
+def bucketed_worker(group: Group, case: Case, micro_batches: int = 1, cap: int = 300) -> Outcome:
+    """Run one batch under data_parallel/bucketed.py, in buckets of `cap` bytes."""
+    case.model.flatten(group.empty)
+    reducer = bucketed.Bucketed(case.model, group, cap)
+    *first, last = _parts(group, case, micro_batches)
+    pieces = [_backward(case, part) for part in first]
+    with reducer.reduce():
+        pieces.append(_backward(case, last))
+    return _data_parallel_outcome(group, case, pieces, reducer.group.ledger.total)
+
+
+def _parts(group: Group, case: Case, micro_batches: int) -> list[np.ndarray]:
+    """Return this rank's examples, cut into micro-batches."""
+    mine = shard(np.arange(len(case.inputs)), group.rank, group.size)
+    return np.array_split(mine, micro_batches)
+
+
+def _backward(case: Case, examples: np.ndarray):
+    """Add the gradient of these examples to the model's; return their input."""
+    x = _as_input(case.inputs[examples])
+    logits = case.model(x, Randomness(case.seed, 0, examples))
+    case.loss(logits, case.targets[examples], reduction_size=case.targets.size).backward()
+    return x
+
+
+def _data_parallel_outcome(group: Group, case: Case, pieces: list, moved: int) -> Outcome:
+    """Collect the gradients of a model that every rank holds, and of the input, which none does."""
+    result = collect(case.model)
     if isinstance(pieces[0], Tensor):
         rows = [np.zeros_like(x.data) if x.grad is None else x.grad for x in pieces]
         result[INPUT] = group.all_gather(np.concatenate(rows))
@@ -132,6 +156,7 @@ def small_cases() -> list[Case]:
 
 STRATEGIES = {
     "naive": Strategy("naive", naive_worker, "exact", data_parallel_bytes, small_cases),
+    "bucketed": Strategy("bucketed", bucketed_worker, "exact", data_parallel_bytes, small_cases),
 }
 
 

@@ -1,0 +1,116 @@
+"""Data parallelism in buckets: gradients are reduced while backward still computes.
+
+Li et al., PyTorch Distributed (VLDB 2020), section 3.2. Backward finishes the last layers first, so
+buckets are filled in reverse order of registration; a second thread reduces the first bucket while
+backward works on the layers before it. Three rules keep it right:
+
+    order     buckets are launched in one order on every rank, whatever order gradients come in
+    all       every bucket is launched once per step, also for parameters that got no gradient, and
+              on a rank whose shard is empty: its gradient is zero
+    last      with several micro-batches gradients add up first; only the last backward is reduced
+
+Layouts and bytes are those of `naive.py`, and so are the bits: elements are added in rank order, so
+the result does not depend on where buckets begin. Overlap pays where communication has hardware of
+its own; where ranks fill all cores, buckets only save messages.
+"""
+
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from minidist.comm import Group
+from minidist.nn import Module, Parameter
+from minidist.nn.flat_parameters import flat_slices
+
+
+def plan(parameters: list[Parameter], cap: int) -> list[list[Parameter]]:
+    """Fill buckets in reverse order, each with at most `cap` bytes or with a single parameter.
+
+    The first bucket is the first to launch; inside a bucket parameters keep their own order.
+    """
+    buckets, room = [], 0
+    for p in reversed(parameters):
+        if not buckets or p.data.nbytes > room:
+            buckets.append([])
+            room = cap
+        buckets[-1].insert(0, p)
+        room -= p.data.nbytes
+    return buckets
+
+
+class Bucketed:
+    """Sum a model's gradients over the ranks of a group, bucket by bucket, beside backward.
+
+        reducer = Bucketed(model, group, cap=1 << 20)
+        for x, y in micro_batches[:-1]:
+            loss(x, y).backward()
+        with reducer.reduce():                    # every rank, once per step, also with no batch
+            loss(*micro_batches[-1]).backward()
+
+    cap      bytes per bucket
+    buckets  the plan: parameters, in order of launch
+    """
+
+    def __init__(self, model: Module, group: Group, cap: int = 1 << 20):
+        if cap < 1:
+            raise ValueError(f"a bucket holds one byte or more, not {cap}")
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        self.group = group.split(0)  # its collectives run beside those of `group`
+        self.buckets = plan(parameters, cap)
+        self.bucket_of = {p: b for b, bucket in enumerate(self.buckets) for p in bucket}
+        self.missing: list[int] | None = None  # gradients per bucket to come; None: not reducing
+        for p in parameters:
+            p.add_hook(self._ready)
+
+    @contextmanager
+    def reduce(self) -> Iterator[None]:
+        """Reduce all gradients, beside the backward inside; when this ends they are the sums."""
+        self.missing, self.launched = [len(bucket) for bucket in self.buckets], 0
+        self.orders, self.answers = queue.SimpleQueue(), queue.SimpleQueue()
+        thread = threading.Thread(target=self._communicate, name="buckets", daemon=True)
+        thread.start()
+        try:
+            yield
+            self._launch_until(len(self.buckets))
+        finally:
+            self.missing = None
+            self.orders.put(None)
+        with self.group.waiting("the end of all buckets"):
+            error = self.answers.get()
+        thread.join()
+        if error is not None:
+            raise error
+
+    def _ready(self, p: Parameter) -> None:
+        """Note that a gradient is complete; launch the buckets whose turn it is."""
+        if self.missing is None:
+            return
+        self.missing[self.bucket_of[p]] -= 1
+        stop = self.launched
+        while stop < len(self.buckets) and self.missing[stop] == 0:
+            stop += 1
+        self._launch_until(stop)
+
+    def _launch_until(self, stop: int) -> None:
+        for bucket in range(self.launched, stop):
+            self.orders.put(bucket)
+        self.launched = stop
+
+    def _communicate(self) -> None:
+        """Reduce buckets in the order in which they are launched: the second thread."""
+        error = None
+        try:
+            while (bucket := self.orders.get()) is not None:
+                self._all_reduce(bucket)
+        except BaseException as raised:  # the first thread raises it
+            error = raised
+        self.answers.put(error)
+
+    def _all_reduce(self, bucket: int) -> None:
+        for p in self.buckets[bucket]:
+            if p.grad is not p.grad_buffer:
+                p.grad_buffer[...] = 0 if p.grad is None else p.grad
+                p.grad = p.grad_buffer
+        for s in flat_slices(self.buckets[bucket]):
+            self.group.all_reduce(s.gradient, out=s.gradient, label=f"bucket {bucket}")

@@ -1,0 +1,218 @@
+"""Buckets: the same bits as without them, reduced while backward still runs."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidist import Tensor, nn, optim, run
+from minidist.data_parallel.bucketed import Bucketed, plan
+from minidist.data_parallel.naive import all_reduce_gradients
+from minidist.datasets import shard
+from minidist.errors import Deadlock, RankFailed
+from minidist.events import EventLog
+from minidist.tools.equivalence import Case, check, collect, compare
+from tests.strategies import arrays, mlps, seeds, transformers
+
+both = pytest.mark.parametrize("transport", ["process", "thread"])
+caps = st.sampled_from([1, 50, 300, 1000, 1 << 20])
+splits = {
+    "size": st.integers(1, 4),
+    "examples": st.integers(1, 7),
+    "micro_batches": st.integers(1, 3),
+}
+
+
+def assert_right(cluster, case, size, transport, **options):
+    row = check("bucketed", case, size, cluster(size, transport), **options)
+    assert row["ok"], row["detail"]
+
+
+def mlp_case(drawn, examples, seed):
+    model, sizes = drawn
+    targets = np.random.default_rng(seed).integers(0, sizes[-1], examples)
+    return Case("drawn", model, arrays(examples, sizes[0], seed=seed), targets)
+
+
+@given(drawn=mlps(), seed=seeds, cap=caps, **splits)
+def test_an_mlp_on_threads(cluster, drawn, seed, cap, size, examples, micro_batches):
+    case = mlp_case(drawn, examples, seed)
+    assert_right(cluster, case, size, "thread", micro_batches=micro_batches, cap=cap)
+
+
+@settings(max_examples=10)
+@given(model=transformers(), seed=seeds, cap=caps, **splits)
+def test_a_transformer_on_processes(cluster, model, seed, cap, size, examples, micro_batches):
+    shape = (2, examples, model.context)
+    tokens, targets = np.random.default_rng(seed).integers(0, model.vocab, shape)
+    case = Case("drawn", model, tokens, targets, seed=seed)
+    assert_right(cluster, case, size, "process", micro_batches=micro_batches, cap=cap)
+
+
+@given(sizes=st.lists(st.integers(0, 9), max_size=8), cap=st.integers(1, 100))
+def test_the_plan_holds_every_parameter_once_last_first_within_the_cap(sizes, cap):
+    parameters = [nn.Parameter(np.zeros(n), str(i)) for i, n in enumerate(sizes)]
+    buckets = plan(parameters, cap)
+    assert [p for bucket in reversed(buckets) for p in bucket] == parameters
+    for bucket in buckets:
+        assert len(bucket) == 1 or sum(p.data.nbytes for p in bucket) <= cap
+    for early, late in itertools.pairwise(buckets):  # no bucket could take the next one
+        assert sum(p.data.nbytes for p in early) + late[-1].data.nbytes > cap
+
+
+def test_a_cap_below_one_byte_is_refused(cluster):
+    with pytest.raises(RankFailed, match="one byte or more, not 0"):
+        cluster(1, "thread").run(lambda group: Bucketed(nn.MLP([2, 2]), group, cap=0))
+
+
+def step(group, cap, way="bucketed"):
+    """Take the gradient of 7 examples in two micro-batches; return it, and the bytes moved."""
+    model = nn.MLP([5, 8, 8, 3], activation="gelu", dtype="float64").flatten(group.empty)
+    x, y = arrays(7, 5), np.arange(7) % 3
+    mine = shard(np.arange(7), group.rank, group.size)
+    first, last = np.array_split(mine, 2)
+    reducer = Bucketed(model, group, cap) if way == "bucketed" else None
+
+    def backward(rows):
+        nn.cross_entropy(model(x[rows]), y[rows], reduction_size=7).backward()
+
+    backward(first)
+    if reducer is None:
+        backward(last)
+        all_reduce_gradients(model, group)
+        return collect(model), group.ledger.total
+    with reducer.reduce():
+        backward(last)
+    return collect(model), reducer.group.ledger.total
+
+
+@both
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_the_bits_depend_neither_on_the_cap_nor_on_buckets_at_all(cluster, transport, size):
+    ranks = cluster(size, transport)
+    want = ranks.run(step, 0, "naive")
+    for cap in (1, 64, 500, 1 << 20):
+        for (got, _), (naive, _) in zip(ranks.run(step, cap), want, strict=True):
+            assert all(got[name].tobytes() == naive[name].tobytes() for name in naive)
+
+
+def busy_model(group):
+    """A model whose backward takes tens of milliseconds."""
+    model = nn.MLP([256] * 9).flatten(group.empty)
+    reducer = Bucketed(model, group, cap=600_000)  # two layers each
+    x = np.ones((512, 256), np.float32)
+    for _ in range(3):
+        loss = nn.cross_entropy(model(x), np.zeros(512, int), 512 * group.size)
+        with reducer.reduce(), group.log.span("backward"):
+            loss.backward()
+
+
+def test_the_first_bucket_is_under_way_before_the_last_backward_operation_ends():
+    log = EventLog()
+    run(busy_model, 2, log=log)
+    for rank in (0, 1):
+        events = [e for e in log.events if e.rank == rank]
+        backwards = [e for e in events if e.name == "backward"]
+        buckets = [e for e in events if e.name.startswith("all_reduce bucket")]
+        assert len(backwards) == 3 and all(e.thread == "buckets" for e in buckets)
+        order = [int(e.name.split()[-1]) for e in buckets]
+        assert order == sorted(order[: len(order) // 3]) * 3 and len(set(order)) == 4
+        for i, backward in enumerate(backwards):
+            first = buckets[i * len(buckets) // 3]
+            assert backward.start < first.start < backward.end
+
+
+@both
+def test_a_rank_without_examples_or_without_backward_still_launches_every_bucket(
+    cluster, transport
+):
+    def worker(group, empty):
+        model = nn.MLP([3, 4, 2], dtype="float64")
+        reducer = Bucketed(model, group, cap=40)
+        x, y = arrays(2, 3), np.array([0, 1])
+        with reducer.reduce():
+            if group.rank == 0 or empty:
+                rows = slice(0, 2 if group.rank == 0 else 0)
+                nn.cross_entropy(model(x[rows]), y[rows], reduction_size=2).backward()
+        return collect(model)
+
+    for empty in (True, False):
+        found = cluster(3, transport).run(worker, empty)
+        assert compare(found, found[0]).ok and np.abs(found[0]["layers.0.weight"]).max() > 0
+
+
+@both
+def test_unused_and_frozen_parameters_do_not_hang(cluster, transport):
+    def worker(group):
+        model = nn.MLP([3, 4, 4, 2], dtype="float64").freeze("layers.2.bias")
+        reducer = Bucketed(model, group, cap=40)
+        first, _, last = model.layers
+        with reducer.reduce():
+            hidden = first(Tensor(arrays(2, 3, seed=group.rank)))
+            nn.cross_entropy(last(hidden), np.array([0, 1]), 2 * group.size).backward()
+        return collect(model)
+
+    for gradients in cluster(2, transport).run(worker):
+        assert not gradients["layers.1.weight"].any() and not gradients["layers.2.bias"].any()
+        assert gradients["layers.0.weight"].any()
+
+
+@both
+def test_outside_of_reduce_nothing_is_sent(cluster, transport):
+    def worker(group):
+        model = nn.MLP([3, 2], dtype="float64")
+        reducer = Bucketed(model, group)
+        nn.cross_entropy(model(arrays(2, 3)), np.array([0, 1])).backward()
+        return reducer.group.ledger.total
+
+    assert cluster(2, transport).run(worker) == [0, 0]
+
+
+@both
+def test_a_rank_that_does_not_reduce_is_a_deadlock_whose_table_shows_the_second_thread(
+    cluster, transport
+):
+    def worker(group):
+        reducer = Bucketed(nn.MLP([3, 2]), group)
+        if group.rank == 0:
+            with reducer.reduce():
+                pass
+
+    with pytest.raises(Deadlock, match=r"\(buckets\) for rank 1") as caught:
+        cluster(2, transport).run(worker)
+    assert "waits in the end of all buckets for rank 0" in str(caught.value)
+
+
+def test_a_failure_in_the_second_thread_is_the_ranks_failure(cluster):
+    def worker(group):
+        model = nn.MLP([3, 2])
+        reducer = Bucketed(model, group)
+        reducer.buckets[0] = [None]
+        with reducer.reduce():
+            pass
+
+    with pytest.raises(RankFailed, match="AttributeError"):
+        cluster(1).run(worker)
+
+
+@both
+def test_the_weights_after_some_steps_equal_one_devices(cluster, transport):
+    def worker(group):
+        model = nn.MLP([5, 8, 3], activation="gelu", dtype="float64").flatten(group.empty)
+        optimizer, reducer = optim.AdamW(model.parameters(), 0.05), Bucketed(model, group, 200)
+        for number in range(4):
+            x, y = arrays(6, 5, seed=number), np.arange(6) % 3
+            rows = shard(np.arange(6), group.rank, group.size)
+            with reducer.reduce():
+                nn.cross_entropy(model(x[rows]), y[rows], 6).backward()
+            optimizer.clip_global_norm(0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+        return model.state()
+
+    want = cluster(1, transport).run(worker)[0]
+    for size in (2, 3, 4):
+        comparison = compare(cluster(size, transport).run(worker), want)
+        assert comparison.ok, comparison
