@@ -6,6 +6,7 @@ switch to set, and arrays of both kinds can coexist in one process. This file an
 """
 
 import ctypes
+import functools
 import importlib.util
 import math
 import sys
@@ -25,34 +26,39 @@ def array_module(*arrays):
 
 def as_array(x):
     """Return x itself if it is a NumPy or CuPy array, else `np.asarray(x)`."""
-    return x if isinstance(x, np.ndarray) or array_module(x) is not np else np.asarray(x)
+    return x if isinstance(x, np.ndarray) or on_gpu(x) else np.asarray(x)
 
 
 def to_host(x) -> np.ndarray:
     """Return x as a NumPy array; a copy only if x lives on a GPU."""
-    return (
-        x
-        if isinstance(x, np.ndarray)
-        else array_module(x).asnumpy(x)
-        if on_gpu(x)
-        else np.asarray(x)
-    )
+    return array_module(x).asnumpy(x) if on_gpu(x) else np.asarray(x)
+
+
+def device_module(device: str):
+    """Return numpy for "cpu", cupy for "gpu"; ValueError where there is none."""
+    check_device(device)
+    if device == "cpu":
+        return np
+    import cupy
+
+    return cupy
 
 
 def to_device(x, device: str):
     """Return x as an array on `device`, "cpu" or "gpu"; a copy only if it has to move."""
-    check_device(device)
-    if device == "cpu":
-        return to_host(x)
-    import cupy
+    return to_host(x) if device == "cpu" else device_module(device).asarray(x)
 
-    return cupy.asarray(x)
+
+def beside(x, other):
+    """Return x as an array on the device of `other`; a copy only if it has to move."""
+    return to_device(x, "gpu" if on_gpu(other) else "cpu")
 
 
 def on_gpu(x) -> bool:
     return array_module(x) is not np
 
 
+@functools.cache
 def why_no_gpu() -> str | None:
     """Return None where CuPy finds a GPU, else the reason and the remedy in one sentence."""
     if importlib.util.find_spec("cupy") is None:
@@ -72,12 +78,17 @@ def check_device(device: str) -> None:
         raise ValueError(f"device 'gpu' is not available here. {reason}, or use device 'cpu'")
 
 
+def elements(shape) -> int:
+    """Return how many elements an array of this shape, an int or a tuple, has."""
+    return math.prod(np.atleast_1d(shape).tolist())
+
+
 def empty(shape, dtype) -> np.ndarray:
     """Return an uninitialised host array on a 64-byte boundary (NumPy's own is 16): one cache line,
     one SIMD register.
     """
     dtype = np.dtype(dtype)
-    nbytes = math.prod(np.atleast_1d(shape).tolist()) * dtype.itemsize
+    nbytes = elements(shape) * dtype.itemsize
     raw = np.empty(nbytes + 64, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start : start + nbytes].view(dtype).reshape(shape)
@@ -106,10 +117,13 @@ def matmul(a, b, out=None):
     if a.dtype != np.float16 or on_gpu(a):
         return array_module(a).matmul(a, b, out=out)
     product = np.matmul(widen(a), widen(b)).astype(np.float16)
-    return product if out is None else _fill(out, product)
+    return into(out, product)
 
 
-def _fill(out, value):
+def into(out, value):
+    """Write value into `out` and return that; return value itself if `out` is None."""
+    if out is None:
+        return value
     out[...] = value
     return out
 

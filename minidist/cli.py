@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -12,6 +13,9 @@ from minidist.errors import CommTimeout, RankFailed
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return its exit status: 1 what failed, 2 wrong input, 130 Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a sampled character may be no part of ASCII
     parser = _parser()
     given = parser.parse_args(arguments)
     if given.command is None:
@@ -38,10 +42,24 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
 
 
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+def _whole(text: str, least: int = 1) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) >= least):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least}")
     return int(text)
+
+
+def _from_zero(text: str) -> int:
+    return _whole(text, 0)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,36 +77,43 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=formatter,
         help="train a character Transformer on several ranks, then certify its gradients",
         description="Train a small character Transformer on real text with several worker "
-        "processes that average "
+        "processes that sum "
         "their gradients; then show that on the trained weights they equal one device's.",
     )
     train.set_defaults(command=_train)
-    train.add_argument("--ranks", type=_positive, default=4, help="worker processes")
+    train.add_argument("--ranks", type=_whole, default=4, help="worker processes")
     train.add_argument(
-        "--text", metavar="FILE", help="a UTF-8 file to learn; None: the help topics of Python"
+        "--text",
+        metavar="FILE",
+        default=None,
+        help="a UTF-8 file to learn; without it, the help topics of Python",
     )
-    train.add_argument("--steps", type=_positive, default=400, help="updates of the weights")
+    train.add_argument("--steps", type=_whole, default=400, help="updates of the weights")
     train.add_argument(
-        "--batch", type=_positive, default=32, help="windows per update, over all ranks"
+        "--batch", type=_whole, default=32, help="windows per update, over all ranks"
     )
-    train.add_argument("--context", type=_positive, default=64, help="characters per window")
+    train.add_argument("--context", type=_whole, default=64, help="characters per window")
     train.add_argument(
-        "--width", type=_positive, default=64, help="model width, a multiple of --heads"
+        "--width", type=_whole, default=64, help="model width, a multiple of --heads"
     )
-    train.add_argument("--heads", type=_positive, default=4, help="attention heads")
-    train.add_argument("--depth", type=_positive, default=2, help="blocks")
+    train.add_argument("--heads", type=_whole, default=4, help="attention heads")
+    train.add_argument("--depth", type=_whole, default=2, help="blocks")
     train.add_argument("--lr", type=float, default=3e-3, help="highest learning rate")
     train.add_argument("--dropout", type=float, default=0.0, help="rate")
     train.add_argument(
         "--tied", action="store_true", help="let the output share the embedding's weights"
     )
     train.add_argument(
-        "--seed", type=int, default=0, help="of weights, order of examples, and sample"
+        "--seed", type=_from_zero, default=0, help="of weights, order of examples, and sample"
     )
     train.add_argument(
-        "--sample", type=int, default=300, metavar="N", help="characters to sample at the end"
+        "--sample",
+        type=_from_zero,
+        default=300,
+        metavar="N",
+        help="characters to sample at the end",
     )
-    train.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after so long")
+    train.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="give up after so long")
     _common(train)
 
     verify = commands.add_parser(
@@ -115,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         "installed (pip install 'minidist[bench]'); medians of the rounds.",
     )
     bench.set_defaults(command=_bench)
-    bench.add_argument("--rounds", type=_positive, default=15, help="interleaved repeats")
+    bench.add_argument("--rounds", type=_whole, default=15, help="interleaved repeats")
     bench.add_argument("--json", action="store_true", help="print a list of rows as JSON")
     return parser
 

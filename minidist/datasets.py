@@ -78,7 +78,7 @@ def text(path: str | Path | None = None, context: int = 1) -> Text:
         try:
             string = Path(path).read_bytes().decode("utf-8")
         except OSError as error:
-            raise ValueError(f"cannot read the text {source}: {error.strerror}") from error
+            raise ValueError(f"cannot read the text {source!r}: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{source} is not UTF-8 text: {error.reason} at byte {error.start}"

@@ -8,8 +8,6 @@ same on any split.)
 
 import math
 
-import numpy as np
-
 from minidist.autograd import Tensor
 from minidist.backend import array_module, on_gpu, widen
 from minidist.nn.flat_parameters import flat_slices
@@ -29,9 +27,11 @@ class Optimizer:
     state_arrays = 0
 
     def __init__(self, parameters: list[Tensor], lr: float):
-        if not lr >= 0:
-            raise ValueError(f"a learning rate is not negative, got {lr}")
+        if not 0 <= lr < math.inf:
+            raise ValueError(f"a learning rate is a finite number from 0, not {lr}")
         self.parameters = [p for p in parameters if p.requires_grad]
+        if not self.parameters:
+            raise ValueError("there is no parameter to optimize: none was given, or all are frozen")
         self.slices = flat_slices(self.parameters)
         self.homes = [p.home for p in self.parameters]
         self.lr, self.steps, self.state = lr, 0, None
@@ -42,6 +42,7 @@ class Optimizer:
 
     def step(self) -> None:
         self.collect_gradients()
+        self.lr = float(self.lr)  # a NumPy scalar would widen every piece to float64
         if self.state is None:
             self.state = [
                 [array_module(s.data).zeros_like(widen(s.data)) for _ in range(self.state_arrays)]
@@ -82,14 +83,22 @@ class Optimizer:
                      returns the sum over all ranks, each parameter counted once
         """
         self.collect_gradients()
-        squares = sum(float((s.gradient.astype(np.float64) ** 2).sum()) for s in self.slices)
+        squares = float(sum(sum_of_squares(s.gradient) for s in self.slices))
         norm = math.sqrt(squares if sum_squares is None else float(sum_squares(squares)))
         if norm > max_norm:
             for s in self.slices:
-                s.gradient[...] *= max_norm / norm
+                gradient = s.gradient
+                gradient *= max_norm / norm
             for p in self.parameters:
                 p.grad = p.grad_buffer
         return norm
+
+
+def sum_of_squares(x):
+    """Return the sum of the squares of a vector, pieces added up in float64."""
+    wide = array_module(x).float64
+    pieces = [widen(x[start : start + PIECE]) for start in range(0, len(x), PIECE)]
+    return sum(((piece @ piece).astype(wide) for piece in pieces), start=0.0)
 
 
 class SGD(Optimizer):

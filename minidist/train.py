@@ -2,6 +2,8 @@
 and change it.
 """
 
+import copy
+import math
 import threading
 from dataclasses import dataclass
 
@@ -72,10 +74,12 @@ def train(
             optimizer.lr = settings.lr * warm_up_and_decay(step, settings.steps)
             optimizer.step()
             optimizer.zero_grad()
-            losses.append(float(group.all_reduce(to_host(loss.data))))
+            losses.append(float(group.all_reduce(loss.data)))
+            if not math.isfinite(losses[-1]):
+                raise ValueError(f"the loss is {losses[-1]} at step {step}; use a lower lr")
             bar.set_postfix(loss=f"{losses[-1]:.3f}")
             bar.update()
-    return losses, {name: to_host(w) for name, w in model.state().items()}
+    return losses, model.state()
 
 
 def warm_up_and_decay(step: int, steps: int) -> float:
@@ -84,7 +88,7 @@ def warm_up_and_decay(step: int, steps: int) -> float:
     """
     warm_up = max(1, steps // 20)
     progress = (step - warm_up) / max(1, steps - warm_up)
-    return (step + 1) / warm_up if step < warm_up else 0.55 + 0.45 * float(np.cos(np.pi * progress))
+    return (step + 1) / warm_up if step < warm_up else 0.55 + 0.45 * math.cos(math.pi * progress)
 
 
 def sample(
@@ -108,5 +112,7 @@ def certify(model: nn.Transformer, text: Text, ranks: int, transport: str = "pro
     """
     inputs, targets = text.windows(model.context)
     rows = generator(0, "certificate").permutation(len(inputs))[: 2 * ranks + 1]
-    case = equivalence.Case("trained", model.astype("float64"), inputs[rows], targets[rows])
+    case = equivalence.Case(
+        "trained", copy.deepcopy(model).astype("float64"), inputs[rows], targets[rows]
+    )
     return equivalence.check("naive", case, ranks, transport=transport)

@@ -66,10 +66,11 @@ def test_a_progress_bar_shows_in_a_terminal():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["train", "--text", "/nowhere"], "cannot read the text /nowhere: No such file"),
+        (["train", "--text", "/nowhere"], "cannot read the text '/nowhere': No such file"),
         (["train", "--heads", "5"], "width 64 does not split into 5 heads"),
         (["train", "--dropout", "1.5"], r"a dropout rate lies in \[0, 1\), not 1.5"),
-        (["train", "--lr", "-1"], "a learning rate is not negative"),
+        (["train", "--lr", "nan"], "a learning rate is a finite number from 0, not nan"),
+        (["train", "--lr", "1e30"], "the loss is nan at step"),
         (["verify", "--strategy", "magic"], "unknown strategy 'magic'; there is naive"),
     ],
 )

@@ -5,6 +5,7 @@ Letters: B batch, T sequence, H heads, D head width. P holds T x T numbers per h
 
 import math
 
+from minidist.autograd.functions import sum_columns
 from minidist.autograd.tensor import Function
 from minidist.backend import array_module, widen
 
@@ -24,12 +25,10 @@ class CausalAttention(Function):
         self.scale = 1 / math.sqrt(D)
         scores = q @ xp.ascontiguousarray(k.swapaxes(-1, -2))
         scores *= self.scale
-        scores += xp.triu(
-            xp.full((T, T), -xp.inf, scores.dtype), 1
-        )  # a position always sees itself
+        scores += xp.triu(xp.full((T, T), -xp.inf, scores.dtype), 1)  # s = t stays visible
         scores -= scores.max(axis=-1, keepdims=True)
         p = xp.exp(scores, out=scores)
-        p /= p @ xp.ones((T, 1), p.dtype)
+        p /= sum_columns(p)
         self.q, self.k, self.v, self.p = q, k, v, p
         return (p @ v).astype(qkv.dtype, copy=False)
 
@@ -39,7 +38,7 @@ class CausalAttention(Function):
         dqkv = xp.empty((3, *q.shape), q.dtype)
         xp.matmul(p.swapaxes(-1, -2), wide, out=dqkv[2])
         ds = wide @ xp.ascontiguousarray(v.swapaxes(-1, -2))
-        ds -= (ds * p) @ xp.ones((p.shape[-1], 1), p.dtype)
+        ds -= sum_columns(ds * p)
         ds *= p
         ds *= self.scale
         xp.matmul(ds, k, out=dqkv[0])

@@ -12,7 +12,7 @@ import numpy as np
 
 from minidist.autograd.operators import Concatenate
 from minidist.autograd.tensor import Function, Tensor
-from minidist.backend import array_module, as_array, erf, matmul, to_device, to_host, widen
+from minidist.backend import array_module, as_array, beside, erf, into, matmul, to_host, widen
 from minidist.rng import Randomness
 
 
@@ -58,10 +58,14 @@ def sum_rows(x, out=None):
     return matmul(array_module(x).ones(len(x), x.dtype), x, out=out)
 
 
+def sum_columns(x):
+    """Sum X[..., C] over its last axis, which stays, as one product with a vector of ones."""
+    ones = array_module(x).ones((x.shape[-1], 1), x.dtype)
+    return (x.reshape(-1, x.shape[-1]) @ ones).reshape(*x.shape[:-1], 1)
+
+
 def mean_columns(x):
-    """Return the mean of X[..., C] over its last axis, as a product, with that axis kept."""
-    weights = array_module(x).full((x.shape[-1], 1), 1 / x.shape[-1], x.dtype)
-    return x @ weights
+    return sum_columns(x) / x.shape[-1]
 
 
 class Relu(Function):
@@ -194,7 +198,8 @@ class LayerNorm(Function):
         width = n.shape[-1]
 
         def dgain(out=None):
-            return _round_to(grad.dtype, sum_rows((wide * n).reshape(-1, width)), out)
+            total = sum_rows((wide * n).reshape(-1, width))
+            return into(out, total.astype(grad.dtype, copy=False))
 
         def dbias(out=None):
             return sum_rows(grad.reshape(-1, width), out=out)
@@ -207,19 +212,11 @@ class LayerNorm(Function):
         return d.astype(grad.dtype, copy=False), dgain, dbias
 
 
-def _round_to(dtype, x, out=None):
-    if out is None:
-        return x.astype(dtype, copy=False)
-    out[...] = x
-    return out
-
-
 class Embedding(Function):
-    """Y = W[indices]  =>  dW[v] = sum of dY over the places where indices = v;  W[V, C],
-                       indices[...] of integers.
+    """Y = W[indices]  =>  dW[v] = sum of dY over the places where indices = v.
 
-    The sum sorts the places by index and adds each run up: in the same order, hence with the same
-    bits, every time.
+    W[V, C], indices[...] of integers. The sum sorts the places by index and adds each run up: in
+    the same order, hence with the same bits, every time.
     """
 
     def __init__(self, indices):
@@ -229,24 +226,20 @@ class Embedding(Function):
         if self.indices.size and self.indices.max() >= len(w):
             raise ValueError(f"token {self.indices.max()} is outside a vocabulary of {len(w)}")
         self.shape = w.shape
-        self.indices = to_device(self.indices, "cpu" if isinstance(w, np.ndarray) else "gpu")
-        return w[self.indices]
+        return w[beside(self.indices, w)]
 
     def backward(self, grad):
-        xp, indices, shape = array_module(grad), self.indices.reshape(-1), self.shape
+        xp, shape, indices = array_module(grad), self.shape, self.indices.reshape(-1)
 
         def dw(out=None):
             out = xp.empty(shape, grad.dtype) if out is None else out
             out.fill(0)
             if indices.size:
-                order = xp.argsort(indices, kind="stable")
-                ordered = indices[order]
-                starts = xp.flatnonzero(
-                    xp.concatenate([xp.ones(1, bool), ordered[1:] != ordered[:-1]])
-                )
-                out[ordered[starts]] = xp.add.reduceat(
-                    grad.reshape(-1, shape[1])[order], starts, axis=0
-                )
+                order = np.argsort(indices, kind="stable")  # all of it on the host
+                rows, starts = np.unique(indices[order], return_index=True)
+                ordered = grad.reshape(-1, shape[1])[beside(order, grad)]
+                sums = xp.add.reduceat(ordered, beside(starts, grad), axis=0)
+                out[beside(rows, grad)] = sums
             return out
 
         return dw
@@ -261,7 +254,7 @@ class Dropout(Function):
         self.keep, self.factor = keep, 1 / (1 - float(rate))
 
     def forward(self, x):
-        self.keep = to_device(self.keep, "cpu" if isinstance(x, np.ndarray) else "gpu")
+        self.keep = beside(self.keep, x)
         return x * self.keep * self.factor
 
     def backward(self, grad):

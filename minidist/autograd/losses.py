@@ -6,11 +6,9 @@ mean over all targets, also where the parts are uneven or empty. The default is 
 targets at hand: the mean, right for one device and one batch.
 """
 
-import numpy as np
-
 from minidist.autograd.functions import check_indices
 from minidist.autograd.tensor import Function, Tensor
-from minidist.backend import array_module, to_device, widen
+from minidist.backend import array_module, as_array, beside, widen
 
 
 class CrossEntropy(Function):
@@ -24,7 +22,7 @@ class CrossEntropy(Function):
     def forward(self, logits):
         xp, wide = array_module(logits), widen(logits)
         rows = wide.reshape(-1, logits.shape[-1])
-        targets = to_device(self.targets.reshape(-1), "cpu" if xp is np else "gpu")
+        targets = beside(self.targets.reshape(-1), logits)
         shifted = rows - rows.max(axis=-1, keepdims=True)
         self.picked = (xp.arange(len(rows)), targets)
         picked = shifted[self.picked]
@@ -49,7 +47,7 @@ class SquaredError(Function):
         self.targets, self.reduction_size = targets, reduction_size
 
     def forward(self, y):
-        self.difference = y - to_device(self.targets, "cpu" if isinstance(y, np.ndarray) else "gpu")
+        self.difference = y - beside(self.targets, y)
         loss = (widen(self.difference) ** 2).sum() / self.reduction_size
         return loss.astype(y.dtype)
 
@@ -79,7 +77,7 @@ def squared_error(outputs, targets, reduction_size=None):
     """Sum of (outputs - targets)^2, divided by `reduction_size` (default: the number of
     targets).
     """
-    targets = targets.data if isinstance(targets, Tensor) else targets
+    targets = as_array(targets.data if isinstance(targets, Tensor) else targets)
     if targets.shape != outputs.shape or targets.dtype != outputs.dtype:
         raise ValueError(
             f"outputs are {outputs.dtype}{list(outputs.shape)}, targets "

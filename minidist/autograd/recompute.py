@@ -1,12 +1,13 @@
 """Recompute instead of remember: keep a segment's inputs, run its forward pass again when backward
 arrives.
 
-Chen et al., Training Deep Nets with Sublinear Memory Cost (2016), section 3: n layers in segments
+Chen et al., Training Deep Nets with Sublinear Memory Cost (2016), section 4: n layers in segments
 of k keep n/k inputs plus the activations of one segment, for one more forward pass. The gradients
 are the same bits.
 """
 
 from minidist.autograd.tensor import Function, Tensor, no_grad, propagate, recording, unbroadcast
+from minidist.backend import into
 
 
 def recompute(function, *inputs, parameters=None) -> Tensor:
@@ -70,10 +71,6 @@ def _sum(a, b):
         return a + b
 
     def total(out=None):
-        value = (a() if callable(a) else a) + (b() if callable(b) else b)
-        if out is None:
-            return value
-        out[...] = value
-        return out
+        return into(out, (a() if callable(a) else a) + (b() if callable(b) else b))
 
     return total

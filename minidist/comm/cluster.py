@@ -7,6 +7,7 @@ import time
 import weakref
 
 import cloudpickle
+import numpy as np
 
 from minidist.backend import check_device
 from minidist.comm.diagnosis import is_deadlock, lost_messages, table
@@ -47,8 +48,9 @@ class Cluster:
     """
 
     def __init__(self, size: int, transport: str = "process", device: str = "cpu"):
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"a cluster has one rank or more, not {size}")
+        if not isinstance(size, int | np.integer) or size < 1:
+            raise ValueError(f"a cluster has a whole number of ranks from 1, not {size!r}")
+        size = int(size)
         if transport not in TRANSPORTS:
             raise ValueError(
                 f"transport {transport!r} does not exist; choose one of {', '.join(TRANSPORTS)}"
@@ -76,12 +78,12 @@ class Cluster:
         try:
             self._ranks.submit(next(self._runs), log is not None, payload)
             reports = self._collect(timeout)
+            if lost := lost_messages([report.unreceived for report in reports.values()]):
+                raise CommError(f"messages that nobody received: {lost}")
             self._ranks.finish()
         except BaseException:
             self._stop()
             raise
-        if lost := lost_messages([report.unreceived for report in reports.values()]):
-            raise CommError(f"messages that nobody received: {lost}")
         if log is not None:
             for rank in range(self.size):
                 log.extend(reports[rank].log)
@@ -133,5 +135,6 @@ def raise_first_failure(reports: dict[int, Report]) -> None:
     for rank, report in failures:
         if not isinstance(report.error, CommError):
             raise RankFailed(f"rank {rank} failed:\n{report.traceback}", rank) from report.error
-    for _, report in failures:
-        raise type(report.error)(str(report.error)) from report.error
+    if failures:
+        error = failures[0][1].error
+        raise type(error)(str(error)) from error

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 
 class Signature:
@@ -24,6 +25,12 @@ class Signature:
         self.text = f"{name}({', '.join(shown)})"
         digest = hashlib.blake2b(self.text.encode(), digest_size=8).digest()
         self.fingerprint = int.from_bytes(digest, "little")
+
+
+@lru_cache(maxsize=4096)
+def signature_of(name: str, details: tuple, label: str | None) -> Signature:
+    """Return the signature of a call; equal ones are made once."""
+    return Signature(name, details, label)
 
 
 def call_site() -> str:

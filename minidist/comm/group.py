@@ -14,10 +14,19 @@ from functools import wraps
 
 import numpy as np
 
-from minidist.backend import array_module, as_array, on_gpu, to_device, to_host
+from minidist.backend import (
+    array_module,
+    as_array,
+    beside,
+    device_module,
+    on_gpu,
+    to_device,
+    to_host,
+)
 from minidist.comm.board import Board
+from minidist.comm.channel import Channel, Request
 from minidist.comm.collectives import ALGORITHMS, all_to_all, split_sizes
-from minidist.comm.diagnosis import Signature, Wait, call_site
+from minidist.comm.diagnosis import Signature, Wait, call_site, signature_of
 from minidist.comm.shared_memory import all_reduce_in_place
 
 REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
@@ -73,7 +82,6 @@ class Group:
         self.ledger = Ledger()
         self.rank, self.size = members.index(endpoint.rank), len(members)
         self._collectives = self._splits = 0
-        self._signatures: dict[tuple, Signature] = {}
         self._requests: dict[tuple[int, int], deque[Request]] = {}
 
     def __repr__(self):
@@ -91,12 +99,12 @@ class Group:
         """Return the next array that `source` has sent, or will send, with this tag."""
         return self.irecv(source, tag).wait()
 
-    def isend(self, array, to: int, tag: int = 0) -> "Request":
+    def isend(self, array, to: int, tag: int = 0) -> Request:
         """Send a copy; return a request that is complete, since a send never waits."""
         self.send(array, to, tag)
         return Request(deque(), lambda: None)
 
-    def irecv(self, source: int, tag: int = 0) -> "Request":
+    def irecv(self, source: int, tag: int = 0) -> Request:
         """Return a request; `.wait()` returns the array. Requests are served in order."""
         self._valid(source, "source")
         return Request(
@@ -132,19 +140,17 @@ class Group:
                 f"algorithm {algorithm!r}: choose one of {', '.join(ALGORITHMS)}, None"
             )
         details = [op, x.dtype, x.shape, *([] if algorithm is None else [algorithm])]
-        signature = self._signature("all_reduce", *details, label=label)
+        signature = signature_of("all_reduce", tuple(details), label)
         if algorithm is None:
             result = self._reduce_in_shared_memory(signature, x, combine, out)
         else:
             result = x.copy()
-            flat = result.reshape(-1)
             self.board.meet(signature)
-            channel = Channel(self, "all_reduce")
-            ALGORITHMS[algorithm](channel, flat, _ufunc(op, array_module(x)))
-            result = flat.reshape(x.shape)
+            combine = _ufunc(op, array_module(x))
+            ALGORITHMS[algorithm](Channel(self, "all_reduce"), result.reshape(-1), combine)
         if out is None or out is result:
             return result
-        out[...] = result
+        out[...] = beside(result, out)
         return out
 
     @traced
@@ -266,8 +272,9 @@ class Group:
 
         On the CPU that is memory which all ranks see; on a GPU it is an ordinary array.
         """
-        array = self.endpoint.memory.empty(shape, dtype)
-        return to_device(array, self.device)
+        if self.device == "gpu":
+            return device_module("gpu").empty(shape, dtype)
+        return self.endpoint.memory.empty(shape, dtype)
 
     # What they are made of.
 
@@ -278,16 +285,9 @@ class Group:
             )
         return rank
 
-    def _signature(self, name: str, *details, label=None) -> Signature:
-        """Return what all ranks must agree on in a call. Equal ones are made once."""
-        key = (name, details, label)
-        if key not in self._signatures:
-            self._signatures[key] = Signature(name, details, label)
-        return self._signatures[key]
-
-    def _meet(self, name: str, *details, label=None, payload=True) -> "Channel":
+    def _meet(self, name: str, *details, label=None, payload=True) -> Channel:
         """Wait for all ranks, compare what they call; return a channel for this call alone."""
-        self.board.meet(self._signature(name, *details, label=label))
+        self.board.meet(signature_of(name, details, label))
         return Channel(self, name, payload)
 
     def _reduce_in_shared_memory(self, signature: Signature, x, combine, out):
@@ -303,7 +303,7 @@ class Group:
         self.ledger.bytes["all_reduce"] += moved * x.itemsize
         if shared is out:
             return out
-        return to_device(shared.copy() if out is None else shared, "gpu" if on_gpu(x) else "cpu")
+        return beside(shared.copy() if out is None else shared, x)
 
     def _post(self, operation, array, to: int, key, payload=True) -> None:
         if payload and to != self.rank:
@@ -316,7 +316,7 @@ class Group:
         array, was_on_gpu = self.endpoint.take(self.members[source], where, operation)
         return to_device(array, "gpu") if was_on_gpu else array
 
-    def _from_root(self, channel: "Channel", pieces, root):
+    def _from_root(self, channel: Channel, pieces, root):
         """Return this rank's of root's pieces, one per rank."""
         if self.rank != root:
             return channel.recv(root)
@@ -325,44 +325,12 @@ class Group:
                 channel.send(pieces[r], to=r)
         return pieces[root].copy()
 
-    def _to_root(self, channel: "Channel", x, root):
+    def _to_root(self, channel: Channel, x, root):
         """Return every rank's x on root, in rank order; None elsewhere."""
         if self.rank != root:
             channel.send(x, to=root)
             return None
         return [x.copy() if r == root else channel.recv(r) for r in range(self.size)]
-
-
-class Channel:
-    """The messages of one collective call, which its algorithm sends and receives."""
-
-    def __init__(self, group: Group, name: str, payload: bool = True):
-        group._collectives += 1
-        self.group, self.name, self.payload = group, name, payload
-        self.rank, self.size = group.rank, group.size
-        self.key = ("collective", group._collectives)
-
-    def send(self, array, to: int) -> None:
-        self.group._post(self.name, array, to, self.key, self.payload)
-
-    def recv(self, source: int):
-        return self.group._take(self.name, source, self.key)
-
-
-class Request:
-    """A transfer under way, in a queue with the earlier ones of the same source and tag."""
-
-    def __init__(self, queue: deque, complete):
-        self._queue, self._complete, self._done, self._result = queue, complete, False, None
-        queue.append(self)
-
-    def wait(self):
-        """Return the array that was received (None for a send); the same one if called again."""
-        while not self._done:
-            oldest = self._queue[0]
-            oldest._result, oldest._done = oldest._complete(), True
-            self._queue.popleft()
-        return self._result
 
 
 def _checked(x, axis: int | None = None):

@@ -41,6 +41,8 @@ class Mesh:
         """Return the group's rank at these coordinates; an axis that is not named keeps this rank's
         own.
         """
+        if unknown := sorted(set(coordinates) - set(self.axes)):
+            raise ValueError(f"no axis {unknown[0]!r}; there are {', '.join(self.axes)}")
         rank = 0
         for name, size in self.axes.items():
             c = coordinates.get(name, self.coordinates[name])
@@ -50,5 +52,5 @@ class Mesh:
         return rank
 
     def __repr__(self):
-        return f"Mesh({', '.join(f'{name}={size}' for name, size in self.axes.items())}, at "
-        f"{self.coordinates})"
+        axes = ", ".join(f"{name}={size}" for name, size in self.axes.items())
+        return f"Mesh({axes}, at {self.coordinates})"

@@ -7,13 +7,14 @@ name (`memfd_create`, or a temporary file that is unlinked at once), so nothing 
 ranks are gone, and a small /dev/shm is no limit. Ranks that are threads share an anonymous map.
 """
 
-import math
 import mmap
 import os
 import tempfile
 import weakref
 
 import numpy as np
+
+from minidist.backend import elements
 
 REGION = 1 << 34  # bytes of addresses per rank
 KEEP = 1 << 28  # bytes of freed places per rank whose pages are kept for reuse
@@ -39,16 +40,21 @@ class SharedMemory:
         self.map, self.rank = mapped, rank
         self.region = len(mapped) // size
         self.begin = self.top = rank * self.region
-        self.free: dict[int, list[int]] = {}
+        self.free: dict[int, list[int]] = {}  # places that still have their pages, by size
+        self.bare: dict[int, list[int]] = {}  # places whose pages were given back
+        self.kept = 0  # bytes in `free`
         self.address = np.frombuffer(mapped, np.uint8, 1).ctypes.data
 
     def empty(self, shape, dtype) -> np.ndarray:
         """Return an uninitialised array in this rank's region; its place is reused when it dies."""
         dtype = np.dtype(dtype)
-        count = math.prod(np.atleast_1d(shape).tolist())
+        count = elements(shape)
         nbytes = -(-max(1, count * dtype.itemsize) // LINE) * LINE
         if self.free.get(nbytes):
             start = self.free[nbytes].pop()
+            self.kept -= nbytes
+        elif self.bare.get(nbytes):
+            start = self.bare[nbytes].pop()
         else:
             if self.top + nbytes > self.begin + self.region:
                 raise MemoryError(f"{nbytes} bytes do not fit a region of {self.region} bytes")
@@ -58,14 +64,16 @@ class SharedMemory:
         return whole[: count * dtype.itemsize].view(dtype).reshape(shape)
 
     def _release(self, start: int, nbytes: int) -> None:
-        """Keep the place for the next array of this size, and its pages if there are not many."""
-        self.free.setdefault(nbytes, []).append(start)
-        kept = sum(size * len(places) for size, places in self.free.items())
-        if kept > KEEP and hasattr(mmap, "MADV_REMOVE"):
-            first, last = -(-start // mmap.PAGESIZE), (start + nbytes) // mmap.PAGESIZE
-            if last > first:
-                begin, length = first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE
-                self.map.madvise(mmap.MADV_REMOVE, begin, length)
+        """Keep a place for the next array of its size, and its pages while they are not many."""
+        if self.kept + nbytes <= KEEP or not hasattr(mmap, "MADV_REMOVE"):
+            self.kept += nbytes
+            self.free.setdefault(nbytes, []).append(start)
+            return
+        first, last = -(-start // mmap.PAGESIZE), (start + nbytes) // mmap.PAGESIZE
+        if last > first:
+            pages = (last - first) * mmap.PAGESIZE
+            self.map.madvise(mmap.MADV_REMOVE, first * mmap.PAGESIZE, pages)
+        self.bare.setdefault(nbytes, []).append(start)
 
     def offset_of(self, array) -> int | None:
         """Return where in the map a contiguous array of this rank's region begins, or None."""

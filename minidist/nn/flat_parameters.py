@@ -10,7 +10,7 @@ Contiguous, in the order of the parameters; a tied parameter has one entry; a fr
 from dataclasses import dataclass
 
 from minidist.autograd import Tensor
-from minidist.backend import array_module, on_gpu, to_device, to_host
+from minidist.backend import array_module, beside, on_gpu, to_device
 from minidist.backend import empty as host_empty
 
 
@@ -50,14 +50,14 @@ class FlatParameters:
             raise ValueError(f"one flat vector holds one dtype, not {' and '.join(sorted(dtypes))}")
         self.parameters = list(parameters)
         self.shapes = [p.shape for p in parameters]
-        self.offsets, self.size = [], 0
+        self.offsets, self.size, self.empty = [], 0, empty
         for p in parameters:
             self.offsets.append(self.size)
             self.size += p.size
         dtype = parameters[0].dtype if parameters else "float32"
         self.vector, self.gradient = empty((self.size,), dtype), empty((self.size,), dtype)
         for p, view in zip(self.parameters, self.views(self.vector), strict=True):
-            view[...] = to_host(p.data)
+            view[...] = beside(p.data, view)
             p.home, p.grad = self, None
         device = "gpu" if parameters and on_gpu(parameters[0].data) else "cpu"
         self.bind(to_device(self.vector, device), to_device(self.gradient, device))
@@ -96,12 +96,12 @@ class FlatParameters:
             p.grad = None if p.grad is None else p.grad_buffer
 
     def __getstate__(self):
-        kept = {key: value for key, value in vars(self).items() if key != "gradient"}
+        kept = {k: v for k, v in vars(self).items() if k not in ("gradient", "empty")}
         return kept | {"at_home": [p.home is self for p in self.parameters]}
 
     def __setstate__(self, state):
         at_home = state.pop("at_home")
-        vars(self).update(state)
+        vars(self).update(state, empty=host_empty)
         for p, here in zip(self.parameters, at_home, strict=True):
             if here:
                 p.home = self

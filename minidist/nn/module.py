@@ -8,7 +8,7 @@ one model are an error.
 import numpy as np
 
 from minidist.autograd import Tensor
-from minidist.backend import check_device, to_device
+from minidist.backend import beside, check_device, to_device, to_host
 from minidist.backend import empty as host_empty
 from minidist.nn.flat_parameters import FlatParameters, Parameter
 from minidist.rng import generator
@@ -49,7 +49,7 @@ class Module:
         set.
         """
         for value in vars(self).values():
-            for member in value if isinstance(value, list) else [value]:
+            for member in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(member, Parameter | Module):
                     yield member
 
@@ -69,15 +69,17 @@ class Module:
     def parameters(self) -> list[Parameter]:
         return list(self.named_parameters().values())
 
-    def flatten(self, empty=host_empty) -> "Module":
-        """Lay the parameters of each layer into one flat vector, allocated by `empty(shape,
-        dtype)`.
+    def flatten(self, empty=None) -> "Module":
+        """Lay each layer's parameters into one flat vector from `empty(shape, dtype)`.
+
+        Without `empty`, from where they were allocated last: at first, ordinary memory.
         """
         taken = set()
         for layer in self.layers:
             own = [p for p in layer.parameters() if p.requires_grad and p not in taken]
             taken.update(own)
-            layer.flat = FlatParameters(own, empty)
+            same = host_empty if layer.flat is None else layer.flat.empty
+            layer.flat = FlatParameters(own, empty or same)
         return self
 
     def freeze(self, *names: str) -> "Module":
@@ -91,18 +93,13 @@ class Module:
             )
         for name in names or parameters:
             p = parameters[name]
-            p.data, p.requires_grad, p.home, p.grad, p.grad_buffer = (
-                p.data.copy(),
-                False,
-                None,
-                None,
-                None,
-            )
+            p.data, p.requires_grad = p.data.copy(), False
+            p.home = p.grad = p.grad_buffer = None
         return self.flatten()
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return copies of all parameters by name."""
-        return {name: p.data.copy() for name, p in self.named_parameters().items()}
+        """Return copies of all parameters by name, on the host."""
+        return {name: to_host(p.data.copy()) for name, p in self.named_parameters().items()}
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Copy arrays of the same names and shapes into the parameters; they keep their own dtype
@@ -119,7 +116,7 @@ class Module:
                     "state"
                 )
         for name, p in parameters.items():
-            p.data[...] = to_device(state[name], "cpu" if isinstance(p.data, np.ndarray) else "gpu")
+            p.data[...] = beside(state[name], p.data)
 
     def to(self, device: str) -> "Module":
         """Move all parameters to "cpu" or "gpu". Without a GPU: ValueError."""
@@ -146,7 +143,8 @@ class Sequential(Module):
     """The composition of its layers: layers[n](... layers[0](x))."""
 
     def __init__(self, layers: list[Module]):
-        self.sequence = layers
+        self.sequence = list(layers)
+        self.named_parameters()  # raises where two share a name
         self.flatten()
 
     @property
