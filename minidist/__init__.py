@@ -5,9 +5,8 @@ Reading order:
     autograd/        a tensor remembers how it was computed; it knows no ranks
     nn/, optim.py    a single-device Transformer and MLP, and their optimizers
     comm/            ranks, messages, collectives; it knows no gradients
-    data_parallel/   naive.py: the first strategy, one line away from the single device
-    tools/           equivalence.py: the proof that a strategy leaves the gradient that one device
-                     would have computed
+    data_parallel/   the first strategy: naive.py, then bucketed.py
+    tools/           observers; equivalence.py compares a strategy's gradient with one device's
     train.py         the training loop of `minidist train`
 """
 

@@ -1,8 +1,7 @@
 """Arrays on the host (NumPy) or on a GPU (CuPy): one source for both.
 
 Inside a function, `xp = array_module(x)` gives the module that the data lives in; there is no
-switch to set, and arrays of both kinds can coexist in one process. This file and
-`comm/nccl_transport.py` alone import CuPy.
+switch to set, and arrays of both kinds can coexist in one process. This file alone imports CuPy.
 """
 
 import ctypes
@@ -10,21 +9,22 @@ import functools
 import importlib.util
 import math
 import sys
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
+Array = Any  # numpy.ndarray or cupy.ndarray
 DEVICES = ("cpu", "gpu")
 
 
-def array_module(*arrays):
-    """Return numpy, or cupy when any argument lives on a GPU (impossible before cupy is
-    imported).
-    """
+def array_module(*arrays: Array) -> ModuleType:
+    """Return cupy if any argument is on a GPU (impossible before its import), else numpy."""
     cupy = sys.modules.get("cupy")
     return cupy.get_array_module(*arrays) if cupy else np
 
 
-def as_array(x):
+def as_array(x) -> Array:
     """Return x itself if it is a NumPy or CuPy array, else `np.asarray(x)`."""
     return x if isinstance(x, np.ndarray) or on_gpu(x) else np.asarray(x)
 
@@ -34,7 +34,7 @@ def to_host(x) -> np.ndarray:
     return array_module(x).asnumpy(x) if on_gpu(x) else np.asarray(x)
 
 
-def device_module(device: str):
+def device_module(device: str) -> ModuleType:
     """Return numpy for "cpu", cupy for "gpu"; ValueError where there is none."""
     check_device(device)
     if device == "cpu":
@@ -44,12 +44,12 @@ def device_module(device: str):
     return cupy
 
 
-def to_device(x, device: str):
+def to_device(x, device: str) -> Array:
     """Return x as an array on `device`, "cpu" or "gpu"; a copy only if it has to move."""
     return to_host(x) if device == "cpu" else device_module(device).asarray(x)
 
 
-def beside(x, other):
+def beside(x, other: Array) -> Array:
     """Return x as an array on the device of `other`; a copy only if it has to move."""
     return to_device(x, "gpu" if on_gpu(other) else "cpu")
 
@@ -80,12 +80,16 @@ def check_device(device: str) -> None:
 
 def elements(shape) -> int:
     """Return how many elements an array of this shape, an int or a tuple, has."""
-    return math.prod(np.atleast_1d(shape).tolist())
+    sides = np.atleast_1d(shape).tolist()
+    if any(side < 0 for side in sides):
+        raise ValueError(f"a shape has no negative sides, unlike {shape}")
+    return math.prod(sides)
 
 
 def empty(shape, dtype) -> np.ndarray:
-    """Return an uninitialised host array on a 64-byte boundary (NumPy's own is 16): one cache line,
-    one SIMD register.
+    """Return an uninitialised host array on a 64-byte boundary: one cache line.
+
+    It is the widest SIMD register, too; NumPy's own boundary is 16 bytes.
     """
     dtype = np.dtype(dtype)
     nbytes = elements(shape) * dtype.itemsize
@@ -94,33 +98,27 @@ def empty(shape, dtype) -> np.ndarray:
     return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
-def widen(x):
-    """Return float16 as float32, anything else as it is: half precision is a storage format, sums
-    need more.
-    """
+def widen(x: Array) -> Array:
+    """Return float16 as float32, anything else as it is: half precision is for storage."""
     return x.astype(np.float32) if x.dtype == np.float16 else x
 
 
-def sum_over(x, axis=None, keepdims=False):
-    """x.sum(axis). Half precision is added up in float32 and rounded once: in float16, 2048 + 1 is
-    2048.
-    """
+def sum_over(x: Array, axis: int | tuple | None = None, keepdims: bool = False) -> Array:
+    """x.sum(axis), in float32 and rounded once for float16, in which 2048 + 1 is 2048."""
     half = x.dtype == np.float16
     y = x.sum(axis=axis, keepdims=keepdims, dtype=np.float32 if half else None)
     return y.astype(np.float16) if half else y
 
 
-def matmul(a, b, out=None):
-    """a @ b. Half precision is multiplied in float32 and rounded once, as GPUs do; NumPy has no
-    BLAS for it.
-    """
+def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
+    """a @ b, in float32 and rounded once for float16, as GPUs do (NumPy has no BLAS for it)."""
     if a.dtype != np.float16 or on_gpu(a):
         return array_module(a).matmul(a, b, out=out)
     product = np.matmul(widen(a), widen(b)).astype(np.float16)
     return into(out, product)
 
 
-def into(out, value):
+def into(out: Array | None, value: Array) -> Array:
     """Write value into `out` and return that; return value itself if `out` is None."""
     if out is None:
         return value
@@ -128,10 +126,8 @@ def into(out, value):
     return out
 
 
-def erf(x):
-    """The error function, element by element. On the host through `math.erf`: exact, about 0.1 us
-    per element.
-    """
+def erf(x: Array) -> Array:
+    """The error function, by element; on the host through `math.erf`, 0.1 us per element."""
     if on_gpu(x):
         from cupyx.scipy.special import erf as gpu_erf
 

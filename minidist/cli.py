@@ -76,9 +76,9 @@ def _parser() -> argparse.ArgumentParser:
         "train",
         formatter_class=formatter,
         help="train a character Transformer on several ranks, then certify its gradients",
-        description="Train a small character Transformer on real text with several worker "
-        "processes that sum "
-        "their gradients; then show that on the trained weights they equal one device's.",
+        description="Train a small character Transformer on real text "
+        "with several worker processes that sum their gradients; "
+        "then show that on the trained weights they equal one device's.",
     )
     train.set_defaults(command=_train)
     train.add_argument("--ranks", type=_whole, default=4, help="worker processes")
@@ -120,9 +120,9 @@ def _parser() -> argparse.ArgumentParser:
         "verify",
         formatter_class=formatter,
         help="compare every strategy's gradients and bytes with one device's and with the formulas",
-        description="Run strategies on real ranks in float64 and compare every parameter's "
-        "gradient with one "
-        "device's, and the bytes moved with their closed form. Exit status 1 if any differs.",
+        description="Run strategies on real ranks in float64 "
+        "and compare every parameter's gradient with one device's, "
+        "and the bytes moved with their closed form. Exit status 1 if any differs.",
     )
     verify.set_defaults(command=_verify)
     verify.add_argument(
@@ -135,9 +135,9 @@ def _parser() -> argparse.ArgumentParser:
         "bench",
         formatter_class=formatter,
         help="measure a training step against PyTorch",
-        description="Time training steps on one BLAS thread, in float32, interleaved with PyTorch "
-        "eager where that is "
-        "installed (pip install 'minidist[bench]'); medians of the rounds.",
+        description="Time training steps on one BLAS thread, in float32, "
+        "interleaved with PyTorch eager where that is installed (pip install 'minidist[bench]'); "
+        "medians of the rounds.",
     )
     bench.set_defaults(command=_bench)
     bench.add_argument("--rounds", type=_whole, default=15, help="interleaved repeats")
@@ -166,8 +166,8 @@ def _train(given) -> int:
     bigram = corpus.bigram_entropy()
     size = sum(p.size for p in model.parameters())
     print(
-        f"{corpus.source}: {len(corpus.tokens):,} characters, {corpus.vocab} different; {size:,} "
-        "parameters"
+        f"{corpus.source}: {len(corpus.tokens):,} characters, {corpus.vocab} different; "
+        f"{size:,} parameters"
     )
     print(
         f"{given.ranks} ranks, each with its part of every batch of {given.batch} windows",
@@ -186,8 +186,8 @@ def _train(given) -> int:
     mean, seconds = sum(losses[-20:]) / len(losses[-20:]), time.perf_counter() - begin
     below = "below" if mean < bigram else "not below"
     print(
-        f"{settings.steps} steps in {seconds:.0f} s: loss {losses[0]:.3f} -> {mean:.3f} "
-        "nats/character"
+        f"{settings.steps} steps in {seconds:.0f} s: "
+        f"loss {losses[0]:.3f} -> {mean:.3f} nats/character"
     )
     print(f"bigram entropy of the text: {bigram:.3f} nats/character; the model is {below} it")
     model.load_state(state)
@@ -213,8 +213,8 @@ def _verify(given) -> int:
             mark = "ok  " if row["ok"] else "FAIL"
             print(
                 f"{mark} {row['strategy']:<10} {row['ranks']} ranks  {row['case']:<24} "
-                f"{row['promise']:<6} "
-                f"{row['bytes']:>9,} bytes (formula {row['bytes_formula']:,})  {row['detail']}",
+                f"{row['promise']:<6} {row['bytes']:>9,} bytes (formula {row['bytes_formula']:,})  "
+                f"{row['detail']}",
                 flush=True,
             )
     if given.json:

@@ -39,16 +39,13 @@ class Text:
         return "".join(self.characters[t] for t in tokens)
 
     def windows(self, context: int) -> tuple[np.ndarray, np.ndarray]:
-        """Cut the text into inputs[n, T] and targets[n, T], the inputs moved on by one character;
-        the rest is left.
-        """
+        """Cut the text into inputs[n, T] and targets[n, T], one character later; drop the rest."""
         n = (len(self.tokens) - 1) // context
         cut = self.tokens[: n * context + 1]
         return cut[:-1].reshape(n, context), cut[1:].reshape(n, context)
 
     def bigram_entropy(self) -> float:
-        """Return the entropy of a character given the one before it, in nats, from this text's own
-        counts.
+        """Return the entropy of a character given the one before, in nats, by this text's counts.
 
         No model that sees one character at a time can have a lower loss on this text.
         """
@@ -90,8 +87,8 @@ def text(path: str | Path | None = None, context: int = 1) -> Text:
         string = string.removeprefix("\ufeff").replace("\r\n", "\n")
     if len(string) <= context:
         raise ValueError(
-            f"{source} has {len(string)} characters; a context of {context} needs {context + 1} "
-            "or more"
+            f"{source} has {len(string)} characters; "
+            f"a context of {context} needs {context + 1} or more"
         )
     codes, tokens = np.unique(np.array([string]).view(np.uint32), return_inverse=True)
     return Text(tokens.reshape(-1).astype(np.int64), "".join(map(chr, codes)), source)
@@ -106,9 +103,7 @@ def digits(dtype="float32") -> tuple[np.ndarray, np.ndarray]:
 
 
 def shard(examples: np.ndarray, rank: int, size: int) -> np.ndarray:
-    """Return rank's part of the examples: neighbours, sizes that differ by at most one, larger
-    first, perhaps empty.
-    """
+    """Return rank's part: neighbours; sizes differ by at most one, the larger first, maybe 0."""
     return np.array_split(examples, size)[rank]
 
 
@@ -156,6 +151,7 @@ class Sampler:
         return -(-self.examples // self.batch)
 
     def epoch(self, number: int) -> Iterator[Share]:
+        """Yield this rank's share of each batch of one epoch."""
         order = generator(self.seed, f"epoch {number}").permutation(self.examples)
         for start in range(0, self.examples, self.batch):
             batch = order[start : start + self.batch]

@@ -26,9 +26,7 @@ class RankFailed(CommError):
 
 
 class RankDied(CommError):
-    """A rank's process ended without a report: `.rank`, and `.exitcode` (negative: minus the
-    signal).
-    """
+    """A rank's process ended without a report: `.rank`, `.exitcode` (negative: the signal)."""
 
     def __init__(self, message: str, rank: int | None = None, exitcode: int | None = None):
         super().__init__(message)

@@ -1,5 +1,4 @@
-"""Optimizers: one elementwise rule over flat vectors, piece by piece, so that each piece stays in
-the cache.
+"""Optimizers: one elementwise rule over flat vectors, in pieces that stay in the cache.
 
 A parameter that got no gradient counts as gradient zero: weight decay and momentum act on it. (That
 is what it means for a rank whose shard was empty; treating None and zero alike makes the update the
@@ -7,9 +6,10 @@ same on any split.)
 """
 
 import math
+from collections.abc import Callable
 
 from minidist.autograd import Tensor
-from minidist.backend import array_module, on_gpu, widen
+from minidist.backend import Array, array_module, on_gpu, widen
 from minidist.nn.flat_parameters import flat_slices
 
 # Elements: parameter, gradient and two moments in float32 take 512 KiB of a core's cache.
@@ -17,8 +17,9 @@ PIECE = 1 << 15
 
 
 class Optimizer:
-    """Update `parameters` in place by a rule on 1-D arrays; state is kept per flat slice and made
-    at the first step.
+    """Update `parameters` in place by a rule on 1-D arrays.
+
+    State is kept per flat slice, and made at the first step.
 
     lr     learning rate; an attribute, so that a schedule may change it between steps
     steps  number of updates done so far
@@ -36,7 +37,7 @@ class Optimizer:
         self.homes = [p.home for p in self.parameters]
         self.lr, self.steps, self.state = lr, 0, None
 
-    def rule(self, p, g, *state) -> None:
+    def rule(self, p: Array, g: Array, *state: Array) -> None:
         """Update one piece p of the parameters and its state in place, given its gradient g."""
         raise NotImplementedError
 
@@ -68,19 +69,19 @@ class Optimizer:
         """Write every parameter's gradient into its flat vector."""
         if any(p.home is not home for p, home in zip(self.parameters, self.homes, strict=True)):
             raise ValueError(
-                "the model was frozen, cast or flattened after its optimizer was made; make it "
-                "afterwards"
+                "the model was frozen, cast or flattened after its optimizer was made; "
+                "make it afterwards"
             )
         for home in dict.fromkeys(self.homes):
             home.collect_gradients()
 
-    def clip_global_norm(self, max_norm: float, sum_squares=None) -> float:
-        """Scale all gradients by min(1, max_norm / norm); return norm, the length of the whole
-        gradient before.
+    def clip_global_norm(
+        self, max_norm: float, sum_squares: Callable[[float], float] | None = None
+    ) -> float:
+        """Scale all gradients by min(1, max_norm / norm); return norm, the length before.
 
         sum_squares  for parameters spread over ranks: a function that takes this rank's sum of
-                     squares (a float) and
-                     returns the sum over all ranks, each parameter counted once
+                     squares and returns the sum over all ranks, each parameter counted once
         """
         self.collect_gradients()
         squares = float(sum(sum_of_squares(s.gradient) for s in self.slices))
@@ -94,7 +95,7 @@ class Optimizer:
         return norm
 
 
-def sum_of_squares(x):
+def sum_of_squares(x: Array) -> Array:
     """Return the sum of the squares of a vector, pieces added up in float64."""
     wide = array_module(x).float64
     pieces = [widen(x[start : start + PIECE]) for start in range(0, len(x), PIECE)]
@@ -102,11 +103,15 @@ def sum_of_squares(x):
 
 
 class SGD(Optimizer):
-    """g += wd p;  m = mu m + g;  p -= lr m.  (Heavy ball, Polyak 1964; without momentum m = g and
-    nothing is kept.)
-    """
+    """g += wd p;  m = mu m + g;  p -= lr m  (heavy ball, Polyak 1964; momentum 0: m = g)."""
 
-    def __init__(self, parameters, lr, momentum=0.0, weight_decay=0.0):
+    def __init__(
+        self,
+        parameters: list[Tensor],
+        lr: float,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+    ):
         super().__init__(parameters, lr)
         self.momentum, self.weight_decay = momentum, weight_decay
         self.state_arrays = 1 if momentum else 0
@@ -122,15 +127,22 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  p -= lr m^ / (sqrt v^ + eps),  m^ = m / (1
-                               - b1^t), v^ likewise.
+    """m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  p -= lr m^ / (sqrt v^ + eps).
 
-    Kingma and Ba 2015, algorithm 1. Weight decay, if any, is added to the gradient (L2).
+    m^ = m / (1 - b1^t), v^ likewise (Kingma and Ba 2015, algorithm 1).
+    Weight decay, if any, is added to the gradient (L2).
     """
 
     state_arrays = 2
 
-    def __init__(self, parameters, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
+    def __init__(
+        self,
+        parameters: list[Tensor],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ):
         super().__init__(parameters, lr)
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
 
@@ -150,11 +162,19 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with decoupled decay: p -= lr wd p, beside the step (Loshchilov and Hutter 2019,
-    algorithm 2).
+    """Adam, and beside its step p -= lr wd p (Loshchilov and Hutter 2019, algorithm 2).
+
+    The decay has lr in front of wd, as in PyTorch; the paper's is eta_t wd.
     """
 
-    def __init__(self, parameters, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+    def __init__(
+        self,
+        parameters: list[Tensor],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ):
         super().__init__(parameters, lr, betas, eps, weight_decay)
 
     def rule(self, p, g, m, v):

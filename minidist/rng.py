@@ -24,8 +24,9 @@ def _digest(*words) -> int:
 
 
 def hash_uniform(key: int, counter: np.ndarray) -> np.ndarray:
-    """Map uint64 counters to float64 in [0, 1): SplitMix64's output function (Steele, Lea, Flood
-    2014, figure 16).
+    """Map uint64 counters to float64 in [0, 1) by a 64-bit mixer.
+
+    It is the mixer of Java's SplittableRandom (Stafford's variant 13; Steele, Lea, Flood 2014).
     """
     z = counter * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -47,8 +48,7 @@ class Randomness:
     examples: np.ndarray
 
     def keep(self, name: str, rate: float, shape, window=None, full_shape=None) -> np.ndarray:
-        """Return the boolean mask [B, ...] of the elements that dropout at `rate` keeps in layer
-        `name`.
+        """Return the boolean mask [B, ...] of what dropout at `rate` keeps in layer `name`.
 
         A rank that holds part of each example passes the `full_shape` of one example (without B)
         and its `window` into it, one slice per axis; by default it holds all of it.

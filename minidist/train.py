@@ -1,6 +1,4 @@
-"""The training loop of `minidist train`: a character Transformer under data parallelism. Copy it
-and change it.
-"""
+"""The training loop of `minidist train`: a data-parallel character Transformer. Copy it."""
 
 import copy
 import math
@@ -22,9 +20,7 @@ from minidist.tools import equivalence
 
 @dataclass(frozen=True)
 class Settings:
-    """What to train and how; a batch is the whole one, over all ranks, in windows of `context`
-    characters.
-    """
+    """What to train and how; `batch` counts windows of `context` characters, over all ranks."""
 
     steps: int = 400
     batch: int = 32
@@ -59,9 +55,8 @@ def train(
     inputs, targets = text.windows(settings.context)
     shares = iter(Sampler(len(inputs), settings.batch, settings.seed, group.rank, group.size))
     losses = []
-    tqdm.set_lock(
-        threading.RLock()
-    )  # one process writes; tqdm's own lock would be a semaphore of the whole machine
+    # One process writes; tqdm's own lock would be a semaphore of the whole machine.
+    tqdm.set_lock(threading.RLock())
     with tqdm(total=settings.steps, unit="step", disable=None if group.rank == 0 else True) as bar:
         for step, share in zip(range(settings.steps), shares, strict=False):
             examples = share.examples
@@ -83,18 +78,24 @@ def train(
 
 
 def warm_up_and_decay(step: int, steps: int) -> float:
-    """Return the factor on the learning rate: up in a line for a twentieth of the steps, then down
-    along a cosine to 0.1.
-    """
+    """Return the factor on the learning rate: a line up over 1/20 of the steps, a cosine to 0.1."""
     warm_up = max(1, steps // 20)
     progress = (step - warm_up) / max(1, steps - warm_up)
     return (step + 1) / warm_up if step < warm_up else 0.55 + 0.45 * math.cos(math.pi * progress)
 
 
 def sample(
-    model: nn.Transformer, text: Text, prompt: str, length: int, seed=0, temperature=0.8
+    model: nn.Transformer,
+    text: Text,
+    prompt: str,
+    length: int,
+    seed: int = 0,
+    temperature: float = 0.8,
 ) -> str:
-    """Return the prompt and `length` characters after it, drawn one by one from the model."""
+    """Return the prompt and `length` characters after it, drawn one by one from the model.
+
+    The temperature divides the logits: 0.8 sharpens the distribution, 1 would leave it as it is.
+    """
     random = generator(seed, "sample")
     tokens = text.encode(prompt).tolist()
     for _ in range(length):
@@ -107,8 +108,9 @@ def sample(
 
 
 def certify(model: nn.Transformer, text: Text, ranks: int, transport: str = "process") -> dict:
-    """Compare the gradients of `ranks` ranks with one device's, in float64, on 2 ranks + 1 windows:
-    uneven shards.
+    """Compare the gradients of `ranks` ranks with one device's, in float64.
+
+    The batch has 2 `ranks` + 1 windows, so the shards are uneven.
     """
     inputs, targets = text.windows(model.context)
     rows = generator(0, "certificate").permutation(len(inputs))[: 2 * ranks + 1]

@@ -8,6 +8,7 @@ if there is a core for each rank, and then sleeps on a pipe until the last one h
 import os
 import select
 import threading
+from contextlib import suppress
 
 from minidist.comm.diagnosis import Signature, Wait, call_site
 from minidist.comm.shared_memory import SharedMemory
@@ -25,22 +26,18 @@ class Alarm:
         self.reader, self.writers = reader, writers
         for descriptor in (self.reader, *writers):
             os.set_blocking(descriptor, False)
-        self.poll = select.poll()
-        self.poll.register(self.reader, select.POLLIN)
 
     def sleep(self, seconds: float) -> None:
         """Wait until somebody rings, at most so long."""
-        if self.poll.poll(1000 * seconds):
-            try:
+        poll = select.poll()  # not to be shared between threads
+        poll.register(self.reader, select.POLLIN)
+        if poll.poll(1000 * seconds):
+            with suppress(BlockingIOError):  # another thread of this rank has heard it
                 os.read(self.reader, 4096)
-            except BlockingIOError:
-                pass  # another thread of this rank has heard it
 
     def ring(self, rank: int) -> None:
-        try:
+        with suppress(BlockingIOError, BrokenPipeError):  # it has been ringing for long, or is dead
             os.write(self.writers[rank], b"!")
-        except BlockingIOError:
-            pass  # it has been ringing for long
 
 
 class Board:
@@ -48,11 +45,10 @@ class Board:
 
     me       this rank's number in the group;  members: the ranks' numbers in the world
     blocks   where each member's block begins; they begin with zeros
-    keep     this rank's block, an array that lives as long as the board
     """
 
-    def __init__(self, memory: SharedMemory, blocks: list[int], members, endpoint, keep):
-        self.members, self.me, self.keep = members, members.index(endpoint.rank), keep
+    def __init__(self, memory: SharedMemory, blocks: list[int], members, endpoint):
+        self.members, self.me = members, members.index(endpoint.rank)
         self.alarm, self.mailbox, self.looks = endpoint.alarm, endpoint.mailbox, endpoint.looks
         self.bytes = [memoryview(memory.map)[start : start + BLOCK] for start in blocks]
         self.words = [block.cast("Q") for block in self.bytes]
@@ -60,7 +56,7 @@ class Board:
         self.others = [(words, rank) for words, rank in zip(self.words, members, strict=True)]
         del self.others[self.me]
         self.step = self.meetings = 0
-        self.fence = threading.Lock()  # orders memory where the processor would not
+        self.lock = threading.Lock()
 
     def meet(self, signature: Signature, offset: int = 0) -> list[int]:
         """Wait for all ranks, with a signature that must be the same on all of them.
@@ -82,9 +78,10 @@ class Board:
         """Return when every rank has come."""
         if not self.others:
             return
+        self.mailbox.offer_turn()
         self.step += 1
-        with self.fence:
-            self.mine[ARRIVED] = self.step
+        self._fence()
+        self.mine[ARRIVED] = self.step
         for words, rank in self.others:
             if words[SLEEPS]:
                 self.alarm.ring(rank)
@@ -93,28 +90,39 @@ class Board:
                 break
         else:
             self._sleep(operation)
-        with self.fence:
-            pass
+        self._fence()
+
+    def _fence(self) -> None:
+        """Let no access to memory pass from one side to the other, on any processor."""
+        for _ in range(2):
+            with self.lock:
+                pass
 
     def missing(self) -> list[int]:
         return [rank for words, rank in self.others if words[ARRIVED] < self.step]
 
     def _sleep(self, operation: str) -> None:
+        def ready():
+            return not self.missing() or self.mailbox.closed
+
         with self.mailbox.shown(Wait(operation, self.missing, call_site())):
             self.mine[SLEEPS] = 1
-            while self.missing():
-                self.mailbox.check_open()
-                self.alarm.sleep(0.01)  # an alarm may be lost between a look and the sleep
+            if self.mailbox.turns is None or not self.mailbox.turns.wait_until(ready):
+                while not ready():
+                    self.alarm.sleep(0.01)  # an alarm may be lost between a look and the sleep
             self.mine[SLEEPS] = 0
+        self.mailbox.check_open()
 
     def _explain(self, signature: Signature, side: int) -> None:
         """Show each other in words what was called, and where; then raise."""
         start = TEXT + side * TEXT_BYTES
-        text = f"{signature.text} at {call_site()}".encode()[:TEXT_BYTES]
+        site = f" at {call_site()}".encode()[:TEXT_BYTES]
+        text = signature.text.encode()[: TEXT_BYTES - len(site)] + site
         self.bytes[self.me][start : start + TEXT_BYTES] = text.ljust(TEXT_BYTES, b"\0")
         self.barrier("collectives that do not match")
         rows = [
-            f"  rank {rank}: {bytes(block[start : start + TEXT_BYTES]).rstrip(bytes(1)).decode()}"
+            f"  rank {rank}: "
+            f"{bytes(block[start : start + TEXT_BYTES]).rstrip(bytes(1)).decode(errors='replace')}"
             for rank, block in zip(self.members, self.bytes, strict=True)
         ]
         raise CollectiveMismatch(

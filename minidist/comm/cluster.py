@@ -3,8 +3,10 @@
 import itertools
 import math
 import signal
+import threading
 import time
 import weakref
+from collections.abc import Callable
 
 import cloudpickle
 import numpy as np
@@ -22,7 +24,14 @@ TRANSPORTS = {"process": ProcessRanks, "thread": ThreadRanks}
 
 
 def run(
-    worker, size: int, *args, transport="process", timeout=None, device="cpu", log=None
+    worker: Callable,
+    size: int,
+    *args,
+    transport: str = "process",
+    timeout: float | None = None,
+    device: str = "cpu",
+    log: EventLog | None = None,
+    interleaving: int | None = None,
 ) -> list:
     """Call worker(group, *args) on `size` ranks; return their results in rank order.
 
@@ -32,11 +41,12 @@ def run(
     timeout    seconds after which the run ends in CommTimeout
     device     "cpu" or "gpu": `group.device`, where `group.empty` allocates
     log        an EventLog that gets every rank's events
+    interleaving  a seed, for threads: the same seed, the same order of events
 
     Each rank's BLAS gets cores // size threads, so one rank alone uses them all: to compare numbers
     of ranks fairly, say `threadpoolctl.threadpool_limits(1)` in the worker.
     """
-    with Cluster(size, transport, device) as cluster:
+    with Cluster(size, transport, device, interleaving) as cluster:
         return cluster.run(worker, *args, timeout=timeout, log=log)
 
 
@@ -47,7 +57,7 @@ class Cluster:
     Use it in a `with`, or call `close()`; at the latest the ranks end with the interpreter.
     """
 
-    def __init__(self, size: int, transport: str = "process", device: str = "cpu"):
+    def __init__(self, size: int, transport="process", device="cpu", interleaving=None):
         if not isinstance(size, int | np.integer) or size < 1:
             raise ValueError(f"a cluster has a whole number of ranks from 1, not {size!r}")
         size = int(size)
@@ -56,13 +66,18 @@ class Cluster:
                 f"transport {transport!r} does not exist; choose one of {', '.join(TRANSPORTS)}"
             )
         check_device(device)
+        if interleaving is not None and transport != "thread":
+            raise ValueError(
+                "only ranks that are threads can be interleaved; use transport='thread'"
+            )
         self.size, self.transport, self.device = size, transport, device
-        self._runs = itertools.count(1)
+        self.interleaving = interleaving
+        self._runs, self._running = itertools.count(1), threading.Lock()
         self._ranks = self._finalizer = None
         self._start()
 
     def _start(self) -> None:
-        self._ranks = TRANSPORTS[self.transport](self.size, self.device)
+        self._ranks = TRANSPORTS[self.transport](self.size, self.device, self.interleaving)
         self._finalizer = weakref.finalize(self, self._ranks.stop, 1.0)
 
     def run(self, worker, *args, timeout: float | None = None, log: EventLog | None = None):
@@ -72,11 +87,21 @@ class Cluster:
         CollectiveMismatch, Deadlock, CommTimeout, or CommError for a message that nobody received.
         After any of them, and after Ctrl-C, nothing is left of the run.
         """
+        if timeout is not None and not 0 < timeout < 1e9:
+            raise ValueError(f"a timeout is a number of seconds above 0, or None, not {timeout}")
         payload = cloudpickle.dumps((worker, args))
+        with self._running:  # one run at a time, also where several threads ask for one
+            reports = self._run(payload, timeout, log is not None)
+        if log is not None:
+            for rank in range(self.size):
+                log.extend(reports[rank].log)
+        return [reports[rank].result for rank in range(self.size)]
+
+    def _run(self, payload: bytes, timeout: float | None, logged: bool) -> dict[int, Report]:
         if self._ranks is None:
             self._start()
         try:
-            self._ranks.submit(next(self._runs), log is not None, payload)
+            self._ranks.submit(next(self._runs), logged, payload)
             reports = self._collect(timeout)
             if lost := lost_messages([report.unreceived for report in reports.values()]):
                 raise CommError(f"messages that nobody received: {lost}")
@@ -84,10 +109,7 @@ class Cluster:
         except BaseException:
             self._stop()
             raise
-        if log is not None:
-            for rank in range(self.size):
-                log.extend(reports[rank].log)
-        return [reports[rank].result for rank in range(self.size)]
+        return reports
 
     def _collect(self, timeout: float | None) -> dict[int, Report]:
         """Wait for every rank's report; look into it when nothing happens for a while."""
@@ -129,7 +151,7 @@ def raise_first_failure(reports: dict[int, Report]) -> None:
     for rank, report in sorted(reports.items()):
         if report.died:
             code = report.exitcode
-            why = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            why = f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
             raise RankDied(f"rank {rank} died without a report ({why})", rank, code)
     failures = [(rank, report) for rank, report in sorted(reports.items()) if report.failed]
     for rank, report in failures:
@@ -138,3 +160,10 @@ def raise_first_failure(reports: dict[int, Report]) -> None:
     if failures:
         error = failures[0][1].error
         raise type(error)(str(error)) from error
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"

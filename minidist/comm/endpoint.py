@@ -42,16 +42,19 @@ class Endpoint:
     posted: int = 0
     worker: int | None = None
     log: EventLog | None = None
+    blocks: list = field(default_factory=list)
     counting: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self):
-        blocks = [rank * self.memory.region for rank in range(self.size)]  # the first thing in each
-        self.board = Board(self.memory, blocks, list(range(self.size)), self, self.new_block())
+        self.new_block()  # the first thing in every region
+        blocks = [rank * self.memory.region for rank in range(self.size)]
+        self.board = Board(self.memory, blocks, list(range(self.size)), self)
 
     def new_block(self) -> np.ndarray:
         """Return memory for this rank's part of a Board."""
         block = self.memory.empty(BLOCK, np.uint8)
         block[:] = 0
+        self.blocks.append(block)  # for ever: a slow rank may still look at a board that we left
         return block
 
     def begin(self, run: int, logged: bool = False) -> Group:
@@ -63,6 +66,7 @@ class Endpoint:
         return Group(self, list(range(self.size)), (run,), self.board)
 
     def post(self, to: int, key, message) -> None:
+        self.mailbox.offer_turn()
         self.mailbox.check_open()
         self._count(self.rank, to, key, +1)
         self.deliver(to, key, message)

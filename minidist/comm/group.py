@@ -92,7 +92,7 @@ class Group:
     @traced
     def send(self, array, to: int, tag: int = 0) -> None:
         """Send a copy; returns at once, whether or not the receiver ever receives."""
-        self._post("send", _checked(array), self._valid(to, "to"), ("message", tag))
+        self._post("send", _checked(array), self._valid(to, "to"), ("message", _tag(tag)))
 
     @traced
     def recv(self, source: int, tag: int = 0):
@@ -106,7 +106,7 @@ class Group:
 
     def irecv(self, source: int, tag: int = 0) -> Request:
         """Return a request; `.wait()` returns the array. Requests are served in order."""
-        self._valid(source, "source")
+        self._valid(source, "source"), _tag(tag)
         return Request(
             self._requests.setdefault((source, tag), deque()),
             lambda: self._take(f"recv(tag={tag})", source, ("message", tag)),
@@ -161,7 +161,7 @@ class Group:
         less its own piece.
         """
         x = _checked(x, axis=0)
-        sizes = split_sizes(len(x), self.size) if sizes is None else list(sizes)
+        sizes = split_sizes(len(x), self.size) if sizes is None else [int(n) for n in sizes]
         if len(sizes) != self.size or sum(sizes) != len(x) or min(sizes) < 0:
             raise ValueError(f"sizes {sizes} do not cut {len(x)} rows into {self.size} pieces")
         _ufunc(op)
@@ -177,7 +177,9 @@ class Group:
         Bytes from each rank: (N-1)S.
         """
         x = _checked(x, axis=axis)
-        channel = self._meet("all_gather", x.dtype, _without(x.shape, axis), axis, label=label)
+        channel = self._meet(
+            "all_gather", x.dtype, _without(x.shape, axis), axis % x.ndim, label=label
+        )
         return array_module(x).concatenate(all_to_all(channel, [x] * self.size), axis=axis)
 
     @traced
@@ -216,7 +218,9 @@ class Group:
         Bytes: S from each rank but root.
         """
         x, place = _checked(x, axis=axis), f"root={self._valid(root, 'root')}"
-        channel = self._meet("gather", place, x.dtype, _without(x.shape, axis), axis, label=label)
+        channel = self._meet(
+            "gather", place, x.dtype, _without(x.shape, axis), axis % x.ndim, label=label
+        )
         pieces = self._to_root(channel, x, root)
         return None if pieces is None else array_module(x).concatenate(pieces, axis=axis)
 
@@ -243,6 +247,8 @@ class Group:
         Its ranks are ordered by (key, rank here); the default key is this rank's number. No
         payload.
         """
+        if color is not None and not isinstance(color, int | np.integer):
+            raise ValueError(f"a color is a whole number or None, not {color!r}")
         endpoint = self.endpoint
         block = None if color is None else endpoint.new_block()
         place = 0 if block is None else endpoint.memory.offset_of(block)
@@ -255,7 +261,7 @@ class Group:
         chosen = [r for r in range(self.size) if wishes[r][0] and wishes[r][1] == color]
         chosen.sort(key=lambda r: (int(wishes[r][2]), r))
         members, blocks = [self.members[r] for r in chosen], [int(wishes[r][3]) for r in chosen]
-        board = Board(endpoint.memory, blocks, members, endpoint, block)
+        board = Board(endpoint.memory, blocks, members, endpoint)
         return Group(endpoint, members, (*self.context, self._splits, int(color)), board)
 
     @contextmanager
@@ -347,6 +353,12 @@ def _checked(x, axis: int | None = None):
     if axis is not None and not -x.ndim <= axis < x.ndim:
         raise ValueError(f"axis {axis} does not exist in an array of shape {list(x.shape)}")
     return x
+
+
+def _tag(tag: int) -> int:
+    if not isinstance(tag, int | np.integer):
+        raise ValueError(f"a tag is a whole number, not {tag!r}")
+    return tag
 
 
 def _without(shape, axis):

@@ -2,6 +2,7 @@
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +23,7 @@ class Mailbox:
         self.arrived = threading.Condition()
         self.waits: dict[int, Wait] = {}
         self.closed = False
+        self.turns = None  # this rank's part of an interleaving, if there is one
         self.count = 0  # messages that ever arrived
 
     def put(self, source: int, key, message) -> None:
@@ -36,10 +38,14 @@ class Mailbox:
         def missing():
             return [] if (source, key) in self.messages else [source]
 
+        def ready():
+            return not missing() or self.closed
+
+        self.offer_turn()
+        if not ready():
+            with self.shown(Wait(operation, missing, call_site())):
+                self.wait_until(ready)
         with self.arrived:
-            if missing() and not self.closed:
-                with self.shown(Wait(operation, missing, call_site())):
-                    self.arrived.wait_for(lambda: not missing() or self.closed)
             self.check_open()
             queue = self.messages[source, key]
             message = queue.popleft()
@@ -56,6 +62,16 @@ class Mailbox:
             yield
         finally:
             del self.waits[thread]
+
+    def offer_turn(self) -> None:
+        if self.turns is not None:
+            self.turns.offer()
+
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        """Wait for a message, or the close, that makes `ready()` true."""
+        if self.turns is None or not self.turns.wait_until(ready):
+            with self.arrived:
+                self.arrived.wait_for(ready)
 
     def check_open(self) -> None:
         if self.closed:

@@ -13,12 +13,14 @@ import os
 import pickle
 import platform
 import queue
+import selectors
 import signal
 import sys
 import threading
 import time
+import traceback
 import types
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.connection import Connection, wait
 
@@ -31,48 +33,57 @@ from minidist.comm.board import Alarm
 from minidist.comm.diagnosis import Snapshot
 from minidist.comm.endpoint import Endpoint
 from minidist.comm.mailbox import Mailbox
-from minidist.comm.report import Report, execute, fair_share_of_cores, pack
+from minidist.comm.report import Report, execute, fair_share_of_cores, pack, unpack
 from minidist.comm.shared_memory import SharedMemory, create_file
 
+SMALL = 1 << 14  # bytes of an array up to which it travels with its header
 LOOKS = 300  # how often a rank looks for the others before it sleeps; fewer than 30 us
+STARTING = threading.Lock()  # there is one `__main__`
 PRELOAD = ["numpy", "threadpoolctl", "cloudpickle", "minidist.comm.process_transport"]
 
 
 class ProcessRanks:
     """The caller's side: one process per rank, and a control connection to each."""
 
-    def __init__(self, size: int, device: str):
+    def __init__(self, size: int, device: str, interleaving: None = None):
+        if mp.current_process().daemon:
+            raise ValueError("a rank cannot start processes of its own; use transport='thread'")
         self.size, self.processes, self.controls = size, [], []
-        pipes = [os.pipe() for _ in range(size)]
-        shared = Descriptors([create_file(size), *[writer for _, writer in pipes]])
-        alarms = [Descriptors([reader]) for reader, _ in pipes]
+        self.owner, self.awaited, self.came_in = os.getpid(), set(), []
+        with ExitStack() as theirs:  # what only the ranks need is closed here in any case
+            try:
+                self._start(device, theirs)
+            except BaseException:
+                self.stop()
+                raise
+
+    def _start(self, device: str, theirs: ExitStack) -> None:
         context = start_method()
-        peers: list[dict[int, Connection]] = [{} for _ in range(size)]
-        for low in range(size):
-            for high in range(low + 1, size):
-                peers[low][high], peers[high][low] = context.Pipe()
-        try:
-            with _nameless_main():
-                for rank in range(size):
-                    control, theirs = context.Pipe()
-                    self.controls.append(control)
+        shared, alarms = Descriptors([create_file(self.size)]), []
+        theirs.callback(shared.close)
+        for _ in range(self.size):
+            reader, writer = os.pipe()
+            shared.numbers.append(writer)
+            alarms.append(Descriptors([reader]))
+            theirs.callback(alarms[-1].close)
+        peers: list[dict[int, Connection]] = [{} for _ in range(self.size)]
+        for low in range(self.size):
+            for high in range(low + 1, self.size):
+                ends = context.Pipe()
+                peers[low][high], peers[high][low] = (theirs.enter_context(end) for end in ends)
+        with _nameless_main():
+            for rank in range(self.size):
+                control, end = context.Pipe()
+                self.controls.append(control)
+                with end:  # so the rank holds the only other one: its death is our end-of-file
                     process = context.Process(
                         target=serve,
-                        args=(rank, size, device, theirs, peers[rank], shared, alarms[rank]),
+                        args=(rank, self.size, device, end, peers[rank], shared, alarms[rank]),
                         name=f"rank {rank}",
                         daemon=True,
                     )
                     self.processes.append(process)
                     process.start()
-                    theirs.close()  # so the child holds the only other end: its death is our EOF
-        except BaseException:
-            self.stop()
-            raise
-        finally:
-            for connection in [c for mine in peers for c in mine.values()]:
-                connection.close()
-            for descriptors in [shared, *alarms]:
-                descriptors.close()
 
     def submit(self, run: int, logged: bool, payload: bytes) -> None:
         self.awaited, self.came_in = set(range(self.size)), []
@@ -105,22 +116,31 @@ class ProcessRanks:
 
     def _read(self, ranks: set[int], timeout: float | None) -> dict[int, Snapshot | None]:
         """Read one message of each of these ranks that has one; return the snapshots among them."""
-        controls, answers = {self.controls[rank]: rank for rank in ranks}, {}
-        for control in wait(list(controls), timeout):
-            rank = controls[control]
+        sources = {self.controls[rank]: rank for rank in ranks}
+        deaths = {
+            self.processes[rank].sentinel: rank for rank in ranks
+        }  # a child may hold on to it
+        ready, answers = wait([*sources, *deaths], timeout), {}
+        for control in [c for c in sources if c in ready]:
+            rank = sources[control]
             try:
                 kind, value = control.recv()
                 if kind == "snapshot":
                     answers[rank] = value
-                    continue
-                report = pickle.loads(value)
+                else:
+                    self._came_in(rank, unpack(value))
             except (EOFError, OSError):
-                answers[rank] = None
-                report = self._death_of(rank)
-            if rank in self.awaited:
-                self.awaited.discard(rank)
-                self.came_in.append((rank, report))
+                answers[rank] = self._came_in(rank, self._death_of(rank))
+        for sentinel in [s for s in deaths if s in ready]:
+            if not self.controls[deaths[sentinel]].poll():  # its last words are heard first
+                rank = deaths[sentinel]
+                answers[rank] = self._came_in(rank, self._death_of(rank))
         return answers
+
+    def _came_in(self, rank: int, report: Report) -> None:
+        if rank in self.awaited:
+            self.awaited.discard(rank)
+            self.came_in.append((rank, report))
 
     def _death_of(self, rank: int) -> Report:
         process = self.processes[rank]
@@ -136,6 +156,8 @@ class ProcessRanks:
         """End every rank: those that are idle by themselves within `patience` seconds, the others
         by force.
         """
+        if os.getpid() != self.owner:
+            return  # in a child that was forked from the caller
         for control in self.controls:
             control.close()
         deadline = time.monotonic() + patience
@@ -195,12 +217,13 @@ def _nameless_main():
     A worker defined there is sent by value, so nobody needs it; and a script needs no `if __name__
     == "__main__"`.
     """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+    with STARTING:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
 
 
 def serve(rank, size, device, control, peers, shared: Descriptors, alarm: Descriptors) -> None:
@@ -226,42 +249,51 @@ class RankProcess:
 
     def __init__(self, rank: int, control: Connection, peers: dict[int, Connection]):
         self.rank, self.control, self.peers = rank, control, peers
-        self.mailbox, self.orders, self.busy = Mailbox(), queue.SimpleQueue(), threading.Event()
-        self.answering = threading.Lock()
+        self.mailbox, self.orders, self.ordered = Mailbox(), queue.SimpleQueue(), 0
+        self.done, self.answering = 0, threading.Lock()
         self.sending = {to: threading.Lock() for to in peers}
 
     def work(self) -> None:
         """Carry out orders until there is one to leave."""
         threading.Thread(target=self.read, name="reader", daemon=True).start()
         while (order := self.orders.get()) is not None:
-            self.busy.set()
             report = execute(self.endpoint, *order, pickle.loads)
-            self.busy.clear()
             self.answer("report", pack(report, cloudpickle.dumps))
+            self.done += 1
 
     def read(self) -> None:
         """Put messages into the mailbox and orders into their queue; answer questions."""
-        sources = {connection: source for source, connection in self.peers.items()}
-        while True:
-            for connection in wait([self.control, *sources]):
-                try:
-                    if connection is not self.control:
-                        self.mailbox.put(sources[connection], *read_message(connection))
-                    elif (order := self.control.recv())[0] == "snapshot":
-                        self.answer("snapshot", self.endpoint.snapshot())
-                    else:
-                        self.orders.put(order[1:])
-                except (EOFError, OSError):
-                    if connection is not self.control:
-                        del sources[connection]  # a rank has died: the caller sees it, and stops us
-                    elif self.busy.is_set():
-                        os._exit(0)  # the caller is gone in the middle of a run
-                    else:
-                        self.orders.put(None)
-                        return
+        ready = selectors.DefaultSelector()
+        ready.register(self.control, selectors.EVENT_READ)
+        for source, connection in self.peers.items():
+            ready.register(connection, selectors.EVENT_READ, source)
+        try:
+            while True:
+                for event, _ in ready.select():
+                    if event.fileobj is self.control:
+                        self.obey(self.control.recv())
+                        continue
+                    try:
+                        self.mailbox.put(event.data, *read_message(event.fileobj))
+                    except (EOFError, OSError):
+                        ready.unregister(event.fileobj)  # a rank has died: the caller stops us
+        except (EOFError, OSError):
+            if self.ordered > self.done:
+                os._exit(0)  # the caller is gone in the middle of a run
+            self.orders.put(None)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)  # a rank that hears nothing more is no rank
+
+    def obey(self, order: tuple) -> None:
+        if order[0] == "snapshot":
+            self.answer("snapshot", self.endpoint.snapshot())
+        else:
+            self.ordered += 1
+            self.orders.put(order[1:])
 
     def answer(self, kind: str, value) -> None:
-        with self.answering:
+        with self.answering, suppress(OSError):  # the caller may be gone
             self.control.send((kind, value))
 
     def deliver(self, to: int, key, message) -> None:
@@ -276,18 +308,21 @@ class RankProcess:
 
 
 def write_message(connection: Connection, key, message) -> None:
-    """Send a header, and after it the bytes of the array."""
+    """Send a header, and with it, or if it is large after it, the bytes of the array."""
     array, was_on_gpu = message
     array = np.ascontiguousarray(array).reshape(array.shape)
-    connection.send((key, was_on_gpu, array.dtype.str, array.shape))
-    if array.nbytes:
+    small = array.tobytes() if array.nbytes <= SMALL else None
+    connection.send((key, was_on_gpu, array.dtype.str, array.shape, small))
+    if small is None:
         connection.send_bytes(array.reshape(-1).view(np.uint8))
 
 
 def read_message(connection: Connection) -> tuple:
-    """Receive what `write_message` sent, straight into a fresh array."""
-    key, was_on_gpu, dtype, shape = connection.recv()
+    """Receive what `write_message` sent, a large array straight into its place."""
+    key, was_on_gpu, dtype, shape, small = connection.recv()
     array = np.empty(shape, dtype)
-    if array.nbytes:
+    if small is None:
         connection.recv_bytes_into(array.reshape(-1).view(np.uint8))
+    elif small:
+        array.reshape(-1).view(np.uint8)[:] = np.frombuffer(small, np.uint8)
     return key, (array, was_on_gpu)

@@ -4,6 +4,7 @@ import os
 import pickle
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,8 +46,9 @@ def execute(endpoint: Endpoint, run: int, logged: bool, payload: bytes, loads) -
     except BaseException as error:
         return Report(error=error, traceback=traceback.format_exc())
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # the worker may have closed it
+                stream.flush()
 
 
 def pack(report: Report, dumps) -> bytes:
@@ -63,6 +65,15 @@ def pack(report: Report, dumps) -> bytes:
                 traceback=f"the result of the worker cannot be sent back:\n{traceback.format_exc()}"
             )
         )
+
+
+def unpack(packed: bytes) -> Report:
+    """Return the report; if its result cannot be restored here, one that says so."""
+    try:
+        return pickle.loads(packed)
+    except Exception:
+        text = traceback.format_exc()
+        return Report(traceback=f"the result of the worker cannot be restored:\n{text}")
 
 
 def fair_share_of_cores(size: int) -> int:

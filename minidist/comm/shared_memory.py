@@ -10,6 +10,7 @@ ranks are gone, and a small /dev/shm is no limit. Ranks that are threads share a
 import mmap
 import os
 import tempfile
+import threading
 import weakref
 
 import numpy as np
@@ -33,6 +34,12 @@ def create_file(size: int) -> int:
     return descriptor
 
 
+def size_class(nbytes: int) -> int:
+    """Round up, by an eighth at most and to whole lines, so that freed places fit other arrays."""
+    grain = max(LINE, 1 << max(0, nbytes.bit_length() - 4))
+    return -(-max(1, nbytes) // grain) * grain
+
+
 class SharedMemory:
     """All regions, mapped; this rank allocates in its own, `rank * REGION` onwards."""
 
@@ -43,37 +50,44 @@ class SharedMemory:
         self.free: dict[int, list[int]] = {}  # places that still have their pages, by size
         self.bare: dict[int, list[int]] = {}  # places whose pages were given back
         self.kept = 0  # bytes in `free`
+        self.lock = threading.RLock()  # an array may die, and be released, in the middle of `empty`
         self.address = np.frombuffer(mapped, np.uint8, 1).ctypes.data
 
     def empty(self, shape, dtype) -> np.ndarray:
         """Return an uninitialised array in this rank's region; its place is reused when it dies."""
         dtype = np.dtype(dtype)
         count = elements(shape)
-        nbytes = -(-max(1, count * dtype.itemsize) // LINE) * LINE
-        if self.free.get(nbytes):
-            start = self.free[nbytes].pop()
-            self.kept -= nbytes
-        elif self.bare.get(nbytes):
-            start = self.bare[nbytes].pop()
-        else:
-            if self.top + nbytes > self.begin + self.region:
-                raise MemoryError(f"{nbytes} bytes do not fit a region of {self.region} bytes")
-            start, self.top = self.top, self.top + nbytes
+        nbytes = size_class(count * dtype.itemsize)
+        with self.lock:
+            start = self._place(nbytes)
         whole = np.frombuffer(self.map, np.uint8, nbytes, start)
         weakref.finalize(whole, self._release, start, nbytes).atexit = False
         return whole[: count * dtype.itemsize].view(dtype).reshape(shape)
 
+    def _place(self, nbytes: int) -> int:
+        if self.free.get(nbytes):
+            self.kept -= nbytes
+            return self.free[nbytes].pop()
+        if self.bare.get(nbytes):
+            return self.bare[nbytes].pop()
+        start = self.top
+        if start + nbytes > self.begin + self.region:
+            raise MemoryError(f"{nbytes} bytes do not fit a region of {self.region} bytes")
+        self.top = start + nbytes
+        return start
+
     def _release(self, start: int, nbytes: int) -> None:
         """Keep a place for the next array of its size, and its pages while they are not many."""
-        if self.kept + nbytes <= KEEP or not hasattr(mmap, "MADV_REMOVE"):
-            self.kept += nbytes
-            self.free.setdefault(nbytes, []).append(start)
-            return
-        first, last = -(-start // mmap.PAGESIZE), (start + nbytes) // mmap.PAGESIZE
-        if last > first:
-            pages = (last - first) * mmap.PAGESIZE
-            self.map.madvise(mmap.MADV_REMOVE, first * mmap.PAGESIZE, pages)
-        self.bare.setdefault(nbytes, []).append(start)
+        with self.lock:
+            if self.kept + nbytes <= KEEP or not hasattr(mmap, "MADV_REMOVE"):
+                self.kept += nbytes
+                self.free.setdefault(nbytes, []).append(start)
+                return
+            first, last = -(-start // mmap.PAGESIZE), (start + nbytes) // mmap.PAGESIZE
+            if last > first:
+                pages = (last - first) * mmap.PAGESIZE
+                self.map.madvise(mmap.MADV_REMOVE, first * mmap.PAGESIZE, pages)
+            self.bare.setdefault(nbytes, []).append(start)
 
     def offset_of(self, array) -> int | None:
         """Return where in the map a contiguous array of this rank's region begins, or None."""

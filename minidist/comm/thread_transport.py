@@ -17,14 +17,16 @@ from threadpoolctl import threadpool_limits
 from minidist.comm.board import Alarm
 from minidist.comm.diagnosis import Snapshot
 from minidist.comm.endpoint import Endpoint
+from minidist.comm.interleaving import Interleaving, Turns
 from minidist.comm.mailbox import Mailbox
 from minidist.comm.report import Report, execute, fair_share_of_cores
 from minidist.comm.shared_memory import SharedMemory, create_file
 
 
 class ThreadRanks:
-    def __init__(self, size: int, device: str):
+    def __init__(self, size: int, device: str, interleaving: int | None):
         self.size, self.queue, self.threads = size, queue.SimpleQueue(), []
+        self.seed = interleaving
         descriptor = create_file(size)
         shared = mmap.mmap(descriptor, 0)
         os.close(descriptor)
@@ -54,6 +56,7 @@ class ThreadRanks:
 
     def submit(self, run: int, logged: bool, payload: bytes) -> None:
         self.limits = threadpool_limits(fair_share_of_cores(self.size))
+        self.turns = None if self.seed is None else Interleaving(self.size, f"{self.seed} {run}")
         self.threads = [
             threading.Thread(
                 target=self._serve,
@@ -67,7 +70,12 @@ class ThreadRanks:
             thread.start()
 
     def _serve(self, endpoint: Endpoint, run: int, logged: bool, payload: bytes) -> None:
+        if self.turns is not None:
+            endpoint.mailbox.turns = Turns(self.turns, endpoint.rank)
+            endpoint.mailbox.turns.offer()
         report = execute(endpoint, run, logged, payload, cloudpickle.loads)
+        if self.turns is not None:
+            self.turns.leave(endpoint.rank)
         self.queue.put((endpoint.rank, report))
 
     def reports(self, timeout: float | None) -> list[tuple[int, Report]]:

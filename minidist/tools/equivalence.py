@@ -202,38 +202,48 @@ class Comparison:
         )
 
 
-def compare(
-    got: list[dict[str, np.ndarray]], want: dict[str, np.ndarray], bound: float = BOUND
-) -> Comparison:
-    """Compare the gradients of every rank with one device's, parameter by parameter."""
-    largest = max((np.abs(w).max(initial=0.0) for w in want.values()), default=0.0)
+def compare(got: list[dict], want: dict[str, np.ndarray], bound: float = BOUND) -> Comparison:
+    """Compare the gradients of every rank with one device's, parameter by parameter.
+
+    What is missing, has another shape, is not finite, or is not wanted, is infinitely wrong.
+    """
+    if not got or not want:
+        raise ValueError(f"nothing to compare: {len(got)} ranks, {len(want)} parameters")
+    largest = max(_largest(w) for w in want.values())
     rows, difference = [], 0.0
-    for name, w in want.items():
-        scale = max(np.abs(w).max(initial=0.0), 1e-3 * largest) or 1.0
+    for name in dict.fromkeys([*want, *(name for gradients in got for name in gradients)]):
         for rank, gradients in enumerate(got):
-            if name not in gradients or gradients[name].shape != w.shape:
-                rows.append((np.inf, name, rank, np.nan))
-                continue
-            off = np.abs(gradients[name] - w)
-            off = np.where(np.isnan(off), np.inf, off)
-            worst = np.unravel_index(off.argmax(), off.shape) if off.size else None
-            error = float(off[worst]) if off.size else 0.0
-            difference = max(difference, error)
-            w_worst = w[worst] if off.size else 0.0
-            rows.append(
-                (
-                    error / scale,
-                    name,
-                    rank,
-                    float(gradients[name][worst] / w_worst) if w_worst else np.nan,
-                )
-            )
+            off, ratio = _difference(gradients.get(name), want.get(name))
+            scale = max(_largest(want[name]), 1e-3 * largest) if name in want else 1.0
+            difference = max(difference, off)
+            rows.append((off / (scale or 1.0), name, rank, ratio))
     failing = [row for row in rows if not row[0] <= bound]
-    _, name, rank, ratio = (failing or [max(rows)])[0]
+    _, name, rank, ratio = failing[0] if failing else max(rows)
     return Comparison(difference, max(row[0] for row in rows), name, rank, ratio, bound)
 
 
+def _largest(w: np.ndarray) -> float:
+    """Return the largest absolute value among the finite elements, or 0."""
+    return float(np.abs(w, where=np.isfinite(w), out=np.zeros(w.shape)).max(initial=0.0))
+
+
+def _difference(g: np.ndarray | None, w: np.ndarray | None) -> tuple[float, float]:
+    """Return the largest |g - w| and the ratio g / w there (nan where w is 0)."""
+    if g is None or w is None or g.shape != w.shape:
+        return np.inf, np.nan
+    g, w = g.astype(np.float64), w.astype(np.float64)
+    off = np.abs(
+        np.subtract(g, w, where=np.isfinite(g) & np.isfinite(w), out=np.full(w.shape, np.inf))
+    )
+    if not off.size:
+        return 0.0, np.nan
+    worst = np.unravel_index(off.argmax(), off.shape)
+    return float(off[worst]), float(g[worst] / w[worst]) if w[worst] else np.nan
+
+
 def _outcomes(strategy, case, size, cluster, transport, options) -> list[Outcome]:
+    if cluster is not None and cluster.size != size:
+        raise ValueError(f"the cluster has {cluster.size} ranks, not {size}")
     with nullcontext(cluster) if cluster is not None else Cluster(size, transport) as ranks:
         return ranks.run(partial(strategy.worker, **options), case)
 
@@ -295,11 +305,12 @@ def verify(names: list[str] | None = None, sizes=(1, 2, 3, 4), transport="proces
     """Yield a row (see `check`) per strategy, number of ranks and fitting case; `names` None means
     all strategies.
     """
-    for name in names or strategies():
+    names = strategies() if names is None else names
+    for name in names:
         find(name)
     for size in sizes:
         with Cluster(size, transport) as cluster:
-            for name in names or strategies():
+            for name in names:
                 for case in find(name).cases():
                     yield check(name, case, size, cluster)
 
@@ -312,7 +323,7 @@ class Certificate:
     promise: str
     evidence: list[dict]
 
-    ok = property(lambda self: all(row["ok"] for row in self.evidence))
+    ok = property(lambda self: bool(self.evidence) and all(row["ok"] for row in self.evidence))
 
 
 def certificate(strategy: str, size: int = 4, transport="process") -> Certificate:
