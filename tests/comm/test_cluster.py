@@ -275,10 +275,10 @@ SLEEPERS = """
     import os, sys, time
     import minidist
     def worker(group):
-        print(os.getpid(), flush=True)
+        os.write(1, f"{os.getpid()}\\n".encode())
         time.sleep(0.2)
         group.recv((group.rank + 1) % group.size)
-    print(os.getpid(), flush=True)
+    os.write(1, f"{os.getpid()}\\n".encode())
     minidist.run(worker, 3)
     """
 
@@ -293,12 +293,17 @@ def test_when_the_caller_is_stopped_every_rank_goes_with_it(tmp_path, sent):
         text=True,
         start_new_session=True,
     )
-    pids = [int(process.stdout.readline()) for _ in range(4)]
-    if sent == signal.SIGINT:
-        os.killpg(process.pid, sent)  # as a terminal does
-    else:
-        process.send_signal(sent)
-    _, errors = process.communicate(timeout=10)
+    try:
+        pids = [int(process.stdout.readline()) for _ in range(4)]
+        if sent == signal.SIGINT:
+            os.killpg(process.pid, sent)  # as a terminal does
+        else:
+            process.send_signal(sent)
+        _, errors = process.communicate(timeout=30)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)  # this test leaves nothing either
+        process.communicate()
+        raise
     assert gone(pids)
     assert errors.count("KeyboardInterrupt") == (1 if sent == signal.SIGINT else 0), errors
     assert "resource_tracker" not in errors

@@ -1,0 +1,329 @@
+"""What broke once, or nearly: races, threads, aliases, and workers with bad manners."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from minidist import Cluster, run
+from minidist.comm.board import Alarm
+from minidist.comm.shared_memory import size_class
+from minidist.errors import CollectiveMismatch, RankDied, RankFailed
+from tests.strategies import arrays
+
+both = pytest.mark.parametrize("transport", ["process", "thread"])
+linux = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
+
+
+@both
+def test_groups_that_are_made_and_dropped_do_not_disturb_a_slow_rank(cluster, transport):
+    """A rank that has left a barrier must not take away what another still looks at."""
+
+    def worker(group):
+        def late(self, seconds, sleep=Alarm.sleep):
+            sleep(self, seconds)
+            time.sleep(0.002)
+
+        if group.rank == 1:
+            Alarm.sleep = late
+        try:
+            for step in range(40):
+                sub = group.split(0)
+                sub.barrier()
+                assert float(sub.all_reduce(np.array(step, "f8"))) == step * group.size
+                del sub
+        finally:
+            Alarm.sleep = late.__defaults__[0]
+        return "well"
+
+    size = 2 if transport == "process" else 3
+    assert cluster(size, transport).run(worker, timeout=60) == ["well"] * size
+
+
+@both
+def test_two_threads_of_a_rank_may_work_in_groups_of_their_own(cluster, transport):
+    def worker(group):
+        groups, found = [group.split(0), group.split(0)], {}
+
+        def repeat(i):
+            found[i] = [float(groups[i].all_reduce(np.array(n + i, "f8"))) for n in range(50)]
+
+        threads = [threading.Thread(target=repeat, args=(i,)) for i in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return found
+
+    want = {i: [3.0 * (n + i) for n in range(50)] for i in (0, 1)}
+    assert cluster(3, transport).run(worker, timeout=60) == [want] * 3
+
+
+@both
+def test_messages_of_two_groups_with_the_same_color_do_not_mix(cluster, transport):
+    def worker(group):
+        first, second = group.split(7), group.split(7)
+        if group.rank == 0:
+            first.send(np.array(1), to=1)
+            second.send(np.array(2), to=1)
+            return None
+        return int(second.recv(0)), int(first.recv(0))
+
+    assert cluster(2, transport).run(worker)[1] == (2, 1)
+
+
+MISMATCHES = {
+    "broadcast root": lambda g, odd: g.broadcast(np.ones(2), root=int(odd)),
+    "scatter root": lambda g, odd: g.scatter([np.ones(1)] * 2, root=int(odd)),
+    "gather root": lambda g, odd: g.gather(np.ones(2), root=int(odd)),
+    "gather shape": lambda g, odd: g.gather(np.ones((2, 2 + odd))),
+    "gather dtype": lambda g, odd: g.gather(np.ones(2, "f4" if odd else "f8")),
+    "reduce root": lambda g, odd: g.reduce(np.ones(2), root=int(odd)),
+    "reduce shape": lambda g, odd: g.reduce(np.ones(2 + odd)),
+    "reduce op": lambda g, odd: g.reduce(np.ones(2), op="max" if odd else "sum"),
+    "reduce_scatter shape": lambda g, odd: g.reduce_scatter(np.ones(2 + odd)),
+    "reduce_scatter sizes": lambda g, odd: g.reduce_scatter(np.ones(3), [2 - odd, 1 + odd]),
+    "reduce_scatter op": lambda g, odd: g.reduce_scatter(np.ones(2), op="max" if odd else "sum"),
+    "all_gather axis": lambda g, odd: g.all_gather(np.ones((2, 2)), axis=int(odd)),
+    "all_gather shape": lambda g, odd: g.all_gather(np.ones((2, 2 + odd))),
+    "all_to_all dtype": lambda g, odd: g.all_to_all([np.ones(1, "f4" if odd else "f8")] * 2),
+    "barrier label": lambda g, odd: g.barrier() if odd else g.split(0),
+    "long labels": lambda g, odd: g.all_reduce(np.ones(2), label="ä" * 600 + str(odd)),
+}
+
+
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_every_argument_that_must_agree_is_compared(cluster, name):
+    with pytest.raises(CollectiveMismatch) as caught:
+        cluster(2, "thread").run(lambda g: MISMATCHES[name](g, g.rank == 1))
+    assert str(caught.value).count(f" at {os.path.basename(__file__)}:") == 2
+
+
+def test_equal_calls_in_other_words_do_match(cluster):
+    def worker(group):
+        odd = group.rank == 1
+        group.all_gather(np.ones((2, 3)), axis=-1 if odd else 1)
+        group.reduce_scatter(np.ones(3), [np.int64(2), np.int64(1)] if odd else [2, 1])
+        return "well"
+
+    assert cluster(2, "thread").run(worker) == ["well"] * 2
+
+
+@both
+def test_no_result_shares_memory_with_an_input_or_with_other_ranks(cluster, transport):
+    def worker(group):
+        x, shared = arrays(4, seed=group.rank), group.empty(4, "float64")
+        shared[:] = x
+        pieces = [x[:2], x[2:]]
+        results = [
+            group.all_reduce(x),
+            group.all_reduce(shared),
+            group.all_reduce(x, algorithm="ring"),
+            group.all_gather(x),
+            group.broadcast(x),
+            group.scatter(pieces),
+            group.reduce_scatter(x),
+            *group.all_to_all(pieces),
+        ]
+        results += [r for r in (group.gather(x), group.reduce(x)) if r is not None]
+        kept = [result.copy() for result in results]
+        before = x.copy()
+        group.barrier()
+        for result in results:
+            result[...] = -1  # must reach neither x nor what others have got
+        group.barrier()
+        assert np.array_equal(x, before) and np.array_equal(shared, before)
+        x[...] = shared[...] = -2
+        group.barrier()
+        assert all((result == -1).all() for result in results)
+        again = [group.all_reduce(k) for k in kept[:2]]
+        memory = group.endpoint.memory
+        assert all(memory.offset_of(result) is None for result in results)
+        return [a.tolist() for a in again]
+
+    first, second = cluster(2, transport).run(worker)
+    assert first == second
+
+
+@both
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_out_of_any_layout_is_filled(cluster, transport, order):
+    def worker(group, order):
+        values = arrays(3, 4, seed=group.rank)
+        place = group.empty((4, 3), "float64").T if order == "F" else group.empty((3, 4), "float64")
+        place[...] = values
+        assert group.all_reduce(place, out=place) is place
+        return place.tolist()
+
+    want = (arrays(3, 4, seed=0) + arrays(3, 4, seed=1)).tolist()
+    assert cluster(2, transport).run(worker, order) == [want] * 2
+
+
+@both
+def test_an_array_in_shared_memory_is_reduced_where_it_lies(cluster, transport):
+    def worker(group):
+        x, memory = group.empty(1000, "float64"), group.endpoint.memory
+        x[:] = 1
+        group.all_reduce(x, out=x)
+        places = memory.top, memory.kept
+        group.all_reduce(x, out=x)
+        return places == (memory.top, memory.kept) and x[0] == 4
+
+    assert cluster(2, transport).run(worker) == [True] * 2
+
+
+def test_arrays_of_ever_other_sizes_use_places_again(cluster):
+    def worker(group):
+        memory = group.endpoint.memory
+        begin = memory.top
+        for i in range(2000):
+            memory.empty(1_000_000 + 8 * i, "uint8")
+        return memory.top - begin
+
+    assert cluster(1).run(worker)[0] < 5_000_000
+    for nbytes in [0, 1, 64, 65, 1000, 4097, 10**6, 10**9]:
+        assert nbytes <= size_class(nbytes) <= max(64, 1.125 * nbytes + 64)
+        assert size_class(nbytes) % 64 == 0
+
+
+@linux
+def test_pages_that_are_given_back_take_no_neighbour_with_them(cluster):
+    def worker(group):
+        from minidist.comm import shared_memory
+
+        keep, shared_memory.KEEP = shared_memory.KEEP, 0
+        try:
+            for nbytes in (5000, 4096, 12_345, 1 << 20):
+                before, place, after = (group.empty(nbytes, "uint8") for _ in range(3))
+                before[:], place[:], after[:] = 1, 2, 3
+                del place
+                assert (before == 1).all() and (after == 3).all(), nbytes
+        finally:
+            shared_memory.KEEP = keep
+        return "well"
+
+    assert cluster(1).run(worker) == ["well"]
+
+
+def test_one_large_array_does_not_slow_all_later_ones(cluster):
+    """Freed pages that were given back no longer count as kept."""
+
+    def worker(group):
+        memory = group.endpoint.memory
+        group.empty(300 << 20, "uint8")[::4096] = 1
+        kept = memory.kept
+        group.empty(1 << 20, "uint8")
+        return kept, memory.kept - kept, len(memory.bare)
+
+    kept, more, bare = run(worker, 1)[0]
+    assert kept < 1 << 20 and more == 1 << 20 and bare == 1
+
+
+def test_runs_of_several_threads_on_one_cluster_take_turns():
+    with Cluster(2) as ranks:
+        found = {}
+
+        def repeat(i):
+            found[i] = [ranks.run(lambda g, i=i, n=n: (i, n, g.rank)) for n in range(20)]
+
+        threads = [threading.Thread(target=repeat, args=(i,)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == {i: [[(i, n, 0), (i, n, 1)] for n in range(20)] for i in range(2)}
+
+
+def test_clusters_that_start_at_the_same_moment_leave_main_as_it_was():
+    before = sys.modules["__main__"]
+    threads = [threading.Thread(target=lambda: Cluster(2).close()) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sys.modules["__main__"] is before
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), 1e10])
+def test_a_timeout_is_a_positive_number_of_seconds(cluster, timeout):
+    with pytest.raises(ValueError, match="number of seconds above 0"):
+        cluster(1, "thread").run(lambda group: 1, timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    "worker, message",
+    [
+        (lambda g: g.send(np.ones(1), to=0, tag="a"), "a tag is a whole number, not 'a'"),
+        (lambda g: g.split(1.5), "a color is a whole number or None, not 1.5"),
+        (lambda g: g.empty((-1,)), "no negative sides"),
+        (lambda g: Cluster(2), "cannot start processes of its own; use transport='thread'"),
+    ],
+)
+def test_odd_arguments_get_an_answer(cluster, worker, message):
+    with pytest.raises(RankFailed, match=message):
+        cluster(1).run(worker)
+
+
+def closes_stdout(group):
+    sys.stdout.close()
+    sys.stdout = None
+    return "well"
+
+
+class Unrestorable:
+    def __reduce__(self):
+        return explode, ()
+
+
+def explode():
+    raise RuntimeError("not here")
+
+
+def test_workers_with_bad_manners():
+    assert run(closes_stdout, 2) == ["well"] * 2
+    with pytest.raises(RankFailed, match=r"cannot be restored(.|\n)*not here"):
+        run(lambda group: Unrestorable(), 1)
+    with pytest.raises(RankDied, match="signal 40"):
+        run(lambda group: os.kill(os.getpid(), 40) or time.sleep(5), 1)
+
+
+@linux
+def test_a_rank_that_dies_but_leaves_a_child_is_noticed():
+    def worker(group):
+        if os.fork() == 0:
+            time.sleep(3)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    begin = time.monotonic()
+    with pytest.raises(RankDied, match="SIGKILL"):
+        run(worker, 1)
+    assert time.monotonic() - begin < 2
+
+
+ORPHANS = """
+import os, signal
+import minidist
+cluster = minidist.Cluster(2)
+pids = cluster.run(lambda group: os.getpid())
+os.write(1, f"{pids[0]} {pids[1]}\\n".encode())
+import cloudpickle
+cluster._ranks.submit(99, False, cloudpickle.dumps((lambda group: group.recv(1 - group.rank), ())))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@linux
+def test_a_caller_that_dies_right_after_it_gave_an_order_leaves_no_rank():
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, timeout=60)
+        pids = [int(pid) for pid in done.stdout.split()]
+        deadline = time.monotonic() + 3
+        while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(pids) == 2 and not any(os.path.exists(f"/proc/{pid}") for pid in pids)
