@@ -134,13 +134,18 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser(
         "bench",
         formatter_class=formatter,
-        help="measure a training step against PyTorch",
-        description="Time training steps on one BLAS thread, in float32, "
-        "interleaved with PyTorch eager where that is installed (pip install 'minidist[bench]'); "
-        "medians of the rounds.",
+        help="measure training steps against PyTorch, or communication against MPI and gloo",
+        description="step: time training steps on one BLAS thread, in float32, "
+        "interleaved with PyTorch eager. "
+        "comm: time all_reduce, messages and data parallelism, "
+        "interleaved with MPICH, gloo and DDP. "
+        "Peers are development-time extras (pip install 'minidist[bench]'); "
+        "where one is missing the row says so. "
+        "Medians of the rounds; ratio is ours over theirs, limit what it should be at most.",
     )
     bench.set_defaults(command=_bench)
-    bench.add_argument("--rounds", type=_whole, default=15, help="interleaved repeats")
+    bench.add_argument("what", nargs="?", choices=("step", "comm"), default="step", help="workload")
+    bench.add_argument("--rounds", type=_whole, default=5, help="interleaved repeats")
     bench.add_argument("--json", action="store_true", help="print a list of rows as JSON")
     return parser
 
@@ -170,7 +175,8 @@ def _train(given) -> int:
         f"{size:,} parameters"
     )
     print(
-        f"{given.ranks} ranks, each with its part of every batch of {given.batch} windows",
+        f"{given.ranks} rank{'s' * (given.ranks > 1)}, each with its part of every batch of "
+        f"{given.batch} windows",
         flush=True,
     )
     begin = time.perf_counter()
@@ -197,7 +203,8 @@ def _train(given) -> int:
     row = certify(model, corpus, given.ranks, given.transport)
     verdict = "ok" if row["ok"] else "FAILED"
     print(
-        f"certificate: {verdict}. {given.ranks} ranks against one device, float64, every parameter:"
+        f"certificate: {verdict}. {given.ranks} ranks against one device, in float64, "
+        f"{row['case']}:"
     )
     print(f"  largest gradient difference {row['difference']:.1e}; {row['detail']}, allowed 1e-09")
     return 0 if row["ok"] else 1
@@ -223,8 +230,9 @@ def _verify(given) -> int:
 
 
 def _bench(given) -> int:
-    from minidist.tools import bench
+    from minidist.tools import bench, bench_comm
 
-    rows = bench.measure(given.rounds)
-    print(json.dumps(rows, indent=2) if given.json else bench.table(rows))
+    suite = {"step": bench, "comm": bench_comm}[given.what]
+    rows = suite.measure(given.rounds)
+    print(json.dumps(rows, indent=2) if given.json else suite.table(rows))
     return 0

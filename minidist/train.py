@@ -114,7 +114,7 @@ def certify(model: nn.Transformer, text: Text, ranks: int, transport: str = "pro
     """
     inputs, targets = text.windows(model.context)
     rows = generator(0, "certificate").permutation(len(inputs))[: 2 * ranks + 1]
-    case = equivalence.Case(
-        "trained", copy.deepcopy(model).astype("float64"), inputs[rows], targets[rows]
-    )
+    name = f"all {len(model.parameters())} parameters, {len(rows)} windows"
+    model = copy.deepcopy(model).astype("float64")
+    case = equivalence.Case(name, model, inputs[rows], targets[rows])
     return equivalence.check("naive", case, ranks, transport=transport)

@@ -90,6 +90,7 @@ def test_only_development_time_files_import_what_is_not_a_core_dependency():
         for path in FILES
     }
     assert {p for p, found in importers.items() if found} <= {
+        "tools/bench_peers.py",
         "tools/bench_torch.py",
         "tools/figures.py",
         "tools/timeline.py",

@@ -6,14 +6,14 @@ Letters: B batch, T sequence, H heads, D head width. P holds T x T numbers per h
 import math
 
 from minidist.autograd.functions import sum_columns
-from minidist.autograd.tensor import Function
+from minidist.autograd.tensor import Function, Tensor
 from minidist.backend import array_module, widen
 
 
 class CausalAttention(Function):
-    """O = P V, P = softmax(Q K^T / sqrt D) over positions s <= t (Vaswani et al. 2017, equation 1,
-    masked).
+    """O = P V, P = softmax(Q K^T / sqrt D) over positions s <= t.
 
+    Vaswani et al. 2017, equation 1, masked.
     Input QKV[3, B, H, T, D], the three stacked; output O[B, H, T, D].
     dV = P^T dO,  dP = dO V^T,  dS = P (dP - <dP, P>),  dQ = dS K / sqrt D,  dK = dS^T Q / sqrt D.
     """
@@ -46,10 +46,8 @@ class CausalAttention(Function):
         return dqkv.astype(grad.dtype, copy=False)
 
 
-def causal_attention(qkv):
-    """Attend from every position to itself and those before it: QKV[3, B, H, T, D] -> O[B, H, T,
-    D].
-    """
+def causal_attention(qkv: Tensor) -> Tensor:
+    """Attend to oneself and those before: QKV[3, B, H, T, D] -> O[B, H, T, D]."""
     if qkv.ndim != 5 or qkv.shape[0] != 3:
         raise ValueError(f"causal_attention takes [3, B, H, T, D], got {list(qkv.shape)}")
     return CausalAttention()(qkv)

@@ -7,19 +7,30 @@ along short rows.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from minidist.autograd.operators import Concatenate
 from minidist.autograd.tensor import Function, Tensor
-from minidist.backend import array_module, as_array, beside, erf, into, matmul, to_host, widen
+from minidist.backend import (
+    Array,
+    array_module,
+    as_array,
+    beside,
+    erf,
+    into,
+    matmul,
+    to_host,
+    widen,
+)
 from minidist.rng import Randomness
 
 
 class Linear(Function):
-    """Y = X W + b  =>  dX = dY W^T, dW = X^T dY, db = sum of dY over rows;  X[..., C_in], W[C_in,
-                    C_out].
+    """Y = X W + b  =>  dX = dY W^T, dW = X^T dY, db = sum of dY over rows.
 
+    X[..., C_in], W[C_in, C_out].
     With `transposed`, W is stored as [C_out, C_in]: a head that shares the weight of an embedding.
     """
 
@@ -53,18 +64,18 @@ class Linear(Function):
         return (dx, dw, db)[: len(self.inputs)]
 
 
-def sum_rows(x, out=None):
+def sum_rows(x: Array, out: Array | None = None) -> Array:
     """Sum X[N, C] over its rows, as the product of a vector of ones with it."""
     return matmul(array_module(x).ones(len(x), x.dtype), x, out=out)
 
 
-def sum_columns(x):
+def sum_columns(x: Array) -> Array:
     """Sum X[..., C] over its last axis, which stays, as one product with a vector of ones."""
     ones = array_module(x).ones((x.shape[-1], 1), x.dtype)
     return (x.reshape(-1, x.shape[-1]) @ ones).reshape(*x.shape[:-1], 1)
 
 
-def mean_columns(x):
+def mean_columns(x: Array) -> Array:
     return sum_columns(x) / x.shape[-1]
 
 
@@ -73,9 +84,8 @@ class Relu(Function):
 
     def forward(self, x):
         xp = array_module(x)
-        self.y = xp.maximum(
-            x, xp.zeros(x.shape[-1:], x.dtype)
-        )  # a row of zeros: a scalar defeats SIMD
+        # A row of zeros, because a scalar defeats SIMD.
+        self.y = xp.maximum(x, xp.zeros(x.shape[-1:], x.dtype))
         return self.y
 
     def backward(self, grad):
@@ -83,8 +93,9 @@ class Relu(Function):
 
 
 class GeluTanh(Function):
-    """Y = X/2 (1 + tanh(k (X + a X^3))), k = sqrt(2/pi), a = 0.044715 (Hendrycks and Gimpel 2016,
-    section 2).
+    """Y = X/2 (1 + tanh(k (X + a X^3))), k = sqrt(2/pi), a = 0.044715.
+
+    Hendrycks and Gimpel 2016, section 2: the approximation.
     """
 
     k, a = math.sqrt(2 / math.pi), 0.044715
@@ -119,8 +130,9 @@ class GeluTanh(Function):
 
 
 class GeluErf(Function):
-    """Y = X Phi(X), Phi(X) = (1 + erf(X / sqrt 2)) / 2  =>  dX = dY (Phi(X) + X phi(X))  (equation
-    in section 2).
+    """Y = X Phi(X), Phi(X) = (1 + erf(X / sqrt 2)) / 2  =>  dX = dY (Phi(X) + X phi(X)).
+
+    Hendrycks and Gimpel 2016, section 2; Phi is the normal distribution, phi its density.
     """
 
     def forward(self, x):
@@ -134,8 +146,9 @@ class GeluErf(Function):
 
 
 class Softmax(Function):
-    """Y = exp(X - max X) / sum, per row  =>  dX = Y (dY - <dY, Y>).  The maximum is the row's own,
-    so no row underflows.
+    """Y = exp(X - max X) / sum, per row  =>  dX = Y (dY - <dY, Y>).
+
+    The maximum is the row's own, so no row underflows.
     """
 
     def __init__(self, axis=-1):
@@ -173,9 +186,9 @@ class LogSoftmax(Function):
 
 
 class LayerNorm(Function):
-    """Y = n g + b, n = (X - mean) r, r = 1 / sqrt(var + eps), over the last axis (Ba et al. 2016,
-    equation 4).
+    """Y = n g + b, n = (X - mean) r, r = 1 / sqrt(var + eps), over the last axis.
 
+    Ba et al. 2016, equations 3 and 4.
     With d = dY g:  dX = r (d - mean d - n mean(d n)),  dg = sum dY n,  db = sum dY.
     """
 
@@ -215,8 +228,9 @@ class LayerNorm(Function):
 class Embedding(Function):
     """Y = W[indices]  =>  dW[v] = sum of dY over the places where indices = v.
 
-    W[V, C], indices[...] of integers. The sum sorts the places by index and adds each run up: in
-    the same order, hence with the same bits, every time.
+    W[V, C], indices[...] of integers.
+    The sum sorts the places by index and adds each run up: in the same order, hence with the same
+    bits, every time.
     """
 
     def __init__(self, indices):
@@ -246,9 +260,7 @@ class Embedding(Function):
 
 
 class Dropout(Function):
-    """Y = X keep / (1 - rate)  =>  dX = dY keep / (1 - rate)  (Srivastava et al. 2014, scaled in
-    training).
-    """
+    """Y = X keep / (1 - rate)  =>  dX = dY keep / (1 - rate)  (Srivastava et al. 2014)."""
 
     def __init__(self, keep, rate):
         self.keep, self.factor = keep, 1 / (1 - float(rate))
@@ -261,50 +273,60 @@ class Dropout(Function):
         return grad * self.keep * self.factor
 
 
-def concatenate(tensors, axis=0):
+def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     return Concatenate(axis)(*tensors)
 
 
-def linear(x, weight, bias=None, transposed=False):
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False
+) -> Tensor:
     return Linear(transposed)(x, weight) if bias is None else Linear(transposed)(x, weight, bias)
 
 
-def relu(x):
+def relu(x: Tensor) -> Tensor:
     return Relu()(x)
 
 
-def gelu(x, form="tanh"):
+def gelu(x: Tensor, form: str = "tanh") -> Tensor:
     """Gaussian error linear unit; form "tanh" (fast) or "erf" (exact)."""
     if form not in ("tanh", "erf"):
         raise ValueError(f"gelu form {form!r}: choose 'tanh' or 'erf'")
     return (GeluTanh if form == "tanh" else GeluErf)()(x)
 
 
-def softmax(x, axis=-1):
+def softmax(x: Tensor, axis: int = -1) -> Tensor:
     return Softmax(axis)(x)
 
 
-def log_softmax(x, axis=-1):
+def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     return LogSoftmax(axis)(x)
 
 
-def layer_norm(x, gain, bias, eps=1e-5):
+def layer_norm(x: Tensor, gain: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
     return LayerNorm(eps)(x, gain, bias)
 
 
-def embedding(indices, weight):
+def embedding(indices: Array, weight: Tensor) -> Tensor:
     return Embedding(indices)(weight)
 
 
-def dropout(x, rate, name, randomness: Randomness | None, window=None, full_shape=None):
-    """Drop elements of X[B, ...] and scale the rest by 1 / (1 - rate); see Randomness.keep for the
-    split ones.
+def dropout(
+    x: Tensor,
+    rate: float,
+    name: str,
+    randomness: Randomness,
+    window: Sequence[slice] | None = None,
+    full_shape: Sequence[int] | None = None,
+) -> Tensor:
+    """Drop elements of X[B, ...] and scale the rest by 1 / (1 - rate).
+
+    For `window` and `full_shape`, where a rank holds a part of each example, see `Randomness.keep`.
     """
     keep = randomness.keep(name, rate, x.shape, window, full_shape)
     return Dropout(keep, rate)(x)
 
 
-def check_indices(indices, what):
+def check_indices(indices: Tensor | Array, what: str) -> np.ndarray:
     """Return integer indices on the host, none negative: a GPU would wrap a wrong one silently."""
     indices = to_host(indices.data if isinstance(indices, Tensor) else indices)
     if indices.dtype.kind not in "iu":

@@ -10,14 +10,19 @@ from collections.abc import Callable
 import numpy as np
 
 from minidist.autograd.tensor import Tensor
-from minidist.backend import array_module, to_device, to_host
+from minidist.backend import Array, array_module, to_device, to_host
 
 
 def gradcheck(
-    function: Callable[..., Tensor], *arrays, seed: int = 0, step: float = 1e-6, bound: float = 1e-6
-):
-    """Raise AssertionError unless every input's gradient agrees with central differences; return
-    the largest error.
+    function: Callable[..., Tensor],
+    *arrays: Array,
+    seed: int = 0,
+    step: float = 1e-6,
+    bound: float = 1e-6,
+) -> float:
+    """Hold every input's gradient against central differences; return the largest error.
+
+    Raise AssertionError where one is above the bound.
 
     function  maps tensors to one tensor, of any shape, smooth near the inputs
     arrays    float64 arrays on the host or on a GPU
@@ -49,8 +54,7 @@ def gradcheck(
         error = abs(got - want) / max(1.0, abs(want))
         worst = max(worst, error)
         assert error <= bound, (
-            f"input {i} of shape {list(x.shape)}: backward says {got:.9g}, central differences "
-            f"say {want:.9g}, "
-            f"error {error:.2g} is above {bound:.2g}"
+            f"input {i} of shape {list(x.shape)}: backward says {got:.9g}, "
+            f"central differences say {want:.9g}, error {error:.2g} is above {bound:.2g}"
         )
     return worst

@@ -8,13 +8,11 @@ targets at hand: the mean, right for one device and one batch.
 
 from minidist.autograd.functions import check_indices
 from minidist.autograd.tensor import Function, Tensor
-from minidist.backend import array_module, as_array, beside, widen
+from minidist.backend import Array, array_module, as_array, beside, widen
 
 
 class CrossEntropy(Function):
-    """L = sum of -log softmax(X)[target] / n  =>  dX = (softmax(X) - onehot(target)) dL / n;
-    X[..., V].
-    """
+    """L = sum of -log softmax(X)[target] / n  =>  dX = (softmax(X) - onehot) dL / n; X[..., V]."""
 
     def __init__(self, targets, reduction_size):
         self.targets, self.reduction_size = targets, reduction_size
@@ -56,15 +54,18 @@ class SquaredError(Function):
         return dy.astype(grad.dtype, copy=False)
 
 
-def cross_entropy(logits, targets, reduction_size=None):
-    """Sum of -log softmax(logits[..., V])[targets[...]], divided by `reduction_size` (default: the
-    number of targets).
+def cross_entropy(
+    logits: Tensor, targets: Tensor | Array, reduction_size: float | None = None
+) -> Tensor:
+    """Sum -log softmax(logits[..., V])[targets[...]]; divide by `reduction_size`.
+
+    By default that is the number of targets.
     """
     targets = check_indices(targets, "target")
     if targets.shape != logits.shape[:-1]:
         raise ValueError(
-            f"logits {list(logits.shape)} need targets {list(logits.shape[:-1])}, got "
-            f"{list(targets.shape)}"
+            f"logits {list(logits.shape)} need targets {list(logits.shape[:-1])}, "
+            f"got {list(targets.shape)}"
         )
     if targets.size and targets.max() >= logits.shape[-1]:
         raise ValueError(
@@ -73,21 +74,23 @@ def cross_entropy(logits, targets, reduction_size=None):
     return CrossEntropy(targets, reduction_size_or(targets, reduction_size))(logits)
 
 
-def squared_error(outputs, targets, reduction_size=None):
-    """Sum of (outputs - targets)^2, divided by `reduction_size` (default: the number of
-    targets).
+def squared_error(
+    outputs: Tensor, targets: Tensor | Array, reduction_size: float | None = None
+) -> Tensor:
+    """Sum (outputs - targets)^2; divide by `reduction_size`.
+
+    By default that is the number of targets.
     """
     targets = as_array(targets.data if isinstance(targets, Tensor) else targets)
     if targets.shape != outputs.shape or targets.dtype != outputs.dtype:
         raise ValueError(
-            f"outputs are {outputs.dtype}{list(outputs.shape)}, targets "
-            f"{targets.dtype}{list(targets.shape)}: "
-            "they must agree"
+            f"outputs are {outputs.dtype}{list(outputs.shape)}, "
+            f"targets {targets.dtype}{list(targets.shape)}: they must agree"
         )
     return SquaredError(targets, reduction_size_or(targets, reduction_size))(outputs)
 
 
-def reduction_size_or(targets, given):
+def reduction_size_or(targets: Array, given: float | None) -> float:
     """Return the reduction size that was given, or by default the number of targets."""
     if given is None and targets.size == 0:
         raise ValueError(

@@ -78,8 +78,8 @@ class MatMul(Function):
         if min(a.ndim, b.ndim) < 2 or a.shape[-1] != b.shape[-2]:
             raise ValueError(
                 f"cannot multiply {list(a.shape)} by {list(b.shape)}: both need two axes or more, "
-                "and the "
-                "columns of the first must be the rows of the second; use reshape or transpose"
+                "and the columns of the first must be the rows of the second; "
+                "use reshape or transpose"
             )
         self.a, self.b = a, b
         return matmul(a, b)
@@ -182,9 +182,7 @@ class Reshape(Function):
 
 
 class Transpose(Function):
-    """Y = A with its axes permuted (default: reversed)  =>  dA = dY with the inverse
-    permutation.
-    """
+    """Y = A, axes permuted (default: reversed)  =>  dA = dY, axes permuted back."""
 
     def __init__(self, axes=None):
         self.axes = tuple(axes) if axes else None
@@ -199,8 +197,9 @@ class Transpose(Function):
 
 
 class GetItem(Function):
-    """Y = A[index], NumPy's basic or advanced indexing  =>  dA = 0, plus dY added at index (repeats
-    add up).
+    """Y = A[index], basic or advanced  =>  dA = 0, plus dY at index (repeats add up).
+
+    On a GPU repeats are added with atomics, so the last bits vary.
     """
 
     def __init__(self, index):

@@ -1,23 +1,26 @@
-"""Recompute instead of remember: keep a segment's inputs, run its forward pass again when backward
-arrives.
+"""Recompute instead of remember: keep a segment's inputs, run it again in backward.
 
-Chen et al., Training Deep Nets with Sublinear Memory Cost (2016), section 4: n layers in segments
-of k keep n/k inputs plus the activations of one segment, for one more forward pass. The gradients
-are the same bits.
+The field calls it activation checkpointing, gradient checkpointing or rematerialisation. Chen et
+al., Training Deep Nets with Sublinear Memory Cost (2016), section 4: n layers in segments of k keep
+n/k inputs plus the activations of one segment, for one more forward pass. The gradients are the
+same bits.
 """
+
+from collections.abc import Callable, Iterable
 
 from minidist.autograd.tensor import Function, Tensor, no_grad, propagate, recording, unbroadcast
 from minidist.backend import into
 
 
-def recompute(function, *inputs, parameters=None) -> Tensor:
+def recompute(
+    function: Callable[..., Tensor], *inputs, parameters: Iterable[Tensor] | None = None
+) -> Tensor:
     """Return function(*inputs), remembering only the inputs.
 
-    function    a module, or any callable on tensors that gives the same result when it is called
-                again
+    function    a module, or any callable on tensors that gives the same result when called again
     inputs      tensors and other arguments
-    parameters  the leaves it uses beside its inputs; default `function.parameters()`, or none if it
-                has no such method
+    parameters  the leaves it uses beside its inputs; by default `function.parameters()`,
+                or none if it has no such method
     """
     if parameters is None:
         parameters = function.parameters() if hasattr(function, "parameters") else []
@@ -31,9 +34,7 @@ def differentiable(arguments) -> list[Tensor]:
 
 
 class Recompute(Function):
-    """Y = f(X; W)  =>  run f once more on X with the memory on, then back-propagate through
-    that.
-    """
+    """Y = f(X; W)  =>  run f once more, now recording, and back-propagate through that."""
 
     def __init__(self, function, arguments):
         self.function, self.arguments = function, arguments
@@ -52,8 +53,8 @@ class Recompute(Function):
         for leaf, contribution in propagate(again, grad, {}, self.deferring):
             if leaf not in totals:
                 raise ValueError(
-                    f"recompute: the function used the parameter {leaf.name or leaf!r} without "
-                    "being told; pass it in parameters="
+                    f"recompute: the function used the parameter {leaf.name or leaf!r} "
+                    "without being told; pass it in parameters="
                 )
             if callable(contribution) and not self.deferring:
                 contribution = contribution()

@@ -1,19 +1,20 @@
 """A tensor remembers how it was computed; backward follows the memory back, latest function first.
 
 Reverse accumulation (Griewank and Walther, Evaluating Derivatives, 2008, chapter 3): if Y = f(A, B)
-and dY is the gradient of a scalar with respect to Y, then f.backward(dY) returns dA and dB. Data,
-backward, operators: in this order.
+and dY is the gradient of a scalar with respect to Y, then f.backward(dY) returns dA and dB. The
+file has the tensor (data, backward, operators), the function, and the way back, in this order.
 """
 
 import itertools
 import threading
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from operator import attrgetter
 
 import numpy as np
 
-from minidist.backend import array_module, as_array, sum_over
+from minidist.backend import Array, array_module, as_array, sum_over
 
 NUMBERS = (float, int)
 _clock = itertools.count()  # an order in which every input precedes its uses
@@ -27,7 +28,7 @@ _recording = _Recording()
 
 
 @contextmanager
-def recording(on: bool):
+def recording(on: bool) -> Iterator[None]:
     """Remember how results are computed, or do not, whatever held before."""
     before, _recording.on = _recording.on, on
     try:
@@ -36,7 +37,7 @@ def recording(on: bool):
         _recording.on = before
 
 
-def no_grad():
+def no_grad() -> AbstractContextManager[None]:
     """Compute without remembering, as a context: results do not require gradients."""
     return recording(False)
 
@@ -51,11 +52,9 @@ class Tensor:
     data           NumPy or CuPy array, any shape
     grad           gradient of the same shape and dtype after backward, or None (which means zero);
                    a parameter's is a view that its next gradient overwrites: copy what you keep
-    requires_grad  whether backward should reach it; a leaf (one that no function made) keeps its
-                   gradient
+    requires_grad  whether backward reaches it; a leaf (which no function made) keeps its gradient
     creator        the Function that made it, or None for a leaf
-    grad_buffer    where a leaf's first gradient is written, if it has such a place (see
-                   nn.FlatParameters)
+    grad_buffer    where a leaf's first gradient is written, or None (see nn.FlatParameters)
     """
 
     grad = None
@@ -96,16 +95,17 @@ class Tensor:
     def __float__(self):
         return float(self.data)
 
-    def item(self):
+    def item(self) -> float:
         return self.data.item()
 
     def detach(self) -> "Tensor":
         """Return a leaf with the same data that does not require a gradient."""
         return Tensor(self.data)
 
-    def add_hook(self, hook):
-        """Call `hook(self)` once per backward, when all of this leaf's contributions are in.
-        Returns a way to undo it.
+    def add_hook(self, hook: Callable[["Tensor"], None]) -> Callable[[], None]:
+        """Call `hook(self)` once per backward, when all contributions to this leaf are in.
+
+        Return a function that removes the hook.
         """
         if self.creator is not None:
             raise ValueError("hooks belong to leaves; this tensor was made by a function")
@@ -116,9 +116,8 @@ class Tensor:
 
         return remove
 
-    def backward(self, grad=None, deferred: list | None = None) -> None:
-        """Add the gradient of <self, grad> to `.grad` of every leaf below; the graph is freed on
-        the way.
+    def backward(self, grad: Array | None = None, deferred: list | None = None) -> None:
+        """Add the gradient of <self, grad> to `.grad` of every leaf below; free the graph.
 
         grad      array of this shape; default 1 for a tensor with one element
         deferred  a list: parameter gradients are not computed but appended to it as thunks, to be
@@ -130,12 +129,10 @@ class Tensor:
                 deferred.append(partial(deliver, leaf, contribution))
             else:
                 deliver(leaf, contribution)
-            contribution = None
+            contribution = None  # the array must not outlive its delivery
 
     def accumulate(self, contribution) -> None:
-        """Add an array, or what a thunk `f(out=None)` returns, to `.grad`, without writing to
-        arrays of others.
-        """
+        """Add to `.grad` an array, or what a thunk returns; never write to an array of others."""
         if callable(contribution):
             fresh = self.grad is None and self.grad_buffer is not None
             contribution = contribution(out=self.grad_buffer) if fresh else contribution()
@@ -173,11 +170,11 @@ class Tensor:
     def log(self): return ops.Log()(self)
     # fmt: on
 
-    def reshape(self, *shape):
+    def reshape(self, *shape) -> "Tensor":
         shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
         return ops.Reshape(shape)(self)
 
-    def transpose(self, *axes):
+    def transpose(self, *axes) -> "Tensor":
         axes = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
         return ops.Transpose(axes)(self)
 
@@ -214,6 +211,7 @@ class Function:
                 x = x.data
             elif isinstance(x, NUMBERS):
                 edges.append(None)
+                # np.float64 is a float, but not a weak one
                 arrays.append(float(x) if isinstance(x, np.floating) else x)
                 continue
             else:
@@ -236,9 +234,10 @@ class Function:
         return out
 
 
-def propagate(root: Tensor, grad, remaining: dict, deferring: bool = False):
-    """Yield (leaf, contribution) for every edge into a leaf below root: an array, a thunk, or None
-    for nothing.
+def propagate(
+    root: Tensor, grad: Array | None, remaining: dict, deferring: bool = False
+) -> Iterator[tuple]:
+    """Yield (leaf, contribution) per edge into a leaf below root: array, thunk, or None.
 
     `remaining` is filled beforehand with the number of contributions that each leaf will get.
     Iterative, so that depth is bounded by memory only; a function is released as soon as it has
@@ -289,8 +288,8 @@ def functions_below(root: Tensor, remaining: dict | None = None) -> list[Functio
         function = stack.pop()
         if function.inputs is None:
             raise ValueError(
-                "backward has already passed here and freed the graph; add losses up and call "
-                "backward once, or run the forward pass again"
+                "backward has already passed here and freed the graph; "
+                "add losses up and call backward once, or run the forward pass again"
             )
         for source in function.inputs:
             if isinstance(source, Tensor):
@@ -310,10 +309,8 @@ def _deliver(remaining: dict, leaf: Tensor, contribution) -> None:
             hook(leaf)
 
 
-def unbroadcast(grad, shape):
-    """Sum a gradient over the axes along which its input was repeated: the adjoint of
-    broadcasting.
-    """
+def unbroadcast(grad: Array, shape: tuple[int, ...]) -> Array:
+    """Sum a gradient over the axes along which its input was repeated."""
     if grad.shape == shape:
         return grad
     grad = sum_over(grad, axis=tuple(range(grad.ndim - len(shape))))

@@ -17,6 +17,8 @@ from minidist.errors import CollectiveMismatch
 ARRIVED, SLEEPS, FINGERPRINT, OFFSET = 0, 1, 2, 4  # 8-byte words; the last two exist twice
 TEXT, TEXT_BYTES = 64, 480  # what is shown to people when ranks disagree; twice as well
 BLOCK = TEXT + 2 * TEXT_BYTES
+PATIENCE = 30  # looks before a rank lets others have its core between two looks
+GIVE_WAY = getattr(os, "sched_yield", lambda: None)
 
 
 class Alarm:
@@ -43,8 +45,12 @@ class Alarm:
 class Board:
     """The blocks of a group's ranks, one per member, at these offsets of the shared memory.
 
-    me       this rank's number in the group;  members: the ranks' numbers in the world
-    blocks   where each member's block begins; they begin with zeros
+    What a rank shows has two places, used in turn: a fast rank may already show what it calls next
+    while a slow one still reads what was called before.
+
+    me       this rank's number in the group
+    members  the ranks' numbers in the world
+    blocks   where each member's block begins; they are zeros at first
     """
 
     def __init__(self, memory: SharedMemory, blocks: list[int], members, endpoint):
@@ -61,9 +67,8 @@ class Board:
     def meet(self, signature: Signature, offset: int = 0) -> list[int]:
         """Wait for all ranks, with a signature that must be the same on all of them.
 
-        Return the offset that each rank has shown. CollectiveMismatch, on every rank, if the
-        signatures differ. What is shown exists twice, because a fast rank may already show what it
-        calls next while a slow one still reads.
+        Return the offset that each rank has shown. Raise CollectiveMismatch, on every rank, if the
+        signatures differ.
         """
         self.meetings += 1
         side = self.meetings % 2
@@ -85,9 +90,11 @@ class Board:
         for words, rank in self.others:
             if words[SLEEPS]:
                 self.alarm.ring(rank)
-        for _ in range(self.looks):
+        for look in range(self.looks):
             if all(words[ARRIVED] >= self.step for words, _ in self.others):
                 break
+            if look > PATIENCE:
+                GIVE_WAY()  # somebody else may need this core
         else:
             self._sleep(operation)
         self._fence()

@@ -2,6 +2,8 @@
 
 from collections import deque
 
+from minidist.backend import Array
+
 
 class Channel:
     """The messages of one collective call, which its algorithm sends and receives."""
@@ -12,10 +14,10 @@ class Channel:
         self.rank, self.size = group.rank, group.size
         self.key = ("collective", group._collectives)
 
-    def send(self, array, to: int) -> None:
+    def send(self, array: Array, to: int) -> None:
         self.group._post(self.name, array, to, self.key, self.payload)
 
-    def recv(self, source: int):
+    def recv(self, source: int) -> Array:
         return self.group._take(self.name, source, self.key)
 
 
@@ -26,7 +28,7 @@ class Request:
         self._queue, self._complete, self._done, self._result = queue, complete, False, None
         queue.append(self)
 
-    def wait(self):
+    def wait(self) -> Array | None:
         """Return the array that was received (None for a send); the same one if called again."""
         while not self._done:
             oldest = self._queue[0]

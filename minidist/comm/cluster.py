@@ -35,12 +35,12 @@ def run(
 ) -> list:
     """Call worker(group, *args) on `size` ranks; return their results in rank order.
 
-    worker     any function, also one of a script or a notebook cell: it travels by value, and so do
-               args and results
-    transport  "process", or "thread" for a debugger
-    timeout    seconds after which the run ends in CommTimeout
-    device     "cpu" or "gpu": `group.device`, where `group.empty` allocates
-    log        an EventLog that gets every rank's events
+    worker        any function, also one of a script or a notebook cell; it travels by value, as do
+                  args and results
+    transport     "process", or "thread" for a debugger
+    timeout       seconds after which the run ends in CommTimeout
+    device        "cpu" or "gpu": `group.device`, where `group.empty` allocates
+    log           an EventLog that gets every rank's events
     interleaving  a seed, for threads: the same seed, the same order of events
 
     Each rank's BLAS gets cores // size threads, so one rank alone uses them all: to compare numbers
@@ -51,8 +51,7 @@ def run(
 
 
 class Cluster:
-    """Ranks that stay up between runs. After a failure all have stopped; the next run starts fresh
-    ones.
+    """Ranks that stay up between runs; a failure stops them all, and the next run starts new ones.
 
     Use it in a `with`, or call `close()`; at the latest the ranks end with the interpreter.
     """
@@ -80,7 +79,13 @@ class Cluster:
         self._ranks = TRANSPORTS[self.transport](self.size, self.device, self.interleaving)
         self._finalizer = weakref.finalize(self, self._ranks.stop, 1.0)
 
-    def run(self, worker, *args, timeout: float | None = None, log: EventLog | None = None):
+    def run(
+        self,
+        worker: Callable,
+        *args,
+        timeout: float | None = None,
+        log: EventLog | None = None,
+    ) -> list:
         """Call worker(group, *args) on every rank; return the results in rank order.
 
         Or raise one error: RankDied, RankFailed (chained to the remote exception),

@@ -3,10 +3,10 @@
 Letters: N ranks, r this rank, S bytes in the array, cut into N chunks whose sizes differ by at most
 one element, the larger first (some are empty where there are fewer elements than ranks).
 
-    all_reduce          steps          bytes that one rank sends     good for
-    ring                2 (N - 1)      2 (N - 1) / N S               large arrays, any N
-    tree                2 log2 N       up to log2 N S                small arrays, any N
-    halving_doubling    2 log2 N       2 (N - 1) / N S               N a power of two
+    all_reduce          steps             bytes that one rank sends     good for
+    ring                2 (N - 1)         2 (N - 1) / N S               large arrays, any N
+    tree                2 ceil(log2 N)    up to ceil(log2 N) S          small arrays, any N
+    halving_doubling    2 log2 N          2 (N - 1) / N S               N a power of two
 
 The order in which a chunk is added up is fixed, and each chunk is finished at one place, so results
 have the same bits on every rank and in every run. Where N does not divide the elements the bytes
@@ -16,18 +16,18 @@ differ a little from rank to rank; `tools/volume.py` has them exactly.
 from collections.abc import Callable
 from typing import Protocol
 
+from minidist.backend import Array
+
 
 class Channel(Protocol):
-    """The two operations that the algorithms are written in; messages between two ranks keep
-    order.
-    """
+    """What the algorithms are written in; messages between two ranks keep their order."""
 
     rank: int
     size: int
 
-    def send(self, array, to: int) -> None: ...
+    def send(self, array: Array, to: int) -> None: ...
 
-    def recv(self, source: int): ...
+    def recv(self, source: int) -> Array: ...
 
 
 def split_sizes(n: int, parts: int) -> list[int]:
@@ -36,17 +36,15 @@ def split_sizes(n: int, parts: int) -> list[int]:
 
 
 def split_ends(n: int, parts: int) -> list[int]:
-    """Return where the pieces of `split_sizes` begin and, at last, end: piece p is [p] to [p +
-    1].
-    """
+    """Return the N + 1 bounds of the pieces: piece p is [ends[p], ends[p + 1])."""
     ends = [0]
     for size in split_sizes(n, parts):
         ends.append(ends[-1] + size)
     return ends
 
 
-def ring(channel: Channel, x, combine: Callable) -> None:
-    """All-reduce the flat array x in place around a ring (Patarasu and Yuan 2009).
+def ring(channel: Channel, x: Array, combine: Callable) -> None:
+    """All-reduce the flat array x in place around a ring (Patarasuk and Yuan 2009).
 
     reduce-scatter: chunk c starts at rank c and goes round, each rank adding its own to what comes
     in, until rank c - 1 has it whole;  all-gather: the whole chunks go round once more.
@@ -68,11 +66,10 @@ def ring(channel: Channel, x, combine: Callable) -> None:
         chunk(r - step)[...] = channel.recv((r - 1) % N)
 
 
-def tree(channel: Channel, x, combine: Callable) -> None:
+def tree(channel: Channel, x: Array, combine: Callable) -> None:
     """All-reduce the flat array x in place: up a binomial tree to rank 0, and down again.
 
-        N = 6, up:   1 -> 0, 3 -> 2, 5 -> 4;   then 2 -> 0;   then 4 -> 0.   Down: the other way
-                     round.
+        N = 6, up:   1 -> 0, 3 -> 2, 5 -> 4;   then 2 -> 0;   then 4 -> 0.   Down: reversed.
 
     At distance d = 1, 2, 4, ... rank r hands its sum to r - d and is done, or takes that of r + d.
     """
@@ -90,7 +87,7 @@ def tree(channel: Channel, x, combine: Callable) -> None:
             channel.send(x, to=r + distance)
 
 
-def halving_doubling(channel: Channel, x, combine: Callable) -> None:
+def halving_doubling(channel: Channel, x: Array, combine: Callable) -> None:
     """All-reduce the flat array x in place (Rabenseifner; Thakur et al. 2005, section 4.5).
 
     halving: with the rank at distance N/2 exchange halves of the array, with that at N/4 halves of
@@ -124,7 +121,7 @@ def halving_doubling(channel: Channel, x, combine: Callable) -> None:
 ALGORITHMS = {"ring": ring, "tree": tree, "halving_doubling": halving_doubling}
 
 
-def all_to_all(channel: Channel, pieces: list) -> list:
+def all_to_all(channel: Channel, pieces: list[Array]) -> list[Array]:
     """Give pieces[r] to rank r; return what each rank gave to this one, in rank order.
 
     In step s to r + s and from r - s, so that not all ranks write to the same one at once.

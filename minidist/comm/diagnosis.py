@@ -89,7 +89,7 @@ class Snapshot:
 
 
 def snapshot(waits: dict[int, Wait], worker: int | None, own: bool, posted, arrived) -> Snapshot:
-    """Take a snapshot of a rank: {thread: wait}, and the thread that runs its worker.
+    """Take a snapshot of a rank from {thread: wait} and the thread that runs its worker.
 
     own: the rank has this process for itself, so that every other thread of it is the rank's, too.
     Daemon threads count only where they wait.

@@ -9,12 +9,14 @@ the same bits on every rank and in every run.
 
 import time
 from collections import Counter, deque
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
 
 import numpy as np
 
 from minidist.backend import (
+    Array,
     array_module,
     as_array,
     beside,
@@ -33,8 +35,9 @@ REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multipl
 
 
 class Ledger:
-    """Payload bytes that other ranks take from this one, per operation: no control traffic, and
-    nothing that a rank takes from itself.
+    """Payload bytes that other ranks take from this one, per operation.
+
+    Control traffic does not count, nor what a rank takes from itself.
     """
 
     def __init__(self):
@@ -90,16 +93,16 @@ class Group:
     # Messages between two ranks.
 
     @traced
-    def send(self, array, to: int, tag: int = 0) -> None:
+    def send(self, array: Array, to: int, tag: int = 0) -> None:
         """Send a copy; returns at once, whether or not the receiver ever receives."""
         self._post("send", _checked(array), self._valid(to, "to"), ("message", _tag(tag)))
 
     @traced
-    def recv(self, source: int, tag: int = 0):
+    def recv(self, source: int, tag: int = 0) -> Array:
         """Return the next array that `source` has sent, or will send, with this tag."""
         return self.irecv(source, tag).wait()
 
-    def isend(self, array, to: int, tag: int = 0) -> Request:
+    def isend(self, array: Array, to: int, tag: int = 0) -> Request:
         """Send a copy; return a request that is complete, since a send never waits."""
         self.send(array, to, tag)
         return Request(deque(), lambda: None)
@@ -115,7 +118,14 @@ class Group:
     # Collectives.
 
     @traced
-    def all_reduce(self, x, op="sum", label=None, algorithm=None, out=None):
+    def all_reduce(
+        self,
+        x: Array,
+        op: str = "sum",
+        label: str | None = None,
+        algorithm: str | None = None,
+        out: Array | None = None,
+    ) -> Array:
         """Return the reduction of every rank's x, same shape and dtype on all ranks.
 
         Bytes: 2(N-1)S from all ranks together; from each, S less its slice, and N-1 times its
@@ -123,17 +133,17 @@ class Group:
         place is never copied; any other one is copied into shared memory and out of it.
 
         op         "sum", "max", "min" or "prod"
-        label      a name that must agree between ranks: two equal shapes in swapped order are then
-                   an error
+        label      a name that must agree between ranks, so that two equal shapes in swapped order
+                   are an error
         algorithm  None: in shared memory and rank order; "ring", "tree" or "halving_doubling": on
-                   messages, see collectives.py. The same bits everywhere and always
-        out        an array for the result, x itself for a reduction in place
+                   messages, see collectives.py; each gives the same bits everywhere and always
+        out        an array for the result; x itself for a reduction in place
         """
         x, combine = _checked(x), _ufunc(op)
         if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
             raise ValueError(
-                f"out is {out.dtype}{list(out.shape)}, x is {x.dtype}{list(x.shape)}: they must "
-                "agree"
+                f"out is {out.dtype}{list(out.shape)}, x is {x.dtype}{list(x.shape)}: "
+                "they must agree"
             )
         if algorithm is not None and algorithm not in ALGORITHMS:
             raise ValueError(
@@ -154,11 +164,14 @@ class Group:
         return out
 
     @traced
-    def reduce_scatter(self, x, sizes: list[int] | None = None, op="sum", label=None):
+    def reduce_scatter(
+        self, x: Array, sizes: list[int] | None = None, op: str = "sum", label: str | None = None
+    ) -> Array:
         """Return this rank's piece, along axis 0, of the reduction of every rank's x.
 
-        sizes: rows per rank (default: as equal as can be, larger first). Bytes from each rank: S
-        less its own piece.
+        Bytes from each rank: S less its own piece.
+
+        sizes  rows per rank (default: as equal as can be, the larger first)
         """
         x = _checked(x, axis=0)
         sizes = split_sizes(len(x), self.size) if sizes is None else [int(n) for n in sizes]
@@ -171,7 +184,7 @@ class Group:
         return _reduce(all_to_all(channel, pieces), op)
 
     @traced
-    def all_gather(self, x, axis: int = 0, label=None):
+    def all_gather(self, x: Array, axis: int = 0, label: str | None = None) -> Array:
         """Return every rank's x, concatenated along `axis`, where alone they may differ.
 
         Bytes from each rank: (N-1)S.
@@ -183,7 +196,7 @@ class Group:
         return array_module(x).concatenate(all_to_all(channel, [x] * self.size), axis=axis)
 
     @traced
-    def all_to_all(self, arrays: list, label=None) -> list:
+    def all_to_all(self, arrays: list[Array], label: str | None = None) -> list[Array]:
         """Give arrays[r] to rank r; return what each rank gave to this one, in rank order.
 
         Shapes may differ, dtypes may not.
@@ -196,14 +209,16 @@ class Group:
         return all_to_all(self._meet("all_to_all", arrays[0].dtype, label=label), arrays)
 
     @traced
-    def broadcast(self, x=None, root: int = 0, label=None):
+    def broadcast(self, x: Array | None = None, root: int = 0, label: str | None = None) -> Array:
         """Return root's x on all ranks; only root's x counts. Bytes: (N-1)S from root."""
         x = _checked(x) if self.rank == self._valid(root, "root") else None
         channel = self._meet("broadcast", f"root={root}", label=label)
         return self._from_root(channel, [x] * self.size, root)
 
     @traced
-    def scatter(self, pieces: list | None = None, root: int = 0, label=None):
+    def scatter(
+        self, pieces: list[Array] | None = None, root: int = 0, label: str | None = None
+    ) -> Array:
         """Return pieces[r] of root's list on rank r; shapes may differ."""
         if self.rank == self._valid(root, "root"):
             if pieces is None or len(pieces) != self.size:
@@ -212,7 +227,9 @@ class Group:
         return self._from_root(self._meet("scatter", f"root={root}", label=label), pieces, root)
 
     @traced
-    def gather(self, x, root: int = 0, axis: int = 0, label=None):
+    def gather(
+        self, x: Array, root: int = 0, axis: int = 0, label: str | None = None
+    ) -> Array | None:
         """Return every rank's x, concatenated along `axis`, on root; None elsewhere.
 
         Bytes: S from each rank but root.
@@ -225,7 +242,9 @@ class Group:
         return None if pieces is None else array_module(x).concatenate(pieces, axis=axis)
 
     @traced
-    def reduce(self, x, root: int = 0, op="sum", label=None):
+    def reduce(
+        self, x: Array, root: int = 0, op: str = "sum", label: str | None = None
+    ) -> Array | None:
         """Return the reduction of every rank's x, in rank order, on root; None elsewhere.
 
         Bytes: S from each rank but root.
@@ -265,15 +284,13 @@ class Group:
         return Group(endpoint, members, (*self.context, self._splits, int(color)), board)
 
     @contextmanager
-    def waiting(self, operation: str):
-        """Let it be known that this thread waits for another thread of its rank, not for
-        nothing.
-        """
+    def waiting(self, operation: str) -> Iterator[None]:
+        """Let it be known that this thread waits for another one of its rank, not for nothing."""
         wait = Wait(operation, lambda: [self.endpoint.rank], call_site())
         with self.endpoint.mailbox.shown(wait):
             yield
 
-    def empty(self, shape, dtype="float32"):
+    def empty(self, shape, dtype="float32") -> Array:
         """Return an uninitialised array where `all_reduce(x, out=x)` need not copy it.
 
         On the CPU that is memory which all ranks see; on a GPU it is an ordinary array.
@@ -344,8 +361,8 @@ def _checked(x, axis: int | None = None):
     if not hasattr(x, "dtype") or not hasattr(x, "nbytes"):
         if not isinstance(x, int | float | complex | list):
             raise ValueError(
-                f"only arrays travel between ranks, not {type(x).__name__}; pass a tensor's .data "
-                "or .grad"
+                f"only arrays travel between ranks, not {type(x).__name__}; "
+                "pass a tensor's .data or .grad"
             )
     x = as_array(x)
     if x.dtype.kind not in "biufc":

@@ -10,9 +10,7 @@ from minidist.comm.diagnosis import Wait, call_site
 
 
 class Stopped(BaseException):
-    """Raised in a rank that waits while the run is being torn down: no failure of its own, so no
-    `except Exception` sees it.
-    """
+    """Raised in a rank that waits while the run is torn down; `except Exception` misses it."""
 
 
 class Mailbox:

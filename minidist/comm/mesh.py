@@ -6,20 +6,20 @@ from minidist.comm.group import Group
 
 
 class Mesh:
-    """Arrange a group's ranks in a grid: `Mesh(group, dp=2, pp=2, tp=2)`; the last axis varies
-    fastest.
+    """A group's ranks in a grid: `Mesh(group, dp=2, pp=2, tp=2)`; the last axis is fastest.
 
-    With sizes (dp, pp, tp):  rank = (d * pp + p) * tp + t.   `mesh.tp` is the Group of the ranks
-                              that differ from this
-    one in t only; its ranks are numbered by t. Every rank of the group makes the same mesh.
+    With sizes (dp, pp, tp):  rank = (d * pp + p) * tp + t.
+
+    `mesh.tp` is the Group of the ranks that differ from this one in t only, numbered by t. Every
+    rank of the group makes the same mesh.
     """
 
     def __init__(self, group: Group, **axes: int):
         if any(size < 1 for size in axes.values()) or math.prod(axes.values()) != group.size:
             product = " x ".join(f"{name}={size}" for name, size in axes.items()) or "no axis"
             raise ValueError(
-                f"{product} does not make {group.size} ranks; the sizes must multiply to "
-                f"{group.size}"
+                f"{product} does not make {group.size} ranks; "
+                f"the sizes must multiply to {group.size}"
             )
         self.group, self.axes = group, axes
         self.coordinates = self.coordinates_of(group.rank)
@@ -38,9 +38,7 @@ class Mesh:
         return {name: coordinates[name] for name in self.axes}
 
     def rank_of(self, **coordinates: int) -> int:
-        """Return the group's rank at these coordinates; an axis that is not named keeps this rank's
-        own.
-        """
+        """Return the rank at these coordinates; an axis that is not named keeps this rank's own."""
         if unknown := sorted(set(coordinates) - set(self.axes)):
             raise ValueError(f"no axis {unknown[0]!r}; there are {', '.join(self.axes)}")
         rank = 0

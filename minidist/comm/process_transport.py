@@ -1,5 +1,13 @@
 """Ranks as processes of this machine: the default.
 
+                   caller
+         +-----------+-----------+          control connections: orders there, reports back
+         |           |           |
+      rank 0 ----- rank 1 ----- rank 2      a pair of sockets for each two ranks: messages
+    +-----------+-----------+-----------+
+    | region 0  | region 1  | region 2  |   shared memory, which every rank maps whole
+    +-----------+-----------+-----------+
+
 Arrays from `Group.empty` lie in memory that all ranks see. Messages travel between every pair of
 ranks through a pair of sockets; in each process one thread reads whatever arrives, at once, into
 the mailbox, so that a send never waits for a recv. Neither has a name that could be left behind.
@@ -92,9 +100,7 @@ class ProcessRanks:
                 control.send(("run", run, logged, payload))
 
     def reports(self, timeout: float | None) -> list[tuple[int, Report]]:
-        """Return the (rank, Report) pairs that have come in, waiting for the first; none if
-        `timeout` passes before.
-        """
+        """Return the (rank, Report) pairs that have come in; wait `timeout` for the first."""
         if not self.came_in:
             self._read(self.awaited, timeout)
         found, self.came_in = self.came_in, []
@@ -117,9 +123,8 @@ class ProcessRanks:
     def _read(self, ranks: set[int], timeout: float | None) -> dict[int, Snapshot | None]:
         """Read one message of each of these ranks that has one; return the snapshots among them."""
         sources = {self.controls[rank]: rank for rank in ranks}
-        deaths = {
-            self.processes[rank].sentinel: rank for rank in ranks
-        }  # a child may hold on to it
+        # A child of a dead rank may hold its connection open, so the sentinel is watched, too.
+        deaths = {self.processes[rank].sentinel: rank for rank in ranks}
         ready, answers = wait([*sources, *deaths], timeout), {}
         for control in [c for c in sources if c in ready]:
             rank = sources[control]
@@ -153,9 +158,7 @@ class ProcessRanks:
         """End a run in which every rank has reported."""
 
     def stop(self, patience: float = 0.0) -> None:
-        """End every rank: those that are idle by themselves within `patience` seconds, the others
-        by force.
-        """
+        """End every rank: by itself if it is idle within `patience` seconds, else by force."""
         if os.getpid() != self.owner:
             return  # in a child that was forked from the caller
         for control in self.controls:
@@ -193,8 +196,8 @@ def _received(duplicates) -> Descriptors:
 def start_method():
     """Return the multiprocessing context that ranks start in: the fork server where there is one.
 
-    It is started, if need be, with Ctrl-C blocked, which ranks inherit: they are the caller's to
-    stop.
+    It is started, if need be, with Ctrl-C blocked, which ranks inherit: it is for the caller to
+    stop them.
     """
     if "forkserver" not in mp.get_all_start_methods():
         return mp.get_context("spawn")
@@ -211,11 +214,10 @@ def start_method():
 
 @contextmanager
 def _nameless_main():
-    """Start processes that do not run the caller's script again: multiprocessing would import it as
-    `__mp_main__`.
+    """Start processes that do not run the caller's script again (as `__mp_main__`).
 
-    A worker defined there is sent by value, so nobody needs it; and a script needs no `if __name__
-    == "__main__"`.
+    A worker that the script defines is sent by value, so nobody needs the script; and it needs no
+    `if __name__ == "__main__"`.
     """
     with STARTING:
         main = sys.modules["__main__"]

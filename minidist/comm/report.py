@@ -15,8 +15,7 @@ from minidist.events import EventLog
 
 @dataclass
 class Report:
-    """How a run ended on one rank: with a result, with an exception, or (`exitcode`) with its
-    process.
+    """How a run ended on one rank: a result, an exception, or (`exitcode`) a dead process.
 
     unreceived  {(source, to, tag): messages sent minus received, as this rank counts them}
     """
@@ -33,9 +32,7 @@ class Report:
 
 
 def execute(endpoint: Endpoint, run: int, logged: bool, payload: bytes, loads) -> Report | None:
-    """Unpack (worker, args) and call worker(group, *args); None if the run was stopped
-    meanwhile.
-    """
+    """Unpack (worker, args), call worker(group, *args); None if the run was stopped meanwhile."""
     try:
         group = endpoint.begin(run, logged)
         worker, args = loads(payload)

@@ -1,5 +1,4 @@
-"""Ranks as threads of this process: they start in a millisecond, and a debugger can step through
-any.
+"""Ranks as threads of this process: up in a millisecond, and a debugger can step in.
 
 Like processes they share nothing but the memory of `Group.empty`: the worker and its arguments are
 copied for each rank, and so are messages. A thread cannot be killed: after a failure elsewhere it
@@ -79,9 +78,7 @@ class ThreadRanks:
         self.queue.put((endpoint.rank, report))
 
     def reports(self, timeout: float | None) -> list[tuple[int, Report]]:
-        """Return the (rank, Report) pairs that have come in, waiting for the first; none if
-        `timeout` passes before.
-        """
+        """Return the (rank, Report) pairs that have come in; wait `timeout` for the first."""
         try:
             found = [self.queue.get(timeout=timeout)]
             while not self.queue.empty():

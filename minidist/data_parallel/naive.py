@@ -6,13 +6,17 @@ device computes
     dw = d/dw (1/n) sum_i l_i  =  sum_k (m_k / n) d/dw (1/m_k) sum_{i in shard k} l_i,
 
 the mean of the shards' gradients, each weighted by its size. A loss that divides by the n of the
-whole batch (`reduction_size`) has the weights in it already: rank k's backward leaves (1/n) sum_{i
-in shard k} dl_i/dw, and what is left to do is a sum. No factor comes after the loss, and uneven or
-empty shards need no care.
+whole batch (`reduction_size`) has the weights in it already. Rank k's backward leaves
 
-Layouts: X[B/dp, ...] -> dW{+dp}, a partial sum on every rank -> all_reduce -> dW. Bytes: 2 (N - 1)
-times the parameters' size from all ranks together; 2 (N - 1) / N from each, but for rounding where
-N does not divide a parameter.
+    (1/n) sum_{i in shard k} dl_i/dw,
+
+and what is left to do is a sum. No factor comes after the loss, and uneven or empty shards need no
+care.
+
+Layouts: X[B/dp, ...] -> dW{+dp}, a partial sum on every rank -> all_reduce -> dW.
+
+Bytes: 2 (N - 1) times the parameters' size from all N ranks together; 2 (N - 1) / N from each, but
+for rounding where N does not divide a parameter.
 """
 
 from minidist.comm import Group
@@ -20,9 +24,7 @@ from minidist.nn import Module
 
 
 def all_reduce_gradients(model: Module, group: Group) -> None:
-    """Give every rank the sum over ranks of each parameter's gradient; a rank that has none adds
-    zero.
-    """
+    """Give every rank the sum of each parameter's gradient over the ranks; None adds zero."""
     for name, p in model.named_parameters().items():
         if p.requires_grad:
             grad = p.xp.zeros_like(p.data) if p.grad is None else p.grad

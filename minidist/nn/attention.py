@@ -1,8 +1,10 @@
 """Causal multi-head self-attention (Vaswani et al. 2017, section 3.2)."""
 
+from minidist.autograd import Tensor
 from minidist.autograd.attention import causal_attention
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module
+from minidist.rng import Randomness
 
 
 class CausalSelfAttention(Module):
@@ -20,7 +22,7 @@ class CausalSelfAttention(Module):
         self.qkv = Linear(width, 3 * width, name=f"{name}.qkv", seed=seed, dtype=dtype)
         self.output = Linear(width, width, name=f"{name}.output", seed=seed, dtype=dtype)
 
-    def forward(self, x, randomness=None):
+    def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         B, T, C = x.shape
         qkv = self.qkv(x).reshape(B, T, 3, self.heads, C // self.heads)
         mixed = causal_attention(qkv.transpose(2, 0, 3, 1, 4))  # [B, H, T, D]

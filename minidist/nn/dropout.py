@@ -1,10 +1,9 @@
-"""Dropout (Srivastava et al. 2014) that drops the same elements however the batch or the layer is
-split.
-"""
+"""Dropout (Srivastava et al. 2014), the same elements however batch or layer are split."""
 
-from minidist.autograd import functions
+from minidist.autograd import Tensor, functions
 from minidist.autograd.tensor import is_recording
 from minidist.nn.module import Module
+from minidist.rng import Randomness
 
 
 class Dropout(Module):
@@ -18,13 +17,13 @@ class Dropout(Module):
             raise ValueError(f"a dropout rate lies in [0, 1), not {rate}")
         self.rate, self.name = rate, name
 
-    def forward(self, x, randomness=None):
+    def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         if self.rate == 0 or (randomness is None and not is_recording()):
             return x
         if randomness is None:
             raise ValueError(
-                f"{self.name} drops out at {self.rate}: call model(x, Randomness(seed, step, "
-                "examples)) to train, "
+                f"{self.name} drops out at {self.rate}: "
+                "call model(x, Randomness(seed, step, examples)) to train, "
                 "or wrap the call in no_grad() to evaluate"
             )
         return functions.dropout(x, self.rate, self.name, randomness)

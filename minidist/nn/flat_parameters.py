@@ -1,23 +1,21 @@
 """The parameters of a layer as views of one flat vector, and their gradients as views of another.
 
-    vector    | weight[4, 2]             | bias[2] |        an optimizer is one rule over it,
-    gradient  | dweight                  | dbias   |        a bucket or a ZeRO shard is a slice of
-              it
+    vector    | weight[4, 2]             | bias[2] |        an optimizer: one rule over it
+    gradient  | dweight                  | dbias   |        a bucket, a ZeRO shard: a slice
 
 Contiguous, in the order of the parameters; a tied parameter has one entry; a frozen one has none.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from minidist.autograd import Tensor
-from minidist.backend import array_module, beside, on_gpu, to_device
+from minidist.backend import Array, array_module, beside, on_gpu, to_device
 from minidist.backend import empty as host_empty
 
 
 class Parameter(Tensor):
-    """A leaf with a global name, which needs a gradient; `home` is the FlatParameters that its data
-    lies in, or None.
-    """
+    """A leaf with a global name; `home` is the FlatParameters it lies in, or None."""
 
     home = None
 
@@ -25,9 +23,7 @@ class Parameter(Tensor):
         super().__init__(data, requires_grad=True, name=name)
 
     def __getstate__(self):
-        """Pickle the data once, in the home's vector. A copy has no gradient, no hooks and no
-        graph.
-        """
+        """Pickle the data once, in the home's vector; a copy has no gradient, hooks or graph."""
         kept = (
             {"requires_grad", "name", "home"}
             if self.home is not None
@@ -37,14 +33,13 @@ class Parameter(Tensor):
 
 
 class FlatParameters:
-    """Move `parameters` into one vector, allocated by `empty(shape, dtype)`, and let them be views
-    of it.
+    """One vector, from `empty(shape, dtype)`, of which `parameters` become views.
 
     vector, gradient  1-D arrays of `size` elements
     offsets           where each parameter begins in them
     """
 
-    def __init__(self, parameters: list[Parameter], empty=host_empty):
+    def __init__(self, parameters: list[Parameter], empty: Callable[..., Array] = host_empty):
         dtypes = {str(p.dtype) for p in parameters}
         if len(dtypes) > 1:
             raise ValueError(f"one flat vector holds one dtype, not {' and '.join(sorted(dtypes))}")
@@ -62,7 +57,7 @@ class FlatParameters:
         device = "gpu" if parameters and on_gpu(parameters[0].data) else "cpu"
         self.bind(to_device(self.vector, device), to_device(self.gradient, device))
 
-    def views(self, vector) -> list:
+    def views(self, vector: Array) -> list[Array]:
         """Cut a vector of `size` elements into arrays of the parameters' shapes."""
         stops = [*self.offsets, self.size][1:]
         return [
@@ -70,10 +65,8 @@ class FlatParameters:
             for start, stop, shape in zip(self.offsets, stops, self.shapes, strict=True)
         ]
 
-    def bind(self, vector, gradient=None) -> None:
-        """Let the parameters be views of another vector: other weights, or another device. Old
-        arrays are not touched.
-        """
+    def bind(self, vector: Array, gradient: Array | None = None) -> None:
+        """Let the parameters be views of another vector; the old arrays are not touched."""
         gradient = self.gradient if gradient is None else gradient
         self.vector, self.gradient = vector, gradient
         for p, data, buffer in zip(
@@ -121,9 +114,7 @@ class FlatSlice:
 
 
 def flat_slices(parameters: list[Parameter]) -> list[FlatSlice]:
-    """Return the fewest slices that cover the parameters which need gradients, neighbours merged,
-    each covered once.
-    """
+    """Return the fewest slices that cover the parameters that need gradients, each once."""
     slices: list[FlatSlice] = []
     for p in dict.fromkeys(parameters):
         if not p.requires_grad:

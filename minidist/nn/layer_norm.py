@@ -1,7 +1,8 @@
 """Layer normalisation (Ba, Kiros, Hinton 2016)."""
 
-from minidist.autograd import functions
+from minidist.autograd import Tensor, functions
 from minidist.nn.module import Module, constant
+from minidist.rng import Randomness
 
 
 class LayerNorm(Module):
@@ -12,5 +13,5 @@ class LayerNorm(Module):
         self.gain = constant(f"{name}.gain", (width,), 1, dtype)
         self.bias = constant(f"{name}.bias", (width,), 0, dtype)
 
-    def forward(self, x, randomness=None):
+    def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         return functions.layer_norm(x, self.gain, self.bias, self.eps)

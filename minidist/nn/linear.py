@@ -2,8 +2,9 @@
 
 import math
 
-from minidist.autograd import functions
+from minidist.autograd import Tensor, functions
 from minidist.nn.module import Module, constant, draw
+from minidist.rng import Randomness
 
 ACTIVATIONS = {"identity": lambda x: x, "relu": functions.relu, "gelu": functions.gelu}
 GAINS = {"identity": 1.0, "relu": math.sqrt(2), "gelu": math.sqrt(2)}
@@ -14,7 +15,7 @@ class Linear(Module):
 
     The weight is normal with variance gain^2 / C_in (He et al. 2015, equation 10: gain^2 = 2 before
     a relu), the bias 0. `name` is the global name of the layer: two layers of one shape are drawn
-    differently because they are named so.
+    differently because their names differ.
     """
 
     def __init__(
@@ -35,5 +36,5 @@ class Linear(Module):
         self.weight = draw(f"{name}.weight", (inputs, outputs), scale, seed, dtype)
         self.bias = constant(f"{name}.bias", (outputs,), 0, dtype) if bias else None
 
-    def forward(self, x, randomness=None):
+    def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         return ACTIVATIONS[self.activation](functions.linear(x, self.weight, self.bias))

@@ -1,14 +1,14 @@
 """A multi-layer perceptron."""
 
 from minidist.autograd import Tensor
+from minidist.backend import Array
 from minidist.nn.linear import Linear
 from minidist.nn.module import Sequential
+from minidist.rng import Randomness
 
 
 class MLP(Sequential):
-    """x[B, C0] -> logits[B, Cn]: a linear layer per pair of neighbouring sizes, the activation
-    after all but the last.
-    """
+    """x[B, C0] -> logits[B, Cn]: linear layers, the activation after all but the last."""
 
     def __init__(self, sizes, activation="relu", seed=0, dtype="float32"):
         if len(sizes) < 2:
@@ -21,5 +21,5 @@ class MLP(Sequential):
             ]
         )
 
-    def forward(self, x, randomness=None):
+    def forward(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:
         return super().forward(x if isinstance(x, Tensor) else Tensor(x), randomness)

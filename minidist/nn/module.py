@@ -5,19 +5,21 @@ the model the rank holds, and different for two layers of equal shape. Two param
 one model are an error.
 """
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 
 from minidist.autograd import Tensor
-from minidist.backend import beside, check_device, to_device, to_host
+from minidist.backend import Array, beside, check_device, to_device, to_host
 from minidist.backend import empty as host_empty
 from minidist.nn.flat_parameters import FlatParameters, Parameter
-from minidist.rng import generator
+from minidist.rng import Randomness, generator
 
 __all__ = ["Module", "Parameter", "Sequential", "constant", "draw"]
 
 
 def draw(name: str, shape, scale: float, seed: int, dtype) -> Parameter:
-    """Return a parameter of normal numbers with mean 0 and deviation `scale`, drawn by its name."""
+    """Return a normal parameter, mean 0 and standard deviation `scale`, drawn by its name."""
     return Parameter((generator(seed, name).standard_normal(shape) * scale).astype(dtype), name)
 
 
@@ -26,16 +28,17 @@ def constant(name: str, shape, value: float, dtype) -> Parameter:
 
 
 class Module:
-    """What has parameters, and a `forward`. Parameters and sub-modules are attributes, or lists of
-    them.
+    """What has parameters and a `forward`.
+
+    Parameters and sub-modules are attributes, or stand in lists or tuples that are.
     """
 
     flat: FlatParameters | None = None
 
-    def forward(self, x, randomness=None):
+    def forward(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:
         raise NotImplementedError
 
-    def __call__(self, x, randomness=None) -> Tensor:
+    def __call__(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:
         """x: a tensor, or an array that needs no gradient; randomness: see rng.Randomness."""
         return self.forward(x, randomness)
 
@@ -44,19 +47,15 @@ class Module:
         """The modules whose composition this one is."""
         return [self]
 
-    def members(self):
-        """Yield the parameters and modules that are attributes, in the order in which they were
-        set.
-        """
+    def members(self) -> Iterator["Parameter | Module"]:
+        """Yield the parameters and modules that are attributes, in the order they were set."""
         for value in vars(self).values():
             for member in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(member, Parameter | Module):
                     yield member
 
     def named_parameters(self) -> dict[str, Parameter]:
-        """Return {global name: parameter}, in global order; a tied parameter appears once, a frozen
-        one too.
-        """
+        """Return {global name: parameter} in global order, each once; frozen ones too."""
         found = {}
         for member in self.members():
             for p in [member] if isinstance(member, Parameter) else member.parameters():
@@ -69,7 +68,7 @@ class Module:
     def parameters(self) -> list[Parameter]:
         return list(self.named_parameters().values())
 
-    def flatten(self, empty=None) -> "Module":
+    def flatten(self, empty: Callable[..., Array] | None = None) -> "Module":
         """Lay each layer's parameters into one flat vector from `empty(shape, dtype)`.
 
         Without `empty`, from where they were allocated last: at first, ordinary memory.
@@ -83,9 +82,7 @@ class Module:
         return self
 
     def freeze(self, *names: str) -> "Module":
-        """Let the named parameters stay as they are (no names: all). Do this before an optimizer is
-        made.
-        """
+        """Fix the named parameters (no names: all). Do this before an optimizer is made."""
         parameters = self.named_parameters()
         if unknown := set(names) - set(parameters):
             raise ValueError(
@@ -102,9 +99,7 @@ class Module:
         return {name: to_host(p.data.copy()) for name, p in self.named_parameters().items()}
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
-        """Copy arrays of the same names and shapes into the parameters; they keep their own dtype
-        and device.
-        """
+        """Copy arrays by name into the parameters, which keep their dtype and device."""
         parameters = self.named_parameters()
         if wrong := sorted(set(parameters) ^ set(state)):
             where = "the model" if wrong[0] in state else "the state"
@@ -112,8 +107,8 @@ class Module:
         for name, p in parameters.items():
             if p.shape != state[name].shape:
                 raise ValueError(
-                    f"{name} is {list(p.shape)} in the model, {list(state[name].shape)} in the "
-                    "state"
+                    f"{name} is {list(p.shape)} in the model, "
+                    f"{list(state[name].shape)} in the state"
                 )
         for name, p in parameters.items():
             p.data[...] = beside(state[name], p.data)
@@ -129,9 +124,7 @@ class Module:
         return self
 
     def astype(self, dtype) -> "Module":
-        """Round all parameters to another float dtype; gradients are dropped, flat vectors laid
-        anew.
-        """
+        """Round all parameters to another float dtype; drop gradients, lay flat vectors anew."""
         if np.dtype(dtype).kind != "f":
             raise ValueError(f"parameters are floats, not {np.dtype(dtype)}")
         for p in self.parameters():
@@ -148,10 +141,10 @@ class Sequential(Module):
         self.flatten()
 
     @property
-    def layers(self):
+    def layers(self) -> list[Module]:
         return self.sequence
 
-    def forward(self, x, randomness=None):
+    def forward(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:
         for layer in self.layers:
             x = layer(x, randomness)
         return x

@@ -1,19 +1,22 @@
-"""A decoder-only Transformer with the norms before the sub-layers (Vaswani et al. 2017; Radford et
-al. 2019, section 2.3).
+"""A decoder-only Transformer, its norms before the sub-layers.
+
+Vaswani et al. 2017; Radford et al. 2019, section 2.3.
 """
 
-from minidist.autograd import functions
+from minidist.autograd import Tensor, functions
 from minidist.nn.attention import CausalSelfAttention
 from minidist.nn.dropout import Dropout
 from minidist.nn.embedding import TokenAndPosition
 from minidist.nn.layer_norm import LayerNorm
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module, Sequential
+from minidist.rng import Randomness
 
 
 class Block(Module):
-    """X[B, T, C] -> X + attention(norm(X)), then X + expand-gelu-contract(norm(X)), F = 4C; dropout
-    on each branch.
+    """X[B, T, C] -> X + attention(norm(X)), then X + contract(gelu(expand(norm(X)))).
+
+    F = 4C is the feed-forward width; each branch ends in a dropout.
     """
 
     def __init__(self, width, heads, dropout=0.0, *, name="block", seed=0, dtype="float32"):
@@ -26,14 +29,15 @@ class Block(Module):
         self.contract = Linear(4 * width, width, name=f"{name}.contract", **more)
         self.dropout_2 = Dropout(dropout, name=f"{name}.dropout_2")
 
-    def forward(self, x, randomness=None):
+    def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         x = x + self.dropout_1(self.attention(self.norm_1(x)), randomness)
         return x + self.dropout_2(self.contract(self.expand(self.norm_2(x))), randomness)
 
 
 class Head(Module):
-    """X[B, T, C] -> logits[B, T, V] = norm(X) W[C, V]; tied: W = E^T, the embedding E[V, C] itself
-    (Press and Wolf 2017).
+    """X[B, T, C] -> logits[B, T, V] = norm(X) W[C, V].
+
+    Tied: W = E^T, the embedding E[V, C] itself (Press and Wolf 2017).
     """
 
     def __init__(self, width, vocab, tied_to=None, *, name="head", seed=0, dtype="float32"):
@@ -46,7 +50,7 @@ class Head(Module):
                 width, vocab, bias=False, name=f"{name}.linear", seed=seed, dtype=dtype
             )
 
-    def forward(self, x, randomness=None):
+    def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         x = self.norm(x)
         return functions.linear(x, self.weight, transposed=True) if self.tied else self.linear(x)
 
@@ -54,10 +58,10 @@ class Head(Module):
 class Transformer(Sequential):
     """tokens[B, T] -> logits[B, T, V], T <= context.  Layers: embedding, `depth` blocks, head.
 
-    dropout  rate on the embedding and on both branches of each block; needs `model(tokens,
-             randomness)` to train
-    tied     the head uses the token embedding as its weight: one parameter, whose gradient has two
-             contributions
+    dropout  rate on the embedding and on both branches of each block; training then takes
+             `model(tokens, randomness)`
+    tied     the head's weight is the token embedding: one parameter, to whose gradient both
+             contribute
     """
 
     def __init__(

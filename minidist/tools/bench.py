@@ -1,6 +1,4 @@
-"""Measure training steps against PyTorch eager: one BLAS thread, float32, interleaved, medians of
-the rounds.
-"""
+"""Time training steps against PyTorch eager: one BLAS thread, float32, interleaved."""
 
 import gc
 import importlib.util
@@ -66,8 +64,9 @@ LIMITS = {"MLP step": 1.5, "Transformer step": 2.0, "1,000 tiny ops": 1.0}
 
 
 def measure(rounds: int = 15) -> list[dict]:
-    """Return a row per workload: name, minidist_ms, torch_ms and ratio (None without PyTorch),
-    limit, note.
+    """Return a row per workload, its times the medians of `rounds` interleaved rounds.
+
+    It holds name, minidist_ms, torch_ms and ratio (both None without PyTorch), limit, note.
     """
     keep_freed_memory()
     has_torch = importlib.util.find_spec("torch") is not None
@@ -99,9 +98,7 @@ def measure(rounds: int = 15) -> list[dict]:
 
 
 def _interleave(steps, rounds, repeats=10) -> list[list[float]]:
-    """Time each step in turns, `repeats` calls at a time, so that a slow moment of the machine
-    meets them all.
-    """
+    """Time steps in turns, `repeats` calls each: a slow moment of the machine meets all."""
     for step in steps:
         step()
     times = [[] for _ in steps]

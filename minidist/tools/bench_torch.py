@@ -1,6 +1,4 @@
-"""The workloads of `bench.py` in PyTorch eager: what a user would pick instead. A development-time
-extra.
-"""
+"""The workloads of `bench.py` in PyTorch eager (needs the extra `bench`)."""
 
 import torch
 from torch import nn

@@ -1,5 +1,4 @@
-"""Hold a strategy to one sentence: the gradient it leaves is the gradient that one device would
-have computed.
+"""Hold a strategy to one sentence: its gradient is the one of a single device.
 
 A strategy is run for real, on ranks, from the weights of a single-device model; then every
 parameter's gradient on every rank, and the input's, is compared with one device's, in float64:
@@ -8,7 +7,7 @@ Rounding is far below that bound, every mistake that we know of far above.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -29,9 +28,7 @@ INPUT = "(input)"  # the name under which a floating input's gradient is compare
 
 @dataclass(frozen=True)
 class Case:
-    """A model and a batch that a strategy is tried on; inputs[B, ...] are tokens or floats, targets
-    fit the loss.
-    """
+    """What a strategy is tried on: inputs[B, ...] are tokens or floats, targets fit the loss."""
 
     name: str
     model: nn.Module
@@ -43,9 +40,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one rank has at the end: its gradients by name, host arrays, and the bytes that others
-    took from it.
-    """
+    """One rank's gradients by name, host arrays, and the bytes that others took from it."""
 
     gradients: dict[str, np.ndarray]
     bytes: int
@@ -76,7 +71,7 @@ def one_device(case: Case) -> dict[str, np.ndarray]:
     return collect(model, x)
 
 
-def collect(model: nn.Module, x=None) -> dict[str, np.ndarray]:
+def collect(model: nn.Module, x: Tensor | None = None) -> dict[str, np.ndarray]:
     """Return {name: gradient} of a model, zeros for None, and the input's if it has one."""
     named = dict(model.named_parameters())
     if isinstance(x, Tensor):
@@ -134,14 +129,12 @@ def _data_parallel_outcome(group: Group, case: Case, pieces: list, moved: int) -
 
 
 def data_parallel_bytes(case: Case, ranks: int) -> int:
-    """2 (N - 1) S: every parameter that is not frozen, once scattered and once gathered."""
+    """Return 2 (N - 1) S: all parameters that are not frozen, once scattered, once gathered."""
     return 2 * (ranks - 1) * sum(p.data.nbytes for p in case.model.parameters() if p.requires_grad)
 
 
 def small_cases() -> list[Case]:
-    """An MLP on 7 unequal examples, a tied Transformer with dropout on 6, and 2 examples for up to
-    4 ranks.
-    """
+    """An MLP on 7 examples and on 2, and a tied Transformer with dropout on 6."""
     random = generator(0, "cases")
     images, labels = random.standard_normal((7, 6)), random.integers(0, 3, 7)
     tokens, nexts = random.integers(0, 11, (2, 6, 5))
@@ -174,13 +167,12 @@ def find(name: str) -> Strategy:
 class Comparison:
     """How far the gradients on all ranks are from one device's.
 
-    difference      largest |got - want| of all
-    error           largest |got - want| / max(max|want|, 1e-3 g), to be held against the bound
-    parameter, rank the first parameter, in global order, that is off the bound, and the first rank
-    where it is; if none
-                    is, those of the largest error
-    ratio           got / want at that parameter's largest difference: 0.25 and 4 speak for
-                    themselves
+    difference  largest |got - want| of all
+    error       largest |got - want| / max(max|want|, 1e-3 g), to be held against the bound
+    parameter   the first one, in global order, beyond the bound; if none is, that of the largest
+                error
+    rank        the first rank where it is
+    ratio       got / want at that parameter's largest difference: 0.25 and 4 speak for themselves
     """
 
     difference: float
@@ -196,9 +188,8 @@ class Comparison:
         if self.ok:
             return f"largest error {self.error:.1e}"
         return (
-            f"{self.parameter} differs on rank {self.rank}: largest error {self.error:.1e} (bound "
-            f"{self.bound:.0e}), "
-            f"got/want = {self.ratio:.6g}"
+            f"{self.parameter} differs on rank {self.rank}: largest error {self.error:.1e} "
+            f"(bound {self.bound:.0e}), got/want = {self.ratio:.6g}"
         )
 
 
@@ -250,13 +241,13 @@ def _outcomes(strategy, case, size, cluster, transport, options) -> list[Outcome
 
 def gradients(
     strategy: str,
-    model,
-    inputs,
-    targets,
+    model: nn.Module,
+    inputs: np.ndarray,
+    targets: np.ndarray,
     size: int,
-    loss=nn.cross_entropy,
-    transport="process",
-    cluster=None,
+    loss: Callable = nn.cross_entropy,
+    transport: str = "process",
+    cluster: Cluster | None = None,
     **options,
 ) -> dict[str, np.ndarray]:
     """Return {global name: gradient} after one batch under `strategy` on `size` real ranks.
@@ -275,10 +266,16 @@ def gradients(
 
 
 def check(
-    strategy: str, case: Case, size: int, cluster=None, transport="process", **options
+    strategy: str,
+    case: Case,
+    size: int,
+    cluster: Cluster | None = None,
+    transport: str = "process",
+    **options,
 ) -> dict:
-    """Run one case; return a row: strategy, case, ranks, promise, error, bytes, bytes_formula, ok,
-    detail.
+    """Run one case on `size` ranks; return its row, as a dictionary.
+
+    It holds strategy, case, ranks, promise, error, difference, bytes, bytes_formula, ok, detail.
     """
     entry = find(strategy)
     outcomes = _outcomes(entry, case, size, cluster, transport, options)
@@ -301,10 +298,10 @@ def check(
     }
 
 
-def verify(names: list[str] | None = None, sizes=(1, 2, 3, 4), transport="process"):
-    """Yield a row (see `check`) per strategy, number of ranks and fitting case; `names` None means
-    all strategies.
-    """
+def verify(
+    names: list[str] | None = None, sizes: Iterable[int] = (1, 2, 3, 4), transport: str = "process"
+) -> Iterator[dict]:
+    """Yield `check`'s row per number of ranks, strategy (None: all) and case."""
     names = strategies() if names is None else names
     for name in names:
         find(name)
@@ -326,7 +323,7 @@ class Certificate:
     ok = property(lambda self: bool(self.evidence) and all(row["ok"] for row in self.evidence))
 
 
-def certificate(strategy: str, size: int = 4, transport="process") -> Certificate:
+def certificate(strategy: str, size: int = 4, transport: str = "process") -> Certificate:
     """Return the promise of a strategy and its evidence, on models that it fits."""
     return Certificate(
         strategy, find(strategy).promise, list(verify([strategy], [size], transport))

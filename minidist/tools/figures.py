@@ -37,8 +37,10 @@ STYLE = {
 
 
 def pyplot():
-    """Return matplotlib.pyplot in the lessons' style. A script needs no window, so it gets the Agg
-    backend; a notebook, or a program that has chosen already, keeps its own.
+    """Return matplotlib.pyplot in the lessons' style.
+
+    A script needs no window, so it gets the Agg backend; a notebook, or a program that has chosen
+    already, keeps its own.
     """
     try:
         import matplotlib
@@ -53,10 +55,10 @@ def pyplot():
 
 
 def save(figure, name: str) -> Path:
-    """Save `name`.png under the folder given as `--figures DIR`, by default a fresh temporary one;
-    print and return its path.
+    """Save `name`.png under `--figures DIR`, else in a fresh temporary folder; return its path.
 
-    Other arguments are left alone: in a notebook they are the kernel's own.
+    The path is printed, too. Other arguments are left alone: in a notebook they are the kernel's
+    own.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--figures", type=Path)

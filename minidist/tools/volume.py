@@ -33,8 +33,9 @@ def all_reduce_bytes(algorithm: str | None, n: int, itemsize: int, N: int) -> li
 
 
 def _children(r: int, N: int) -> int:
-    """Return how many ranks hang below r in the binomial tree: r + 1, r + 2, r + 4, ... up to its
-    own lowest bit, as far as they exist.
+    """Return how many ranks hang below r in the binomial tree.
+
+    They are r + 1, r + 2, r + 4, ... up to r's own lowest bit, as far as they exist.
     """
     distances = [1 << bit for bit in range(N.bit_length())]
     lowest = r & -r if r else N

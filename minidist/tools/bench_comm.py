@@ -1,0 +1,216 @@
+"""Measure communication against MPICH and gloo, and data parallelism against DDP, in one run.
+
+Each round times every contestant once, one after the other, so that a slow moment of the machine
+meets all; a ratio is the median over rounds of the ratios within a round. The peers come with
+
+    pip install mpi4py mpich 'minidist[bench]'
+
+and where one is missing its rows say so.
+"""
+
+import importlib.util
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+SIZES = {"64 KB": 1 << 16, "1 MB": 1 << 20, "16 MB": 1 << 24, "64 MB": 1 << 26}
+WIDTHS, BATCH = [784, 512, 512, 10], 1024
+
+
+def median_seconds(call: Callable, meet: Callable, repeats: int = 15) -> float:
+    """Return the median time of call(), started by all ranks together."""
+    call()
+    times = []
+    for _ in range(repeats):
+        meet()
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def all_reduces(group) -> dict[str, float]:
+    """Time all_reduce in place of an array from `empty`, and of an ordinary one; and the checks."""
+    found = {}
+    for name, nbytes in SIZES.items():
+        x = group.empty(nbytes // 4)
+        x[:] = 1
+        found[name] = median_seconds(lambda x=x: group.all_reduce(x, out=x), group.barrier)
+        y = np.ones(nbytes // 4, np.float32)
+        found[f"{name}, ordinary"] = median_seconds(lambda y=y: group.all_reduce(y), group.barrier)
+    small = np.ones(1)
+
+    def there_and_back():
+        if group.rank == 0:
+            group.send(small, 1)
+            group.recv(1)
+        elif group.rank == 1:
+            group.recv(0)
+            group.send(small, 0)
+
+    found["8 bytes there and back"] = median_seconds(there_and_back, group.barrier, 300)
+    with_check = median_seconds(group.barrier, lambda: None, 1000)
+    without = median_seconds(lambda: group.board.barrier("bench"), lambda: None, 1000)
+    found["contract check"] = with_check - without
+    return found
+
+
+def training(group, way: str) -> float:
+    """Time a step of the MLP on this rank's part of the batch; `alone`: without communication."""
+    from minidist import nn, optim
+    from minidist.data_parallel.bucketed import Bucketed
+
+    model = nn.MLP(WIDTHS).flatten(group.empty)
+    optimizer = optim.SGD(model.parameters(), lr=1e-3)
+    reducer = Bucketed(model, group, cap=1 << 30)
+    x = np.ones((BATCH // group.size, WIDTHS[0]), np.float32)
+    y = np.zeros(len(x), int)
+
+    def step():
+        loss = nn.cross_entropy(model(x), y, BATCH)
+        if way == "alone":
+            loss.backward()
+        else:
+            with reducer.reduce():
+                loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with threadpool_limits(1):
+        return median_seconds(step, group.barrier, 15)
+
+
+def measure(rounds: int = 3) -> list[dict]:
+    """Return rows: name, ours_ms, peer, peer_ms, ratio (ours over theirs), limit, note."""
+    from minidist import Cluster
+
+    rows = []
+    for size in (2, 4):
+        peers = {"MPICH": _mpi(size), "gloo": _gloo("gloo", size)}
+        with Cluster(size) as ranks:
+            found = [
+                {"ours": ranks.run(all_reduces)[0], **{p: run() for p, run in peers.items()}}
+                for _ in range(rounds)
+            ]
+        for name in SIZES:
+            rows.append(_row(f"all_reduce {name}, {size} ranks", found, name, "gloo", 0.25))
+            if name != "64 KB":
+                rows.append(_row(f"all_reduce {name}, {size} ranks", found, name, "MPICH", 0.5))
+                ordinary = f"{name}, ordinary"
+                label = f"all_reduce {ordinary}, {size} ranks"
+                rows.append(_row(label, found, ordinary, "MPICH", 1.0, name))
+        if size == 2:
+            name = "8 bytes there and back"
+            rows.append(_row(name, found, name, "MPICH", 3.0))
+        check = statistics.median(f["ours"]["contract check"] for f in found)
+        rows.append(_plain(f"contract check, {size} ranks", check, 20e-6))
+    return [*rows, *_start_up(rounds), *_data_parallel(rounds)]
+
+
+def _row(label, found, name, peer, limit, peer_name=None) -> dict:
+    """Compare what we took for `name` with what a peer took, round by round."""
+    ours = statistics.median(f["ours"][name] for f in found)
+    row = {"name": label, "ours_ms": 1e3 * ours, "peer": peer, "limit": limit, "note": ""}
+    if any(f[peer] is None for f in found):
+        return {**row, "peer_ms": None, "ratio": None, "note": f"{peer} is not installed"}
+    theirs = [f[peer][peer_name or name] for f in found]
+    ratio = statistics.median(f["ours"][name] / t for f, t in zip(found, theirs, strict=True))
+    return {**row, "peer_ms": 1e3 * statistics.median(theirs), "ratio": ratio}
+
+
+def _plain(name: str, seconds: float, limit: float) -> dict:
+    note = f"at most {1e3 * limit:g} ms"
+    row = {"name": name, "ours_ms": 1e3 * seconds, "peer": None, "peer_ms": None, "ratio": None}
+    return {**row, "limit": None, "note": note}
+
+
+def _mpi(size: int) -> Callable:
+    def run():
+        launcher = os.path.join(os.path.dirname(sys.executable), "mpiexec")
+        launcher = launcher if os.path.exists(launcher) else shutil.which("mpiexec")
+        if importlib.util.find_spec("mpi4py") is None or launcher is None:
+            return None
+        module = ["-m", "mpi4py", "-m", "minidist.tools.bench_peers", "mpi"]
+        return _json_of([launcher, "-n", str(size), sys.executable, *module])
+
+    return run
+
+
+def _gloo(work: str, size: int) -> Callable:
+    def run():
+        if importlib.util.find_spec("torch") is None:
+            return None
+        module = ["-m", "minidist.tools.bench_peers", work, str(size)]
+        return _json_of([sys.executable, *module])
+
+    return run
+
+
+def _json_of(command: list[str]) -> dict:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def _start_up(rounds: int) -> list[dict]:
+    """Time four ranks coming up, and a run of four that does nothing."""
+    from minidist import Cluster
+
+    starts, nothings = [], []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        with Cluster(4) as ranks:
+            ranks.run(_nothing)
+            starts.append(time.perf_counter() - begin)
+            nothings.append(median_seconds(lambda: ranks.run(_nothing), lambda: None, 50))
+    return [
+        _plain("4 ranks up", statistics.median(starts), 1.0),
+        _plain("a run of 4 ranks that does nothing", statistics.median(nothings), 5e-3),
+    ]
+
+
+def _nothing(group) -> None:
+    pass
+
+
+def _data_parallel(rounds: int) -> list[dict]:
+    """Compare speed-ups on two ranks: ours, two processes that do not talk, and PyTorch's DDP."""
+    from minidist import Cluster
+
+    ours, ideal, theirs, ddp = [], [], [], _gloo("ddp", 2)
+    with Cluster(1) as one, Cluster(2) as two:
+        for _ in range(rounds):
+            whole = one.run(training, "alone")[0]
+            ours.append(whole / max(two.run(training, "together")))
+            ideal.append(whole / max(two.run(training, "alone")))
+            if (found := ddp()) is not None:
+                theirs.append(found["one device"] / found["data parallel"])
+    gain, most = statistics.median(ours), statistics.median(ideal)
+    share = statistics.median(a / b for a, b in zip(ours, ideal, strict=True))
+    name = "data parallel, 2 ranks: speed-up"
+    note = f"{gain:.2f}, of {most:.2f} without talking: {share:.0%} (at least 85%)"
+    other = f"{statistics.median(theirs):.2f} with DDP" if theirs else "PyTorch is not installed"
+    empty = dict.fromkeys(["ours_ms", "peer", "peer_ms", "ratio", "limit"])
+    return [{"name": name, **empty, "note": f"{note}; {other}"}]
+
+
+def table(rows: list[dict]) -> str:
+    form, lines = "{:<36}{:>12} {:<6}{:>12}{:>7}{:>7}  {}", []
+    lines.append(form.format("float32", "minidist", "peer", "", "ratio", "limit", ""))
+    for row in rows:
+        cells = [row["name"]]
+        for key, unit in (("ours_ms", "{:.3f} ms"), ("peer", "{}"), ("peer_ms", "{:.3f} ms")):
+            cells.append("" if row[key] is None else unit.format(row[key]))
+        for key in ("ratio", "limit"):
+            cells.append("" if row[key] is None else f"{row[key]:.2f}")
+        lines.append(form.format(*cells, row["note"]).rstrip())
+    return "\n".join(lines)

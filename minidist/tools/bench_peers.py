@@ -1,0 +1,109 @@
+"""What MPICH, gloo and PyTorch's DDP take for the work of `bench_comm.py`: development-time peers.
+
+    mpiexec -n 2 python -m mpi4py -m minidist.tools.bench_peers mpi
+    python -m minidist.tools.bench_peers gloo 2          (starts its own two processes; also: ddp)
+
+Rank 0 prints one JSON object: {workload: median seconds}.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+
+from minidist.tools.bench_comm import BATCH, SIZES, WIDTHS, median_seconds
+
+
+def mpi() -> None:
+    """Time MPI's Allreduce in place, and 8 bytes there and back, through mpi4py."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    found = {}
+    for name, nbytes in SIZES.items():
+        x = np.ones(nbytes // 4, np.float32)
+        found[name] = median_seconds(lambda x=x: world.Allreduce(MPI.IN_PLACE, x), world.Barrier)
+    small = np.ones(1)
+
+    def there_and_back():
+        if world.rank == 0:
+            world.Send(small, 1)
+            world.Recv(small, 1)
+        elif world.rank == 1:
+            world.Recv(small, 0)
+            world.Send(small, 0)
+
+    found["8 bytes there and back"] = median_seconds(there_and_back, world.Barrier, 300)
+    if world.rank == 0:
+        print(json.dumps(found))
+
+
+def _with_gloo(work: Callable, size: int) -> None:
+    """Run work(rank, size) in `size` processes that share a gloo group; print rank 0's result."""
+    import torch.multiprocessing as mp
+
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_join, (work, size, f"file://{folder}/store"), nprocs=size)
+
+
+def _join(rank: int, work: Callable, size: int, store: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
+    found = work(rank, size)
+    if rank == 0:
+        print(json.dumps(found), flush=True)
+    dist.destroy_process_group()
+
+
+def gloo(rank: int, size: int) -> dict[str, float]:
+    """Time all_reduce of torch.distributed."""
+    import torch
+    import torch.distributed as dist
+
+    found = {}
+    for name, nbytes in SIZES.items():
+        x = torch.ones(nbytes // 4)
+        found[name] = median_seconds(lambda x=x: dist.all_reduce(x), dist.barrier)
+    return found
+
+
+def ddp(rank: int, size: int) -> dict[str, float]:
+    """Time a step of the MLP: whole batch alone, and its half under DistributedDataParallel."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    def step_of(model, batch):
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        x, y = torch.ones(batch, WIDTHS[0]), torch.zeros(batch, dtype=torch.long)
+
+        def step():
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    def mlp():
+        layers = [nn.Linear(a, b) for a, b in pairwise(WIDTHS)]
+        return nn.Sequential(*[m for layer in layers for m in (layer, nn.ReLU())][:-1])
+
+    alone = step_of(mlp(), BATCH)
+    dist.barrier()
+    whole = median_seconds(alone, lambda: None, 9) if rank == 0 else None
+    dist.barrier()
+    shared = step_of(nn.parallel.DistributedDataParallel(mlp()), BATCH // size)
+    return {"one device": whole, "data parallel": median_seconds(shared, dist.barrier, 15)}
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "mpi":
+        mpi()
+    else:
+        _with_gloo({"gloo": gloo, "ddp": ddp}[sys.argv[1]], int(sys.argv[2]))
