@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from minidist.data_parallel.bucketed import Bucketed
 from minidist.datasets import shard
 from minidist.tools import equivalence
-from minidist.tools.equivalence import naive_worker, verify
+from minidist.tools.equivalence import bucketed_worker, naive_worker, verify
 
 
 def no_all_reduce(group, case, **options):
@@ -67,10 +68,79 @@ FAULTS = [
 ]
 
 
-def rows_with(monkeypatch, fault, size):
-    sound = equivalence.STRATEGIES["naive"]
-    monkeypatch.setitem(equivalence.STRATEGIES, "naive", replace(sound, worker=fault))
-    return list(verify(["naive"], [size]))
+def a_bucket_forgotten(group, case, **options):
+    """The last bucket to launch is never reduced."""
+
+    def forget(self, bucket, reduce=Bucketed._all_reduce):
+        if bucket < len(self.buckets) - 1:
+            reduce(self, bucket)
+
+    return with_method("_all_reduce", forget, group, case, options)
+
+
+def reduced_in_every_micro_batch(group, case, **options):
+    """Buckets are reduced after the first micro-batch as well, so its gradient is summed twice."""
+    calls = []
+
+    def backward(case, examples, once=equivalence._backward):
+        x = once(case, examples)
+        if not calls:
+            equivalence.naive.all_reduce_gradients(case.model, group)
+        calls.append(x)
+        return x
+
+    sound, equivalence._backward = equivalence._backward, backward
+    try:
+        return bucketed_worker(group, case, micro_batches=2, **options)
+    finally:
+        equivalence._backward = sound
+
+
+def launched_too_early(group, case, **options):
+    """A bucket counts as full when its first gradient is there; the others are not reduced."""
+
+    def hasty(self, bucket, reduce=Bucketed._all_reduce):
+        whole, self.buckets[bucket] = self.buckets[bucket], self.buckets[bucket][:1]
+        reduce(self, bucket)
+        self.buckets[bucket] = whole
+
+    return with_method("_all_reduce", hasty, group, case, options)
+
+
+def with_method(name, method, group, case, options):
+    """Run the bucketed worker with a method of Bucketed replaced, on this rank, for this once."""
+    sound = getattr(Bucketed, name)
+    setattr(Bucketed, name, method)
+    try:
+        return bucketed_worker(group, case, **options)
+    finally:
+        setattr(Bucketed, name, sound)
+
+
+def moves_more_than_it_should(group, case, **options):
+    """The gradients are right, but everything is sent once more."""
+    outcome = naive_worker(group, case, **options)
+    return replace(outcome, bytes=outcome.bytes + (8 if group.size > 1 else 0))
+
+
+def rows_with(monkeypatch, fault, size, strategy="naive"):
+    sound = equivalence.STRATEGIES[strategy]
+    monkeypatch.setitem(equivalence.STRATEGIES, strategy, replace(sound, worker=fault))
+    return list(verify([strategy], [size]))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    "fault", [a_bucket_forgotten, reduced_in_every_micro_batch, launched_too_early]
+)
+def test_verify_turns_red_for_buckets(monkeypatch, fault, size):
+    rows = rows_with(monkeypatch, fault, size, "bucketed")
+    assert all(not row["ok"] and row["error"] > 1e-9 for row in rows), rows
+
+
+def test_wrong_bytes_are_red_though_the_gradients_are_right(monkeypatch):
+    for row in rows_with(monkeypatch, moves_more_than_it_should, 2):
+        assert not row["ok"] and row["error"] <= 1e-9 and "bytes moved, not" in row["detail"]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

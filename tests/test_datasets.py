@@ -102,9 +102,9 @@ def test_a_text_shorter_than_a_context_is_a_clear_error(tmp_path):
 
 
 def test_a_missing_file_and_a_directory_are_clear_errors(tmp_path):
-    with pytest.raises(ValueError, match=r"cannot read the text .*nowhere: No such file"):
+    with pytest.raises(ValueError, match=r"cannot read the text '.*nowhere': No such file"):
         datasets.text(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"cannot read the text .*: Is a directory"):
+    with pytest.raises(ValueError, match=r"cannot read the text '.*': Is a directory"):
         datasets.text(tmp_path)
 
 

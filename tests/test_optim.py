@@ -214,10 +214,24 @@ def test_an_optimizer_made_before_the_vectors_changed_is_an_error_at_its_step(ch
         optimizer.step()
 
 
-@pytest.mark.parametrize("lr", [-0.1, math.nan])
-def test_a_learning_rate_is_not_negative(lr):
-    with pytest.raises(ValueError, match=f"a learning rate is not negative, got {lr}"):
+@pytest.mark.parametrize("lr", [-0.1, math.nan, math.inf])
+def test_a_learning_rate_is_a_finite_number_from_zero(lr):
+    with pytest.raises(ValueError, match=f"a learning rate is a finite number from 0, not {lr}"):
         optim.SGD(nn.MLP([2, 2]).parameters(), lr)
+
+
+def test_an_optimizer_needs_something_to_optimize():
+    for parameters in ([], nn.MLP([2, 2]).freeze().parameters()):
+        with pytest.raises(ValueError, match="there is no parameter to optimize"):
+            optim.SGD(parameters, lr=0.1)
+
+
+def test_a_numpy_learning_rate_widens_nothing():
+    model = nn.MLP([2, 2])
+    model.parameters()[0].grad = np.ones((2, 2), "float32")
+    optimizer = optim.SGD(model.parameters(), np.float64(0.1))
+    optimizer.step()
+    assert type(optimizer.lr) is float
 
 
 def test_parameters_outside_a_flat_vector_are_an_error():

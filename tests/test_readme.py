@@ -27,6 +27,14 @@ def test_the_example_runs_and_leaves_the_same_weights_on_every_rank():
         assert all(np.array_equal(array, other[name]) for other in weights[1:])
 
 
+def test_the_oracle_runs(capsys):
+    code = re.search(
+        r"```python\n(import numpy as np\nfrom minidist import nn\n.*?)^```", README, re.S | re.M
+    )
+    exec(compile(code.group(1), "README.md", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out == "True\n"
+
+
 def test_every_file_it_names_exists_and_every_strategy_has_a_row():
     for path in re.findall(r"(?:minidist|tests|lessons)/[\w/]+\.(?:py|txt)", README):
         assert (ROOT / path).exists(), path

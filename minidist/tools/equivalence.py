@@ -229,7 +229,8 @@ def _difference(g: np.ndarray | None, w: np.ndarray | None) -> tuple[float, floa
     if not off.size:
         return 0.0, np.nan
     worst = np.unravel_index(off.argmax(), off.shape)
-    return float(off[worst]), float(g[worst] / w[worst]) if w[worst] else np.nan
+    compared = np.isfinite(off[worst]) and w[worst] != 0
+    return float(off[worst]), float(g[worst] / w[worst]) if compared else np.nan
 
 
 def _outcomes(strategy, case, size, cluster, transport, options) -> list[Outcome]:

@@ -1,26 +1,25 @@
-"""An event log as a picture: as text, as a figure, and as a Chrome trace that Perfetto opens.
+"""An event log as a picture: as text, and as a figure. (`chrome_trace.py`: for Perfetto.)
 
     log = EventLog()
     minidist.run(worker, 2, log=log)
     print(timeline.text(log))
-    timeline.save_chrome_trace(log, "trace.json")            # open in https://ui.perfetto.dev
+    timeline.draw(log)
 
 A row is a thread of a rank, so communication beside compute shows as two rows busy at one time.
 Events of one thread nest or are disjoint. Names may carry numbers and labels: "F0" is of the kind
 "F", "all_reduce layer.weight" of the kind "all_reduce".
 """
 
-import json
 import math
 import re
 import string
 import textwrap
 from itertools import count, groupby
-from pathlib import Path
 from typing import Any
 
 from minidist.events import Event, EventLog
 from minidist.tools import figures
+from minidist.tools.tracks import tracks
 
 UNITS = (("s", 1.0), ("ms", 1e3), ("us", 1e6))
 COLORS = {  # compute: any other name; sky blue, of Okabe and Ito like the rest
@@ -31,57 +30,6 @@ COLORS = {  # compute: any other name; sky blue, of Okabe and Ito like the rest
     "communication": figures.COMMUNICATION,
 }
 SHORT = {"F": "forward", "B": "backward", "U": "update"}
-METADATA = {
-    "process_name": ("name", str),
-    "thread_name": ("name", str),
-    "process_sort_index": ("sort_index", int),
-    "thread_sort_index": ("sort_index", int),
-}
-
-
-def tracks(log: EventLog) -> dict[tuple[int, str], list[tuple[int, Event]]]:
-    """Return {(rank, thread): [(depth, event), ...]}, in seconds from zero, outer events first.
-
-    Raises ValueError where two events of one thread overlap and neither contains the other.
-    """
-    for e in log.events:
-        if not 0 <= e.seconds < math.inf:
-            raise ValueError(f"{e.name!r} of rank {e.rank} starts at {e.start} and ends at {e.end}")
-    rows = {}
-    last_first = log.from_zero().events[::-1]  # of two equal intervals the outer was logged last
-    for e in sorted(last_first, key=lambda e: (e.start, -e.end)):
-        rows.setdefault((e.rank, e.thread), []).append(e)
-    result = {}
-    for rank, thread in sorted(rows, key=lambda row: (row[0], row[1] != "main", row[1])):
-        events = rows[rank, thread]
-        spans = [(microseconds(e.start), microseconds(e.end), e.name) for e in events]
-        depths = nesting(spans, f"rank {rank}, thread {thread}")
-        result[rank, thread] = list(zip(depths, events, strict=True))
-    return result
-
-
-def microseconds(seconds: float) -> float:
-    """Round to 1/8 us: exact in binary and in whole nanoseconds, so sums and readers are exact too.
-
-    Rounding keeps order, so what nests or is disjoint before does so after.
-    """
-    return round(seconds * 8e6) / 8
-
-
-def nesting(spans: list[tuple[float, float, str]], where: str) -> list[int]:
-    """Return how many spans lie around each (start, end, name); they come in order of starts."""
-    depths, around = [], []
-    for start, end, name in spans:
-        while around and around[-1][1] <= start:
-            around.pop()
-        if around and end > around[-1][1]:
-            raise ValueError(
-                f"{around[-1][2]!r} ({around[-1][0]} to {around[-1][1]} us) and {name!r} ({start} "
-                f"to {end} us) overlap on {where}; give threads that run at once different names"
-            )
-        depths.append(len(around))
-        around.append((start, end, name))
-    return depths
 
 
 def kind(name: str) -> str:
@@ -282,85 +230,3 @@ def bytes_text(count: int) -> str:
         if count < 999.5 or unit == "GB":
             return f"{count:.3g} {unit}"
         count /= 1000
-
-
-def chrome_trace(log: EventLog) -> dict:
-    """Return a Chrome trace: a process per rank, a complete event per event, times in us from zero.
-
-    As on Linux, the main thread's tid is its pid, and no other thread's is: viewers list it first.
-    """
-    rows = tracks(log)
-    others = sorted({thread for _, thread in rows if thread != "main"})
-    first = 1 + max((rank for rank, _ in rows), default=0)
-    found = []
-    for index, ((rank, thread), row) in enumerate(rows.items()):
-        tid = rank if thread == "main" else first + others.index(thread)
-        found += _labels(rank, tid, thread, index) + [_complete(e, tid) for _, e in row]
-    return {"traceEvents": found, "displayTimeUnit": "ms"}
-
-
-def _labels(rank: int, tid: int, thread: str, index: int) -> list[dict]:
-    values = (f"rank {rank}", thread, rank, index)
-    return [
-        {"ph": "M", "name": name, "pid": rank, "tid": tid, "args": {key: value}}
-        for (name, (key, _)), value in zip(METADATA.items(), values, strict=True)
-    ]
-
-
-def _complete(e: Event, tid: int) -> dict:
-    start, end = microseconds(e.start), microseconds(e.end)
-    place = {"ph": "X", "name": e.name, "cat": e.category, "pid": e.rank, "tid": tid}
-    return {**place, "ts": start, "dur": end - start, "args": {"bytes": int(e.bytes)}}
-
-
-def save_chrome_trace(log: EventLog, path: str | Path) -> None:
-    """Write the Chrome trace of a log as JSON, for https://ui.perfetto.dev."""
-    Path(path).write_text(json.dumps(chrome_trace(log), allow_nan=False), encoding="utf-8")
-
-
-def check_chrome_trace(trace: dict) -> None:
-    """Raise ValueError unless a trace has the form that `chrome_trace` gives it.
-
-    Complete events with all keys, times from 0 in us, bytes from 0; on one (pid, tid) they nest or
-    are disjoint, without tolerance; every pid and every (pid, tid) has a name.
-    """
-    _check_value(trace, "traceEvents", list)
-    if trace.get("displayTimeUnit") not in ("ms", "ns"):
-        raise ValueError(f"displayTimeUnit is {trace.get('displayTimeUnit')!r}, not 'ms' or 'ns'")
-    slices, names = {}, set()
-    for e in trace["traceEvents"]:
-        _check_event(e)
-        if e["ph"] == "X":
-            span = (e["ts"], e["ts"] + e["dur"], e["name"])
-            slices.setdefault((e["pid"], e["tid"]), []).append(span)
-        else:
-            names |= {(e["name"], e["pid"]), (e["name"], e["pid"], e["tid"])}
-    for (pid, tid), spans in slices.items():
-        if ("process_name", pid) not in names or ("thread_name", pid, tid) not in names:
-            raise ValueError(f"pid {pid}, tid {tid} lacks its process_name or its thread_name")
-        nesting(sorted(spans, key=lambda span: (span[0], -span[1])), f"pid {pid}, tid {tid}")
-
-
-def _check_event(e: dict) -> None:
-    """Check the keys and values of one event, each by itself."""
-    for key, want in {"ph": str, "name": str, "pid": int, "tid": int, "args": dict}.items():
-        _check_value(e, key, want)
-    if e["ph"] == "X":
-        for key, want in {"cat": str, "ts": float, "dur": float}.items():
-            _check_value(e, key, want)
-        _check_value(e["args"], "bytes", int)
-    elif e["ph"] == "M" and e["name"] in METADATA:
-        _check_value(e["args"], *METADATA[e["name"]])
-    else:
-        raise ValueError(f"{e!r} is neither a complete event (ph X) nor a name or sort index")
-
-
-def _check_value(values: dict, key: str, want: type) -> None:
-    """Check that values[key] is there and of its type; numbers are finite and 0 or more."""
-    value = values.get(key) if isinstance(values, dict) else None
-    number = want in (int, float)
-    types = (int, float) if want is float else want
-    if not isinstance(value, types) or (number and isinstance(value, bool)):
-        raise ValueError(f"{key!r} in {values!r} must be of type {want.__name__}")
-    if number and not 0 <= value < math.inf:
-        raise ValueError(f"{key!r} in {values!r} must be finite, 0 or more")

@@ -1,5 +1,7 @@
 """The judge itself: what it says of gradients that are right, and of gradients that are not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -63,6 +65,46 @@ def test_a_failure_names_the_first_parameter_the_rank_the_error_and_the_ratio():
 )
 def test_missing_misshapen_nan_and_slightly_wrong_gradients_are_all_caught(got):
     assert not compare([got], {"a": np.array([1.0, 2.0])}).ok
+
+
+def test_infinite_and_undefined_gradients_are_wrong_even_where_one_device_has_them_too():
+    want = {"a": np.ones(3), "b": np.array([np.inf, 1.0])}
+    assert not compare([{"a": np.full(3, 77.0), "b": np.array([np.inf, 5.0])}], want).ok
+    want = {"a": np.ones(3), "b": np.array([np.nan, 1.0])}
+    verdict = compare([dict(want)], want)
+    assert not verdict.ok and verdict.error == np.inf and verdict.parameter == "b"
+
+
+def test_a_gradient_that_one_device_does_not_have_is_wrong():
+    want = {"a": np.ones(2)}
+    assert not compare([{**want, "more": np.ones(1)}], want).ok
+    for got, wanted in ([], want), ([want], {}):
+        with pytest.raises(ValueError, match="nothing to compare"):
+            compare(got, wanted)
+
+
+def test_ranks_that_do_not_agree_are_not_averaged_away(monkeypatch):
+    def differing(group, case):
+        outcome = equivalence.naive_worker(group, case)
+        outcome.gradients["layers.0.weight"] += group.rank
+        return outcome
+
+    sound = equivalence.STRATEGIES["naive"]
+    monkeypatch.setitem(equivalence.STRATEGIES, "naive", replace(sound, worker=differing))
+    case = a_case()
+    with pytest.raises(ValueError, match=r"do not agree with rank 0: layers\.0\.weight .* rank 1"):
+        gradients("naive", case.model, case.inputs, case.targets, 2)
+
+
+def test_a_cluster_of_another_size_is_refused(cluster):
+    case = a_case()
+    with pytest.raises(ValueError, match="the cluster has 2 ranks, not 3"):
+        gradients("naive", case.model, case.inputs, case.targets, 3, cluster=cluster(2))
+
+
+def test_a_certificate_without_evidence_certifies_nothing():
+    assert not equivalence.Certificate("naive", "exact", []).ok
+    assert list(equivalence.verify([], [1])) == []
 
 
 def test_the_bound_is_relative_to_the_parameter_but_not_below_a_thousandth_of_the_model():

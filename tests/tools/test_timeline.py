@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from minidist import run
 from minidist.events import Event, EventLog
 from minidist.tools import timeline
-from minidist.tools.timeline import check_chrome_trace, chrome_trace, text
+from minidist.tools.chrome_trace import check_chrome_trace, chrome_trace, save_chrome_trace
+from minidist.tools.timeline import text
+from minidist.tools.tracks import tracks
 
 
 def by_hand():
@@ -82,7 +84,7 @@ def test_logs_that_nest_become_valid_traces_and_texts_that_fit(log, width):
     assert all(0 <= e["ts"] and e["ts"] * 8 % 1 == 0 == e["dur"] * 8 % 1 for e in complete)
     lines = text(log, width).split("\n")
     assert max(map(len, lines)) <= width and all(line.isprintable() for line in lines)
-    assert len(lines) >= 1 + len(timeline.tracks(log))
+    assert len(lines) >= 1 + len(tracks(log))
 
 
 @given(logs().filter(lambda log: len(log.events) > 0), st.data())
@@ -179,12 +181,12 @@ def test_children_stay_inside_parents_whatever_the_clock_rounds():
         log.events.append(Event(0, "child", start + 0.01, start + 0.0999999))
         log.events.append(Event(0, "parent", start, start + 0.0999999))
     check_chrome_trace(json.loads(json.dumps(chrome_trace(log))))
-    assert [depth for depth, _ in timeline.tracks(log)[0, "main"]] == [0, 1] * 200
+    assert [depth for depth, _ in tracks(log)[0, "main"]] == [0, 1] * 200
 
 
 def test_of_equal_intervals_the_one_logged_last_is_the_outer_one():
     log = EventLog([Event(0, "inner", 1.0, 2.0), Event(0, "outer", 1.0, 2.0)])
-    assert [(d, e.name) for d, e in timeline.tracks(log)[0, "main"]] == [(0, "outer"), (1, "inner")]
+    assert [(d, e.name) for d, e in tracks(log)[0, "main"]] == [(0, "outer"), (1, "inner")]
 
 
 @pytest.mark.parametrize("transport", ["thread", "process"])
@@ -208,11 +210,11 @@ def test_a_real_run_with_two_threads_per_rank_passes(transport, tmp_path):
 
     log = EventLog()
     run(worker, 2, transport=transport, log=log)
-    timeline.save_chrome_trace(log, tmp_path / "trace.json")
+    save_chrome_trace(log, tmp_path / "trace.json")
     trace = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))
     check_chrome_trace(trace)
     assert trace == chrome_trace(log)
-    rows = timeline.tracks(log)
+    rows = tracks(log)
     assert list(rows) == [(0, "main"), (0, "buckets"), (1, "main"), (1, "buckets")]
     for rank in (0, 1):
         depths = {e.name: depth for depth, e in rows[rank, "main"]}
