@@ -15,7 +15,7 @@ from minidist.comm import Group
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.datasets import Sampler, Text
 from minidist.rng import Randomness, generator
-from minidist.tools import equivalence
+from minidist.tools import equivalence, strategies
 
 
 @dataclass(frozen=True)
@@ -116,5 +116,5 @@ def certify(model: nn.Transformer, text: Text, ranks: int, transport: str = "pro
     rows = generator(0, "certificate").permutation(len(inputs))[: 2 * ranks + 1]
     name = f"all {len(model.parameters())} parameters, {len(rows)} windows"
     model = copy.deepcopy(model).astype("float64")
-    case = equivalence.Case(name, model, inputs[rows], targets[rows])
+    case = strategies.Case(name, model, inputs[rows], targets[rows])
     return equivalence.check("naive", case, ranks, transport=transport)

@@ -9,8 +9,9 @@ import pytest
 
 from minidist.data_parallel.bucketed import Bucketed
 from minidist.datasets import shard
-from minidist.tools import equivalence
-from minidist.tools.equivalence import bucketed_worker, naive_worker, verify
+from minidist.tools import strategies
+from minidist.tools.equivalence import verify
+from minidist.tools.strategies import bucketed_worker, naive_worker
 
 
 def no_all_reduce(group, case, **options):
@@ -82,18 +83,18 @@ def reduced_in_every_micro_batch(group, case, **options):
     """Buckets are reduced after the first micro-batch as well, so its gradient is summed twice."""
     calls = []
 
-    def backward(case, examples, once=equivalence._backward):
+    def backward(case, examples, once=strategies._backward):
         x = once(case, examples)
         if not calls:
-            equivalence.naive.all_reduce_gradients(case.model, group)
+            strategies.naive.all_reduce_gradients(case.model, group)
         calls.append(x)
         return x
 
-    sound, equivalence._backward = equivalence._backward, backward
+    sound, strategies._backward = strategies._backward, backward
     try:
         return bucketed_worker(group, case, micro_batches=2, **options)
     finally:
-        equivalence._backward = sound
+        strategies._backward = sound
 
 
 def launched_too_early(group, case, **options):
@@ -124,8 +125,8 @@ def moves_more_than_it_should(group, case, **options):
 
 
 def rows_with(monkeypatch, fault, size, strategy="naive"):
-    sound = equivalence.STRATEGIES[strategy]
-    monkeypatch.setitem(equivalence.STRATEGIES, strategy, replace(sound, worker=fault))
+    sound = strategies.STRATEGIES[strategy]
+    monkeypatch.setitem(strategies.STRATEGIES, strategy, replace(sound, worker=fault))
     return list(verify([strategy], [size]))
 
 
@@ -173,7 +174,7 @@ def test_a_missing_all_reduce_also_shows_in_the_bytes(monkeypatch):
 def test_the_command_line_turns_red_as_well(monkeypatch, capsys):
     from minidist.cli import main
 
-    sound = equivalence.STRATEGIES["naive"]
-    monkeypatch.setitem(equivalence.STRATEGIES, "naive", replace(sound, worker=averaged_twice))
+    sound = strategies.STRATEGIES["naive"]
+    monkeypatch.setitem(strategies.STRATEGIES, "naive", replace(sound, worker=averaged_twice))
     assert main(["verify", "--transport", "thread"]) == 1
     assert "FAIL naive" in capsys.readouterr().out

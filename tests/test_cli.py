@@ -27,7 +27,10 @@ def test_train_prints_losses_the_bigram_entropy_a_sample_and_the_certificate():
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"loss \d\.\d+ -> \d\.\d+ nats/character", done.stdout)
     assert re.search(r"bigram entropy of the text: 2\.\d+ nats/character", done.stdout)
-    assert "certificate: ok. 4 ranks against one device, in float64, all 17 parameters, 9" in done.stdout
+    assert (
+        "certificate: ok. 4 ranks against one device, in float64, all 17 parameters, 9"
+        in done.stdout
+    )
     assert float(re.search(r"largest gradient difference (\S+);", done.stdout).group(1)) < 1e-9
 
 

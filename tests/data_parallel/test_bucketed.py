@@ -13,7 +13,9 @@ from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.datasets import shard
 from minidist.errors import Deadlock, RankFailed
 from minidist.events import EventLog
-from minidist.tools.equivalence import Case, check, collect, compare
+from minidist.tools.compare import compare
+from minidist.tools.equivalence import check
+from minidist.tools.strategies import Case, collect
 from tests.strategies import arrays, mlps, seeds, transformers
 
 both = pytest.mark.parametrize("transport", ["process", "thread"])

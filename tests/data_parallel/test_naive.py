@@ -12,7 +12,9 @@ from minidist.backend import to_device, why_no_gpu
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.datasets import Sampler, shard
 from minidist.rng import Randomness
-from minidist.tools.equivalence import INPUT, Case, check, collect, compare, gradients, one_device
+from minidist.tools.compare import compare
+from minidist.tools.equivalence import check, gradients
+from minidist.tools.strategies import INPUT, Case, collect, one_device
 from tests.strategies import arrays, mlps, seeds, transformers
 
 

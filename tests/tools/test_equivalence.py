@@ -7,7 +7,10 @@ import pytest
 
 from minidist import nn
 from minidist.tools import equivalence
-from minidist.tools.equivalence import Case, certificate, compare, gradients, one_device, strategies
+from minidist.tools import strategies as listed
+from minidist.tools.compare import compare
+from minidist.tools.equivalence import certificate, gradients, strategies
+from minidist.tools.strategies import Case, one_device
 from tests.strategies import arrays
 
 
@@ -85,12 +88,12 @@ def test_a_gradient_that_one_device_does_not_have_is_wrong():
 
 def test_ranks_that_do_not_agree_are_not_averaged_away(monkeypatch):
     def differing(group, case):
-        outcome = equivalence.naive_worker(group, case)
+        outcome = listed.naive_worker(group, case)
         outcome.gradients["layers.0.weight"] += group.rank
         return outcome
 
-    sound = equivalence.STRATEGIES["naive"]
-    monkeypatch.setitem(equivalence.STRATEGIES, "naive", replace(sound, worker=differing))
+    sound = listed.STRATEGIES["naive"]
+    monkeypatch.setitem(listed.STRATEGIES, "naive", replace(sound, worker=differing))
     case = a_case()
     with pytest.raises(ValueError, match=r"do not agree with rank 0: layers\.0\.weight .* rank 1"):
         gradients("naive", case.model, case.inputs, case.targets, 2)
@@ -138,7 +141,7 @@ def test_every_strategy_has_a_certificate(strategy):
 def test_the_cases_have_unequal_examples_uneven_shards_and_empty_ones():
     shards = [
         [len(part) for part in np.array_split(np.arange(len(case.inputs)), 4)]
-        for case in equivalence.small_cases()
+        for case in listed.small_cases()
     ]
     assert any(len(set(sizes)) > 1 and min(sizes) > 0 for sizes in shards)
     assert any(min(sizes) == 0 for sizes in shards)
