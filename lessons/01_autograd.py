@@ -24,6 +24,7 @@ from minidist.datasets import text
 from minidist.rng import generator
 from minidist.tools import figures
 
+figures.arguments()
 limits = threadpool_limits(1)  # one core, so that times compare
 
 # %% [markdown]
@@ -226,7 +227,9 @@ print(f"in seconds, on an MLP of width 512: {backward_time / forward_time:.2f} t
 #
 # Not one slope per parameter, but one per input: pick a random direction `v` and random weights
 # `u` of the outputs, and compare `<J^T u, v>`, from backward, with the slope of `<u, f>` along `v`,
-# from two forward passes. If any element of the gradient were wrong, the two numbers would differ.
+# from two forward passes. A wrong element sets the two numbers apart, unless it is wrong by so
+# little that it hides below the bound of 1e-6: differences are no exact reference. (Two mistakes
+# that cancel along a random direction are no worry.)
 
 # %%
 B, C = 4, 6
@@ -295,13 +298,17 @@ print("after calling them: the same bits as before")
 #
 # Forward keeps every layer's activations until backward comes by. Chen et al. (Training Deep Nets
 # with Sublinear Memory Cost, 2016) keep only the inputs of *segments* of `k` layers, and run a
-# segment forward again when backward reaches it. With `n` layers that keep `a` bytes each, and
-# inputs of `i` bytes:
+# segment forward again when backward reaches it. The field calls this *activation checkpointing*
+# (or gradient checkpointing), compilers *rematerialisation*. With `n` layers that keep `a` bytes
+# each, and inputs of `i` bytes:
 #
 # ```
 #     remember:    n a                 n forwards, n backwards
 #     recompute:   n/k i  +  k a       n more forwards; smallest at k = sqrt(n i / a)
 # ```
+#
+# Below, `n = 32` and `i = a`, so the best `k` is sqrt 32, about 5.7. Segments should be equal: we
+# take 4, which divides 32. (8 would cost the same, `12 a`, and 5.7 could save no more than 6%.)
 #
 # To watch the memory we write an operation of our own. It changes nothing, but notes how many bytes
 # are held whenever forward or backward passes by. (NumPy reports its arrays to `tracemalloc`.)
@@ -351,6 +358,7 @@ def recompute_segments(layers, x, log=None):
 
 # %%
 N, K, BATCH, WIDTH = 32, 4, 512, 256
+assert N // 4 + 4 == N // 8 + 8 == 12 and 0.94 < 2 * N**0.5 / 12 < 1
 deep = nn.Sequential(
     [nn.Linear(WIDTH, WIDTH, activation="relu", name=f"layers.{j}") for j in range(N)]
 )
@@ -389,40 +397,50 @@ assert peaks[recompute_segments] <= 1.05 * (formulas[recompute_segments] + in_ha
 # The gradients are the same bits, and the work is 4/3. (The seconds may tell less: to touch fresh
 # memory costs time too, and recompute touches less of it.) The formula counts what forward leaves
 # behind. What backward has in its hands comes on top: the gradient that goes into a layer and the
-# one that comes out, at most `2 i`.
+# one that comes out, at most `2 i`. That is also why neither curve of the figure ends at 0: the
+# last gradient is still in hand, and with recompute those of a whole segment's weights, which are
+# handed on when the segment is done.
 #
 # ## The figure
 
+
 # %%
-plt = figures.pyplot()
-figure, axes = plt.subplots(figsize=(9, 4.8))
-looks = {remember: figures.FORWARD, recompute_segments: figures.EMPHASIS}
-for way, colour in looks.items():
-    done, held = rows[way].T
-    axes.fill_between(done, held / 2**20, color=colour, alpha=0.15, linewidth=0)
-    axes.plot(done, held / 2**20, color=colour)
-top, low = peaks[remember] / 2**20, peaks[recompute_segments] / 2**20
-figure.suptitle(f"Recompute: 4/3 of the work, {low / top:.0%} of the memory, the same gradient")
-axes.text(N + 6, 0.98 * top, f"remember everything: at most {top:.0f} MiB", color=figures.FORWARD)
-axes.text(
-    4 * N,
-    low + 0.8,
-    f"recompute, {N // K} segments of {K}: at most {low:.0f} MiB",
-    color=figures.EMPHASIS,
-    ha="right",
-)
-axes.axvline(N, color=figures.IDLE, linestyle=":", linewidth=1.5, zorder=0)
-axes.text(N - 1, 1.1 * top, "forward", ha="right")
-axes.text(N + 1, 1.1 * top, "backward")
-axes.set(
-    title=f"An MLP of {N} layers of width {WIDTH}, batch {BATCH}, float32",
-    xlabel="work done (forward passes of one layer; a backward pass of one layer counts two)",
-    ylabel="activations held (MiB)",
-    xticks=range(0, 4 * N + 1, N),
-    xlim=(0, 4 * N + 2),
-    ylim=(0, 1.18 * top),
-)
-figures.save(figure, "01_autograd")
+def draw(plt):
+    figure, axes = plt.subplots(figsize=(9, 4.8))
+    looks = {remember: figures.FORWARD, recompute_segments: figures.EMPHASIS}
+    for way, colour in looks.items():
+        done, held = rows[way].T
+        axes.fill_between(done, held / 2**20, color=colour, alpha=0.15, linewidth=0)
+        axes.plot(done, held / 2**20, color=colour)
+    top, low = peaks[remember] / 2**20, peaks[recompute_segments] / 2**20
+    figure.suptitle(f"Recompute: 4/3 of the work, {low / top:.0%} of the memory, the same gradient")
+    axes.text(
+        N + 6, 0.98 * top, f"remember everything: at most {top:.0f} MiB", color=figures.FORWARD
+    )
+    at = rows[recompute_segments][rows[recompute_segments][:, 1].argmax(), 0]
+    axes.annotate(
+        f"recompute, {N // K} segments of {K}: at most {low:.0f} MiB",
+        (at, low),
+        (2.2 * N, 1.55 * low),
+        color=figures.EMPHASIS,
+        arrowprops={"arrowstyle": "-", "color": figures.EMPHASIS, "relpos": (0, 0.5)},
+    )
+    axes.axvline(N, color=figures.IDLE, linestyle=":", linewidth=1.5, zorder=0)
+    axes.text(N - 1, 1.1 * top, "forward", ha="right")
+    axes.text(N + 1, 1.1 * top, "backward")
+    axes.set(
+        title=f"An MLP of {N} layers of width {WIDTH}, batch {BATCH}, float32",
+        xlabel="work done (forward passes of one layer; a backward pass of one layer counts two)",
+        ylabel="activations held (MiB)",
+        xticks=range(0, 4 * N + 1, N),
+        yticks=[0, 4, 8, 12, 16],
+        xlim=(0, 4 * N + 2),
+        ylim=(0, 1.18 * top),
+    )
+    return figure
+
+
+figures.save(draw, "01_autograd")
 
 # %% [markdown]
 # ## Exercise

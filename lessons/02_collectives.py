@@ -23,7 +23,7 @@ from minidist.rng import generator
 from minidist.tools import figures
 from minidist.tools.volume import all_reduce_bytes
 
-plt = figures.pyplot()
+figures.arguments()
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 clusters = {N: Cluster(N) for N in (2, 3, 4)}  # a process per rank; they stay up for the lesson
 
@@ -592,71 +592,78 @@ for text, median in zip(
 #
 # Left, what a rank has to send; right, what that costs on this machine.
 
+
 # %%
-figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.8))
-figure.get_layout_engine().set(w_pad=0.12)
-figure.suptitle("A ring spreads the bytes, a tree saves steps, shared memory needs no messages")
-colours = {
-    "naive": figures.EMPHASIS,
-    "tree": figures.BACKWARD,
-    "ring": figures.FORWARD,
-    "halving_doubling": figures.UPDATE,
-    None: figures.COMMUNICATION,
-}
-grey = {"color": "#777777", "fontsize": 9}
+def draw(plt):
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.8))
+    figure.get_layout_engine().set(w_pad=0.12)
+    figure.suptitle("A ring spreads the bytes, a tree saves steps, shared memory needs no messages")
+    colours = {
+        "naive": figures.EMPHASIS,
+        "tree": figures.BACKWARD,
+        "ring": figures.FORWARD,
+        "halving_doubling": figures.UPDATE,
+        None: figures.COMMUNICATION,
+    }
+    grey = {"color": "#777777", "fontsize": 9}
 
-places = {"naive": (8.2, 7), "tree": (8.2, 3.08), "ring": (8.2, 1.72)}
-words = {
-    "naive": "naive: $N - 1$",
-    "tree": r"tree: $\lceil\log_2 N\rceil$",
-    "ring": "ring: $2(N-1)/N$",
-}
-sizes = np.arange(2, 9)
-for name, place in places.items():
-    line = [predicted(name, int(N), 1)[2] for N in sizes]
-    found = [busiest[name][int(N)] / 4004 for N in sizes]
-    left.plot(sizes, line, color=colours[name], clip_on=False)
-    left.plot(sizes, found, "o", color=colours[name], clip_on=False)
-    left.text(*place, words[name], color=colours[name], va="center")
-found = {N: moved / 4004 for N, moved in busiest["halving_doubling"].items()}
-left.plot(*zip(*found.items(), strict=True), "o", color=figures.UPDATE, ms=11, fillstyle="none")
-left.text(8.2, 1.3, "halving-doubling: the same", color=figures.UPDATE, va="center", fontsize=9)
-left.plot([2, 8], [2, 2], "--", color=figures.IDLE, linewidth=1, zorder=0)
-left.text(8.2, 2.13, "2: never reached", va="center", **grey)
-left.text(2, 7, "lines: formula\ndots: measured", va="top", **grey)
-left.set(
-    title="What the busiest rank sends",
-    xlabel="ranks N",
-    ylabel="bytes, in units of the array's size S",
-    xticks=sizes,
-    xlim=(1.8, 11.2),
-    ylim=(0, 7.2),
-)
-left.spines["bottom"].set_bounds(1.8, 8)
+    places = {"naive": (8.2, 7), "tree": (8.2, 3.08), "ring": (8.2, 1.72)}
+    words = {
+        "naive": "naive: $N - 1$",
+        "tree": r"tree: $\lceil\log_2 N\rceil$",
+        "ring": "ring: $2(N-1)/N$",
+    }
+    sizes = np.arange(2, 9)
+    for name, place in places.items():
+        line = [predicted(name, int(N), 1)[2] for N in sizes]
+        found = [busiest[name][int(N)] / 4004 for N in sizes]
+        left.plot(sizes, line, color=colours[name], clip_on=False)
+        left.plot(sizes, found, "o", color=colours[name], clip_on=False)
+        left.text(*place, words[name], color=colours[name], va="center")
+    found = {N: moved / 4004 for N, moved in busiest["halving_doubling"].items()}
+    left.plot(*zip(*found.items(), strict=True), "o", color=figures.UPDATE, ms=11, fillstyle="none")
+    left.text(8.2, 1.3, "halving-doubling: the same", color=figures.UPDATE, va="center", fontsize=9)
+    left.plot([2, 8], [2, 2], "--", color=figures.IDLE, linewidth=1, zorder=0)
+    left.text(8.2, 2.13, "2: never reached", va="center", **grey)
+    left.text(2, 7, "lines: formula\ndots: measured", va="top", **grey)
+    left.set(
+        title="What the busiest rank sends",
+        xlabel="ranks N",
+        ylabel="bytes, in units of the array's size S",
+        xticks=sizes,
+        xlim=(1.8, 11.2),
+        ylim=(0, 7.2),
+    )
+    left.spines["bottom"].set_bounds(1.8, 8)
 
-kilobytes = 4 * np.array(ELEMENTS) / 1024
-height = 0.0
-for name in sorted(colours, key=lambda name: times[4, name, ELEMENTS[0]]):
-    line = [times[4, name, elements] for elements in ELEMENTS]
-    right.loglog(kilobytes, line, "o-", color=colours[name], markersize=4)
-    height = max(line[0], height * 1.25)  # labels keep their distance
-    text = (name or "shared memory").replace("_", "-")
-    right.text(0.19, height, text, color=colours[name], va="center", ha="right", fontsize=9)
-if CORES < 4:
-    note = "more ranks than cores: large messages queue\nfor the cores, and only their sum counts"
-    right.text(0.25, 0.97, note, va="top", transform=right.get_xaxis_transform(), **grey)
-right.set(
-    title=f"Small arrays pay for steps, large for bytes (4 ranks, {CORES} cores)",
-    xlabel="array (bytes)",
-    ylabel="time of one all_reduce (ms)",
-    xlim=(0.008, 4500),
-)
-right.set_xticks([1, 16, 256, 4096], ["1 K", "16 K", "256 K", "4 M"])
-right.set_yticks([0.1, 0.3, 1, 3, 10, 30], ["0.1", "0.3", "1", "3", "10", "30"])
-right.minorticks_off()
-right.set_ylim(0.7 * min(times[4, None, n] for n in ELEMENTS), 1.4 * max(times.values()))
-right.spines["bottom"].set_bounds(0.25, 4096)
-figures.save(figure, "02_collectives")
+    kilobytes = 4 * np.array(ELEMENTS) / 1024
+    height = 0.0
+    for name in sorted(colours, key=lambda name: times[4, name, ELEMENTS[0]]):
+        line = [times[4, name, elements] for elements in ELEMENTS]
+        right.loglog(kilobytes, line, "o-", color=colours[name], markersize=4)
+        height = max(line[0], height * 1.25)  # labels keep their distance
+        text = (name or "shared memory").replace("_", "-")
+        right.text(0.19, height, text, color=colours[name], va="center", ha="right", fontsize=9)
+    if CORES < 4:
+        note = (
+            "more ranks than cores: large messages queue\nfor the cores, and only their sum counts"
+        )
+        right.text(0.25, 0.97, note, va="top", transform=right.get_xaxis_transform(), **grey)
+    right.set(
+        title=f"Small arrays pay for steps, large for bytes (4 ranks, {CORES} cores)",
+        xlabel="array (bytes)",
+        ylabel="time of one all_reduce (ms)",
+        xlim=(0.008, 4500),
+    )
+    right.set_xticks([1, 16, 256, 4096], ["1 K", "16 K", "256 K", "4 M"])
+    right.set_yticks([0.1, 0.3, 1, 3, 10, 30], ["0.1", "0.3", "1", "3", "10", "30"])
+    right.minorticks_off()
+    right.set_ylim(0.7 * min(times[4, None, n] for n in ELEMENTS), 1.4 * max(times.values()))
+    right.spines["bottom"].set_bounds(0.25, 4096)
+    return figure
+
+
+figures.save(draw, "02_collectives")
 
 # %% [markdown]
 # ## Exercise

@@ -52,26 +52,83 @@ def test_there_are_lessons():
     assert LESSONS, f"no lesson found in {ROOT / 'lessons'}"
 
 
+def run_lesson(lesson: Path | str, *arguments, path: Path = ROOT, seconds: float = SECONDS):
+    """Run a script with arguments; `path` is looked into first for modules."""
+    paths = [str(path), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", lesson, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "MPLBACKEND": "Agg"},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+
+
 @pytest.mark.timeout(SECONDS + 20)
 @each_lesson
 def test_lesson_runs_as_it_stands_and_leaves_nothing_but_its_figure(lesson, tmp_path):
-    if find_spec("matplotlib") is None:
-        pytest.skip("no matplotlib, which draws the figures: pip install 'minidist[lessons]'")
     before = changes()
-    command = [sys.executable, "-W", "error::RuntimeWarning", lesson, "--figures", tmp_path]
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    run = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path, "MPLBACKEND": "Agg"},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
+    run = run_lesson(lesson, "--figures", tmp_path)
     assert run.returncode == 0, f"{lesson.name} failed:\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}"
-    assert is_picture(tmp_path / f"{lesson.stem}.png"), f"{lesson.name} left no figure of its name"
     assert "not solved yet" in run.stdout, f"{lesson.name} does not say that its exercise is open"
     assert changes() == before, f"{lesson.name} wrote into the repository"
+    if find_spec("matplotlib") is None:
+        assert "no figure: the figures need matplotlib" in run.stdout
+        pytest.skip("no matplotlib, which draws the figures: pip install 'minidist[lessons]'")
+    assert is_picture(tmp_path / f"{lesson.stem}.png"), f"{lesson.name} left no figure of its name"
+
+
+@each_lesson
+def test_lesson_answers_help_and_wrong_arguments_before_it_does_anything(lesson, tmp_path):
+    help = run_lesson(lesson, "--help")
+    assert help.returncode == 0 and "--figures DIR" in help.stdout and not help.stderr
+    assert help.stdout.startswith("usage:"), "something was printed before"
+    (tmp_path / "file").touch()
+    for arguments, words in [
+        (["--figure", "x"], "unrecognized arguments: --figure x"),
+        (["--figures"], "--figures: expected one argument"),
+        (["--figures", tmp_path / "file"], f"cannot write figures into {tmp_path / 'file'}"),
+        (["--figures", tmp_path / "file" / "folder"], "cannot write figures into"),
+    ]:
+        run = run_lesson(lesson, *arguments)
+        assert (run.returncode, run.stdout) == (2, "")
+        assert len(run.stderr.splitlines()) == 1 and words in run.stderr
+
+
+@pytest.fixture
+def figure_script(tmp_path):
+    """A script that saves a figure, and a folder whose matplotlib cannot be imported."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from minidist.tools import figures\n"
+        "figures.arguments()\n"
+        "print(figures.save(lambda plt: plt.figure(), 'empty'))\n"
+    )
+    (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')\n")
+    return script
+
+
+def test_without_matplotlib_one_line_stands_for_the_figure_and_the_lesson_goes_on(figure_script):
+    run = run_lesson(figure_script, "--figures", figure_script.parent, path=figure_script.parent)
+    assert run.returncode == 0, run.stderr
+    line, returned = run.stdout.splitlines()
+    assert line.startswith("no figure: the figures need matplotlib: pip install")
+    assert returned == "None"
+
+
+def test_in_a_notebook_the_arguments_are_the_kernels_own(figure_script, tmp_path):
+    figure_script.write_text(
+        "import builtins; builtins.get_ipython = 1\n" + figure_script.read_text()
+    )
+    run = run_lesson(figure_script, "-f", "kernel.json", "--help", path=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert "no figure" in run.stdout
+
+
+def test_a_missing_folder_is_made(figure_script, tmp_path):
+    run = run_lesson(figure_script, "--figures", tmp_path / "new" / "folder", path=tmp_path)
+    assert run.returncode == 0 and (tmp_path / "new" / "folder").is_dir()
 
 
 @each_lesson

@@ -87,6 +87,7 @@ class Board:
         self.step += 1
         self._fence()
         self.mine[ARRIVED] = self.step
+        self._fence()  # else both might miss the other: we its sleep, it our arrival
         for words, rank in self.others:
             if words[SLEEPS]:
                 self.alarm.ring(rank)
@@ -114,6 +115,7 @@ class Board:
 
         with self.mailbox.shown(Wait(operation, self.missing, call_site())):
             self.mine[SLEEPS] = 1
+            self._fence()
             if self.mailbox.turns is None or not self.mailbox.turns.wait_until(ready):
                 while not ready():
                     self.alarm.sleep(0.01)  # an alarm may be lost between a look and the sleep

@@ -1,9 +1,13 @@
 """The pictures of the lessons: one visual language, and where a picture goes.
 
-    plt = figures.pyplot()
-    figure, axes = plt.subplots()
-    axes.plot(x, y, color=figures.FORWARD)
-    figures.save(figure, "00_single_device")        # python lessons/... --figures DIR
+    figures.arguments()                             # python lessons/... --figures DIR
+
+    def draw(plt):
+        figure, axes = plt.subplots()
+        axes.plot(x, y, color=figures.FORWARD)
+        return figure
+
+    figures.save(draw, "00_single_device")
 
 Colours are those of Okabe and Ito, which colour-blind readers can tell apart.
 """
@@ -12,7 +16,9 @@ import argparse
 import builtins
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 FORWARD, BACKWARD, UPDATE, COMMUNICATION = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 EMPHASIS, INK, IDLE = "#D55E00", "#222222", "#BBBBBB"
@@ -36,6 +42,28 @@ STYLE = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (--help tells what there is)\n")
+
+
+def arguments() -> None:
+    """Answer --help and wrong arguments of a lesson at once; make the folder for its figure.
+
+    In a notebook this does nothing: the arguments are the kernel's own.
+    """
+    if _in_ipython():
+        return
+    parser = _parser()
+    folder = parser.parse_args().figures
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            parser.error(f"cannot write figures into {folder}: {error.strerror}")
+
+
 def pyplot():
     """Return matplotlib.pyplot in the lessons' style.
 
@@ -46,7 +74,7 @@ def pyplot():
         import matplotlib
     except ImportError as error:
         raise ValueError("the figures need matplotlib: pip install 'minidist[lessons]'") from error
-    if not hasattr(builtins, "get_ipython") and "matplotlib.pyplot" not in sys.modules:
+    if not _in_ipython() and "matplotlib.pyplot" not in sys.modules:
         matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
@@ -54,17 +82,32 @@ def pyplot():
     return plt
 
 
-def save(figure, name: str) -> Path:
-    """Save `name`.png under `--figures DIR`, else in a fresh temporary folder; return its path.
+def save(draw: Callable[[Any], Any], name: str) -> None:
+    """Save the figure that draw(pyplot) returns as `name`.png, and print its path.
 
-    The path is printed, too. Other arguments are left alone: in a notebook they are the kernel's
-    own.
+    It goes under `--figures DIR`, else into a fresh temporary folder. Without matplotlib one line
+    says that there is no figure.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--figures", type=Path)
-    folder = parser.parse_known_args()[0].figures or Path(tempfile.mkdtemp(prefix="minidist-"))
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        plt = pyplot()
+    except ValueError as missing:
+        print(f"no figure: {missing}")
+        return
+    folder = None if _in_ipython() else _parser().parse_known_args()[0].figures
+    folder = folder or Path(tempfile.mkdtemp(prefix="minidist-"))
     path = folder / f"{name}.png"
-    figure.savefig(path, metadata={"Software": None})  # no version, no date: same data, same bytes
+    draw(plt).savefig(path, metadata={"Software": None})  # no version, no date: same data and bytes
     print(f"figure: {path}")
-    return path
+
+
+def _parser() -> argparse.ArgumentParser:
+    description = "Run a lesson: it prints what it finds, draws a figure, and checks your exercise."
+    parser = _Parser(description=description, allow_abbrev=False)
+    parser.add_argument(
+        "--figures", type=Path, metavar="DIR", help="where to save the figure (else: a fresh one)"
+    )
+    return parser
+
+
+def _in_ipython() -> bool:
+    return hasattr(builtins, "get_ipython")
