@@ -1,8 +1,9 @@
 """Ranks, messages between them, and collectives. It knows no gradients.
 
-Read `group.py` (the contract), `board.py` and `shared_memory.py` (how ranks meet, and reduce),
-`mailbox.py` and `endpoint.py` (how messages wait), `thread_transport.py` and `process_transport.py`
-(what a rank is), `cluster.py` (ranks up, work out, results in), `mesh.py`.
+Read `group.py` (the contract), `collectives.py` (the algorithms, on messages), `shared_memory.py`
+and `board.py` (how ranks reduce, and meet), `mailbox.py` and `endpoint.py` (how messages wait),
+`thread_transport.py` and `process_transport.py` (what a rank is), `cluster.py` (ranks up, work out,
+results in), `mesh.py`, `diagnosis.py` (why nothing moves) and `interleaving.py` (races by seed).
 """
 
 from minidist.comm.cluster import Cluster, run

@@ -45,7 +45,7 @@ from minidist.comm.report import Report, execute, fair_share_of_cores, pack, unp
 from minidist.comm.shared_memory import SharedMemory, create_file
 
 SMALL = 1 << 14  # bytes of an array up to which it travels with its header
-LOOKS = 300  # how often a rank looks for the others before it sleeps; fewer than 30 us
+LOOKS = 300  # how often a rank looks for the others before it sleeps
 STARTING = threading.Lock()  # there is one `__main__`
 PRELOAD = ["numpy", "threadpoolctl", "cloudpickle", "minidist.comm.process_transport"]
 
