@@ -29,7 +29,7 @@ from minidist.comm.board import Board
 from minidist.comm.channel import Channel, Request
 from minidist.comm.collectives import ALGORITHMS, all_to_all, split_sizes
 from minidist.comm.diagnosis import Signature, Wait, call_site, signature_of
-from minidist.comm.shared_memory import all_reduce_in_place
+from minidist.comm.shared_memory import all_reduce_shared
 
 REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
 
@@ -314,19 +314,20 @@ class Group:
         return Channel(self, name, payload)
 
     def _reduce_in_shared_memory(self, signature: Signature, x, combine, out):
-        """Reduce x in `out` if that lies in shared memory, else in a copy of x that does."""
+        """Reduce x where it lies if `out` is in shared memory, else a copy of it that is."""
         memory, sizes = self.endpoint.memory, split_sizes(x.size, self.size)
-        shared = out if memory.offset_of(out) is not None else memory.empty(x.shape, x.dtype)
+        in_place = memory.offset_of(out) is not None
+        shared = out if in_place else memory.empty(x.shape, x.dtype)
+        result = out if in_place else np.empty(x.shape, x.dtype)
         if shared is not x:
             shared[...] = to_host(x)
         offsets = self.board.meet(signature, memory.offset_of(shared))
-        all_reduce_in_place(memory, self.board, offsets, shared.reshape(-1), sizes, combine)
+        flat = result.reshape(-1)
+        all_reduce_shared(memory, self.board, offsets, sizes, combine, flat)
         own = sizes[self.rank]  # others take what they reduce, and N - 1 times this rank's slice
         moved = x.size - own + (self.size - 1) * own
         self.ledger.bytes["all_reduce"] += moved * x.itemsize
-        if shared is out:
-            return out
-        return beside(shared.copy() if out is None else shared, x)
+        return result if in_place else beside(result, x)
 
     def _post(self, operation, array, to: int, key, payload=True) -> None:
         if payload and to != self.rank:

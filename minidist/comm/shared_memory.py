@@ -102,20 +102,23 @@ class SharedMemory:
         return np.frombuffer(self.map, dtype, count, offset)
 
 
-def all_reduce_in_place(memory: SharedMemory, board, offsets, mine, sizes, combine) -> None:
-    """Reduce `mine`, a flat array that begins at offsets[board.me] of the memory, over all ranks.
+def all_reduce_shared(
+    memory: SharedMemory, board, offsets: list[int], sizes: list[int], combine, result: np.ndarray
+) -> None:
+    """Reduce the arrays that begin at `offsets` of the memory, one per rank, into flat `result`.
 
-    Each rank reduces one slice straight from everyone's memory, in rank order, in pieces that fit
-    the cache; then it copies the other slices. The ranks have met before; when this returns, all
-    have copied, so that the memory may be written to again.
+    Each rank reduces one slice straight from everyone's memory into its own, in rank order, in
+    pieces that fit the cache; then it copies all slices to `result`, which may be its own memory.
+    The ranks have met before; when this returns, all have copied, so that the memory may be written
+    to again.
 
     sizes    elements of each rank's slice
     combine  the reduction, as a ufunc of two arrays
     """
-    views = [memory.view(offset, mine.size, mine.dtype) for offset in offsets]
-    ends = np.cumsum([0, *sizes]).tolist()
+    views = [memory.view(offset, result.size, result.dtype) for offset in offsets]
+    mine, ends = views[board.me], np.cumsum([0, *sizes]).tolist()
     start, stop = ends[board.me], ends[board.me + 1]
-    step = max(1, PIECE // mine.itemsize)
+    step = max(1, PIECE // result.itemsize)
     for low in range(start, stop, step):
         piece = slice(low, min(low + step, stop))
         total = combine(views[0][piece], views[1][piece]) if len(views) > 1 else views[0][piece]
@@ -123,7 +126,8 @@ def all_reduce_in_place(memory: SharedMemory, board, offsets, mine, sizes, combi
             combine(total, view[piece], out=total)
         mine[piece] = total
     board.barrier("all_reduce, every slice reduced")
+    in_place = memory.offset_of(result) == offsets[board.me]
     for rank, view in enumerate(views):
-        if rank != board.me:
-            mine[ends[rank] : ends[rank + 1]] = view[ends[rank] : ends[rank + 1]]
+        if rank != board.me or not in_place:
+            result[ends[rank] : ends[rank + 1]] = view[ends[rank] : ends[rank + 1]]
     board.barrier("all_reduce, every slice copied")
