@@ -9,7 +9,7 @@ the same bits on every rank and in every run.
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 
@@ -139,7 +139,7 @@ class Group:
                    messages, see collectives.py; each gives the same bits everywhere and always
         out        an array for the result; x itself for a reduction in place
         """
-        x, combine = _checked(x), _ufunc(op)
+        x = _checked(x)
         if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
             raise ValueError(
                 f"out is {out.dtype}{list(out.shape)}, x is {x.dtype}{list(x.shape)}: "
@@ -152,11 +152,10 @@ class Group:
         details = [op, x.dtype, x.shape, *([] if algorithm is None else [algorithm])]
         signature = signature_of("all_reduce", tuple(details), label)
         if algorithm is None:
-            result = self._reduce_in_shared_memory(signature, x, combine, out)
+            result = self._reduce_in_shared_memory(signature, x, _ufunc(op), out)
         else:
-            result = x.copy()
+            result, combine = x.copy(), _ufunc(op, array_module(x))
             self.board.meet(signature)
-            combine = _ufunc(op, array_module(x))
             ALGORITHMS[algorithm](Channel(self, "all_reduce"), result.reshape(-1), combine)
         if out is None or out is result:
             return result
@@ -177,11 +176,11 @@ class Group:
         sizes = split_sizes(len(x), self.size) if sizes is None else [int(n) for n in sizes]
         if len(sizes) != self.size or sum(sizes) != len(x) or min(sizes) < 0:
             raise ValueError(f"sizes {sizes} do not cut {len(x)} rows into {self.size} pieces")
-        _ufunc(op)
+        combine = _ufunc(op, array_module(x))
         channel = self._meet("reduce_scatter", op, x.dtype, x.shape, tuple(sizes), label=label)
         ends = np.cumsum(sizes).tolist()
         pieces = [x[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-        return _reduce(all_to_all(channel, pieces), op)
+        return _reduce(all_to_all(channel, pieces), combine)
 
     @traced
     def all_gather(self, x: Array, axis: int = 0, label: str | None = None) -> Array:
@@ -250,10 +249,10 @@ class Group:
         Bytes: S from each rank but root.
         """
         x, place = _checked(x), f"root={self._valid(root, 'root')}"
-        _ufunc(op)
+        combine = _ufunc(op, array_module(x))
         channel = self._meet("reduce", place, op, x.dtype, x.shape, label=label)
         pieces = self._to_root(channel, x, root)
-        return None if pieces is None else _reduce(pieces, op)
+        return None if pieces is None else _reduce(pieces, combine)
 
     @traced
     def barrier(self) -> None:
@@ -389,10 +388,9 @@ def _ufunc(op: str, xp=np):
     return getattr(xp, REDUCTIONS[op])
 
 
-def _reduce(pieces: list, op: str):
+def _reduce(pieces: list, combine: Callable) -> Array:
     """Reduce in rank order, into the first piece (fresh)."""
     total, *others = pieces
-    combine = _ufunc(op, array_module(total))
     for piece in others:
         combine(total, piece, out=total)
     return total
