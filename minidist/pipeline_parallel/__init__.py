@@ -1,0 +1,1 @@
+"""The model split over ranks by layers or branches; every rank holds a part of it."""

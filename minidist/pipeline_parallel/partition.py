@@ -1,0 +1,146 @@
+"""Cut layers into contiguous stages so that the slowest stage is as fast as it can be.
+
+Once full, a pipeline delivers one micro-batch per time of its slowest stage. PipeDream (Narayanan
+et al. 2019, section 3.1) finds the cuts by dynamic programming: the best way to cut layers[i:] into
+k stages is a first stage and the best way to cut what follows it into k - 1. Theirs also replicates
+stages and counts the transfers between them; this one is the plain cut, of layers alone.
+
+    costs  3  1  4 | 1  5 | 9      p = 3: stages of 8, 6 and 9
+
+Letters: n layers, p stages; B batch, T sequence, C width, V vocabulary.
+"""
+
+import copy
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from itertools import accumulate
+from numbers import Real
+
+from minidist.autograd import Function, Tensor, attention, functions, functions_below, operators
+from minidist.autograd.tensor import recording
+from minidist.backend import Array, on_gpu
+from minidist.nn import Module
+from minidist.rng import Randomness
+
+
+def partition(costs: Sequence[Real], p: int) -> list[range]:
+    """Return the p ranges of layers, none empty, whose slowest stage costs least.
+
+    Of several, the one whose second slowest stage costs least, and so on; of those with equal
+    costs, the one whose first stage has fewest layers, then the second, and so on. Exact with ints
+    and Fractions. Time n^2 p, times n for the sums.
+
+    costs  one number from 0 per layer, in any unit
+    """
+    costs = list(costs)
+    _check(costs, p)
+    n = len(costs)
+    best = {n: ((), ())}  # {i: the cut of layers[i:]}: stage costs, slowest first; stage lengths
+    for k in range(1, p + 1):
+        best = {
+            i: min(_prepend(costs[i:j], *best[j]) for j in best if j > i) for i in range(n - k + 1)
+        }
+    _, lengths = best[0]
+    ends = accumulate(lengths)
+    return [range(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+
+
+def _prepend(stage: list[Real], others: tuple, lengths: tuple[int, ...]) -> tuple[tuple, tuple]:
+    """Put a stage before a cut: what it gives is compared by cost first, then by lengths."""
+    return tuple(sorted((sum(stage), *others), reverse=True)), (len(stage), *lengths)
+
+
+def _check(costs: list[Real], p: int) -> None:
+    if p < 1:
+        raise ValueError(f"cannot cut layers into {p} stages; use 1 or more")
+    if p > len(costs):
+        raise ValueError(
+            f"cannot cut {len(costs)} layers into {p} stages; use at most {len(costs)}"
+        )
+    for i, cost in enumerate(costs):
+        if not 0 <= cost < math.inf:
+            raise ValueError(f"layer {i} costs {cost}; a cost is a finite number from 0")
+
+
+def counted_costs(
+    model: Module, x: Tensor | Array, randomness: Randomness | None = None
+) -> list[int]:
+    """Return the multiply-adds of each layer's matrix products in one forward pass on x.
+
+    Counted are linear layers, products of two tensors, and the two products of attention, over all
+    T x T scores as they are computed. Everything else counts as 0: a look-up in an embedding,
+    norms, activations, sums; so does what `recompute` hides. Backward does twice as many where the
+    input needs a gradient.
+
+    Per example: a Transformer's block 12 T C^2 + 2 T^2 C, its head T C V, its embedding 0.
+    """
+    with recording(True):
+        outputs = [output for _, output in _run(model, x, randomness)]
+    return [
+        sum(map(_multiply_adds, functions_below(y))) if y.creator is not None else 0
+        for y in outputs
+    ]
+
+
+def _multiply_adds(function: Function) -> int:
+    """Return how many elements its products have, each times the terms of its sum."""
+    match function:
+        case functions.Linear(result_shape=shape, x=x):
+            return math.prod(shape) * x.shape[-1]
+        case operators.MatMul(result_shape=shape, a=a):
+            return math.prod(shape) * a.shape[-1]
+        case attention.CausalAttention(q=q, p=p):  # Q K^T and P V
+            return 2 * p.size * q.shape[-1]
+    return 0
+
+
+def measured_costs(
+    model: Module,
+    x: Tensor | Array,
+    randomness: Randomness | None = None,
+    repeats: int = 5,
+) -> list[float]:
+    """Return the seconds of each layer's forward and backward on x: the median of `repeats`.
+
+    Every repeat passes through all layers, so that a slow moment of the machine does not fall on
+    one of them; one more repeat, before these, warms up. The model stays as it is.
+    """
+    if repeats < 1:
+        raise ValueError(f"cannot take the median of {repeats} repeats; use 1 or more")
+    if any(on_gpu(p.data) for p in model.parameters()):
+        raise ValueError(
+            "a GPU computes after its caller has gone on, so these seconds would mean nothing; "
+            "measure copy.deepcopy(model).to('cpu')"
+        )
+    model = copy.deepcopy(model)
+    seconds = [[] for _ in model.layers]
+    with recording(True):
+        inputs = [leaf for leaf, _ in _run(model, x, randomness)]
+        for _ in range(1 + repeats):
+            for layer, leaf, taken in zip(model.layers, inputs, seconds, strict=True):
+                taken.append(_seconds(layer, leaf, randomness))
+    return [statistics.median(taken[1:]) for taken in seconds]
+
+
+def _seconds(layer: Module, x: Tensor | Array, randomness: Randomness | None) -> float:
+    for leaf in [x, *layer.parameters()]:
+        if isinstance(leaf, Tensor):
+            leaf.grad = None  # a second gradient would be added, the first is written
+    start = time.perf_counter()
+    y = layer(x, randomness)
+    if y.requires_grad:
+        y.backward(y.xp.ones_like(y.data))
+    return time.perf_counter() - start
+
+
+def _run(model: Module, x: Tensor | Array, randomness: Randomness | None) -> list[tuple]:
+    """Return (input, output) of each layer; an input of floats is a leaf that needs a gradient."""
+    results = []
+    for layer in model.layers:
+        data = x.data if isinstance(x, Tensor) else x
+        leaf = Tensor(data, requires_grad=True) if data.dtype.kind == "f" else data
+        x = layer(leaf, randomness)
+        results.append((leaf, x))
+    return results

@@ -1,0 +1,183 @@
+"""The cuts against all cuts there are; costs against their closed forms."""
+
+from fractions import Fraction
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist import Tensor, nn, no_grad
+from minidist.pipeline_parallel.partition import counted_costs, measured_costs, partition
+from minidist.rng import Randomness
+from tests.strategies import arrays, assert_same_bits
+
+
+def all_cuts(n, p):
+    """Return every way to cut n layers into p stages, none empty."""
+    for inner in combinations(range(1, n), p - 1):
+        yield [range(start, stop) for start, stop in pairwise([0, *inner, n])]
+
+
+def stage_costs(costs, stages):
+    return [sum(costs[i] for i in stage) for stage in stages]
+
+
+def rank_of_cut(costs, stages):
+    """Return what the documentation says a cut is compared by."""
+    slowest_first = sorted(stage_costs(costs, stages), reverse=True)
+    return slowest_first, [len(stage) for stage in stages]
+
+
+numbers = st.one_of(
+    st.lists(st.integers(0, 3), min_size=1, max_size=9),  # many ties and zeros
+    st.lists(st.integers(0, 10**20), min_size=1, max_size=9),
+    st.lists(st.fractions(0, 9, max_denominator=7), min_size=1, max_size=9),
+    st.lists(st.floats(0, 1e6), min_size=1, max_size=9),
+)
+
+
+@given(costs=numbers, data=st.data())
+def test_it_is_the_best_of_all_cuts_and_ties_fall_as_documented(costs, data):
+    p = data.draw(st.integers(1, len(costs)))
+    stages = partition(costs, p)
+    best = min(all_cuts(len(costs), p), key=lambda cut: rank_of_cut(costs, cut))
+    assert stages == best
+    slowest = min(max(stage_costs(costs, cut)) for cut in all_cuts(len(costs), p))
+    assert max(stage_costs(costs, stages)) == slowest
+
+
+def lengths(costs, p):
+    return [len(stage) for stage in partition(costs, p)]
+
+
+def test_of_equal_cuts_the_earlier_stages_are_the_shorter():
+    assert lengths([1, 1, 1, 1, 1], 2) == [2, 3]
+    assert lengths([0, 0, 0, 0], 3) == [1, 1, 2]
+    assert lengths([1, 1, 1, 1], 2) == [2, 2]
+
+
+def test_beside_a_slowest_layer_the_rest_is_still_even():
+    assert lengths([1, 1, 1, 1, 1, 1, 10], 3) == [3, 3, 1]
+    assert lengths([10, 1, 1, 1, 1, 1, 1], 3) == [1, 3, 3]
+
+
+def test_one_stage_has_all_layers_and_as_many_stages_as_layers_have_one_each():
+    assert partition([3, 1, 4], 1) == [range(3)]
+    assert partition([3, 1, 4], 3) == [range(1), range(1, 2), range(2, 3)]
+
+
+def test_large_integers_and_fractions_are_not_rounded():
+    assert lengths([2**53, 1, 1, 2**53], 2) == [2, 2]
+    tenth = Fraction(1, 10)
+    assert lengths([tenth, tenth, tenth, Fraction(3, 10)], 2) == [3, 1]
+
+
+@pytest.mark.parametrize("p", [0, -1])
+def test_there_is_one_stage_or_more(p):
+    with pytest.raises(ValueError, match=f"cannot cut layers into {p} stages; use 1 or more"):
+        partition([1, 2], p)
+
+
+def test_more_stages_than_layers_are_an_error_that_says_how_many_there_may_be():
+    with pytest.raises(ValueError, match="cannot cut 3 layers into 4 stages; use at most 3"):
+        partition([1, 2, 3], 4)
+
+
+@pytest.mark.parametrize("cost", [-1, float("nan"), float("inf"), Fraction(-1, 3)])
+def test_a_cost_is_a_finite_number_from_zero(cost):
+    with pytest.raises(ValueError, match=f"layer 1 costs {cost}; a cost is a finite number from 0"):
+        partition([1, cost, 1], 2)
+
+
+def transformer(vocab=7, width=8, depth=2, context=5, **more):
+    return nn.Transformer(vocab, width, 2, depth, context, dtype="float64", **more)
+
+
+def tokens(model, B=3):
+    return np.random.default_rng(0).integers(0, model.vocab, (B, model.context))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_counted_costs_of_a_transformer_are_its_closed_form(tied):
+    B, T, C, V = 3, 5, 8, 11
+    model = transformer(V, C, depth=2, context=T, tied=tied)
+    block = B * (12 * T * C**2 + 2 * T**2 * C)
+    assert counted_costs(model, tokens(model)) == [0, block, block, B * T * C * V]
+
+
+def test_counted_costs_of_an_mlp_are_products_of_its_sizes():
+    model = nn.MLP([6, 9, 5, 3], dtype="float64")
+    for x in (arrays(4, 6), Tensor(arrays(4, 6))):
+        assert counted_costs(model, x) == [4 * 6 * 9, 4 * 9 * 5, 4 * 5 * 3]
+
+
+def test_frozen_layers_and_no_grad_change_no_count():
+    model = nn.MLP([6, 9, 3], dtype="float64").freeze()
+    with no_grad():
+        assert counted_costs(model, arrays(4, 6)) == [4 * 6 * 9, 4 * 9 * 3]
+
+
+def test_products_of_tensors_count_and_layers_without_products_cost_nothing():
+    class Square(nn.Module):
+        def forward(self, x, randomness=None):
+            return x @ x.transpose(0, 2, 1)  # [B, n, k] [B, k, n]
+
+    model = nn.Sequential([nn.LayerNorm(4, dtype="float64"), nn.Dropout(0.0), Square()])
+    assert counted_costs(model, arrays(2, 3, 4)) == [0, 0, 2 * 3 * 3 * 4]
+
+
+def test_a_model_that_drops_out_is_given_its_randomness():
+    model = transformer(dropout=0.2)
+    x, randomness = tokens(model), Randomness(0, 0, np.arange(3))
+    assert counted_costs(model, x, randomness) == counted_costs(transformer(), x)
+    assert len(measured_costs(model, x, randomness, repeats=1)) == 4
+
+
+def test_an_uneven_transformer_is_cut_better_by_its_costs_than_by_its_layers():
+    model = transformer(vocab=600, width=16, depth=6)  # the head costs as much as three blocks
+    costs = counted_costs(model, tokens(model))
+    embedding, block, *_, head = costs
+    assert embedding == 0 and 2.5 * block < head < 3.5 * block
+    stages = partition(costs, 3)
+    assert [len(stage) for stage in stages] == [4, 3, 1]
+    even = partition([1] * len(costs), 3)
+    assert max(stage_costs(costs, stages)) < 0.7 * max(stage_costs(costs, even))
+
+
+def test_measured_costs_find_the_slow_head_of_a_transformer():
+    model = transformer(vocab=20000, width=32, depth=2, context=16)  # head: 48 blocks' products
+    costs = measured_costs(model, tokens(model, B=4))
+    assert len(costs) == 4 and min(costs) > 0
+    assert partition(costs, 2)[-1] == range(3, 4)
+
+
+def test_measuring_and_counting_leave_the_model_as_it_is():
+    model, x = nn.MLP([3, 4, 2], dtype="float64"), Tensor(arrays(2, 3), requires_grad=True)
+    before = model.state()
+    measured_costs(model, x, repeats=1)
+    counted_costs(model, x)
+    assert all(p.grad is None for p in [x, *model.parameters()])
+    assert_same_bits(model.state(), before)
+
+
+def test_every_repeat_passes_through_all_layers_and_one_more_warms_up():
+    calls = []
+
+    class Counting(nn.Module):
+        def __init__(self, name):
+            self.name = name
+
+        def forward(self, x, randomness=None):
+            calls.append(self.name)
+            return x * 2.0
+
+    model = nn.Sequential([Counting("a"), Counting("b")])
+    measured_costs(model, arrays(2, 2), repeats=3)
+    assert calls == ["a", "b"] * (1 + 1 + 3)  # once to know what each layer is given
+
+
+def test_a_median_needs_a_repeat():
+    with pytest.raises(ValueError, match="cannot take the median of 0 repeats; use 1 or more"):
+        measured_costs(nn.MLP([2, 2]), arrays(1, 2, dtype="float32"), repeats=0)
