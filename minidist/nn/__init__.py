@@ -2,7 +2,8 @@
 
 A module maps a tensor, and a `Randomness` if it drops out, to a tensor. `model.layers` are the
 modules whose composition the model is: what a pipeline cuts between. Read `module.py`,
-`flat_parameters.py`, then the layers, then `mlp.py` and `transformer.py`.
+`flat_parameters.py`, then the layers, then `mlp.py`, `residual.py` and
+`transformer.py`.
 """
 
 from minidist.autograd.losses import cross_entropy, squared_error
@@ -14,6 +15,7 @@ from minidist.nn.layer_norm import LayerNorm
 from minidist.nn.linear import Linear
 from minidist.nn.mlp import MLP
 from minidist.nn.module import Module, Parameter, Sequential
+from minidist.nn.residual import Residual, ResidualMLP
 from minidist.nn.transformer import Block, Transformer
 
 __all__ = [
@@ -28,6 +30,8 @@ __all__ = [
     "Linear",
     "Module",
     "Parameter",
+    "Residual",
+    "ResidualMLP",
     "Sequential",
     "Transformer",
     "cross_entropy",

@@ -1,0 +1,114 @@
+"""Residual layers: the sum, its gradient, and that a skip never leaves its layer."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist import Tensor, datasets, nn, optim
+from minidist.autograd import gradcheck
+from tests.nn.differences import assert_gradients_are_differences
+from tests.strategies import arrays, assert_same_bits, gradients, leaf, seeds
+
+
+def linear(c_in, c_out, name, activation="gelu"):
+    return nn.Linear(c_in, c_out, activation=activation, name=name, dtype="float64")
+
+
+def model_of(depth=3, seed=0):
+    return nn.ResidualMLP(6, 5, depth, 4, seed=seed, dtype="float64")
+
+
+def test_a_residual_layer_adds_its_input_to_what_its_layers_give():
+    first, second = linear(4, 7, "first"), linear(7, 4, "second", "identity")
+    x = arrays(3, 4)
+    np.testing.assert_array_equal(
+        nn.Residual([first, second])(x).data, x + second(first(x)).data, strict=True
+    )
+
+
+def test_without_weights_it_is_the_identity_both_ways():
+    layer, x = nn.Residual([linear(4, 4, "f", "identity")]), leaf(3, 4)
+    layer.inner[0].weight.data[...] = 0
+    y = layer(x)
+    y.backward(arrays(3, 4, seed=1))
+    np.testing.assert_array_equal(y.data, x.data)
+    np.testing.assert_array_equal(x.grad, arrays(3, 4, seed=1))
+
+
+def test_gradients_agree_with_central_differences():
+    layer = nn.Residual([linear(4, 7, "first"), linear(7, 4, "second")])
+    gradcheck(layer, arrays(2, 4))
+    assert_gradients_are_differences(layer, lambda: (layer(arrays(2, 4)) ** 2).sum())
+    model, x, targets = model_of(), arrays(3, 6), np.array([0, 3, 1])
+    assert_gradients_are_differences(model, lambda: nn.cross_entropy(model(x), targets))
+
+
+def test_a_shape_that_changes_is_an_error_also_where_it_would_broadcast():
+    message = r"a residual layer adds f\(X\), \[3, 4\], to X, \[3, 1\]; let f keep the shape"
+    with pytest.raises(ValueError, match=message):
+        nn.Residual([linear(1, 4, "f")])(arrays(3, 1))
+
+
+def test_the_network_is_a_stem_residual_layers_and_a_head_with_global_names():
+    model = model_of(depth=2)
+    assert [type(layer) for layer in model.layers] == [
+        nn.Linear,
+        nn.Residual,
+        nn.Residual,
+        nn.Linear,
+    ]
+    blocks = [f"blocks.{i}.{part}" for i in range(2) for part in ("first", "second")]
+    layers = ["stem", *blocks, "head"]
+    names = [f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")]
+    assert list(model.named_parameters()) == names
+    assert [layer.flat.size for layer in model.layers] == [6 * 5 + 5, 60, 60, 5 * 4 + 4]
+
+
+def test_the_network_against_its_formula():
+    model, x = model_of(depth=1), arrays(3, 6)
+    w0, b0, w1, b1, w2, b2, w3, b3 = (p.data for p in model.parameters())
+    stem = np.maximum(x @ w0 + b0, 0)
+    want = (stem + np.maximum(stem @ w1 + b1, 0) @ w2 + b2) @ w3 + b3
+    np.testing.assert_allclose(model(x).data, want, rtol=1e-12)
+
+
+def test_equal_blocks_start_differently_and_a_seed_repeats_them():
+    state = model_of(depth=2).state()
+    assert (state["blocks.0.first.weight"] != state["blocks.1.first.weight"]).all()
+    assert_same_bits(state, model_of(depth=2).state())
+    assert (state["stem.weight"] != model_of(depth=2, seed=1).state()["stem.weight"]).all()
+
+
+def test_a_state_moves_to_another_network():
+    model, other = model_of(seed=0), model_of(seed=1)
+    other.load_state(model.state())
+    np.testing.assert_array_equal(other(arrays(2, 6)).data, model(arrays(2, 6)).data)
+
+
+@given(depth=st.integers(0, 4), data=st.data(), seed=seeds)
+def test_cut_between_any_two_layers_one_tensor_goes_forward_and_its_gradient_back(
+    depth, data, seed
+):
+    x, grad = arrays(3, 6, seed=seed), arrays(3, 4, seed=seed)
+    whole, cut = model_of(depth), model_of(depth)
+    whole(x).backward(grad)
+    place = data.draw(st.integers(1, depth + 1))
+    sent = nn.Sequential(cut.layers[:place])(x)
+    received = Tensor(sent.data, requires_grad=True)
+    nn.Sequential(cut.layers[place:])(received).backward(grad)
+    sent.backward(received.grad)
+    assert_same_bits(gradients(cut), gradients(whole))
+
+
+def test_it_learns_the_digits():
+    images, labels = datasets.digits()
+    model = nn.ResidualMLP(64, 32, 4, 10)
+    optimizer = optim.AdamW(model.parameters(), lr=3e-3)
+    for epoch in range(5):
+        for share in datasets.Sampler(1500, 125).epoch(epoch):
+            nn.cross_entropy(model(images[share.examples]), labels[share.examples]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    right = model(images[1500:]).data.argmax(axis=-1) == labels[1500:]
+    assert right.mean() > 0.8
