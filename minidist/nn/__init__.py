@@ -2,7 +2,7 @@
 
 A module maps a tensor, and a `Randomness` if it drops out, to a tensor. `model.layers` are the
 modules whose composition the model is: what a pipeline cuts between. Read `module.py`,
-`flat_parameters.py`, then the layers, then `mlp.py`, `residual.py` and
+`flat_parameters.py`, then the layers, then `mlp.py`, `residual.py`, `siamese.py` and
 `transformer.py`.
 """
 
@@ -16,6 +16,7 @@ from minidist.nn.linear import Linear
 from minidist.nn.mlp import MLP
 from minidist.nn.module import Module, Parameter, Sequential
 from minidist.nn.residual import Residual, ResidualMLP
+from minidist.nn.siamese import Siamese
 from minidist.nn.transformer import Block, Transformer
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Residual",
     "ResidualMLP",
     "Sequential",
+    "Siamese",
     "Transformer",
     "cross_entropy",
     "squared_error",

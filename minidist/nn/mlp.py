@@ -11,15 +11,22 @@ class MLP(Sequential):
     """x[B, C0] -> logits[B, Cn]: linear layers, the activation after all but the last."""
 
     def __init__(self, sizes, activation="relu", seed=0, dtype="float32"):
-        if len(sizes) < 2:
-            raise ValueError(f"an MLP needs an input and an output size, got {list(sizes)}")
-        kinds = [activation] * (len(sizes) - 2) + ["identity"]
-        super().__init__(
-            [
-                Linear(c_in, c_out, activation=kind, name=f"layers.{i}", seed=seed, dtype=dtype)
-                for i, (c_in, c_out, kind) in enumerate(zip(sizes, sizes[1:], kinds, strict=False))
-            ]
-        )
+        more = {"name": "layers", "seed": seed, "dtype": dtype}
+        super().__init__(linear_layers(sizes, activation, "identity", **more))
 
     def forward(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:
         return super().forward(x if isinstance(x, Tensor) else Tensor(x), randomness)
+
+
+def linear_layers(sizes, activation, last, *, name, seed=0, dtype="float32") -> list[Linear]:
+    """Return linear layers between these sizes, named `name`.0, `name`.1, and so on.
+
+    `last` is the activation after the last one.
+    """
+    if len(sizes) < 2:
+        raise ValueError(f"an MLP needs an input and an output size, got {list(sizes)}")
+    kinds = [activation] * (len(sizes) - 2) + [last]
+    return [
+        Linear(c_in, c_out, activation=kind, name=f"{name}.{i}", seed=seed, dtype=dtype)
+        for i, (c_in, c_out, kind) in enumerate(zip(sizes, sizes[1:], kinds, strict=False))
+    ]

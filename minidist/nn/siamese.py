@@ -1,0 +1,51 @@
+"""A siamese network: two branches that share their weights, and a join that compares them.
+
+Bromley et al. 1993: two identical sub-networks, joined at their outputs. Koch et al. 2015, section
+3: the join weights the distances between the two embeddings, element by element. Koch et al. take
+|H_0 - H_1| and a sigmoid. Squares, here, are smooth where two embeddings meet; with two classes, a
+softmax of the logits is a sigmoid of their difference.
+"""
+
+from minidist.autograd import Tensor
+from minidist.backend import Array
+from minidist.nn.linear import Linear
+from minidist.nn.mlp import linear_layers
+from minidist.nn.module import Module
+from minidist.rng import Randomness
+
+
+class Siamese(Module):
+    """x[B, 2, C0] -> logits[B, classes] = (H_0 - H_1)^2 W + b,  H_i[B, E] = branch(x[:, i]).
+
+    The branch is an MLP with the given sizes, the last of which is E, and an activation after every
+    layer (the difference would cancel a bias that came last). Both halves of a pair use the same
+    parameters, to whose gradients both contribute; the order within a pair does not matter.
+
+    branch  its layers, in order
+    join    Linear(E, classes)
+    """
+
+    def __init__(self, sizes, classes=2, activation="relu", seed=0, dtype="float32"):
+        more = {"seed": seed, "dtype": dtype}
+        self.branch = linear_layers(sizes, activation, activation, name="branch", **more)
+        self.join = Linear(sizes[-1], classes, name="join", **more)
+        self.flatten()
+
+    def embed(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:
+        """Run one branch: x[B, C0] -> H[B, E]."""
+        for layer in self.branch:
+            x = layer(x, randomness)
+        return x
+
+    def compare(self, h0: Tensor, h1: Tensor) -> Tensor:
+        """Run the join: H_0[B, E], H_1[B, E] -> logits[B, classes]."""
+        return self.join((h0 - h1) ** 2)
+
+    def forward(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:
+        check_pairs(x)
+        return self.compare(self.embed(x[:, 0], randomness), self.embed(x[:, 1], randomness))
+
+
+def check_pairs(x: Tensor | Array) -> None:
+    if x.ndim < 3 or x.shape[1] != 2:
+        raise ValueError(f"pairs have the shape [B, 2, ...], not {list(x.shape)}")

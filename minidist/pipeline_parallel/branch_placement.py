@@ -1,0 +1,122 @@
+"""The two branches of a siamese network on two ranks at once.
+
+Model parallelism where the graph forks: neither branch waits for the other, so both ranks compute
+from the first moment on, without micro-batches. They meet at the join, on rank 0:
+
+    rank 0   H_0 = branch(x_0)   recv H_1   join, loss, dH_0, dH_1   send dH_1   backward from dH_0
+    rank 1   H_1 = branch(x_1)   send H_1            waits           recv dH_1   backward from dH_1
+
+Both ranks hold the shared weights W, each leaves what its own branch contributes,
+
+    dL/dW  =  dL/dH_0 dH_0/dW  +  dL/dH_1 dH_1/dW,
+
+and the sum over the ranks is the gradient. The join and its gradient belong to rank 0 alone: rank
+1 never uses it, so its copy stays as it was. An optimizer takes `own_parameters(model, group)`.
+
+Layouts: x[B, 2, C0], of which rank i reads x[:, i]; H_i[B, E] on rank i; dW{+ranks} -> all_reduce
+-> dW on both.
+
+Bytes, on two ranks: B E numbers each way for every batch, and 2 S for the S bytes of the shared
+parameters for every update. On one rank the same code runs both branches and moves nothing.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+from minidist.autograd import Tensor
+from minidist.backend import Array
+from minidist.comm import Group
+from minidist.nn import Parameter, Siamese, cross_entropy
+from minidist.nn.siamese import check_pairs
+from minidist.rng import Randomness
+
+JOIN = 0  # the rank that compares
+
+
+def forward_backward(
+    model: Siamese,
+    x: Tensor | Array,
+    targets: Array,
+    group: Group,
+    loss: Callable[..., Tensor] = cross_entropy,
+    reduction_size: float | None = None,
+    randomness: Randomness | None = None,
+) -> Tensor | None:
+    """Add this rank's part of the gradient of one batch; return the loss on rank 0, else None.
+
+    Several micro-batches may follow each other before `all_reduce_shared`. If x[B, 2, C0] is a
+    tensor that requires a gradient, the rank adds that of the half it reads.
+    """
+    check_ranks(group)
+    check_pairs(x)
+    embeddings = {}
+    for i in own_branches(group):
+        with _span(group, f"forward branch {i}"):
+            embeddings[i] = model.embed(x[:, i], randomness)
+    if group.rank == JOIN:
+        value, gradients = _join(model, embeddings, targets, group, loss, reduction_size)
+    else:
+        value, gradients = None, _ask_for_gradients(embeddings, group)
+    for i, h in embeddings.items():
+        with _span(group, f"backward branch {i}"):
+            if h.requires_grad:
+                h.backward(gradients[i])
+    return value
+
+
+def _join(model, embeddings, targets, group, loss, reduction_size) -> tuple[Tensor, list[Array]]:
+    """Compare what both branches gave; return the loss and [dH_0, dH_1], having sent what is due.
+
+    Both embeddings are leaves here, so that backward stops at them and the other rank need not
+    wait for this one's branch.
+    """
+    data = [embeddings[i].data if i in embeddings else group.recv(i) for i in range(2)]
+    leaves = [Tensor(h, requires_grad=True) for h in data]
+    with _span(group, "join"):
+        value = loss(model.compare(*leaves), targets, reduction_size=reduction_size)
+        value.backward()
+    for i, h in enumerate(leaves):
+        if i not in embeddings:
+            group.send(h.grad, to=i)
+    return value, [h.grad for h in leaves]
+
+
+def _ask_for_gradients(embeddings: dict[int, Tensor], group: Group) -> dict[int, Array]:
+    for h in embeddings.values():
+        group.send(h.data, to=JOIN)
+    return {i: group.recv(JOIN) for i in embeddings}
+
+
+def all_reduce_shared(model: Siamese, group: Group) -> None:
+    """Give both ranks the sum of each shared parameter's gradient; None adds zero."""
+    check_ranks(group)
+    for p in shared_parameters(model):
+        if p.requires_grad:
+            grad = p.xp.zeros_like(p.data) if p.grad is None else p.grad
+            p.grad = group.all_reduce(grad, label=p.name)
+
+
+def shared_parameters(model: Siamese) -> list[Parameter]:
+    return [p for layer in model.branch for p in layer.parameters()]
+
+
+def own_parameters(model: Siamese, group: Group) -> list[Parameter]:
+    """Return what this rank updates: the shared parameters, and on rank 0 the join's."""
+    return shared_parameters(model) + (model.join.parameters() if group.rank == JOIN else [])
+
+
+def own_branches(group: Group) -> list[int]:
+    """Return the branches that this rank runs: its own one of two ranks, both on one rank."""
+    return [i for i in range(2) if i % group.size == group.rank]
+
+
+def check_ranks(group: Group) -> None:
+    if group.size > 2:
+        raise ValueError(
+            f"a pair has 2 branches, so {group.size - 2} of {group.size} ranks would have nothing "
+            "to run; use 1 or 2 ranks, or split the batch over pairs of them: group.split"
+        )
+
+
+def _span(group: Group, name: str) -> AbstractContextManager[None]:
+    return nullcontext() if group.log is None else group.log.span(name)

@@ -1,0 +1,12 @@
+"""How the tests of branch placement run a case."""
+
+from minidist.tools.compare import compare
+from minidist.tools.strategies import one_device
+from minidist.tools.strategies_siamese import siamese_worker
+
+
+def judge(ranks, case, worker=siamese_worker, bound=1e-9, **options):
+    """Run a case on ranks; return the comparison with one device, and the bytes moved."""
+    outcomes = ranks.run(lambda group: worker(group, case, **options))
+    comparison = compare([o.gradients for o in outcomes], one_device(case), bound)
+    return comparison, sum(outcome.bytes for outcome in outcomes)
