@@ -1,10 +1,10 @@
 """Reverse-mode differentiation on arrays. It knows no ranks.
 
-Read `tensor.py`, `operators.py`, `functions.py`, `attention.py`, `losses.py`, then `recompute.py`
-and `gradcheck.py`.
+Read `tensor.py`, `operators.py`, `functions.py`, `attention.py`, `losses.py`, then `deferred.py`,
+`recompute.py` and `gradcheck.py`.
 """
 
-from minidist.autograd import attention, functions, losses, operators
+from minidist.autograd import attention, deferred, functions, losses, operators
 from minidist.autograd.gradcheck import gradcheck
 from minidist.autograd.recompute import recompute
 from minidist.autograd.tensor import Function, Tensor, functions_below, no_grad
@@ -13,6 +13,7 @@ __all__ = [
     "Function",
     "Tensor",
     "attention",
+    "deferred",
     "functions",
     "functions_below",
     "gradcheck",

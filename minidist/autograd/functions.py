@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from minidist.autograd.deferred import Product
 from minidist.autograd.operators import Concatenate
 from minidist.autograd.tensor import Function, Tensor
 from minidist.backend import (
@@ -50,13 +51,11 @@ class Linear(Function):
         return y.reshape(*x.shape[:-1], w.shape[1])
 
     def backward(self, grad):
-        x, w, transposed = self.x, self.w, self.transposed
+        x, w = self.x, self.w
         rows = grad.reshape(-1, w.shape[1])
         input_shape = (*grad.shape[:-1], w.shape[0])
         dx = None if self.inputs[0] is None else matmul(rows, w.T).reshape(input_shape)
-
-        def dw(out=None):
-            return matmul(rows.T, x, out=out) if transposed else matmul(x.T, rows, out=out)
+        dw = Product(rows, x) if self.transposed else Product(x, rows)
 
         def db(out=None):
             return sum_rows(rows, out=out)

@@ -9,11 +9,11 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from operator import attrgetter
 
 import numpy as np
 
+from minidist.autograd.deferred import Deferred
 from minidist.backend import Array, array_module, as_array, sum_over
 
 NUMBERS = (float, int)
@@ -121,15 +121,16 @@ class Tensor:
 
         grad      array of this shape; default 1 for a tensor with one element
         deferred  a list: parameter gradients are not computed but appended to it as thunks, to be
-                  called later
+                  called later, each by itself or together (`deferred.compute`)
         """
-        deliver = partial(_deliver, remaining := {})
+        remaining = {}
         for leaf, contribution in propagate(self, grad, remaining, deferred is not None):
+            delivery = Deferred(leaf, contribution, remaining)
             if callable(contribution) and deferred is not None:
-                deferred.append(partial(deliver, leaf, contribution))
+                deferred.append(delivery)
             else:
-                deliver(leaf, contribution)
-            contribution = None  # the array must not outlive its delivery
+                delivery()
+            contribution = delivery = None  # the array must not outlive its delivery
 
     def accumulate(self, contribution) -> None:
         """Add to `.grad` an array, or what a thunk returns; never write to an array of others."""
@@ -298,15 +299,6 @@ def functions_below(root: Tensor, remaining: dict | None = None) -> list[Functio
                 seen.add(source)
                 stack.append(source)
     return sorted(seen, key=attrgetter("order"))
-
-
-def _deliver(remaining: dict, leaf: Tensor, contribution) -> None:
-    if contribution is not None:
-        leaf.accumulate(contribution)
-    remaining[leaf] -= 1
-    if remaining[leaf] == 0:
-        for hook in leaf.hooks:
-            hook(leaf)
 
 
 def unbroadcast(grad: Array, shape: tuple[int, ...]) -> Array:

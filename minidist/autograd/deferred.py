@@ -1,0 +1,68 @@
+"""Gradients of parameters that are computed later; those of several batches as one product.
+
+Backward computes dX for whoever waits for it. dW may wait (`Tensor.backward(deferred=list)`), and
+what is put off in several passes can be done at once:
+
+    dW = sum_i X_i^T dY_i = [X_1; X_2; ...]^T [dY_1; dY_2; ...]
+
+One product of long factors is faster than many of short ones and their sum, because the weight, the
+largest array here, is written once.
+"""
+
+from collections.abc import Callable, Iterable
+
+from minidist.backend import Array, array_module, matmul
+
+
+class Product:
+    """The gradient A^T B[I, J] of a weight, computed when it is called; A[N, I], B[N, J]."""
+
+    def __init__(self, a: Array, b: Array):
+        self.a, self.b = a, b
+
+    def __call__(self, out: Array | None = None) -> Array:
+        return matmul(self.a.T, self.b, out=out)
+
+
+def sum_of(products: list[Product]) -> Product:
+    """Return the sum of products as one product."""
+    xp = array_module(products[0].a)
+    return Product(xp.concatenate([q.a for q in products]), xp.concatenate([q.b for q in products]))
+
+
+class Deferred:
+    """A contribution to a leaf's gradient that has not been computed; call it, once.
+
+    leaf          the tensor
+    contribution  an array, a thunk f(out=None), or None
+    remaining     how many contributions of its backward each leaf still waits for
+    """
+
+    def __init__(self, leaf, contribution: Array | Callable | None, remaining: dict):
+        self.leaf, self.contribution, self.remaining = leaf, contribution, remaining
+
+    def __call__(self) -> None:
+        """Add it to `leaf.grad`; call the leaf's hooks if it was the last one."""
+        if self.contribution is not None:
+            self.leaf.accumulate(self.contribution)
+            self.contribution = None
+        self.remaining[self.leaf] -= 1
+        if self.remaining[self.leaf] == 0:
+            for hook in self.leaf.hooks:
+                hook(self.leaf)
+
+
+def compute(deferred: Iterable[Deferred]) -> None:
+    """Call them all; what several passes have put off for one weight is one product."""
+    deferred = list(deferred)
+    products: dict[object, list[Deferred]] = {}
+    for d in deferred:
+        if isinstance(d.contribution, Product):
+            products.setdefault(d.leaf, []).append(d)
+    for first, *others in products.values():
+        if others:
+            first.contribution = sum_of([first.contribution, *(d.contribution for d in others)])
+            for d in others:
+                d.contribution = None
+    for d in deferred:
+        d()
