@@ -2,12 +2,14 @@
 
 Reading order:
 
-    autograd/        a tensor remembers how it was computed; it knows no ranks
-    nn/, optim.py    a single-device Transformer and MLP, and their optimizers
-    comm/            ranks, messages, collectives; it knows no gradients
-    data_parallel/   the first strategy: naive.py, then bucketed.py
-    tools/           observers; equivalence.py compares a strategy's gradient with one device's
-    train.py         the training loop of `minidist train`
+    autograd/            a tensor remembers how it was computed; it knows no ranks
+    nn/, optim.py        a single-device Transformer and MLP, and their optimizers
+    comm/                ranks, messages, collectives; it knows no gradients
+    data_parallel/       the first strategy: naive.py, then bucketed.py
+    pipeline_parallel/   layers on ranks, and every schedule as a list of actions
+    planning/            what a program will cost: simulator.py replays it on virtual clocks
+    tools/               observers; equivalence.py compares a strategy's gradient with one device's
+    train.py             the training loop of `minidist train`
 """
 
 from minidist.autograd import Tensor, no_grad

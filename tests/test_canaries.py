@@ -11,7 +11,7 @@ from minidist.data_parallel.bucketed import Bucketed
 from minidist.datasets import shard
 from minidist.tools import strategies
 from minidist.tools.equivalence import verify
-from minidist.tools.strategies import bucketed_worker, naive_worker
+from minidist.tools.strategies import bucketed_worker, data_parallel, naive_worker
 
 
 def no_all_reduce(group, case, **options):
@@ -83,18 +83,18 @@ def reduced_in_every_micro_batch(group, case, **options):
     """Buckets are reduced after the first micro-batch as well, so its gradient is summed twice."""
     calls = []
 
-    def backward(case, examples, once=strategies._backward):
+    def backward(case, examples, once=data_parallel._backward):
         x = once(case, examples)
         if not calls:
-            strategies.naive.all_reduce_gradients(case.model, group)
+            data_parallel.naive.all_reduce_gradients(case.model, group)
         calls.append(x)
         return x
 
-    sound, strategies._backward = strategies._backward, backward
+    sound, data_parallel._backward = data_parallel._backward, backward
     try:
         return bucketed_worker(group, case, micro_batches=2, **options)
     finally:
-        strategies._backward = sound
+        data_parallel._backward = sound
 
 
 def launched_too_early(group, case, **options):

@@ -47,6 +47,17 @@ def partition(costs: Sequence[Real], p: int) -> list[range]:
     return [range(end - length, end) for end, length in zip(ends, lengths, strict=True)]
 
 
+def cut_of(layers: int, stages: int, given: list[range] | None = None) -> list[range]:
+    """Return the cut that is given, if it is one; by default, stages of as many layers each."""
+    if given is None:
+        return partition([1] * layers, stages)
+    if [i for part in given for i in part] != list(range(layers)) or len(given) != stages:
+        raise ValueError(
+            f"{given} does not cut {layers} layers into {stages} contiguous stages, in order"
+        )
+    return given
+
+
 def _prepend(stage: list[Real], others: tuple, lengths: tuple[int, ...]) -> tuple[tuple, tuple]:
     """Put a stage before a cut: what it gives is compared by cost first, then by lengths."""
     return tuple(sorted((sum(stage), *others), reverse=True)), (len(stage), *lengths)

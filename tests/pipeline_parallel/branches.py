@@ -2,7 +2,7 @@
 
 from minidist.tools.compare import compare
 from minidist.tools.strategies import one_device
-from minidist.tools.strategies_siamese import siamese_worker
+from minidist.tools.strategies.siamese import siamese_worker
 
 
 def judge(ranks, case, worker=siamese_worker, bound=1e-9, **options):

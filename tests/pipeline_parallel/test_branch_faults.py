@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minidist.pipeline_parallel import branch_placement
-from minidist.tools.strategies_siamese import siamese_bytes, siamese_cases, siamese_worker
+from minidist.tools.strategies.siamese import siamese_bytes, siamese_cases, siamese_worker
 from tests.pipeline_parallel.branches import judge
 
 
@@ -79,13 +79,13 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_an_injected_fault_is_found_in_the_shared_weights(cluster, fault):
-    comparison, _ = judge(cluster(2), siamese_cases()[0], fault)
+    comparison, _ = judge(cluster(2), siamese_cases(2)[0], fault)
     assert not comparison.ok and comparison.error > 1e-3, comparison
     assert comparison.parameter.startswith("branch.")
 
 
 def test_summing_twice_shows_as_twice_the_gradient_and_in_the_bytes(cluster):
-    case = siamese_cases()[0]
+    case = siamese_cases(2)[0]
     comparison, moved = judge(cluster(2), case, shared_gradients_summed_twice)
     assert comparison.ratio == pytest.approx(2) and moved > siamese_bytes(case, 2)
     comparison, moved = judge(cluster(2), case, shared_gradients_not_summed)

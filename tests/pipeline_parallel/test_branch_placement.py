@@ -12,7 +12,7 @@ from minidist.errors import RankFailed
 from minidist.pipeline_parallel import branch_placement
 from minidist.tools.compare import compare
 from minidist.tools.strategies import Case, one_device
-from minidist.tools.strategies_siamese import siamese_bytes, siamese_cases, siamese_worker
+from minidist.tools.strategies.siamese import siamese_bytes, siamese_cases, siamese_worker
 from tests.pipeline_parallel.branches import judge
 from tests.strategies import arrays, seeds
 
@@ -53,7 +53,7 @@ def test_every_gradient_and_byte_on_processes(cluster, case, size, micro_batches
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("case", siamese_cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", siamese_cases(2), ids=lambda case: case.name)
 def test_the_cases_of_the_judge(cluster, case, size):
     assert_equal_to_one_device(cluster(size), case)
 
@@ -68,7 +68,7 @@ def test_the_cases_of_the_judge(cluster, case, size):
     ids=["a bias", "the join", "the branch"],
 )
 def test_frozen_parameters_have_no_gradient_and_cost_no_bytes(cluster, frozen):
-    case = siamese_cases()[0]
+    case = siamese_cases(2)[0]
     case.model.freeze(*frozen)
     for size in (1, 2):
         assert_equal_to_one_device(cluster(size, "thread"), case)
@@ -109,7 +109,7 @@ def test_bytes_by_operation_are_an_embedding_there_its_gradient_back_and_the_sha
         branch_placement.all_reduce_shared(case.model, group)
         return dict(group.ledger.bytes)
 
-    case = siamese_cases()[0]
+    case = siamese_cases(2)[0]
     assert case.inputs.shape == (B, 2, C) and case.model.branch[0].weight.shape == (C, F)
     by_rank = cluster(2).run(update, case)
     assert [ledger["send"] for ledger in by_rank] == [8 * B * E, 8 * B * E]
@@ -132,7 +132,7 @@ def test_ranks_differ_before_the_sum_and_agree_bit_for_bit_after_and_the_join_st
         join = [p.grad is not None for p in model.join.parameters()]
         return before, after, join, None if value is None else value.item()
 
-    case = siamese_cases()[0]
+    case = siamese_cases(2)[0]
     (before_0, after_0, join_0, loss), (before_1, after_1, join_1, nothing) = cluster(2).run(
         worker, case
     )
@@ -170,7 +170,7 @@ def train(group, case, steps, make):
     ids=["sgd", "adamw"],
 )
 def test_the_weights_after_some_steps_equal_one_devices(cluster, make):
-    case = siamese_cases()[0]
+    case = siamese_cases(2)[0]
     before = case.model.state()
     model = nn.Siamese([6, 9, 4], classes=3, activation="gelu", seed=1, dtype="float64")
     optimizer = make(model.parameters())
@@ -201,7 +201,7 @@ def test_pairs_of_ranks_share_a_batch_as_the_error_for_more_than_two_ranks_says(
         own = branch_placement.own_parameters(model, pair)
         return {p.name: across.all_reduce(p.grad, label=p.name) for p in own}
 
-    case = siamese_cases()[0]
+    case = siamese_cases(2)[0]
     want = {name: grad for name, grad in one_device(case).items() if name != "(input)"}
     for got in cluster(4, "thread").run(worker, case):
         comparison = compare([want | got], want)
@@ -211,12 +211,12 @@ def test_pairs_of_ranks_share_a_batch_as_the_error_for_more_than_two_ranks_says(
 def test_more_than_two_ranks_are_an_error_that_says_why(cluster):
     message = "a pair has 2 branches, so 1 of 3 ranks would have nothing to run; use 1 or 2 ranks"
     with pytest.raises(RankFailed, match=message) as caught:
-        cluster(3, "thread").run(siamese_worker, siamese_cases()[0])
+        cluster(3, "thread").run(siamese_worker, siamese_cases(2)[0])
     assert isinstance(caught.value.__cause__, ValueError)
 
 
 def test_a_model_without_branches_and_what_is_no_pair_are_errors(cluster):
-    case = siamese_cases()[0]
+    case = siamese_cases(2)[0]
     mlp = replace(case, model=nn.MLP([6, 3], dtype="float64"))
     with pytest.raises(RankFailed, match=r"MLP has no two branches .* use nn\.Siamese\(sizes\)"):
         cluster(1, "thread").run(siamese_worker, mlp)

@@ -133,7 +133,7 @@ def test_unknown_strategies_are_refused_by_name():
 def test_every_strategy_has_a_certificate(strategy):
     paper = certificate(strategy, 3)
     assert paper.ok and paper.promise in ("exact", "replayed bitwise", "invariant")
-    assert len(paper.evidence) == len(equivalence.find(strategy).cases())
+    assert len(paper.evidence) == len(equivalence.find(strategy).cases(4))
     for row in paper.evidence:
         assert row["bytes"] == row["bytes_formula"] > 0 and row["error"] <= 1e-9
 
@@ -141,7 +141,7 @@ def test_every_strategy_has_a_certificate(strategy):
 def test_the_cases_have_unequal_examples_uneven_shards_and_empty_ones():
     shards = [
         [len(part) for part in np.array_split(np.arange(len(case.inputs)), 4)]
-        for case in listed.small_cases()
+        for case in listed.small_cases(4)
     ]
     assert any(len(set(sizes)) > 1 and min(sizes) > 0 for sizes in shards)
     assert any(min(sizes) == 0 for sizes in shards)

@@ -1,7 +1,4 @@
-"""Siamese branches on two ranks, as the judge sees them: worker, bill of bytes, cases.
-
-They run on one rank or two, whereas most strategies run on any number.
-"""
+"""Siamese branches as a worker: one rank runs both, or two ranks one each."""
 
 import numpy as np
 
@@ -10,7 +7,7 @@ from minidist.autograd import Tensor
 from minidist.comm import Group
 from minidist.pipeline_parallel import branch_placement
 from minidist.rng import Randomness, generator
-from minidist.tools.strategies import INPUT, Case, Outcome, Strategy, collect
+from minidist.tools.strategies.cases import INPUT, Case, Outcome, collect
 
 
 def siamese_worker(group: Group, case: Case, micro_batches: int = 1) -> Outcome:
@@ -64,7 +61,7 @@ def siamese_bytes(case: Case, ranks: int) -> int:
     return (ranks - 1) * 2 * (embedding + sum(p.data.nbytes for p in shared if p.requires_grad))
 
 
-def siamese_cases() -> list[Case]:
+def siamese_cases(ranks: int) -> list[Case]:
     """Seven pairs in three classes, and a single pair with an output to fit."""
     random = generator(0, "siamese cases")
     pairs, labels = random.standard_normal((7, 2, 6)), random.integers(0, 3, 7)
@@ -75,6 +72,3 @@ def siamese_cases() -> list[Case]:
         Case("7 pairs", model, pairs, labels),
         Case("1 pair", single, pairs[:1], outputs, nn.squared_error),
     ]
-
-
-SIAMESE = Strategy("siamese", siamese_worker, "exact", siamese_bytes, siamese_cases)

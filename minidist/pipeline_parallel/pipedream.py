@@ -1,0 +1,184 @@
+"""PipeDream: no flush. Every stage updates its weights after every minibatch, and keeps old ones.
+
+Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN Training (SOSP 2019), sections
+3.2 and 3.3; PipeDream-2BW: Narayanan et al. 2021 (ICML), section 3.1. Letters: p stages, s one of
+them; minibatch b; version = updates that have been applied to a stage's weights.
+
+    rank 0   F0 F1 F2          B0 U0 F3       B1 U1 F4 ...        there is no bubble after the fill;
+    rank 1      F0 F1    B0 U0 F2    B1 U1 F3 ...                 the price: gradients are stale
+    rank 2         F0 B0 U0 F1 B1 U1 F2 ...
+
+    weight stashing  forward and backward of b use the same version: max(0, b - (p - 1 - s))
+    vertical sync    ... and so do all stages: max(0, b - (p - 1))
+    2BW              m micro-batches per update: the k-th one (from 1) uses version
+                     max(0, floor((k - 1)/m) - 1), so that two versions are enough; m >= p - 1
+    none             backward uses whatever is there: not a gradient of anything
+
+An update writes to a new buffer; a graph in flight keeps the old one. The gradient, of old weights,
+is applied to the newest weights and to the optimizer's state.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import ceil
+
+from minidist import nn
+from minidist.comm import Group
+from minidist.optim import Optimizer
+from minidist.pipeline_parallel.actions import (
+    Action,
+    Backward,
+    Programs,
+    Update,
+    add_communication,
+    last_stage,
+    looped,
+)
+from minidist.pipeline_parallel.executor import execute
+from minidist.pipeline_parallel.one_f_one_b import one_f_one_b
+from minidist.pipeline_parallel.partition import cut_of
+from minidist.pipeline_parallel.stage import MicroBatch, holders
+from minidist.pipeline_parallel.weight_versions import (
+    VersionedStage,
+    WeightVersions,
+    double_buffered,
+    newest,
+    vertical_sync,
+)
+
+
+def pipedream(rank: int, m: int, replicas: list[int]) -> Iterator[Action]:
+    """1F1B without an end to each batch, and an update per round of a stage's replicas.
+
+    replicas  ranks per stage: minibatch b is taken by replica b mod k of k, forward and backward
+              (section 3.2: 1F1B-RR); an update applies the sum of k minibatches
+    """
+    stage, replica = stage_and_replica(rank, replicas)
+    k = replicas[stage]
+    mine = range(replica, m, k)
+    in_flight = ceil(sum(replicas[stage:]) / k)  # enough to keep the stages behind busy
+    last_of_round = [min(start + k, m) - 1 for start in range(0, m, k)]
+    for action in one_f_one_b(0, in_flight, len(mine)):
+        yield type(action)(mine[action.micro_batch])
+        if isinstance(action, Backward):
+            yield Update(last_of_round[action.micro_batch])
+    yield from map(Update, last_of_round[len(mine) :])  # rounds in which it has no minibatch
+
+
+def pipedream_2bw(rank: int, p: int, m: int, update_every: int | None = None) -> Iterator[Action]:
+    """1F1B over all micro-batches; an update after every `update_every` backwards, and at the end.
+
+    update_every  by default as few as are allowed: p - 1, but at least 1
+    """
+    every = max(1, p - 1) if update_every is None else update_every
+    if every < max(1, p - 1):
+        raise ValueError(
+            f"two versions of the weights are enough for {p} stages only with {p - 1} or more "
+            f"micro-batches per update, not update_every={every}"
+        )
+    for action in one_f_one_b(rank, p, m):
+        yield action
+        i = action.micro_batch
+        if isinstance(action, Backward) and ((i + 1) % every == 0 or i == m - 1):
+            yield Update(i)
+
+
+def pipedream_programs(p: int, m: int, replicas: list[int] | None = None) -> Programs:
+    """Return the programs of p ranks; `replicas[s]` of them in a row hold stage s."""
+    replicas = [1] * p if replicas is None else list(replicas)
+    if sum(replicas) != p or min(replicas) < 1:
+        raise ValueError(
+            f"replicas {replicas} of the stages are {sum(replicas)} ranks, there are {p}; "
+            f"give every stage one or more, {p} in all"
+        )
+    placement = [[stage] for stage, k in enumerate(replicas) for _ in range(k)]
+    return Programs([pipedream(r, m, replicas) for r in range(p)], placement)
+
+
+def pipedream_2bw_programs(p: int, m: int, update_every: int | None = None) -> Programs:
+    return Programs([pipedream_2bw(r, p, m, update_every) for r in range(p)], looped(p, 1))
+
+
+def stage_and_replica(rank: int, replicas: list[int]) -> tuple[int, int]:
+    """Return the stage of a rank, and which of the stage's replicas it is."""
+    for stage, k in enumerate(replicas):
+        if rank < k:
+            return stage, rank
+        rank -= k
+    raise ValueError(f"replicas {replicas} have no rank {rank + sum(replicas)}")
+
+
+SCHEMES = {  # programs(p, m, **options), which version a forward pass uses, new buffers or not
+    "weight_stashing": (pipedream_programs, newest, True),
+    "vertical_sync": (pipedream_programs, vertical_sync, True),
+    "none": (pipedream_programs, newest, False),
+    "2bw": (pipedream_2bw_programs, double_buffered, True),
+}
+
+
+class PipeDream:
+    """This rank's stage of a model that is trained without flushes.
+
+        pipe = PipeDream(model, group, lambda parameters: optim.SGD(parameters, lr=0.1))
+        losses = pipe.train(minibatches)                                # {minibatch: its loss}
+
+    model      the whole model, the same on every rank, of which the rank's layers are kept
+    optimizer  parameters -> Optimizer
+    scheme     a key of SCHEMES; "none" is wrong, and there to be seen
+    cut        layers per stage, as ranges; by default as many each
+    options    replicas= or, for 2BW, update_every=
+    """
+
+    def __init__(
+        self,
+        model: nn.Sequential,
+        group: Group,
+        optimizer: Callable[[list[nn.Parameter]], Optimizer],
+        scheme: str = "weight_stashing",
+        loss: Callable = nn.cross_entropy,
+        cut: list[range] | None = None,
+        **options,
+    ):
+        if scheme not in SCHEMES:
+            raise ValueError(f"unknown scheme {scheme!r}; choose one of {', '.join(SCHEMES)}")
+        if scheme == "vertical_sync" and options.get("replicas"):
+            raise ValueError("replicas of a stage see different minibatches: no vertical sync")
+        self.group, self.options = group, options
+        self.programs_for, choose, stash = SCHEMES[scheme]
+        placement = self.programs_for(group.size, 1, **options).placement
+        last = last_stage(placement)
+        self.cut = cut_of(len(model.layers), last + 1, cut)
+        for name, stages in holders(model, self.cut).items():
+            if len(stages) > 1:
+                raise ValueError(
+                    f"{name} is shared by stages {stages}, which update at different times: "
+                    "it would come apart; use a model whose weights are not tied"
+                )
+        (k,) = placement[group.rank]
+        layers = [model.layers[i] for i in self.cut[k]]
+        self.model = nn.Sequential(layers)
+        self.stage = VersionedStage(layers, k == 0, k == last, loss)
+        every = options.get("update_every") or max(1, group.size - 1)
+        choose = partial(choose, p=group.size, every=every)
+        self.stage.weights = WeightVersions(self.model.parameters(), optimizer, choose, stash)
+        if placement.count([k]) > 1:
+            self.stage.replicas = group.split(k)
+        elif len(placement) > last + 1:
+            group.split(None)
+
+    def train(self, minibatches: list[MicroBatch]) -> dict[int, float]:
+        """Send minibatches through, from empty to empty; return the losses that this rank saw.
+
+        Of 2BW these are micro-batches. Each one's `total` says by what its loss is divided.
+        """
+        programs = add_communication(
+            self.programs_for(self.group.size, len(minibatches), **self.options)
+        )
+        self.stage.begin(minibatches)
+        execute(programs[self.group.rank], self.group, [self.stage])
+        return self.stage.losses
+
+    @property
+    def used(self) -> list[tuple[str, int, int]]:
+        """("F" or "B", minibatch, version of the weights that this stage used), in order."""
+        return self.stage.weights.used

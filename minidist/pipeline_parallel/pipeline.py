@@ -1,0 +1,102 @@
+"""A model cut into stages, trained under any synchronous schedule.
+
+    pipeline = Pipeline(model, group, "1f1b", micro_batches=8)
+    optimizer = optim.AdamW(pipeline.parameters(), lr=3e-4)             # of this rank's layers
+    loss = pipeline.backward(inputs, targets)                           # the whole batch's
+    optimizer.step(); optimizer.zero_grad()
+
+Layouts: rank r holds W of its stages; X[B/m, ...] and dX[B/m, ...] cross between neighbours. Bytes:
+one micro-batch's activation per boundary and direction, all together 2 (S - 1) B T C itemsize.
+
+A parameter that two stages share (a tied embedding, in the first and the last one) gets a part of
+its gradient on either rank: they are summed, once, after the program.
+"""
+
+from collections.abc import Callable
+
+from minidist import nn
+from minidist.autograd import Tensor
+from minidist.backend import Array
+from minidist.comm import Group
+from minidist.pipeline_parallel.actions import add_communication, last_stage
+from minidist.pipeline_parallel.executor import execute
+from minidist.pipeline_parallel.partition import cut_of
+from minidist.pipeline_parallel.programs import programs
+from minidist.pipeline_parallel.stage import MicroBatch, Stage, holders, micro_batches
+
+
+class Pipeline:
+    """This rank's stages of a model, and the programs of all ranks.
+
+    model            the whole model, the same on every rank, of which the rank's layers are kept
+    schedule, micro_batches, chunks, options
+                     as for `programs`
+    cut              layers per virtual stage, as ranges (see partition.py); by default as many each
+    recompute        keep only the inputs of a stage (see Stage)
+    rendezvous_safe  see `add_communication`
+    """
+
+    def __init__(
+        self,
+        model: nn.Sequential,
+        group: Group,
+        schedule: str = "1f1b",
+        micro_batches: int = 4,
+        chunks: int = 1,
+        loss: Callable = nn.cross_entropy,
+        cut: list[range] | None = None,
+        recompute: bool = False,
+        rendezvous_safe: bool = False,
+        **options,
+    ):
+        self.group, self.m, self.loss = group, micro_batches, loss
+        bare = programs(schedule, group.size, micro_batches, chunks, **options)
+        self.programs = add_communication(bare, rendezvous_safe)
+        placement, last = bare.placement, last_stage(bare.placement)
+        self.cut = cut_of(len(model.layers), last + 1, cut)
+        self.stages = [
+            Stage([model.layers[i] for i in self.cut[k]], k == 0, k == last, loss, recompute)
+            for k in placement[group.rank]
+        ]
+        self.shared = {}  # {parameter: the group of the ranks that share it, on those}
+        for name, stages in holders(model, self.cut).items():
+            ranks = {r for r, own in enumerate(placement) if set(own) & set(stages)}
+            if len(ranks) > 1:
+                self.shared[name] = group.split(0 if group.rank in ranks else None)
+        self.model = nn.Sequential([layer for stage in self.stages for layer in stage.layers])
+
+    def parameters(self) -> list[nn.Parameter]:
+        return self.model.parameters()
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        return self.model.named_parameters()
+
+    def backward(
+        self, inputs: Tensor | Array, targets: Array, seed: int = 0, step: int = 0, examples=None
+    ) -> float:
+        """Leave the whole batch's gradient in this rank's parameters; return its loss.
+
+        Of the loss a rank returns what its stages have computed: all of it where the last stage is,
+        0 elsewhere.
+
+        Every rank gets the batch; inputs are needed on the first stage's, targets on the last's.
+        See `micro_batches` for the rest.
+        """
+        return self.run(micro_batches(inputs, targets, self.m, seed, step, examples))
+
+    def run(self, batch: list[MicroBatch]) -> float:
+        """The same, for micro-batches that are cut already."""
+        if len(batch) != self.m:
+            raise ValueError(f"the programs are for {self.m} micro-batches, not {len(batch)}")
+        for stage in self.stages:
+            stage.begin(batch)
+        execute(self.programs[self.group.rank], self.group, self.stages)
+        self._sum_shared_gradients()
+        return sum(part for stage in self.stages for part in stage.losses.values())
+
+    def _sum_shared_gradients(self) -> None:
+        for name, group in self.shared.items():
+            if group is not None:
+                p = self.named_parameters()[name]
+                grad = p.xp.zeros_like(p.data) if p.grad is None else p.grad
+                p.grad = group.all_reduce(grad, label=name)

@@ -1,0 +1,88 @@
+"""Every schedule by name, as programs: lists of actions, one per rank."""
+
+from collections.abc import Callable
+
+from minidist.pipeline_parallel.actions import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Programs,
+    looped,
+)
+from minidist.pipeline_parallel.gpipe import gpipe
+from minidist.pipeline_parallel.interleaved import interleaved
+from minidist.pipeline_parallel.layer_split import layer_split
+from minidist.pipeline_parallel.one_f_one_b import one_f_one_b
+from minidist.pipeline_parallel.pipedream import pipedream_2bw_programs, pipedream_programs
+from minidist.pipeline_parallel.zero_bubble import v_shaped, zb_h1, zb_h2, zb_v
+
+
+def programs(
+    schedule: str, p: int, m: int, chunks: int = 1, weights_last: bool = False, **options
+) -> Programs:
+    """Return the compute actions of p ranks for m micro-batches (of an asynchronous one: in all).
+
+    chunks        stages per rank: any number for "interleaved", always 2 for "zb_v"
+    weights_last  put every weight half off to the end, where those of all micro-batches are one
+                  product per weight; this costs the memory of m micro-batches
+    options       of "pipedream": replicas; of "pipedream_2bw": update_every
+    """
+    if schedule not in SCHEDULES:
+        raise ValueError(f"unknown schedule {schedule!r}; there is {', '.join(SCHEDULES)}")
+    for number, what in ((p, "ranks"), (m, "micro-batches"), (chunks, "chunks")):
+        if number < 1:
+            raise ValueError(f"a pipeline has one or more {what}, not {number}")
+    if chunks > 1 and schedule not in ("interleaved", "zb_v"):
+        raise ValueError(f"{schedule} has one chunk per rank, not {chunks}; interleaved has more")
+    result = SCHEDULES[schedule](p, m, chunks, **options)
+    return put_weights_last(result) if weights_last else result
+
+
+def put_weights_last(programs: Programs) -> Programs:
+    """Split every B into I and W, and move all W to the end, chunk by chunk."""
+    result = []
+    for program in programs:
+        first = [
+            BackwardInput(a.micro_batch, a.chunk) if isinstance(a, Backward) else a
+            for a in program
+            if not isinstance(a, BackwardWeight)
+        ]
+        done = [(a.chunk, a.micro_batch) for a in first if isinstance(a, BackwardInput)]
+        result.append([*first, *(BackwardWeight(i, chunk) for chunk, i in sorted(done))])
+    return Programs(result, programs.placement)
+
+
+def _one_chunk(program: Callable) -> Callable:
+    """Stage r on rank r, for a program(rank, p, m, **options)."""
+
+    def every_rank(p, m, chunks, **options):
+        return Programs([program(r, p, m, **options) for r in range(p)], looped(p, 1))
+
+    return every_rank
+
+
+def _interleaved(p, m, chunks):
+    return Programs([interleaved(r, p, m, chunks) for r in range(p)], looped(p, chunks))
+
+
+def _zb_v(p, m, chunks):
+    if chunks > 2:
+        raise ValueError(f"zb_v has two chunks per rank, not {chunks}: the arms of the V")
+    return Programs([zb_v(r, p, m) for r in range(p)], v_shaped(p))
+
+
+def _any_chunks(build: Callable) -> Callable:
+    return lambda p, m, chunks, **options: build(p, m, **options)
+
+
+SCHEDULES = {
+    "layer_split": _one_chunk(layer_split),
+    "gpipe": _one_chunk(gpipe),
+    "1f1b": _one_chunk(one_f_one_b),
+    "interleaved": _interleaved,
+    "zb_h1": _one_chunk(zb_h1),
+    "zb_h2": _one_chunk(zb_h2),
+    "zb_v": _zb_v,
+    "pipedream": _any_chunks(pipedream_programs),
+    "pipedream_2bw": _any_chunks(pipedream_2bw_programs),
+}

@@ -1,0 +1,148 @@
+"""A stage: a contiguous run of a model's layers, and what is in flight through it.
+
+    X[B/m, ...] -> [ layers k to l of the model ] -> Y[B/m, ...]      what crosses the boundaries
+    dX          <- [            backward        ] <- dY               is one micro-batch's
+
+Between F and B of micro-batch i the stage keeps X (a leaf), Y and the graph between them; between I
+and W what the weights' gradients need. Of the last stage Y is the loss, divided by the number of
+targets of the whole batch; so the micro-batches' gradients, however uneven, only have to be summed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from minidist import nn
+from minidist.autograd import Tensor, deferred, recompute
+from minidist.backend import Array
+from minidist.rng import Randomness
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Examples that go through the pipeline together.
+
+    inputs      tokens or floats [B/m, ...], an array or a tensor; the first stage needs them
+    targets     what the loss takes; the last stage needs them
+    randomness  of these examples, for dropout
+    total       targets of the whole batch, by which the loss divides
+    """
+
+    inputs: Tensor | Array
+    targets: Array
+    randomness: Randomness | None
+    total: int
+
+
+def micro_batches(
+    inputs: Array, targets: Array, m: int, seed: int = 0, step: int = 0, examples=None
+) -> list[MicroBatch]:
+    """Cut a batch into m micro-batches, as even as can be; if m > B some are empty.
+
+    examples  global indices of the batch's examples, [B]; by default 0, 1, ...
+    """
+    if m < 1:
+        raise ValueError(f"a batch is cut into 1 micro-batch or more, not {m}")
+    if len(inputs) != len(targets):
+        raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets: they must agree")
+    examples = np.arange(len(inputs)) if examples is None else np.asarray(examples)
+    return [
+        MicroBatch(
+            inputs[part], targets[part], Randomness(seed, step, examples[part]), targets.size
+        )
+        for part in np.array_split(np.arange(len(inputs)), m)
+    ]
+
+
+class Stage:
+    """Layers of a model, run for one micro-batch after the other.
+
+    first, last  whether the stage takes the batch's inputs, and whether it ends in the loss
+    loss         (outputs, targets, reduction_size=) -> a scalar tensor
+    recompute    keep only X, and run the layers again in backward
+    peak         the most micro-batches that have been in flight at once
+    losses       {micro-batch: its part of the loss}, of the last stage
+    """
+
+    def __init__(
+        self,
+        layers: list[nn.Module],
+        first: bool,
+        last: bool,
+        loss: Callable = nn.cross_entropy,
+        recompute: bool = False,
+    ):
+        self.layers, self.first, self.last = list(layers), first, last
+        self.loss, self.recompute, self.peak = loss, recompute, 0
+        self.begin([])
+
+    def begin(self, batch: list[MicroBatch]) -> None:
+        """Forget what was in flight; take the micro-batches whose numbers the actions give."""
+        self.batch = batch
+        self.received: dict[int, Array] = {}  # X, from the stage before
+        self.gradients: dict[int, Array] = {}  # dY, from the stage behind
+        self.inputs: dict[int, Tensor] = {}
+        self.outputs: dict[int, Tensor] = {}
+        self.put_off: dict[int, list] = {}
+        self.losses: dict[int, float] = {}
+
+    def parameters(self) -> list[nn.Parameter]:
+        return list(dict.fromkeys(p for layer in self.layers for p in layer.parameters()))
+
+    def forward(self, i: int) -> None:
+        """Y = layers(X); of the last stage, the loss."""
+        micro_batch = self.batch[i]
+        x = micro_batch.inputs if self.first else Tensor(self.received.pop(i), requires_grad=True)
+        if self.recompute:
+            y = recompute(self._run, x, micro_batch, parameters=self.parameters())
+        else:
+            y = self._run(x, micro_batch)
+        self.inputs[i], self.outputs[i] = x, y
+        if self.last:
+            self.losses[i] = y.item()
+        self.peak = max(self.peak, len(self.inputs.keys() | self.put_off.keys()))
+
+    def _run(self, x: Tensor | Array, micro_batch: MicroBatch) -> Tensor:
+        y = x if isinstance(x, Tensor) or x.dtype.kind in "iu" else Tensor(x)
+        for layer in self.layers:
+            y = layer(y, micro_batch.randomness)
+        if self.last:
+            y = self.loss(y, micro_batch.targets, reduction_size=micro_batch.total)
+        return y
+
+    def output(self, i: int) -> Array:
+        return self.outputs[i].data
+
+    def backward(self, i: int) -> None:
+        """dX, and dW added to the parameters' gradients."""
+        self._backward(i, None)
+
+    def backward_input(self, i: int) -> None:
+        """dX alone; what only dW needs is put off."""
+        self.put_off[i] = []
+        self._backward(i, self.put_off[i])
+
+    def _backward(self, i: int, later: list | None) -> None:
+        y, dy = self.outputs.pop(i), self.gradients.pop(i, None)
+        if y.requires_grad:  # else everything so far is frozen
+            y.backward(dy, deferred=later)
+        if self.first:
+            del self.inputs[i]
+
+    def input_gradient(self, i: int) -> Array:
+        """Return dX, to be sent to the stage before; it is kept no longer."""
+        return self.inputs.pop(i).grad
+
+    def backward_weights(self, micro_batches: list[int]) -> None:
+        """Compute what was put off for these micro-batches: one product per weight."""
+        deferred.compute(later for i in micro_batches for later in self.put_off.pop(i))
+
+
+def holders(model: nn.Sequential, cut: list[range]) -> dict[str, list[int]]:
+    """Return {parameter name: the stages that hold it}, in global order; a tied one has several."""
+    found: dict[str, list[int]] = {name: [] for name in model.named_parameters()}
+    for stage, part in enumerate(cut):
+        for name in dict.fromkeys(n for i in part for n in model.layers[i].named_parameters()):
+            found[name].append(stage)
+    return found

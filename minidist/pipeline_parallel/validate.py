@@ -1,0 +1,148 @@
+"""Validate programs: is every action there, once, in an order that ranks can execute?"""
+
+from collections import Counter
+
+from minidist.pipeline_parallel.actions import (
+    COMPUTE,
+    RECEIVES,
+    SENDS,
+    Action,
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    Programs,
+    Stuck,
+    Transfer,
+    Update,
+    communicates,
+    in_order,
+    last_stage,
+    neighbours,
+    placement_of,
+)
+
+ROOM, RANKS = 8, 16  # actions shown on either side of a fault, and ranks
+BEFORE = {Forward: "", Backward: "F", BackwardInput: "F", BackwardWeight: "FI"}
+WHOLE = ("FB", "FIW")  # what a micro-batch goes through in a stage
+
+
+def validate(programs: list[list[Action]], p: int, m: int) -> None:
+    """Raise ValueError, with the grid and a mark at the fault, where programs are wrong.
+
+    Structure: p programs; every virtual stage does F of each of m micro-batches once, after it B
+    once, or I once and after it W once; an Update comes after what it applies. Transfers, if there
+    are any: one receive before each use, one send after each result, nothing else. Executability:
+    there is an order in which nobody waits for ever.
+    """
+    if len(programs) != p:
+        raise ValueError(f"there are {len(programs)} programs for {p} ranks")
+    for rank in range(p):
+        _check_rank(programs, rank, m)
+    _check_stages(programs, m)
+    if communicates(programs):
+        _check_transfers(programs)
+    try:
+        for _ in in_order(programs):
+            pass
+    except Stuck as stuck:
+        rank, action = next(iter(stuck.waiting.items()))
+        raise _fault(programs, rank, programs[rank].index(action), str(stuck)) from None
+
+
+def _check_rank(programs, rank: int, m: int) -> None:
+    """Check what can be seen on one rank: foreign and double actions, what is missing, order."""
+    chunks = len(placement_of(programs)[rank])
+    done: dict[tuple, str] = {}  # {(micro-batch, chunk): signs of what it has been through}
+    last = {}  # {(micro-batch, chunk): where the last of it stands}
+    for at, action in enumerate(programs[rank]):
+        if not isinstance(action, (*COMPUTE, *SENDS, *RECEIVES)):
+            raise _fault(programs, rank, at, f"{action!r} is no action")
+        i, c = place = action.micro_batch, action.chunk
+        if not (0 <= i < m and 0 <= c < chunks):
+            what = f"{action} is foreign: there are {m} micro-batches, and here chunks 0 to "
+            raise _fault(programs, rank, at, what + str(chunks - 1))
+        so_far = done.get(place, "")
+        if type(action) is Update:
+            late = next((a for a in programs[rank][at:] if _is_applied_by(a, action)), None)
+            if late is not None:
+                raise _fault(programs, rank, at, f"{action} comes before {late}, which it applies")
+        elif type(action) in BEFORE:
+            if BEFORE[type(action)] != so_far:
+                needed, found = BEFORE[type(action)] or "nothing", so_far or "nothing"
+                what = f"{action} must come after {needed} of its micro-batch, not after {found}"
+                what = f"{action} comes twice" if action.sign in so_far else what
+                raise _fault(programs, rank, at, what)
+            done[place], last[place] = so_far + action.sign, at
+    for place, signs in done.items():
+        if signs not in WHOLE:
+            at = last[place]
+            what = f"{programs[rank][at]} is the last of its micro-batch; missing: "
+            raise _fault(programs, rank, at, what + ("W" if signs == "FI" else "B, or I and W"))
+
+
+def _is_applied_by(action: Action, update: Update) -> bool:
+    """Say whether an update must wait for this action (an earlier update counts as one)."""
+    own = action.chunk == update.chunk and action.micro_batch <= update.micro_batch
+    return own and action != update and isinstance(action, Backward | BackwardWeight | Update)
+
+
+def _check_stages(programs, m: int) -> None:
+    """Check that every stage takes every micro-batch, once, on whichever of its replicas."""
+    placement = placement_of(programs)
+    takes = Counter(
+        (placement[r][a.chunk], a.micro_batch)
+        for r, program in enumerate(programs)
+        for a in program
+        if type(a) is Forward
+    )
+    for stage in range(1 + last_stage(placement)):
+        rank = next(r for r, own in enumerate(placement) if stage in own)
+        for i in range(m):
+            if takes[stage, i] != 1:
+                what = f"micro-batch {i} goes {takes[stage, i]} times, not once, through stage "
+                raise _fault(programs, rank, len(programs[rank]), what + str(stage))
+
+
+def _check_transfers(programs) -> None:
+    """Check that every use has its receive before it, every result its send after it; no more."""
+    bare = [[a for a in program if not isinstance(a, Transfer)] for program in programs]
+    transfers = neighbours(Programs(bare, placement_of(programs)))
+    for rank, program in enumerate(programs):
+        position, due = {a: at for at, a in reversed(list(enumerate(program)))}, set()
+        for at, action in enumerate(program):
+            if isinstance(action, Transfer):
+                continue
+            for end, side in zip(transfers(rank, action), ("before", "after"), strict=True):
+                if end is None:
+                    continue
+                due.add(end)
+                found = position.get(end)
+                if found is None or (found < at) != (side == "before"):
+                    raise _fault(programs, rank, at, f"{action} needs {end} {side} it")
+        for at, action in enumerate(program):
+            if isinstance(action, Transfer) and (action not in due or position[action] != at):
+                what = "comes twice" if action in due else f"with rank {action.peer} is not due"
+                raise _fault(programs, rank, at, f"{action} {what}")
+
+
+def _fault(programs, rank: int, at: int, what: str) -> ValueError:
+    return ValueError(f"rank {rank}, action {at}: {what}\n{grid(programs, rank, at)}")
+
+
+def grid(programs: list[list[Action]], rank: int | None = None, at: int = 0) -> str:
+    """Return programs as lines, one per rank; with a mark under one action, and what is near it."""
+    longest = max(map(len, programs), default=0)
+    first, stop = (0, longest) if rank is None else (max(0, at - ROOM), at + ROOM + 1)
+    top = 0 if rank is None else max(0, rank - RANKS // 2)
+    shown = range(len(programs))[top : None if rank is None else top + RANKS]
+    cells = {r: [str(a) for a in programs[r][first:stop]] for r in shown}
+    width = max((len(cell) for row in cells.values() for cell in row), default=1)
+    lines = []
+    for r, row in cells.items():
+        head = f"rank {r:<3}" + (" ... " if first else " ")
+        more = " ..." if len(programs[r]) > stop else ""
+        lines.append(head + " ".join(cell.ljust(width) for cell in row).rstrip() + more)
+        if r == rank:
+            lines.append(" " * (len(head) + (at - first) * (width + 1)) + "^" * width)
+    return "\n".join(lines)

@@ -1,0 +1,108 @@
+"""The weights of an asynchronous stage, in versions; which one a pass uses is PipeDream's question.
+
+A buffer ends with a counter: the updates that are in it. It is read from the buffer that a pass
+really uses, so that what is recorded is what happened.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from minidist import nn
+from minidist.comm import Group
+from minidist.nn.flat_parameters import FlatParameters
+from minidist.optim import Optimizer
+from minidist.pipeline_parallel.stage import Stage
+
+# Which version the forward pass of minibatch b uses, of p stages with `every` micro-batches per
+# update, when `version` is the newest.
+
+
+def newest(b: int, version: int, p: int, every: int) -> int:
+    """Weight stashing: the one that is there when the pass begins."""
+    return version
+
+
+def vertical_sync(b: int, version: int, p: int, every: int) -> int:
+    """The one that the first stage has used for this minibatch."""
+    return max(0, b - (p - 1))
+
+
+def double_buffered(b: int, version: int, p: int, every: int) -> int:
+    """2BW: one update older than what the first of this update's micro-batches could see."""
+    return max(0, b // every - 1)
+
+
+class WeightVersions:
+    """A stage's parameters in one flat vector, of which older versions are kept while needed.
+
+    optimizer  parameters -> Optimizer
+    choose     which version a forward pass uses; backward uses the same one
+    stash      whether an update writes to a new buffer; False: in place, under graphs in flight
+    used       ("F" or "B", minibatch, version) of every pass so far
+    most       the most buffers that were kept at once
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], optimizer: Callable, choose, stash=True):
+        self.flat = FlatParameters([p for p in parameters if p.requires_grad])
+        self.optimizer: Optimizer = optimizer(self.flat.parameters)
+        self.choose, self.stash = choose, stash
+        buffer = np.concatenate([self.flat.vector, np.zeros(1, self.flat.vector.dtype)])
+        self.newest = buffer
+        self.kept = {0: buffer}  # versions that a forward pass may still choose
+        self.in_flight: dict[int, np.ndarray] = {}  # minibatch -> the buffer its graph holds
+        self.used: list[tuple[str, int, int]] = []
+        self.most = 1
+        self._bind(buffer)
+
+    def _bind(self, buffer) -> None:
+        self.flat.bind(buffer[:-1])
+
+    def forward(self, b: int) -> None:
+        """Let the parameters be those that the forward pass of b uses."""
+        version = self.choose(b, int(self.newest[-1]))
+        self.kept = {n: buffer for n, buffer in self.kept.items() if n >= version}
+        self._use("F", b, self.kept[version])
+        self.in_flight[b] = self.kept[version]
+        alive = [*self.kept.values(), *self.in_flight.values()]
+        self.most = max(self.most, len({id(buffer) for buffer in alive}))
+
+    def backward(self, b: int) -> None:
+        """Let them be those that its forward pass used."""
+        self._use("B", b, self.in_flight.pop(b))
+
+    def _use(self, letter: str, b: int, buffer: np.ndarray) -> None:
+        self.flat.bind(buffer[:-1])
+        self.used.append((letter, b, int(buffer[-1])))
+
+    def update(self) -> None:
+        """Apply the gradients so far to the newest weights."""
+        if self.stash:
+            self.newest = self.newest.copy()
+        self.newest[-1] += 1
+        self.kept[int(self.newest[-1])] = self.newest
+        self.flat.bind(self.newest[:-1])
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class VersionedStage(Stage):
+    """A stage whose passes each choose the version of the weights that they use."""
+
+    weights: WeightVersions
+    replicas: Group | None = None
+
+    def forward(self, i: int) -> None:
+        self.weights.forward(i)
+        super().forward(i)
+
+    def backward(self, i: int) -> None:
+        self.weights.backward(i)
+        super().backward(i)
+
+    def update(self, i: int) -> None:
+        if self.replicas is not None:
+            for p in self.weights.flat.parameters:
+                grad = p.xp.zeros_like(p.data) if p.grad is None else p.grad
+                p.grad = self.replicas.all_reduce(grad, label=p.name)
+        self.weights.update()

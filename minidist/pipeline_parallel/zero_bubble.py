@@ -1,0 +1,79 @@
+"""Zero bubble: backward in two halves, of which only one is in anybody's way.
+
+Qi et al., Zero Bubble Pipeline Parallelism (ICLR 2024), sections 2 and 3. The stage before waits
+for I (dX = dY W^T); nobody waits for W (dW = X^T dY), which fills what would be a bubble.
+
+    zb_h1   at most p micro-batches in flight, as in 1F1B on its first rank:
+            idle (p - 1)(TF + TB - TW), where TB is the time of I
+    zb_h2   at most 2p - 1 in flight: (p - 1)(TF + TB - 2 TW), counted from a rank's own start
+    zb_v    two chunks per rank, laid out as a V, so that a micro-batch's forward ends, and its
+            backward begins, where it came in: no bubble in 1F1B's memory where TF = TB = TW
+"""
+
+from collections.abc import Iterator
+
+from minidist.pipeline_parallel.actions import Action, BackwardInput, BackwardWeight, Forward
+
+
+def zb_h1(rank: int, p: int, m: int) -> Iterator[Action]:
+    """1F1B whose weight halves come `rank` micro-batches late."""
+    return _late_weights(m, ahead=p - rank, late=rank)
+
+
+def zb_h2(rank: int, p: int, m: int) -> Iterator[Action]:
+    """Fill with forwards until the first backward arrives; weight halves come 2 `rank` late."""
+    return _late_weights(m, ahead=2 * (p - rank) - 1, late=2 * rank)
+
+
+def _late_weights(m: int, ahead: int, late: int) -> Iterator[Action]:
+    """`ahead` forwards; then in turn an input half, a weight half `late` behind it, a forward."""
+    yield from map(Forward, range(min(ahead, m)))
+    for i in range(m):
+        yield BackwardInput(i)
+        if i >= late:
+            yield BackwardWeight(i - late)
+        if i + ahead < m:
+            yield Forward(i + ahead)
+    yield from map(BackwardWeight, range(max(0, m - late), m))
+
+
+def v_shaped(p: int) -> list[list[int]]:
+    """Return the placement: rank r holds the stages r and 2p - 1 - r."""
+    return [[r, 2 * p - 1 - r] for r in range(p)]
+
+
+def zb_v(rank: int, p: int, m: int) -> Iterator[Action]:
+    """Chunk 0 is on the way down, stage `rank`; chunk 1 on the way up, stage 2p - 1 - `rank`.
+
+    Written as runs of turns; a turn is skipped where its micro-batches have run out:
+
+        F0 x (2 (p - rank) - 1)     until the first micro-batch is back from the bottom of the V
+        F1 F0 x rank                until its backward is
+        F1 I1 W1 x (p - rank)       until the gradient is back, too
+        F0 I0 W0 F1 I1 W1 x m       steady: every rank works all the time
+        I0 I1 x rank                drain: weight halves wait until nobody waits for anything else
+        I0 W0 x (p - rank)
+        W1 W0 x m
+    """
+    kinds = {"F": Forward, "I": BackwardInput, "W": BackwardWeight}
+    count = dict.fromkeys(("F0", "I0", "W0", "F1", "I1", "W1"), 0)
+
+    def has_next(step: str) -> bool:
+        before = {"W0": "I0", "W1": "I1"}.get(step)
+        return count[step] < (m if before is None else count[before])
+
+    for times, turn in (
+        (2 * (p - rank) - 1, "F0"),
+        (rank, "F1 F0"),
+        (p - rank, "F1 I1 W1"),
+        (m, "F0 I0 W0 F1 I1 W1"),
+        (rank, "I0 I1"),
+        (p - rank, "I0 W0"),
+        (m, "W1 W0"),
+    ):
+        for step in turn.split() * times:
+            if turn.startswith("F0 I0") and count["F1"] == m and step == "F0":
+                break
+            if has_next(step):
+                yield kinds[step[0]](count[step], int(step[1]))
+                count[step] += 1

@@ -1,0 +1,242 @@
+"""Replay a pipeline's programs on virtual clocks: makespan, bubbles, stash, timeline, deadlocks.
+
+Every rank is a coroutine with a clock of its own. It runs through its program and stops only where
+it needs something that is not there: a message, or room in a buffer. Whatever comes into being has
+a time; who needs it sets his clock to at least that time. So no queue of events is sorted, and an
+action costs the same however many ranks there are. Each thing is made by one rank and needed by one
+rank, therefore the result does not depend on the order in which the ranks are resumed (a Kahn
+process network: Kahn, The Semantics of a Simple Language for Parallel Programming, 1974).
+
+It knows actions, not schedules. All arithmetic is +, /, and comparison: Fractions stay exact.
+"""
+
+from collections import Counter, deque
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from numbers import Rational
+
+from minidist.events import Event, EventLog
+from minidist.pipeline_parallel.actions import (
+    RECEIVES,
+    Action,
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    Stuck,
+    Transfer,
+    Update,
+    add_communication,
+    communicates,
+    last_stage,
+    message,
+    other_end,
+    placement_of,
+)
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a replay has found. Times are in the units of the durations.
+
+    makespan      from zero to the end of the last action
+    spans         per rank, from the start of its first compute action to the end of its last
+    busy          per rank, the time it computes
+    peak_stash    per rank, the most forward passes that wait for (the last part of) their backward,
+                  in stages: a pass through one of v chunks counts 1/v
+    """
+
+    makespan: float
+    spans: list
+    busy: list
+    peak_stash: list
+    _replay: "Replay" = field(repr=False, compare=False)
+
+    @property
+    def span(self):
+        """The longest of the ranks' own spans."""
+        return max(self.spans, default=0)
+
+    @property
+    def bubble(self):
+        """The share of makespan times ranks in which nothing is computed."""
+        return self._idle_share(self.makespan)
+
+    @property
+    def span_bubble(self):
+        """The same, counted from each rank's own start."""
+        return self._idle_share(self.span)
+
+    def _idle_share(self, whole):
+        whole = len(self.busy) * whole
+        return 1 - _divided(sum(self.busy), whole) if whole else 0
+
+    @property
+    def timeline(self) -> EventLog:
+        """All actions that take time, and transfers that wait, as events; the replay runs again."""
+        log = EventLog()
+        self._replay.run(log)
+        return log
+
+
+def simulate(
+    programs: list[list[Action]],
+    forward=1,
+    backward_input=1,
+    backward_weight=1,
+    latency=0,
+    bandwidth=None,
+    buffer: int | None = None,
+    update=0,
+) -> Simulation:
+    """Replay programs, with their transfers or without: these are then added where they are due.
+
+    forward, backward_input, backward_weight, update
+               duration for one full stage: a number, or a list of one per rank, or of one per
+               virtual stage. A chunk takes 1/v of it where it is not given per virtual stage.
+    latency    of a transfer
+    bandwidth  transfers per unit of time: one takes latency + 1/bandwidth; None: latency alone
+    buffer     activations from one virtual stage to the next, or gradients back, that may wait to
+               be received; a sender of one more waits. 0: rendezvous, both ends wait until the
+               transfer has been made. None: no bound.
+
+    A deadlock raises Stuck, which names the action before which each rank waits.
+    """
+    if buffer is not None and not communicates(programs):
+        programs = add_communication(programs)
+    durations = {Forward: forward, BackwardInput: backward_input, BackwardWeight: backward_weight}
+    durations = {kind: _per_chunk(programs, given) for kind, given in durations.items()}
+    inputs, weights = durations[BackwardInput], durations[BackwardWeight]
+    durations[Backward] = [
+        [a + b for a, b in zip(*both, strict=True)] for both in zip(inputs, weights, strict=True)
+    ]
+    durations[Update] = _per_chunk(programs, update)
+    delay = latency if bandwidth is None else latency + _divided(1, bandwidth)
+    return Replay(programs, durations, delay, buffer).run()
+
+
+def _per_chunk(programs, given) -> list[list]:
+    """Return the duration per rank and chunk."""
+    placement = placement_of(programs)
+    stages, p = 1 + last_stage(placement), len(programs)
+    given = list(given) if isinstance(given, list | tuple) else [given] * p
+    if len(given) == p:
+        return [[_divided(given[r], len(own)) for _ in own] for r, own in enumerate(placement)]
+    if len(given) == stages:
+        return [[given[k] for k in own] for own in placement]
+    raise ValueError(
+        f"{len(given)} durations for {p} ranks with {stages} virtual stages: "
+        f"give one number, {p}, or {stages}"
+    )
+
+
+def _divided(a, b):
+    """Divide, exactly where both are exact."""
+    if b == 1:
+        return a
+    return Fraction(a) / b if isinstance(a, Rational) and isinstance(b, Rational) else a / b
+
+
+class Replay:
+    """The clocks, and when each thing that somebody needs has come into being."""
+
+    def __init__(self, programs, durations: dict, delay, buffer: int | None):
+        self.programs, self.durations, self.delay, self.buffer = programs, durations, delay, buffer
+        self.placement, self.explicit = placement_of(programs), communicates(programs)
+        self.last = last_stage(self.placement)
+
+    def run(self, log: EventLog | None = None) -> Simulation:
+        p = len(self.programs)
+        self.times, self.waiting = {}, {}  # of what is there; who waits for what is not
+        self.sent, self.taken = Counter(), Counter()  # messages per lane
+        self.before: list[Action | None] = [None] * p  # where a rank waits
+        self.ready = deque((r, self._rank(r, log)) for r in range(p))
+        results = {}
+        while self.ready:
+            rank, process = self.ready.popleft()
+            try:
+                self.waiting[next(process)] = rank, process
+            except StopIteration as finished:
+                results[rank] = finished.value
+        if len(results) < p:
+            raise Stuck({r: self.before[r] for r in range(p) if r not in results})
+        ends, spans, busy, peaks = map(list, zip(*(results[r] for r in range(p)), strict=True))
+        return Simulation(max(ends), spans, busy, peaks, self)
+
+    def _make(self, thing, time) -> None:
+        self.times[thing] = time
+        if thing in self.waiting:
+            self.ready.append(self.waiting.pop(thing))
+
+    def _need(self, rank: int, action: Action, thing) -> Generator:
+        """Wait until a thing is there; return its time. It is gone then: one rank needs it."""
+        if thing not in self.times:
+            self.before[rank] = action
+            yield thing
+        return self.times.pop(thing)
+
+    def _rank(self, r: int, log: EventLog | None) -> Generator:
+        """Run one program; return (end, span, busy, peak stash)."""
+        clock = busy = stash = peak = 0
+        first = end = None
+        own = self.placement[r]
+        for action in self.programs[r]:
+            start, compute = clock, not isinstance(action, Transfer)
+            if not compute:
+                clock = yield from self._transfer(r, action, clock)
+            else:
+                kind, m, k = type(action), action.micro_batch, own[action.chunk]
+                forward, gradient = kind is Forward, kind is Backward or kind is BackwardInput
+                if not self.explicit and (k > 0 if forward else gradient and k < self.last):
+                    time, sender = yield from self._need(r, action, (forward, k, m))
+                    start = max(clock, time if sender == r else time + self.delay)
+                elif kind is Update:
+                    start = yield from self._meet_replicas(r, action, k, clock)
+                clock = start + self.durations[kind][r][action.chunk]
+                if not self.explicit and (k < self.last if forward else gradient and k > 0):
+                    self._make((forward, k + 1 if forward else k - 1, m), (clock, r))
+                if forward:
+                    stash += 1
+                    peak = max(peak, stash)
+                elif kind is Backward or kind is BackwardWeight:
+                    stash -= 1
+                first = start if first is None else first
+                busy, end = busy + (clock - start), clock
+            if log is not None and clock > start:
+                category = "compute" if compute else "communication"
+                log.events.append(Event(r, str(action), start, clock, category))
+        span = 0 if first is None else end - first
+        return clock, span, busy, _divided(peak, len(own))
+
+    def _meet_replicas(self, r: int, action: Update, k: int, clock) -> Generator:
+        """Wait until all ranks that hold this stage have come to this update."""
+        others = [q for q, own in enumerate(self.placement) if k in own and q != r]
+        for q in others:
+            self._make((Update, k, action.micro_batch, r, q), clock)
+        for q in others:
+            thing = (Update, k, action.micro_batch, q, r)
+            clock = max(clock, (yield from self._need(r, action, thing)))
+        return clock
+
+    def _transfer(self, r: int, action: Transfer, clock) -> Generator:
+        """Make one end of a transfer; return the time when the rank goes on."""
+        receives = type(action) in RECEIVES
+        sender, send = (action.peer, other_end(action, r)) if receives else (r, action)
+        thing, lane = message(sender, send), (type(send), sender, send.chunk, send.peer)
+        bound, delay = (None, 0) if sender == send.peer else (self.buffer, self.delay)
+        if receives:
+            clock = max(clock, (yield from self._need(r, action, thing)))
+            clock += delay if bound == 0 else 0  # both ends wait for the transfer
+            if bound is not None:
+                self._make((lane, self.taken[lane]), clock)
+                self.taken[lane] += 1
+            return clock
+        room = (lane, self.sent[lane] - (bound or 0))
+        self.sent[lane] += 1
+        if bound and room[1] >= 0:
+            clock = max(clock, (yield from self._need(r, action, room)))
+        self._make(thing, clock if bound == 0 else clock + delay)
+        if bound == 0:
+            clock = max(clock, (yield from self._need(r, action, room)))
+        return clock

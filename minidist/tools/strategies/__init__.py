@@ -1,0 +1,60 @@
+"""Every strategy as its judge sees it: a worker to run on ranks, a promise, and a bill of bytes.
+
+A worker starts from the weights of a single-device model, takes one batch, and returns the
+gradients that it leaves on its rank. One file per axis; `cases.py` has what they share.
+"""
+
+from functools import partial
+
+from minidist.tools.strategies.cases import (
+    INPUT,
+    Case,
+    Outcome,
+    Strategy,
+    collect,
+    one_device,
+    small_cases,
+)
+from minidist.tools.strategies.data_parallel import (
+    bucketed_worker,
+    data_parallel_bytes,
+    naive_worker,
+)
+from minidist.tools.strategies.pipeline_parallel import (
+    pipedream_worker,
+    pipeline_bytes,
+    pipeline_cases,
+    pipeline_worker,
+    stream_bytes,
+    stream_cases,
+)
+from minidist.tools.strategies.siamese import siamese_bytes, siamese_cases, siamese_worker
+
+__all__ = ["INPUT", "STRATEGIES", "Case", "Outcome", "Strategy", "collect", "one_device"]
+
+_ALL = [
+    Strategy("naive", naive_worker, "exact", data_parallel_bytes, small_cases),
+    Strategy("bucketed", bucketed_worker, "exact", data_parallel_bytes, small_cases),
+    Strategy("siamese", siamese_worker, "exact", siamese_bytes, siamese_cases, ranks=(1, 2)),
+    *(
+        Strategy(
+            schedule,
+            partial(pipeline_worker, schedule=schedule),
+            "exact",
+            partial(pipeline_bytes, schedule=schedule),
+            partial(pipeline_cases, schedule=schedule),
+        )
+        for schedule in ("layer_split", "gpipe", "1f1b", "interleaved", "zb_h1", "zb_h2", "zb_v")
+    ),
+    *(
+        Strategy(
+            name,
+            partial(pipedream_worker, scheme=scheme),
+            "replayed bitwise",
+            stream_bytes,
+            stream_cases,
+        )
+        for name, scheme in (("pipedream", "weight_stashing"), ("pipedream_2bw", "2bw"))
+    ),
+]
+STRATEGIES = {strategy.name: strategy for strategy in _ALL}

@@ -1,0 +1,103 @@
+"""What a strategy is tried on, what it leaves on a rank, and what one device says to it."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from minidist import nn
+from minidist.autograd import Tensor
+from minidist.backend import to_host
+from minidist.rng import Randomness, generator
+
+INPUT = "(input)"  # the name under which a floating input's gradient is compared
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a strategy is tried on: inputs[B, ...] are tokens or floats, targets fit the loss.
+
+    options  what else the strategy's worker is given
+    """
+
+    name: str
+    model: nn.Module
+    inputs: np.ndarray
+    targets: np.ndarray
+    loss: Callable = nn.cross_entropy
+    seed: int = 0
+    options: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a strategy leaves on one rank.
+
+    gradients  by name, host arrays: all of them on every rank
+    bytes      what others took from this rank for them
+    reference  what `gradients` should be, bit for bit, if that is not one device's gradient
+    """
+
+    gradients: dict[str, np.ndarray]
+    bytes: int
+    reference: dict[str, np.ndarray] | None = None
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A strategy as the tests see it.
+
+    worker   (group, case, **options) -> Outcome, on every rank
+    promise  "exact": equal to one device within the bound; "replayed bitwise": equal, bit for bit,
+             to a replay with the same stale weights
+    bytes    (case, ranks) -> bytes that all ranks together should move
+    cases    ranks -> models and batches that the strategy fits on so many ranks
+    ranks    the numbers of ranks that it is shown on
+    """
+
+    name: str
+    worker: Callable[..., Outcome]
+    promise: str
+    bytes: Callable[[Case, int], int]
+    cases: Callable[[int], list[Case]]
+    ranks: tuple[int, ...] = (1, 2, 3, 4)
+
+
+def one_device(case: Case) -> dict[str, np.ndarray]:
+    """Return the gradients that one device computes; zero where a parameter is unused or frozen."""
+    model = copy.deepcopy(case.model)
+    x = as_input(case.inputs)
+    randomness = Randomness(case.seed, 0, np.arange(len(case.inputs)))
+    case.loss(model(x, randomness), case.targets).backward()
+    return collect(model, x)
+
+
+def collect(model: nn.Module, x: Tensor | None = None) -> dict[str, np.ndarray]:
+    """Return {name: gradient} of a model, zeros for None, and the input's if it has one."""
+    named = dict(model.named_parameters())
+    if isinstance(x, Tensor):
+        named[INPUT] = x
+    return {
+        name: to_host(p.xp.zeros_like(p.data) if p.grad is None else p.grad).copy()
+        for name, p in named.items()
+    }
+
+
+def as_input(inputs: np.ndarray) -> Tensor | np.ndarray:
+    """Wrap floating inputs in a tensor, whose gradient is compared too; leave tokens alone."""
+    return Tensor(inputs, requires_grad=True) if inputs.dtype.kind == "f" else inputs
+
+
+def small_cases(ranks: int) -> list[Case]:
+    """An MLP on 7 examples and on 2, and a tied Transformer with dropout on 6."""
+    random = generator(0, "cases")
+    images, labels = random.standard_normal((7, 6)), random.integers(0, 3, 7)
+    tokens, nexts = random.integers(0, 11, (2, 6, 5))
+    mlp = nn.MLP([6, 9, 5, 3], activation="gelu", seed=1, dtype="float64")
+    transformer = nn.Transformer(11, 8, 2, 2, 5, seed=2, dtype="float64", dropout=0.2, tied=True)
+    return [
+        Case("MLP, 7 examples", mlp, images, labels),
+        Case("Transformer, 6 examples", transformer, tokens, nexts),
+        Case("MLP, 2 examples", mlp, images[:2], labels[:2]),
+    ]
