@@ -134,17 +134,20 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser(
         "bench",
         formatter_class=formatter,
-        help="measure training steps against PyTorch, or communication against MPI and gloo",
+        help="measure steps, communication and pipelines against PyTorch, MPI and gloo",
         description="step: time training steps on one BLAS thread, in float32, "
         "interleaved with PyTorch eager. "
         "comm: time all_reduce, messages and data parallelism, "
         "interleaved with MPICH, gloo and DDP. "
+        "pipeline: time two pipelined ranks, interleaved with one process and with PyTorch's. "
         "Peers are development-time extras (pip install 'minidist[bench]'); "
         "where one is missing the row says so. "
         "Medians of the rounds; ratio is ours over theirs, limit what it should be at most.",
     )
     bench.set_defaults(command=_bench)
-    bench.add_argument("what", nargs="?", choices=("step", "comm"), default="step", help="workload")
+    bench.add_argument(
+        "what", nargs="?", choices=("step", "comm", "pipeline"), default="step", help="workload"
+    )
     bench.add_argument("--rounds", type=_whole, default=5, help="interleaved repeats")
     bench.add_argument("--json", action="store_true", help="print a list of rows as JSON")
     return parser
@@ -230,9 +233,9 @@ def _verify(given) -> int:
 
 
 def _bench(given) -> int:
-    from minidist.tools import bench, bench_comm
+    from minidist.tools import bench, bench_comm, bench_pipeline
 
-    suite = {"step": bench, "comm": bench_comm}[given.what]
+    suite = {"step": bench, "comm": bench_comm, "pipeline": bench_pipeline}[given.what]
     rows = suite.measure(given.rounds)
     print(json.dumps(rows, indent=2) if given.json else suite.table(rows))
     return 0

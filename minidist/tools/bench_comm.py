@@ -94,7 +94,7 @@ def measure(rounds: int = 3) -> list[dict]:
 
     rows = []
     for size in (2, 4):
-        peers = {"MPICH": _mpi(size), "gloo": _gloo("gloo", size)}
+        peers = {"MPICH": _mpi(size), "gloo": gloo_peer("gloo", size)}
         with Cluster(size) as ranks:
             found = [
                 {"ours": ranks.run(all_reduces)[0], **{p: run() for p, run in peers.items()}}
@@ -144,7 +144,9 @@ def _mpi(size: int) -> Callable:
     return run
 
 
-def _gloo(work: str, size: int) -> Callable:
+def gloo_peer(work: str, size: int) -> Callable:
+    """Return a function that lets bench_peers.py do this work; it returns None without PyTorch."""
+
     def run():
         if importlib.util.find_spec("torch") is None:
             return None
@@ -186,7 +188,7 @@ def _data_parallel(rounds: int) -> list[dict]:
     """Compare speed-ups on two ranks: ours, two processes that do not talk, and PyTorch's DDP."""
     from minidist import Cluster
 
-    ours, ideal, theirs, ddp = [], [], [], _gloo("ddp", 2)
+    ours, ideal, theirs, ddp = [], [], [], gloo_peer("ddp", 2)
     with Cluster(1) as one, Cluster(2) as two:
         for _ in range(rounds):
             whole = one.run(training, "alone")[0]

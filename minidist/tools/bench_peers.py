@@ -1,7 +1,7 @@
 """What MPICH, gloo and PyTorch's DDP take for the work of `bench_comm.py`: development-time peers.
 
     mpiexec -n 2 python -m mpi4py -m minidist.tools.bench_peers mpi
-    python -m minidist.tools.bench_peers gloo 2          (starts its own two processes; also: ddp)
+    python -m minidist.tools.bench_peers gloo 2       (starts two processes; or ddp, pipelines)
 
 Rank 0 prints one JSON object: {workload: median seconds}.
 """
@@ -102,8 +102,40 @@ def ddp(rank: int, size: int) -> dict[str, float]:
     return {"one device": whole, "data parallel": median_seconds(shared, dist.barrier, 15)}
 
 
+def pipelines(rank: int, size: int) -> dict[str, float]:
+    """Time the pipelines of torch.distributed.pipelining on the work of `bench_pipeline.py`."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed import pipelining
+
+    from minidist.tools.bench_pipeline import LAYERS, MICRO_BATCHES, PEERS, REPEATS, WIDTH, batch
+
+    x, y = map(torch.from_numpy, batch())
+    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
+    own = [m for layer in layers[rank::size] for m in (layer, nn.ReLU())]
+    module = nn.Sequential(*(own[:-1] if rank == size - 1 else own))
+
+    found = {}
+    for m in MICRO_BATCHES:
+        for name, schedule in PEERS.items():
+            stage = pipelining.PipelineStage(module, rank, size, torch.device("cpu"))
+            schedule = getattr(pipelining, schedule)(stage, m, loss_fn=nn.functional.cross_entropy)
+
+            def step(schedule=schedule):
+                if rank == 0:
+                    schedule.step(x)
+                else:
+                    schedule.step(target=y)
+                module.zero_grad()
+
+            found[f"torch {name} {m}"] = median_seconds(step, dist.barrier, REPEATS)
+    return found
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "mpi":
         mpi()
     else:
-        _with_gloo({"gloo": gloo, "ddp": ddp}[sys.argv[1]], int(sys.argv[2]))
+        works = {"gloo": gloo, "ddp": ddp, "pipelines": pipelines}
+        _with_gloo(works[sys.argv[1]], int(sys.argv[2]))

@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from minidist.tools import bench_comm
+from minidist.tools import bench_comm, bench_pipeline
 
 
 def test_a_ratio_is_the_median_of_the_ratios_within_rounds():
@@ -13,7 +13,7 @@ def test_a_ratio_is_the_median_of_the_ratios_within_rounds():
 
 def test_a_missing_peer_is_said_and_not_guessed(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert bench_comm._mpi(2)() is None and bench_comm._gloo("gloo", 2)() is None
+    assert bench_comm._mpi(2)() is None and bench_comm.gloo_peer("gloo", 2)() is None
     row = bench_comm._row("label", [{"ours": {"x": 1.0}, "MPICH": None}], "x", "MPICH", 0.5)
     assert row["ratio"] is None and row["note"] == "MPICH is not installed"
     assert "MPICH is not installed" in bench_comm.table([row])
@@ -28,3 +28,25 @@ def test_the_table_has_a_line_per_row():
         "500.000",
         "ms",
     ]
+
+
+def test_a_pipeline_is_held_against_one_process_two_cores_and_its_peer_round_by_round():
+    found = [
+        {"accumulate 4": 8.0, "both 4": 10.0, "gpipe 4 False": 5.0, "torch gpipe 4": 10.0},
+        {"accumulate 4": 16.0, "both 4": 20.0, "gpipe 4 False": 10.0, "torch gpipe 4": 20.0},
+    ]
+    row = bench_pipeline._row(found, "gpipe", 4, last=False)
+    assert row["speedup"] == 1.6 and row["peer"] == 0.5
+    assert abs(row["least"] - 0.85 * 2 * 4 / 5 * 0.8) < 1e-12
+    assert bench_pipeline.table([row]).splitlines()[1].split()[-4:] == [
+        "ms",
+        "1.60",
+        "1.09",
+        "0.50",
+    ]
+
+
+def test_without_pytorch_a_pipeline_has_no_peer():
+    found = [{"accumulate 4": 8.0, "both 4": 10.0, "gpipe 4 True": 5.0}]
+    row = bench_pipeline._row(found, "gpipe", 4, last=True)
+    assert row["peer"] is None and "PyTorch is not installed" in bench_pipeline.table([row])
