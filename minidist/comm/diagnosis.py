@@ -54,12 +54,16 @@ class Wait:
 
 @dataclass(frozen=True)
 class Row:
-    """A wait as it was at one moment; `seconds` it had lasted then, which equality leaves out."""
+    """A wait as it was at one moment; `seconds` it had lasted then, which equality leaves out.
+
+    Two are equal only if they are one wait: a loop waits again at the same line, `since` later.
+    """
 
     thread: str
     operation: str
     sources: tuple[int, ...]
     site: str
+    since: float
     seconds: float = field(compare=False)
 
     def __str__(self):
@@ -96,7 +100,7 @@ def snapshot(waits: dict[int, Wait], worker: int | None, own: bool, posted, arri
     """
     others = [t.ident for t in threading.enumerate() if own and not t.daemon]
     rows = tuple(
-        Row(w.thread, w.operation, tuple(w.sources()), w.site, time.monotonic() - w.since)
+        Row(w.thread, w.operation, tuple(w.sources()), w.site, w.since, time.monotonic() - w.since)
         for w in list(waits.values())
     )
     computes = any(thread not in waits for thread in {worker, *others})

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import Cluster
+from minidist.comm.diagnosis import Row, Snapshot, is_deadlock
 from minidist.errors import CollectiveMismatch, CommError, Deadlock, RankDied, RankFailed
 
 both = pytest.mark.parametrize("transport", ["process", "thread"])
@@ -47,6 +48,20 @@ def test_a_rank_that_returns_early_while_others_wait(cluster, transport):
         "rank 1: has finished",
     )
     assert text.count(f" at {HERE}:") == 2
+
+
+def test_a_loop_that_waits_again_at_the_same_line_is_no_deadlock():
+    """Ranks asked one after the other may each be found waiting, and again the next time."""
+
+    def found(seconds_later):
+        rows = [
+            Row("MainThread", "barrier()", (other,), "train.py:12", since + seconds_later, 0.1)
+            for other, since in [(1, 5.0), (0, 6.0)]
+        ]
+        return {rank: Snapshot((row,), False, 0, 0) for rank, row in enumerate(rows)}
+
+    assert is_deadlock(found(0), found(0), set())
+    assert not is_deadlock(found(0), found(0.5), set())
 
 
 @both
