@@ -2,7 +2,8 @@
 
 Each rank writes to a block of its own, in shared memory, and reads the others'. Before any data
 moves the ranks compare what they call; a rank that waits first looks again and again for a moment,
-if there is a core for each rank, and then sleeps on a pipe until the last one has come.
+and lets others have its core between two looks, since ranks may be more than cores; then it sleeps
+on a pipe until the last one has come.
 """
 
 import os
@@ -17,7 +18,6 @@ from minidist.errors import CollectiveMismatch
 ARRIVED, SLEEPS, FINGERPRINT, OFFSET = 0, 1, 2, 4  # 8-byte words; the last two exist twice
 TEXT, TEXT_BYTES = 64, 480  # what is shown to people when ranks disagree; twice as well
 BLOCK = TEXT + 2 * TEXT_BYTES
-PATIENCE = 30  # looks before a rank lets others have its core between two looks
 GIVE_WAY = getattr(os, "sched_yield", lambda: None)
 
 
@@ -91,11 +91,10 @@ class Board:
         for words, rank in self.others:
             if words[SLEEPS]:
                 self.alarm.ring(rank)
-        for look in range(self.looks):
+        for _ in range(self.looks):
             if all(words[ARRIVED] >= self.step for words, _ in self.others):
                 break
-            if look > PATIENCE:
-                GIVE_WAY()  # somebody else may need this core
+            GIVE_WAY()  # a rank that we wait for may need this core
         else:
             self._sleep(operation)
         self._fence()

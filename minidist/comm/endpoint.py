@@ -21,8 +21,8 @@ class Endpoint:
 
     deliver(to, key, message)  the transport's part of a send; a message is (array, whether it was
                                on a GPU), and the array has been copied when it returns
-    looks                      how often to look for the others before sleeping: 0 where ranks have
-                               to share cores
+    looks                      how often to look for the others before sleeping; 0: sleep at once,
+                               as threads do, which share one interpreter
     own_process                whether the rank is a process, and not one thread of the caller's
     unreceived                 {(source, to, tag): messages sent minus received, as this rank counts
                                them}; summed over all ranks, what is left was never received

@@ -45,7 +45,7 @@ from minidist.comm.report import Report, execute, fair_share_of_cores, pack, unp
 from minidist.comm.shared_memory import SharedMemory, create_file
 
 SMALL = 1 << 14  # bytes of an array up to which it travels with its header
-LOOKS = 300  # how often a rank looks for the others before it sleeps
+LOOKS = 300  # how often a rank looks for the others, and gives way, before it sleeps
 STARTING = threading.Lock()  # there is one `__main__`
 PRELOAD = ["numpy", "threadpoolctl", "cloudpickle", "minidist.comm.process_transport"]
 
@@ -235,10 +235,9 @@ def serve(rank, size, device, control, peers, shared: Descriptors, alarm: Descri
     file, *writers = shared.numbers
     memory = SharedMemory(mmap.mmap(file, 0), rank, size)
     os.close(file)
-    cores = fair_share_of_cores(1)
     with threadpool_limits(fair_share_of_cores(size)):
         process = RankProcess(rank, control, peers)
-        looks = LOOKS if size <= cores and platform.machine() in ("x86_64", "AMD64") else 0
+        looks = LOOKS if platform.machine() in ("x86_64", "AMD64") else 0
         ring = Alarm(alarm.numbers[0], writers)
         process.endpoint = Endpoint(
             rank, size, device, process.mailbox, memory, ring, looks, process.deliver
