@@ -554,10 +554,10 @@ assert all((results[name] != results["ring"]).any() for name in ("tree", "halvin
 #
 # ## Measurement: what shared memory saves
 #
-# An ordinary array belongs to one process. To be reduced in shared memory it is copied there, and
-# the result is copied out. `group.empty` gives an array that lies there already; reduced into
-# itself, `out=x`, it needs no copy on either side. The ledger sees no difference: those copies stay
-# at home. The clock on the wall does.
+# An ordinary array belongs to one process. What others reduce of it is copied into shared memory,
+# part by part, and what they have reduced is copied out. `group.empty` gives an array that lies
+# there already; reduced into itself, `out=x`, it needs no copy on either side. The ledger sees no
+# difference: those copies stay at home. The clock on the wall does.
 
 
 # %%

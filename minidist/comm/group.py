@@ -3,7 +3,7 @@
 Letters: N ranks in the group, S bytes in an array. Results are fresh arrays, or land in `out`.
 Collectives are called by all ranks of the group in the same order; before any data moves the ranks
 compare what they call. By default all_reduce works in shared memory: each rank reduces one slice,
-in rank order, and everyone copies it, which moves 2(N-1)S bytes in all, as a ring does, and gives
+in rank order, and gives it to everyone, which moves 2(N-1)S bytes in all, as a ring does, and gives
 the same bits on every rank and in every run.
 """
 
@@ -29,7 +29,7 @@ from minidist.comm.board import Board
 from minidist.comm.channel import Channel, Request
 from minidist.comm.collectives import ALGORITHMS, all_to_all, split_sizes
 from minidist.comm.diagnosis import Signature, Wait, call_site, signature_of
-from minidist.comm.shared_memory import all_reduce_shared
+from minidist.comm.shared_memory import NOWHERE, reduce_through_stages, reduce_where_it_lies
 
 REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
 
@@ -129,8 +129,8 @@ class Group:
         """Return the reduction of every rank's x, same shape and dtype on all ranks.
 
         Bytes: 2(N-1)S from all ranks together; from each, S less its slice, and N-1 times its
-        slice: 2(N-1)/N S where N divides the elements. An array from `empty` that is reduced in
-        place is never copied; any other one is copied into shared memory and out of it.
+        slice: 2(N-1)/N S where N divides the elements. Arrays from `empty` that all ranks reduce in
+        place are never copied; others pass through a little shared memory, part by part.
 
         op         "sum", "max", "min" or "prod"
         label      a name that must agree between ranks, so that two equal shapes in swapped order
@@ -313,20 +313,26 @@ class Group:
         return Channel(self, name, payload)
 
     def _reduce_in_shared_memory(self, signature: Signature, x, combine, out):
-        """Reduce x where it lies if `out` is in shared memory, else a copy of it that is."""
-        memory, sizes = self.endpoint.memory, split_sizes(x.size, self.size)
-        in_place = memory.offset_of(out) is not None
-        shared = out if in_place else memory.empty(x.shape, x.dtype)
-        result = out if in_place else np.empty(x.shape, x.dtype)
-        if shared is not x:
-            shared[...] = to_host(x)
-        offsets = self.board.meet(signature, memory.offset_of(shared))
-        flat = result.reshape(-1)
-        all_reduce_shared(memory, self.board, offsets, sizes, combine, flat)
-        own = sizes[self.rank]  # others take what they reduce, and N - 1 times this rank's slice
-        moved = x.size - own + (self.size - 1) * own
+        """Reduce x where it lies if on all ranks `out` is in shared memory, else through stages."""
+        if self.size == 1:
+            return x if out is x else x.copy()
+        memory, board = self.endpoint.memory, self.board
+        place = memory.offset_of(out) or NOWHERE
+        if place != NOWHERE and out is not x:
+            out[...] = to_host(x)
+            x = out
+        places = board.meet(signature, place)
+        own = split_sizes(x.size, self.size)[self.rank]
+        moved = x.size - own + (self.size - 1) * own  # what others reduce; N - 1 times my slice
         self.ledger.bytes["all_reduce"] += moved * x.itemsize
-        return result if in_place else beside(result, x)
+        if NOWHERE not in places:
+            reduce_where_it_lies(memory, board, places, x.size, x.dtype, combine)
+            return out
+        direct = out is x and x.flags.c_contiguous and not on_gpu(x)
+        result = x if direct else np.empty(x.shape, x.dtype)
+        flat = np.ascontiguousarray(to_host(x)).reshape(-1)
+        reduce_through_stages(memory, board, signature, flat, combine, result.reshape(-1))
+        return beside(result, x)
 
     def _post(self, operation, array, to: int, key, payload=True) -> None:
         if payload and to != self.rank:

@@ -16,11 +16,14 @@ import weakref
 import numpy as np
 
 from minidist.backend import elements
+from minidist.comm.collectives import split_ends
 
 REGION = 1 << 34  # bytes of addresses per rank
 KEEP = 1 << 28  # bytes of freed places per rank whose pages are kept for reuse
+NOWHERE = 0  # no array begins here: each region begins with what its rank shows on a board
 LINE = 64  # bytes of a cache line: where every array begins
 PIECE = 1 << 17  # bytes: a piece of each of a few ranks' slices fits a core's cache
+STAGE = 1 << 21  # bytes: the stages of a few ranks fit the cache that cores share
 
 
 def create_file(size: int) -> int:
@@ -102,32 +105,58 @@ class SharedMemory:
         return np.frombuffer(self.map, dtype, count, offset)
 
 
-def all_reduce_shared(
-    memory: SharedMemory, board, offsets: list[int], sizes: list[int], combine, result: np.ndarray
-) -> None:
-    """Reduce the arrays that begin at `offsets` of the memory, one per rank, into flat `result`.
+def reduce_where_it_lies(memory: SharedMemory, board, places: list[int], count, dtype, combine):
+    """Reduce arrays in shared memory, one per rank, each into itself; they begin at `places`.
 
-    Each rank reduces one slice straight from everyone's memory into its own, in rank order, in
-    pieces that fit the cache; then it copies all slices to `result`, which may be its own memory.
-    The ranks have met before; when this returns, all have copied, so that the memory may be written
-    to again.
-
-    sizes    elements of each rank's slice
-    combine  the reduction, as a ufunc of two arrays
+    Each rank reduces its slice of all of them and writes the total into all of them. Nobody else
+    touches that slice, so one barrier, at the end, is enough. The ranks have met before.
     """
-    views = [memory.view(offset, result.size, result.dtype) for offset in offsets]
-    mine, ends = views[board.me], np.cumsum([0, *sizes]).tolist()
-    start, stop = ends[board.me], ends[board.me + 1]
-    step = max(1, PIECE // result.itemsize)
+    arrays = [memory.view(place, count, dtype) for place in places]
+    ends = split_ends(count, len(arrays))
+    reduce_slice(arrays, arrays, ends[board.me], ends[board.me + 1], combine)
+    board.barrier("all_reduce, every slice reduced")
+
+
+def reduce_through_stages(memory: SharedMemory, board, signature, x, combine, result) -> None:
+    """Reduce flat x, wherever it lies, into flat `result`, which may be x: through stages.
+
+    A stage is a little shared memory of each rank, which stays in the caches however large x is:
+
+        put what others reduce into my stage | meet | reduce my slice, write the total into `result`
+        and into the others' stages | meet | fetch from my stage what others have reduced
+
+    and again for the next part of x. Between two such rounds a stage is touched by its rank alone.
+    """
+    size, me = len(board.words), board.me
+    step = max(1, STAGE // x.itemsize // size) * size  # so that slices add up to those of all x
+    stage = memory.empty(min(step, x.size), x.dtype)
+    place = memory.offset_of(stage)
+    for low in range(0, x.size, step):
+        part, total = x[low : low + step], result[low : low + step]
+        ends = split_ends(part.size, size)
+        start, stop = ends[me], ends[me + 1]
+        stage[:start], stage[stop : part.size] = part[:start], part[stop:]
+        stages = [memory.view(p, part.size, x.dtype) for p in board.meet(signature, place)]
+        before, after = stages[:me], stages[me + 1 :]
+        sources, targets = [*before, part, *after], [*before, total, *after]
+        reduce_slice(sources, targets, start, stop, combine)
+        board.barrier("all_reduce, every slice reduced")
+        total[:start], total[stop:] = stage[:start], stage[stop : part.size]
+
+
+def reduce_slice(sources: list, targets: list, start: int, stop: int, combine) -> None:
+    """Reduce [start, stop) of two or more sources, in their order, into every target.
+
+    It goes in pieces that fit a core's cache, so that the targets are written while they are hot.
+    The first target may be the first source, but no other one.
+    """
+    step = max(1, PIECE // sources[0].itemsize)
     for low in range(start, stop, step):
         piece = slice(low, min(low + step, stop))
-        total = combine(views[0][piece], views[1][piece]) if len(views) > 1 else views[0][piece]
-        for view in views[2:]:
-            combine(total, view[piece], out=total)
-        mine[piece] = total
-    board.barrier("all_reduce, every slice reduced")
-    in_place = memory.offset_of(result) == offsets[board.me]
-    for rank, view in enumerate(views):
-        if rank != board.me or not in_place:
-            result[ends[rank] : ends[rank + 1]] = view[ends[rank] : ends[rank + 1]]
-    board.barrier("all_reduce, every slice copied")
+        first, second, *others = [source[piece] for source in sources]
+        total, *copies = [target[piece] for target in targets]
+        combine(first, second, out=total)
+        for other in others:
+            combine(total, other, out=total)
+        for copy in copies:
+            copy[:] = total
