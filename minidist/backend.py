@@ -55,7 +55,7 @@ def beside(x, other: Array) -> Array:
 
 
 def on_gpu(x) -> bool:
-    return array_module(x) is not np
+    return not isinstance(x, np.ndarray) and array_module(x) is not np
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 Read `group.py` (the contract), `collectives.py` (the algorithms, on messages), `shared_memory.py`
 and `board.py` (how ranks reduce, and meet), `mailbox.py` and `endpoint.py` (how messages wait),
+`ring_buffer.py` and `wire.py` (how they travel between processes), `logged_group.py`,
 `thread_transport.py` and `process_transport.py` (what a rank is), `cluster.py` (ranks up, work out,
 results in), `mesh.py`, `diagnosis.py` (why nothing moves) and `interleaving.py` (races by seed).
 """

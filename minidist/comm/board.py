@@ -83,7 +83,7 @@ class Board:
         """Return when every rank has come."""
         if not self.others:
             return
-        self.mailbox.offer_turn()
+        self.mailbox.enter()
         self.step += 1
         self._fence()
         self.mine[ARRIVED] = self.step

@@ -10,6 +10,7 @@ import numpy as np
 from minidist.comm.board import BLOCK, Alarm, Board
 from minidist.comm.diagnosis import Snapshot, snapshot
 from minidist.comm.group import Group
+from minidist.comm.logged_group import LoggedGroup
 from minidist.comm.mailbox import Mailbox
 from minidist.comm.shared_memory import SharedMemory
 from minidist.events import EventLog
@@ -24,8 +25,7 @@ class Endpoint:
     looks                      how often to look for the others before sleeping; 0: sleep at once,
                                as threads do, which share one interpreter
     own_process                whether the rank is a process, and not one thread of the caller's
-    unreceived                 {(source, to, tag): messages sent minus received, as this rank counts
-                               them}; summed over all ranks, what is left was never received
+    sent                       {(to, tag): messages} of this run, those of collectives left out
     posted, worker, log        messages ever sent; the thread that runs the worker; its events
     """
 
@@ -38,7 +38,7 @@ class Endpoint:
     looks: int
     deliver: Callable
     own_process: bool = True
-    unreceived: Counter = field(default_factory=Counter)
+    sent: Counter = field(default_factory=Counter)
     posted: int = 0
     worker: int | None = None
     log: EventLog | None = None
@@ -61,29 +61,32 @@ class Endpoint:
         """Start a run: old messages are forgotten. Return the group of all ranks."""
         self.log = EventLog(rank=self.rank) if logged else None
         self.mailbox.drop_runs_before(run)
-        self.unreceived.clear()
+        self.sent.clear()
         self.worker = threading.get_ident()
-        return Group(self, list(range(self.size)), (run,), self.board)
+        kind = LoggedGroup if logged else Group
+        return kind(self, list(range(self.size)), (run,), self.board)
 
     def post(self, to: int, key, message) -> None:
-        self.mailbox.offer_turn()
-        self.mailbox.check_open()
-        self._count(self.rank, to, key, +1)
-        self.deliver(to, key, message)
-
-    def take(self, source: int, key, operation: str):
-        message = self.mailbox.take(source, key, operation)
-        self._count(source, self.rank, key, -1)
-        return message
-
-    def _count(self, source, to, key, change) -> None:
+        self.mailbox.enter()
         kind, number = key[-1]
         with self.counting:
-            self.posted += change > 0
+            self.posted += 1
             if kind == "message":
-                self.unreceived[source, to, number] += change
+                self.sent[to, number] += 1
+        self.deliver(to, key, message)
+
+    def unreceived(self) -> dict[tuple[int, int, int], int]:
+        """Return {(source, to, tag): messages sent minus received} of this run, as this rank knows.
+
+        Summed over all ranks, what is left was never received.
+        """
+        known = Counter({(self.rank, to, tag): n for (to, tag), n in dict(self.sent).items()})
+        for (source, tag), n in dict(self.mailbox.received).items():
+            known[source, self.rank, tag] -= n
+        return dict(known)
 
     def snapshot(self) -> Snapshot:
         """Return what this rank waits for at this moment."""
         mailbox = self.mailbox
+        mailbox.stir()
         return snapshot(mailbox.waits, self.worker, self.own_process, self.posted, mailbox.count)

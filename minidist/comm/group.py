@@ -7,18 +7,16 @@ in rank order, and gives it to everyone, which moves 2(N-1)S bytes in all, as a 
 the same bits on every rank and in every run.
 """
 
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from operator import index
 
 import numpy as np
 
 from minidist.backend import (
     Array,
     array_module,
-    as_array,
     beside,
     device_module,
     on_gpu,
@@ -51,24 +49,6 @@ class Ledger:
         return f"Ledger({dict(self.bytes)})"
 
 
-def traced(method):
-    """Let an operation be an event of the group's log, if it has one."""
-
-    @wraps(method)
-    def call(self, *args, **kwargs):
-        if self.log is None:
-            return method(self, *args, **kwargs)
-        start, before = time.monotonic(), self.ledger.total
-        try:
-            return method(self, *args, **kwargs)
-        finally:
-            label = kwargs.get("label")
-            name = method.__name__ if label is None else f"{method.__name__} {label}"
-            self.log.add(name, start, "communication", self.ledger.total - before)
-
-    return call
-
-
 class Group:
     """The ranks `members` of the world, numbered 0 to size - 1; `rank` is this one's number.
 
@@ -82,6 +62,7 @@ class Group:
     def __init__(self, endpoint, members: list[int], context: tuple, board: Board):
         self.endpoint, self.members, self.context = endpoint, members, context
         self.board, self.device, self.log = board, endpoint.device, endpoint.log
+        self.mailbox = endpoint.mailbox
         self.ledger = Ledger()
         self.rank, self.size = members.index(endpoint.rank), len(members)
         self._collectives = self._splits = 0
@@ -92,15 +73,16 @@ class Group:
 
     # Messages between two ranks.
 
-    @traced
     def send(self, array: Array, to: int, tag: int = 0) -> None:
         """Send a copy; returns at once, whether or not the receiver ever receives."""
         self._post("send", _checked(array), self._valid(to, "to"), ("message", _tag(tag)))
 
-    @traced
     def recv(self, source: int, tag: int = 0) -> Array:
         """Return the next array that `source` has sent, or will send, with this tag."""
-        return self.irecv(source, tag).wait()
+        where = self._valid(source, "source"), _tag(tag)
+        if self._requests.get(where):  # they come first
+            return self.irecv(*where).wait()
+        return self._receive(*where)
 
     def isend(self, array: Array, to: int, tag: int = 0) -> Request:
         """Send a copy; return a request that is complete, since a send never waits."""
@@ -109,15 +91,12 @@ class Group:
 
     def irecv(self, source: int, tag: int = 0) -> Request:
         """Return a request; `.wait()` returns the array. Requests are served in order."""
-        self._valid(source, "source"), _tag(tag)
-        return Request(
-            self._requests.setdefault((source, tag), deque()),
-            lambda: self._take(f"recv(tag={tag})", source, ("message", tag)),
-        )
+        where = self._valid(source, "source"), _tag(tag)
+        queue = self._requests.setdefault(where, deque())
+        return Request(queue, lambda: self._receive(*where))
 
     # Collectives.
 
-    @traced
     def all_reduce(
         self,
         x: Array,
@@ -162,7 +141,6 @@ class Group:
         out[...] = beside(result, out)
         return out
 
-    @traced
     def reduce_scatter(
         self, x: Array, sizes: list[int] | None = None, op: str = "sum", label: str | None = None
     ) -> Array:
@@ -182,7 +160,6 @@ class Group:
         pieces = [x[end - size : end] for end, size in zip(ends, sizes, strict=True)]
         return _reduce(all_to_all(channel, pieces), combine)
 
-    @traced
     def all_gather(self, x: Array, axis: int = 0, label: str | None = None) -> Array:
         """Return every rank's x, concatenated along `axis`, where alone they may differ.
 
@@ -194,7 +171,6 @@ class Group:
         )
         return array_module(x).concatenate(all_to_all(channel, [x] * self.size), axis=axis)
 
-    @traced
     def all_to_all(self, arrays: list[Array], label: str | None = None) -> list[Array]:
         """Give arrays[r] to rank r; return what each rank gave to this one, in rank order.
 
@@ -207,14 +183,12 @@ class Group:
             raise ValueError(f"all_to_all needs one dtype, got {', '.join(dtypes)}")
         return all_to_all(self._meet("all_to_all", arrays[0].dtype, label=label), arrays)
 
-    @traced
     def broadcast(self, x: Array | None = None, root: int = 0, label: str | None = None) -> Array:
         """Return root's x on all ranks; only root's x counts. Bytes: (N-1)S from root."""
         x = _checked(x) if self.rank == self._valid(root, "root") else None
         channel = self._meet("broadcast", f"root={root}", label=label)
         return self._from_root(channel, [x] * self.size, root)
 
-    @traced
     def scatter(
         self, pieces: list[Array] | None = None, root: int = 0, label: str | None = None
     ) -> Array:
@@ -225,7 +199,6 @@ class Group:
             pieces = [_checked(x) for x in pieces]
         return self._from_root(self._meet("scatter", f"root={root}", label=label), pieces, root)
 
-    @traced
     def gather(
         self, x: Array, root: int = 0, axis: int = 0, label: str | None = None
     ) -> Array | None:
@@ -240,7 +213,6 @@ class Group:
         pieces = self._to_root(channel, x, root)
         return None if pieces is None else array_module(x).concatenate(pieces, axis=axis)
 
-    @traced
     def reduce(
         self, x: Array, root: int = 0, op: str = "sum", label: str | None = None
     ) -> Array | None:
@@ -254,7 +226,6 @@ class Group:
         pieces = self._to_root(channel, x, root)
         return None if pieces is None else _reduce(pieces, combine)
 
-    @traced
     def barrier(self) -> None:
         """Return when every rank has come here. No payload."""
         self._meet("barrier")
@@ -280,7 +251,7 @@ class Group:
         chosen.sort(key=lambda r: (int(wishes[r][2]), r))
         members, blocks = [self.members[r] for r in chosen], [int(wishes[r][3]) for r in chosen]
         board = Board(endpoint.memory, blocks, members, endpoint)
-        return Group(endpoint, members, (*self.context, self._splits, int(color)), board)
+        return type(self)(endpoint, members, (*self.context, self._splits, int(color)), board)
 
     @contextmanager
     def waiting(self, operation: str) -> Iterator[None]:
@@ -334,15 +305,18 @@ class Group:
         reduce_through_stages(memory, board, signature, flat, combine, result.reshape(-1))
         return beside(result, x)
 
+    def _receive(self, source: int, tag: int) -> Array:
+        return self._take("recv", source, ("message", tag))
+
     def _post(self, operation, array, to: int, key, payload=True) -> None:
         if payload and to != self.rank:
             self.ledger.bytes[operation] += array.nbytes
-        message = to_host(array), on_gpu(array)
+        message = (to_host(array), True) if on_gpu(array) else (array, False)
         self.endpoint.post(self.members[to], (*self.context, key), message)
 
     def _take(self, operation, source: int, key):
         where = (*self.context, key)
-        array, was_on_gpu = self.endpoint.take(self.members[source], where, operation)
+        array, was_on_gpu = self.mailbox.take(self.members[source], where, operation)
         return to_device(array, "gpu") if was_on_gpu else array
 
     def _from_root(self, channel: Channel, pieces, root):
@@ -364,13 +338,14 @@ class Group:
 
 def _checked(x, axis: int | None = None):
     """Return x as a numeric array, with the axis that is asked for."""
-    if not hasattr(x, "dtype") or not hasattr(x, "nbytes"):
-        if not isinstance(x, int | float | complex | list):
+    if type(x) is not np.ndarray:
+        arraylike = hasattr(x, "dtype") and hasattr(x, "nbytes")
+        if not arraylike and not isinstance(x, int | float | complex | list):
             raise ValueError(
                 f"only arrays travel between ranks, not {type(x).__name__}; "
                 "pass a tensor's .data or .grad"
             )
-    x = as_array(x)
+        x = x if on_gpu(x) else np.asarray(x)  # and no subclass
     if x.dtype.kind not in "biufc":
         raise ValueError(f"arrays of {x.dtype} do not travel between ranks; use numbers")
     if axis is not None and not -x.ndim <= axis < x.ndim:
@@ -379,9 +354,10 @@ def _checked(x, axis: int | None = None):
 
 
 def _tag(tag: int) -> int:
-    if not isinstance(tag, int | np.integer):
-        raise ValueError(f"a tag is a whole number, not {tag!r}")
-    return tag
+    try:
+        return index(tag)
+    except TypeError:
+        raise ValueError(f"a tag is a whole number, not {tag!r}") from None
 
 
 def _without(shape, axis):

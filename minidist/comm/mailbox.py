@@ -1,12 +1,13 @@
 """Where the messages of one rank arrive and wait to be received; both transports deliver here."""
 
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
 from contextlib import contextmanager
 from typing import Any
 
+from minidist.comm.board import GIVE_WAY
 from minidist.comm.diagnosis import Wait, call_site
+from minidist.comm.ring_buffer import RingReader
 
 
 class Stopped(BaseException):
@@ -14,42 +15,121 @@ class Stopped(BaseException):
 
 
 class Mailbox:
-    """Messages by (source, key), first in, first out; no bound on number or size but memory."""
+    """Messages by (source, key), first in, first out; no bound on number or size but memory.
+
+    Some are still in the ring of their source, until a thread of this rank looks: one that waits
+    for them, or whoever needs to know what has arrived. A thread that has looked in vain for a
+    moment asks the source to wake it, looks once more, and sleeps. The first message after that
+    makes the source call for `stir`, whoever takes it; then all who sleep look, and ask again.
+
+    rings  {source: the ring of its small messages}
+    looks  how often to look before sleeping
+    """
 
     def __init__(self):
+        self.rings: dict[int, RingReader] = {}
+        self.looks = 0
         self.messages: dict[tuple, deque] = {}
-        self.arrived = threading.Condition()
+        self.lock = threading.Lock()
+        self.arrived = threading.Condition(self.lock)
         self.waits: dict[int, Wait] = {}
         self.closed = False
         self.turns = None  # this rank's part of an interleaving, if there is one
         self.count = 0  # messages that ever arrived
+        self.received: Counter = Counter()  # messages that were taken in this run
 
     def put(self, source: int, key, message) -> None:
-        with self.arrived:
-            self.messages.setdefault((source, key), deque()).append(message)
-            self.count += 1
+        """Add a message that has come past the ring, between those that were sent around it."""
+        with self.lock:
+            ring = self.rings.get(source)
+            if ring is not None:
+                self._drain(source, ring)
+                ring.pass_by()
+            self._add(source, key, message)
             self.arrived.notify_all()
+
+    def stir(self) -> None:
+        """Empty all rings; let those who sleep look for themselves, and ask to be woken again."""
+        with self.lock:
+            for source, ring in self.rings.items():
+                self._drain(source, ring)
+            self.arrived.notify_all()
+
+    def _drain(self, source: int, ring: RingReader | None, wanted: tuple | None = None) -> Any:
+        """Take what the ring has, up to a message that comes another way; with the lock held.
+
+        Stop early at a message of key `wanted`, and return it.
+        """
+        while ring is not None and (found := ring.take()) is not None:
+            key, message = found
+            if key == wanted:
+                self.count += 1
+                return message
+            self._add(source, key, message)
+        return None
+
+    def _add(self, source: int, key, message) -> None:
+        self.messages.setdefault((source, key), deque()).append(message)
+        self.count += 1
 
     def take(self, source: int, key, operation: str) -> Any:
         """Return the oldest message of `key` from `source`, waiting for it if need be."""
+        where, ring = (source, key), self.rings.get(source)
+        self.enter()
+        message = self._pop(where, ring)
+        if message is None and ring is not None:
+            message = self._look_for(where, ring)
+        if message is None:
+            kind, number = key[-1]
+            name = f"{operation}(tag={number})" if kind == "message" else operation
+            wait = Wait(name, lambda: [] if where in self.messages else [source], call_site())
+            with self.shown(wait):
+                while message is None:  # another thread of this rank may be faster
+                    self._sleep_until(where, ring)
+                    self.check_open()
+                    message = self._pop(where, ring)
+        return message
 
-        def missing():
-            return [] if (source, key) in self.messages else [source]
+    def _look_for(self, where: tuple, ring: RingReader) -> Any:
+        """Return the message if it comes while we look for it, else None."""
+        seen = None
+        for _ in range(self.looks):
+            if ring.stirs() or self.count != seen:
+                seen = self.count
+                message = self._pop(where, ring)
+                if message is not None or ring.stirs():  # a socket's reader needs this core
+                    return message
+            GIVE_WAY()  # the sender may need this core
+        return None
+
+    def _pop(self, where: tuple, ring: RingReader | None) -> Any:
+        """Return the oldest message if it is there, else None."""
+        with self.lock:
+            queue = self.messages.get(where)
+            if queue is None:
+                message = self._drain(where[0], ring, where[1])
+            else:
+                message = queue.popleft()
+                if not queue:
+                    del self.messages[where]
+            if message is not None:
+                kind, number = where[1][-1]
+                if kind == "message":
+                    self.received[where[0], number] += 1
+            return message
+
+    def _sleep_until(self, where: tuple, ring: RingReader | None) -> None:
+        """Wait for a message, or for the close."""
 
         def ready():
-            return not missing() or self.closed
+            if ring is not None and where not in self.messages:
+                ring.fall_asleep()
+                self._drain(where[0], ring)
+            return where in self.messages or self.closed
 
-        self.offer_turn()
-        if not ready():
-            with self.shown(Wait(operation, missing, call_site())):
-                self.wait_until(ready)
-        with self.arrived:
-            self.check_open()
-            queue = self.messages[source, key]
-            message = queue.popleft()
-            if not queue:
-                del self.messages[source, key]
-            return message
+        if self.turns is None or not self.turns.wait_until(ready):
+            with self.lock:
+                self.arrived.wait_for(ready)
 
     @contextmanager
     def shown(self, wait: Wait):
@@ -61,15 +141,12 @@ class Mailbox:
         finally:
             del self.waits[thread]
 
-    def offer_turn(self) -> None:
+    def enter(self) -> None:
+        """Begin to communicate: perhaps another rank goes first, or the run is over."""
         if self.turns is not None:
             self.turns.offer()
-
-    def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Wait for a message, or the close, that makes `ready()` true."""
-        if self.turns is None or not self.turns.wait_until(ready):
-            with self.arrived:
-                self.arrived.wait_for(ready)
+        if self.closed:
+            raise Stopped
 
     def check_open(self) -> None:
         if self.closed:
@@ -77,12 +154,14 @@ class Mailbox:
 
     def close(self) -> None:
         """Stop every thread that waits here, and every one that comes to wait."""
-        with self.arrived:
+        with self.lock:
             self.closed = True
             self.arrived.notify_all()
 
     def drop_runs_before(self, run: int) -> None:
         """Forget the messages of earlier runs; a key begins with the run it belongs to."""
-        with self.arrived:
+        self.received.clear()
+        self.stir()
+        with self.lock:
             for where in [where for where in self.messages if where[1][0] < run]:
                 del self.messages[where]

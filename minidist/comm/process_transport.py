@@ -8,9 +8,10 @@
     | region 0  | region 1  | region 2  |   shared memory, which every rank maps whole
     +-----------+-----------+-----------+
 
-Arrays from `Group.empty` lie in memory that all ranks see. Messages travel between every pair of
-ranks through a pair of sockets; in each process one thread reads whatever arrives, at once, into
-the mailbox, so that a send never waits for a recv. Neither has a name that could be left behind.
+Arrays from `Group.empty` lie in memory that all ranks see, and so do rings of small messages, which
+a rank takes when it waits for them. What is large, or finds its ring full, travels through the pair
+of sockets; in each process one thread reads whatever arrives there, at once, into the mailbox, so
+that a send never waits for a recv. Neither has a name that could be left behind.
 The processes come from a fork server with NumPy loaded (or are spawned where there is none); they
 never import the caller's script, because workers travel by value.
 """
@@ -42,9 +43,10 @@ from minidist.comm.diagnosis import Snapshot
 from minidist.comm.endpoint import Endpoint
 from minidist.comm.mailbox import Mailbox
 from minidist.comm.report import Report, execute, fair_share_of_cores, pack, unpack
+from minidist.comm.ring_buffer import RING, RingReader, RingWriter
 from minidist.comm.shared_memory import SharedMemory, create_file
+from minidist.comm.wire import read_message, wake_up, write_message
 
-SMALL = 1 << 14  # bytes of an array up to which it travels with its header
 LOOKS = 300  # how often a rank looks for the others, and gives way, before it sleeps
 STARTING = threading.Lock()  # there is one `__main__`
 PRELOAD = ["numpy", "threadpoolctl", "cloudpickle", "minidist.comm.process_transport"]
@@ -242,6 +244,8 @@ def serve(rank, size, device, control, peers, shared: Descriptors, alarm: Descri
         process.endpoint = Endpoint(
             rank, size, device, process.mailbox, memory, ring, looks, process.deliver
         )
+        if looks:
+            process.open_rings(memory, size, looks)
         process.work()
 
 
@@ -253,6 +257,17 @@ class RankProcess:
         self.mailbox, self.orders, self.ordered = Mailbox(), queue.SimpleQueue(), 0
         self.done, self.answering = 0, threading.Lock()
         self.sending = {to: threading.Lock() for to in peers}
+        self.rings: dict[int, RingWriter] = {}
+
+    def open_rings(self, memory: SharedMemory, size: int, looks: int) -> None:
+        """Let small messages go through memory; a rank's region has the rings that it reads."""
+        self.incoming = memory.empty((size, RING), np.uint8)  # untouched so far, hence zeros
+        first = memory.offset_of(self.incoming) - memory.begin  # the same in every region
+        for peer in self.peers:
+            mine, theirs = (r * memory.region + first for r in (self.rank, peer))
+            self.mailbox.rings[peer] = RingReader(memory, mine + peer * RING)
+            self.rings[peer] = RingWriter(memory, theirs + self.rank * RING)
+        self.mailbox.looks = looks
 
     def work(self) -> None:
         """Carry out orders until there is one to leave."""
@@ -275,7 +290,10 @@ class RankProcess:
                         self.obey(self.control.recv())
                         continue
                     try:
-                        self.mailbox.put(event.data, *read_message(event.fileobj))
+                        if (found := read_message(event.fileobj)) is None:
+                            self.mailbox.stir()
+                        else:
+                            self.mailbox.put(event.data, *found)
                     except (EOFError, OSError):
                         ready.unregister(event.fileobj)  # a rank has died: the caller stops us
         except (EOFError, OSError):
@@ -303,27 +321,10 @@ class RankProcess:
             return
         try:
             with self.sending[to]:
-                write_message(self.peers[to], key, message)
+                ring = self.rings.get(to)
+                if ring is None or not ring.put(key, message):
+                    write_message(self.peers[to], key, message)
+                elif ring.must_wake():
+                    wake_up(self.peers[to])
         except OSError:
             threading.Event().wait()  # the receiver has died: the caller sees it, and stops us
-
-
-def write_message(connection: Connection, key, message) -> None:
-    """Send a header, and with it, or if it is large after it, the bytes of the array."""
-    array, was_on_gpu = message
-    array = np.ascontiguousarray(array).reshape(array.shape)
-    small = array.tobytes() if array.nbytes <= SMALL else None
-    connection.send((key, was_on_gpu, array.dtype.str, array.shape, small))
-    if small is None:
-        connection.send_bytes(array.reshape(-1).view(np.uint8))
-
-
-def read_message(connection: Connection) -> tuple:
-    """Receive what `write_message` sent, a large array straight into its place."""
-    key, was_on_gpu, dtype, shape, small = connection.recv()
-    array = np.empty(shape, dtype)
-    if small is None:
-        connection.recv_bytes_into(array.reshape(-1).view(np.uint8))
-    elif small:
-        array.reshape(-1).view(np.uint8)[:] = np.frombuffer(small, np.uint8)
-    return key, (array, was_on_gpu)

@@ -37,7 +37,7 @@ def execute(endpoint: Endpoint, run: int, logged: bool, payload: bytes, loads) -
         group = endpoint.begin(run, logged)
         worker, args = loads(payload)
         result = worker(group, *args)
-        return Report(result, unreceived=dict(endpoint.unreceived), log=endpoint.log)
+        return Report(result, unreceived=endpoint.unreceived(), log=endpoint.log)
     except Stopped:
         return None
     except BaseException as error:

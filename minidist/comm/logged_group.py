@@ -1,0 +1,34 @@
+"""A group that writes what it does into an event log: each operation, when, and how many bytes."""
+
+import time
+from collections.abc import Callable
+from functools import wraps
+
+from minidist.comm.group import Group
+
+
+def logged(operation: Callable) -> Callable:
+    """Let a method of Group be an event of the group's log."""
+
+    @wraps(operation)
+    def call(self, *args, **kwargs):
+        start, before = time.monotonic(), self.ledger.total
+        try:
+            return operation(self, *args, **kwargs)
+        finally:
+            label = kwargs.get("label")
+            name = operation.__name__ if label is None else f"{operation.__name__} {label}"
+            self.log.add(name, start, "communication", self.ledger.total - before)
+
+    return call
+
+
+class LoggedGroup(Group):
+    """What `run(..., log=...)` hands to its workers; `split` makes more of its kind."""
+
+    send, recv = logged(Group.send), logged(Group.recv)
+    all_reduce, reduce_scatter = logged(Group.all_reduce), logged(Group.reduce_scatter)
+    all_gather, all_to_all = logged(Group.all_gather), logged(Group.all_to_all)
+    broadcast, reduce = logged(Group.broadcast), logged(Group.reduce)
+    scatter, gather = logged(Group.scatter), logged(Group.gather)
+    barrier = logged(Group.barrier)

@@ -1,0 +1,326 @@
+"""Small messages in rings: as sent, in order, promptly, whatever goes through a socket between."""
+
+import mmap
+import statistics
+import threading
+import time
+from collections import deque
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidist.comm.mailbox import Mailbox
+from minidist.comm.ring_buffer import CAPACITY, HEADS, LARGEST, RING, RingReader, RingWriter
+from minidist.comm.shared_memory import SharedMemory
+from minidist.errors import Deadlock
+from tests.strategies import seeds
+
+DTYPES = ["bool", "int8", "uint16", "int64", "float16", "float32", "complex128", "g", ">f8", ">i4"]
+
+
+def ends():
+    """Return both ends of a new ring."""
+    memory = SharedMemory(mmap.mmap(-1, RING), 0, 1)
+    return RingWriter(memory, 0), RingReader(memory, 0)
+
+
+def key_of(tag, run=1):
+    return run, ("message", tag)
+
+
+def marked(number, nbytes):
+    """Return an array of about so many bytes by which its message can be told from others."""
+    return np.full(1 + nbytes // 8, number, np.int64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (5,), (2, 3, 4)])
+def test_an_array_comes_out_as_it_was_put_in_and_nobody_elses(dtype, shape):
+    writer, reader = ends()
+    array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    for was_on_gpu in (False, True, False):
+        assert writer.put(key_of(7), (array, was_on_gpu))
+    for was_on_gpu in (False, True, False):
+        key, (found, flag) = reader.take()
+        assert key == key_of(7) and flag is was_on_gpu and found.flags.owndata
+        np.testing.assert_array_equal(found, array, strict=True)
+        assert found.dtype == array.dtype and found.flags.writeable
+    assert reader.take() is None
+
+
+def test_an_array_need_not_be_contiguous():
+    writer, reader = ends()
+    array = np.arange(60.0).reshape(3, 4, 5)
+    for view in (array.T, array[::2, 1:, ::-1], np.broadcast_to(np.arange(3), (2, 3))):
+        writer.put(key_of(0), (view, False))
+        np.testing.assert_array_equal(reader.take()[1][0], view)
+
+
+def test_a_full_ring_takes_no_more_until_there_is_room_again():
+    writer, reader = ends()
+    message = marked(1, LARGEST - 100), False
+    fitted = sum(writer.put(key_of(0), message) for _ in range(6))
+    assert fitted == CAPACITY // LARGEST and writer.count == 6
+    assert not writer.put(key_of(0), (np.ones(LARGEST + 1, np.uint8), False))
+    for _ in range(fitted):
+        assert reader.take() is not None
+    assert reader.take() is None and reader.stirs()  # the others come another way
+    for _ in range(3):
+        reader.pass_by()
+    assert writer.put(key_of(0), message) and reader.take() is not None and not reader.stirs()
+
+
+def test_more_kinds_of_messages_than_an_end_remembers():
+    writer, reader = ends()
+    for tag in [*range(HEADS + 5), *range(HEADS - 5, HEADS + 10), 0, 1]:
+        writer.put(key_of(tag), (np.array(tag), False))
+        key, (array, _) = reader.take()
+        assert key == key_of(tag) and array == tag and len(writer.heads) <= HEADS
+
+
+def test_what_a_sender_was_killed_over_is_not_there():
+    writer, reader = ends()
+    announced = bytes(writer.words)
+    writer.put(key_of(0), (np.ones(5), False))
+    writer.words[:] = memoryview(announced).cast("Q")  # killed before it said so
+    assert not reader.stirs() and reader.take() is None
+
+
+@settings(max_examples=60)
+@given(seed=seeds, large=st.floats(0, 0.5), hurry=st.floats(0.1, 0.9))
+def test_ring_and_socket_together_are_one_queue(seed, large, hurry):
+    """A sender, a receiver and a slow socket take steps in any order, for a few rounds."""
+    random = np.random.default_rng(seed)
+    (writer, reader), mailbox, socket = ends(), Mailbox(), deque()
+    mailbox.rings[0] = reader
+    sent, found = {tag: [] for tag in range(3)}, {tag: [] for tag in range(3)}
+
+    def send(number):
+        tag, most = int(random.integers(3)), 2 * LARGEST if random.random() < large else 2000
+        message = marked(number, int(random.integers(most))), False
+        sent[tag].append((number, message[0].size))
+        if not writer.put(key_of(tag), message):
+            socket.append((key_of(tag), message))
+
+    def look(tag):
+        message = mailbox._pop((0, key_of(tag)), reader)
+        if message is not None:
+            assert (message[0] == message[0][0]).all()
+            found[tag].append((message[0][0], message[0].size))
+        return message is not None
+
+    for number in range(1, 150):
+        send(number)
+        if socket and random.random() < hurry:
+            mailbox.put(0, *socket.popleft())
+        if random.random() < hurry:
+            look(int(random.integers(3)))
+        for tag in range(3):
+            assert found[tag] == sent[tag][: len(found[tag])]
+    while socket:
+        mailbox.put(0, *socket.popleft())
+    for tag in range(3):
+        while look(tag):
+            pass
+    assert found == sent and mailbox.count == 149
+
+
+def test_no_old_message_reaches_the_next_run_from_a_ring():
+    (writer, reader), mailbox = ends(), Mailbox()
+    mailbox.rings[0] = reader
+    for run in (1, 1, 2):
+        writer.put(key_of(0, run), (np.array(run), False))
+    mailbox.drop_runs_before(2)
+    assert list(mailbox.messages) == [(0, key_of(0, 2))] and mailbox.count == 3
+
+
+@contextmanager
+def receiving(mailbox, tag):
+    """Let another thread receive this tag from rank 0; it has to get it in a moment."""
+    found, before = [], len(mailbox.waits)
+    thread = threading.Thread(target=lambda: found.append(mailbox.take(0, key_of(tag), "recv")))
+    thread.daemon = True
+    thread.start()
+    while len(mailbox.waits) == before:
+        time.sleep(0.001)
+    time.sleep(0.05)  # from saying that it waits to sleeping
+    yield
+    thread.join(timeout=5)
+    assert found and found[0][0] == tag
+
+
+def test_a_message_that_waited_behind_a_slow_socket_wakes_who_sleeps_for_it():
+    (writer, reader), mailbox = ends(), Mailbox()
+    mailbox.rings[0] = reader
+    large = np.ones(LARGEST + 1, np.uint8), False
+    assert not writer.put(key_of(1), large)
+    assert writer.put(key_of(2), (np.array(2), False)) and not writer.must_wake()
+    with receiving(mailbox, 2):
+        mailbox.put(0, key_of(1), large)
+
+
+def test_a_message_that_comes_just_before_the_call_to_be_woken_is_seen():
+    (writer, reader), mailbox = ends(), Mailbox()
+    mailbox.rings[0], fall_asleep = reader, reader.fall_asleep
+
+    def too_late():
+        writer.put(key_of(3), (np.array(3), False))
+        assert not writer.must_wake()
+        fall_asleep()
+
+    reader.fall_asleep = too_late
+    found = []
+    thread = threading.Thread(
+        target=lambda: found.append(mailbox.take(0, key_of(3), "recv")), daemon=True
+    )
+    thread.start()
+    thread.join(timeout=5)
+    assert found and found[0][0] == 3
+
+
+def test_one_call_wakes_all_who_sleep_and_they_ask_for_another():
+    (writer, reader), mailbox = ends(), Mailbox()
+    mailbox.rings[0] = reader
+    with receiving(mailbox, 1), receiving(mailbox, 2):
+        for tag in (1, 2):
+            writer.put(key_of(tag), (np.array(tag), False))
+            if tag == 1:
+                assert writer.must_wake() and not writer.must_wake()
+                mailbox.stir()
+                time.sleep(0.05)
+        assert writer.must_wake()
+        mailbox.stir()
+
+
+@pytest.fixture
+def pair(cluster):
+    """Return two ranks, which have a core each: else there are no rings between them."""
+    ranks = cluster(2)
+    if not all(ranks.run(lambda group: bool(group.mailbox.rings))):
+        pytest.skip("rings need an x86-64 processor, and a core for each rank")
+    return ranks
+
+
+@settings(max_examples=15)
+@given(seed=seeds, size=st.integers(2, 3))
+def test_messages_of_mixed_sizes_keep_their_order_however_late_the_receivers_are(
+    cluster, seed, size
+):
+    def worker(group, seed):
+        random, others = np.random.default_rng(seed), range(group.size)
+        plan = random.integers([3, 8], size=(400, 2)).tolist()  # tag, size as a power of 8
+        for number, (tag, power) in enumerate(plan):
+            for to in others:
+                group.send(np.full(min(8**power, 50_000), number), to=to, tag=tag)
+        time.sleep(random.random() * 0.05)
+        for tag in random.permutation(3).tolist():
+            for source in others:
+                want = [(n, min(8**power, 50_000)) for n, (t, power) in enumerate(plan) if t == tag]
+                found = [group.recv(source, tag=tag) for _ in want]
+                assert [(x[0], x.size) for x in found] == want
+        return "well"
+
+    assert cluster(size).run(worker, seed, timeout=60) == ["well"] * size
+
+
+def test_threads_of_a_rank_may_send_and_receive_at_once(pair):
+    def worker(group):
+        other, found = 1 - group.rank, {0: [], 1: [], 2: []}
+
+        def repeat(tag):
+            for n in range(600):
+                group.send(np.full(1 + 40 * (n % 70), n), to=other, tag=tag)
+                found[tag].append(int(group.recv(other, tag=tag)[-1]))
+
+        threads = [threading.Thread(target=repeat, args=(tag,)) for tag in found]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return all(numbers == list(range(600)) for numbers in found.values())
+
+    assert pair.run(worker, timeout=60) == [True, True]
+
+
+def test_threads_that_wait_for_the_same_messages_share_them(pair):
+    def worker(group):
+        if group.rank == 0:
+            for n in range(2000):
+                group.send(np.array(n), to=1)
+                if n % 100 == 0:
+                    time.sleep(0.002)  # so that they fall asleep now and then
+            return None
+        found = [], []
+
+        def repeat(mine):
+            mine.extend(int(group.recv(0)) for _ in range(1000))
+
+        threads = [threading.Thread(target=repeat, args=(mine,)) for mine in found]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return found
+
+    first, second = pair.run(worker, timeout=60)[1]
+    assert sorted(first + second) == list(range(2000))
+    assert first == sorted(first) and second == sorted(second)
+
+
+def test_who_sleeps_is_woken_promptly(pair):
+    def worker(group):
+        waited = []
+        for _ in range(20):
+            if group.rank == 0:
+                time.sleep(0.05)
+                group.send(np.array(time.monotonic()), to=1)
+                group.recv(1)
+            else:
+                waited.append(-float(group.recv(0)) + time.monotonic())
+                group.send(np.zeros(1), to=0)
+        return waited
+
+    assert statistics.median(pair.run(worker)[1]) < 0.02
+
+
+def test_no_call_to_wake_up_is_lost_however_the_moments_fall(pair):
+    """The receiver is about to fall asleep when the message comes; nobody else will wake it."""
+
+    def worker(group, rounds):
+        group.endpoint.snapshot = lambda: None  # else it would look into the rings now and then
+        random = np.random.default_rng(group.rank)
+        try:
+            for _ in range(rounds):
+                end = time.perf_counter() + random.random() * 0.001
+                while time.perf_counter() < end:
+                    pass
+                group.send(np.zeros(1), to=1 - group.rank)
+                group.recv(1 - group.rank)
+        finally:
+            del group.endpoint.snapshot
+        return "well"
+
+    assert pair.run(worker, 3000, timeout=60) == ["well"] * 2
+
+
+def test_a_message_in_the_ring_of_a_rank_that_never_looks_hides_no_deadlock(pair):
+    def worker(group):
+        group.send(np.ones(1), to=1 - group.rank)
+        group.recv(group.rank)
+
+    with pytest.raises(Deadlock, match="rank 0: waits in recv"):
+        pair.run(worker, timeout=20)
+
+
+def test_a_message_in_the_ring_of_a_rank_that_is_busy_is_no_deadlock(pair):
+    def worker(group):
+        if group.rank == 0:
+            group.send(np.ones(1), to=1)
+            return float(group.recv(1)[0])
+        time.sleep(1.5)
+        group.send(group.recv(0), to=0)
+
+    assert pair.run(worker)[0] == 1.0
