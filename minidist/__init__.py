@@ -7,6 +7,9 @@ Reading order:
     comm/                ranks, messages, collectives; it knows no gradients
     data_parallel/       the first strategy: naive.py, then bucketed.py
     pipeline_parallel/   layers on ranks, and every schedule as a list of actions
+    collective_functions.py   collectives that backward passes through: f, g and their like
+    tensor_parallel/     matrices split over ranks: column_parallel.py, row_parallel.py first
+    hybrid.py            data x pipeline x tensor on a mesh
     planning/            what a program will cost: simulator.py replays it on virtual clocks
     tools/               observers; equivalence.py compares a strategy's gradient with one device's
     train.py             the training loop of `minidist train`

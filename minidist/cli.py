@@ -81,7 +81,14 @@ def _parser() -> argparse.ArgumentParser:
         "then show that on the trained weights they equal one device's.",
     )
     train.set_defaults(command=_train)
-    train.add_argument("--ranks", type=_whole, default=4, help="worker processes")
+    train.add_argument(
+        "--ranks", type=_whole, help="worker processes: dp x pp x tp, or 4 if none is given"
+    )
+    train.add_argument("--dp", type=_whole, help="ranks that split the batch")
+    train.add_argument("--pp", type=_whole, default=1, help="ranks that split the layers")
+    train.add_argument("--tp", type=_whole, default=1, help="ranks that split the matrices")
+    train.add_argument("--schedule", default="1f1b", help="of the pipeline, if --pp is above 1")
+    train.add_argument("--micro-batches", type=_whole, default=4, help="of each pipeline")
     train.add_argument(
         "--text",
         metavar="FILE",
@@ -168,6 +175,7 @@ def _train(given) -> int:
     from minidist.datasets import text
     from minidist.train import Settings, certify, sample, train
 
+    given.ranks, given.dp = _mesh(given.ranks, given.dp, given.pp, given.tp)
     corpus = text(given.text, given.context)
     settings = Settings(**{name: getattr(given, name) for name in Settings.__dataclass_fields__})
     model = settings.model(corpus.vocab)
@@ -178,7 +186,7 @@ def _train(given) -> int:
         f"{size:,} parameters"
     )
     print(
-        f"{given.ranks} rank{'s' * (given.ranks > 1)}, each with its part of every batch of "
+        f"{given.ranks} rank{'s' * (given.ranks > 1)}, {_who_has_what(given)} "
         f"{given.batch} windows",
         flush=True,
     )
@@ -203,7 +211,7 @@ def _train(given) -> int:
     if given.sample > 0:
         first = corpus.decode(corpus.tokens[:1])
         print(f"\n{sample(model, corpus, first, given.sample, given.seed)}\n")
-    row = certify(model, corpus, given.ranks, given.transport)
+    row = certify(model, corpus, settings, given.transport)
     verdict = "ok" if row["ok"] else "FAILED"
     print(
         f"certificate: {verdict}. {given.ranks} ranks against one device, in float64, "
@@ -211,6 +219,23 @@ def _train(given) -> int:
     )
     print(f"  largest gradient difference {row['difference']:.1e}; {row['detail']}, allowed 1e-09")
     return 0 if row["ok"] else 1
+
+
+def _who_has_what(given) -> str:
+    if given.pp == given.tp == 1:
+        return "each with its part of every batch of"
+    return f"{given.dp} x {given.pp} x {given.tp} (data, pipeline, tensor), for batches of"
+
+
+def _mesh(ranks: int | None, dp: int | None, pp: int, tp: int) -> tuple[int, int]:
+    """Return (ranks, dp): what is not given follows from the rest."""
+    if dp is None:
+        dp = (ranks or (4 if pp * tp == 1 else pp * tp)) // (pp * tp)
+    if ranks not in (None, dp * pp * tp) or dp < 1:
+        raise ValueError(
+            f"--ranks {ranks} is not --dp {dp or 1} x --pp {pp} x --tp {tp}; leave --ranks out"
+        )
+    return dp * pp * tp, dp
 
 
 def _verify(given) -> int:
@@ -222,9 +247,9 @@ def _verify(given) -> int:
         if not given.json:
             mark = "ok  " if row["ok"] else "FAIL"
             print(
-                f"{mark} {row['strategy']:<10} {row['ranks']} ranks  {row['case']:<24} "
-                f"{row['promise']:<6} {row['bytes']:>9,} bytes (formula {row['bytes_formula']:,})  "
-                f"{row['detail']}",
+                f"{mark} {row['strategy']:<13} {row['ranks']} ranks  {row['case']:<26} "
+                f"{row['promise']:<16} {row['bytes']:>9,} bytes "
+                f"(formula {row['bytes_formula']:,})  {row['detail']}",
                 flush=True,
             )
     if given.json:

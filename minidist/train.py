@@ -1,4 +1,7 @@
-"""The training loop of `minidist train`: a data-parallel character Transformer. Copy it."""
+"""The training loop of `minidist train`: a character Transformer on several ranks. Copy it.
+
+`DataParallel` is the plain case, every line of it visible; `OnMesh` puts the same model on a mesh.
+"""
 
 import copy
 import math
@@ -11,16 +14,21 @@ from tqdm import tqdm
 from minidist import nn, optim
 from minidist.autograd import no_grad
 from minidist.backend import to_host
-from minidist.comm import Group
+from minidist.comm import Group, Mesh
 from minidist.data_parallel.naive import all_reduce_gradients
-from minidist.datasets import Sampler, Text
+from minidist.datasets import Sampler, Text, shard
+from minidist.hybrid import Hybrid
 from minidist.rng import Randomness, generator
 from minidist.tools import equivalence, strategies
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to train and how; `batch` counts windows of `context` characters, over all ranks."""
+    """What to train and how; `batch` counts windows of `context` characters, over all ranks.
+
+    dp, pp, tp               the mesh; their product is the number of ranks
+    schedule, micro_batches  of the pipeline, if pp > 1
+    """
 
     steps: int = 400
     batch: int = 32
@@ -32,6 +40,11 @@ class Settings:
     dropout: float = 0.0
     tied: bool = False
     seed: int = 0
+    dp: int = 1
+    pp: int = 1
+    tp: int = 1
+    schedule: str = "1f1b"
+    micro_batches: int = 4
 
     def model(self, vocab: int) -> nn.Transformer:
         return nn.Transformer(
@@ -46,35 +59,69 @@ class Settings:
         )
 
 
+class DataParallel:
+    """Every rank has the whole model, and its part of every batch."""
+
+    def __init__(self, group: Group, model: nn.Transformer, settings: Settings):
+        self.group, self.model, self.settings = group, model.to(group.device), settings
+
+    def parameters(self) -> list[nn.Parameter]:
+        return self.model.parameters()
+
+    def backward(self, inputs, targets, step: int, examples: np.ndarray) -> float:
+        """Leave the whole batch's gradient; return its loss, in nats per target."""
+        mine = shard(np.arange(len(inputs)), self.group.rank, self.group.size)
+        logits = self.model(inputs[mine], Randomness(self.settings.seed, step, examples[mine]))
+        loss = nn.cross_entropy(logits, targets[mine], targets.size)
+        loss.backward()
+        all_reduce_gradients(self.model, self.group)
+        return float(self.group.all_reduce(loss.data))
+
+    sum_squares = None  # every rank has the whole gradient
+
+    def state(self) -> dict[str, np.ndarray]:
+        return self.model.state()
+
+
+class OnMesh:
+    """The model and the batches are split over a mesh: data x pipeline x tensor."""
+
+    def __init__(self, group: Group, model: nn.Transformer, settings: Settings):
+        mesh = Mesh(group, dp=settings.dp, pp=settings.pp, tp=settings.tp)
+        self.seed = settings.seed
+        self.hybrid = Hybrid(model, mesh, settings.schedule, settings.micro_batches)
+        self.parameters, self.state = self.hybrid.parameters, self.hybrid.state
+        self.sum_squares = self.hybrid.sum_squares
+
+    def backward(self, inputs, targets, step: int, examples: np.ndarray) -> float:
+        return self.hybrid.backward(inputs, targets, self.seed, step, examples)
+
+
 def train(
     group: Group, text: Text, settings: Settings
 ) -> tuple[list[float], dict[str, np.ndarray]]:
     """Train on every rank; return the loss of each step, in nats per character, and the weights."""
-    model = settings.model(text.vocab).to(group.device)
-    optimizer = optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.98))
+    kind = DataParallel if settings.pp == settings.tp == 1 else OnMesh
+    ranks = kind(group, settings.model(text.vocab), settings)
+    optimizer = optim.AdamW(ranks.parameters(), lr=settings.lr, betas=(0.9, 0.98))
     inputs, targets = text.windows(settings.context)
-    shares = iter(Sampler(len(inputs), settings.batch, settings.seed, group.rank, group.size))
+    batches = iter(Sampler(len(inputs), settings.batch, settings.seed))
     losses = []
     # One process writes; tqdm's own lock would be a semaphore of the whole machine.
     tqdm.set_lock(threading.RLock())
     with tqdm(total=settings.steps, unit="step", disable=None if group.rank == 0 else True) as bar:
-        for step, share in zip(range(settings.steps), shares, strict=False):
-            examples = share.examples
-            randomness = Randomness(settings.seed, step, examples)
-            logits = model(inputs[examples], randomness)
-            loss = nn.cross_entropy(logits, targets[examples], share.total * settings.context)
-            loss.backward()
-            all_reduce_gradients(model, group)
-            optimizer.clip_global_norm(1.0)
+        for step, batch in zip(range(settings.steps), batches, strict=False):
+            examples = batch.examples
+            losses.append(ranks.backward(inputs[examples], targets[examples], step, examples))
+            optimizer.clip_global_norm(1.0, ranks.sum_squares)
             optimizer.lr = settings.lr * warm_up_and_decay(step, settings.steps)
             optimizer.step()
             optimizer.zero_grad()
-            losses.append(float(group.all_reduce(loss.data)))
             if not math.isfinite(losses[-1]):
                 raise ValueError(f"the loss is {losses[-1]} at step {step}; use a lower lr")
             bar.set_postfix(loss=f"{losses[-1]:.3f}")
             bar.update()
-    return losses, model.state()
+    return losses, ranks.state()
 
 
 def warm_up_and_decay(step: int, steps: int) -> float:
@@ -107,14 +154,21 @@ def sample(
     return text.decode(tokens)
 
 
-def certify(model: nn.Transformer, text: Text, ranks: int, transport: str = "process") -> dict:
-    """Compare the gradients of `ranks` ranks with one device's, in float64.
+def certify(
+    model: nn.Transformer, text: Text, settings: Settings, transport: str = "process"
+) -> dict:
+    """Compare the gradients of the ranks with one device's, in float64.
 
-    The batch has 2 `ranks` + 1 windows, so the shards are uneven.
+    The batch has 2 windows per rank and one more, so the shards are uneven.
     """
+    ranks = settings.dp * settings.pp * settings.tp
     inputs, targets = text.windows(model.context)
     rows = generator(0, "certificate").permutation(len(inputs))[: 2 * ranks + 1]
     name = f"all {len(model.parameters())} parameters, {len(rows)} windows"
     model = copy.deepcopy(model).astype("float64")
-    case = strategies.Case(name, model, inputs[rows], targets[rows])
-    return equivalence.check("naive", case, ranks, transport=transport)
+    strategy, options = "naive", {}
+    if settings.pp > 1 or settings.tp > 1:
+        strategy, asked = "hybrid", ("dp", "pp", "tp", "schedule", "micro_batches")
+        options = {key: getattr(settings, key) for key in asked}
+    case = strategies.Case(name, model, inputs[rows], targets[rows], options=options)
+    return equivalence.check(strategy, case, ranks, transport=transport)

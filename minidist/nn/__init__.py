@@ -9,15 +9,16 @@ modules whose composition the model is: what a pipeline cuts between. Read `modu
 from minidist.autograd.losses import cross_entropy, squared_error
 from minidist.nn.attention import CausalSelfAttention
 from minidist.nn.dropout import Dropout
-from minidist.nn.embedding import Embedding
+from minidist.nn.embedding import Embedding, TokenAndPosition
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice
 from minidist.nn.layer_norm import LayerNorm
 from minidist.nn.linear import Linear
 from minidist.nn.mlp import MLP
 from minidist.nn.module import Module, Parameter, Sequential
 from minidist.nn.residual import Residual, ResidualMLP
+from minidist.nn.shard import Shard
 from minidist.nn.siamese import Siamese
-from minidist.nn.transformer import Block, Transformer
+from minidist.nn.transformer import Block, Head, Transformer
 
 __all__ = [
     "MLP",
@@ -27,6 +28,7 @@ __all__ = [
     "Embedding",
     "FlatParameters",
     "FlatSlice",
+    "Head",
     "LayerNorm",
     "Linear",
     "Module",
@@ -34,7 +36,9 @@ __all__ = [
     "Residual",
     "ResidualMLP",
     "Sequential",
+    "Shard",
     "Siamese",
+    "TokenAndPosition",
     "Transformer",
     "cross_entropy",
     "squared_error",

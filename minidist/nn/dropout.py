@@ -17,7 +17,10 @@ class Dropout(Module):
             raise ValueError(f"a dropout rate lies in [0, 1), not {rate}")
         self.rate, self.name = rate, name
 
-    def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, randomness: Randomness | None = None, window=None, full_shape=None
+    ) -> Tensor:
+        """Where x is a part of each example: its window, and the example's full shape."""
         if self.rate == 0 or (randomness is None and not is_recording()):
             return x
         if randomness is None:
@@ -26,4 +29,4 @@ class Dropout(Module):
                 "call model(x, Randomness(seed, step, examples)) to train, "
                 "or wrap the call in no_grad() to evaluate"
             )
-        return functions.dropout(x, self.rate, self.name, randomness)
+        return functions.dropout(x, self.rate, self.name, randomness, window, full_shape)

@@ -12,22 +12,34 @@ from dataclasses import dataclass
 from minidist.autograd import Tensor
 from minidist.backend import Array, array_module, beside, on_gpu, to_device
 from minidist.backend import empty as host_empty
+from minidist.nn.shard import Shard
 
 
 class Parameter(Tensor):
-    """A leaf with a global name; `home` is the FlatParameters it lies in, or None."""
+    """A leaf with a global name.
+
+    home   the FlatParameters it lies in, or None
+    shard  which part of the global array it is, or None for all of it
+    """
 
     home = None
+    shard: Shard | None = None
 
-    def __init__(self, data, name: str):
+    def __init__(self, data, name: str, shard: Shard | None = None):
         super().__init__(data, requires_grad=True, name=name)
+        if shard is not None:
+            self.shard = shard
+
+    def part(self, shard: Shard) -> "Parameter":
+        """Return a new parameter of the same name: this part of the data, copied."""
+        return Parameter(shard.of(self.data), self.name, shard)
 
     def __getstate__(self):
         """Pickle the data once, in the home's vector; a copy has no gradient, hooks or graph."""
         kept = (
-            {"requires_grad", "name", "home"}
+            {"requires_grad", "name", "shard", "home"}
             if self.home is not None
-            else {"requires_grad", "name", "data"}
+            else {"requires_grad", "name", "shard", "data"}
         )
         return {key: value for key, value in vars(self).items() if key in kept}
 

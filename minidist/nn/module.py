@@ -95,15 +95,20 @@ class Module:
         return self.flatten()
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return copies of all parameters by name, on the host."""
+        """Return copies of all parameters by name, on the host; of a part, the part."""
         return {name: to_host(p.data.copy()) for name, p in self.named_parameters().items()}
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
-        """Copy arrays by name into the parameters, which keep their dtype and device."""
+        """Copy arrays by name into the parameters, which keep their dtype and device.
+
+        The arrays are global: a parameter that is a part of one takes its part.
+        """
         parameters = self.named_parameters()
         if wrong := sorted(set(parameters) ^ set(state)):
             where = "the model" if wrong[0] in state else "the state"
             raise ValueError(f"state and model differ: {wrong[0]!r} is missing in {where}")
+        cut = {n: p.shard.of(state[n]) for n, p in parameters.items() if p.shard is not None}
+        state = state | cut
         for name, p in parameters.items():
             if p.shape != state[name].shape:
                 raise ValueError(

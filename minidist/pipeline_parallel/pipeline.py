@@ -92,7 +92,7 @@ class Pipeline:
             stage.begin(batch)
         execute(self.programs[self.group.rank], self.group, self.stages)
         self._sum_shared_gradients()
-        return sum(part for stage in self.stages for part in stage.losses.values())
+        return sum((part for stage in self.stages for part in stage.losses.values()), start=0.0)
 
     def _sum_shared_gradients(self) -> None:
         for name, group in self.shared.items():

@@ -36,21 +36,27 @@ class MicroBatch:
 
 
 def micro_batches(
-    inputs: Array, targets: Array, m: int, seed: int = 0, step: int = 0, examples=None
+    inputs: Array,
+    targets: Array,
+    m: int,
+    seed: int = 0,
+    step: int = 0,
+    examples=None,
+    total: int | None = None,
 ) -> list[MicroBatch]:
     """Cut a batch into m micro-batches, as even as can be; if m > B some are empty.
 
     examples  global indices of the batch's examples, [B]; by default 0, 1, ...
+    total     targets by which the loss divides; by default those of this batch
     """
     if m < 1:
         raise ValueError(f"a batch is cut into 1 micro-batch or more, not {m}")
     if len(inputs) != len(targets):
         raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets: they must agree")
     examples = np.arange(len(inputs)) if examples is None else np.asarray(examples)
+    total = targets.size if total is None else total
     return [
-        MicroBatch(
-            inputs[part], targets[part], Randomness(seed, step, examples[part]), targets.size
-        )
+        MicroBatch(inputs[part], targets[part], Randomness(seed, step, examples[part]), total)
         for part in np.array_split(np.arange(len(inputs)), m)
     ]
 

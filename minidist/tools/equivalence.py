@@ -105,7 +105,9 @@ def check(
 
 
 def verify(
-    names: list[str] | None = None, sizes: Iterable[int] = (1, 2, 3, 4), transport: str = "process"
+    names: list[str] | None = None,
+    sizes: Iterable[int] = (1, 2, 3, 4, 8),
+    transport: str = "process",
 ) -> Iterator[dict]:
     """Yield `check`'s row per number of ranks, strategy (None: all) and case."""
     names = strategies() if names is None else names

@@ -20,6 +20,7 @@ from minidist.tools.strategies.data_parallel import (
     data_parallel_bytes,
     naive_worker,
 )
+from minidist.tools.strategies.hybrid import hybrid_bytes, hybrid_cases, hybrid_worker
 from minidist.tools.strategies.pipeline_parallel import (
     pipedream_worker,
     pipeline_bytes,
@@ -29,6 +30,20 @@ from minidist.tools.strategies.pipeline_parallel import (
     stream_cases,
 )
 from minidist.tools.strategies.siamese import siamese_bytes, siamese_cases, siamese_worker
+from minidist.tools.strategies.tensor_parallel import (
+    attention_bytes,
+    attention_worker,
+    column_bytes,
+    column_worker,
+    mlp_cases,
+    row_bytes,
+    row_worker,
+    sequence_bytes,
+    sequence_worker,
+    transformer_cases,
+    vocab_bytes,
+    vocab_worker,
+)
 
 __all__ = ["INPUT", "STRATEGIES", "Case", "Outcome", "Strategy", "collect", "one_device"]
 
@@ -56,5 +71,11 @@ _ALL = [
         )
         for name, scheme in (("pipedream", "weight_stashing"), ("pipedream_2bw", "2bw"))
     ),
+    Strategy("column", column_worker, "exact", column_bytes, mlp_cases),
+    Strategy("row", row_worker, "exact", row_bytes, mlp_cases),
+    Strategy("attention", attention_worker, "exact", attention_bytes, transformer_cases),
+    Strategy("vocab", vocab_worker, "exact", vocab_bytes, transformer_cases),
+    Strategy("sequence", sequence_worker, "exact", sequence_bytes, transformer_cases),
+    Strategy("hybrid", hybrid_worker, "exact", hybrid_bytes, hybrid_cases, ranks=(1, 2, 3, 4, 8)),
 ]
 STRATEGIES = {strategy.name: strategy for strategy in _ALL}

@@ -36,7 +36,7 @@ def pipeline_worker(
     groups = [group, *(g for g in pipeline.shared.values() if g is not None)]
     moved = sum(g.ledger.total for g in groups)
     mine = collect(pipeline.model) | _input_gradient(batch)
-    return Outcome(_everyones(group, mine, case), moved)
+    return Outcome(everyones(group, mine, case), moved)
 
 
 def _cut_with_leaves(case: Case, m: int) -> list[MicroBatch]:
@@ -51,7 +51,7 @@ def _input_gradient(batch: list[MicroBatch]) -> dict[str, np.ndarray]:
     return {} if any(row is None for row in rows) else {INPUT: np.concatenate(rows)}
 
 
-def _everyones(group: Group, mine: dict[str, np.ndarray], case: Case) -> dict[str, np.ndarray]:
+def everyones(group: Group, mine: dict[str, np.ndarray], case: Case) -> dict[str, np.ndarray]:
     """Return all arrays by name: this rank's own, the others from the first rank that has them."""
     names = [*case.model.named_parameters(), *([INPUT] if case.inputs.dtype.kind == "f" else [])]
     has = group.all_gather(np.array([[name in mine for name in names]]))
@@ -83,8 +83,8 @@ def pipedream_worker(
         flat = pipe.stage.weights.flat
         views = flat.views(flat.gradient)
         mine = {p.name: g.copy() for p, g in zip(flat.parameters, views, strict=True)}
-        return Outcome(_everyones(group, mine | _input_gradient(batch), case), moved)
-    weights = _everyones(group, pipe.model.state(), replace(case, inputs=np.zeros(0, int)))
+        return Outcome(everyones(group, mine | _input_gradient(batch), case), moved)
+    weights = everyones(group, pipe.model.state(), replace(case, inputs=np.zeros(0, int)))
     bare = pipe.programs_for(group.size, minibatches, **pipe.options)
     versions, updates = _versions(group, pipe, bare.placement), _updates(bare)
     want = replay(case.model, pipe.cut, batch, versions, updates, momentum, case.loss)

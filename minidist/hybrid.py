@@ -1,0 +1,122 @@
+"""Data x pipeline x tensor: a Transformer over a mesh of ranks, one code path for all meshes.
+
+    mesh = Mesh(group, dp=2, pp=2, tp=2)                 # tp fastest: the ranks that talk most
+    hybrid = Hybrid(model, mesh, "1f1b", micro_batches=4)
+    optimizer = optim.AdamW(hybrid.parameters(), lr=3e-4)
+    loss = hybrid.backward(inputs, targets)              # the whole batch's, over all ranks
+    optimizer.clip_global_norm(1.0, hybrid.sum_squares)
+    optimizer.step(); optimizer.zero_grad()
+
+Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM
+(SC 2021), section 3. The axes do not know of each other, and only sums remain to be composed:
+
+    dp   examples of the batch: gradients are summed over dp, once, at the end
+    pp   layers: stages hold different parameters; a tied one is summed between its two stages
+    tp   matrices: a rank holds a part of each; what every rank holds has the same gradient on all
+         (or, with the sequence split, a part of it, summed over tp)
+
+The loss is divided by the targets of the whole batch, so no sum needs a factor.
+"""
+
+from functools import partial
+
+import numpy as np
+
+from minidist import nn
+from minidist.backend import Array, to_host
+from minidist.comm import Mesh
+from minidist.datasets import shard
+from minidist.optim import sum_of_squares
+from minidist.pipeline_parallel import Pipeline
+from minidist.pipeline_parallel.stage import micro_batches
+from minidist.tensor_parallel import ParallelTransformer, unsplit, vocab_parallel
+from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
+
+
+class Hybrid:
+    """This rank's part of a Transformer on a mesh with the axes dp, pp and tp.
+
+    model          a single-device Transformer, the same on every rank; its layers are taken over
+    schedule, micro_batches, options
+                   as for Pipeline; micro_batches of each dp rank's share of the batch
+    split_sequence sequence parallelism over tp (see tensor_parallel/sequence_parallel.py)
+    """
+
+    def __init__(
+        self,
+        model: nn.Transformer,
+        mesh: Mesh,
+        schedule: str = "1f1b",
+        micro_batches: int = 4,
+        split_sequence: bool = False,
+        **options,
+    ):
+        if missing := {"dp", "pp", "tp"} - set(mesh.axes):
+            raise ValueError(f"the mesh has no axis {sorted(missing)[0]}; give it size 1")
+        self.mesh, self.split_sequence = mesh, split_sequence
+        self.names = list(model.named_parameters())
+        if split_sequence:
+            model = sequence_parallel(model, mesh.tp)
+        else:
+            model = ParallelTransformer(model, mesh.tp)
+        loss = partial(vocab_parallel.cross_entropy, group=mesh.tp, vocab=model.vocab)
+        self.pipeline = Pipeline(model, mesh.pp, schedule, micro_batches, loss=loss, **options)
+
+    def parameters(self) -> list[nn.Parameter]:
+        return self.pipeline.parameters()
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        return self.pipeline.named_parameters()
+
+    def backward(
+        self, inputs: Array, targets: Array, seed: int = 0, step: int = 0, examples=None
+    ) -> float:
+        """Leave the whole batch's gradient in this rank's parameters; return the whole loss.
+
+        inputs, targets  tokens [B, T] of the whole batch, on every rank
+        examples         their global indices, [B], for dropout; by default 0, 1, ...
+        """
+        examples = np.arange(len(inputs)) if examples is None else np.asarray(examples)
+        mine = shard(np.arange(len(inputs)), self.mesh.dp.rank, self.mesh.dp.size)
+        batch = micro_batches(
+            inputs[mine], targets[mine], self.pipeline.m, seed, step, examples[mine], targets.size
+        )
+        loss = self.pipeline.run(batch)
+        self._sum_gradients()
+        return float(self.mesh.dp.all_reduce(self.mesh.pp.all_reduce(np.array(loss))))
+
+    def _sum_gradients(self) -> None:
+        if self.split_sequence:
+            all_reduce_partial(self.pipeline.model, self.mesh.tp)
+        for layer in self.pipeline.model.layers:
+            layer.flat.collect_gradients()
+            self.mesh.dp.all_reduce(layer.flat.gradient, out=layer.flat.gradient, label="dp")
+            for p in layer.flat.parameters:
+                p.grad = p.grad_buffer
+
+    def sum_squares(self, own: float = 0.0) -> float:
+        """Return the sum of the squares of the whole gradient: every parameter counts once.
+
+        What all tp ranks hold counts on the first of them, a tied parameter in its first stage.
+        For Optimizer.clip_global_norm, whose `own` counts all that this rank holds, is not used.
+        """
+        total = 0.0
+        for name, p in self.named_parameters().items():
+            again = name in self.pipeline.shared and self.pipeline.shared[name].rank > 0
+            repeated = p.shard is None and self.mesh.tp.rank > 0
+            if p.grad is not None and not again and not repeated:
+                total += float(sum_of_squares(p.grad.reshape(-1)))
+        return float(self.mesh.pp.all_reduce(self.mesh.tp.all_reduce(np.array(total))))
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return the weights of the whole model, on every rank and on the host, by name."""
+        return self.whole({name: p.data for name, p in self.named_parameters().items()})
+
+    def whole(self, own: dict[str, Array]) -> dict[str, np.ndarray]:
+        """Return whole arrays of all parameters, given this rank's parts of its own ones."""
+        named, pp = self.named_parameters(), self.mesh.pp
+        mine = {n: to_host(unsplit(x, named[n], self.mesh.tp)) for n, x in own.items()}
+        has = pp.all_gather(np.array([[name in mine for name in self.names]]))
+        first = dict(zip(self.names, has.argmax(axis=0).tolist(), strict=True))
+        sent = {name: pp.broadcast(mine.get(name), first[name], label=name) for name in self.names}
+        return sent | mine

@@ -1,0 +1,32 @@
+"""Which part of a global array a parameter is, where a rank holds only some rows or columns."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from minidist.backend import Array, array_module, beside
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """The elements `indices` along `axis` of an array that has `full` of them there.
+
+    An index from `full` on is padding: it is held, as zeros, and belongs to nothing.
+    """
+
+    axis: int
+    indices: np.ndarray
+    full: int
+
+    def of(self, whole: Array) -> Array:
+        """Return a copy of this part of the whole array."""
+        xp, real = array_module(whole), self.indices < self.full
+        part = xp.take(whole, beside(np.where(real, self.indices, 0), whole), axis=self.axis)
+        if not real.all():
+            part[(slice(None),) * self.axis + (beside(~real, whole),)] = 0
+        return part
+
+    def join(self, parts: Array, indices: np.ndarray) -> Array:
+        """Return the whole, given all parts along `axis` and the indices that they stand for."""
+        order = np.argsort(indices, kind="stable")[: self.full]
+        return array_module(parts).take(parts, beside(order, parts), axis=self.axis)

@@ -1,0 +1,96 @@
+"""The Transformer split by matrices: the same blocks, with their four linear layers replaced.
+
+Shoeybi et al., Megatron-LM (2019), section 3. Letters: N ranks of the group.
+
+    X[B, T, C] -> norm -> f -> QKV columns | heads | output rows -> g -> dropout -> + X
+                  norm -> f -> expand columns | gelu | contract rows -> g -> dropout -> + X
+
+Bytes per block, each rank's part of 2 (N - 1) B T C itemsize: two all_reduces forward (g) and two
+backward (f). Norms, dropouts and sums are repeated on every rank; every rank keeps X.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from minidist import nn
+from minidist.autograd import Tensor
+from minidist.backend import Array
+from minidist.collective_functions import reduce_from
+from minidist.comm import Group
+from minidist.rng import Randomness
+from minidist.tensor_parallel.column_parallel import ColumnParallelLinear
+from minidist.tensor_parallel.parallel_attention import ParallelAttention
+from minidist.tensor_parallel.row_parallel import RowParallelLinear
+from minidist.tensor_parallel.vocab_parallel import (
+    VocabParallelEmbedding,
+    VocabParallelHead,
+    split_product,
+)
+
+
+def all_positions(T: int, group: Group) -> slice:
+    return slice(0, T)
+
+
+def repeated(dropout: nn.Dropout, group: Group) -> nn.Dropout:
+    """Every rank draws the same mask."""
+    return dropout
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a split Transformer is made of; see sequence_parallel.py for the other set.
+
+    columns, rows  linear layer, group -> what enters and what leaves the split
+    dropout        Dropout, group -> the dropout between them
+    positions      T, group -> the positions that a rank holds between them
+    leave          how a sum over ranks leaves the embedding
+    product        the head's
+    """
+
+    columns: Callable = ColumnParallelLinear
+    rows: Callable = RowParallelLinear
+    dropout: Callable = repeated
+    positions: Callable = all_positions
+    leave: Callable = reduce_from
+    product: Callable = split_product
+
+
+class ParallelEmbedding(nn.Module):
+    """X[B, T, C] = dropout(token[x] + position[0:T]), the token's rows split over ranks."""
+
+    def __init__(self, embedding: nn.TokenAndPosition, group: Group, parts: Parts):
+        self.group, self.own = group, parts.positions
+        self.token = VocabParallelEmbedding(embedding.token, group, parts.leave)
+        self.position = embedding.position
+        self.dropout = parts.dropout(embedding.dropout, group)
+
+    def forward(self, tokens: Array, randomness: Randomness | None = None) -> Tensor:
+        T, context = tokens.shape[1], len(self.position.weight)
+        if T > context:
+            raise ValueError(f"{T} tokens do not fit a context of {context}")
+        own = self.own(T, self.group)
+        return self.dropout(self.token(tokens) + self.position.weight[own], randomness)
+
+
+class ParallelTransformer(nn.Sequential):
+    """tokens[B, T] -> logits[B, T, V/N]; its loss is vocab_parallel.cross_entropy.
+
+    model  a single-device Transformer, the same on every rank; its layers are taken over, so it is
+           not to be used any more. `load_state` takes a single-device state.
+    """
+
+    def __init__(self, model: nn.Transformer, group: Group, parts: Parts | None = None):
+        parts = Parts() if parts is None else parts
+        embedding, *blocks, head = model.layers
+        self.vocab, self.context = model.vocab, model.context
+        embedding = ParallelEmbedding(embedding, group, parts)
+        for block in blocks:
+            block.attention = ParallelAttention(block.attention, group, parts.columns, parts.rows)
+            block.expand = parts.columns(block.expand, group)
+            block.contract = parts.rows(block.contract, group)
+            block.dropout_1 = parts.dropout(block.dropout_1, group)
+            block.dropout_2 = parts.dropout(block.dropout_2, group)
+        tied = embedding.token.weight if head.tied else None
+        head = VocabParallelHead(head, group, tied, parts.product)
+        super().__init__([embedding, *blocks, head])

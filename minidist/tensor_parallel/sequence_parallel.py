@@ -1,0 +1,143 @@
+"""Sequence parallelism: between the split matrices, the sequence is split instead of repeated.
+
+Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022), section
+4.2.2. Letters: N ranks, r this one, T the sequence.
+
+    X_r[B, T/N, C] -> norm -> all_gather -> columns ... rows -> reduce_scatter -> dropout -> + X_r
+
+Under plain tensor parallelism layer norm, dropout and the residual sum are done by every rank for
+all T positions, and kept N times. Here f becomes an all_gather over T (backward: reduce_scatter),
+and g a reduce_scatter (backward: all_gather): the bytes are those of the two all_reduces.
+
+What a rank keeps is X_r: backward gathers X again, because dW needs all of it, one more all_gather
+per column-parallel layer. Parameters that act on a part of the sequence (norms, row biases, the
+positions) get a part of their gradient on each rank, to be summed: `all_reduce_partial`.
+"""
+
+import numpy as np
+
+from minidist import nn
+from minidist.autograd import Function, Tensor, functions
+from minidist.autograd.deferred import Product
+from minidist.autograd.functions import sum_rows
+from minidist.backend import matmul
+from minidist.collective_functions import reduce_scatter, reduce_scatter_along
+from minidist.comm import Group
+from minidist.nn.linear import ACTIVATIONS
+from minidist.rng import Randomness
+from minidist.tensor_parallel.column_parallel import ColumnParallelLinear
+from minidist.tensor_parallel.parallel_transformer import ParallelTransformer, Parts
+from minidist.tensor_parallel.row_parallel import RowParallelLinear
+
+SEQUENCE = 1  # the axis of X[B, T, C] that is split
+
+
+class GatheredLinear(Function):
+    """Y = X W + b, X = all_gather of X_r over T.  dX_r = reduce_scatter of dY W^T, dW = X^T dY.
+
+    X_r[B, T/N, C] -> Y[B, T, F/N]. Only X_r is kept; backward gathers X once more.
+    """
+
+    def __init__(self, group: Group, transposed: bool = False):
+        self.group, self.transposed = group, transposed
+
+    def forward(self, x, w, b=None):
+        self.x, self.w = x, w.T if self.transposed else w
+        whole = self.group.all_gather(x, SEQUENCE, label="sequence")
+        y = matmul(whole.reshape(-1, x.shape[-1]), self.w)
+        if b is not None:
+            y += b
+        return y.reshape(*whole.shape[:-1], y.shape[-1])
+
+    def backward(self, grad):
+        rows = grad.reshape(-1, grad.shape[-1])
+        dx = matmul(rows, self.w.T).reshape(*grad.shape[:-1], len(self.w))
+        dx = reduce_scatter_along(dx, self.group, SEQUENCE)
+        whole = self.group.all_gather(self.x, SEQUENCE, label="sequence, once more")
+        whole = whole.reshape(-1, whole.shape[-1])
+        dw = Product(rows, whole) if self.transposed else Product(whole, rows)
+
+        def db(out=None):
+            return sum_rows(rows, out=out)
+
+        return (dx, dw, db)[: len(self.inputs)]
+
+
+class SequenceColumnLinear(nn.Module):
+    """Y[B, T, F/N] = activation(all_gather(X[B, T/N, C]) W[C, F/N] + b[F/N])."""
+
+    def __init__(self, linear: nn.Linear, group: Group, columns: np.ndarray | None = None):
+        split = ColumnParallelLinear(linear, group, columns)
+        self.group, self.activation = group, split.activation
+        self.weight, self.bias = split.weight, split.bias
+
+    def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
+        arguments = (x, self.weight) if self.bias is None else (x, self.weight, self.bias)
+        return ACTIVATIONS[self.activation](GatheredLinear(self.group)(*arguments))
+
+
+class SequenceRowLinear(nn.Module):
+    """Y[B, T/N, F] = activation(reduce_scatter(X[B, T, C/N] W[C/N, F]) + b[F])."""
+
+    def __init__(self, linear: nn.Linear, group: Group):
+        split = RowParallelLinear(linear, group)
+        self.group, self.activation = group, split.activation
+        self.weight, self.bias = split.weight, split.bias
+
+    def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
+        y = reduce_scatter(functions.linear(x, self.weight), self.group, SEQUENCE)
+        return ACTIVATIONS[self.activation](y if self.bias is None else y + self.bias)
+
+
+class SequenceDropout(nn.Module):
+    """Dropout of X[B, T/N, C]: the rank's window of the mask that one device draws for [T, C]."""
+
+    def __init__(self, dropout: nn.Dropout, group: Group):
+        self.dropout, self.group = dropout, group
+
+    def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
+        each, C = x.shape[1:]
+        own = slice(self.group.rank * each, (self.group.rank + 1) * each)
+        window, whole = (own, slice(0, C)), (self.group.size * each, C)
+        return self.dropout.forward(x, randomness, window, whole)
+
+
+def scatter_sequence(y: Tensor, group: Group) -> Tensor:
+    return reduce_scatter(y, group, SEQUENCE)
+
+
+def gathered_product(x: Tensor, weight: Tensor, group: Group, transposed: bool) -> Tensor:
+    return GatheredLinear(group, transposed)(x, weight)
+
+
+def own_positions(T: int, group: Group) -> slice:
+    if T % group.size:
+        raise ValueError(
+            f"cannot split a sequence of {T} positions over {group.size} ranks; "
+            f"use a multiple of {group.size}"
+        )
+    each = T // group.size
+    return slice(group.rank * each, (group.rank + 1) * each)
+
+
+SEQUENCE_PARALLEL = Parts(
+    columns=SequenceColumnLinear,
+    rows=SequenceRowLinear,
+    dropout=SequenceDropout,
+    positions=own_positions,
+    leave=scatter_sequence,
+    product=gathered_product,
+)
+
+
+def sequence_parallel(model: nn.Transformer, group: Group) -> ParallelTransformer:
+    """Return the model split by matrices and, between them, by sequence."""
+    return ParallelTransformer(model, group, SEQUENCE_PARALLEL)
+
+
+def all_reduce_partial(model: nn.Module, group: Group) -> None:
+    """Sum the gradients of the parameters that every rank holds, and uses on its positions only."""
+    for name, p in model.named_parameters().items():
+        if p.shard is None and p.requires_grad:
+            grad = p.xp.zeros_like(p.data) if p.grad is None else p.grad
+            p.grad = group.all_reduce(grad, label=name)

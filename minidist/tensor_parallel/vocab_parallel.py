@@ -1,0 +1,146 @@
+"""The vocabulary split over ranks: embedding, logits, and a cross-entropy that never joins them.
+
+Shoeybi et al., Megatron-LM (2019), section 3. Letters: N ranks, r this one, V vocabulary. The
+embedding's rows, and the head's columns, are cut in equal runs; where N does not divide V, the last
+ones are padding.
+
+    embedding      Y = sum over r of (W_r[x], or 0 where x is another rank's)             (g)
+    head           logits_r[B, T, V/N] = f(X[B, T, C]) W_r[C, V/N]
+    cross-entropy  M = max over r of max logits_r        Z = sum over r of sum exp(logits_r - M)
+                   L = sum over targets of (log Z - (logits[target] - M)) / n
+
+Three all_reduces of B T numbers each, instead of one gather of B T V. No rank holds B T V numbers.
+"""
+
+import numpy as np
+
+from minidist import nn
+from minidist.autograd import Function, Tensor, functions
+from minidist.autograd.functions import check_indices
+from minidist.autograd.losses import reduction_size_or
+from minidist.backend import Array, array_module, beside, widen
+from minidist.collective_functions import copy_to, reduce_from
+from minidist.comm import Group
+from minidist.rng import Randomness
+
+
+def own_tokens(vocab: int, group: Group) -> np.ndarray:
+    """Return the r-th of N equal runs of tokens; those from `vocab` on are padding."""
+    each = -(-vocab // group.size)
+    return np.arange(group.rank * each, (group.rank + 1) * each)
+
+
+class VocabParallelEmbedding(nn.Module):
+    """Y[..., C] = g(W_r[x - first] where x is this rank's, else 0);  W[V/N, C]."""
+
+    def __init__(self, embedding: nn.Embedding, group: Group, leave=reduce_from):
+        self.vocab, self.group, self.leave = len(embedding.weight), group, leave
+        self.tokens = own_tokens(self.vocab, group)
+        self.weight = embedding.weight.part(nn.Shard(0, self.tokens, self.vocab))
+
+    def forward(self, indices: Array, randomness: Randomness | None = None) -> Tensor:
+        tokens = check_indices(indices, "token")
+        if tokens.size and tokens.max() >= self.vocab:
+            raise ValueError(f"token {tokens.max()} is outside a vocabulary of {self.vocab}")
+        local = tokens - self.tokens[0]
+        own = (local >= 0) & (local < len(self.tokens))
+        rows = functions.embedding(np.where(own, local, 0), self.weight)
+        mask = beside(own[..., None].astype(rows.dtype), rows.data)
+        return self.leave(rows * mask, self.group)
+
+
+def split_product(x: Tensor, weight: Tensor, group: Group, transposed: bool) -> Tensor:
+    """logits[B, T, V/N] = f(X[B, T, C]) W[C, V/N]; transposed: W is stored as [V/N, C]."""
+    return functions.linear(copy_to(x, group), weight, transposed=transposed)
+
+
+class VocabParallelHead(nn.Module):
+    """X[B, T, C] -> logits[B, T, V/N] = f(norm(X)) W[C, V/N]; tied: W = E_r^T."""
+
+    def __init__(self, head: nn.Head, group: Group, tied_to=None, product=split_product):
+        self.norm, self.group, self.product = head.norm, group, product
+        self.tied = tied_to is not None
+        whole = head.weight if self.tied else head.linear.weight
+        vocab = whole.shape[0 if self.tied else 1]
+        shard = nn.Shard(0 if self.tied else 1, own_tokens(vocab, group), vocab)
+        self.weight = tied_to if self.tied else whole.part(shard)
+
+    def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
+        return self.product(self.norm(x), self.weight, self.group, self.tied)
+
+
+class VocabParallelCrossEntropy(Function):
+    """L = sum of (log Z - logits[target] + M) / n  =>  dlogits_r = (exp(logits_r - M)/Z - 1) dL/n.
+
+    The 1 is subtracted at the target, on the rank that has it. Padding counts as -infinity.
+    """
+
+    def __init__(self, targets: np.ndarray, vocab: int, reduction_size: float, group: Group):
+        self.targets, self.vocab = targets, vocab
+        self.reduction_size, self.group = reduction_size, group
+
+    def forward(self, logits):
+        xp, group, each = array_module(logits), self.group, logits.shape[-1]
+        rows = widen(logits).reshape(-1, each)
+        first = group.rank * each
+        real = max(0, min(each, self.vocab - first))  # columns that are no padding
+        highest = rows[:, :real].max(axis=1) if real else xp.full(len(rows), -xp.inf, rows.dtype)
+        highest = group.all_reduce(highest, op="max", label="maximum")
+        p = xp.exp(rows - highest[:, None])
+        p[:, real:] = 0
+        sums = group.all_reduce(p.sum(axis=1), label="sum of exponentials")
+        local = self.targets.reshape(-1) - first
+        own = np.flatnonzero((local >= 0) & (local < each))
+        self.picked = beside(own, logits), beside(local[own], logits)
+        target = xp.zeros(len(rows), rows.dtype)
+        target[self.picked[0]] = rows[self.picked] - highest[self.picked[0]]
+        target = group.all_reduce(target, label="logit of the target")
+        p /= sums[:, None]
+        self.p, self.shape = p, logits.shape
+        loss = (xp.log(sums) - target).sum() / self.reduction_size
+        return loss.astype(logits.dtype)
+
+    def backward(self, grad):
+        dlogits = self.p
+        dlogits[self.picked] -= 1
+        dlogits *= widen(grad) / self.reduction_size
+        return dlogits.reshape(self.shape).astype(grad.dtype, copy=False)
+
+
+def cross_entropy(
+    logits: Tensor,
+    targets: Array,
+    reduction_size: float | None = None,
+    *,
+    group: Group,
+    vocab: int,
+) -> Tensor:
+    """Return the cross-entropy of logits[..., V/N], of which every rank has its own; as nn's.
+
+    vocab  V without padding
+    """
+    targets = check_indices(targets, "target")
+    if targets.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"logits {list(logits.shape)} need targets {list(logits.shape[:-1])}, "
+            f"got {list(targets.shape)}"
+        )
+    if targets.size and targets.max() >= vocab:
+        raise ValueError(f"target {targets.max()} is outside a vocabulary of {vocab}")
+    n = reduction_size_or(targets, reduction_size)
+    return VocabParallelCrossEntropy(targets, vocab, n, group)(logits)
+
+
+def argmax(logits: Array, group: Group, vocab: int) -> Array:
+    """Return the most likely token of each row of logits[..., V/N]; padding is never one."""
+    xp, each = array_module(logits), logits.shape[-1]
+    real = max(0, min(each, vocab - group.rank * each))
+    best = xp.full(logits.shape[:-1], -xp.inf, logits.dtype)
+    where = xp.zeros(logits.shape[:-1], np.int64)
+    if real:
+        where = logits[..., :real].argmax(axis=-1)
+        best = logits[..., :real].max(axis=-1)
+    bests = group.all_gather(best[None], label="best logits")
+    tokens = group.all_gather(where[None] + group.rank * each, label="best tokens")
+    winner = bests.argmax(axis=0)[None]
+    return xp.take_along_axis(tokens, winner, axis=0)[0]
