@@ -10,6 +10,7 @@ the same bits on every rank and in every run.
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from operator import index
 
 import numpy as np
@@ -25,9 +26,15 @@ from minidist.backend import (
 )
 from minidist.comm.board import Board
 from minidist.comm.channel import Channel, Request
-from minidist.comm.collectives import ALGORITHMS, all_to_all, split_sizes
+from minidist.comm.collectives import ALGORITHMS, all_to_all, split_ends, split_sizes
 from minidist.comm.diagnosis import Signature, Wait, call_site, signature_of
-from minidist.comm.shared_memory import NOWHERE, reduce_through_stages, reduce_where_it_lies
+from minidist.comm.shared_memory import (
+    NOWHERE,
+    gather_where_it_lies,
+    reduce_through_stages,
+    reduce_where_it_lies,
+    scatter_sum_where_it_lies,
+)
 
 REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
 
@@ -155,17 +162,31 @@ class Group:
         if len(sizes) != self.size or sum(sizes) != len(x) or min(sizes) < 0:
             raise ValueError(f"sizes {sizes} do not cut {len(x)} rows into {self.size} pieces")
         combine = _ufunc(op, array_module(x))
-        channel = self._meet("reduce_scatter", op, x.dtype, x.shape, tuple(sizes), label=label)
-        ends = np.cumsum(sizes).tolist()
-        pieces = [x[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-        return _reduce(all_to_all(channel, pieces), combine)
+        details = (op, x.dtype, x.shape, tuple(sizes))
+        memory, ends = self.endpoint.memory, [0, *np.cumsum(sizes).tolist()]
+        place = memory.offset_of(x) if self.size > 1 else None
+        places = self._meet_at("reduce_scatter", details, label, place)
+        if NOWHERE not in places and x.ndim == 1:
+            result, begin = np.empty(sizes[self.rank], x.dtype), ends[self.rank]
+            self.ledger.bytes["reduce_scatter"] += x.nbytes - result.nbytes
+            scatter_sum_where_it_lies(memory, self.board, places, x.size, begin, combine, result)
+            return result
+        pieces = [x[start:stop] for start, stop in pairwise(ends)]
+        return _reduce(all_to_all(Channel(self, "reduce_scatter"), pieces), combine)
 
-    def all_gather(self, x: Array, axis: int = 0, label: str | None = None) -> Array:
+    def all_gather(
+        self, x: Array, axis: int = 0, label: str | None = None, out: Array | None = None
+    ) -> Array:
         """Return every rank's x, concatenated along `axis`, where alone they may differ.
 
         Bytes from each rank: (N-1)S.
+
+        out  a 1-D array for the result, of which each x is a part: as equal as can be, the larger
+             first. If it is from `empty` on all ranks, nothing is copied twice.
         """
         x = _checked(x, axis=axis)
+        if out is not None:
+            return self._gather_into(out, x, label)
         channel = self._meet(
             "all_gather", x.dtype, _without(x.shape, axis), axis % x.ndim, label=label
         )
@@ -307,6 +328,33 @@ class Group:
 
     def _receive(self, source: int, tag: int) -> Array:
         return self._take("recv", source, ("message", tag))
+
+    def _gather_into(self, out, x, label):
+        """Let every rank write its part of `out` into everyone's, if all lie in shared memory."""
+        ends, memory = split_ends(out.size, self.size), self.endpoint.memory
+        begin, stop = ends[self.rank], ends[self.rank + 1]
+        if out.ndim != 1 or x.shape != (stop - begin,) or x.dtype != out.dtype:
+            raise ValueError(
+                f"x is {x.dtype}{list(x.shape)}; rank {self.rank}'s part of out, "
+                f"{out.dtype}{list(out.shape)}, is 1-D and has {stop - begin} elements"
+            )
+        place = memory.offset_of(out) if self.size > 1 else None
+        places = self._meet_at("all_gather", (x.dtype, out.shape, "out"), label, place)
+        if NOWHERE not in places:
+            self.ledger.bytes["all_gather"] += (self.size - 1) * x.nbytes
+            gather_where_it_lies(memory, self.board, places, out.size, begin, x)
+            return out
+        channel = Channel(self, "all_gather")
+        for r in range(self.size):
+            if r != self.rank:
+                channel.send(x, to=r)
+        for r, (begin, stop) in enumerate(pairwise(ends)):
+            out[begin:stop] = x if r == self.rank else channel.recv(r)
+        return out
+
+    def _meet_at(self, name: str, details, label, place: int | None) -> list[int]:
+        """Meet, and return where in shared memory each rank's array lies, or NOWHERE."""
+        return self.board.meet(signature_of(name, details, label), place or NOWHERE)
 
     def _post(self, operation, array, to: int, key, payload=True) -> None:
         if payload and to != self.rank:

@@ -117,6 +117,26 @@ def reduce_where_it_lies(memory: SharedMemory, board, places: list[int], count, 
     board.barrier("all_reduce, every slice reduced")
 
 
+def scatter_sum_where_it_lies(
+    memory: SharedMemory, board, places: list[int], count: int, begin: int, combine, result
+) -> None:
+    """Reduce elements from `begin` on of arrays in shared memory into `result`, as many as it has.
+
+    The ranks have met before; when this returns, all have read, so x may be written to again.
+    """
+    size = len(result)
+    sources = [memory.view(p, count, result.dtype)[begin : begin + size] for p in places]
+    reduce_slice(sources, [result], 0, size, combine)
+    board.barrier("reduce_scatter, every slice reduced")
+
+
+def gather_where_it_lies(memory: SharedMemory, board, places, count: int, begin: int, x) -> None:
+    """Write x into arrays in shared memory, one per rank, from element `begin` on."""
+    for place in places:
+        memory.view(place, count, x.dtype)[begin : begin + len(x)] = x
+    board.barrier("all_gather, every piece written")
+
+
 def reduce_through_stages(memory: SharedMemory, board, signature, x, combine, result) -> None:
     """Reduce flat x, wherever it lies, into flat `result`, which may be x: through stages.
 

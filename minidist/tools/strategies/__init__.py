@@ -19,6 +19,9 @@ from minidist.tools.strategies.data_parallel import (
     bucketed_worker,
     data_parallel_bytes,
     naive_worker,
+    zero_bytes,
+    zero_cases,
+    zero_worker,
 )
 from minidist.tools.strategies.hybrid import hybrid_bytes, hybrid_cases, hybrid_worker
 from minidist.tools.strategies.pipeline_parallel import (
@@ -50,6 +53,16 @@ __all__ = ["INPUT", "STRATEGIES", "Case", "Outcome", "Strategy", "collect", "one
 _ALL = [
     Strategy("naive", naive_worker, "exact", data_parallel_bytes, small_cases),
     Strategy("bucketed", bucketed_worker, "exact", data_parallel_bytes, small_cases),
+    *(
+        Strategy(
+            f"zero_{stage}",
+            partial(zero_worker, stage=stage),
+            "exact",
+            partial(zero_bytes, stage=stage),
+            partial(zero_cases, stage=stage),
+        )
+        for stage in (1, 2, 3)
+    ),
     Strategy("siamese", siamese_worker, "exact", siamese_bytes, siamese_cases, ranks=(1, 2)),
     *(
         Strategy(

@@ -1,13 +1,16 @@
 """The data-parallel strategies as workers: every rank holds the model and some of the examples."""
 
+from dataclasses import replace
+
 import numpy as np
 
+from minidist import nn, optim
 from minidist.autograd import Tensor
 from minidist.comm import Group
-from minidist.data_parallel import bucketed, naive
+from minidist.data_parallel import bucketed, naive, zero
 from minidist.datasets import shard
 from minidist.rng import Randomness
-from minidist.tools.strategies.cases import INPUT, Case, Outcome, as_input, collect
+from minidist.tools.strategies.cases import INPUT, Case, Outcome, as_input, collect, small_cases
 
 
 def naive_worker(group: Group, case: Case, micro_batches: int = 1) -> Outcome:
@@ -28,6 +31,45 @@ def bucketed_worker(group: Group, case: Case, micro_batches: int = 1, cap: int =
     return _data_parallel_outcome(group, case, pieces, reducer.group.ledger.total)
 
 
+def zero_worker(group: Group, case: Case, stage: int, micro_batches: int = 1) -> Outcome:
+    """Run one batch, and one step of an optimizer that changes nothing, under ZeRO."""
+    model = case.model.flatten(group.empty)
+    sharded = zero.Zero(model, group, stage)
+    parts, pieces = _parts(group, case, micro_batches), []
+    for part in parts:
+        x = as_input(case.inputs[part])
+        logits = model(x, Randomness(case.seed, 0, part))
+        loss = case.loss(logits, case.targets[part], reduction_size=case.targets.size)
+        sharded.backward(loss, last=part is parts[-1])
+        pieces.append(x)
+    gradients = [s.parameter.grad.copy() for s in sharded.shards]
+    sharded.step(optim.SGD(sharded.parameters(), lr=0.0))
+    moved = sum(g.ledger.total for g in sharded.groups)
+    result = {name: np.zeros_like(p.data) for name, p in model.named_parameters().items()}
+    for s, gradient in zip(sharded.shards, gradients, strict=True):
+        views = s.flat.views(group.all_gather(gradient))
+        result |= {p.name: g for p, g in zip(s.flat.parameters, views, strict=True)}
+    return Outcome(result | _input_gradient(group, pieces), moved)
+
+
+def zero_bytes(case: Case, ranks: int, stage: int) -> int:
+    """Return (N - 1) P times 2, or 3 in stage 3: P bytes of parameters that are not frozen."""
+    micro_batches = case.options.get("micro_batches", 1)
+    whole = sum(p.data.nbytes for p in case.model.parameters() if p.requires_grad)
+    passes = {1: 2, 2: 1 + micro_batches, 3: 3 * micro_batches}[stage]
+    return passes * (ranks - 1) * whole
+
+
+def zero_cases(ranks: int, stage: int) -> list[Case]:
+    """The small cases; in stage 3 the Transformer is not tied. And two micro-batches."""
+    cases = small_cases(ranks)
+    if stage == 3:
+        free = nn.Transformer(11, 8, 2, 2, 5, seed=2, dtype="float64", dropout=0.2)
+        cases[1] = replace(cases[1], model=free)
+    two = replace(cases[0], name="MLP, 2 micro-batches", options={"micro_batches": 2})
+    return [*cases, two]
+
+
 def _parts(group: Group, case: Case, micro_batches: int) -> list[np.ndarray]:
     """Return this rank's examples, cut into micro-batches."""
     mine = shard(np.arange(len(case.inputs)), group.rank, group.size)
@@ -44,11 +86,15 @@ def _backward(case: Case, examples: np.ndarray):
 
 def _data_parallel_outcome(group: Group, case: Case, pieces: list, moved: int) -> Outcome:
     """Collect the gradients of a model that every rank holds, and of the input, which none does."""
-    result = collect(case.model)
-    if isinstance(pieces[0], Tensor):
-        rows = [np.zeros_like(x.data) if x.grad is None else x.grad for x in pieces]
-        result[INPUT] = group.all_gather(np.concatenate(rows))
-    return Outcome(result, moved)
+    return Outcome(collect(case.model) | _input_gradient(group, pieces), moved)
+
+
+def _input_gradient(group: Group, pieces: list) -> dict[str, np.ndarray]:
+    """Return the gradient of the whole input, if it is floats, of which every rank has a part."""
+    if not isinstance(pieces[0], Tensor):
+        return {}
+    rows = [np.zeros_like(x.data) if x.grad is None else x.grad for x in pieces]
+    return {INPUT: group.all_gather(np.concatenate(rows))}
 
 
 def data_parallel_bytes(case: Case, ranks: int) -> int:
