@@ -1,7 +1,7 @@
 """Who did what, when, and how many bytes it moved: a log that a caller hands in, or does not.
 
 Times are seconds of the machine's monotonic clock, which all its processes share; a log made by
-several ranks can be read as one.
+several ranks can be read as one. (A simulator's clocks count in a unit of their own.)
 """
 
 import threading
@@ -39,10 +39,13 @@ class EventLog:
 
     In a worker, `group.log` is the rank's own: None, or a log to which `span` adds what the worker
     does, beside what its group does anyway.
+
+    unit  of the times: "s", or what a simulator's durations count in
     """
 
     events: list[Event] = field(default_factory=list)
     rank: int = 0
+    unit: str = "s"
 
     @contextmanager
     def span(self, name: str, category: str = "compute") -> Iterator[None]:
@@ -70,4 +73,5 @@ class EventLog:
         """Return the same events with the earliest start as time 0, in order of their starts."""
         zero = min((event.start for event in self.events), default=0.0)
         moved = [replace(e, start=e.start - zero, end=e.end - zero) for e in self.events]
-        return EventLog(sorted(moved, key=lambda e: (e.start, e.rank, e.thread)))
+        moved.sort(key=lambda e: (e.start, e.rank, e.thread))
+        return EventLog(moved, unit=self.unit)

@@ -93,7 +93,7 @@ def test_only_development_time_files_import_what_is_not_a_core_dependency():
         "tools/bench_peers.py",
         "tools/bench_torch.py",
         "tools/figures.py",
-        "tools/timeline.py",
+        "tools/timeline_figure.py",
         "comm/mpi_transport.py",
     }
 

@@ -75,7 +75,7 @@ class Simulation:
     @property
     def timeline(self) -> EventLog:
         """All actions that take time, and transfers that wait, as events; the replay runs again."""
-        log = EventLog()
+        log = EventLog(unit=self._replay.unit)
         self._replay.run(log)
         return log
 
@@ -89,6 +89,7 @@ def simulate(
     bandwidth=None,
     buffer: int | None = None,
     update=0,
+    unit: str = "units",
 ) -> Simulation:
     """Replay programs, with their transfers or without: these are then added where they are due.
 
@@ -100,6 +101,7 @@ def simulate(
     buffer     activations from one virtual stage to the next, or gradients back, that may wait to
                be received; a sender of one more waits. 0: rendezvous, both ends wait until the
                transfer has been made. None: no bound.
+    unit       of the durations, for pictures: "s" if they were measured
 
     A deadlock raises Stuck, which names the action before which each rank waits.
     """
@@ -113,7 +115,7 @@ def simulate(
     ]
     durations[Update] = _per_chunk(programs, update)
     delay = latency if bandwidth is None else latency + _divided(1, bandwidth)
-    return Replay(programs, durations, delay, buffer).run()
+    return Replay(programs, durations, delay, buffer, unit).run()
 
 
 def _per_chunk(programs, given) -> list[list]:
@@ -141,8 +143,9 @@ def _divided(a, b):
 class Replay:
     """The clocks, and when each thing that somebody needs has come into being."""
 
-    def __init__(self, programs, durations: dict, delay, buffer: int | None):
+    def __init__(self, programs, durations: dict, delay, buffer: int | None, unit: str):
         self.programs, self.durations, self.delay, self.buffer = programs, durations, delay, buffer
+        self.unit = unit
         self.placement, self.explicit = placement_of(programs), communicates(programs)
         self.last = last_stage(self.placement)
 

@@ -4,7 +4,7 @@
 
 A rank is a process, a thread of it a track. Times are microseconds, rounded to eighths: that is
 exact in binary and in nanoseconds and keeps order, so that no slice sticks out of the one around
-it.
+it. A simulator's unit of time becomes a millisecond; `otherData` says so.
 """
 
 import json
@@ -30,11 +30,13 @@ def chrome_trace(log: EventLog) -> dict:
     rows = tracks(log)
     others = sorted({thread for _, thread in rows if thread != "main"})
     first = 1 + max((rank for rank, _ in rows), default=0)
+    second = 1.0 if log.unit == "s" else 1e-3
     found = []
     for index, ((rank, thread), row) in enumerate(rows.items()):
         tid = rank if thread == "main" else first + others.index(thread)
-        found += _labels(rank, tid, thread, index) + [_complete(e, tid) for _, e in row]
-    return {"traceEvents": found, "displayTimeUnit": "ms"}
+        found += _labels(rank, tid, thread, index) + [_complete(e, tid, second) for _, e in row]
+    trace = {"traceEvents": found, "displayTimeUnit": "ms"}
+    return trace if log.unit == "s" else trace | {"otherData": {"1 ms": f"1 of {log.unit}"}}
 
 
 def _labels(rank: int, tid: int, thread: str, index: int) -> list[dict]:
@@ -45,8 +47,8 @@ def _labels(rank: int, tid: int, thread: str, index: int) -> list[dict]:
     ]
 
 
-def _complete(e: Event, tid: int) -> dict:
-    start, end = microseconds(e.start), microseconds(e.end)
+def _complete(e: Event, tid: int, second: float) -> dict:
+    start, end = microseconds(e.start * second), microseconds(e.end * second)
     place = {"ph": "X", "name": e.name, "cat": e.category, "pid": e.rank, "tid": tid}
     return {**place, "ts": start, "dur": end - start, "args": {"bytes": int(e.bytes)}}
 

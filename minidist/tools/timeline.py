@@ -1,74 +1,185 @@
-"""An event log as a picture: as text, and as a figure. (`chrome_trace.py`: for Perfetto.)
+"""An event log as a picture: as text here, as a figure, or as a file.
 
     log = EventLog()
-    minidist.run(worker, 2, log=log)
+    minidist.run(worker, 2, log=log)                    # what happened
+    log = simulate(programs("1f1b", 4, 8)).timeline     # or what should: the same code draws it
     print(timeline.text(log))
     timeline.draw(log)
+    timeline.save(log, "1f1b.svg")
 
 A row is a thread of a rank, so communication beside compute shows as two rows busy at one time.
 Events of one thread nest or are disjoint. Names may carry numbers and labels: "F0" is of the kind
 "F", "all_reduce layer.weight" of the kind "all_reduce".
+
+The log of a program (see action_names.py) becomes the picture of the papers on pipelines: per rank
+a row, per action a cell with its micro-batch; simulated, a cell is exactly as wide as it is long.
 """
 
 import math
-import re
 import string
 import textwrap
+from dataclasses import dataclass
+from fractions import Fraction
 from itertools import count, groupby
-from typing import Any
+from pathlib import Path
 
 from minidist.events import Event, EventLog
-from minidist.tools import figures
+from minidist.tools.action_names import (
+    MEANINGS,
+    Rows,
+    actions,
+    chunks_of,
+    is_program,
+    kind,
+    micro_batches,
+)
+from minidist.tools.chrome_trace import save_chrome_trace
+from minidist.tools.timeline_figure import draw, row_names
 from minidist.tools.tracks import tracks
 
+__all__ = ["draw", "save", "text"]
+
 UNITS = (("s", 1.0), ("ms", 1e3), ("us", 1e6))
-COLORS = {  # compute: any other name; sky blue, of Okabe and Ito like the rest
-    "compute": "#56B4E9",
-    "forward": figures.FORWARD,
-    "backward": figures.BACKWARD,
-    "update": figures.UPDATE,
-    "communication": figures.COMMUNICATION,
-}
-SHORT = {"F": "forward", "B": "backward", "U": "update"}
+FILL = {"F": "-", "B": "=", "I": "=", "W": "~", "U": "+"}  # behind the name of an action
+IDLE = "."
+FIGURES = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+PARTS = 8  # a picture of more parts, one below the other, is scaled down instead
 
 
-def kind(name: str) -> str:
-    """Return the leading word of a name, without the number or label behind it."""
-    word = re.match(r"[^\W\d]+", name)
-    return word.group() if word else name or "?"
+@dataclass(frozen=True)
+class Scale:
+    """How time becomes columns, of which `room` stand side by side and the rest below them."""
+
+    columns: int
+    per_unit: Fraction | float
+    room: int
+    exact: bool = False
+
+    def column(self, time) -> int:
+        return round(time * self.per_unit)
 
 
-def text(log: EventLog, width: int = 100) -> str:
+def text(log: EventLog, width: int = 100, end=None) -> str:
     """Return the log as lines of at most `width` characters, one per thread of a rank.
 
     An event is its name in brackets, or without them, or a run of its kind's letter, as room
-    allows, at least one column long; inner events hide what is around them.
+    allows, at least one column long; inner events hide what is around them. An action of a program
+    is its name and a filling, F0-- or B0==; dots are where its rank idles or waits for a transfer.
+    The last lines say what letters mean and how long a column is.
+
+    end  the time up to which rows reach, to give two pictures the same scale
     """
     if width < 40:
         raise ValueError(f"a timeline needs 40 columns or more, not {width}")
     rows = tracks(log)
     if not rows:
         return "no events in the log"
-    end = max(e.end for row in rows.values() for _, e in row)
-    labels = [_shortened(label, width // 3) for label in _row_names(rows)]
-    margin = max(map(len, labels)) + 1
+    end = max(0 if end is None else end, *(e.end for row in rows.values() for _, e in row))
+    unit, factor = _unit(end, log.unit)
+    labels = [_shortened(label, width // 3) for label in row_names(rows)]
+    margin = max(len(label) for label in (*labels, unit)) + 1
+    room, names = width - margin, {}
+    scale = Scale(room, room / end if end else 0.0, room)
+    if is_program(rows):
+        rows = {place: _computing(row) for place, row in rows.items()}
+        names = _short_names(rows)
+        scale = (log.unit != "s" and _exact(rows, names, end, room)) or scale
     events = [e for row in rows.values() for _, e in row]
     letters = _letters([kind(e.name) for e in events])
-    lines = [_axis(end, margin, width)]
-    for label, row in zip(labels, rows.values(), strict=True):
-        lines.append(label.ljust(margin) + _cells(row, end, width - margin, letters))
+    lines = [_cells(row, scale, letters, names) for row in rows.values()]
+    result = []
+    for first in range(0, scale.columns, scale.room):
+        result += [""] * (first > 0) + [unit.ljust(margin) + _axis(scale, first, end, factor)]
+        for label, line in zip(labels, lines, strict=True):
+            result.append(label.ljust(margin) + line[first : first + scale.room])
+    legend = _key(events, names, scale, unit, factor) if names else []
+    legend += _legend([e for e in events if e.name not in names], letters)
+    for line in legend:
+        result += textwrap.wrap(line, width, subsequent_indent="  ")
+    return "\n".join(line.rstrip() for line in result)
+
+
+def save(log: EventLog, path: str | Path, title: str | None = None, width: int = 100) -> None:
+    """Write the picture as the file's ending says: .txt; .json for Perfetto; .png, .pdf, .svg."""
+    path = Path(path)
+    if path.suffix == ".txt":
+        path.write_text(text(log, width) + "\n", encoding="utf-8")
+    elif path.suffix == ".json":
+        save_chrome_trace(log, path)
+    elif path.suffix in FIGURES:
+        draw(log, title).savefig(path, metadata=FIGURES[path.suffix])
+    else:
+        endings = ", ".join([".txt", ".json", *FIGURES])
+        raise ValueError(f"a timeline is written as {endings}, not as {path.name!r}")
+
+
+def _unit(end, unit: str) -> tuple[str, float]:
+    """Return the unit of the scale, and how many of it a unit of the log is."""
+    if unit != "s":
+        return _printable(unit), 1
+    return next(((u, f) for u, f in UNITS if end * f >= 1), UNITS[-1])
+
+
+def _computing(row: list[tuple[int, Event]]) -> list[tuple[int, Event]]:
+    """Return what a thread computes, without the transfers between; if that is nothing, them."""
+    return [(d, e) for d, e in row if e.category == "compute"] or row
+
+
+def _short_names(rows: Rows) -> dict[str, str]:
+    """Return what is written for an action; of two chunks the second one's is in lower case."""
+    names, two = {}, chunks_of(rows) == 2
+    for e in (e for row in rows.values() for _, e in row if e.category == "compute"):
+        run = actions(e.name)
+        name = run[0].sign + micro_batches(run)
+        if two:
+            names[e.name] = name.lower() if run[0].chunk else name
+        else:
+            names[e.name] = name + (f".{run[0].chunk}" if run[0].chunk else "")
+    return names
+
+
+def _exact(rows: Rows, names: dict[str, str], end, room: int) -> Scale | None:
+    """Return a scale on which all times are whole columns and all names fit, if there is one."""
+    cells = [e for row in rows.values() for _, e in row]
+    times = {t: Fraction(t).limit_denominator(1000) for e in cells for t in (e.start, e.end, end)}
+    if any(abs(t - near) > 1e-9 * max(1, end) for t, near in times.items()):
+        return None
+    step = math.lcm(*(near.denominator for near in times.values()))
+    widths = {(times[e.end] - times[e.start], len(names.get(e.name, "."))) for e in cells}
+    widths = {(length, size) for length, size in widths if length}
+    for gap, parts in ((1, 1), (0, PARTS)):
+        per_unit = step * max(math.ceil((size + gap) / (step * length)) for length, size in widths)
+        columns = int(per_unit * times[end])
+        if columns <= parts * room:
+            whole = per_unit * max(1, room // per_unit) if per_unit <= room else room
+            return Scale(columns, per_unit, min(columns, whole), True)
+    return None
+
+
+def _key(events: list[Event], names: dict[str, str], scale: Scale, unit: str, factor) -> list[str]:
+    """Return what the letters of a program mean, and the scale."""
+    runs = [actions(e.name) for e in events if e.name in names]
+    found = {run[0].sign for run in runs}
+    words = [f"{sign} {meaning}" for sign, meaning in MEANINGS.items() if sign in found]
+    lower = ["lower case: chunk 1"] if max(a.chunk for run in runs for a in run) == 1 else []
+    if scale.exact:
+        parts = math.ceil(scale.columns / scale.room)
+        size = f"{scale.per_unit} columns are 1 {unit.removesuffix('s')}"
+        size += f"; in {parts} parts, one below the other" if parts > 1 else ""
+    else:
+        size = f"scaled: 1 column is {factor / scale.per_unit:.2g} {unit}"
+    return [", ".join([*words, f"{IDLE} idle", *lower]), size]
+
+
+def _legend(events: list[Event], letters: dict[str, str]) -> list[str]:
+    """Return, per category, what the letters of kinds stand for."""
+    lines = []
     for category in sorted({e.category for e in events}, key=lambda c: (c != "compute", c)):
         kinds = dict.fromkeys(kind(e.name) for e in events if e.category == category)
         pairs = [(letters[k], _printable(k)) for k in kinds]
         legend = ", ".join(a if a == word else f"{a} = {word}" for a, word in pairs)
-        lines += textwrap.wrap(f"{_printable(category)}: {legend}", width, subsequent_indent="  ")
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _row_names(rows) -> list[str]:
-    """Return a name per (rank, thread): the rank's alone if no rank has a second thread."""
-    alone = all(thread == "main" for _, thread in rows)
-    return [f"rank {rank}" if alone else f"rank {rank} {thread}" for rank, thread in rows]
+        lines.append(f"{_printable(category)}: {legend}")
+    return lines
 
 
 def _printable(name: str) -> str:
@@ -90,143 +201,45 @@ def _letters(kinds: list[str]) -> dict[str, str]:
     return letters
 
 
-def _axis(end: float, margin: int, width: int) -> str:
-    """Return the scale: each mark is the column of the time behind it; the unit stands in front."""
-    unit, factor = next(((u, f) for u, f in UNITS if end * f >= 1), UNITS[-1])
-    end, columns = max(end * factor, 1e-3), width - margin
+def _axis(scale: Scale, first: int, end, factor) -> str:
+    """Return the scale above columns from `first`: a mark is the column of the time behind it."""
     steps = (m * 10.0**k for k in count(-6) for m in (1, 2, 5))
-    step = next(step for step in steps if step / end * columns >= 10)
-    line = unit.ljust(margin)
-    for i in range(math.floor(end / step) + 1):
-        mark = f"|{i * step:g}"
-        at = margin + round(i * step / end * columns)
-        if at + len(mark) <= width:
+    step = next(step for step in steps if step / factor * scale.per_unit >= 10 or not end)
+    line = ""
+    for i in range(math.floor(end * factor / step) + 1):
+        mark, at = f"|{i * step:g}", scale.column(i * step / factor) - first
+        if at >= 0 and at + len(mark) <= scale.room:
             line = line.ljust(at) + mark
     return line
 
 
-def _cells(row: list[tuple[int, Event]], end: float, columns: int, letters: dict[str, str]) -> str:
+def _cells(row: list[tuple[int, Event]], scale: Scale, letters: dict, names: dict) -> str:
     """Return one thread's line: outer events first, inner ones over them."""
-    cells, scale = [None] * columns, columns / end if end else 0.0
-    edge, limit = {0: 0}, {0: columns}  # per depth: where the last event ends, where the outer does
+    cells = [None] * scale.columns
+    edge, limit = (
+        {0: 0},
+        {0: scale.columns},
+    )  # per depth: where the last event ends, where the outer does
     for depth, e in row:
-        start = min(round(e.start * scale), limit[depth] - 1)
-        stop = min(max(round(e.end * scale), start + 1), limit[depth])
+        start = min(scale.column(e.start), limit[depth] - 1)
+        stop = min(max(scale.column(e.end), start + 1), limit[depth])
         if edge[depth] < stop:  # else both are shorter than a column, and the later one shows
             start = max(start, edge[depth])
         cells[start:stop] = [(e, stop - start)] * (stop - start)
         edge[depth], edge[depth + 1], limit[depth + 1] = stop, start, stop
     runs = [list(same) for _, same in groupby(cells, key=id)]
-    return "".join(_run(run[0], len(run), letters) for run in runs)
+    return "".join(_run(run[0], len(run), letters, names) for run in runs)
 
 
-def _run(cell: tuple[Event, int] | None, room: int, letters: dict[str, str]) -> str:
+def _run(cell: tuple[Event, int] | None, room: int, letters: dict, names: dict) -> str:
     """Return `room` characters: the name only if no inner event covers a part of the event."""
     if cell is None:
-        return " " * room
+        return (IDLE if names else " ") * room
     e, whole = cell
+    if e.name in names:
+        name, sign = names[e.name], names[e.name][0]
+        return name.ljust(room, FILL[sign.upper()]) if len(name) <= room else sign * room
     name = _printable(e.name)
     if room < whole or not 0 < len(name) <= room:
         return letters[kind(e.name)] * room
     return f"[{name.center(room - 2, '-')}]" if len(name) + 2 <= room else name.ljust(room, "-")
-
-
-def draw(log: EventLog, title: str | None = None) -> Any:
-    """Return a figure: a row per thread of a rank, time in ms from zero; needs matplotlib.
-
-    What happened inside an event hangs below it. Names, and bytes of communication, stand where
-    they fit. Colour is meaning; communication is hatched as well.
-    """
-    plt = figures.pyplot()
-    rows, tops, bottom = _layout(log)
-    figure, axes = plt.subplots(figsize=(10, 1.4 + 0.36 * bottom))
-    figure.suptitle(title or "", x=0.01, ha="left")
-    end = max((e.end for row in rows.values() for _, e in row), default=0.0) * 1e3 or 1.0
-    axes.set(xlim=(0, end), ylim=(bottom, 0), xlabel="time (ms)" if rows else "no events")
-    axes.tick_params(axis="y", length=0)
-    axes.set_yticks(
-        [top + (_lanes(row) - 0.2) / 2 for top, row in zip(tops, rows.values(), strict=True)],
-        _row_names(rows),
-    )
-    for top, row in zip(tops, rows.values(), strict=True):
-        axes.axhspan(top - 0.1, top + _lanes(row) - 0.1, color="#F0F0F0", zorder=0)
-    bars = [(top + d, e) for top, row in zip(tops, rows.values(), strict=True) for d, e in row]
-    if any(d for row in rows.values() for d, _ in row):
-        axes.set_title("in a grey row, a lower bar is a part of the one above it", fontsize=9)
-    _legend(figure, plt, _bars(axes, bars, end))
-    figure.draw_without_rendering()  # settles the layout, so that the room for names is known
-    for y, e in bars:
-        _write(figure, axes, y, e)
-    return figure
-
-
-def _layout(log: EventLog) -> tuple[dict, list[float], float]:
-    """Return tracks(log), the y of each row's upper edge, and that of the picture's lower edge.
-
-    A lane per depth is 1 high, of which a bar fills 0.8; ranks are further apart than threads.
-    """
-    rows, tops, y, before = tracks(log), [], 0.0, None
-    for (rank, _), row in rows.items():
-        y += 0.15 if rank == before else 0.5
-        tops.append(y)
-        y, before = y + _lanes(row), rank
-    return rows, tops, y + 0.3
-
-
-def _lanes(row: list[tuple[int, Event]]) -> int:
-    return 1 + max(depth for depth, _ in row)
-
-
-def meaning(e: Event) -> str:
-    """Return the key of COLORS that tells what an event is."""
-    if e.category == "communication":
-        return "communication"
-    word = SHORT.get(kind(e.name), kind(e.name))
-    return word if word in COLORS else "compute"
-
-
-def _bars(axes, bars: list[tuple[float, Event]], end: float) -> list[str]:
-    """Draw a bar per (y, event), `end` ms in all; return the meanings that occur."""
-    spans = {}
-    for y, e in bars:
-        span = (e.start * 1e3, max(e.seconds * 1e3, end / 500))  # an instant is seen too
-        spans.setdefault((meaning(e), y), []).append(span)
-    for (what, y), group in spans.items():
-        axes.broken_barh(group, (y, 0.8), **_look(what))
-    return [what for what in COLORS if any(what == found for found, _ in spans)]
-
-
-def _look(what: str) -> dict:
-    hatch = "////" if what == "communication" else None
-    return {"facecolor": COLORS[what], "edgecolor": "white", "linewidth": 0.6, "hatch": hatch}
-
-
-def _legend(figure, plt, meanings: list[str]) -> None:
-    keys = [plt.Rectangle((0, 0), 1, 1, label=what, **_look(what)) for what in meanings]
-    if keys:
-        figure.legend(handles=keys, loc="outside lower right", ncols=len(keys), fontsize=9)
-
-
-def _write(figure, axes, y: float, e: Event) -> None:
-    """Write the longest text that fits into the bar of an event: name and bytes, name, kind."""
-    (left, _), (right, _) = axes.transData.transform([(e.start * 1e3, y), (e.end * 1e3, y)])
-    what = meaning(e)
-    ink = "white" if what == "forward" else figures.INK
-    texts = [f"{e.name}, {bytes_text(e.bytes)}"] if what == "communication" and e.bytes else []
-    for words in [*texts, e.name, kind(e.name)] if right - left > 6 else []:
-        middle = (e.start + e.end) / 2 * 1e3
-        written = axes.text(middle, y + 0.4, words, color=ink, fontsize=8, parse_math=False)
-        written.set(ha="center", va="center_baseline", clip_on=True)
-        if what == "communication":
-            written.set_bbox({"facecolor": COLORS[what], "edgecolor": "none", "pad": 1})
-        if written.get_window_extent().width + 6 <= right - left:
-            return
-        written.remove()
-
-
-def bytes_text(count: int) -> str:
-    """Return bytes with three digits: "64 B", "1.05 MB"; a kB has 1000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5 or unit == "GB":
-            return f"{count:.3g} {unit}"
-        count /= 1000

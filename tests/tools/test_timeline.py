@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from minidist import run
 from minidist.events import Event, EventLog
-from minidist.tools import timeline
+from minidist.tools import figures, timeline, timeline_figure
 from minidist.tools.chrome_trace import check_chrome_trace, chrome_trace, save_chrome_trace
 from minidist.tools.timeline import text
 from minidist.tools.tracks import tracks
@@ -122,11 +122,8 @@ def test_text_shows_communication_beside_compute():
 
 
 def test_text_falls_back_from_brackets_to_names_to_letters():
-    assert text(pipeline(), 43).split("\n")[1:] == [
-        "rank 0 [F0][F1][F2][--B2--][--B1--][--B0--]",
-        "compute: F, B",
-    ]
-    assert text(pipeline(), 40).split("\n")[1] == "rank 0 [F0]F1-[F2][--B2-][--B1--][--B0-]"
+    events = [Event(0, "one", 0, 3), Event(0, "two", 3, 8), Event(0, "four", 8, 33)]
+    assert text(EventLog(events), 40).split("\n")[1] == "rank 0 one[two][----------four---------]"
     log = EventLog([Event(0, "forward 3", 0.0, 0.1), Event(0, "rest", 0.1, 1.0)])
     assert text(log, 40).split("\n")[1] == "rank 0 fff[------------rest------------]"
 
@@ -268,7 +265,7 @@ def test_the_checker_finds_what_is_wrong(change):
     [(64, "64 B"), (999, "999 B"), (4200, "4.2 kB"), (999_500, "1 MB"), (5 * 10**9, "5 GB")],
 )
 def test_bytes_have_three_digits(count, words):
-    assert timeline.bytes_text(count) == words
+    assert timeline_figure.bytes_text(count) == words
 
 
 @pytest.fixture
@@ -276,7 +273,7 @@ def drawn():
     """Return a function that draws a log, and close the figures afterwards."""
     if find_spec("matplotlib") is None:
         pytest.skip("no matplotlib, which draws the figures: pip install 'minidist[lessons]'")
-    plt = timeline.figures.pyplot()
+    plt = figures.pyplot()
     yield timeline.draw
     plt.close("all")
 
@@ -304,7 +301,7 @@ def test_names_stand_only_where_they_fit(drawn):
 
 def test_a_pipeline_names_its_micro_batches_in_its_bars(drawn):
     figure = drawn(pipeline())
-    assert [words.get_text() for words in figure.axes[0].texts] == "F0 F1 F2 B2 B1 B0".split()
+    assert [words.get_text() for words in figure.axes[0].texts] == "0 1 2 2 1 0".split()
     assert [key.get_text() for key in figure.legends[0].get_texts()] == ["forward", "backward"]
 
 

@@ -1,0 +1,55 @@
+"""Names of events as pictures read them: "F3.1" is an action, "all_reduce w" is an all_reduce.
+
+A log is a *program's* if all that it computes are actions of `pipeline_parallel/actions.py`, from a
+simulator or from a run; several in one event, "W0 W1 W2", were done at once.
+"""
+
+import re
+
+from minidist.events import Event
+from minidist.pipeline_parallel.actions import COMPUTE, Action
+
+KINDS = {kind.sign: kind for kind in COMPUTE}
+MEANINGS = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input half of backward",
+    "W": "weight half of backward",
+    "U": "update",
+}
+PATTERN = re.compile(r"([FBIWU])(\d+)(?:\.(\d+))?", re.ASCII)
+Rows = dict[tuple[int, str], list[tuple[int, Event]]]  # what `tracks` returns
+
+
+def actions(name: str) -> list[Action]:
+    """Return the actions that an event's name lists; none if it is another kind of name."""
+    found = [PATTERN.fullmatch(word) for word in name.split(" ")]
+    if not all(found):
+        return []
+    return [KINDS[sign](int(i), int(chunk or 0)) for sign, i, chunk in (m.groups() for m in found)]
+
+
+def kind(name: str) -> str:
+    """Return the leading word of a name, without the number or label behind it."""
+    word = re.match(r"[<>]?[^\W\d]+", name)
+    return word.group() if word else name or "?"
+
+
+def is_program(rows: Rows) -> bool:
+    """Say whether all that is computed are actions, none inside another event."""
+    found = [(d, e) for row in rows.values() for d, e in row if e.category == "compute"]
+    return bool(found) and all(depth == 0 and actions(e.name) for depth, e in found)
+
+
+def chunks_of(rows: Rows) -> int:
+    """Return how many chunks of a model each rank of a program holds."""
+    names = {e.name for row in rows.values() for _, e in row if e.category == "compute"}
+    return 1 + max(a.chunk for name in names for a in actions(name))
+
+
+def micro_batches(run: list[Action]) -> str:
+    """Return the numbers of actions done at once: "3", "0-2", "0,2,3"."""
+    found = [a.micro_batch for a in run]
+    if len(found) > 1 and found == list(range(found[0], found[-1] + 1)):
+        return f"{found[0]}-{found[-1]}"
+    return ",".join(map(str, found))
