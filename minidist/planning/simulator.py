@@ -89,6 +89,7 @@ def simulate(
     bandwidth=None,
     buffer: int | None = None,
     update=0,
+    overhead=0,
     unit: str = "units",
 ) -> Simulation:
     """Replay programs, with their transfers or without: these are then added where they are due.
@@ -101,6 +102,7 @@ def simulate(
     buffer     activations from one virtual stage to the next, or gradients back, that may wait to
                be received; a sender of one more waits. 0: rendezvous, both ends wait until the
                transfer has been made. None: no bound.
+    overhead   of a transfer to another rank: how long it keeps its sender from going on
     unit       of the durations, for pictures: "s" if they were measured
 
     A deadlock raises Stuck, which names the action before which each rank waits.
@@ -115,7 +117,7 @@ def simulate(
     ]
     durations[Update] = _per_chunk(programs, update)
     delay = latency if bandwidth is None else latency + _divided(1, bandwidth)
-    return Replay(programs, durations, delay, buffer, unit).run()
+    return Replay(programs, durations, delay, overhead, buffer, unit).run()
 
 
 def _per_chunk(programs, given) -> list[list]:
@@ -143,9 +145,9 @@ def _divided(a, b):
 class Replay:
     """The clocks, and when each thing that somebody needs has come into being."""
 
-    def __init__(self, programs, durations: dict, delay, buffer: int | None, unit: str):
+    def __init__(self, programs, durations: dict, delay, overhead, buffer: int | None, unit: str):
         self.programs, self.durations, self.delay, self.buffer = programs, durations, delay, buffer
-        self.unit = unit
+        self.overhead, self.unit = overhead, unit
         self.placement, self.explicit = placement_of(programs), communicates(programs)
         self.last = last_stage(self.placement)
 
@@ -196,19 +198,22 @@ class Replay:
                     start = max(clock, time if sender == r else time + self.delay)
                 elif kind is Update:
                     start = yield from self._meet_replicas(r, action, k, clock)
-                clock = start + self.durations[kind][r][action.chunk]
+                clock = end = start + self.durations[kind][r][action.chunk]
                 if not self.explicit and (k < self.last if forward else gradient and k > 0):
-                    self._make((forward, k + 1 if forward else k - 1, m), (clock, r))
+                    following = k + 1 if forward else k - 1
+                    self._make((forward, following, m), (end, r))
+                    clock += 0 if following in own else self.overhead
                 if forward:
                     stash += 1
                     peak = max(peak, stash)
                 elif kind is Backward or kind is BackwardWeight:
                     stash -= 1
                 first = start if first is None else first
-                busy, end = busy + (clock - start), clock
-            if log is not None and clock > start:
+                busy += end - start
+            until = end if compute else clock
+            if log is not None and until > start:
                 category = "compute" if compute else "communication"
-                log.events.append(Event(r, str(action), start, clock, category))
+                log.events.append(Event(r, str(action), start, until, category))
         span = 0 if first is None else end - first
         return clock, span, busy, _divided(peak, len(own))
 
@@ -241,5 +246,5 @@ class Replay:
             clock = max(clock, (yield from self._need(r, action, room)))
         self._make(thing, clock if bound == 0 else clock + delay)
         if bound == 0:
-            clock = max(clock, (yield from self._need(r, action, room)))
-        return clock
+            return max(clock, (yield from self._need(r, action, room)))
+        return clock if sender == send.peer else clock + self.overhead

@@ -1,0 +1,180 @@
+"""A pipeline's schedule run for real, and simulated with the durations that were measured in it.
+
+    measured = measure("1f1b", stages=2, micro_batches=8)
+    print(timeline.text(measured.log), timeline.text(measured.simulation.timeline), measured.ratio)
+
+Every stage is two layers of an MLP, large enough that an action takes some milliseconds; a rank has
+one BLAS thread. From the log of the run come the seconds of each action, of a send, and of a
+message's way, from the start of its send to the end of its receive where the receiver was waiting.
+A simulation that knows these and the schedule, and nothing else, should say how long the real one
+takes, if there are as many cores as ranks.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import mean, median
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from minidist import nn, optim
+from minidist.comm import Group, run
+from minidist.events import Event, EventLog
+from minidist.pipeline_parallel import PipeDream, Pipeline, add_communication, programs
+from minidist.pipeline_parallel.actions import (
+    COMPUTE,
+    RECEIVES,
+    SENDS,
+    Action,
+    BackwardWeight,
+    Programs,
+    Transfer,
+    last_stage,
+    message,
+    other_end,
+)
+from minidist.pipeline_parallel.executor import steps
+from minidist.pipeline_parallel.stage import micro_batches as cut
+from minidist.planning import Simulation, simulate
+from minidist.rng import generator
+
+WARM_UP = 2  # steps that are not counted
+SCHEMES = {"pipedream": "weight_stashing", "pipedream_2bw": "2bw"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A real run and its simulation; times are seconds.
+
+    log         of the step whose makespan is the median, from zero
+    makespans   of all measured steps, from the start of the first action to the end of the last
+    durations   {"F": [per virtual stage], "B": ..., "U": ...}: medians; of W, which may be done
+                several at once, means
+    overhead    median of what a send to another rank takes
+    latency     median, from the start of a send to the end of a receive that waited for it
+    simulation  with these durations, this overhead and this latency
+    """
+
+    log: EventLog
+    makespans: list[float]
+    durations: dict[str, list[float]]
+    overhead: float
+    latency: float
+    simulation: Simulation
+
+    @property
+    def makespan(self) -> float:
+        return median(self.makespans)
+
+    @property
+    def ratio(self) -> float:
+        """Real over simulated makespan."""
+        return self.makespan / self.simulation.makespan
+
+
+def measure(
+    schedule: str,
+    stages: int,
+    micro_batches: int,
+    chunks: int = 1,
+    width: int = 1024,
+    rows: int = 64,
+    repeats: int = 5,
+    timeout: float | None = None,
+    **options,
+) -> Measured:
+    """Run a schedule on `stages` processes, some steps after some to warm up; simulate it.
+
+    width, rows  of X[rows, width], one micro-batch's activation: what a stage's two layers take
+    repeats      steps that are measured
+    options      of the schedule, see `programs`
+    """
+    bare = programs(schedule, stages, micro_batches, chunks, **options)
+    if options.get("replicas"):
+        raise ValueError("a pipeline with replicas of a stage is not measured; leave them out")
+    settings = schedule, micro_batches, chunks, width, rows, WARM_UP + repeats, options
+    log = EventLog()
+    parts = run(_worker, stages, *settings, timeout=timeout, log=log)
+    runs = [_together(parts, i) for i in range(WARM_UP, WARM_UP + repeats)]
+    spans = [max(e.end for e in r.events) - min(e.start for e in r.events) for r in runs]
+    durations, overhead, latency = _medians(bare, runs)
+    simulation = simulate(
+        bare,
+        forward=durations["F"],
+        backward_input=[a + b for a, b in zip(durations["B"], durations["I"], strict=True)],
+        backward_weight=durations["W"],
+        update=durations["U"],
+        latency=latency,
+        overhead=overhead,
+        unit="s",
+    )
+    middle = sorted(range(repeats), key=spans.__getitem__)[repeats // 2]
+    return Measured(runs[middle].from_zero(), spans, durations, overhead, latency, simulation)
+
+
+def _worker(group: Group, schedule, m, chunks, width, rows, repeats, options) -> list[range]:
+    """Run the steps; return which of this rank's events belong to each."""
+    with threadpool_limits(1):
+        stages = group.size * chunks
+        model = nn.MLP([width] * (2 * stages + 1))
+        inputs = generator(0, "examples").standard_normal((rows * m, width)).astype("float32")
+        batch = cut(inputs, np.arange(rows * m) % width, m)
+        parts = []
+        for _ in range(repeats):
+            step = _step(model, group, schedule, m, chunks, options)
+            group.barrier()
+            begin = len(group.log.events)
+            step(batch)
+            parts.append(group.log.events[begin:])
+        return parts
+
+
+def _step(model: nn.MLP, group: Group, schedule, m: int, chunks: int, options):
+    """Return a function that sends a batch's micro-batches through this rank's stages."""
+    if schedule in SCHEMES:
+        sgd = lambda parameters: optim.SGD(parameters, lr=1e-3)  # noqa: E731
+        return PipeDream(model, group, sgd, SCHEMES[schedule], **options).train
+    for p in model.parameters():
+        p.grad = None
+    return Pipeline(model, group, schedule, m, chunks, **options).run
+
+
+def _together(parts: list[list[list[Event]]], i: int) -> EventLog:
+    """Return the events of all ranks in step i."""
+    return EventLog([e for rank in parts for e in rank[i]])
+
+
+def _medians(bare: Programs, runs: list[EventLog]) -> tuple[dict[str, list[float]], float, float]:
+    """Return {sign of an action: seconds per virtual stage}, those of a send, and the latency."""
+    seconds, sends, latencies = defaultdict(list), [0.0], [0.0]
+    for log in runs:
+        sent, received = {}, {}
+        for rank, action, at_once, e in _paired(bare, log):
+            if type(action) in SENDS:
+                sent[message(rank, action)] = e
+            elif type(action) in RECEIVES:
+                received[message(action.peer, other_end(action, rank))] = e
+            else:
+                k = bare.placement[rank][action.chunk]
+                seconds[action.sign, k] += [e.seconds / at_once] * at_once
+        pairs = [(sent[key], e) for key, e in received.items() if e.rank != sent[key].rank]
+        sends += [send.seconds for send, _ in pairs]
+        latencies += [recv.end - send.start for send, recv in pairs if recv.start <= send.start]
+    durations = {
+        kind.sign: [
+            (mean if kind is BackwardWeight else median)(seconds.get((kind.sign, k), [0.0]))
+            for k in range(1 + last_stage(bare.placement))
+        ]
+        for kind in COMPUTE
+    }
+    return durations, median(sends[1:] or sends), median(latencies[1:] or latencies)
+
+
+def _paired(bare: Programs, log: EventLog) -> Iterator[tuple[int, Action, int, Event]]:
+    """Yield (rank, action, how many actions at once, event) of all that the log has."""
+    for rank, program in enumerate(add_communication(bare)):
+        events = [e for e in log.events if e.rank == rank]
+        for (action, at_once), e in zip(steps(program), events, strict=True):
+            assert isinstance(action, Transfer) or e.name == " ".join(map(str, at_once))
+            yield rank, action, len(at_once), e
