@@ -9,6 +9,7 @@ import time
 
 from minidist import __version__
 from minidist.errors import CommTimeout, RankFailed
+from minidist.tools.timeline_command import add_timeline
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -137,6 +138,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify.add_argument("--json", action="store_true", help="print a list of rows as JSON")
     _common(verify, device=False)
+
+    add_timeline(commands, formatter, _whole, _seconds)
 
     bench = commands.add_parser(
         "bench",

@@ -12,6 +12,10 @@ import pytest
 
 from minidist.backend import why_no_gpu
 from minidist.cli import main
+from minidist.pipeline_parallel import SCHEDULES, programs
+from minidist.planning import simulate
+from minidist.tools import timeline
+from minidist.tools.chrome_trace import check_chrome_trace
 
 TINY = ["--steps", "3", "--batch", "6", "--context", "8", "--width", "8", "--heads", "2"]
 TINY += ["--depth", "1", "--sample", "20"]
@@ -75,6 +79,13 @@ def test_a_progress_bar_shows_in_a_terminal():
         (["train", "--lr", "nan"], "a learning rate is a finite number from 0, not nan"),
         (["train", "--lr", "1e30"], "the loss is nan at step"),
         (["verify", "--strategy", "magic"], "unknown strategy 'magic'; there is naive"),
+        (["timeline", "--schedule", "magic"], "unknown schedule 'magic'; there is layer_split"),
+        (["timeline", "--chunks", "2"], "1f1b has one chunk per rank, not 2; interleaved has"),
+        (["timeline", "--schedule", "zb_v", "--chunks", "3"], "zb_v has two chunks per rank"),
+        (["timeline", "--forward", "1,2"], "2 durations for 4 ranks with 4 virtual stages"),
+        (["timeline", "--out", "a.gif"], r"a timeline is a file \*.txt, .*, not 'a.gif'"),
+        (["timeline", "--out", "/nowhere/a.png"], "cannot write '/nowhere/a.png': there is no"),
+        (["timeline", "--measured", "--backward-input", "2"], ".* leave --backward-input out"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_status_2(capsys, arguments, message):
@@ -84,7 +95,18 @@ def test_wrong_input_is_one_line_and_exit_status_2(capsys, arguments, message):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["train", "--ranks", "0"], ["train", "--steps", "x"], ["dance"], ["bench", "-q"]]
+    "arguments",
+    [
+        ["train", "--ranks", "0"],
+        ["train", "--steps", "x"],
+        ["dance"],
+        ["bench", "-q"],
+        ["timeline", "--stages", "0"],
+        ["timeline", "--forward", "-1"],
+        ["timeline", "--forward", "1e9"],
+        ["timeline", "--latency", "1/0"],
+        ["timeline", "--latency", "1,2"],
+    ],
 )
 def test_wrong_arguments_show_the_usage(capsys, arguments):
     with pytest.raises(SystemExit) as caught:
@@ -92,7 +114,7 @@ def test_wrong_arguments_show_the_usage(capsys, arguments):
     assert caught.value.code == 2 and "usage: minidist" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["verify"], ["bench"]])
+@pytest.mark.parametrize("command", [[], ["train"], ["verify"], ["bench"], ["timeline"]])
 def test_help_says_what_a_command_does(capsys, command):
     with pytest.raises(SystemExit) as caught:
         main([*command, "--help"])
@@ -131,11 +153,72 @@ def test_bench_measures_every_workload_or_says_what_is_missing(capsys):
     assert capsys.readouterr().out.count(" ms") >= 3
 
 
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
+def test_timeline_draws_every_schedule_and_says_its_numbers(capsys, schedule):
+    assert main(["timeline", "--schedule", schedule, "--stages", "2", "--microbatches", "4"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{schedule}: 2 ranks, 4 micro-batches\n\nunits  |0")
+    simulation = simulate(programs(schedule, 2, 4), update=1)
+    assert timeline.text(simulation.timeline) in printed
+    assert re.search(rf"^makespan     {float(simulation.makespan):g} units$", printed, re.M)
+    assert re.search(r"^bubble       \d+\.\d% of ranks x makespan is idle$", printed, re.M)
+    assert re.search(r"^span bubble  \d+\.\d%, counted from each rank's own", printed, re.M)
+    assert re.search(r"^peak stash   \d\S* \d\S*: most passes through a stage", printed, re.M)
+    with pytest.raises(SystemExit):
+        main(["timeline", "--help"])
+    assert schedule in capsys.readouterr().out
+
+
+def test_timeline_takes_times_exactly_and_per_stage(capsys):
+    times = ["--forward", "1/3", "--backward-input", "0.5,1", "--backward-weight", "1,1"]
+    arguments = ["--stages", "2", "--microbatches", "2", *times, "--latency", "0.25"]
+    assert main(["timeline", "--schedule", "gpipe", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "12 columns are 1 unit" in printed
+    assert "makespan     7 units" in printed
+    assert main(["timeline", "--stages", "2", "--overhead", "1"]) == 0
+
+
+@pytest.mark.parametrize("ending", ["txt", "json", "png", "pdf", "svg"])
+def test_timeline_writes_a_file_as_its_ending_says(capsys, tmp_path, ending):
+    if ending not in ("txt", "json"):
+        pytest.importorskip("matplotlib")
+    path = tmp_path / f"picture.{ending}"
+    arguments = ["--schedule", "interleaved", "--chunks", "2", "--out", str(path)]
+    assert main(["timeline", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert printed.endswith(f"written: {path}\n") and path.stat().st_size > 500
+    if ending == "txt":
+        assert path.read_text(encoding="utf-8") in printed
+    if ending == "json":
+        check_chrome_trace(json.loads(path.read_text(encoding="utf-8")))
+
+
+def test_timeline_measured_prints_the_real_picture_beside_the_simulated_one(capsys, tmp_path):
+    path = tmp_path / "run.json"
+    small = ["--stages", "2", "--microbatches", "4", "--schedule", "zb_h1"]
+    assert main(["timeline", "--measured", *small, "--out", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("\nrank 1 ") == 2 and printed.count("scaled: 1 column is") == 2
+    assert re.search(r"^  W \d+\.\d\d \d+\.\d\d ms$", printed, re.M)
+    assert re.search(
+        r"^measured     \d+\.\d ms: \d\.\d\d times the simulated makespan$", printed, re.M
+    )
+    trace = json.loads(path.read_text(encoding="utf-8"))
+    check_chrome_trace(trace)
+    assert {"F0", "send", "recv"} <= {e["name"] for e in trace["traceEvents"]}
+
+
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 @pytest.mark.parametrize("after", [0.0, 0.3, 1.0, 2.0])
-def test_ctrl_c_ends_everything_at_once_and_leaves_nothing(after):
+@pytest.mark.parametrize(
+    "command",
+    ["train --steps 100000", "timeline --measured --stages 2 --microbatches 200"],
+    ids=lambda command: command.split()[0],
+)
+def test_ctrl_c_ends_everything_at_once_and_leaves_nothing(command, after):
     process = subprocess.Popen(
-        [sys.executable, "-m", "minidist", "train", "--steps", "100000"],
+        [sys.executable, "-m", "minidist", *command.split()],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

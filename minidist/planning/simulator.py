@@ -54,6 +54,11 @@ class Simulation:
     _replay: "Replay" = field(repr=False, compare=False)
 
     @property
+    def unit(self) -> str:
+        """What times count in: "units", or "s" if the durations were measured."""
+        return self._replay.unit
+
+    @property
     def span(self):
         """The longest of the ranks' own spans."""
         return max(self.spans, default=0)

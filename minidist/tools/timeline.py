@@ -24,6 +24,7 @@ from itertools import count, groupby
 from pathlib import Path
 
 from minidist.events import Event, EventLog
+from minidist.tools import figures
 from minidist.tools.action_names import (
     MEANINGS,
     Rows,
@@ -37,12 +38,13 @@ from minidist.tools.chrome_trace import save_chrome_trace
 from minidist.tools.timeline_figure import draw, row_names
 from minidist.tools.tracks import tracks
 
-__all__ = ["draw", "save", "text"]
+__all__ = ["check_path", "draw", "save", "text"]
 
 UNITS = (("s", 1.0), ("ms", 1e3), ("us", 1e6))
 FILL = {"F": "-", "B": "=", "I": "=", "W": "~", "U": "+"}  # behind the name of an action
 IDLE = "."
 FIGURES = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+ENDINGS = [".txt", ".json", *FIGURES]
 PARTS = 8  # a picture of more parts, one below the other, is scaled down instead
 
 
@@ -79,7 +81,7 @@ def text(log: EventLog, width: int = 100, end=None) -> str:
     labels = [_shortened(label, width // 3) for label in row_names(rows)]
     margin = max(len(label) for label in (*labels, unit)) + 1
     room, names = width - margin, {}
-    scale = Scale(room, room / end if end else 0.0, room)
+    scale = Scale(room, room / float(end) if end else 0.0, room)
     if is_program(rows):
         rows = {place: _computing(row) for place, row in rows.items()}
         names = _short_names(rows)
@@ -99,18 +101,30 @@ def text(log: EventLog, width: int = 100, end=None) -> str:
     return "\n".join(line.rstrip() for line in result)
 
 
+def check_path(path: str | Path) -> str:
+    """Return the ending of a file that `save` can write; else raise ValueError."""
+    path = Path(path)
+    if path.suffix not in ENDINGS:
+        raise ValueError(f"a timeline is a file *{', *'.join(ENDINGS)}, not {str(path)!r}")
+    if not path.parent.is_dir():
+        raise ValueError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
+    if path.suffix in FIGURES:
+        figures.pyplot()
+    return path.suffix
+
+
 def save(log: EventLog, path: str | Path, title: str | None = None, width: int = 100) -> None:
     """Write the picture as the file's ending says: .txt; .json for Perfetto; .png, .pdf, .svg."""
-    path = Path(path)
-    if path.suffix == ".txt":
-        path.write_text(text(log, width) + "\n", encoding="utf-8")
-    elif path.suffix == ".json":
-        save_chrome_trace(log, path)
-    elif path.suffix in FIGURES:
-        draw(log, title).savefig(path, metadata=FIGURES[path.suffix])
-    else:
-        endings = ", ".join([".txt", ".json", *FIGURES])
-        raise ValueError(f"a timeline is written as {endings}, not as {path.name!r}")
+    ending = check_path(path)
+    try:
+        if ending == ".txt":
+            Path(path).write_text(text(log, width) + "\n", encoding="utf-8")
+        elif ending == ".json":
+            save_chrome_trace(log, path)
+        else:
+            draw(log, title).savefig(path, metadata=FIGURES[ending])
+    except OSError as error:
+        raise ValueError(f"cannot write {str(path)!r}: {error.strerror}") from error
 
 
 def _unit(end, unit: str) -> tuple[str, float]:

@@ -68,18 +68,11 @@ def draw(log: EventLog, title: str | None = None) -> Any:
     width = 16 if program and max(map(len, rows.values())) > WIDE else 10
     figure, axes = plt.subplots(figsize=(width, 1.4 + 0.36 * bottom))
     figure.suptitle(title or "", x=0.01, ha="left")
-    end = max((e.end for row in rows.values() for _, e in row), default=0.0) * factor or 1.0
-    axes.set(xlim=(0, float(end)), ylim=(bottom, 0))
+    last = max((e.end for row in rows.values() for _, e in row), default=0.0)
+    end = last * factor or 1.0
+    _frame(axes, rows, tops, bottom, end)
     axes.set(xlabel=f"time ({unit})" if rows else "no events")
-    axes.tick_params(axis="y", length=0)
-    heights = [_lanes(row) for row in rows.values()]
-    middles = [top + (height - 0.2) / 2 for top, height in zip(tops, heights, strict=True)]
-    axes.set_yticks(middles, row_names(rows))
-    for top, height in zip(tops, heights, strict=True):
-        axes.axhspan(top - 0.1, top + height - 0.1, color="#F0F0F0", zorder=0)
     bars = _bars(rows, tops, program)
-    if max(heights, default=1) > 1:
-        axes.set_title("in a grey row, a lower bar is a part of the one above it", fontsize=9)
     _fill(axes, bars, end, factor)
     _legend(figure, plt, bars)
     figure.draw_without_rendering()  # settles the layout, so that the room for names is known
@@ -89,6 +82,20 @@ def draw(log: EventLog, title: str | None = None) -> Any:
         for bar in bars:
             _write(figure, axes, bar, factor)
     return figure
+
+
+def _frame(axes, rows: Rows, tops: list[float], bottom: float, end) -> None:
+    """Set the limits, and draw a grey strip with a name per row: what stays grey is idle."""
+    axes.set(xlim=(0, float(end)), ylim=(bottom, 0))
+    axes.tick_params(axis="y", length=0)
+    axes.xaxis.get_major_locator().set_params(integer=end >= 4)
+    heights = [_lanes(row) for row in rows.values()]
+    middles = [top + (height - 0.2) / 2 for top, height in zip(tops, heights, strict=True)]
+    axes.set_yticks(middles, row_names(rows))
+    for top, height in zip(tops, heights, strict=True):
+        axes.axhspan(top - 0.1, top + height - 0.1, color="#F0F0F0", zorder=0)
+    if max(heights, default=1) > 1:
+        axes.set_title("in a grey row, a lower bar is a part of the one above it", fontsize=9)
 
 
 def _layout(log: EventLog) -> tuple[Rows, list[float], float]:
@@ -198,7 +205,7 @@ def _centred(axes, bar: Bar, words: str, size: float, factor) -> Any:
 
 
 def _number(figure, axes, bars: list[Bar], factor) -> None:
-    """Write micro-batches where they fit, all in the largest size in which most of them do."""
+    """Write micro-batches where they fit, all in the largest size in which nearly all do."""
 
     @cache
     def width(words: str, size: float) -> float:
@@ -212,7 +219,8 @@ def _number(figure, axes, bars: list[Bar], factor) -> None:
     def fits(size: float) -> list:
         return [(bar, words) for bar, words, room in found if width(words, size) <= room]
 
-    size = next((size for size in SIZES if len(fits(size)) >= 0.9 * len(bars)), SIZES[-1])
+    most = 0.9 * len(fits(SIZES[-1]))
+    size = next(size for size in SIZES if len(fits(size)) >= most)
     for bar, words in fits(size):
         _centred(axes, bar, words, size, factor)
 

@@ -5,6 +5,7 @@ import math
 import threading
 import time
 from dataclasses import replace
+from fractions import Fraction
 from importlib.util import find_spec
 
 import numpy as np
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 
 from minidist import run
 from minidist.events import Event, EventLog
+from minidist.pipeline_parallel import SCHEDULES, add_communication, programs
+from minidist.planning import simulate
 from minidist.tools import figures, timeline, timeline_figure
 from minidist.tools.chrome_trace import check_chrome_trace, chrome_trace, save_chrome_trace
 from minidist.tools.timeline import text
@@ -310,3 +313,245 @@ def test_a_figure_of_nothing_and_of_an_instant_can_be_drawn(drawn, log, tmp_path
     figure = drawn(log)
     figure.savefig(tmp_path / "figure.png")
     assert bars(figure) == len(log.events)
+
+
+def simulated(schedule, p, m, chunks=1, **durations):
+    return simulate(programs(schedule, p, m, chunks), **durations).timeline
+
+
+PICTURES = {
+    ("gpipe", 4, 4): [
+        "units  |0             |5             |10            |15            |20",
+        "rank 0 F0-F1-F2-F3-...........................B3====B2====B1====B0====",
+        "rank 1 ...F0-F1-F2-F3-..................B3====B2====B1====B0====......",
+        "rank 2 ......F0-F1-F2-F3-.........B3====B2====B1====B0====............",
+        "rank 3 .........F0-F1-F2-F3-B3====B2====B1====B0====..................",
+        "F forward, B backward, . idle",
+        "3 columns are 1 unit",
+    ],
+    ("1f1b", 4, 8): [
+        "units  |0        |5        |10       |15       |20       |25       |30",
+        "rank 0 F0F1F2F3............B0==F4B1==F5B2==F6B3==F7B4==..B5==..B6==..B7==",
+        "rank 1 ..F0F1F2........B0==F3B1==F4B2==F5B3==F6B4==F7B5==..B6==..B7==....",
+        "rank 2 ....F0F1....B0==F2B1==F3B2==F4B3==F5B4==F6B5==F7B6==..B7==........",
+        "rank 3 ......F0B0==F1B1==F2B2==F3B3==F4B4==F5B5==F6B6==F7B7==............",
+        "F forward, B backward, . idle",
+        "2 columns are 1 unit",
+    ],
+    ("interleaved", 2, 4, 2): [
+        "units  |0          |2          |4          |6          |8          |10         |12",
+        "rank 0 F0-F1-f0-f1-F2-...b0====F3-b1====f2-B0====f3-B1====...b2====...b3====B2====B3====",
+        "rank 1 ...F0-F1-f0-b0====f1-b1====F2-B0====F3-B1====f2-b2====f3-b3====B2====B3====......",
+        "F forward, B backward, . idle, lower case: chunk 1",
+        "6 columns are 1 unit",
+    ],
+    ("zb_h1", 3, 4): [
+        "units  |0             |5             |10",
+        "rank 0 F0-F1-F2-......I0=W0~F3-I1=W1~I2=W2~I3=W3~",
+        "rank 1 ...F0-F1-...I0=F2-I1=W0~F3-I2=W1~I3=W2~W3~",
+        "rank 2 ......F0-I0=F1-I1=F2-I2=W0~F3-I3=W1~W2~W3~",
+        "F forward, I input half of backward, W weight half of backward, . idle",
+        "3 columns are 1 unit",
+    ],
+    ("zb_v", 2, 3, 2): [
+        "units  |0          |2          |4          |6          |8",
+        "rank 0 F0-F1-F2-f0-i0=w0~f1-i1=w1~I0=W0~f2-i2=w2~I1=W1~I2=W2~...",
+        "rank 1 ...F0-f0-F1-f1-i0=w0~F2-I0=W0~f2-i1=w1~I1=i2=I2=W1~w2~W2~",
+        "F forward, I input half of backward, W weight half of backward, . idle, lower case: "
+        "chunk 1",
+        "6 columns are 1 unit",
+    ],
+    ("pipedream", 3, 4): [
+        "units  |0             |5             |10            |15            |20",
+        "rank 0 F0-F1-F2-............B0====U0+F3-B1====U1+...B2====U2+...B3====U3+",
+        "rank 1 ...F0-F1-......B0====U0+F2-B1====U1+F3-B2====U2+...B3====U3+......",
+        "rank 2 ......F0-B0====U0+F1-B1====U1+F2-B2====U2+F3-B3====U3+............",
+        "F forward, B backward, U update, . idle",
+        "3 columns are 1 unit",
+    ],
+}
+
+
+@pytest.mark.parametrize("shape", PICTURES, ids=lambda shape: shape[0])
+def test_a_simulated_schedule_is_the_papers_picture(shape):
+    assert text(simulated(*shape, update=1)).split("\n") == PICTURES[shape]
+
+
+def test_a_picture_too_wide_for_one_line_stands_in_parts():
+    assert text(simulated("1f1b", 2, 6), 40).split("\n") == [
+        "units  |0        |5        |10",
+        "rank 0 F0F1....B0==F2B1==F3B2==F4B3==F5",
+        "rank 1 ..F0B0==F1B1==F2B2==F3B3==F4B4==",
+        "",
+        "units          |20",
+        "rank 0 B4==..B5==",
+        "rank 1 F5B5==....",
+        "F forward, B backward, . idle",
+        "2 columns are 1 unit; in 2 parts, one",
+        "  below the other",
+    ]
+
+
+@given(
+    st.sampled_from(sorted(SCHEDULES)),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.lists(
+        st.sampled_from([1, 2, 3, Fraction(1, 2), 0.5, Fraction(4, 3)]), min_size=4, max_size=4
+    ),
+    st.integers(40, 120),
+)
+def test_every_cell_of_an_exact_picture_is_as_wide_as_its_action_is_long(
+    name, p, n, lengths, width
+):
+    chunks = 2 if name in ("interleaved", "zb_v") else 1
+    kinds = ("forward", "backward_input", "backward_weight", "update")
+    log = simulated(name, p, n * p, chunks, **dict(zip(kinds, lengths, strict=True)), latency=1)
+    lines = text(log, width).split("\n")
+    scale = next(line for line in lines if " columns are 1 unit" in line or "scaled" in line)
+    if "scaled" in scale:
+        return
+    per_unit = int(scale.split()[0])
+    for rank in range(p):
+        row = "".join(line[7:] for line in lines if line.startswith(f"rank {rank} "))
+        want = [None] * len(row)
+        for e in (e for e in log.events if e.rank == rank):
+            first, stop = (round(t * per_unit) for t in (e.start, e.end))
+            sign, (i, _, chunk) = e.name[0], e.name[1:].partition(".")
+            shown = sign.lower() if chunk else sign
+            cell = f"{shown}{i}".ljust(stop - first, {"F": "-", "W": "~", "U": "+"}.get(sign, "="))
+            assert want[first:stop] == [None] * (stop - first) and len(cell) == stop - first
+            want[first:stop] = cell
+        assert row == "".join(c or "." for c in want)
+
+
+def test_more_than_two_chunks_keep_their_numbers():
+    picture = text(simulated("interleaved", 2, 2, 3))
+    assert "F0--F1--F0.1F1.1F0.2F1.2" in picture and "lower case" not in picture
+
+
+@pytest.mark.parametrize(
+    "log, words",
+    [
+        (simulated("gpipe", 3, 4, forward=math.pi), "scaled: 1 column is 0.33 units"),
+        (simulated("pipedream", 2, 4, update=1e-3), "scaled: 1 column is"),
+        (simulated("1f1b", 4, 400), "scaled: 1 column is 13 units"),
+        (replace(simulated("1f1b", 2, 4), unit="s"), "scaled: 1 column is 0.16 s"),
+    ],
+)
+def test_times_that_are_no_whole_columns_are_scaled_to_the_width(log, words):
+    lines = text(log).split("\n")
+    assert lines[-1].startswith(words)
+    assert len([line for line in lines if line.startswith("rank 0 ")]) == 1
+    assert {len(line) for line in lines if line.startswith("rank ")} == {100}
+
+
+def test_two_pictures_can_have_one_scale():
+    short, long = simulated("1f1b", 2, 2), simulated("1f1b", 2, 4)
+    assert text(short, end=15).split("\n")[0] == text(long).split("\n")[0]
+    assert text(short, end=15).split("\n")[1].endswith("." * 18)
+
+
+def test_waits_for_explicit_transfers_are_idle_in_text_and_thin_in_a_figure(drawn):
+    bare = programs("1f1b", 2, 4)
+    waits = simulate(add_communication(bare), latency=1, buffer=2).timeline
+    assert {e.name[:2] for e in waits.events if e.category == "communication"} >= {"<F", "<B"}
+    assert text(waits) == text(simulate(bare, latency=1).timeline)
+    heights = {}
+    for group in drawn(waits).axes[0].collections:
+        for path in group.get_paths():
+            height = round(path.get_extents().height, 3)
+            heights[height] = heights.get(height, 0) + 1
+    assert heights == {0.8: 16, 0.2: len(waits.events) - 16}
+
+
+def test_weight_halves_done_at_once_are_one_cell():
+    events = [Event(0, "F0", 0, 2), Event(0, "I0", 2, 4), Event(0, "W0 W1 W2", 4, 10)]
+    lines = text(EventLog(events, unit="units")).split("\n")
+    assert lines[1] == "rank 0 F0--I0==W0-2~~~~~~~~"
+    assert (
+        text(EventLog([Event(0, "W0 W2", 0, 8)], unit="units")).split("\n")[1] == "rank 0 W0,2~~~~"
+    )
+
+
+def test_a_log_with_other_names_than_actions_is_no_program():
+    log = simulated("1f1b", 2, 2)
+    log.events.append(Event(0, "validation", 10, 12))
+    assert "compute: F, B, v = validation" in text(log) and "idle" not in text(log)
+
+
+def test_a_trace_of_a_simulation_has_a_millisecond_per_unit():
+    log = simulated("interleaved", 2, 2, 3, forward=Fraction(1, 7))
+    trace = json.loads(json.dumps(chrome_trace(log), allow_nan=False))
+    check_chrome_trace(trace)
+    assert trace["otherData"] == {"1 ms": "1 of units"}
+    first = next(e for e in trace["traceEvents"] if e["ph"] == "X")
+    assert (first["name"], first["ts"], first["dur"]) == ("F0", 0, 47.625)
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_a_programs_figure_has_a_bar_and_a_number_per_action(drawn, name):
+    chunks = 2 if name in ("interleaved", "zb_v") else 1
+    log = simulated(name, 2, 4, chunks, update=1)
+    figure = drawn(log, name)
+    assert bars(figure) == len(log.events)
+    numbers = [words.get_text() for words in figure.axes[0].texts]
+    assert sorted(numbers) == sorted(e.name[1:].partition(".")[0] for e in log.events)
+    colors = {tuple(group.get_facecolor()[0].round(3)) for group in figure.axes[0].collections}
+    assert len(colors) == chunks * len({e.name[0] for e in log.events})
+    assert figure.axes[0].get_xlabel() == "time (units)"
+    labels = [key.get_text() for key in figure.legends[0].get_texts()]
+    assert all(("(chunks 0, 1)" in label) == (chunks == 2) for label in labels)
+
+
+def test_numbers_do_not_leave_their_bars(drawn):
+    figure = drawn(simulated("1f1b", 4, 64))
+    axes = figure.axes[0]
+    for words in axes.texts:
+        extent = words.get_window_extent()
+        left, right = axes.transData.inverted().transform([(extent.x0, 0), (extent.x1, 0)])[:, 0]
+        middle = (left + right) / 2
+        inside = [
+            path.get_extents()
+            for group in axes.collections
+            for path in group.get_paths()
+            if path.get_extents().x0 <= middle <= path.get_extents().x1
+        ]
+        assert any(box.x0 <= left and right <= box.x1 for box in inside)
+
+
+@pytest.mark.parametrize(
+    "ending, begin", [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?x")]
+)
+def test_figures_are_written_as_their_ending_says_with_the_same_bytes_again(
+    drawn, tmp_path, ending, begin
+):
+    paths = [tmp_path / f"{n}{ending}" for n in (0, 1)]
+    for path in paths:
+        timeline.save(simulated("gpipe", 2, 2), path, "GPipe")
+    assert paths[0].read_bytes().startswith(begin)
+    if ending != ".svg":  # whose ids are random
+        assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_text_and_trace_are_written_as_their_ending_says(tmp_path):
+    log = simulated("gpipe", 2, 2)
+    timeline.save(log, tmp_path / "a.txt")
+    assert (tmp_path / "a.txt").read_text(encoding="utf-8") == text(log) + "\n"
+    timeline.save(log, tmp_path / "a.json")
+    check_chrome_trace(json.loads((tmp_path / "a.json").read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    "path, words",
+    [
+        ("a.gif", r"a timeline is a file \*.txt, .*, not 'a.gif'"),
+        ("txt", "not 'txt'"),
+        ("/nowhere/a.txt", "cannot write '/nowhere/a.txt': there is no folder '/nowhere'"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_drawn(path, words):
+    with pytest.raises(ValueError, match=words):
+        timeline.check_path(path)
+    with pytest.raises(ValueError, match=words):
+        timeline.save(EventLog(), path)
