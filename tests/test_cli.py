@@ -21,6 +21,12 @@ TINY = ["--steps", "3", "--batch", "6", "--context", "8", "--width", "8", "--hea
 TINY += ["--depth", "1", "--sample", "20"]
 
 
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch):
+    """Let pictures be as wide as without a terminal, wherever the tests run."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+
 def minidist(*arguments, **options):
     command = [sys.executable, "-W", "error", "-m", "minidist", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, **options)

@@ -59,3 +59,4 @@ def test_from_zero_moves_all_times_alike():
     moved = log.from_zero().events
     assert [(e.name, e.start, e.end) for e in moved] == [("a", 0.0, 1.5), ("b", 2.0, 3.0)]
     assert EventLog().from_zero().events == []
+    assert EventLog(unit="units").from_zero().unit == "units"

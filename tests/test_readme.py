@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from minidist.cli import main
 from minidist.tools.equivalence import strategies
 
 ROOT = Path(__file__).parent.parent
@@ -33,6 +34,13 @@ def test_the_oracle_runs(capsys):
     )
     exec(compile(code.group(1), "README.md", "exec"), {"__name__": "__main__"})
     assert capsys.readouterr().out == "True\n"
+
+
+def test_the_timeline_it_shows_is_what_the_command_prints(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    command, shown = re.search(r"^```\n\$ minidist (.*?)\n(.*?)^```", README, re.S | re.M).groups()
+    assert main(command.split()) == 0
+    assert capsys.readouterr().out == shown
 
 
 def test_every_file_it_names_exists_and_every_strategy_has_a_row():

@@ -89,16 +89,23 @@ def text(log: EventLog, width: int = 100, end=None) -> str:
     events = [e for row in rows.values() for _, e in row]
     letters = _letters([kind(e.name) for e in events])
     lines = [_cells(row, scale, letters, names) for row in rows.values()]
-    result = []
-    for first in range(0, scale.columns, scale.room):
-        result += [""] * (first > 0) + [unit.ljust(margin) + _axis(scale, first, end, factor)]
-        for label, line in zip(labels, lines, strict=True):
-            result.append(label.ljust(margin) + line[first : first + scale.room])
+    axes = [_axis(scale, first, end, factor) for first in range(0, scale.columns, scale.room)]
+    result = _parts([unit, *labels], axes, lines, scale.room, margin)
     legend = _key(events, names, scale, unit, factor) if names else []
     legend += _legend([e for e in events if e.name not in names], letters)
     for line in legend:
         result += textwrap.wrap(line, width, subsequent_indent="  ")
     return "\n".join(line.rstrip() for line in result)
+
+
+def _parts(labels: list[str], axes: list[str], lines: list[str], room: int, margin: int) -> list:
+    """Return the lines cut into parts of `room` columns, one below the other, with their axes."""
+    result = []
+    for part, axis in enumerate(axes):
+        cut = [axis, *(line[part * room : (part + 1) * room] for line in lines)]
+        shown = [a.ljust(margin) + b for a, b in zip(labels, cut, strict=True)]
+        result += [*([""] if part else []), *shown]
+    return result
 
 
 def check_path(path: str | Path) -> str:
