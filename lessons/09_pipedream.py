@@ -111,9 +111,10 @@ print(timeline.text(simulate(programs("pipedream", 4, 6), update=1).timeline))
 #     2BW               max(0, floor((k-1)/m) - 1)    two are enough                   2 kept
 #
 # (Narayanan et al., SOSP 2019, section 3.3. 2BW: Narayanan et al., ICML 2021, section 3.1; there is
-# an update after every `m >= p-1` micro-batches, and `k` counts these from 1.) The first line comes
-# from the program: when `F` of a minibatch begins on stage `s`, `p-1-s` others are in flight there,
-# and the updates of exactly these are missing.
+# an update after every `m` micro-batches, and `k` counts these from 1. The paper asks for `m >= p`;
+# in the order of our programs `p-1` are enough.) The first line comes from the program: when `F` of
+# a minibatch begins on stage `s`, `p-1-s` others are in flight there, and the updates of exactly
+# these are missing.
 #
 # What does a delay of `d` updates do? On the parabola `l w^2 / 2` it turns gradient descent with
 # rate `e` into `w[t+1] = w[t] - a w[t-d]`, `a = e l`. That shrinks as long as all roots of

@@ -1,7 +1,7 @@
 """GPipe: micro-batches, so that all stages work at once.
 
 Huang et al., GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism
-(NeurIPS 2019), section 2.3 and figure 2c.
+(NeurIPS 2019): the order in section 2.2 and figure 2c, the bubble in 2.3.
 
     rank 0   F0 F1 F2 F3                   B3 B2 B1 B0
     rank 1      F0 F1 F2 F3             B3 B2 B1 B0

@@ -8,8 +8,9 @@ v - 1; micro-batches go round in groups of p, each group through all chunks befo
                                                         i mod p + p floor(i / pv) of chunk
                                                         floor(i / p) mod v
 
-The bubble is 1/v of 1F1B's, since filling takes p - 1 chunks, each 1/v of a stage; v times as many
-activations cross between ranks.
+A rank idles (p - 1)(TF + TB) / v, 1/v of 1F1B's bubble, since filling takes p - 1 chunks, each 1/v
+of a stage. The price: pv - 1 boundaries between ranks to cross, not p - 1; and on rank 0, if
+m >= 2p, a stash of (2 (p - 1) + (v - 1) p + 1) / v stages' worth, not p.
 """
 
 from collections.abc import Iterator

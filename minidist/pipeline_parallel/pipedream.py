@@ -11,7 +11,8 @@ them; minibatch b; version = updates that have been applied to a stage's weights
     weight stashing  forward and backward of b use the same version: max(0, b - (p - 1 - s))
     vertical sync    ... and so do all stages: max(0, b - (p - 1))
     2BW              m micro-batches per update: the k-th one (from 1) uses version
-                     max(0, floor((k - 1)/m) - 1), so that two versions are enough; m >= p - 1
+                     max(0, floor((k - 1)/m) - 1), so that two versions are enough; the paper
+                     asks for m >= p, for these programs p - 1 will do
     none             backward uses whatever is there: not a gradient of anything
 
 An update writes to a new buffer; a graph in flight keeps the old one. The gradient, of old weights,
@@ -56,7 +57,7 @@ def pipedream(rank: int, m: int, replicas: list[int]) -> Iterator[Action]:
     stage, replica = stage_and_replica(rank, replicas)
     k = replicas[stage]
     mine = range(replica, m, k)
-    in_flight = ceil(sum(replicas[stage:]) / k)  # enough to keep the stages behind busy
+    in_flight = ceil(sum(replicas[stage:]) / k)  # the paper's NOAM, for every stage
     last_of_round = [min(start + k, m) - 1 for start in range(0, m, k)]
     for action in one_f_one_b(0, in_flight, len(mine)):
         yield type(action)(mine[action.micro_batch])

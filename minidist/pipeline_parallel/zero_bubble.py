@@ -1,13 +1,17 @@
 """Zero bubble: backward in two halves, of which only one is in anybody's way.
 
-Qi et al., Zero Bubble Pipeline Parallelism (ICLR 2024), sections 2 and 3. The stage before waits
-for I (dX = dY W^T); nobody waits for W (dW = X^T dY), which fills what would be a bubble.
+Qi et al., Zero Bubble Pipeline Parallelism (ICLR 2024; arXiv 2401.10241), sections 2.1 (ZB-H1), 2.2
+(ZB-H2) and 2.3 (their bubbles); ZB-V: section 6 of the arXiv version. The stage before waits for I
+(dX = dY W^T); nobody waits for W (dW = X^T dY), which fills what would be a bubble.
 
     zb_h1   at most p micro-batches in flight, as in 1F1B on its first rank:
-            idle (p - 1)(TF + TB - TW), where TB is the time of I
-    zb_h2   at most 2p - 1 in flight: (p - 1)(TF + TB - 2 TW), counted from a rank's own start
+            idle (p - 1)(TF + TI - TW)
+    zb_h2   at most 2p - 1 in flight: (p - 1)(TF + TI - 2 TW), counted from a rank's own start
     zb_v    two chunks per rank, laid out as a V, so that a micro-batch's forward ends, and its
-            backward begins, where it came in: no bubble in 1F1B's memory where TF = TB = TW
+            backward begins, where it came in: no bubble from a rank's own start where
+            TF = TI = TW, in 1F1B's memory
+
+These hold if TW is at most TF and TI, and m at least p (zb_h1) or 2p - 1 (the others).
 """
 
 from collections.abc import Iterator
