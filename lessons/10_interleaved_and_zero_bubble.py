@@ -45,8 +45,8 @@ CHUNKS = {"1f1b": 1, "interleaved": 2, "zb_h1": 1, "zb_h2": 1, "zb_v": 2}
 # ## Problem
 #
 # Four ranks, eight micro-batches. Stages that sleep make a device of every rank, as in lesson 9:
-# forward takes 6 ms, either half of backward too. The ranks of one `Sleepers` share a count of the
-# passes that wait for their backward.
+# forward takes 6 ms, either half of backward too. All chunks of a rank share a count of the passes
+# that wait for their backward.
 
 
 # %%
@@ -85,7 +85,7 @@ class Sleepers:
         return np.zeros(1)
 
 
-def asleep(group, schedule, m, chunks, repeats=3):
+def asleep(group, schedule, m, chunks, repeats=2):
     """Return (the shortest time in units, the largest stash in stages)."""
     program = add_communication(programs(schedule, group.size, m, chunks))[group.rank]
     seconds = []
@@ -186,8 +186,9 @@ assert np.allclose(layers[0].weight.grad, x.T @ (dy @ w1.T))
 print(f"after I: dX is there, {products} products of weights wait and none has run; W runs them")
 
 # %% [markdown]
-# *ZB-H1.* As many forwards ahead as in 1F1B plus one; then in turn an `I`, a `W` that is `rank`
-# micro-batches late, and an `F`. The late `W` are left for the end, where 1F1B drains.
+# *ZB-H1.* As many forwards before the first `I` as 1F1B has before its first `B`; then in turn an
+# `I`, a `W` that is `rank` micro-batches late, and an `F`. The late `W` are left for the end, where
+# 1F1B drains.
 
 
 # %%
@@ -270,11 +271,8 @@ for times in product((Fraction(1), Fraction(3, 2), Fraction(2)), repeat=3):
             tried[schedule] += 1
         outside[schedule] += not equal
 for schedule in CHUNKS:
-    print(
-        f"{schedule:12} exact in its domain, {tried[schedule]:3} of {tried[schedule]} cases; ",
-        end="",
-    )
-    print(f"elsewhere off in {outside[schedule]}")
+    cases = f"{tried[schedule]:3} cases in its domain, all exact"
+    print(f"{schedule:12} {cases}; cases elsewhere that are off: {outside[schedule]}")
 
 # %% [markdown]
 # ## Measurement: real ranks
@@ -328,8 +326,8 @@ assert rows["zb_v"] < 0.95 * rows["1f1b"] and rows["interleaved"] < 0.99 * rows[
 #
 # ## Measurement: when latency eats the gain
 #
-# So far a transfer took no time. Let each take `L`, with `TF = 1`. A chunk is short, and it passes
-# between ranks `v` times as often:
+# So far a transfer took no time. Let each take `L`, with `TF = 1`. With chunks there are more of
+# them, and less work between two:
 
 
 # %%
