@@ -320,7 +320,7 @@ print("stashing, vertical sync, 2BW: the replay ends with the same bits")
 # of 8. One device stands for the synchronous pipeline, which computes the same (lesson 8).
 
 # %%
-RATES, SEEDS, UPDATES = (0.02, 0.06, 0.2), (0, 1), 120
+RATES, SEEDS, UPDATES = (0.02, 0.06, 0.2), (0, 1), 80
 LABELS = {
     "synchronous": "synchronous, delay 0",
     "2bw": "2BW, delay 1",
