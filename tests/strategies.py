@@ -1,5 +1,6 @@
 """What hypothesis draws: shapes, arrays, splits, models; and how tests look into a graph."""
 
+from collections import deque
 from contextlib import contextmanager
 from unittest import mock
 
@@ -9,6 +10,16 @@ from hypothesis import strategies as st
 from minidist import Tensor, nn
 from minidist.autograd import Function
 from minidist.backend import to_host
+from minidist.pipeline_parallel import add_communication, programs
+from minidist.pipeline_parallel.actions import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    Programs,
+    looped,
+)
+from minidist.pipeline_parallel.zero_bubble import v_shaped
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -61,6 +72,79 @@ def transformers(draw, dropout=(0.0, 0.3)):
         dropout=draw(st.sampled_from(dropout)),
         tied=draw(st.booleans()),
     )
+
+
+SYNCHRONOUS = ("layer_split", "gpipe", "1f1b", "interleaved", "zb_h1", "zb_h2", "zb_v")
+
+
+def compositions(n):
+    """Return every list of numbers from 1 whose sum is n: replicas of stages on n ranks."""
+    if n == 0:
+        return [[]]
+    return [[first, *rest] for first in range(1, n + 1) for rest in compositions(n - first)]
+
+
+def every_program(ps, ms, most_chunks=3):
+    """Yield (what it is, programs without transfers, p, m): all schedules with all options."""
+    for p in ps:
+        for m in ms:
+            for schedule in SYNCHRONOUS:
+                for chunks in range(1, (most_chunks if schedule == "interleaved" else 1) + 1):
+                    for last in (False, True):
+                        if schedule != "interleaved" or m % p == 0:
+                            made = programs(schedule, p, m, chunks, weights_last=last)
+                            yield f"{schedule}, {chunks=}, {last=}", made, p, m
+            for replicas in compositions(p):
+                yield f"{replicas=}", programs("pipedream", p, m, replicas=replicas), p, m
+            for every in sorted({max(1, p - 1), p, p + 2}):
+                yield f"2bw, {every=}", programs("pipedream_2bw", p, m, update_every=every), p, m
+
+
+@st.composite
+def schedules(draw, max_p=4, max_m=5):
+    """Draw (programs, p, m): one of `every_program`."""
+    found = list(every_program([draw(st.integers(1, max_p))], [draw(st.integers(1, max_m))]))
+    return draw(st.sampled_from(found))[1:]
+
+
+@st.composite
+def linear_extensions(draw, max_p=4, max_m=4):
+    """Draw (programs, p, m) that are in no textbook: any order in which nobody waits for ever.
+
+    Some passes have their backward in two halves. All actions stand in one random order that is
+    possible; each rank gets its own of them, in this order.
+    """
+    p, m = draw(st.integers(1, max_p)), draw(st.integers(1, max_m))
+    placement = draw(st.sampled_from([looped(p, 1), looped(p, 2), looped(p, 3), v_shaped(p)]))
+    random = draw(st.randoms(use_true_random=False))
+    where = {k: (r, c) for r, own in enumerate(placement) for c, k in enumerate(own)}
+    ahead = []  # per micro-batch, what is still to come; and weight halves, of which any may be next
+    for i in range(m):
+        path = [(where[k][0], Forward(i, where[k][1])) for k in sorted(where)]
+        for k in sorted(where, reverse=True):
+            path.append((where[k][0], random.choice([Backward, BackwardInput])(i, where[k][1])))
+        ahead.append(deque(path))
+    result = [[] for _ in range(p)]
+    while ahead:
+        steps = random.choice(ahead)
+        rank, action = steps.popleft()
+        result[rank].append(action)
+        if type(action) is BackwardInput:
+            ahead.append(deque([(rank, BackwardWeight(action.micro_batch, action.chunk))]))
+        if not steps:
+            ahead.remove(steps)
+    return Programs(result, placement), p, m
+
+
+def with_or_without_communication(drawn):
+    """Map a strategy of (programs, p, m) to one whose programs may have their transfers."""
+
+    def some(args):
+        (made, p, m), how = args
+        made = made if how is None else add_communication(made, rendezvous_safe=how)
+        return made, p, m
+
+    return st.tuples(drawn, st.sampled_from([None, False, True])).map(some)
 
 
 def host(x):

@@ -13,8 +13,10 @@ chunk 1. A program is a value: executor.py runs it, validate.py checks it, plann
 replays it on virtual clocks, tools/timeline.py draws it. None of them knows a schedule's name.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 from minidist.errors import Deadlock
@@ -212,7 +214,7 @@ def in_order(programs: list[list[Action]]) -> Iterator[list[tuple[int, Action]]]
     while waiting:
         ready = [(r, action) for r, action in waiting.items() if needs(r, action) <= done]
         if not ready:
-            raise Stuck(waiting)
+            raise Stuck.at(waiting)
         yield ready
         for r, action in ready:
             done.add(gives(r, action))
@@ -225,19 +227,24 @@ def in_order(programs: list[list[Action]]) -> Iterator[list[tuple[int, Action]]]
 class Stuck(Deadlock, ValueError):
     """Programs that deadlock: `waiting` has the action at which each unfinished rank stands."""
 
-    def __init__(self, waiting: dict[int, Action]):
-        self.waiting = waiting
+    def __init__(self, message: str, waiting: dict[int, Action] | None = None):
+        super().__init__(message)
+        self.waiting = waiting or {}
+
+    @classmethod
+    def at(cls, waiting: dict[int, Action]) -> "Stuck":
         rows = ", ".join(f"rank {r} before {action}" for r, action in waiting.items())
-        super().__init__(f"deadlock: all ranks that have not finished wait, {rows}")
+        return cls(f"deadlock: all ranks that have not finished wait, {rows}", waiting)
 
 
 def dependencies(programs: list[list[Action]]) -> tuple[Callable, Callable]:
     """Return needs(rank, action), a set of facts, and gives(rank, action), a fact.
 
-    A fact is (kind, virtual stage, micro-batch), or what crosses between two ranks.
+    A fact is (kind, virtual stage, micro-batch), or what crosses between two ranks. An update needs
+    all replicas of its stage to have come to it, since they sum their gradients.
     """
     placement, explicit = placement_of(programs), communicates(programs)
-    last, rounds = last_stage(placement), _rounds(programs)
+    last, arrived = last_stage(placement), defaultdict(set)
 
     def gives(rank, action):
         if isinstance(action, Transfer):
@@ -255,23 +262,15 @@ def dependencies(programs: list[list[Action]]) -> tuple[Callable, Callable]:
             before = {("backward", k + 1, m)} if k < last and not explicit else set()
             return before | {(Forward, k, m)}
         if isinstance(action, Update):
-            return {("backward", k, i) for i in rounds[rank, action]}
+            return arrived[k, m]
         return {("backward", k, m)} if isinstance(action, BackwardWeight) else set()
 
-    return needs, gives
-
-
-def _rounds(programs) -> dict[tuple[int, Update], range]:
-    """Return the micro-batches that each rank's updates apply, its stage's replicas' too."""
-    result = {}
     for rank, program in enumerate(programs):
-        begin: dict[int, int] = {}
-        for action in program:
+        for before, action in pairwise(program):
             if isinstance(action, Update):
-                stop = action.micro_batch + 1
-                result[rank, action] = range(begin.get(action.chunk, 0), stop)
-                begin[action.chunk] = stop
-    return result
+                stage = placement[rank][action.chunk]
+                arrived[stage, action.micro_batch].add(gives(rank, before))
+    return needs, gives
 
 
 def message(sender: int, send: Transfer) -> tuple:

@@ -21,7 +21,7 @@ from minidist.comm import Group
 from minidist.pipeline_parallel.actions import add_communication, last_stage
 from minidist.pipeline_parallel.executor import execute
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.pipeline_parallel.programs import programs
+from minidist.pipeline_parallel.programs import programs, updates
 from minidist.pipeline_parallel.stage import MicroBatch, Stage, holders, micro_batches
 
 
@@ -51,6 +51,8 @@ class Pipeline:
     ):
         self.group, self.m, self.loss = group, micro_batches, loss
         bare = programs(schedule, group.size, micro_batches, chunks, **options)
+        if updates(bare):
+            raise ValueError(f"{schedule} updates the weights itself, stage by stage; use PipeDream")
         self.programs = add_communication(bare, rendezvous_safe)
         placement, last = bare.placement, last_stage(bare.placement)
         self.cut = cut_of(len(model.layers), last + 1, cut)
@@ -61,7 +63,7 @@ class Pipeline:
         self.shared = {}  # {parameter: the group of the ranks that share it, on those}
         for name, stages in holders(model, self.cut).items():
             ranks = {r for r, own in enumerate(placement) if set(own) & set(stages)}
-            if len(ranks) > 1:
+            if len(ranks) > 1 and model.named_parameters()[name].requires_grad:
                 self.shared[name] = group.split(0 if group.rank in ranks else None)
         self.model = nn.Sequential([layer for stage in self.stages for layer in stage.layers])
 
@@ -90,13 +92,24 @@ class Pipeline:
             raise ValueError(f"the programs are for {self.m} micro-batches, not {len(batch)}")
         for stage in self.stages:
             stage.begin(batch)
+        before = self._take_shared_gradients()
         execute(self.programs[self.group.rank], self.group, self.stages)
-        self._sum_shared_gradients()
+        self._sum_shared_gradients(before)
         return sum((part for stage in self.stages for part in stage.losses.values()), start=0.0)
 
-    def _sum_shared_gradients(self) -> None:
+    def _take_shared_gradients(self) -> dict[str, Array | None]:
+        """Set aside what earlier batches have left, which has been summed already."""
+        taken = {}
         for name, group in self.shared.items():
             if group is not None:
                 p = self.named_parameters()[name]
-                grad = p.xp.zeros_like(p.data) if p.grad is None else p.grad
-                p.grad = group.all_reduce(grad, label=name)
+                taken[name] = None if p.grad is None else p.grad.copy()
+                p.grad = None
+        return taken
+
+    def _sum_shared_gradients(self, before: dict[str, Array | None]) -> None:
+        for name, earlier in before.items():
+            p = self.named_parameters()[name]
+            grad = p.xp.zeros_like(p.data) if p.grad is None else p.grad
+            total = self.shared[name].all_reduce(grad, label=name)
+            p.grad = total if earlier is None else earlier + total

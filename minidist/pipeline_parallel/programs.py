@@ -7,6 +7,7 @@ from minidist.pipeline_parallel.actions import (
     BackwardInput,
     BackwardWeight,
     Programs,
+    Update,
     looped,
 )
 from minidist.pipeline_parallel.gpipe import gpipe
@@ -35,7 +36,17 @@ def programs(
     if chunks > 1 and schedule not in ("interleaved", "zb_v"):
         raise ValueError(f"{schedule} has one chunk per rank, not {chunks}; interleaved has more")
     result = SCHEDULES[schedule](p, m, chunks, **options)
+    if weights_last and updates(result):
+        raise ValueError(
+            f"{schedule} updates the weights on the way, so no gradient may wait for the end; "
+            "use it without weights_last"
+        )
     return put_weights_last(result) if weights_last else result
+
+
+def updates(programs: Programs) -> bool:
+    """Say whether these programs update the weights themselves: they are asynchronous ones."""
+    return any(isinstance(a, Update) for program in programs for a in program)
 
 
 def put_weights_last(programs: Programs) -> Programs:

@@ -138,7 +138,8 @@ class Stage:
 
     def input_gradient(self, i: int) -> Array:
         """Return dX, to be sent to the stage before; it is kept no longer."""
-        return self.inputs.pop(i).grad
+        x = self.inputs.pop(i)
+        return x.xp.zeros_like(x.data) if x.grad is None else x.grad  # Y may not depend on X
 
     def backward_weights(self, micro_batches: list[int]) -> None:
         """Compute what was put off for these micro-batches: one product per weight."""

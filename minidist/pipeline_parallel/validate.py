@@ -31,15 +31,17 @@ def validate(programs: list[list[Action]], p: int, m: int) -> None:
     """Raise ValueError, with the grid and a mark at the fault, where programs are wrong.
 
     Structure: p programs; every virtual stage does F of each of m micro-batches once, after it B
-    once, or I once and after it W once; an Update comes after what it applies. Transfers, if there
-    are any: one receive before each use, one send after each result, nothing else. Executability:
-    there is an order in which nobody waits for ever.
+    once, or I once and after it W once; an Update comes once, after what it applies; where there
+    are some, every stage's last one applies micro-batch m - 1, and replicas of a stage have the
+    same. Transfers, if there are any: one receive before each use, one send after each result,
+    nothing else. Executability: there is an order in which nobody waits for ever.
     """
     if len(programs) != p:
         raise ValueError(f"there are {len(programs)} programs for {p} ranks")
     for rank in range(p):
         _check_rank(programs, rank, m)
     _check_stages(programs, m)
+    _check_updates(programs, m)
     if communicates(programs):
         _check_transfers(programs)
     try:
@@ -64,6 +66,8 @@ def _check_rank(programs, rank: int, m: int) -> None:
             raise _fault(programs, rank, at, what + str(chunks - 1))
         so_far = done.get(place, "")
         if type(action) is Update:
+            if action in programs[rank][:at]:
+                raise _fault(programs, rank, at, f"{action} comes twice")
             late = next((a for a in programs[rank][at:] if _is_applied_by(a, action)), None)
             if late is not None:
                 raise _fault(programs, rank, at, f"{action} comes before {late}, which it applies")
@@ -102,6 +106,25 @@ def _check_stages(programs, m: int) -> None:
             if takes[stage, i] != 1:
                 what = f"micro-batch {i} goes {takes[stage, i]} times, not once, through stage "
                 raise _fault(programs, rank, len(programs[rank]), what + str(stage))
+
+
+def _check_updates(programs, m: int) -> None:
+    """Check that no gradient is left unapplied, and that a stage's replicas update together."""
+    updates = {
+        (k, rank): [a.micro_batch for a in programs[rank] if type(a) is Update and a.chunk == c]
+        for rank, own in enumerate(placement_of(programs))
+        for c, k in enumerate(own)
+    }
+    first: dict[int, tuple] = {}
+    for (k, rank), applied in updates.items() if any(updates.values()) else ():
+        replica, theirs = first.setdefault(k, (rank, applied))
+        what = None
+        if applied[-1:] != [m - 1]:
+            what = f"no update of stage {k} applies micro-batch {m - 1}"
+        elif applied != theirs:
+            what = f"stage {k} updates at {applied} here, and at {theirs} on rank {replica}"
+        if what:
+            raise _fault(programs, rank, len(programs[rank]), what)
 
 
 def _check_transfers(programs) -> None:

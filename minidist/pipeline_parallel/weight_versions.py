@@ -37,7 +37,8 @@ class WeightVersions:
     """A stage's parameters in one flat vector, of which older versions are kept while needed.
 
     optimizer  parameters -> Optimizer
-    choose     which version a forward pass uses; backward uses the same one
+    choose     (minibatch, newest version) -> the version that its forward pass uses, both counted
+               from the beginning of the stream; backward uses the same one
     stash      whether an update writes to a new buffer; False: in place, under graphs in flight
     used       ("F" or "B", minibatch, version) of every pass so far
     most       the most buffers that were kept at once
@@ -50,6 +51,7 @@ class WeightVersions:
         buffer = np.concatenate([self.flat.vector, np.zeros(1, self.flat.vector.dtype)])
         self.newest = buffer
         self.kept = {0: buffer}  # versions that a forward pass may still choose
+        self.first, self.next = 0, 0  # the version at the stream's beginning; its next minibatch
         self.in_flight: dict[int, np.ndarray] = {}  # minibatch -> the buffer its graph holds
         self.used: list[tuple[str, int, int]] = []
         self.most = 1
@@ -58,10 +60,21 @@ class WeightVersions:
     def _bind(self, buffer) -> None:
         self.flat.bind(buffer[:-1])
 
+    def begin(self) -> None:
+        """Begin a stream of minibatches, numbered from 0, with the newest weights."""
+        self.first, self.next = self.version, 0
+        self.kept = {self.version: self.newest}
+
+    @property
+    def version(self) -> int:
+        """The updates that are in the newest weights."""
+        return int(self.newest[-1])
+
     def forward(self, b: int) -> None:
         """Let the parameters be those that the forward pass of b uses."""
-        version = self.choose(b, int(self.newest[-1]))
-        self.kept = {n: buffer for n, buffer in self.kept.items() if n >= version}
+        version = self.first + self.choose(b, self.version - self.first)
+        self._forget_before(version)
+        self.next = b + 1
         self._use("F", b, self.kept[version])
         self.in_flight[b] = self.kept[version]
         alive = [*self.kept.values(), *self.in_flight.values()]
@@ -71,6 +84,9 @@ class WeightVersions:
         """Let them be those that its forward pass used."""
         self._use("B", b, self.in_flight.pop(b))
 
+    def _forget_before(self, version: int) -> None:
+        self.kept = {n: buffer for n, buffer in self.kept.items() if n >= version}
+
     def _use(self, letter: str, b: int, buffer: np.ndarray) -> None:
         self.flat.bind(buffer[:-1])
         self.used.append((letter, b, int(buffer[-1])))
@@ -78,9 +94,11 @@ class WeightVersions:
     def update(self) -> None:
         """Apply the gradients so far to the newest weights."""
         if self.stash:
+            after = self.version + 1 - self.first
+            self._forget_before(self.first + self.choose(self.next, after))
             self.newest = self.newest.copy()
         self.newest[-1] += 1
-        self.kept[int(self.newest[-1])] = self.newest
+        self.kept[self.version] = self.newest
         self.flat.bind(self.newest[:-1])
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -170,7 +170,7 @@ class Replay:
             except StopIteration as finished:
                 results[rank] = finished.value
         if len(results) < p:
-            raise Stuck({r: self.before[r] for r in range(p) if r not in results})
+            raise Stuck.at({r: self.before[r] for r in range(p) if r not in results})
         ends, spans, busy, peaks = map(list, zip(*(results[r] for r in range(p)), strict=True))
         return Simulation(max(ends), spans, busy, peaks, self)
 

@@ -135,7 +135,7 @@ def pipeline_bytes(case: Case, ranks: int, schedule: str) -> int:
     named = case.model.named_parameters()
     for name, stages in holders(case.model, cut).items():
         sharing = len({rank_of[k] for k in stages})
-        moved += 2 * (sharing - 1) * named[name].data.nbytes
+        moved += 2 * (sharing - 1) * named[name].data.nbytes * named[name].requires_grad
     return moved
 
 

@@ -1,0 +1,187 @@
+"""Programs as values: every schedule, enumerated; what is in them, and in which order."""
+
+import pytest
+
+from minidist.pipeline_parallel import add_communication, programs, validate
+from minidist.pipeline_parallel.actions import (
+    SENDS,
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    Stuck,
+    Transfer,
+    Update,
+    in_order,
+    other_end,
+)
+from minidist.pipeline_parallel.executor import tag
+from minidist.planning import simulate
+from tests.pipeline_parallel.oracles import is_valid
+from tests.strategies import SYNCHRONOUS, every_program
+
+SOME = (1, 2, 3, 4, 5, 6), (1, 2, 3, 6)
+ALL = (1, 2, 3, 4, 5, 6), tuple(range(1, 13))
+grid = pytest.mark.parametrize("ps, ms", [SOME, pytest.param(*ALL, marks=pytest.mark.slow)])
+
+
+def places(made):
+    """Return {(sign, stage, micro-batch): (rank, position)}; fail where one is there twice."""
+    found = {}
+    for r, program in enumerate(made):
+        for at, a in enumerate(program):
+            if not isinstance(a, Transfer | Update):
+                key = a.sign, made.placement[r][a.chunk], a.micro_batch
+                assert key not in found, key
+                found[key] = r, at
+    return found
+
+
+@grid
+def test_every_micro_batch_goes_once_through_every_stage_forward_and_back(ps, ms):
+    for what, made, p, m in every_program(ps, ms):
+        stages = {k for own in made.placement for k in own}
+        found, count = places(made), 0
+        for k in stages:
+            for i in range(m):
+                f, b = found["F", k, i], found.get(("B", k, i))
+                count += 2
+                if b is None:
+                    b, w = found["I", k, i], found["W", k, i]
+                    count += 1
+                    assert w[0] == b[0] and w > b, (what, p, m)
+                assert f[0] == b[0] and f < b, (what, p, m)
+        assert count == len(found), (what, p, m)
+
+
+@grid
+def test_there_is_an_order_in_which_each_action_comes_after_what_it_needs(ps, ms):
+    for what, made, p, m in every_program(ps, ms):
+        last = max(k for own in made.placement for k in own)
+        done, count = set(), 0
+        for ready in in_order(made):
+            for r, a in ready:  # those of one round need nothing of each other
+                k, i = made.placement[r][a.chunk], a.micro_batch
+                if isinstance(a, Forward):
+                    assert k == 0 or ("F", k - 1, i) in done, (what, p, m)
+                elif isinstance(a, Backward | BackwardInput):
+                    assert ("F", k, i) in done, (what, p, m)
+                    assert k == last or ("b", k + 1, i) in done, (what, p, m)
+                elif isinstance(a, BackwardWeight):
+                    assert ("b", k, i) in done, (what, p, m)
+            for r, a in ready:
+                back = isinstance(a, Backward | BackwardInput)
+                done.add(("b" if back else a.sign, made.placement[r][a.chunk], a.micro_batch))
+                count += 1
+        assert count == sum(map(len, made)), (what, p, m)
+
+
+@grid
+@pytest.mark.parametrize("safe", [False, True])
+def test_sends_and_receives_pair_up_with_one_tag_and_one_message_of_room_is_enough(ps, ms, safe):
+    for what, made, p, m in every_program(ps, ms):
+        full = add_communication(made, rendezvous_safe=safe)
+        assert [[a for a in program if not isinstance(a, Transfer)] for program in full] == made
+        sends, receives, tags = [], [], set()
+        for r, program in enumerate(full):
+            for a in program:
+                if isinstance(a, Transfer) and type(a) in SENDS:
+                    sends.append((r, a))
+                    partner = other_end(a, r)
+                    assert tag(a) == tag(partner) and other_end(partner, a.peer) == a
+                    assert (r, a.peer, tag(a)) not in tags, (what, p, m)
+                    tags.add((r, a.peer, tag(a)))
+                elif isinstance(a, Transfer):
+                    receives.append((a.peer, other_end(a, r)))
+        assert sorted(sends, key=str) == sorted(receives, key=str), (what, p, m)
+        validate(full, p, m)
+        simulate(full, buffer=1)
+        if safe:
+            simulate(full, buffer=0)
+
+
+@grid
+def test_validate_and_the_oracle_accept_every_program(ps, ms):
+    for what, made, p, m in every_program(ps, ms):
+        validate(made, p, m)
+        assert is_valid(made, m), (what, p, m)
+
+
+def test_at_rendezvous_some_programs_deadlock_unless_they_are_made_safe():
+    stuck = []
+    for what, made, p, m in every_program((2, 3, 4), (2, 4)):
+        try:
+            simulate(add_communication(made), buffer=0)
+        except Stuck as error:
+            assert error.waiting and all(isinstance(a, Transfer) for a in error.waiting.values())
+            stuck.append(what.split(",")[0])
+    assert {"1f1b", "zb_h1", "zb_v", "interleaved"} <= set(stuck)
+    assert "layer_split" not in stuck and "gpipe" not in stuck
+
+
+def test_programs_read_like_the_pictures_in_the_papers():
+    def text(schedule, *args, **options):
+        return [" ".join(map(str, program)) for program in programs(schedule, *args, **options)]
+
+    assert text("gpipe", 2, 3)[1] == "F0 F1 F2 B2 B1 B0"
+    assert text("1f1b", 3, 4) == [
+        "F0 F1 F2 B0 F3 B1 B2 B3",
+        "F0 F1 B0 F2 B1 F3 B2 B3",
+        "F0 B0 F1 B1 F2 B2 F3 B3",
+    ]
+    assert text("interleaved", 2, 2, chunks=2) == [
+        "F0 F1 F0.1 F1.1 B0.1 B1.1 B0 B1",
+        "F0 F1 F0.1 B0.1 F1.1 B1.1 B0 B1",
+    ]
+    assert text("zb_h1", 2, 3) == [
+        "F0 F1 I0 W0 F2 I1 W1 I2 W2",
+        "F0 I0 F1 I1 W0 F2 I2 W1 W2",
+    ]
+    assert text("zb_h2", 2, 3)[0] == "F0 F1 F2 I0 W0 I1 W1 I2 W2"
+    assert text("zb_v", 1, 1) == ["F0 F0.1 I0.1 W0.1 I0 W0"]
+    assert text("1f1b", 1, 2, weights_last=True) == ["F0 I0 F1 I1 W0 W1"]
+    assert text("pipedream", 2, 2) == ["F0 F1 B0 U0 B1 U1", "F0 B0 U0 F1 B1 U1"]
+    assert text("pipedream", 3, 3, replicas=[2, 1]) == [
+        "F0 F2 B0 U1 B2 U2",
+        "F1 B1 U1 U2",
+        "F0 B0 U0 F1 B1 U1 F2 B2 U2",
+    ]
+    assert text("pipedream_2bw", 2, 3, update_every=2)[1] == "F0 B0 F1 B1 U1 F2 B2 U2"
+    made = add_communication(programs("1f1b", 2, 1))
+    assert [" ".join(map(str, program)) for program in made] == [
+        "F0 >F0 <B0 B0",
+        "<F0 F0 B0 >B0",
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments, options, message",
+    [
+        (("magic", 2, 2), {}, "unknown schedule 'magic'; there is layer_split, gpipe, 1f1b"),
+        (("gpipe", 0, 2), {}, "one or more ranks, not 0"),
+        (("gpipe", 2, 0), {}, "one or more micro-batches, not 0"),
+        (("interleaved", 2, 2, 0), {}, "one or more chunks, not 0"),
+        (("interleaved", 4, 7, 2), {}, "7 of them .* use 8"),
+        (("interleaved", 4, 1, 2), {}, "use 4"),
+        (("interleaved", 4, 9, 2), {}, "use 8"),
+        (("1f1b", 2, 2, 2), {}, "1f1b has one chunk per rank, not 2; interleaved has more"),
+        (("pipedream", 2, 2, 2), {}, "pipedream has one chunk per rank, not 2"),
+        (("zb_v", 2, 2, 3), {}, "zb_v has two chunks per rank, not 3"),
+        (("pipedream_2bw", 4, 8), {"update_every": 2}, "3 or more .* not update_every=2"),
+        (("pipedream_2bw", 1, 8), {"update_every": 0}, "not update_every=0"),
+        (("pipedream", 4, 8), {"replicas": [2, 1]}, r"\[2, 1\] .* are 3 ranks, there are 4"),
+        (("pipedream", 3, 8), {"replicas": [3, 0]}, "give every stage one or more, 3 in all"),
+        (("pipedream", 3, 8), {"replicas": []}, "give every stage one or more, 3 in all"),
+        (("pipedream", 2, 8), {"weights_last": True}, "updates the weights .* without weights_last"),
+        (("pipedream_2bw", 2, 8), {"weights_last": True}, "updates the weights .* without weights_last"),
+    ],
+)
+def test_what_no_program_can_be_is_refused_with_a_reason(arguments, options, message):
+    with pytest.raises(ValueError, match=message):
+        programs(*arguments, **options)
+
+
+def test_every_synchronous_schedule_is_enumerated():
+    from minidist.pipeline_parallel import SCHEDULES
+
+    assert {*SYNCHRONOUS, "pipedream", "pipedream_2bw"} == set(SCHEDULES)
