@@ -52,7 +52,9 @@ class Pipeline:
         self.group, self.m, self.loss = group, micro_batches, loss
         bare = programs(schedule, group.size, micro_batches, chunks, **options)
         if updates(bare):
-            raise ValueError(f"{schedule} updates the weights itself, stage by stage; use PipeDream")
+            raise ValueError(
+                f"{schedule} updates the weights itself, stage by stage; use PipeDream"
+            )
         self.programs = add_communication(bare, rendezvous_safe)
         placement, last = bare.placement, last_stage(bare.placement)
         self.cut = cut_of(len(model.layers), last + 1, cut)

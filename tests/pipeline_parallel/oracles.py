@@ -133,7 +133,11 @@ def _updates_are_right(programs, m, stages):
                     return False
                 for i in applied:
                     later = mine[mine.index(Update(i, c)) :]
-                    if any(isinstance(a, Backward | BackwardWeight) for a in later if a.micro_batch <= i):
+                    if any(
+                        isinstance(a, Backward | BackwardWeight)
+                        for a in later
+                        if a.micro_batch <= i
+                    ):
                         return False
                 lists.add(tuple(applied))
         if len(lists) != 1 or not max(lists) or max(max(lists)) != m - 1:

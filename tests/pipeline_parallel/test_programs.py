@@ -172,8 +172,16 @@ def test_programs_read_like_the_pictures_in_the_papers():
         (("pipedream", 4, 8), {"replicas": [2, 1]}, r"\[2, 1\] .* are 3 ranks, there are 4"),
         (("pipedream", 3, 8), {"replicas": [3, 0]}, "give every stage one or more, 3 in all"),
         (("pipedream", 3, 8), {"replicas": []}, "give every stage one or more, 3 in all"),
-        (("pipedream", 2, 8), {"weights_last": True}, "updates the weights .* without weights_last"),
-        (("pipedream_2bw", 2, 8), {"weights_last": True}, "updates the weights .* without weights_last"),
+        (
+            ("pipedream", 2, 8),
+            {"weights_last": True},
+            "updates the weights .* without weights_last",
+        ),
+        (
+            ("pipedream_2bw", 2, 8),
+            {"weights_last": True},
+            "updates the weights .* without weights_last",
+        ),
     ],
 )
 def test_what_no_program_can_be_is_refused_with_a_reason(arguments, options, message):

@@ -52,7 +52,9 @@ def changed(made, random):
     program = made[rank]
     at, to = random.randrange(len(program)), random.randrange(len(program))
     a = program[at]
-    match random.choice(["double", "drop", "move", "swap", "give", "number", "chunk", "kind", "peer"]):
+    match random.choice(
+        ["double", "drop", "move", "swap", "give", "number", "chunk", "kind", "peer"]
+    ):
         case "double":
             program.insert(to, a)
         case "drop":
