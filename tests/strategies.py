@@ -118,7 +118,7 @@ def linear_extensions(draw, max_p=4, max_m=4):
     placement = draw(st.sampled_from([looped(p, 1), looped(p, 2), looped(p, 3), v_shaped(p)]))
     random = draw(st.randoms(use_true_random=False))
     where = {k: (r, c) for r, own in enumerate(placement) for c, k in enumerate(own)}
-    ahead = []  # per micro-batch, what is still to come; and weight halves, of which any may be next
+    ahead = []  # per micro-batch, what is still to come; beside them, weight halves
     for i in range(m):
         path = [(where[k][0], Forward(i, where[k][1])) for k in sorted(where)]
         for k in sorted(where, reverse=True):

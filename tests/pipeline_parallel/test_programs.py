@@ -109,7 +109,7 @@ def test_validate_and_the_oracle_accept_every_program(ps, ms):
 
 def test_at_rendezvous_some_programs_deadlock_unless_they_are_made_safe():
     stuck = []
-    for what, made, p, m in every_program((2, 3, 4), (2, 4)):
+    for what, made, *_ in every_program((2, 3, 4), (2, 4)):
         try:
             simulate(add_communication(made), buffer=0)
         except Stuck as error:

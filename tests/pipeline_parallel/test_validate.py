@@ -1,4 +1,4 @@
-"""`validate` against an oracle that says the same in another way, on programs that chance changed."""
+"""`validate` against an oracle that says the same in another way, on programs changed by chance."""
 
 import re
 from dataclasses import replace
@@ -191,7 +191,7 @@ def test_replicas_that_do_not_update_together_are_found():
     made = programs("pipedream", 3, 4, replicas=[2, 1])  # rank 2's F3 waits for what rank 1 never
     made[1].remove(Update(1))  # comes to, since rank 0 takes no update without it
     made[1].append(Update(1))
-    with pytest.raises(ValueError, match="comes before|deadlock"):
+    with pytest.raises(ValueError, match=r"comes before|deadlock"):
         validate(made, 3, 4)
 
 

@@ -125,11 +125,8 @@ def test_a_clock_that_ticks_says_the_same(drawn, f, i, w, latency, buffer, safe)
 
 
 def test_a_deadlock_names_the_action_before_which_each_rank_waits():
-    made = Programs([[Forward(0), Backward(0)], [Backward(0), Forward(0)]])
-    with pytest.raises(
-        Stuck, match="rank 0 before B0, rank 1 before B0|rank 0 before B0"
-    ) as caught:
-        simulate(Programs([made[0], [Forward(1), Backward(1)]]))
+    with pytest.raises(Stuck, match="rank 0 before B0, rank 1 before F1") as caught:
+        simulate(Programs([[Forward(0), Backward(0)], [Forward(1), Backward(1)]]))
     assert caught.value.waiting == {0: Backward(0), 1: Forward(1)}
     sends = [[SendActivation(0, 0, 1, 0)], [SendActivation(0, 0, 0, 0)]]
     with pytest.raises(Stuck) as caught:
