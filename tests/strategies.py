@@ -2,6 +2,7 @@
 
 from collections import deque
 from contextlib import contextmanager
+from itertools import pairwise
 from unittest import mock
 
 import numpy as np
@@ -134,6 +135,36 @@ def linear_extensions(draw, max_p=4, max_m=4):
         if not steps:
             ahead.remove(steps)
     return Programs(result, placement), p, m
+
+
+@st.composite
+def pipelines(draw, max_p=4, max_m=8):
+    """Draw how a synchronous pipeline is run: a dictionary with p, m, chunks and all the options.
+
+    m is anything, also more than there are examples and less than there are stages. `stages` are
+    the virtual ones.
+    """
+    schedule = draw(st.sampled_from(SYNCHRONOUS))
+    p = draw(st.integers(1, max_p))
+    chunks = draw(st.integers(1, 3 if p < 3 else 2)) if schedule == "interleaved" else 1
+    m = draw(st.integers(1, max_m))
+    if schedule == "interleaved":
+        m = p * max(1, m // p)
+    options = {
+        "recompute": draw(st.booleans()),
+        "rendezvous_safe": draw(st.booleans()),
+        "weights_last": draw(st.booleans()),
+    }
+    stages = p * (2 if schedule == "zb_v" else chunks)
+    more = {"schedule": schedule, "micro_batches": m, "chunks": chunks}
+    return {"p": p, "stages": stages, "options": more | options}
+
+
+@st.composite
+def cuts(draw, layers, stages):
+    """Draw a cut of so many layers into contiguous stages, even or not."""
+    between = st.permutations(range(1, layers)).map(lambda order: sorted(order[: stages - 1]))
+    return [range(a, b) for a, b in pairwise([0, *draw(between), layers])]
 
 
 def with_or_without_communication(drawn):

@@ -1,4 +1,4 @@
-"""The executor on real ranks with stages that count: every parameter gets every micro-batch once."""
+"""The executor on real ranks, with stages that count: each parameter gets each micro-batch once."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from minidist import nn
-from minidist.errors import CommError, Deadlock, RankDied, RankFailed
+from minidist.errors import CommError, RankDied, RankFailed
 from minidist.events import EventLog
 from minidist.pipeline_parallel import Pipeline, add_communication, programs
 from minidist.pipeline_parallel.actions import (
@@ -200,7 +200,7 @@ def test_ranks_that_do_not_agree_how_many_micro_batches_there_are_end_in_an_erro
         m = 4 - group.rank
         Pipeline(model, group, "1f1b", m).backward(arrays(4, 3), np.zeros(4, int))
 
-    with pytest.raises(Deadlock, match="waits in recv"):
+    with pytest.raises(CommError, match=r"logits .* need targets|waits in recv"):
         cluster(2, transport).run(worker, timeout=20)
 
 
@@ -215,7 +215,7 @@ def test_a_rank_that_raises_or_is_killed_in_the_middle_ends_the_run_and_leaves_n
             def forward(i):
                 if i == 2 and how == "raise":
                     raise ArithmeticError("in the middle")
-                if i == 2:
+                if i == 2 and how == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
                 run(i)
 

@@ -1,0 +1,302 @@
+"""Every synchronous schedule, on real ranks, leaves what one device does: losses, gradients, steps.
+
+Drawn are models, batches, cuts and options; the full grid of schedules, ranks and micro-batches
+runs with -m slow.
+"""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from minidist import Tensor, datasets, nn, optim
+from minidist.errors import RankFailed
+from minidist.pipeline_parallel import Pipeline
+from minidist.pipeline_parallel.stage import micro_batches
+from minidist.tools.strategies import Case
+from tests.pipeline_parallel.training import STEPS, assert_equals_one_device
+from tests.strategies import SYNCHRONOUS, arrays, cuts, pipelines, seeds
+
+
+def mlp_case(widths, examples, seed, activation="gelu", dtype="float64"):
+    model = nn.MLP(widths, activation, seed=seed % 100, dtype=dtype)
+    targets = np.random.default_rng(seed).integers(0, widths[-1], examples)
+    return Case("MLP", model, arrays(examples, widths[0], seed=seed, dtype=dtype), targets)
+
+
+def transformer_case(depth, examples, seed, tied, dropout, dtype="float64"):
+    model = nn.Transformer(
+        7, 4, 2, depth, 3, seed=seed % 100, dtype=dtype, tied=tied, dropout=dropout
+    )
+    tokens, targets = np.random.default_rng(seed).integers(0, 7, (2, examples, 3))
+    return Case("Transformer", model, tokens, targets, seed=seed)
+
+
+@settings(max_examples=150)
+@given(pipeline=pipelines(), data=st.data(), seed=seeds)
+def test_an_mlp(cluster, pipeline, data, seed):
+    """Uneven layers and cuts; some parameters frozen; a batch from one example."""
+    stages = pipeline["stages"]
+    layers = stages + data.draw(st.integers(0, 2))
+    widths = data.draw(st.lists(st.integers(1, 6), min_size=layers + 1, max_size=layers + 1))
+    widths[-1] = max(2, widths[-1])
+    examples = data.draw(st.integers(1, 9))
+    case = mlp_case(widths, examples, seed, data.draw(st.sampled_from(["relu", "gelu"])))
+    names = list(case.model.named_parameters())
+    if frozen := data.draw(st.sets(st.sampled_from(names), max_size=3)):
+        case.model.freeze(*frozen)
+    cut = data.draw(st.none() | cuts(layers, stages))
+    m = pipeline["options"]["micro_batches"]
+    event("m > examples" if m > examples else "m <= examples")
+    event("m < stages" if m < stages else "m >= stages")
+    assert_equals_one_device(cluster(pipeline["p"]), case, STEPS, cut=cut, **pipeline["options"])
+
+
+@settings(max_examples=120)
+@given(
+    pipeline=pipelines(),
+    data=st.data(),
+    seed=seeds,
+    tied=st.booleans(),
+    dropout=st.sampled_from([0.0, 0.3]),
+)
+def test_a_transformer(cluster, pipeline, data, seed, tied, dropout):
+    """Tied and not, with dropout and without."""
+    stages = pipeline["stages"]
+    layers = max(2, stages) + data.draw(st.integers(0, 1))
+    examples = data.draw(st.integers(1, 6))
+    case = transformer_case(layers - 2, examples, seed, tied, dropout)
+    if data.draw(st.booleans()):
+        names = list(case.model.named_parameters())
+        case.model.freeze(data.draw(st.sampled_from(names)))
+    cut = data.draw(st.none() | cuts(layers, stages))
+    assert_equals_one_device(cluster(pipeline["p"]), case, STEPS, cut=cut, **pipeline["options"])
+
+
+@settings(max_examples=15)
+@given(pipeline=pipelines(), seed=seeds)
+def test_in_float32_within_its_own_bound(cluster, pipeline, seed):
+    """1e-4 of the largest element, where float64 is held to 1e-9; SGD, since Adam divides by what
+    may be rounding.
+    """
+    case = mlp_case([5, *[4] * pipeline["stages"], 3], 6, seed, dtype="float32")
+    options = {"optimizer": sgd, **pipeline["options"]}
+    assert_equals_one_device(cluster(pipeline["p"]), case, STEPS, bound=1e-4, **options)
+
+
+def sgd(parameters):
+    return optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+@settings(max_examples=20)
+@given(pipeline=pipelines(), seed=seeds)
+def test_small_integers_come_out_equal_to_the_last_bit(cluster, pipeline, seed):
+    """ReLU, squared error, 2^k targets: every sum is exact, in whatever order."""
+    random = np.random.default_rng(seed)
+    model = nn.MLP([4, *[3] * (pipeline["stages"] - 1), 4], "relu", dtype="float64")
+    for p in model.parameters():
+        p.data[...] = random.integers(-2, 3, p.shape)
+    x, y = random.integers(-2, 3, (2, 8, 4)).astype(float)
+    case = Case("integers", model, x, y, nn.squared_error)
+    rule = {"optimizer": halves}
+    ranks = cluster(pipeline["p"])
+    assert_equals_one_device(ranks, case, 1, bound=0.0, **rule, **pipeline["options"])
+
+
+def halves(parameters):
+    return optim.SGD(parameters, lr=2.0**-4)
+
+
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_a_residual_network_on_the_digits_cut_by_layers(cluster, schedule, p):
+    images, labels = datasets.digits()
+    model = nn.ResidualMLP(64, 12, 4, 10, dtype="float64")
+    case = Case("residual", model, images[:14].astype("float64"), labels[:14])
+    options = {"schedule": schedule, "micro_batches": 6, "chunks": 1}
+    if schedule == "interleaved":
+        options["chunks"] = 2
+    assert_equals_one_device(cluster(p), case, STEPS, **options)
+
+
+FULL = [
+    (schedule, p, m)
+    for schedule, p, m in product(SYNCHRONOUS, range(1, 6), range(1, 13))
+    if schedule != "interleaved" or m % p == 0
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["mlp", "tied", "untied"])
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+def test_the_full_grid(cluster, schedule, kind):
+    for number, (_, p, m) in enumerate(row for row in FULL if row[0] == schedule):
+        chunks = 2 if schedule == "interleaved" else 1
+        stages = p * (2 if schedule in ("interleaved", "zb_v") else 1)
+        if kind == "mlp":
+            case = mlp_case([3 + i % 3 for i in range(stages + 2)], 7, number)
+        else:
+            case = transformer_case(max(0, stages - 2), 5, number, kind == "tied", 0.2)
+        for recompute, last, safe in product([False, True], repeat=3):
+            options = {"recompute": recompute, "weights_last": last, "rendezvous_safe": safe}
+            more = {"schedule": schedule, "micro_batches": m, "chunks": chunks}
+            assert_equals_one_device(cluster(p), case, 1 + recompute, **more, **options)
+
+
+class Deaf(nn.Module):
+    """A layer whose output does not depend on its input."""
+
+    def __init__(self, width):
+        self.weight = nn.module.draw("deaf.weight", (1, width), 1.0, 0, "float64")
+
+    def forward(self, x, randomness=None):
+        return self.weight * Tensor(np.ones((len(x.data), 1)))
+
+
+class Idle(nn.Linear):
+    """A linear layer with a parameter that it does not use."""
+
+    def __init__(self, width, name):
+        super().__init__(width, width, name=name, dtype="float64")
+        self.unused = nn.module.draw(f"{name}.unused", (2, 2), 1.0, 0, "float64")
+
+
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+def test_unused_parameters_have_no_gradient_and_a_stage_that_ignores_its_input_sends_zeros(
+    cluster, schedule
+):
+    linear = nn.Linear(3, 3, name="first", activation="relu", dtype="float64")
+    for layers in (
+        [linear, Idle(3, "a"), Idle(3, "b"), Idle(3, "c")],
+        [linear, Idle(3, "a"), Deaf(3), Idle(3, "c")],
+    ):
+        case = Case("odd", nn.Sequential(layers), arrays(4, 3), np.array([0, 1, 2, 1]))
+        options = {"schedule": schedule, "micro_batches": 2, "chunks": 1}
+        if schedule == "interleaved":
+            options["chunks"] = 2
+        for recompute in (False, True):
+            more = {"recompute": recompute, **options}
+            assert_equals_one_device(cluster(2), case, 1, **more)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "zb_h1"])
+def test_stages_that_are_all_frozen_pass_the_gradient_on(cluster, schedule):
+    for frozen in ([0], [1], [2], [0, 1], [1, 2], [0, 1, 2]):
+        for case in (mlp_case([3, 4, 4, 3], 5, 1), transformer_case(1, 5, 1, False, 0.2)):
+            names = [n for i in frozen for n in case.model.layers[i].named_parameters()]
+            case.model.freeze(*names)
+            if case.inputs.dtype.kind == "f" or len(frozen) < 3:
+                assert_equals_one_device(cluster(3), case, 2, schedule=schedule, micro_batches=3)
+
+
+def test_several_batches_add_up_before_a_step_also_in_a_tied_weight(cluster):
+    """Gradients of two batches, without zero_grad between: the sum of both, each summed once."""
+
+    def worker(group, case):
+        pipeline = Pipeline(case.model, group, "1f1b", 2)
+        for rows in (slice(0, 3), slice(3, 6)):
+            pipeline.backward(case.inputs[rows], case.targets[rows])
+        return pipeline.named_parameters()["embedding.token.weight"].grad.copy()
+
+    case = transformer_case(1, 6, 3, tied=True, dropout=0.0)
+    want = cluster(1).run(worker, case)[0]
+    first, middle, last = cluster(3).run(lambda group, case: safely(worker, group, case), case)
+    assert middle is None
+    np.testing.assert_allclose(first, want, rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(first, last)
+
+
+def safely(worker, group, case):
+    try:
+        return worker(group, case)
+    except KeyError:
+        return None
+
+
+def test_a_frozen_tied_weight_is_neither_summed_nor_sent(cluster):
+    def worker(group, case):
+        pipeline = Pipeline(case.model, group, "1f1b", 2)
+        pipeline.backward(case.inputs, case.targets)
+        return [name for name, shared in pipeline.shared.items() if shared is not None]
+
+    case = transformer_case(0, 4, 3, tied=True, dropout=0.0)
+    assert cluster(2).run(worker, case) == [["embedding.token.weight"]] * 2
+    case.model.freeze("embedding.token.weight")
+    assert cluster(2).run(worker, case) == [[], []]
+
+
+def test_the_input_may_be_a_tensor_whose_gradient_is_wanted(cluster):
+    def worker(group):
+        x, model = Tensor(arrays(5, 3), requires_grad=True), nn.MLP([3, 4, 2], dtype="float64")
+        loss = Pipeline(model, group, "1f1b", 3).backward(x, np.array([0, 1, 1, 0, 1]))
+        return loss, x.grad
+
+    ((want_loss, want),) = cluster(1).run(worker)
+    (zero, got), (loss, nothing) = cluster(2).run(worker)
+    assert zero == 0 and nothing is None and loss == pytest.approx(want_loss, rel=1e-12)
+    np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+def test_where_the_examples_stand_in_the_data_set_is_passed_on_to_dropout(cluster):
+    def worker(group, examples, step):
+        model = nn.Transformer(5, 4, 2, 1, 3, dtype="float64", dropout=0.5)
+        tokens = np.arange(12).reshape(4, 3) % 5
+        pipeline = Pipeline(model, group, "gpipe", 2)
+        return pipeline.backward(tokens, tokens, seed=1, step=step, examples=examples)
+
+    def loss(size, *args):
+        return sum(cluster(size, "thread").run(worker, *args))
+
+    assert loss(1, None, 0) == pytest.approx(loss(2, np.arange(4), 0), rel=1e-12)
+    assert loss(1, np.arange(4) + 7, 2) == pytest.approx(loss(2, np.arange(4) + 7, 2), rel=1e-12)
+    assert abs(loss(1, None, 0) - loss(1, np.arange(4) + 7, 0)) > 1e-6
+    assert abs(loss(1, None, 0) - loss(1, None, 1)) > 1e-6
+
+
+def test_the_layers_of_other_ranks_are_not_kept(cluster):
+    def worker(group):
+        pipeline = Pipeline(nn.MLP([3, 4, 5, 2]), group, "1f1b", 2, cut=[range(2), range(2, 3)])
+        return list(pipeline.named_parameters())
+
+    first, last = cluster(2, "thread").run(worker)
+    assert first == ["layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias"]
+    assert last == ["layers.2.weight", "layers.2.bias"]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"schedule": "magic"}, "unknown schedule 'magic'"),
+        ({"schedule": "gpipe", "micro_batches": 0}, "one or more micro-batches, not 0"),
+        ({"schedule": "pipedream"}, "stage by stage; use PipeDream"),
+        ({"schedule": "interleaved", "chunks": 2, "micro_batches": 3}, "use 4"),
+        ({"schedule": "interleaved", "chunks": 2}, "cannot cut 3 layers into 4 stages; use at mo"),
+        ({"cut": [range(1), range(2, 3)]}, "does not cut 3 layers into 2 contiguous stages"),
+        ({"cut": [range(3)]}, "does not cut 3 layers into 2 contiguous stages"),
+        ({"cut": [range(2, 3), range(2)]}, "in order"),
+        ({"schedule": "1f1b", "chunks": 2}, "1f1b has one chunk per rank"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_with_a_reason(cluster, options, message):
+    def worker(group):
+        Pipeline(nn.MLP([3, 4, 5, 2]), group, **options)
+
+    with pytest.raises(RankFailed, match=message) as caught:
+        cluster(2, "thread").run(worker)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_wrong_number_of_micro_batches_and_uneven_targets_are_refused(cluster):
+    def worker(group):
+        pipeline = Pipeline(nn.MLP([3, 4]), group, "gpipe", 4)
+        pipeline.run(micro_batches(arrays(6, 3), np.zeros(6, int), 3))
+
+    with pytest.raises(RankFailed, match="the programs are for 4 micro-batches, not 3"):
+        cluster(1, "thread").run(worker)
+    with pytest.raises(ValueError, match="1 micro-batch or more, not 0"):
+        micro_batches(arrays(6, 3), np.zeros(6, int), 0)
+    with pytest.raises(ValueError, match="6 inputs and 5 targets: they must agree"):
+        micro_batches(arrays(6, 3), np.zeros(5, int), 2)

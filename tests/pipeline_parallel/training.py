@@ -1,0 +1,99 @@
+"""A pipeline on real ranks beside one device: losses, all gradients, weights after some steps."""
+
+import copy
+
+import numpy as np
+
+from minidist import optim
+from minidist.pipeline_parallel import Pipeline
+from minidist.pipeline_parallel.stage import MicroBatch
+from minidist.rng import Randomness
+from minidist.tools.compare import compare
+from minidist.tools.strategies import INPUT, collect
+from minidist.tools.strategies.cases import as_input
+
+STEPS = 3
+
+
+def adamw(parameters):
+    """AdamW with a large eps: some gradients are zero but for rounding, which 1e-8 would raise."""
+    return optim.AdamW(parameters, lr=0.01, weight_decay=0.1, eps=1e-4)
+
+
+def pipeline_worker(group, case, steps, options, optimizer=adamw):
+    """Train some steps; return per step the loss and this rank's gradients; and its weights."""
+    pipeline = Pipeline(case.model, group, loss=case.loss, **options)
+    own = [p for p in pipeline.parameters() if p.requires_grad]
+    rule, found = optimizer(own) if own else None, []
+    for step in range(steps):
+        batch = micro_batches_of(case, pipeline.m, step)
+        loss = pipeline.run(batch)
+        rows = [getattr(part.inputs, "grad", None) for part in batch]
+        mine = collect(pipeline.model)
+        if not any(row is None for row in rows):
+            mine[INPUT] = np.concatenate(rows)
+        found.append((loss, mine))
+        if rule:
+            rule.step(), rule.zero_grad()
+    return found, pipeline.model.state()
+
+
+def micro_batches_of(case, m, step):
+    """Cut the batch without the library: uneven, some empty, inputs as leaves."""
+    cut, start = [], 0
+    for i in range(m):
+        stop = start + len(case.inputs) // m + (i < len(case.inputs) % m)
+        examples = np.arange(start, stop)
+        inputs = as_input(case.inputs[start:stop])
+        cut.append(
+            MicroBatch(
+                inputs,
+                case.targets[start:stop],
+                Randomness(case.seed, step, examples),
+                case.targets.size,
+            )
+        )
+        start = stop
+    return cut
+
+
+def single_device(case, steps, optimizer=adamw):
+    """Do the same on one device, with one batch."""
+    model = copy.deepcopy(case.model)
+    own = [p for p in model.parameters() if p.requires_grad]
+    rule, found = optimizer(own) if own else None, []
+    for step in range(steps):
+        x = as_input(case.inputs)
+        loss = case.loss(model(x, Randomness(case.seed, step, np.arange(len(x)))), case.targets)
+        if loss.requires_grad:
+            loss.backward()
+        found.append((loss.item(), collect(model, x)))
+        if rule:
+            rule.step(), rule.zero_grad()
+    return found, model.state()
+
+
+def everyones(parts, want):
+    """Merge what the ranks have into one complete dictionary per rank.
+
+    What a rank does not hold it gets from the first one that does. What nobody has is missing.
+    """
+    merged = {}
+    for part in parts:
+        for name, array in part.items():
+            merged.setdefault(name, array)
+    return [{name: part.get(name, merged.get(name)) for name in merged} for part in parts]
+
+
+def assert_equals_one_device(ranks, case, steps=1, bound=1e-9, optimizer=adamw, **options):
+    """Compare losses, gradients by parameter and of the input, and the weights at the end."""
+    found = ranks.run(pipeline_worker, case, steps, options, optimizer)
+    want, weights = single_device(case, steps, optimizer)
+    for step, (loss, gradients) in enumerate(want):
+        losses = [mine[step][0] for mine, _ in found]
+        assert abs(sum(losses) - loss) <= max(bound, 1e-12) * max(1, abs(loss)), (step, losses)
+        parts = [mine[step][1] for mine, _ in found]
+        verdict = compare(everyones(parts, gradients), gradients, bound)
+        assert verdict.ok, f"step {step}: {verdict}"
+    verdict = compare(everyones([state for _, state in found], weights), weights, bound)
+    assert verdict.ok, f"weights: {verdict}"
