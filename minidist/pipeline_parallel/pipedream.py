@@ -176,7 +176,7 @@ class PipeDream:
             self.programs_for(self.group.size, len(minibatches), **self.options)
         )
         self.stage.begin(minibatches)
-        self.stage.weights.begin()
+        self.stage.weights.begin(len(minibatches))
         execute(programs[self.group.rank], self.group, [self.stage])
         return self.stage.losses
 

@@ -48,22 +48,17 @@ class WeightVersions:
         self.flat = FlatParameters([p for p in parameters if p.requires_grad])
         self.optimizer: Optimizer = optimizer(self.flat.parameters)
         self.choose, self.stash = choose, stash
-        buffer = np.concatenate([self.flat.vector, np.zeros(1, self.flat.vector.dtype)])
-        self.newest = buffer
-        self.kept = {0: buffer}  # versions that a forward pass may still choose
-        self.first, self.next = 0, 0  # the version at the stream's beginning; its next minibatch
+        self.newest = np.concatenate([self.flat.vector, np.zeros(1, self.flat.vector.dtype)])
+        self.begin(0)
         self.in_flight: dict[int, np.ndarray] = {}  # minibatch -> the buffer its graph holds
         self.used: list[tuple[str, int, int]] = []
         self.most = 1
-        self._bind(buffer)
+        self.flat.bind(self.newest[:-1])
 
-    def _bind(self, buffer) -> None:
-        self.flat.bind(buffer[:-1])
-
-    def begin(self) -> None:
+    def begin(self, minibatches: int) -> None:
         """Begin a stream of minibatches, numbered from 0, with the newest weights."""
-        self.first, self.next = self.version, 0
-        self.kept = {self.version: self.newest}
+        self.first, self.next, self.stop = self.version, 0, minibatches
+        self.kept = {self.version: self.newest}  # those that a forward pass may still choose
 
     @property
     def version(self) -> int:
@@ -95,7 +90,8 @@ class WeightVersions:
         """Apply the gradients so far to the newest weights."""
         if self.stash:
             after = self.version + 1 - self.first
-            self._forget_before(self.first + self.choose(self.next, after))
+            chosen = self.choose(self.next, after) if self.next < self.stop else after
+            self._forget_before(self.first + chosen)
             self.newest = self.newest.copy()
         self.newest[-1] += 1
         self.kept[self.version] = self.newest
