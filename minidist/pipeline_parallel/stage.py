@@ -3,9 +3,10 @@
     X[B/m, ...] -> [ layers k to l of the model ] -> Y[B/m, ...]      what crosses the boundaries
     dX          <- [            backward        ] <- dY               is one micro-batch's
 
-Between F and B of micro-batch i the stage keeps X (a leaf), Y and the graph between them; between I
-and W what the weights' gradients need. Of the last stage Y is the loss, divided by the number of
-targets of the whole batch; so the micro-batches' gradients, however uneven, only have to be summed.
+Between F and B of micro-batch i the stage keeps X (a leaf) and the graph from it to Y, but not Y
+once it is sent; between I and W what the weights' gradients need. Of the last stage Y is the loss,
+divided by the number of targets of the whole batch; so the micro-batches' gradients, however
+uneven, only have to be summed.
 """
 
 from collections.abc import Callable
@@ -118,7 +119,10 @@ class Stage:
         return y
 
     def output(self, i: int) -> Array:
-        return self.outputs[i].data
+        """Return Y, to be sent to the stage behind; it is kept no longer, only its shape is."""
+        y = self.outputs[i]
+        sent, y.data = y.data, y.xp.broadcast_to(y.data.dtype.type(0), y.shape)
+        return sent
 
     def backward(self, i: int) -> None:
         """dX, and dW added to the parameters' gradients."""

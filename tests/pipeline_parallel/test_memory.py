@@ -1,0 +1,347 @@
+"""What a rank holds, and what it sends: measured on real graphs and ledgers, against the formulas.
+
+Held are the arrays that can be reached from what is in flight: graphs, inputs, outputs, and what is
+put off. Views count as the memory they look at; parameters, and the batch that was given, do not.
+"""
+
+import tracemalloc
+from collections import Counter
+from itertools import product
+
+import numpy as np
+import pytest
+
+from minidist import Tensor, nn
+from minidist.autograd.deferred import Product
+from minidist.events import EventLog
+from minidist.pipeline_parallel import Pipeline, programs
+from minidist.pipeline_parallel.stage import Stage, micro_batches
+from minidist.planning import simulate
+from tests.strategies import arrays
+
+WIDTH, ROWS = 8, 6  # of every layer; examples per micro-batch
+
+
+def base_of(array):
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def bytes_held(roots, excluded):
+    """Return the bytes of all buffers that can be reached from roots, but for those excluded."""
+    seen, buffers, stack = set(), {}, list(roots)
+    while stack:
+        x = stack.pop()
+        if id(x) in seen or x is None or isinstance(x, str | int | float | type | np.dtype):
+            continue
+        seen.add(id(x))
+        if isinstance(x, np.ndarray):
+            buffer = base_of(x)
+            buffers[id(buffer)] = buffer.nbytes
+        elif isinstance(x, nn.Parameter | nn.Module | Stage):
+            continue
+        elif isinstance(x, dict):
+            stack.extend(x.values())
+        elif isinstance(x, list | tuple | set):
+            stack.extend(x)
+        elif callable(x) and getattr(x, "__closure__", None):
+            stack.extend(cell.cell_contents for cell in x.__closure__)
+        elif hasattr(x, "__dict__"):
+            stack.extend(vars(x).values())
+    return sum(size for at, size in buffers.items() if at not in excluded)
+
+
+class Watched(Stage):
+    """A stage that says what it holds, and tells when something is about to change."""
+
+    about_to_change = staticmethod(lambda: None)
+
+    def held(self):
+        given = [x for part in self.batch for x in (part.inputs, part.targets)]
+        given += [part.randomness.examples for part in self.batch]
+        given = [x.data if isinstance(x, Tensor) else x for x in given]
+        given += [x for p in self.parameters() for x in (p.data, p.grad, p.grad_buffer)]
+        excluded = {id(base_of(x)) for x in given if x is not None}
+        return bytes_held([self.inputs, self.outputs, self.put_off], excluded)
+
+    def forward(self, i):
+        self.about_to_change()
+        super().forward(i)
+
+    def _backward(self, i, later):
+        self.about_to_change()
+        super()._backward(i, later)
+
+    def backward_weights(self, micro_batches):
+        self.about_to_change()
+        super().backward_weights(micro_batches)
+
+
+def watched(group, schedule, m, chunks=1, layers=2, options=None):
+    """Return the most bytes that this rank's stages hold together, and their `peak`."""
+    stages = group.size * (2 if schedule == "zb_v" else chunks)
+    model = nn.MLP([WIDTH] * (layers * stages + 1), "gelu", dtype="float64")
+    pipeline = Pipeline(model, group, schedule, m, chunks, **(options or {}))
+    found = []
+    for stage in pipeline.stages:
+        stage.__class__ = Watched
+        stage.about_to_change = lambda: found.append(sum(s.held() for s in pipeline.stages))
+    x, y = arrays(m * ROWS, WIDTH), np.arange(m * ROWS) % WIDTH
+    pipeline.run(micro_batches(x, y, m))
+    assert sum(stage.held() for stage in pipeline.stages) == 0
+    return max(found), [stage.peak for stage in pipeline.stages]
+
+
+def of_one_micro_batch(first, last, recompute=False, layers=2):
+    """Return the bytes that a stage holds of one micro-batch after F, and after I."""
+    model = nn.MLP([WIDTH] * (layers + 2), "gelu", dtype="float64")  # the last is linear alone
+    part = model.layers[1:] if last else model.layers[:-1]
+    stage = Watched(part, first, last, recompute=recompute)
+    stage.begin(micro_batches(arrays(ROWS, WIDTH), np.arange(ROWS) % WIDTH, 1))
+    stage.received[0] = arrays(ROWS, WIDTH)
+    stage.forward(0)
+    if not last:
+        stage.output(0)
+        stage.gradients[0] = arrays(ROWS, WIDTH, seed=1)
+    after_forward = stage.held()
+    stage.backward_input(0)
+    if not first:
+        stage.input_gradient(0)
+    return after_forward, stage.held()
+
+
+ARRAY = ROWS * WIDTH * 8
+KINDS = {"first": (True, False), "middle": (False, False), "last": (False, True)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layers", [2, 3])
+def test_what_a_stage_keeps_of_one_micro_batch_has_a_formula(kind, layers):
+    """Per layer of gelu(X W + b): X, and of gelu its input and its tanh. Y is kept by who uses it.
+
+    After I there are X and dY per layer. The first stage's X is the batch's. The last layer has no
+    gelu; the loss keeps its probabilities, two vectors of indices, of which one is the batch's, and
+    itself.
+    """
+    linear, curved = layers, layers - (kind == "last")
+    loss = ARRAY + ROWS * 8 + 8 if kind == "last" else 0
+    own = ARRAY if kind == "first" else 0
+    after_forward, after_input = of_one_micro_batch(*KINDS[kind], layers=layers)
+    if kind != "last":
+        loss = 8  # of Y, which is sent, a number in place of all: its shape
+    assert after_forward == (linear + 2 * curved) * ARRAY - own + loss
+    assert after_input == 2 * linear * ARRAY - own
+    assert of_one_micro_batch(*KINDS[kind], True, layers)[0] == ARRAY - own + 8
+
+
+def most_in_flight(program, kinds):
+    """Walk through a program and add up what is held, per chunk, of passes after F and after I."""
+    held, most = {}, 0
+    for a in program:
+        most = max(most, sum(held.values()))
+        after_forward, after_input = kinds[a.chunk]
+        if a.sign == "F":
+            held[a.micro_batch, a.chunk] = after_forward
+        elif a.sign == "I":
+            held[a.micro_batch, a.chunk] = after_input
+        else:
+            del held[a.micro_batch, a.chunk]
+    return most
+
+
+def kinds_of(own, stages):
+    return [of_one_micro_batch(k == 0, k == stages - 1) for k in own]
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4])
+@pytest.mark.parametrize("schedule", ["layer_split", "gpipe", "1f1b"])
+def test_measured_activations_are_the_peak_stash_times_those_of_one_micro_batch(
+    cluster, schedule, p
+):
+    for m in (1, 2, 5):
+        peaks = simulate(programs(schedule, p, m)).peak_stash
+        for r, (held, counted) in enumerate(cluster(p, "thread").run(watched, schedule, m)):
+            assert held == peaks[r] * of_one_micro_batch(r == 0, r == p - 1)[0], (r, m)
+            assert counted == [peaks[r]]
+
+
+@pytest.mark.parametrize("schedule, chunks", [("interleaved", 2), ("interleaved", 3), ("zb_v", 1)])
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_of_several_chunks_the_rank_holds_what_its_program_says(cluster, schedule, chunks, p):
+    for m in (p, 2 * p):
+        made = programs(schedule, p, m, chunks)
+        stages = 1 + max(k for own in made.placement for k in own)
+        peaks = simulate(made).peak_stash
+        for r, (held, _) in enumerate(cluster(p, "thread").run(watched, schedule, m, chunks)):
+            kinds = kinds_of(made.placement[r], stages)
+            assert held == most_in_flight(made[r], kinds), (r, m)
+            middle = {0, stages - 1}.isdisjoint(made.placement[r])
+            if schedule == "interleaved" and middle:  # its chunks are alike
+                assert held == peaks[r] * chunks * kinds[0][0]
+
+
+@pytest.mark.parametrize("weights_last", [False, True])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "zb_h2"])
+def test_after_the_input_half_less_is_held_and_its_share_is_exact(cluster, schedule, weights_last):
+    for p, m in ((1, 3), (2, 5), (3, 6)):
+        made = programs(schedule, p, m, weights_last=weights_last)
+        peaks = simulate(made).peak_stash
+        found = cluster(p, "thread").run(watched, schedule, m, 1, 2, {"weights_last": weights_last})
+        for r, (held, counted) in enumerate(found):
+            ((whole, half),) = kinds_of([r], p)
+            assert held == most_in_flight(made[r], [(whole, half)]), (r, m)
+            assert half < whole and held <= peaks[r] * whole and counted == [peaks[r]]
+
+
+def test_with_recompute_gpipe_holds_its_inputs_alone(cluster):
+    found = cluster(3, "thread").run(watched, "gpipe", 6, 1, 2, {"recompute": True})
+    assert [held for held, _ in found] == [6 * 8, 6 * (ARRAY + 8), 6 * (ARRAY + 8)]
+
+
+def test_what_was_received_is_let_go_with_its_backward(cluster):
+    """No array of an earlier micro-batch lives when all is done, and none of an earlier batch."""
+
+    def worker(group):
+        pipeline = Pipeline(nn.MLP([WIDTH] * 5, dtype="float64"), group, "1f1b", 4)
+        for _ in range(2):
+            pipeline.backward(arrays(8, WIDTH), np.zeros(8, int))
+        (stage,) = pipeline.stages
+        kept = (stage.received, stage.gradients, stage.inputs, stage.outputs, stage.put_off)
+        return [len(x) for x in kept]
+
+    assert cluster(3, "thread").run(worker) == [[0] * 5] * 3
+
+
+def traced_peak(group, recompute, m, rows, width, layers):
+    """Return the most bytes that were allocated at once while a batch ran, beyond the start."""
+    model = nn.MLP([width] * (layers * group.size + 1), "gelu", dtype="float64")
+    pipeline = Pipeline(model, group, "gpipe", m, recompute=recompute)
+    batch = micro_batches(arrays(m * rows, width), np.arange(m * rows) % width, m)
+    pipeline.run(batch)  # gradients and what is made once are there
+    tracemalloc.start()
+    try:
+        pipeline.run(batch)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_with_recompute_the_allocator_sees_the_inputs_and_one_micro_batch(cluster):
+    m, rows, width, layers = 12, 64, 32, 6
+    array = rows * width * 8
+    plain = cluster(2).run(traced_peak, False, m, rows, width, layers)
+    less = cluster(2).run(traced_peak, True, m, rows, width, layers)
+    whole = (3 * layers - 1) * array
+    assert plain[0] > m * whole  # the first rank: 12 micro-batches of 17 arrays each
+    assert less[0] < (m + 8) * array + 1.5 * whole  # messages on their way, and one of them
+    assert less[1] < (m + 8) * array + m * array + 1.5 * whole  # the last one: also its inputs
+
+
+# Bytes: what other ranks take, per rank and operation.
+
+
+def ledger_of(group, case_of, schedule, m, chunks, options):
+    model, x, y = case_of(group.size * (2 if schedule == "zb_v" else chunks))
+    pipeline = Pipeline(model, group, schedule, m, chunks, **options)
+    pipeline.backward(x, y)
+    shared = {n: g.ledger.bytes for n, g in pipeline.shared.items() if g is not None}
+    return dict(group.ledger.bytes), shared
+
+
+def transformer(stages, B=5, T=3, C=4):
+    model = nn.Transformer(7, C, 2, max(0, stages - 2), T, dtype="float64", tied=True)
+    return model, np.arange(B * T).reshape(B, T) % 7, np.arange(B * T).reshape(B, T) % 7
+
+
+@pytest.mark.parametrize("safe", [False, True])
+@pytest.mark.parametrize(
+    "schedule, chunks", [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb_h1", 1), ("zb_v", 1)]
+)
+def test_a_boundary_moves_b_t_c_numbers_each_way_and_nothing_else(cluster, schedule, chunks, safe):
+    """Whatever m: B T C itemsize per boundary and direction. Tied: 2 (N - 1)/N S more per rank."""
+    one, S = 5 * 3 * 4 * 8, 7 * 4 * 8
+    for p, m in ((2, 2), (2, 8), (3, 3), (4, 4)):
+        placement = programs(schedule, p, m, chunks).placement
+        holder = {k: r for r, own in enumerate(placement) for k in own}
+        want = Counter()
+        for k in range(len(holder) - 1):
+            if holder[k] != holder[k + 1]:
+                want[holder[k]] += one  # the activation leaves here
+                want[holder[k + 1]] += one  # and the gradient there
+        options = {"rendezvous_safe": safe}
+        found = cluster(p).run(ledger_of, transformer, schedule, m, chunks, options)
+        assert [sent for sent, _ in found] == [{"send": want[r]} for r in range(p)]
+        tied = {holder[0], holder[len(holder) - 1]}
+        for r, (_, shared) in enumerate(found):
+            name = "embedding.token.weight"
+            assert shared == ({name: {"all_reduce": S}} if r in tied and len(tied) > 1 else {})
+
+
+def test_each_micro_batch_is_one_message_each_way(cluster):
+    log = EventLog()
+    cluster(2).run(ledger_of, transformer, "1f1b", 3, 1, {}, log=log)
+    for rank in (0, 1):
+        sends = [e.bytes for e in log.events if e.rank == rank and e.name == "send"]
+        assert sends == [n * 3 * 4 * 8 for n in (2, 2, 1)]  # 5 examples in three
+
+
+# Zero bubble for real: what has been computed when.
+
+
+def products_done(group, schedule, m, weights_last):
+    """Return, per compute action, how many weight gradients have been computed so far."""
+    model = nn.MLP([WIDTH] * (2 * group.size + 1), "gelu", dtype="float64")
+    pipeline = Pipeline(model, group, schedule, m, weights_last=weights_last)
+    (stage,) = pipeline.stages
+    count, found, call = [0], [], Product.__call__
+
+    def counted(self, out=None):
+        count[0] += 1
+        return call(self, out)
+
+    def told(name):
+        method = getattr(stage, name)
+
+        def wrapper(i):
+            method(i)
+            found.append((name, i, count[0], bool(stage.parameters()[0].grad is not None)))
+
+        setattr(stage, name, wrapper)
+
+    for name in ("forward", "backward", "backward_input", "backward_weights"):
+        told(name)
+    Product.__call__ = counted
+    try:
+        pipeline.backward(arrays(m * 2, WIDTH), np.zeros(m * 2, int))
+    finally:
+        Product.__call__ = call
+    return found
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_the_input_half_computes_no_weight_gradient_and_the_weight_half_computes_all(cluster, p):
+    for schedule, m in product(("zb_h1", "zb_h2"), (1, 5)):
+        for found in cluster(p).run(products_done, schedule, m, False):
+            done = 0
+            for name, what, products, has_gradient in found:
+                assert name != "backward"
+                if name == "backward_weights":
+                    done += 2  # of two linear layers, however many micro-batches at once
+                assert products == done and has_gradient == (done > 0), (name, what)
+            halves = [i for name, i, *_ in found if name == "backward_input"]
+            weights = [i for name, run, *_ in found if name == "backward_weights" for i in run]
+            assert halves == weights == list(range(m))
+
+
+def test_weights_last_is_one_product_per_weight(cluster):
+    for found in cluster(2).run(products_done, "1f1b", 6, True):
+        assert [row[0] for row in found[:-1]].count("backward_input") == 6
+        assert found[-1][:3] == ("backward_weights", list(range(6)), 2)
+        assert all(products == 0 and not gradient for _, _, products, gradient in found[:-1])
+
+
+def test_1f1b_computes_both_halves_at_once(cluster):
+    for found in cluster(2, "process").run(products_done, "1f1b", 4, False):
+        backward = [products for name, _, products, _ in found if name == "backward"]
+        assert backward == [2, 4, 6, 8]
