@@ -73,7 +73,7 @@ def single_device(case, steps, optimizer=adamw):
     return found, model.state()
 
 
-def everyones(parts, want):
+def everyones(parts):
     """Merge what the ranks have into one complete dictionary per rank.
 
     What a rank does not hold it gets from the first one that does. What nobody has is missing.
@@ -85,15 +85,19 @@ def everyones(parts, want):
     return [{name: part.get(name, merged.get(name)) for name in merged} for part in parts]
 
 
-def assert_equals_one_device(ranks, case, steps=1, bound=1e-9, optimizer=adamw, **options):
-    """Compare losses, gradients by parameter and of the input, and the weights at the end."""
+def judge(ranks, case, steps=1, bound=1e-9, optimizer=adamw, **options):
+    """Yield (what, is it right, how far off) of every step: losses, gradients; then the weights."""
     found = ranks.run(pipeline_worker, case, steps, options, optimizer)
     want, weights = single_device(case, steps, optimizer)
     for step, (loss, gradients) in enumerate(want):
-        losses = [mine[step][0] for mine, _ in found]
-        assert abs(sum(losses) - loss) <= max(bound, 1e-12) * max(1, abs(loss)), (step, losses)
-        parts = [mine[step][1] for mine, _ in found]
-        verdict = compare(everyones(parts, gradients), gradients, bound)
-        assert verdict.ok, f"step {step}: {verdict}"
-    verdict = compare(everyones([state for _, state in found], weights), weights, bound)
-    assert verdict.ok, f"weights: {verdict}"
+        off = abs(sum(mine[step][0] for mine, _ in found) - loss) / max(1, abs(loss))
+        yield f"loss of step {step}", off <= max(bound, 1e-12), off
+        verdict = compare(everyones([mine[step][1] for mine, _ in found]), gradients, bound)
+        yield f"gradients of step {step}", verdict.ok, verdict
+    verdict = compare(everyones([state for _, state in found]), weights, bound)
+    yield "weights", verdict.ok, verdict
+
+
+def assert_equals_one_device(ranks, case, steps=1, **more):
+    for what, right, off in judge(ranks, case, steps, **more):
+        assert right, f"{what}: {off}"
