@@ -181,6 +181,8 @@ def add_communication(
                      the order of one global replay, so that the earliest unfinished one can always
                      take place
     """
+    if communicates(programs):
+        raise ValueError("these programs have their transfers already; add them once")
     transfers, result = neighbours(programs), [[] for _ in programs]
     for actions in in_order(programs) if rendezvous_safe else _one_by_one(programs):
         for rank, action in actions:

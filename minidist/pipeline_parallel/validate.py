@@ -38,6 +38,8 @@ def validate(programs: list[list[Action]], p: int, m: int) -> None:
     """
     if len(programs) != p:
         raise ValueError(f"there are {len(programs)} programs for {p} ranks")
+    if len(placement_of(programs)) != p:
+        raise ValueError(f"the placement is for {len(placement_of(programs))} ranks, not {p}")
     for rank in range(p):
         _check_rank(programs, rank, m)
     _check_stages(programs, m)
@@ -101,7 +103,7 @@ def _check_stages(programs, m: int) -> None:
         if type(a) is Forward
     )
     for stage in range(1 + last_stage(placement)):
-        rank = next(r for r, own in enumerate(placement) if stage in own)
+        rank = next((r for r, own in enumerate(placement) if stage in own), 0)
         for i in range(m):
             if takes[stage, i] != 1:
                 what = f"micro-batch {i} goes {takes[stage, i]} times, not once, through stage "

@@ -5,13 +5,12 @@ Qi et al., Zero Bubble Pipeline Parallelism (ICLR 2024; arXiv 2401.10241), secti
 (dX = dY W^T); nobody waits for W (dW = X^T dY), which fills what would be a bubble.
 
     zb_h1   at most p micro-batches in flight, as in 1F1B on its first rank:
-            idle (p - 1)(TF + TI - TW)
-    zb_h2   at most 2p - 1 in flight: (p - 1)(TF + TI - 2 TW), counted from a rank's own start
+            idle (p - 1)(TF + TI - TW); if m >= p, TW <= TF and TW <= TI
+    zb_h2   at most 2p - 1 in flight: (p - 1)(TF + TI - 2 TW), counted from a rank's own start;
+            if m >= 2p - 1, TW <= TF and 2 TW <= TF + TI
     zb_v    two chunks per rank, laid out as a V, so that a micro-batch's forward ends, and its
-            backward begins, where it came in: no bubble from a rank's own start where
-            TF = TI = TW, in 1F1B's memory
-
-These hold if TW is at most TF and TI, and m at least p (zb_h1) or 2p - 1 (the others).
+            backward begins, where it came in: no bubble in 1F1B's memory, also counted from a
+            rank's own start; if m >= 2p - 1 and TF = TI = TW
 """
 
 from collections.abc import Iterator

@@ -112,6 +112,10 @@ def simulate(
 
     A deadlock raises Stuck, which names the action before which each rank waits.
     """
+    if buffer is not None and buffer < 0:
+        raise ValueError(f"a buffer has room for 0 or more messages, not {buffer}")
+    if latency < 0 or (bandwidth is not None and not bandwidth > 0):
+        raise ValueError(f"no transfer has latency {latency} and bandwidth {bandwidth}")
     if buffer is not None and not communicates(programs):
         programs = add_communication(programs)
     durations = {Forward: forward, BackwardInput: backward_input, BackwardWeight: backward_weight}
@@ -130,6 +134,8 @@ def _per_chunk(programs, given) -> list[list]:
     placement = placement_of(programs)
     stages, p = 1 + last_stage(placement), len(programs)
     given = list(given) if isinstance(given, list | tuple) else [given] * p
+    if any(time < 0 for time in given):
+        raise ValueError(f"a duration is a number from 0, not {min(given)}")
     if len(given) == p:
         return [[_divided(given[r], len(own)) for _ in own] for r, own in enumerate(placement)]
     if len(given) == stages:

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from minidist import Tensor, datasets, nn, optim
+from minidist import Tensor, datasets, nn, optim, run
 from minidist.errors import RankFailed
 from minidist.pipeline_parallel import Pipeline
 from minidist.pipeline_parallel.stage import micro_batches
-from minidist.tools.strategies import Case
-from tests.pipeline_parallel.training import STEPS, assert_equals_one_device
-from tests.strategies import SYNCHRONOUS, arrays, cuts, pipelines, seeds
+from minidist.tools.compare import compare
+from minidist.tools.strategies import Case, collect, one_device
+from tests.pipeline_parallel.training import STEPS, assert_equals_one_device, everyones
+from tests.strategies import SYNCHRONOUS, arrays, assert_same_bits, cuts, pipelines, seeds
 
 
 def mlp_case(widths, examples, seed, activation="gelu", dtype="float64"):
@@ -238,6 +239,39 @@ def test_the_input_may_be_a_tensor_whose_gradient_is_wanted(cluster):
     (zero, got), (loss, nothing) = cluster(2).run(worker)
     assert zero == 0 and nothing is None and loss == pytest.approx(want_loss, rel=1e-12)
     np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("schedule, chunks", [("1f1b", 1), ("interleaved", 2), ("zb_v", 1)])
+def test_the_bits_do_not_depend_on_who_is_faster(schedule, chunks):
+    """Threads take turns in orders drawn from seeds."""
+
+    def worker(group, case):
+        pipeline = Pipeline(case.model, group, schedule, 4, chunks)
+        loss = pipeline.backward(case.inputs, case.targets)
+        return loss, {name: p.grad.copy() for name, p in pipeline.named_parameters().items()}
+
+    case = mlp_case([3, 4, 5, 4, 3], 7, 0)
+    want = run(worker, 2, case, transport="thread")
+    for seed in range(8):
+        found = run(worker, 2, case, transport="thread", interleaving=seed)
+        for (loss, gradients), (wanted_loss, wanted) in zip(found, want, strict=True):
+            assert loss == wanted_loss
+            assert_same_bits(gradients, wanted)
+
+
+def test_two_pipelines_on_the_halves_of_a_group_do_not_touch_each_other(cluster):
+    def worker(group, cases):
+        half = group.split(group.rank // 2)
+        case = cases[group.rank // 2]
+        pipeline = Pipeline(case.model, half, "zb_h1", 3)
+        pipeline.backward(case.inputs, case.targets)
+        return collect(pipeline.model)
+
+    cases = [transformer_case(2, 5, seed, tied=True, dropout=0.0) for seed in (1, 2)]
+    found = cluster(4).run(worker, cases)
+    for case, parts in zip(cases, (found[:2], found[2:]), strict=True):
+        verdict = compare(everyones(parts), one_device(case))
+        assert verdict.ok, verdict
 
 
 def test_where_the_examples_stand_in_the_data_set_is_passed_on_to_dropout(cluster):

@@ -169,6 +169,16 @@ def test_the_message_names_the_fault_and_marks_it(made, message):
 def test_the_number_of_programs_is_checked():
     with pytest.raises(ValueError, match="there are 2 programs for 3 ranks"):
         validate(one_f_one_b(), 3, 2)
+    with pytest.raises(ValueError, match="the placement is for 1 ranks, not 2"):
+        validate(Programs(one_f_one_b(), [[0]]), 2, 2)
+    with pytest.raises(ValueError, match="micro-batch 0 goes 0 times, not once, through stage 1"):
+        validate(Programs(one_f_one_b(), [[0], [2]]), 2, 2)
+
+
+def test_plain_lists_are_programs_whose_stages_go_round():
+    validate([list(program) for program in programs("interleaved", 2, 4, chunks=2)], 2, 4)
+    with pytest.raises(ValueError, match="have their transfers already"):
+        add_communication(one_f_one_b(full=True))
 
 
 def test_a_micro_batch_that_no_rank_takes_or_two_replicas_take_is_found():

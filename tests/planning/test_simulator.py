@@ -205,6 +205,20 @@ def test_durations_of_a_wrong_length_are_refused(given_durations):
         simulate(programs("zb_v", 2, 2), forward=given_durations)
 
 
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        ({"buffer": -1}, "0 or more messages, not -1"),
+        ({"latency": -1}, "no transfer has latency -1 and bandwidth None"),
+        ({"bandwidth": 0}, "no transfer has latency 0 and bandwidth 0"),
+        ({"forward": [1, -2]}, "a duration is a number from 0, not -2"),
+    ],
+)
+def test_times_that_cannot_be_are_refused(more, message):
+    with pytest.raises(ValueError, match=message):
+        simulate(programs("1f1b", 2, 2), **more)
+
+
 # Closed forms. TF, TI, TW: times of the forward pass and of the two halves of the backward pass of
 # a stage; TB = TI + TW. All numbers are Fractions and all comparisons are ==.
 
