@@ -121,7 +121,9 @@ class Stage:
     def output(self, i: int) -> Array:
         """Return Y, to be sent to the stage behind; it is kept no longer, only its shape is."""
         y = self.outputs[i]
-        sent, y.data = y.data, y.xp.broadcast_to(y.data.dtype.type(0), y.shape)
+        sent = y.data
+        if y.creator is not None:  # else it may be the batch's own input
+            y.data = y.xp.broadcast_to(sent.dtype.type(0), y.shape)
         return sent
 
     def backward(self, i: int) -> None:

@@ -58,7 +58,7 @@ def _check_rank(programs, rank: int, m: int) -> None:
     """Check what can be seen on one rank: foreign and double actions, what is missing, order."""
     chunks = len(placement_of(programs)[rank])
     done: dict[tuple, str] = {}  # {(micro-batch, chunk): signs of what it has been through}
-    last = {}  # {(micro-batch, chunk): where the last of it stands}
+    last = {}  # {(micro-batch, chunk), or an Update: where the last of it stands}
     for at, action in enumerate(programs[rank]):
         if not isinstance(action, (*COMPUTE, *SENDS, *RECEIVES)):
             raise _fault(programs, rank, at, f"{action!r} is no action")
@@ -68,8 +68,9 @@ def _check_rank(programs, rank: int, m: int) -> None:
             raise _fault(programs, rank, at, what + str(chunks - 1))
         so_far = done.get(place, "")
         if type(action) is Update:
-            if action in programs[rank][:at]:
+            if action in last:
                 raise _fault(programs, rank, at, f"{action} comes twice")
+            last[action] = at
             late = next((a for a in programs[rank][at:] if _is_applied_by(a, action)), None)
             if late is not None:
                 raise _fault(programs, rank, at, f"{action} comes before {late}, which it applies")

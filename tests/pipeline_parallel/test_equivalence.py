@@ -4,6 +4,7 @@ Drawn are models, batches, cuts and options; the full grid of schedules, ranks a
 runs with -m slow.
 """
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -272,6 +273,29 @@ def test_two_pipelines_on_the_halves_of_a_group_do_not_touch_each_other(cluster)
     for case, parts in zip(cases, (found[:2], found[2:]), strict=True):
         verdict = compare(everyones(parts), one_device(case))
         assert verdict.ok, verdict
+
+
+class Identity(nn.Module):
+    """A layer that returns what it is given, not a copy of it."""
+
+    def forward(self, x, randomness=None):
+        return x
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_stage_that_returns_its_very_input_leaves_it_as_it_was(cluster, at):
+    def worker(group, case):
+        x = Tensor(case.inputs, requires_grad=True)
+        Pipeline(case.model, group, "zb_h1", 1).run(
+            [replace(part, inputs=x) for part in micro_batches(case.inputs, case.targets, 1)]
+        )
+        return np.array_equal(x.data, case.inputs)
+
+    layers = nn.MLP([3, 4, 3], "gelu", dtype="float64").layers
+    layers.insert(at, Identity())
+    case = Case("identity", nn.Sequential(layers), arrays(4, 3), np.array([0, 2, 1, 1]))
+    assert_equals_one_device(cluster(3), case, 2, schedule="1f1b", micro_batches=2)
+    assert cluster(3).run(worker, case) == [True] * 3
 
 
 def test_where_the_examples_stand_in_the_data_set_is_passed_on_to_dropout(cluster):
