@@ -97,8 +97,8 @@ assert found["gpipe", 32][0][1] > 2 * found["1f1b", 32][0][1]
 #
 # ## Picture
 #
-# Above GPipe, below 1F1B, with B = 2 F. Look at rank 3: it alternates from its first micro-batch
-# on. And look at the right edge.
+# Above GPipe, below 1F1B, with B = 2 F. Rank 3 alternates from its first micro-batch on; rank 0 has
+# four in flight and waits for the first one. Both end at the same time.
 
 # %%
 for schedule in ("gpipe", "1f1b"):
@@ -107,9 +107,9 @@ for schedule in ("gpipe", "1f1b"):
 # %% [markdown]
 # ## Math
 #
-#     warm-up  rank r needs one forward for each later stage before its first gradient can be back
-#     steady   one forward, one backward: p - 1 - r are under way and one at hand
-#     stash    min(m, p - r) <= p, where GPipe has m;   bubble (p - 1)/(m + p - 1), as before
+#     time     a micro-batch is back on rank r after p - r forwards and backwards: (p - r)(F + B)
+#     rate     a rank that never waits takes one per F + B, so p - r of them must be in flight
+#     stash    min(m, p - r), where GPipe has m;   bubble (p - 1)/(m + p - 1), as before
 #
 # ## Code: as soon as possible
 #
@@ -153,15 +153,14 @@ for p in range(1, 7):
         assert ours == programs("1f1b", p, m), "the library's order, action by action"
 
 # %% [markdown]
-# Without any limit the rule would keep 7 in flight, for nothing. With fewer than 4 somebody waits:
-# the first gradient needs p ticks to come back, and so long rank 0 must have something to do. At
-# `p - r` the order *is* 1F1B. It can also be said without a clock, by one rank for itself; that is
-# exercise 1.
+# Without any limit the rule would keep 7 in flight, for nothing. With fewer than 4 somebody waits.
+# At `p - r` the order *is* 1F1B. It can also be said without a clock, by one rank for itself; that
+# is exercise 1.
 #
 # ## Measurement: the same bubble, the same gradient
 #
-# Exactly, for every p and m and unequal F and B; and on real ranks whose stages sleep 5 ms forward
-# and 10 ms backward.
+# Exactly, for every p and m and unequal F and B; and on real ranks whose stages sleep 8 ms forward
+# and 16 ms backward.
 
 
 # %%
@@ -174,14 +173,14 @@ for p in range(1, 7):
 
 
 class Nap(Function):
-    """Y = X, after 5 ms  =>  dX = dY, after 10 ms."""
+    """Y = X, after 8 ms  =>  dX = dY, after 16 ms."""
 
     def forward(self, x):
-        time.sleep(0.005)
+        time.sleep(0.008)
         return x
 
     def backward(self, grad):
-        time.sleep(0.010)
+        time.sleep(0.016)
         return grad
 
 
@@ -212,9 +211,9 @@ def step(group, schedule, repeats):
     return {name: p.grad.copy() for name, p in pipeline.named_parameters().items()}, seconds
 
 
-outcomes = {schedule: clusters[4].run(step, schedule, 4) for schedule in ("gpipe", "1f1b")}
+outcomes = {schedule: clusters[4].run(step, schedule, 3) for schedule in ("gpipe", "1f1b")}
 ms = {schedule: 1e3 * min(ranks[0][1]) for schedule, ranks in outcomes.items()}
-print(f"gpipe {ms['gpipe']:.0f} ms, 1f1b {ms['1f1b']:.0f} ms; (m + p - 1)(F + B) = 165 ms")
+print(f"gpipe {ms['gpipe']:.0f} ms, 1f1b {ms['1f1b']:.0f} ms; (m + p - 1)(F + B) = 264 ms")
 assert 0.6 < ms["1f1b"] / ms["gpipe"] < 1.6
 for (a, _), (b, _) in zip(*outcomes.values(), strict=True):
     for name in a:
