@@ -220,10 +220,10 @@ for (a, _), (b, _) in zip(*outcomes.values(), strict=True):
         assert np.allclose(a[name], b[name], rtol=1e-3, atol=1e-6), "summed in another order"
 
 # %% [markdown]
-# If 1F1B was the slower one, it was because transfers are not free. GPipe pays for them while it
-# fills and drains; 1F1B in every round, since rank r + 1 waits for a forward which rank r begins
-# only when it has a gradient from rank r + 1. One more in flight hides that. With transfers that
-# take a fifth of F:
+# If 1F1B was the slower one here, that has a reason: transfers are not free. GPipe pays for them
+# while it fills and drains; 1F1B in every round, since rank r + 1 waits for a forward which rank r
+# begins only when it has a gradient from rank r + 1. One more in flight hides that. With transfers
+# that take a fifth of F:
 
 # %%
 latency = Fraction(1, 5)
