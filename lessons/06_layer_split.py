@@ -213,23 +213,35 @@ def step(group, model, schedule, m):
     Pipeline(model, group, schedule, m).backward(images[:64], labels[:64])
 
 
-def idle(log, p):
-    """Return the share of p ranks' time, from the first action to the last, without compute."""
+def length(log):
+    """Return the seconds from the start of the first action to the end of the last."""
     busy = [e for e in log.events if e.category == "compute"]
-    whole = max(e.end for e in busy) - min(e.start for e in busy)
-    return 1 - sum(e.seconds for e in busy) / (p * whole)
+    return max(e.end for e in busy) - min(e.start for e in busy)
+
+
+def idle(log, p):
+    """Return the share of p ranks' time in which nothing is computed."""
+    busy = sum(e.seconds for e in log.events if e.category == "compute")
+    return 1 - busy / (p * length(log))
+
+
+def quiet(p, seconds, *run):
+    """Return the log of the fastest run: noise only ever adds. No more once 10% from `seconds`."""
+    logs = []
+    while len(logs) < 8 and (not logs or length(logs[-1]) > 1.1 * seconds):
+        logs.append(EventLog())
+        clusters[p].run(*run, log=logs[-1])
+    return min(logs, key=length)
 
 
 naps = nn.Sequential([Device(f"layers.{i}") for i in range(4)])
 logs = {}
 for p in (1, 2, 4):
-    tries = [EventLog() for _ in range(3)]
-    for log in tries:
-        clusters[p].run(step, naps, "layer_split", 1, log=log)
-    logs[p] = min(tries, key=lambda log: idle(log, p))  # noise only ever adds
+    logs[p] = quiet(p, 4 * 0.030, step, naps, "layer_split", 1)
     exact = simulate(programs("layer_split", p, 1), 1, Fraction(3, 2), Fraction(1, 2)).bubble
     print(f"p = {p}: idle {idle(logs[p], p):.1%} of the time, (p - 1)/p = {exact}")
-    assert exact == Fraction(p - 1, p) and exact - 1e-9 <= idle(logs[p], p) < exact + 0.15
+    assert exact == Fraction(p - 1, p) and exact - 1e-9 <= idle(logs[p], p) < exact + 0.25
+    assert length(logs[p]) > 4 * 0.030, "as long as one device"
 print(timeline.text(logs[4]))
 
 # %% [markdown]
@@ -313,13 +325,10 @@ print(f"siamese: {error(outcomes[0][0], want):.1e} from one device")
 
 napping = nn.Siamese([64, 16, E], dtype="float64")
 napping.branch.append(Device("branch.device", E, "float64"))
-ms = {p: 1e3 * clusters[p].run(pairs_step, napping, x, y, 5)[0][2] for p in (1, 2)}
+ms = {p: 1e3 * clusters[p].run(pairs_step, napping, x, y, 7)[0][2] for p in (1, 2)}
 print(f"with naps: {ms[1]:.0f} ms on one rank, {ms[2]:.0f} ms on two")
 assert ms[2] < 0.75 * ms[1]
-tries = [EventLog() for _ in range(3)]
-for log in tries:
-    clusters[2].run(pairs_step, napping, x, y, 1, log=log)
-branch_log = min(tries, key=lambda log: idle(log, 2))
+branch_log = quiet(2, 0.030, pairs_step, napping, x, y, 1)
 
 # %% [markdown]
 # Half the time, and no micro-batches. It works for as many ranks as the graph has branches, and as
@@ -348,12 +357,14 @@ def draw(plt):
     right = figure.add_subplot(grid[:, 1])
 
     bars(chain, logs[4], 4)
-    chain.set(title="A chain of 4 stages: 3/4 of the ranks' time is idle", xlim=(0, 140))
-    chain.text(4, 2.6, "forward", color=figures.FORWARD)
-    chain.text(104, 2.6, "backward", color="#A66F00")
-    chain.text(24, 0.1, "waits for its gradient", color="#777777", fontsize=9)
+    chain.set(title="A chain of 4 stages: 3/4 of the ranks' time is idle")
+    chain.text(0.03, 0.24, "forward", color=figures.FORWARD, transform=chain.transAxes)
+    chain.text(0.74, 0.24, "backward", color="#A66F00", transform=chain.transAxes)
+    chain.text(0.25, 0.84, "waits for its gradient", color="#777777", transform=chain.transAxes)
     bars(fork, branch_log, 2)
-    fork.set(title="Two branches on two ranks: both work", xlabel="time (ms)", xlim=(0, 140))
+    fork.set(title="Two branches on two ranks: both work", xlabel="time (ms)")
+    for axes in (chain, fork):
+        axes.set_xlim(0, 1.1e3 * length(logs[4]))
 
     at, ticks = 0, []
     for p in (1, 2, 4):

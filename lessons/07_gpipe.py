@@ -237,29 +237,39 @@ for p in range(1, 7):
         assert found.bubble == Fraction(p - 1, m + p - 1) and found.peak_stash == [m] * p
 
 
-def idle(log, p):
-    """Return the share of p ranks' time, from the first action to the last, without compute."""
+def length(log):
+    """Return the seconds from the start of the first action to the end of the last."""
     busy = [e for e in log.events if e.category == "compute"]
-    whole = max(e.end for e in busy) - min(e.start for e in busy)
-    return 1 - sum(e.seconds for e in busy) / (p * whole), whole
+    return max(e.end for e in busy) - min(e.start for e in busy)
 
 
-logs, bubble = {}, {}
+def idle(log, p):
+    """Return the share of p ranks' time in which nothing is computed."""
+    busy = sum(e.seconds for e in log.events if e.category == "compute")
+    return 1 - busy / (p * length(log))
+
+
+def quiet(p, seconds, *run):
+    """Return the log of the fastest run: noise only ever adds. No more once 10% from `seconds`."""
+    logs = []
+    while len(logs) < 8 and (not logs or length(logs[-1]) > 1.1 * seconds):
+        logs.append(EventLog())
+        clusters[p].run(*run, log=logs[-1])
+    return min(logs, key=length)
+
+
+logs = {}
 for m in (1, 2, 4, 8):
-    tries = []
-    for _ in range(4 if m == 8 else 1):  # short naps suffer most from a busy machine
-        log = EventLog()
-        stash = clusters[4].run(step, "gpipe", m, 1, log=log)[0][0]
-        tries.append((*idle(log, 4)[::-1], log))
-        assert stash == m
-    whole, bubble[m], logs[m] = min(tries, key=lambda t: t[0])
-    exact = Fraction(3, m + 3)
+    formula = (m + 3) * 0.120 / m  # (m + p - 1)(F + B)
+    logs[m] = quiet(4, formula, step, "gpipe", m, 1)
+    seconds, bubble = length(logs[m]), float(Fraction(3, m + 3))
     print(
-        f"m = {m}: {1e3 * whole:.0f} ms, {alone / 1e3 / whole:.1f} times as fast as one device; "
-        f"bubble {bubble[m]:.1%}, formula {float(exact):.1%}"
+        f"m = {m}: {1e3 * seconds:.0f} ms, {alone / 1e3 / seconds:.1f} times as fast as one "
+        f"device; bubble {idle(logs[m], 4):.1%}, formula {bubble:.1%}"
     )
-    assert -0.05 < bubble[m] - exact < 0.2
-assert bubble[8] < bubble[1] - 0.2
+    assert seconds > formula and idle(logs[m], 4) > bubble - 0.1
+assert length(logs[8]) < 0.75 * length(logs[1])
+assert clusters[4].run(step, "gpipe", 8, 1)[3][0] == 8, "all in flight at once, even on rank 3"
 
 # %% [markdown]
 # ## Measurement: memory
@@ -429,19 +439,20 @@ def draw(plt):
                 axes.broken_barh(
                     bar, (e.rank - 0.4, 0.8), color=color, edgecolor="white", linewidth=0.6
                 )
-        axes.set(yticks=range(4), yticklabels=[f"rank {r}" for r in range(4)], xlim=(0, 520))
-        axes.set(ylim=(3.6, -0.6), title=f"m = {m}: idle {bubble[m]:.0%} of the time")
+        axes.set(yticks=range(4), yticklabels=[f"rank {r}" for r in range(4)])
+        axes.set_xlim(0, 1.1e3 * length(logs[1]))
+        axes.set(ylim=(3.6, -0.6), title=f"m = {m}: idle {idle(logs[m], 4):.0%} of the time")
         axes.tick_params(axis="y", length=0)
     axes.set_xlabel("time (ms), measured")
-    axes.text(500, 0.4, "forward", color=figures.FORWARD, ha="right")
-    axes.text(500, 1.4, "backward", color="#A66F00", ha="right")
+    axes.text(0.8, 0.7, "forward", color=figures.FORWARD, transform=axes.transAxes)
+    axes.text(0.8, 0.5, "backward", color="#A66F00", transform=axes.transAxes)
 
     top, bottom = figure.add_subplot(grid[0, 1]), figure.add_subplot(grid[1, 1])
     m = np.arange(1, 17)
     for p, color in ((2, figures.UPDATE), (4, figures.FORWARD), (8, figures.COMMUNICATION)):
         top.plot(m, (p - 1) / (m + p - 1), color=color)
         top.text(16.3, (p - 1) / (15 + p), f"p = {p}", color=color, va="center")
-    top.plot(list(bubble), list(bubble.values()), "o", color=figures.FORWARD)
+    top.plot(list(logs), [idle(log, 4) for log in logs.values()], "o", color=figures.FORWARD)
     top.set(title="Bubble: (p - 1)/(m + p - 1), dots measured", xlabel="micro-batches m")
     top.set(xlim=(0.5, 18.5), ylim=(0, 1), xticks=[1, 4, 8, 12, 16], yticks=[0, 0.5, 1])
     top.spines["bottom"].set_bounds(0.5, 16)
