@@ -25,7 +25,8 @@ def programs(
 
     chunks        stages per rank: any number for "interleaved", always 2 for "zb_v"
     weights_last  put every weight half off to the end, where those of all micro-batches are one
-                  product per weight; this costs the memory of m micro-batches
+                  product per weight; dX leaves before dW is computed, as in zb_h1; this costs the
+                  memory of m micro-batches
     options       of "pipedream": replicas; of "pipedream_2bw": update_every
     """
     if schedule not in SCHEDULES:
