@@ -123,7 +123,7 @@ class Stage:
         y = self.outputs[i]
         sent = y.data
         if y.creator is not None:  # else it may be the batch's own input
-            y.data = y.xp.broadcast_to(sent.dtype.type(0), y.shape)
+            y.data = y.xp.broadcast_to(y.xp.zeros((), sent.dtype), y.shape)
         return sent
 
     def backward(self, i: int) -> None:

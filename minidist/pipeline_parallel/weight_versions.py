@@ -6,9 +6,8 @@ really uses, so that what is recorded is what happened.
 
 from collections.abc import Callable
 
-import numpy as np
-
 from minidist import nn
+from minidist.backend import Array, array_module
 from minidist.comm import Group
 from minidist.nn.flat_parameters import FlatParameters
 from minidist.optim import Optimizer
@@ -48,9 +47,11 @@ class WeightVersions:
         self.flat = FlatParameters([p for p in parameters if p.requires_grad])
         self.optimizer: Optimizer = optimizer(self.flat.parameters)
         self.choose, self.stash = choose, stash
-        self.newest = np.concatenate([self.flat.vector, np.zeros(1, self.flat.vector.dtype)])
+        vector = self.flat.vector
+        xp = array_module(vector)
+        self.newest = xp.concatenate([vector, xp.zeros(1, vector.dtype)])
         self.begin(0)
-        self.in_flight: dict[int, np.ndarray] = {}  # minibatch -> the buffer its graph holds
+        self.in_flight: dict[int, Array] = {}  # minibatch -> the buffer its graph holds
         self.used: list[tuple[str, int, int]] = []
         self.most = 1
         self.flat.bind(self.newest[:-1])
@@ -82,7 +83,7 @@ class WeightVersions:
     def _forget_before(self, version: int) -> None:
         self.kept = {n: buffer for n, buffer in self.kept.items() if n >= version}
 
-    def _use(self, letter: str, b: int, buffer: np.ndarray) -> None:
+    def _use(self, letter: str, b: int, buffer: Array) -> None:
         self.flat.bind(buffer[:-1])
         self.used.append((letter, b, int(buffer[-1])))
 
