@@ -4,15 +4,30 @@ import copy
 
 import numpy as np
 
-from minidist import optim
+from minidist import nn, optim
 from minidist.pipeline_parallel import Pipeline
 from minidist.pipeline_parallel.stage import MicroBatch
 from minidist.rng import Randomness
 from minidist.tools.compare import compare
-from minidist.tools.strategies import INPUT, collect
+from minidist.tools.strategies import INPUT, Case, collect
 from minidist.tools.strategies.cases import as_input
+from tests.strategies import arrays
 
 STEPS = 3
+
+
+def mlp_case(widths, examples, seed, activation="gelu", dtype="float64"):
+    model = nn.MLP(widths, activation, seed=seed % 100, dtype=dtype)
+    targets = np.random.default_rng(seed).integers(0, widths[-1], examples)
+    return Case("MLP", model, arrays(examples, widths[0], seed=seed, dtype=dtype), targets)
+
+
+def transformer_case(depth, examples, seed, tied, dropout, dtype="float64"):
+    model = nn.Transformer(
+        7, 4, 2, depth, 3, seed=seed % 100, dtype=dtype, tied=tied, dropout=dropout
+    )
+    tokens, targets = np.random.default_rng(seed).integers(0, 7, (2, examples, 3))
+    return Case("Transformer", model, tokens, targets, seed=seed)
 
 
 def adamw(parameters):

@@ -1,0 +1,71 @@
+"""Zero bubble for real: which weight gradients have been computed when, on real ranks."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from minidist import nn
+from minidist.autograd.deferred import Product
+from minidist.pipeline_parallel import Pipeline
+from tests.strategies import arrays
+
+WIDTH = 8
+
+
+def products_done(group, schedule, m, weights_last):
+    """Return, per compute action, how many weight gradients have been computed so far."""
+    model = nn.MLP([WIDTH] * (2 * group.size + 1), "gelu", dtype="float64")
+    pipeline = Pipeline(model, group, schedule, m, weights_last=weights_last)
+    (stage,) = pipeline.stages
+    count, found, call = [0], [], Product.__call__
+
+    def counted(self, out=None):
+        count[0] += 1
+        return call(self, out)
+
+    def told(name):
+        method = getattr(stage, name)
+
+        def wrapper(i):
+            method(i)
+            found.append((name, i, count[0], bool(stage.parameters()[0].grad is not None)))
+
+        setattr(stage, name, wrapper)
+
+    for name in ("forward", "backward", "backward_input", "backward_weights"):
+        told(name)
+    Product.__call__ = counted
+    try:
+        pipeline.backward(arrays(m * 2, WIDTH), np.zeros(m * 2, int))
+    finally:
+        Product.__call__ = call
+    return found
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_the_input_half_computes_no_weight_gradient_and_the_weight_half_computes_all(cluster, p):
+    for schedule, m in product(("zb_h1", "zb_h2"), (1, 5)):
+        for found in cluster(p).run(products_done, schedule, m, False):
+            done = 0
+            for name, what, products, has_gradient in found:
+                assert name != "backward"
+                if name == "backward_weights":
+                    done += 2  # of two linear layers, however many micro-batches at once
+                assert products == done and has_gradient == (done > 0), (name, what)
+            halves = [i for name, i, *_ in found if name == "backward_input"]
+            weights = [i for name, run, *_ in found if name == "backward_weights" for i in run]
+            assert halves == weights == list(range(m))
+
+
+def test_weights_last_is_one_product_per_weight(cluster):
+    for found in cluster(2).run(products_done, "1f1b", 6, True):
+        assert [row[0] for row in found[:-1]].count("backward_input") == 6
+        assert found[-1][:3] == ("backward_weights", list(range(6)), 2)
+        assert all(products == 0 and not gradient for _, _, products, gradient in found[:-1])
+
+
+def test_1f1b_computes_both_halves_at_once(cluster):
+    for found in cluster(2, "process").run(products_done, "1f1b", 4, False):
+        backward = [products for name, _, products, _ in found if name == "backward"]
+        assert backward == [2, 4, 6, 8]
