@@ -264,7 +264,7 @@ def test_a_hundred_ranks_and_micro_batches_are_no_matter():
 def test_200_000_actions_per_second_and_a_thousand_by_a_thousand_within_10_s():
     assert min(seconds_per_action(200, 400) for _ in range(5)) < 1 / 200_000
     made = programs("1f1b", 1000, 1000)
-    start = time.monotonic()
+    start = time.process_time()  # of this process alone, whatever else the machine does
     found = simulate(made)
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10
     assert found.makespan == 3 * (1000 + 999)
