@@ -299,10 +299,10 @@ for got in clusters[4].run(on_ranks, our_lean_block, dy, all_reduce_partial):
 #     sequence, X kept        2 + (2 + 2/e + 2/C) / N           (16 + H T/C) / N
 #     sequence                (4 + 2/e + 2/C) / N               (16 + H T/C) / N
 #
-# 4: the inputs of norms and matrices; 2/e: masks of one byte a number; 2/C: a deviation per position and
-# norm. 16: q, k, v; the heads' output; gelu's input, its tanh and its output, four times as wide.
-# H T/C: attention's T x T probabilities. Beside them the bytes of a block's forward and backward,
-# from the ledgers of all ranks.
+# 4: the inputs of norms and matrices; 2/e: masks of one byte a number; 2/C: a deviation per
+# position and norm. 16: q, k, v; the heads' output; gelu's input, its tanh and its output, four
+# times as wide. H T/C: attention's T x T probabilities. Beside them the bytes of a block's forward
+# and backward, from the ledgers of all ranks.
 
 # %%
 WAYS = {"tensor parallel": "tp", "sequence, X kept": our_block, "sequence": "sequence"}
@@ -470,8 +470,9 @@ def seed_per_rank(group, name, rate, randomness):
 
 print("exercise 1:", check_mask(own_mask))
 for tempting in (plain_call, seed_per_rank):
-    print("a tempting answer:", check_mask(tempting))
-    assert check_mask(tempting).startswith("wrong")
+    verdict = check_mask(tempting)
+    print("a tempting answer:", verdict)
+    assert verdict.startswith("wrong")
 
 # %% [markdown]
 # ## Exercise 2: why did this break?
@@ -531,8 +532,9 @@ def average(block, group):
 
 print("exercise 2:", check_complete(complete))
 for tempting in (sum_everything, average):
-    print("a tempting answer:", check_complete(tempting))
-    assert check_complete(tempting).startswith("wrong")
+    verdict = check_complete(tempting)
+    print("a tempting answer:", verdict)
+    assert verdict.startswith("wrong")
 assert check_complete(all_reduce_partial) == "solved"
 
 # %% [markdown]
@@ -579,8 +581,9 @@ for tempting in (
     lambda N, depth: 10 * (N - 1) * depth,
     lambda N, depth: (N - 1) * (10 * depth + 4),
 ):
-    print("a tempting answer:", check_step(tempting))
-    assert check_step(tempting).startswith("wrong")
+    verdict = check_step(tempting)
+    print("a tempting answer:", verdict)
+    assert verdict.startswith("wrong")
 
 # %% [markdown]
 # ## What it costs, and the next problem
