@@ -83,6 +83,13 @@ class Optimizer:
         sum_squares  for parameters spread over ranks: a function that takes this rank's sum of
                      squares and returns the sum over all ranks, each parameter counted once
         """
+        if sum_squares is None and any(
+            getattr(p, "shard", None) is not None for p in self.parameters
+        ):
+            raise ValueError(
+                "some parameters are parts of larger ones, so this rank's norm is not the global "
+                "one; pass sum_squares="
+            )
         self.collect_gradients()
         squares = float(sum(sum_of_squares(s.gradient) for s in self.slices))
         norm = math.sqrt(squares if sum_squares is None else float(sum_squares(squares)))

@@ -242,3 +242,13 @@ def test_parameters_outside_a_flat_vector_are_an_error():
 def test_an_optimizer_without_a_rule_cannot_step():
     with pytest.raises(NotImplementedError):
         optim.Optimizer(nn.MLP([2, 2]).parameters(), lr=0.1).step()
+
+
+def test_the_norm_of_parts_of_parameters_is_no_global_norm():
+    whole = nn.Linear(4, 6, dtype="float64")
+    whole.weight = whole.weight.part(nn.Shard(1, np.arange(3), 6))
+    whole.bias = None
+    optimizer = optim.SGD(nn.Sequential([whole]).parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="pass sum_squares="):
+        optimizer.clip_global_norm(1.0)
+    assert optimizer.clip_global_norm(1.0, lambda own: 4.0) == 2.0
