@@ -17,7 +17,8 @@ every rank computes a partial sum of dX.
 `gather` and `all_gather` do the same forward. Which backward is right depends on what follows: if
 all ranks go on to compute the same thing with X, dX is the same everywhere, and a part of it is
 right; if each computes something of its own, dX is a partial sum. f and g are Megatron's (Shoeybi
-et al. 2019, section 3, figure 3).
+et al. 2019, section 3, figure 3). A part is as equal to the others as can be, the larger first;
+others are refused, since backward could not cut them again.
 """
 
 from minidist.autograd import Function, Tensor
@@ -72,7 +73,8 @@ class Gather(Function):
         self.group, self.axis = group, axis
 
     def forward(self, x):
-        return self.group.all_gather(x, self.axis, label="gather")
+        whole = self.group.all_gather(x, self.axis, label="gather")
+        return checked(whole, x, self.group, self.axis)
 
     def backward(self, grad):
         return own_part(grad, self.group, self.axis)
@@ -85,7 +87,8 @@ class AllGather(Function):
         self.group, self.axis = group, axis
 
     def forward(self, x):
-        return self.group.all_gather(x, self.axis, label="all_gather")
+        whole = self.group.all_gather(x, self.axis, label="all_gather")
+        return checked(whole, x, self.group, self.axis)
 
     def backward(self, grad):
         return reduce_scatter_along(grad, self.group, self.axis)
@@ -136,7 +139,20 @@ def exchange(x: Array, group: Group, cut: int, joined: int) -> Array:
     """Cut x along one axis, give a piece to each rank, join what comes in along another axis."""
     xp, ends = array_module(x), split_ends(x.shape[cut], group.size)
     pieces = xp.split(x, ends[1:-1], axis=cut)
-    return xp.concatenate(group.all_to_all([xp.ascontiguousarray(q) for q in pieces]), axis=joined)
+    taken = group.all_to_all([xp.ascontiguousarray(q) for q in pieces])
+    return checked(xp.concatenate(taken, axis=joined), x, group, joined)
+
+
+def checked(whole: Array, part: Array, group: Group, axis: int) -> Array:
+    """Return the whole if it cuts, on the way back, into the parts that it was joined from."""
+    held, ends = part.shape[axis], split_ends(whole.shape[axis], group.size)
+    own = ends[group.rank + 1] - ends[group.rank]
+    if held != own:
+        raise ValueError(
+            f"rank {group.rank} holds {held} of {ends[-1]} along axis {axis}, not {own}; "
+            "use parts as equal as can be, the larger first, as `scatter` gives"
+        )
+    return whole
 
 
 def copy_to(x: Tensor, group: Group) -> Tensor:
