@@ -107,16 +107,15 @@ class Module:
         if wrong := sorted(set(parameters) ^ set(state)):
             where = "the model" if wrong[0] in state else "the state"
             raise ValueError(f"state and model differ: {wrong[0]!r} is missing in {where}")
-        cut = {n: p.shard.of(state[n]) for n, p in parameters.items() if p.shard is not None}
-        state = state | cut
         for name, p in parameters.items():
-            if p.shape != state[name].shape:
+            whole = p.shape if p.shard is None else p.shard.whole_shape(p.shape)
+            if whole != state[name].shape:
                 raise ValueError(
-                    f"{name} is {list(p.shape)} in the model, "
-                    f"{list(state[name].shape)} in the state"
+                    f"{name} is {list(whole)} in the model, {list(state[name].shape)} in the state"
                 )
         for name, p in parameters.items():
-            p.data[...] = beside(state[name], p.data)
+            new = state[name] if p.shard is None else p.shard.of(state[name])
+            p.data[...] = beside(new, p.data)
 
     def to(self, device: str) -> "Module":
         """Move all parameters to "cpu" or "gpu". Without a GPU: ValueError."""

@@ -18,8 +18,17 @@ class Shard:
     indices: np.ndarray
     full: int
 
+    def whole_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the whole array, given that of a part."""
+        return (*shape[: self.axis], self.full, *shape[self.axis + 1 :])
+
     def of(self, whole: Array) -> Array:
         """Return a copy of this part of the whole array."""
+        if whole.shape[self.axis] != self.full:
+            raise ValueError(
+                f"this is a part of {self.full} along axis {self.axis}, "
+                f"not of an array of {list(whole.shape)}"
+            )
         xp, real = array_module(whole), self.indices < self.full
         part = xp.take(whole, beside(np.where(real, self.indices, 0), whole), axis=self.axis)
         if not real.all():
