@@ -86,8 +86,8 @@ class VocabParallelCrossEntropy(Function):
         real = max(0, min(each, self.vocab - first))  # columns that are no padding
         highest = rows[:, :real].max(axis=1) if real else xp.full(len(rows), -xp.inf, rows.dtype)
         highest = group.all_reduce(highest, op="max", label="maximum")
-        p = xp.exp(rows - highest[:, None])
-        p[:, real:] = 0
+        p = xp.zeros_like(rows)  # not the exponential of padding, which may overflow
+        xp.exp(rows[:, :real] - highest[:, None], out=p[:, :real])
         sums = group.all_reduce(p.sum(axis=1), label="sum of exponentials")
         local = self.targets.reshape(-1) - first
         own = np.flatnonzero((local >= 0) & (local < each))

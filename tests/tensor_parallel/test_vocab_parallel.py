@@ -1,0 +1,267 @@
+"""The vocabulary split over ranks: cross-entropy and argmax as if the logits lay on one device."""
+
+import tracemalloc
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidist import Tensor, nn
+from minidist.collective_functions import gather
+from minidist.errors import RankFailed
+from minidist.tensor_parallel import (
+    ParallelTransformer,
+    VocabParallelEmbedding,
+    VocabParallelHead,
+    vocab_parallel,
+)
+from minidist.tools.volume import all_reduce_bytes
+from tests.strategies import arrays, seeds, watch_dtypes
+from tests.tensor_parallel.judges import check, judge_layers, padded_part
+
+sizes = pytest.mark.parametrize("size", [1, 2, 3, 4])
+both = pytest.mark.parametrize("transport", ["process", "thread"])
+
+
+def losses(group, logits, targets, reduction_size, padding=0.0):
+    """Return (loss, dlogits) of the split cross-entropy, put together, and the padding's dlogits.
+
+    padding  what stands in the columns beyond the vocabulary, which a head leaves 0
+    """
+    vocab = logits.shape[-1]
+    own = padded_part(logits, group)
+    each = own.shape[-1]
+    real = max(0, min(each, vocab - group.rank * each))
+    own[..., real:] = padding
+    own = Tensor(own, requires_grad=True)
+    loss = vocab_parallel.cross_entropy(own, targets, reduction_size, group=group, vocab=vocab)
+    loss.backward(np.full((), 1.5, loss.dtype))
+    whole = group.all_gather(own.grad, -1)[..., :vocab]
+    best = vocab_parallel.argmax(own.data, group, vocab)
+    return loss.data, whole, own.grad[..., real:], best
+
+
+def held_to_one_device(found, logits, targets, reduction_size, rtol=1e-9):
+    want = Tensor(logits, requires_grad=True)
+    loss = nn.cross_entropy(want, targets, reduction_size)
+    loss.backward(np.full((), 1.5, loss.dtype))
+    scale = 1 / (reduction_size or max(1, targets.size))
+    for got, dlogits, extra, best in found:
+        assert got.dtype == dlogits.dtype == logits.dtype and got.shape == ()
+        np.testing.assert_allclose(got, loss.data, rtol=rtol, atol=rtol)
+        np.testing.assert_allclose(dlogits, want.grad, rtol=rtol, atol=rtol * scale)
+        assert not extra.any()
+        np.testing.assert_array_equal(best, logits.argmax(axis=-1), strict=True)
+
+
+@both
+@sizes
+@settings(max_examples=10)
+@given(
+    shape=st.lists(st.integers(0, 4), min_size=1, max_size=2),
+    vocab=st.integers(1, 9),
+    reduction_size=st.sampled_from([None, 3.0, 100]),
+    scale=st.sampled_from([1.0, 30.0, 1e4]),
+    padding=st.sampled_from([0.0, 50.0, 1e5]),
+    seed=seeds,
+)
+def test_cross_entropy_is_the_one_of_whole_logits(
+    cluster, size, transport, shape, vocab, reduction_size, scale, padding, seed
+):
+    logits = scale * arrays(*shape, vocab, seed=seed)
+    targets = np.random.default_rng(seed).integers(0, vocab, shape)
+    reduction_size = reduction_size or (None if targets.size else 1)
+    found = cluster(size, transport).run(losses, logits, targets, reduction_size, padding)
+    held_to_one_device(found, logits, targets, reduction_size)
+
+
+@both
+@pytest.mark.parametrize("vocab, size", [(5, 4), (1, 4), (2, 3), (3, 2), (9, 4)])
+@pytest.mark.parametrize("shift", [0.0, 1e4, -1e4])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_large_logits_and_ranks_of_padding_alone_neither_overflow_nor_warn(
+    cluster, vocab, size, shift, dtype, transport
+):
+    """All logits are far from the padding's 0: a maximum or an exponential of it would show."""
+
+    def worker(group, *case):
+        with np.errstate(all="raise", under="ignore"):
+            return losses(group, *case)
+
+    logits = (arrays(2, 3, vocab) * 8 + shift).astype(dtype)
+    targets = np.arange(6).reshape(2, 3) % vocab
+    found = cluster(size, transport).run(worker, logits, targets, None)
+    rtol = {"float16": 2e-3, "float32": 2e-6, "float64": 1e-9}[dtype]
+    held_to_one_device(found, logits, targets, None, rtol)
+
+
+@sizes
+def test_equal_logits_have_the_first_of_them_as_the_most_likely(cluster, size):
+    logits = np.zeros((1, 6, 5))
+    logits[0, np.arange(5), np.arange(5)] = -1  # all but one are the largest
+    logits[0, 5] = -np.inf
+    found = cluster(size, "thread").run(
+        lambda group: vocab_parallel.argmax(padded_part(logits, group), group, 5)
+    )
+    for best in found:
+        np.testing.assert_array_equal(best, logits.argmax(axis=-1))
+
+
+@sizes
+def test_padding_is_never_predicted_though_its_logit_is_the_largest(cluster, size):
+    logits = -5 - abs(arrays(4, 5))
+    for best in cluster(size, "thread").run(
+        lambda group: vocab_parallel.argmax(padded_part(logits, group), group, 5)
+    ):
+        np.testing.assert_array_equal(best, logits.argmax(axis=-1))
+
+
+WRONG = [
+    ([[0, 5]], (1, 2), "target 5 is outside a vocabulary of 5"),
+    ([[0, 7]], (1, 2), "target 7 is outside a vocabulary of 5"),
+    ([[-1, 0]], (1, 2), "target index -1 is negative"),
+    ([[0.5, 1.0]], (1, 2), "target indices must be integers"),
+    ([[0, 1, 2]], (1, 2), r"need targets \[1, 2\], got \[1, 3\]"),
+    (np.zeros((0, 2), int), (0, 2), "an empty batch needs reduction_size="),
+]
+
+
+@pytest.mark.parametrize("targets, shape, message", WRONG)
+def test_wrong_targets_are_refused(cluster, targets, shape, message):
+    """A target that would fall into the padding of the last rank, too."""
+    targets = np.asarray(targets)
+
+    def worker(group):
+        logits = padded_part(arrays(*shape, 5), group)
+        vocab_parallel.cross_entropy(Tensor(logits), targets, group=group, vocab=5)
+
+    with pytest.raises(RankFailed, match=message) as caught:
+        cluster(4, "thread").run(worker)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize("tokens, message", [([[5]], "token 5 is outside"), ([[-1]], "negative")])
+def test_wrong_tokens_are_refused_also_where_there_is_a_row_of_padding(cluster, tokens, message):
+    def worker(group):
+        VocabParallelEmbedding(nn.Embedding(5, 3), group)(np.array(tokens))
+
+    with pytest.raises(RankFailed, match=message) as caught:
+        cluster(4, "thread").run(worker)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+@sizes
+def test_three_all_reduces_of_a_number_per_target_and_nothing_backward(cluster, size):
+    def worker(group):
+        logits = Tensor(padded_part(arrays(3, 7, 50), group), requires_grad=True)
+        calls, total = [], group.all_reduce
+
+        def counted(x, **more):
+            calls.append((x.shape, more["label"]))
+            return total(x, **more)
+
+        group.all_reduce = counted
+        try:
+            targets = np.zeros((3, 7), int)
+            loss = vocab_parallel.cross_entropy(logits, targets, group=group, vocab=50)
+            forward = group.ledger.bytes.copy()
+            loss.backward()
+        finally:
+            del group.all_reduce
+        return calls, dict(forward), dict(group.ledger.bytes)
+
+    bill = all_reduce_bytes(None, 3 * 7, 8, size)
+    for rank, (calls, forward, both_ways) in enumerate(cluster(size).run(worker)):
+        assert [shape for shape, _ in calls] == [(21,)] * 3
+        assert forward == both_ways == ({"all_reduce": 3 * bill[rank]} if size > 1 else {})
+
+
+def test_no_rank_ever_holds_as_many_numbers_as_the_whole_logits(cluster):
+    """All that a rank allocates at any time, its own logits aside, is less than B T V numbers.
+
+    Its logits are B T V/4; probabilities and what they are computed from, as many each.
+    """
+
+    def worker(group, B, T, V, C):
+        head = nn.Head(C, V, dtype="float64")
+        split = VocabParallelHead(head, group)
+        del head
+        x = Tensor(arrays(B, T, C), requires_grad=True)
+        targets = np.zeros((B, T), int)
+        tracemalloc.start()
+        try:
+            logits = split(x)
+            loss = vocab_parallel.cross_entropy(logits, targets, group=group, vocab=V)
+            loss.backward()
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    B, T, V, C = 4, 16, 2000, 2
+    for peak in cluster(4).run(worker, B, T, V, C):
+        assert B * T * V * 8 / 4 < peak < 0.85 * B * T * V * 8
+
+
+@sizes
+@settings(max_examples=6)
+@given(vocab=st.integers(1, 9), tied=st.booleans(), seed=seeds)
+def test_the_head_gives_the_whole_heads_gradients(cluster, size, vocab, tied, seed):
+    """Of X, of the norm and of the weight; the logits are joined without their padding."""
+
+    def build():
+        weight = nn.Embedding(vocab, 3, dtype="float64").weight if tied else None
+        return nn.Head(3, vocab, weight, dtype="float64")
+
+    class Joined(nn.Module):
+        def __init__(self, head, group):
+            if tied:
+                embedding = nn.Embedding(vocab, 3, dtype="float64")
+                embedding.weight = head.weight
+                tied_to = VocabParallelEmbedding(embedding, group).weight
+            self.head = VocabParallelHead(head, group, tied_to if tied else None)
+            self.join = lambda logits: gather(logits, group)[..., :vocab]
+
+        def forward(self, x, randomness=None):
+            return self.join(self.head(x))
+
+    check(cluster(size).run(judge_layers, build, Joined, arrays(2, 4, 3, seed=seed), seed))
+
+
+@sizes
+@settings(max_examples=6)
+@given(vocab=st.integers(1, 9), seed=seeds)
+def test_the_embedding_gives_the_whole_embeddings_rows_and_gradients(cluster, size, vocab, seed):
+    def worker(group):
+        whole = nn.Embedding(vocab, 3, dtype="float64")
+        split = VocabParallelEmbedding(whole, group)
+        tokens = np.random.default_rng(seed).integers(0, vocab, (2, 5))
+        grad = arrays(2, 5, 3, seed=seed)
+        want, got = whole(tokens), split(tokens)
+        want.backward(grad)
+        got.backward(grad)
+        p = split.weight
+        joined = p.shard.join(group.all_gather(p.grad), group.all_gather(p.shard.indices))
+        padding = p.shard.indices >= vocab
+        return (
+            np.array_equal(got.data, want.data)
+            and np.allclose(joined, whole.weight.grad, rtol=1e-12, atol=1e-14)
+            and not p.grad[padding].any()
+            and not p.data[padding].any()
+        )
+
+    assert cluster(size).run(worker) == [True] * size
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_training_step_keeps_its_dtype(cluster, dtype):
+    def worker(group):
+        model = ParallelTransformer(nn.Transformer(5, 8, 4, 1, 4, dtype=dtype, tied=True), group)
+        loss = partial(vocab_parallel.cross_entropy, group=group, vocab=5)
+        tokens = np.arange(8).reshape(2, 4) % 5
+        with watch_dtypes() as dtypes:
+            loss(model(tokens), tokens).backward()
+        return {str(d) for d in dtypes}, {str(p.grad.dtype) for p in model.parameters()}
+
+    assert cluster(2).run(worker) == [({dtype}, {dtype})] * 2
