@@ -50,12 +50,14 @@ class GatheredLinear(Function):
         return y.reshape(*whole.shape[:-1], y.shape[-1])
 
     def backward(self, grad):
-        rows = grad.reshape(-1, grad.shape[-1])
-        dx = matmul(rows, self.w.T).reshape(*grad.shape[:-1], len(self.w))
-        dx = reduce_scatter_along(dx, self.group, SEQUENCE)
-        whole = self.group.all_gather(self.x, SEQUENCE, label="sequence, once more")
-        whole = whole.reshape(-1, whole.shape[-1])
-        dw = Product(rows, whole) if self.transposed else Product(whole, rows)
+        rows, dx, dw = grad.reshape(-1, grad.shape[-1]), None, None
+        if self.inputs[0] is not None:
+            dx = matmul(rows, self.w.T).reshape(*grad.shape[:-1], len(self.w))
+            dx = reduce_scatter_along(dx, self.group, SEQUENCE)
+        if self.inputs[1] is not None:
+            whole = self.group.all_gather(self.x, SEQUENCE, label="sequence, once more")
+            whole = whole.reshape(-1, whole.shape[-1])
+            dw = Product(rows, whole) if self.transposed else Product(whole, rows)
 
         def db(out=None):
             return sum_rows(rows, out=out)

@@ -49,3 +49,74 @@ def _halving_doubling(n: int, N: int, r: int) -> int:
         total += ends[high] - ends[low]  # one half down, the other half up
         low, high = (middle, high) if r & (1 << bit) else (low, middle)
     return total
+
+
+def block_bytes(
+    B: int, T: int, C: int, itemsize: int, N: int, sequence: bool = False
+) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """Return {operation: payload bytes that others take from each rank}, forward and backward.
+
+    Of one block of a split Transformer on a batch X[B, T, C]. By matrices: two all_reduces each
+    way. With the sequence split, N dividing T: two all_gathers and two reduce_scatters each way,
+    and in backward the inputs of two products are gathered once more.
+    """
+    n = B * T * C
+    if not sequence:
+        way = {"all_reduce": [2 * own for own in all_reduce_bytes(None, n, itemsize, N)]}
+        return way, way
+    part = [(N - 1) * n // N * itemsize] * N  # N - 1 others take n/N; or all but one's own n/N
+    forward = {"all_gather": [2 * p for p in part], "reduce_scatter": [2 * p for p in part]}
+    return forward, forward | {"all_gather": [4 * p for p in part]}
+
+
+def block_parameters(C: int, N: int) -> int:
+    """Return how many parameters of a block of width C, F = 4 C, each of N ranks holds.
+
+    QKV C 3C + 3C, output C C + C, expand C 4C + 4C, contract 4C C + C, two norms of 2C: of these
+    12 C^2 + 7 C are split, and every rank has the biases of output and contract, and the norms.
+    Gradients are as many; Adam's averages twice as many.
+    """
+    return (12 * C * C + 7 * C) // N + 6 * C
+
+
+def block_activation_bytes(
+    B: int,
+    T: int,
+    C: int,
+    H: int,
+    itemsize: int,
+    N: int = 1,
+    sequence: bool = False,
+    dropout: bool = True,
+) -> int:
+    """Return the bytes that a block's forward leaves on each of N ranks for its backward.
+
+    In numbers, with F = 4 C and N dividing C, H and, with the sequence split, T:
+
+        on every rank, or split by sequence
+            two norms: n[B, T, C] and r[B, T] each; the inputs of QKV and expand     4 BTC + 2 BT
+        split by heads, or columns
+            Q, K, V; probabilities P[B, H, T, T]; the input of the output product    4 BTC + B H T T
+            gelu: its input and its tanh [B, T, F]; the input of contract           12 BTC
+
+    and two masks of one byte per element of X, if there is dropout. For float32 and float64: what
+    float16 computes in float32 it also keeps so.
+
+    Against Korthikanti et al. 2022, section 4 (`korthikanti_bytes`), at their 2 bytes a number, we
+    keep gelu's tanh (8 BTC bytes) and the norms' r (4 BT) besides, and do not drop out
+    probabilities, which takes a mask and a dropped-out copy: 3 B H T T. They keep a norm's input
+    where we keep n, of the same size.
+    """
+    X, P = B * T * C, B * H * T * T
+    outside = (4 * X + 2 * B * T) * itemsize + (2 * X if dropout else 0)
+    inside = (16 * X + P) * itemsize
+    return outside // (N if sequence else 1) + inside // N
+
+
+def korthikanti_bytes(B: int, T: int, C: int, H: int, N: int = 1, sequence: bool = False) -> float:
+    """Return their bytes per layer and rank: s = T, b = B, h = C, a = H, t = N.
+
+    sbh (34 + 5 as/h) on one device (section 4.1), sbh (10 + 24/t + 5 as/(ht)) split by matrices
+    (4.2.1), sbh/t (34 + 5 as/h) with the sequence split as well (4.2.2).
+    """
+    return B * T * C * (10 / (N if sequence else 1) + 24 / N + 5 * H * T / (C * N))

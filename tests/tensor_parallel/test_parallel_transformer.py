@@ -1,0 +1,298 @@
+"""A Transformer split by matrices, by heads, by vocabulary, by sequence: one device's gradients."""
+
+import copy
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidist import Tensor, nn, optim
+from minidist.autograd import recompute
+from minidist.autograd.deferred import compute
+from minidist.errors import RankFailed
+from minidist.rng import Randomness
+from minidist.tensor_parallel import ParallelTransformer, unsplit, vocab_parallel
+from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
+from minidist.tools.compare import compare
+from minidist.tools.volume import block_bytes
+from tests.strategies import arrays, seeds
+from tests.tensor_parallel.judges import (
+    SPLITS,
+    check,
+    config_of,
+    judge_transformer,
+    random_weights,
+)
+
+sizes = pytest.mark.parametrize("size", [1, 2, 3, 4])
+both_splits = pytest.mark.parametrize("kind", ["matrices", "sequence"])
+
+
+@st.composite
+def configs(draw, size):
+    """Draw the options of a small Transformer whose heads split over so many ranks."""
+    heads = size * draw(st.integers(1, 2))
+    return config_of(
+        tied=draw(st.booleans()),
+        dropout=draw(st.sampled_from([0.0, 0.3])),
+        vocab=draw(st.integers(1, 11)),
+        heads=heads,
+        width=heads * draw(st.integers(1, 2)),
+        depth=draw(st.integers(1, 2)),
+        context=2 * size,
+    )
+
+
+@sizes
+@pytest.mark.parametrize("kind", SPLITS)
+@settings(max_examples=8)
+@given(data=st.data(), seed=seeds)
+def test_a_split_transformer_leaves_one_devices_logits_and_gradients(
+    cluster, kind, size, data, seed
+):
+    config = data.draw(configs(size))
+    lengths = [size, 2 * size] if kind == "sequence" else range(1, 2 * size + 1)
+    T, B = data.draw(st.sampled_from(lengths)), data.draw(st.integers(1, 3))
+    check(cluster(size).run(judge_transformer, kind, config, T, B, seed))
+
+
+def recomputed(model, tokens, randomness):
+    """Run the layers so that backward runs each of them again."""
+    x = tokens
+    for layer in model.layers:
+        x = recompute(layer, x, randomness, parameters=layer.parameters())
+    return x
+
+
+class Deferring:
+    """A tensor whose backward puts the weights' gradients off, and then computes them."""
+
+    def __init__(self, tensor, ledger):
+        self.tensor, self.data, self.ledger = tensor, tensor.data, ledger
+
+    def backward(self, grad):
+        later = []
+        self.tensor.backward(grad, deferred=later)
+        moved = self.ledger.total
+        compute(later)
+        assert later and self.ledger.total == moved, "a gradient that is put off communicates"
+
+
+@both_splits
+@pytest.mark.parametrize("tied", [True, False])
+def test_recomputing_with_collectives_inside_gives_the_same_gradients(cluster, kind, tied):
+    judge = partial(judge_transformer, run=recomputed)
+    check(cluster(3).run(judge, kind, config_of(tied=tied, depth=2), 6))
+
+
+@both_splits
+@pytest.mark.parametrize("again", [False, True])
+def test_weight_gradients_that_are_put_off_are_the_same_and_move_nothing(cluster, kind, again):
+    def worker(group, kind, config):
+        def run(model, tokens, randomness):
+            y = recomputed(model, tokens, randomness) if again else model(tokens, randomness)
+            return Deferring(y, group.ledger)
+
+        return judge_transformer(group, kind, config, 6, run=run)
+
+    check(cluster(3).run(worker, kind, config_of(depth=2)))
+
+
+@sizes
+@both_splits
+@pytest.mark.parametrize("tied", [True, False])
+def test_load_state_takes_a_single_device_state_and_keeps_its_part(cluster, kind, size, tied):
+    def worker(group, kind, config):
+        whole = random_weights(nn.Transformer(**config), 1)
+        other = nn.Transformer(**config | {"seed": 5})
+        drawn = SPLITS[kind](copy.deepcopy(other), group)
+        loaded = SPLITS[kind](other, group)
+        loaded.load_state(whole.state())
+        found = {n: unsplit(p.data, p, group) for n, p in loaded.named_parameters().items()}
+        same = all(np.array_equal(found[n], x) for n, x in whole.state().items())
+        own = all(
+            np.array_equal(p.data, p.shard.of(whole.state()[n]) if p.shard else whole.state()[n])
+            for n, p in loaded.named_parameters().items()
+        )
+        views = all(np.shares_memory(p.data, p.home.vector) for p in loaded.parameters())
+        want = nn.Transformer(**config | {"seed": 5}).state()
+        by_name = all(
+            np.array_equal(unsplit(p.data, p, group), want[n])
+            for n, p in drawn.named_parameters().items()
+        )
+        return same, own, views, by_name, list(found) == list(whole.state())
+
+    config = config_of(tied=tied)
+    assert cluster(size, "thread").run(worker, kind, config) == [(True,) * 5] * size
+
+
+@pytest.mark.parametrize(
+    "other, message",
+    [
+        ({"vocab": 20}, r"embedding\.token\.weight is \[7, 12\] in the model, \[20, 12\]"),
+        ({"width": 24}, r"is \[7, 12\] in the model, \[7, 24\] in the state"),
+        ({"depth": 2}, r"'blocks\.1\.attention\.output\.bias' is missing in the model"),
+    ],
+)
+def test_the_state_of_another_model_is_refused(cluster, other, message):
+    """Also where every part that is asked for exists in it."""
+
+    def worker(group):
+        model = ParallelTransformer(nn.Transformer(**config_of()), group)
+        model.load_state(nn.Transformer(**config_of(**other)).state())
+
+    with pytest.raises(RankFailed, match=message) as caught:
+        cluster(2, "thread").run(worker)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_part_in_place_of_the_whole_is_refused(cluster):
+    """On the first rank, too, whose indices all exist in its part."""
+
+    def worker(group):
+        model = ParallelTransformer(nn.Transformer(**config_of()), group)
+        with pytest.raises(ValueError, match=r"in the model, .* in the state"):
+            model.load_state(model.state())
+
+    cluster(2, "thread").run(worker)
+
+
+UNEVEN = [
+    ("attention", {"heads": 3, "width": 12}, 4, "cannot split 3 heads over 2 ranks"),
+    ("matrices", {"heads": 3, "width": 12}, 4, "cannot split 3 heads over 2 ranks"),
+    ("sequence", {"heads": 3, "width": 12}, 4, "cannot split 3 heads over 2 ranks"),
+    ("sequence", {"heads": 2, "width": 4}, 5, "a sequence of 5 positions over 2 ranks"),
+    ("matrices", {"heads": 2, "width": 4}, 13, "13 tokens do not fit a context of 12"),
+    ("sequence", {"heads": 2, "width": 4}, 14, "14 tokens do not fit a context of 12"),
+]
+
+
+@pytest.mark.parametrize("kind, more, T, message", UNEVEN)
+def test_what_does_not_split_is_refused_with_the_numbers(cluster, kind, more, T, message):
+    with pytest.raises(RankFailed, match=message) as caught:
+        cluster(2, "thread").run(judge_split_only, kind, config_of(**more), T)
+    error = caught.value.__cause__
+    assert isinstance(error, ValueError)
+    assert "context" in message or "use a multiple of 2" in str(error)
+
+
+def judge_split_only(group, kind, config, T):
+    SPLITS[kind](nn.Transformer(**config), group)(np.zeros((1, T), int), Randomness(0, 0, [0]))
+
+
+def train_some_steps(group, kind, rule, vocab, tied):
+    """Train on random tokens; return the weights' comparison with one device's, and the padding.
+
+    Biases are not zeros at first: the gradient of the keys' is rounding alone, which the quotient
+    of Adam's averages would make as large as any other.
+    """
+    whole = random_weights(nn.Transformer(**config_of(vocab=vocab, tied=tied)), 0)
+    parts = SPLITS[kind](copy.deepcopy(whole), group)
+    loss = partial(vocab_parallel.cross_entropy, group=group, vocab=vocab)
+    ours, theirs = rule(parts.parameters()), rule(whole.parameters())
+    padded = [p for p in parts.parameters() if p.shard and p.shard.indices.max() >= p.shard.full]
+    largest = 0.0
+    for step in range(4):
+        x, targets = np.random.default_rng(step).integers(0, vocab, (2, 3, 12))
+        randomness = Randomness(0, step, np.arange(3))
+        nn.cross_entropy(whole(x, randomness), targets).backward()
+        loss(parts(x, randomness), targets).backward()
+        if kind == "sequence":
+            all_reduce_partial(parts, group)
+        for optimizer in (theirs, ours):
+            optimizer.step()
+        for p in padded:
+            extra = p.shard.indices >= p.shard.full
+            for array in (p.data, p.grad):
+                largest = max(largest, abs(np.compress(extra, array, p.shard.axis)).max())
+        for optimizer in (theirs, ours):
+            optimizer.zero_grad()
+    got = {n: unsplit(p.data, p, group) for n, p in parts.named_parameters().items()}
+    return compare([got], whole.state()), largest, len(padded)
+
+
+RULES = [
+    partial(optim.AdamW, lr=0.01, weight_decay=0.1),
+    partial(optim.Adam, lr=0.01, weight_decay=0.1),
+    partial(optim.SGD, lr=0.1, momentum=0.9),
+]
+
+
+@both_splits
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.func.__name__)
+@pytest.mark.parametrize("vocab, size", [(7, 2), (5, 4), (3, 4), (1, 3)])
+def test_padding_of_the_vocabulary_stays_zero_and_gets_no_gradient(
+    cluster, kind, rule, vocab, size
+):
+    found = cluster(size).run(train_some_steps, kind, rule, vocab, vocab % 2 == 1)
+    for comparison, largest, _ in found:
+        assert comparison.ok and largest == 0, (comparison, largest)
+    assert sum(padded for _, _, padded in found) > 0
+
+
+def block_ledgers(group, kind, dtype):
+    """Return what others took from this rank in a block's forward, and in its backward."""
+    model = nn.Transformer(5, 24, 12, 1, 12, dtype=dtype, dropout=0.1)
+    block = SPLITS[kind](model, group).layers[1]
+    T = 12 // group.size if kind == "sequence" else 12
+    x = Tensor(arrays(5, T, 24, dtype=dtype), requires_grad=True)
+    y = block(x, Randomness(0, 0, np.arange(5)))
+    forward = group.ledger.bytes.copy()
+    y.backward(arrays(*y.shape, dtype=dtype))
+    return dict(forward), dict(group.ledger.bytes - forward)
+
+
+@sizes
+@both_splits
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_each_rank_gives_the_bytes_of_the_formula_per_operation(cluster, kind, size, dtype):
+    itemsize = np.dtype(dtype).itemsize
+    for rank, found in enumerate(cluster(size).run(block_ledgers, kind, dtype)):
+        want = block_bytes(5, 12, 24, itemsize, size, kind == "sequence")
+        assert found == tuple(
+            {op: ranks[rank] for op, ranks in half.items() if ranks[rank]} for half in want
+        )
+
+
+def test_the_sequence_split_moves_as_much_as_the_matrix_split_and_the_regathers():
+    """Where N divides the positions: 2 all_reduces of S each way, and 2 all_gathers of dW's X."""
+    S = 5 * 12 * 24 * 8
+    for size in (2, 3, 4):
+        matrices, sequence = (
+            [sum(map(sum, half.values())) for half in block_bytes(5, 12, 24, 8, size, split)]
+            for split in (False, True)
+        )
+        assert matrices == [4 * (size - 1) * S] * 2
+        assert sequence == [4 * (size - 1) * S, 6 * (size - 1) * S]
+
+
+def test_a_frozen_model_communicates_no_gradient(cluster):
+    """With the embedding frozen the first norm's input needs no gradient, nor does anything else.
+
+    With all weights frozen and a differentiable input nothing is gathered again for dW.
+    """
+
+    def worker(group):
+        model = nn.Transformer(5, 12, 12, 1, 12, dtype="float64")
+        block = sequence_parallel(model, group).layers[1]
+        block.freeze()
+        x = Tensor(arrays(2, 4, 12), requires_grad=True)
+        y = block(x)
+        forward = group.ledger.bytes.copy()
+        y.sum().backward()
+        frozen = dict(group.ledger.bytes - forward)
+        before = group.ledger.total
+        column = block.expand
+        for p in column.parameters():
+            p.requires_grad = True
+        y = column(x.detach())
+        middle = group.ledger.total
+        y.sum().backward()
+        return frozen, middle - before, dict(group.ledger.bytes)["reduce_scatter"]
+
+    S = 2 * 12 * 12 * 8
+    for frozen, forward, _ in cluster(3).run(worker):
+        assert frozen == {"all_gather": 2 * 2 * S // 3, "reduce_scatter": 2 * 2 * S // 3}
+        assert forward == 2 * S // 3
