@@ -32,7 +32,9 @@ class Parameter(Tensor):
 
     def part(self, shard: Shard) -> "Parameter":
         """Return a new parameter of the same name: this part of the data, copied."""
-        return Parameter(shard.of(self.data), self.name, shard)
+        part = Parameter(shard.of(self.data), self.name, shard)
+        part.requires_grad = self.requires_grad
+        return part
 
     def __getstate__(self):
         """Pickle the data once, in the home's vector; a copy has no gradient, hooks or graph."""

@@ -16,6 +16,7 @@ from minidist.rng import Randomness
 from minidist.tensor_parallel import ParallelTransformer, unsplit, vocab_parallel
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
 from minidist.tools.compare import compare
+from minidist.tools.strategies.cases import random_weights
 from minidist.tools.volume import block_bytes
 from tests.strategies import arrays, seeds
 from tests.tensor_parallel.judges import (
@@ -23,7 +24,6 @@ from tests.tensor_parallel.judges import (
     check,
     config_of,
     judge_transformer,
-    random_weights,
 )
 
 sizes = pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -180,6 +180,32 @@ def test_what_does_not_split_is_refused_with_the_numbers(cluster, kind, more, T,
 
 def judge_split_only(group, kind, config, T):
     SPLITS[kind](nn.Transformer(**config), group)(np.zeros((1, T), int), Randomness(0, 0, [0]))
+
+
+@pytest.mark.parametrize("names", [["embedding.token.weight"], ["head.norm.gain"], []])
+@both_splits
+def test_what_is_frozen_stays_frozen_when_it_is_split(cluster, kind, names):
+    """And everything else has the gradient that it has beside it on one device."""
+
+    def worker(group):
+        whole = random_weights(nn.Transformer(**config_of()), 0)
+        inside = [n for n in whole.named_parameters() if "expand" in n or "output" in n]
+        whole.freeze(*names, *inside)
+        parts = SPLITS[kind](copy.deepcopy(whole), group)
+        tokens, randomness = np.arange(24).reshape(2, 12) % 7, Randomness(0, 0, np.arange(2))
+        nn.cross_entropy(whole(tokens, randomness), tokens).backward()
+        logits = parts(tokens, randomness)
+        vocab_parallel.cross_entropy(logits, tokens, group=group, vocab=7).backward()
+        if kind == "sequence":
+            all_reduce_partial(parts, group)
+        got, want = parts.named_parameters(), whole.named_parameters()
+        moving = [n for n, p in want.items() if p.requires_grad]
+        frozen = [n for n in want if n not in moving]
+        assert all(got[n].grad is None and not got[n].requires_grad for n in frozen)
+        found = {n: unsplit(got[n].grad, got[n], group) for n in moving}
+        return compare([found], {n: want[n].grad for n in moving})
+
+    check(cluster(3).run(worker))
 
 
 def train_some_steps(group, kind, rule, vocab, tied):
