@@ -176,9 +176,11 @@ def _common(parser: argparse.ArgumentParser, device: bool = True) -> None:
 def _train(given) -> int:
     from minidist.comm import run
     from minidist.datasets import text
+    from minidist.pipeline_parallel.programs import programs
     from minidist.train import Settings, certify, sample, train
 
     given.ranks, given.dp = _mesh(given.ranks, given.dp, given.pp, given.tp)
+    programs(given.schedule, given.pp, given.micro_batches)  # an error, if there is one, at once
     corpus = text(given.text, given.context)
     settings = Settings(**{name: getattr(given, name) for name in Settings.__dataclass_fields__})
     model = settings.model(corpus.vocab)

@@ -77,6 +77,11 @@ class Hybrid:
         examples         their global indices, [B], for dropout; by default 0, 1, ...
         """
         examples = np.arange(len(inputs)) if examples is None else np.asarray(examples)
+        if not len(inputs) == len(targets) == len(examples):
+            raise ValueError(
+                f"{len(inputs)} inputs, {len(targets)} targets and {len(examples)} examples: "
+                "they must agree"
+            )
         mine = shard(np.arange(len(inputs)), self.mesh.dp.rank, self.mesh.dp.size)
         batch = micro_batches(
             inputs[mine], targets[mine], self.pipeline.m, seed, step, examples[mine], targets.size

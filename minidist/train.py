@@ -89,6 +89,7 @@ class OnMesh:
     def __init__(self, group: Group, model: nn.Transformer, settings: Settings):
         mesh = Mesh(group, dp=settings.dp, pp=settings.pp, tp=settings.tp)
         self.seed = settings.seed
+        model = model.to(group.device)
         self.hybrid = Hybrid(model, mesh, settings.schedule, settings.micro_batches)
         self.parameters, self.state = self.hybrid.parameters, self.hybrid.state
         self.sum_squares = self.hybrid.sum_squares

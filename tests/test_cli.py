@@ -76,6 +76,40 @@ def test_a_progress_bar_shows_in_a_terminal():
     assert b"3/3" in shown and b"loss=" in shown
 
 
+def test_train_on_a_mesh_learns_what_one_rank_learns(capsys):
+    """The losses, the text's model and the certificate; eight ranks on three axes."""
+    outputs = []
+    for mesh in (["--ranks", "1"], ["--dp", "2", "--pp", "2", "--tp", "2"]):
+        more = ["--transport", "thread", "--tied", "--dropout", "0.1", "--batch", "3"]
+        assert main(["train", *TINY, *more, *mesh]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert "8 ranks, 2 x 2 x 2 (data, pipeline, tensor), for batches of 3 windows" in outputs[1]
+    assert "certificate: ok. 8 ranks against one device" in outputs[1]
+    one, mesh = (re.search(r"loss .* nats/character\n.*\n\n(.|\n)*\n\n", o) for o in outputs)
+    assert one.group() == mesh.group()
+
+
+WRONG_MESHES = [
+    (["--tp", "3"], "cannot split 4 heads over 3 ranks; use a multiple of 3"),
+    (["--pp", "5"], "cannot cut 4 layers into 5 stages; use at most 4"),
+    (["--ranks", "3", "--tp", "2"], "--ranks 3 is not --dp 1 x --pp 1 x --tp 2; leave --ranks out"),
+    (["--ranks", "2", "--pp", "4"], "--ranks 2 is not --dp 1 x --pp 4 x --tp 1"),
+    (["--ranks", "8", "--dp", "2", "--pp", "2"], "--ranks 8 is not --dp 2 x --pp 2 x --tp 1"),
+    (["--schedule", "magic"], "unknown schedule 'magic'; there is layer_split, gpipe"),
+    (["--pp", "2", "--schedule", "magic"], "unknown schedule 'magic'; there is"),
+    (["--pp", "2", "--schedule", "pipedream"], "pipedream updates weights within a batch"),
+    (["--tp", "2", "--schedule", "pipedream_2bw"], "pipedream_2bw updates weights within a batch"),
+    (["--pp", "3", "--schedule", "zb_v"], "cannot cut 4 layers into 6 stages; use at most 4"),
+]
+
+
+@pytest.mark.parametrize("arguments, message", WRONG_MESHES, ids=lambda x: " ".join(x))
+def test_a_wrong_mesh_is_one_line_and_exit_status_2(capsys, arguments, message):
+    assert main(["train", "--transport", "thread", *arguments]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"minidist: {message}") and errors.count("\n") == 1, errors
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -216,11 +250,16 @@ def test_timeline_measured_prints_the_real_picture_beside_the_simulated_one(caps
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
-@pytest.mark.parametrize("after", [0.0, 0.3, 1.0, 2.0])
 @pytest.mark.parametrize(
-    "command",
-    ["train --steps 100000", "timeline --measured --stages 2 --microbatches 200"],
-    ids=lambda command: command.split()[0],
+    "command, after",
+    [
+        *[("train --steps 100000", after) for after in (0.0, 0.3, 1.0, 2.0)],
+        ("train --steps 100000 --dp 2 --pp 2 --tp 2", 1.0),
+        *[
+            ("timeline --measured --stages 2 --microbatches 200", after)
+            for after in (0.3, 1.0, 2.0)
+        ],
+    ],
 )
 def test_ctrl_c_ends_everything_at_once_and_leaves_nothing(command, after):
     process = subprocess.Popen(
