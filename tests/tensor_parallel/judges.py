@@ -19,17 +19,11 @@ from minidist.tensor_parallel import (
 )
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
 from minidist.tools.compare import compare
+from minidist.tools.strategies.cases import random_weights
 from minidist.tools.strategies.tensor_parallel import whole_gradients
 from tests.strategies import arrays
 
 OUTPUT, INPUT = "(output)", "(input)"
-
-
-def random_weights(model, seed):
-    """Give a model weights none of which is 0 or 1, in place; return it."""
-    for i, p in enumerate(model.named_parameters().values()):
-        p.data[...] = 0.5 * arrays(*p.shape, seed=[seed, i])
-    return model
 
 
 def judge_layers(group, build, split, x, seed, split_input=False, split_output=False):

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from minidist import Tensor, nn
 from minidist.errors import RankFailed
 from minidist.tensor_parallel import RowParallelLinear
+from minidist.tools.strategies.cases import random_weights
 from minidist.tools.volume import all_reduce_bytes
 from tests.strategies import arrays, seeds
-from tests.tensor_parallel.judges import check, judge_layers, random_weights
+from tests.tensor_parallel.judges import check, judge_layers
 
 sizes = pytest.mark.parametrize("size", [1, 2, 3, 4])
 

@@ -89,6 +89,16 @@ def as_input(inputs: np.ndarray) -> Tensor | np.ndarray:
     return Tensor(inputs, requires_grad=True) if inputs.dtype.kind == "f" else inputs
 
 
+def random_weights(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Give all parameters of a model random values, in place; return it.
+
+    Biases, too, which are zeros at first: a zero may be added N times, or never, and nobody sees.
+    """
+    for name, p in model.named_parameters().items():
+        p.data[...] = 0.5 * generator(seed, f"random {name}").standard_normal(p.shape)
+    return model
+
+
 def small_cases(ranks: int) -> list[Case]:
     """An MLP on 7 examples and on 2, and a tied Transformer with dropout on 6."""
     random = generator(0, "cases")

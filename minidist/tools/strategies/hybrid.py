@@ -6,7 +6,7 @@ from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel.partition import cut_of
 from minidist.pipeline_parallel.stage import holders
 from minidist.rng import generator
-from minidist.tools.strategies.cases import Case, Outcome
+from minidist.tools.strategies.cases import Case, Outcome, random_weights
 from minidist.tools.strategies.tensor_parallel import is_repeated, vocabulary
 
 
@@ -76,7 +76,7 @@ def hybrid_cases(ranks: int) -> list[Case]:
     return [
         Case(
             f"{dp} x {pp} x {ranks // (dp * pp)}, {schedule}" + (", sequence" if more else ""),
-            nn.Transformer(11, 16, 8, 3, 8, 2, "float64", dropout=0.2, tied=True),
+            random_weights(nn.Transformer(11, 16, 8, 3, 8, 2, "float64", 0.2, tied=True)),
             tokens,
             nexts,
             options={"dp": dp, "pp": pp, "schedule": schedule, **more},

@@ -22,7 +22,7 @@ from minidist.tensor_parallel import (
     vocab_parallel,
 )
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
-from minidist.tools.strategies.cases import INPUT, Case, Outcome, as_input
+from minidist.tools.strategies.cases import INPUT, Case, Outcome, as_input, random_weights
 
 
 def column_worker(group: Group, case: Case) -> Outcome:
@@ -152,7 +152,7 @@ def _bytes(case: Case, ranks: int, numbers: int) -> int:
 
 def mlp_cases(ranks: int) -> list[Case]:
     random = generator(0, "tensor cases")
-    mlp = nn.MLP([12, 24, 12], activation="gelu", seed=1, dtype="float64")
+    mlp = random_weights(nn.MLP([12, 24, 12], activation="gelu", seed=1, dtype="float64"))
     images, labels = random.standard_normal((7, 12)), random.integers(0, 12, 7)
     return [
         Case("MLP, 7 examples", mlp, images, labels),
@@ -166,7 +166,7 @@ def transformer_cases(ranks: int) -> list[Case]:
     return [
         Case(
             f"Transformer, {'tied' if tied else 'untied'}",
-            nn.Transformer(11, 24, 12, 2, 12, 2, "float64", dropout=0.2, tied=tied),
+            random_weights(nn.Transformer(11, 24, 12, 2, 12, 2, "float64", 0.2, tied)),
             tokens,
             nexts,
         )
