@@ -38,8 +38,9 @@ clusters = {N: Cluster(N) for N in (1, 2, 4)}
 # %% [markdown]
 # ## Problem
 #
-# The largest array of a training step is none of the weights. We look at what is held, at the end
-# of forward and whenever backward has finished a parameter (`tracemalloc` knows NumPy's arrays):
+# Lesson 11 splits two of a block's four matrices, and with a large vocabulary the largest array of
+# a training step is no matrix at all. We look at what is held at the end of forward and whenever
+# backward has finished a parameter (`tracemalloc` knows NumPy's arrays):
 
 
 # %%
@@ -127,11 +128,8 @@ class OurCrossEntropy(Function):
         self.targets, self.vocab, self.group = targets.reshape(-1), vocab, group
 
     def forward(self, z):
-        group, rows, first = (
-            self.group,
-            z.reshape(-1, z.shape[-1]).copy(),
-            self.group.rank * z.shape[-1],
-        )
+        group, rows = self.group, z.reshape(-1, z.shape[-1]).copy()
+        first = group.rank * rows.shape[1]  # my first word
         rows[:, max(0, self.vocab - first) :] = -np.inf  # padding
         rows -= group.all_reduce(rows.max(axis=1), op="max")[:, None]
         local = self.targets - first
@@ -281,9 +279,9 @@ assert sent == 2 * 3 * (2 * S + 3 * 4 * 8 * 4) // 4
 # %% [markdown]
 # ## Measurement: what stays on every rank
 #
-# Norms, dropouts and sums need whole rows of X, so every rank computes and keeps them for all
-# positions. We measure what a block's forward keeps for its backward, on 1 and 2 ranks; if it is
-# `repeated + split / N`, these two numbers foretell the third.
+# From g to the next f, X is whole on every rank: norms, dropouts and sums are computed, and kept
+# for backward, N times. We measure what a block's forward keeps on 1 and 2 ranks. If that is
+# `repeated + split / N`, these two numbers foretell a third.
 
 
 # %%
@@ -352,9 +350,9 @@ for tokens_a_step in TOKENS:
 
 # %% [markdown]
 # And in seconds? The largest model of Shoeybi et al. has C = 3072 and 72 blocks, on 8 GPUs, and
-# there are 64 copies of it (table 1), each with 8 x 1024 tokens. There are 300 GB/s between the GPUs
-# of a server, and 100 GB/s from a server to the others, for its 16 GPUs (section 5). With 2 bytes a
-# number, bandwidth alone:
+# there are 64 copies of it (table 1), each with 8 x 1024 tokens. A server has 300 GB/s between its
+# 16 GPUs, and 100 GB/s to the other servers, for all 16 (section 5). With 2 bytes a number,
+# bandwidth alone:
 
 # %%
 activation_bytes = 72 * 8 * 7 / 8 * 8 * 1024 * 3072 * 2

@@ -5,8 +5,9 @@ Shoeybi et al., Megatron-LM (2019), section 3. Letters: N ranks of the group.
     X[B, T, C] -> norm -> f -> QKV columns | heads | output rows -> g -> dropout -> + X
                   norm -> f -> expand columns | gelu | contract rows -> g -> dropout -> + X
 
-Bytes per block, each rank's part of 2 (N - 1) B T C itemsize: two all_reduces forward (g) and two
-backward (f). Norms, dropouts and sums are repeated on every rank; every rank keeps X.
+Per block two all_reduces forward (g) and two backward (f; figure 4): 8 (N - 1)/N B T C itemsize
+from each rank (Narayanan et al., Megatron-LM 2021, section 3.2). Norms, dropouts and sums are
+repeated on every rank; every rank keeps X.
 """
 
 from collections.abc import Callable

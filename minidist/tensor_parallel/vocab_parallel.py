@@ -2,7 +2,7 @@
 
 Shoeybi et al., Megatron-LM (2019), section 3. Letters: N ranks, r this one, V vocabulary. The
 embedding's rows, and the head's columns, are cut in equal runs; where N does not divide V, the last
-ones are padding.
+ones are padding (section 5.1).
 
     embedding      Y = sum over r of (W_r[x], or 0 where x is another rank's)             (g)
     head           logits_r[B, T, V/N] = f(X[B, T, C]) W_r[C, V/N]
