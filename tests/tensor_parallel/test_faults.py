@@ -278,15 +278,15 @@ def test_padding_that_learns_is_found(cluster, kind, fault):
 
 
 def tied_embedding_summed_twice(group):
-    def twice(self, sound=Pipeline._sum_shared_gradients):
-        sound(self)
-        sound(self)
+    def twice(self, before, sound=Pipeline._sum_shared_gradients):
+        sound(self, before)
+        sound(self, before)
 
     return instead(Pipeline, "_sum_shared_gradients", twice)
 
 
 def tied_embedding_not_summed(group):
-    return instead(Pipeline, "_sum_shared_gradients", lambda self: None)
+    return instead(Pipeline, "_sum_shared_gradients", lambda self, before: None)
 
 
 def averaged_over_dp(group):
