@@ -73,6 +73,8 @@ class Hybrid:
     ) -> float:
         """Leave the whole batch's gradient in this rank's parameters; return the whole loss.
 
+        There must be no gradient from before.
+
         inputs, targets  tokens [B, T] of the whole batch, on every rank
         examples         their global indices, [B], for dropout; by default 0, 1, ...
         """
@@ -81,6 +83,11 @@ class Hybrid:
             raise ValueError(
                 f"{len(inputs)} inputs, {len(targets)} targets and {len(examples)} examples: "
                 "they must agree"
+            )
+        if any(p.grad is not None for p in self.parameters()):
+            raise ValueError(
+                "the gradients of the last batch are sums over ranks, and would be summed again; "
+                "call zero_grad() first, or pass both batches at once, as micro_batches="
             )
         mine = shard(np.arange(len(inputs)), self.mesh.dp.rank, self.mesh.dp.size)
         batch = micro_batches(

@@ -195,6 +195,23 @@ def test_inputs_targets_and_examples_of_different_numbers_are_refused(cluster, l
     assert isinstance(caught.value.__cause__, ValueError)
 
 
+def test_a_second_batch_on_top_of_summed_gradients_is_refused(cluster):
+    """Summed over two ranks once more, they would come to three batches' gradient, not two's."""
+
+    def worker(group):
+        hybrid = build(group, {"dp": 2, "pp": 1, "tp": 1}, {})
+        optimizer = optim.SGD(hybrid.parameters(), lr=0.0)
+        batch = np.zeros((2, 4, 8), int)
+        for _ in range(2):
+            hybrid.backward(*batch)
+            optimizer.zero_grad()
+        hybrid.backward(*batch)
+        with pytest.raises(ValueError, match="would be summed again; call zero_grad"):
+            hybrid.backward(*batch)
+
+    cluster(2, "thread").run(worker)
+
+
 def test_a_sequence_that_does_not_split_is_refused_with_the_numbers(cluster):
     def worker(group):
         hybrid = build(group, {"dp": 1, "pp": 1, "tp": 2}, {"split_sequence": True})

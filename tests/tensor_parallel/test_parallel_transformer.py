@@ -58,6 +58,11 @@ def test_a_split_transformer_leaves_one_devices_logits_and_gradients(
     check(cluster(size).run(judge_transformer, kind, config, T, B, seed))
 
 
+@pytest.mark.parametrize("kind", SPLITS)
+def test_ranks_that_are_threads_leave_the_same(cluster, kind):
+    check(cluster(3, "thread").run(judge_transformer, kind, config_of(), 6))
+
+
 def recomputed(model, tokens, randomness):
     """Run the layers so that backward runs each of them again."""
     x = tokens
