@@ -182,7 +182,7 @@ class Group:
         Bytes from each rank: (N-1)S.
 
         out  a 1-D array for the result, of which each x is a part: as equal as can be, the larger
-             first. If it is from `empty` on all ranks, nothing is copied twice.
+             first. If it is from `empty` on all ranks, nothing is copied twice. x may lie in it.
         """
         x = _checked(x, axis=axis)
         if out is not None:
@@ -338,18 +338,21 @@ class Group:
                 f"x is {x.dtype}{list(x.shape)}; rank {self.rank}'s part of out, "
                 f"{out.dtype}{list(out.shape)}, is 1-D and has {stop - begin} elements"
             )
+        out[begin:stop] = x  # at once, for x may be another part of out
         place = memory.offset_of(out) if self.size > 1 else None
         places = self._meet_at("all_gather", (x.dtype, out.shape, "out"), label, place)
         if NOWHERE not in places:
             self.ledger.bytes["all_gather"] += (self.size - 1) * x.nbytes
-            gather_where_it_lies(memory, self.board, places, out.size, begin, x)
+            gather_where_it_lies(memory, self.board, places, out, begin, stop)
             return out
-        channel = Channel(self, "all_gather")
-        for r in range(self.size):
-            if r != self.rank:
-                channel.send(x, to=r)
-        for r, (begin, stop) in enumerate(pairwise(ends)):
-            out[begin:stop] = x if r == self.rank else channel.recv(r)
+        channel, others = (
+            Channel(self, "all_gather"),
+            [r for r in range(self.size) if r != self.rank],
+        )
+        for r in others:
+            channel.send(out[begin:stop], to=r)
+        for r in others:
+            out[ends[r] : ends[r + 1]] = channel.recv(r)
         return out
 
     def _meet_at(self, name: str, details, label, place: int | None) -> list[int]:

@@ -130,10 +130,14 @@ def scatter_sum_where_it_lies(
     board.barrier("reduce_scatter, every slice reduced")
 
 
-def gather_where_it_lies(memory: SharedMemory, board, places, count: int, begin: int, x) -> None:
-    """Write x into arrays in shared memory, one per rank, from element `begin` on."""
-    for place in places:
-        memory.view(place, count, x.dtype)[begin : begin + len(x)] = x
+def gather_where_it_lies(memory: SharedMemory, board, places, out, begin: int, stop: int) -> None:
+    """Write [begin, stop) of `out` into the other ranks' arrays, which lie in shared memory.
+
+    They begin at `places`, one per rank. The ranks have met before, so all are free to be written.
+    """
+    for rank, place in enumerate(places):
+        if rank != board.me:
+            memory.view(place, len(out), out.dtype)[begin:stop] = out[begin:stop]
     board.barrier("all_gather, every piece written")
 
 
