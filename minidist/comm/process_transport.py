@@ -294,6 +294,7 @@ class RankProcess:
                             self.mailbox.stir()
                         else:
                             self.mailbox.put(event.data, *found)
+                        found = None  # a message must not outlive its receipt
                     except (EOFError, OSError):
                         ready.unregister(event.fileobj)  # a rank has died: the caller stops us
         except (EOFError, OSError):
