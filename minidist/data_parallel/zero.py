@@ -1,36 +1,33 @@
 """ZeRO: data parallelism in which no two ranks keep the same thing, in three stages.
 
 Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models (SC 2020),
-section 5. Letters: N ranks, r this one, P bytes of parameters. Each layer's flat vector is cut into
-N parts, as equal as can be; the r-th part, its gradient and its optimizer state are rank r's shard.
+sections 5 (what is cut) and 7 (what it moves). Letters: N ranks, r this one, P bytes of parameters,
+M micro-batches. Each layer's flat vector is cut into N parts, as equal as can be; the r-th part,
+its gradient and its optimizer state are rank r's shard.
 
-    stage   kept whole              kept 1/N                        bytes from each rank per step
-    0       W, dW, Adam's m and v                                   2 P (N-1)/N   (all_reduce)
-    1       W, dW                   m, v                            2 P (N-1)/N
-    2       W                       dW, m, v                        2 P (N-1)/N
-    3                               W, dW, m, v                     3 P (N-1)/N
+    stage   kept whole              kept 1/N            bytes from each rank per step
+    0       W, dW, Adam's m and v                       2 P (N-1)/N        (all_reduce)
+    1       W, dW                   m, v                2 P (N-1)/N
+    2       W                       dW, m, v            (M + 1) P (N-1)/N
+    3                               W, dW, m, v         3 M P (N-1)/N
 
-A step: every rank's gradient is reduce_scattered, so that each gets the sum of its shard; its
-optimizer updates the shard; an all_gather gives everyone the new weights. Stage 2 reduces a layer's
-gradient as soon as backward has it, and drops it. Stage 3 keeps no weights either: it gathers a
-layer's just before they are used, forward and again backward, into one of two places in turn, while
-the layer before computes.
+A step: a reduce_scatter gives every rank the sum of its part of the gradient; its optimizer updates
+its part of the weights; an all_gather gives everyone the new ones. Both together are an all_reduce.
 
-    zero = Zero(model.flatten(group.empty), group, stage=2)
-    optimizer = optim.AdamW(zero.parameters(), lr=3e-4)          # of this rank's shard
-    zero.backward(loss)                                          # once per micro-batch
-    optimizer.clip_global_norm(1.0, zero.sum_squares)
-    zero.step(optimizer)
+    stage 2   A layer's gradient is reduced as soon as backward leaves the layer, and its place is
+              that of the next layer's.
+    stage 3   A layer's weights are gathered just before they are used, forward and again backward,
+              into one of two places in turn, while the layer before computes with the other.
 """
 
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+import threading
+from collections import Counter
 
 import numpy as np
 
 from minidist import nn
 from minidist.autograd import Function, Tensor
-from minidist.backend import Array
+from minidist.backend import Array, on_gpu, to_host
 from minidist.comm import Group
 from minidist.comm.collectives import split_ends
 from minidist.nn.flat_parameters import FlatParameters
@@ -46,60 +43,70 @@ class Shard:
         ends = split_ends(self.flat.size, group.size)
         self.own = slice(ends[group.rank], ends[group.rank + 1])
         self.parameter = nn.Parameter(self.flat.vector[self.own], f"shard of layer {number}")
-        self.home = FlatParameters([self.parameter])
-
-    def add(self, gradient: Array) -> None:
-        p = self.parameter
-        p.grad_buffer[...] = gradient if p.grad is None else p.grad + gradient
-        p.grad = p.grad_buffer
+        self.home = FlatParameters([self.parameter])  # copies
 
 
 class Zero:
     """This rank's share of a model that all ranks of a group train on different examples.
 
-    model   the same on every rank; flatten(group.empty) lets its vectors move without a copy
+        zero = Zero(model.flatten(group.empty), group, stage=2)
+        optimizer = optim.AdamW(zero.parameters(), lr=3e-4)          # of this rank's shards
+        for i, (x, y) in enumerate(micro_batches):
+            zero.backward(loss(x, y), last=i == len(micro_batches) - 1)
+        optimizer.clip_global_norm(1.0, zero.sum_squares)
+        zero.step(optimizer)
+        weights = zero.state()                                       # stage 3: not model.state()
+
+    model   the same on every rank; flatten(group.empty) lets its vectors move without a copy.
+            Stages 2 and 3 put something around each of its layers.
     stage   1, 2 or 3
     shards  ranks that share one copy of what is cut; the others keep copies of it, in such groups
             too; by default all ranks. It divides their number.
     groups  all that it communicates through, each with a ledger
-    peak    bytes of weights and gradients, whole and shards, that were alive at most
+    peak    bytes of weights and gradients that were alive at most, whole ones and shards, at the
+            boundaries of layers; optimizer state and frozen parameters do not count
     """
 
-    def __init__(self, model: nn.Sequential, group: Group, stage: int = 1, shards=None):
+    def __init__(
+        self, model: nn.Sequential, group: Group, stage: int = 1, shards: int | None = None
+    ):
+        shards = group.size if shards is None else shards
         if stage not in (1, 2, 3):
             raise ValueError(f"ZeRO has the stages 1, 2 and 3, not {stage!r}")
-        shards = group.size if shards is None else shards
-        if group.size % shards:
+        if stage > 1 and not isinstance(model, nn.Sequential):
+            raise ValueError(f"stage {stage} needs an nn.Sequential, not {type(model).__name__}")
+        if shards < 1 or group.size % shards:
             raise ValueError(f"groups of {shards} shards do not make up {group.size} ranks")
+        layers = list(model.layers)
+        users = Counter(p for layer in layers for p in layer.parameters())
+        self.tied = [p for p, layers_of_it in users.items() if layers_of_it > 1]
+        if stage == 3 and self.tied:
+            raise ValueError(
+                f"{self.tied[0].name!r} belongs to several layers, and stage 3 keeps the weights "
+                "of one layer at a time; use a model that is not tied, or stage 2"
+            )
         self.model, self.stage, self.peak = model, stage, 0
         self.group = group.split(group.rank // shards)  # one copy, cut
         self.copies = group.split(group.rank % shards)  # ranks with the same shard
-        self.everyone = group
-        self.layers = list(model.layers)
-        self.shards = [Shard(layer, i, self.group) for i, layer in enumerate(self.layers)]
         self.groups = [self.group, self.copies]
-        self.missing: list[int] | None = None  # gradients to come per layer, while backward runs
+        self.shards = [Shard(layer, k, self.group) for k, layer in enumerate(layers)]
+        self.next: int | None = None  # layer to reduce next, from the last one down: in backward
+        self.scratch = self.gatherer = None
         if stage == 1:
             for s in self.shards:
                 s.home.bind(s.flat.vector[s.own], s.flat.gradient[s.own])
-        else:
-            self._drop_gradients()
-        if stage == 2:
-            for s in self.shards:
+            return
+        self.scratch = Place(self.shards)
+        for s in self.shards:
+            s.flat.bind(s.flat.vector, self.scratch.of(s))
+            if stage == 2:
                 s.home.bind(s.flat.vector[s.own])
+        for p in self.tied:
+            p.grad_buffer = None  # complete only when the first of its layers is
         if stage == 3:
-            self.gatherer = Gatherer(self)
-            self.groups.append(self.gatherer.beside)
-
-    def _drop_gradients(self) -> None:
-        """Keep one place for a whole gradient, of any layer, instead of one for each."""
-        most = max(s.flat.size for s in self.shards)
-        self.scratch = self.everyone.empty(most, self.shards[0].flat.vector.dtype)
-        for k, s in enumerate(self.shards):
-            s.flat.gradient = self.scratch[: s.flat.size]
-            for p in s.flat.parameters:
-                p.grad_buffer = None
-                p.add_hook(partial(self._arrived, k))
+            self.gatherer = Gatherer(self.shards, self.group.split(0))
+            self.groups.append(self.gatherer.group)
+        model.sequence[:] = [ZeroLayer(layer, k, self) for k, layer in enumerate(layers)]
 
     def parameters(self) -> list[nn.Parameter]:
         """Return what this rank's optimizer updates: its shard of every layer."""
@@ -108,36 +115,48 @@ class Zero:
     def backward(self, loss: Tensor, last: bool = True) -> None:
         """Add a micro-batch's gradient, summed over the ranks, to the shards.
 
+        loss  of one pass through the model
         last  whether it is the last one of a step: stage 1 adds up whole gradients until then
         """
-        self.missing = [len(s.flat.parameters) for s in self.shards]
+        if self.stage == 1 and self.shards[0].parameter.grad is not None:
+            raise ValueError("this step's gradient is reduced already; say last=False before")
         self.next = len(self.shards) - 1
         loss.backward()
-        if last or self.stage > 1:
-            while self.next >= 0:  # stage 1: all; else those with parameters that were not used
-                self._reduce_next()
-        self.missing = None
-
-    def _arrived(self, k: int, parameter: nn.Parameter) -> None:
-        """Reduce the layers whose turn it is, the last one first, on all ranks alike."""
-        if self.missing is None:
-            return
-        self.missing[k] -= 1
         self._sample()
-        while self.next >= 0 and self.missing[self.next] == 0:
-            self._reduce_next()
+        if last or self.stage > 1:
+            self._reduce_above(-1)
+        self.next = None
 
-    def _reduce_next(self) -> None:
-        k, self.next = self.next, self.next - 1
-        flat = self.shards[k].flat
-        for p, place in zip(flat.parameters, flat.views(flat.gradient), strict=True):
-            if p.grad is not p.grad_buffer or p.grad is None:
-                place[...] = 0 if p.grad is None else p.grad
-            p.grad = None
-        piece = self.group.reduce_scatter(flat.gradient, label=f"gradient of layer {k}")
-        if self.copies.size > 1:
-            piece = self.copies.all_reduce(piece, label=f"gradient of layer {k}")
-        self.shards[k].add(piece)
+    def _before_forward(self, k: int) -> None:
+        if self.gatherer is not None:
+            self.gatherer.need(k, then=k + 1)
+
+    def _before_backward(self, k: int) -> None:
+        if self.next is None:
+            raise ValueError("gradients stay whole with loss.backward(); use zero.backward(loss)")
+        if k > self.next:
+            raise ValueError(
+                f"layer {k} is met again after its gradient was reduced; "
+                "give zero.backward the loss of one pass through the model"
+            )
+        self._sample()
+        self._reduce_above(k)
+        if self.gatherer is not None:
+            self.gatherer.need(k, then=k - 1)
+
+    def _reduce_above(self, k: int) -> None:
+        """Reduce the layers after layer k, last one first: the same order on all ranks."""
+        for number in range(self.next, k, -1):
+            s, label = self.shards[number], f"gradient of layer {number}"
+            for p, place in zip(s.flat.parameters, s.flat.views(s.flat.gradient), strict=True):
+                if p.grad is None or p.grad is not p.grad_buffer:  # unused, or tied
+                    place[...] = 0 if p.grad is None else p.grad
+                p.grad = None
+            piece = self.group.reduce_scatter(s.flat.gradient, label=label)
+            if self.copies.size > 1:
+                piece = self.copies.all_reduce(piece, label=label)
+            s.parameter.accumulate(piece)
+        self.next = min(self.next, k)
 
     def sum_squares(self, own: float) -> float:
         """Add up over the shards; for Optimizer.clip_global_norm."""
@@ -145,6 +164,10 @@ class Zero:
 
     def step(self, optimizer: Optimizer) -> None:
         """Update this rank's shards; give everyone the new weights."""
+        if any(s.parameter.grad is None for s in self.shards):
+            raise ValueError("no gradient has been reduced; call zero.backward(loss) before")
+        if self.gatherer is not None:
+            self.gatherer.wait()  # what came early, and nobody has used, is of old weights
         optimizer.step()
         optimizer.zero_grad()
         if self.stage < 3:
@@ -152,28 +175,41 @@ class Zero:
                 self.group.all_gather(s.parameter.data, out=s.flat.vector, label=f"layer {k}")
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return all weights by name, on every rank."""
+        """Return copies of all weights by name, on every rank and on the host."""
         if self.stage < 3:
             return self.model.state()
         result = {name: p.data for name, p in self.model.named_parameters().items()}
         for k, s in enumerate(self.shards):
-            whole = self.group.all_gather(s.parameter.data, label=f"layer {k}")
-            result |= {
-                p.name: w for p, w in zip(s.flat.parameters, s.flat.views(whole), strict=True)
-            }
-        return {name: array.copy() for name, array in result.items()}
+            whole = s.flat.views(self.group.all_gather(s.parameter.data, label=f"layer {k}"))
+            result |= {p.name: w for p, w in zip(s.flat.parameters, whole, strict=True)}
+        return {name: to_host(array.copy()) for name, array in result.items()}
 
     def _sample(self) -> None:
-        """Note the bytes of weights and gradients that are alive."""
-        named = self.model.parameters()
-        alive = [p.grad for p in named if p.grad is not None and p.grad is not p.grad_buffer]
-        for s in self.shards:
-            alive += [s.home.vector, s.home.gradient] if self.stage == 3 else [s.flat.vector]
-            alive += [s.home.gradient] if self.stage == 2 else []
-            alive += [s.flat.gradient] if self.stage == 1 else []
-        alive += [self.scratch] if self.stage > 1 else []
-        alive += self.gatherer.places if self.stage == 3 else []
-        self.peak = max(self.peak, sum(array.nbytes for array in alive))
+        """Note the bytes of weights and gradients that are alive, each counted once."""
+        homes = [home for s in self.shards for home in (s.flat, s.home)]
+        alive = [array for home in homes for array in (home.vector, home.gradient)]
+        alive += [p.grad for p in self.model.parameters() if p.grad is not None]
+        alive += [self.scratch.bytes] if self.scratch else []
+        alive += [place.bytes for place in self.gatherer.places] if self.gatherer else []
+        starts = [a.data.ptr if on_gpu(a) else a.ctypes.data for a in alive]
+        total = end = 0
+        for start, array in sorted(zip(starts, alive, strict=True), key=lambda pair: pair[0]):
+            total += max(0, start + array.nbytes - max(start, end))
+            end = max(end, start + array.nbytes)
+        self.peak = max(self.peak, total)
+
+
+class Place:
+    """Memory for the flat vector of any one layer, allocated as the model's own vectors are."""
+
+    def __init__(self, shards: list[Shard]):
+        most = max(s.flat.vector.nbytes for s in shards)
+        self.bytes = shards[0].flat.empty((most,), "uint8")
+
+    def of(self, shard: Shard) -> Array:
+        """Return the place as a vector for this layer; what it holds is another matter."""
+        flat = shard.flat
+        return self.bytes[: flat.vector.nbytes].view(flat.vector.dtype)
 
 
 class Gatherer:
@@ -183,65 +219,66 @@ class Gatherer:
     graph that was built on them is right again when the layer has been gathered again.
     """
 
-    def __init__(self, zero: Zero):
-        self.group, self.beside = zero.group, zero.group.split(0)  # one for the other thread
-        self.shards, self.sample = zero.shards, zero._sample
-        tied = {p.name for layer in zero.layers for p in layer.parameters()}
-        if len(tied) < sum(len(layer.named_parameters()) for layer in zero.layers):
-            raise ValueError(
-                "stage 3 cannot free a layer whose parameters another layer uses, too; "
-                "use a model whose weights are not tied"
-            )
-        most = max(s.flat.size for s in self.shards)
-        dtype = self.shards[0].flat.vector.dtype
-        self.places = [zero.everyone.empty(most, dtype) for _ in range(2)]
-        for k, s in enumerate(self.shards):
-            s.flat.bind(self.places[k % 2][: s.flat.size])
-            for p in s.flat.parameters:
-                p.grad_buffer = None
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="gather")
-        self.coming: tuple[int, Future] | None = None
-        zero.model.sequence[:] = [
-            GatheredLayer(layer, k, self) for k, layer in enumerate(zero.layers)
-        ]
+    def __init__(self, shards: list[Shard], group: Group):
+        self.shards, self.group = shards, group
+        self.places = [Place(shards), Place(shards)]
+        for k, s in enumerate(shards):
+            s.flat.bind(self.places[k % 2].of(s))
+        self.coming: int | None = None  # the layer whose weights a second thread gathers
+        self.thread = self.error = None
 
     def need(self, k: int, then: int) -> None:
-        """Wait for the weights of layer k; let those of layer `then` come meanwhile."""
-        if self.coming is None or self.coming[0] != k:
-            self.coming = k, self.thread.submit(self._gather, k)
-        with self.group.waiting(f"the weights of layer {k}"):
-            self.coming[1].result()
-        self.coming = None
+        """Return when the weights of layer k are there; let those of layer `then` come."""
+        if self.wait() != k:
+            self._gather(k)
         if 0 <= then < len(self.shards):
-            self.coming = then, self.thread.submit(self._gather, then)
-        self.sample()
+            self.coming = then
+            self.thread = threading.Thread(
+                target=self._gather_beside, args=(then,), name="gather", daemon=True
+            )
+            self.thread.start()
+
+    def wait(self) -> int | None:
+        """Wait for the layer that is coming; return its number, or None if there is none."""
+        came, self.coming = self.coming, None
+        if came is not None:
+            with self.group.waiting(f"the weights of layer {came}"):
+                self.thread.join()
+            if self.error is not None:
+                raise self.error
+        return came
+
+    def _gather_beside(self, k: int) -> None:
+        try:
+            self._gather(k)
+        except BaseException as raised:  # the first thread raises it
+            self.error = raised
 
     def _gather(self, k: int) -> None:
         s = self.shards[k]
-        self.beside.all_gather(s.parameter.data, out=s.flat.vector, label=f"layer {k}")
+        self.group.all_gather(s.parameter.data, out=s.flat.vector, label=f"layer {k}")
 
 
-class GatheredLayer(nn.Module):
-    """A layer whose weights come just before its forward, and again before its backward."""
+class ZeroLayer(nn.Module):
+    """A layer that says when its forward is about to begin, and when its backward is."""
 
-    def __init__(self, layer: nn.Module, number: int, gatherer: Gatherer):
-        self.layer, self.flat, self.number = layer, layer.flat, number
-        self.gatherer = gatherer
+    def __init__(self, layer: nn.Module, number: int, zero: Zero):
+        self.layer, self.flat, self.number, self.zero = layer, layer.flat, number, zero
 
     def forward(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:
-        self.gatherer.need(self.number, self.number + 1)
-        return GatherAgain(self.number, self.gatherer)(self.layer(x, randomness))
+        self.zero._before_forward(self.number)
+        return BeforeBackward(self.number, self.zero)(self.layer(x, randomness))
 
 
-class GatherAgain(Function):
-    """Y = X  =>  dX = dY, and the weights of the layer behind which it stands are there again."""
+class BeforeBackward(Function):
+    """Y = X  =>  dX = dY.  All layers after this one have their gradients when dY comes."""
 
-    def __init__(self, number: int, gatherer: Gatherer):
-        self.number, self.gatherer = number, gatherer
+    def __init__(self, number: int, zero: Zero):
+        self.number, self.zero = number, zero
 
     def forward(self, x):
         return x
 
     def backward(self, grad):
-        self.gatherer.need(self.number, self.number - 1)
+        self.zero._before_backward(self.number)
         return grad

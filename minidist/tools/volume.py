@@ -32,6 +32,50 @@ def all_reduce_bytes(algorithm: str | None, n: int, itemsize: int, N: int) -> li
     return [itemsize * count for count in elements]
 
 
+# Bytes per parameter in float32 with Adam: the convention of `zero_bytes_held`. (The 16 bytes of
+# Rajbhandari et al., section 3.1, are split differently: 2 + 2 in half precision, 12 in float32.)
+FP32_ADAM = {"parameters": 4, "gradients": 4, "optimizer state": 8}
+
+
+def zero_bytes_held(stage: int, sizes: list[int], N: int, r: int) -> dict[str, int]:
+    """Return the bytes that rank r holds of layers with so many elements each, by `FP32_ADAM`.
+
+    Stage 0 is plain data parallelism: 16 bytes per parameter. With P parameters in all, of which s
+    are rank r's, and b in the largest layer:
+
+        stage   parameters    gradients    optimizer state
+        0       4 P           4 P          8 P
+        1       4 P           4 P          8 s
+        2       4 P           4 (s + b)    8 s
+        3       4 (s + 2 b)   4 (s + b)    8 s
+
+    Where no layer is tied to another one; frozen parameters do not count.
+    """
+    P, b = sum(sizes), max(sizes)
+    s = sum(split_sizes(n, N)[r] for n in sizes)
+    elements = {
+        "parameters": s + 2 * b if stage == 3 else P,
+        "gradients": s + b if stage >= 2 else P,
+        "optimizer state": s if stage >= 1 else P,
+    }
+    return {what: FP32_ADAM[what] * n for what, n in elements.items()}
+
+
+def zero_bytes_moved(
+    stage: int, sizes: list[int], itemsize: int, N: int, r: int, micro_batches: int = 1
+) -> int:
+    """Return the payload bytes that others take from rank r in one step of ZeRO.
+
+    A layer of n elements, s of them r's: n - s in a reduce_scatter, (N - 1) s in an all_gather.
+    Stage 1 does one of each per step; stage 2 scatters, stage 3 scatters once and gathers twice,
+    per micro-batch. Where N divides all n: (N - 1)/N P times 2, 1 + M, or 3 M.
+    """
+    P, s = sum(sizes), sum(split_sizes(n, N)[r] for n in sizes)
+    scatters = {1: 1, 2: micro_batches, 3: micro_batches}[stage]
+    gathers = {1: 1, 2: 1, 3: 2 * micro_batches}[stage]
+    return itemsize * (scatters * (P - s) + gathers * (N - 1) * s)
+
+
 def _children(r: int, N: int) -> int:
     """Return how many ranks hang below r in the binomial tree.
 

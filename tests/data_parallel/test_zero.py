@@ -1,0 +1,446 @@
+"""ZeRO's three stages train as one device does, whatever is cut, and whoever owns nothing."""
+
+import gc
+import multiprocessing
+import os
+import signal
+import threading
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidist import Cluster, Tensor, nn, no_grad, optim
+from minidist.data_parallel.zero import Zero
+from minidist.errors import RankDied, RankFailed
+from minidist.tools.compare import compare
+from minidist.tools.equivalence import check
+from minidist.tools.strategies import Case
+from minidist.tools.volume import zero_bytes_held
+from tests.data_parallel.zero_training import train
+from tests.strategies import arrays, assert_same_bits, mlps, seeds, transformers
+
+STAGES = [1, 2, 3]
+both = pytest.mark.parametrize("transport", ["process", "thread"])
+each_stage = pytest.mark.parametrize("stage", STAGES)
+splits = {
+    "stage": st.sampled_from(STAGES),
+    "size": st.integers(1, 4),
+    "examples": st.integers(1, 7),
+    "micro_batches": st.integers(1, 3),
+}
+
+
+def tokens(examples=13, vocab=7, context=4, seed=0):
+    return np.random.default_rng(seed).integers(0, vocab, (2, examples, context))
+
+
+def trained(ranks, stage, model, data=None, **more):
+    """Return [(weights, bytes of optimizer state) per rank] after some steps, tokens or `data`."""
+    return ranks.run(partial(train, **more), stage, model, *(data or tokens()))
+
+
+def transformer(tied=False, dropout=0.2):
+    return nn.Transformer(7, 6, 2, 2, 4, dtype="float64", dropout=dropout, tied=tied)
+
+
+def some_frozen():
+    return transformer().freeze(
+        "blocks.0.expand.weight", "embedding.position.weight", "head.norm.bias"
+    )
+
+
+def one_layer_unused():
+    class Partial(nn.Sequential):
+        def forward(self, x, randomness=None):
+            embedding, first, _, head = self.layers
+            return head(first(embedding(x, randomness), randomness))
+
+    return Partial(transformer().layers)
+
+
+def one_parameter_unused():
+    """Layer 1 never has all its gradients: some of its elements are zero instead."""
+    model = transformer()
+    model.layers[1].extra = nn.Parameter(arrays(3, 3), "blocks.0.extra")
+    return model.flatten()
+
+
+MODELS = {
+    "dropout": (transformer, STAGES),
+    "tied": (lambda: transformer(tied=True), [1, 2]),
+    "frozen": (some_frozen, STAGES),
+    "layer unused": (one_layer_unused, STAGES),
+    "parameter unused": (one_parameter_unused, STAGES),
+}
+
+
+@pytest.mark.parametrize(
+    "name, stage", [(n, s) for n, (_, stages) in MODELS.items() for s in stages]
+)
+def test_the_weights_after_some_steps_equal_one_devices_and_plain_data_parallelisms(
+    cluster, name, stage
+):
+    make = MODELS[name][0]
+    want = trained(cluster(1, "thread"), 0, make())[0][0]
+    assert max(np.abs(want[n] - w).max() for n, w in make().state().items()) > 0.01
+    plain = trained(cluster(3, "thread"), 0, make(), micro_batches=2)[0][0]
+    for size, micro_batches in [(1, 2), (2, 3), (3, 1), (4, 2)]:
+        found = trained(cluster(size, "thread"), stage, make(), micro_batches=micro_batches)
+        for reference in (want, plain):
+            comparison = compare([weights for weights, _ in found], reference)
+            assert comparison.ok, (size, micro_batches, comparison)
+
+
+@each_stage
+def test_the_same_on_processes(cluster, stage):
+    want = trained(cluster(1, "thread"), 0, transformer())[0][0]
+    found = trained(cluster(4), stage, transformer(), micro_batches=2)
+    comparison = compare([weights for weights, _ in found], want)
+    assert comparison.ok, comparison
+    assert_same_bits(found[0][0], found[3][0])
+
+
+@given(drawn=mlps(), seed=seeds, **splits)
+def test_gradients_of_an_mlp_on_threads(cluster, drawn, seed, stage, size, examples, micro_batches):
+    """Layers have 2 elements and more: some have fewer than there are ranks."""
+    model, sizes = drawn
+    targets = np.random.default_rng(seed).integers(0, sizes[-1], examples)
+    options = {"micro_batches": micro_batches}
+    inputs = arrays(examples, sizes[0], seed=seed)
+    case = Case("drawn", model, inputs, targets, options=options)
+    row = check(f"zero_{stage}", case, size, cluster(size, "thread"))
+    assert row["ok"], row["detail"]
+
+
+@settings(max_examples=12)
+@given(model=transformers(), seed=seeds, **splits)
+def test_gradients_of_a_transformer_on_threads(
+    cluster, model, seed, stage, size, examples, micro_batches
+):
+    shape = (2, examples, model.context)
+    inputs, targets = np.random.default_rng(seed).integers(0, model.vocab, shape)
+    options = {"micro_batches": micro_batches}
+    case = Case("drawn", model, inputs, targets, seed=seed, options=options)
+    if stage == 3 and model.layers[-1].tied:
+        with pytest.raises(ValueError, match="belongs to several layers, and stage 3"):
+            check("zero_3", case, size, cluster(size, "thread"))
+    else:
+        row = check(f"zero_{stage}", case, size, cluster(size, "thread"))
+        assert row["ok"], row["detail"]
+
+
+@each_stage
+@pytest.mark.parametrize("shards", [1, 2, 4])
+def test_shards_may_have_copies_in_other_groups(cluster, stage, shards):
+    want = trained(cluster(1, "thread"), 0, transformer())[0][0]
+    found = trained(cluster(4, "thread"), stage, transformer(), micro_batches=2, shards=shards)
+    comparison = compare([weights for weights, _ in found], want)
+    assert comparison.ok, comparison
+    sizes = [layer.flat.size for layer in transformer().layers]
+    for rank, (_, held) in enumerate(found):
+        formula = zero_bytes_held(stage, sizes, shards, rank % shards)["optimizer state"]
+        assert held == 2 * formula  # float64
+
+
+@each_stage
+def test_ranks_that_own_nothing_take_part(cluster, stage):
+    """Two parameters on four ranks: the last two have no shard, and no state."""
+    data = arrays(7, 1), arrays(7, 1, seed=1)
+    for sizes in ([1, 1, 1], [1, 2, 1]):
+        model = nn.MLP(sizes, activation="gelu", dtype="float64")
+        want = trained(cluster(1, "thread"), 0, model, data, loss=nn.squared_error)[0][0]
+        more = {"micro_batches": 2, "loss": nn.squared_error}
+        found = trained(cluster(4, "thread"), stage, model, data, **more)
+        assert compare([weights for weights, _ in found], want).ok
+        if sizes == [1, 1, 1]:
+            assert [held for _, held in found] == [32, 32, 0, 0]
+
+
+@each_stage
+def test_layers_without_parameters(cluster, stage):
+    class Round(nn.Module):
+        def forward(self, x, randomness=None):
+            return x * 2.0
+
+    def layer(i, c_in, c_out):
+        return nn.Linear(c_in, c_out, activation="gelu", name=f"layers.{i}", dtype="float64")
+
+    def model():
+        return nn.Sequential([Round(), layer(0, 3, 4), Round(), layer(1, 4, 3)])
+
+    def worker(group, model, stage):
+        zero = Zero(model.flatten(group.empty), group, stage)
+        optimizer = optim.SGD(zero.parameters(), 0.1)
+        x = Tensor(arrays(2, 3, seed=group.rank))
+        zero.backward(nn.cross_entropy(model(x), np.array([0, 1]), 2 * group.size))
+        zero.step(optimizer)
+        return zero.state()
+
+    found = [cluster(3, "thread").run(worker, model(), s) for s in (stage, 1)]
+    assert compare(found[0], found[1][0]).ok
+    assert np.abs(found[0][0]["layers.0.weight"] - model().state()["layers.0.weight"]).max() > 1e-3
+
+
+def test_evaluation_without_a_graph_uses_the_weights_that_state_returns(cluster):
+    """A single-device model with these weights gives the same logits, step after step."""
+
+    def worker(group, model, stage):
+        x, y = tokens()
+        zero = Zero(model.flatten(group.empty), group, stage)
+        optimizer, found = optim.AdamW(zero.parameters(), 0.05), []
+        for _ in range(2):
+            zero.backward(nn.cross_entropy(model(x), y, y.size * group.size))
+            zero.step(optimizer)
+            with no_grad():
+                found.append((zero.state(), model(x).data))
+            zero.state()["head.norm.bias"][...] = zero.state()["head.linear.weight"][...] = 7
+        return found
+
+    x, _ = tokens()
+    fresh = transformer(dropout=0.0).freeze("head.norm.bias")
+    for stage in STAGES:
+        model = transformer(dropout=0.0).freeze("head.norm.bias")
+        for row in cluster(2, "thread").run(worker, model, stage):
+            for weights, logits in row:
+                assert weights.keys() == model.named_parameters().keys()
+                fresh.load_state(weights)
+                assert np.abs(fresh(x).data - logits).max() < 1e-12
+
+
+def test_what_came_too_early_is_not_used_after_an_update(cluster):
+    """Layer 1 is on its way when layer 0 is used alone; then the weights change."""
+
+    def worker(group):
+        model = transformer(dropout=0.0)
+        zero, (x, y) = Zero(model.flatten(group.empty), group, 3), tokens()
+        optimizer = optim.AdamW(zero.parameters(), 0.05)
+        zero.backward(nn.cross_entropy(model(x), y, y.size * group.size))
+        with no_grad():
+            hidden = model.layers[0](x)
+        zero.step(optimizer)
+        with no_grad():
+            return zero.state(), hidden.data, model.layers[1](hidden).data
+
+    fresh = transformer(dropout=0.0)
+    for weights, hidden, found in cluster(2, "thread").run(worker):
+        fresh.load_state(weights)
+        assert np.abs(fresh.layers[1](hidden).data - found).max() < 1e-12
+
+
+# What a caller can get wrong.
+
+
+def refused(cluster, worker, words):
+    with pytest.raises(RankFailed, match=words) as caught:
+        cluster(2, "thread").run(worker)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_what_cannot_be_is_refused(cluster):
+    def mlp():
+        return nn.MLP([3, 4, 2])
+
+    refused(cluster, lambda g: Zero(mlp(), g, 4), "stages 1, 2 and 3, not 4")
+    for shards in (0, 3):
+        refused(cluster, lambda g, n=shards: Zero(mlp(), g, 1, n), f"{shards} shards do not make")
+    refused(
+        cluster, lambda g: Zero(transformer(tied=True), g, 3), "token.weight' belongs to several"
+    )
+    refused(cluster, lambda g: Zero(mlp().layers[0], g, 2), "needs an nn.Sequential, not Linear")
+
+
+def loss_of(model, passes=1):
+    logits = model(arrays(2, 3, dtype="float32"))
+    for _ in range(passes - 1):
+        logits = logits + model(arrays(2, 3, dtype="float32"))
+    return nn.cross_entropy(logits, np.array([0, 1]), 4)
+
+
+def test_a_second_reduction_in_a_step_of_stage_1_is_refused(cluster):
+    def worker(group):
+        model = nn.MLP([3, 4, 2])
+        zero = Zero(model, group, 1)
+        zero.backward(loss_of(model))
+        zero.backward(loss_of(model))
+
+    refused(cluster, worker, "say last=False before")
+
+
+def test_a_step_without_a_reduced_gradient_is_refused(cluster):
+    def worker(group, stage):
+        model = nn.MLP([3, 4, 2])
+        zero = Zero(model, group, stage)
+        if stage == 1:
+            loss_of(model).backward()
+        zero.step(optim.SGD(zero.parameters(), 0.1))
+
+    for stage in STAGES:
+        refused(cluster, lambda g, s=stage: worker(g, s), "call zero.backward")
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_gradients_that_would_stay_whole_are_refused(cluster, stage):
+    def worker(group):
+        model = nn.MLP([3, 4, 2])
+        Zero(model, group, stage)
+        loss_of(model).backward()
+
+    refused(cluster, worker, "use zero.backward")
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_two_passes_in_one_loss_are_refused(cluster, stage):
+    def worker(group):
+        model = nn.MLP([3, 4, 2])
+        Zero(model, group, stage).backward(loss_of(model, passes=2))
+
+    refused(cluster, worker, "layer 1 is met again")
+
+
+# Failures leave nothing behind.
+
+
+def breaks_off(group, stage, how):
+    """Rank 1 ends, one way or another, in the forward or backward pass of layer 2."""
+    model = nn.MLP([16] * 5)
+    layer, forward = model.layers[2], model.layers[2].forward
+
+    def broken(x, randomness=None):
+        if group.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL) if how == "killed" else None
+            raise ZeroDivisionError("on purpose")
+        return forward(x, randomness)
+
+    zero = Zero(model.flatten(group.empty), group, stage)
+    optimizer = optim.AdamW(zero.parameters(), 0.01)
+    for step in range(3):
+        if step == 1:
+            layer.forward = broken
+        loss = nn.cross_entropy(model(np.ones((4, 16), "float32")), np.zeros(4, int), 8)
+        zero.backward(loss)
+        zero.step(optimizer)
+
+
+def gather_threads():
+    return [t for t in threading.enumerate() if t.name == "gather"]
+
+
+@pytest.mark.parametrize("stage, how", [(1, "killed"), (2, "raises"), (3, "killed"), (3, "raises")])
+def test_a_rank_that_ends_in_the_middle_leaves_nothing(stage, how):
+    before = set(multiprocessing.active_children())
+    with Cluster(2) as ranks:
+        with pytest.raises(RankDied if how == "killed" else RankFailed, match="rank 1"):
+            ranks.run(breaks_off, stage, how)
+        assert set(multiprocessing.active_children()) == before
+        assert len(trained(ranks, stage, transformer())) == 2
+
+
+def test_no_thread_is_left_by_a_training_or_by_a_failure():
+    def worker(group, model):
+        return train(group, 3, model, *tokens()), [t.name for t in gather_threads()]
+
+    with Cluster(2, "thread") as ranks:
+        assert [left for _, left in ranks.run(worker, transformer())] == [[], []]
+        with pytest.raises(RankFailed, match="on purpose"):
+            ranks.run(breaks_off, 3, "raises")
+    gc.collect()
+    assert gather_threads() == []
+
+
+def test_a_failure_of_the_gathering_thread_is_the_ranks_failure(cluster):
+    def worker(group):
+        model = nn.MLP([3, 4, 4, 2])
+        zero = Zero(model, group, 3)
+        zero.gatherer.shards[1] = None
+        zero.backward(loss_of(model))
+
+    with pytest.raises(RankFailed, match="AttributeError"):
+        cluster(1).run(worker)
+
+
+# Injected faults.
+
+
+class NoGatherInBackward(Zero):
+    """The weights that backward uses are those that were gathered last: another layer's."""
+
+    def _before_backward(self, k):
+        gatherer, self.gatherer = self.gatherer, None
+        super()._before_backward(k)
+        self.gatherer = gatherer
+
+
+class LocalNorm(Zero):
+    def sum_squares(self, own):
+        return own
+
+
+class LastMicroBatchOnly(Zero):
+    def backward(self, loss, last=True):
+        for s in self.shards:
+            s.parameter.grad = None
+        super().backward(loss, last)
+
+
+class TwoOwners(Zero):
+    """Ranks 0 and 1 both update rank 0's part; nobody updates rank 1's."""
+
+    def step(self, optimizer):
+        s, group = self.shards[0], self.group
+        parts = group.all_gather(s.parameter.data), group.all_gather(s.parameter.grad)
+        if group.rank == 1:
+            n = len(s.parameter.data)
+            s.parameter.data[...], s.parameter.grad[...] = (part[:n] for part in parts)
+        super().step(optimizer)
+
+
+class NotCut(Zero):
+    """The optimizer has state for everybody's shards, too."""
+
+    def parameters(self):
+        rest = sum(s.flat.size - s.parameter.size for s in self.shards)
+        idle = nn.Parameter(np.zeros(rest), "the others' shards")
+        nn.flat_parameters.FlatParameters([idle])
+        return [*super().parameters(), idle]
+
+
+class StaleReplica(Zero):
+    """The new weights of one layer are not gathered."""
+
+    def step(self, optimizer):
+        forgotten = self.shards.pop(1)
+        super().step(optimizer)
+        self.shards.insert(1, forgotten)
+
+
+FAULTS = {
+    NoGatherInBackward: [3],
+    LocalNorm: STAGES,
+    LastMicroBatchOnly: [2, 3],
+    TwoOwners: STAGES,
+    StaleReplica: [1, 2],
+}
+
+
+@pytest.mark.parametrize("fault, stage", [(f, s) for f, stages in FAULTS.items() for s in stages])
+def test_an_injected_fault_shows_in_the_weights(cluster, fault, stage):
+    want = trained(cluster(1, "thread"), 0, transformer())[0][0]
+    for kind, ok in [(Zero, True), (fault, False)]:
+        found = trained(cluster(2, "thread"), stage, transformer(), micro_batches=2, kind=kind)
+        comparison = compare([weights for weights, _ in found], want)
+        assert comparison.ok == ok, comparison
+    assert comparison.error > 1e-6
+
+
+@each_stage
+def test_an_optimizer_that_is_not_cut_shows_in_the_bytes_alone(cluster, stage):
+    sizes = [layer.flat.size for layer in transformer().layers]
+    want = trained(cluster(1, "thread"), 0, transformer())[0][0]
+    for kind, counted in [(Zero, stage), (NotCut, 0)]:
+        found = trained(cluster(4, "thread"), stage, transformer(), kind=kind)
+        assert compare([weights for weights, _ in found], want).ok
+        for rank, (_, held) in enumerate(found):
+            assert held == 2 * zero_bytes_held(counted, sizes, 4, rank)["optimizer state"]
