@@ -88,6 +88,48 @@ def training(group, way: str) -> float:
         return median_seconds(step, group.barrier, 15)
 
 
+def adamw_steps(group, ways=("plain", "zero_1")) -> list[float]:
+    """Time a step of the MLP with AdamW: plain data parallelism, and ZeRO's stages, in turn."""
+    from minidist import nn, optim
+    from minidist.data_parallel.bucketed import Bucketed
+    from minidist.data_parallel.zero import Zero
+
+    x = np.ones((BATCH // group.size, WIDTHS[0]), np.float32)
+    y = np.zeros(len(x), int)
+
+    def plain(model):
+        optimizer = optim.AdamW(model.parameters(), lr=1e-3)
+        reducer = Bucketed(model, group, cap=1 << 30)
+
+        def step():
+            loss = nn.cross_entropy(model(x), y, BATCH)
+            with reducer.reduce():
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    def zero(model, stage):
+        sharded = Zero(model, group, stage)
+        optimizer = optim.AdamW(sharded.parameters(), lr=1e-3)
+
+        def step():
+            sharded.backward(nn.cross_entropy(model(x), y, BATCH))
+            sharded.step(optimizer)
+
+        return step
+
+    models = [nn.MLP(WIDTHS).flatten(group.empty) for _ in ways]
+    steps = [
+        plain(model) if way == "plain" else zero(model, int(way[-1]))
+        for way, model in zip(ways, models, strict=True)
+    ]
+    with threadpool_limits(1):
+        times = [[median_seconds(step, group.barrier, 5) for step in steps] for _ in range(5)]
+    return np.median(times, axis=0).tolist()
+
+
 def measure(rounds: int = 3) -> list[dict]:
     """Return rows: name, ours_ms, peer, peer_ms, ratio (ours over theirs), limit, note."""
     from minidist import Cluster
@@ -112,7 +154,7 @@ def measure(rounds: int = 3) -> list[dict]:
             rows.append(_row(name, found, name, "MPICH", 3.0))
         check = statistics.median(f["ours"]["contract check"] for f in found)
         rows.append(_plain(f"contract check, {size} ranks", check, 20e-6))
-    return [*rows, *_start_up(rounds), *_data_parallel(rounds)]
+    return [*rows, *_start_up(rounds), *_data_parallel(rounds), _zero(rounds)]
 
 
 def _row(label, found, name, peer, limit, peer_name=None) -> dict:
@@ -203,6 +245,16 @@ def _data_parallel(rounds: int) -> list[dict]:
     other = f"{statistics.median(theirs):.2f} with DDP" if theirs else "PyTorch is not installed"
     empty = dict.fromkeys(["ours_ms", "peer", "peer_ms", "ratio", "limit"])
     return [{"name": name, **empty, "note": f"{note}; {other}"}]
+
+
+def _zero(rounds: int) -> dict:
+    """Compare a step of ZeRO's stage 1 with one of plain data parallelism, on two ranks."""
+    from minidist import Cluster
+
+    with Cluster(2) as two:
+        found = [np.max(two.run(adamw_steps), axis=0).tolist() for _ in range(rounds)]
+    found = [{"ours": {"step": ours}, "plain": {"step": plain}} for plain, ours in found]
+    return _row("zero_1 with AdamW, 2 ranks", found, "step", "plain", 1.1)
 
 
 def table(rows: list[dict]) -> str:

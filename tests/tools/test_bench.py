@@ -30,6 +30,14 @@ def test_the_table_has_a_line_per_row():
     ]
 
 
+def test_every_stage_of_zero_can_be_timed_beside_plain_data_parallelism(monkeypatch, cluster):
+    monkeypatch.setattr(bench_comm, "WIDTHS", [6, 8, 4])
+    monkeypatch.setattr(bench_comm, "BATCH", 8)
+    ways = ("plain", "zero_1", "zero_2", "zero_3")
+    for times in cluster(2, "thread").run(bench_comm.adamw_steps, ways):
+        assert len(times) == 4 and min(times) > 0
+
+
 def test_a_pipeline_is_held_against_one_process_two_cores_and_its_peer_round_by_round():
     found = [
         {"accumulate 4": 8.0, "both 4": 10.0, "gpipe 4 False": 5.0, "torch gpipe 4": 10.0},
