@@ -91,6 +91,25 @@ class Group:
             return self.irecv(*where).wait()
         return self._receive(*where)
 
+    def recv_any(self, sources: list[int] | None = None, tag: int = 0) -> tuple[int, Array]:
+        """Return (source, array): the next array with this tag from any of these ranks.
+
+        Where several have sent one, it is that of the first of them in `sources` (default: all
+        ranks, in rank order); a caller that is to be fair gives them in another order each time.
+        """
+        sources = list(range(self.size) if sources is None else sources)
+        if not sources:
+            raise ValueError("recv_any needs a source: the list of ranks is empty")
+        for source in sources:
+            if self._requests.get((self._valid(source, "source"), _tag(tag))):
+                raise ValueError(
+                    f"the next message of rank {source} with tag {tag} belongs to a request of "
+                    "irecv; wait for that first, or use another tag"
+                )
+        where, places = (*self.context, ("message", _tag(tag))), [self.members[r] for r in sources]
+        source, message = self.mailbox.take_any(places, where, "recv_any")
+        return self.members.index(source), _on_its_device(message)
+
     def isend(self, array: Array, to: int, tag: int = 0) -> Request:
         """Send a copy; return a request that is complete, since a send never waits."""
         self.send(array, to, tag)
@@ -367,8 +386,7 @@ class Group:
 
     def _take(self, operation, source: int, key):
         where = (*self.context, key)
-        array, was_on_gpu = self.mailbox.take(self.members[source], where, operation)
-        return to_device(array, "gpu") if was_on_gpu else array
+        return _on_its_device(self.mailbox.take(self.members[source], where, operation))
 
     def _from_root(self, channel: Channel, pieces, root):
         """Return this rank's of root's pieces, one per rank."""
@@ -385,6 +403,12 @@ class Group:
             channel.send(x, to=root)
             return None
         return [x.copy() if r == root else channel.recv(r) for r in range(self.size)]
+
+
+def _on_its_device(message: tuple) -> Array:
+    """Return the array of a message where the sender had it: on the host, or on a GPU."""
+    array, was_on_gpu = message
+    return to_device(array, "gpu") if was_on_gpu else array
 
 
 def _checked(x, axis: int | None = None):

@@ -27,6 +27,7 @@ class LoggedGroup(Group):
     """What `run(..., log=...)` hands to its workers; `split` makes more of its kind."""
 
     send, recv = logged(Group.send), logged(Group.recv)
+    recv_any = logged(Group.recv_any)
     all_reduce, reduce_scatter = logged(Group.all_reduce), logged(Group.reduce_scatter)
     all_gather, all_to_all = logged(Group.all_gather), logged(Group.all_to_all)
     broadcast, reduce = logged(Group.broadcast), logged(Group.reduce)

@@ -85,10 +85,49 @@ class Mailbox:
             wait = Wait(name, lambda: [] if where in self.messages else [source], call_site())
             with self.shown(wait):
                 while message is None:  # another thread of this rank may be faster
-                    self._sleep_until(where, ring)
+                    self._sleep_until([(where, ring)])
                     self.check_open()
                     message = self._pop(where, ring)
         return message
+
+    def take_any(self, sources: list[int], key, operation: str) -> tuple[int, Any]:
+        """Return (source, message) of `key`, waiting for one if need be.
+
+        Where several sources have one, it is that of the first of them in the list.
+        """
+        places = [((source, key), self.rings.get(source)) for source in sources]
+        self.enter()
+        found = self._pop_any(places) or self._look_for_any(places)
+        if found is None:
+            wait = Wait(
+                f"{operation}(tag={key[-1][1]})",
+                lambda: [] if any(where in self.messages for where, _ in places) else sources,
+                call_site(),
+            )
+            with self.shown(wait):
+                while found is None:
+                    self._sleep_until(places)
+                    self.check_open()
+                    found = self._pop_any(places)
+        return found
+
+    def _pop_any(self, places: list[tuple]) -> tuple[int, Any] | None:
+        for where, ring in places:
+            if (message := self._pop(where, ring)) is not None:
+                return where[0], message
+        return None
+
+    def _look_for_any(self, places: list[tuple]) -> tuple[int, Any] | None:
+        """Return what comes while we look for it, else None; `_look_for` at several rings."""
+        rings, seen = [ring for _, ring in places if ring is not None], None
+        for _ in range(self.looks if rings else 0):
+            if any(ring.stirs() for ring in rings) or self.count != seen:
+                seen = self.count
+                found = self._pop_any(places)
+                if found is not None or any(ring.stirs() for ring in rings):
+                    return found
+            GIVE_WAY()
+        return None
 
     def _look_for(self, where: tuple, ring: RingReader) -> Any:
         """Return the message if it comes while we look for it, else None."""
@@ -118,14 +157,15 @@ class Mailbox:
                     self.received[where[0], number] += 1
             return message
 
-    def _sleep_until(self, where: tuple, ring: RingReader | None) -> None:
-        """Wait for a message, or for the close."""
+    def _sleep_until(self, places: list[tuple[tuple, RingReader | None]]) -> None:
+        """Wait for a message at one of these places, or for the close."""
 
         def ready():
-            if ring is not None and where not in self.messages:
-                ring.fall_asleep()
-                self._drain(where[0], ring)
-            return where in self.messages or self.closed
+            for where, ring in places:
+                if ring is not None and where not in self.messages:
+                    ring.fall_asleep()
+                    self._drain(where[0], ring)
+            return self.closed or any(where in self.messages for where, _ in places)
 
         if self.turns is None or not self.turns.wait_until(ready):
             with self.lock:

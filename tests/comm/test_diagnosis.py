@@ -85,6 +85,31 @@ def test_a_tag_that_nobody_sends(cluster, transport):
 
 
 @both
+def test_a_rank_that_waits_for_any_of_several_of_which_none_will_send(cluster, transport):
+    def worker(group):
+        if group.rank < 2:
+            group.recv_any([r for r in range(3) if r != group.rank], tag=5)
+
+    row = r"rank {}: waits in recv_any\(tag=5\) for ranks {}, 2 since \d"
+    text = fails(
+        cluster, transport, 3, worker, Deadlock, row.format(0, 1), row.format(1, 0), "has finished"
+    )
+    assert text.count(f" at {HERE}:") == 2
+
+
+@both
+def test_one_that_may_still_send_is_enough_for_a_rank_that_waits_for_any(cluster, transport):
+    def worker(group):
+        if group.rank == 0:
+            return group.recv_any()[0]
+        if group.rank == 1:
+            time.sleep(1.5)  # more than three looks at what the ranks wait for
+            group.send(np.ones(1), to=0)
+
+    assert cluster(3, transport).run(worker) == [1, None, None]
+
+
+@both
 def test_a_collective_beside_a_receive(cluster, transport):
     def worker(group):
         group.barrier() if group.rank else group.recv(1)

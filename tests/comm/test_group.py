@@ -1,6 +1,7 @@
 """Messages and collectives, on both transports, against NumPy."""
 
 import re
+import time
 
 import numpy as np
 import pytest
@@ -94,6 +95,91 @@ def test_requests_get_messages_in_the_order_in_which_they_were_made(cluster, tra
         return [int(x) for x in (*out_of_order, group.recv(0))]
 
     assert on_ranks(cluster, transport, 2, worker) == [[None] * 4, [2, 0, 1, 0, 3]]
+
+
+@both
+def test_recv_any_looks_at_its_sources_in_the_order_given(cluster, transport):
+    def worker(group, order):
+        if group.rank:
+            group.send(np.array(group.rank), to=0, tag=3)
+        group.barrier()
+        time.sleep(0.05)  # the barrier does not wait for sockets
+        if group.rank == 0:
+            found = [group.recv_any(order, tag=3) for _ in order or range(2)]
+            assert all(source == array for source, array in found)
+            return [source for source, _ in found]
+
+    for order in ([1, 2], [2, 1]):
+        assert on_ranks(cluster, transport, 3, worker, order)[0] == order
+    assert on_ranks(cluster, transport, 3, worker, None)[0] == [1, 2]
+
+
+@both
+def test_recv_any_loses_nothing_and_keeps_the_order_of_each_source(cluster, transport):
+    """Small messages lie in rings, large ones come through sockets, some find the rank asleep."""
+    count, random = 60, np.random.default_rng(0)
+    sizes = random.choice([1, 100, 200_000], (4, count), p=[0.6, 0.3, 0.1])
+
+    def worker(group):
+        if group.rank:
+            for number, size in enumerate(sizes[group.rank]):
+                group.send(np.full(size, number), to=0, tag=number % 2)
+                if number % 20 == group.rank:
+                    time.sleep(0.01)
+            return
+        left = {(source, tag): [*range(tag, count, 2)] for source in (1, 2, 3) for tag in (0, 1)}
+        sources = [1, 2, 3]
+        while any(left.values()):
+            tag = 0 if any(left[r, 0] for r in sources) else 1
+            source, array = group.recv_any([r for r in sources if left[r, tag]], tag)
+            number = left[source, tag].pop(0)
+            assert array.shape == (sizes[source][number],) and (array == number).all()
+            sources = sources[1:] + sources[:1]
+
+    on_ranks(cluster, transport, 4, worker)
+
+
+@both
+def test_recv_any_leaves_other_tags_alone_and_hears_oneself(cluster, transport):
+    def worker(group):
+        if group.rank:
+            group.send(np.array(1), to=0, tag=1)
+            time.sleep(0.05)
+            group.send(np.array(2), to=0, tag=2)
+            return
+        group.send(np.array(7), to=0, tag=9)
+        assert group.recv_any(tag=9) == (0, 7)
+        assert group.recv_any([0, 1], tag=2) == (1, 2)
+        assert group.recv(1, tag=1) == 1
+
+    on_ranks(cluster, transport, 2, worker)
+
+
+@both
+def test_recv_any_counts_ranks_as_its_group_does(cluster, transport):
+    def worker(group):
+        pair = group.split(0 if group.rank else None)
+        if pair is None:
+            return None
+        pair.send(np.array(pair.rank), to=1 - pair.rank)
+        return pair.recv_any()[0]
+
+    assert on_ranks(cluster, transport, 3, worker) == [None, 1, 0]
+
+
+def test_recv_any_does_not_take_what_belongs_to_a_request(cluster):
+    def worker(group):
+        group.send(np.array(group.rank), to=0)
+        if group.rank == 0:
+            request = group.irecv(1)
+            try:
+                group.recv_any([0, 1])
+            except ValueError as error:
+                return str(error), int(request.wait()), group.recv_any()[0]
+
+    message, first, second = on_ranks(cluster, "thread", 2, worker)[0]
+    assert "rank 1 with tag 0 belongs to a request of irecv" in message
+    assert (first, second) == (1, 0)
 
 
 @both
@@ -287,6 +373,9 @@ def test_a_group_of_three_and_one_who_differs(cluster, transport):
     [
         (lambda g: g.send(np.ones(1), to=2), "to=2 is no rank of a group of 2; use 0 to 1"),
         (lambda g: g.recv(-1), "source=-1 is no rank"),
+        (lambda g: g.recv_any([0, 2]), "source=2 is no rank of a group of 2"),
+        (lambda g: g.recv_any([]), "recv_any needs a source"),
+        (lambda g: g.recv_any(tag="a"), "a tag is a whole number, not 'a'"),
         (lambda g: g.broadcast(np.ones(1), root=5), "root=5 is no rank"),
         (lambda g: g.all_reduce(np.ones(1), op="mean"), "unknown reduction 'mean'"),
         (lambda g: g.all_reduce(np.ones(1), algorithm="magic"), "unknown algorithm 'magic'"),

@@ -1,5 +1,7 @@
 """Seeded interleavings: races that can be repeated, and so be found and shrunk."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -73,6 +75,26 @@ def test_right_programs_are_right_in_every_order(seed, size):
 
     found = run(worker, size, transport="thread", interleaving=seed)
     assert found == [((r - 1) % size, float(size), 2.0 * size) for r in range(size)]
+
+
+def arrivals(seed):
+    """Return the order in which a rank takes what three others send."""
+
+    def worker(group):
+        if group.rank:
+            for _ in range(3):
+                group.send(np.ones(1), to=0)
+            return
+        return [group.recv_any([1, 2, 3])[0] for _ in range(9)]
+
+    return tuple(run(worker, 4, transport="thread", interleaving=seed)[0])
+
+
+def test_who_comes_first_at_recv_any_is_drawn_by_the_seed():
+    found = {seed: arrivals(seed) for seed in range(8)}
+    assert len(set(found.values())) > 4
+    for seed, order in found.items():
+        assert arrivals(seed) == order and Counter(order) == {1: 3, 2: 3, 3: 3}
 
 
 def test_wrong_programs_are_told_as_ever():
