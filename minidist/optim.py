@@ -41,8 +41,12 @@ class Optimizer:
         """Update one piece p of the parameters and its state in place, given its gradient g."""
         raise NotImplementedError
 
-    def step(self) -> None:
-        self.collect_gradients()
+    @property
+    def skips_zeros(self) -> bool:
+        """Whether the rule leaves an element and its state alone where the gradient is zero."""
+        return False
+
+    def _begin_step(self) -> None:
         self.lr = float(self.lr)  # a NumPy scalar would widen every piece to float64
         if self.state is None:
             self.state = [
@@ -50,6 +54,10 @@ class Optimizer:
                 for s in self.slices
             ]
         self.steps += 1
+
+    def step(self) -> None:
+        self.collect_gradients()
+        self._begin_step()
         for s, state in zip(self.slices, self.state, strict=True):
             data, gradient = s.data, s.gradient
             piece = len(data) if on_gpu(data) else PIECE
@@ -60,6 +68,26 @@ class Optimizer:
                 self.rule(new, widen(gradient[cut]), *[array[cut] for array in state])
                 if new is not old:
                     old[...] = new
+
+    def step_at(self, positions: Array, gradient: Array) -> None:
+        """Update these elements of the only flat slice; all others have gradient zero.
+
+        The same as `step`, for rules that skip zeros: the work is that of the elements given.
+        """
+        if not self.skips_zeros:
+            raise ValueError(
+                f"{type(self).__name__} changes elements whose gradient is zero, so it cannot "
+                "update some alone; use Adagrad, or SGD without momentum and weight decay"
+            )
+        if len(self.slices) != 1:
+            raise ValueError(f"positions are those of one flat slice, not of {len(self.slices)}")
+        self._begin_step()
+        data, state = self.slices[0].data, self.state[0]
+        new, own = widen(data[positions]), [array[positions] for array in state]
+        self.rule(new, widen(gradient), *own)
+        data[positions] = new
+        for array, values in zip(state, own, strict=True):
+            array[positions] = values
 
     def zero_grad(self) -> None:
         for p in self.parameters:
@@ -123,6 +151,10 @@ class SGD(Optimizer):
         self.momentum, self.weight_decay = momentum, weight_decay
         self.state_arrays = 1 if momentum else 0
 
+    @property
+    def skips_zeros(self) -> bool:
+        return not self.momentum and not self.weight_decay
+
     def rule(self, p, g, m=None):
         if self.weight_decay:
             g = g + self.weight_decay * p
@@ -131,6 +163,30 @@ class SGD(Optimizer):
             m += g
             g = m
         p -= self.lr * g
+
+
+class Adagrad(Optimizer):
+    """a += g^2;  p -= lr g / (sqrt a + eps)  (Duchi, Hazan, Singer 2011; diagonal).
+
+    Each element has a rate of its own, which falls with the gradients it has seen: those that are
+    rarely touched keep a large one. The eps, absent in the paper, lets 0 / 0 be 0.
+    """
+
+    state_arrays = 1
+
+    def __init__(self, parameters: list[Tensor], lr: float, eps: float = 1e-10):
+        super().__init__(parameters, lr)
+        if not eps > 0:
+            raise ValueError(f"eps is above 0, so that no gradient moves nothing, not {eps}")
+        self.eps = eps
+
+    @property
+    def skips_zeros(self) -> bool:
+        return True
+
+    def rule(self, p, g, a):
+        a += g * g
+        p -= self.lr * (g / (array_module(a).sqrt(a) + self.eps))
 
 
 class Adam(Optimizer):

@@ -60,6 +60,14 @@ def compare(got, before, gradients, rule, **options):
         np.testing.assert_allclose(got[name], want, rtol=1e-10, atol=1e-13, err_msg=name)
 
 
+def adagrad(p, gradients, lr, eps):
+    a = 0
+    for g in gradients:
+        a = a + g**2
+        p = p - lr * g / (np.sqrt(a) + eps)
+    return p
+
+
 decays = st.sampled_from([0.0, 0.1])
 
 
@@ -80,6 +88,59 @@ def test_adam_and_adamw_are_the_algorithms_of_their_papers(decoupled, seed, deca
     options = {"lr": 0.01, "betas": betas, "eps": 1e-6, "weight_decay": decay}
     got = train(model, kind(model.parameters(), **options), gradients)
     compare(got, before, gradients, adam, decoupled=decoupled, **options)
+
+
+@given(seed=seeds)
+def test_adagrad_divides_by_the_length_of_all_gradients_so_far(seed):
+    model = nn.MLP([3, 4, 2], dtype="float64")
+    before, gradients = model.state(), draw_gradients(model, 4, seed)
+    got = train(model, optim.Adagrad(model.parameters(), lr=0.1, eps=1e-6), gradients)
+    compare(got, before, gradients, adagrad, lr=0.1, eps=1e-6)
+
+
+def test_adagrad_leaves_alone_what_has_never_had_a_gradient():
+    model = nn.MLP([2, 2])
+    before = model.state()
+    train(model, optim.Adagrad(model.parameters(), lr=0.1), [dict.fromkeys(before)])
+    for name, array in model.state().items():
+        np.testing.assert_array_equal(array, before[name])
+    with pytest.raises(ValueError, match="eps is above 0"):
+        optim.Adagrad(model.parameters(), lr=0.1, eps=0)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adagrad"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_step_at_some_positions_is_a_step_whose_other_gradients_are_zero(kind, dtype):
+    models = [nn.MLP([5, 4], dtype=dtype) for _ in range(2)]
+    dense, sparse = (getattr(optim, kind)(m.parameters(), 0.1) for m in models)
+    random = np.random.default_rng(0)
+    for _ in range(3):
+        positions = np.sort(random.choice(24, 7, replace=False))
+        gradient = np.zeros(24, dtype)
+        gradient[positions] = random.standard_normal(7)
+        for p, view in zip(
+            models[0].parameters(), models[0].layers[0].flat.views(gradient), strict=True
+        ):
+            p.grad = view
+        dense.step()
+        sparse.step_at(positions, gradient[positions])
+        np.testing.assert_array_equal(*[m.layers[0].flat.vector for m in models], strict=True)
+    np.testing.assert_array_equal(dense.state, sparse.state)
+
+
+def test_a_step_at_some_positions_is_refused_where_zero_gradients_matter():
+    model = nn.MLP([2, 2])
+    rules = [
+        optim.SGD(model.parameters(), 0.1, momentum=0.9),
+        optim.SGD(model.parameters(), 0.1, weight_decay=0.1),
+        optim.AdamW(model.parameters(), 0.1),
+    ]
+    for rule in rules:
+        with pytest.raises(ValueError, match="changes elements whose gradient is zero"):
+            rule.step_at(np.arange(2), np.ones(2, "float32"))
+    deep = optim.SGD(nn.MLP([2, 2, 2]).parameters(), 0.1)
+    with pytest.raises(ValueError, match="of one flat slice, not of 2"):
+        deep.step_at(np.arange(2), np.ones(2, "float32"))
 
 
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW"])
