@@ -164,3 +164,21 @@ def korthikanti_bytes(B: int, T: int, C: int, H: int, N: int = 1, sequence: bool
     (4.2.1), sbh/t (34 + 5 as/h) with the sequence split as well (4.2.2).
     """
     return B * T * C * (10 / (N if sequence else 1) + 24 / N + 5 * H * T / (C * N))
+
+
+def parameter_server_bytes(
+    n: int, itemsize: int, servers: int, steps: list[int], n_fetch: int = 1, n_push: int = 1
+) -> int:
+    """Return the bytes that parameter servers and workers send, all together.
+
+    steps  minibatches per worker; a worker pulls before every n_fetch-th and pushes after every
+           n_push-th, from the first one on, and with its last word what is left
+
+    n elements per pull and per push; to each server 16 bytes per request, and 16 per gradient that
+    a push is the sum of; from each server a version per pull. For dense pushes without a quorum.
+    """
+    pulls = sum(-(-count // n_fetch) for count in steps)
+    pushes = sum(-(-count // n_push) for count in steps)
+    rests = sum(count > 0 and (count - 1) % n_push > 0 for count in steps)
+    heads = 16 * servers * (pulls + pushes + len(steps) + sum(steps))
+    return heads + itemsize * (n * (pulls + pushes + rests) + servers * pulls)

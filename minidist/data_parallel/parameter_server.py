@@ -1,0 +1,274 @@
+"""Parameter servers: some ranks keep the weights, the others pull them and push gradients.
+
+Dean et al., Large Scale Distributed Deep Networks (NIPS 2012), section 4.1 and algorithm 1.1 of its
+appendix: Downpour SGD. Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel
+Parameter Server (NIPS 2013), section 2: bounded staleness.
+
+Letters: S servers, the first ranks, and W workers, all others. The model's parameters, one after
+the other, are a flat vector of P bytes, of which server k keeps the k-th slice. A slice's *version*
+is the number of updates it has seen. A worker's *clock* is the number of minibatches it has done.
+
+                   worker                        server
+    pull           [PULL, clock]             ->  held back while the plan says so
+                   weights                   <-  slice and version, in one array
+    push           [PUSH, clock, batch and   ->
+                   version it was for, ...]
+                   gradient                  ->  waits for its update, or is applied at once
+    finish         [FINISH, clock, ...]      ->  and what is left in the buffer
+
+    plan                          a pull for clock c is answered     an update is
+    staleness=0, synchronous      when the last push is applied      one push of every worker
+    staleness=s, bounded          when all have done c - s clocks    one push, when it comes
+    staleness=None, Downpour      at once                            one push, when it comes
+    quorum=q, semi-synchronous    when the last push is applied      one push of q workers or more
+
+Semi-synchronous: the server does not wait for those that lag, unless they have missed s updates in
+a row. A push must be for the newest version; one that comes too late is declined before its
+gradient travels. The worker keeps it in its buffer, goes on, and sends the sum another time.
+
+Layouts: X[B/dp, ...] -> dW{+dp}, a partial sum at each worker -> push: dW's slices at the servers.
+Bytes: P per pull from the servers, P per push from the workers, W (2 P) per clock; and headers,
+16 + 16 n in a push of n gradients (`bytes_moved` has them to the byte).
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from minidist import nn
+from minidist.backend import array_module, beside
+from minidist.comm import Group
+from minidist.data_parallel.server_plan import BODY, FINISH, HEAD, PULL, PUSH, Member, Plan
+from minidist.data_parallel.sparse_update import add_up
+from minidist.nn.flat_parameters import FlatParameters
+from minidist.optim import Optimizer
+
+
+@dataclass(frozen=True)
+class Push:
+    """What a worker sent at a time: the sum of the gradients of these minibatches.
+
+    versions  of this server's slice, with which each of them was computed
+    """
+
+    worker: int
+    batches: tuple[int, ...]
+    versions: tuple[int, ...]
+
+
+class Server(Member):
+    """A slice of the weights, its optimizer, and a loop that takes one request after the other.
+
+    buffer   the slice, and behind it a counter of the updates that are in it
+    log      per update, the pushes that it was the sum of, in the order of summation
+    clocks   {worker: minibatches done}, as far as their pushes have come
+    """
+
+    def __init__(self, group: Group, model: nn.Module, plan: Plan, optimizer: Callable):
+        super().__init__(group, model, plan)
+        mine = self.flat.vector[self.slices[self.group.rank]]
+        self.buffer = array_module(mine).append(mine, mine.dtype.type(0))
+        self.slice = nn.Parameter(self.buffer[:-1], f"slice {self.group.rank}")
+        FlatParameters([self.slice]).bind(self.buffer[:-1])
+        self.optimizer: Optimizer = optimizer([self.slice])
+        self.workers = list(range(plan.servers, self.group.size))
+        self.quorum = len(self.workers) if plan.staleness == 0 else plan.quorum
+        self.log: list[list[Push]] = []
+        self.working, self.turns = set(self.workers), deque(self.workers)
+        self.waiting = {w: deque() for w in self.workers}  # pushes that wait for their update
+        self.clocks = dict.fromkeys(self.workers, 0)
+        self.taken = dict.fromkeys(self.workers, 0)  # the version after each one's last push
+        self.pulls: dict[int, int] = {}  # worker: the clock that it wants to begin
+
+    @property
+    def version(self) -> int:
+        return int(self.buffer[-1])
+
+    def serve(self) -> "Server":
+        """Answer requests until every worker has finished."""
+        while self.working:
+            self._take()
+            while due := self._due():
+                self._update([self.waiting[w].popleft() for w in due])
+            for worker, clock in list(self.pulls.items()):
+                if self._may_read(worker, clock):
+                    del self.pulls[worker]
+                    self.group.send(self.buffer, worker, BODY)
+        self.flat.vector[self.slices[self.group.rank]] = self.buffer[:-1]
+        return self
+
+    def _take(self) -> None:
+        """Take one request: of the worker, among those that have one, served longest ago."""
+        worker, head = self.group.recv_any([w for w in self.turns if w in self.working], HEAD)
+        self.turns.remove(worker)
+        self.turns.append(worker)
+        kind, clock, *rest = head.tolist()
+        if kind == PULL:
+            self.pulls[worker] = clock
+            return
+        batches, versions = tuple(rest[::2]), tuple(rest[1::2])
+        if kind == PUSH and self.plan.quorum is not None:
+            in_time = versions[-1] == self.version
+            self.group.send(np.array(in_time), worker, HEAD)
+            if not in_time:
+                return
+        self.clocks[worker] = clock
+        if batches:
+            self.waiting[worker].append((Push(worker, batches, versions), self._gradient(worker)))
+        if kind == FINISH:
+            self.working.discard(worker)
+
+    def _gradient(self, worker: int):
+        """Receive a gradient: an array, or (positions, elements) if it is sparse."""
+        body = self.group.recv(worker, BODY)
+        if not self.plan.sparse:
+            return body
+        return self.blocks[self.group.rank].positions(body), self.group.recv(worker, BODY)
+
+    def _due(self) -> list[int]:
+        """Return the workers whose oldest pushes make the next update; none if it is not due."""
+        here = [w for w in self.workers if self.waiting[w]]
+        if self.quorum is None:
+            return here[:1]
+        absent = [w for w in self.working if not self.waiting[w]]
+        missed = max((self.version - self.taken[w] for w in absent), default=-1)
+        patient = self.plan.staleness is None or missed < self.plan.staleness
+        return here if patient and len(here) >= min(self.quorum, len(here) + len(absent)) else []
+
+    def _may_read(self, worker: int, clock: int) -> bool:
+        """Tell whether the plan lets a worker begin this clock."""
+        if self.quorum is not None:
+            return not self.waiting[worker]
+        if self.plan.staleness is None:
+            return True
+        return min(self.clocks[w] for w in self.working) >= clock - self.plan.staleness
+
+    def _update(self, pushes: list[tuple]) -> None:
+        """Apply the sum of these pushes, count it, and log it."""
+        if self.plan.sparse:
+            self.optimizer.step_at(*add_up([gradient for _, gradient in pushes]))
+        else:
+            total, *others = [gradient for _, gradient in pushes]
+            for gradient in others:
+                total += gradient
+            self.slice.grad = total
+            self.optimizer.step()
+        self.buffer[-1] += 1
+        self.log.append([push for push, _ in pushes])
+        for push, _ in pushes:
+            self.taken[push.worker] = self.version
+
+    def staleness(self) -> list[int]:
+        """Return, per gradient, the updates between the version it is for and its own."""
+        return [
+            update - version
+            for update, pushes in enumerate(self.log)
+            for push in pushes
+            for version in push.versions
+        ]
+
+
+class Worker(Member):
+    """A copy of the weights, and a buffer for gradients on their way to the servers.
+
+        worker.pull()
+        loss(batch).backward()
+        worker.add(batch)
+        worker.push()
+        ...
+        worker.finish()
+
+    versions  of each slice, as pulled last
+    pending   per slice, [(batch, version), ...] of the gradients in the buffer
+    pushed    per slice, the pushes that have travelled
+    """
+
+    def __init__(self, group: Group, model: nn.Module, plan: Plan):
+        super().__init__(group, model, plan)
+        self.buffer = array_module(self.flat.vector).zeros_like(self.flat.vector)
+        self.versions, self.clock = [0] * plan.servers, 0
+        self.pending: list[list[tuple[int, int]]] = [[] for _ in self.slices]
+        self.pulled, self.pushed = 0, [0] * plan.servers
+
+    def pull(self) -> None:
+        """Get the newest weights that the plan allows, as soon as it allows them."""
+        for server in range(self.plan.servers):
+            self.group.send(np.array([PULL, self.clock]), server, HEAD)
+        for server, part in enumerate(self.slices):
+            *_, version = answer = self.group.recv(server, BODY)
+            self.versions[server] = int(version)
+            self.flat.vector[part] = beside(answer[:-1], self.flat.vector)
+        self.pulled += 1
+
+    def add(self, batch: int) -> None:
+        """Add the model's gradient, that of minibatch `batch`, to the buffer, and forget it."""
+        self.flat.collect_gradients()
+        for part, pending, version in zip(self.slices, self.pending, self.versions, strict=True):
+            if pending:
+                self.buffer[part] += self.flat.gradient[part]
+            else:
+                self.buffer[part] = self.flat.gradient[part]
+            pending.append((batch, version))
+        if self.plan.local_lr:
+            self.flat.vector -= self.plan.local_lr * self.flat.gradient
+        for p in self.flat.parameters:
+            p.grad = None
+        self.clock += 1
+
+    def push(self) -> None:
+        """Send the buffer; what a server declines stays in it."""
+        servers = range(self.plan.servers)
+        for server in servers:
+            self._send_head(PUSH, server)
+        for server in servers:
+            if self.plan.quorum is None or self.group.recv(server, HEAD):
+                self._send_buffer(server)
+
+    def finish(self) -> None:
+        """Send what is left, and that nothing more will come."""
+        for server in range(self.plan.servers):
+            self._send_head(FINISH, server)
+            if self.pending[server]:
+                self._send_buffer(server)
+
+    def _send_head(self, kind: int, server: int) -> None:
+        flat = [number for pair in self.pending[server] for number in pair]
+        self.group.send(np.array([kind, self.clock, *flat]), server, HEAD)
+
+    def _send_buffer(self, server: int) -> None:
+        gradient = self.buffer[self.slices[server]]
+        for array in self.blocks[server].pack(gradient) if self.plan.sparse else [gradient]:
+            self.group.send(array, server, BODY)
+        self.pending[server] = []
+        self.pushed[server] += 1
+
+
+def join(group: Group, model: nn.Module, optimizer: Callable, plan: Plan) -> Server | Worker:
+    """Return what this rank is under the plan; optimizer: parameters -> Optimizer, for servers."""
+    if group.rank < plan.servers:
+        return Server(group, model, plan, optimizer)
+    return Worker(group, model, plan)
+
+
+def train(
+    role: Server | Worker, backward: Callable[[nn.Module, int], None], batches: Iterable[int]
+) -> Server | Worker:
+    """Serve, or work on these minibatches (the loop of Downpour's algorithm 1.1); then gather.
+
+    backward(model, batch) leaves the gradient of a minibatch, whose number is `batch`.
+    """
+    if isinstance(role, Server):
+        role.serve()
+    else:
+        for step, batch in enumerate(batches):
+            if step % role.plan.n_fetch == 0:
+                role.pull()
+            backward(role.model, batch)
+            role.add(batch)
+            if step % role.plan.n_push == 0:
+                role.push()
+        role.finish()
+    role.gather()
+    return role

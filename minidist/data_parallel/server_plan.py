@@ -1,0 +1,77 @@
+"""What parameter servers and their workers agree on: the plan, the slices, and how they talk.
+
+Read `parameter_server.py` first.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from minidist import nn
+from minidist.comm import Group
+from minidist.comm.collectives import split_ends
+from minidist.data_parallel.sparse_update import Blocks
+from minidist.nn.flat_parameters import FlatParameters
+
+PULL, PUSH, FINISH = range(3)
+HEAD, BODY = range(2)  # tags: what a message is about, and its payload
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How ranks share the work; the same on all of them.
+
+    servers         the first so many ranks keep a slice each; the others are workers
+    staleness       clocks that a worker may be ahead of the slowest (0: none; None: any); with a
+                    quorum, updates in a row that a worker may miss
+    quorum          workers that are enough for an update (None: all, or for staleness > 0, one)
+    n_fetch, n_push minibatches from one pull to the next, and from one push to the next
+    local_lr        what a worker subtracts from its own copy, times the gradient, between pulls
+    sparse          push only rows that are not zero; for rules that leave the others alone
+    """
+
+    servers: int = 1
+    staleness: int | None = 0
+    quorum: int | None = None
+    n_fetch: int = 1
+    n_push: int = 1
+    local_lr: float = 0.0
+    sparse: bool = False
+
+    def __post_init__(self):
+        for name, low in (("servers", 1), ("quorum", 1), ("staleness", 0)):
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise ValueError(f"{name} is a whole number from {low}, not {value}")
+        if self.n_fetch < 1 or self.n_push < 1:
+            raise ValueError(f"n_fetch {self.n_fetch} and n_push {self.n_push}: both are from 1")
+        free = self.staleness is None and self.quorum is None
+        if not free and (self.n_fetch, self.n_push, self.local_lr) != (1, 1, 0):
+            raise ValueError(
+                "n_fetch, n_push and local_lr are Downpour's; where clocks are kept a worker pulls "
+                "and pushes in each: use staleness=None without a quorum"
+            )
+
+
+class Member:
+    """What servers and workers have: the model as one flat vector, and a group of their own."""
+
+    def __init__(self, group: Group, model: nn.Module, plan: Plan):
+        if plan.servers >= group.size:
+            raise ValueError(
+                f"{plan.servers} servers on {group.size} ranks leave no worker; "
+                f"use {plan.servers + 1} ranks or more, or fewer servers"
+            )
+        self.flat = FlatParameters([p for p in model.parameters() if p.requires_grad])
+        if self.flat.vector.dtype.itemsize < 4:
+            raise ValueError(f"a version must fit into {self.flat.vector.dtype}; use float32")
+        self.group, self.model, self.plan = group.split(0), model, plan
+        self.group.all_gather(np.zeros(0), label=str(plan))  # one plan everywhere, or an error
+        ends = split_ends(self.flat.size, plan.servers)
+        self.slices = [slice(*ends[k : k + 2]) for k in range(plan.servers)]
+        self.blocks = [Blocks(self.flat, s.start, s.stop) for s in self.slices if plan.sparse]
+
+    def gather(self) -> None:
+        """Write the servers' weights into every rank's model."""
+        own = [*self.slices, slice(0, 0)][min(self.group.rank, self.plan.servers)]
+        self.flat.vector[...] = self.group.all_gather(self.flat.vector[own])

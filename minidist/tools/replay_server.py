@@ -1,0 +1,125 @@
+"""The oracle of parameter servers: one rank replays a training from the servers' logs alone.
+
+There are no messages and no races. Every slice's updates are done in the order in which they were
+logged; every worker's gradients are computed in its own order, each with the versions that were
+recorded for it, as soon as these exist. Then each slice must end with the bits that its server has,
+if the replay is run as a rank, with the same share of the cores.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from minidist import nn
+from minidist.comm.collectives import split_ends
+from minidist.data_parallel.parameter_server import Plan, Push
+from minidist.nn.flat_parameters import FlatParameters
+
+Reads = list[tuple[int, list[int]]]  # (minibatch, per slice its version), one per gradient
+
+
+def replay_server(
+    model: nn.Module,
+    plan: Plan,
+    logs: list[list[list[Push]]],
+    batches: dict[int, list[int]],
+    backward: Callable[[nn.Module, int], None],
+    optimizer: Callable,
+) -> dict[str, np.ndarray]:
+    """Return the weights at the end, by name; the model stays as it is.
+
+    logs     `Server.log` of every server
+    batches  {worker: the minibatches that it was given}; ValueError if the logs have others, or
+             have one of them not once, or if no order of events could have left such logs
+    """
+    model = copy.deepcopy(model)
+    flat = FlatParameters([p for p in model.parameters() if p.requires_grad])
+    bounds = pairwise(split_ends(flat.size, len(logs)))
+    slices = [
+        Slice(flat.vector, part, log, optimizer) for part, log in zip(bounds, logs, strict=True)
+    ]
+    reads = {w: reads_of(w, logs, given) for w, given in batches.items()}
+    found: dict[tuple[int, int], np.ndarray] = {}  # (worker, minibatch): its gradient
+    workers = {w: _work(w, model, flat, plan, reads[w], backward, found) for w in batches}
+    wanted = {w: next(steps, None) for w, steps in workers.items()}
+    moved = True
+    while moved:
+        moved = sum(s.update(found) for s in slices) > 0
+        for w, versions in wanted.items():
+            if versions and all(v < len(s.history) for v, s in zip(versions, slices, strict=True)):
+                weights = [s.history[v] for v, s in zip(versions, slices, strict=True)]
+                wanted[w], moved = _send(workers[w], np.concatenate(weights)), True
+    if any(wanted.values()) or any(s.done < len(s.log) for s in slices):
+        raise ValueError("no run can leave these logs: an update needs a version that it precedes")
+    flat.vector[...] = np.concatenate([s.history[-1] for s in slices])
+    return model.state()
+
+
+def reads_of(worker: int, logs: list[list[list[Push]]], given: list[int]) -> Reads:
+    """Return what a worker computed, and with which versions, as all servers have it."""
+    columns = []
+    for log in logs:
+        pushes = [push for update in log for push in update if push.worker == worker]
+        batches = [batch for push in pushes for batch in push.batches]
+        if batches != list(given):
+            raise ValueError(f"worker {worker} was given {list(given)}, a server logged {batches}")
+        columns.append([version for push in pushes for version in push.versions])
+    return [(batch, [column[n] for column in columns]) for n, batch in enumerate(given)]
+
+
+def _work(w, model, flat, plan, reads: Reads, backward, found) -> Iterator[list[int]]:
+    """Yield the versions that worker w pulls, per slice; get the weights; compute from them."""
+    for step, (batch, versions) in enumerate(reads):
+        if step % plan.n_fetch == 0:
+            weights = yield versions
+        flat.vector[...] = weights  # another worker's generator had the model meanwhile
+        backward(model, batch)
+        flat.collect_gradients()
+        found[w, batch] = gradient = flat.gradient.copy()
+        if plan.local_lr:
+            weights = weights - plan.local_lr * gradient
+        for p in flat.parameters:
+            p.grad = None
+
+
+def _send(steps: Iterator, weights: np.ndarray):
+    try:
+        return steps.send(weights)
+    except StopIteration:
+        return None
+
+
+class Slice:
+    """One server's weights, replayed: history[v] is version v."""
+
+    def __init__(self, vector: np.ndarray, bounds, log: list[list[Push]], optimizer: Callable):
+        self.part = slice(*bounds)
+        self.parameter = nn.Parameter(vector[self.part].copy(), "slice")
+        self.home = FlatParameters([self.parameter])
+        self.optimizer, self.log, self.done = optimizer([self.parameter]), log, 0
+        self.history = [vector[self.part].copy()]
+
+    def update(self, found: dict) -> int:
+        """Do the updates whose gradients have been found; return how many."""
+        before = self.done
+        while self.done < len(self.log):
+            sums = []
+            for push in self.log[self.done]:
+                parts = [found.get((push.worker, batch)) for batch in push.batches]
+                if any(part is None for part in parts):
+                    return self.done - before
+                sums.append(_sum([part[self.part] for part in parts]))
+            self.parameter.grad = _sum(sums)
+            self.optimizer.step()
+            self.history.append(self.home.vector.copy())
+            self.done += 1
+        return self.done - before
+
+
+def _sum(arrays: list[np.ndarray]) -> np.ndarray:
+    total = arrays[0].copy()
+    for array in arrays[1:]:
+        total += array
+    return total

@@ -1,0 +1,390 @@
+"""Parameter servers: synchronous ones equal one device, the others their replay, to the bit."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from threadpoolctl import threadpool_limits
+
+from minidist import Cluster, nn, run
+from minidist.data_parallel.naive import all_reduce_gradients
+from minidist.data_parallel.parameter_server import Plan, join, train
+from minidist.datasets import shard
+from minidist.errors import CollectiveMismatch, Deadlock, RankDied, RankFailed
+from minidist.rng import Randomness
+from minidist.tools.compare import compare
+from minidist.tools.volume import parameter_server_bytes
+from tests.data_parallel.serving import (
+    OPTIMIZERS,
+    backward_on,
+    deal,
+    mlp,
+    mlp_data,
+    run_and_replay,
+    session,
+    violations,
+)
+from tests.strategies import arrays, assert_same_bits, mlps, seeds, transformers
+
+both = pytest.mark.parametrize("transport", ["process", "thread"])
+STEPS = 3
+
+
+def share_of(case, examples, step):
+    """Add the gradient of some examples, divided by all targets; perhaps there are none."""
+    _, inputs, targets = case
+
+    def backward(model, batch):
+        logits = model(inputs[examples], Randomness(1, step, examples))
+        nn.cross_entropy(logits, targets[examples], targets.size).backward()
+
+    return backward
+
+
+def served(group, case, plan, rule, freeze):
+    """Take some synchronous steps; every worker has a share of the same batch."""
+    model, inputs, _ = case
+    if freeze:
+        model.freeze(freeze)
+    with threadpool_limits(1):
+        role = join(group, model, OPTIMIZERS[rule], plan)
+        me, workers = group.rank - plan.servers, group.size - plan.servers
+        mine = shard(np.arange(len(inputs)), max(me, 0), workers)
+
+        def backward(model, batch):
+            share_of(case, mine, batch)(model, batch)
+
+        train(role, backward, range(STEPS))
+    return model.state()
+
+
+def averaged(group, case, rule, freeze):
+    """Do the same with all_reduce; one rank alone is one device."""
+    model, inputs, _ = case
+    if freeze:
+        model.freeze(freeze)
+    with threadpool_limits(1):
+        optimizer = OPTIMIZERS[rule](model.parameters())
+        mine = shard(np.arange(len(inputs)), group.rank, group.size)
+        for step in range(STEPS):
+            share_of(case, mine, step)(model, step)
+            all_reduce_gradients(model, group)
+            optimizer.step()
+            optimizer.zero_grad()
+    return model.state()
+
+
+def assert_equals_one_device(cluster, case, servers, workers, transport, rule, freeze=None):
+    plan = Plan(servers)
+    got = cluster(servers + workers, transport).run(served, case, plan, rule, freeze)
+    verdict = compare(got, cluster(1, transport).run(averaged, case, rule, freeze)[0])
+    assert verdict.ok, verdict
+    for weights in got[1:]:
+        assert_same_bits(weights, got[0])
+    return got[0]
+
+
+shapes = {
+    "servers": st.integers(1, 3),
+    "workers": st.integers(1, 4),
+    "examples": st.integers(1, 7),
+    "rule": st.sampled_from(["sgd", "momentum", "adagrad"]),
+    "seed": seeds,
+}
+
+
+@settings(max_examples=12)
+@given(drawn=mlps(), **shapes)
+def test_synchronous_servers_equal_one_device(
+    cluster, drawn, servers, workers, examples, rule, seed
+):
+    """Slices are uneven, some empty; so are the shards of the examples."""
+    model, sizes = drawn
+    targets = np.random.default_rng(seed).integers(0, sizes[-1], examples)
+    case = model, arrays(examples, sizes[0], seed=seed), targets
+    assert_equals_one_device(cluster, case, servers, workers, "thread", rule)
+
+
+@settings(max_examples=8)
+@given(model=transformers(dropout=(0.3,)), **shapes)
+def test_and_so_they_do_with_dropout_and_tied_weights(
+    cluster, model, servers, workers, examples, rule, seed
+):
+    tokens = np.random.default_rng(seed).integers(0, model.vocab, (2, examples, model.context))
+    case = model, tokens[0], tokens[1]
+    assert_equals_one_device(cluster, case, servers, workers, "thread", rule)
+
+
+@pytest.mark.parametrize(("servers", "workers"), [(1, 3), (2, 1), (3, 2)])
+def test_and_so_they_do_as_processes(cluster, servers, workers):
+    model = nn.Transformer(7, 6, 2, 1, 4, dtype="float64", dropout=0.2, tied=True)
+    tokens, targets = np.random.default_rng(0).integers(0, 7, (2, 5, 4))
+    case = model, tokens, targets
+    assert_equals_one_device(cluster, case, servers, workers, "process", "momentum")
+
+
+@pytest.mark.parametrize(("servers", "workers"), [(1, 1), (2, 3), (3, 2)])
+def test_adamw_on_the_servers_and_frozen_and_unused_parameters(cluster, servers, workers):
+    class Partial(nn.Sequential):
+        def forward(self, x, randomness=None):
+            return self.layers[2](self.layers[0](x))  # the layer between is not used
+
+    widths = [(3, 4), (4, 4), (4, 2)]
+    model = Partial(
+        [
+            nn.Linear(*w, activation="gelu", name=f"{i}", dtype="float64")
+            for i, w in enumerate(widths)
+        ]
+    )
+    before = model.state()
+    case = model, arrays(5, 3), np.arange(5) % 2
+    after = assert_equals_one_device(cluster, case, servers, workers, "thread", "adamw", "0.bias")
+    np.testing.assert_array_equal(after["0.bias"], before["0.bias"])
+    assert (after["0.weight"] != before["0.weight"]).any()
+    assert np.abs(after["1.weight"] - before["1.weight"]).max() > 0  # by weight decay alone
+
+
+@both
+@pytest.mark.parametrize("rule", sorted(OPTIMIZERS))
+def test_staleness_zero_has_the_bits_of_averaged_gradients(cluster, transport, rule):
+    """Sums in the order of workers are sums in the order of ranks, and slices cut no bit."""
+    case = mlp(), arrays(7, 4), np.arange(7) % 3
+    for servers, workers in ((1, 2), (2, 3)):
+        want = cluster(workers, transport).run(averaged, case, rule, None)[0]
+        ranks = cluster(servers + workers, transport)
+        for plan in (Plan(servers), Plan(servers, quorum=workers), Plan(servers, quorum=1)):
+            assert_same_bits(ranks.run(served, case, plan, rule, None)[0], want)
+
+
+# The others: stale gradients, and a replay that knows how stale.
+
+PLANS = {
+    "downpour": Plan(staleness=None),
+    "downpour, 2 slices": Plan(2, staleness=None),
+    "ssp 1": Plan(staleness=1),
+    "ssp 3, 2 slices": Plan(2, staleness=3),
+    "semi-synchronous": Plan(quorum=2, staleness=2),
+    "semi-synchronous, 2 slices": Plan(2, quorum=1, staleness=None),
+}
+
+
+@pytest.mark.parametrize("rule", ["momentum", "adagrad", "adamw"])
+@pytest.mark.parametrize("name", PLANS)
+def test_the_replay_ends_with_the_same_bits(cluster, name, rule):
+    plan = PLANS[name]
+    size, naps = plan.servers + 3, {plan.servers: 0.001, plan.servers + 2: 0.004}
+    found, logs, want = run_and_replay(cluster(size), plan, rule, count=20, naps=naps)
+    for mine in found:
+        assert_same_bits(mine["weights"], want)
+    if plan.staleness is not None and plan.quorum is None:
+        assert not any(violations(log, plan.staleness, range(plan.servers, size)) for log in logs)
+    for log in logs:
+        batches = [b for update in log for push in update for b in push.batches]
+        assert sorted(batches) == list(range(20))
+
+
+@settings(max_examples=8)
+@given(
+    n_fetch=st.integers(1, 3),
+    n_push=st.integers(1, 3),
+    local_lr=st.sampled_from([0.0, 0.1]),
+    servers=st.integers(1, 2),
+    workers=st.integers(1, 3),
+    count=st.integers(0, 14),
+    seed=st.integers(0, 99),
+)
+def test_downpour_fetches_pushes_and_descends_as_its_algorithm_says(
+    n_fetch, n_push, local_lr, servers, workers, count, seed
+):
+    plan = Plan(servers, None, n_fetch=n_fetch, n_push=n_push, local_lr=local_lr)
+    with Cluster(servers + workers, "thread", interleaving=seed) as ranks:
+        found, logs, want = run_and_replay(ranks, plan, "adagrad", count=count)
+    dealt = deal(plan, servers + workers, count)
+    for rank, mine in enumerate(found):
+        assert_same_bits(mine["weights"], want)
+        if rank in dealt:
+            assert mine["pulled"] == len(dealt[rank][::n_fetch])
+            pushes = [p for update in logs[0] for p in update if p.worker == rank]
+            first = [1] * bool(dealt[rank])  # step 0 is pushed alone: 0 mod n_push is 0
+            rest = len(dealt[rank]) - 1
+            sizes = first + [n_push] * (rest // n_push) + [rest % n_push] * (rest % n_push > 0)
+            assert [len(push.batches) for push in pushes] == sizes
+    steps = [len(batches) for batches in dealt.values()]
+    n = sum(p.size for p in mlp().parameters())
+    want = parameter_server_bytes(n, 8, servers, steps, n_fetch, n_push)
+    assert sum(mine["bytes"] for mine in found) == want
+
+
+def test_the_first_update_of_a_worker_alone_is_that_of_one_device(cluster):
+    """One worker, plain SGD: version n is used for minibatch n, and nothing is stale."""
+    for plan in (Plan(), Plan(staleness=None), Plan(2, staleness=2), Plan(quorum=1)):
+        ranks = cluster(plan.servers + 1, "thread")
+        found, _, _ = run_and_replay(ranks, plan, "sgd")
+        model, (inputs, targets) = mlp(), mlp_data(12)
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        for batch in range(12):
+            backward_on(inputs, targets)(model, batch)
+            optimizer.step(), optimizer.zero_grad()
+        assert compare([mine["weights"] for mine in found], model.state()).ok
+        assert set(found[0]["staleness"]) == {0}
+
+
+@settings(max_examples=30)
+@given(
+    seed=seeds,
+    staleness=st.integers(1, 3),
+    servers=st.integers(1, 2),
+    turns=st.lists(st.integers(0, 12), min_size=2, max_size=4),
+    count=st.integers(0, 20),
+)
+def test_no_interleaving_breaks_the_staleness_bound(seed, staleness, servers, turns, count):
+    """Turns: how much slower than the others each worker is."""
+    plan, workers = Plan(servers, staleness), len(turns)
+    slowness = dict(enumerate(turns, start=servers))
+    args = plan, "sgd", mlp(), mlp_data(count), count, None, slowness
+    found = run(session, servers + workers, *args, transport="thread", interleaving=seed)
+    for mine in found[:servers]:
+        assert not violations(mine["log"], staleness, range(servers, servers + workers))
+
+
+def test_with_a_slow_worker_there_is_staleness_and_no_fixed_order(cluster):
+    naps = {1: 0.002, 2: 0.002, 3: 0.010}
+    orders = set()
+    for _ in range(5):
+        found, logs, want = run_and_replay(cluster(4), PLANS["downpour"], count=42, naps=naps)
+        assert_same_bits(found[0]["weights"], want)
+        assert max(found[0]["staleness"]) > 1
+        order = [push.worker for update in logs[0] for push in update]
+        assert order != sorted(order) and order != [1, 2, 3] * 14
+        orders.add(tuple(order))
+        if len(orders) > 1:
+            return
+    raise AssertionError("five runs, one order")
+
+
+def test_a_bound_keeps_fast_workers_near_the_slow_one_and_a_quorum_does_not_wait(cluster):
+    naps, furthest = {1: 0.0, 2: 0.0, 3: 0.01}, {}
+    for name, plan in {
+        "none": Plan(staleness=None),
+        "2": Plan(staleness=2),
+        "quorum": Plan(staleness=4, quorum=2),
+    }.items():
+        _, logs, _ = run_and_replay(cluster(4), plan, count=36, naps=naps)
+        done = dict.fromkeys((1, 2, 3), 0)
+        ahead = []
+        for update in logs[0]:
+            for push in update:
+                done[push.worker] += len(push.batches)
+            ahead.append(max(done.values()) - min(done.values()))
+        furthest[name] = max(ahead)
+        if name == "quorum":
+            sums = [len(p.batches) for update in logs[0] for p in update if p.worker == 3]
+            assert max(sums) > 1 and sum(sums) == 12, "the slow one sends sums, nothing is lost"
+            fast = [p for update in logs[0] for p in update if p.worker != 3]
+            assert max(len(p.batches) for p in fast) <= 2
+    assert furthest["2"] <= 3 < furthest["none"]
+
+
+@settings(max_examples=8)
+@given(
+    seed=seeds,
+    quorum=st.integers(1, 3),
+    patience=st.sampled_from([None, 0, 1, 2]),
+    servers=st.integers(1, 2),
+    count=st.integers(0, 13),
+)
+def test_the_delayed_buffer_sends_every_gradient_once(seed, quorum, patience, servers, count):
+    plan = Plan(servers, patience, quorum)
+    with Cluster(servers + 3, "thread", interleaving=seed) as ranks:
+        found, logs, want = run_and_replay(ranks, plan, "momentum", count=count)
+    for mine in found:
+        assert_same_bits(mine["weights"], want)
+        assert not any(mine.get("pending", []))
+    for log in logs:
+        missed = dict.fromkeys(range(servers, servers + 3), 0)
+        for update, pushes in enumerate(log):
+            assert len({push.worker for push in pushes}) == len(pushes)
+            for push in pushes:
+                left = [p for u in log[update + 1 :] for p in u if p.worker == push.worker]
+                # Declined or not, its newest gradient is for this version, unless it is the rest.
+                assert push.versions[-1] == update or not left
+            for w in missed:
+                more = any(p.worker == w for u in log[update:] for p in u)
+                missed[w] = 0 if w in {p.worker for p in pushes} or not more else missed[w] + 1
+                assert patience is None or missed[w] <= patience
+
+
+# Wrong programs, and ranks that die.
+
+
+@both
+def test_a_worker_that_never_finishes_is_an_error_and_no_hang(cluster, transport):
+    def worker(group):
+        role = join(group, mlp(), OPTIMIZERS["sgd"], Plan())
+        if group.rank == 0:
+            role.serve()
+        elif group.rank == 1:
+            role.pull()
+            role.finish()
+
+    with pytest.raises(Deadlock, match=r"rank 0: waits in recv_any\(tag=0\) for rank 2 since"):
+        cluster(3, transport).run(worker)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_a_killed_server_or_worker_ends_the_run_and_nothing_is_left(victim):
+    def worker(group):
+        role = join(group, mlp(), OPTIMIZERS["sgd"], Plan(2, staleness=None))
+        backward = backward_on(*mlp_data(1000), lambda: time.sleep(0.001))
+
+        def until_death(model, batch):
+            if batch == 30:
+                os.kill(pids[victim], signal.SIGKILL)
+            backward(model, batch)
+
+        pids = group.all_gather(np.array([os.getpid()]))
+        train(role, until_death, range(group.rank - 2, 1000, 2))
+
+    with Cluster(4) as ranks:
+        pids = ranks.run(lambda group: os.getpid())
+        begin = time.monotonic()
+        with pytest.raises(RankDied, match=f"rank {victim} died .*SIGKILL"):
+            ranks.run(worker)
+        assert time.monotonic() - begin < 5
+        assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+        assert ranks.run(session, Plan(), "sgd", mlp(), mlp_data(4), 4)[0]["log"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Plan(servers=0), "servers is a whole number from 1, not 0"),
+        (lambda: Plan(staleness=-1), "staleness is a whole number from 0, not -1"),
+        (lambda: Plan(quorum=0), "quorum is a whole number from 1, not 0"),
+        (lambda: Plan(staleness=None, n_push=0), "n_fetch 1 and n_push 0: both are from 1"),
+        (lambda: Plan(staleness=2, n_fetch=2), "are Downpour's"),
+        (lambda: Plan(local_lr=0.1), "are Downpour's"),
+        (lambda: Plan(staleness=None, quorum=1, n_push=2), "use staleness=None without a quorum"),
+    ],
+)
+def test_plans_that_mean_nothing_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_ranks_that_cannot_serve_are_refused(cluster):
+    def worker(group, plan, dtype="float64"):
+        join(group, nn.MLP([2, 2], dtype=dtype), OPTIMIZERS["sgd"], plan)
+
+    for args, message in [
+        ((Plan(servers=2),), "2 servers on 2 ranks leave no worker; use 3 ranks or more"),
+        ((Plan(), "float16"), "a version must fit into float16; use float32"),
+    ]:
+        with pytest.raises(RankFailed, match=message):
+            cluster(2, "thread").run(worker, *args)
+    with pytest.raises(CollectiveMismatch, match="staleness=1"):
+        cluster(2, "thread").run(lambda group: worker(group, Plan(staleness=group.rank)))
