@@ -6,6 +6,7 @@ A fault is a context around what a rank does.
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -15,6 +16,7 @@ from minidist import run
 from minidist.data_parallel.parameter_server import Plan, Server, Worker
 from minidist.data_parallel.sparse_update import Blocks
 from minidist.errors import RankFailed
+from minidist.tools import equivalence, strategies
 from tests.data_parallel.serving import mlp, mlp_data, run_and_replay, session, violations
 
 NAPS = {1: 0.001, 2: 0.001, 3: 0.003}
@@ -162,6 +164,32 @@ def test_a_bound_off_by_one_is_found_by_some_interleaving(staleness):
     assert not any(broken(seed) for seed in range(8))
     with instead(Server, "_may_read", one_too_many)(None):  # ranks are threads of this process
         assert any(broken(seed) for seed in range(8))
+
+
+def one_worker_left_out(update, server, pushes):
+    """The last worker's gradient is not in the sum."""
+    update(server, pushes[:-1] or [(push, 0 * gradient) for push, gradient in pushes])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fault"),
+    [
+        ("parameter_server", one_worker_left_out),
+        ("downpour", applied_twice),
+        ("downpour", a_buffer_that_is_not_emptied),
+        ("ssp", logged_but_lost),
+    ],
+)
+def test_verify_turns_red(cluster, strategy, fault):
+    entry = equivalence.find(strategy)
+
+    def worker(group, case, **options):
+        with instead(*FAULTS.get(fault, (Server, "_update")), fault)(group):
+            return entry.worker(group, case, **options)
+
+    with mock.patch.dict(strategies.STRATEGIES, {strategy: replace(entry, worker=worker)}):
+        row = equivalence.check(strategy, entry.cases(3)[0], 3, cluster(3))
+    assert not row["ok"] and row["error"] > 1e-9 and "differs on rank" in row["detail"]
 
 
 def test_a_version_that_comes_after_its_own_update_is_no_history(cluster):

@@ -6,6 +6,7 @@ gradients that it leaves on its rank. One file per axis; `cases.py` has what the
 
 from functools import partial
 
+from minidist.data_parallel.parameter_server import Plan
 from minidist.tools.strategies.cases import (
     INPUT,
     Case,
@@ -24,6 +25,13 @@ from minidist.tools.strategies.data_parallel import (
     zero_worker,
 )
 from minidist.tools.strategies.hybrid import hybrid_bytes, hybrid_cases, hybrid_worker
+from minidist.tools.strategies.parameter_server import (
+    clock_bytes,
+    downpour_cases,
+    parameter_server_worker,
+    stale_bytes,
+    stale_worker,
+)
 from minidist.tools.strategies.pipeline_parallel import (
     pipedream_worker,
     pipeline_bytes,
@@ -62,6 +70,28 @@ _ALL = [
             partial(zero_cases, stage=stage),
         )
         for stage in (1, 2, 3)
+    ),
+    Strategy(
+        "parameter_server",
+        parameter_server_worker,
+        "exact",
+        clock_bytes,
+        small_cases,
+        ranks=(2, 3, 4),
+    ),
+    *(
+        Strategy(
+            name,
+            partial(stale_worker, plan=Plan(staleness=staleness)),
+            "replayed bitwise",
+            stale_bytes,
+            cases,
+            ranks=(2, 3, 4),
+        )
+        for name, staleness, cases in (
+            ("downpour", None, downpour_cases),
+            ("ssp", 1, stream_cases),
+        )
     ),
     Strategy("siamese", siamese_worker, "exact", siamese_bytes, siamese_cases, ranks=(1, 2)),
     *(

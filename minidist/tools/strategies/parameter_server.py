@@ -1,0 +1,143 @@
+"""Parameter servers as workers of `verify`: the first ranks serve, the others compute."""
+
+import copy
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+
+import numpy as np
+
+from minidist import nn, optim
+from minidist.autograd import Tensor
+from minidist.comm import Group
+from minidist.data_parallel.parameter_server import Plan, Push, Server, Worker, join, train
+from minidist.datasets import shard
+from minidist.rng import Randomness
+from minidist.tools.replay_server import replay_server
+from minidist.tools.strategies.cases import INPUT, Case, Outcome, as_input
+from minidist.tools.strategies.pipeline_parallel import stream_cases
+from minidist.tools.volume import parameter_server_bytes
+
+
+def servers_among(ranks: int) -> int:
+    """Return how many of so many ranks serve: two where at least two are left to work."""
+    if ranks < 2:
+        raise ValueError(f"a server and a worker are 2 ranks, not {ranks}; use 2 or more")
+    return 1 if ranks < 4 else 2
+
+
+def parameter_server_worker(group: Group, case: Case) -> Outcome:
+    """Run one clock of synchronous servers; every worker has a share of the batch."""
+    servers = servers_among(group.size)
+    examples = np.arange(len(case.inputs))
+    dealt = {w: shard(examples, w - servers, group.size - servers) for w in _workers(group.size)}
+    return _one_clock(group, case, Plan(servers), dealt)
+
+
+def stale_worker(
+    group: Group, case: Case, plan: Plan, minibatches: int | None = None, **options
+) -> Outcome:
+    """Train on a stream of minibatches and replay it; by default, one minibatch's gradient.
+
+    With `minibatches` the batch is cut into so many, dealt to the workers in turn, and the outcome
+    is the weights at the end.
+    """
+    servers = servers_among(group.size)
+    plan = replace(plan, servers=servers, **options)
+    if not minibatches:
+        return _one_clock(group, case, plan, {servers: np.arange(len(case.inputs))})
+    cut = np.array_split(np.arange(len(case.inputs)), minibatches)
+    dealt = {w: list(mine) for w, mine in zip(*_deal(minibatches, group.size), strict=True)}
+    model, backward = copy.deepcopy(case.model), partial(_minibatch, case, cut)
+    role = train(join(group, model, momentum, plan), backward, dealt.get(group.rank, []))
+    logs, want = _everyones_logs(group, role), None
+    if group.rank == 0:
+        want = replay_server(case.model, plan, logs, dealt, backward, momentum)
+    return Outcome(model.state(), role.group.ledger.bytes["send"], want)
+
+
+def momentum(parameters: list[nn.Parameter]) -> optim.Optimizer:
+    return optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def _workers(ranks: int) -> range:
+    return range(servers_among(ranks), ranks)
+
+
+def _deal(minibatches: int, ranks: int) -> tuple[range, list[range]]:
+    workers = _workers(ranks)
+    return workers, [range(k, minibatches, len(workers)) for k in range(len(workers))]
+
+
+def _minibatch(case: Case, cut: list[np.ndarray], model: nn.Module, batch: int) -> None:
+    """Leave the gradient of one minibatch, the mean over its own targets."""
+    rows = cut[batch]
+    logits = model(case.inputs[rows], Randomness(case.seed, batch, rows))
+    case.loss(logits, case.targets[rows]).backward()
+
+
+def _one_clock(group: Group, case: Case, plan: Plan, dealt: dict[int, np.ndarray]) -> Outcome:
+    """Let each worker push the gradient of its examples at version 0; return what servers got."""
+    model, mine = copy.deepcopy(case.model), dealt.get(group.rank)
+    pieces = [as_input(case.inputs[:0] if mine is None else case.inputs[mine])]
+
+    def backward(model: nn.Module, batch: int) -> None:
+        logits = model(pieces[0], Randomness(case.seed, 0, mine))
+        case.loss(logits, case.targets[mine], reduction_size=case.targets.size).backward()
+
+    nothing = partial(optim.SGD, lr=0.0)
+    role = train(join(group, model, nothing, plan), backward, [] if mine is None else [0])
+    moved = role.group.ledger.bytes["send"]
+    slices = role.slice.grad if isinstance(role, Server) else role.buffer[:0]
+    flat = role.flat.views(group.all_gather(slices))
+    result = {name: np.zeros_like(p.data) for name, p in model.named_parameters().items()}
+    result |= {p.name: g for p, g in zip(role.flat.parameters, flat, strict=True)}
+    if isinstance(pieces[0], Tensor):
+        (x,) = pieces
+        result[INPUT] = group.all_gather(np.zeros_like(x.data) if x.grad is None else x.grad)
+    return Outcome(result, moved)
+
+
+def _everyones_logs(group: Group, role: Server | Worker) -> list[list[list[Push]]]:
+    """Return the servers' logs, on every rank; they travel as a row per gradient."""
+    rows = [
+        (update, push.worker, batch, version)
+        for update, pushes in enumerate(role.log if isinstance(role, Server) else [])
+        for push in pushes
+        for batch, version in zip(push.batches, push.versions, strict=True)
+    ]
+    counts = group.all_gather(np.array([len(rows)]))[: role.plan.servers]
+    table, logs = group.all_gather(np.array(rows, np.int64).reshape(-1, 4)).tolist(), []
+    for stop, count in zip(np.cumsum(counts), counts, strict=True):
+        log: list[list[Push]] = []
+        for (update, worker), own in groupby(table[stop - count : stop], lambda row: row[:2]):
+            log += [[]] if update == len(log) else []
+            _, _, batches, versions = zip(*own, strict=True)
+            log[-1].append(Push(worker, batches, versions))
+        logs.append(log)
+    return logs
+
+
+def clock_bytes(case: Case, ranks: int) -> int:
+    """Return P per pull and per push of every worker, and headers."""
+    return _bytes(case, ranks, [1] * len(_workers(ranks)))
+
+
+def stale_bytes(case: Case, ranks: int) -> int:
+    """Return P per pull and per push of every minibatch, and headers."""
+    minibatches = case.options.get("minibatches", 1)
+    every = {key: case.options.get(key, 1) for key in ("n_fetch", "n_push")}
+    return _bytes(case, ranks, [len(mine) for mine in _deal(minibatches, ranks)[1]], **every)
+
+
+def _bytes(case: Case, ranks: int, steps: list[int], **every) -> int:
+    own = [p for p in case.model.parameters() if p.requires_grad]
+    size, itemsize = sum(p.size for p in own), own[0].dtype.itemsize
+    return parameter_server_bytes(size, itemsize, servers_among(ranks), steps, **every)
+
+
+def downpour_cases(ranks: int) -> list[Case]:
+    """Streams and a minibatch; and a stream with rare pulls and pushes and steps in between."""
+    cases = stream_cases(ranks)
+    rare = {"minibatches": 11, "n_fetch": 2, "n_push": 3, "local_lr": 0.05}
+    return [*cases, replace(cases[0], name="MLP, n_fetch 2, n_push 3", options=rare)]
