@@ -345,7 +345,8 @@ else:
 def draw(plt):
     figure = plt.figure(figsize=(11, 5.4))
     figure.suptitle(
-        "Backward as soon as possible: as fast as GPipe, and at most p micro-batches held"
+        "Backward as soon as possible: GPipe's time if transfers are free, "
+        "at most p micro-batches held"
     )
     grid = figure.add_gridspec(2, 2, width_ratios=(6, 5))
     for row, (schedule, name) in enumerate((("gpipe", "GPipe"), ("1f1b", "1F1B"))):
@@ -377,6 +378,7 @@ def draw(plt):
             most + 0.8, 1.35 * (4 - r) - 0.9, f"rank {r}: min(m, {4 - r})", color=color, va="center"
         )
     top.plot(MANY, [found["gpipe", m][0][0] for m in MANY], "o", color=figures.EMPHASIS)
+    top.text(most + 0.8, 8.2, "1F1B", color=figures.INK, va="center")
     top.set(title="Graphs alive at most, dots measured", xlabel="micro-batches m")
     top.set(xlim=(0, 46), ylim=(0, 34), xticks=MANY[1:], yticks=MANY[1:])
     top.spines["bottom"].set_bounds(0, most)
@@ -384,7 +386,10 @@ def draw(plt):
     bottom.plot(list(sweep), list(sweep.values()), "o-", color=figures.INK)
     bottom.plot(4, sweep[4], "o", color=figures.UPDATE, markersize=11)
     bottom.text(4.2, sweep[4] + 9, "p = 4: 1F1B", color=figures.UPDATE)
-    bottom.set(title="Time of the step, p = 4, m = 8", xlabel="most micro-batches held on rank 0")
+    bottom.set(
+        title="Time of the step, in units of F, p = 4, m = 8",
+        xlabel="most micro-batches held on rank 0",
+    )
     bottom.set(ylim=(0, 105), xlim=(0.5, 11.5), xticks=range(1, 9))
     bottom.spines["bottom"].set_bounds(0.5, 8)
     return figure

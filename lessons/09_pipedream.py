@@ -8,6 +8,8 @@
 #
 # Letters: `p` stages, one per rank, `s` one of them; minibatch `b`; *version* `n` of a stage's
 # weights: those after `n` updates; `F3`, `B3`, `U3`: forward, backward, and the update after them.
+# A *minibatch* is what an update belongs to, so it is lesson 8's batch and micro-batch in one; only
+# under 2BW, double-buffered weights, do several micro-batches share an update.
 
 # %%
 import time
@@ -79,16 +81,30 @@ def seconds(group, schedule, m, batches):
     return time.perf_counter() - start
 
 
-with_flush = max(clusters[4].run(seconds, "1f1b", 4, 6))
-without = max(clusters[4].run(seconds, "pipedream", 24, 1))
-idle_with, idle_without = (
-    simulate(programs(schedule, 4, m)).bubble for schedule, m in (("1f1b", 4), ("pipedream", 24))
-)
-print(f"with flushes {1e3 * with_flush:.0f} ms; idle, by the simulator: {float(idle_with):.0%}")
-print(
-    f"without      {1e3 * without:.0f} ms; idle: {float(idle_without):.0%}, in one fill and drain"
-)
-assert with_flush > 1.15 * without  # on quiet ranks: 42/27 = 1.56
+def quiet(schedule, m, batches):
+    """Return (seconds, those of the simulator, share of idle time); noise only ever adds.
+
+    The fastest run counts; there are no more of them once one is within 10% of the simulator's.
+    """
+    ideal = simulate(programs(schedule, 4, m))
+    units, found = float(ideal.makespan) * batches, []
+    while len(found) < 8 and (not found or found[-1] > 1.1 * units * Sleeper.forward_seconds):
+        found.append(max(clusters[4].run(seconds, schedule, m, batches)))
+    return min(found), units * Sleeper.forward_seconds, float(ideal.bubble)
+
+
+with_flush, least_with_flush, idle_with = quiet("1f1b", 4, 6)
+without, least_without, idle_without = quiet("pipedream", 24, 1)
+for name, took, least, idle in (
+    ("with flushes", with_flush, least_with_flush, idle_with),
+    ("without", without, least_without, idle_without),
+):
+    print(
+        f"{name:12} {1e3 * took:.0f} ms; by the simulator {1e3 * least:.0f} ms, of which a rank "
+        f"is idle {idle:.0%}"
+    )
+    assert took > 0.99 * least
+assert without < least_with_flush, "faster than any run with flushes can be"
 assert idle_without < idle_with / 3
 
 # %% [markdown]
@@ -105,7 +121,9 @@ print(timeline.text(simulate(programs("pipedream", 4, 6), update=1).timeline))
 #
 # ## Math
 #
-# Which version a stage uses for minibatch `b`, and how many it must keep at once:
+# Which version a stage uses for minibatch `b`, and how many it must keep at once. *Stashing* keeps
+# what forward has used until backward is done; *vertical sync* sends a minibatch through all stages
+# with the version that the first one used; *2BW* updates less often, so that two buffers do:
 #
 #     weight stashing   max(0, b - (p-1-s))           F and B the same on a stage      p - s kept
 #     vertical sync     max(0, b - (p-1))             ... and the same on all stages   p kept
@@ -413,7 +431,8 @@ def draw(plt):
     colors = [figures.INK, figures.UPDATE, figures.FORWARD, figures.EMPHASIS, figures.COMMUNICATION]
     for (scheme, label), color, marker in zip(LABELS.items(), colors, "osD^v", strict=True):
         axes["rate"].plot(RATES, means[scheme], marker=marker, color=color, label=label)
-    axes["rate"].set(title=f"Loss after {UPDATES} updates", xlabel="learning rate", xscale="log")
+    title = f"Loss, mean of updates {UPDATES - 19} to {UPDATES}"
+    axes["rate"].set(title=title, xlabel="learning rate", xscale="log")
     axes["rate"].set_xticks(RATES, [f"{rate:g}" for rate in RATES])
     axes["rate"].minorticks_off()
     axes["rate"].set_ylim(0, 3.4)

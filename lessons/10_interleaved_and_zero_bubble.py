@@ -85,21 +85,30 @@ class Sleepers:
         return np.zeros(1)
 
 
-def asleep(group, schedule, m, chunks, repeats=2):
-    """Return (the shortest time in units, the largest stash in stages)."""
+def asleep(group, schedule, m, chunks):
+    """Return (the time in units, the largest stash in stages)."""
     program = add_communication(programs(schedule, group.size, m, chunks))[group.rank]
-    seconds = []
-    for _ in range(repeats):
-        sleepers = Sleepers(chunks)
-        group.barrier()
-        start = time.perf_counter()
-        execute(program, group, [sleepers] * chunks)
-        group.barrier()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds) / Sleepers.unit, Fraction(sleepers.most, chunks)
+    sleepers = Sleepers(chunks)
+    group.barrier()
+    start = time.perf_counter()
+    execute(program, group, [sleepers] * chunks)
+    group.barrier()
+    return (time.perf_counter() - start) / Sleepers.unit, Fraction(sleepers.most, chunks)
 
 
-units, _ = cluster.run(asleep, "1f1b", 8, 1)[0]
+def quiet(schedule, m, chunks):
+    """Return (units of the fastest run, stash per rank): noise only ever adds to a time.
+
+    There are no more runs once one is within 10% of the simulator's time.
+    """
+    least, found = simulate(programs(schedule, 4, m, chunks)).makespan, []
+    while len(found) < 8 and (not found or found[-1] > 1.1 * least):
+        ranks = cluster.run(asleep, schedule, m, chunks)
+        found.append(ranks[0][0])
+    return min(found), [most for _, most in ranks]
+
+
+units, _ = quiet("1f1b", 8, 1)
 print(f"1F1B: {units:.1f} units, of which each rank works 24: {1 - 24 / units:.0%} idle")
 assert units > 32  # (m + p - 1) 3 = 33
 
@@ -254,7 +263,7 @@ def in_domain(schedule, p, m, times):
         "1f1b": m >= p,
         "interleaved": m % p == 0,
         "zb_h1": m >= p and TW <= min(TF, TI),
-        "zb_h2": m >= 2 * p - 1 and TW <= min(TF, TI),
+        "zb_h2": m >= 2 * p - 1 and TW <= TF and 2 * TW <= TF + TI,
         "zb_v": m >= 2 * p - 1 and TF == TI == TW,
     }[schedule]
 
@@ -309,16 +318,15 @@ for schedule, v in CHUNKS.items():
     moved = sum(sent for _, sent in results)
     assert error < 1e-12 and moved == 2 * crossings * activation
     found = simulate(programs(schedule, 4, 8, v))
-    slept = cluster.run(asleep, schedule, 8, v)
-    assert [most for _, most in slept] == found.peak_stash
-    rows[schedule] = slept[0][0]
+    rows[schedule], most_stashed = quiet(schedule, 8, v)
+    assert most_stashed == found.peak_stash
     stash = " ".join(f"{float(most):3g}" for most in found.peak_stash)
     print(
         f"{schedule:12}  {float(found.bubble):5.1%}   {stash:18}  {moved:7,}"
         f"    {float(found.makespan):5.1f}   {rows[schedule]:5.1f}         {error:.0e}"
     )
     assert rows[schedule] > 0.99 * found.makespan, "nobody is faster than the simulator"
-assert min(rows["zb_h1"], rows["zb_h2"], rows["zb_v"]) < 0.97 * rows["1f1b"]
+assert min(rows["zb_h1"], rows["zb_h2"], rows["zb_v"]) < 33, "less than 1F1B can ever take"
 
 # %% [markdown]
 # By the simulator ZB-V is the shortest, with at most 4 stages' worth in the stash. Interleaved is
