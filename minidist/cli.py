@@ -9,6 +9,7 @@ import time
 
 from minidist import __version__
 from minidist.errors import CommTimeout, RankFailed
+from minidist.tools.compare import BOUND
 from minidist.tools.timeline_command import add_timeline
 
 
@@ -156,7 +157,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     bench.set_defaults(command=_bench)
     bench.add_argument(
-        "what", nargs="?", choices=("step", "comm", "pipeline"), default="step", help="workload"
+        "what",
+        metavar="WORKLOAD",
+        nargs="?",
+        choices=("step", "comm", "pipeline"),
+        default="step",
+        help="step, comm or pipeline",
     )
     bench.add_argument("--rounds", type=_whole, default=5, help="interleaved repeats")
     bench.add_argument("--json", action="store_true", help="print a list of rows as JSON")
@@ -251,15 +257,25 @@ def _verify(given) -> int:
         rows.append(row)
         if not given.json:
             mark = "ok  " if row["ok"] else "FAIL"
+            ranks = f"{row['ranks']} rank{'s' if row['ranks'] > 1 else ' '}"
             print(
-                f"{mark} {row['strategy']:<13} {row['ranks']} ranks  {row['case']:<26} "
+                f"{mark} {row['strategy']:<13} {ranks}  {row['case']:<32} "
                 f"{row['promise']:<16} {row['bytes']:>9,} bytes "
                 f"(formula {row['bytes_formula']:,})  {row['detail']}",
                 flush=True,
             )
-    if given.json:
-        print(json.dumps(rows, indent=2))
+    print(json.dumps(rows, indent=2) if given.json else _summary(rows))
     return 0 if all(row["ok"] for row in rows) else 1
+
+
+def _summary(rows: list[dict]) -> str:
+    failed = list(dict.fromkeys(row["strategy"] for row in rows if not row["ok"]))
+    if failed:
+        return (
+            f"{sum(not row['ok'] for row in rows)} of {len(rows)} rows FAILED: {', '.join(failed)}"
+        )
+    largest = max(row["error"] for row in rows)
+    return f"{len(rows)} rows, all ok; largest error {largest:.1e}, allowed {BOUND:.0e}"
 
 
 def _bench(given) -> int:

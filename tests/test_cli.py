@@ -14,7 +14,7 @@ from minidist.backend import why_no_gpu
 from minidist.cli import main
 from minidist.pipeline_parallel import SCHEDULES, programs
 from minidist.planning import simulate
-from minidist.tools import timeline
+from minidist.tools import equivalence, timeline
 from minidist.tools.chrome_trace import check_chrome_trace
 
 TINY = ["--steps", "3", "--batch", "6", "--context", "8", "--width", "8", "--heads", "2"]
@@ -175,13 +175,24 @@ def test_without_a_gpu_there_is_one_clear_error(capsys):
 
 def test_verify_prints_rows_and_json_has_the_promised_fields(capsys):
     assert main(["verify", "--transport", "thread"]) == 0
-    assert capsys.readouterr().out.count("ok   naive") == 12
+    *rows, last = capsys.readouterr().out.splitlines()
+    assert sum(row.startswith("ok   naive") for row in rows) == 12
+    assert re.fullmatch(rf"{len(rows)} rows, all ok; largest error \d.\de-1\d, allowed 1e-09", last)
     assert main(["verify", "--transport", "thread", "--strategy", "naive", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     fields = {"strategy", "ranks", "error", "bytes", "bytes_formula", "ok", "promise"}
     assert {row["ranks"] for row in rows} == {1, 2, 3, 4} and all(
         fields <= set(row) for row in rows
     )
+
+
+def test_verify_ends_with_the_strategies_that_fail_and_exit_status_1(capsys, monkeypatch):
+    row = {"case": "a case", "ranks": 2, "promise": "exact", "error": 1.0, "detail": "1 off"}
+    row |= {"bytes": 8, "bytes_formula": 8}
+    rows = [row | {"strategy": name, "ok": name == "naive"} for name in ("naive", "row", "row")]
+    monkeypatch.setattr(equivalence, "verify", lambda names, transport: rows)
+    assert main(["verify"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "2 of 3 rows FAILED: row"
 
 
 def test_bench_measures_every_workload_or_says_what_is_missing(capsys):

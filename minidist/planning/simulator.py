@@ -140,9 +140,10 @@ def _per_chunk(programs, given) -> list[list]:
         return [[_divided(given[r], len(own)) for _ in own] for r, own in enumerate(placement)]
     if len(given) == stages:
         return [[given[k] for k in own] for own in placement]
+    counts = f"or {p}" if p == stages else f"{p}, or {stages}"
     raise ValueError(
         f"{len(given)} durations for {p} ranks with {stages} virtual stages: "
-        f"give one number, {p}, or {stages}"
+        f"give one number, {counts}"
     )
 
 
