@@ -1,9 +1,10 @@
 """The model split by layers. Read `actions.py`, `layer_split.py`, `gpipe.py`, `one_f_one_b.py`,
-`executor.py`, `stage.py`, `pipeline.py`; then `validate.py`, `interleaved.py`, `zero_bubble.py`,
-`pipedream.py`, `weight_versions.py`; `partition.py` and `branch_placement.py` stand by themselves.
+`communication.py`, `executor.py`, `stage.py`, `pipeline.py`; then `execution_order.py`,
+`validate.py`, `interleaved.py`, `zero_bubble.py`, `programs.py`; then `pipedream.py` and
+`weight_versions.py`. `partition.py` and `branch_placement.py` stand by themselves.
 """
 
-from minidist.pipeline_parallel.actions import add_communication
+from minidist.pipeline_parallel.communication import add_communication
 from minidist.pipeline_parallel.pipedream import PipeDream
 from minidist.pipeline_parallel.pipeline import Pipeline
 from minidist.pipeline_parallel.programs import SCHEDULES, programs

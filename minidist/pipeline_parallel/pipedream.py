@@ -31,10 +31,10 @@ from minidist.pipeline_parallel.actions import (
     Backward,
     Programs,
     Update,
-    add_communication,
     last_stage,
     looped,
 )
+from minidist.pipeline_parallel.communication import add_communication
 from minidist.pipeline_parallel.executor import execute
 from minidist.pipeline_parallel.one_f_one_b import one_f_one_b
 from minidist.pipeline_parallel.partition import cut_of

@@ -18,7 +18,8 @@ from minidist import nn
 from minidist.autograd import Tensor
 from minidist.backend import Array
 from minidist.comm import Group
-from minidist.pipeline_parallel.actions import add_communication, last_stage
+from minidist.pipeline_parallel.actions import last_stage
+from minidist.pipeline_parallel.communication import add_communication
 from minidist.pipeline_parallel.executor import execute
 from minidist.pipeline_parallel.partition import cut_of
 from minidist.pipeline_parallel.programs import programs, updates

@@ -12,15 +12,14 @@ from minidist.pipeline_parallel.actions import (
     BackwardWeight,
     Forward,
     Programs,
-    Stuck,
     Transfer,
     Update,
     communicates,
-    in_order,
     last_stage,
-    neighbours,
     placement_of,
 )
+from minidist.pipeline_parallel.communication import neighbours
+from minidist.pipeline_parallel.execution_order import Stuck, in_order
 
 ROOM, RANKS = 8, 16  # actions shown on either side of a fault, and ranks
 BEFORE = {Forward: "", Backward: "F", BackwardInput: "F", BackwardWeight: "FI"}

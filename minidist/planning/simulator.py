@@ -24,16 +24,15 @@ from minidist.pipeline_parallel.actions import (
     BackwardInput,
     BackwardWeight,
     Forward,
-    Stuck,
     Transfer,
     Update,
-    add_communication,
     communicates,
     last_stage,
-    message,
     other_end,
     placement_of,
 )
+from minidist.pipeline_parallel.communication import add_communication
+from minidist.pipeline_parallel.execution_order import Stuck, message
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ from minidist.pipeline_parallel.actions import (
     Programs,
     Transfer,
     last_stage,
-    message,
     other_end,
 )
+from minidist.pipeline_parallel.execution_order import message
 from minidist.pipeline_parallel.executor import steps
 from minidist.pipeline_parallel.stage import micro_batches as cut
 from minidist.planning import Simulation, simulate

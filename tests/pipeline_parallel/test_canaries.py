@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minidist import nn
-from minidist.pipeline_parallel import actions, pipeline, validate
+from minidist.pipeline_parallel import add_communication, pipeline, validate
 from minidist.pipeline_parallel.actions import BackwardWeight, Programs
 from minidist.pipeline_parallel.stage import Stage
 from minidist.pipeline_parallel.weight_versions import VersionedStage, WeightVersions
@@ -100,10 +100,9 @@ def with_programs(change):
 
     @contextmanager
     def fault(group):
-        add = actions.add_communication
-
         def changed(bare, safe=False):
-            return add(Programs([change(program) for program in bare], bare.placement), safe)
+            programs = Programs([change(program) for program in bare], bare.placement)
+            return add_communication(programs, safe)
 
         with mock.patch.object(pipeline, "add_communication", changed):
             yield

@@ -9,12 +9,11 @@ from minidist.pipeline_parallel.actions import (
     BackwardInput,
     BackwardWeight,
     Forward,
-    Stuck,
     Transfer,
     Update,
-    in_order,
     other_end,
 )
+from minidist.pipeline_parallel.execution_order import Stuck, in_order
 from minidist.pipeline_parallel.executor import tag
 from minidist.planning import simulate
 from tests.pipeline_parallel.oracles import is_valid

@@ -18,10 +18,10 @@ from minidist.pipeline_parallel.actions import (
     Forward,
     Programs,
     SendActivation,
-    Stuck,
     Transfer,
     Update,
 )
+from minidist.pipeline_parallel.execution_order import Stuck
 from minidist.planning import simulate, simulator
 from tests.pipeline_parallel.oracles import ends, ticks
 from tests.strategies import linear_extensions, schedules

@@ -1,0 +1,85 @@
+"""The transfers of programs: who sends what to whom, and where that stands in both programs.
+
+    1F1B, p = 2, m = 2         rank 0: F0 F1 B0 B1                   rank 1: F0 B0 F1 B1
+    add_communication          F0 >F0 F1 >F1 <B0 B0 <B1 B1           <F0 F0 B0 >B0 <F1 F1 B1 >B1
+
+With sends that wait for their receiver that is a deadlock: rank 0 is in >F1, rank 1 in >B0.
+"""
+
+from collections.abc import Callable, Iterator
+
+from minidist.pipeline_parallel.actions import (
+    Action,
+    Forward,
+    Programs,
+    RecvActivation,
+    RecvGradient,
+    SendActivation,
+    SendGradient,
+    Transfer,
+    communicates,
+    last_stage,
+    other_end,
+    passes_backward,
+    placement_of,
+)
+from minidist.pipeline_parallel.execution_order import in_order
+
+
+def neighbours(programs: list[list[Action]]) -> Callable:
+    """Return a function (rank, action) -> (the receive it needs, the send it allows), or None's."""
+    placement = placement_of(programs)
+    last = last_stage(placement)
+    holder = {
+        (placement[r][a.chunk], a.micro_batch): (r, a.chunk)
+        for r, program in enumerate(programs)
+        for a in program
+        if isinstance(a, Forward)
+    }
+
+    def transfers(rank: int, action: Action) -> tuple[Transfer | None, Transfer | None]:
+        def end(kind, stage):
+            return kind(m, c, *holder[stage, m]) if 0 <= stage <= last else None
+
+        m, c = action.micro_batch, action.chunk
+        k = placement[rank][c]
+        if isinstance(action, Forward):
+            return end(RecvActivation, k - 1), end(SendActivation, k + 1)
+        if passes_backward(action):
+            return end(RecvGradient, k + 1), end(SendGradient, k - 1)
+        return None, None
+
+    return transfers
+
+
+def add_communication(
+    programs: list[list[Action]], rendezvous_safe: bool = False
+) -> list[list[Action]]:
+    """Return the programs with their transfers: a receive just before, a send just after its use.
+
+    rendezvous_safe  for sends that wait for their receiver: all transfers stand in both programs in
+                     the order of one global replay, so that the earliest unfinished one can always
+                     take place
+    """
+    if communicates(programs):
+        raise ValueError("these programs have their transfers already; add them once")
+    transfers, result = neighbours(programs), [[] for _ in programs]
+    for actions in in_order(programs) if rendezvous_safe else _one_by_one(programs):
+        for rank, action in actions:
+            receive, _ = transfers(rank, action)
+            if receive and not rendezvous_safe:
+                result[rank].append(receive)
+            result[rank].append(action)
+        for rank, action in actions:
+            _, send = transfers(rank, action)
+            if send:
+                result[rank].append(send)
+                if rendezvous_safe:
+                    result[send.peer].append(other_end(send, rank))
+    return Programs(result, placement_of(programs))
+
+
+def _one_by_one(programs) -> Iterator[list[tuple[int, Action]]]:
+    for rank, program in enumerate(programs):
+        for action in program:
+            yield [(rank, action)]

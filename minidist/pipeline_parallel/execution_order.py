@@ -1,0 +1,102 @@
+"""What an action needs and gives, and an order in which ranks can execute their programs.
+
+    1F1B, p = 2, m = 2     rank 0   F0 F1 B0 B1       rank 1   F0 B0 F1 B1
+
+    in_order, round by round:   0 F0 | 0 F1, 1 F0 | 1 B0 | 0 B0, 1 F1 | 1 B1 | 0 B1
+
+Only facts decide, no durations; planning/simulator.py has those.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+from minidist.errors import Deadlock
+from minidist.pipeline_parallel.actions import (
+    RECEIVES,
+    Action,
+    BackwardWeight,
+    Forward,
+    Transfer,
+    Update,
+    communicates,
+    last_stage,
+    other_end,
+    passes_backward,
+    placement_of,
+)
+
+
+def in_order(programs: list[list[Action]]) -> Iterator[list[tuple[int, Action]]]:
+    """Yield (rank, action) pairs, round by round, so that each comes after what it needs.
+
+    In a round every rank that can takes one step. When none can: Stuck.
+    """
+    needs, gives = dependencies(programs)
+    done, ahead = set(), [iter(program) for program in programs]
+    waiting = {r: first for r, rest in enumerate(ahead) if (first := next(rest, None))}
+    while waiting:
+        ready = [(r, action) for r, action in waiting.items() if needs(r, action) <= done]
+        if not ready:
+            raise Stuck.at(waiting)
+        yield ready
+        for r, action in ready:
+            done.add(gives(r, action))
+            if (following := next(ahead[r], None)) is None:
+                del waiting[r]
+            else:
+                waiting[r] = following
+
+
+class Stuck(Deadlock, ValueError):
+    """Programs that deadlock: `waiting` has the action at which each unfinished rank stands."""
+
+    def __init__(self, message: str, waiting: dict[int, Action] | None = None):
+        super().__init__(message)
+        self.waiting = waiting or {}
+
+    @classmethod
+    def at(cls, waiting: dict[int, Action]) -> "Stuck":
+        rows = ", ".join(f"rank {r} before {action}" for r, action in waiting.items())
+        return cls(f"deadlock: all ranks that have not finished wait, {rows}", waiting)
+
+
+def dependencies(programs: list[list[Action]]) -> tuple[Callable, Callable]:
+    """Return needs(rank, action), a set of facts, and gives(rank, action), a fact.
+
+    A fact is (kind, virtual stage, micro-batch), or what crosses between two ranks. An update needs
+    all replicas of its stage to have come to it, since they sum their gradients.
+    """
+    placement, explicit = placement_of(programs), communicates(programs)
+    last, arrived = last_stage(placement), defaultdict(set)
+
+    def gives(rank, action):
+        if isinstance(action, Transfer):
+            return message(rank, action)
+        kind = "backward" if passes_backward(action) else type(action)
+        return kind, placement[rank][action.chunk], action.micro_batch
+
+    def needs(rank, action):
+        m, k = action.micro_batch, placement[rank][action.chunk]
+        if type(action) in RECEIVES:
+            return {message(action.peer, other_end(action, rank))}
+        if isinstance(action, Forward):
+            return {(Forward, k - 1, m)} if k > 0 and not explicit else set()
+        if passes_backward(action):
+            before = {("backward", k + 1, m)} if k < last and not explicit else set()
+            return before | {(Forward, k, m)}
+        if isinstance(action, Update):
+            return arrived[k, m]
+        return {("backward", k, m)} if isinstance(action, BackwardWeight) else set()
+
+    for rank, program in enumerate(programs):
+        for before, action in pairwise(program):
+            if isinstance(action, Update):
+                stage = placement[rank][action.chunk]
+                arrived[stage, action.micro_batch].add(gives(rank, before))
+    return needs, gives
+
+
+def message(sender: int, send: Transfer) -> tuple:
+    """Return what tells a message from every other one."""
+    return type(send), sender, send.peer, send.peer_chunk, send.micro_batch
