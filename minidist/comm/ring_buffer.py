@@ -25,6 +25,7 @@ CAPACITY = 1 << 18  # bytes of records
 RING = RECORDS + CAPACITY
 LARGEST = CAPACITY // 4  # bytes of the largest array that is worth two copies
 LABEL = struct.Struct("QIHH")  # of a record
+WIDEST = (1 << 16) - 1  # bytes of a head
 HEADS = 1 << 10  # heads (key, on a GPU?, dtype, shape) that both ends remember by a number
 ONWARD = 0  # the number of what is no message: the next record lies at the beginning
 
@@ -76,6 +77,8 @@ class RingWriter(_End):
             key, was_on_gpu, dtype, shape = head
             written = marshal.dumps((key, was_on_gpu, dtype.str, shape))
         width, nbytes = len(written), array.nbytes
+        if width > WIDEST:
+            return False
         length = padded(LABEL.size + width + nbytes)
         place = self.tail % CAPACITY
         gap = CAPACITY - place if place + length > CAPACITY else 0

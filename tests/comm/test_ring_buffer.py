@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist.comm.mailbox import Mailbox
-from minidist.comm.ring_buffer import CAPACITY, HEADS, LARGEST, RING, RingReader, RingWriter
+from minidist.comm.ring_buffer import (
+    CAPACITY,
+    HEADS,
+    LARGEST,
+    RING,
+    WIDEST,
+    RingReader,
+    RingWriter,
+)
 from minidist.comm.shared_memory import SharedMemory
 from minidist.errors import Deadlock
 from tests.strategies import seeds
@@ -79,6 +87,16 @@ def test_more_kinds_of_messages_than_an_end_remembers():
         writer.put(key_of(tag), (np.array(tag), False))
         key, (array, _) = reader.take()
         assert key == key_of(tag) and array == tag and len(writer.heads) <= HEADS
+
+
+def test_a_head_that_is_wider_than_a_record_can_say_goes_another_way():
+    writer, reader = ends()
+    for tag in (1 << 8 * (WIDEST + 1), 1 << 8 * (CAPACITY + 1)):
+        for _ in range(2):
+            assert not writer.put(key_of(tag), (np.ones(3), False))
+            reader.pass_by()
+        assert writer.put(key_of(1), (np.ones(4), False))
+        assert reader.take()[1][0].size == 4 and not reader.stirs()
 
 
 def test_what_a_sender_was_killed_over_is_not_there():
