@@ -28,7 +28,7 @@ from minidist.comm import Mesh
 from minidist.datasets import shard
 from minidist.optim import sum_of_squares
 from minidist.pipeline_parallel import Pipeline
-from minidist.pipeline_parallel.stage import micro_batches
+from minidist.pipeline_parallel.stage import example_indices, micro_batches
 from minidist.tensor_parallel import ParallelTransformer, unsplit, vocab_parallel
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
 
@@ -78,12 +78,7 @@ class Hybrid:
         inputs, targets  tokens [B, T] of the whole batch, on every rank
         examples         their global indices, [B], for dropout; by default 0, 1, ...
         """
-        examples = np.arange(len(inputs)) if examples is None else np.asarray(examples)
-        if not len(inputs) == len(targets) == len(examples):
-            raise ValueError(
-                f"{len(inputs)} inputs, {len(targets)} targets and {len(examples)} examples: "
-                "they must agree"
-            )
+        examples = example_indices(inputs, targets, examples)
         if any(p.grad is not None for p in self.parameters()):
             raise ValueError(
                 "the gradients of the last batch are sums over ranks, and would be summed again; "

@@ -266,9 +266,9 @@ class Group:
         pieces = self._to_root(channel, x, root)
         return None if pieces is None else _reduce(pieces, combine)
 
-    def barrier(self) -> None:
-        """Return when every rank has come here. No payload."""
-        self._meet("barrier")
+    def barrier(self, label: str | None = None) -> None:
+        """Return when every rank has come here, with the same label. No payload."""
+        self._meet("barrier", label=label)
 
     def split(self, color: int | None, key: int | None = None) -> "Group | None":
         """Return the group of the ranks that gave the same color, or None for color None.

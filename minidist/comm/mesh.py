@@ -1,6 +1,7 @@
 """Mesh: ranks arranged along named axes, each axis a Group."""
 
 import math
+from numbers import Integral
 
 from minidist.comm.group import Group
 
@@ -15,12 +16,14 @@ class Mesh:
     """
 
     def __init__(self, group: Group, **axes: int):
-        if any(size < 1 for size in axes.values()) or math.prod(axes.values()) != group.size:
-            product = " x ".join(f"{name}={size}" for name, size in axes.items()) or "no axis"
+        product = " x ".join(f"{name}={size}" for name, size in axes.items()) or "no axis"
+        whole = all(isinstance(size, Integral) and size > 0 for size in axes.values())
+        if not whole or math.prod(axes.values()) != group.size:
             raise ValueError(
                 f"{product} does not make {group.size} ranks; "
                 f"the sizes must multiply to {group.size}"
             )
+        group.barrier(label=product)  # else the lines of two meshes might be taken for one
         self.group, self.axes = group, axes
         self.coordinates = self.coordinates_of(group.rank)
         for name in axes:

@@ -22,6 +22,7 @@ is applied to the newest weights and to the optimizer's state.
 from collections.abc import Callable, Iterator
 from functools import partial
 from math import ceil
+from numbers import Integral
 
 from minidist import nn
 from minidist.comm import Group
@@ -72,10 +73,10 @@ def pipedream_2bw(rank: int, p: int, m: int, update_every: int | None = None) ->
     update_every  by default as few as are allowed: p - 1, but at least 1
     """
     every = max(1, p - 1) if update_every is None else update_every
-    if every < max(1, p - 1):
+    if not isinstance(every, Integral) or every < max(1, p - 1):
         raise ValueError(
-            f"two versions of the weights are enough for {p} stages only with {p - 1} or more "
-            f"micro-batches per update, not update_every={every}"
+            f"two versions of the weights are enough for {p} stages only with {max(1, p - 1)} or "
+            f"more micro-batches per update, not update_every={every}"
         )
     for action in one_f_one_b(rank, p, m):
         yield action
@@ -149,6 +150,8 @@ class PipeDream:
         placement = self.programs_for(group.size, 1, **options).placement
         last = last_stage(placement)
         self.cut = cut_of(len(model.layers), last + 1, cut)
+        shape = f"stages of {[len(part) for part in self.cut]} layers"
+        group.barrier(label=", ".join([scheme, shape, *(f"{k}={v}" for k, v in options.items())]))
         for name, stages in holders(model, self.cut).items():
             if len(stages) > 1:
                 raise ValueError(

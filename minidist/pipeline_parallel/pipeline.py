@@ -32,7 +32,8 @@ class Pipeline:
     model            the whole model, the same on every rank, of which the rank's layers are kept
     schedule, micro_batches, chunks, options
                      as for `programs`
-    cut              layers per virtual stage, as ranges (see partition.py); by default as many each
+    cut              layers per virtual stage, as ranges (see partition.py), the same on every rank,
+                     also if its costs were measured; by default as many each
     recompute        keep only the inputs of a stage (see Stage)
     rendezvous_safe  see `add_communication`
     """
@@ -59,6 +60,10 @@ class Pipeline:
         self.programs = add_communication(bare, rendezvous_safe)
         placement, last = bare.placement, last_stage(bare.placement)
         self.cut = cut_of(len(model.layers), last + 1, cut)
+        lengths = [len(part) for part in self.cut]
+        group.barrier(
+            label=f"{schedule}, {micro_batches} micro-batches, stages of {lengths} layers"
+        )
         self.stages = [
             Stage([model.layers[i] for i in self.cut[k]], k == 0, k == last, loss, recompute)
             for k in placement[group.rank]

@@ -52,14 +52,29 @@ def micro_batches(
     """
     if m < 1:
         raise ValueError(f"a batch is cut into 1 micro-batch or more, not {m}")
-    if len(inputs) != len(targets):
-        raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets: they must agree")
-    examples = np.arange(len(inputs)) if examples is None else np.asarray(examples)
+    examples = example_indices(inputs, targets, examples)
     total = targets.size if total is None else total
     return [
         MicroBatch(inputs[part], targets[part], Randomness(seed, step, examples[part]), total)
         for part in np.array_split(np.arange(len(inputs)), m)
     ]
+
+
+def example_indices(inputs: Tensor | Array, targets: Array, examples=None) -> np.ndarray:
+    """Return the examples' indices, by default 0, 1, ...; all three have a row per example."""
+    for array, what in ((inputs, "inputs"), (targets, "targets")):
+        if not getattr(array, "shape", ()):
+            kind = type(array).__name__
+            raise ValueError(f"{what} are an array with a row per example, not {kind}")
+    if len(inputs) != len(targets):
+        raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets: they must agree")
+    examples = np.arange(len(inputs)) if examples is None else np.asarray(examples)
+    if examples.shape != (len(inputs),):
+        raise ValueError(
+            f"{len(inputs)} inputs and indices of examples of shape {list(examples.shape)}: "
+            "give one number per input"
+        )
+    return examples
 
 
 class Stage:

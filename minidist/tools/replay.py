@@ -64,4 +64,5 @@ def replay(
 
 
 def _parameters(layers: list[nn.Module]) -> list[nn.Parameter]:
-    return [p for layer in layers for p in layer.parameters() if p.requires_grad]
+    once = dict.fromkeys(p for layer in layers for p in layer.parameters())  # some may be tied
+    return [p for p in once if p.requires_grad]

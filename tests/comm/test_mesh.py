@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minidist import Mesh
-from minidist.errors import RankFailed
+from minidist.errors import CollectiveMismatch, RankFailed
 
 
 def describe(group, axes):
@@ -48,6 +48,16 @@ def test_a_mesh_on_processes(cluster):
 def test_sizes_that_do_not_multiply_to_the_group_are_refused_with_the_numbers(cluster):
     with pytest.raises(RankFailed, match="dp=2 x tp=3 does not make 4 ranks"):
         cluster(4, "thread").run(lambda group: Mesh(group, dp=2, tp=3))
+    with pytest.raises(RankFailed, match=r"tp=2\.0 does not make 2 ranks"):
+        cluster(2, "thread").run(lambda group: Mesh(group, tp=2.0))
+
+
+def test_ranks_that_do_not_make_the_same_mesh_are_told_so(cluster):
+    def worker(group):
+        Mesh(group, **({"dp": 2, "tp": 2} if group.rank else {"dp": 1, "tp": 4}))
+
+    with pytest.raises(CollectiveMismatch, match="dp=1 x tp=4"):
+        cluster(4, "thread").run(worker)
 
 
 def test_a_coordinate_outside_its_axis_is_refused(cluster):

@@ -200,7 +200,7 @@ def test_ranks_that_do_not_agree_how_many_micro_batches_there_are_end_in_an_erro
         m = 4 - group.rank
         Pipeline(model, group, "1f1b", m).backward(arrays(4, 3), np.zeros(4, int))
 
-    with pytest.raises(CommError, match=r"logits .* need targets|waits in recv"):
+    with pytest.raises(CommError, match=r"1f1b, 4 micro-batches"):
         cluster(2, transport).run(worker, timeout=20)
 
 

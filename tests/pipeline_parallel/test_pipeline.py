@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minidist import Tensor, nn, run
-from minidist.errors import RankFailed
+from minidist.errors import CollectiveMismatch, RankFailed
 from minidist.pipeline_parallel import Pipeline
 from minidist.pipeline_parallel.stage import micro_batches
 from minidist.tools.compare import compare
@@ -220,13 +220,78 @@ def test_what_cannot_be_run_is_refused_with_a_reason(cluster, options, message):
 
 
 def test_a_wrong_number_of_micro_batches_and_uneven_targets_are_refused(cluster):
-    def worker(group):
+    def worker(group, count):
         pipeline = Pipeline(nn.MLP([3, 4]), group, "gpipe", 4)
-        pipeline.run(micro_batches(arrays(6, 3), np.zeros(6, int), 3))
+        pipeline.run(micro_batches(arrays(6, 3), np.zeros(6, int), count))
 
-    with pytest.raises(RankFailed, match="the programs are for 4 micro-batches, not 3"):
-        cluster(1, "thread").run(worker)
+    for count in (3, 5):
+        with pytest.raises(RankFailed, match=f"the programs are for 4 micro-batches, not {count}"):
+            cluster(1, "thread").run(worker, count)
     with pytest.raises(ValueError, match="1 micro-batch or more, not 0"):
         micro_batches(arrays(6, 3), np.zeros(6, int), 0)
     with pytest.raises(ValueError, match="6 inputs and 5 targets: they must agree"):
         micro_batches(arrays(6, 3), np.zeros(5, int), 2)
+
+
+@pytest.mark.parametrize(
+    "batch, message",
+    [
+        (
+            ([[1.0, 2.0, 3.0]], np.zeros(1, int)),
+            "inputs are an array with a row per example, not l",
+        ),
+        ((np.zeros((1, 3)), [0]), "targets are an array with a row per example, not list"),
+        ((np.array(1.0), np.zeros(1, int)), "inputs are an array with a row per example"),
+        ((arrays(4, 3), np.zeros(4, int), 2, 0, 0, [0, 1]), r"4 inputs and indices .* shape \[2\]"),
+        (
+            (arrays(4, 3), np.zeros(4, int), 2, 0, 0, range(9)),
+            r"4 inputs and indices .* shape \[9\]",
+        ),
+    ],
+)
+def test_a_batch_that_has_no_row_per_example_is_refused(batch, message):
+    with pytest.raises(ValueError, match=message):
+        micro_batches(*batch[:2], *(batch[2:] or (1,)))
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        ({}, {"cut": [range(2), range(2, 3)]}),
+        ({}, {"schedule": "gpipe"}),
+        ({}, {"micro_batches": 5}),
+    ],
+    ids=["cut", "schedule", "micro-batches"],
+)
+def test_ranks_that_do_not_cut_or_schedule_alike_are_told_so(cluster, one, other):
+    """With costs that each rank measured for itself, a layer might belong to nobody."""
+
+    def worker(group):
+        options = other if group.rank else {"cut": [range(1), range(1, 3)], **one}
+        Pipeline(nn.MLP([3, 4, 5, 2]), group, **{"schedule": "1f1b", "micro_batches": 4} | options)
+
+    with pytest.raises(CollectiveMismatch, match=r"stages of \[1, 2\] layers"):
+        cluster(2, "thread").run(worker)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_a_pipeline_can_be_used_again_after_an_exception_in_the_middle(cluster, schedule):
+    def worker(group, fails):
+        pipeline = Pipeline(nn.MLP([3, 4, 2], dtype="float64"), group, schedule, 4)
+        (stage,) = pipeline.stages
+        x, y = arrays(8, 3), np.array([0, 1, 1, 0, 0, 0, 1, 1])
+        if fails:
+            with pytest.raises(ValueError, match="target 9 is outside the 2 classes"):
+                pipeline.backward(x, np.where(np.arange(8) == 4, 9, y))
+            stage.peak = 0
+            for p in pipeline.parameters():
+                p.grad = None
+        loss = pipeline.backward(x, y)
+        left = stage.received, stage.gradients, stage.inputs, stage.outputs, stage.put_off
+        assert not any(left) and stage.peak == 1
+        return loss, collect(pipeline.model)
+
+    ((loss, got),) = cluster(1, "thread").run(worker, True)
+    ((wanted_loss, want),) = cluster(1, "thread").run(worker, False)
+    assert loss == wanted_loss
+    assert_same_bits(got, want)
