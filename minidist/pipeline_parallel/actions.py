@@ -129,6 +129,8 @@ def placement_of(programs: list[list[Action]]) -> list[list[int]]:
 
 
 def last_stage(placement: list[list[int]]) -> int:
+    if not any(placement):
+        raise ValueError("there is no program for any rank, so there are no stages")
     return max(k for stages in placement for k in stages)
 
 

@@ -39,7 +39,11 @@ def neighbours(programs: list[list[Action]]) -> Callable:
 
     def transfers(rank: int, action: Action) -> tuple[Transfer | None, Transfer | None]:
         def end(kind, stage):
-            return kind(m, c, *holder[stage, m]) if 0 <= stage <= last else None
+            if not 0 <= stage <= last:
+                return None
+            if (stage, m) not in holder:
+                raise ValueError(f"rank {rank}, {action}: no rank does F{m} of stage {stage}")
+            return kind(m, c, *holder[stage, m])
 
         m, c = action.micro_batch, action.chunk
         k = placement[rank][c]

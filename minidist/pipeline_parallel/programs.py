@@ -1,6 +1,7 @@
 """Every schedule by name, as programs: lists of actions, one per rank."""
 
 from collections.abc import Callable
+from numbers import Integral
 
 from minidist.pipeline_parallel.actions import (
     Backward,
@@ -32,8 +33,8 @@ def programs(
     if schedule not in SCHEDULES:
         raise ValueError(f"unknown schedule {schedule!r}; there is {', '.join(SCHEDULES)}")
     for number, what in ((p, "ranks"), (m, "micro-batches"), (chunks, "chunks")):
-        if number < 1:
-            raise ValueError(f"a pipeline has one or more {what}, not {number}")
+        if not isinstance(number, Integral) or number < 1:
+            raise ValueError(f"a pipeline has one or more {what}, not {number!r}")
     if chunks > 1 and schedule not in ("interleaved", "zb_v"):
         raise ValueError(f"{schedule} has one chunk per rank, not {chunks}; interleaved has more")
     result = SCHEDULES[schedule](p, m, chunks, **options)

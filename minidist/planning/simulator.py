@@ -10,11 +10,12 @@ process network: Kahn, The Semantics of a Simple Language for Parallel Programmi
 It knows actions, not schedules. All arithmetic is +, /, and comparison: Fractions stay exact.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from fractions import Fraction
-from numbers import Rational
+from numbers import Integral, Number, Rational
 
 from minidist.events import Event, EventLog
 from minidist.pipeline_parallel.actions import (
@@ -111,10 +112,12 @@ def simulate(
 
     A deadlock raises Stuck, which names the action before which each rank waits.
     """
-    if buffer is not None and buffer < 0:
-        raise ValueError(f"a buffer has room for 0 or more messages, not {buffer}")
-    if latency < 0 or (bandwidth is not None and not bandwidth > 0):
-        raise ValueError(f"no transfer has latency {latency} and bandwidth {bandwidth}")
+    if buffer is not None and not (isinstance(buffer, Integral) and buffer >= 0):
+        raise ValueError(f"a buffer has room for 0 or more messages, not {buffer!r}")
+    if not _is_time(latency) or not (bandwidth is None or _is_rate(bandwidth)):
+        raise ValueError(f"no transfer has latency {latency!r} and bandwidth {bandwidth!r}")
+    if not _is_time(overhead):
+        raise ValueError(f"an overhead is a number from 0, not {overhead!r}")
     if buffer is not None and not communicates(programs):
         programs = add_communication(programs)
     durations = {Forward: forward, BackwardInput: backward_input, BackwardWeight: backward_weight}
@@ -132,9 +135,9 @@ def _per_chunk(programs, given) -> list[list]:
     """Return the duration per rank and chunk."""
     placement = placement_of(programs)
     stages, p = 1 + last_stage(placement), len(programs)
-    given = list(given) if isinstance(given, list | tuple) else [given] * p
-    if any(time < 0 for time in given):
-        raise ValueError(f"a duration is a number from 0, not {min(given)}")
+    given = list(given) if hasattr(given, "__len__") else [given] * p
+    if wrong := [time for time in given if not _is_time(time)]:
+        raise ValueError(f"a duration is a number from 0, not {wrong[0]!r}")
     if len(given) == p:
         return [[_divided(given[r], len(own)) for _ in own] for r, own in enumerate(placement)]
     if len(given) == stages:
@@ -144,6 +147,14 @@ def _per_chunk(programs, given) -> list[list]:
         f"{len(given)} durations for {p} ranks with {stages} virtual stages: "
         f"give one number, {counts}"
     )
+
+
+def _is_time(given) -> bool:
+    return isinstance(given, Number) and not isinstance(given, complex) and 0 <= given < math.inf
+
+
+def _is_rate(given) -> bool:
+    return isinstance(given, Number) and not isinstance(given, complex) and given > 0
 
 
 def _divided(a, b):

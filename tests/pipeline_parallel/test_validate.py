@@ -173,6 +173,13 @@ def test_the_number_of_programs_is_checked():
         validate(Programs(one_f_one_b(), [[0]]), 2, 2)
     with pytest.raises(ValueError, match="micro-batch 0 goes 0 times, not once, through stage 1"):
         validate(Programs(one_f_one_b(), [[0], [2]]), 2, 2)
+    with pytest.raises(ValueError, match="there is no program for any rank"):
+        validate([], 0, 2)
+
+
+def test_transfers_cannot_be_added_where_a_stage_leaves_a_micro_batch_out():
+    with pytest.raises(ValueError, match="rank 0, F1: no rank does F1 of stage 1"):
+        add_communication(with_change(1, lambda x: x.remove(Forward(1))))
 
 
 def test_plain_lists_are_programs_whose_stages_go_round():

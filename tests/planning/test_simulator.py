@@ -6,6 +6,7 @@ import time
 from collections import deque
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -211,11 +212,33 @@ def test_durations_of_a_wrong_length_are_refused(given_durations):
         ({"latency": -1}, "no transfer has latency -1 and bandwidth None"),
         ({"bandwidth": 0}, "no transfer has latency 0 and bandwidth 0"),
         ({"forward": [1, -2]}, "a duration is a number from 0, not -2"),
+        ({"forward": float("nan")}, "a duration is a number from 0, not nan"),
+        ({"update": float("inf")}, "a duration is a number from 0, not inf"),
+        ({"backward_input": "1"}, "a duration is a number from 0, not '1'"),
+        ({"backward_weight": 1j}, "a duration is a number from 0, not 1j"),
+        ({"latency": float("nan")}, "no transfer has latency nan"),
+        ({"latency": None}, "no transfer has latency None"),
+        ({"bandwidth": float("nan")}, "and bandwidth nan"),
+        ({"overhead": -1}, "an overhead is a number from 0, not -1"),
+        ({"overhead": float("nan")}, "an overhead is a number from 0, not nan"),
+        ({"buffer": 1.5}, "0 or more messages, not 1.5"),
     ],
 )
 def test_times_that_cannot_be_are_refused(more, message):
     with pytest.raises(ValueError, match=message):
         simulate(programs("1f1b", 2, 2), **more)
+
+
+def test_durations_may_be_an_array():
+    made = programs("1f1b", 2, 3)
+    assert simulate(made, np.array([1.0, 2.0])) == simulate(made, [1.0, 2.0])
+
+
+def test_an_empty_program_takes_no_time():
+    with pytest.raises(ValueError, match="there is no program for any rank"):
+        simulate([])
+    found = simulate([[], []])
+    assert (found.makespan, found.span, found.bubble, found.busy) == (0, 0, 0, [0, 0])
 
 
 # Speed. What can be counted is counted; the clock is looked at where there is much room.
