@@ -295,3 +295,11 @@ def test_a_pipeline_can_be_used_again_after_an_exception_in_the_middle(cluster, 
     ((wanted_loss, want),) = cluster(1, "thread").run(worker, False)
     assert loss == wanted_loss
     assert_same_bits(got, want)
+
+
+@pytest.mark.parametrize("user", [0, 1])
+def test_a_tied_weight_that_only_one_of_its_stages_uses_gets_that_ones_gradient(cluster, user):
+    layers = [Idle(3, "a"), Idle(3, "b")]
+    layers[1 - user].unused = layers[user].weight
+    case = Case("odd", nn.Sequential(layers), arrays(4, 3), np.array([0, 1, 2, 1]))
+    assert_equals_one_device(cluster(2), case, 2, schedule="1f1b", micro_batches=2)

@@ -195,3 +195,11 @@ def test_every_synchronous_schedule_is_enumerated():
     from minidist.pipeline_parallel import SCHEDULES
 
     assert {*SYNCHRONOUS, "pipedream", "pipedream_2bw"} == set(SCHEDULES)
+
+
+@pytest.mark.parametrize("schedule, chunks", [("gpipe", 1), ("interleaved", 2), ("zb_v", 2)])
+def test_weights_that_are_put_last_are_one_run_per_chunk(schedule, chunks):
+    for program in programs(schedule, 2, 4, chunks, weights_last=True):
+        assert program[-4 * chunks :] == [
+            BackwardWeight(i, chunk) for chunk in range(chunks) for i in range(4)
+        ]

@@ -133,6 +133,8 @@ def with_change(rank, change, full=False):
         (with_change(1, lambda x: x.pop()), "rank 1, action 2: F1 is the last .* missing: B, or I"),
         (with_change(0, lambda x: x.reverse()), "action 0: B1 must come after F .* after nothing"),
         (with_change(1, lambda x: x.insert(1, Forward(2))), "F2 is foreign: there are 2 micro-"),
+        (with_change(1, lambda x: x.extend([Forward(-1), Backward(-1)])), "action 4: F-1 is forei"),
+        (with_change(0, lambda x: x.extend([Forward(0, -1), Backward(0, -1)])), "F0.-1 is foreign"),
         (with_change(1, lambda x: x.insert(1, Forward(0, 1))), "F0.1 is foreign: .* chunks 0 to 0"),
         (with_change(0, lambda x: x.insert(1, "F2")), "'F2' is no action"),
         (with_change(0, lambda x: x.insert(3, Update(1))), "U1 comes before B1, which it applies"),

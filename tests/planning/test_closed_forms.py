@@ -110,8 +110,3 @@ def test_the_stash_of_interleaved_counts_a_chunk_as_its_share_of_a_stage():
 def test_weights_put_last_cost_the_stash_of_all_micro_batches():
     for schedule, p, m in product(("1f1b", "zb_h1", "zb_v"), P, (1, 4, 6)):
         assert simulate(programs(schedule, p, m, weights_last=True)).peak_stash == [m] * p
-
-
-def test_an_empty_program_takes_no_time():
-    found = simulate([[], []])
-    assert (found.makespan, found.span, found.bubble, found.busy) == (0, 0, 0, [0, 0])

@@ -17,7 +17,7 @@ def test_a_sender_goes_on_when_its_send_is_over_and_the_receiver_need_not_wait_f
     assert spans(simulation, 0) == first
     second = [("F0", 1, 2), ("F1", 2.5, 3.5), ("B1", 3.5, 5.5), ("B0", 6.0, 8.0)]
     assert spans(simulation, 1) == second
-    assert simulation.busy == [6, 6] and simulation.span == 10
+    assert simulation.busy == [6, 6] and simulation.spans == [10, 7]
 
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
