@@ -189,7 +189,7 @@ def test_inputs_targets_and_examples_of_different_numbers_are_refused(cluster, l
         inputs, targets = (np.zeros((n, 8), int) for n in lengths[:2])
         hybrid.backward(inputs, targets, examples=np.arange(lengths[2]))
 
-    message = "{} inputs, {} targets and {} examples: they must agree".format(*lengths)
+    message = "they must agree" if lengths[0] != lengths[1] else "give one number per input"
     with pytest.raises(RankFailed, match=message) as caught:
         cluster(2, "thread").run(worker)
     assert isinstance(caught.value.__cause__, ValueError)
