@@ -131,3 +131,29 @@ def all_to_all(channel: Channel, pieces: list[Array]) -> list[Array]:
         channel.send(pieces[(r + step) % N], to=(r + step) % N)
     received = {(r - step) % N: channel.recv((r - step) % N) for step in range(1, N)}
     return [pieces[r].copy() if rank == r else received[rank] for rank in range(N)]
+
+
+def from_root(channel: Channel, pieces: list[Array] | None, root: int) -> Array:
+    """Return this rank's one of root's pieces; the other ranks need not have any."""
+    if channel.rank != root:
+        return channel.recv(root)
+    for r in range(channel.size):
+        if r != root:
+            channel.send(pieces[r], to=r)
+    return pieces[root].copy()
+
+
+def to_root(channel: Channel, x: Array, root: int) -> list[Array] | None:
+    """Return every rank's x on root, in rank order, as fresh arrays; None elsewhere."""
+    if channel.rank != root:
+        channel.send(x, to=root)
+        return None
+    return [x.copy() if r == root else channel.recv(r) for r in range(channel.size)]
+
+
+def reduce_pieces(pieces: list[Array], combine: Callable) -> Array:
+    """Reduce in rank order, into the first piece, which must be fresh."""
+    total, *others = pieces
+    for piece in others:
+        combine(total, piece, out=total)
+    return total

@@ -5,55 +5,32 @@ Collectives are called by all ranks of the group in the same order; before any d
 compare what they call. By default all_reduce works in shared memory: each rank reduces one slice,
 in rank order, and gives it to everyone, which moves 2(N-1)S bytes in all, as a ring does, and gives
 the same bits on every rank and in every run.
+
+Errors: ValueError for an argument that no group could take; CollectiveMismatch, on all ranks, if
+they do not call the same; Deadlock where no rank can ever go on (see diagnosis.py).
 """
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
-from operator import index
 
 import numpy as np
 
-from minidist.backend import (
-    Array,
-    array_module,
-    beside,
-    device_module,
-    on_gpu,
-    to_device,
-    to_host,
+from minidist.backend import Array, array_module, beside, device_module, on_gpu, to_device, to_host
+from minidist.comm import shared_collectives
+from minidist.comm.arguments import (
+    check_algorithm,
+    check_out,
+    numeric,
+    pieces_of,
+    ufunc,
+    whole_tag,
 )
 from minidist.comm.board import Board
 from minidist.comm.channel import Channel, Request
-from minidist.comm.collectives import ALGORITHMS, all_to_all, split_ends, split_sizes
-from minidist.comm.diagnosis import Signature, Wait, call_site, signature_of
-from minidist.comm.shared_memory import (
-    NOWHERE,
-    gather_where_it_lies,
-    reduce_through_stages,
-    reduce_where_it_lies,
-    scatter_sum_where_it_lies,
-)
-
-REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
-
-
-class Ledger:
-    """Payload bytes that other ranks take from this one, per operation.
-
-    Control traffic does not count, nor what a rank takes from itself.
-    """
-
-    def __init__(self):
-        self.bytes: Counter[str] = Counter()
-
-    @property
-    def total(self) -> int:
-        return sum(self.bytes.values())
-
-    def __repr__(self):
-        return f"Ledger({dict(self.bytes)})"
+from minidist.comm.collectives import ALGORITHMS, all_to_all, from_root, reduce_pieces, to_root
+from minidist.comm.diagnosis import Wait, call_site, signature_of
+from minidist.comm.ledger import Ledger
 
 
 class Group:
@@ -82,11 +59,11 @@ class Group:
 
     def send(self, array: Array, to: int, tag: int = 0) -> None:
         """Send a copy; returns at once, whether or not the receiver ever receives."""
-        self._post("send", _checked(array), self._valid(to, "to"), ("message", _tag(tag)))
+        self._post("send", numeric(array), self._valid(to, "to"), ("message", whole_tag(tag)))
 
     def recv(self, source: int, tag: int = 0) -> Array:
         """Return the next array that `source` has sent, or will send, with this tag."""
-        where = self._valid(source, "source"), _tag(tag)
+        where = self._valid(source, "source"), whole_tag(tag)
         if self._requests.get(where):  # they come first
             return self.irecv(*where).wait()
         return self._receive(*where)
@@ -101,12 +78,13 @@ class Group:
         if not sources:
             raise ValueError("recv_any needs a source: the list of ranks is empty")
         for source in sources:
-            if self._requests.get((self._valid(source, "source"), _tag(tag))):
+            if self._requests.get((self._valid(source, "source"), whole_tag(tag))):
                 raise ValueError(
                     f"the next message of rank {source} with tag {tag} belongs to a request of "
                     "irecv; wait for that first, or use another tag"
                 )
-        where, places = (*self.context, ("message", _tag(tag))), [self.members[r] for r in sources]
+        places = [self.members[r] for r in sources]
+        where = (*self.context, ("message", whole_tag(tag)))
         source, message = self.mailbox.take_any(places, where, "recv_any")
         return self.members.index(source), _on_its_device(message)
 
@@ -117,7 +95,7 @@ class Group:
 
     def irecv(self, source: int, tag: int = 0) -> Request:
         """Return a request; `.wait()` returns the array. Requests are served in order."""
-        where = self._valid(source, "source"), _tag(tag)
+        where = self._valid(source, "source"), whole_tag(tag)
         queue = self._requests.setdefault(where, deque())
         return Request(queue, lambda: self._receive(*where))
 
@@ -144,22 +122,16 @@ class Group:
                    messages, see collectives.py; each gives the same bits everywhere and always
         out        an array for the result; x itself for a reduction in place
         """
-        x = _checked(x)
-        if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
-            raise ValueError(
-                f"out is {out.dtype}{list(out.shape)}, x is {x.dtype}{list(x.shape)}: "
-                "they must agree"
-            )
-        if algorithm is not None and algorithm not in ALGORITHMS:
-            raise ValueError(
-                f"algorithm {algorithm!r}: choose one of {', '.join(ALGORITHMS)}, None"
-            )
+        x = numeric(x)
+        check_algorithm(algorithm)
+        if out is not None:
+            check_out(out, x)
         details = [op, x.dtype, x.shape, *([] if algorithm is None else [algorithm])]
         signature = signature_of("all_reduce", tuple(details), label)
         if algorithm is None:
-            result = self._reduce_in_shared_memory(signature, x, _ufunc(op), out)
+            result = shared_collectives.all_reduce(self, signature, x, ufunc(op), out)
         else:
-            result, combine = x.copy(), _ufunc(op, array_module(x))
+            result, combine = x.copy(), ufunc(op, array_module(x))
             self.board.meet(signature)
             ALGORITHMS[algorithm](Channel(self, "all_reduce"), result.reshape(-1), combine)
         if out is None or out is result:
@@ -176,22 +148,11 @@ class Group:
 
         sizes  rows per rank (default: as equal as can be, the larger first)
         """
-        x = _checked(x, axis=0)
-        sizes = split_sizes(len(x), self.size) if sizes is None else [int(n) for n in sizes]
-        if len(sizes) != self.size or sum(sizes) != len(x) or min(sizes) < 0:
-            raise ValueError(f"sizes {sizes} do not cut {len(x)} rows into {self.size} pieces")
-        combine = _ufunc(op, array_module(x))
-        details = (op, x.dtype, x.shape, tuple(sizes))
-        memory, ends = self.endpoint.memory, [0, *np.cumsum(sizes).tolist()]
-        place = memory.offset_of(x) if self.size > 1 else None
-        places = self._meet_at("reduce_scatter", details, label, place)
-        if NOWHERE not in places and x.ndim == 1:
-            result, begin = np.empty(sizes[self.rank], x.dtype), ends[self.rank]
-            self.ledger.bytes["reduce_scatter"] += x.nbytes - result.nbytes
-            scatter_sum_where_it_lies(memory, self.board, places, x.size, begin, combine, result)
-            return result
-        pieces = [x[start:stop] for start, stop in pairwise(ends)]
-        return _reduce(all_to_all(Channel(self, "reduce_scatter"), pieces), combine)
+        x = numeric(x, axis=0)
+        sizes = pieces_of(len(x), self.size, sizes)
+        combine = ufunc(op, array_module(x))
+        signature = signature_of("reduce_scatter", (op, x.dtype, x.shape, tuple(sizes)), label)
+        return shared_collectives.reduce_scatter(self, signature, x, sizes, combine)
 
     def all_gather(
         self, x: Array, axis: int = 0, label: str | None = None, out: Array | None = None
@@ -203,9 +164,9 @@ class Group:
         out  a 1-D array for the result, of which each x is a part: as equal as can be, the larger
              first. If it is from `empty` on all ranks, nothing is copied twice. x may lie in it.
         """
-        x = _checked(x, axis=axis)
+        x = numeric(x, axis=axis)
         if out is not None:
-            return self._gather_into(out, x, label)
+            return shared_collectives.gather_into(self, out, x, label)
         channel = self._meet(
             "all_gather", x.dtype, _without(x.shape, axis), axis % x.ndim, label=label
         )
@@ -218,16 +179,16 @@ class Group:
         """
         if len(arrays) != self.size:
             raise ValueError(f"all_to_all needs one array per rank: {self.size}, got {len(arrays)}")
-        arrays = [_checked(x) for x in arrays]
+        arrays = [numeric(x) for x in arrays]
         if len(dtypes := {str(x.dtype): None for x in arrays}) > 1:
             raise ValueError(f"all_to_all needs one dtype, got {', '.join(dtypes)}")
         return all_to_all(self._meet("all_to_all", arrays[0].dtype, label=label), arrays)
 
     def broadcast(self, x: Array | None = None, root: int = 0, label: str | None = None) -> Array:
         """Return root's x on all ranks; only root's x counts. Bytes: (N-1)S from root."""
-        x = _checked(x) if self.rank == self._valid(root, "root") else None
+        x = numeric(x) if self.rank == self._valid(root, "root") else None
         channel = self._meet("broadcast", f"root={root}", label=label)
-        return self._from_root(channel, [x] * self.size, root)
+        return from_root(channel, [x] * self.size, root)
 
     def scatter(
         self, pieces: list[Array] | None = None, root: int = 0, label: str | None = None
@@ -236,8 +197,8 @@ class Group:
         if self.rank == self._valid(root, "root"):
             if pieces is None or len(pieces) != self.size:
                 raise ValueError(f"scatter needs one piece per rank on the root: {self.size}")
-            pieces = [_checked(x) for x in pieces]
-        return self._from_root(self._meet("scatter", f"root={root}", label=label), pieces, root)
+            pieces = [numeric(x) for x in pieces]
+        return from_root(self._meet("scatter", f"root={root}", label=label), pieces, root)
 
     def gather(
         self, x: Array, root: int = 0, axis: int = 0, label: str | None = None
@@ -246,11 +207,11 @@ class Group:
 
         Bytes: S from each rank but root.
         """
-        x, place = _checked(x, axis=axis), f"root={self._valid(root, 'root')}"
+        x, place = numeric(x, axis=axis), f"root={self._valid(root, 'root')}"
         channel = self._meet(
             "gather", place, x.dtype, _without(x.shape, axis), axis % x.ndim, label=label
         )
-        pieces = self._to_root(channel, x, root)
+        pieces = to_root(channel, x, root)
         return None if pieces is None else array_module(x).concatenate(pieces, axis=axis)
 
     def reduce(
@@ -260,11 +221,11 @@ class Group:
 
         Bytes: S from each rank but root.
         """
-        x, place = _checked(x), f"root={self._valid(root, 'root')}"
-        combine = _ufunc(op, array_module(x))
+        x, place = numeric(x), f"root={self._valid(root, 'root')}"
+        combine = ufunc(op, array_module(x))
         channel = self._meet("reduce", place, op, x.dtype, x.shape, label=label)
-        pieces = self._to_root(channel, x, root)
-        return None if pieces is None else _reduce(pieces, combine)
+        pieces = to_root(channel, x, root)
+        return None if pieces is None else reduce_pieces(pieces, combine)
 
     def barrier(self, label: str | None = None) -> None:
         """Return when every rank has come here, with the same label. No payload."""
@@ -323,60 +284,8 @@ class Group:
         self.board.meet(signature_of(name, details, label))
         return Channel(self, name, payload)
 
-    def _reduce_in_shared_memory(self, signature: Signature, x, combine, out):
-        """Reduce x where it lies if on all ranks `out` is in shared memory, else through stages."""
-        if self.size == 1:
-            return x if out is x else x.copy()
-        memory, board = self.endpoint.memory, self.board
-        place = memory.offset_of(out) or NOWHERE
-        if place != NOWHERE and out is not x:
-            out[...] = to_host(x)
-            x = out
-        places = board.meet(signature, place)
-        own = split_sizes(x.size, self.size)[self.rank]
-        moved = x.size - own + (self.size - 1) * own  # what others reduce; N - 1 times my slice
-        self.ledger.bytes["all_reduce"] += moved * x.itemsize
-        if NOWHERE not in places:
-            reduce_where_it_lies(memory, board, places, x.size, x.dtype, combine)
-            return out
-        direct = out is x and x.flags.c_contiguous and not on_gpu(x)
-        result = x if direct else np.empty(x.shape, x.dtype)
-        flat = np.ascontiguousarray(to_host(x)).reshape(-1)
-        reduce_through_stages(memory, board, signature, flat, combine, result.reshape(-1))
-        return beside(result, x)
-
     def _receive(self, source: int, tag: int) -> Array:
         return self._take("recv", source, ("message", tag))
-
-    def _gather_into(self, out, x, label):
-        """Let every rank write its part of `out` into everyone's, if all lie in shared memory."""
-        ends, memory = split_ends(out.size, self.size), self.endpoint.memory
-        begin, stop = ends[self.rank], ends[self.rank + 1]
-        if out.ndim != 1 or x.shape != (stop - begin,) or x.dtype != out.dtype:
-            raise ValueError(
-                f"x is {x.dtype}{list(x.shape)}; rank {self.rank}'s part of out, "
-                f"{out.dtype}{list(out.shape)}, is 1-D and has {stop - begin} elements"
-            )
-        out[begin:stop] = x  # at once, for x may be another part of out
-        place = memory.offset_of(out) if self.size > 1 else None
-        places = self._meet_at("all_gather", (x.dtype, out.shape, "out"), label, place)
-        if NOWHERE not in places:
-            self.ledger.bytes["all_gather"] += (self.size - 1) * x.nbytes
-            gather_where_it_lies(memory, self.board, places, out, begin, stop)
-            return out
-        channel, others = (
-            Channel(self, "all_gather"),
-            [r for r in range(self.size) if r != self.rank],
-        )
-        for r in others:
-            channel.send(out[begin:stop], to=r)
-        for r in others:
-            out[ends[r] : ends[r + 1]] = channel.recv(r)
-        return out
-
-    def _meet_at(self, name: str, details, label, place: int | None) -> list[int]:
-        """Meet, and return where in shared memory each rank's array lies, or NOWHERE."""
-        return self.board.meet(signature_of(name, details, label), place or NOWHERE)
 
     def _post(self, operation, array, to: int, key, payload=True) -> None:
         if payload and to != self.rank:
@@ -388,22 +297,6 @@ class Group:
         where = (*self.context, key)
         return _on_its_device(self.mailbox.take(self.members[source], where, operation))
 
-    def _from_root(self, channel: Channel, pieces, root):
-        """Return this rank's of root's pieces, one per rank."""
-        if self.rank != root:
-            return channel.recv(root)
-        for r in range(self.size):
-            if r != root:
-                channel.send(pieces[r], to=r)
-        return pieces[root].copy()
-
-    def _to_root(self, channel: Channel, x, root):
-        """Return every rank's x on root, in rank order; None elsewhere."""
-        if self.rank != root:
-            channel.send(x, to=root)
-            return None
-        return [x.copy() if r == root else channel.recv(r) for r in range(self.size)]
-
 
 def _on_its_device(message: tuple) -> Array:
     """Return the array of a message where the sender had it: on the host, or on a GPU."""
@@ -411,43 +304,6 @@ def _on_its_device(message: tuple) -> Array:
     return to_device(array, "gpu") if was_on_gpu else array
 
 
-def _checked(x, axis: int | None = None):
-    """Return x as a numeric array, with the axis that is asked for."""
-    if type(x) is not np.ndarray:
-        arraylike = hasattr(x, "dtype") and hasattr(x, "nbytes")
-        if not arraylike and not isinstance(x, int | float | complex | list):
-            raise ValueError(
-                f"only arrays travel between ranks, not {type(x).__name__}; "
-                "pass a tensor's .data or .grad"
-            )
-        x = x if on_gpu(x) else np.asarray(x)  # and no subclass
-    if x.dtype.kind not in "biufc":
-        raise ValueError(f"arrays of {x.dtype} do not travel between ranks; use numbers")
-    if axis is not None and not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"axis {axis} does not exist in an array of shape {list(x.shape)}")
-    return x
-
-
-def _tag(tag: int) -> int:
-    try:
-        return index(tag)
-    except TypeError:
-        raise ValueError(f"a tag is a whole number, not {tag!r}") from None
-
-
-def _without(shape, axis):
+def _without(shape: tuple, axis: int) -> tuple:
+    """Return the dims but one: those in which concatenated arrays must agree."""
     return shape[: axis % len(shape)] + shape[axis % len(shape) + 1 :]
-
-
-def _ufunc(op: str, xp=np):
-    if op not in REDUCTIONS:
-        raise ValueError(f"unknown reduction {op!r}; choose one of {', '.join(REDUCTIONS)}")
-    return getattr(xp, REDUCTIONS[op])
-
-
-def _reduce(pieces: list, combine: Callable) -> Array:
-    """Reduce in rank order, into the first piece (fresh)."""
-    total, *others = pieces
-    for piece in others:
-        combine(total, piece, out=total)
-    return total
