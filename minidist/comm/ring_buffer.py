@@ -60,7 +60,8 @@ class RingWriter(_End):
     def put(self, key: tuple, message: tuple[np.ndarray, bool]) -> bool:
         """Append a message; False: it has to go another way, in its turn, and is counted for that.
 
-        key  numbers and strings, in tuples
+        key      numbers and strings, in tuples
+        message  an array, whose bytes are copied, and whether it was on a GPU
         """
         array, was_on_gpu = message
         self.count += 1
@@ -106,7 +107,7 @@ class RingWriter(_End):
         return self.heads.setdefault(head, len(self.heads))
 
     def must_wake(self) -> bool:
-        """Whether the receiver sleeps, and nobody has undertaken yet to wake it."""
+        """Say whether the receiver sleeps and nobody is to wake it yet; then its caller is."""
         self._fence()  # else both might miss the other: we its sleep, it our record
         sleeps = self.words[ASLEEP] != 0
         if sleeps:
@@ -118,7 +119,7 @@ class RingReader(_End):
     """The receiver's end; one thread at a time takes, any may look."""
 
     def stirs(self) -> bool:
-        """Whether a message is in the ring, or on another way."""
+        """Say whether a message is in the ring, or on another way."""
         return self.words[SENT] != self.count
 
     def take(self) -> tuple[tuple, tuple[np.ndarray, bool]] | None:

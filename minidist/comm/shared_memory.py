@@ -57,7 +57,10 @@ class SharedMemory:
         self.address = np.frombuffer(mapped, np.uint8, 1).ctypes.data
 
     def empty(self, shape, dtype) -> np.ndarray:
-        """Return an uninitialised array in this rank's region; its place is reused when it dies."""
+        """Return an uninitialised array in this rank's region; its place is reused when it dies.
+
+        Raises MemoryError where the region has no room for it.
+        """
         dtype = np.dtype(dtype)
         count = elements(shape)
         nbytes = size_class(count * dtype.itemsize)
@@ -105,7 +108,9 @@ class SharedMemory:
         return np.frombuffer(self.map, dtype, count, offset)
 
 
-def reduce_where_it_lies(memory: SharedMemory, board, places: list[int], count, dtype, combine):
+def reduce_where_it_lies(
+    memory: SharedMemory, board, places: list[int], count: int, dtype, combine
+) -> None:
     """Reduce arrays in shared memory, one per rank, each into itself; they begin at `places`.
 
     Each rank reduces its slice of all of them and writes the total into all of them. Nobody else
@@ -172,7 +177,7 @@ def reduce_slice(sources: list, targets: list, start: int, stop: int, combine) -
     """Reduce [start, stop) of two or more sources, in their order, into every target.
 
     It goes in pieces that fit a core's cache, so that the targets are written while they are hot.
-    The first target may be the first source, but no other one.
+    The first target may be the first source, but no other one. `combine` is a ufunc of NumPy.
     """
     step = max(1, PIECE // sources[0].itemsize)
     for low in range(start, stop, step):

@@ -1,7 +1,7 @@
 """Execute one rank's program: one `match`, which knows actions and no schedule."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 
 from minidist.comm import Group
@@ -62,8 +62,8 @@ def steps(program: list[Action]) -> Iterator[tuple[Action, list[Action]]]:
             yield done_at_once[0], done_at_once
 
 
-def computing(log: EventLog | None, run: list[Action]):
-    """Return a context that logs a compute action."""
+def computing(log: EventLog | None, run: list[Action]) -> AbstractContextManager[None]:
+    """Return a context that logs compute actions done at once; of a transfer, one that does not."""
     if log is None or isinstance(run[0], Transfer):
         return nullcontext()
     return log.span(" ".join(map(str, run)))

@@ -127,6 +127,7 @@ class PipeDream:
     model      the whole model, the same on every rank, of which the rank's layers are kept
     optimizer  parameters -> Optimizer
     scheme     a key of SCHEMES; "none" is wrong, and there to be seen
+    loss       (outputs, targets, reduction_size=) -> a scalar tensor, on the last stage
     cut        layers per stage, as ranges; by default as many each
     options    replicas= or, for 2BW, update_every=
     """

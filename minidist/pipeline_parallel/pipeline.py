@@ -36,6 +36,7 @@ class Pipeline:
                      also if its costs were measured; by default as many each
     recompute        keep only the inputs of a stage (see Stage)
     rendezvous_safe  see `add_communication`
+    loss             (outputs, targets, reduction_size=) -> a scalar tensor, on the last stage
     """
 
     def __init__(

@@ -2,10 +2,11 @@
 
 Every rank is a coroutine with a clock of its own. It runs through its program and stops only where
 it needs something that is not there: a message, or room in a buffer. Whatever comes into being has
-a time; who needs it sets his clock to at least that time. So no queue of events is sorted, and an
-action costs the same however many ranks there are. Each thing is made by one rank and needed by one
-rank, therefore the result does not depend on the order in which the ranks are resumed (a Kahn
-process network: Kahn, The Semantics of a Simple Language for Parallel Programming, 1974).
+a time; the rank that needs it moves its own clock to that time or later. So no queue of events is
+sorted, and an action costs the same however many ranks there are. Each thing is made by one rank
+and needed by one rank, therefore the result does not depend on the order in which the ranks are
+resumed (a Kahn process network: Kahn, The Semantics of a Simple Language for Parallel Programming,
+1974).
 
 It knows actions, not schedules. All arithmetic is +, /, and comparison: Fractions stay exact.
 """
@@ -174,6 +175,7 @@ class Replay:
         self.last = last_stage(self.placement)
 
     def run(self, log: EventLog | None = None) -> Simulation:
+        """Run all programs to their ends, and log what takes time; raise Stuck where they wait."""
         p = len(self.programs)
         self.times, self.waiting = {}, {}  # of what is there; who waits for what is not
         self.sent, self.taken = Counter(), Counter()  # messages per lane

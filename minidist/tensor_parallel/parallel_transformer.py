@@ -45,8 +45,8 @@ class Parts:
     columns, rows  linear layer, group -> what enters and what leaves the split
     dropout        Dropout, group -> the dropout between them
     positions      T, group -> the positions that a rank holds between them
-    leave          how a sum over ranks leaves the embedding
-    product        the head's
+    leave          partial sum, group -> the sum as it leaves the embedding
+    product        x, weight, group, transposed -> logits[B, T, V/N], in the head
     """
 
     columns: Callable = ColumnParallelLinear

@@ -1,1 +1,7 @@
-"""Observers: nothing below imports them. Read `equivalence.py`."""
+"""Observers: nothing below imports them.
+
+Is it right?  `equivalence.py` with `compare.py`, `strategies/` (what is run) and `replay.py` (the
+oracle of stale weights). What did it do?  `timeline.py` with `timeline_figure.py`, `tracks.py`,
+`action_names.py`, `chrome_trace.py`; `figures.py` for the lessons. What does it cost?  `volume.py`
+(bytes, closed forms), `measure_pipeline.py` (a schedule for real), `bench*.py` (against others).
+"""

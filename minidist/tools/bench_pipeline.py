@@ -14,7 +14,8 @@ from functools import partial
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from minidist import nn
+from minidist import Cluster, nn
+from minidist.pipeline_parallel import Pipeline
 from minidist.tools.bench_comm import gloo_peer, median_seconds
 
 WIDTH, LAYERS, BATCH = 1024, 8, 256
@@ -24,12 +25,13 @@ PEERS = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
 
 
 def batch() -> tuple[np.ndarray, np.ndarray]:
+    """Return X[B, C] and targets[B], the same in every process."""
     random = np.random.default_rng(0)
     return random.standard_normal((BATCH, WIDTH), np.float32), random.integers(0, WIDTH, BATCH)
 
 
 def accumulate(group, m: int) -> float:
-    """Time the micro-batches one after the other in this process."""
+    """Return the seconds of the micro-batches, one after the other in this process."""
     model, (x, y) = nn.MLP([WIDTH] * (LAYERS + 1)), batch()
 
     def step():
@@ -43,9 +45,7 @@ def accumulate(group, m: int) -> float:
 
 
 def pipelined(group, schedule: str, m: int, weights_last: bool) -> float:
-    """Time them through a pipeline of this group's ranks."""
-    from minidist.pipeline_parallel import Pipeline
-
+    """Return the seconds of them through a pipeline of this group's ranks."""
     model, (x, y) = nn.MLP([WIDTH] * (LAYERS + 1)), batch()
     pipeline = Pipeline(model, group, schedule, m, weights_last=weights_last)
 
@@ -60,8 +60,6 @@ def pipelined(group, schedule: str, m: int, weights_last: bool) -> float:
 
 def measure(rounds: int = 3) -> list[dict]:
     """Return rows: name, ours_ms, speedup, least (what it should be), and each peer's ratio."""
-    from minidist import Cluster
-
     torch = gloo_peer("pipelines", 2)
     with Cluster(1) as one, Cluster(2) as two:
         found = [_round(one, two, torch) for _ in range(rounds)]
@@ -75,7 +73,8 @@ def measure(rounds: int = 3) -> list[dict]:
     return rows
 
 
-def _round(one, two, torch) -> dict[str, float]:
+def _round(one: Cluster, two: Cluster, torch) -> dict[str, float]:
+    """Return {contestant: seconds}, everybody once; `torch()` gives those of PyTorch, or None."""
     found = {"whole": one.run(accumulate, 1)[0]}
     for m in MICRO_BATCHES:
         found[f"accumulate {m}"] = one.run(accumulate, m)[0]
@@ -107,6 +106,7 @@ def _row(found: list[dict], schedule: str, m: int, last: bool) -> dict:
 
 
 def table(rows: list[dict]) -> str:
+    """Return the rows of `measure` as lines for people."""
     form = "{:<38}{:>10}{:>10}{:>10}{:>14}"
     lines = [form.format("two ranks, float32", "minidist", "speed-up", "at least", "over PyTorch")]
     for row in rows:

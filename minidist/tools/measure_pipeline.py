@@ -40,7 +40,7 @@ from minidist.planning import Simulation, simulate
 from minidist.rng import generator
 
 WARM_UP = 2  # steps that are not counted
-SCHEMES = {"pipedream": "weight_stashing", "pipedream_2bw": "2bw"}
+SCHEME_OF = {"pipedream": "weight_stashing", "pipedream_2bw": "2bw"}  # of PipeDream
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,9 @@ def _worker(group: Group, schedule, m, chunks, width, rows, repeats, options) ->
 
 def _step(model: nn.MLP, group: Group, schedule, m: int, chunks: int, options):
     """Return a function that sends a batch's micro-batches through this rank's stages."""
-    if schedule in SCHEMES:
+    if schedule in SCHEME_OF:
         sgd = lambda parameters: optim.SGD(parameters, lr=1e-3)  # noqa: E731
-        return PipeDream(model, group, sgd, SCHEMES[schedule], **options).train
+        return PipeDream(model, group, sgd, SCHEME_OF[schedule], **options).train
     for p in model.parameters():
         p.grad = None
     return Pipeline(model, group, schedule, m, chunks, **options).run

@@ -14,12 +14,13 @@ import numpy as np
 from minidist import nn
 from minidist.autograd import Tensor
 from minidist.nn.flat_parameters import FlatParameters
+from minidist.pipeline_parallel.stage import MicroBatch
 
 
 def replay(
     model: nn.Sequential,
     cut: list[range],
-    minibatches: list,
+    minibatches: list[MicroBatch],
     versions: list[dict[int, int]],
     updates: list[list[int]],
     optimizer: Callable,
@@ -28,7 +29,6 @@ def replay(
     """Return the weights after all minibatches, by name; the model stays as it is.
 
     cut          layers per stage
-    minibatches  MicroBatches
     versions     per stage, {minibatch: the version that its forward and backward use}
     updates      per stage, the minibatches after whose backward the stage updates
     optimizer    parameters -> Optimizer
@@ -39,19 +39,9 @@ def replay(
     optimizers = [optimizer(flat.parameters) for flat in flats]
     history = [[flat.vector.copy()] for flat in flats]
     for b, minibatch in enumerate(minibatches):
-        x, ends = minibatch.inputs, []
-        for layers, flat, old, version in zip(stages, flats, history, versions, strict=True):
+        for flat, old, version in zip(flats, history, versions, strict=True):
             flat.bind(old[version[b]])
-            begin = x if not ends else Tensor(x.data, requires_grad=True)
-            x = begin if isinstance(begin, Tensor) or begin.dtype.kind in "iu" else Tensor(begin)
-            for layer in layers:
-                x = layer(x, minibatch.randomness)
-            ends.append((begin, x))
-        grad = None
-        ends[-1] = ends[-1][0], loss(x, minibatch.targets, reduction_size=minibatch.total)
-        for begin, end in reversed(ends):
-            end.backward(grad)
-            grad = begin.grad if isinstance(begin, Tensor) else None
+        _forward_backward(stages, minibatch, loss)
         for flat, old, at, rule in zip(flats, history, updates, optimizers, strict=True):
             if b in at:
                 flat.bind(old[-1].copy())
@@ -61,6 +51,22 @@ def replay(
     for flat, old in zip(flats, history, strict=True):
         flat.bind(old[-1])
     return model.state()
+
+
+def _forward_backward(stages: list[list[nn.Module]], minibatch: MicroBatch, loss: Callable) -> None:
+    """Leave the gradients; between two stages is a leaf, as where the activation is a message."""
+    x, ends = minibatch.inputs, []
+    for layers in stages:
+        begin = x if not ends else Tensor(x.data, requires_grad=True)
+        x = begin if isinstance(begin, Tensor) or begin.dtype.kind in "iu" else Tensor(begin)
+        for layer in layers:
+            x = layer(x, minibatch.randomness)
+        ends.append((begin, x))
+    grad = None
+    ends[-1] = ends[-1][0], loss(x, minibatch.targets, reduction_size=minibatch.total)
+    for begin, end in reversed(ends):
+        end.backward(grad)
+        grad = begin.grad if isinstance(begin, Tensor) else None
 
 
 def _parameters(layers: list[nn.Module]) -> list[nn.Parameter]:

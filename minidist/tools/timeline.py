@@ -40,7 +40,7 @@ from minidist.tools.tracks import tracks
 
 __all__ = ["check_path", "draw", "save", "text"]
 
-UNITS = (("s", 1.0), ("ms", 1e3), ("us", 1e6))
+UNITS = (("s", 1.0), ("ms", 1e3), ("us", 1e6))  # the first in which the end is 1 or more
 FILL = {"F": "-", "B": "=", "I": "=", "W": "~", "U": "+"}  # behind the name of an action
 IDLE = "."
 FIGURES = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
@@ -237,10 +237,7 @@ def _axis(scale: Scale, first: int, end, factor) -> str:
 def _cells(row: list[tuple[int, Event]], scale: Scale, letters: dict, names: dict) -> str:
     """Return one thread's line: outer events first, inner ones over them."""
     cells = [None] * scale.columns
-    edge, limit = (
-        {0: 0},
-        {0: scale.columns},
-    )  # per depth: where the last event ends, where the outer does
+    edge, limit = {0: 0}, {0: scale.columns}  # per depth: ends of the last event, of the outer one
     for depth, e in row:
         start = min(scale.column(e.start), limit[depth] - 1)
         stop = min(max(scale.column(e.end), start + 1), limit[depth])

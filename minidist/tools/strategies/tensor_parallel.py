@@ -151,6 +151,7 @@ def _bytes(case: Case, ranks: int, numbers: int) -> int:
 
 
 def mlp_cases(ranks: int) -> list[Case]:
+    """Seven examples, and one, of an MLP whose widths 1 to 4 ranks can split."""
     random = generator(0, "tensor cases")
     mlp = random_weights(nn.MLP([12, 24, 12], activation="gelu", seed=1, dtype="float64"))
     images, labels = random.standard_normal((7, 12)), random.integers(0, 12, 7)
