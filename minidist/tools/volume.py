@@ -32,8 +32,8 @@ def all_reduce_bytes(algorithm: str | None, n: int, itemsize: int, N: int) -> li
     return [itemsize * count for count in elements]
 
 
-# Bytes per parameter in float32 with Adam: the convention of `zero_bytes_held`. (The 16 bytes of
-# Rajbhandari et al., section 3.1, are split differently: 2 + 2 in half precision, 12 in float32.)
+# Bytes per parameter in float32 with Adam: the convention of `zero_bytes_held`. (Rajbhandari et al.
+# count 16 as well, of mixed precision: weights 2, gradients 2, and 12 that the optimizer keeps.)
 FP32_ADAM = {"parameters": 4, "gradients": 4, "optimizer state": 8}
 
 
