@@ -38,11 +38,10 @@ from minidist.rng import Randomness
 class Shard:
     """What this rank keeps of a layer: a part of its flat vector, as a parameter of its own."""
 
-    def __init__(self, layer: nn.Module, number: int, group: Group):
-        self.flat = layer.flat
-        ends = split_ends(self.flat.size, group.size)
-        self.own = slice(ends[group.rank], ends[group.rank + 1])
-        self.parameter = nn.Parameter(self.flat.vector[self.own], f"shard of layer {number}")
+    def __init__(self, flat: FlatParameters, number: int, group: Group):
+        ends = split_ends(flat.size, group.size)
+        self.flat, self.own = flat, slice(ends[group.rank], ends[group.rank + 1])
+        self.parameter = nn.Parameter(flat.vector[self.own], f"shard of layer {number}")
         self.home = FlatParameters([self.parameter])  # copies
 
 
@@ -60,9 +59,9 @@ class Zero:
     model   the same on every rank; flatten(group.empty) lets its vectors move without a copy.
             Stages 2 and 3 put something around each of its layers.
     stage   1, 2 or 3
-    shards  ranks that share one copy of what is cut; the others keep copies of it, in such groups
-            too; by default all ranks. It divides their number.
+    shards  ranks that share one copy of what is cut, by default all; others keep copies of it
     groups  all that it communicates through, each with a ledger
+    places  bytes for one layer each: its gradient (stages 2 and 3), and twice its weights (3)
     peak    bytes of weights and gradients that were alive at most, whole ones and shards, at the
             boundaries of layers; optimizer state and frozen parameters do not count
     """
@@ -79,34 +78,42 @@ class Zero:
             raise ValueError(f"groups of {shards} shards do not make up {group.size} ranks")
         layers = list(model.layers)
         users = Counter(p for layer in layers for p in layer.parameters())
-        self.tied = [p for p, layers_of_it in users.items() if layers_of_it > 1]
-        if stage == 3 and self.tied:
+        tied = [p for p, layers_of_it in users.items() if layers_of_it > 1]
+        if stage == 3 and tied:
             raise ValueError(
-                f"{self.tied[0].name!r} belongs to several layers, and stage 3 keeps the weights "
+                f"{tied[0].name!r} belongs to several layers, and stage 3 keeps the weights "
                 "of one layer at a time; use a model that is not tied, or stage 2"
             )
         self.model, self.stage, self.peak = model, stage, 0
         self.group = group.split(group.rank // shards)  # one copy, cut
         self.copies = group.split(group.rank % shards)  # ranks with the same shard
         self.groups = [self.group, self.copies]
-        self.shards = [Shard(layer, k, self.group) for k, layer in enumerate(layers)]
         self.next: int | None = None  # layer to reduce next, from the last one down: in backward
-        self.scratch = self.gatherer = None
-        if stage == 1:
-            for s in self.shards:
-                s.home.bind(s.flat.vector[s.own], s.flat.gradient[s.own])
-            return
-        self.scratch = Place(self.shards)
-        for s in self.shards:
-            s.flat.bind(s.flat.vector, self.scratch.of(s))
-            if stage == 2:
-                s.home.bind(s.flat.vector[s.own])
-        for p in self.tied:
+        flats = [layer.flat for layer in layers]
+        most = max(flat.vector.nbytes for flat in flats)
+        self.places = [flats[0].empty((most,), "uint8") for _ in range({1: 0, 2: 1, 3: 3}[stage])]
+        for flat in flats if stage > 1 else []:
+            flat.bind(flat.vector, as_vector(self.places[0], flat))
+        self.shards = [self._cut(k, flat) for k, flat in enumerate(flats)]
+        for p in tied if stage > 1 else []:
             p.grad_buffer = None  # complete only when the first of its layers is
+        self.gatherer = None
         if stage == 3:
             self.gatherer = Gatherer(self.shards, self.group.split(0))
             self.groups.append(self.gatherer.group)
-        model.sequence[:] = [ZeroLayer(layer, k, self) for k, layer in enumerate(layers)]
+        if stage > 1:
+            model.sequence[:] = [ZeroLayer(layer, k, self) for k, layer in enumerate(layers)]
+
+    def _cut(self, k: int, flat: FlatParameters) -> Shard:
+        """Return this rank's part of layer k, and let go of what is not kept whole."""
+        shard = Shard(flat, k, self.group)
+        if self.stage == 1:
+            shard.home.bind(flat.vector[shard.own], flat.gradient[shard.own])
+        elif self.stage == 2:
+            shard.home.bind(flat.vector[shard.own])
+        else:
+            flat.bind(as_vector(self.places[1 + k % 2], flat))
+        return shard
 
     def parameters(self) -> list[nn.Parameter]:
         """Return what this rank's optimizer updates: its shard of every layer."""
@@ -188,9 +195,7 @@ class Zero:
         """Note the bytes of weights and gradients that are alive, each counted once."""
         homes = [home for s in self.shards for home in (s.flat, s.home)]
         alive = [array for home in homes for array in (home.vector, home.gradient)]
-        alive += [p.grad for p in self.model.parameters() if p.grad is not None]
-        alive += [self.scratch.bytes] if self.scratch else []
-        alive += [place.bytes for place in self.gatherer.places] if self.gatherer else []
+        alive += [p.grad for p in self.model.parameters() if p.grad is not None] + self.places
         starts = [a.data.ptr if on_gpu(a) else a.ctypes.data for a in alive]
         total = end = 0
         for start, array in sorted(zip(starts, alive, strict=True), key=lambda pair: pair[0]):
@@ -199,31 +204,20 @@ class Zero:
         self.peak = max(self.peak, total)
 
 
-class Place:
-    """Memory for the flat vector of any one layer, allocated as the model's own vectors are."""
-
-    def __init__(self, shards: list[Shard]):
-        most = max(s.flat.vector.nbytes for s in shards)
-        self.bytes = shards[0].flat.empty((most,), "uint8")
-
-    def of(self, shard: Shard) -> Array:
-        """Return the place as a vector for this layer; what it holds is another matter."""
-        flat = shard.flat
-        return self.bytes[: flat.vector.nbytes].view(flat.vector.dtype)
+def as_vector(place: Array, flat: FlatParameters) -> Array:
+    """Return the beginning of a place, which is bytes, as a flat vector of this layer's size."""
+    return place[: flat.vector.nbytes].view(flat.vector.dtype)
 
 
 class Gatherer:
-    """Stage 3: two places in turn for the weights of all layers, filled just before use.
+    """Stage 3: the weights of each layer come just before use, into one of two places in turn.
 
-    Layer k's parameters are views of place k mod 2, for good; what changes is what lies there. A
-    graph that was built on them is right again when the layer has been gathered again.
+    Layer k's parameters are views of place 1 + k mod 2, for good; what changes is what lies there.
+    A graph that was built on them is right again when the layer has been gathered again.
     """
 
     def __init__(self, shards: list[Shard], group: Group):
         self.shards, self.group = shards, group
-        self.places = [Place(shards), Place(shards)]
-        for k, s in enumerate(shards):
-            s.flat.bind(self.places[k % 2].of(s))
         self.coming: int | None = None  # the layer whose weights a second thread gathers
         self.thread = self.error = None
 
