@@ -672,9 +672,9 @@ for tempting in (one_call_per_parameter, divides_once_more):
 # - **Many meetings, all after backward,** in the naive way. Buckets make fewer calls and start them
 #   early; that hides communication which has hardware of its own, and no other.
 #
-# The first point is the next problem: N copies of everything, N times the same update. `05_zero.py`
-# cuts them into N parts; a later lesson is planned on parameter servers, which keep them in one
-# place.
+# The next lesson takes up the second point: `04_parameter_server.py` keeps the weights in one place,
+# and nobody has to wait. `05_zero.py` takes up the first: N copies of everything, N times the same
+# update.
 
 # %%
 for cluster in clusters.values():
