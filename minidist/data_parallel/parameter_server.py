@@ -27,8 +27,9 @@ a row. A push must be for the newest version; one that comes too late is decline
 gradient travels. The worker keeps it in its buffer, goes on, and sends the sum another time.
 
 Layouts: X[B/dp, ...] -> dW{+dp}, a partial sum at each worker -> push: dW's slices at the servers.
-Bytes: P per pull from the servers, P per push from the workers, W (2 P) per clock; and headers,
-16 + 16 n in a push of n gradients (`bytes_moved` has them to the byte).
+Bytes: P per pull from the servers, P per push from the workers, 2 W P per clock. The ledger counts
+what is sent, so headers, too: 16 bytes of a request and 16 per gradient that a push is the sum of,
+a version beside each slice (`parameter_server_bytes` in tools/volume.py), a byte of a verdict.
 """
 
 from collections import deque

@@ -24,7 +24,7 @@ class Plan:
     servers         the first so many ranks keep a slice each; the others are workers
     staleness       clocks that a worker may be ahead of the slowest (0: none; None: any); with a
                     quorum, updates in a row that a worker may miss
-    quorum          workers that are enough for an update (None: all, or for staleness > 0, one)
+    quorum          workers that are enough for an update (None: all if staleness is 0, else one)
     n_fetch, n_push minibatches from one pull to the next, and from one push to the next
     local_lr        what a worker subtracts from its own copy, times the gradient, between pulls
     sparse          push only rows that are not zero; for rules that leave the others alone
