@@ -672,9 +672,9 @@ for tempting in (one_call_per_parameter, divides_once_more):
 # - **Many meetings, all after backward,** in the naive way. Buckets make fewer calls and start them
 #   early; that hides communication which has hardware of its own, and no other.
 #
-# The next lesson takes up the second point: `04_parameter_server.py` keeps the weights in one place,
-# and nobody has to wait. `05_zero.py` takes up the first: N copies of everything, N times the same
-# update.
+# The next lesson takes up the second point: `04_parameter_server.py` keeps the weights in one
+# place, and nobody has to wait. `05_zero.py` takes up the first: N copies of everything, N times
+# the same update.
 
 # %%
 for cluster in clusters.values():
