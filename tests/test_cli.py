@@ -97,8 +97,8 @@ WRONG_MESHES = [
     (["--ranks", "8", "--dp", "2", "--pp", "2"], "--ranks 8 is not --dp 2 x --pp 2 x --tp 1"),
     (["--schedule", "magic"], "unknown schedule 'magic'; there is layer_split, gpipe"),
     (["--pp", "2", "--schedule", "magic"], "unknown schedule 'magic'; there is"),
-    (["--pp", "2", "--schedule", "pipedream"], "pipedream updates weights within a batch"),
-    (["--tp", "2", "--schedule", "pipedream_2bw"], "pipedream_2bw updates weights within a batch"),
+    (["--pp", "2", "--schedule", "pipedream"], "pipedream updates the weights itself"),
+    (["--tp", "2", "--schedule", "pipedream_2bw"], "pipedream_2bw updates the weights itself"),
     (["--pp", "3", "--schedule", "zb_v"], "cannot cut 4 layers into 6 stages; use at most 4"),
 ]
 
