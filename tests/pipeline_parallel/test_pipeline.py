@@ -7,7 +7,7 @@ import pytest
 
 from minidist import Tensor, nn, run
 from minidist.errors import CollectiveMismatch, RankFailed
-from minidist.pipeline_parallel import Pipeline
+from minidist.pipeline_parallel import Pipeline, add_communication, programs
 from minidist.pipeline_parallel.stage import micro_batches
 from minidist.tools.compare import compare
 from minidist.tools.strategies import Case, collect, one_device
@@ -303,3 +303,12 @@ def test_a_tied_weight_that_only_one_of_its_stages_uses_gets_that_ones_gradient(
     layers[1 - user].unused = layers[user].weight
     case = Case("odd", nn.Sequential(layers), arrays(4, 3), np.array([0, 1, 2, 1]))
     assert_equals_one_device(cluster(2), case, 2, schedule="1f1b", micro_batches=2)
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_a_pipeline_has_the_transfers_that_were_asked_for(cluster, safe):
+    def worker(group):
+        return Pipeline(nn.MLP([3, 4, 2]), group, "1f1b", 3, rendezvous_safe=safe).programs
+
+    want = add_communication(programs("1f1b", 2, 3), rendezvous_safe=safe)
+    assert cluster(2, "thread").run(worker) == [want] * 2
