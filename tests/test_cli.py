@@ -265,12 +265,9 @@ def test_timeline_measured_prints_the_real_picture_beside_the_simulated_one(caps
 @pytest.mark.parametrize(
     "command, after",
     [
-        *[("train --steps 100000", after) for after in (0.0, 0.3, 1.0, 2.0)],
+        *[("train --steps 100000", after) for after in (0.0, 0.3, 1.0)],
         ("train --steps 100000 --dp 2 --pp 2 --tp 2", 1.0),
-        *[
-            ("timeline --measured --stages 2 --microbatches 200", after)
-            for after in (0.3, 1.0, 2.0)
-        ],
+        *[("timeline --measured --stages 2 --microbatches 200", after) for after in (0.3, 1.0)],
     ],
 )
 def test_ctrl_c_ends_everything_at_once_and_leaves_nothing(command, after):
@@ -280,13 +277,18 @@ def test_ctrl_c_ends_everything_at_once_and_leaves_nothing(command, after):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # also where the tests were started by something that ignores it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    process.stdout.readline()  # it has begun
-    time.sleep(after)
-    begin = time.monotonic()
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=10)
-    assert time.monotonic() - begin < 3
+    try:
+        process.stdout.readline()  # it has begun
+        time.sleep(after)
+        begin = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=10)
+        assert time.monotonic() - begin < 3
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert errors.strip().splitlines()[-1] == "minidist: interrupted; all ranks have stopped"
     assert "Traceback" not in errors and "resource_tracker" not in errors

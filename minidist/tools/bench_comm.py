@@ -37,9 +37,16 @@ def median_seconds(call: Callable, meet: Callable, repeats: int = 15) -> float:
     return statistics.median(times)
 
 
+def warm_up(meet: Callable, times: int) -> None:
+    """Let some tenths of a second pass: threads that BLAS starts in each process spin at first."""
+    for _ in range(times):
+        meet()
+
+
 def all_reduces(group) -> dict[str, float]:
     """Time all_reduce in place of an array from `empty`, and of an ordinary one; and the checks."""
     found = {}
+    warm_up(group.barrier, 20_000)
     for name, nbytes in SIZES.items():
         x = group.empty(nbytes // 4)
         x[:] = 1

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from minidist.tools.bench_comm import BATCH, SIZES, WIDTHS, median_seconds
+from minidist.tools.bench_comm import BATCH, SIZES, WIDTHS, median_seconds, warm_up
 
 
 def mpi() -> None:
@@ -23,6 +23,7 @@ def mpi() -> None:
 
     world = MPI.COMM_WORLD
     found = {}
+    warm_up(world.Barrier, 20_000)
     for name, nbytes in SIZES.items():
         x = np.ones(nbytes // 4, np.float32)
         found[name] = median_seconds(lambda x=x: world.Allreduce(MPI.IN_PLACE, x), world.Barrier)
@@ -67,6 +68,7 @@ def gloo(rank: int, size: int) -> dict[str, float]:
     import torch.distributed as dist
 
     found = {}
+    warm_up(dist.barrier, 500)
     for name, nbytes in SIZES.items():
         x = torch.ones(nbytes // 4)
         found[name] = median_seconds(lambda x=x: dist.all_reduce(x), dist.barrier)

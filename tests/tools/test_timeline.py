@@ -504,6 +504,7 @@ def test_a_programs_figure_has_a_bar_and_a_number_per_action(drawn, name):
     assert all(("(chunks 0, 1)" in label) == (chunks == 2) for label in labels)
 
 
+@pytest.mark.slow
 def test_numbers_do_not_leave_their_bars(drawn):
     figure = drawn(simulated("1f1b", 4, 64))
     axes = figure.axes[0]
