@@ -21,6 +21,8 @@ et al. 2019, section 3, figure 3). A part is as equal to the others as can be, t
 others are refused, since backward could not cut them again.
 """
 
+from collections.abc import Iterable
+
 from minidist.autograd import Function, Tensor
 from minidist.backend import Array, array_module
 from minidist.comm import Group
@@ -118,6 +120,14 @@ class AllToAll(Function):
 
     def backward(self, grad):
         return exchange(grad, self.group, self.joined, self.cut)
+
+
+def sum_gradients(parameters: Iterable[Tensor], group: Group) -> None:
+    """Give every rank the sum of each parameter's gradient over the ranks; None adds zero."""
+    for p in parameters:
+        if p.requires_grad:
+            grad = p.xp.zeros_like(p.data) if p.grad is None else p.grad
+            p.grad = group.all_reduce(grad, label=p.name)
 
 
 def own_part(x: Array, group: Group, axis: int) -> Array:

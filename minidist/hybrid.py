@@ -28,6 +28,7 @@ from minidist.comm import Mesh
 from minidist.datasets import shard
 from minidist.optim import sum_of_squares
 from minidist.pipeline_parallel import Pipeline
+from minidist.pipeline_parallel.pipeline import from_holders
 from minidist.pipeline_parallel.stage import example_indices, micro_batches
 from minidist.tensor_parallel import ParallelTransformer, unsplit, vocab_parallel
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
@@ -121,9 +122,6 @@ class Hybrid:
 
     def whole(self, own: dict[str, Array]) -> dict[str, np.ndarray]:
         """Return whole arrays of all parameters, given this rank's parts of its own ones."""
-        named, pp = self.named_parameters(), self.mesh.pp
+        named = self.named_parameters()
         mine = {n: to_host(unsplit(x, named[n], self.mesh.tp)) for n, x in own.items()}
-        has = pp.all_gather(np.array([[name in mine for name in self.names]]))
-        first = dict(zip(self.names, has.argmax(axis=0).tolist(), strict=True))
-        sent = {name: pp.broadcast(mine.get(name), first[name], label=name) for name in self.names}
-        return sent | mine
+        return from_holders(mine, self.names, self.mesh.pp)

@@ -25,6 +25,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from minidist.autograd import Tensor
 from minidist.backend import Array
+from minidist.collective_functions import sum_gradients
 from minidist.comm import Group
 from minidist.nn import Parameter, Siamese, cross_entropy
 from minidist.nn.siamese import check_pairs
@@ -90,10 +91,7 @@ def _ask_for_gradients(embeddings: dict[int, Tensor], group: Group) -> dict[int,
 def all_reduce_shared(model: Siamese, group: Group) -> None:
     """Give both ranks the sum of each shared parameter's gradient; None adds zero."""
     check_ranks(group)
-    for p in shared_parameters(model):
-        if p.requires_grad:
-            grad = p.xp.zeros_like(p.data) if p.grad is None else p.grad
-            p.grad = group.all_reduce(grad, label=p.name)
+    sum_gradients(shared_parameters(model), group)
 
 
 def shared_parameters(model: Siamese) -> list[Parameter]:

@@ -14,9 +14,12 @@ its gradient on either rank: they are summed, once, after the program.
 
 from collections.abc import Callable
 
+import numpy as np
+
 from minidist import nn
 from minidist.autograd import Tensor
 from minidist.backend import Array
+from minidist.collective_functions import sum_gradients
 from minidist.comm import Group
 from minidist.pipeline_parallel.actions import last_stage
 from minidist.pipeline_parallel.communication import add_communication
@@ -119,6 +122,16 @@ class Pipeline:
     def _sum_shared_gradients(self, before: dict[str, Array | None]) -> None:
         for name, earlier in before.items():
             p = self.named_parameters()[name]
-            grad = p.xp.zeros_like(p.data) if p.grad is None else p.grad
-            total = self.shared[name].all_reduce(grad, label=name)
-            p.grad = total if earlier is None else earlier + total
+            sum_gradients([p], self.shared[name])
+            p.grad = p.grad if earlier is None else earlier + p.grad
+
+
+def from_holders(mine: dict, names: list[str], group: Group) -> dict:
+    """Return arrays by name: this rank's own, the others from the first rank that has them."""
+    has = group.all_gather(np.array([[name in mine for name in names]]))
+    result = {}
+    for name, ranks in zip(names, has.T, strict=True):
+        if ranks.any():
+            sent = group.broadcast(mine.get(name), int(ranks.argmax()), label=name)
+            result[name] = mine.get(name, sent)
+    return result

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from minidist import nn
 from minidist.backend import Array, array_module
+from minidist.collective_functions import sum_gradients
 from minidist.comm import Group
 from minidist.nn.flat_parameters import FlatParameters
 from minidist.optim import Optimizer
@@ -117,7 +118,5 @@ class VersionedStage(Stage):
 
     def update(self, i: int) -> None:
         if self.replicas is not None:
-            for p in self.weights.flat.parameters:
-                grad = p.xp.zeros_like(p.data) if p.grad is None else p.grad
-                p.grad = self.replicas.all_reduce(grad, label=p.name)
+            sum_gradients(self.weights.flat.parameters, self.replicas)
         self.weights.update()

@@ -21,7 +21,7 @@ from minidist.autograd import Function, Tensor, functions
 from minidist.autograd.deferred import Product
 from minidist.autograd.functions import sum_rows
 from minidist.backend import matmul
-from minidist.collective_functions import reduce_scatter, reduce_scatter_along
+from minidist.collective_functions import reduce_scatter, reduce_scatter_along, sum_gradients
 from minidist.comm import Group
 from minidist.nn.linear import ACTIVATIONS
 from minidist.rng import Randomness
@@ -139,7 +139,4 @@ def sequence_parallel(model: nn.Transformer, group: Group) -> ParallelTransforme
 
 def all_reduce_partial(model: nn.Module, group: Group) -> None:
     """Sum the gradients of the parameters that every rank holds, and uses on its positions only."""
-    for name, p in model.named_parameters().items():
-        if p.shard is None and p.requires_grad:
-            grad = p.xp.zeros_like(p.data) if p.grad is None else p.grad
-            p.grad = group.all_reduce(grad, label=name)
+    sum_gradients([p for p in model.parameters() if p.shard is None], group)

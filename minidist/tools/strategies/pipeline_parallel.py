@@ -11,6 +11,7 @@ from minidist.comm import Group
 from minidist.pipeline_parallel import PipeDream, Pipeline
 from minidist.pipeline_parallel.actions import Programs, Update, last_stage
 from minidist.pipeline_parallel.partition import cut_of
+from minidist.pipeline_parallel.pipeline import from_holders
 from minidist.pipeline_parallel.programs import programs
 from minidist.pipeline_parallel.stage import MicroBatch, holders, micro_batches
 from minidist.rng import generator
@@ -52,15 +53,9 @@ def _input_gradient(batch: list[MicroBatch]) -> dict[str, np.ndarray]:
 
 
 def everyones(group: Group, mine: dict[str, np.ndarray], case: Case) -> dict[str, np.ndarray]:
-    """Return all arrays by name: this rank's own, the others from the first rank that has them."""
+    """Return all gradients of a case, the input's too, or all weights, on every rank."""
     names = [*case.model.named_parameters(), *([INPUT] if case.inputs.dtype.kind == "f" else [])]
-    has = group.all_gather(np.array([[name in mine for name in names]]))
-    result = {}
-    for name, holders_of_it in zip(names, has.T, strict=True):
-        if holders_of_it.any():
-            sent = group.broadcast(mine.get(name), int(holders_of_it.argmax()), label=name)
-            result[name] = mine.get(name, sent)
-    return result
+    return from_holders(mine, names, group)
 
 
 def pipedream_worker(
