@@ -1,0 +1,61 @@
+"""minidist with files replaced, and the tests that run against it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minidist.course.overlay import PACKAGE, build, replaced
+
+ROOT = Path(__file__).parents[2]
+NAIVE = "data_parallel/naive.py"
+TEST = "tests/data_parallel/test_naive.py::test_small_integers_give_exactly_the_same_bits"
+
+
+def source(path=NAIVE):
+    return (PACKAGE / path).read_text(encoding="utf-8")
+
+
+def test_the_tree_is_the_package_but_for_what_is_replaced_or_left_out(tmp_path):
+    build(tmp_path, {NAIVE: "changed = True\n"}, leave_out=("course", "hybrid.py"))
+    assert (tmp_path / "minidist" / NAIVE).read_text() == "changed = True\n"
+    there = {p.relative_to(tmp_path / "minidist") for p in tmp_path.rglob("*.py")}
+    want = {p.relative_to(PACKAGE) for p in PACKAGE.rglob("*.py")}
+    assert there == {p for p in want if p.parts[0] not in ("course", "hybrid.py")}
+    assert replaced(tmp_path)[NAIVE] == "changed = True\n"
+    assert source() != "changed = True\n"
+
+
+def test_what_the_package_does_not_have_cannot_be_replaced(tmp_path):
+    with pytest.raises(ValueError, match="minidist has no data_parallel/new.py"):
+        build(tmp_path, {"data_parallel/new.py": ""})
+    with pytest.raises(ValueError, match="has no folder minidist"):
+        replaced(tmp_path)
+    build(tmp_path, {})
+    with pytest.raises(ValueError, match="exists already"):
+        build(tmp_path, {})
+
+
+def pytest_with(folder, *tests):
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *tests]
+    return subprocess.run(
+        [*command, "--impl", folder], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_pytest_runs_against_another_implementation(tmp_path, sound):
+    theirs = tmp_path / "minidist" / NAIVE
+    theirs.parent.mkdir(parents=True)
+    right = "p.grad = group.all_reduce(grad, label=name)"
+    assert right in source()
+    theirs.write_text(source() if sound else source().replace(right, "p.grad = grad"))
+    run = pytest_with(tmp_path, TEST)
+    assert f"minidist with {NAIVE} of {tmp_path}" in run.stdout
+    assert run.returncode == (0 if sound else 1), run.stdout + run.stderr
+
+
+def test_a_folder_that_is_none_is_a_usage_error(tmp_path):
+    run = pytest_with(tmp_path / "nowhere", TEST)
+    assert run.returncode == 4 and "has no folder minidist" in run.stderr
