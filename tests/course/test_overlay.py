@@ -28,7 +28,7 @@ def test_the_tree_is_the_package_but_for_what_is_replaced_or_left_out(tmp_path):
 
 
 def test_what_the_package_does_not_have_cannot_be_replaced(tmp_path):
-    with pytest.raises(ValueError, match="minidist has no data_parallel/new.py"):
+    with pytest.raises(ValueError, match=r"minidist has no data_parallel/new\.py"):
         build(tmp_path, {"data_parallel/new.py": ""})
     with pytest.raises(ValueError, match="has no folder minidist"):
         replaced(tmp_path)
