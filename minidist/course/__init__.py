@@ -1,4 +1,11 @@
 """The course: labs, a grader for them, and a zoo of mistakes.
 
+labs/           what is asked: a TOML file per lab, with its tasks, points and hints
+lab.py          reads them
+blank.py        takes the bodies of functions out of a source
 overlay.py      minidist with some files replaced: a student's, a blanked or a mutated one
+questions/      per lab: what a student's code is asked, and what its answers must be
+probes/         per lab: how it is asked; runs beside the student's code and judges nothing
+sandbox.py      runs both in a process of its own, which returns arrays and nothing else
+grader.py       asks, judges, adds up the points
 """

@@ -1,0 +1,45 @@
+"""Take the bodies of functions out of a source, and leave their signatures and docstrings.
+
+What to take out is found in the syntax tree, so that the source needs no marks in it; all other
+lines stay as they are written.
+"""
+
+import ast
+import json
+
+
+def blank(source: str, messages: dict[str, str]) -> str:
+    """Replace bodies by `raise NotImplementedError(message)`.
+
+    messages  {qualified name, as "ring_all_reduce" or "Mesh.rank_of": message}
+
+    ValueError: the source has no such function, or it stands on one line.
+    """
+    functions = dict(_functions(ast.parse(source)))
+    missing = sorted(messages.keys() - functions.keys())
+    if missing:
+        raise ValueError(f"there is no function {', '.join(missing)} to blank")
+    lines = source.splitlines()
+    for name in sorted(messages, key=lambda name: -functions[name].lineno):  # from the end
+        function = functions[name]
+        first = function.body[0]
+        if first.lineno == function.lineno:
+            raise ValueError(f"{name} stands on one line; give its body lines of its own")
+        start = first.lineno - 1
+        if ast.get_docstring(function) is not None:
+            start = first.end_lineno
+        while lines[start - 1].lstrip().startswith("#"):  # what stands above the first line
+            start -= 1
+        lines[start : function.end_lineno] = [
+            f"{' ' * first.col_offset}raise NotImplementedError({json.dumps(messages[name])})"
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _functions(tree: ast.AST, prefix: str = ""):
+    """Yield (qualified name, node) of the functions of a module and the methods of its classes."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield prefix + node.name, node
+        elif isinstance(node, ast.ClassDef):
+            yield from _functions(node, f"{prefix}{node.name}.")

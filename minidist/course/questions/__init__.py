@@ -1,0 +1,1 @@
+"""What each lab asks a student's code, and what the answers must be; a file per lab."""
