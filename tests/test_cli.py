@@ -14,7 +14,7 @@ from minidist.backend import why_no_gpu
 from minidist.cli import main
 from minidist.pipeline_parallel import SCHEDULES, programs
 from minidist.planning import simulate
-from minidist.tools import equivalence, timeline
+from minidist.tools import bench, equivalence, timeline
 from minidist.tools.chrome_trace import check_chrome_trace
 
 TINY = ["--steps", "3", "--batch", "6", "--context", "8", "--width", "8", "--heads", "2"]
@@ -175,7 +175,8 @@ def test_without_a_gpu_there_is_one_clear_error(capsys):
 
 
 def test_verify_prints_rows_and_json_has_the_promised_fields(capsys):
-    assert main(["verify", "--transport", "thread"]) == 0
+    names = ["--strategy", "naive", "--strategy", "gpipe"]
+    assert main(["verify", "--transport", "thread", *names]) == 0
     *rows, last = capsys.readouterr().out.splitlines()
     assert sum(row.startswith("ok   naive") for row in rows) == 12
     assert re.fullmatch(rf"{len(rows)} rows, all ok; largest error \d.\de-1\d, allowed 1e-09", last)
@@ -201,8 +202,7 @@ def test_bench_measures_every_workload_or_says_what_is_missing(capsys):
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == ["MLP step", "Transformer step", "1,000 tiny ops"]
     assert all((row["ratio"] is None) == bool(row["note"]) for row in rows)
-    assert main(["bench", "--rounds", "1"]) == 0
-    assert capsys.readouterr().out.count(" ms") >= 3
+    assert bench.table(rows).count(" ms") >= 3
 
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
@@ -261,13 +261,17 @@ def test_timeline_measured_prints_the_real_picture_beside_the_simulated_one(caps
     assert {"F0", "send", "recv"} <= {e["name"] for e in trace["traceEvents"]}
 
 
+slow = pytest.mark.slow
+
+
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 @pytest.mark.parametrize(
     "command, after",
     [
-        *[("train --steps 100000", after) for after in (0.0, 0.3, 1.0)],
+        ("train --steps 100000", 0.3),
         ("train --steps 100000 --dp 2 --pp 2 --tp 2", 1.0),
-        *[("timeline --measured --stages 2 --microbatches 200", after) for after in (0.3, 1.0)],
+        ("timeline --measured --stages 2 --microbatches 200", 0.3),
+        *[pytest.param("train --steps 100000", after, marks=slow) for after in (0.0, 1.0)],
     ],
 )
 def test_ctrl_c_ends_everything_at_once_and_leaves_nothing(command, after):

@@ -9,7 +9,7 @@ from minidist import nn
 from minidist.tools import equivalence
 from minidist.tools import strategies as listed
 from minidist.tools.compare import compare
-from minidist.tools.equivalence import certificate, gradients, strategies
+from minidist.tools.equivalence import certificate, gradients, strategies, verify
 from minidist.tools.strategies import Case, one_device
 from tests.strategies import arrays
 
@@ -129,14 +129,30 @@ def test_unknown_strategies_are_refused_by_name():
         gradients("magic", None, np.zeros(1), np.zeros(1), 2)
 
 
+@pytest.fixture(scope="module")
+def rows():
+    """All strategies on ranks that stay up."""
+    return list(verify(sizes=[2, 3]))
+
+
 @pytest.mark.parametrize("strategy", strategies())
-def test_every_strategy_has_a_certificate(strategy):
+def test_every_strategy_keeps_its_promise_in_every_case(rows, strategy):
+    mine = [row for row in rows if row["strategy"] == strategy]
+    sizes = set(equivalence.find(strategy).ranks) & {2, 3}
+    assert len(mine) == sum(len(equivalence.find(strategy).cases(size)) for size in sizes) > 0
+    for row in mine:
+        assert row["ok"] and row["error"] <= 1e-9, row["detail"]
+        assert row["bytes"] == row["bytes_formula"] > 0
+
+
+@pytest.mark.parametrize("strategy, ranks", [("naive", 3), ("siamese", 2), ("pipedream", 3)])
+def test_a_certificate_has_a_promise_and_its_evidence(strategy, ranks):
     paper = certificate(strategy, 3)
-    assert paper.ok and paper.promise in ("exact", "replayed bitwise", "invariant")
-    ranks = paper.evidence[0]["ranks"]
-    assert len(paper.evidence) == len(equivalence.find(strategy).cases(ranks))
-    for row in paper.evidence:
-        assert row["bytes"] == row["bytes_formula"] > 0 and row["error"] <= 1e-9
+    assert paper.ok and paper.promise == equivalence.find(strategy).promise
+    assert paper.promise in ("exact", "replayed bitwise", "invariant")
+    assert [row["ranks"] for row in paper.evidence] == [ranks] * len(
+        equivalence.find(strategy).cases(ranks)
+    )
 
 
 def test_the_cases_have_unequal_examples_uneven_shards_and_empty_ones():
