@@ -1,0 +1,39 @@
+"""The verdict on an exercise of a lesson: solved, not solved yet, or what is wrong.
+
+    def check(attempt):
+        if attempt(3) != 9:
+            return f"3 squared is not {attempt(3)}"
+
+    exercise.judge(1, check, square, tempting=[double])     # exercise 1: not solved yet
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from minidist.errors import RankFailed
+
+
+def verdict(check: Callable[[Any], str | None], attempt: Any) -> str:
+    """Return "solved", "not solved yet" or "wrong: ...".
+
+    check    attempt -> what is wrong with it, or None. It may run the attempt here or on ranks.
+    attempt  not solved yet where it raises NotImplementedError
+    """
+    try:
+        fault = check(attempt)
+    except NotImplementedError:
+        return "not solved yet"
+    except RankFailed as failure:
+        if isinstance(failure.__cause__, NotImplementedError):
+            return "not solved yet"
+        return f"wrong: on rank {failure.rank} it raises {failure.__cause__!r}"
+    return "solved" if fault is None else f"wrong: {fault}"
+
+
+def judge(number: int, check: Callable, attempt: Any, tempting: list[Callable]) -> None:
+    """Print the verdict on an attempt, and on tempting answers, which must be refused."""
+    print(f"exercise {number}:", verdict(check, attempt))
+    for answer in tempting:
+        refused = verdict(check, answer)
+        print(f"  {answer.__name__}: {refused}")
+        assert refused.startswith("wrong"), f"the check lets {answer.__name__} pass"
