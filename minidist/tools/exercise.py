@@ -1,10 +1,10 @@
 """The verdict on an exercise of a lesson: solved, not solved yet, or what is wrong.
 
-    def check(attempt):
-        if attempt(3) != 9:
-            return f"3 squared is not {attempt(3)}"
+def check(attempt):
+    if attempt(3) != 9:
+        return f"3 squared is not {attempt(3)}"
 
-    exercise.judge(1, check, square, tempting=[double])     # exercise 1: not solved yet
+exercise.judge(1, check, square, tempting=[double])     # exercise 1: not solved yet
 """
 
 from collections.abc import Callable

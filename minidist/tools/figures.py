@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 FORWARD, BACKWARD, UPDATE, COMMUNICATION = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 EMPHASIS, INK, IDLE = "#D55E00", "#222222", "#BBBBBB"
+OWN, SAME = "#56B4E9", "#E4E4E4"  # what a rank has of its own; what all ranks have alike
 
 STYLE = {
     "figure.figsize": (8, 4.5),
@@ -98,6 +99,37 @@ def save(draw: Callable[[Any], Any], name: str) -> None:
     path = folder / f"{name}.png"
     draw(plt).savefig(path, metadata={"Software": None})  # no version, no date: same data and bytes
     print(f"figure: {path}")
+
+
+def part(rank: int) -> dict[str, Any]:
+    """Return how a patch looks that is this rank's own: one colour, and a hatch per rank."""
+    return {"facecolor": OWN, "edgecolor": "white", "hatch": (None, "///", "...", "xx")[rank % 4]}
+
+
+def stack(axes, y: float, pieces: list[tuple[float, str, dict]], height: float = 0.7) -> None:
+    """Draw bars end to end from zero, in the row y: (length, the words on it, how it looks)."""
+    start = 0.0
+    for length, words, look in pieces:
+        axes.barh(y, length, height, start, **{"edgecolor": "white"} | look)
+        paper = {"facecolor": "white", "edgecolor": "none", "pad": 1} if "hatch" in look else None
+        middle = {"ha": "center", "va": "center", "fontsize": 9, "bbox": paper if words else None}
+        axes.text(start + length / 2, y, words, **middle)
+        start += length
+
+
+def matrix(axes, left: float, bottom: float, size: tuple, columns: int = 1, rows: int = 1) -> None:
+    """Draw a matrix of size (width, height), cut in parts that bear their ranks; uncut: alike."""
+    from matplotlib.patches import Rectangle
+
+    width, height = size[0] / columns, size[1] / rows
+    paper = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+    for rank in range(columns * rows):
+        corner = left + rank % columns * width, bottom + (rows - 1 - rank // columns) * height
+        look = part(rank) if columns * rows > 1 else {"facecolor": SAME, "edgecolor": "white"}
+        axes.add_patch(Rectangle(corner, width, height, **look))
+        if columns * rows > 1:
+            middle = corner[0] + width / 2, corner[1] + height / 2
+            axes.text(*middle, rank, ha="center", va="center", fontsize=10, bbox=paper)
 
 
 def _parser() -> argparse.ArgumentParser:
