@@ -229,30 +229,3 @@ def watch_dtypes():
 
     with mock.patch.object(Function, "__call__", watched_call):
         yield found
-
-
-def kept_bytes(tensor):
-    """Return the bytes of the arrays that backward from `tensor` would read.
-
-    Every buffer counts once and whole, however many views of it there are; parameters do not count.
-    """
-    functions = functions_below(tensor)
-    leaves = {x for function in functions for x in function.inputs if isinstance(x, Tensor)}
-    not_kept = {id(base_of(x.data)) for x in leaves}
-    bases = {}
-    for function in functions:
-        stack = list(vars(function).values())
-        while stack:
-            value = stack.pop()
-            if isinstance(value, tuple | list):
-                stack.extend(value)
-            elif isinstance(value, np.ndarray):
-                base = base_of(value)
-                bases[id(base)] = base
-    return sum(base.nbytes for key, base in bases.items() if key not in not_kept)
-
-
-def base_of(array):
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array

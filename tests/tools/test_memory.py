@@ -5,8 +5,9 @@ import pytest
 
 from minidist import Tensor, nn, optim
 from minidist.rng import Randomness
+from minidist.tools.activations import kept_bytes
 from minidist.tools.volume import block_activation_bytes, block_parameters, korthikanti_bytes
-from tests.strategies import arrays, kept_bytes
+from tests.strategies import arrays
 from tests.tensor_parallel.judges import SPLITS
 
 sizes = pytest.mark.parametrize("size", [1, 2, 3, 4])
