@@ -84,6 +84,23 @@ def draw(log: EventLog, title: str | None = None) -> Any:
     return figure
 
 
+def draw_into(axes, log: EventLog, size: float = 8) -> None:
+    """Draw a program without transfers into axes, one of several: a row per rank, bars numbered.
+
+    A later chunk's bars are lower, which is seen in print as well. size: of the numbers, in points.
+    """
+    for event in log.events:
+        (action,) = actions(event.name)
+        height = 0.6 if action.chunk else 0.86
+        bar = Bar(event.rank + 0.86 - height, height, event, meaning(event))
+        _fill(axes, [bar], 0.5, 1)
+        _centred(axes, bar, str(action.micro_batch), size, 1)
+    ranks = sorted({event.rank for event in log.events})
+    axes.set_yticks([rank + 0.43 for rank in ranks], [f"rank {rank}" for rank in ranks], fontsize=9)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(ranks), -0.15)
+
+
 def _frame(axes, rows: Rows, tops: list[float], bottom: float, end) -> None:
     """Set the limits, and draw a grey strip with a name per row: what stays grey is idle."""
     axes.set(xlim=(0, float(end)), ylim=(bottom, 0))
