@@ -16,7 +16,8 @@ from minidist.errors import RankFailed
 def verdict(check: Callable[[Any], str | None], attempt: Any) -> str:
     """Return "solved", "not solved yet" or "wrong: ...".
 
-    check    attempt -> what is wrong with it, or None. It may run the attempt here or on ranks.
+    check    attempt -> what is wrong with it, or None; a ValueError says that too. It may run the
+             attempt here or on ranks.
     attempt  not solved yet where it raises NotImplementedError
     """
     try:
@@ -27,6 +28,8 @@ def verdict(check: Callable[[Any], str | None], attempt: Any) -> str:
         if isinstance(failure.__cause__, NotImplementedError):
             return "not solved yet"
         return f"wrong: on rank {failure.rank} it raises {failure.__cause__!r}"
+    except ValueError as refused:
+        return f"wrong: {refused}"
     return "solved" if fault is None else f"wrong: {fault}"
 
 

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 FORWARD, BACKWARD, UPDATE, COMMUNICATION = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 EMPHASIS, INK, IDLE = "#D55E00", "#222222", "#BBBBBB"
 OWN, SAME = "#56B4E9", "#E4E4E4"  # what a rank has of its own; what all ranks have alike
+ROW = "#F0F0F0"  # of a rank's row in a timeline: what stays grey is idle
 
 STYLE = {
     "figure.figsize": (8, 4.5),
@@ -130,6 +131,41 @@ def matrix(axes, left: float, bottom: float, size: tuple, columns: int = 1, rows
         if columns * rows > 1:
             middle = corner[0] + width / 2, corner[1] + height / 2
             axes.text(*middle, rank, ha="center", va="center", fontsize=10, bbox=paper)
+
+
+def rank_bars(axes, log, scale: float = 1.0, numbered: bool = True) -> None:
+    """Draw what the ranks of a pipeline compute: a row per rank, grey where it is idle.
+
+    log       an EventLog: of a simulation, or of a run, whose events are named F0, B0, U0
+    scale     units of the axis per unit of the log's time: 1e3 shows seconds as ms
+    numbered  write micro-batches into the bars
+    """
+    meanings = {"F": ("forward", FORWARD), "B": ("backward", BACKWARD), "U": ("update", UPDATE)}
+    events = [e for e in log.events if e.category == "compute"]
+    ranks, end = range(1 + max(e.rank for e in events)), scale * max(float(e.end) for e in events)
+    axes.barh(ranks, end, 0.8, color=ROW)
+    labels = set()
+    for e in events:
+        label, color = meanings[e.name[0].upper()]
+        start, length = scale * float(e.start), scale * float(e.seconds)
+        style = {"color": color, "edgecolor": "white", "linewidth": 0.6}
+        axes.barh(e.rank, length, 0.8, start, label=None if label in labels else label, **style)
+        labels.add(label)
+        if numbered and label != "update":
+            ink = "white" if label == "forward" else INK
+            place = {"ha": "center", "va": "center_baseline", "fontsize": 8}
+            axes.text(start + length / 2, e.rank, e.name[1:], color=ink, **place)
+    axes.set(xlim=(0, end), ylim=(len(ranks) - 0.5, -0.5))
+    axes.set_yticks(ranks, [f"rank {r}" for r in ranks])
+    axes.tick_params(axis="y", length=0)
+
+
+def label_ends(axes, x: float, ends: dict[str, tuple[float, str]], gap: float) -> None:
+    """Write the name of each line at its end, `gap` apart or more; ends: {name: (y, colour)}."""
+    at = float("-inf")
+    for name, (y, color) in sorted(ends.items(), key=lambda item: item[1][0]):
+        at = max(y, at + gap)
+        axes.text(x, at, name, color=color, va="center", fontsize=9)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -110,7 +110,7 @@ def _frame(axes, rows: Rows, tops: list[float], bottom: float, end) -> None:
     middles = [top + (height - 0.2) / 2 for top, height in zip(tops, heights, strict=True)]
     axes.set_yticks(middles, row_names(rows))
     for top, height in zip(tops, heights, strict=True):
-        axes.axhspan(top - 0.1, top + height - 0.1, color="#F0F0F0", zorder=0)
+        axes.axhspan(top - 0.1, top + height - 0.1, color=figures.ROW, zorder=0)
     if max(heights, default=1) > 1:
         axes.set_title("in a grey row, a lower bar is a part of the one above it", fontsize=9)
 
