@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from minidist.events import EventLog
+
 FORWARD, BACKWARD, UPDATE, COMMUNICATION = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 EMPHASIS, INK, IDLE = "#D55E00", "#222222", "#BBBBBB"
 OWN, SAME = "#56B4E9", "#E4E4E4"  # what a rank has of its own; what all ranks have alike
@@ -133,30 +135,33 @@ def matrix(axes, left: float, bottom: float, size: tuple, columns: int = 1, rows
             axes.text(*middle, rank, ha="center", va="center", fontsize=10, bbox=paper)
 
 
-def rank_bars(axes, log, scale: float = 1.0, numbered: bool = True) -> None:
+def rank_bars(axes, log: EventLog, scale: float = 1.0, numbered: bool = True) -> None:
     """Draw what the ranks of a pipeline compute: a row per rank, grey where it is idle.
 
-    log       an EventLog: of a simulation, or of a run, whose events are named F0, B0, U0
+    Time begins with the first action. axes.legend() then says what the colours mean.
+
+    log       of a simulation or of a run; its compute events are named F0, B0, U0
     scale     units of the axis per unit of the log's time: 1e3 shows seconds as ms
     numbered  write micro-batches into the bars
     """
     meanings = {"F": ("forward", FORWARD), "B": ("backward", BACKWARD), "U": ("update", UPDATE)}
-    events = [e for e in log.events if e.category == "compute"]
-    ranks, end = range(1 + max(e.rank for e in events)), scale * max(float(e.end) for e in events)
-    axes.barh(ranks, end, 0.8, color=ROW)
+    log = EventLog([e for e in log.events if e.category == "compute"]).from_zero()
+    rows, end = range(1 + max(e.rank for e in log.events)), max(e.end for e in log.events)
+    axes.barh(rows, scale * float(end), 0.8, color=ROW)
     labels = set()
-    for e in events:
+    for e in log.events:
         label, color = meanings[e.name[0].upper()]
         start, length = scale * float(e.start), scale * float(e.seconds)
         style = {"color": color, "edgecolor": "white", "linewidth": 0.6}
+        style["hatch"] = "////" if label == "update" else None  # in grey it is like forward
         axes.barh(e.rank, length, 0.8, start, label=None if label in labels else label, **style)
         labels.add(label)
         if numbered and label != "update":
             ink = "white" if label == "forward" else INK
             place = {"ha": "center", "va": "center_baseline", "fontsize": 8}
             axes.text(start + length / 2, e.rank, e.name[1:], color=ink, **place)
-    axes.set(xlim=(0, end), ylim=(len(ranks) - 0.5, -0.5))
-    axes.set_yticks(ranks, [f"rank {r}" for r in ranks])
+    axes.set(xlim=(0, scale * float(end)), ylim=(len(rows) - 0.5, -0.5))
+    axes.set_yticks(rows, [f"rank {r}" for r in rows])
     axes.tick_params(axis="y", length=0)
 
 
