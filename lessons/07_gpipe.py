@@ -91,7 +91,7 @@ validate(ours, 4, 4)
 print("rank 1:", *add_communication(ours)[1])
 
 # %% [markdown]
-# `>F0` receives an activation, `F0>` sends one. That same value is validated, drawn (above),
+# `<F0` receives an activation, `>F0` sends one. That same value is validated, drawn (above),
 # simulated and executed. Who executes it needs to know what an action is, and nothing about
 # schedules:
 

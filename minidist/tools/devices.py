@@ -54,7 +54,7 @@ def idle(log: EventLog) -> float:
     return 1 - sum(e.seconds for e in busy) / (ranks * length(log))
 
 
-def quiet(run: Callable[[EventLog], object], seconds: float, most: int = 8) -> EventLog:
+def quiet(run: Callable[[EventLog], object], seconds: float, most: int = 4) -> EventLog:
     """Return the log of the shortest of some runs, since noise only ever adds.
 
     It runs until one takes at most 10% longer than `seconds`, and not more than `most` times.
