@@ -1,16 +1,17 @@
 # %% [markdown]
 # # 6. Layer split: a model cut by its layers
 #
-# In data parallelism every rank holds the whole model. Here a rank holds some layers of it, in a
-# row; activations go from rank to rank, gradients come back. The library's versions are
-# `layer_split.py`, `partition.py` and `branch_placement.py` in `minidist/pipeline_parallel`.
+# In data parallelism every rank computes with the whole model (lesson 3); ZeRO keeps a part on each
+# rank, and sends the parts around in every step (lesson 5). Here a rank holds some layers, in a
+# row, and they stay where they are: activations go from rank to rank, gradients come back. The
+# library's versions are `layer_split.py`, `partition.py` and `branch_placement.py` in
+# `minidist/pipeline_parallel`.
 #
-# Letters: `p` ranks, `r` one of them, `P_r` its parameters; `B` examples, `C` the width of an
-# activation, `T` positions of a sequence (1 for a picture).
+# Letters: `p` ranks, `r` one of them; `B` examples, `C` the width of an activation; `X_r`, `Y_r`
+# input and output of rank `r`'s layers, `dX_r`, `dY_r` their gradients.
 
 # %%
 import gc
-import time
 import tracemalloc
 from fractions import Fraction
 
@@ -18,14 +19,14 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from minidist import Cluster, Tensor, nn, optim
-from minidist.autograd import Function
 from minidist.datasets import digits
 from minidist.events import EventLog
 from minidist.pipeline_parallel import Pipeline, branch_placement, programs
 from minidist.pipeline_parallel.partition import counted_costs, measured_costs, partition
 from minidist.planning import simulate
 from minidist.rng import generator
-from minidist.tools import equivalence, figures, timeline
+from minidist.tools import equivalence, exercise, figures, timeline
+from minidist.tools.devices import Device, idle, length, quiet
 
 figures.arguments()
 images, labels = digits()
@@ -44,7 +45,7 @@ DEVICE = 8e6  # bytes
 
 
 def held(group, cut):
-    """Train one step; return (16 P_r, bytes that are held after it), of the layers in `cut[r]`."""
+    """Train a step of the layers cut[r]; return (16 bytes per parameter, bytes held after it)."""
     tracemalloc.start()  # NumPy reports its arrays to it
     whole = nn.ResidualMLP(**SIZES)
     model = nn.Sequential([whole.layers[i] for i in cut[group.rank]])
@@ -63,9 +64,7 @@ def held(group, cut):
 layers = len(nn.ResidualMLP(**SIZES).layers)
 for p in (1, 2, 4):
     formula, measured = clusters[p].run(held, [range(layers)] * p)[0]
-    print(
-        f"data parallel on {p}: {measured / 1e6:.1f} MB on every rank, 16 P = {formula / 1e6:.1f}"
-    )
+    print(f"batch shared by {p}: {measured / 1e6:.1f} MB on a rank, formula {formula / 1e6:.1f}")
     assert 1 <= measured / formula < 1.05 and measured > 2 * DEVICE
 
 # %% [markdown]
@@ -85,7 +84,7 @@ for p in (1, 2, 4):
 # ## Math
 #
 #     f = f_{p-1} o ... o f_0      rank r needs X_r = Y_{r-1} and dY_r = dX_{r+1}, nothing else
-#     bytes     2 B T C itemsize per boundary: Y there, dY back. The parameters are not in it.
+#     bytes     2 B C itemsize per boundary: Y there, dY back. The parameters are not in it.
 #     idle      rank r waits for r - 1, or for r + 1: one works at a time, (p - 1)/p of all idle
 #
 # ## Code
@@ -143,24 +142,8 @@ for p in (2, 4):
 
 # %% [markdown]
 # Bit for bit the library's. Only `p - 1` small activations move each way; the gradients of
-# parameters stay where they are. In a Transformer the activation is `[B, T, C]`:
-
-
-# %%
-def pipelined_bytes(group, model, x, y):
-    pipeline = Pipeline(model, group, "layer_split", micro_batches=1)
-    pipeline.backward(x, y)
-    return group.ledger.total
-
-
-B, T, C = 6, 16, 24
-tokens = np.arange(B * (T + 1)).reshape(B, T + 1) % 11
-transformer = nn.Transformer(11, C, heads=2, depth=2, context=T)
-moved = clusters[4].run(pipelined_bytes, transformer, tokens[:, :-1], tokens[:, 1:])
-assert sum(moved) == 3 * 2 * B * T * C * 4
-print(f"Transformer on 4 ranks: {moved} bytes sent by each rank, 3 x 2 B T C itemsize in all")
-
-# %% [markdown]
+# parameters stay where they are. (Of a sequence of T positions the activation is `[B, T, C]`.)
+#
 # ## Measurement: memory
 #
 # The big network on two and four ranks. A stem of 64 x 256 weights costs less than a residual layer
@@ -182,102 +165,48 @@ assert all(measured < DEVICE for _, measured in memory[4])
 # %% [markdown]
 # ## Measurement: time
 #
-# Now the price. To see four devices on any machine, a layer that computes next to nothing but takes
-# its time, 10 ms forward and 20 ms backward, without a core: it sleeps. One step of such stages:
+# Now the price. To see four devices on any machine, a layer that sleeps: 10 ms forward and 20 ms
+# backward for 64 rows, without a core. One step of four such layers on 1, 2 and 4 ranks:
 
 
 # %%
-class Nap(Function):
-    """Y = X, after 10 ms  =>  dX = dY, after 20 ms."""
-
-    def forward(self, x):
-        time.sleep(0.010)
-        return x
-
-    def backward(self, grad):
-        time.sleep(0.020)
-        return grad
+def step(group, model):
+    Pipeline(model, group, "layer_split", micro_batches=1).backward(images[:64], labels[:64])
 
 
-class Device(nn.Module):
-    """A linear layer whose time is that of a device of its own."""
-
-    def __init__(self, name, width=64, dtype="float32"):
-        self.linear = nn.Linear(width, width, name=name, dtype=dtype)
-
-    def forward(self, x, randomness=None):
-        return Nap()(self.linear(x))
-
-
-def step(group, model, schedule, m):
-    Pipeline(model, group, schedule, m).backward(images[:64], labels[:64])
-
-
-def length(log):
-    """Return the seconds from the start of the first action to the end of the last."""
-    busy = [e for e in log.events if e.category == "compute"]
-    return max(e.end for e in busy) - min(e.start for e in busy)
-
-
-def idle(log, p):
-    """Return the share of p ranks' time in which nothing is computed."""
-    busy = sum(e.seconds for e in log.events if e.category == "compute")
-    return 1 - busy / (p * length(log))
-
-
-def quiet(p, seconds, *run):
-    """Return the log of the fastest run: noise only ever adds. No more once 10% from `seconds`."""
-    logs = []
-    while len(logs) < 8 and (not logs or length(logs[-1]) > 1.1 * seconds):
-        logs.append(EventLog())
-        clusters[p].run(*run, log=logs[-1])
-    return min(logs, key=length)
-
-
-naps = nn.Sequential([Device(f"layers.{i}") for i in range(4)])
+naps = nn.Sequential([Device(f"layers.{i}", 64, 0.010 / 64, 0.020 / 64) for i in range(4)])
 logs = {}
 for p in (1, 2, 4):
-    logs[p] = quiet(p, 4 * 0.030, step, naps, "layer_split", 1)
-    exact = simulate(programs("layer_split", p, 1), 1, Fraction(3, 2), Fraction(1, 2)).bubble
-    print(f"p = {p}: idle {idle(logs[p], p):.1%} of the time, (p - 1)/p = {exact}")
-    assert exact == Fraction(p - 1, p) and exact - 1e-9 <= idle(logs[p], p) < exact + 0.25
+    logs[p] = quiet(lambda log, p=p: clusters[p].run(step, naps, log=log), 4 * 0.030)
+    exact = simulate(programs("layer_split", p, 1)).bubble
+    print(f"p = {p}: {1e3 * length(logs[p]):.0f} ms, idle {idle(logs[p]):.1%}; (p - 1)/p = {exact}")
+    assert exact == Fraction(p - 1, p) and exact - 1e-9 <= idle(logs[p]) < exact + 0.25
     assert length(logs[p]) > 4 * 0.030, "as long as one device"
 print(timeline.text(logs[4]))
 
 # %% [markdown]
-# Four devices take as long as one. The bound is not a matter of speed: a rank begins with what the
-# one before it has ended, so no two are ever busy at once. We bought memory and nothing else.
+# Four devices take as long as one. This is not a matter of speed: a rank begins with what the one
+# before it has ended, so no two are ever busy at once. We bought memory and nothing else.
 #
 # ## What the cut decides
 #
-# While one rank works at a time, the step takes the sum of all stages, however it is cut. As soon
-# as the ranks work at once (next lesson), they deliver one micro-batch per time of the *slowest*
-# stage. So cut to make the slowest stage fast. But what does a layer cost? One can count its
-# multiply-adds, or measure it. A small Transformer with a vocabulary of 1000:
+# While one rank works at a time, a step takes the sum of all stages, however it is cut. As soon as
+# the ranks work at once (lesson 7), they deliver one piece of work per time of the *slowest* stage.
+# So cut to make the slowest stage fast. But what does a layer cost? One can count its
+# multiply-adds, or measure it. A small Transformer with a vocabulary of 1000: embedding, 6 blocks,
+# head.
 
 # %%
 model, batch = nn.Transformer(1000, 32, heads=4, depth=6, context=32), np.zeros((8, 32), int)
 with threadpool_limits(1):
-    seconds = measured_costs(model, batch, repeats=15)
-costs = {"counted": counted_costs(model, batch), "measured": seconds}
-for how, given in costs.items():
-    print(f"{how:>8}: share of each layer", [f"{c / sum(given):.0%}" for c in given])
-cuts = {"equal": partition([1] * len(seconds), 4)}
-cuts |= {how: partition(given, 4) for how, given in costs.items()}
-slowest = {}
+    seconds = measured_costs(model, batch, repeats=9)
+costs = {"equal": [1] * len(seconds), "counted": counted_costs(model, batch), "measured": seconds}
+cuts, slowest = {how: partition(given, 4) for how, given in costs.items()}, {}
 for how, cut in cuts.items():
-    stages = [sum(seconds[i] for i in part) for part in cut]
-    slowest[how] = max(stages)
-    thirds = [s / 3 for s in stages]  # forward, and the two halves of backward
-    one_by_one, at_once = (
-        simulate(programs(schedule, 4, 64), thirds, thirds, thirds).makespan
-        for schedule in ("layer_split", "gpipe")
-    )
-    print(
-        f"{how:>8} cut {[len(part) for part in cut]}: slowest stage {1e3 * max(stages):.1f} ms; 64 "
-        f"batches, simulated: {one_by_one:.2f} s one by one, {at_once:.2f} s with all ranks at work"
-    )
-    assert np.isclose(one_by_one, 64 * sum(seconds)) and at_once > 64 * max(stages)
+    shares = ", ".join(f"{c / sum(costs[how]):.0%}" for c in costs[how])
+    slowest[how] = max(sum(seconds[i] for i in part) for part in cut)
+    ms = 1e3 * slowest[how]
+    print(f"{how:>8}: costs {shares}; cut {[len(part) for part in cut]}, slowest stage {ms:.1f} ms")
 assert [len(part) for part in cuts["counted"]] == [3, 2, 2, 1]
 assert slowest["measured"] <= min(slowest.values()), "the best cut for these seconds, by search"
 assert costs["counted"][0] == 0 < costs["measured"][0]
@@ -297,58 +226,40 @@ assert costs["counted"][0] == 0 < costs["measured"][0]
 
 
 # %%
-def pairs_step(group, model, x, y, repeats):
-    """Return the gradients, the bytes moved, and the seconds of the fastest repeat."""
-    seconds = []
-    for _ in range(repeats):
-        for parameter in model.parameters():
-            parameter.grad = None
-        group.barrier()
-        start = time.perf_counter()
-        branch_placement.forward_backward(model, x, y, group)
-        branch_placement.all_reduce_shared(model, group)
-        seconds.append(time.perf_counter() - start)
+def pairs_step(group, model, x, y):
+    """Return the gradients of this rank's parameters, and the bytes that others took from it."""
+    branch_placement.forward_backward(model, x, y, group)
+    branch_placement.all_reduce_shared(model, group)
     own = branch_placement.own_parameters(model, group)
-    return {p.name: p.grad for p in own}, group.ledger.total, min(seconds)
+    return {p.name: p.grad for p in own}, group.ledger.total
 
 
-B, E = 40, 8
+B, E = 40, 8  # pairs, and the width in which the branches end
 x = generator(0, "pairs").standard_normal((B, 2, 64))
 y = (x[:, 0, 0] > x[:, 1, 0]).astype(int)
 siamese = nn.Siamese([64, 16, E], dtype="float64")
 want = one_device(siamese, x, y)
-outcomes = clusters[2].run(pairs_step, siamese, x, y, 1)
+(got, _), _ = outcomes = clusters[2].run(pairs_step, siamese, x, y)
 S = sum(p.data.nbytes for p in branch_placement.shared_parameters(siamese))
-assert error(outcomes[0][0], want) < 1e-9
-assert sum(sent for _, sent, _ in outcomes) == 2 * B * E * 8 + 2 * S
-print(f"siamese: {error(outcomes[0][0], want):.1e} from one device")
+assert error(got, want) < 1e-9 and sum(sent for _, sent in outcomes) == 2 * B * E * 8 + 2 * S
+print(f"siamese: {error(got, want):.1e} from one device")
 
-napping = nn.Siamese([64, 16, E], dtype="float64")
-napping.branch.append(Device("branch.device", E, "float64"))
-ms = {p: 1e3 * clusters[p].run(pairs_step, napping, x, y, 7)[0][2] for p in (1, 2)}
-print(f"with naps: {ms[1]:.0f} ms on one rank, {ms[2]:.0f} ms on two")
-assert ms[2] < 0.75 * ms[1]
-branch_log = quiet(2, 0.030, pairs_step, napping, x, y, 1)
+siamese.branch.append(Device("branch.device", E, 0.010 / B, 0.020 / B, "float64"))
+forks = {
+    p: quiet(lambda log, p=p: clusters[p].run(pairs_step, siamese, x, y, log=log), 0.06 / p)
+    for p in (1, 2)
+}
+print(
+    f"with naps: {1e3 * length(forks[1]):.0f} ms on one rank, {1e3 * length(forks[2]):.0f} on two"
+)
+assert length(forks[2]) < 0.75 * length(forks[1])
 
 # %% [markdown]
-# Half the time, and no micro-batches. It works for as many ranks as the graph has branches, and as
-# evenly as those are: an answer for two towers, not for a chain of 8 layers.
-#
-# The figure: who works when, and what every rank holds.
+# Half the time. It works for as many ranks as the graph has branches, and as evenly as those are:
+# an answer for two towers, not for a chain of 8 layers.
 
 
 # %%
-def bars(axes, log, p):
-    """Draw the compute of p ranks over time in ms."""
-    for e in log.from_zero().events:
-        forward = e.name.startswith(("F", "forward"))
-        if e.category == "compute" and e.name != "join":
-            color = figures.FORWARD if forward else figures.BACKWARD
-            axes.broken_barh([(1e3 * e.start, 1e3 * e.seconds)], (e.rank - 0.4, 0.8), color=color)
-    axes.set(yticks=range(p), yticklabels=[f"rank {r}" for r in range(p)], ylim=(p - 0.4, -0.6))
-    axes.tick_params(axis="y", length=0)
-
-
 def draw(plt):
     figure = plt.figure(figsize=(11, 4.8))
     figure.suptitle("A model cut by layers fits, but only one rank works at a time")
@@ -356,29 +267,28 @@ def draw(plt):
     chain, fork = figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[1, 0])
     right = figure.add_subplot(grid[:, 1])
 
-    bars(chain, logs[4], 4)
-    chain.set(title="A chain of 4 stages: 3/4 of the ranks' time is idle")
-    chain.text(0.03, 0.24, "forward", color=figures.FORWARD, transform=chain.transAxes)
-    chain.text(0.74, 0.24, "backward", color="#A66F00", transform=chain.transAxes)
-    chain.text(0.25, 0.84, "waits for its gradient", color="#777777", transform=chain.transAxes)
-    bars(fork, branch_log, 2)
-    fork.set(title="Two branches on two ranks: both work", xlabel="time (ms)")
+    figures.rank_bars(chain, logs[4], 1e3, numbered=False)
+    chain.set_title("A chain of 4 stages: 3/4 of the ranks' time is idle (grey)")
+    branches = [e for e in forks[2].events if e.name != "join"]
+    figures.rank_bars(fork, EventLog(branches), 1e3, numbered=False)
+    fork.set(title="Two branches on two ranks: both work", xlabel="time (ms), measured")
+    fork.legend(loc="center right")
     for axes in (chain, fork):
         axes.set_xlim(0, 1.1e3 * length(logs[4]))
 
     at, ticks = 0, []
     for p in (1, 2, 4):
         for r, (formula, measured) in enumerate(memory[p]):
-            right.bar(at, formula / 1e6, 0.8, color=figures.FORWARD, alpha=0.3)
-            right.plot(at, measured / 1e6, "o", color=figures.FORWARD)
+            right.bar(at, formula / 1e6, 0.8, color=figures.IDLE)
+            right.plot(at, measured / 1e6, "o", color=figures.INK)
             ticks.append((at, str(r)))
             at += 1
-        right.text(at - 0.5 - p / 2, -2.1, f"{p} rank{'s' * (p > 1)}", ha="center", fontsize=10)
+        right.text(at - 0.5 - p / 2, -2.1, f"{p} rank{'s' * (p > 1)}", ha="center")
         at += 0.8
     right.axhline(DEVICE / 1e6, color=figures.EMPHASIS, linestyle="--")
     right.text(at - 1.2, DEVICE / 1e6 + 0.3, "room on a device", color=figures.EMPHASIS, ha="right")
     right.text(at - 1.2, 15.5, "bars: 16 bytes per parameter\ndots: measured", ha="right")
-    right.set(title="Memory after a step of AdamW (MB)", ylim=(0, 19))
+    right.set(title="Memory after a step of AdamW, per rank", ylim=(0, 19), ylabel="MB")
     right.set_xticks(*zip(*ticks, strict=True))
     right.tick_params(axis="x", length=0)
     return figure
@@ -400,23 +310,16 @@ def cut_in_two(costs):
     raise NotImplementedError  # your lines here
 
 
-def check_cut(attempt):
-    """Say "solved", "not solved yet", or what is wrong."""
+def finds_another_cut(attempt):
     random = generator(0, "costs")
     for _ in range(100):
         costs = random.integers(0, 9, random.integers(2, 8)).tolist()
-        right = len(partition(costs, 2)[0])
-        try:
-            found = attempt(costs)
-        except NotImplementedError:
-            return "not solved yet"
-        if found != right:
-            return f"wrong: {costs} should be cut after {right} layers, not {found}"
-    return "solved"
+        right, got = len(partition(costs, 2)[0]), attempt(costs)
+        if got != right:
+            return f"{costs} should be cut after {right} layers, not {got}"
 
 
-print("exercise 1:", check_cut(cut_in_two))
-assert check_cut(lambda costs: len(costs) // 2).startswith("wrong"), "layers are not equal"
+exercise.check(1, finds_another_cut, cut_in_two, lambda costs: len(costs) // 2)
 
 # %% [markdown]
 # ## Exercise 2: idle, with uneven stages
@@ -432,22 +335,19 @@ def idle_share(times):
     raise NotImplementedError  # your lines here
 
 
-def check_idle(attempt):
+def finds_another_share(attempt):
     for times in ([1, 1], [1, 2, 3], [5, 1, 1, 1], [7]):
         halves = [Fraction(t, 2) for t in times]
         right = simulate(programs("layer_split", len(times), 3), halves, halves, 0).bubble
-        try:
-            found = attempt(times)
-        except NotImplementedError:
-            return "not solved yet"
-        if found != right:
-            return f"wrong: stages of {times} idle {right} of the time, not {found}"
-    return "solved"
+        if attempt(times) != right:
+            return f"stages of {times} idle {right} of the time, not {attempt(times)}"
 
 
-print("exercise 2:", check_idle(idle_share))
-trap = check_idle(lambda times: 1 - Fraction(sum(times), len(times) * max(times)))
-assert trap.startswith("wrong"), "that is the bubble of a full pipeline"
+def of_a_full_pipeline(times):
+    return 1 - Fraction(sum(times), len(times) * max(times))
+
+
+exercise.check(2, finds_another_share, idle_share, of_a_full_pipeline)
 
 # %% [markdown]
 # ## Exercise 3: why did this break?
@@ -455,11 +355,11 @@ assert trap.startswith("wrong"), "that is the bubble of a full pipeline"
 # Somebody needed an even cut and went through the middle of a residual layer,
 # `Y = X + f_1(f_0(X))`: rank 0 has the stem and `f_0`, rank 1 has `f_1` and the head. `X` and
 # `f_0(X)` both cross. The loss is right, training runs, and the network learns a little worse. Find
-# out why, and repair it.
+# out why, and write it right.
 #
-# *Hint:* print which gradients are wrong. Two values went to rank 1; how many gradients came back?
-# On rank 0, `h.backward` frees the graph of the stem, so give `f_0` a leaf of its own,
-# `leaf = Tensor(s.data, requires_grad=True)`, and let `s.backward` run once, with the sum.
+# *Hint:* two values go to rank 1; how many gradients come back? On rank 0, `h.backward` frees the
+# graph of the stem, so give `f_0` a leaf of its own, `leaf = Tensor(s.data, requires_grad=True)`,
+# and let `s.backward` run once, with the sum.
 
 
 # %%
@@ -477,12 +377,16 @@ def inside_a_block(group, stem, block, head, x, y):
         group.send(h.grad, to=0)
 
 
+def repaired(group, stem, block, head, x, y):
+    raise NotImplementedError  # your lines here
+
+
 def try_inside(group, attempt, model, x, y):
     attempt(group, *model.layers, x, y)
     return {n: p.grad for n, p in model.named_parameters().items() if p.grad is not None}
 
 
-def check_inside(attempt):
+def finds_another_gradient(attempt):
     x, y = images[:50].astype("float64"), labels[:50]
     model = nn.ResidualMLP(64, 24, 1, 10, dtype="float64")
     want, got = one_device(model, x, y), {}
@@ -493,11 +397,10 @@ def check_inside(attempt):
     for name in want:
         off = np.abs(got[name] - want[name]).max() / np.abs(want[name]).max()
         if off > 1e-9:
-            return f"not solved yet: the gradient of {name} is off by {off:.0%}"
-    return "solved"
+            return f"the gradient of {name} is off by {off:.0%}"
 
 
-print("exercise 3:", check_inside(inside_a_block))
+exercise.check(3, finds_another_gradient, repaired, inside_a_block)
 
 # %% [markdown]
 # ## What it costs, and the next problem
@@ -509,7 +412,7 @@ print("exercise 3:", check_inside(inside_a_block))
 # - **The cut is a choice**, by memory or by time; where the graph forks there are better ones.
 #
 # While rank 1 works on one batch, rank 0 could begin with the next. But the next batch needs the
-# updated weights, which need this batch's gradient. So cut the *batch* instead: that is
+# updated weights, which need this batch's gradient. So cut the *batch* instead: that is lesson 7,
 # `07_gpipe.py`.
 
 # %%
