@@ -164,7 +164,9 @@ ASYNCHRONOUS = Plan(staleness=None)
 
 
 def oracle(group, logs, plan):
-    """Return the weights that the logs of servers of 4 workers lead to."""
+    """Return the weights that the logs of servers lead to; the others leave it its cores."""
+    if group.rank > 0:
+        return None
     batches = {plan.servers + w: share(1 + w, 5) for w in range(4)}
     found = replay_server(mlp(), plan, logs, batches, backward, partial(optim.SGD, lr=LR))
     return np.concatenate([array.ravel() for array in found.values()])
@@ -172,7 +174,7 @@ def oracle(group, logs, plan):
 
 weights, log = clusters[5].run(ours, serve)[0]
 print("updates in the order of workers:", "".join(str(push.worker) for (push,) in log[:60]), "...")
-assert np.array_equal(weights, clusters[2].run(oracle, [log], ASYNCHRONOUS)[0])
+assert np.array_equal(weights, clusters[5].run(oracle, [log], ASYNCHRONOUS)[0])
 print("our server, and the replay of its log: the same bits")
 
 # %% [markdown]
@@ -205,7 +207,7 @@ for name, plan in PLANS.items():
     runs = [clusters[5].run(library, plan)[0] for _ in range(2)]
     seconds[name] = min(run[-1] for run in runs)
     weights, log, stale, _ = runs[0]
-    assert np.array_equal(weights, clusters[2].run(oracle, [log], plan)[0]), name
+    assert np.array_equal(weights, clusters[5].run(oracle, [log], plan)[0]), name
     assert len(stale) == COUNT and np.mean(stale) <= 3, "every gradient once; at most W - 1"
     ms, updates = 1e3 * seconds[name], len(log)
     print(f"{name:15} {ms:4.0f} ms {updates:8} {np.mean(stale):16.2f} {max(stale):5}")
@@ -351,13 +353,7 @@ def finds_another_bound(attempt):
                 return f"may_begin({c}, {clocks}, {s}) is {attempt(c, clocks, s)}"
 
 
-exercise.check(
-    1,
-    finds_another_bound,
-    may_begin,
-    lambda c, clocks, s: c - max(clocks) <= s,
-    lambda c, clocks, s: c - min(clocks) <= s + 1,
-)
+exercise.check(1, finds_another_bound, may_begin, lambda c, clocks, s: c - max(clocks) <= s)
 
 # %% [markdown]
 # ## Exercise 2: the delayed buffer
@@ -437,7 +433,7 @@ def finds_other_bits(attempt):
         [[Push(p.worker + 1, p.batches, (attempt(*p.versions)[half],))] for (p,) in torn_log]
         for half in range(2)
     ]
-    want = clusters[2].run(oracle, logs, Plan(servers=2, staleness=None))[0]
+    want = clusters[5].run(oracle, logs, Plan(servers=2, staleness=None))[0]
     if not np.array_equal(torn, want):
         return f"the replay is off by up to {np.abs(torn - want).max():.1e}"
 
