@@ -353,7 +353,9 @@ def finds_another_bound(attempt):
                 return f"may_begin({c}, {clocks}, {s}) is {attempt(c, clocks, s)}"
 
 
-exercise.check(1, finds_another_bound, may_begin, lambda c, clocks, s: c - max(clocks) <= s)
+exercise.judge(
+    1, finds_another_bound, may_begin, tempting=[lambda c, clocks, s: c - max(clocks) <= s]
+)
 
 # %% [markdown]
 # ## Exercise 2: the delayed buffer
@@ -384,7 +386,7 @@ def forgets_the_late(gradients, in_time):
     return [g for g, taken in zip(gradients, in_time, strict=True) if taken]
 
 
-exercise.check(2, finds_other_messages, delayed, forgets_the_late)
+exercise.judge(2, finds_other_messages, delayed, tempting=[forgets_the_late])
 
 # %% [markdown]
 # ## Exercise 3: why did this break?
@@ -438,7 +440,9 @@ def finds_other_bits(attempt):
         return f"the replay is off by up to {np.abs(torn - want).max():.1e}"
 
 
-exercise.check(3, finds_other_bits, versions_read, lambda v: (v, v), lambda v: (v, v + 1))
+exercise.judge(
+    3, finds_other_bits, versions_read, tempting=[lambda v: (v, v), lambda v: (v, v + 1)]
+)
 
 # %% [markdown]
 # ## What it costs, and the next problem

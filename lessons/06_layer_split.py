@@ -319,7 +319,7 @@ def finds_another_cut(attempt):
             return f"{costs} should be cut after {right} layers, not {got}"
 
 
-exercise.check(1, finds_another_cut, cut_in_two, lambda costs: len(costs) // 2)
+exercise.judge(1, finds_another_cut, cut_in_two, tempting=[lambda costs: len(costs) // 2])
 
 # %% [markdown]
 # ## Exercise 2: idle, with uneven stages
@@ -347,7 +347,7 @@ def of_a_full_pipeline(times):
     return 1 - Fraction(sum(times), len(times) * max(times))
 
 
-exercise.check(2, finds_another_share, idle_share, of_a_full_pipeline)
+exercise.judge(2, finds_another_share, idle_share, tempting=[of_a_full_pipeline])
 
 # %% [markdown]
 # ## Exercise 3: why did this break?
@@ -400,7 +400,7 @@ def finds_another_gradient(attempt):
             return f"the gradient of {name} is off by {off:.0%}"
 
 
-exercise.check(3, finds_another_gradient, repaired, inside_a_block)
+exercise.judge(3, finds_another_gradient, repaired, tempting=[inside_a_block])
 
 # %% [markdown]
 # ## What it costs, and the next problem

@@ -328,7 +328,7 @@ def finds_another_number(attempt):
                 return f"p = {p}, bubble {bubble}: {right} micro-batches, not {m}"
 
 
-exercise.check(1, finds_another_number, enough, lambda p, bubble: 4 * p)
+exercise.judge(1, finds_another_number, enough, tempting=[lambda p, bubble: 4 * p])
 
 # %% [markdown]
 # ## Exercise 2: a schedule of your own
@@ -367,7 +367,7 @@ def halves_at_once(rank, p, m):
         yield actions.BackwardWeight(i)
 
 
-exercise.check(2, finds_another_schedule, weights_last, fill_and_drain, halves_at_once)
+exercise.judge(2, finds_another_schedule, weights_last, tempting=[fill_and_drain, halves_at_once])
 
 # %% [markdown]
 # ## Exercise 3: why did this break?
@@ -404,7 +404,7 @@ def finds_another_gradient(attempt):
             return f"{n} images in {m} parts are off by {off:.1%}"
 
 
-exercise.check(3, finds_another_gradient, in_parts, means_of_parts)
+exercise.judge(3, finds_another_gradient, in_parts, tempting=[means_of_parts])
 
 # %% [markdown]
 # ## What it costs, and the next problem

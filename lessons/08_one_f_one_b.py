@@ -340,7 +340,7 @@ def one_too_many(rank, p, m):
         yield Backward(i)
 
 
-exercise.check(1, finds_another_schedule, one_f_one_b, one_too_many)
+exercise.judge(1, finds_another_schedule, one_f_one_b, tempting=[one_too_many])
 
 # %% [markdown]
 # ## Exercise 2: repair it locally
@@ -375,7 +375,9 @@ def exchange_all(program, rank):
     return program
 
 
-exercise.check(2, finds_a_deadlock, odd_receive_first, lambda program, rank: program, exchange_all)
+exercise.judge(
+    2, finds_a_deadlock, odd_receive_first, tempting=[lambda program, rank: program, exchange_all]
+)
 
 # %% [markdown]
 # ## Exercise 3: why did this break?
@@ -430,7 +432,9 @@ def finds_another_count(attempt):
                 return f"{p} ranks, m = {m}, buffers {count}: right, but fewer would do"
 
 
-exercise.check(3, finds_another_count, buffers_needed, lambda *_: 1, lambda rank, p, m: m)
+exercise.judge(
+    3, finds_another_count, buffers_needed, tempting=[lambda *_: 1, lambda rank, p, m: m]
+)
 
 # %% [markdown]
 # ## What it costs, and the next problem

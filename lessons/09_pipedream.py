@@ -358,7 +358,7 @@ def finds_another_age(attempt):
                     return f"minibatch {b} on stage {s} of {p}: {want} updates, not {got}"
 
 
-exercise.check(1, finds_another_age, updates_between, lambda b, s, p: p - 1 - s)
+exercise.judge(1, finds_another_age, updates_between, tempting=[lambda b, s, p: p - 1 - s])
 
 # %% [markdown]
 # ## Exercise 2: the largest rate
@@ -383,7 +383,7 @@ def finds_another_rate(attempt):
             return f"for a delay of {d} it is {want:.3f}, not {got:.3f}"
 
 
-exercise.check(2, finds_another_rate, limit, lambda d: 2 / (d + 1))
+exercise.judge(2, finds_another_rate, limit, tempting=[lambda d: 2 / (d + 1)])
 
 # %% [markdown]
 # ## Exercise 3: why did this break?
@@ -430,7 +430,7 @@ def finds_other_weights(kind):
         return f"the ranks' weights are off by {', '.join(f'{x:.1%}' for x in off)}"
 
 
-exercise.check(3, finds_other_weights, Mended, Careful)
+exercise.judge(3, finds_other_weights, Mended, tempting=[Careful])
 
 # %% [markdown]
 # ## What it costs, and the next problem

@@ -1,3 +1,5 @@
+"""What a lesson says of an attempt at its exercise."""
+
 import pytest
 
 from minidist import Cluster
@@ -23,6 +25,19 @@ def check(attempt):
 def test_a_verdict_is_one_of_three():
     verdicts = [exercise.verdict(check, attempt) for attempt in (square, open_stub, double)]
     assert verdicts == ["solved", "not solved yet", "wrong: 3 squared is not 6"]
+
+
+def refuses(x):
+    raise ValueError(f"{x} of 4")
+
+
+def test_a_value_error_says_what_is_wrong_here_and_on_ranks_and_another_error_is_shown():
+    with Cluster(2, transport="thread") as cluster:
+        here = exercise.verdict(check, refuses)
+        there = exercise.verdict(lambda attempt: cluster.run(lambda group: attempt(3)), refuses)
+    assert here == there == "wrong: 3 of 4"
+    with pytest.raises(ZeroDivisionError):
+        exercise.verdict(check, lambda x: x // 0)
 
 
 def test_a_stub_on_ranks_is_not_solved_yet_and_another_error_is_wrong():
