@@ -9,6 +9,7 @@ ranks are gone, and a small /dev/shm is no limit. Ranks that are threads share a
 
 import mmap
 import os
+import resource
 import tempfile
 import threading
 import weakref
@@ -18,7 +19,7 @@ import numpy as np
 from minidist.backend import elements
 from minidist.comm.collectives import split_ends
 
-REGION = 1 << 34  # bytes of addresses per rank
+REGION = 1 << 34  # bytes of addresses per rank; less where `ulimit` allows less
 KEEP = 1 << 28  # bytes of freed places per rank whose pages are kept for reuse
 NOWHERE = 0  # no array begins here: each region begins with what its rank shows on a board
 LINE = 64  # bytes of a cache line: where every array begins
@@ -33,8 +34,16 @@ def create_file(size: int) -> int:
     else:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, size * REGION)
+    os.ftruncate(descriptor, size * min(REGION, allowed(size)))
     return descriptor
+
+
+def allowed(size: int) -> int:
+    """Return the bytes of a region that leave room for others under the limits of this process."""
+    limits = [resource.RLIMIT_AS, resource.RLIMIT_FSIZE]
+    bytes_ = [most for most, _ in map(resource.getrlimit, limits) if most != resource.RLIM_INFINITY]
+    share = min(bytes_, default=2 * size * REGION) // (2 * size)
+    return share // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
 
 
 def size_class(nbytes: int) -> int:

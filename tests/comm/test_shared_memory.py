@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+import resource
 import tempfile
 import threading
 import time
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from minidist import Cluster, run
-from minidist.comm.shared_memory import STAGE
+from minidist.comm.shared_memory import STAGE, create_file
 from minidist.errors import CommTimeout
 from minidist.tools.volume import all_reduce_bytes
 from tests.strategies import arrays
@@ -264,6 +265,15 @@ def test_where_there_is_no_memfd_an_unlinked_file_serves(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert run(work, 2) == [(1.0, [0, 1])] * 2
     assert os.listdir(tmp_path) == []
+
+
+def test_regions_fit_the_limits_of_the_process(monkeypatch):
+    limits = {resource.RLIMIT_AS: 1 << 31, resource.RLIMIT_FSIZE: 1 << 28}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limits[kind], limits[kind]))
+    descriptor = create_file(3)
+    region, rest = divmod(os.fstat(descriptor).st_size, 3)
+    os.close(descriptor)
+    assert (rest, region % 4096) == (0, 0) and 0.99 * (1 << 27) < 3 * region <= 1 << 27
 
 
 def test_where_there_is_no_fork_server_ranks_are_spawned(monkeypatch):
