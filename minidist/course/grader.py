@@ -1,23 +1,34 @@
 """Grade a student's folder: ask every task's questions in a sandbox, and judge the answers here."""
 
-from dataclasses import dataclass, field
+import os
+import secrets
+import stat
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from minidist.course.lab import Lab, Task
+from minidist.course.lab import Lab, Task, targets
 from minidist.course.question import Question
-from minidist.course.sandbox import Sandbox
+from minidist.course.sandbox import Limits, Sandbox
+
+LARGEST = 1 << 20  # bytes of a file that is handed in
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one task; `wrong` has a line or more per question that failed."""
+    """What became of one task.
+
+    wrong    a text per question that failed: what was tried, and what is wrong with the answer
+    output   what the student's code printed, shortened
+    """
 
     task: Task
     questions: int
     wrong: list[str]
     output: str = ""
+    seconds: float = 0.0
 
     passed = property(lambda self: not self.wrong)
     points = property(lambda self: self.task.points if self.passed else 0)
@@ -25,8 +36,16 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Grade:
+    """What became of a lab.
+
+    seed      what the questions were drawn from: the same seed, the same questions
+    defences  what kept the student's code in its place on this machine
+    """
+
     lab: Lab
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[Verdict]
+    seed: int
+    defences: list[str]
 
     points = property(lambda self: sum(verdict.points for verdict in self.verdicts))
 
@@ -36,30 +55,78 @@ def questions(lab: Lab, task: Task, seed: int) -> list[Question]:
     return list(lab.questions.QUESTIONS[task.id](np.random.default_rng([seed, lab.number])))
 
 
-def grade(folder: Path, lab: Lab, seed: int = 0) -> Grade:
-    """Ask and judge every task. Nothing that the student's code does raises here."""
-    files = {
-        path: (folder / "minidist" / path).read_text()
-        for path in lab.files
-        if (folder / "minidist" / path).is_file()
-    }
-    verdicts = []
-    with Sandbox(lab, files) as sandbox:
-        for task in lab.tasks:
-            asked = questions(lab, task, seed)
-            heard = sandbox.ask(asked)
-            wrong = []
-            for question, answer in zip(asked, heard.answers, strict=True):
-                said = answer if isinstance(answer, str) else judge(question, answer)
-                if said is not None:
-                    wrong.append(f"{question.about}: {said}")
-            verdicts.append(Verdict(task, len(asked), wrong, heard.output))
-    return Grade(lab, verdicts)
+def grade(folder: Path, lab: Lab, seed: int | None = None, limits: Limits | None = None) -> Grade:
+    """Ask and judge every task. Nothing that the student's code does raises here.
+
+    folder  what is handed in; of it, FOLDER/minidist/ and the lab's own files in it are read
+    seed    None draws one that nobody knows; the grade names it
+    limits  of a task: of its time, memory, processes and files
+
+    ValueError: there is no FOLDER/minidist.
+    """
+    seed = secrets.randbits(32) if seed is None else seed
+    files, unusable = handed_in(Path(folder), lab.files)
+    with Sandbox(lab, limits or Limits()) as sandbox:
+        unusable |= sandbox.put(files)
+        verdicts = [_verdict(lab, task, seed, sandbox, unusable) for task in lab.tasks]
+        return Grade(lab, verdicts, seed, sandbox.defences)
+
+
+def _verdict(lab: Lab, task: Task, seed: int, sandbox: Sandbox, unusable: dict) -> Verdict:
+    asked, begin = questions(lab, task, seed), time.monotonic()
+    wrong = [f"{path}: {unusable[path]}" for path, _ in targets(task) if path in unusable]
+    if wrong:
+        return Verdict(task, len(asked), list(dict.fromkeys(wrong)))
+    heard = sandbox.ask(asked)
+    for question, answer in zip(asked, heard.answers, strict=True):
+        said = answer if isinstance(answer, str) else judge(question, answer)
+        if said is not None:
+            wrong.append(f"{question.about}: {said}")
+    return Verdict(task, len(asked), wrong, heard.output, time.monotonic() - begin)
 
 
 def judge(question: Question, answer: dict) -> str | None:
     """Return the verdict; an answer of another form than was asked for is wrong too."""
+    for name, array in answer.items():
+        if array.dtype.kind in "fc" and np.isnan(array).any():
+            return f"{name} has a NaN"
     try:
-        return question.judge(answer)
+        with np.errstate(all="ignore"):
+            return question.judge(answer)
     except Exception as error:
         return f"the answer has not the form that was asked for ({type(error).__name__}: {error})"
+
+
+def handed_in(folder: Path, paths: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return {path: source} of a lab's files, and {path: why} of those that cannot be used.
+
+    A file that is not there is in neither. ValueError: there is no `folder`/minidist.
+    """
+    if not (folder / "minidist").is_dir():
+        raise ValueError(f"{folder} has no folder minidist; it should hold what is handed in")
+    found, unusable = {}, {}
+    for path in paths:
+        try:
+            found[path] = _source(folder.resolve(), folder / "minidist" / path)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, RuntimeError) as error:
+            unusable[path] = str(error)
+    return found, unusable
+
+
+def _source(root: Path, path: Path) -> str:
+    """Read a file that lies in `root`, and is no more than a file."""
+    if not path.resolve(strict=True).is_relative_to(root):
+        raise ValueError("it is a link that leads out of the folder")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is not a regular file")
+        text = file.read(LARGEST + 1)
+    if len(text) > LARGEST:
+        raise ValueError(f"it has more than {LARGEST} bytes")
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8: {error.reason} at byte {error.start}") from None

@@ -1,7 +1,51 @@
-"""Run a student's code in a process of its own, which returns arrays and nothing else."""
+"""Run a student's code in processes of its own, which return arrays and nothing else.
 
-import io
+    grader       knows the answers; never imports the student's code
+    supervisor   inside/__main__.py: starts the student's process, watches it, leaves nothing of it
+    student      inside/student.py: reads what it needs, gives up its rights, answers questions
+
+What keeps the student's code in its place, and from what:
+
+- its own process per task: `sys.exit`, `os._exit`, a crash, patched modules (numpy.testing, pytest,
+  the probes, this sandbox's own) end or spoil one task. It sees questions and no answers.
+- `minidist` as a copy with the tasks' bodies blanked, without `course/` and without what Python has
+  compiled: there is no answer to import or to read in it.
+- limits of the kernel and of the supervisor: time, memory, processes, size of files and of all
+  that is written.
+- the supervisor adopts orphans and kills until no descendant is left, on Linux also those that
+  forked twice and left the session. Folders are removed whatever their rights and depth.
+- Landlock (Linux 5.13): only the copy, the standard library, the dependencies and shared libraries
+  can be read, only the scratch folder can be written to; no signal to the grader (6.12).
+- seccomp (Linux on x86-64 and aarch64): no processes, programs, signals, sockets; no change of the
+  rights of files.
+- root only: another user, whose processes are counted and killed by themselves; no network.
+- what comes back is read as numbers and texts of a known size. Only files that the lab names are
+  taken from what is handed in, and no link that leads out of it.
+
+A grade names, in its line "defences", which of these the machine had. What a laptop does not defend
+against:
+
+- Without Linux (on macOS) neither Landlock nor seccomp is there: the student's code can read, write
+  and signal whatever the user who grades can, among it the reference, and a process that leaves
+  its session survives. Grade code that you do not trust in a container or on Linux.
+- As an ordinary user on Linux older than 5.13, seccomp is all there is: files of that user can be
+  read and written. As root there, another user cannot read what is closed to it: close the folder
+  of the reference (`chmod go-rwx`).
+- The memory of all processes together is measured every 0.1 s; between two looks more can be
+  taken.
+- The student's code runs beside what measures it: in its own process it can falsify a ledger, a
+  clock or a probe. A wrong number earns nothing; a right one can be had without what was asked for,
+  as from another algorithm. Read the code of who must not cheat.
+- Times are the machine's: a busy one can take a slow right answer for an endless loop.
+- A hole in Python, NumPy or the kernel.
+"""
+
+import functools
+import importlib.util
+import json
+import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,7 +58,28 @@ from minidist.course import overlay
 from minidist.course.lab import Lab
 from minidist.course.question import Answer, Question
 
-INSIDE = Path(__file__).with_name("inside.py")
+INSIDE = Path(__file__).with_name("inside")
+DEPENDENCIES = ["numpy", "cloudpickle", "threadpoolctl", "tqdm"]
+LARGEST = 1 << 24  # bytes of an answer
+KINDS = "biufcU"  # of NumPy's data types
+IMPORT = "import_module"  # the probe that is asked whether a file can be imported
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the student's code may use: of each task, unless it says otherwise.
+
+    seconds    of the clock
+    memory     bytes of addresses of a process, and bytes of memory of all of them
+    processes  and threads
+    file       bytes of a file, and `disk` of all files
+    """
+
+    seconds: float = 20.0
+    memory: int = 2 << 30
+    processes: int = 64
+    file: int = 1 << 28
+    disk: int = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -28,43 +93,280 @@ class Heard:
 class Sandbox:
     """minidist with a student's files in it, ready to be asked.
 
+    without  defences to do without ("landlock", "seccomp", "user"), as on a machine that lacks them
+
     A context: at its end the folder and all processes are gone.
     """
 
-    def __init__(self, lab: Lab, files: dict[str, str], seconds: float = 30.0):
-        self.lab, self.files, self.seconds = lab, files, seconds
+    def __init__(self, lab: Lab, limits: Limits = Limits(), without: tuple[str, ...] = ()):
+        self.lab, self.limits, self.without, self.tree = lab, limits, without, None
+        self.defences: list[str] = []
 
     def __enter__(self):
-        self._folder = tempfile.TemporaryDirectory(prefix="minidist-lab-")
-        self.tree = Path(self._folder.name)
-        overlay.build(self.tree, self.lab.blanked() | self.files, leave_out=("course",))
-        (self.tree / "probes.py").write_text(self.lab.probes.read_text())
+        self._folder = Path(tempfile.mkdtemp(prefix="minidist-lab-", dir=open_to_all()))
+        self._folder.chmod(0o755)  # for another user, who enters it
         return self
 
     def __exit__(self, *_):
-        self._folder.cleanup()
+        remove(self._folder)
+
+    def put(self, files: dict[str, str]) -> dict[str, str]:
+        """Put a student's files in place; return {path: why} of those that cannot be imported.
+
+        The starter's version stands in for these, so that one bad file does not spoil the tasks of
+        the others.
+        """
+        self._build(files)
+        if not any(self._imports(files).values()):
+            return {}
+        wrong = {}
+        for path in files:  # each among the starter's, so that none is blamed for another
+            self._build({path: files[path]})
+            wrong |= {path: why for path, why in self._imports([path]).items() if why}
+        self._build({path: source for path, source in files.items() if path not in wrong})
+        return wrong
 
     def ask(self, questions: list[Question]) -> Heard:
         """Put the questions, in one process, one after the other."""
-        request = pickle.dumps([(q.probe, q.given) for q in questions])
-        with tempfile.TemporaryDirectory() as scratch:
+        if self.tree is None:
+            self._build({})
+        asked = pickle.dumps([(question.probe, question.given) for question in questions])
+        work = Path(tempfile.mkdtemp(prefix="ask-", dir=self._folder))
+        work.chmod(0o755)
+        try:
+            said = self._supervise(work, asked)
+            answers, scratch = [], work / "scratch"
+            for number in range(len(questions)):
+                answer = read(scratch / str(number))
+                answers.append(_none(number, scratch, said) if answer is None else answer)
+            return Heard(answers, _beginning(work / "output"))
+        finally:
+            remove(work)
+
+    def _build(self, files: dict[str, str]) -> None:
+        self.tree = Path(tempfile.mkdtemp(prefix="tree-", dir=self._folder))
+        self.tree.chmod(0o755)
+        overlay.build(self.tree, self.lab.blanked() | files, leave_out=("course",))
+        for compiled in self.tree.rglob("__pycache__"):
+            shutil.rmtree(compiled)  # it has the bodies that were taken out
+        probes = self.lab.probes.read_text(encoding="utf-8")
+        probes += f"\n\ndef {IMPORT}(name):\n    __import__(name)\n    return {{}}\n"
+        (self.tree / "probes.py").write_text(probes, encoding="utf-8")
+
+    def _imports(self, paths) -> dict[str, str]:
+        """Import files, in one process; return {path: what was wrong, or ""}."""
+        names = [f"minidist.{path[:-3].replace('/', '.')}" for path in paths]
+        heard = self.ask([Question(name, IMPORT, {"name": name}) for name in names])
+        said = [answer if isinstance(answer, str) else "" for answer in heard.answers]
+        return dict(zip(paths, said, strict=True))
+
+    def _supervise(self, work: Path, questions: bytes) -> str:
+        """Run the supervisor to its end; return how the student's process ended."""
+        scratch, user = work / "scratch", None
+        scratch.mkdir(mode=0o700)
+        if os.geteuid() == 0 and "user" not in self.without:
+            user = free_user()
+            os.chown(scratch, user, user)
+        order = {
+            "tree": str(self.tree),
+            "scratch": str(scratch),
+            "output": str(work / "output"),
+            "questions": questions,
+            "user": user,
+            "without": self.without,
+            "modules": DEPENDENCIES,
+            **dependencies(),
+            **vars(self.limits),
+            "processes": most_processes(self.limits.processes, user),
+        }
+        supervisor = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-B", "-X", "utf8", str(INSIDE)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is the grader's; it ends the supervisor
+            cwd="/",
+            env=environment(str(scratch)),
+        )
+        held, supervisor.stdin = supervisor.stdin, None  # it stays open: its end is the grader's
+        try:
+            held.write(pickle.dumps(order))
+            held.flush()
+            said, _ = supervisor.communicate(timeout=self.limits.seconds + 30)
+            said = json.loads(said)
+            if not said["defences"] and said["ended"].endswith("code 70"):
+                raise RuntimeError(f"the sandbox failed:\n{_beginning(work / 'output')}")
+            self.defences = said["defences"] or self.defences
+            return said["ended"]
+        except (subprocess.TimeoutExpired, ValueError, BrokenPipeError):
+            return "the supervisor was ended"
+        finally:
+            held.close()
+            supervisor.terminate()
             try:
-                done = subprocess.run(
-                    [sys.executable, INSIDE, self.tree, scratch],
-                    input=request,
-                    capture_output=True,
-                    timeout=self.seconds,
-                )
-                output = (done.stdout + done.stderr).decode(errors="replace")
+                supervisor.wait(timeout=10)
             except subprocess.TimeoutExpired:
-                output = f"stopped after {self.seconds} s"
-            answers = [_answer(Path(scratch) / f"{i}.npz") for i in range(len(questions))]
-        return Heard(answers, output)
+                supervisor.kill()
+                supervisor.wait()
+            supervisor.stdout.close()
 
 
-def _answer(path: Path) -> Answer | str:
-    if not path.exists():
-        return "no answer: the process ended before"
-    with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as found:
-        answer = dict(found)
-    return str(answer["(error)"]) if "(error)" in answer else answer
+def environment(scratch: str) -> dict[str, str]:
+    """Return the little that the student's process is told; BLAS has one thread."""
+    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    threads = (
+        "OPENBLAS_NUM_THREADS",
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "VECLIB_MAXIMUM_THREADS",
+    )
+    return {
+        **kept,
+        **dict.fromkeys(threads, "1"),
+        "MALLOC_ARENA_MAX": "2",
+        "HOME": scratch,
+        "TMPDIR": scratch,
+        "PATH": "/usr/bin:/bin",
+    }
+
+
+@functools.cache
+def dependencies() -> dict[str, list[str]]:
+    """Return where the dependencies lie, what of it may be read, and what is hidden."""
+    specs = [importlib.util.find_spec(name) for name in DEPENDENCIES]
+    readable = [
+        found for spec in specs for found in spec.submodule_search_locations or [spec.origin]
+    ]
+    folders = sorted({str(Path(path).parent) for path in readable})
+    readable += [str(found) for folder in folders for found in Path(folder).glob("numpy.libs")]
+    site = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    hidden = [*site, str(overlay.PACKAGE.parent)]
+    return {"dependencies": folders, "readable": readable, "hidden": hidden}
+
+
+def open_to_all() -> str:
+    """Return a folder for temporary files; for root, one that other users can enter."""
+    places = [tempfile.gettempdir(), "/tmp", "/var/tmp"]
+    for place in places if os.geteuid() == 0 else []:
+        if all(folder.stat().st_mode & 1 for folder in [Path(place), *Path(place).parents]):
+            return place
+    return places[0]
+
+
+def free_user() -> int:
+    """Return the number of a user who has no process (Linux)."""
+    taken = {os.stat(entry).st_uid for entry in _processes()}
+    user = 61184 + os.getpid() % 4000
+    return next(number for number in range(user, user + 300) if number not in taken)
+
+
+def most_processes(margin: int, user: int | None) -> int | None:
+    """Return the limit that leaves room for `margin` more; None: it cannot be counted."""
+    if user is not None:
+        return margin
+    if not Path("/proc/self/task").is_dir():
+        return None
+    return margin + sum(_threads(entry) for entry in _processes(os.getuid()))
+
+
+def _processes(user: int | None = None) -> list[Path]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if user is None or entry.stat().st_uid == user:
+                found.append(entry)
+        except OSError:
+            continue
+    return found
+
+
+def _threads(entry: Path) -> int:
+    try:
+        return len(os.listdir(entry / "task"))
+    except OSError:
+        return 1
+
+
+def read(path: Path) -> Answer | str | None:
+    """Read an answer, or the text of an error; None where there is none.
+
+    The file is the student's: it may be a pipe, a link, garbage, or claim any size.
+    """
+    whole = contents(path, LARGEST)
+    if whole is None:
+        return None
+    if len(whole) > LARGEST:
+        return f"the answer has more than {LARGEST >> 20} MB"
+    head, _, rest = whole.partition(b"\n")
+    try:
+        fields = json.loads(head)
+        if isinstance(fields, dict):
+            return str(fields["error"])[:8000]
+        return _arrays(fields, rest)
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError, SyntaxError):
+        return "the answer is not what the sandbox writes"
+
+
+def _arrays(fields: list, rest: bytes) -> Answer:
+    answer, begin = {}, 0
+    for name, kind, shape in fields:
+        dtype = np.dtype(str(kind))
+        if dtype.kind not in KINDS or any(type(size) is not int or size < 0 for size in shape):
+            raise ValueError(f"{name} is no array of numbers")
+        count = int(np.prod(shape, dtype=object))
+        size = count * dtype.itemsize
+        if len(rest) - begin < size:
+            raise ValueError(f"{name} is cut off")
+        array = np.frombuffer(rest, np.uint8, size, begin)
+        answer[str(name)] = array.copy().view(dtype).reshape(shape)
+        begin += size
+    return answer
+
+
+def contents(path: Path, most: int) -> bytes | None:
+    """Return the first bytes of a regular file, one more than `most` at most; else None."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not os.path.stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            return None
+        return file.read(most + 1)
+
+
+def _none(number: int, scratch: Path, ended: str) -> str:
+    """Say why there is no answer."""
+    if number == 0 or os.path.lexists(scratch / str(number - 1)):
+        return f"no answer: {ended}"
+    return "not asked any more"
+
+
+def _beginning(path: Path) -> str:
+    return (contents(path, 4000) or b"")[:4000].decode("utf-8", "replace")
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder, however deep it is and whatever its rights.
+
+    Folders in it are lifted up to the first level, one by one, so that no path grows long.
+    """
+    waiting = [folder]
+    while waiting:
+        here = waiting.pop()
+        os.chmod(here, 0o700)
+        with os.scandir(here) as entries:
+            found = list(entries)
+        for entry in found:
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)
+            elif here == folder:
+                waiting.append(Path(entry.path))
+            else:
+                os.chmod(entry.path, 0o700)  # to move a folder is to write in it
+                waiting.append(Path(tempfile.mkdtemp(dir=folder)))
+                os.rename(entry.path, waiting[-1])
+        if here != folder:
+            os.rmdir(here)
+    os.rmdir(folder)

@@ -1,0 +1,191 @@
+"""The supervisor: runs the student's process, watches it, and leaves nothing of it behind.
+
+    python -I -S inside < order
+
+It is the grader's child and runs no code of the student's. The order comes pickled on its input,
+which stays open: its end is the grader's, and then all ends here too. Its output is one line of
+JSON: how the process ended, and what kept it in its place.
+"""
+
+import json
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+
+sys.path[0:0] = [os.path.dirname(os.path.abspath(__file__))]
+import student  # noqa: E402
+
+del sys.path[0]
+
+LOOK_EVERY = 0.02  # seconds
+CHILD_SUBREAPER = 36
+LINUX = os.path.isdir("/proc/self/task")
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    order = pickle.load(sys.stdin.buffer)
+    adopt_orphans()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        start(order, reader, writer)
+    os.close(writer)
+    try:
+        ended = watch(child, order)
+    finally:
+        end_all(child, order["user"])
+    defences = os.read(reader, 4096)
+    print(json.dumps({"ended": ended, "defences": json.loads(defences or b"[]")}), flush=True)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends (Linux)."""
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):
+        libc.prctl(CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def start(order: dict, reader: int, writer: int) -> None:
+    """Be the student's process: with no descriptor of the supervisor's, and a group of its own."""
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        told = os.dup2(writer, 3)
+        os.closerange(4, 1024)
+        sys.stdin = open(0)
+        student.main(order, told)
+        sys.stdout.flush()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        os._exit(70)
+    finally:
+        os._exit(0)  # threads that the student's code has started do not hold it up
+
+
+def watch(child: int, order: dict) -> str:
+    """Wait for the end of the process, of its time, of its space or of the grader; say which."""
+    deadline = time.monotonic() + order["seconds"]
+    looks = 0
+    while True:
+        if select.select([0], [], [], LOOK_EVERY)[0]:
+            sys.exit(1)  # the grader has gone
+        pid, status = reap()
+        while pid not in (0, child):
+            pid, status = reap()
+        if pid == child:
+            if os.WIFSIGNALED(status):
+                name = signal.Signals(os.WTERMSIG(status)).name
+                return f"the process was ended by the signal {name}"
+            return f"the process ended with exit code {os.WEXITSTATUS(status)}"
+        if time.monotonic() > deadline:
+            return f"stopped after {order['seconds']:g} s"
+        looks += 1
+        if looks % 5 == 0:
+            if space([order["scratch"], order["output"]], order["disk"]) > order["disk"]:
+                return f"stopped: it wrote more than {order['disk'] >> 20} MB"
+            if resident(child) > order["memory"]:
+                return f"stopped: its processes held more than {order['memory'] >> 20} MB"
+
+
+def reap() -> tuple[int, int]:
+    try:
+        return os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return 0, 0
+
+
+def end_all(child: int, user: int | None) -> None:
+    """Kill every descendant until there is none, however fast they fork."""
+    give_up = time.monotonic() + 8
+    while time.monotonic() < give_up:
+        if user is not None:
+            kill_user(user)
+        for pid in descendants() if LINUX else [child]:
+            kill(pid)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.001)
+
+
+def kill(pid: int) -> None:
+    for send in (os.killpg, os.kill):
+        try:
+            send(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+
+def kill_user(user: int) -> None:
+    """Kill all of a user's processes in one call: none of them can fork in between."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setuid(user)
+            os.kill(-1, signal.SIGKILL)
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def descendants() -> list[int]:
+    """Return the processes below this one (Linux)."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc") if LINUX else []:
+        if entry.isdecimal():
+            try:
+                with open(f"/proc/{entry}/stat", "rb") as file:
+                    parent = int(file.read().rpartition(b")")[2].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(entry))
+    found = [os.getpid()]
+    for pid in found:
+        found += children.get(pid, [])
+    return found[1:]
+
+
+def resident(child: int) -> int:
+    """Return the bytes of memory that the process and its descendants hold (Linux)."""
+    pages = 0
+    for pid in descendants():
+        try:
+            with open(f"/proc/{pid}/statm") as file:
+                pages += int(file.read().split()[1])
+        except OSError:
+            pass
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def space(paths: list[str], enough: int) -> int:
+    """Return the bytes on disk of files and folders; a file counts for 4096 at least."""
+    total, waiting = 0, list(paths)
+    while waiting and total <= enough:
+        path = waiting.pop()
+        try:
+            found = os.lstat(path)
+            if os.path.isdir(path) and not os.path.islink(path):
+                with os.scandir(path) as entries:
+                    waiting += [entry.path for entry in entries]
+        except OSError:
+            continue
+        total += max(4096, 512 * found.st_blocks)
+    return total
+
+
+if __name__ == "__main__":
+    main()

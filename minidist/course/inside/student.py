@@ -1,0 +1,161 @@
+"""The process of the student's code: gets ready, gives up its rights, then answers the questions.
+
+An answer is a file SCRATCH/<number>: a line of JSON, [[name, dtype, shape], ...] or the text of an
+error, and then the bytes of the arrays, one after the other.
+"""
+
+import ctypes
+import importlib
+import json
+import os
+import pickle
+import resource
+import sys
+import sysconfig
+import traceback
+
+import landlock
+import seccomp
+
+# What is read before the process may no longer read it: on a machine where Python lies in a folder
+# of root's, that is after it has become another user.
+STANDARD = """
+abc argparse array ast asyncio atexit base64 bisect builtins cmath codecs collections
+collections.abc colorsys concurrent.futures contextlib contextvars copy copyreg csv ctypes
+ctypes.util dataclasses datetime decimal difflib dis encodings.ascii encodings.idna
+encodings.latin_1 encodings.utf_8_sig enum errno faulthandler fractions functools gc getpass glob
+graphlib gzip hashlib heapq hmac html importlib.metadata importlib.resources importlib.util
+inspect io itertools json keyword linecache locale logging marshal math mmap
+multiprocessing.connection multiprocessing.forkserver multiprocessing.reduction
+multiprocessing.resource_tracker multiprocessing.shared_memory multiprocessing.spawn
+multiprocessing.util numbers operator os pathlib pickle pickletools platform pprint
+pydoc_data.topics queue random re reprlib sched secrets select selectors shlex shutil signal
+socket statistics string struct subprocess symtable sys tempfile textwrap threading time timeit
+token tokenize tomllib traceback tracemalloc types typing unittest.mock uuid warnings weakref
+zipfile zlib
+""".split()
+NUMPY = ["numpy.fft", "numpy.lib.stride_tricks", "numpy.linalg", "numpy.random", "numpy.testing"]
+NO_NEW_PRIVS, DEATH_SIGNAL = 38, 1
+NEW_NETWORK, NEW_IPC = 0x40000000, 0x08000000
+
+
+def main(order: dict, told: int) -> None:
+    """Answer an order's questions. What keeps the process in its place is written to `told`."""
+    scratch, tree = order["scratch"], order["tree"]
+    path = list(sys.path)
+    sys.path += order["dependencies"]
+    for name in [*order["modules"], *NUMPY, *STANDARD]:
+        try:
+            importlib.import_module(name)
+        except ImportError:  # another version of Python has others
+            pass
+    questions = pickle.loads(order["questions"])
+    sys.path[:] = [tree, *path]
+    sys.argv[:] = [""]
+    os.chdir(scratch)
+    defences = confine(order)
+    os.write(told, json.dumps(defences).encode())
+    os.close(told)
+    del order
+    answer(questions, tree, scratch)
+
+
+def confine(order: dict) -> list[str]:
+    """Give up all that the student's code does not need; return what did it, for the report."""
+    without, used = order["without"], []
+    libc = ctypes.CDLL(None)
+    linux = hasattr(libc, "prctl")
+    if order["user"] is not None:
+        if linux and libc.unshare(NEW_NETWORK | NEW_IPC) == 0:
+            used.append("no network")
+        os.setgroups([])
+        os.setgid(order["user"])
+        os.setuid(order["user"])
+        used.append(f"user {order['user']}")
+    limit(order)
+    if linux:
+        libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
+        libc.prctl(DEATH_SIGNAL, 9, 0, 0, 0)
+        if "landlock" not in without and (version := landlock.restrict(*paths(order))):
+            used.append(f"Landlock {version}")
+        if "seccomp" not in without and seccomp.restrict():
+            used.append("seccomp")
+    return [*used, "limits"]
+
+
+def limit(order: dict) -> None:
+    """Set the kernel's limits of this process and its children."""
+    limits = {
+        resource.RLIMIT_CPU: 2 * int(order["seconds"] + 1),
+        resource.RLIMIT_AS: order["memory"],
+        resource.RLIMIT_FSIZE: order["file"],
+        resource.RLIMIT_NOFILE: 256,
+        resource.RLIMIT_CORE: 0,
+    }
+    if order["processes"] is not None:
+        limits[resource.RLIMIT_NPROC] = order["processes"]
+    for kind, value in limits.items():
+        try:
+            resource.setrlimit(kind, (value, value))
+        except (ValueError, OSError):  # the user's own limit is lower, or there is none such
+            pass
+
+
+def paths(order: dict) -> tuple[list[str], list[str]]:
+    """Return what may be read, and what may be written to."""
+    standard = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
+    others = [os.path.join(path, "site-packages") for path in standard]
+    hidden = [*order["hidden"], *others]
+    system = [
+        *standard,
+        "/lib",
+        "/lib64",
+        "/usr/lib",
+        "/usr/lib64",
+        os.path.join(sys.base_prefix, "lib"),
+    ]
+    system += ["/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo", "/dev/urandom"]
+    readable = [found for path in system for found in landlock.but(path, hidden)]
+    return [*readable, *order["readable"], order["tree"]], [order["scratch"], "/dev/null"]
+
+
+def answer(questions: list, tree: str, scratch: str) -> None:
+    """Put the questions one after the other; write down what comes back, also if it raises."""
+    for number, (probe, given) in enumerate(questions):
+        try:
+            said = encode(getattr(importlib.import_module("probes"), probe)(**given))
+        except BaseException as error:
+            said = json.dumps({"error": failure(error, tree)}).encode()
+        with open(f"{scratch}/{number}", "wb") as file:
+            file.write(said)
+
+
+def encode(arrays: dict) -> bytes:
+    """Return arrays as a line of JSON and their bytes."""
+    import numpy as np
+
+    arrays = {str(name): np.ascontiguousarray(array) for name, array in arrays.items()}
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biufcU":
+            raise TypeError(f"{name} is no array of numbers or texts but of {array.dtype}")
+    head = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
+    return b"".join([json.dumps(head).encode(), b"\n", *(a.tobytes() for a in arrays.values())])
+
+
+def failure(error: BaseException, tree: str) -> str:
+    """Return a traceback from the first line of minidist on, in at most 20 lines."""
+    try:
+        root = error
+        while root.__cause__ is not None:
+            root = root.__cause__
+        if isinstance(root, NotImplementedError):
+            return str(root)
+        frames = traceback.extract_tb(error.__traceback__)
+        inside = [i for i, frame in enumerate(frames) if f"{tree}/minidist/" in frame.filename]
+        frames = frames[inside[0] :] if inside else []
+        lines = "".join(traceback.format_list(frames[-6:])).splitlines()
+        lines += "".join(traceback.format_exception_only(error)).splitlines()
+        lines = lines if len(lines) <= 20 else [*lines[:10], "...", *lines[-10:]]
+        return "\n".join(lines).replace(f"{tree}/", "")[-4000:]
+    except BaseException:
+        return f"{type(error).__name__}, which cannot be shown"

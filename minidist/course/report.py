@@ -1,0 +1,109 @@
+"""A grade as a text, as JUnit XML, and as Gradescope's results.json.
+
+Nothing here trusts what the student's code has said: it is shortened, and characters that steer a
+terminal or are none of XML are shown as their numbers.
+"""
+
+import json
+import textwrap
+from xml.etree import ElementTree
+
+from minidist.course.grader import Grade, Verdict
+
+LINES, WIDTH = 24, 160  # of what is said about one question
+QUESTIONS = 3  # so many failed questions of a task are shown
+
+
+def text(grade: Grade) -> str:
+    """Return a line per task, what is wrong below it, and the sum."""
+    lab = grade.lab
+    wide = len(str(lab.points))
+    lines = [f"Lab {lab.number}, {lab.title}", ""]
+    for verdict in grade.verdicts:
+        task = verdict.task
+        lines.append(f"{verdict.points:>{wide}} / {task.points:>{wide}}  {task.id}  {task.title}")
+        if not verdict.passed:
+            lines += [textwrap.indent(_shown(verdict), " " * (2 * wide + 5)), ""]
+    lines += [f"{grade.points:>{wide}} / {lab.points:>{wide}}  points", "", *_foot(grade)]
+    return "\n".join(lines) + "\n"
+
+
+def junit(grade: Grade) -> str:
+    """Return JUnit XML: a test case per task."""
+    name = f"minidist.lab.{grade.lab.name}"
+    failures = str(sum(not verdict.passed for verdict in grade.verdicts))
+    counts = {"tests": str(len(grade.verdicts)), "failures": failures, "errors": "0"}
+    counts |= {"skipped": "0", "time": f"{sum(v.seconds for v in grade.verdicts):.3f}"}
+    suites = ElementTree.Element("testsuites", counts)
+    suite = ElementTree.SubElement(suites, "testsuite", {"name": name, **counts})
+    properties = ElementTree.SubElement(suite, "properties")
+    said = {"points": grade.points, "max_points": grade.lab.points, "seed": grade.seed}
+    for key, value in {**said, "defences": ", ".join(grade.defences)}.items():
+        ElementTree.SubElement(properties, "property", {"name": key, "value": str(value)})
+    for verdict in grade.verdicts:
+        title = f"{verdict.task.id} {verdict.task.title}"
+        case = {"classname": name, "name": title, "time": f"{verdict.seconds:.3f}"}
+        case = ElementTree.SubElement(suite, "testcase", case)
+        if not verdict.passed:
+            message = plain(verdict.wrong[0].splitlines()[0])[:WIDTH]
+            failure = ElementTree.SubElement(case, "failure", {"message": message})
+            failure.text = _shown(verdict)
+        if verdict.output:
+            ElementTree.SubElement(case, "system-out").text = plain(verdict.output)
+    ElementTree.indent(suites)
+    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=False) + "\n"
+
+
+def gradescope(grade: Grade) -> str:
+    """Return Gradescope's results.json: a test per task, with its score."""
+    tests = [
+        {
+            "number": verdict.task.id,
+            "name": verdict.task.title,
+            "score": verdict.points,
+            "max_score": verdict.task.points,
+            "status": "passed" if verdict.passed else "failed",
+            "output": "" if verdict.passed else _shown(verdict),
+            "output_format": "text",
+            "visibility": "visible",
+        }
+        for verdict in grade.verdicts
+    ]
+    whole = {
+        "score": grade.points,
+        "execution_time": round(sum(verdict.seconds for verdict in grade.verdicts)),
+        "output": "\n".join(_foot(grade)),
+        "output_format": "text",
+        "visibility": "visible",
+        "stdout_visibility": "hidden",
+        "tests": tests,
+    }
+    return json.dumps(whole, indent=2) + "\n"
+
+
+def plain(said: str) -> str:
+    """Show what does not print, control characters and half characters, as its number."""
+    return "".join(c if c in "\t\n" or c.isprintable() else f"\\x{ord(c):02x}" for c in said)
+
+
+def _shown(verdict: Verdict) -> str:
+    """Return what is wrong with a task, in few and not too long lines."""
+    lines = [f"{len(verdict.wrong)} of {verdict.questions} questions failed"]
+    for wrong in verdict.wrong[:QUESTIONS]:
+        lines += _short(plain(wrong).splitlines())
+    if len(verdict.wrong) > QUESTIONS:
+        lines.append(f"and {len(verdict.wrong) - QUESTIONS} more")
+    if verdict.output:
+        lines += ["it printed:", *_short(plain(verdict.output).splitlines())]
+    return "\n".join(lines)
+
+
+def _short(lines: list[str]) -> list[str]:
+    if len(lines) > LINES:
+        half = LINES // 2
+        lines = [*lines[:half], f"... {len(lines) - 2 * half} lines", *lines[-half:]]
+    return [line if len(line) <= WIDTH else line[: WIDTH - 4] + " ..." for line in lines]
+
+
+def _foot(grade: Grade) -> list[str]:
+    return [f"seed: {grade.seed}", f"defences: {', '.join(grade.defences) or 'none'}"]
