@@ -40,12 +40,17 @@ against:
 - A hole in Python, NumPy or the kernel.
 """
 
+import contextlib
 import functools
 import importlib.util
 import json
 import os
 import pickle
+import random
+import select
 import shutil
+import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -60,6 +65,7 @@ from minidist.course.question import Answer, Question
 
 INSIDE = Path(__file__).with_name("inside")
 DEPENDENCIES = ["numpy", "cloudpickle", "threadpoolctl", "tqdm"]
+LINUX = Path("/proc/self/task").is_dir()
 LARGEST = 1 << 24  # bytes of an answer
 KINDS = "biufcU"  # of NumPy's data types
 IMPORT = "import_module"  # the probe that is asked whether a file can be imported
@@ -105,9 +111,15 @@ class Sandbox:
     def __enter__(self):
         self._folder = Path(tempfile.mkdtemp(prefix="minidist-lab-", dir=open_to_all()))
         self._folder.chmod(0o755)  # for another user, who enters it
+        self._user = self._claim = self._supervisor = None
+        if os.geteuid() == 0 and "user" not in self.without:
+            self._user, self._claim = claim_user()
         return self
 
     def __exit__(self, *_):
+        self._stop()
+        if self._claim is not None:
+            self._claim.close()
         remove(self._folder)
 
     def put(self, files: dict[str, str]) -> dict[str, str]:
@@ -161,57 +173,73 @@ class Sandbox:
         return dict(zip(paths, said, strict=True))
 
     def _supervise(self, work: Path, questions: bytes) -> str:
-        """Run the supervisor to its end; return how the student's process ended."""
-        scratch, user = work / "scratch", None
+        """Let the supervisor run a process to its end; return how it ended."""
+        scratch = work / "scratch"
         scratch.mkdir(mode=0o700)
-        if os.geteuid() == 0 and "user" not in self.without:
-            user = free_user()
-            os.chown(scratch, user, user)
+        if self._user is not None:
+            os.chown(scratch, self._user, self._user)
         order = {
+            **vars(self.limits),
             "tree": str(self.tree),
             "scratch": str(scratch),
             "output": str(work / "output"),
             "questions": questions,
-            "user": user,
+            "user": self._user,
             "without": self.without,
-            "modules": DEPENDENCIES,
+            "processes": most_processes(self.limits.processes, self._user),
             **dependencies(),
-            **vars(self.limits),
-            "processes": most_processes(self.limits.processes, user),
         }
-        supervisor = subprocess.Popen(
+        try:
+            if self._supervisor is None:
+                self._start()
+            self._tell(order)
+            if not select.select([self._supervisor.stdout], [], [], self.limits.seconds + 30)[0]:
+                raise OSError("it does not answer")
+            said = json.loads(self._supervisor.stdout.readline())
+        except (OSError, ValueError):  # ValueError: its last line is cut off
+            self._stop()
+            return "the supervisor was ended"
+        except BaseException:
+            self._stop()
+            raise
+        if not said["defences"] and said["ended"].endswith("code 70"):
+            raise RuntimeError(f"the sandbox failed:\n{_beginning(work / 'output')}")
+        self.defences = said["defences"] or self.defences
+        return said["ended"]
+
+    def _start(self) -> None:
+        self._supervisor = subprocess.Popen(
             [sys.executable, "-I", "-S", "-B", "-X", "utf8", str(INSIDE)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is the grader's; it ends the supervisor
+            start_new_session=True,  # Ctrl-C is the grader's, who then ends the supervisor
             cwd="/",
-            env=environment(str(scratch)),
+            env=environment(),
         )
-        held, supervisor.stdin = supervisor.stdin, None  # it stays open: its end is the grader's
+        self._tell(dependencies())
+
+    def _tell(self, order: dict) -> None:
+        self._supervisor.stdin.write(pickle.dumps(order))
+        self._supervisor.stdin.flush()
+
+    def _stop(self) -> None:
+        """End the supervisor, which ends the rest."""
+        supervisor, self._supervisor = self._supervisor, None
+        if supervisor is None:
+            return
+        supervisor.terminate()
         try:
-            held.write(pickle.dumps(order))
-            held.flush()
-            said, _ = supervisor.communicate(timeout=self.limits.seconds + 30)
-            said = json.loads(said)
-            if not said["defences"] and said["ended"].endswith("code 70"):
-                raise RuntimeError(f"the sandbox failed:\n{_beginning(work / 'output')}")
-            self.defences = said["defences"] or self.defences
-            return said["ended"]
-        except (subprocess.TimeoutExpired, ValueError, BrokenPipeError):
-            return "the supervisor was ended"
-        finally:
-            held.close()
-            supervisor.terminate()
-            try:
-                supervisor.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                supervisor.kill()
-                supervisor.wait()
-            supervisor.stdout.close()
+            supervisor.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            supervisor.kill()
+            supervisor.wait()
+        for pipe in (supervisor.stdin, supervisor.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
 
 
-def environment(scratch: str) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Return the little that the student's process is told; BLAS has one thread."""
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     threads = (
@@ -224,15 +252,13 @@ def environment(scratch: str) -> dict[str, str]:
         **kept,
         **dict.fromkeys(threads, "1"),
         "MALLOC_ARENA_MAX": "2",
-        "HOME": scratch,
-        "TMPDIR": scratch,
         "PATH": "/usr/bin:/bin",
     }
 
 
 @functools.cache
 def dependencies() -> dict[str, list[str]]:
-    """Return where the dependencies lie, what of it may be read, and what is hidden."""
+    """Return what to load from where, what of it may be read, and what is hidden."""
     specs = [importlib.util.find_spec(name) for name in DEPENDENCIES]
     readable = [
         found for spec in specs for found in spec.submodule_search_locations or [spec.origin]
@@ -241,7 +267,12 @@ def dependencies() -> dict[str, list[str]]:
     readable += [str(found) for folder in folders for found in Path(folder).glob("numpy.libs")]
     site = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     hidden = [*site, str(overlay.PACKAGE.parent)]
-    return {"dependencies": folders, "readable": readable, "hidden": hidden}
+    return {
+        "modules": DEPENDENCIES,
+        "dependencies": folders,
+        "readable": readable,
+        "hidden": hidden,
+    }
 
 
 def open_to_all() -> str:
@@ -253,38 +284,41 @@ def open_to_all() -> str:
     return places[0]
 
 
-def free_user() -> int:
-    """Return the number of a user who has no process (Linux)."""
-    taken = {os.stat(entry).st_uid for entry in _processes()}
-    user = 61184 + os.getpid() % 4000
-    return next(number for number in range(user, user + 300) if number not in taken)
+def claim_user() -> tuple[int, socket.socket]:
+    """Return a user who has no process, and what keeps other graders from taking the same.
+
+    It is one of the users without a name that systemd, too, gives to services for a while.
+    """
+    taken = {user for user, _ in _processes()}
+    for number in random.SystemRandom().sample(range(61184, 65520), 1000):
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            if LINUX:
+                claim.bind(f"\0minidist-lab-{number}")
+            if number not in taken:
+                return number, claim
+        except OSError:
+            pass
+        claim.close()
+    raise RuntimeError("there is no free user between 61184 and 65519")
 
 
 def most_processes(margin: int, user: int | None) -> int | None:
     """Return the limit that leaves room for `margin` more; None: it cannot be counted."""
     if user is not None:
         return margin
-    if not Path("/proc/self/task").is_dir():
+    if not LINUX:
         return None
-    return margin + sum(_threads(entry) for entry in _processes(os.getuid()))
+    return margin + sum(threads for owner, threads in _processes() if owner == os.getuid())
 
 
-def _processes(user: int | None = None) -> list[Path]:
+def _processes() -> list[tuple[int, int]]:
+    """Return (user, number of threads) of every process (Linux)."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if user is None or entry.stat().st_uid == user:
-                found.append(entry)
-        except OSError:
-            continue
+        with contextlib.suppress(OSError):  # it has ended
+            found.append((entry.stat().st_uid, len(os.listdir(entry / "task"))))
     return found
-
-
-def _threads(entry: Path) -> int:
-    try:
-        return len(os.listdir(entry / "task"))
-    except OSError:
-        return 1
 
 
 def read(path: Path) -> Answer | str | None:
@@ -331,7 +365,7 @@ def contents(path: Path, most: int) -> bytes | None:
         return None
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
-        if not os.path.stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
             return None
         return file.read(most + 1)
 

@@ -1,10 +1,11 @@
-"""The supervisor: runs the student's process, watches it, and leaves nothing of it behind.
+"""The supervisor: runs the student's processes, watches them, and leaves nothing of them behind.
 
-    python -I -S inside < order
+    python -I -S inside < orders
 
-It is the grader's child and runs no code of the student's. The order comes pickled on its input,
-which stays open: its end is the grader's, and then all ends here too. Its output is one line of
-JSON: how the process ended, and what kept it in its place.
+It is the grader's child and runs no code of the student's. The orders come pickled on its input:
+what to load once, then what to ask and where, one at a time. The end of the input is the grader's,
+and then all ends here too. The output has a line of JSON per order: how the process ended, and what
+kept it in its place.
 """
 
 import json
@@ -27,19 +28,30 @@ LINUX = os.path.isdir("/proc/self/task")
 
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    order = pickle.load(sys.stdin.buffer)
     adopt_orphans()
+    student.load(pickle.load(sys.stdin.buffer))
+    while True:
+        try:
+            order = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        print(json.dumps(run(order)), flush=True)
+
+
+def run(order: dict) -> dict:
+    """Run one of the student's processes to its end, and end what it has started."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        start(order, reader, writer)
+        start(order, writer)
     os.close(writer)
     try:
         ended = watch(child, order)
     finally:
         end_all(child, order["user"])
     defences = os.read(reader, 4096)
-    print(json.dumps({"ended": ended, "defences": json.loads(defences or b"[]")}), flush=True)
+    os.close(reader)
+    return {"ended": ended, "defences": json.loads(defences or b"[]")}
 
 
 def adopt_orphans() -> None:
@@ -51,7 +63,7 @@ def adopt_orphans() -> None:
         libc.prctl(CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def start(order: dict, reader: int, writer: int) -> None:
+def start(order: dict, writer: int) -> None:
     """Be the student's process: with no descriptor of the supervisor's, and a group of its own."""
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

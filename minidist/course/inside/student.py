@@ -1,4 +1,4 @@
-"""The process of the student's code: gets ready, gives up its rights, then answers the questions.
+"""The process of the student's code: gives up its rights, then answers the questions.
 
 An answer is a file SCRATCH/<number>: a line of JSON, [[name, dtype, shape], ...] or the text of an
 error, and then the bytes of the arrays, one after the other.
@@ -39,9 +39,8 @@ NO_NEW_PRIVS, DEATH_SIGNAL = 38, 1
 NEW_NETWORK, NEW_IPC = 0x40000000, 0x08000000
 
 
-def main(order: dict, told: int) -> None:
-    """Answer an order's questions. What keeps the process in its place is written to `told`."""
-    scratch, tree = order["scratch"], order["tree"]
+def load(order: dict) -> None:
+    """Import all that may be needed later, while it can be read."""
     path = list(sys.path)
     sys.path += order["dependencies"]
     for name in [*order["modules"], *NUMPY, *STANDARD]:
@@ -49,14 +48,20 @@ def main(order: dict, told: int) -> None:
             importlib.import_module(name)
         except ImportError:  # another version of Python has others
             pass
+    sys.path[:] = path
+
+
+def main(order: dict, told: int) -> None:
+    """Answer an order's questions. What keeps the process in its place is written to `told`."""
+    scratch, tree = order["scratch"], order["tree"]
     questions = pickle.loads(order["questions"])
-    sys.path[:] = [tree, *path]
+    sys.path.insert(0, tree)
     sys.argv[:] = [""]
+    os.environ.update(HOME=scratch, TMPDIR=scratch)
     os.chdir(scratch)
     defences = confine(order)
     os.write(told, json.dumps(defences).encode())
     os.close(told)
-    del order
     answer(questions, tree, scratch)
 
 
