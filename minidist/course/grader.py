@@ -1,8 +1,7 @@
 """Grade a student's folder: ask every task's questions in a sandbox, and judge the answers here."""
 
-import os
 import secrets
-import stat
+import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 
 from minidist.course.lab import Lab, Task, targets
 from minidist.course.question import Question
-from minidist.course.sandbox import Limits, Sandbox
+from minidist.course.sandbox import Limits, Sandbox, contents
 
 LARGEST = 1 << 20  # bytes of a file that is handed in
 
@@ -55,18 +54,25 @@ def questions(lab: Lab, task: Task, seed: int) -> list[Question]:
     return list(lab.questions.QUESTIONS[task.id](np.random.default_rng([seed, lab.number])))
 
 
-def grade(folder: Path, lab: Lab, seed: int | None = None, limits: Limits | None = None) -> Grade:
+def grade(
+    folder: Path,
+    lab: Lab,
+    seed: int | None = None,
+    limits: Limits | None = None,
+    without: tuple[str, ...] = (),
+) -> Grade:
     """Ask and judge every task. Nothing that the student's code does raises here.
 
-    folder  what is handed in; of it, FOLDER/minidist/ and the lab's own files in it are read
-    seed    None draws one that nobody knows; the grade names it
-    limits  of a task: of its time, memory, processes and files
+    folder   what is handed in; of it, FOLDER/minidist/ and the lab's own files in it are read
+    seed     None draws one that nobody knows; the grade names it
+    limits   of a task: of its time, memory, processes and files
+    without  defences to do without, see Sandbox
 
     ValueError: there is no FOLDER/minidist.
     """
     seed = secrets.randbits(32) if seed is None else seed
     files, unusable = handed_in(Path(folder), lab.files)
-    with Sandbox(lab, limits or Limits()) as sandbox:
+    with Sandbox(lab, limits or Limits(), without) as sandbox:
         unusable |= sandbox.put(files)
         verdicts = [_verdict(lab, task, seed, sandbox, unusable) for task in lab.tasks]
         return Grade(lab, verdicts, seed, sandbox.defences)
@@ -74,15 +80,20 @@ def grade(folder: Path, lab: Lab, seed: int | None = None, limits: Limits | None
 
 def _verdict(lab: Lab, task: Task, seed: int, sandbox: Sandbox, unusable: dict) -> Verdict:
     asked, begin = questions(lab, task, seed), time.monotonic()
-    wrong = [f"{path}: {unusable[path]}" for path, _ in targets(task) if path in unusable]
+    paths = dict.fromkeys(path for path, _ in targets(task))
+    wrong = [_said(path, unusable[path]) for path in paths if path in unusable]
     if wrong:
-        return Verdict(task, len(asked), list(dict.fromkeys(wrong)))
+        return Verdict(task, len(asked), wrong)
     heard = sandbox.ask(asked)
     for question, answer in zip(asked, heard.answers, strict=True):
         said = answer if isinstance(answer, str) else judge(question, answer)
         if said is not None:
-            wrong.append(f"{question.about}: {said}")
+            wrong.append(_said(question.about, said))
     return Verdict(task, len(asked), wrong, heard.output, time.monotonic() - begin)
+
+
+def _said(about: str, said: str) -> str:
+    return f"{about}:\n{textwrap.indent(said, '    ')}" if "\n" in said else f"{about}: {said}"
 
 
 def judge(question: Question, answer: dict) -> str | None:
@@ -119,11 +130,9 @@ def _source(root: Path, path: Path) -> str:
     """Read a file that lies in `root`, and is no more than a file."""
     if not path.resolve(strict=True).is_relative_to(root):
         raise ValueError("it is a link that leads out of the folder")
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is not a regular file")
-        text = file.read(LARGEST + 1)
+    text = contents(path.resolve(), LARGEST)
+    if text is None:
+        raise ValueError("it is not a regular file, or it cannot be read")
     if len(text) > LARGEST:
         raise ValueError(f"it has more than {LARGEST} bytes")
     try:

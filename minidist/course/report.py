@@ -88,11 +88,14 @@ def plain(said: str) -> str:
 
 def _shown(verdict: Verdict) -> str:
     """Return what is wrong with a task, in few and not too long lines."""
-    lines = [f"{len(verdict.wrong)} of {verdict.questions} questions failed"]
+    lines = []
+    before = []
     for wrong in verdict.wrong[:QUESTIONS]:
-        lines += _short(plain(wrong).splitlines())
+        first, *rest = plain(wrong).splitlines()
+        lines += [f"{first} the same"] if rest and rest == before else _short([first, *rest])
+        before = rest
     if len(verdict.wrong) > QUESTIONS:
-        lines.append(f"and {len(verdict.wrong) - QUESTIONS} more")
+        lines.append(f"and {len(verdict.wrong) - QUESTIONS} more of {verdict.questions} questions")
     if verdict.output:
         lines += ["it printed:", *_short(plain(verdict.output).splitlines())]
     return "\n".join(lines)

@@ -181,6 +181,7 @@ class Sandbox:
         order = {
             **vars(self.limits),
             "tree": str(self.tree),
+            "files": self.lab.files,
             "scratch": str(scratch),
             "output": str(work / "output"),
             "questions": questions,
@@ -358,15 +359,15 @@ def _arrays(fields: list, rest: bytes) -> Answer:
 
 
 def contents(path: Path, most: int) -> bytes | None:
-    """Return the first bytes of a regular file, one more than `most` at most; else None."""
+    """Return the first bytes of a file, one more than `most` at most; None: it is no file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        return None
     with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-            return None
         return file.read(most + 1)
 
 

@@ -53,16 +53,15 @@ def load(order: dict) -> None:
 
 def main(order: dict, told: int) -> None:
     """Answer an order's questions. What keeps the process in its place is written to `told`."""
-    scratch, tree = order["scratch"], order["tree"]
     questions = pickle.loads(order["questions"])
-    sys.path.insert(0, tree)
+    sys.path.insert(0, order["tree"])
     sys.argv[:] = [""]
-    os.environ.update(HOME=scratch, TMPDIR=scratch)
-    os.chdir(scratch)
+    os.environ.update(HOME=order["scratch"], TMPDIR=order["scratch"])
+    os.chdir(order["scratch"])
     defences = confine(order)
     os.write(told, json.dumps(defences).encode())
     os.close(told)
-    answer(questions, tree, scratch)
+    answer(questions, order)
 
 
 def confine(order: dict) -> list[str]:
@@ -124,14 +123,14 @@ def paths(order: dict) -> tuple[list[str], list[str]]:
     return [*readable, *order["readable"], order["tree"]], [order["scratch"], "/dev/null"]
 
 
-def answer(questions: list, tree: str, scratch: str) -> None:
+def answer(questions: list, order: dict) -> None:
     """Put the questions one after the other; write down what comes back, also if it raises."""
     for number, (probe, given) in enumerate(questions):
         try:
             said = encode(getattr(importlib.import_module("probes"), probe)(**given))
         except BaseException as error:
-            said = json.dumps({"error": failure(error, tree)}).encode()
-        with open(f"{scratch}/{number}", "wb") as file:
+            said = json.dumps({"error": failure(error, order["tree"], order["files"])}).encode()
+        with open(f"{order['scratch']}/{number}", "wb") as file:
             file.write(said)
 
 
@@ -147,20 +146,23 @@ def encode(arrays: dict) -> bytes:
     return b"".join([json.dumps(head).encode(), b"\n", *(a.tobytes() for a in arrays.values())])
 
 
-def failure(error: BaseException, tree: str) -> str:
-    """Return a traceback from the first line of minidist on, in at most 20 lines."""
+def failure(error: BaseException, tree: str, theirs: list[str]) -> str:
+    """Return what was raised, and the lines that led to it from the student's first one on."""
     try:
         root = error
-        while root.__cause__ is not None:
+        while root.__cause__ is not None:  # on the rank that failed
             root = root.__cause__
         if isinstance(root, NotImplementedError):
-            return str(root)
+            return str(root)[:200]
         frames = traceback.extract_tb(error.__traceback__)
-        inside = [i for i, frame in enumerate(frames) if f"{tree}/minidist/" in frame.filename]
-        frames = frames[inside[0] :] if inside else []
-        lines = "".join(traceback.format_list(frames[-6:])).splitlines()
-        lines += "".join(traceback.format_exception_only(error)).splitlines()
-        lines = lines if len(lines) <= 20 else [*lines[:10], "...", *lines[-10:]]
-        return "\n".join(lines).replace(f"{tree}/", "")[-4000:]
+        names = [frame.filename.removeprefix(f"{tree}/minidist/") for frame in frames]
+        first = next((i for i, name in enumerate(names) if name in theirs), len(frames) - 3)
+        lines = [
+            f"{name}, line {frame.lineno}, in {frame.name}\n    {frame.line}"
+            for name, frame in zip(names, frames, strict=True)
+        ][max(first, 0) :]
+        lines = "\n".join([*lines[-6:], *traceback.format_exception_only(error)]).splitlines()
+        lines = lines if len(lines) <= 20 else [*lines[:8], "...", *lines[-12:]]
+        return "\n".join(lines).replace(f"{tree}/minidist/", "")[-4000:]
     except BaseException:
         return f"{type(error).__name__}, which cannot be shown"

@@ -1,0 +1,4 @@
+# -*- coding: latin-1 -*-
+"""Is written in another encoding."""
+
+NAME = "éÿ"

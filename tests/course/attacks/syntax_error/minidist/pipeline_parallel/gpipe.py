@@ -1,0 +1,4 @@
+"""Is no Python."""
+
+def gpipe(rank, p, m)
+    return []

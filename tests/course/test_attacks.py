@@ -1,0 +1,107 @@
+"""What students' folders try that want points without work, or harm: it earns and leaves nothing.
+
+Each folder in attacks/ attacks the first task of the lab for tests; the second task is solved.
+"""
+
+import os
+import shutil
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from minidist.course import report
+from minidist.course.grader import grade
+from minidist.course.overlay import PACKAGE
+from minidist.course.sandbox import INSIDE, LINUX, Limits
+from tests.course.tiny import OTHER, TINY
+
+ROOT = Path(__file__).parents[2]
+ATTACKS = {path.name: path for path in sorted(Path(__file__).with_name("attacks").iterdir())}
+SHORT = Limits(seconds=2, memory=1 << 29, processes=32)
+LEFT = [Path(folder, "minidist-attack.py") for folder in ("/tmp", "/dev/shm")]
+# What the limits and the supervisor hold by themselves, as where the kernel refuses nothing. It
+# needs another user: none of these may meet the processes and files of who runs the tests.
+BY_LIMITS = """answers_of_another_kind crash disk endless_loop endless_threads fork_bomb
+kills_the_grader many_children memory output rubbish""".split()
+other_user = pytest.mark.skipif(not LINUX or os.geteuid() != 0, reason="needs root on Linux")
+
+
+def processes():
+    """Return the processes of sandboxes in this repository, the supervisors' and the students'."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.fsencode(INSIDE) in (entry / "cmdline").read_bytes().split(b"\0"):
+                found.append(entry.name)
+        except OSError:
+            continue
+    return found
+
+
+def files():
+    """Return the files of the repository with their times of change, rights and sizes."""
+    return {
+        path: (found.st_mtime_ns, found.st_mode, found.st_size)
+        for folder in ("minidist", "tests")
+        for path in (ROOT / folder).rglob("*")
+        if "__pycache__" not in path.parts and (found := path.lstat())
+    }
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory):
+    """Return a function: graded(names, options) gives {name: Future of a Grade}, and keeps them.
+
+    They are made two at a time; then nothing must be left or changed.
+    """
+    kept = {}
+
+    def get(names, **options):
+        key = str((names, options))
+        if key not in kept:
+            folders = [handed_in(name, tmp_path_factory.mktemp(name)) for name in names]
+            kept[key] = dict(zip(names, grade_all(folders, options), strict=True))
+        return kept[key]
+
+    return get
+
+
+def handed_in(name, folder):
+    """Return a copy of an attack's folder, with the second task solved."""
+    shutil.copytree(ATTACKS[name], folder, dirs_exist_ok=True)
+    shutil.copy(PACKAGE / OTHER, folder / "minidist" / OTHER)
+    return folder
+
+
+def grade_all(folders, options):
+    place, before = Path(tempfile.mkdtemp()), files()
+    place.chmod(0o755)  # as /tmp: all users can enter it
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as threads:
+        patch.setattr(tempfile, "tempdir", str(place))
+        grades = [threads.submit(grade, f, TINY, 1, SHORT, **options) for f in folders]
+    assert processes() == [] and list(place.iterdir()) == [] and files() == before
+    assert not any(path.exists() for path in LEFT)
+    place.rmdir()
+    return grades
+
+
+def earns_nothing(result):
+    assert [verdict.points for verdict in result.verdicts] == [0, 5], report.text(result)
+    assert report.text(result).isprintable() or "\x1b" not in report.text(result)
+    ElementTree.fromstring(report.junit(result))
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_earns_nothing_and_leaves_nothing(name, graded):
+    earns_nothing(graded(list(ATTACKS))[name].result())
+
+
+@other_user
+@pytest.mark.parametrize("name", BY_LIMITS)
+def test_limits_and_the_supervisor_hold_without_the_kernels_help(name, graded):
+    result = graded(BY_LIMITS, without=("landlock", "seccomp"))[name].result()
+    assert not any(text.startswith(("Landlock", "seccomp")) for text in result.defences)
+    earns_nothing(result)
