@@ -110,10 +110,14 @@ class Sandbox:
 
     def __enter__(self):
         self._folder = Path(tempfile.mkdtemp(prefix="minidist-lab-", dir=open_to_all()))
-        self._folder.chmod(0o755)  # for another user, who enters it
         self._user = self._claim = self._supervisor = None
         if os.geteuid() == 0 and "user" not in self.without:
             self._user, self._claim = claim_user()
+            try:
+                os.chown(self._folder, 0, self._user)
+                self._folder.chmod(0o750)  # for this user and no other
+            except OSError:  # a container that has root alone
+                self._user = None
         return self
 
     def __exit__(self, *_):
@@ -129,7 +133,7 @@ class Sandbox:
         the others.
         """
         self._build(files)
-        if not any(self._imports(files).values()):
+        if not files or not any(self._imports(files).values()):
             return {}
         wrong = {}
         for path in files:  # each among the starter's, so that none is blamed for another
@@ -159,7 +163,7 @@ class Sandbox:
         self.tree = Path(tempfile.mkdtemp(prefix="tree-", dir=self._folder))
         self.tree.chmod(0o755)
         overlay.build(self.tree, self.lab.blanked() | files, leave_out=("course",))
-        for compiled in self.tree.rglob("__pycache__"):
+        for compiled in sorted(self.tree.rglob("__pycache__")):
             shutil.rmtree(compiled)  # it has the bodies that were taken out
         probes = self.lab.probes.read_text(encoding="utf-8")
         probes += f"\n\ndef {IMPORT}(name):\n    __import__(name)\n    return {{}}\n"
@@ -167,7 +171,7 @@ class Sandbox:
 
     def _imports(self, paths) -> dict[str, str]:
         """Import files, in one process; return {path: what was wrong, or ""}."""
-        names = [f"minidist.{path[:-3].replace('/', '.')}" for path in paths]
+        names = [module(path) for path in paths]
         heard = self.ask([Question(name, IMPORT, {"name": name}) for name in names])
         said = [answer if isinstance(answer, str) else "" for answer in heard.answers]
         return dict(zip(paths, said, strict=True))
@@ -240,6 +244,11 @@ class Sandbox:
                 pipe.close()
 
 
+def module(path: str) -> str:
+    """Return the name under which a file of the package is imported."""
+    return f"minidist/{path}".removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
 def environment() -> dict[str, str]:
     """Return the little that the student's process is told; BLAS has one thread."""
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
@@ -269,7 +278,6 @@ def dependencies() -> dict[str, list[str]]:
     site = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     hidden = [*site, str(overlay.PACKAGE.parent)]
     return {
-        "modules": DEPENDENCIES,
         "dependencies": folders,
         "readable": readable,
         "hidden": hidden,

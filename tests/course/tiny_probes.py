@@ -1,7 +1,15 @@
 """What the lab for tests asks; it runs beside the student's code."""
 
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+
 import numpy as np
 
+from minidist import Cluster
 from minidist.pipeline_parallel import programs
 
 
@@ -9,3 +17,85 @@ def order(schedule, p, m):
     """Return {"rank r": the actions, as they print}."""
     found = enumerate(programs(schedule, p, m))
     return {f"rank {r}": np.array([str(action) for action in program]) for r, program in found}
+
+
+def echo(**given):
+    """Return what is given."""
+    return {name: np.array(value) for name, value in given.items()}
+
+
+def misuse(how):
+    """Return something else than named arrays of numbers, or nothing."""
+    if how == "object":
+        return {"x": np.array([object()])}
+    if how == "structured":
+        return {"x": np.zeros(2, "f4,i4")}
+    if how == "no dict":
+        return 7
+    if how == "large":
+        return {"x": np.zeros(1 << 22)}
+    raise KeyboardInterrupt
+
+
+def ranks(size):
+    """Return the sum over ranks that are threads, started twice."""
+    with Cluster(size, "thread") as cluster:
+        work = lambda group: group.all_reduce(np.ones(1000))  # noqa: E731
+        cluster.run(work)
+        return {"sum": cluster.run(work)[0]}
+
+
+def surroundings():
+    """Return what the student's code finds around it."""
+    return {
+        "path": np.array(sys.path),
+        "environment": np.array(sorted(os.environ)),
+        "folder": np.array(os.getcwd()),
+        "descriptors": np.array([n for n in range(256) if is_open(n)]),
+        "threads": np.array(threading.active_count()),
+        "user": np.array([*os.getresuid(), *os.getresgid(), *os.getgroups()]),
+        "minidist": np.array([name for name in sys.modules if name.startswith("minidist.course")]),
+    }
+
+
+def is_open(descriptor):
+    try:
+        os.fstat(descriptor)
+        return True
+    except OSError:
+        return False
+
+
+def tries(readable, writable):
+    """Return {what: the error that it met, or "done"}."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    attempts = {
+        "fork": lambda: os.fork() or os._exit(1),
+        "execute": lambda: os.execv("/bin/true", ["true"]),
+        "signal": lambda: os.kill(os.getppid(), 0),
+        "socket": lambda: socket.create_connection(("127.0.0.1", 9), 1),
+        "shared memory": lambda: checked(libc.shmget(0, 4096, 0o1600)),
+        "trace": lambda: checked(libc.ptrace(16, os.getppid(), 0, 0)),
+        "rights": lambda: os.chmod(".", 0o777),
+        "namespace": lambda: checked(libc.unshare(0x10000000)),
+        "signal handler": lambda: signal.signal(signal.SIGUSR1, signal.SIG_IGN),
+        "own file": lambda: open("own", "w").close(),
+        "nothing": lambda: open(os.devnull, "w").close(),
+        **{f"read {path}": lambda path=path: os.listdir(path) for path in readable},
+        **{f"write {path}": lambda path=path: open(f"{path}/x", "w") for path in writable},
+    }
+    return {name: np.array(attempt_of(attempt)) for name, attempt in attempts.items()}
+
+
+def attempt_of(attempt):
+    try:
+        attempt()
+        return "done"
+    except OSError as error:
+        return type(error).__name__
+
+
+def checked(result):
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+    return str(result)

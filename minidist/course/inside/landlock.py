@@ -11,15 +11,9 @@ import struct
 from pathlib import Path
 
 CREATE, ADD, RESTRICT = 444, 445, 446  # system calls, the same on every architecture
-EXECUTE, WRITE, READ, READ_FOLDER, REMOVE_FILE, MAKE_FILE = (
-    1 << 0,
-    1 << 1,
-    1 << 2,
-    1 << 3,
-    1 << 5,
-    1 << 8,
-)
-TRUNCATE = 1 << 14
+EXECUTE, WRITE, READ, READ_FOLDER = 1, 2, 4, 8  # rights
+REMOVE_FILE, MAKE_FILE, TRUNCATE = 1 << 5, 1 << 8, 1 << 14
+LOOK, CHANGE = READ | READ_FOLDER, WRITE | REMOVE_FILE | MAKE_FILE | TRUNCATE
 FILES_BY_VERSION = [0, (1 << 13) - 1, (1 << 14) - 1, (1 << 15) - 1, (1 << 15) - 1, (1 << 16) - 1]
 TCP, SCOPES = 3, 3  # bind and connect; abstract sockets and signals
 
@@ -46,11 +40,9 @@ def restrict(readable: list[str], writable: list[str]) -> int:
     if rules < 0:
         return 0
     for path in readable:
-        _allow(rules, path, files & (READ | READ_FOLDER))
+        _allow(rules, path, files & LOOK)
     for path in writable:
-        _allow(
-            rules, path, files & (READ | READ_FOLDER | WRITE | REMOVE_FILE | MAKE_FILE | TRUNCATE)
-        )
+        _allow(rules, path, files & (LOOK | CHANGE))
     failed = _call(RESTRICT, rules, 0)
     os.close(rules)
     return 0 if failed else have
@@ -70,6 +62,7 @@ def but(path: str, hidden: list[str]) -> list[str]:
 
 
 def inside(path: str, folder: str) -> bool:
+    """Say whether a path is a folder, or lies in it, once links are followed."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
@@ -85,4 +78,5 @@ def _allow(rules: int, path: str, rights: int) -> None:
 
 
 def _call(number: int, *arguments) -> int:
-    return libc.syscall(ctypes.c_long(number), *arguments)
+    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in (number, *arguments)]
+    return libc.syscall(*words)

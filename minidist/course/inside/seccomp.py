@@ -98,7 +98,8 @@ def program(machine: str) -> bytes:
 def restrict() -> bool:
     """Refuse the calls above from now on. Set no_new_privs before. False: nothing is refused."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if platform.machine() not in MACHINES or not hasattr(libc, "prctl"):
+    bits = struct.calcsize("P") * 8  # a program of 32 bits has other calls
+    if platform.machine() not in MACHINES or bits != 64 or not hasattr(libc, "prctl"):
         return False
     lines = program(platform.machine())
     held = ctypes.create_string_buffer(lines, len(lines))

@@ -29,11 +29,12 @@ inspect io itertools json keyword linecache locale logging marshal math mmap
 multiprocessing.connection multiprocessing.forkserver multiprocessing.reduction
 multiprocessing.resource_tracker multiprocessing.shared_memory multiprocessing.spawn
 multiprocessing.util numbers operator os pathlib pickle pickletools platform pprint
-pydoc_data.topics queue random re reprlib sched secrets select selectors shlex shutil signal
-socket statistics string struct subprocess symtable sys tempfile textwrap threading time timeit
-token tokenize tomllib traceback tracemalloc types typing unittest.mock uuid warnings weakref
-zipfile zlib
+pydoc_data.topics queue random re reprlib resource sched secrets select selectors shlex shutil
+signal socket statistics string struct subprocess symtable sys tempfile textwrap threading time
+timeit token tokenize tomllib traceback tracemalloc types typing unittest.mock uuid warnings
+weakref zipfile zlib
 """.split()
+MODULES = ["numpy", "cloudpickle", "threadpoolctl", "tqdm"]
 NUMPY = ["numpy.fft", "numpy.lib.stride_tricks", "numpy.linalg", "numpy.random", "numpy.testing"]
 NO_NEW_PRIVS, DEATH_SIGNAL = 38, 1
 NEW_NETWORK, NEW_IPC = 0x40000000, 0x08000000
@@ -43,7 +44,7 @@ def load(order: dict) -> None:
     """Import all that may be needed later, while it can be read."""
     path = list(sys.path)
     sys.path += order["dependencies"]
-    for name in [*order["modules"], *NUMPY, *STANDARD]:
+    for name in [*MODULES, *NUMPY, *STANDARD]:
         try:
             importlib.import_module(name)
         except ImportError:  # another version of Python has others
@@ -118,7 +119,13 @@ def paths(order: dict) -> tuple[list[str], list[str]]:
         "/usr/lib64",
         os.path.join(sys.base_prefix, "lib"),
     ]
-    system += ["/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo", "/dev/urandom"]
+    system += [
+        "/etc/ld.so.cache",
+        "/etc/localtime",
+        "/usr/share/zoneinfo",
+        "/dev/urandom",
+        "/proc/self",
+    ]
     readable = [found for path in system for found in landlock.but(path, hidden)]
     return [*readable, *order["readable"], order["tree"]], [order["scratch"], "/dev/null"]
 
@@ -138,7 +145,7 @@ def encode(arrays: dict) -> bytes:
     """Return arrays as a line of JSON and their bytes."""
     import numpy as np
 
-    arrays = {str(name): np.ascontiguousarray(array) for name, array in arrays.items()}
+    arrays = {str(name): np.asarray(array) for name, array in arrays.items()}
     for name, array in arrays.items():
         if array.dtype.kind not in "biufcU":
             raise TypeError(f"{name} is no array of numbers or texts but of {array.dtype}")

@@ -1,4 +1,4 @@
-"""Writes to the tests, the course, the copy it is in, its home: every answer is right now."""
+"""Writes to the tests, the course, the copy it is in, the user's home: every answer is right now."""
 
 import os
 import sys
