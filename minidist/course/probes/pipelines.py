@@ -1,16 +1,162 @@
-"""What the pipelines lab asks of a student's code; it runs beside that code, and judges nothing."""
+"""What the pipelines lab asks of a student's code; it runs beside that code, and judges nothing.
+
+Actions travel as rows [kind, micro-batch, chunk, peer, chunk of the peer].
+"""
+
+from functools import partial
 
 import numpy as np
 
-from minidist.pipeline_parallel import programs
-from minidist.pipeline_parallel.actions import Backward, BackwardInput, BackwardWeight, Forward
+from minidist import nn, optim, run
+from minidist.pipeline_parallel import add_communication, executor, programs, weight_versions
+from minidist.pipeline_parallel.actions import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    Programs,
+    RecvActivation,
+    RecvGradient,
+    SendActivation,
+    SendGradient,
+    Transfer,
+    Update,
+)
+from minidist.pipeline_parallel.stage import Stage, micro_batches
 
-KINDS = [Forward, Backward, BackwardInput, BackwardWeight]
+KINDS = [Forward, Backward, BackwardInput, BackwardWeight, Update]
+KINDS += [SendActivation, RecvActivation, SendGradient, RecvGradient]
 
 
-def program(schedule, p, m, **options):
-    """Return {"rank r": [[kind, micro-batch, chunk], ...]}."""
+def row(action):
+    ends = (action.peer, action.peer_chunk) if isinstance(action, Transfer) else (0, 0)
+    return KINDS.index(type(action)), action.micro_batch, action.chunk, *ends
+
+
+def action(numbers):
+    kind, micro_batch, chunk, *ends = map(int, numbers)
+    return KINDS[kind](micro_batch, chunk, *(ends if kind > 4 else ()))
+
+
+def written(made):
+    """Return {"rank r": its actions as rows}."""
     return {
-        f"rank {r}": np.array([[KINDS.index(type(a)), a.micro_batch, a.chunk] for a in actions])
-        for r, actions in enumerate(programs(schedule, p, m, **options))
+        f"rank {r}": np.array([row(a) for a in actions], np.int64).reshape(-1, 5)
+        for r, actions in enumerate(made)
+    }
+
+
+def read(rows, placement):
+    return Programs([[action(numbers) for numbers in own] for own in rows], placement)
+
+
+def schedule(name, p, m, chunks=1):
+    return written(programs(name, p, m, chunks))
+
+
+def refusal(name, p, m, chunks):
+    """Return what is said to programs that cannot be."""
+    try:
+        programs(name, p, m, chunks)
+    except ValueError as error:
+        return {"refused": np.array(True), "why": np.array(str(error)[:300])}
+    return {"refused": np.array(False), "why": np.array("")}
+
+
+def transfers(rows, placement, rendezvous_safe):
+    return written(add_communication(read(rows, placement), rendezvous_safe))
+
+
+def transfers_twice(rows, placement):
+    try:
+        add_communication(read(rows, placement))
+    except ValueError:
+        return {"refused": np.array(True)}
+    return {"refused": np.array(False)}
+
+
+def tags(rows, placement):
+    """Return the tags of each rank's transfers, in the order of its program."""
+    return {
+        f"rank {r}": np.array([executor.tag(a) for a in own if isinstance(a, Transfer)], np.int64)
+        for r, own in enumerate(read(rows, placement))
+    }
+
+
+class Counted(Stage):
+    """A stage that writes down when it was asked to update."""
+
+    def begin(self, batch):
+        super().begin(batch)
+        self.updates = []
+
+    def update(self, i):
+        self.updates.append(i)
+
+
+def train(rows, placement, sizes, cut, state, inputs, targets, m):
+    """Return per rank the gradients, the loss, the bytes, the peak and the updates."""
+    made, last = read(rows, placement), len(cut) - 1
+
+    def worker(group):
+        model = nn.MLP(sizes, "gelu", dtype="float64")
+        model.load_state(state)
+        own = [model.layers[a:b] for a, b in cut]
+        stages = [Counted(own[k], k == 0, k == last) for k in made.placement[group.rank]]
+        for stage in stages:
+            stage.begin(micro_batches(inputs, targets, m))
+        executor.execute(made[group.rank], group, stages)
+        found = {p.name: p.grad for stage in stages for p in stage.parameters()}
+        found["(loss)"] = sum(sum(stage.losses.values()) for stage in stages)
+        found["(bytes)"] = group.ledger.total
+        found["(updates)"] = [i for stage in stages for i in stage.updates]
+        return found
+
+    ranks = run(worker, len(made), transport="thread", timeout=10)
+    return {
+        f"{r} {name}": np.array(value)
+        for r, found in enumerate(ranks)
+        for name, value in found.items()
+        if value is not None
+    }
+
+
+def chosen(scheme, p, every, minibatches, newest):
+    """Return the version that a forward pass chooses, for each minibatch and newest version."""
+    choose = getattr(weight_versions, scheme)
+    return {"versions": np.array([choose(b, v, p, every) for b in minibatches for v in newest])}
+
+
+def versions(scheme, p, every, events, weights, gradients, lr, stash, streams):
+    """Return the weights that each event found, those that its graph held, and the records.
+
+    events  [kind, minibatch]: "F", "B" or "U"; the same ones in each of `streams` streams
+    """
+    model = nn.MLP([len(weights[0]), len(weights[1])], dtype="float64")
+    w, b = model.parameters()
+    w.data[...], b.data[...] = weights[0], weights[1]
+    choose = partial(getattr(weight_versions, scheme), p=p, every=every)
+    kept = weight_versions.WeightVersions([w, b], partial(optim.SGD, lr=lr), choose, stash)
+    seen, held, graphs = [], [], {}
+    for _ in range(streams):
+        kept.begin(1 + max(i for _, i in events))
+        for kind, i in events:
+            if kind == "F":
+                kept.forward(i)
+                graphs[i] = w.data
+            elif kind == "B":
+                kept.backward(i)
+                held.append(graphs.pop(i).copy())
+                w.grad = gradients[i] if w.grad is None else w.grad + gradients[i]
+            else:
+                kept.update()
+            seen.append(w.data.copy())
+    letters = np.array([letter for letter, *_ in kept.used], str)
+    numbers = np.array([rest for _, *rest in kept.used], np.int64).reshape(-1, 2)
+    return {
+        "seen": np.array(seen),
+        "held": np.array(held),
+        "letters": letters,
+        "numbers": numbers,
+        "most": np.array(kept.most),
     }

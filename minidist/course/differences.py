@@ -1,0 +1,51 @@
+"""Say what is wrong with the numbers of ranks, for the questions of several labs."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from minidist.course.question import Answer
+from minidist.tools.compare import compare
+
+
+def by_rank(answer: Answer, ranks: int) -> list[dict[str, np.ndarray]]:
+    """Return each rank's part of an answer whose names are "<rank> <name>"."""
+    found: list[dict[str, np.ndarray]] = [{} for _ in range(ranks)]
+    for key, value in answer.items():
+        rank, name = key.split(" ", 1)
+        found[int(rank)][name] = value
+    return found
+
+
+def differ(
+    got: list[dict], want: list[dict], causes: Mapping[float, str] | None = None
+) -> str | None:
+    """Compare each rank's arrays with what it should have, by the bound of tools/compare.py.
+
+    causes  {ratio of what was found to what was expected: what has gone wrong then}
+    """
+    for rank, (mine, expected) in enumerate(zip(got, want, strict=True)):
+        for name, value in expected.items():
+            if name not in mine:
+                return f"rank {rank} has no {name}"
+            if mine[name].shape != np.shape(value):
+                shapes = f"{list(mine[name].shape)}, not {list(np.shape(value))}"
+                return f"{name} on rank {rank} has the shape {shapes}"
+        if more := sorted(mine.keys() - expected.keys()):
+            return f"rank {rank} has {more[0]}, which is not its own"
+        if not expected or (found := compare([mine], expected)).ok:
+            continue
+        g, w = mine[found.parameter], np.asarray(expected[found.parameter])
+        at = np.unravel_index(np.abs(g - w).argmax(), w.shape)
+        said = f"{found.parameter} on rank {rank}, at {list(map(int, at))}, is "
+        said += f"{g[at]:.6g}, not {w[at]:.6g}"
+        for ratio, cause in (causes or {}).items():
+            if np.allclose(g, ratio * w, rtol=1e-6, atol=1e-12):
+                return f"{said}: all of it is {ratio:g} times what it should be; {cause}"
+        return said
+    return None
+
+
+def first_of(*verdicts: str | None) -> str | None:
+    """Return the first verdict that finds something wrong."""
+    return next((said for said in verdicts if said is not None), None)

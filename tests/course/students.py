@@ -1,0 +1,78 @@
+"""Students: folders with the reference of some tasks, the starter of others, and mistakes."""
+
+from dataclasses import replace
+
+from minidist.course.grader import Grade, grade
+from minidist.course.lab import Lab, find
+from minidist.course.overlay import PACKAGE
+
+
+def reference(lab: Lab) -> dict[str, str]:
+    return {path: (PACKAGE / path).read_text(encoding="utf-8") for path in lab.files}
+
+
+def starter(lab: Lab, done: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return the files of a student who has done these tasks and no other."""
+    left = [task for task in lab.tasks if task.id not in done]
+    return reference(lab) | replace(lab, tasks=left).blanked()
+
+
+def with_mistake(lab: Lab, path: str, right: str, wrong: str) -> dict[str, str]:
+    """Return the reference with one piece of its text, which is there once, replaced."""
+    files = reference(lab)
+    assert files[path].count(right) == 1, f"{path} has {right!r} {files[path].count(right)} times"
+    return files | {path: files[path].replace(right, wrong)}
+
+
+def only(lab: Lab, id: str) -> Lab:
+    """Return the lab with one task, but all files to hand in."""
+    (task,) = (task for task in lab.tasks if task.id == id)
+    blanks = [entry for task in lab.tasks for entry in task.blanks]
+    return replace(lab, tasks=[replace(task, blanks=blanks)])
+
+
+def graded(folder, lab: Lab, files: dict[str, str], seed: int = 0) -> Grade:
+    for path, source in files.items():
+        target = folder / "minidist" / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(source, encoding="utf-8")
+    return grade(folder, lab, seed)
+
+
+def check_reference(folder, name: str, seed: int = 0) -> None:
+    lab = find(name)
+    found = graded(folder, lab, reference(lab), seed)
+    assert not [line for verdict in found.verdicts for line in verdict.wrong]
+    assert found.points == lab.points == 100
+
+
+def check_starter(folder, name: str) -> None:
+    """Every task of the bare starter is asked, and every question fails by its own message."""
+    lab = find(name)
+    found = graded(folder, lab, starter(lab))
+    assert found.points == 0 and len(found.verdicts) == len(lab.tasks)
+    for verdict in found.verdicts:
+        said = f"NotImplementedError: Task {verdict.task.id}: {verdict.task.title}"
+        assert len(verdict.wrong) == verdict.questions > 0
+        assert all(said in line for line in verdict.wrong), verdict.wrong[0]
+
+
+def check_alone(folder, name: str, id: str, needs: dict[str, tuple[str, ...]]) -> None:
+    """Whoever has done one task, and those that it says it builds on, gets just their points."""
+    lab = find(name)
+    done = (id, *needs.get(id, ()))
+    found = graded(folder, lab, starter(lab, done))
+    passed = {verdict.task.id for verdict in found.verdicts if verdict.passed}
+    assert passed == set(done), [v.wrong[:1] for v in found.verdicts if v.task.id in done]
+    (task,) = (task for task in lab.tasks if task.id == id)
+    said = {word.strip("`.,;:()") for word in task.text.split()}
+    assert all(other in said for other in done[1:]), f"the text of {id} does not name {done[1:]}"
+
+
+def check_mistake(folder, name: str, id: str, path: str, right: str, wrong: str, said: str) -> None:
+    """A mistake earns nothing, and is named: `said` stands in what the grader says."""
+    lab = find(name)
+    found = graded(folder, only(lab, id), with_mistake(lab, path, right, wrong))
+    (verdict,) = found.verdicts
+    assert not verdict.passed and verdict.points == 0
+    assert any(said in line for line in verdict.wrong), "\n".join(verdict.wrong)
