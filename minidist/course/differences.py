@@ -40,12 +40,12 @@ def differ(
         said = f"{found.parameter} on rank {rank}, at {list(map(int, at))}, is "
         said += f"{g[at]:.6g}, not {w[at]:.6g}"
         for ratio, cause in (causes or {}).items():
-            if np.allclose(g, ratio * w, rtol=1e-6, atol=1e-12):
+            if ratio != 1 and np.allclose(g, ratio * w, rtol=1e-6, atol=1e-12):
                 return f"{said}: all of it is {ratio:g} times what it should be; {cause}"
         return said
     return None
 
 
-def first_of(*verdicts: str | None) -> str | None:
-    """Return the first verdict that finds something wrong."""
-    return next((said for said in verdicts if said is not None), None)
+def joined(*verdicts: str | None) -> str | None:
+    """Return all that was found wrong, a line each; None if nothing was."""
+    return "\n".join(said for said in verdicts if said is not None) or None
