@@ -1,0 +1,110 @@
+"""What the collectives lab asks of a student's code; it runs beside that code, and judges nothing.
+
+Ranks are threads. Beside each array travels the time at which it is there, in steps: a rank sends
+one message and takes one message per step, and a message can be used when it is there.
+"""
+
+import numpy as np
+
+from minidist import run
+from minidist.comm import collectives
+from minidist.comm.channel import Channel
+
+
+class Watched:
+    """A channel that notes whom it has sent how many bytes, and how late it is."""
+
+    def __init__(self, group):
+        self.channel, self.rank, self.size = Channel(group, "lab"), group.rank, group.size
+        self.clock = self.taken = 0
+        self.sent = []
+
+    def send(self, array, to):
+        self.clock += 1
+        self.sent.append([to, array.nbytes])
+        self.channel.send(array, to)
+        self.channel.send(np.array(self.clock), to)
+
+    def recv(self, source):
+        array = self.channel.recv(source)
+        self.taken = max(self.taken + 1, int(self.channel.recv(source)))
+        self.clock = max(self.clock, self.taken)
+        return array
+
+    def notes(self):
+        return {
+            "sent": np.array(self.sent, int).reshape(-1, 2),
+            "steps": np.array(self.clock),
+        }
+
+
+def on_ranks(worker, size, *args):
+    """Return {"name r": what rank r has returned under that name}."""
+    results = run(worker, size, *args, transport="thread", timeout=10)
+    return {
+        f"{name} {r}": value for r, found in enumerate(results) for name, value in found.items()
+    }
+
+
+def all_reduce(algorithm, op, arrays):
+    """Reduce one flat array per rank in place."""
+
+    def worker(group):
+        channel, x = Watched(group), arrays[group.rank].copy()
+        getattr(collectives, algorithm)(channel, x, getattr(np, op))
+        return {"x": x, **channel.notes()}
+
+    return on_ranks(worker, len(arrays))
+
+
+def refusal(algorithm, size):
+    """Return whether so many ranks are refused, each by a ValueError."""
+
+    def worker(group):
+        try:
+            getattr(collectives, algorithm)(Watched(group), np.ones(4), np.add)
+        except ValueError:
+            return {"refused": np.array(True)}
+        return {"refused": np.array(False)}
+
+    return on_ranks(worker, size)
+
+
+def all_to_all(pieces):
+    """Exchange pieces[r][s], from rank r to rank s."""
+
+    def worker(group):
+        channel, mine = Watched(group), [p.copy() for p in pieces[group.rank]]
+        result = collectives.all_to_all(channel, mine)
+        own = np.shares_memory(result[group.rank], mine[group.rank])
+        named = {f"from {s} on": piece for s, piece in enumerate(result)}
+        return {**named, "own shared": np.array(own), **channel.notes()}
+
+    return on_ranks(worker, len(pieces))
+
+
+def star(root, pieces):
+    """Give every rank its piece from the root, and collect all pieces at another time."""
+
+    def worker(group):
+        down, up = Watched(group), Watched(group)
+        here = [p.copy() for p in pieces]
+        given = collectives.from_root(down, here if group.rank == root else None, root)
+        mine = pieces[group.rank].copy()
+        found = collectives.to_root(up, mine, root)
+        shared = [*(here if group.rank == root else []), mine]
+        answer = {"given": given, "down sent": down.notes()["sent"], "up sent": up.notes()["sent"]}
+        for r, piece in enumerate(found or []):
+            answer[f"found from {r} on"] = piece
+        answer["is none"] = np.array(found is None)
+        fresh = [given, *(found or [])]
+        answer["shared"] = np.array(any(np.shares_memory(a, b) for a in fresh for b in shared))
+        return answer
+
+    return on_ranks(worker, len(pieces))
+
+
+def reduce_pieces(op, pieces):
+    pieces = [p.copy() for p in pieces]
+    result = collectives.reduce_pieces(pieces, getattr(np, op))
+    return {"result": result, "into the first": np.array(result is pieces[0])}

@@ -1,0 +1,77 @@
+"""Hold arrays of an answer against others, and say what a difference looks like.
+
+The bound, in float64: max|got - want| <= 1e-9 max(max|want|, 1e-3 s), where s is the largest number
+of all that belong together.
+"""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from minidist.course.question import Answer
+from minidist.tools.compare import BOUND
+
+Causes = dict[str, np.ndarray]
+
+
+def near(got: np.ndarray, want: np.ndarray, scale: float = 0.0) -> bool:
+    """Tell whether an array is the other one, up to rounding."""
+    if got.shape != want.shape or not np.isfinite(got).all():
+        return False
+    largest = np.abs(want).max(initial=0.0)
+    bound = BOUND * max(largest, 1e-3 * scale) or BOUND * 1e-3
+    return bool(np.abs(got - want).max(initial=0.0) <= bound)
+
+
+def differ(
+    name: str, answer: Answer, want, causes: Causes | None = None, scale: float = 0.0
+) -> str | None:
+    """Return None if answer[name] is `want`, else where it is not.
+
+    causes  {what would explain it: the array that one then gets}
+    """
+    want = np.asarray(want)
+    if name not in answer:
+        return f"{name} is missing"
+    got = answer[name]
+    if near(got, want, scale):
+        return None
+    for cause, wrong in (causes or {}).items():
+        if near(got, np.asarray(wrong), scale):
+            return f"{name} is wrong: {cause}"
+    if got.shape != want.shape:
+        return f"{name} has the shape {list(got.shape)}, not {list(want.shape)}"
+    off = np.where(np.isfinite(got), np.abs(got - want), np.inf)
+    worst = np.unravel_index(off.argmax(), off.shape)
+    place = f"[{', '.join(map(str, worst))}]" if worst else ""
+    ratio = f", {got[worst] / want[worst]:.4g} times as much" if want[worst] else ""
+    return f"{name}{place} is {got[worst]:.6g}, not {want[worst]:.6g}{ratio}"
+
+
+def first(verdicts: Iterable[str | None]) -> str | None:
+    """Return the first verdict that is one, or None."""
+    return next((verdict for verdict in verdicts if verdict is not None), None)
+
+
+def vjp(function: Callable, arrays: list[np.ndarray], grad: np.ndarray) -> list[np.ndarray]:
+    """Return the gradient of <grad, function(*arrays)> with respect to each array.
+
+    By complex steps: f(x + ih) = f(x) + ih f'(x) + O(h^2) for an analytic f, so the imaginary part
+    over h is the derivative, and nothing is subtracted that could cancel.
+    """
+    h, gradients = 1e-30, []
+    for k, array in enumerate(arrays):
+        gradient = np.zeros(array.shape)
+        for index in np.ndindex(array.shape):
+            moved = [a.astype(complex) for a in arrays]
+            moved[k][index] += 1j * h
+            gradient[index] = (grad * function(*moved).imag).sum() / h
+        gradients.append(gradient)
+    return gradients
+
+
+def summed_down(grad: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Sum a gradient of a broadcast shape over the places that one element went to."""
+    home = np.broadcast_to(np.arange(np.prod(shape, dtype=int)).reshape(shape), grad.shape)
+    sums = np.bincount(home.reshape(-1), grad.reshape(-1), int(np.prod(shape)))
+    return sums.reshape(shape)
