@@ -1,0 +1,256 @@
+"""What the hybrid lab asks of a student's code; it runs beside that code, and judges nothing.
+
+Ranks are threads. What they find comes back as "<rank> <name>".
+"""
+
+from itertools import product
+from types import SimpleNamespace
+
+import numpy as np
+
+from minidist import Mesh, nn, optim, run
+from minidist.hybrid import Hybrid
+from minidist.pipeline_parallel import Pipeline
+from minidist.pipeline_parallel.stage import holders
+from minidist.tensor_parallel import ParallelTransformer
+from minidist.tensor_parallel.sequence_parallel import sequence_parallel
+
+SHAPE = ("dp", "pp", "tp")
+CONFIG = {"vocab": 6, "width": 6, "heads": 6, "depth": 0, "context": 8}
+SMALL = {"config": CONFIG, "state": nn.Transformer(**CONFIG).state()}
+
+
+def on_ranks(worker, N):
+    """Call worker(group) -> {name: array or None} on N ranks."""
+    ranks = run(worker, N, transport="thread", timeout=10)
+    return {
+        f"{r} {name}": np.array(value)
+        for r, found in enumerate(ranks)
+        for name, value in found.items()
+        if value is not None
+    }
+
+
+def refused(call):
+    try:
+        call()
+    except ValueError:
+        return True
+    return False
+
+
+def coordinates(axes, own):
+    """Return every rank's coordinates, every place's rank, and those beside this rank.
+
+    own  the coordinates of this rank: what an axis keeps that is not named
+    """
+    mesh = Mesh.__new__(Mesh)  # without a group: only the arithmetic is asked for
+    mesh.axes, mesh.coordinates = dict(axes), dict(own)
+    places = list(product(*(range(size) for size in axes.values())))
+    found = [mesh.coordinates_of(rank) for rank in range(len(places))]
+    beside = [mesh.rank_of(**{name: c}) for name, size in axes.items() for c in range(size)]
+    wrong = [{"nowhere": 0}, *({name: c} for name, n in axes.items() for c in (-1, n))]
+    return {
+        "coordinates": np.array([[at[name] for name in axes] for at in found]),
+        "order": np.array([list(at) == list(axes) for at in found]),
+        "ranks": np.array([mesh.rank_of(**dict(zip(axes, at, strict=True))) for at in places]),
+        "beside": np.array(beside),
+        "refused": np.array([refused(lambda at=at: mesh.rank_of(**at)) for at in wrong]),
+    }
+
+
+def mesh(N, axes):
+    """Return, on every rank, where it is and who is on its axes; or whether it is refused."""
+
+    def worker(group):
+        try:
+            made = Mesh(group, **axes)
+        except ValueError:
+            return {"refused": True}
+        found = {"coordinates": [made.coordinates[name] for name in axes]}
+        for name in axes:
+            axis = getattr(made, name)
+            found[f"members of {name}"] = axis.all_gather(np.array([group.rank]))
+            found[f"number in {name}"] = axis.rank
+        return found
+
+    return on_ranks(worker, N)
+
+
+def transformer(config, state):
+    model = nn.Transformer(**config, dtype="float64")
+    model.load_state(state)
+    return model
+
+
+def held(config, cut):
+    """Return the stages that hold each parameter of a Transformer."""
+    model = nn.Transformer(**config)
+    found = holders(model, [range(a, b) for a, b in cut])
+    order = np.array(list(found))
+    return {"names": order} | {name: np.array(stages) for name, stages in found.items()}
+
+
+def gradients(parameters):
+    return {f"d {name}": p.grad for name, p in parameters.items()}
+
+
+def pipeline(N, config, state, tokens, targets, m, batches, options):
+    """Run some batches on top of each other through a pipeline; what its shared groups sent."""
+
+    def worker(group):
+        made = Pipeline(transformer(config, state), group, micro_batches=m, **options)
+        for _ in range(batches):
+            made.backward(tokens, targets)
+        shared = [g.ledger.total for g in made.shared.values() if g is not None]
+        return gradients(made.named_parameters()) | {"bytes": sum(shared)}
+
+    return on_ranks(worker, N)
+
+
+def stand_in(group, shape, config, state, layers, shared, split_sequence=False):
+    """Return a Hybrid whose mesh and pipeline are made here: one task at a time is asked for.
+
+    layers  of every rank of the axis pp
+    shared  {parameter: the ranks of pp that share it}
+    """
+    at = np.unravel_index(group.rank, shape)
+    axes = {}
+    for i, name in enumerate(SHAPE):
+        line = [0 if i == j else c for j, c in enumerate(at)]
+        axes[name] = group.split(int(np.ravel_multi_index(line, shape)), key=int(at[i]))
+    hybrid, pipeline = Hybrid.__new__(Hybrid), Pipeline.__new__(Pipeline)
+    hybrid.mesh, hybrid.pipeline = SimpleNamespace(**axes), pipeline
+    hybrid.split_sequence = split_sequence
+    model = transformer(config, state)
+    hybrid.names = list(model.named_parameters())
+    split = sequence_parallel if split_sequence else ParallelTransformer
+    model = split(model, axes["tp"])
+    pipeline.group, own = axes["pp"], layers[at[1]]
+    pipeline.model = nn.Sequential([model.layers[k] for k in own])
+    pipeline.shared = {
+        name: axes["pp"].split(0 if at[1] in ranks else None) for name, ranks in shared.items()
+    }
+    return hybrid
+
+
+def sums(shape, grads, **model):
+    """Sum the gradients that every rank was given; None where it has none."""
+
+    def worker(group):
+        hybrid = stand_in(group, shape, **model)
+        for name, p in hybrid.named_parameters().items():
+            p.grad = grads[group.rank][name]
+        before = {name: getattr(hybrid.mesh, name).ledger.total for name in SHAPE}
+        hybrid._sum_gradients()
+        sent = {f"bytes {n}": getattr(hybrid.mesh, n).ledger.total - before[n] for n in SHAPE}
+        return gradients(hybrid.named_parameters()) | sent
+
+    return on_ranks(worker, int(np.prod(shape)))
+
+
+class Pretended:
+    """What a Hybrid needs of a pipeline in `backward`: it notes what it is given to run."""
+
+    def __init__(self, m, parameters, loss):
+        self.m, self.loss, self.ran, self.parameters = m, loss, None, lambda: parameters
+
+    def run(self, batch):
+        self.ran = batch
+        return self.loss
+
+
+def dealt(shape, m, losses, tokens, targets, examples, old):
+    """Return the micro-batches that each rank's pipeline was given, and the loss.
+
+    losses    what each rank's pipeline returns
+    examples  indices, or None
+    old       whether there is a gradient already
+    """
+
+    def worker(group):
+        hybrid = stand_in(group, shape, **SMALL, layers=[[0]] * shape[1], shared={})
+        parameters = hybrid.pipeline.parameters()
+        hybrid.pipeline = pretended = Pretended(m, parameters, losses[group.rank])
+        order = []
+        hybrid._sum_gradients = lambda: order.append(pretended.ran is not None)
+        if old:
+            parameters[0].grad = np.zeros(parameters[0].shape)
+            return {"refused": refused(lambda: hybrid.backward(tokens, targets))}
+        loss = hybrid.backward(tokens, targets, 7, 3, examples)
+        found = {"loss": loss, "summed after the run": order, "count": len(pretended.ran)}
+        for i, part in enumerate(pretended.ran):
+            found[f"tokens of {i}"], found[f"targets of {i}"] = part.inputs, part.targets
+            found[f"total of {i}"] = part.total
+            random = part.randomness
+            found[f"examples of {i}"] = random.examples
+            found[f"seed and step of {i}"] = [random.seed, random.step]
+        return found
+
+    return on_ranks(worker, int(np.prod(shape)))
+
+
+def on_mesh(group, shape, config, state, options):
+    made = Mesh(group, **dict(zip(SHAPE, shape, strict=True)))
+    return Hybrid(transformer(config, state), made, **options)
+
+
+def backward(shape, config, state, options, tokens, targets, seed, step, examples):
+    """Leave a batch's gradients; say whether a second one on top of them is refused."""
+
+    def worker(group):
+        hybrid = on_mesh(group, shape, config, state, options)
+        more = {"seed": seed, "step": step, "examples": examples}
+        loss = hybrid.backward(tokens, targets, **more)
+        sent = hybrid.mesh.dp.ledger.total
+        found = {k: v.copy() for k, v in gradients(hybrid.named_parameters()).items()}
+        again = refused(lambda: hybrid.backward(tokens, targets, **more))
+        return found | {"loss": loss, "bytes dp": sent, "refused": again}
+
+    return on_ranks(worker, int(np.prod(shape)))
+
+
+def clip(sizes, grads, max_norm):
+    """Clip on one device: gradients by name, None where there is none."""
+    model = nn.MLP(sizes, dtype="float64")
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    for name, p in model.named_parameters().items():
+        p.grad = grads[name]
+    norm = optimizer.clip_global_norm(max_norm)
+    found = {f"d {name}": p.grad for name, p in model.named_parameters().items()}
+    return {"norm": np.array(norm)} | {k: v for k, v in found.items() if v is not None}
+
+
+def clip_on_mesh(shape, parts, max_norm, **model):
+    """Clip gradients that are spread over a mesh.
+
+    parts  of every rank, {name: its part of the gradient}
+    """
+
+    def worker(group):
+        hybrid = stand_in(group, shape, **model)
+        optimizer = optim.SGD(hybrid.parameters(), lr=0.1)
+        for name, p in hybrid.named_parameters().items():
+            p.grad = parts[group.rank][name]
+        alone = refused(lambda: optimizer.clip_global_norm(max_norm))
+        norm = optimizer.clip_global_norm(max_norm, hybrid.sum_squares)
+        return gradients(hybrid.named_parameters()) | {"norm": norm, "refused": alone}
+
+    return on_ranks(worker, int(np.prod(shape)))
+
+
+def whole(shape, parts, **model):
+    """Return the state, and the whole arrays whose parts the ranks were given."""
+
+    def worker(group):
+        hybrid = stand_in(group, shape, **model)
+        mine = {name: parts[group.rank][name] for name in hybrid.named_parameters()}
+        found, together = hybrid.state(), hybrid.whole(mine)
+        names = {"order": np.array(list(found)), "order of parts": np.array(list(together))}
+        return (
+            names
+            | {f"state {name}": x for name, x in found.items()}
+            | {f"whole {name}": x for name, x in together.items()}
+        )
+
+    return on_ranks(worker, int(np.prod(shape)))
