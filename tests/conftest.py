@@ -42,6 +42,7 @@ def pytest_configure(config):
     os.environ["PYTHONPATH"] = os.pathsep.join(  # for ranks, which are new processes
         [tree, *filter(None, [os.environ.get("PYTHONPATH")])]
     )
+    os.environ["PYTHONSAFEPATH"] = "1"  # else those would find the checkout's, where they start
 
 
 REPLACED = pytest.StashKey[list]()

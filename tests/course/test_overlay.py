@@ -10,7 +10,8 @@ from minidist.course.overlay import PACKAGE, build, replaced
 
 ROOT = Path(__file__).parents[2]
 NAIVE = "data_parallel/naive.py"
-TEST = "tests/data_parallel/test_naive.py::test_small_integers_give_exactly_the_same_bits"
+THREADS = "tests/data_parallel/test_naive.py::test_small_integers_give_exactly_the_same_bits"
+PROCESSES = "tests/tools/test_equivalence.py::test_every_strategy_has_a_certificate[naive]"
 
 
 def source(path=NAIVE):
@@ -45,17 +46,18 @@ def pytest_with(folder, *tests):
 
 
 @pytest.mark.parametrize("sound", [True, False])
-def test_pytest_runs_against_another_implementation(tmp_path, sound):
+@pytest.mark.parametrize("test", [THREADS, PROCESSES])
+def test_pytest_runs_against_another_implementation(tmp_path, sound, test):
     theirs = tmp_path / "minidist" / NAIVE
     theirs.parent.mkdir(parents=True)
     right = "p.grad = group.all_reduce(grad, label=name)"
     assert right in source()
     theirs.write_text(source() if sound else source().replace(right, "p.grad = grad"))
-    run = pytest_with(tmp_path, TEST)
+    run = pytest_with(tmp_path, test)
     assert f"minidist with {NAIVE} of {tmp_path}" in run.stdout
     assert run.returncode == (0 if sound else 1), run.stdout + run.stderr
 
 
 def test_a_folder_that_is_none_is_a_usage_error(tmp_path):
-    run = pytest_with(tmp_path / "nowhere", TEST)
+    run = pytest_with(tmp_path / "nowhere", THREADS)
     assert run.returncode == 4 and "has no folder minidist" in run.stderr
