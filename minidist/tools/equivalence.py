@@ -15,6 +15,7 @@ import numpy as np
 from minidist import nn
 from minidist.comm import Cluster
 from minidist.errors import RankFailed
+from minidist.tools.causes import Finding, cause, of_versions, right_from
 from minidist.tools.compare import compare
 from minidist.tools.strategies import STRATEGIES, Case, Outcome, Strategy, one_device
 
@@ -87,9 +88,11 @@ def check(
         compare(found, one_device(case)) if reference is None else compare(found, reference, 0.0)
     )
     moved, formula = sum(o.bytes for o in outcomes), entry.bytes(case, size)
-    detail = (
-        str(comparison) if moved == formula else f"{comparison}; {moved} bytes moved, not {formula}"
-    )
+    said = [str(comparison)]
+    if not comparison.ok:
+        said += [words for words in _causes(entry, case, outcomes) if words]
+    if moved != formula:
+        said.append(f"{moved} bytes moved, not {formula}")
     return {
         "strategy": strategy,
         "case": case.name,
@@ -100,8 +103,23 @@ def check(
         "bytes": moved,
         "bytes_formula": formula,
         "ok": comparison.ok and moved == formula,
-        "detail": detail,
+        "detail": "; ".join(said),
     }
+
+
+def _causes(entry: Strategy, case: Case, outcomes: list[Outcome]) -> list[str | None]:
+    """Return what the numbers say of the cause, and of where it is."""
+    want = outcomes[0].reference
+    if want is not None:
+        return [of_versions([o.used for o in outcomes])]
+    weights = case.model.state()
+    held = tuple(
+        {n: (w, weights[n] if s is None else s.of(weights[n])) for n, (w, s) in o.held.items()}
+        for o in outcomes
+    )
+    got = [o.gradients for o in outcomes]
+    finding = Finding(got, one_device(case), case, entry.split(case, len(got)), held)
+    return [cause(finding), right_from(finding)]
 
 
 def verify(

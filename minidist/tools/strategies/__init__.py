@@ -11,6 +11,7 @@ from minidist.tools.strategies.cases import (
     INPUT,
     Case,
     Outcome,
+    Split,
     Strategy,
     collect,
     one_device,
@@ -18,14 +19,16 @@ from minidist.tools.strategies.cases import (
 )
 from minidist.tools.strategies.data_parallel import (
     bucketed_worker,
+    by_examples,
     data_parallel_bytes,
     naive_worker,
     zero_bytes,
     zero_cases,
     zero_worker,
 )
-from minidist.tools.strategies.hybrid import hybrid_bytes, hybrid_cases, hybrid_worker
+from minidist.tools.strategies.hybrid import by_mesh, hybrid_bytes, hybrid_cases, hybrid_worker
 from minidist.tools.strategies.parameter_server import (
+    by_workers,
     clock_bytes,
     downpour_cases,
     parameter_server_worker,
@@ -33,6 +36,8 @@ from minidist.tools.strategies.parameter_server import (
     stale_worker,
 )
 from minidist.tools.strategies.pipeline_parallel import (
+    by_layers,
+    by_layers_of_a_stream,
     pipedream_worker,
     pipeline_bytes,
     pipeline_cases,
@@ -44,6 +49,7 @@ from minidist.tools.strategies.siamese import siamese_bytes, siamese_cases, siam
 from minidist.tools.strategies.tensor_parallel import (
     attention_bytes,
     attention_worker,
+    by_matrices,
     column_bytes,
     column_worker,
     mlp_cases,
@@ -56,11 +62,13 @@ from minidist.tools.strategies.tensor_parallel import (
     vocab_worker,
 )
 
-__all__ = ["INPUT", "STRATEGIES", "Case", "Outcome", "Strategy", "collect", "one_device"]
+__all__ = ["INPUT", "STRATEGIES", "Case", "Outcome", "Split", "Strategy", "collect", "one_device"]
 
 _ALL = [
-    Strategy("naive", naive_worker, "exact", data_parallel_bytes, small_cases),
-    Strategy("bucketed", bucketed_worker, "exact", data_parallel_bytes, small_cases),
+    Strategy("naive", naive_worker, "exact", data_parallel_bytes, small_cases, split=by_examples),
+    Strategy(
+        "bucketed", bucketed_worker, "exact", data_parallel_bytes, small_cases, split=by_examples
+    ),
     *(
         Strategy(
             f"zero_{stage}",
@@ -68,6 +76,7 @@ _ALL = [
             "exact",
             partial(zero_bytes, stage=stage),
             partial(zero_cases, stage=stage),
+            split=by_examples,
         )
         for stage in (1, 2, 3)
     ),
@@ -78,6 +87,7 @@ _ALL = [
         clock_bytes,
         small_cases,
         ranks=(2, 3, 4),
+        split=by_workers,
     ),
     *(
         Strategy(
@@ -101,6 +111,7 @@ _ALL = [
             "exact",
             partial(pipeline_bytes, schedule=schedule),
             partial(pipeline_cases, schedule=schedule),
+            split=partial(by_layers, schedule=schedule),
         )
         for schedule in ("layer_split", "gpipe", "1f1b", "interleaved", "zb_h1", "zb_h2", "zb_v")
     ),
@@ -111,14 +122,26 @@ _ALL = [
             "replayed bitwise",
             stream_bytes,
             stream_cases,
+            split=by_layers_of_a_stream,
         )
         for name, scheme in (("pipedream", "weight_stashing"), ("pipedream_2bw", "2bw"))
     ),
-    Strategy("column", column_worker, "exact", column_bytes, mlp_cases),
-    Strategy("row", row_worker, "exact", row_bytes, mlp_cases),
-    Strategy("attention", attention_worker, "exact", attention_bytes, transformer_cases),
-    Strategy("vocab", vocab_worker, "exact", vocab_bytes, transformer_cases),
-    Strategy("sequence", sequence_worker, "exact", sequence_bytes, transformer_cases),
-    Strategy("hybrid", hybrid_worker, "exact", hybrid_bytes, hybrid_cases, ranks=(1, 2, 3, 4, 8)),
+    Strategy("column", column_worker, "exact", column_bytes, mlp_cases, split=by_matrices),
+    Strategy("row", row_worker, "exact", row_bytes, mlp_cases, split=by_matrices),
+    Strategy(
+        "attention",
+        attention_worker,
+        "exact",
+        attention_bytes,
+        transformer_cases,
+        split=by_matrices,
+    ),
+    Strategy("vocab", vocab_worker, "exact", vocab_bytes, transformer_cases, split=by_matrices),
+    Strategy(
+        "sequence", sequence_worker, "exact", sequence_bytes, transformer_cases, split=by_matrices
+    ),
+    Strategy(
+        "hybrid", hybrid_worker, "exact", hybrid_bytes, hybrid_cases, (1, 2, 3, 4, 8), by_mesh
+    ),
 ]
 STRATEGIES = {strategy.name: strategy for strategy in _ALL}

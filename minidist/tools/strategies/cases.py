@@ -31,17 +31,52 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Split:
+    """How a strategy cuts a case.
+
+    data           ranks that have different examples, slowest in the order of ranks
+    micro_batches  parts of each one's examples
+    stages         names of parameters per virtual stage, if layers are split
+    tensor         ranks that hold parts of the same matrices
+    """
+
+    data: int = 1
+    micro_batches: int = 1
+    stages: tuple[list[str], ...] = ()
+    tensor: int = 1
+
+    def parts(self, examples: int) -> dict[tuple[int, int], np.ndarray]:
+        """Return {(data rank, micro-batch): its examples}, without the empty ones."""
+        shares = enumerate(np.array_split(np.arange(examples), self.data))
+        return {
+            (k, i): rows
+            for k, share in shares
+            for i, rows in enumerate(np.array_split(share, self.micro_batches))
+            if len(rows)
+        }
+
+    def stages_behind(self, name: str) -> int:
+        """Return how many stages a gradient has come through; the input is with the first one."""
+        at = [k for k, names in enumerate(self.stages) if name in names]
+        return len(self.stages) - 1 - max(at, default=0)
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a strategy leaves on one rank.
 
     gradients  by name, host arrays: all of them on every rank
     bytes      what others took from this rank for them
     reference  what `gradients` should be, bit for bit, if that is not one device's gradient
+    held       {name: (weights, their Shard or None)} of a rank whose matrices are split
+    used       of an asynchronous pipeline ("F" or "B", minibatch, version) of the rank's passes
     """
 
     gradients: dict[str, np.ndarray]
     bytes: int
     reference: dict[str, np.ndarray] | None = None
+    held: dict[str, tuple] = field(default_factory=dict)
+    used: list[tuple[str, int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -54,6 +89,7 @@ class Strategy:
     bytes    (case, ranks) -> bytes that all ranks together should move
     cases    ranks -> models and batches that the strategy fits on so many ranks
     ranks    the numbers of ranks that it is shown on
+    split    (case, ranks) -> how it cuts the case
     """
 
     name: str
@@ -62,6 +98,7 @@ class Strategy:
     bytes: Callable[[Case, int], int]
     cases: Callable[[int], list[Case]]
     ranks: tuple[int, ...] = (1, 2, 3, 4)
+    split: Callable[[Case, int], Split] = lambda case, ranks: Split()
 
 
 def one_device(case: Case) -> dict[str, np.ndarray]:

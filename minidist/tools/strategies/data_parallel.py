@@ -10,7 +10,15 @@ from minidist.comm import Group
 from minidist.data_parallel import bucketed, naive, zero
 from minidist.datasets import shard
 from minidist.rng import Randomness
-from minidist.tools.strategies.cases import INPUT, Case, Outcome, as_input, collect, small_cases
+from minidist.tools.strategies.cases import (
+    INPUT,
+    Case,
+    Outcome,
+    Split,
+    as_input,
+    collect,
+    small_cases,
+)
 
 
 def naive_worker(group: Group, case: Case, micro_batches: int = 1) -> Outcome:
@@ -68,6 +76,11 @@ def zero_cases(ranks: int, stage: int) -> list[Case]:
         cases[1] = replace(cases[1], model=free)
     two = replace(cases[0], name="MLP, 2 micro-batches", options={"micro_batches": 2})
     return [*cases, two]
+
+
+def by_examples(case: Case, ranks: int) -> Split:
+    """Every rank has some of the examples."""
+    return Split(data=ranks, micro_batches=case.options.get("micro_batches", 1))
 
 
 def _parts(group: Group, case: Case, micro_batches: int) -> list[np.ndarray]:

@@ -6,7 +6,8 @@ from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel.partition import cut_of
 from minidist.pipeline_parallel.stage import holders
 from minidist.rng import generator
-from minidist.tools.strategies.cases import Case, Outcome, random_weights
+from minidist.tools.strategies.cases import Case, Outcome, Split, random_weights
+from minidist.tools.strategies.pipeline_parallel import names_of
 from minidist.tools.strategies.tensor_parallel import is_repeated, vocabulary
 
 
@@ -30,6 +31,12 @@ def hybrid_worker(
     moved = sum(g.ledger.total for g in groups if g is not None)
     gradients = {name: p.grad for name, p in hybrid.named_parameters().items()}
     return Outcome(hybrid.whole(gradients), moved)
+
+
+def by_mesh(case: Case, ranks: int) -> Split:
+    dp, pp = case.options.get("dp", 1), case.options.get("pp", 1)
+    cut = cut_of(len(case.model.layers), pp * case.options.get("chunks", 1))
+    return Split(dp, case.options.get("micro_batches", 4), names_of(case, cut), ranks // (dp * pp))
 
 
 def hybrid_bytes(case: Case, ranks: int) -> int:

@@ -14,7 +14,7 @@ from minidist.data_parallel.parameter_server import Plan, Push, Server, Worker, 
 from minidist.datasets import shard
 from minidist.rng import Randomness
 from minidist.tools.replay_server import replay_server
-from minidist.tools.strategies.cases import INPUT, Case, Outcome, as_input
+from minidist.tools.strategies.cases import INPUT, Case, Outcome, Split, as_input
 from minidist.tools.strategies.pipeline_parallel import stream_cases
 from minidist.tools.volume import parameter_server_bytes
 
@@ -128,6 +128,10 @@ def stale_bytes(case: Case, ranks: int) -> int:
     minibatches = case.options.get("minibatches", 1)
     every = {key: case.options.get(key, 1) for key in ("n_fetch", "n_push")}
     return _bytes(case, ranks, [len(mine) for mine in _deal(minibatches, ranks)[1]], **every)
+
+
+def by_workers(case: Case, ranks: int) -> Split:
+    return Split(data=len(_workers(ranks)))
 
 
 def _bytes(case: Case, ranks: int, steps: list[int], **every) -> int:

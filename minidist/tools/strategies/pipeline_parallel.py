@@ -16,7 +16,7 @@ from minidist.pipeline_parallel.programs import programs
 from minidist.pipeline_parallel.stage import MicroBatch, holders, micro_batches
 from minidist.rng import generator
 from minidist.tools.replay import replay
-from minidist.tools.strategies.cases import INPUT, Case, Outcome, as_input, collect
+from minidist.tools.strategies.cases import INPUT, Case, Outcome, Split, as_input, collect
 
 
 def chosen(case: Case, ranks: int, schedule: str, micro_batches=None, chunks=None) -> tuple:
@@ -58,6 +58,22 @@ def everyones(group: Group, mine: dict[str, np.ndarray], case: Case) -> dict[str
     return from_holders(mine, names, group)
 
 
+def by_layers(case: Case, ranks: int, schedule: str) -> Split:
+    m, chunks = chosen(case, ranks, schedule, **case.options)
+    stages = 1 + last_stage(programs(schedule, ranks, m, chunks).placement)
+    return Split(micro_batches=m, stages=names_of(case, cut_of(len(case.model.layers), stages)))
+
+
+def by_layers_of_a_stream(case: Case, ranks: int) -> Split:
+    return Split(stages=names_of(case, cut_of(len(case.model.layers), ranks)))
+
+
+def names_of(case: Case, cut: list[range]) -> tuple[list[str], ...]:
+    """Return the names of the parameters that each stage holds."""
+    layers = case.model.layers
+    return tuple([n for i in part for n in layers[i].named_parameters()] for part in cut)
+
+
 def pipedream_worker(
     group: Group, case: Case, scheme: str, minibatches: int | None = None, **options
 ) -> Outcome:
@@ -83,7 +99,7 @@ def pipedream_worker(
     bare = pipe.programs_for(group.size, minibatches, **pipe.options)
     versions, updates = _versions(group, pipe, bare.placement), _updates(bare)
     want = replay(case.model, pipe.cut, batch, versions, updates, momentum, case.loss)
-    return Outcome(weights, moved, want)
+    return Outcome(weights, moved, want, used=pipe.used)
 
 
 def momentum(parameters: list[nn.Parameter]) -> optim.Optimizer:

@@ -22,7 +22,14 @@ from minidist.tensor_parallel import (
     vocab_parallel,
 )
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
-from minidist.tools.strategies.cases import INPUT, Case, Outcome, as_input, random_weights
+from minidist.tools.strategies.cases import (
+    INPUT,
+    Case,
+    Outcome,
+    Split,
+    as_input,
+    random_weights,
+)
 
 
 def column_worker(group: Group, case: Case) -> Outcome:
@@ -60,6 +67,10 @@ def sequence_worker(group: Group, case: Case) -> Outcome:
     return _run(group, case, model, loss, finish=all_reduce_partial)
 
 
+def by_matrices(case: Case, ranks: int) -> Split:
+    return Split(tensor=ranks)
+
+
 def _split_loss(group: Group, case: Case) -> Callable:
     return partial(vocab_parallel.cross_entropy, group=group, vocab=case.model.vocab)
 
@@ -87,7 +98,8 @@ def _run(group: Group, case: Case, model, loss: Callable | None = None, finish=N
     result = whole_gradients(model, group)
     if isinstance(x, Tensor):
         result[INPUT] = x.grad
-    return Outcome(result, moved)
+    held = {name: (p.data, p.shard) for name, p in model.named_parameters().items()}
+    return Outcome(result, moved, held=held)
 
 
 def whole_gradients(model: nn.Module, group: Group) -> dict[str, np.ndarray]:

@@ -1,0 +1,133 @@
+"""What one device would leave if one thing were done wrong: the gradients that mistakes leave.
+
+Each function returns gradients by name, as `one_device` does, or None where the case has nothing
+that could be done wrong so. `causes.py` holds them beside what ranks have left.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from minidist import nn
+from minidist.rng import Randomness
+from minidist.tools.strategies.cases import INPUT, Case, as_input, collect, one_device
+
+Gradients = dict[str, np.ndarray]
+
+
+def of_examples(case: Case, rows: np.ndarray, masks_for: np.ndarray | None = None) -> Gradients:
+    """Return what these examples contribute to the whole batch's gradient.
+
+    masks_for  the examples whose dropout masks they get; by default their own
+    """
+    model, x = copy.deepcopy(case.model), as_input(case.inputs[rows])
+    randomness = Randomness(case.seed, 0, rows if masks_for is None else masks_for)
+    total = case.targets.size
+    case.loss(model(x, randomness), case.targets[rows], reduction_size=total).backward()
+    found = collect(model, x)
+    if INPUT in found:
+        whole = np.zeros(case.inputs.shape, found[INPUT].dtype)
+        whole[rows] = found[INPUT]
+        found[INPUT] = whole
+    return found
+
+
+def with_local_masks(case: Case, shares: list[np.ndarray]) -> Gradients:
+    """Every share of the batch draws dropout masks for the examples 0, 1, ..."""
+    found = [of_examples(case, rows, np.arange(len(rows))) for rows in shares if len(rows)]
+    return {name: sum(part[name] for part in found) for name in found[0]}
+
+
+class FirstPositions(Randomness):
+    """Masks in which each of `parts` runs of positions has the mask that the first should have."""
+
+    parts = 1
+
+    def keep(self, name, rate, shape, window=None, full_shape=None):
+        run = (shape[0], shape[1] // self.parts, *shape[2:])
+        return np.concatenate([super().keep(name, rate, run)] * self.parts, axis=1)
+
+
+def with_repeated_masks(case: Case, parts: int) -> Gradients | None:
+    """Every rank of a split sequence draws the mask of its window as if it were the first one."""
+    if not isinstance(case.model, nn.Transformer) or case.inputs.shape[1] % parts:
+        return None
+    model = copy.deepcopy(case.model)
+    randomness = FirstPositions(case.seed, 0, np.arange(len(case.inputs)))
+    object.__setattr__(randomness, "parts", parts)
+    case.loss(model(case.inputs, randomness), case.targets).backward()
+    return collect(model)
+
+
+BIASES: list[Callable[[str], bool]] = [
+    lambda name: name.endswith("bias") and "norm" not in name,
+    lambda name: name.endswith(("output.bias", "contract.bias")),  # what rows leave
+    lambda name: name.endswith("output.bias"),
+]
+
+
+def with_biases_times(case: Case, times: int, which: Callable[[str], bool]) -> Gradients | None:
+    """The biases are added `times` times forward, and their gradient is that of one time."""
+    model = copy.deepcopy(case.model)
+    chosen = [p for name, p in model.named_parameters().items() if which(name)]
+    for p in chosen:
+        p.data[...] *= times
+    return one_device(replace(case, model=model)) if chosen else None
+
+
+# Which column of QKV[C, 3 H D] stands where the j-th should be, of blocks, heads and their widths.
+PERMUTATIONS: dict[str, Callable] = {
+    "in equal runs, though they are [3, H, D]": lambda q, k, n: _equal_runs(q, k, n),
+    "as [H, 3, D], though they are [3, H, D]": lambda q, k, n: _heads_first(q, k, n),
+}
+
+
+def _equal_runs(width: int, heads: int, ranks: int) -> np.ndarray:
+    """Rank r's run of 3 C / N columns is taken for its Q, K and V."""
+    runs = np.arange(width).reshape(ranks, 3, -1)  # [N, 3, C/N]
+    return runs.transpose(1, 0, 2).reshape(-1)
+
+
+def _heads_first(width: int, heads: int, ranks: int) -> np.ndarray:
+    return np.arange(width).reshape(heads, 3, -1).transpose(1, 0, 2).reshape(-1)
+
+
+def with_permuted_heads(case: Case, order: Callable, ranks: int) -> Gradients | None:
+    """The columns of QKV are taken in another order; their gradients are where they are."""
+    model = copy.deepcopy(case.model)
+    chosen = {n: p for n, p in model.named_parameters().items() if ".qkv." in n}
+    if not chosen:
+        return None
+    heads = case.model.layers[1].attention.heads
+    if heads % ranks:
+        return None
+    orders = {n: order(p.shape[-1], heads, ranks) for n, p in chosen.items()}
+    for name, p in chosen.items():
+        p.data[...] = p.data[..., orders[name]].copy()
+    found = one_device(replace(case, model=model))
+    for name, permuted in orders.items():
+        found[name] = found[name][..., np.argsort(permuted)]
+    return found
+
+
+@dataclass(frozen=True)
+class Uses:
+    """A tied weight, and the gradient of each of its uses: they should be added up."""
+
+    name: str
+    gradients: dict[str, np.ndarray]
+
+
+def without_tying(case: Case) -> Uses | None:
+    """The head has a copy of the embedding's weights, with a gradient of its own."""
+    if not isinstance(case.model, nn.Transformer) or not case.model.layers[-1].tied:
+        return None
+    model = copy.deepcopy(case.model)
+    head = model.layers[-1]
+    weight = head.weight
+    head.weight = nn.Parameter(weight.data.copy(), "head's copy")
+    randomness = Randomness(case.seed, 0, np.arange(len(case.inputs)))
+    case.loss(model(case.inputs, randomness), case.targets).backward()
+    return Uses(weight.name, {"embedding": weight.grad.copy(), "head": head.weight.grad.copy()})
