@@ -8,6 +8,7 @@ import sys
 import time
 
 from minidist import __version__
+from minidist.course.mutants_command import add_mutants
 from minidist.errors import CommTimeout, RankFailed
 from minidist.tools.compare import BOUND
 from minidist.tools.timeline_command import add_timeline
@@ -141,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     _common(verify, device=False)
 
     add_timeline(commands, formatter, _whole, _seconds)
+    add_mutants(commands, formatter)
 
     bench = commands.add_parser(
         "bench",

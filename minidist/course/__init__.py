@@ -10,4 +10,8 @@ sandbox.py      runs both in a process of its own, which returns arrays and noth
 inside/         what runs in there: the supervisor, and the process that gives up its rights
 grader.py       asks, judges, adds up the points
 report.py       says it as a text, as JUnit XML, as Gradescope's results.json
+starter.py      what a student begins with: blanked files, a README, tests
+export.py       what a teacher hands out and keeps
+mutants/        wrong implementations, each a TOML file with a small change of the reference
+zoo.py          mutants: small wrong changes of the reference, and the tests that find them
 """

@@ -11,7 +11,7 @@ from minidist.course.overlay import PACKAGE, build, replaced
 ROOT = Path(__file__).parents[2]
 NAIVE = "data_parallel/naive.py"
 THREADS = "tests/data_parallel/test_naive.py::test_small_integers_give_exactly_the_same_bits"
-PROCESSES = "tests/tools/test_equivalence.py::test_every_strategy_has_a_certificate[naive]"
+PROCESSES = "tests/tools/test_equivalence.py::test_every_strategy_keeps_its_promise[naive]"
 
 
 def source(path=NAIVE):

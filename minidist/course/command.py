@@ -1,0 +1,132 @@
+"""`minidist lab`: hand out a lab, test it, grade it, export it."""
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def add_lab(commands, formatter, from_zero, seconds) -> None:
+    """Add the command's arguments; `from_zero` and `seconds` read a number from a word."""
+    lab = commands.add_parser(
+        "lab",
+        help="labs: hand out, test, grade",
+        description="Labs in which parts of minidist are to be written. "
+        "`list` them, make a `new` one, `test` it while you write, `grade` what was handed in.",
+    )
+    lab.set_defaults(command=lambda given: lab.print_help() or 2)
+    actions = lab.add_subparsers(title="actions", metavar="ACTION")
+
+    def add(name, command, help, description):
+        parser = actions.add_parser(
+            name, help=help, description=description, formatter_class=formatter
+        )
+        parser.set_defaults(command=command)
+        return parser
+
+    add("list", _list, "the labs, their tasks and points", "List the labs and their tasks.")
+
+    new = add("new", _new, "write a starter", "Write what a student begins with into a new folder.")
+    export = add(
+        "export",
+        _export,
+        "write release, instructor's folder and autograder",
+        "Write release/ for students, instructor/ with the solution and a hidden seed, and "
+        "autograder.zip for Gradescope into a new folder.",
+    )
+    for parser in (new, export):
+        parser.add_argument("lab", metavar="LAB", help="its name, as `minidist lab list` has it")
+        parser.add_argument("folder", metavar="DIR", type=Path, help="a new or empty folder")
+    export.add_argument(
+        "--seed", type=from_zero, default=argparse.SUPPRESS, help="the hidden one (default: random)"
+    )
+
+    test = add(
+        "test",
+        _test,
+        "test a folder with the public questions",
+        "Ask the public questions; exit status 1 if an answer is wrong.",
+    )
+    grade = add(
+        "grade",
+        _grade,
+        "grade a folder with hidden questions",
+        "Ask the same questions with hidden numbers, and give points. The exit status is 0 "
+        "however few they are, and 2 if there was nothing to grade.",
+    )
+    for parser in (test, grade):
+        parser.add_argument("folder", metavar="DIR", type=Path, help="what was handed in")
+        parser.add_argument(
+            "--lab",
+            metavar="NAME",
+            default=argparse.SUPPRESS,
+            help="the lab (default: what lab.txt in the folder says)",
+        )
+        parser.add_argument("--seconds", type=seconds, default=30.0, help="time limit of each task")
+    grade.add_argument(
+        "--seed", type=from_zero, default=argparse.SUPPRESS, help="(default: random, and printed)"
+    )
+    grade.add_argument("--format", choices=("text", "junit", "gradescope"), default="text")
+    grade.add_argument(
+        "--output", metavar="FILE", default="-", help="where the report goes; - is the terminal"
+    )
+
+
+def _list(given) -> int:
+    from minidist.course.lab import labs
+
+    for lab in labs():
+        print(f"{lab.number}  {lab.name:<14} {lab.points:>3} points  {lab.title}")
+        for task in lab.tasks:
+            print(f"       {task.id}  {task.points:>3}  {task.title}")
+    return 0
+
+
+def _new(given) -> int:
+    from minidist.course import starter
+    from minidist.course.lab import find
+
+    lab = find(given.lab)
+    for path in starter.write(lab, given.folder):
+        print(given.folder / path)
+    print(f"\nread {given.folder / 'README.md'}, then: minidist lab test {given.folder}")
+    return 0
+
+
+def _export(given) -> int:
+    from minidist.course.export import export
+    from minidist.course.lab import find
+
+    for path in export(find(given.lab), given.folder, getattr(given, "seed", None)):
+        print(path)
+    return 0
+
+
+def _test(given) -> int:
+    from minidist.course import report
+
+    done = _graded(given, seed=0)
+    print(report.text(done))
+    return 0 if done.points == done.lab.points else 1
+
+
+def _grade(given) -> int:
+    from minidist.course import report
+
+    write = {"text": report.text, "junit": report.junit, "gradescope": report.gradescope}
+    output = None if given.output == "-" else Path(given.output)
+    if output is not None and not output.parent.is_dir():
+        raise ValueError(f"cannot write {output}: there is no folder {output.parent}")
+    said = write[given.format](_graded(given, getattr(given, "seed", None)))
+    if output is None:
+        sys.stdout.write(said + "\n" * (not said.endswith("\n")))
+    else:
+        output.write_text(said, encoding="utf-8")
+    return 0
+
+
+def _graded(given, seed):
+    from minidist.course.grader import grade
+    from minidist.course.starter import lab_of
+
+    lab = lab_of(given.folder, getattr(given, "lab", None))
+    return grade(given.folder, lab, seed=seed, seconds=given.seconds)

@@ -1,0 +1,106 @@
+"""What a teacher hands out and keeps: the release, the instructor's folder, the autograder."""
+
+import secrets
+import zipfile
+from importlib.metadata import requires
+from pathlib import Path
+
+from minidist.course import starter
+from minidist.course.lab import Lab
+from minidist.course.overlay import PACKAGE
+
+SETUP = """#!/usr/bin/env bash
+# Runs once, as root, when the autograder's image is built.
+set -euo pipefail
+apt-get update -q && apt-get install -y -q python3 python3-venv
+python3 -c 'import sys; assert sys.version_info >= (3, 11), \\
+    f"minidist needs Python 3.11 or newer, this image has {{sys.version.split()[0]}}"'
+python3 -m venv /autograder/venv
+/autograder/venv/bin/pip install -q {requirements}
+chmod -R go= /autograder/source
+"""
+
+RUN = """#!/usr/bin/env bash
+# Runs for every submission, as root; the student's code runs as another user.
+cd /autograder
+PYTHONPATH=/autograder/source venv/bin/python -m minidist lab grade submission \\
+    --lab {lab} --seed "$(cat source/seed.txt)" \\
+    --format gradescope --output results/results.json
+"""
+
+README = """# {title}: the instructor's folder
+
+| file | what it is |
+| --- | --- |
+| `solution/` | the reference: full marks |
+| `questions.py` | what is asked, and what the answers must be |
+| `probes.py` | how it is asked |
+| `seed.txt` | the hidden seed of the grader; keep it |
+
+Points:
+
+| task | points | what it blanks out |
+| --- | --- | --- |
+{rows}
+
+Grade one folder, or all that were handed in:
+
+```
+minidist lab grade HANDED_IN --lab {lab} --seed "$(cat seed.txt)"
+for folder in submissions/*/; do
+    minidist lab grade "$folder" --lab {lab} --seed "$(cat seed.txt)" --format junit --output "${{folder%/}}.xml"
+done
+```
+
+`../autograder.zip` is for Gradescope: upload it as it is, on an image with Python 3.11 or newer. In it the grader runs as
+root and the student's code as another user. On a laptop, without root, it does not: what that leaves open stands in the
+docstring of `minidist/course/sandbox.py`.
+"""
+
+
+def export(lab: Lab, folder: Path, seed: int | None = None) -> list[Path]:
+    """Write release/, instructor/ and autograder.zip into a new or empty folder.
+
+    seed  the hidden one; by default a random one
+    """
+    seed = secrets.randbelow(2**32) if seed is None else seed
+    here = Path(__file__).parent
+    rows = "\n".join(
+        f"| {task.id} {task.title} | {task.points} | {', '.join(f'`{b}`' for b in task.blanks)} |"
+        for task in lab.tasks
+    )
+    files = {
+        "README.md": README.format(lab=lab.name, title=lab.title, rows=rows),
+        "seed.txt": f"{seed}\n",
+        "questions.py": (here / "questions" / f"{lab.name}.py").read_text(encoding="utf-8"),
+        "probes.py": lab.probes.read_text(encoding="utf-8"),
+        f"solution/{starter.NAME}": f"{lab.name}\n",
+        **{
+            f"solution/minidist/{path}": (PACKAGE / path).read_text(encoding="utf-8")
+            for path in lab.files
+        },
+    }
+    starter.write_files(folder, {})
+    starter.write(lab, folder / "release")
+    starter.write_files(folder / "instructor", files)
+    _archive(lab, folder / "autograder.zip", seed)
+    return [folder / name for name in ("release", "instructor", "autograder.zip")]
+
+
+def _archive(lab: Lab, path: Path, seed: int) -> None:
+    """Write the zip that Gradescope expects: setup.sh and run_autograder at its root."""
+    needed = [line for line in requires("minidist") or [] if "extra ==" not in line]
+    requirements = " ".join(f"'{line}'" for line in needed)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        _script(archive, "setup.sh", SETUP.format(requirements=requirements))
+        _script(archive, "run_autograder", RUN.format(lab=lab.name))
+        archive.writestr("seed.txt", f"{seed}\n")
+        for file in sorted(PACKAGE.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                archive.write(file, Path("minidist") / file.relative_to(PACKAGE))
+
+
+def _script(archive: zipfile.ZipFile, name: str, text: str) -> None:
+    entry = zipfile.ZipInfo(name)
+    entry.external_attr = 0o100755 << 16
+    archive.writestr(entry, text)

@@ -1,0 +1,66 @@
+"""`minidist mutants`: the tests against wrong implementations, and what they say of each."""
+
+import json
+import shutil
+import sys
+import textwrap
+
+from tqdm import tqdm
+
+
+def add_mutants(commands, formatter) -> None:
+    parser = commands.add_parser(
+        "mutants",
+        formatter_class=formatter,
+        help="run the property tests against wrong implementations of the strategies",
+        description="Run the repository's property tests against each mutant, a small wrong change "
+        "of the reference, until one fails; print which, and what it says of the cause. "
+        "Exit status 1 if one survives. Needs a checkout, with tests.",
+    )
+    parser.set_defaults(command=mutants_command)
+    parser.add_argument("--json", action="store_true", help="print a list of rows as JSON")
+    parser.add_argument(
+        "--name", action="append", metavar="NAME", help="only this one; may be repeated"
+    )
+    parser.add_argument("--show", metavar="NAME", help="print this one in words and as a patch")
+
+
+def mutants_command(given) -> int:
+    """Print a row per mutant; return 1 if a mutant survives."""
+    from minidist.course import zoo
+
+    if given.show is not None:
+        mutant = zoo.load(given.show)
+        print(f"{mutant.title}\nseen     {mutant.seen}\nsymptom  {mutant.symptom}\n")
+        print(mutant.diff(), end="")
+        return 0
+    mutants = [zoo.load(name) for name in dict.fromkeys(given.name or zoo.names())]
+    rows, width = [], max(len(mutant.name) for mutant in mutants)
+    bar = tqdm(total=len(mutants), unit="mutant", disable=not sys.stderr.isatty(), leave=False)
+    with bar:
+        for row in zoo.judge(mutants):
+            rows.append(row)
+            bar.update()
+            if not given.json:
+                with bar.external_write_mode(sys.stdout):
+                    print(_text(row, width), flush=True)
+    rows.sort(key=lambda row: row["name"])
+    alive = [row["name"] for row in rows if row["killed_by"] is None]
+    if given.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        verdict = f"{', '.join(alive)} SURVIVED" if alive else "all killed"
+        print(f"{len(rows)} mutant{'s' * (len(rows) > 1)}, {verdict}")
+    return 1 if alive else 0
+
+
+def _text(row: dict, width: int) -> str:
+    """Return name and killer, and below them the diagnosis."""
+    screen = min(max(shutil.get_terminal_size((100, 24)).columns, 60), 120)
+    killer = row["killed_by"] or "SURVIVED"
+    more = [
+        wrapped
+        for line in (row["diagnosis"] or "").splitlines()
+        for wrapped in textwrap.wrap(line, screen - 4, subsequent_indent="  ")
+    ]
+    return "\n    ".join([f"{row['name']:<{width}}  {killer}", *more])

@@ -1,0 +1,140 @@
+"""What a student begins with: the files of a lab with the tasks' bodies taken out, and its tests."""
+
+from pathlib import Path
+
+from minidist.course.lab import Lab, Task, find, targets
+
+NAME = "lab.txt"  # the lab's name, for `minidist lab test` and `grade`
+
+TESTS = '''"""The public tests of this lab: `minidist lab test .` or `pytest`, here.
+
+A question is asked in a process of its own, in which `minidist` has your files in it, and is
+judged in this one. What is asked and how it is judged stands in
+minidist/course/questions/{name}.py and probes/{name}.py of the installed minidist.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from minidist.course.grader import open_submission, questions
+from minidist.course.lab import find
+
+LAB = find("{name}")
+ASKED = [
+    pytest.param(task, question, id=f"{{task.id}}: {{question.about}}")
+    for task in LAB.tasks
+    for question in questions(LAB, task, seed=0)
+]
+
+
+@pytest.fixture(scope="session")
+def student(request):
+    with open_submission(Path(request.config.option.impl), LAB) as submission:
+        yield submission
+
+
+@pytest.mark.parametrize("task, question", ASKED)
+def test_task(student, task, question):
+    wrong = student.ask(task, question)
+    assert wrong is None, wrong
+'''
+
+CONFTEST = '''"""`--impl DIR` tests another folder than this one."""
+
+from pathlib import Path
+
+
+def pytest_addoption(parser):
+    parser.addoption("--impl", metavar="DIR", default=str(Path(__file__).parents[1]))
+'''
+
+
+def write(lab: Lab, folder: Path) -> list[str]:
+    """Write the starter of a lab into a new or empty folder; return the paths of its files.
+
+    ValueError: the folder has something in it, or cannot be made.
+    """
+    files = {
+        "README.md": handout(lab),
+        NAME: f"{lab.name}\n",
+        "tests/conftest.py": CONFTEST,
+        f"tests/test_{lab.name}.py": TESTS.format(name=lab.name),
+        **{f"minidist/{path}": source for path, source in lab.blanked().items()},
+    }
+    return write_files(folder, files)
+
+
+def write_files(folder: Path, files: dict[str, str]) -> list[str]:
+    """Write text files into a new or empty folder; ValueError if it is neither."""
+    try:
+        if folder.is_dir() and any(folder.iterdir()):
+            raise ValueError(f"{folder} is not empty; choose a new folder")
+        for path, text in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot write into {folder}: {error.strerror}") from None
+    return list(files)
+
+
+def lab_of(folder: Path, name: str | None = None) -> Lab:
+    """Return the lab that a folder is of: the one of this name, or of the name in its lab.txt."""
+    if name is None:
+        try:
+            name = (folder / NAME).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            raise ValueError(
+                f"{folder} has no {NAME}, which says what lab it is of; name it: --lab NAME"
+            ) from None
+    return find(name)
+
+
+def handout(lab: Lab) -> str:
+    """Return the README of a starter."""
+    write = "\n".join(f"- `minidist/{path}`" for path in lab.files)
+    read = ", ".join(f"`lessons/{lesson}.py`" for lesson in lab.lessons)
+    return f"""# Lab {lab.number}: {lab.title}
+
+{lab.about.strip()}
+
+Read before: {read}.
+
+## What to do
+
+{len(lab.tasks)} tasks, {lab.points} points. Replace each `raise NotImplementedError("Task ...")` in
+
+{write}
+
+and hand in these files, in these folders. Nothing else is taken; all the rest of minidist, with
+everything of the labs before, is there as it is in the package.
+
+One command tests all tasks, from this folder:
+
+```
+minidist lab test .
+```
+
+`pytest` does the same, question by question (`pytest -k 4.1 -x`). A task earns its points when all its questions are
+answered right; the grader asks the same questions with other numbers. Every question has a time limit.
+
+{chr(10).join(_task(task) for task in lab.tasks)}"""
+
+
+def _task(task: Task) -> str:
+    write = ", ".join(f"`{name}` in `minidist/{path}`" for path, name in targets(task))
+    numbers = "".join(f"- {number}\n" for number in task.numbers)
+    hints = "\n".join(
+        f"<details><summary>Hint {number}</summary>\n\n{hint.strip()}\n\n</details>\n"
+        for number, hint in enumerate(task.hints, 1)
+    )
+    return f"""## Task {task.id}: {task.title} ({task.points} points)
+
+Write {write}.
+
+{task.text.strip()}
+
+Numbers to hit:
+
+{numbers}
+{hints}"""
