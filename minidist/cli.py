@@ -8,6 +8,7 @@ import sys
 import time
 
 from minidist import __version__
+from minidist.course.lab_command import add_lab
 from minidist.course.mutants_command import add_mutants
 from minidist.errors import CommTimeout, RankFailed
 from minidist.tools.compare import BOUND
@@ -143,6 +144,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_timeline(commands, formatter, _whole, _seconds)
     add_mutants(commands, formatter)
+    add_lab(commands, formatter, _from_zero, _seconds)
 
     bench = commands.add_parser(
         "bench",

@@ -21,7 +21,8 @@ def pytest_addoption(parser):
     parser.addoption(
         "--impl",
         metavar="DIR",
-        help="test minidist with its files replaced by those in DIR/minidist: a student's folder",
+        help="test minidist with its files replaced by those in DIR/minidist, a student's folder "
+        "(write --impl=DIR, or pytest takes DIR for tests)",
     )
 
 

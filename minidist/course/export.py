@@ -48,13 +48,14 @@ Grade one folder, or all that were handed in:
 ```
 minidist lab grade HANDED_IN --lab {lab} --seed "$(cat seed.txt)"
 for folder in submissions/*/; do
-    minidist lab grade "$folder" --lab {lab} --seed "$(cat seed.txt)" --format junit --output "${{folder%/}}.xml"
+    minidist lab grade "$folder" --lab {lab} --seed "$(cat seed.txt)" \\
+        --format junit --output "${{folder%/}}.xml"
 done
 ```
 
-`../autograder.zip` is for Gradescope: upload it as it is, on an image with Python 3.11 or newer. In it the grader runs as
-root and the student's code as another user. On a laptop, without root, it does not: what that leaves open stands in the
-docstring of `minidist/course/sandbox.py`.
+`../autograder.zip` is for Gradescope: upload it as it is, on an image with Python 3.11 or newer.
+In it the grader runs as root and the student's code as another user. On a laptop, without root, it
+does not: what that leaves open stands in the docstring of `minidist/course/sandbox.py`.
 """
 
 

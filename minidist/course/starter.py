@@ -1,4 +1,4 @@
-"""What a student begins with: the files of a lab with the tasks' bodies taken out, and its tests."""
+"""What a student begins with: a lab's files with the tasks' bodies taken out, and its tests."""
 
 from pathlib import Path
 
@@ -17,12 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from minidist.course.grader import open_submission, questions
+from minidist.course.grader import handed_in, judge, questions
 from minidist.course.lab import find
+from minidist.course.sandbox import Sandbox
 
 LAB = find("{name}")
 ASKED = [
-    pytest.param(task, question, id=f"{{task.id}}: {{question.about}}")
+    pytest.param(question, id=f"{{task.id}}: {{question.about}}")
     for task in LAB.tasks
     for question in questions(LAB, task, seed=0)
 ]
@@ -30,23 +31,29 @@ ASKED = [
 
 @pytest.fixture(scope="session")
 def student(request):
-    with open_submission(Path(request.config.option.impl), LAB) as submission:
-        yield submission
+    files, unusable = handed_in(Path(request.config.option.impl), LAB.files)
+    with Sandbox(LAB) as sandbox:
+        unusable |= sandbox.put(files)
+        assert not unusable, unusable
+        yield sandbox
 
 
-@pytest.mark.parametrize("task, question", ASKED)
-def test_task(student, task, question):
-    wrong = student.ask(task, question)
+@pytest.mark.parametrize("question", ASKED)
+def test_task(student, question):
+    [answer] = student.ask([question]).answers
+    wrong = answer if isinstance(answer, str) else judge(question, answer)
     assert wrong is None, wrong
 '''
 
-CONFTEST = '''"""`--impl DIR` tests another folder than this one."""
+CONFTEST = '''"""`--impl=DIR` tests another folder than this one."""
 
+import contextlib
 from pathlib import Path
 
 
 def pytest_addoption(parser):
-    parser.addoption("--impl", metavar="DIR", default=str(Path(__file__).parents[1]))
+    with contextlib.suppress(ValueError):  # the tests of minidist itself have it too
+        parser.addoption("--impl", metavar="DIR", default=str(Path(__file__).parents[1]))
 '''
 
 
@@ -115,8 +122,9 @@ One command tests all tasks, from this folder:
 minidist lab test .
 ```
 
-`pytest` does the same, question by question (`pytest -k 4.1 -x`). A task earns its points when all its questions are
-answered right; the grader asks the same questions with other numbers. Every question has a time limit.
+`pytest` does the same, question by question (`pytest -k {lab.number}.1 -x`). A task earns points
+when all its questions are answered right within the time limit; the grader asks the same questions
+with other numbers.
 
 {chr(10).join(_task(task) for task in lab.tasks)}"""
 

@@ -61,7 +61,7 @@ def add_lab(commands, formatter, from_zero, seconds) -> None:
             default=argparse.SUPPRESS,
             help="the lab (default: what lab.txt in the folder says)",
         )
-        parser.add_argument("--seconds", type=seconds, default=30.0, help="time limit of each task")
+        parser.add_argument("--seconds", type=seconds, default=20.0, help="time limit of each task")
     grade.add_argument(
         "--seed", type=from_zero, default=argparse.SUPPRESS, help="(default: random, and printed)"
     )
@@ -126,7 +126,8 @@ def _grade(given) -> int:
 
 def _graded(given, seed):
     from minidist.course.grader import grade
+    from minidist.course.sandbox import Limits
     from minidist.course.starter import lab_of
 
-    lab = lab_of(given.folder, getattr(given, "lab", None))
-    return grade(given.folder, lab, seed=seed, seconds=given.seconds)
+    folder, name = given.folder, getattr(given, "lab", None)
+    return grade(folder, lab_of(folder, name), seed, Limits(seconds=given.seconds))

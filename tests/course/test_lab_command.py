@@ -1,0 +1,167 @@
+"""`minidist lab` as a student and as a teacher meet it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from minidist.cli import main
+from minidist.course import starter
+from minidist.course.lab import labs, read, targets
+from minidist.course.overlay import PACKAGE
+
+ROOT = PACKAGE.parent
+LABS = labs()
+each_lab = pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.name)
+
+
+def test_there_are_six_labs_in_order():
+    names = ["autograd", "collectives", "data_parallel", "pipelines", "splits", "hybrid"]
+    assert [lab.name for lab in LABS] == names
+    assert [lab.number for lab in LABS] == [1, 2, 3, 4, 5, 6]
+
+
+@each_lab
+def test_a_lab_is_whole(lab):
+    assert lab.points == 100 and len(lab.tasks) >= 4
+    for number, task in enumerate(lab.tasks, 1):
+        assert task.id == f"{lab.number}.{number}" and task.text.strip()
+        assert task.numbers and 2 <= len(task.hints) <= 3 and task.blanks
+    assert set(lab.questions.QUESTIONS) == {task.id for task in lab.tasks}
+    for lesson in lab.lessons:
+        assert (ROOT / "lessons" / f"{lesson}.py").is_file()
+
+
+@each_lab
+def test_a_starter_keeps_all_but_the_bodies_of_its_tasks(lab):
+    for path, source in lab.blanked().items():
+        compile(source, path, "exec")
+        stub = re.compile(r' +raise NotImplementedError\("Task \d\.\d')
+        reference = iter((PACKAGE / path).read_text(encoding="utf-8").splitlines())
+        stubs = [line for line in source.splitlines() if stub.match(line)]
+        others = [line for line in source.splitlines() if not stub.match(line)]
+        assert all(line in reference for line in others), "the reference's lines, in their order"
+        assert len(stubs) == sum(where == path for t in lab.tasks for where, _ in targets(t))
+
+
+@each_lab
+def test_every_name_in_a_handout_exists(lab):
+    text = starter.handout(lab)
+    code = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    words = set(re.findall(r"\w+", code))
+    for quoted in re.findall(r"`([^`\n]+)`", text):
+        if re.fullmatch(r"(?:minidist|lessons)/[\w/.]+", quoted):
+            assert (ROOT / quoted).exists(), quoted
+        else:
+            for name in re.findall(r"[A-Za-z_]\w{3,}", quoted):
+                assert name in words, (quoted, name)
+
+
+def lab_command(*arguments, folder=ROOT):
+    command = [sys.executable, "-W", "error", "-m", "minidist", "lab", *map(str, arguments)]
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def test_from_a_new_lab_to_points(tmp_path):
+    folder = tmp_path / "mine"
+    done = lab_command("new", "pipelines", folder)
+    assert done.returncode == 0 and "minidist lab test" in done.stdout
+    assert not (folder / "minidist" / "__init__.py").exists(), "it would hide the package"
+    done = lab_command("test", ".", folder=folder)
+    assert done.returncode == 1 and "0 / 100  points" in done.stdout
+    path = "minidist/pipeline_parallel/gpipe.py"
+    (folder / path).write_text((ROOT / path).read_text(encoding="utf-8"), encoding="utf-8")
+    report = tmp_path / "results.json"
+    done = lab_command("grade", folder, "--seed", "7", "--format", "gradescope", "--output", report)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    results = json.loads(report.read_text(encoding="utf-8"))
+    assert results["score"] == 10 == results["tests"][0]["score"] and "seed: 7" in results["output"]
+    done = lab_command("grade", folder, "--seed", "7", "--format", "junit")
+    assert ElementTree.fromstring(done.stdout).get("failures") == "6"
+
+
+def test_the_handed_out_tests_run_under_pytest(tmp_path):
+    starter.write(next(lab for lab in LABS if lab.name == "pipelines"), tmp_path / "mine")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "4.1"]
+    for implementation, code in ((".", 1), (str(ROOT), 0)):
+        done = subprocess.run(
+            [*command, f"--impl={implementation}"],
+            cwd=tmp_path / "mine",
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+    assert "passed" in done.stdout
+
+
+def test_what_a_teacher_gets(tmp_path, capsys):
+    assert main(["lab", "export", "collectives", str(tmp_path / "out"), "--seed", "5"]) == 0
+    out = tmp_path / "out"
+    assert {path.name for path in out.iterdir()} == {"release", "instructor", "autograder.zip"}
+    assert (out / "release" / "README.md").is_file()
+    assert "seed" not in "".join(path.name for path in (out / "release").rglob("*"))
+    assert (out / "instructor" / "seed.txt").read_text() == "5\n"
+    solution = out / "instructor" / "solution"
+    for path in (solution / "minidist").rglob("*.py"):
+        assert 'NotImplementedError("Task' not in path.read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert main(["lab", "grade", str(solution), "--seed", "5"]) == 0
+    assert "100 / 100  points" in capsys.readouterr().out
+
+
+def test_the_archive_grades_by_itself(tmp_path, capsys):
+    main(["lab", "export", "collectives", str(tmp_path / "out")])
+    with zipfile.ZipFile(tmp_path / "out" / "autograder.zip") as archive:
+        archive.extractall(tmp_path / "source")
+        modes = {e.filename: e.external_attr >> 16 & 0o777 for e in archive.infolist()}
+    assert modes["setup.sh"] == modes["run_autograder"] == 0o755
+    source = tmp_path / "source"
+    assert "numpy" in (source / "setup.sh").read_text()
+    for script in ("setup.sh", "run_autograder"):
+        subprocess.run(["bash", "-n", source / script], check=True)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "submission").symlink_to(tmp_path / "out" / "instructor" / "solution")
+    (tmp_path / "venv").symlink_to(sys.prefix)
+    run = (source / "run_autograder").read_text().replace("cd /autograder", f"cd {tmp_path}")
+    done = subprocess.run(["bash", "-c", run], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "results" / "results.json").read_text())["score"] == 100
+
+
+def test_wrong_words_get_one_line_and_exit_status_2(tmp_path, capsys):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    (tmp_path / "empty").mkdir()
+    for arguments, words in [
+        (["new", "magic", str(tmp_path / "x")], "there is no lab 'magic'; there is autograd"),
+        (["new", "autograd", str(tmp_path / "full")], "is not empty; choose a new folder"),
+        (["new", "autograd", str(tmp_path / "full" / "file")], "cannot write into"),
+        (["test", str(tmp_path / "nowhere")], "has no lab.txt"),
+        (["grade", str(tmp_path / "empty"), "--lab", "autograd"], "has no folder minidist"),
+        (["grade", str(tmp_path), "--lab", "autograd", "--output", "/no/x"], "no folder /no"),
+    ]:
+        assert main(["lab", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert words in error and len(error.splitlines()) == 1
+
+
+def test_a_lab_with_a_key_missing_or_unknown_is_refused(tmp_path):
+    path = Path(tmp_path / "odd.toml")
+    path.write_text('number = 1\ntitle = "x"\nabout = ""\nlesson = []\n[[task]]\nid = "1.1"\n')
+    with pytest.raises(ValueError, match=r"odd\.toml: missing or unknown in a task: blanks"):
+        read(path)
