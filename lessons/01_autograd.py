@@ -1,28 +1,27 @@
 # %% [markdown]
 # # 1. Where gradients come from
 #
-# Every strategy in this course moves gradients about, sums them, delays them or cuts them up. Here
-# we build the machine that makes them, in forty lines, and look at the three handles by which the
-# later lessons hold it: hooks, deferred weight gradients, and recomputation.
+# Lesson 0 called `loss.backward()` and got the gradient of every parameter. Every strategy in this
+# course moves such gradients about, sums them, delays them or cuts them up. Here we build the
+# machine that makes them, in forty lines, and look at the three handles by which later lessons hold
+# it: hooks, deferred weight gradients, and recomputation.
 #
 # Letters: `B` batch, `C` width, `x, y` values, `dx, dy` gradients of the loss with respect to them.
 
 # %%
 import itertools
-import statistics
 import time
 import tracemalloc
 from collections import Counter
-from functools import partial
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from minidist import Tensor, nn, no_grad
-from minidist.autograd import Function, attention, functions, gradcheck, recompute
+from minidist.autograd import Function, functions, gradcheck, recompute
 from minidist.datasets import text
 from minidist.rng import generator
-from minidist.tools import figures
+from minidist.tools import exercise, figures
 
 figures.arguments()
 limits = threadpool_limits(1)  # one core, so that times compare
@@ -36,14 +35,10 @@ limits = threadpool_limits(1)  # one core, so that times compare
 
 
 # %%
-def seconds(work, rounds=3):
-    """Return the median time of calling `work`."""
-    times = []
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+def seconds(work):
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
 
 
 corpus = text()
@@ -57,39 +52,22 @@ def forward():
         return nn.cross_entropy(model(inputs), targets).item()
 
 
-def forward_and_backward():
-    nn.cross_entropy(model(inputs), targets).backward()
-
-
 slow = 2 * P * seconds(forward)
-fast = seconds(forward_and_backward)
+fast = seconds(lambda: nn.cross_entropy(model(inputs), targets).backward())
 print(f"{P:,} parameters, one gradient by central differences: {slow / 3600:.1f} hours")
 print(f"the same gradient by backward: {fast:.3f} s, {slow / fast:,.0f} times less")
-assert slow > 100 * fast
+assert slow > 100 * fast  # 2 P forwards against about three: no load can turn that round
+p, losses = model.named_parameters()["head.linear.weight"], []
+for distance in (1e-5, -2e-5, 1e-5):  # up, down, and back to where it was
+    p.data[5, 7] += distance
+    losses.append(forward())
+slope = (losses[0] - losses[1]) / 2e-5
+print(f"of one parameter: difference {slope:+.8f}, backward {p.grad[5, 7]:+.8f}")
+assert abs(slope - p.grad[5, 7]) < 1e-7
 
 # %% [markdown]
-# Both are the same slope. We have no hours, so we try three of the parameters:
-
-# %%
-for p in model.parameters():
-    p.grad = None
-forward_and_backward()
-step = 1e-5
-for name, place in [
-    ("head.linear.weight", (5, 7)),
-    ("blocks.2.expand.bias", (3,)),
-    ("blocks.0.norm_1.gain", (0,)),
-]:
-    p = model.named_parameters()[name]
-    losses = []
-    for distance in (step, -2 * step, step):  # up, down, and back to where it was
-        p.data[place] += distance
-        losses.append(forward())
-    slope = (losses[0] - losses[1]) / (2 * step)
-    print(f"{name:21} {place!s:7} difference {slope:+.8f}   backward {p.grad[place]:+.8f}")
-    assert abs(slope - p.grad[place]) < 1e-7
-
-# %% [markdown]
+# Both ways find the same slopes. How can one pass find them all?
+#
 # ## Picture
 #
 # Forward writes down who was made from whom. Backward walks the same lines the other way.
@@ -118,9 +96,9 @@ for name, place in [
 #     x used in two places:   dx = the sum of both         what forward copies, backward adds
 # ```
 #
-# So an operation needs only one thing beside its forward: how to turn `dy` into `dx` (Griewank and
-# Walther, Evaluating Derivatives, 2008, chapter 3). The order of creation, reversed, is an order in
-# which every `dy` is complete before it is passed on: nobody is used before they are made.
+# So an operation needs one thing beside its forward: how to turn `dy` into `dx`. The order of
+# creation, reversed, is an order in which every `dy` is complete before it is passed on: nothing is
+# used before it is made.
 #
 # ## Code
 #
@@ -205,52 +183,18 @@ print("six gradients by forty lines and by minidist: the same bits")
 #
 # ## Measurement: what backward costs
 #
-# For each product `x w` of forward, backward has two of the same size. We have counted:
+# For each product `x w` of forward, backward has two of the same size, `dy w^T` and `x^T dy`. The
+# engine has counted their operations:
 
 # %%
 ratio = work["backward"] / work["forward"]
 print(f"forward {work['forward']:,} operations, backward {work['backward']:,}: {ratio:.2f} times")
 assert work["backward"] == 2 * work["forward"]
 
-wide = nn.MLP([512] * 5)
-batch = Tensor(generator(0, "batch").standard_normal((256, 512)).astype("float32"), True)
-graphs = iter([wide(batch).sum() for _ in range(5)])
-forward_time = seconds(lambda: wide(batch).sum(), 5)
-backward_time = seconds(lambda: next(graphs).backward(), 5)
-print(f"in seconds, on an MLP of width 512: {backward_time / forward_time:.2f} times")
-
 # %% [markdown]
-# A gradient costs two more forward passes, whatever the number of parameters. That is the bargain.
-# (The ratio of the seconds is only near 2: relu, bias and allocation count there too.)
+# A gradient costs two more forward passes, whatever the number of parameters. That is the bargain,
+# and it is lesson 0's 2 + 4 operations per parameter.
 #
-# ## Measurement: are the library's gradients right?
-#
-# Not one slope per parameter, but one per input: pick a random direction `v` and random weights
-# `u` of the outputs, and compare `<J^T u, v>`, from backward, with the slope of `<u, f>` along `v`,
-# from two forward passes. A wrong element sets the two numbers apart, unless it is wrong by so
-# little that it hides below the bound of 1e-6: differences are no exact reference. (Two mistakes
-# that cancel along a random direction are no worry.)
-
-# %%
-B, C = 4, 6
-x, w, b = (random.standard_normal(shape) for shape in [(B, C), (C, 5), (5,)])
-gain, bias, qkv = (random.standard_normal(shape) for shape in [(C,), (C,), (3, 2, 2, 5, 3)])
-classes = np.array([3, 0, 5, 3])
-CHECKS = {
-    "linear": (functions.linear, x, w, b),
-    "relu": (functions.relu, x),
-    "gelu": (functions.gelu, x),
-    "layer_norm": (functions.layer_norm, x, gain, bias),
-    "embedding": (partial(functions.embedding, classes), x[:, :3].repeat(2, axis=0)),
-    "softmax": (functions.softmax, x),
-    "causal_attention": (attention.causal_attention, qkv),
-    "cross_entropy": (partial(nn.cross_entropy, targets=classes), x),
-    "recompute": (partial(recompute, lambda x, w, b: functions.linear(x, w, b).exp()), x, w, b),
-}
-for name, (function, *values) in CHECKS.items():
-    print(f"{name:17} off by {gradcheck(function, *values):.0e}")  # raises if above 1e-6
-
-# %% [markdown]
 # ## Handle 1: hooks
 #
 # A parameter's gradient may get contributions from several places. `add_hook` calls you when the
@@ -298,31 +242,28 @@ print("after calling them: the same bits as before")
 #
 # Forward keeps every layer's activations until backward comes by. Chen et al. (Training Deep Nets
 # with Sublinear Memory Cost, 2016) keep only the inputs of *segments* of `k` layers, and run a
-# segment forward again when backward reaches it. The field calls this *activation checkpointing*
-# (or gradient checkpointing), compilers *rematerialisation*. With `n` layers that keep `a` bytes
-# each, and inputs of `i` bytes:
+# segment forward again when backward reaches it. The field calls this *activation checkpointing*.
+# With `n` layers that keep `a` bytes each, and inputs of `i` bytes:
 #
 # ```
 #     remember:    n a                 n forwards, n backwards
 #     recompute:   n/k i  +  k a       n more forwards; smallest at k = sqrt(n i / a)
 # ```
 #
-# Below, `n = 32` and `i = a`, so the best `k` is sqrt 32, about 5.7. Segments should be equal: we
-# take 4, which divides 32. (8 would cost the same, `12 a`, and 5.7 could save no more than 6%.)
-#
-# To watch the memory we write an operation of our own. It changes nothing, but notes how many bytes
-# are held whenever forward or backward passes by. (NumPy reports its arrays to `tracemalloc`.)
+# Below, `n = 32` and `i = a`, so the best `k` is sqrt 32, about 5.7; 4 divides 32, and costs `12 a`
+# as 8 would. To watch the memory we write an operation of our own. It changes nothing, but notes
+# how many bytes are held whenever forward or backward passes by.
 
 
 # %%
 class Log:
-    """Rows of (work done, in forward passes of one layer; bytes held since the start)."""
+    """Rows of (work done, in forward passes of one layer; bytes held)."""
 
     def __init__(self):
-        self.start, self.done, self.rows = tracemalloc.get_traced_memory()[0], 0, []
+        self.done, self.rows = 0, []
 
     def note(self):
-        self.rows.append((self.done, tracemalloc.get_traced_memory()[0] - self.start))
+        self.rows.append((self.done, tracemalloc.get_traced_memory()[0]))
 
 
 class Probe(Function):
@@ -342,13 +283,13 @@ class Probe(Function):
         return grad
 
 
-def remember(layers, x, log=None):
+def remember(layers, x, log):
     for layer in layers:
-        x = layer(Probe(log)(x) if log else x)
+        x = layer(Probe(log)(x))
     return x
 
 
-def recompute_segments(layers, x, log=None):
+def recompute_segments(layers, x, log):
     for start in range(0, len(layers), K):
         segment = layers[start : start + K]
         parameters = [p for layer in segment for p in layer.parameters()]
@@ -358,44 +299,35 @@ def recompute_segments(layers, x, log=None):
 
 # %%
 N, K, BATCH, WIDTH = 32, 4, 512, 256
-assert N // 4 + 4 == N // 8 + 8 == 12 and 0.94 < 2 * N**0.5 / 12 < 1
-deep = nn.Sequential(
-    [nn.Linear(WIDTH, WIDTH, activation="relu", name=f"layers.{j}") for j in range(N)]
-)
+layers = [nn.Linear(WIDTH, WIDTH, activation="relu", name=f"layers.{j}") for j in range(N)]
+deep = nn.Sequential(layers)
 x = generator(0, "deep").standard_normal((BATCH, WIDTH)).astype("float32")
-rows, grads, durations = {}, {}, {}
+curves, grads = {}, {}
 for way in remember, recompute_segments:
-    durations[way] = seconds(lambda way=way: way(deep.layers, Tensor(x, True)).sum().backward())
     for p in deep.parameters():
         p.grad = None
-    tracemalloc.start()
-    log = Log()
+    tracemalloc.start()  # NumPy reports its arrays to it
+    log, before = Log(), tracemalloc.get_traced_memory()[0]
     loss = way(deep.layers, Tensor(x, True), log).sum()
     log.note()
     loss.backward()
     tracemalloc.stop()
-    rows[way] = np.array(log.rows)
+    curves[way] = np.array(log.rows) - (0, before)
     grads[way] = [p.grad.copy() for p in deep.parameters()]
 
 i = a = x.nbytes  # a layer keeps its result, which is the next one's input
 formulas = {remember: N * a, recompute_segments: N // K * i + K * a}
-peaks = {way: found[:, 1].max() for way, found in rows.items()}
-for way in rows:
-    print(
-        f"{way.__name__:18} {rows[way][-1, 0]:3} forward passes' worth of work, "
-        f"{1e3 * durations[way]:5.1f} ms; at most {peaks[way] / 2**20:4.1f} MiB held, "
-        f"formula {formulas[way] / 2**20:.1f}"
-    )
+peaks = {way: curve[:, 1].max() for way, curve in curves.items()}
+for way, curve in curves.items():
+    print(f"{way.__name__:18} {curve[-1, 0]:3} forward passes' worth of work; at most", end=" ")
+    print(f"{peaks[way] / 2**20:4.1f} MiB held, formula {formulas[way] / 2**20:.1f}")
 assert all(map(np.array_equal, grads[remember], grads[recompute_segments]))
-assert rows[remember][-1, 0] == 3 * N and rows[recompute_segments][-1, 0] == 4 * N
-assert 0.99 * formulas[remember] <= peaks[remember] <= 1.05 * formulas[remember]
-in_hand = 2 * i  # see below
-assert formulas[recompute_segments] <= peaks[recompute_segments]
-assert peaks[recompute_segments] <= 1.05 * (formulas[recompute_segments] + in_hand)
+assert [curve[-1, 0] for curve in curves.values()] == [3 * N, 4 * N]
+for way, peak in peaks.items():
+    assert 0.96 * formulas[way] <= peak <= 1.05 * (formulas[way] + 2 * i)  # see below
 
 # %% [markdown]
-# The gradients are the same bits, and the work is 4/3. (The seconds may tell less: to touch fresh
-# memory costs time too, and recompute touches less of it.) The formula counts what forward leaves
+# The gradients are the same bits, and the work is 4/3. The formula counts what forward leaves
 # behind. What backward has in its hands comes on top: the gradient that goes into a layer and the
 # one that comes out, at most `2 i`. That is also why neither curve of the figure ends at 0: the
 # last gradient is still in hand, and with recompute those of a whole segment's weights, which are
@@ -407,27 +339,19 @@ assert peaks[recompute_segments] <= 1.05 * (formulas[recompute_segments] + in_ha
 # %%
 def draw(plt):
     figure, axes = plt.subplots(figsize=(9, 4.8))
-    looks = {remember: figures.FORWARD, recompute_segments: figures.EMPHASIS}
-    for way, colour in looks.items():
-        done, held = rows[way].T
-        axes.fill_between(done, held / 2**20, color=colour, alpha=0.15, linewidth=0)
-        axes.plot(done, held / 2**20, color=colour)
-    top, low = peaks[remember] / 2**20, peaks[recompute_segments] / 2**20
+    looks = {remember: (figures.INK, "-"), recompute_segments: (figures.EMPHASIS, "--")}
+    for way, (color, line) in looks.items():
+        done, held = curves[way].T
+        axes.fill_between(done, held / 2**20, color=color, alpha=0.12, linewidth=0)
+        axes.plot(done, held / 2**20, line, color=color)
+    top, low = (peak / 2**20 for peak in peaks.values())
     figure.suptitle(f"Recompute: 4/3 of the work, {low / top:.0%} of the memory, the same gradient")
-    axes.text(
-        N + 6, 0.98 * top, f"remember everything: at most {top:.0f} MiB", color=figures.FORWARD
-    )
-    at = rows[recompute_segments][rows[recompute_segments][:, 1].argmax(), 0]
-    axes.annotate(
-        f"recompute, {N // K} segments of {K}: at most {low:.0f} MiB",
-        (at, low),
-        (2.2 * N, 1.55 * low),
-        color=figures.EMPHASIS,
-        arrowprops={"arrowstyle": "-", "color": figures.EMPHASIS, "relpos": (0, 0.5)},
-    )
+    axes.text(N + 6, 0.98 * top, f"remember everything: at most {top:.0f} MiB")
+    words = f"recompute, {N // K} segments of {K}: at most {low:.0f} MiB"
+    axes.text(2.3 * N, 1.35 * low, words, color=figures.EMPHASIS)
     axes.axvline(N, color=figures.IDLE, linestyle=":", linewidth=1.5, zorder=0)
-    axes.text(N - 1, 1.1 * top, "forward", ha="right")
-    axes.text(N + 1, 1.1 * top, "backward")
+    axes.text(N - 1, 1.1 * top, "forward", ha="right", color=figures.FORWARD)
+    axes.text(N + 1, 1.1 * top, "backward", color=figures.BACKWARD)
     axes.set(
         title=f"An MLP of {N} layers of width {WIDTH}, batch {BATCH}, float32",
         xlabel="work done (forward passes of one layer; a backward pass of one layer counts two)",
@@ -443,52 +367,113 @@ def draw(plt):
 figures.save(draw, "01_autograd")
 
 # %% [markdown]
-# ## Exercise
+# ## Exercise 1: a backward of your own
 #
 # Many language models normalise by the root mean square (Zhang and Sennrich 2019), and minidist
-# does not have it. Write its backward; `gradcheck` is the judge.
+# does not have it. Write its backward. The judge is `gradcheck`: it picks a random direction `v`
+# and random weights `u` of the outputs, and compares `<J^T u, v>`, from backward, with the slope of
+# `<u, f>` along `v`, from two forward passes.
 #
 # ```
 #     Y = X / r,   r = sqrt(mean of X^2 over the last axis + eps)
 # ```
 #
-# *Hint: `r` depends on every element of the row. So there are two terms, `dX = dY / r` and one that
-# goes through `r`: first find `dr`, a sum over the row, then `dr/dX`, which is `X / (C r)`.*
+# *Hint:* `r` depends on every element of the row. So there are two terms, `dX = dY / r` and one
+# that goes through `r`: first find `dr`, a sum over the row, then `dr/dX`, which is `X / (C r)`.
 
 
 # %%
-class RMSNorm(Function):
-    def forward(self, x, eps=1e-5):
-        self.r = np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps)
-        self.y = x / self.r
-        return self.y
-
-    def backward(self, grad):
-        raise NotImplementedError  # your lines here
+def rms_norm_backward(grad, x, r):
+    """Return dX[B, C] from dY[B, C], X[B, C] and r[B, 1]."""
+    raise NotImplementedError  # your lines here
 
 
-class RMSNormWithoutR(RMSNorm):
-    """The tempting answer: as if r were a constant."""
+def check_norm(attempt):
+    class RMSNorm(Function):
+        def forward(self, x):
+            self.x, self.r = x, np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-5)
+            return x / self.r
 
-    def backward(self, grad):
-        return grad / self.r
+        def backward(self, grad):
+            return attempt(grad, self.x, self.r)
 
-
-def check(norm):
-    """Say "solved", "not solved yet", or what is wrong."""
-    x = generator(0, "exercise").standard_normal((3, 2, 5))
     try:
-        error = gradcheck(lambda x: norm()(x), x)
-    except NotImplementedError:
-        return "not solved yet"
+        gradcheck(lambda x: RMSNorm()(x), generator(0, "exercise").standard_normal((3, 5)))
     except AssertionError as difference:
-        return f"wrong: {difference}"
-    return f"solved, off by {error:.0e}"
+        return difference
 
 
-print("exercise:", check(RMSNorm))
-print("a tempting answer:", check(RMSNormWithoutR))
-assert check(RMSNormWithoutR).startswith("wrong")
+def as_if_r_were_constant(grad, x, r):
+    return grad / r
+
+
+exercise.judge(1, check_norm, rms_norm_backward, tempting=[as_if_r_were_constant])
+
+# %% [markdown]
+# ## Exercise 2: segments
+#
+# Return the length of the segments that recompute `n` layers with the fewest bytes, where a layer
+# keeps `a` bytes and its input has `i`. Segments are equal: the length divides `n`. *Hint:* in a
+# Transformer's block `a` is many times `i`; should segments be longer then, or shorter?
+
+
+# %%
+def segment(n, i, a):
+    raise NotImplementedError  # your line here
+
+
+def check_segment(attempt):
+    for n, i, a in [(32, 1, 1), (36, 1, 1), (64, 1, 16), (24, 8, 1)]:
+        k, held = attempt(n, i, a), {k: n // k * i + k * a for k in range(1, n + 1) if n % k == 0}
+        if k not in held:
+            return f"{n} layers cannot be cut into segments of {k}"
+        if held[k] > min(held.values()):
+            return f"n, i, a = {n}, {i}, {a}: {held[k]} bytes, and {min(held.values())} will do"
+
+
+def nearest_to_the_root(n, i, a):
+    return min((k for k in range(1, n + 1) if n % k == 0), key=lambda k: abs(k - n**0.5))
+
+
+exercise.judge(2, check_segment, segment, tempting=[nearest_to_the_root])
+
+# %% [markdown]
+# ## Exercise 3: why did this break?
+#
+# Two batches are on their way: forward of the first, forward of the second, backward of the first,
+# update, backward of the second. Nothing complains, but the second batch's `dx` is not the gradient
+# of the loss that its forward computed. Which array did that backward read, and what had happened
+# to it? Write an `update` by which both gradients are right. *Hint:* a function keeps the very
+# arrays that its forward was given. (Lesson 9 is built on this.)
+
+
+# %%
+def update(w, lr):
+    """Move the Tensor w against its gradient."""
+    raise NotImplementedError  # your line here
+
+
+def in_place(w, lr):
+    w.data -= lr * w.grad
+
+
+def check_update(attempt):
+    random = generator(0, "two batches")
+    first, second = (Tensor(random.standard_normal((4, 3)), requires_grad=True) for _ in range(2))
+    w = Tensor(random.standard_normal((3, 2)), requires_grad=True)
+    losses, old = [((x @ w) * (x @ w)).sum() for x in (first, second)], w.data.copy()
+    losses[0].backward()
+    new = old - 0.1 * w.grad
+    attempt(w, 0.1)
+    losses[1].backward()
+    want = 2 * (second.data @ old) @ old.T  # loss = |x w|^2
+    if (error := abs(second.grad - want).max() / abs(want).max()) > 1e-12:
+        return f"dx of the second batch is off by {error:.0%}"
+    if not np.allclose(w.data, new):
+        return f"the gradient is right, but w is off by {abs(w.data - new).max():.2g}"
+
+
+exercise.judge(3, check_update, update, tempting=[in_place])
 
 # %% [markdown]
 # ## What it costs, and the next problem
@@ -498,5 +483,6 @@ assert check(RMSNormWithoutR).startswith("wrong")
 # contributions, and sums can be taken apart: over examples, over micro-batches, over ranks.
 #
 # We can now make a gradient, know when each part of it is ready, and put half of the work off. But
-# it is still one device that does it all. To share the work, ranks must talk: the next lesson is
-# about messages, and about what it costs to add up a vector that is spread over many devices.
+# it is still one device that does it all. To share the work, ranks must talk: the next lesson,
+# `02_collectives.py`, is about messages, and about what it costs to add up a vector that is spread
+# over many devices.
