@@ -263,11 +263,11 @@ for schedule, v in CHUNKS.items():
     )
 
 # %% [markdown]
-# ZB-V is the shortest, with at most 4 stages in the stash. ZB-H2 takes no less than ZB-H1: its ranks
-# work without a pause, 24 of 24 units, but start and end one after another. That is worth something
-# only if a rank may begin its next step before the others have ended this one. Interleaved stashes
-# up to `(2(p-1) + (v-1)p + 1)/v` stages, more than 1F1B's `p`. What is measured is longer by what a
-# message and the end of a sleep cost on this machine.
+# ZB-V is the shortest, with at most 4 stages in the stash. ZB-H2 takes no less than ZB-H1: its
+# ranks work without a pause, 24 of 24 units, but start and end one after another. That is worth
+# something only if a rank may begin its next step before the others have ended this one.
+# Interleaved stashes up to `(2(p-1) + (v-1)p + 1)/v` stages, more than 1F1B's `p`. What is measured
+# is longer by what a message and the end of a sleep cost on this machine.
 #
 # ## Measurement: when latency eats the gain
 #

@@ -245,10 +245,10 @@ for tokens_a_step in TOKENS:
     assert tp == DEPTH * 8 * 3 * tokens_a_step * C * 4 and dp == 2 * 3 * P * 4
 
 # %% [markdown]
-# What is that in seconds? The largest model of Shoeybi et al. has C = 3072 and 72 blocks on 8 GPUs,
-# and there are 64 copies of it (table 1), each with 8 x 1024 tokens: far beyond 3C. A server has
-# 300 GB/s between its 16 GPUs, and 100 GB/s to the other servers, for all 16 (section 5). With 2
-# bytes a number, each GPU sends, and by bandwidth alone that takes:
+# What is that in seconds? The largest model of Shoeybi et al. has C = 3072 and 72 blocks. Its
+# matrices are split over 8 GPUs, and its batch over 64 such groups (table 1), 8 x 1024 tokens for
+# each. A server has 300 GB/s between its 16 GPUs, and 100 GB/s to the other servers, for all 16
+# (section 5). With 2 bytes a number, this is what one GPU sends, and by bandwidth alone it takes:
 
 # %%
 activation_bytes = 72 * 8 * 7 / 8 * 8 * 1024 * 3072 * 2
@@ -261,10 +261,11 @@ for what, size in (("split matrices", activation_bytes), ("split batch", gradien
 assert 6 < activation_bytes / gradient_bytes < 7
 
 # %% [markdown]
-# Six times the bytes. Besides, gradients can travel beside backward, and once a step, also if a
-# step has many micro-batches. Activations cannot: each of the four all_reduces per block and
-# micro-batch is waited for. Hence the rule: split matrices inside a machine; batch and pipeline
-# between machines (Narayanan et al. 2021, section 3.2, takeaway 1).
+# 8192 tokens are close to 3C = 9216. But a GPU sums the gradients of its eighth of the model only,
+# so it sends six times as many bytes of activations. Besides, gradients can travel beside backward,
+# and once a step, also if a step has many micro-batches. Activations cannot: each of the four
+# all_reduces per block and micro-batch is waited for. Hence the rule: split matrices inside a
+# machine; batch and pipeline between machines (Narayanan et al. 2021, section 3.2, takeaway 1).
 
 
 # %%
