@@ -270,10 +270,11 @@ for _ in range(5):  # rounds, so that a busy moment of the machine does not hit 
     for N, C in fastest:
         slowest_rank = np.max(clusters[N].run(milliseconds, C), axis=0)
         fastest[N, C] = min(fastest[N, C], slowest_rank.min())
-speedup = {C: fastest[1, C] / fastest[2, C] for C in (32, 256)}
-for C, times in speedup.items():
+for C in (32, 256):
     one, two = fastest[1, C], fastest[2, C]
-    print(f"C = {C:3}: one rank {one:.2f} ms, two ranks {two:.2f} ms, {times:.2f} times as fast")
+    print(
+        f"C = {C:3}: one rank {one:.2f} ms, two ranks {two:.2f} ms: {one / two:.2f} times as fast"
+    )
 assert fastest[1, 256] > 5 * fastest[1, 32]  # 64 times the operations; measured: about 20
 
 # %% [markdown]
