@@ -141,8 +141,9 @@ for p in (2, 4):
     assert sum(moved) == (p - 1) * 2 * B * C * 8, "2 B C itemsize per boundary, to the byte"
 
 # %% [markdown]
-# Bit for bit the library's. Only `p - 1` small activations move each way; the gradients of
-# parameters stay where they are. (Of a sequence of T positions the activation is `[B, T, C]`.)
+# Bit for bit the library's, and at most rounding from one device's. Only `p - 1` small activations
+# move each way; the gradients of parameters stay where they are. (Of a sequence of T positions the
+# activation is `[B, T, C]`.)
 #
 # ## Measurement: memory
 #
