@@ -90,12 +90,11 @@ def counted_costs(
     with recording(True):
         outputs = [output for _, output in _run(model, x, randomness)]
     return [
-        sum(map(_multiply_adds, functions_below(y))) if y.creator is not None else 0
-        for y in outputs
+        sum(map(multiply_adds, functions_below(y))) if y.creator is not None else 0 for y in outputs
     ]
 
 
-def _multiply_adds(function: Function) -> int:
+def multiply_adds(function: Function) -> int:
     """Return how many elements its products have, each times the terms of its sum."""
     match function:
         case functions.Linear(result_shape=shape, x=x):

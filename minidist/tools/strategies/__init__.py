@@ -48,18 +48,14 @@ from minidist.tools.strategies.pipeline_parallel import (
 from minidist.tools.strategies.siamese import siamese_bytes, siamese_cases, siamese_worker
 from minidist.tools.strategies.tensor_parallel import (
     attention_bytes,
-    attention_worker,
     by_matrices,
     column_bytes,
-    column_worker,
     mlp_cases,
     row_bytes,
-    row_worker,
     sequence_bytes,
-    sequence_worker,
+    tensor_worker,
     transformer_cases,
     vocab_bytes,
-    vocab_worker,
 )
 
 __all__ = ["INPUT", "STRATEGIES", "Case", "Outcome", "Split", "Strategy", "collect", "one_device"]
@@ -126,19 +122,22 @@ _ALL = [
         )
         for name, scheme in (("pipedream", "weight_stashing"), ("pipedream_2bw", "2bw"))
     ),
-    Strategy("column", column_worker, "exact", column_bytes, mlp_cases, split=by_matrices),
-    Strategy("row", row_worker, "exact", row_bytes, mlp_cases, split=by_matrices),
-    Strategy(
-        "attention",
-        attention_worker,
-        "exact",
-        attention_bytes,
-        transformer_cases,
-        split=by_matrices,
-    ),
-    Strategy("vocab", vocab_worker, "exact", vocab_bytes, transformer_cases, split=by_matrices),
-    Strategy(
-        "sequence", sequence_worker, "exact", sequence_bytes, transformer_cases, split=by_matrices
+    *(
+        Strategy(
+            name,
+            partial(tensor_worker, split=name),
+            "exact",
+            bytes_moved,
+            cases,
+            split=by_matrices,
+        )
+        for name, bytes_moved, cases in (
+            ("column", column_bytes, mlp_cases),
+            ("row", row_bytes, mlp_cases),
+            ("attention", attention_bytes, transformer_cases),
+            ("vocab", vocab_bytes, transformer_cases),
+            ("sequence", sequence_bytes, transformer_cases),
+        )
     ),
     Strategy(
         "hybrid", hybrid_worker, "exact", hybrid_bytes, hybrid_cases, (1, 2, 3, 4, 8), by_mesh

@@ -32,39 +32,65 @@ from minidist.tools.strategies.cases import (
 )
 
 
-def column_worker(group: Group, case: Case) -> Outcome:
-    """Run an MLP whose layers are all split by columns, their outputs gathered."""
+def by_columns(group: Group, case: Case) -> tuple[nn.Module, Callable]:
+    """Return an MLP whose layers are all split by columns, their outputs gathered; and its loss."""
     split = partial(ColumnParallelLinear, group=group, gather_output=True)
-    return _run(group, case, nn.Sequential([split(layer) for layer in _mlp(case).layers]))
+    return nn.Sequential([split(layer) for layer in _mlp(case).layers]), case.loss
 
 
-def row_worker(group: Group, case: Case) -> Outcome:
-    """Run an MLP whose layers are all split by rows, their inputs scattered."""
+def by_rows(group: Group, case: Case) -> tuple[nn.Module, Callable]:
+    """Return an MLP whose layers are all split by rows, their inputs scattered; and its loss."""
     split = partial(RowParallelLinear, group=group, scatter_input=True)
-    return _run(group, case, nn.Sequential([split(layer) for layer in _mlp(case).layers]))
+    return nn.Sequential([split(layer) for layer in _mlp(case).layers]), case.loss
 
 
-def attention_worker(group: Group, case: Case) -> Outcome:
-    """Run a Transformer whose attention heads are split."""
+def by_heads(group: Group, case: Case) -> tuple[nn.Module, Callable]:
+    """Return a Transformer whose attention heads are split, and its loss."""
     for block in _transformer(case).layers[1:-1]:
         block.attention = ParallelAttention(block.attention, group)
-    return _run(group, case, case.model.flatten())
+    return case.model.flatten(), case.loss
 
 
-def vocab_worker(group: Group, case: Case) -> Outcome:
-    """Run a Transformer whose vocabulary is split: embedding, logits and loss."""
+def by_vocabulary(group: Group, case: Case) -> tuple[nn.Module, Callable]:
+    """Return a Transformer whose vocabulary is split, embedding and logits, and its split loss."""
     embedding, *blocks, head = _transformer(case).layers
     embedding.token = VocabParallelEmbedding(embedding.token, group)
     head = VocabParallelHead(head, group, embedding.token.weight if head.tied else None)
-    model = nn.Sequential([embedding, *blocks, head])
-    return _run(group, case, model, _split_loss(group, case))
+    return nn.Sequential([embedding, *blocks, head]), _split_loss(group, case)
 
 
-def sequence_worker(group: Group, case: Case) -> Outcome:
-    """Run a Transformer split by matrices and, between them, by sequence."""
+def by_sequence(group: Group, case: Case) -> tuple[nn.Module, Callable]:
+    """Return a Transformer split by matrices and, between them, by sequence; and its loss."""
     loss = _split_loss(group, case)
-    model = sequence_parallel(_transformer(case), group)
-    return _run(group, case, model, loss, finish=all_reduce_partial)
+    return sequence_parallel(_transformer(case), group), loss
+
+
+SPLITS = {
+    "column": by_columns,
+    "row": by_rows,
+    "attention": by_heads,
+    "vocab": by_vocabulary,
+    "sequence": by_sequence,
+}
+
+
+def tensor_worker(group: Group, case: Case, split: str) -> Outcome:
+    """Run forward and backward of a split model; return whole gradients, put together from parts.
+
+    Of those that only a split sequence leaves partial, the sums.
+    """
+    model, loss = SPLITS[split](group, case)
+    x = as_input(case.inputs)
+    randomness = Randomness(case.seed, 0, np.arange(len(case.inputs)))
+    loss(model(x, randomness), case.targets).backward()
+    if split == "sequence":
+        all_reduce_partial(model, group)
+    moved = group.ledger.total
+    result = whole_gradients(model, group)
+    if isinstance(x, Tensor):
+        result[INPUT] = x.grad
+    held = {name: (p.data, p.shard) for name, p in model.named_parameters().items()}
+    return Outcome(result, moved, held=held)
 
 
 def by_matrices(case: Case, ranks: int) -> Split:
@@ -85,21 +111,6 @@ def _transformer(case: Case) -> nn.Transformer:
     if not isinstance(case.model, nn.Transformer):
         raise ValueError(f"{type(case.model).__name__} cannot be split so; use nn.Transformer")
     return case.model
-
-
-def _run(group: Group, case: Case, model, loss: Callable | None = None, finish=None) -> Outcome:
-    """Do forward and backward; return whole gradients, each put together from its parts."""
-    x = as_input(case.inputs)
-    randomness = Randomness(case.seed, 0, np.arange(len(case.inputs)))
-    (loss or case.loss)(model(x, randomness), case.targets).backward()
-    if finish is not None:
-        finish(model, group)
-    moved = group.ledger.total
-    result = whole_gradients(model, group)
-    if isinstance(x, Tensor):
-        result[INPUT] = x.grad
-    held = {name: (p.data, p.shard) for name, p in model.named_parameters().items()}
-    return Outcome(result, moved, held=held)
 
 
 def whole_gradients(model: nn.Module, group: Group) -> dict[str, np.ndarray]:
