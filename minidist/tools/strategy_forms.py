@@ -14,6 +14,7 @@ an upper bound: between I and W a pass holds less than before I.
 
 from collections import Counter
 from dataclasses import replace
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -191,17 +192,25 @@ def _pipeline(name: str, case: Case, N: int) -> list[Cost]:
     for r, program in enumerate(order):
         mine = [stages[k] for k in order.placement[r]]
         own = [layer for stage in mine for layer in stage]
-        each = [sum(layer.activations for layer in stage) * examples // m for stage in mine]
+        largest = ceil(examples / m)  # examples of a micro-batch
+        each = [sum(layer.activations for layer in stage) * largest for stage in mine]
         flight, peak = Counter(), 0
         for a in program:
             flight[a.chunk] += isinstance(a, Forward) - isinstance(a, Backward | BackwardWeight)
             peak = max(peak, sum(n * each[c] for c, n in flight.items()))
         P = sum(layer.parameters for layer in own)
-        versions = {"pipedream": p - r, "pipedream_2bw": min(2, p)}.get(name, 1)
+        versions = {"pipedream": p - r, "pipedream_2bw": 2}.get(name, 1)
         held = (versions * P, P, 2 * P)
         result.append(_cost(own, examples, _positions(case), held, peak))
     tp = N // (dp * p)
     return [result[i // tp % p] for i in range(N)]
+
+
+def one_device(case: Case) -> Cost:
+    """Return what one device holds and computes; it sends nothing."""
+    if isinstance(case.model, nn.Siamese):
+        return _siamese(case, 1)[0]
+    return _replica("naive", case, 1, 0)
 
 
 def useful_share(name: str, case: Case, N: int) -> float:
@@ -211,13 +220,13 @@ def useful_share(name: str, case: Case, N: int) -> float:
     the bubble; of an asynchronous pipeline, that of a long stream.
     """
     if name not in (*PIPELINES, *STREAMS, "hybrid"):
-        alone = _siamese(case, 1)[0] if name == "siamese" else _replica("naive", case, 1, 0)
-        return alone.work / (N * max(cost.work for cost in predict(name, case, N)))
+        return one_device(case).work / (N * max(cost.work for cost in predict(name, case, N)))
     stages, order, m = _stages(name, case, N)
-    if name in STREAMS:
-        m = 20 * m
-        order = programs(name, N, m)
     work = [sum(layer.work for layer in stage) for stage in stages]
     whole = sum(layer.work for layer in layers(case))
     dp = case.options.get("dp", 1) if name == "hybrid" else 1
-    return whole * m * dp / (N * simulate(order, work, work, work).makespan / 3)
+    each = ceil(ceil(len(case.inputs) / dp) / m)  # examples of the largest micro-batch
+    rounds = 20 if name in STREAMS else 1
+    order = programs(name, N, rounds * m) if name in STREAMS else order
+    busiest = each * simulate(order, work, work, work).makespan / 3 / rounds
+    return float(whole * len(case.inputs) / (N * busiest))
