@@ -12,7 +12,6 @@
 
 # %%
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -21,8 +20,16 @@ from minidist import Cluster, Mesh, nn, optim
 from minidist.hybrid import Hybrid
 from minidist.tools import equivalence, figures, strategy_table
 from minidist.tools.strategies import Case
-from minidist.tools.strategy_costs import measure
-from minidist.tools.strategy_forms import SERVERS, STREAMS, one_device, predict, useful_share
+from minidist.tools.strategy_costs import measure, rates
+from minidist.tools.strategy_forms import (
+    PIPELINES,
+    SERVERS,
+    STREAMS,
+    TENSOR,
+    one_device,
+    predict,
+    useful_share,
+)
 from minidist.tools.strategy_table import B, C, H, L, T, V, limit
 from minidist.tools.volume import block_activation_bytes, block_parameters
 
@@ -46,9 +53,9 @@ fullest = {name: max(own, key=lambda cost: cost.memory) for name, own in costs.i
 held = {name: fullest[name].memory / one_device(cases[name]).memory for name in cases}
 useful = {name: useful_share(name, cases[name], RANKS[name]) for name in cases}
 same = [name for name in cases if isinstance(cases[name].model, nn.Transformer)]
-for what, values in [("sends", moved), ("holds", held), ("has in use", useful)]:
-    low, high = (choose(same, key=values.get) for choose in (min, max))
-    print(f"{low} {what} least, {high} most: {values[high] / values[low]:.1f} times as much")
+for what, values in [("bytes", moved), ("memory of a rank", held), ("useful time", useful)]:
+    low, high = min(same, key=values.get), max(same, key=values.get)
+    print(f"{what}: {low} least, {high} {values[high] / values[low]:.1f} times as much")
 
 # %% [markdown]
 # One gradient, one batch, one model: 33 times the bytes, 7 times the memory, and of the ranks' time
@@ -86,7 +93,7 @@ for what, values in [("sends", moved), ("holds", held), ("has in use", useful)]:
 #     pipeline    4 P_r + A_r f/m             f micro-batches in flight: m (gpipe), N - r (1F1B)
 #     sequence    about 4 P/N + A/N           pipedream: N - r versions of the weights P_r
 #
-# And a step takes, with W the work of one device, u the *useful share*:
+# And a step takes, with W the work of one device and u the *useful share*, as if links were free:
 #
 #     seconds  =  W / (N u speed)  +  state updated / speed of the update  +  bytes sent / link
 #     u        =  W / (N x work of the slowest rank, its waiting included)
@@ -115,12 +122,6 @@ def by_hand(name, N=4):
     P = first - V * C + 2 * C + 2 * V * C // N + L * block_parameters(C, N)  # sequence
     kept = L * block_activation_bytes(B, T, C, H, 8, N, sequence=True, dropout=False)
     return (B, T // N, L + 2), 8 * 4 * P, kept + B * ends // N + 8 * B * (T * C + T)
-
-
-def numbers(cost):
-    activations = cost.held["activations"]
-    entered = cost.examples, cost.positions, cost.layers
-    return entered, cost.memory - activations, activations
 
 
 alone = measure("naive", cases["naive"], clusters[1])[0]
@@ -176,12 +177,16 @@ print(strategy_table.text(table))
 # ranks (of the busiest). *Memory*: of the fullest rank, what stays + activations at their peak; *of
 # one*: against one device with the same model. *Balance*: the busiest rank's multiply-adds over the
 # mean. *Useful*: the u above, for pipelines replayed with 8 micro-batches, asynchronous ones with a
-# stream of 160. `siamese` runs on two ranks and a model of its own, `column` and `row` on an MLP.
+# stream of 160. *Limit*: ranks, and of what there is one on each. `siamese` runs on two ranks and
+# a model of its own, `column` and `row` on an MLP.
 #
 # Some numbers surprise. Servers show 2.00 and 50 %: two of four ranks compute nothing. All
 # pipelines have 1.30: a rank with the embedding has one block to compute, the second one has two.
-# `attention` and `vocab` have 1.00 and still 35 % and 26 %: the ranks do equal work, most of it N
-# times. Norms, residual sums and optimizers are not in u, which counts products alone.
+# `attention` and `vocab` have 1.00 and still 35 % and 25 %: the ranks do equal work, most of it N
+# times. A server holds 4 P like everybody: half of it is the model that it hands back at the end,
+# and a gradient. Asynchronous workers may have minibatches of their own, beyond B; what ends them
+# is age: `pipedream`'s first rank is N - 1 updates late (lesson 9). Norms, residual sums and
+# optimizers are not in u, which counts products alone.
 #
 # ## Rules
 #
@@ -261,7 +266,7 @@ for link in (10e9, 1e8):
 #
 # Two ranks can be dp = 2, pp = 2 or tp = 2. Two models: *wide*, 2 blocks of width 256, with batches
 # of 2 examples of 4 tokens; *narrow*, 4 blocks of width 32, with 16 examples of 32. First the
-# machine's own numbers: both ranks train the whole batch by themselves, and they sum 8 MB. Then the
+# machine's own `rates`: both ranks train the whole batch by themselves, and they sum 8 MB. Then the
 # three meshes, in turn, the best of 12 rounds, so that a slow moment of the machine meets all.
 
 # %%
@@ -279,43 +284,30 @@ def shaped(shape, axis):
     )
 
 
-def race(group, shape, rounds=12):
-    """Return the least seconds: of work and update alone, of a sum, and of a step per axis."""
-    one, seconds = shaped(shape, "dp"), {}
-    single, eight_mb = optim.AdamW(one.model.parameters(), 1e-3), group.empty((1 << 20,), "float64")
-
-    def work():
-        single.zero_grad()
-        nn.cross_entropy(one.model(one.inputs), one.targets).backward()
-
-    def step(hybrid, optimizer):
-        hybrid.backward(one.inputs, one.targets)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    acts = {"work": work, "update": single.step}
-    acts["link"] = partial(group.all_reduce, eight_mb, out=eight_mb)
-    for axis in AXES:
-        mesh, two = Mesh(group, **(dict.fromkeys(AXES, 1) | {axis: 2})), shaped(shape, axis)
-        hybrid = Hybrid(two.model, mesh, "1f1b", two.options["micro_batches"])
-        acts[axis] = partial(step, hybrid, optim.AdamW(hybrid.parameters(), 1e-3))
-    for label in rounds * list(acts):
+def race(group, meshes, rounds=12):
+    """Return {axis: the least seconds of a step}."""
+    steps, seconds = {}, dict.fromkeys(AXES, np.inf)
+    for axis, (_, problem) in meshes.items():
+        mesh = Mesh(group, **(dict.fromkeys(AXES, 1) | {axis: 2}))
+        hybrid = Hybrid(problem.model, mesh, "1f1b", problem.options["micro_batches"])
+        steps[axis] = hybrid, optim.AdamW(hybrid.parameters(), 1e-3), problem
+    for axis in rounds * AXES:
+        hybrid, optimizer, problem = steps[axis]
         group.barrier()
         start = perf_counter()
-        acts[label]()
-        seconds[label] = min(seconds.get(label, 1e9), perf_counter() - start)
+        hybrid.backward(problem.inputs, problem.targets)
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds[axis] = min(seconds[axis], perf_counter() - start)
     return seconds
 
 
 raced = {}
 for shape, sizes in SHAPES.items():
-    took = clusters[2].run(race, sizes)
-    took = {label: max(rank[label] for rank in took) for label in took[0]}
     meshes = {axis: ("hybrid", shaped(sizes, axis)) for axis in AXES}
-    one = one_device(meshes["dp"][1])
-    rates = {"speed": 3 * one.work / took["work"], "link": (8 << 20) / took["link"]}
-    rates["update"] = one.held["parameters"] / 8 / took["update"]
-    ranking = choose(meshes, 2, np.inf, **rates)
+    ranking = choose(meshes, 2, np.inf, **rates(meshes["dp"][1], clusters[2]))
+    ranks = clusters[2].run(race, meshes)
+    took = {axis: max(seconds[axis] for seconds in ranks) for axis in AXES}
     for seconds, _, axis in ranking:
         print(
             f"{shape:6} {axis}: {seconds * 1e3:5.1f} ms predicted, {took[axis] * 1e3:5.1f} measured"
@@ -336,40 +328,32 @@ assert right < wrong  # predicted 2.4 times apart, so that a busy machine does n
 
 
 # %%
-LOOKS = {  # by what is cut: colour, marker
-    "examples": (figures.FORWARD, "o"),
-    "servers": (figures.UPDATE, "D"),
-    "layers": (figures.BACKWARD, "s"),
-    "matrices": (figures.COMMUNICATION, "^"),
-    "layers and matrices": (figures.EMPHASIS, "P"),
-    "branches": (figures.INK, "X"),
+LOOKS = {  # what is cut: colour, marker, strategies
+    "examples": (figures.FORWARD, "o", ("naive", "bucketed", "zero_1", "zero_2", "zero_3")),
+    "servers": (figures.UPDATE, "D", SERVERS),
+    "layers": (figures.BACKWARD, "s", (*PIPELINES, *STREAMS)),
+    "matrices": (figures.COMMUNICATION, "^", TENSOR),
+    "layers and matrices": (figures.EMPHASIS, "P", ("hybrid",)),
+    "branches": (figures.INK, "X", ("siamese",)),
 }
-
-
-def what_is_cut(name):
-    if name in ("column", "row", "attention", "vocab", "sequence"):
-        return "matrices"
-    others = {"hybrid": "layers and matrices"} | dict.fromkeys(SERVERS, "servers")
-    return others.get(name, limit(name, cases[name])[1].split(",")[0])
 
 
 def draw(plt):
     figure, axes = plt.subplots(figsize=(10, 6.5))
-    places = {}  # {(x, y): names}: some cost the same
-    for name in cases:
-        x = moved[name] / one_device(cases[name]).held["parameters"]
-        places.setdefault((round(x, 2), round(100 * held[name], 1)), []).append(name)
-    labels = []  # pushed down from under that of a mark nearby
-    for (x, y), names in sorted(places.items(), key=lambda place: -place[0][1]):
-        color, marker = LOOKS[what_is_cut(names[0])]
-        axes.plot(x, y, marker, color=color, ms=10, mec="white", zorder=3)
-        at = min([y, *(above / 1.075 for near, above in labels if 0.7 < near / x < 1.4)])
+    places = {}  # {(height, bytes): names}: some cost the same
+    for words, (color, marker, names) in LOOKS.items():
+        for name in names:
+            x = moved[name] / one_device(cases[name]).held["parameters"]
+            places.setdefault((round(100 * held[name], 1), round(x, 2)), []).append(name)
+            axes.plot(x, 100 * held[name], marker, color=color, ms=10, mec="white", zorder=3)
+        axes.plot([], [], marker, color=color, ms=9, label=words)
+    labels = []  # pushed up where a mark nearby has its own
+    for (y, x), names in sorted(places.items()):
+        at = max([y, *(1.09 * below for near, below in labels if 0.7 < near / x < 1.4)])
         labels.append((x, at))
         words = ", ".join(f"{name} {useful[name]:.0%}" for name in names)
         line = {"arrowstyle": "-", "color": figures.IDLE, "lw": 0.8, "relpos": (0, 0.5)}
         axes.annotate(words, (x, y), (x * 1.13, at), fontsize=9, va="center", arrowprops=line)
-    for words, (color, marker) in LOOKS.items():
-        axes.plot([], [], marker, color=color, ms=9, label=words)
     axes.set(xscale="log", yscale="log", xlim=(0.27, 30), ylim=(12, 115))
     axes.minorticks_off()
     axes.set_xticks([0.3, 1, 3, 10], ["0.3", "1", "3", "10"])

@@ -10,6 +10,7 @@ sent, arrays what is held, and graphs which products were computed. Lesson 20 ha
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from types import FunctionType
 
 import numpy as np
@@ -65,6 +66,40 @@ def measure(name: str, case: Case, cluster: Cluster) -> list[Cost]:
     The case's options are those of the strategy in `equivalence`. No dropout.
     """
     return cluster.run(_step, name, case)
+
+
+def rates(case: Case, cluster: Cluster, rounds: int = 5) -> dict[str, float]:
+    """Return what a rank does per second while all others do the same, in the best of some rounds.
+
+    speed   multiply-adds, of forward and backward over the whole batch
+    update  parameters that AdamW updates
+    link    bytes that it sends, in an all_reduce of 8 MB
+    """
+    found = cluster.run(_rates, case, rounds)
+    return {what: min(rank[what] for rank in found) for what in found[0]}
+
+
+def _rates(group: Group, case: Case, rounds: int) -> dict[str, float]:
+    model, watch = case.model, Watch()
+    optimizer, numbers = adamw(model.parameters()), group.empty((1 << 20,), "float64")
+    acts = {
+        "speed": lambda: case.loss(model(case.inputs), case.targets).backward(),
+        "update": optimizer.step,
+        "link": lambda: group.all_reduce(numbers, out=numbers),
+    }
+    watch.graph(case.loss(model(case.inputs), case.targets))
+    seconds = dict.fromkeys(acts, np.inf)
+    for what in rounds * list(acts):
+        group.barrier()
+        start = perf_counter()
+        acts[what]()
+        seconds[what] = min(seconds[what], perf_counter() - start)
+        if what == "update":
+            optimizer.zero_grad()
+    P = sum(p.size for p in model.parameters())
+    sent = 2 * (group.size - 1) / group.size * numbers.nbytes
+    amounts = {"speed": 3 * watch.work, "update": P, "link": sent}
+    return {what: amounts[what] / seconds[what] for what in acts}
 
 
 def _step(group: Group, name: str, case: Case) -> Cost:
