@@ -93,10 +93,10 @@ for what, values in [("bytes", moved), ("memory of a rank", held), ("useful time
 #     pipeline    4 P_r + A_r f/m             f micro-batches in flight: m (gpipe), N - r (1F1B)
 #     sequence    about 4 P/N + A/N           pipedream: N - r versions of the weights P_r
 #
-# And a step takes, with W the work of one device and u the *useful share*, as if links were free:
+# And a step takes, with u, the *useful share*, counted as if links were free:
 #
-#     seconds  =  W / (N u speed)  +  state updated / speed of the update  +  bytes sent / link
-#     u        =  W / (N x work of the slowest rank, its waiting included)
+#     seconds  =  work / (N u speed)  +  parameters it updates / update  +  bytes it sends / link
+#     u        =  work of one device / (N x work of the slowest rank, its waiting included)
 #
 # u < 1 has three causes: some ranks have less to do than others (servers, first and last layers),
 # work is done N times (all but attention's matrices under `attention`), or ranks wait (bubble).
@@ -180,13 +180,14 @@ print(strategy_table.text(table))
 # stream of 160. *Limit*: ranks, and of what there is one on each. `siamese` runs on two ranks and
 # a model of its own, `column` and `row` on an MLP.
 #
-# Some numbers surprise. Servers show 2.00 and 50 %: two of four ranks compute nothing. All
-# pipelines have 1.30: a rank with the embedding has one block to compute, the second one has two.
-# `attention` and `vocab` have 1.00 and still 35 % and 25 %: the ranks do equal work, most of it N
-# times. A server holds 4 P like everybody: half of it is the model that it hands back at the end,
-# and a gradient. Asynchronous workers may have minibatches of their own, beyond B; what ends them
-# is age: `pipedream`'s first rank is N - 1 updates late (lesson 9). Norms, residual sums and
-# optimizers are not in u, which counts products alone.
+# Some rows are alike: `bucketed` sends what `naive` sends, but beside backward; the three kinds of
+# servers differ in who waits. Some numbers surprise. Servers show 2.00 and 50 %: two of four ranks
+# compute nothing. All pipelines have 1.30: a rank with the embedding has one block to compute, the
+# second one has two. `attention` and `vocab` have 1.00 and still 35 % and 25 %: the ranks do equal
+# work, most of it N times. A server holds 4 P like everybody: half of it is the model that it hands
+# back at the end, and a gradient. Asynchronous workers may have minibatches of their own, beyond B;
+# what ends them is age: `pipedream`'s first rank is N - 1 updates late (lesson 9). Norms, residual
+# sums and optimizers are not in u, which counts products alone.
 #
 # ## Rules
 #
@@ -213,8 +214,9 @@ assert useful["sequence"] == 1 and useful["attention"] < 0.5 and useful["vocab"]
 #    `zero_3` if weights do not fit either, for half as many bytes again.
 # 3. *The layers do not fit together, or links are slow*: a pipeline. It sends least of all and
 #    holds a part of everything, and pays with u. `1f1b`, not `gpipe`: as useful, in less memory;
-#    `zb_h1` if its passes fit; `interleaved` or `zb_v` if links take 2 to 2.3 times the bytes. Have
-#    m >= N micro-batches, better 4 N. `layer_split` is the pipeline with one: 25 %.
+#    `zb_h1` if its passes fit; `interleaved` or `zb_v` if links take 2 to 2.3 times the bytes. Of
+#    micro-batches have many: with N = 4 equal stages 4 leave a bubble of 43 %, 16 one of 16 %.
+#    `layer_split` is what a pipeline is without overlap: 25 %.
 # 4. *One layer does not fit, or there are fewer examples than ranks, and links are fast*:
 #    `sequence`. `attention`, `vocab`, `column` and `row` are its parts; alone they repeat the rest.
 # 5. *Fast links inside a machine, slow ones between*: `hybrid`: matrices inside, layers or examples
@@ -251,8 +253,8 @@ def choose(candidates, N, memory, speed, update, link):
 
 exact = [name for name in same if name not in (*SERVERS, *STREAMS)]
 candidates = {name: (name, cases[name]) for name in exact}
-for link in (10e9, 1e8):
-    for part in (1, 0.36, 0.3, 0.2):
+for link, parts in ((10e9, (1, 0.36, 0.3, 0.2)), (1e8, (1, 0.2))):
+    for part in parts:
         found = choose(candidates, 4, part * alone.memory, speed=4e9, update=2e8, link=link)
         best = [f"{label} {seconds * 1e3:.1f} ms" for seconds, _, label in found[:3]]
         print(f"link {link / 1e9:4.1f} GB/s, memory {part:4.0%} of one device's: {', '.join(best)}")
@@ -267,7 +269,7 @@ for link in (10e9, 1e8):
 # Two ranks can be dp = 2, pp = 2 or tp = 2. Two models: *wide*, 2 blocks of width 256, with batches
 # of 2 examples of 4 tokens; *narrow*, 4 blocks of width 32, with 16 examples of 32. First the
 # machine's own `rates`: both ranks train the whole batch by themselves, and they sum 8 MB. Then the
-# three meshes, in turn, the best of 12 rounds, so that a slow moment of the machine meets all.
+# three meshes, in turn, the best of 10 rounds, so that a slow moment of the machine meets all.
 
 # %%
 SHAPES = {"wide": (32, 256, 8, 2, 4, 2), "narrow": (32, 32, 4, 4, 32, 16)}  # V, C, H, L, T, B
@@ -284,7 +286,7 @@ def shaped(shape, axis):
     )
 
 
-def race(group, meshes, rounds=12):
+def race(group, meshes, rounds=10):
     """Return {axis: the least seconds of a step}."""
     steps, seconds = {}, dict.fromkeys(AXES, np.inf)
     for axis, (_, problem) in meshes.items():
