@@ -13,6 +13,7 @@ from minidist.errors import RankDied, RankFailed
 from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel.stage import Stage
 from minidist.rng import Randomness, generator
+from minidist.tools import cause_of
 from minidist.tools.compare import compare
 from minidist.tools.strategies.cases import random_weights
 from tests.comm.test_cluster import gone
@@ -55,10 +56,15 @@ def three_steps(group, mesh, options, tied, B=5):
 
 
 def check(ranks, mesh, options, tied, B=5):
-    for rows, weights in ranks.run(three_steps, mesh, options, tied, B):
-        for comparison, loss, norm in rows:
+    found = ranks.run(three_steps, mesh, options, tied, B)
+    for step, rows in enumerate(zip(*(rows for rows, _ in found), strict=True)):
+        for comparison, loss, _ in rows:
             assert comparison.ok, str(comparison)
-            assert abs(loss) < 1e-12 and abs(norm) < 1e-12
+            assert abs(loss) < 1e-12
+        norms = [1 + norm for _, _, norm in rows]
+        if max(abs(norm - 1) for norm in norms) > 1e-12:
+            pytest.fail(f"step {step}, mesh {mesh}: {cause_of.norms(norms, 1.0)}")
+    for _, weights in found:
         assert weights.ok, str(weights)
 
 

@@ -45,7 +45,7 @@ FAMILIES = {
     family: (strategies.split(), [f"tests/{folder}test_{name}.py" for name in names.split()])
     for family, strategies, folder, names in (
         ("data parallelism", "naive bucketed", "data_parallel/", "naive bucketed"),
-        ("ZeRO", "zero_1 zero_2 zero_3", "data_parallel/", "zero zero_memory"),
+        ("ZeRO", "zero_1 zero_2 zero_3", "data_parallel/", "zero_memory zero"),
         (
             "parameter server",
             "parameter_server downpour ssp",
@@ -127,6 +127,8 @@ class Mutant:
         strategies, own = FAMILIES[self.family]
         single = [] if self.why_single_device_tests_pass() else SINGLE_DEVICE
         first = [f"{CERTIFICATE}[{name}]" for name in strategies]
+        mirrors = {f"test_{Path(change.file).stem}.py" for change in self.changes}
+        own = sorted(own, key=lambda test: Path(test).name not in mirrors)
         others = [test for test in PROPERTIES if test not in own]
         return [batch for batch in (single, first, own, others) if batch]
 
@@ -251,7 +253,14 @@ class Run:
 
 def told(failure: ElementTree.Element) -> str:
     """Return what a failing test says in words: without Python's repetition of the assertion."""
-    message = re.sub(r"^(AssertionError: |Failed: )", "", failure.get("message", ""))
+    message = failure.get("message", "")
+    if message.startswith(("ExceptionGroup", "exceptiongroup")) and (
+        inner := re.search(r"AssertionError: (.*)", failure.text or "")
+    ):
+        message = inner[1]
+    if "Traceback (most recent call last)" in message:  # of a rank: what it raised is at the end
+        message = message.splitlines()[0] + " " + message.splitlines()[-1]
+    message = re.sub(r"^(AssertionError: |Failed: )", "", message)
     kept = []
     for line in filter(str.strip, message.splitlines()):
         if kept and re.match(r"\s*(assert |\+ )", line):

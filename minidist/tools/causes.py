@@ -12,6 +12,7 @@ k-th part.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from minidist.tools.counterfactuals import (
     of_examples,
     with_biases_times,
     with_local_masks,
+    with_padding,
     with_permuted_heads,
     with_repeated_masks,
     without_tying,
@@ -38,6 +40,7 @@ class Finding:
     got    per rank, by name;  want: one device's
     case   the model and the batch;  split: how they are cut
     held   per rank, {name: (the weights that it has, those that it should have)}
+    billed whether as many bytes moved as should have
     """
 
     got: list[Gradients]
@@ -45,6 +48,7 @@ class Finding:
     case: Case
     split: Split
     held: tuple[dict, ...] = ()
+    billed: bool = False
 
     @cached_property
     def names(self) -> list[str]:
@@ -84,7 +88,7 @@ class Finding:
             "ranks": len(self.got),
             "data-parallel ranks": self.split.data,
             "tensor-parallel ranks": self.split.tensor,
-            "stages": len(self.split.stages),
+            "stages": 0 if self.split.tensor > 1 else len(self.split.stages),
             "micro-batches": self.split.micro_batches,
         }
         found: dict[int, str] = {}
@@ -176,14 +180,13 @@ def _factor(f: Finding) -> str | None:
     if all(abs(ratio - first) <= 1e-6 * abs(first) for ratio in others):
         said = _copies(f, first) or _as_power(f, first)
         return None if said is None else said + f.where()
-    for what, base in f.sizes().items():
-        for sign, how in ((-1, "divided"), (1, "multiplied")):
-            powers = {n: float(base) ** (sign * f.split.stages_behind(n)) for n in ratios}
-            if all(abs(ratios[n] / powers[n] - 1) <= 1e-6 for n in ratios):
-                return (
-                    f"ratio {float(base) ** sign:.4g}^(stages behind it): "
-                    f"{how} by the {base} {what} at every stage"
-                )
+    for (what, base), sign, own in product(f.sizes().items(), (-1, 1), (0, 1)):
+        powers = {n: float(base) ** (sign * (f.split.behind(n) + own)) for n in ratios}
+        if all(abs(ratios[n] / powers[n] - 1) <= 1e-6 for n in ratios):
+            how, each = "divided" if sign < 0 else "multiplied", f.split.each
+            exponent = f"{each}s behind it" + ", and its own" * own
+            ratio = f"ratio {float(base) ** sign:.4g}^({exponent})"
+            return f"{ratio}: {how} by the {base} {what} at every {each}"
     return None
 
 
@@ -253,24 +256,26 @@ def _examples(f: Finding) -> str | None:
             return f"equals the {letter} of the ranks' means, as if their shares were even"
     for much, letter in ((len(parts), "mean"), (1, "sum")):
         if are({key: total / (much * sizes[key]) for key in parts}):
-            return (
-                f"equals the {letter} of the micro-batches' means: each divided by its own targets"
-            )
-    for key in parts:
-        name = _part(f, key, parts)
-        if are(ones | {key: 0.0}):
-            return f"equals the gradient without {name}: it was skipped{f.where()}"
-        if are(ones | {key: 2.0}):
-            return f"equals the gradient with {name} counted twice{f.where()}"
+            return f"equals the {letter} of micro-batches' means: each divided by its own targets"
+    for what, chosen in _choices(f, parts).items():
+        for times, said in ((0.0, "without {}: skipped"), (2.0, "with {} counted twice")):
+            if are(ones | dict.fromkeys(chosen, times)):
+                return f"equals the gradient {said.format(what)}{f.where()}"
     return None
 
 
-def _part(f: Finding, key: tuple[int, int], parts: dict) -> str:
-    k, i = key
-    last = ", the last" if i + 1 == f.split.micro_batches or (k, i + 1) not in parts else ""
-    what = f"micro-batch {i}{last}" if f.split.micro_batches > 1 else f"rank {k}'s examples"
-    both = f.split.micro_batches > 1 and f.split.data > 1
-    return f"{what} of rank {k}" if both else what
+def _choices(f: Finding, parts: dict) -> dict[str, list[tuple[int, int]]]:
+    """Return {its name: keys} of what may be left out: a share, a micro-batch."""
+    found, M, several = {}, f.split.micro_batches, f.split.data > 1
+    for k in range(f.split.data if several else 0):
+        found[f"the examples of data-parallel rank {k}"] = [key for key in parts if key[0] == k]
+    for i in range(M if M > 1 else 0):
+        last = ", the last" if all(other <= i for _, other in parts) else ""
+        whose = " of every rank" if several else ""
+        found[f"micro-batch {i}{last}{whose}"] = [key for key in parts if key[1] == i]
+    for k, i in parts if several and M > 1 else ():
+        found[f"micro-batch {i} of rank {k}"] = [(k, i)]
+    return {what: keys for what, keys in found.items() if keys}
 
 
 def _decompose(f: Finding, g: Gradients, parts: dict) -> dict | None:
@@ -318,7 +323,7 @@ def _one_use(f: Finding) -> str | None:
 
 def _overwritten(f: Finding) -> str | None:
     """A weight's gradient needs the stage's input, its bias' and the input's do not."""
-    firsts = [stage[0] for stage in f.split.stages[1:] if stage]
+    firsts = [stage[0] for stage in f.split.stages[1:] if stage and f.split.tensor == 1]
     if firsts and set(f.wrong) <= set(firsts):
         return (
             f"differs only in the first weight of stages > 0 ({_some(f.wrong)}): "
@@ -364,6 +369,13 @@ def _masks(f: Finding) -> str | None:
     return None
 
 
+def _padding(f: Finding) -> str | None:
+    N = f.split.tensor
+    if N > 1 and (found := with_padding(f.case, N)) is not None and f.is_everywhere(found[1]):
+        return f"equals the gradient with {found[0]} columns of padding in the softmax"
+    return None
+
+
 EXAMINATIONS: list[Callable[[Finding], str | None]] = [
     _not_finite,
     _nothing,
@@ -376,6 +388,7 @@ EXAMINATIONS: list[Callable[[Finding], str | None]] = [
     _bias,
     _permuted,
     _masks,
+    _padding,
 ]
 
 
@@ -389,20 +402,4 @@ def right_from(finding: Finding) -> str | None:
     first_right = wrong.index(False) if False in wrong else 0
     if first_right and not any(wrong[first_right:]):
         return f"all from {names[first_right]} on are right"
-    return None
-
-
-def of_versions(used: list[list[tuple[str, int, int]]]) -> str | None:
-    """Say which pass of an asynchronous pipeline had other weights than it should have.
-
-    used  per rank ("F" or "B", minibatch, version), as its stage has recorded it
-    """
-    for rank, passes in enumerate(used):
-        forward = {b: version for letter, b, version in passes if letter == "F"}
-        for letter, b, version in passes:
-            if letter == "B" and forward.get(b, version) != version:
-                return (
-                    f"rank {rank}, minibatch {b}: forward with version {forward[b]}, backward with "
-                    f"version {version}: the weights were not stashed"
-                )
     return None

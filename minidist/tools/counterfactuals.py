@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from minidist import nn
+from minidist.autograd import Tensor, functions
 from minidist.rng import Randomness
 from minidist.tools.strategies.cases import INPUT, Case, as_input, collect, one_device
 
@@ -110,6 +111,18 @@ def with_permuted_heads(case: Case, order: Callable, ranks: int) -> Gradients | 
     for name, permuted in orders.items():
         found[name] = found[name][..., np.argsort(permuted)]
     return found
+
+
+def with_padding(case: Case, parts: int) -> tuple[int, Gradients] | None:
+    """Return how many columns of zeros make the vocabulary divisible, and what they would do."""
+    if not isinstance(case.model, nn.Transformer) or not (count := -case.model.vocab % parts):
+        return None
+
+    def loss(logits, targets, **more):
+        zeros = Tensor(np.zeros((*logits.shape[:-1], count), logits.dtype))
+        return case.loss(functions.concatenate([logits, zeros], -1), targets, **more)
+
+    return count, one_device(replace(case, loss=loss))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ parameter's gradient on every rank, and the input's, is compared with one device
 `strategies.py` has the strategies, `compare.py` the bound.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ import numpy as np
 from minidist import nn
 from minidist.comm import Cluster
 from minidist.errors import RankFailed
-from minidist.tools.causes import Finding, cause, of_versions, right_from
+from minidist.tools import cause_of
+from minidist.tools.causes import Finding, cause, right_from
 from minidist.tools.compare import compare
 from minidist.tools.strategies import STRATEGIES, Case, Outcome, Strategy, one_device
 
@@ -90,9 +92,9 @@ def check(
     moved, formula = sum(o.bytes for o in outcomes), entry.bytes(case, size)
     said = [str(comparison)]
     if not comparison.ok:
-        said += [words for words in _causes(entry, case, outcomes) if words]
+        said += [words for words in _causes(entry, case, outcomes, moved == formula) if words]
     if moved != formula:
-        said.append(f"{moved} bytes moved, not {formula}")
+        said.append(f"{moved} bytes moved, not {formula}{_operations(outcomes)}")
     return {
         "strategy": strategy,
         "case": case.name,
@@ -107,19 +109,26 @@ def check(
     }
 
 
-def _causes(entry: Strategy, case: Case, outcomes: list[Outcome]) -> list[str | None]:
+def _causes(entry: Strategy, case: Case, outcomes: list[Outcome], billed: bool) -> list:
     """Return what the numbers say of the cause, and of where it is."""
     want = outcomes[0].reference
     if want is not None:
-        return [of_versions([o.used for o in outcomes])]
+        return [cause_of.versions([o.used for o in outcomes]) or outcomes[0].said]
     weights = case.model.state()
     held = tuple(
         {n: (w, weights[n] if s is None else s.of(weights[n])) for n, (w, s) in o.held.items()}
         for o in outcomes
     )
     got = [o.gradients for o in outcomes]
-    finding = Finding(got, one_device(case), case, entry.split(case, len(got)), held)
+    finding = Finding(got, one_device(case), case, entry.split(case, len(got)), held, billed)
     return [cause(finding), right_from(finding)]
+
+
+def _operations(outcomes: list[Outcome]) -> str:
+    """Return the bytes that moved, per operation, if they are known so."""
+    moved = sum((Counter(o.operations) for o in outcomes), start=Counter())
+    parts = ", ".join(f"{operation} {n}" for operation, n in moved.items())
+    return f" ({parts})" if parts else ""
 
 
 def verify(

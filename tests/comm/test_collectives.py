@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from minidist.comm.collectives import ALGORITHMS, split_ends, split_sizes
 from minidist.errors import CollectiveMismatch, RankFailed
+from minidist.tools import cause_of
 from minidist.tools.volume import all_reduce_bytes
 from tests.strategies import arrays, seeds
 
@@ -38,13 +39,16 @@ def assert_right(cluster, transport, algorithm, size, shape, seed, op):
         want = inputs[0]
         for x in inputs[1:]:
             want = combine(want, x)
+        said = cause_of.sums(inputs, [result for result, _ in found]) if op == "sum" else None
+        assert said is None, f"all_reduce, {algorithm or 'in shared memory'}, {size} ranks: {said}"
         assert len({result.tobytes() for result, _ in found}) == 1
         if work[-1] or op == "max":
             np.testing.assert_array_equal(found[0][0], want, strict=True)
         else:
             np.testing.assert_allclose(found[0][0], want, rtol=1e-12, atol=1e-12, strict=True)
         n = int(np.prod(shape))
-        assert [moved for _, moved in found] == all_reduce_bytes(algorithm, n, 8, size)
+        moved, formula = [n for _, n in found], all_reduce_bytes(algorithm, n, 8, size)
+        assert moved == formula, cause_of.bytes_moved(moved, formula, "all_reduce")
 
 
 @given(

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from minidist import Cluster, Tensor, nn, no_grad, optim
 from minidist.data_parallel.zero import Zero
+from minidist.datasets import shard
 from minidist.errors import RankDied, RankFailed
+from minidist.tools import cause_of
 from minidist.tools.compare import compare
 from minidist.tools.equivalence import check
 from minidist.tools.strategies import Case
@@ -75,6 +77,22 @@ MODELS = {
     "layer unused": (one_layer_unused, STAGES),
     "parameter unused": (one_parameter_unused, STAGES),
 }
+
+
+@each_stage
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_norm_that_clips_is_one_devices_on_every_rank(cluster, stage, size):
+    def worker(group, stage):
+        model = nn.MLP([4, 5, 3], "gelu", dtype="float64").flatten(group.empty)
+        zero = Zero(model, group, stage)
+        mine = shard(np.arange(6), group.rank, group.size)
+        loss = nn.cross_entropy(model(arrays(6, 4)[mine]), mine % 3, reduction_size=6)
+        zero.backward(loss)
+        return optim.SGD(zero.parameters(), 0.1).clip_global_norm(0.1, zero.sum_squares)
+
+    (want,) = cluster(1, "thread").run(worker, 1)
+    said = cause_of.norms(cluster(size, "thread").run(worker, stage), want)
+    assert said is None, f"stage {stage}: {said}"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.zero import Zero
 from minidist.errors import RankFailed
 from minidist.events import EventLog
+from minidist.tools import cause_of
 from minidist.tools.compare import compare
 from minidist.tools.volume import FP32_ADAM, all_reduce_bytes, zero_bytes_held, zero_bytes_moved
 
@@ -92,6 +93,8 @@ def test_bytes_held_are_the_closed_form_on_every_rank(cluster, stage, size, shar
     sizes = sizes_of(nn.MLP(UNEVEN))
     for rank, (found, peak) in enumerate(cluster(size, "thread").run(worker)):
         want = zero_bytes_held(stage, sizes, size, rank)
+        said = cause_of.bytes_held(found, want, zero_bytes_held(0, sizes, size, rank))
+        assert said is None, f"stage {stage}, rank {rank} of {size}: {said}"
         assert found == want
         assert peak == want["parameters"] + want["gradients"]
 

@@ -1,6 +1,7 @@
 """What a strategy is tried on, what it leaves on a rank, and what one device says to it."""
 
 import copy
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ import numpy as np
 from minidist import nn
 from minidist.autograd import Tensor
 from minidist.backend import to_host
+from minidist.comm import Group
 from minidist.rng import Randomness, generator
 
 INPUT = "(input)"  # the name under which a floating input's gradient is compared
@@ -36,7 +38,7 @@ class Split:
 
     data           ranks that have different examples, slowest in the order of ranks
     micro_batches  parts of each one's examples
-    stages         names of parameters per virtual stage, if layers are split
+    stages         names of parameters per virtual stage; or per layer, if each one communicates
     tensor         ranks that hold parts of the same matrices
     """
 
@@ -44,6 +46,7 @@ class Split:
     micro_batches: int = 1
     stages: tuple[list[str], ...] = ()
     tensor: int = 1
+    each: str = "stage"  # what `stages` are called
 
     def parts(self, examples: int) -> dict[tuple[int, int], np.ndarray]:
         """Return {(data rank, micro-batch): its examples}, without the empty ones."""
@@ -55,7 +58,7 @@ class Split:
             if len(rows)
         }
 
-    def stages_behind(self, name: str) -> int:
+    def behind(self, name: str) -> int:
         """Return how many stages a gradient has come through; the input is with the first one."""
         at = [k for k, names in enumerate(self.stages) if name in names]
         return len(self.stages) - 1 - max(at, default=0)
@@ -70,6 +73,8 @@ class Outcome:
     reference  what `gradients` should be, bit for bit, if that is not one device's gradient
     held       {name: (weights, their Shard or None)} of a rank whose matrices are split
     used       of an asynchronous pipeline ("F" or "B", minibatch, version) of the rank's passes
+    said       what is known of the cause, if `gradients` are not the reference
+    operations {operation: bytes of it}
     """
 
     gradients: dict[str, np.ndarray]
@@ -77,6 +82,8 @@ class Outcome:
     reference: dict[str, np.ndarray] | None = None
     held: dict[str, tuple] = field(default_factory=dict)
     used: list[tuple[str, int, int]] = field(default_factory=list)
+    said: str | None = None
+    operations: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -119,6 +126,11 @@ def collect(model: nn.Module, x: Tensor | None = None) -> dict[str, np.ndarray]:
         name: to_host(p.xp.zeros_like(p.data) if p.grad is None else p.grad).copy()
         for name, p in named.items()
     }
+
+
+def bill(*groups: Group) -> Counter[str]:
+    """Return {operation: bytes} of what others have taken so far from this rank in these groups."""
+    return sum((group.ledger.bytes for group in groups), start=Counter())
 
 
 def as_input(inputs: np.ndarray) -> Tensor | np.ndarray:

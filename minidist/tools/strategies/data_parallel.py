@@ -1,5 +1,6 @@
 """The data-parallel strategies as workers: every rank holds the model and some of the examples."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from minidist.tools.strategies.cases import (
     Outcome,
     Split,
     as_input,
+    bill,
     collect,
     small_cases,
 )
@@ -25,7 +27,7 @@ def naive_worker(group: Group, case: Case, micro_batches: int = 1) -> Outcome:
     """Run one batch under data_parallel/naive.py, its examples dealt to ranks and micro-batches."""
     pieces = [_backward(case, part) for part in _parts(group, case, micro_batches)]
     naive.all_reduce_gradients(case.model, group)
-    return _data_parallel_outcome(group, case, pieces, group.ledger.total)
+    return _data_parallel_outcome(group, case, pieces, bill(group))
 
 
 def bucketed_worker(group: Group, case: Case, micro_batches: int = 1, cap: int = 300) -> Outcome:
@@ -36,7 +38,7 @@ def bucketed_worker(group: Group, case: Case, micro_batches: int = 1, cap: int =
     pieces = [_backward(case, part) for part in first]
     with reducer.reduce():
         pieces.append(_backward(case, last))
-    return _data_parallel_outcome(group, case, pieces, reducer.group.ledger.total)
+    return _data_parallel_outcome(group, case, pieces, bill(reducer.group))
 
 
 def zero_worker(group: Group, case: Case, stage: int, micro_batches: int = 1) -> Outcome:
@@ -52,12 +54,12 @@ def zero_worker(group: Group, case: Case, stage: int, micro_batches: int = 1) ->
         pieces.append(x)
     gradients = [s.parameter.grad.copy() for s in sharded.shards]
     sharded.step(optim.SGD(sharded.parameters(), lr=0.0))
-    moved = sum(g.ledger.total for g in sharded.groups)
+    moved = bill(*sharded.groups)
     result = {name: np.zeros_like(p.data) for name, p in model.named_parameters().items()}
     for s, gradient in zip(sharded.shards, gradients, strict=True):
         views = s.flat.views(group.all_gather(gradient))
         result |= {p.name: g for p, g in zip(s.flat.parameters, views, strict=True)}
-    return Outcome(result | _input_gradient(group, pieces), moved)
+    return Outcome(result | _input_gradient(group, pieces), moved.total(), operations=dict(moved))
 
 
 def zero_bytes(case: Case, ranks: int, stage: int) -> int:
@@ -97,9 +99,10 @@ def _backward(case: Case, examples: np.ndarray):
     return x
 
 
-def _data_parallel_outcome(group: Group, case: Case, pieces: list, moved: int) -> Outcome:
+def _data_parallel_outcome(group: Group, case: Case, pieces: list, moved: Counter) -> Outcome:
     """Collect the gradients of a model that every rank holds, and of the input, which none does."""
-    return Outcome(collect(case.model) | _input_gradient(group, pieces), moved)
+    gradients = collect(case.model) | _input_gradient(group, pieces)
+    return Outcome(gradients, moved.total(), operations=dict(moved))
 
 
 def _input_gradient(group: Group, pieces: list) -> dict[str, np.ndarray]:

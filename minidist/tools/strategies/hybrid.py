@@ -6,7 +6,7 @@ from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel.partition import cut_of
 from minidist.pipeline_parallel.stage import holders
 from minidist.rng import generator
-from minidist.tools.strategies.cases import Case, Outcome, Split, random_weights
+from minidist.tools.strategies.cases import Case, Outcome, Split, bill, random_weights
 from minidist.tools.strategies.pipeline_parallel import names_of
 from minidist.tools.strategies.tensor_parallel import is_repeated, vocabulary
 
@@ -28,9 +28,9 @@ def hybrid_worker(
     hybrid = Hybrid(case.model, mesh, schedule, micro_batches, **options)
     hybrid.backward(case.inputs, case.targets, case.seed)
     groups = [mesh.dp, mesh.pp, mesh.tp, *hybrid.pipeline.shared.values()]
-    moved = sum(g.ledger.total for g in groups if g is not None)
+    moved = bill(*(g for g in groups if g is not None))
     gradients = {name: p.grad for name, p in hybrid.named_parameters().items()}
-    return Outcome(hybrid.whole(gradients), moved)
+    return Outcome(hybrid.whole(gradients), moved.total(), operations=dict(moved))
 
 
 def by_mesh(case: Case, ranks: int) -> Split:

@@ -1,6 +1,7 @@
 """Parameter servers as workers of `verify`: the first ranks serve, the others compute."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -13,9 +14,10 @@ from minidist.comm import Group
 from minidist.data_parallel.parameter_server import Plan, Push, Server, Worker, join, train
 from minidist.datasets import shard
 from minidist.rng import Randomness
+from minidist.tools import cause_of
 from minidist.tools.replay_server import replay_server
 from minidist.tools.strategies.cases import INPUT, Case, Outcome, Split, as_input
-from minidist.tools.strategies.pipeline_parallel import stream_cases
+from minidist.tools.strategies.pipeline_parallel import stream_cases, twice
 from minidist.tools.volume import parameter_server_bytes
 
 
@@ -53,7 +55,44 @@ def stale_worker(
     logs, want = _everyones_logs(group, role), None
     if group.rank == 0:
         want = replay_server(case.model, plan, logs, dealt, backward, momentum)
-    return Outcome(model.state(), role.group.ledger.bytes["send"], want)
+    said = None
+    if want is not None and any(not np.array_equal(model.state()[n], w) for n, w in want.items()):
+        said = cause_of.replays(model.state(), _others(case, plan, logs, dealt, backward))
+    return Outcome(model.state(), role.group.ledger.bytes["send"], want, said=said)
+
+
+def _others(case: Case, plan: Plan, logs, dealt: dict[int, list], backward: Callable) -> dict:
+    """Return {what is different about it: a replay that is not the one that should be}."""
+
+    def shifted(by: int) -> list:
+        def moved(push: Push) -> Push:
+            return replace(push, versions=tuple(v + by for v in push.versions))
+
+        return [[[moved(push) for push in update] for update in log] for log in logs]
+
+    def with_all_before() -> Callable:
+        owner = {batch: w for w, mine in dealt.items() for batch in mine}
+        sums: dict[tuple, np.ndarray] = {}
+
+        def accumulate(model: nn.Module, batch: int) -> None:
+            backward(model, batch)
+            for p in model.parameters():
+                key = owner[batch], p.name
+                sums[key] = p.grad = p.grad + sums[key] if key in sums else p.grad.copy()
+
+        return accumulate
+
+    def other(logs=logs, backward=backward, optimizer=momentum) -> dict:
+        return replay_server(case.model, plan, logs, dealt, backward, optimizer)
+
+    return {
+        "with versions -1 of those recorded": lambda: other(shifted(-1)),
+        "with versions +1 of those recorded": lambda: other(shifted(1)),
+        "that updates twice": lambda: other(optimizer=twice),
+        "in which a push has all that its worker has sent": lambda: other(
+            backward=with_all_before()
+        ),
+    }
 
 
 def momentum(parameters: list[nn.Parameter]) -> optim.Optimizer:

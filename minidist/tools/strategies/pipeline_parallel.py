@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -15,8 +16,9 @@ from minidist.pipeline_parallel.pipeline import from_holders
 from minidist.pipeline_parallel.programs import programs
 from minidist.pipeline_parallel.stage import MicroBatch, holders, micro_batches
 from minidist.rng import generator
+from minidist.tools import cause_of
 from minidist.tools.replay import replay
-from minidist.tools.strategies.cases import INPUT, Case, Outcome, Split, as_input, collect
+from minidist.tools.strategies.cases import INPUT, Case, Outcome, Split, as_input, bill, collect
 
 
 def chosen(case: Case, ranks: int, schedule: str, micro_batches=None, chunks=None) -> tuple:
@@ -35,9 +37,9 @@ def pipeline_worker(
     batch = _cut_with_leaves(case, m)
     pipeline.run(batch)
     groups = [group, *(g for g in pipeline.shared.values() if g is not None)]
-    moved = sum(g.ledger.total for g in groups)
+    moved = bill(*groups)
     mine = collect(pipeline.model) | _input_gradient(batch)
-    return Outcome(everyones(group, mine, case), moved)
+    return Outcome(everyones(group, mine, case), moved.total(), operations=dict(moved))
 
 
 def _cut_with_leaves(case: Case, m: int) -> list[MicroBatch]:
@@ -99,7 +101,33 @@ def pipedream_worker(
     bare = pipe.programs_for(group.size, minibatches, **pipe.options)
     versions, updates = _versions(group, pipe, bare.placement), _updates(bare)
     want = replay(case.model, pipe.cut, batch, versions, updates, momentum, case.loss)
-    return Outcome(weights, moved, want, used=pipe.used)
+    said = None
+    if any(not np.array_equal(weights[name], w) for name, w in want.items()):
+        said = cause_of.replays(weights, _others(case, pipe, batch, versions, updates))
+    return Outcome(weights, moved, want, used=pipe.used, said=said)
+
+
+def _others(case: Case, pipe: PipeDream, batch, versions, updates) -> dict:
+    """Return {what is different about it: a replay that is not the one that should be}."""
+
+    def shifted(by: int) -> list[dict[int, int]]:
+        return [{b: max(0, v + by) for b, v in mine.items()} for mine in versions]
+
+    start = case.model, pipe.cut, batch
+    return {
+        f"with versions {by:+d} of those recorded": partial(
+            replay, *start, shifted(by), updates, momentum, case.loss
+        )
+        for by in (-1, 1)
+    } | {"that updates twice": partial(replay, *start, versions, updates, twice, case.loss)}
+
+
+def twice(parameters: list[nn.Parameter]) -> optim.Optimizer:
+    """Return an optimizer that takes every step twice."""
+    rule = momentum(parameters)
+    step = rule.step
+    rule.step = lambda: (step(), step())
+    return rule
 
 
 def momentum(parameters: list[nn.Parameter]) -> optim.Optimizer:

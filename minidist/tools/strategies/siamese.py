@@ -1,5 +1,7 @@
 """Siamese branches as a worker: one rank runs both, or two ranks one each."""
 
+from collections import Counter
+
 import numpy as np
 
 from minidist import nn
@@ -7,7 +9,7 @@ from minidist.autograd import Tensor
 from minidist.comm import Group
 from minidist.pipeline_parallel import branch_placement
 from minidist.rng import Randomness, generator
-from minidist.tools.strategies.cases import INPUT, Case, Outcome, collect
+from minidist.tools.strategies.cases import INPUT, Case, Outcome, bill, collect
 
 
 def siamese_worker(group: Group, case: Case, micro_batches: int = 1) -> Outcome:
@@ -27,17 +29,17 @@ def siamese_worker(group: Group, case: Case, micro_batches: int = 1) -> Outcome:
             Randomness(case.seed, 0, examples),
         )
     branch_placement.all_reduce_shared(model, group)
-    return _outcome(group, model, inputs, group.ledger.total)
+    return _outcome(group, model, inputs, bill(group))
 
 
-def _outcome(group: Group, model: nn.Siamese, inputs: list[Tensor], moved: int) -> Outcome:
+def _outcome(group: Group, model: nn.Siamese, inputs: list[Tensor], moved: Counter) -> Outcome:
     """Show to every rank what one of them holds: the join's gradient, each half of the input's."""
     result = collect(model)
     for name in model.join.named_parameters():
         result[name] = group.broadcast(result[name], branch_placement.JOIN)
     rows = [np.zeros_like(x.data) if x.grad is None else x.grad for x in inputs]
     result[INPUT] = group.all_reduce(np.concatenate(rows))  # the half of the other rank is zero
-    return Outcome(result, moved)
+    return Outcome(result, moved.total(), operations=dict(moved))
 
 
 def siamese_model(case: Case) -> nn.Siamese:

@@ -28,8 +28,10 @@ from minidist.tools.strategies.cases import (
     Outcome,
     Split,
     as_input,
+    bill,
     random_weights,
 )
+from minidist.tools.strategies.pipeline_parallel import names_of
 
 
 def by_columns(group: Group, case: Case) -> tuple[nn.Module, Callable]:
@@ -85,16 +87,17 @@ def tensor_worker(group: Group, case: Case, split: str) -> Outcome:
     loss(model(x, randomness), case.targets).backward()
     if split == "sequence":
         all_reduce_partial(model, group)
-    moved = group.ledger.total
+    moved = bill(group)
     result = whole_gradients(model, group)
     if isinstance(x, Tensor):
         result[INPUT] = x.grad
     held = {name: (p.data, p.shard) for name, p in model.named_parameters().items()}
-    return Outcome(result, moved, held=held)
+    return Outcome(result, moved.total(), held=held, operations=dict(moved))
 
 
 def by_matrices(case: Case, ranks: int) -> Split:
-    return Split(tensor=ranks)
+    layers = names_of(case, [range(i, i + 1) for i in range(len(case.model.layers))])
+    return Split(stages=layers, tensor=ranks, each="layer")
 
 
 def _split_loss(group: Group, case: Case) -> Callable:
