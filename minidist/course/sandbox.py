@@ -83,7 +83,7 @@ class Limits:
 
     seconds: float = 20.0
     memory: int = 2 << 30
-    processes: int = 64
+    processes: int = 256
     file: int = 1 << 28
     disk: int = 1 << 26
 
@@ -198,9 +198,7 @@ class Sandbox:
             if self._supervisor is None:
                 self._start()
             self._tell(order)
-            if not select.select([self._supervisor.stdout], [], [], self.limits.seconds + 30)[0]:
-                raise OSError("it does not answer")
-            said = json.loads(self._supervisor.stdout.readline())
+            said = json.loads(self._hear(self.limits.seconds + 30))
         except (OSError, ValueError):  # ValueError: its last line is cut off
             self._stop()
             return "the supervisor was ended"
@@ -213,16 +211,29 @@ class Sandbox:
         return said["ended"]
 
     def _start(self) -> None:
-        self._supervisor = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", "-X", "utf8", str(INSIDE)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is the grader's, who then ends the supervisor
-            cwd="/",
-            env=environment(),
-        )
-        self._tell(dependencies())
+        problems = self._folder / "supervisor"
+        with problems.open("wb") as file:
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-B", "-X", "utf8", str(INSIDE)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                start_new_session=True,  # Ctrl-C is the grader's, who then ends the supervisor
+                cwd="/",
+                env=environment(),
+            )
+        try:
+            self._tell(dependencies())
+            ready = self._hear(60)
+        except OSError as error:
+            ready = str(error)
+        if ready != b"ready\n":
+            raise RuntimeError(f"the sandbox does not start: {_beginning(problems) or ready}")
+
+    def _hear(self, seconds: float) -> bytes:
+        if not select.select([self._supervisor.stdout], [], [], seconds)[0]:
+            raise OSError(f"no answer in {seconds:g} s")
+        return self._supervisor.stdout.readline()
 
     def _tell(self, order: dict) -> None:
         self._supervisor.stdin.write(pickle.dumps(order))

@@ -103,6 +103,12 @@ def test_a_machine_that_lacks_a_defence_says_so_and_still_asks(without):
     assert not any(text.lower().startswith(without) for text in defences)
 
 
+def test_a_sandbox_that_does_not_start_is_no_students_fault(monkeypatch):
+    monkeypatch.setattr("minidist.course.sandbox.INSIDE", ROOT / "tests" / "nothing")
+    with pytest.raises(RuntimeError, match=r"does not start: .*can't find|does not start: .*open"):
+        ask("echo", {})
+
+
 def test_files_of_one_task_that_cannot_be_imported_do_not_spoil_the_others(sandbox):
     source = (PACKAGE / OTHER).read_text(encoding="utf-8")
     wrong = sandbox.put({GPIPE: "1 / 0", OTHER: source})

@@ -4,8 +4,8 @@
 
 It is the grader's child and runs no code of the student's. The orders come pickled on its input:
 what to load once, then what to ask and where, one at a time. The end of the input is the grader's,
-and then all ends here too. The output has a line of JSON per order: how the process ended, and what
-kept it in its place.
+and then all ends here too. The output has a line when all is loaded, and one of JSON per order: how
+the process ended, and what kept it in its place.
 """
 
 import json
@@ -30,6 +30,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     adopt_orphans()
     student.load(pickle.load(sys.stdin.buffer))
+    print("ready", flush=True)
     while True:
         try:
             order = pickle.load(sys.stdin.buffer)
@@ -184,7 +185,7 @@ def resident(child: int) -> int:
 
 
 def space(paths: list[str], enough: int) -> int:
-    """Return the bytes on disk of files and folders; a file counts for 4096 at least."""
+    """Return the bytes of files, also of their holes, and folders; each has 4096 at least."""
     total, waiting = 0, list(paths)
     while waiting and total <= enough:
         path = waiting.pop()
@@ -195,7 +196,7 @@ def space(paths: list[str], enough: int) -> int:
                     waiting += [entry.path for entry in entries]
         except OSError:
             continue
-        total += max(4096, 512 * found.st_blocks)
+        total += max(4096, found.st_size)
     return total
 
 

@@ -1,0 +1,180 @@
+"""A folder is graded: every task by itself, whatever the others do, and said in three formats."""
+
+import json
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from minidist.course import report
+from minidist.course.grader import Grade, Verdict, grade, handed_in, judge, questions
+from minidist.course.overlay import PACKAGE
+from minidist.course.question import Question, expect
+from tests.course.tiny import GPIPE, OTHER, TINY
+
+RIGHT = {path: (PACKAGE / path).read_text(encoding="utf-8") for path in (GPIPE, OTHER)}
+FILL = "yield from map(Forward, range(m))"
+
+
+def folder(tmp_path, files):
+    for path, source in files.items():
+        place = tmp_path / "minidist" / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(source, encoding="utf-8")
+    (tmp_path / "minidist").mkdir(exist_ok=True)
+    return tmp_path
+
+
+def points(result):
+    return [verdict.points for verdict in result.verdicts]
+
+
+def test_the_reference_has_full_marks_and_the_starter_none(tmp_path):
+    assert points(grade(PACKAGE.parent, TINY)) == [10, 5]
+    starter = grade(folder(tmp_path, TINY.blanked()), TINY)
+    assert points(starter) == [0, 0]
+    for verdict in starter.verdicts:
+        assert len(verdict.wrong) == verdict.questions == 3
+        assert all(f": Task {verdict.task.id}: " in wrong for wrong in verdict.wrong)
+
+
+def test_a_task_alone_earns_its_points_and_a_missing_file_is_the_starters(tmp_path):
+    result = grade(folder(tmp_path, {OTHER: RIGHT[OTHER]}), TINY)
+    assert points(result) == [0, 5] and result.points == 5
+    assert "Task 9.1" in result.verdicts[0].wrong[0]
+
+
+def test_a_wrong_answer_says_what_is_wrong_and_what_was_printed(tmp_path):
+    wrong = RIGHT[GPIPE].replace(FILL, f'print("filled")\n    {FILL.replace("(m)", "(m - 1)")}')
+    assert wrong != RIGHT[GPIPE]
+    result = grade(folder(tmp_path, RIGHT | {GPIPE: wrong}), TINY, seed=4)
+    said = report.text(result)
+    assert points(result) == [0, 5] and "filled" in result.verdicts[0].output
+    assert re.search(r"gpipe, 1 ranks, \d micro-batches: rank 0 has the shape", said)
+    assert " 5 / 15  points" in said and "seed: 4" in said
+
+
+def test_a_seed_gives_the_same_questions_again(tmp_path):
+    task = TINY.tasks[0]
+    abouts = [[q.about for q in questions(TINY, task, seed)] for seed in (1, 1, 2)]
+    assert abouts[0] == abouts[1] != abouts[2]
+    first = grade(folder(tmp_path, {}), TINY)
+    again = grade(tmp_path, TINY, seed=first.seed)
+    assert [v.wrong for v in first.verdicts] == [v.wrong for v in again.verdicts]
+    assert grade(tmp_path, TINY).seed != first.seed
+
+
+def test_a_folder_without_minidist_is_an_error(tmp_path):
+    for place in (tmp_path / "missing", tmp_path):
+        with pytest.raises(ValueError, match="has no folder minidist"):
+            grade(place, TINY)
+
+
+def test_only_regular_files_within_the_folder_are_taken(tmp_path):
+    theirs = folder(tmp_path / "theirs", RIGHT)
+    files = [GPIPE, OTHER]
+    assert handed_in(theirs, files) == (RIGHT, {})
+    for path in files:
+        (theirs / "minidist" / path).unlink()
+    assert handed_in(theirs, files) == ({}, {})
+    (theirs / "minidist" / GPIPE).symlink_to(PACKAGE / GPIPE)
+    os.mkfifo(theirs / "minidist" / OTHER)
+    found, why = handed_in(theirs, files)
+    assert found == {} and "leads out of the folder" in why[GPIPE]
+    assert "not a regular file" in why[OTHER]
+    (theirs / "minidist" / OTHER).unlink()
+    (theirs / "minidist" / OTHER).mkdir()
+    assert "not a regular file" in handed_in(theirs, files)[1][OTHER]
+    (theirs / "minidist" / OTHER).rmdir()
+    (theirs / "minidist" / OTHER).write_bytes(b"#" * ((1 << 20) + 1))
+    assert "more than 1048576 bytes" in handed_in(theirs, files)[1][OTHER]
+    (theirs / "minidist" / OTHER).unlink()
+    (theirs / "minidist" / OTHER).symlink_to(theirs / "minidist" / OTHER)
+    assert OTHER in handed_in(theirs, files)[1]
+
+
+def test_a_folder_that_is_a_link_to_the_package_is_not_taken(tmp_path):
+    (tmp_path / "minidist").symlink_to(PACKAGE)
+    found, why = handed_in(tmp_path, [GPIPE, OTHER])
+    assert found == {} and why.keys() == {GPIPE, OTHER}
+
+
+def test_a_file_that_is_no_python_costs_the_tasks_in_it_alone(tmp_path):
+    for source in ("x = '\0'", "(" * 5000, "raise KeyboardInterrupt"):
+        result = grade(folder(tmp_path, RIGHT | {GPIPE: source}), TINY)
+        assert points(result) == [0, 5]
+        assert result.verdicts[0].wrong[0].startswith(f"{GPIPE}:")
+
+
+def test_folders_are_graded_at_the_same_time(tmp_path):
+    (tmp_path / "right").mkdir(), (tmp_path / "none").mkdir()
+    folders = [folder(tmp_path / "right", RIGHT), folder(tmp_path / "none", {})] * 2
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(lambda place: grade(place, TINY, 1), folders))
+    assert [points(result) for result in results] == [[10, 5], [0, 0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"x": np.array([1.0, 2.0])}, None),
+        ({"x": np.array([1.0, np.nan])}, "x has a NaN"),
+        ({"x": np.array([1.0, 3.0])}, "x at [1] is 3.0, not 2.0"),
+        ({"x": np.array(["1", "2"])}, "x at [0] is 1, not 1.0"),
+        ({"x": np.zeros(2), "y": np.array(np.nan)}, "y has a NaN"),
+        ({}, "x is missing"),
+    ],
+)
+def test_answers_are_judged(answer, said):
+    assert judge(Question("", "", {}, lambda a: expect(a, {"x": [1.0, 2.0]})), answer) == said
+
+
+def test_an_answer_that_the_judge_stumbles_over_is_wrong():
+    question = Question("", "", {}, lambda answer: answer["x"][5] > 1)
+    assert "KeyError: 'x'" in judge(question, {})
+    assert "IndexError" in judge(question, {"x": np.zeros(3)})
+
+
+HOSTILE = "\x1b[2J\x00\ud800\u202e]]></failure>&" + "long " * 200 + "\nline" * 100
+
+
+@pytest.fixture
+def result():
+    one, two = TINY.tasks
+    verdicts = [Verdict(one, 5, [f"q {i}:\n  {HOSTILE}" for i in range(5)], HOSTILE, 1.25)]
+    return Grade(TINY, [*verdicts, Verdict(two, 3, [], "", 0.5)], 42, ["Landlock 7", "limits"])
+
+
+def test_the_text_is_short_and_plain(result):
+    said = report.text(result)
+    assert " 0 / 10  9.1" in said and " 5 /  5  9.2" in said and " 5 / 15  points" in said
+    assert "defences: Landlock 7, limits" in said and "q 1: the same" in said
+    assert "and 2 more of 5 questions" in said
+    assert all(line.isprintable() and len(line) < 200 for line in said.splitlines())
+    assert len(said.splitlines()) < 80
+
+
+def test_junit_is_xml_with_a_case_per_task(result):
+    root = ElementTree.fromstring(report.junit(result))
+    (suite,) = root.iter("testsuite")
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    failed, passed = suite.iter("testcase")
+    assert failed.get("classname") == "minidist.lab.tiny" and failed.get("time") == "1.250"
+    assert failed.find("failure").get("message").startswith("q 0:")
+    assert passed.find("failure") is None
+    properties = {p.get("name"): p.get("value") for p in suite.iter("property")}
+    assert properties["seed"] == "42" and properties["points"] == "5"
+
+
+def test_gradescope_has_a_score_per_task(result):
+    found = json.loads(report.gradescope(result))
+    assert found["score"] == 5 and found["execution_time"] == 2 and "seed: 42" in found["output"]
+    assert [(t["number"], t["score"], t["max_score"], t["status"]) for t in found["tests"]] == [
+        ("9.1", 0, 10, "failed"),
+        ("9.2", 5, 5, "passed"),
+    ]
+    assert all(t["visibility"] == "visible" and "output" in t for t in found["tests"])
+    report.gradescope(result).encode("utf-8")
