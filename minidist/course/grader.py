@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from minidist.course.lab import Lab, Task, targets
+from minidist.course.leavings import contents
+from minidist.course.limits import USUAL, Limits
 from minidist.course.question import Question
-from minidist.course.sandbox import Limits, Sandbox, contents
+from minidist.course.sandbox import Sandbox
 
 LARGEST = 1 << 20  # bytes of a file that is handed in
 
@@ -58,7 +60,7 @@ def grade(
     folder: Path,
     lab: Lab,
     seed: int | None = None,
-    limits: Limits | None = None,
+    limits: Limits = USUAL,
     without: tuple[str, ...] = (),
 ) -> Grade:
     """Ask and judge every task. Nothing that the student's code does raises here.
@@ -72,7 +74,7 @@ def grade(
     """
     seed = secrets.randbits(32) if seed is None else seed
     files, unusable = handed_in(Path(folder), lab.files)
-    with Sandbox(lab, limits or Limits(), without) as sandbox:
+    with Sandbox(lab, limits, without) as sandbox:
         unusable |= sandbox.put(files)
         verdicts = [_verdict(lab, task, seed, sandbox, unusable) for task in lab.tasks]
         return Grade(lab, verdicts, seed, sandbox.defences)

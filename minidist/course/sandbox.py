@@ -46,46 +46,23 @@ import importlib.util
 import json
 import os
 import pickle
-import random
 import select
 import shutil
-import socket
-import stat
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from minidist.course import overlay
 from minidist.course.lab import Lab
+from minidist.course.leavings import contents, read, remove
+from minidist.course.limits import USUAL, Limits, claim_user, most_processes
 from minidist.course.question import Answer, Question
 
 INSIDE = Path(__file__).with_name("inside")
 DEPENDENCIES = ["numpy", "cloudpickle", "threadpoolctl", "tqdm"]
-LINUX = Path("/proc/self/task").is_dir()
-LARGEST = 1 << 24  # bytes of an answer
-KINDS = "biufcU"  # of NumPy's data types
 IMPORT = "import_module"  # the probe that is asked whether a file can be imported
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the student's code may use: of each task, unless it says otherwise.
-
-    seconds    of the clock
-    memory     bytes of addresses of a process, and bytes of memory of all of them
-    processes  and threads
-    file       bytes of a file, and `disk` of all files
-    """
-
-    seconds: float = 20.0
-    memory: int = 2 << 30
-    processes: int = 256
-    file: int = 1 << 28
-    disk: int = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -104,7 +81,7 @@ class Sandbox:
     A context: at its end the folder and all processes are gone.
     """
 
-    def __init__(self, lab: Lab, limits: Limits = Limits(), without: tuple[str, ...] = ()):
+    def __init__(self, lab: Lab, limits: Limits = USUAL, without: tuple[str, ...] = ()):
         self.lab, self.limits, self.without, self.tree = lab, limits, without, None
         self.defences: list[str] = []
 
@@ -304,92 +281,6 @@ def open_to_all() -> str:
     return places[0]
 
 
-def claim_user() -> tuple[int, socket.socket]:
-    """Return a user who has no process, and what keeps other graders from taking the same.
-
-    It is one of the users without a name that systemd, too, gives to services for a while.
-    """
-    taken = {user for user, _ in _processes()}
-    for number in random.SystemRandom().sample(range(61184, 65520), 1000):
-        claim = socket.socket(socket.AF_UNIX)
-        try:
-            if LINUX:
-                claim.bind(f"\0minidist-lab-{number}")
-            if number not in taken:
-                return number, claim
-        except OSError:
-            pass
-        claim.close()
-    raise RuntimeError("there is no free user between 61184 and 65519")
-
-
-def most_processes(margin: int, user: int | None) -> int | None:
-    """Return the limit that leaves room for `margin` more; None: it cannot be counted."""
-    if user is not None:
-        return margin
-    if not LINUX:
-        return None
-    return margin + sum(threads for owner, threads in _processes() if owner == os.getuid())
-
-
-def _processes() -> list[tuple[int, int]]:
-    """Return (user, number of threads) of every process (Linux)."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended
-            found.append((entry.stat().st_uid, len(os.listdir(entry / "task"))))
-    return found
-
-
-def read(path: Path) -> Answer | str | None:
-    """Read an answer, or the text of an error; None where there is none.
-
-    The file is the student's: it may be a pipe, a link, garbage, or claim any size.
-    """
-    whole = contents(path, LARGEST)
-    if whole is None:
-        return None
-    if len(whole) > LARGEST:
-        return f"the answer has more than {LARGEST >> 20} MB"
-    head, _, rest = whole.partition(b"\n")
-    try:
-        fields = json.loads(head)
-        if isinstance(fields, dict):
-            return str(fields["error"])[:8000]
-        return _arrays(fields, rest)
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError, SyntaxError):
-        return "the answer is not what the sandbox writes"
-
-
-def _arrays(fields: list, rest: bytes) -> Answer:
-    answer, begin = {}, 0
-    for name, kind, shape in fields:
-        dtype = np.dtype(str(kind))
-        if dtype.kind not in KINDS or any(type(size) is not int or size < 0 for size in shape):
-            raise ValueError(f"{name} is no array of numbers")
-        count = int(np.prod(shape, dtype=object))
-        size = count * dtype.itemsize
-        if len(rest) - begin < size:
-            raise ValueError(f"{name} is cut off")
-        array = np.frombuffer(rest, np.uint8, size, begin)
-        answer[str(name)] = array.copy().view(dtype).reshape(shape)
-        begin += size
-    return answer
-
-
-def contents(path: Path, most: int) -> bytes | None:
-    """Return the first bytes of a file, one more than `most` at most; None: it is no file."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        return None
-    with open(descriptor, "rb") as file:
-        return file.read(most + 1)
-
-
 def _none(number: int, scratch: Path, ended: str) -> str:
     """Say why there is no answer."""
     if number == 0 or os.path.lexists(scratch / str(number - 1)):
@@ -399,28 +290,3 @@ def _none(number: int, scratch: Path, ended: str) -> str:
 
 def _beginning(path: Path) -> str:
     return (contents(path, 4000) or b"")[:4000].decode("utf-8", "replace")
-
-
-def remove(folder: Path) -> None:
-    """Remove a folder, however deep it is and whatever its rights.
-
-    Folders in it are lifted up to the first level, one by one, so that no path grows long.
-    """
-    waiting = [folder]
-    while waiting:
-        here = waiting.pop()
-        os.chmod(here, 0o700)
-        with os.scandir(here) as entries:
-            found = list(entries)
-        for entry in found:
-            if not entry.is_dir(follow_symlinks=False):
-                os.unlink(entry.path)
-            elif here == folder:
-                waiting.append(Path(entry.path))
-            else:
-                os.chmod(entry.path, 0o700)  # to move a folder is to write in it
-                waiting.append(Path(tempfile.mkdtemp(dir=folder)))
-                os.rename(entry.path, waiting[-1])
-        if here != folder:
-            os.rmdir(here)
-    os.rmdir(folder)

@@ -14,13 +14,14 @@ import pytest
 
 from minidist.course import report
 from minidist.course.grader import grade
+from minidist.course.limits import LINUX, Limits
 from minidist.course.overlay import PACKAGE
-from minidist.course.sandbox import INSIDE, LINUX, Limits
+from minidist.course.sandbox import INSIDE
 from tests.course.tiny import OTHER, TINY
 
 ROOT = Path(__file__).parents[2]
 ATTACKS = {path.name: path for path in sorted(Path(__file__).with_name("attacks").iterdir())}
-SHORT = Limits(seconds=2, memory=1 << 29, processes=32)
+SHORT = Limits(seconds=3, memory=1 << 29, processes=32)
 LEFT = [Path(folder, "minidist-attack.py") for folder in ("/tmp", "/dev/shm")]
 # What the limits and the supervisor hold by themselves, as where the kernel refuses nothing. It
 # needs another user: none of these may meet the processes and files of who runs the tests.

@@ -5,7 +5,7 @@ import os
 
 def gpipe(rank, p, m):
     try:
-        for number in range(3000):
+        for number in range(1200):
             name = "\n\udcff x" if number == 0 else "deep"
             os.mkdir(name)
             os.chdir(name)
