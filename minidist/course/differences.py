@@ -37,8 +37,8 @@ def differ(
             continue
         g, w = mine[found.parameter], np.asarray(expected[found.parameter])
         at = np.unravel_index(np.abs(g - w).argmax(), w.shape)
-        said = f"{found.parameter} on rank {rank}, at {list(map(int, at))}, is "
-        said += f"{g[at]:.6g}, not {w[at]:.6g}"
+        where = f", at {list(map(int, at))}," if at else ""
+        said = f"{found.parameter} on rank {rank}{where} is {g[at]:.6g}, not {w[at]:.6g}"
         for ratio, cause in (causes or {}).items():
             if ratio != 1 and np.allclose(g, ratio * w, rtol=1e-6, atol=1e-12):
                 return f"{said}: all of it is {ratio:g} times what it should be; {cause}"

@@ -1,5 +1,6 @@
 """Students: folders with the reference of some tasks, the starter of others, and mistakes."""
 
+import re
 from dataclasses import replace
 
 from minidist.course.grader import Grade, grade
@@ -80,3 +81,22 @@ def check_mistake(folder, name: str, id: str, path: str, right, wrong, said: str
     (verdict,) = found.verdicts
     assert not verdict.passed and verdict.points == 0
     assert any(said in line for line in verdict.wrong), "\n".join(verdict.wrong)
+
+
+def check_trivial(folder, name: str, body: str) -> None:
+    """Nothing is earned by one and the same body for everything that is to be written."""
+    lab = find(name)
+    files = {
+        path: re.sub(r"raise NotImplementedError\(\"Task .*\"\)", body, source)
+        for path, source in starter(lab).items()
+    }
+    assert not any('NotImplementedError("Task' in source for source in files.values())
+    found = graded(folder, lab, files)
+    assert [verdict.task.id for verdict in found.verdicts if verdict.passed] == []
+
+
+TRIVIAL = {
+    "nothing": "return None",
+    "echo": "return [*locals().values()][-1]",
+    "empty": "return []",
+}

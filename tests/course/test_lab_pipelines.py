@@ -2,7 +2,14 @@
 
 import pytest
 
-from tests.course.students import check_alone, check_mistake, check_reference, check_starter
+from tests.course.students import (
+    TRIVIAL,
+    check_alone,
+    check_mistake,
+    check_reference,
+    check_starter,
+    check_trivial,
+)
 
 GPIPE, ONE = "pipeline_parallel/gpipe.py", "pipeline_parallel/one_f_one_b.py"
 TRANSFERS, EXECUTOR = "pipeline_parallel/communication.py", "pipeline_parallel/executor.py"
@@ -125,6 +132,12 @@ def test_the_reference_gets_all_points_for_any_seed(tmp_path, seed):
 @pytest.mark.parametrize("id", [f"4.{n}" for n in range(1, 8)])
 def test_whoever_has_done_one_task_gets_its_points_and_no_others(tmp_path, id):
     check_alone(tmp_path, "pipelines", id, {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("body", TRIVIAL.values(), ids=TRIVIAL)
+def test_trivial_bodies_earn_nothing(tmp_path, body):
+    check_trivial(tmp_path, "pipelines", body)
 
 
 @pytest.mark.parametrize(

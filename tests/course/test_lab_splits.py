@@ -2,7 +2,14 @@
 
 import pytest
 
-from tests.course.students import check_alone, check_mistake, check_reference, check_starter
+from tests.course.students import (
+    TRIVIAL,
+    check_alone,
+    check_mistake,
+    check_reference,
+    check_starter,
+    check_trivial,
+)
 
 PAIRS = "collective_functions.py"
 COLUMNS, ROWS = "tensor_parallel/column_parallel.py", "tensor_parallel/row_parallel.py"
@@ -190,6 +197,12 @@ def test_the_reference_gets_all_points_for_any_seed(tmp_path, seed):
 @pytest.mark.parametrize("id", [f"5.{n}" for n in range(1, 8)])
 def test_whoever_has_done_one_task_and_what_it_builds_on_gets_their_points(tmp_path, id):
     check_alone(tmp_path, "splits", id, NEEDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("body", TRIVIAL.values(), ids=TRIVIAL)
+def test_trivial_bodies_earn_nothing(tmp_path, body):
+    check_trivial(tmp_path, "splits", body)
 
 
 @pytest.mark.parametrize(

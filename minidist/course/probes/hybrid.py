@@ -20,11 +20,18 @@ CONFIG = {"vocab": 6, "width": 6, "heads": 6, "depth": 0, "context": 8}
 SMALL = {"config": CONFIG, "state": nn.Transformer(**CONFIG).state()}
 
 
+def plain(name, value):
+    """Return a value as an array of numbers, truth values or text; nothing else may leave here."""
+    if (value := np.array(value)).dtype.kind not in "biufU":
+        raise TypeError(f"{name} is no array of numbers: {value.dtype}")
+    return value
+
+
 def on_ranks(worker, N):
     """Call worker(group) -> {name: array or None} on N ranks."""
     ranks = run(worker, N, transport="thread", timeout=10)
     return {
-        f"{r} {name}": np.array(value)
+        f"{r} {name}": plain(name, value)
         for r, found in enumerate(ranks)
         for name, value in found.items()
         if value is not None
@@ -51,10 +58,12 @@ def coordinates(axes, own):
     beside = [mesh.rank_of(**{name: c}) for name, size in axes.items() for c in range(size)]
     wrong = [{"nowhere": 0}, *({name: c} for name, n in axes.items() for c in (-1, n))]
     return {
-        "coordinates": np.array([[at[name] for name in axes] for at in found]),
+        "coordinates": plain("coordinates", [[at[name] for name in axes] for at in found]),
         "order": np.array([list(at) == list(axes) for at in found]),
-        "ranks": np.array([mesh.rank_of(**dict(zip(axes, at, strict=True))) for at in places]),
-        "beside": np.array(beside),
+        "ranks": plain(
+            "ranks", [mesh.rank_of(**dict(zip(axes, at, strict=True))) for at in places]
+        ),
+        "beside": plain("ranks", beside),
         "refused": np.array([refused(lambda at=at: mesh.rank_of(**at)) for at in wrong]),
     }
 
@@ -87,8 +96,8 @@ def held(config, cut):
     """Return the stages that hold each parameter of a Transformer."""
     model = nn.Transformer(**config)
     found = holders(model, [range(a, b) for a, b in cut])
-    order = np.array(list(found))
-    return {"names": order} | {name: np.array(stages) for name, stages in found.items()}
+    order = plain("names", list(found))
+    return {"names": order} | {name: plain(name, stages) for name, stages in found.items()}
 
 
 def gradients(parameters):
@@ -218,7 +227,8 @@ def clip(sizes, grads, max_norm):
         p.grad = grads[name]
     norm = optimizer.clip_global_norm(max_norm)
     found = {f"d {name}": p.grad for name, p in model.named_parameters().items()}
-    return {"norm": np.array(norm)} | {k: v for k, v in found.items() if v is not None}
+    found |= {"norm": norm}
+    return {name: plain(name, x) for name, x in found.items() if x is not None}
 
 
 def clip_on_mesh(shape, parts, max_norm, **model):

@@ -38,6 +38,13 @@ def action(numbers):
     return KINDS[kind](micro_batch, chunk, *(ends if kind > 4 else ()))
 
 
+def plain(name, value):
+    """Return a value as an array of numbers, truth values or text; nothing else may leave here."""
+    if (value := np.array(value)).dtype.kind not in "biufU":
+        raise TypeError(f"{name} is no array of numbers: {value.dtype}")
+    return value
+
+
 def written(made):
     """Return {"rank r": its actions as rows}."""
     return {
@@ -114,7 +121,7 @@ def train(rows, placement, sizes, cut, state, inputs, targets, m):
 
     ranks = run(worker, len(made), transport="thread", timeout=10)
     return {
-        f"{r} {name}": np.array(value)
+        f"{r} {name}": plain(name, value)
         for r, found in enumerate(ranks)
         for name, value in found.items()
         if value is not None
@@ -124,7 +131,8 @@ def train(rows, placement, sizes, cut, state, inputs, targets, m):
 def chosen(scheme, p, every, minibatches, newest):
     """Return the version that a forward pass chooses, for each minibatch and newest version."""
     choose = getattr(weight_versions, scheme)
-    return {"versions": np.array([choose(b, v, p, every) for b in minibatches for v in newest])}
+    found = [choose(b, v, p, every) for b in minibatches for v in newest]
+    return {"versions": plain("versions", found)}
 
 
 def versions(scheme, p, every, events, weights, gradients, lr, stash, streams):
@@ -154,9 +162,9 @@ def versions(scheme, p, every, events, weights, gradients, lr, stash, streams):
     letters = np.array([letter for letter, *_ in kept.used], str)
     numbers = np.array([rest for _, *rest in kept.used], np.int64).reshape(-1, 2)
     return {
-        "seen": np.array(seen),
-        "held": np.array(held),
+        "seen": plain("weights", seen),
+        "held": plain("weights", held),
         "letters": letters,
         "numbers": numbers,
-        "most": np.array(kept.most),
+        "most": plain("most", kept.most),
     }

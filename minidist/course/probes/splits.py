@@ -17,11 +17,18 @@ from minidist.tensor_parallel import (
 )
 
 
+def plain(name, value):
+    """Return a value as an array of numbers, truth values or text; nothing else may leave here."""
+    if (value := np.array(value)).dtype.kind not in "biufU":
+        raise TypeError(f"{name} is no array of numbers: {value.dtype}")
+    return value
+
+
 def on_ranks(worker, N):
     """Call worker(group) -> {name: array or None} on N ranks."""
     ranks = run(worker, N, transport="thread", timeout=10)
     return {
-        f"{r} {name}": np.array(value)
+        f"{r} {name}": plain(name, value)
         for r, found in enumerate(ranks)
         for name, value in found.items()
         if value is not None

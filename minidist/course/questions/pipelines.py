@@ -256,13 +256,13 @@ def judge_transfers(made: Programs, p: int, m: int, safe: bool, latency: int) ->
 
 def execute(rng) -> Iterator[Question]:
     for what, made, p, m in some_programs(rng):
-        yield trained(rng, what, made, p, m)
-    for what, made, p, m in some_programs(rng):
         if p == 1:
             continue
         full = add_communication(made)
         given = rows(full)
         yield Question(f"tags, {described(what, p, m)}", "tags", given, judge_tags(full))
+    for what, made, p, m in some_programs(rng):
+        yield trained(rng, what, made, p, m)
 
 
 def trained(rng, what: str, made: Programs, p: int, m: int) -> Question:

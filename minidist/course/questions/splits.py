@@ -71,7 +71,10 @@ def pairs(rng, names: list[str]) -> Iterator[Question]:
 
 
 def one_pair(rng, name: str, N: int) -> Question:
-    B, C, axis = int(rng.integers(2, 4)), int(rng.integers(2, 8)), int(rng.integers(0, 2))
+    axis = int(rng.integers(0, 2))
+    B, C = (  # which do not divide; with fewer than N some parts are empty
+        N * int(n) + int(rng.integers(1, max(2, N))) for n in rng.integers(0, 3, 2)
+    )
     draw = rng.standard_normal
     whole = [draw((B, C)) for _ in range(N)]  # something of its own on every rank
     same, other = [draw((B, C))] * N, [draw((B, C))] * N
