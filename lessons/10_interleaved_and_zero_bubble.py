@@ -16,6 +16,7 @@
 # %%
 import time
 from fractions import Fraction
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -33,7 +34,7 @@ from minidist.pipeline_parallel.actions import (
 )
 from minidist.pipeline_parallel.executor import execute
 from minidist.planning import simulate
-from minidist.tools import exercise, figures, timeline
+from minidist.tools import devices, exercise, figures, timeline
 from minidist.tools.timeline_figure import COLORS, draw_into
 
 figures.arguments()
@@ -44,15 +45,15 @@ CHUNKS = {"1f1b": 1, "interleaved": 2, "zb_h1": 1, "zb_h2": 1, "zb_v": 2}
 # %% [markdown]
 # ## Problem
 #
-# Four ranks, eight micro-batches. Two cores cannot be four devices, so the stages only sleep: 4 ms
-# for F, as much for I and for W. That makes a device of every rank, and 4 ms the unit of time.
+# Four ranks, eight micro-batches. Two cores cannot be four devices, so the stages only sleep: 5 ms
+# for F, as much for I and for W. That makes a device of every rank, and 5 ms the unit of time.
 
 
 # %%
 class Sleepers:
     """A rank's chunks, which only take their time."""
 
-    unit = 4e-3
+    unit = 5e-3
 
     def __init__(self, chunks):
         self.chunks, self.received, self.gradients = chunks, {}, {}
@@ -73,22 +74,19 @@ class Sleepers:
 
 
 def asleep(group, schedule, m, chunks):
-    """Return the time in units."""
     program = add_communication(programs(schedule, group.size, m, chunks))[group.rank]
-    sleepers = Sleepers(chunks)
-    group.barrier()
-    start = time.perf_counter()
-    execute(program, group, [sleepers] * chunks)
-    group.barrier()
-    return (time.perf_counter() - start) / Sleepers.unit
+    execute(program, group, [Sleepers(chunks)] * chunks)
 
 
-def quiet(schedule, m):
-    """Return the units of the faster of two runs: noise only ever adds to a time."""
-    return min(cluster.run(asleep, schedule, m, CHUNKS[schedule])[0] for _ in range(2))
+def units_of(schedule, m=8):
+    """Return how many units the shortest of a few runs takes: noise only ever adds to a time."""
+    said = simulate(programs(schedule, 4, m, CHUNKS[schedule])).makespan
+    run = partial(cluster.run, asleep, schedule, m, CHUNKS[schedule])
+    log = devices.quiet(lambda log: run(log=log), said * Sleepers.unit)
+    return devices.length(log) / Sleepers.unit
 
 
-units = quiet("1f1b", 8)
+units = units_of("1f1b")
 print(f"1F1B: {units:.1f} units, of which each rank works 24: {1 - 24 / units:.0%} idle")
 assert units > 32  # (m + p - 1) 3 = 33
 
@@ -254,7 +252,7 @@ for schedule, v in CHUNKS.items():
     crossings = 4 * v - 1 - (schedule == "zb_v")
     assert error < 1e-12 and moved == 2 * crossings * activation
     said = simulate(programs(schedule, 4, 8, v))
-    units = quiet(schedule, 8)
+    units = units_of(schedule)
     assert units > 0.99 * said.makespan  # a sleep is never shorter than it should be
     stash = " ".join(f"{float(most):3g}" for most in said.peak_stash)
     print(
@@ -267,7 +265,7 @@ for schedule, v in CHUNKS.items():
 # ranks work without a pause, 24 of 24 units, but start and end one after another. That is worth
 # something only if a rank may begin its next step before the others have ended this one.
 # Interleaved stashes up to `(2(p-1) + (v-1)p + 1)/v` stages, more than 1F1B's `p`. What is measured
-# is longer by what a message and the end of a sleep cost on this machine.
+# is longer by what a message and the end of a sleep cost on this machine, and by what else it does.
 #
 # ## Measurement: when latency eats the gain
 #
