@@ -234,12 +234,10 @@ mine = [e for e in log.from_zero().events if e.rank == 0]
 gathers = {k: [e for e in mine if e.name == f"all_gather layer {k}"] for k in range(LAYERS)}
 forwards = {k: [e for e in mine if e.name == f"forward {k}"] for k in range(LAYERS)}
 begin = gathers[0][-2].start
-for e in [e for e in mine if e.start >= begin and e.name[:7] in ("all_gat", "forward")][
-    : 2 * LAYERS
-]:
-    print(
-        f"{1e3 * (e.start - begin):6.1f} to {1e3 * (e.end - begin):5.1f} ms  {e.thread:6}  {e.name}"
-    )
+shown = [e for e in mine if e.start >= begin and e.name.startswith(("all_gather", "forward"))]
+for e in shown[: 2 * LAYERS]:
+    start, end = 1e3 * (e.start - begin), 1e3 * (e.end - begin)
+    print(f"{start:6.1f} to {end:5.1f} ms  {e.thread:6}  {e.name}")
 early = [
     gathers[k][2 * i].start < forwards[k - 1][i].end for k in range(1, LAYERS) for i in range(3)
 ]
