@@ -11,7 +11,14 @@ from minidist.tools.strategies import Case
 from minidist.tools.strategies.parameter_server import servers_among
 from minidist.tools.strategies.pipeline_parallel import chosen
 from minidist.tools.strategy_costs import Cost
-from minidist.tools.strategy_forms import PIPELINES, SERVERS, STREAMS, one_device, useful_share
+from minidist.tools.strategy_forms import (
+    PIPELINES,
+    SERVERS,
+    STREAMS,
+    TENSOR,
+    one_device,
+    useful_share,
+)
 
 B, T, C, H, L, V = 8, 16, 32, 8, 6, 64  # examples, positions, width, heads, blocks, tokens
 
@@ -19,6 +26,15 @@ OPTIONS = {  # 8 micro-batches of an example; of servers, a minibatch for each o
     **{key: {"minibatches": 8} for key in STREAMS},
     **{key: {"minibatches": 2} for key in ("downpour", "ssp")},
     "hybrid": {"pp": 2, "micro_batches": 8},  # two other ranks split matrices
+}
+
+FAMILIES = {  # by what is cut
+    "examples": ("naive", "bucketed", "zero_1", "zero_2", "zero_3"),
+    "servers": SERVERS,
+    "layers": (*PIPELINES, *STREAMS),
+    "matrices": TENSOR,
+    "layers and matrices": ("hybrid",),
+    "branches": ("siamese",),
 }
 
 HEADINGS = (

@@ -7,13 +7,23 @@ import pytest
 from minidist.tools.equivalence import find, strategies
 from minidist.tools.strategy_costs import STEPS, measure
 from minidist.tools.strategy_forms import one_device, predict, useful_share
-from minidist.tools.strategy_table import HEADINGS, example, limit, markdown, ranks, rows, text
+from minidist.tools.strategy_table import (
+    FAMILIES,
+    HEADINGS,
+    example,
+    limit,
+    markdown,
+    ranks,
+    rows,
+    text,
+)
 
 UPPER_BOUND = ("zb_h1", "zb_h2")
 
 
 def test_every_strategy_has_a_step_that_is_measured():
     assert list(STEPS) == strategies()
+    assert sorted(name for names in FAMILIES.values() for name in names) == sorted(strategies())
 
 
 @pytest.mark.parametrize("size", [1, 2])
