@@ -101,6 +101,7 @@ def _said(about: str, said: str) -> str:
 def judge(question: Question, answer: dict) -> str | None:
     """Return the verdict; an answer of another form than was asked for is wrong too."""
     for name, array in answer.items():
+        array = np.asarray(array)
         if array.dtype.kind in "fc" and np.isnan(array).any():
             return f"{name} has a NaN"
     try:

@@ -160,7 +160,7 @@ def failure(error: BaseException, tree: str, theirs: list[str]) -> str:
         while root.__cause__ is not None:  # on the rank that failed
             root = root.__cause__
         if isinstance(root, NotImplementedError):
-            return str(root)[:200]
+            return f"NotImplementedError: {root}"[:200]
         frames = traceback.extract_tb(error.__traceback__)
         names = [frame.filename.removeprefix(f"{tree}/minidist/") for frame in frames]
         first = next((i for i, name in enumerate(names) if name in theirs), len(frames) - 3)
