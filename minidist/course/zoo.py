@@ -253,13 +253,12 @@ class Run:
 
 def told(failure: ElementTree.Element) -> str:
     """Return what a failing test says in words: without Python's repetition of the assertion."""
-    message = failure.get("message", "")
-    if message.startswith(("ExceptionGroup", "exceptiongroup")) and (
-        inner := re.search(r"AssertionError: (.*)", failure.text or "")
-    ):
-        message = inner[1]
-    if "Traceback (most recent call last)" in message:  # of a rank: what it raised is at the end
-        message = message.splitlines()[0] + " " + message.splitlines()[-1]
+    message, text = failure.get("message", ""), failure.text or ""
+    if "ExceptionGroup" in message.partition(":")[0]:  # several failures: the first of them
+        message = next(iter(re.findall(r"(?:AssertionError|Failed): (\S.*)", text)), message)
+    if re.match(r"[\w.]*RankFailed", message):  # what the rank raised is the end of its traceback
+        raised = re.findall(r"^E\s+([\w.]+(?:Error|Warning|Failed)\b.*)", text, re.M)
+        message = f"{message.splitlines()[0]} {raised[-1]}" if raised else message
     message = re.sub(r"^(AssertionError: |Failed: )", "", message)
     kept = []
     for line in filter(str.strip, message.splitlines()):

@@ -202,8 +202,8 @@ def _ratio(f: Finding, g: np.ndarray, name: str) -> float | None:
 def _as_power(f: Finding, c: float) -> str | None:
     meanings = {1: "a missing 1/{}", -1: "1/{} applied twice", 2: "a missing 1/{}^2", -2: "1/{}^2"}
     letters = {"micro-batches": "m", "stages": "S"}
-    for what, base in f.sizes().items():
-        for power, meaning in meanings.items():
+    for power, meaning in meanings.items():
+        for what, base in f.sizes().items():
             if abs(c / float(base) ** power - 1) <= 1e-6:
                 of = {1: "", -1: "1 / ", 2: "the square of the ", -2: "1 / the square of the "}
                 letter = letters.get(what, "N")
@@ -242,9 +242,9 @@ def _examples(f: Finding) -> str | None:
     ranks, count = len(f.got), f.split.data
     own = [{key: float(key[0] == r * count // ranks) for key in parts} for r in range(ranks)]
     if count > 1 and are(*own):
-        return (
-            f"equals the gradient of the rank's own examples: the all_reduce is missing{f.where()}"
-        )
+        but = ", though as many bytes moved: something else was summed" if f.billed else ""
+        own = "equals the gradient of the rank's own examples: the all_reduce is missing"
+        return f"{own}{but}{f.where()}"
     for k in range(count):
         if count > 1 and are({key: count * float(key[0] == k) for key in parts}):
             return (

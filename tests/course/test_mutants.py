@@ -1,0 +1,206 @@
+"""The mutant zoo: every mutant applies, is small and is killed, and the killer says why."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from minidist.cli import main
+from minidist.course import zoo
+from minidist.course.zoo import Change, Mutant
+
+ROOT = Path(__file__).parents[2]
+DIAGNOSES = {  # what the killer of some of them must say
+    "missing_one_over_m": "ratio 6 = number of micro-batches: a missing 1/m",
+    "doubled_one_over_m": "ratio 0.1667 = 1 / number of micro-batches: 1/m applied twice",
+    "divided_by_ranks_twice": "ratio 0.3333 = 1 / number of data-parallel ranks",
+    "no_all_reduce": "equals the gradient of the rank's own examples: the all_reduce is missing",
+    "weights_averaged": "is missing, though as many bytes moved",
+    "same_batch_everywhere": "all had the same batch",
+    "mean_of_means": "equals the mean of the ranks' means",
+    "qkv_in_equal_runs": "equal after permuting Q, K, V",
+    "qkv_heads_first": "equal after permuting Q, K, V",
+    "receive_buffer_reused": "differs only in the first weight of stages > 0",
+    "bias_added_tp_times": "biases are added 3 times, once per rank",
+    "layer_norm_not_reduced": "an all_reduce is missing, only in norms",
+    "untied_embedding": "has the gradient of one of its uses",
+    "scaled_at_every_stage": "divided by the 6 micro-batches at every stage",
+    "skipped_last_micro_batch": "without micro-batch 5, the last",
+    "empty_schedule": "every gradient is zero",
+    "lost_tag": "waits in recv(tag=0)",
+    "unstashed_weights": "the weights were not stashed",
+    "version_off_by_one": "1 update older than it should be",
+    "recorded_version_off_by_one": "a replay with versions +1 of those recorded",
+    "weights_seeded_by_shape": "are not its part of the global ones",
+    "local_norm": "each is of what its rank holds, not summed",
+    "zero_local_norm": "each is of what its rank holds, not summed",
+    "optimizer_not_sharded": "as much as if it were not split",
+    "off_by_one_ring": "all_reduce, ring",
+    "bytes_of_own_slice": "all_reduce: others took",
+}
+SOME = [
+    "no_all_reduce",
+    "missing_one_over_m",
+    "qkv_in_equal_runs",
+    "unstashed_weights",
+    "recorded_version_off_by_one",
+]
+COMMENT = Mutant(
+    "comment",
+    "A word of a docstring is another one",
+    "nowhere",
+    "none",
+    "data parallelism",
+    [Change("data_parallel/naive.py", "naively: after backward", "naively: behind backward")],
+)
+FEW = ["tests/test_rng.py::test_the_reference_is_split_mix_64"]
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_a_mutant_applies_is_small_and_has_its_lines(name):
+    mutant = zoo.load(name)
+    lines = mutant.diff().splitlines()
+    added = [line for line in lines if line.startswith("+") and not line.startswith("+++")]
+    removed = [line for line in lines if line.startswith("-") and not line.startswith("---")]
+    assert 1 <= max(len(added), len(removed)) <= 5
+    for words in (mutant.title, mutant.seen, mutant.symptom):
+        assert 10 <= len(words) <= 120 and not words.endswith(".")
+    for path, source in mutant.files().items():
+        compile(source, path, "exec")
+
+
+def test_there_are_mutants_of_every_family():
+    mutants = [zoo.load(name) for name in zoo.names()]
+    families = {mutant.family for mutant in mutants}
+    assert len(mutants) >= 25 and families >= set(zoo.FAMILIES) - {"collective functions"}
+    assert set(DIAGNOSES) <= set(zoo.names())
+
+
+def test_every_test_of_the_list_is_there_and_all_meet_the_same_ones():
+    everything = set()
+    for family in zoo.FAMILIES:
+        batches = replace(COMMENT, family=family).batches()
+        met = {test for batch in batches for test in batch}
+        everything.add(frozenset(test for test in met if "::" not in test))
+        for test in met:
+            assert (ROOT / test.partition("::")[0]).exists(), test
+    assert len(everything) == 1
+
+
+def test_single_device_tests_run_where_they_could_be_affected():
+    assert zoo.SINGLE_DEVICE not in COMMENT.batches()
+    assert "imports data_parallel/naive.py" in COMMENT.why_single_device_tests_pass()
+    inside = replace(COMMENT, changes=[Change("nn/linear.py", "", "")])
+    assert inside.batches()[0] == zoo.SINGLE_DEVICE
+    assert inside.why_single_device_tests_pass() is None
+
+
+def test_some_mutants_are_killed_by_the_command_and_the_numbers_say_why():
+    outer, terminal = pty.openpty()  # for the progress bar
+    command = [sys.executable, "-m", "minidist", "mutants", "--json"]
+    command += [f"--name={name}" for name in SOME]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=terminal, timeout=100)
+    assert b"5/5" in os.read(outer, 1 << 16)
+    os.close(terminal), os.close(outer)
+    assert done.returncode == 0
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    assert set(rows) == set(SOME)
+    for name, row in rows.items():
+        assert row["killed_by"].startswith(zoo.CERTIFICATE)
+        assert DIAGNOSES[name] in row["diagnosis"], row
+        assert "differs on rank" in row["diagnosis"]
+        assert row["single_device"] and row["seen"] and row["symptom"] and row["title"]
+
+
+def test_what_no_test_kills_survives_and_that_is_exit_status_1(monkeypatch, capsys):
+    monkeypatch.setattr(zoo, "load", lambda name: COMMENT)
+    monkeypatch.setattr(Mutant, "batches", lambda self: [FEW, FEW])
+    assert main(["mutants", "--name", "comment"]) == 1
+    out = capsys.readouterr().out
+    assert out.splitlines() == ["comment  SURVIVED", "1 mutant, comment SURVIVED"]
+
+
+def test_a_patch_in_words_and_as_a_diff(capsys):
+    assert main(["mutants", "--show", "no_all_reduce"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "\n-            p.grad = group.all_reduce(grad, label=name)\n+            p.grad = grad\n"
+        in out
+    )
+    assert "jingyaogong/minimind#853" in out and "--- a/minidist/data_parallel/naive.py" in out
+
+
+def test_what_is_no_mutant_is_refused(monkeypatch, capsys, tmp_path):
+    assert main(["mutants", "--name", "nothing"]) == 2
+    assert "there is no mutant 'nothing'; there are " in capsys.readouterr().err
+    gone = replace(COMMENT, changes=[Change("data_parallel/naive.py", "not there", "")])
+    with pytest.raises(ValueError, match=r"'not there' stands 0 times in data_parallel/naive\.py"):
+        gone.files()
+    with pytest.raises(ValueError, match=r"minidist has no nowhere\.py"):
+        replace(COMMENT, changes=[Change("nowhere.py", "a", "b")]).files()
+    monkeypatch.setattr(zoo, "MUTANTS", tmp_path)
+    words = 'title = "t"\nseen = "s"\nsymptom = "s"\n'
+    for text, message in {
+        "title = ": "no TOML",
+        'title = "t"': "needs a line 'seen'",
+        words + 'family = "none"': "family is one of data parallelism, ",
+        words + 'family = "hybrid"': "has file, replace and by",
+    }.items():
+        (tmp_path / "wrong.toml").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            zoo.load("wrong")
+    monkeypatch.setattr(zoo, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match="judged by the tests of a checkout"):
+        next(zoo.judge([COMMENT]))
+
+
+def test_a_run_that_takes_too_long_is_ended(monkeypatch):
+    run = zoo.Run(COMMENT, [FEW], limit=0.2)
+    try:
+        time.sleep(0.3)
+        assert run.ended
+        assert run.row()["killed_by"] is None and run.row()["diagnosis"] == "no verdict after 0 s"
+    finally:
+        run.close()
+    assert run.process.poll() is not None and not run.folder.exists()
+
+
+def test_ctrl_c_ends_all_runs_and_leaves_nothing(tmp_path):
+    env = os.environ | {"TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "minidist", "mutants", "--name", "no_all_reduce"]
+    running = subprocess.Popen(
+        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    end = time.monotonic() + 30
+    while not list(tmp_path.glob("minidist-mutant-*/output.txt")) and time.monotonic() < end:
+        time.sleep(0.02)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=30)
+    assert running.returncode == 130 and "interrupted" in err
+    assert not list(tmp_path.glob("minidist-mutant-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_mutant_is_killed_and_says_what_it_should(capsys):
+    assert main(["mutants", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert list(rows) == zoo.names()
+    for name, row in rows.items():
+        assert not row["killed_by"].startswith(tuple(zoo.SINGLE_DEVICE))
+        assert row["diagnosis"] and DIAGNOSES.get(name, "") in row["diagnosis"], row
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_reference_survives_everything():
+    batches = [zoo.SINGLE_DEVICE, *COMMENT.batches()]
+    (row,) = zoo.judge([COMMENT], tests=[test for batch in batches for test in batch])
+    assert row["killed_by"] is None and row["diagnosis"] is None, row
