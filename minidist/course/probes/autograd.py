@@ -9,6 +9,15 @@ from minidist.autograd import Function, Tensor, functions, losses, operators, te
 from minidist.autograd.deferred import Deferred, Product, compute, sum_of
 
 
+def plain(answer):
+    """Return the answer as arrays of numbers; what is none is a TypeError."""
+    arrays = {name: np.asarray(value) for name, value in answer.items()}
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biufU":
+            raise TypeError(f"{name} should be an array of numbers, and is {answer[name]!r}")
+    return arrays
+
+
 def adjoints(name, options, calls):
     """Apply a function to several inputs, and only then go back through each.
 
@@ -30,22 +39,16 @@ def adjoints(name, options, calls):
         gradients = y.creator.backward(call["grad"])
         gradients = gradients if isinstance(gradients, tuple) else (gradients,)
         for i, d in enumerate(gradients):
-            answer[f"d{i} {c}"] = np.asarray(d() if callable(d) else d)
+            answer[f"d{i} {c}"] = d() if callable(d) else d
         same = all(np.array_equal(a, b) for a, b in zip(owned, before, strict=True))
-        answer[f"written {c}"] = np.array(not same)
-    return answer
-
-
-def forward(name, options, arrays):
-    """Return {"y": result} of a function, without its gradient."""
-    room = next(m for m in (operators, functions, losses) if hasattr(m, name))
-    return {"y": getattr(room, name)(**options).forward(*arrays)}
+        answer[f"written {c}"] = not same
+    return plain(answer)
 
 
 def unbroadcast(grad, shape):
     before = grad.copy()
-    result = np.asarray(tensor.unbroadcast(grad, tuple(shape)))
-    return {"result": result, "written": np.array(not np.array_equal(grad, before))}
+    result = tensor.unbroadcast(grad, tuple(shape))
+    return plain({"result": result, "written": not np.array_equal(grad, before)})
 
 
 class Node(Function):
@@ -61,6 +64,7 @@ class Node(Function):
 
     def backward(self, grad):
         self.watch.order.append(self.number)
+        self.watch.deferring.append(self.deferring)
         self.watch.alive.append(sum(kept() is not None for kept in self.watch.kept.values()))
         return self.adjoint(grad, *self.kept)
 
@@ -110,41 +114,56 @@ class Twice(Node):
 
 
 class Watch:
-    """Calls of backward, in their order; and how many functions kept an array at each."""
+    """Calls of backward, in their order; at each, how many functions kept an array."""
 
     def __init__(self):
-        self.order, self.alive, self.kept = [], [], {}
+        self.order, self.alive, self.deferring, self.kept = [], [], [], {}
 
 
 KINDS = {"plus": Plus, "times": Times, "sine": Sine, "stop": Stop, "twice": Twice}
 
 
-def engine(leaves, nodes, grad):
-    """Go back through a graph: leaves first, then nodes (kind, inputs), the last one is the root.
+def build(leaves, nodes, watch):
+    """Return tensors: leaves first, then what each of the nodes (kind, inputs) makes."""
+    tensors = [Tensor(leaf, requires_grad=True) for leaf in leaves]
+    for number, (kind, inputs) in enumerate(nodes):
+        tensors.append(KINDS[kind](number, watch)(*[tensors[i] for i in inputs]))
+    return tensors
+
+
+def engine(leaves, nodes, grad, deferring=False):
+    """Go back through a graph, of which the last node is the root.
 
     Returns, of leaf i: "d i", the sum of its contributions; "contributions i", and how many were
     announced before the first one: "announced i". "order": the nodes whose backward was called.
     """
     watch = Watch()
-    tensors = [Tensor(leaf, requires_grad=True) for leaf in leaves]
-    for number, (kind, inputs) in enumerate(nodes):
-        tensors.append(KINDS[kind](number, watch)(*[tensors[i] for i in inputs]))
+    tensors = build(leaves, nodes, watch)
     number_of = {id(t): i for i, t in enumerate(tensors[: len(leaves)])}
-    sums, counts, announced = [0.0 * leaf for leaf in leaves], [0] * len(leaves), None
-    remaining, root = {}, tensors[-1]
+    sums, counts, announced = [0.0 * leaf for leaf in leaves], [0] * len(leaves), {}
+    remaining = {}
     with mock.patch.object(tensor, "unbroadcast", lambda grad, shape: np.add.reduce(grad)):
-        for leaf, contribution in tensor.propagate(root, grad, remaining):
-            announced = dict(remaining) if announced is None else announced
+        for leaf, contribution in tensor.propagate(tensors[-1], grad, remaining, deferring):
+            announced = announced or {number_of[id(t)]: n for t, n in remaining.items()}
             i = number_of[id(leaf)]
             counts[i] += 1
             if contribution is not None:
                 value = contribution() if callable(contribution) else contribution
                 sums[i] = sums[i] + (np.add.reduce(value) if value.ndim > sums[i].ndim else value)
-    expected = {number_of[id(t)]: n for t, n in (announced or {}).items()}
     answer = {f"d {i}": total for i, total in enumerate(sums)}
-    answer |= {f"contributions {i}": np.array(n) for i, n in enumerate(counts)}
-    answer |= {f"announced {i}": np.array(expected.get(i, 0)) for i in range(len(leaves))}
-    return answer | {"order": np.array(watch.order, int), "alive": np.array(watch.alive, int)}
+    answer |= {f"contributions {i}": n for i, n in enumerate(counts)}
+    answer |= {f"announced {i}": announced.get(i, 0) for i in range(len(leaves))}
+    answer |= {name: np.array(getattr(watch, name), int) for name in ("order", "alive")}
+    return plain({**answer, "deferring": np.array(watch.deferring, bool)})
+
+
+def below(leaves, nodes):
+    """Return the numbers of the functions below the last one, as they are listed."""
+    tensors, remaining = build(leaves, nodes, Watch()), {}
+    listed = [f.number for f in tensor.functions_below(tensors[-1])]
+    tensor.functions_below(tensors[-1], remaining)
+    edges = [remaining.get(t, 0) for t in tensors[: len(leaves)]]
+    return plain({"listed": np.array(listed, int), "edges": np.array(edges, int)})
 
 
 def refusals(leaf):
@@ -164,6 +183,7 @@ def refusals(leaf):
         "no gradient needed": error_of(Tensor(leaf), leaf),
         "no grad for many elements": error_of(fresh, None),
         "a grad of another shape": error_of(fresh, leaf[:-1]),
+        "a grad of another dtype": error_of(fresh, leaf.astype(np.float32)),
         "a second backward": error_of(used, leaf),
     }
 
@@ -185,19 +205,16 @@ class Leaf:
 
 def product(a, b):
     """Return a product, by itself and into a buffer."""
-    buffer = np.full((a.shape[1], b.shape[1]), np.nan)
+    buffer = np.full((a.shape[1], b.shape[1]), 1e6)
     inside = Product(a, b)(out=buffer)
-    return {
-        "result": np.asarray(Product(a, b)()),
-        "buffer": buffer,
-        "is the buffer": np.array(np.shares_memory(inside, buffer)),
-    }
+    same = np.shares_memory(inside, buffer)
+    return plain({"result": Product(a, b)(), "buffer": buffer, "is the buffer": same})
 
 
 def one_product(pairs):
     """Return the factors of the sum of products."""
     total = sum_of([Product(a, b) for a, b in pairs])
-    return {"is a product": np.array(isinstance(total, Product)), "a": total.a, "b": total.b}
+    return plain({"is a product": isinstance(total, Product), "a": total.a, "b": total.b})
 
 
 def later(shapes, passes, together):
@@ -228,10 +245,6 @@ def later(shapes, passes, together):
             delivery()
     answer = {}
     for i, leaf in enumerate(leaves):
-        answer |= {
-            f"total {i}": np.asarray(leaf.total),
-            f"additions {i}": np.array(leaf.added),
-            f"hooks {i}": np.array(leaf.called),
-            f"total at the last hook {i}": np.asarray(leaf.at_last),
-        }
-    return answer
+        answer |= {f"total {i}": leaf.total, f"total at the last hook {i}": leaf.at_last}
+        answer |= {f"additions {i}": leaf.added, f"hooks {i}": leaf.called}
+    return plain(answer)

@@ -32,18 +32,24 @@ class Watched:
         return array
 
     def notes(self):
-        return {
-            "sent": np.array(self.sent, int).reshape(-1, 2),
-            "steps": np.array(self.clock),
-        }
+        return {"sent": np.array(self.sent, int).reshape(-1, 2), "steps": self.clock}
+
+
+def plain(answer):
+    """Return the answer as arrays of numbers; what is none is a TypeError."""
+    arrays = {name: np.asarray(value) for name, value in answer.items()}
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biufU":
+            raise TypeError(f"{name} should be an array of numbers, and is {answer[name]!r}")
+    return arrays
 
 
 def on_ranks(worker, size, *args):
     """Return {"name r": what rank r has returned under that name}."""
     results = run(worker, size, *args, transport="thread", timeout=10)
-    return {
-        f"{name} {r}": value for r, found in enumerate(results) for name, value in found.items()
-    }
+    return plain(
+        {f"{name} {r}": value for r, found in enumerate(results) for name, value in found.items()}
+    )
 
 
 def all_reduce(algorithm, op, arrays):
@@ -64,8 +70,8 @@ def refusal(algorithm, size):
         try:
             getattr(collectives, algorithm)(Watched(group), np.ones(4), np.add)
         except ValueError:
-            return {"refused": np.array(True)}
-        return {"refused": np.array(False)}
+            return {"refused": True}
+        return {"refused": False}
 
     return on_ranks(worker, size)
 
@@ -78,7 +84,7 @@ def all_to_all(pieces):
         result = collectives.all_to_all(channel, mine)
         own = np.shares_memory(result[group.rank], mine[group.rank])
         named = {f"from {s} on": piece for s, piece in enumerate(result)}
-        return {**named, "own shared": np.array(own), **channel.notes()}
+        return {**named, "own shared": own, **channel.notes()}
 
     return on_ranks(worker, len(pieces))
 
@@ -96,9 +102,9 @@ def star(root, pieces):
         answer = {"given": given, "down sent": down.notes()["sent"], "up sent": up.notes()["sent"]}
         for r, piece in enumerate(found or []):
             answer[f"found from {r} on"] = piece
-        answer["is none"] = np.array(found is None)
+        answer["is none"] = found is None
         fresh = [given, *(found or [])]
-        answer["shared"] = np.array(any(np.shares_memory(a, b) for a in fresh for b in shared))
+        answer["shared"] = any(np.shares_memory(a, b) for a in fresh for b in shared)
         return answer
 
     return on_ranks(worker, len(pieces))
@@ -107,4 +113,4 @@ def star(root, pieces):
 def reduce_pieces(op, pieces):
     pieces = [p.copy() for p in pieces]
     result = collectives.reduce_pieces(pieces, getattr(np, op))
-    return {"result": result, "into the first": np.array(result is pieces[0])}
+    return plain({"result": result, "into the first": result is pieces[0]})

@@ -44,7 +44,11 @@ def differ(
     off = np.where(np.isfinite(got), np.abs(got - want), np.inf)
     worst = np.unravel_index(off.argmax(), off.shape)
     place = f"[{', '.join(map(str, worst))}]" if worst else ""
-    ratio = f", {got[worst] / want[worst]:.4g} times as much" if want[worst] else ""
+    ratio = (
+        f", {got[worst] / want[worst]:.4g} times as much"
+        if off[worst] < np.inf and want[worst]
+        else ""
+    )
     return f"{name}{place} is {got[worst]:.6g}, not {want[worst]:.6g}{ratio}"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from minidist.course.question import Answer, Question
+from minidist.course.question import Answer, Question, expect
 from minidist.course.questions.arrays import Causes, differ, first, summed_down, vjp
 
 Questions = Iterator[Question]
@@ -187,8 +187,10 @@ VALUES = {
 }
 
 
-def graph(about: str, leaves: list, nodes: list, grad: np.ndarray) -> Question:
+def graph(about: str, leaves: list, nodes: list, grad: np.ndarray | None, deferring=False):
     """Ask for the gradients of a graph: (kind, numbers of inputs), leaves first, root last."""
+    given = {"leaves": leaves, "nodes": nodes, "grad": grad, "deferring": deferring}
+    grad = np.ones(1) if grad is None else grad
 
     def value(*arrays):
         values = list(arrays)
@@ -196,9 +198,9 @@ def graph(about: str, leaves: list, nodes: list, grad: np.ndarray) -> Question:
             values.append(VALUES[kind](*[values[i] for i in inputs]))
         return values[-1]
 
-    below, reached = reach(len(leaves), nodes)
+    _, reached = reach(len(leaves), nodes)
     called = {n for n in range(len(nodes)) if len(leaves) + n in reached}
-    edges = [sum(nodes[n][1].count(i) for n in below) for i in range(len(leaves))]
+    edges = edges_into(leaves, nodes)
     users = {n: [u for u in called if len(leaves) + n in nodes[u][1]] for n in called}
 
     def judge(answer: Answer) -> str | None:
@@ -208,6 +210,8 @@ def graph(about: str, leaves: list, nodes: list, grad: np.ndarray) -> Question:
                 f"backward was called {len(order)} times for {len(called)} functions that the "
                 "gradient reaches; each is called once, when the sum of what comes in is complete"
             )
+        if (answer["deferring"] != deferring).any():
+            return f"`deferring` was not {deferring} when backward was called"
         place = {n: k for k, n in enumerate(order)}
         for n, after in users.items():
             if any(u not in place or place[u] > place.get(n, -1) for u in after):
@@ -229,12 +233,36 @@ def graph(about: str, leaves: list, nodes: list, grad: np.ndarray) -> Question:
                 )
         return None
 
-    return Question(about, "engine", {"leaves": leaves, "nodes": nodes, "grad": grad}, judge)
+    return Question(about, "engine", given, judge)
+
+
+def edges_into(leaves: list, nodes: list) -> list[int]:
+    """Return how many contributions each leaf gets."""
+    if not nodes:
+        return [0] * (len(leaves) - 1) + [1]
+    below, _ = reach(len(leaves), nodes)
+    return [sum(nodes[n][1].count(i) for n in below) for i in range(len(leaves))]
+
+
+def listed(rng: Random) -> Question:
+    """Ask for the functions below a root, among others that it does not need."""
+    leaves = [rng.standard_normal(2) for _ in range(2)]
+    nodes = [["plus", [0, 1]], ["sine", [0]], ["sine", [2]], ["times", [2, 4]], ["plus", [5, 0]]]
+    last = int(rng.integers(2, 4))
+    nodes = [*nodes, *[["sine", [4]]] * last, ["times", [6, 5 + last]]]
+    below, _ = reach(len(leaves), nodes)
+    want = {"listed": sorted(below), "edges": edges_into(leaves, nodes)}
+
+    def judge(answer):
+        return expect(answer, want)
+
+    about = "functions_below lists what is needed, earliest first"
+    return Question(about, "below", {"leaves": leaves, "nodes": nodes}, judge)
 
 
 def reach(leaves: int, nodes: list) -> tuple[set[int], set[int]]:
     """Return the functions below the root, and the values that the root's gradient gets to."""
-    below, reached = {len(nodes) - 1}, {leaves + len(nodes) - 1}
+    below, reached = {len(nodes) - 1} if nodes else set(), {leaves + len(nodes) - 1}
     for n in reversed(range(len(nodes))):
         kind, inputs = nodes[n]
         if n in below:
@@ -270,11 +298,16 @@ def the_engine(rng: Random) -> Questions:
     for _ in range(3):
         leaves = [drawn(2) for _ in range(int(rng.integers(1, 4)))]
         nodes = random_graph(rng, len(leaves), int(rng.integers(5, 10)))
-        yield graph(f"{len(nodes)} functions, drawn", leaves, nodes, drawn(2))
+        defers = bool(rng.integers(2))
+        about = f"{len(nodes)} functions, drawn" + ", deferring" * defers
+        yield graph(about, leaves, nodes, drawn(2), defers)
     stopped = [["sine", [0]], ["stop", [2]], ["times", [1, 3]]]
     yield graph("a gradient that is None", [leaf, drawn(3)], stopped, drawn(3))
     repeated = [["sine", [0]], ["twice", [1]], ["times", [2, 2]]]
     yield graph("an input that was repeated", [leaf], repeated, drawn(2, 3))
+    yield graph("a root that is a leaf", [leaf], [], drawn(3))
+    yield graph("a root of one element, without grad", [drawn(1)], [["sine", [0]]], None)
+    yield listed(rng)
     doubled = [["plus", [i, i]] for i in range(12)]
     yield graph("12 times the double", [leaf], doubled, drawn(3))
     yield deep(rng, 1500)

@@ -1,0 +1,235 @@
+"""What the data-parallel lab asks of a student's code; it runs beside that code, judges nothing.
+
+Ranks are threads, models are MLPs in float64.
+"""
+
+from unittest import mock
+
+import numpy as np
+
+from minidist import datasets, nn, optim, run
+from minidist.autograd import no_grad
+from minidist.data_parallel import bucketed, naive, zero
+from minidist.events import EventLog
+
+
+def plain(answer):
+    """Return the answer as arrays of numbers; what is none is a TypeError."""
+    arrays = {name: np.asarray(value) for name, value in answer.items()}
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biufU":
+            raise TypeError(f"{name} should be an array of numbers, and is {answer[name]!r}")
+    return arrays
+
+
+def on_ranks(worker, size, log=None):
+    """Return {"name r": what rank r has returned under that name}."""
+    results = run(worker, size, transport="thread", timeout=10, log=log)
+    return plain(
+        {f"{name} {r}": value for r, found in enumerate(results) for name, value in found.items()}
+    )
+
+
+def build(sizes, seed, frozen=()):
+    model = nn.MLP(sizes, "gelu", seed=seed, dtype="float64")
+    return model.freeze(*frozen) if frozen else model
+
+
+def slices(counts, micro_batches, rank):
+    """Return the examples of each micro-batch of a rank, which has counts[rank] neighbours."""
+    ends = np.cumsum([0, *counts])
+    return np.array_split(np.arange(ends[rank], ends[rank + 1]), micro_batches)
+
+
+def gradients(model):
+    """Return a copy of every gradient that there is."""
+    return {n: p.grad.copy() for n, p in model.named_parameters().items() if p.grad is not None}
+
+
+def parts(examples, size):
+    return plain({f"part {r}": datasets.shard(examples, r, size) for r in range(size)})
+
+
+def dealt(examples, batch, seed, size, micro_batches, epochs):
+    """Return, of each epoch and rank: all its micro-batches in a row, their lengths, totals."""
+    answer = {}
+    for e in range(epochs):
+        for r in range(size):
+            sampler = datasets.Sampler(examples, batch, seed, r, size, micro_batches)
+            shares = list(sampler.epoch(e))
+            cards = [m for share in shares for m in share.micro_batches]
+            answer[f"cards {e} {r}"] = np.concatenate([np.zeros(0, int), *cards])
+            answer[f"lengths {e} {r}"] = np.array(
+                [[len(m) for m in share.micro_batches] for share in shares]
+            )
+            answer[f"totals {e} {r}"] = np.array([share.total for share in shares])
+    return plain(answer)
+
+
+def all_reduced(sizes, seed, frozen, x, y, counts):
+    """Return every rank's gradients, the bytes it gave, and its weights; it has counts[r] rows."""
+
+    def worker(group):
+        model = build(sizes, seed, frozen)
+        (mine,) = slices(counts, 1, group.rank)
+        if len(mine):  # else no gradient is there at all
+            nn.cross_entropy(model(x[mine]), y[mine], reduction_size=len(x)).backward()
+        naive.all_reduce_gradients(model, group)
+        weights = np.concatenate([p.data.reshape(-1) for p in model.parameters()])
+        return {**gradients(model), "bytes": group.ledger.total, "weights": weights}
+
+    return on_ranks(worker, len(counts))
+
+
+def buckets(sizes, cap):
+    """Return the numbers of the parameters in each bucket; parameter i has sizes[i] elements."""
+    parameters = [nn.Parameter(np.zeros(n), f"p{i}") for i, n in enumerate(sizes)]
+    number = {id(p): i for i, p in enumerate(parameters)}
+    found = bucketed.plan(parameters, cap)
+    return {
+        f"bucket {b}": np.array([number[id(p)] for p in bucket], int)
+        for b, bucket in enumerate(found)
+    }
+
+
+class Orders:
+    """In place of the queue to the second thread: keeps what is put."""
+
+    def __init__(self):
+        self.launched = []
+
+    def put(self, bucket):
+        self.launched.append(bucket)
+
+
+def launches(buckets, arrivals):
+    """Tell a reducer of gradients, one after another; return what it had launched after each.
+
+    buckets  numbers of parameters; arrivals, the order in which their gradients are complete
+    """
+    parameters = {i: nn.Parameter(np.zeros(1), f"p{i}") for bucket in buckets for i in bucket}
+    reducer = bucketed.Bucketed.__new__(bucketed.Bucketed)
+    reducer.group = None
+    reducer.buckets = [[parameters[i] for i in bucket] for bucket in buckets]
+    reducer.bucket_of = {parameters[i]: b for b, bucket in enumerate(buckets) for i in bucket}
+    reducer.orders, reducer.launched, reducer.missing = Orders(), 0, None
+    reducer._ready(parameters[arrivals[0]] if arrivals else parameters[buckets[0][0]])
+    answer = {"before the last backward": np.array(reducer.orders.launched, int)}
+    reducer.missing = [len(bucket) for bucket in buckets]
+    for k, i in enumerate(arrivals):
+        reducer._ready(parameters[i])
+        answer[f"after {k}"] = np.array(reducer.orders.launched, int)
+    reducer._launch_until(len(buckets))
+    return answer | {"at the end": np.array(reducer.orders.launched, int)}
+
+
+def overlapped(sizes, seed, x, y, counts, micro_batches, moved, buckets):
+    """Return every rank's gradients, reduced in the buckets given; bytes and number of messages.
+
+    moved  whether gradients of earlier micro-batches lie elsewhere than in the flat vector
+    """
+
+    def worker(group):
+        model = build(sizes, seed).flatten(group.empty)
+        reducer = bucketed.Bucketed(model, group, cap=1)
+        *earlier, last = slices(counts, micro_batches, group.rank)
+        for mine in earlier:
+            nn.cross_entropy(model(x[mine]), y[mine], reduction_size=len(x)).backward()
+        for p in model.parameters() if moved else []:
+            p.grad = p.grad.copy()
+        with reducer.reduce():
+            if len(last):
+                nn.cross_entropy(model(x[last]), y[last], reduction_size=len(x)).backward()
+        return {**gradients(model), "bytes": reducer.group.ledger.total}
+
+    def given(parameters, cap):
+        return [[parameters[i] for i in bucket] for bucket in buckets]
+
+    log = EventLog()
+    with mock.patch.object(bucketed, "plan", given):
+        answer = on_ranks(worker, len(counts), log)
+    for r in range(len(counts)):
+        events = [e for e in log.events if e.rank == r and e.name.startswith("all_reduce")]
+        answer[f"reductions {r}"] = len(events)
+    return plain(answer)
+
+
+def reduced_to_shards(sizes, seed, frozen, x, y, counts, micro_batches, stage, shards):
+    """Return what every rank keeps of each layer's gradient after a step's micro-batches."""
+
+    def worker(group):
+        share = zero.Zero(build(sizes, seed, frozen).flatten(group.empty), group, stage, shards)
+        for s in share.shards:
+            s.flat.gradient[...] = 1e6  # what lies there before is no gradient
+        for i, mine in enumerate(slices(counts, micro_batches, group.rank)):
+            last = i == micro_batches - 1
+            if counts[group.rank]:
+                loss = nn.cross_entropy(share.model(x[mine]), y[mine], reduction_size=len(x))
+                share.backward(loss, last)
+            elif last or stage == 2:  # this rank has no gradient at all
+                share.next = len(share.shards) - 1
+                share._reduce_above(-1)
+            for p in share.model.parameters() if not last else []:
+                p.grad = None if p.grad is None else p.grad.copy()  # elsewhere
+        whole = [p.name for p in share.model.parameters() if p.grad is not None]
+        kept = {f"layer {k}": s.parameter.grad.copy() for k, s in enumerate(share.shards)}
+        moved = share.group.ledger.bytes["reduce_scatter"]
+        return {**kept, "still whole": len(whole), "bytes": moved}
+
+    return on_ranks(worker, len(counts))
+
+
+def updated(sizes, seed, stage, lr, momentum, size, steps, clip):
+    """Give each shard a gradient, clip, update; return norms, all weights, and the bytes.
+
+    steps  per step and layer, the flat gradient, of which each rank has its part
+    """
+
+    def worker(group):
+        share = zero.Zero(build(sizes, seed).flatten(group.empty), group, stage)
+        optimizer = optim.SGD(share.parameters(), lr=lr, momentum=momentum)
+        try:
+            share.step(optimizer)
+            refused = False
+        except ValueError:
+            refused = True
+        norms = []
+        for step in steps:
+            for s, flat in zip(share.shards, step, strict=True):
+                s.parameter.accumulate(flat[s.own])
+            norms.append(optimizer.clip_global_norm(clip, share.sum_squares))
+            share.step(optimizer)
+        moved = share.group.ledger.bytes["all_gather"]
+        left = sum(s.parameter.grad is not None for s in share.shards)
+        return {
+            **share.state(),
+            "norms": np.array(norms),
+            "bytes": moved,
+            "left": left,
+            "refused": refused,
+        }
+
+    return on_ranks(worker, size)
+
+
+def gathered(sizes, seed, x, size, order):
+    """Run stage 3 forward; then ask for layers in an order, each time with the one that is next.
+
+    order  [(layer, the one after it)]
+    """
+
+    def worker(group):
+        share = zero.Zero(build(sizes, seed).flatten(group.empty), group, 3)
+        ledger = share.gatherer.group.ledger
+        with no_grad():
+            answer = {"output": share.model(x).data}
+        answer["forward bytes"] = ledger.total
+        for k, (layer, then) in enumerate(order):
+            share.gatherer.need(layer, then=then)
+            answer[f"weights {k}"] = share.shards[layer].flat.vector.copy()
+            coming = share.gatherer.coming
+            answer[f"coming {k}"] = -1 if coming is None else coming
+        share.gatherer.wait()
+        return answer | {"bytes": ledger.total}
+
+    return on_ranks(worker, size)
