@@ -75,7 +75,8 @@ P, b = sum(SIZES), max(SIZES)
 found = clusters[4].run(what_a_rank_holds)
 for rank, (held, checksum) in enumerate(found):
     print(
-        f"rank {rank}: W, dW, m and v: {held} bytes, together {sum(held) / P:.0f} P; moments {checksum:08x}"
+        f"rank {rank}: W, dW, m and v: {held} bytes, together {sum(held) / P:.0f} P; "
+        f"moments {checksum:08x}"
     )
     assert held == list(zero_bytes_held(0, SIZES, 4, rank).values()) and sum(held) == 16 * P
     assert checksum == found[0][1]

@@ -38,7 +38,8 @@ def test_the_reference_has_full_marks_and_the_starter_none(tmp_path):
     assert points(starter) == [0, 0]
     for verdict in starter.verdicts:
         assert len(verdict.wrong) == verdict.questions == 3
-        assert all(f": NotImplementedError: Task {verdict.task.id}: " in wrong for wrong in verdict.wrong)
+        stub = f": NotImplementedError: Task {verdict.task.id}: "
+        assert all(stub in wrong for wrong in verdict.wrong)
 
 
 def test_a_task_alone_earns_its_points_and_a_missing_file_is_the_starters(tmp_path):
