@@ -14,6 +14,7 @@ grader.py       asks, judges, adds up the points
 report.py       says it as a text, as JUnit XML, as Gradescope's results.json
 starter.py      what a student begins with: blanked files, a README, tests
 export.py       what a teacher hands out and keeps
+property_lab.py the lab in which students write properties that kill the mutants
 mutants/        wrong implementations, each a TOML file with a small change of the reference
 zoo.py          mutants: small wrong changes of the reference, and the tests that find them
 """

@@ -72,21 +72,27 @@ def add_lab(commands, formatter, from_zero, seconds) -> None:
 
 
 def _list(given) -> int:
+    from minidist.course import property_lab
     from minidist.course.lab import labs
 
-    for lab in labs():
+    last = property_lab.lab()
+    for lab in [*labs(), last]:
         print(f"{lab.number}  {lab.name:<14} {lab.points:>3} points  {lab.title}")
-        for task in lab.tasks:
+        for task in lab.tasks if lab is not last else []:
             print(f"       {task.id}  {task.points:>3}  {task.title}")
+    print(f"       one task per mutant, {len(last.tasks)} of them")
     return 0
 
 
 def _new(given) -> int:
-    from minidist.course import starter
+    from minidist.course import property_lab, starter
     from minidist.course.lab import find
 
-    lab = find(given.lab)
-    for path in starter.write(lab, given.folder):
+    if given.lab == property_lab.NAME:
+        paths = property_lab.write(given.folder)
+    else:
+        paths = starter.write(find(given.lab), given.folder)
+    for path in paths:
         print(given.folder / path)
     print(f"\nread {given.folder / 'README.md'}, then: minidist lab test {given.folder}")
     return 0
@@ -125,9 +131,12 @@ def _grade(given) -> int:
 
 
 def _graded(given, seed):
-    from minidist.course.grader import grade
-    from minidist.course.sandbox import Limits
-    from minidist.course.starter import lab_of
+    from minidist.course import grader, property_lab
+    from minidist.course.lab import find
+    from minidist.course.limits import Limits
+    from minidist.course.starter import lab_name
 
-    folder, name = given.folder, getattr(given, "lab", None)
-    return grade(folder, lab_of(folder, name), seed, Limits(seconds=given.seconds))
+    name, limits = getattr(given, "lab", None) or lab_name(given.folder), Limits(given.seconds)
+    if name == property_lab.NAME:
+        return property_lab.grade(given.folder, property_lab.lab(), seed, limits)
+    return grader.grade(given.folder, find(name), seed, limits)

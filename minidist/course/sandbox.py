@@ -109,20 +109,20 @@ class Sandbox:
         The starter's version stands in for these, so that one bad file does not spoil the tasks of
         the others.
         """
-        self._build(files)
+        self.build(files)
         if not files or not any(self._imports(files).values()):
             return {}
         wrong = {}
         for path in files:  # each among the starter's, so that none is blamed for another
-            self._build({path: files[path]})
+            self.build({path: files[path]})
             wrong |= {path: why for path, why in self._imports([path]).items() if why}
-        self._build({path: source for path, source in files.items() if path not in wrong})
+        self.build({path: source for path, source in files.items() if path not in wrong})
         return wrong
 
     def ask(self, questions: list[Question]) -> Heard:
         """Put the questions, in one process, one after the other."""
         if self.tree is None:
-            self._build({})
+            self.build({})
         asked = pickle.dumps([(question.probe, question.given) for question in questions])
         work = Path(tempfile.mkdtemp(prefix="ask-", dir=self._folder))
         work.chmod(0o755)
@@ -136,10 +136,11 @@ class Sandbox:
         finally:
             remove(work)
 
-    def _build(self, files: dict[str, str]) -> None:
+    def build(self, files: dict[str, str], leave_out: tuple[str, ...] = ("course",)) -> None:
+        """Make the minidist that is asked from now on: the lab's, with these files in it."""
         self.tree = Path(tempfile.mkdtemp(prefix="tree-", dir=self._folder))
         self.tree.chmod(0o755)
-        overlay.build(self.tree, self.lab.blanked() | files, leave_out=("course",))
+        overlay.build(self.tree, self.lab.blanked() | files, leave_out)
         for compiled in sorted(self.tree.rglob("__pycache__")):
             shutil.rmtree(compiled)  # it has the bodies that were taken out
         probes = self.lab.probes.read_text(encoding="utf-8")

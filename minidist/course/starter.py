@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from minidist.course.lab import Lab, Task, find, targets
+from minidist.course.lab import Lab, Task, targets
 
 NAME = "lab.txt"  # the lab's name, for `minidist lab test` and `grade`
 
@@ -85,16 +85,14 @@ def write_files(folder: Path, files: dict[str, str]) -> list[str]:
     return list(files)
 
 
-def lab_of(folder: Path, name: str | None = None) -> Lab:
-    """Return the lab that a folder is of: the one of this name, or of the name in its lab.txt."""
-    if name is None:
-        try:
-            name = (folder / NAME).read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:
-            raise ValueError(
-                f"{folder} has no {NAME}, which says what lab it is of; name it: --lab NAME"
-            ) from None
-    return find(name)
+def lab_name(folder: Path) -> str:
+    """Return the name of the lab that a folder is of, from its lab.txt."""
+    try:
+        return (folder / NAME).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        raise ValueError(
+            f"{folder} has no {NAME}, which says what lab it is of; name it: --lab NAME"
+        ) from None
 
 
 def handout(lab: Lab) -> str:

@@ -1,1 +1,2 @@
-"""What each lab asks a student's code, and what the answers must be; a file per lab."""
+"""What each lab asks a student's code, and what the answers must be; a file per lab; `arrays.py`
+compares."""

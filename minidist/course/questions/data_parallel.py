@@ -365,7 +365,7 @@ def updated(rng: Random, stage: int, size: int) -> Question:
     flats = [layer.flat for layer in build(given).layers]
     steps = [[rng.standard_normal(flat.size) for flat in flats] for _ in range(2)]
     norms = [float(np.sqrt(sum((g**2).sum() for g in step))) for step in steps]
-    clip = float(np.mean(norms) * rng.uniform(0.5, 0.8))
+    clip = min(norms) * float(rng.uniform(0.5, 0.8))
     given |= {"steps": steps, "clip": clip}
 
     def judge(answer):

@@ -1,0 +1,170 @@
+"""The lab of mutants: write properties that wrong implementations lack and the reference has.
+
+What is handed in is one file of functions `property_...()`, which raise when minidist is wrong.
+They run in a sandbox, beside each mutant of the zoo in turn. A mutant is worth its points when one
+of them raises; but if one raises beside the reference, nothing is worth anything. The reference is
+there twice, once as it is, and once printed anew from its syntax tree, without comments and
+docstrings: a property that looks at the text instead of what it does is wrong about one of them.
+
+`tools/` is not there, which judges strategies already.
+"""
+
+import ast
+import time
+from pathlib import Path
+
+import numpy as np
+
+from minidist.course import starter, zoo
+from minidist.course.grader import Grade, Verdict, handed_in
+from minidist.course.lab import Lab, Task
+from minidist.course.limits import USUAL, Limits
+from minidist.course.overlay import PACKAGE
+from minidist.course.question import Question
+from minidist.course.sandbox import Sandbox
+
+NAME, FILE, POINTS = "mutants", "properties.py", 2
+LEFT_OUT = ("course", "tools", "cli.py", "__main__.py", "train.py")
+
+STARTER = '''"""Properties that minidist has, and that wrong versions of it lack."""
+
+import numpy as np
+
+import minidist
+from minidist import nn
+from minidist.data_parallel.naive import all_reduce_gradients
+
+
+def close(got, want):
+    """Tell whether two arrays differ by rounding only."""
+    return np.allclose(got, want, rtol=1e-9, atol=1e-12)
+
+
+def property_two_replicas_get_the_sum_of_their_gradients():
+    """An example; it kills one mutant of data parallelism. What does it not see?"""
+
+    def worker(group):
+        model = nn.MLP([3, 4, 2], activation="gelu", dtype="float64")
+        inputs = np.arange(12.0).reshape(4, 3)[2 * group.rank : 2 * group.rank + 2]
+        nn.cross_entropy(model(inputs), np.array([0, 1]), reduction_size=4).backward()
+        before = model.layers[0].weight.grad.copy()
+        all_reduce_gradients(model, group)
+        return before, model.layers[0].weight.grad
+
+    (mine, total), (others, _) = minidist.run(worker, 2, transport="thread")
+    assert close(total, mine + others)
+'''
+
+
+def lab() -> Lab:
+    """Return the lab: a task per mutant."""
+    mutants = [zoo.load(name) for name in zoo.names()]
+    tasks = [
+        Task(f"7.{number}", f"{m.family}: {m.title}", POINTS, [], m.symptom, [], [])
+        for number, m in enumerate(mutants, 1)
+    ]
+    return Lab(NAME, 7, "Mutants: properties that only the right implementation has", "", [], tasks)
+
+
+def write(folder: Path) -> list[str]:
+    """Write what a student begins with into a new or empty folder; return its files' paths."""
+    files = {"README.md": _handout(lab()), starter.NAME: f"{NAME}\n", f"minidist/{FILE}": STARTER}
+    return starter.write_files(folder, files)
+
+
+def grade(
+    folder: Path, lab: Lab, seed: int | None = None, limits: Limits = USUAL, **options
+) -> Grade:
+    """Run the properties of FOLDER/minidist/properties.py beside the reference and every mutant."""
+    files, unusable = handed_in(Path(folder), [FILE])
+    if FILE not in files:
+        why = unusable.get(FILE, f"there is no minidist/{FILE} in {folder}")
+        return Grade(lab, [Verdict(task, 1, [why]) for task in lab.tasks], 0, [])
+    asked = [Question(FILE, "properties", {"source": files[FILE]})]
+    mutants, verdicts = [zoo.load(name) for name in zoo.names()], []
+    with Sandbox(lab, limits, **options) as sandbox:
+        refused = _of_the_reference(sandbox, asked)
+        for task, mutant in zip(lab.tasks, mutants, strict=True):
+            begin = time.monotonic()
+            wrong = refused or _alive(sandbox, asked, mutant.files())
+            verdicts.append(Verdict(task, 1, wrong, seconds=time.monotonic() - begin))
+        return Grade(lab, verdicts, 0, sandbox.defences)
+
+
+def _of_the_reference(sandbox: Sandbox, asked: list[Question]) -> list[str]:
+    """Return what the properties have against the reference; nothing, if they are right."""
+    for what, files in (("the reference", {}), ("the reference, printed anew", printed_anew())):
+        answer = _answer(sandbox, asked, files)
+        if isinstance(answer, str):
+            return [f"beside {what}: {answer}"]
+        if not answer["properties"].size:
+            return [f"{FILE} has no function property_...()"]
+        if answer["raised"].size:
+            return [f"beside {what}: {answer['raised'][0]} raises {answer['said'][0]}"]
+    return []
+
+
+def _alive(sandbox: Sandbox, asked: list[Question], files: dict[str, str]) -> list[str]:
+    """Return why a mutant is not killed; nothing, if it is.
+
+    A crash, and a time that is over, kill as well: the reference ended in time.
+    """
+    answer = _answer(sandbox, asked, files)
+    killed = isinstance(answer, str) or answer["raised"].size
+    return [] if killed else ["no property raises beside it"]
+
+
+def _answer(sandbox: Sandbox, asked: list[Question], files: dict) -> dict[str, np.ndarray] | str:
+    sandbox.build(files, LEFT_OUT)
+    return sandbox.ask(asked).answers[0]
+
+
+def printed_anew() -> dict[str, str]:
+    """Return all files of the package, printed from their syntax trees, without docstrings."""
+    paths = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py")]
+    return {
+        path.as_posix(): _printed((PACKAGE / path).read_text(encoding="utf-8"))
+        for path in paths
+        if path.parts[0] not in LEFT_OUT
+    }
+
+
+def _printed(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+            node
+        ):
+            node.body[:1] = [] if len(node.body) > 1 else [ast.Pass()]
+    return ast.unparse(tree) + "\n"
+
+
+def _handout(lab: Lab) -> str:
+    rows = "\n".join(f"| {task.id} | {task.title} | {task.text} |" for task in lab.tasks)
+    return f"""# Lab {lab.number}: {lab.title}
+
+Somebody has changed one to five lines of minidist, {len(lab.tasks)} times, each time in another
+way: the mutants below. Write properties that tell them from the reference.
+
+Put functions `property_...()` without arguments into `minidist/{FILE}`; there is one as an example.
+A property runs something, mostly on ranks that are threads (`transport="thread"`), and raises
+(`assert`) when what comes out is wrong. Do not look for a mutant's mistake, state what is right: a
+gradient that one device would have computed, a schedule in which everything comes once, bytes that
+equal a formula, other sizes than 2, uneven shards, more than one step. `minidist.tools`, which has
+such judges, is not there.
+
+- A mutant that makes a property raise is killed: {POINTS} points, {lab.points} in all.
+- The reference must live: if a property raises beside it, nothing counts.
+- All properties together have the time limit of one task (20 s) beside each mutant.
+
+```
+minidist lab test .
+```
+
+`minidist mutants --show NAME` shows a mutant's lines, and where such a mistake was seen. Look when
+you are done.
+
+| task | mutant | what a user sees |
+| --- | --- | --- |
+{rows}
+"""

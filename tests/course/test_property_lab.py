@@ -1,0 +1,60 @@
+"""The lab in which students write the tests: mutants die, the reference lives."""
+
+import pytest
+
+from minidist.course import property_lab, zoo
+from minidist.course.limits import Limits
+
+KILLED = ["no_all_reduce", "weights_averaged"]  # by the example that is handed out
+
+
+@pytest.fixture
+def a_small_zoo(monkeypatch):
+    monkeypatch.setattr(zoo, "names", lambda: [*KILLED, "off_by_one_ring"])
+
+
+def points_of(folder, source):
+    (folder / "minidist").mkdir()
+    (folder / "minidist" / property_lab.FILE).write_text(source, encoding="utf-8")
+    return property_lab.grade(folder, property_lab.lab(), limits=Limits(seconds=10))
+
+
+@pytest.mark.usefixtures("a_small_zoo")
+def test_the_example_kills_what_its_handout_says_and_no_more(tmp_path):
+    grade = points_of(tmp_path, property_lab.STARTER)
+    assert [v.passed for v in grade.verdicts] == [True, True, False]
+    assert grade.verdicts[2].wrong == ["no property raises beside it"]
+    assert grade.points == 2 * property_lab.POINTS and grade.defences
+
+
+@pytest.mark.usefixtures("a_small_zoo")
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("def property_never():\n    assert False, 'no'", "property_never raises AssertionError"),
+        (
+            "import minidist.data_parallel.naive as naive\n"
+            'def property_text():\n    assert \'"""Give every\' in open(naive.__file__).read()',
+            "beside the reference, printed anew: property_text raises",
+        ),
+        ("def property_none(:", "SyntaxError"),
+        ("x = 1", "has no function property_"),
+        ("import minidist.tools.equivalence", "ModuleNotFoundError"),
+        ("while True: pass", "no answer"),
+    ],
+    ids=["kills_the_reference", "reads_its_text", "syntax", "nothing", "tools", "endless"],
+)
+def test_what_the_reference_does_not_survive_is_worth_nothing(tmp_path, source, why):
+    (tmp_path / "minidist").mkdir()
+    (tmp_path / "minidist" / property_lab.FILE).write_text(source, encoding="utf-8")
+    grade = property_lab.grade(tmp_path, property_lab.lab(), limits=Limits(seconds=2))
+    assert grade.points == 0 and why in grade.verdicts[0].wrong[0]
+
+
+def test_without_the_file_there_are_no_points_and_the_handout_names_every_mutant(tmp_path):
+    (tmp_path / "minidist").mkdir()
+    grade = property_lab.grade(tmp_path, property_lab.lab())
+    assert grade.points == 0 and "there is no minidist/properties.py" in grade.verdicts[0].wrong[0]
+    property_lab.write(tmp_path / "new")
+    handout = (tmp_path / "new" / "README.md").read_text(encoding="utf-8")
+    assert all(zoo.load(name).symptom in handout for name in zoo.names())
