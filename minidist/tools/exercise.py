@@ -10,22 +10,24 @@ exercise.judge(1, check, square, tempting=[double])     # exercise 1: not solved
 from collections.abc import Callable
 from typing import Any
 
-from minidist.errors import RankFailed
+from minidist.errors import CommError, RankFailed
 
 
 def verdict(check: Callable[[Any], str | None], attempt: Any) -> str:
     """Return "solved", "not solved yet" or "wrong: ...".
 
-    check    attempt -> what is wrong with it, or None; a ValueError says that too. It may run the
-             attempt here or on ranks.
+    check    attempt -> what is wrong with it, or None; a ValueError or a CommError, such as a
+             Deadlock, says that too. It may run the attempt here or on ranks.
     attempt  not solved yet where it raises NotImplementedError
     """
     try:
         fault = check(attempt)
-    except (NotImplementedError, ValueError, RankFailed) as error:
+    except (NotImplementedError, ValueError, CommError) as error:
         fault = error.__cause__ if isinstance(error, RankFailed) else error
         if isinstance(fault, NotImplementedError):
             return "not solved yet"
+        if isinstance(fault, CommError):
+            return f"wrong: {type(fault).__name__}: {fault}"
         if not isinstance(fault, ValueError):
             return f"wrong: on rank {error.rank} it raises {fault!r}"
     return "solved" if fault is None else f"wrong: {fault}"

@@ -51,6 +51,11 @@ def test_a_stub_on_ranks_is_not_solved_yet_and_another_error_is_wrong():
         assert exercise.verdict(on_ranks, lambda rank: [][rank]).startswith("wrong: on rank ")
         assert exercise.verdict(on_ranks, square) == "solved"
 
+        def waits(attempt):
+            cluster.run(lambda group: group.recv(1 - group.rank))
+
+        assert exercise.verdict(waits, square).startswith("wrong: Deadlock: every rank waits")
+
 
 def test_tempting_answers_are_shown_and_must_be_refused(capsys):
     exercise.judge(2, check, open_stub, tempting=[double])
