@@ -304,8 +304,9 @@ for name, P_real, tokens in [
 # | sequence parallel | each example's positions | activations, in other places | 13 |
 # | hybrid | all of these, on a grid of devices | each axis its own | 16 |
 #
-# What all of them promise, and what this course checks, is one sentence: the gradient they leave
-# behind is the one that a single device would have computed.
+# Lesson 20 puts them side by side. One promise holds for all, and this course checks it: the
+# gradient that they leave behind is the one that a single device would have computed; or, where
+# nobody waits (lessons 4 and 9), exactly the older one that the strategy says.
 #
 # ## Exercise 1: what fits
 #

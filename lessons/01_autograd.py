@@ -52,6 +52,7 @@ def forward():
         return nn.cross_entropy(model(inputs), targets).item()
 
 
+forward()  # the first one takes longer
 slow = 2 * P * seconds(forward)
 fast = seconds(lambda: nn.cross_entropy(model(inputs), targets).backward())
 print(f"{P:,} parameters, one gradient by central differences: {slow / 3600:.1f} hours")

@@ -236,10 +236,10 @@ for kind, row in SCALING.items():
 # %% [markdown]
 # Read it from left to right.
 #
-# - *forward* and *backward* shrink with the share (strong) or stay (weak), as long as every rank
-#   has a core. With more ranks than cores the ranks take turns, and nothing shrinks.
+# - *forward* and *backward* shrink with the share (strong) or stay (weak).
 # - *all_reduce* does neither: its bytes depend on the model alone. It also contains every wait: the
-#   sum is there when the slowest rank has come.
+#   sum is there when the slowest rank has come. With more ranks than cores, ranks compute in turns,
+#   and the early ones wait here for the late ones: four ranks on two cores gain nothing over two.
 # - *update* never shrinks: each rank updates all P parameters. N ranks do the same work N times.
 #
 # So strong scaling runs into a wall: compute goes down as 1/N, the rest does not (exercise 2). Weak
