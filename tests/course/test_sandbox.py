@@ -94,7 +94,7 @@ def test_the_kernel_refuses_what_the_students_code_does_not_need(sandbox):
     have = " ".join(sandbox.defences)
     if "seccomp" not in have or "Landlock" not in have:
         pytest.skip(f"this kernel has not all of it: {have}")
-    assert done == {"signal handler", "own file", "nothing"}
+    assert done == {"signal handler", "own limits", "own file", "nothing"}
 
 
 @linux

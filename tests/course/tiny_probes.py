@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import resource
 import signal
 import socket
 import sys
@@ -76,6 +77,9 @@ def tries(readable, writable):
         "socket": lambda: socket.create_connection(("127.0.0.1", 9), 1),
         "shared memory": lambda: checked(libc.shmget(0, 4096, 0o1600)),
         "trace": lambda: checked(libc.ptrace(16, os.getppid(), 0, 0)),
+        "limits of another": lambda: resource.prlimit(os.getppid(), resource.RLIMIT_CORE, (0, 0)),
+        "own limits": lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),
+        "priority": lambda: os.nice(1),
         "rights": lambda: os.chmod(".", 0o777),
         "namespace": lambda: checked(libc.unshare(0x10000000)),
         "signal handler": lambda: signal.signal(signal.SIGUSR1, signal.SIG_IGN),

@@ -1,8 +1,9 @@
 """seccomp: a process of Linux gives up, for good, a list of system calls.
 
-Refused are: processes (threads are allowed), programs, signals, sockets, what would outlive the
-process (System V's shared memory, message queues, keys), and the rights, owners and times of files,
-which Landlock does not know. A refused call ends in PermissionError.
+Refused are: processes (threads are allowed), programs, signals, sockets, the limits and priorities
+of other processes, what would outlive the process (System V's shared memory, message queues, keys),
+and the rights, owners and times of files, which Landlock does not know. A refused call ends in
+PermissionError.
 
 The filter is a program for the kernel's packet filter, four fields an instruction: what to do,
 where to jump if true and if false, and a number. `seccomp(2)` has its input: the call's number at
@@ -26,6 +27,12 @@ REFUSED = {
     "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240),
     "pidfd_send_signal": (424, 424),
+    "pidfd_open": (434, 434),
+    "pidfd_getfd": (438, 438),
+    "setpriority": (141, 140),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -60,7 +67,7 @@ REFUSED = {
     "perf_event_open": (298, 241),
     "io_uring_setup": (425, 425),
 }
-CLONE, CLONE3 = (56, 220), 435
+CLONE, CLONE3, PRLIMIT = (56, 220), 435, (302, 261)
 CLONE_THREAD = 0x10000
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 LOAD, EQUAL, ANY_BIT, AT_LEAST, RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
@@ -86,6 +93,11 @@ def program(machine: str) -> bytes:
         if numbers[column] is not None:
             lines += [(EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, refuse)]
     lines += [
+        (EQUAL, 0, 4, PRLIMIT[column]),
+        (LOAD, 0, 0, ARGUMENT),
+        (EQUAL, 0, 1, 0),  # its own limits, which it can lower
+        (RETURN, 0, 0, ALLOW),
+        (RETURN, 0, 0, refuse),
         (EQUAL, 0, 3, CLONE[column]),
         (LOAD, 0, 0, ARGUMENT),
         (ANY_BIT, 1, 0, CLONE_THREAD),

