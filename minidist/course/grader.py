@@ -95,6 +95,7 @@ def _verdict(lab: Lab, task: Task, seed: int, sandbox: Sandbox, unusable: dict) 
 
 
 def _said(about: str, said: str) -> str:
+    said = said[:4000]
     return f"{about}:\n{textwrap.indent(said, '    ')}" if "\n" in said else f"{about}: {said}"
 
 

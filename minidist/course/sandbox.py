@@ -17,7 +17,7 @@ What keeps the student's code in its place, and from what:
 - Landlock (Linux 5.13): only the copy, the standard library, the dependencies and shared libraries
   can be read, only the scratch folder can be written to; no signal to the grader (6.12).
 - seccomp (Linux on x86-64 and aarch64): no processes, programs, signals, sockets; no change of the
-  rights of files.
+  rights of files or of the limits of other processes.
 - root only: another user, whose processes are counted and killed by themselves; no network.
 - what comes back is read as numbers and texts of a known size. Only files that the lab names are
   taken from what is handed in, and no link that leads out of it.
@@ -26,11 +26,12 @@ A grade names, in its line "defences", which of these the machine had. What a la
 against:
 
 - Without Linux (on macOS) neither Landlock nor seccomp is there: the student's code can read, write
-  and signal whatever the user who grades can, among it the reference, and a process that leaves
-  its session survives. Grade code that you do not trust in a container or on Linux.
-- As an ordinary user on Linux older than 5.13, seccomp is all there is: files of that user can be
-  read and written. As root there, another user cannot read what is closed to it: close the folder
-  of the reference (`chmod go-rwx`).
+  and signal whatever the user who grades can, among it the reference, and can use the network. A
+  process of theirs that leaves its session survives. Grade code that you do not trust on Linux.
+- On Linux older than 5.13, or where Landlock is turned off, seccomp is what there is: files of the
+  user who grades can be read and written. Root's student, another user, can read what is open to
+  all, and write to /tmp: close the folder of the reference (`chmod go-rwx`).
+- Where a container lets root be nobody else, the student's code runs as root, under the rest.
 - The memory of all processes together is measured every 0.1 s; between two looks more can be
   taken.
 - The student's code runs beside what measures it: in its own process it can falsify a ledger, a
