@@ -10,8 +10,6 @@ k-th part.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -22,99 +20,14 @@ from minidist.tools.counterfactuals import (
     of_examples,
     with_biases_times,
     with_local_masks,
+    with_overwritten_inputs,
     with_padding,
     with_permuted_heads,
     with_repeated_masks,
     without_tying,
 )
-from minidist.tools.strategies.cases import INPUT, Case, Split
-
-NEAR = 1e-9  # as compare.BOUND: what rounding in float64 stays below
-Gradients = dict[str, np.ndarray]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Gradients of which some are wrong.
-
-    got    per rank, by name;  want: one device's
-    case   the model and the batch;  split: how they are cut
-    held   per rank, {name: (the weights that it has, those that it should have)}
-    billed whether as many bytes moved as should have
-    """
-
-    got: list[Gradients]
-    want: Gradients
-    case: Case
-    split: Split
-    held: tuple[dict, ...] = ()
-    billed: bool = False
-
-    @cached_property
-    def names(self) -> list[str]:
-        """What every rank has, in one device's order, in shapes that agree."""
-        return [
-            name
-            for name, w in self.want.items()
-            if all(name in g and g[name].shape == w.shape for g in self.got)
-        ]
-
-    @cached_property
-    def wrong(self) -> list[str]:
-        """Those names whose gradient is beyond the bound on some rank."""
-        return [
-            n for n in self.names if any(not self.near(g[n], self.want[n], n) for g in self.got)
-        ]
-
-    @cached_property
-    def largest(self) -> float:
-        return max((np.abs(w).max(initial=0.0) for w in self.want.values()), default=0.0)
-
-    def near(self, a: np.ndarray, b: np.ndarray, name: str) -> bool:
-        """Say whether two gradients of this name agree within the bound."""
-        scale = max(np.abs(self.want[name]).max(initial=0.0), 1e-3 * self.largest)
-        return bool(np.isfinite(a).all() and np.abs(a - b).max(initial=0.0) <= NEAR * scale)
-
-    def is_on(self, rank: int, gradients: Gradients) -> bool:
-        """Say whether rank has these gradients, where something is wrong and elsewhere."""
-        return all(self.near(self.got[rank][n], gradients[n], n) for n in self.names)
-
-    def is_everywhere(self, gradients: Gradients) -> bool:
-        return all(self.is_on(rank, gradients) for rank in range(len(self.got)))
-
-    def sizes(self) -> dict[str, int]:
-        """Return the numbers of this case that a factor may be, each with what it counts."""
-        counts = {
-            "ranks": len(self.got),
-            "data-parallel ranks": self.split.data,
-            "tensor-parallel ranks": self.split.tensor,
-            "stages": 0 if self.split.tensor > 1 else len(self.split.stages),
-            "micro-batches": self.split.micro_batches,
-        }
-        found: dict[int, str] = {}
-        for what, count in counts.items():
-            if count > 1:
-                known = found.get(count)
-                again = known == "ranks" and what.endswith("ranks")  # the more exact one
-                found[count] = f"{known} or {what}" if known and not again else what
-        return {what: count for count, what in found.items()}
-
-    def where(self) -> str:
-        """Say which parameters are wrong, if not all are."""
-        wrong = [n for n in self.wrong if n != INPUT]
-        if len(wrong) == len([n for n in self.names if n != INPUT]):
-            return ""
-        for kind, is_one in KINDS.items():
-            if wrong and all(is_one(n) for n in wrong):
-                return f", only in {kind} ({_some(wrong)})"
-        return f", only in {_some(wrong or self.wrong)}"
-
-
-KINDS = {"norms": lambda n: ".norm" in n, "biases": lambda n: n.endswith("bias")}
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+from minidist.tools.finding import Finding, Gradients, some
+from minidist.tools.strategies.cases import INPUT
 
 
 def cause(finding: Finding) -> str | None:
@@ -323,13 +236,16 @@ def _one_use(f: Finding) -> str | None:
 
 def _overwritten(f: Finding) -> str | None:
     """A weight's gradient needs the stage's input, its bias' and the input's do not."""
-    firsts = [stage[0] for stage in f.split.stages[1:] if stage and f.split.tensor == 1]
-    if firsts and set(f.wrong) <= set(firsts):
-        return (
-            f"differs only in the first weight of stages > 0 ({_some(f.wrong)}): "
-            "the input that the stage keeps was overwritten"
-        )
-    return None
+    firsts = [stage[0] for stage in f.split.stages[1:] if stage]
+    if not f.wrong or not set(f.wrong) <= set(firsts):
+        return None
+    again = with_overwritten_inputs(f.case, firsts, f.split)
+    if not f.is_everywhere(again):
+        return None
+    return (
+        f"differs only in the first weight of stages > 0 ({some(f.wrong)}): "
+        "the input that a stage keeps was overwritten by a later micro-batch's"
+    )
 
 
 def _bias(f: Finding) -> str | None:

@@ -13,7 +13,7 @@ import numpy as np
 from minidist import nn
 from minidist.autograd import Tensor, functions
 from minidist.rng import Randomness
-from minidist.tools.strategies.cases import INPUT, Case, as_input, collect, one_device
+from minidist.tools.strategies.cases import INPUT, Case, Split, as_input, collect, one_device
 
 Gradients = dict[str, np.ndarray]
 
@@ -111,6 +111,31 @@ def with_permuted_heads(case: Case, order: Callable, ranks: int) -> Gradients | 
     for name, permuted in orders.items():
         found[name] = found[name][..., np.argsort(permuted)]
     return found
+
+
+def with_overwritten_inputs(case: Case, firsts: list[str], split: Split) -> Gradients:
+    """Before backward, what stages have received is overwritten in place by the last of its shape.
+
+    firsts  the first parameter of every stage but the first one
+    """
+    model, ends, x = copy.deepcopy(case.model), [], as_input(case.inputs)
+    randomness = Randomness(case.seed, 0, np.arange(len(case.inputs)))
+    begin, parts = x, list(split.parts(len(case.inputs)).values())
+    for layer in model.layers:
+        if next(iter(layer.named_parameters()), None) in firsts:
+            ends.append((begin, x))
+            begin = x = Tensor(x.data.copy(), requires_grad=True)
+        x = layer(x, randomness)
+    ends.append((begin, case.loss(x, case.targets)))
+    for received, _ in ends[1:]:
+        sound = received.data.copy()
+        for rows in parts:
+            received.data[rows] = sound[[other for other in parts if len(other) == len(rows)][-1]]
+    grad = None
+    for begin, end in reversed(ends):
+        end.backward(grad)
+        grad = begin.grad if isinstance(begin, Tensor) else None
+    return collect(model, ends[0][0])
 
 
 def with_padding(case: Case, parts: int) -> tuple[int, Gradients] | None:

@@ -92,6 +92,9 @@ def test_every_test_of_the_list_is_there_and_all_meet_the_same_ones():
         for test in met:
             assert (ROOT / test.partition("::")[0]).exists(), test
     assert len(everything) == 1
+    for test in zoo.TIMING:
+        path, _, name = test.partition("::")
+        assert f"def {name}" in (ROOT / "tests" / path).read_text(), test
 
 
 def test_single_device_tests_run_where_they_could_be_affected():
