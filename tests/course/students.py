@@ -83,6 +83,13 @@ def check_mistake(folder, name: str, id: str, path: str, right, wrong, said: str
     assert any(said in line for line in verdict.wrong), "\n".join(verdict.wrong)
 
 
+def check_other(folder, name: str, id: str, path: str, right, other) -> None:
+    """Another right way earns the points, too."""
+    lab = find(name)
+    found = graded(folder, only(lab, id), with_mistake(lab, path, right, other))
+    assert not found.verdicts[0].wrong
+
+
 def check_trivial(folder, name: str, body: str) -> None:
     """Nothing is earned by one and the same body for everything that is to be written."""
     lab = find(name)

@@ -6,6 +6,7 @@ from tests.course.students import (
     TRIVIAL,
     check_alone,
     check_mistake,
+    check_other,
     check_reference,
     check_starter,
     check_trivial,
@@ -157,6 +158,26 @@ MISTAKES = [  # task, file, right, wrong, what the grader says
     ("6.7", PIPELINE, "int(ranks.argmax())", "0", ""),
 ]
 
+OTHERS = [  # task, file, the reference's way, another right one
+    (
+        "6.2",
+        MESH,
+        "color = color * axes[other] + self.coordinates[other]",
+        "color = 10 * color + self.coordinates[other]",
+    ),
+    (
+        "6.4",
+        HYBRID,
+        (
+            'self.mesh.dp.all_reduce(layer.flat.gradient, out=layer.flat.gradient, label="dp")',
+            "p.grad = p.grad_buffer",
+        ),
+        ("pass", "p.grad = self.mesh.dp.all_reduce(p.grad_buffer)"),
+    ),
+    ("6.6", HYBRID, "self.mesh.tp.rank > 0", "self.mesh.tp.rank < self.mesh.tp.size - 1"),
+    ("6.7", PIPELINE, "int(ranks.argmax())", "int(np.flatnonzero(ranks)[-1])"),
+]
+
 
 def test_the_reference_gets_all_points(tmp_path):
     check_reference(tmp_path, "hybrid")
@@ -182,6 +203,12 @@ def test_whoever_has_done_one_task_and_what_it_builds_on_gets_their_points(tmp_p
 @pytest.mark.parametrize("body", TRIVIAL.values(), ids=TRIVIAL)
 def test_trivial_bodies_earn_nothing(tmp_path, body):
     check_trivial(tmp_path, "hybrid", body)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id, path, right, other", OTHERS)
+def test_another_right_way_earns_the_points(tmp_path, id, path, right, other):
+    check_other(tmp_path, "hybrid", id, path, right, other)
 
 
 @pytest.mark.parametrize(

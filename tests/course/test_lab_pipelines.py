@@ -6,6 +6,7 @@ from tests.course.students import (
     TRIVIAL,
     check_alone,
     check_mistake,
+    check_other,
     check_reference,
     check_starter,
     check_trivial,
@@ -87,7 +88,7 @@ MISTAKES = [  # task, file, right, wrong, what the grader says
         " idles ",
     ),
     ("4.6", ZERO, "range(max(0, m - late), m)", "range(m - late, m)", "foreign"),
-    ("4.7", VERSIONS, "max(0, b - (p - 1))", "b - (p - 1)", "version -1, not 0"),
+    ("4.7", VERSIONS, "max(0, b - (p - 1))", "b - (p - 1)", "the newest version 0, p = "),
     ("4.7", VERSIONS, "max(0, b // every - 1)", "b // every", "version 1, not 0"),
     (
         "4.7",
@@ -111,6 +112,24 @@ MISTAKES = [  # task, file, right, wrong, what the grader says
         "self.choose(b, self.version)",
         "",
     ),
+]
+
+OTHERS = [  # task, file, the reference's way, another right one
+    ("4.1", GPIPE, "Backward, reversed(range(m))", "Backward, range(m)"),
+    (
+        "4.2",
+        ONE,
+        "yield from map(Forward, range(ahead))",
+        "yield from [Forward(i) for i in range(ahead)]",
+    ),
+    (
+        "4.4",
+        EXECUTOR,
+        "(transfer.micro_batch << 16) + (chunk << 1) + gradient",
+        "transfer.micro_batch + 1000 * chunk + 1_000_000 * gradient",
+    ),
+    ("4.5", INTERLEAVED, "2 * (p - 1 - rank)", "(p - 1 - rank)"),
+    ("4.7", VERSIONS, "self.newest = self.newest.copy()", "self.newest = self.newest + 0"),
 ]
 
 
@@ -138,6 +157,12 @@ def test_whoever_has_done_one_task_gets_its_points_and_no_others(tmp_path, id):
 @pytest.mark.parametrize("body", TRIVIAL.values(), ids=TRIVIAL)
 def test_trivial_bodies_earn_nothing(tmp_path, body):
     check_trivial(tmp_path, "pipelines", body)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id, path, right, other", OTHERS)
+def test_another_right_way_earns_the_points(tmp_path, id, path, right, other):
+    check_other(tmp_path, "pipelines", id, path, right, other)
 
 
 @pytest.mark.parametrize(

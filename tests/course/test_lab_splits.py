@@ -6,6 +6,7 @@ from tests.course.students import (
     TRIVIAL,
     check_alone,
     check_mistake,
+    check_other,
     check_reference,
     check_starter,
     check_trivial,
@@ -68,7 +69,7 @@ MISTAKES = [  # task, file, right, wrong, what the grader says
         "ends = [r * x.shape[axis] // group.size for r in range(group.size + 1)]\n    cut = [",
         "has the shape",
     ),
-    ("5.2", PAIRS, "grad, self.group, self.joined, self.cut", "grad, self.group, 0, 1", "dX"),
+    ("5.2", PAIRS, "grad, self.group, self.joined, self.cut", "grad, self.group, 0, 1", ""),
     ("5.3", COLUMNS, "copy_to(x, self.group)", "x", "f adds it up"),
     (
         "5.3",
@@ -178,6 +179,23 @@ MISTAKES = [  # task, file, right, wrong, what the grader says
     ),
 ]
 
+OTHERS = [  # task, file, the reference's way, another right one
+    ("5.1", PAIRS, '(grad, label="f")', '(grad, algorithm="ring")'),
+    ("5.2", PAIRS, "x[tuple(cut)].copy()", "x[tuple(cut)] + 0"),
+    (
+        "5.3",
+        COLUMNS,
+        "np.arange(group.rank * each, (group.rank + 1) * each)",
+        "group.rank * each + np.arange(each)",
+    ),
+    (
+        "5.7",
+        SEQUENCE,
+        "dw = Product(rows, whole) if self.transposed else Product(whole, rows)",
+        "dw = rows.T @ whole if self.transposed else whole.T @ rows",
+    ),
+]
+
 
 def test_the_reference_gets_all_points(tmp_path):
     check_reference(tmp_path, "splits")
@@ -203,6 +221,12 @@ def test_whoever_has_done_one_task_and_what_it_builds_on_gets_their_points(tmp_p
 @pytest.mark.parametrize("body", TRIVIAL.values(), ids=TRIVIAL)
 def test_trivial_bodies_earn_nothing(tmp_path, body):
     check_trivial(tmp_path, "splits", body)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id, path, right, other", OTHERS)
+def test_another_right_way_earns_the_points(tmp_path, id, path, right, other):
+    check_other(tmp_path, "splits", id, path, right, other)
 
 
 @pytest.mark.parametrize(

@@ -66,12 +66,12 @@ def total(sums: list[np.ndarray]) -> np.ndarray:
 
 def pairs(rng, names: list[str]) -> Iterator[Question]:
     for name in names:
-        for N in (1, 2, int(rng.integers(3, 5))):
-            yield one_pair(rng, name, N)
+        first = int(rng.integers(0, 2))
+        for at, N in enumerate((1, 2, int(rng.integers(3, 5)))):
+            yield one_pair(rng, name, N, (first + at) % 2)
 
 
-def one_pair(rng, name: str, N: int) -> Question:
-    axis = int(rng.integers(0, 2))
+def one_pair(rng, name: str, N: int, axis: int) -> Question:
     B, C = (  # which do not divide; with fewer than N some parts are empty
         N * int(n) + int(rng.integers(1, max(2, N))) for n in rng.integers(0, 3, 2)
     )
@@ -299,11 +299,12 @@ def heads(rng) -> Iterator[Question]:
 
 def vocabulary(rng) -> Iterator[Question]:
     for N in (1, 2, 3, 4):
-        V = N * int(rng.integers(2, 4)) - int(rng.integers(0, N))
+        V = N * int(rng.integers(2, 4)) - int(rng.integers(1, max(2, N)))
         yield embedded(rng, N, V)
         yield product(rng, N, V, transposed=bool(N % 2))
         yield losses(rng, N, V)
     yield losses(rng, 4, 5)  # a rank that has nothing but padding
+    yield losses(rng, 2, 4)  # none
 
 
 def run_of(N: int, V: int, r: int) -> np.ndarray:
