@@ -1,9 +1,12 @@
 """Students: folders with the reference of some tasks, the starter of others, and mistakes."""
 
 import re
+import runpy
 from dataclasses import replace
 
-from minidist.course.grader import Grade, grade
+import numpy as np
+
+from minidist.course.grader import Grade, grade, judge, questions
 from minidist.course.lab import Lab, find
 from minidist.course.overlay import PACKAGE
 
@@ -72,6 +75,40 @@ def check_alone(folder, name: str, id: str, needs: dict[str, tuple[str, ...]]) -
     (task,) = (task for task in lab.tasks if task.id == id)
     named = {word.strip(".,;:()") for word in task.text.split()}
     assert named >= set(done[1:]), f"the text of {id} does not say that it builds on {done[1:]}"
+
+
+def check_handout(name: str) -> None:
+    """A task has numbers to hit, two or three hints, and no name that the package does not have."""
+    lab, words = find(name), set()
+    for path in PACKAGE.rglob("*.py"):
+        if "course" not in path.parts:
+            words.update(re.findall(r"\w+", path.read_text(encoding="utf-8")))
+    assert [task.id for task in lab.tasks] == [f"{lab.number}.{n}" for n in range(1, 8)]
+    assert [task.id for task in lab.tasks] == list(lab.questions.QUESTIONS)
+    for task in lab.tasks:
+        assert 2 <= len(task.hints) <= 3 and task.numbers
+        for quoted in re.findall(r"`([^`]+)`", "\n".join([task.text, *task.numbers, *task.hints])):
+            called = re.match(r"[A-Za-z_][\w.]*", quoted)
+            for word in called[0].split(".") if called else []:
+                assert word in words, f"{task.id}: {quoted}"
+
+
+def check_answers(name: str) -> None:
+    """Zeros, nothing, and the answers to the questions of another seed are wrong.
+
+    What the package itself answers is right, asked right here.
+    """
+    lab = find(name)
+    room = runpy.run_path(str(lab.probes))
+    for task in lab.tasks:
+        here, there = (
+            [(q, room[q.probe](**q.given)) for q in questions(lab, task, seed)] for seed in (0, 1)
+        )
+        assert [judge(question, answer) for question, answer in here] == [None] * len(here)
+        zeros = [{n: np.zeros_like(a) for n, a in answer.items()} for _, answer in here]
+        for others in (zeros, [answer for _, answer in there], [{}] * len(here)):
+            wrong = [judge(q, answer) for (q, _), answer in zip(here, others, strict=False)]
+            assert any(wrong), task.id
 
 
 def check_mistake(folder, name: str, id: str, path: str, right, wrong, said: str) -> None:

@@ -5,6 +5,8 @@ import pytest
 from tests.course.students import (
     TRIVIAL,
     check_alone,
+    check_answers,
+    check_handout,
     check_mistake,
     check_other,
     check_reference,
@@ -177,6 +179,14 @@ OTHERS = [  # task, file, the reference's way, another right one
     ("6.6", HYBRID, "self.mesh.tp.rank > 0", "self.mesh.tp.rank < self.mesh.tp.size - 1"),
     ("6.7", PIPELINE, "int(ranks.argmax())", "int(np.flatnonzero(ranks)[-1])"),
 ]
+
+
+def test_the_handout_has_numbers_hints_and_names_that_exist():
+    check_handout("hybrid")
+
+
+def test_zeros_and_the_answers_to_other_questions_are_wrong():
+    check_answers("hybrid")
 
 
 def test_the_reference_gets_all_points(tmp_path):

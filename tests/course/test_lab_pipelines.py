@@ -5,6 +5,8 @@ import pytest
 from tests.course.students import (
     TRIVIAL,
     check_alone,
+    check_answers,
+    check_handout,
     check_mistake,
     check_other,
     check_reference,
@@ -131,6 +133,14 @@ OTHERS = [  # task, file, the reference's way, another right one
     ("4.5", INTERLEAVED, "2 * (p - 1 - rank)", "(p - 1 - rank)"),
     ("4.7", VERSIONS, "self.newest = self.newest.copy()", "self.newest = self.newest + 0"),
 ]
+
+
+def test_the_handout_has_numbers_hints_and_names_that_exist():
+    check_handout("pipelines")
+
+
+def test_zeros_and_the_answers_to_other_questions_are_wrong():
+    check_answers("pipelines")
 
 
 def test_the_reference_gets_all_points(tmp_path):

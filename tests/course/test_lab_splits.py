@@ -5,6 +5,8 @@ import pytest
 from tests.course.students import (
     TRIVIAL,
     check_alone,
+    check_answers,
+    check_handout,
     check_mistake,
     check_other,
     check_reference,
@@ -195,6 +197,14 @@ OTHERS = [  # task, file, the reference's way, another right one
         "dw = rows.T @ whole if self.transposed else whole.T @ rows",
     ),
 ]
+
+
+def test_the_handout_has_numbers_hints_and_names_that_exist():
+    check_handout("splits")
+
+
+def test_zeros_and_the_answers_to_other_questions_are_wrong():
+    check_answers("splits")
 
 
 def test_the_reference_gets_all_points(tmp_path):

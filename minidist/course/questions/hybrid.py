@@ -82,7 +82,7 @@ def meshes(rng) -> Iterator[Question]:
 
 
 def judge_refused(answer: Answer) -> str | None:
-    if all(key.endswith(" refused") for key in answer):
+    if all(key.endswith(" refused") and refused for key, refused in answer.items()):
         return None
     return "the sizes do not multiply to the number of ranks: a ValueError is due"
 

@@ -153,9 +153,16 @@ def one_f_one_b(rng) -> Iterator[Question]:
 
 
 def interleaved(rng) -> Iterator[Question]:
-    several = int(rng.integers(3, 6))
-    for p, rounds, v in ((1, 3, 2), (several, 1, 2), (2, several, 3), (3, 2, 2), (4, 3, 2)):
-        t, m = times(rng), p * rounds
+    rounds = [int(n) for n in rng.integers(2, 5, 4)]
+    several, chunks = int(rng.integers(3, 6)), int(rng.integers(2, 4))
+    for p, turns, v in (
+        (1, rounds[0], 2),
+        (several, 1, 2),
+        (2, 1 + rounds[1], 3),
+        (3, rounds[2], chunks),
+        (4, rounds[3], 2),
+    ):
+        t, m = times(rng), p * turns
         idle = (p - 1) * sum(t) / v, "(p - 1)(TF + TI + TW)/v"
         known = one_by_one(p, m, t) | {(p - 1) * sum(t): "that is 1F1B's: a v-th of it is due"}
         most = (
