@@ -300,7 +300,9 @@ def draw(plt):
     figure, axes = plt.subplot_mosaic(
         [["flush", "rate"], ["stream", "rate"]], figsize=(12, 4.8), width_ratios=[1.8, 1]
     )
-    figure.suptitle("Without flushes ranks work all the time, on gradients of older weights")
+    figure.suptitle(
+        "Without flushes ranks wait at the ends only, and gradients are of older weights"
+    )
     flushed = [
         replace(e, start=e.start + shift, end=e.end + shift)
         for shift in (0, batch.makespan)
