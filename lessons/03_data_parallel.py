@@ -44,7 +44,7 @@ SIZES = [64, 512, 512, 10]
 
 
 # %%
-def timed_steps(group, batch, steps=8):
+def timed_steps(group, batch, steps=6):
     """Return ms[steps, 4]: forward, backward, all_reduce, update; two steps to warm up."""
     mine = np.array_split(np.arange(batch), group.size)[group.rank]
     model, rows = nn.MLP(SIZES), []
@@ -215,7 +215,7 @@ assert sum(sent) == 2 * 3 * S, "to the byte"
 # %%
 SCALING = {"strong": [(1, 448), (2, 448), (4, 448)], "weak": [(2, 896), (4, 1792)]}
 runs = {run: [] for row in SCALING.values() for run in row}
-for _ in range(3):
+for _ in range(2):
     for (size, batch), steps in runs.items():
         steps.append(np.mean(clusters[size].run(timed_steps, batch), axis=0))  # mean over ranks
 medians = {}
