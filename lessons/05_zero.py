@@ -16,7 +16,7 @@ from functools import partial
 
 import numpy as np
 
-from minidist import Cluster, Group, nn, optim
+from minidist import Cluster, nn, optim
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.zero import Zero
 from minidist.datasets import digits
@@ -74,10 +74,7 @@ SIZES = [layer.flat.size for layer in nn.MLP(WIDTHS).layers]
 P, b = sum(SIZES), max(SIZES)
 found = clusters[4].run(what_a_rank_holds)
 for rank, (held, checksum) in enumerate(found):
-    print(
-        f"rank {rank}: W, dW, m and v: {held} bytes, together {sum(held) / P:.0f} P; "
-        f"moments {checksum:08x}"
-    )
+    print(f"rank {rank}: W, dW, mv: {held} bytes, {sum(held) / P:.0f} P; moments {checksum:08x}")
     assert held == list(zero_bytes_held(0, SIZES, 4, rank).values()) and sum(held) == 16 * P
     assert checksum == found[0][1]
 
@@ -127,7 +124,8 @@ def train_by_hand(group, widths, steps=3, dtype="float32", total=None):
         batch_loss(group, model, t - 1).backward()
         shards = [group.reduce_scatter(f.gradient) for f in flats]  # the sum, my part of it
         squares = np.array(sum(float(g @ g) for g in shards))
-        length = np.sqrt((total or Group.all_reduce)(group, squares))
+        squares = group.all_reduce(squares) if total is None else total(group, squares)
+        length = np.sqrt(squares)
         for f, own, g, m_i, v_i in zip(flats, cut, shards, m, v, strict=True):
             g = g * min(1.0, 0.5 / length)  # clipping
             w = f.vector[own] * (1 - 1e-2 * 0.1)  # weight decay
