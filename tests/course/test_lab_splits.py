@@ -127,14 +127,14 @@ MISTAKES = [  # task, file, right, wrong, what the grader says
         WORDS,
         'highest = group.all_reduce(highest, op="max", label="maximum")',
         "highest = highest * 0.0",
-        "subtract the maximum over all ranks",
+        "Y has a NaN",
     ),
     (
         "5.6",
         WORDS,
         "real = max(0, min(each, self.vocab - first))",
         "real = each",
-        "columns of padding: ",
+        "Y on rank",
     ),
     ("5.6", WORDS, "dlogits[self.picked] -= 1", "dlogits[:, 0] -= 1", "dX on rank"),
     (
