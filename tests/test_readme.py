@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from minidist.cli import main
+from minidist.course import zoo
+from minidist.course.lab import labs
 from minidist.tools.equivalence import strategies
 
 ROOT = Path(__file__).parent.parent
@@ -50,3 +52,9 @@ def test_every_file_it_names_exists_and_every_strategy_has_a_row():
         assert f"| `{name}`" in README
     for lesson in (ROOT / "lessons").glob("*.py"):
         assert f"lessons/{lesson.name}" in README
+
+
+def test_its_numbers_of_labs_tasks_and_mutants_are_those_of_the_course():
+    for lab in labs():
+        assert f"| `{lab.name}` | {len(lab.tasks)} |" in README and lab.points == 100
+    assert f"against {len(zoo.names())} wrong implementations" in README

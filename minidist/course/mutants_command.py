@@ -50,7 +50,7 @@ def mutants_command(given) -> int:
         print(json.dumps(rows, indent=2))
     else:
         verdict = f"{', '.join(alive)} SURVIVED" if alive else "all killed"
-        print(f"{len(rows)} mutant{'s' * (len(rows) > 1)}, {verdict}")
+        print(f"mutants: {len(rows)}, {verdict}")
     return 1 if alive else 0
 
 
