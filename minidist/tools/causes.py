@@ -156,7 +156,7 @@ def _examples(f: Finding) -> str | None:
     own = [{key: float(key[0] == r * count // ranks) for key in parts} for r in range(ranks)]
     if count > 1 and are(*own):
         but = ", though as many bytes moved: something else was summed" if f.billed else ""
-        own = "equals the gradient of the rank's own examples: the all_reduce is missing"
+        own = "equals the local gradient: the all_reduce is missing"
         return f"{own}{but}{f.where()}"
     for k in range(count):
         if count > 1 and are({key: count * float(key[0] == k) for key in parts}):

@@ -21,7 +21,7 @@ DIAGNOSES = {  # what the killer of some of them must say
     "missing_one_over_m": "ratio 6 = number of micro-batches: a missing 1/m",
     "doubled_one_over_m": "ratio 0.1667 = 1 / number of micro-batches: 1/m applied twice",
     "divided_by_ranks_twice": "ratio 0.3333 = 1 / number of data-parallel ranks",
-    "no_all_reduce": "equals the gradient of the rank's own examples: the all_reduce is missing",
+    "no_all_reduce": "equals the local gradient: the all_reduce is missing",
     "weights_averaged": "is missing, though as many bytes moved",
     "same_batch_everywhere": "all had the same batch",
     "mean_of_means": "equals the mean of the ranks' means",

@@ -87,7 +87,7 @@ def test_a_factor_per_stage(sign, how):
 def test_parts_of_the_batch_that_are_missing_alone_or_the_same_everywhere():
     split = Split(data=3)
     parts = parts_of(split)
-    own = "equals the gradient of the rank's own examples: the all_reduce is missing"
+    own = "equals the local gradient: the all_reduce is missing"
     assert found(parts, split) == own
     assert found(parts, split, billed=True).startswith(own + ", though as many bytes moved")
     said = "equals 3 times the gradient of rank 1's examples: all had the same batch"
