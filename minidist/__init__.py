@@ -13,6 +13,7 @@ Reading order:
     planning/            what a program will cost: simulator.py replays it on virtual clocks
     tools/               observers; equivalence.py compares a strategy's gradient with one device's
     train.py             the training loop of `minidist train`
+    course/              labs, their grader, and wrong implementations that the tests must kill
 
 What all of it stands on: backend.py (NumPy or CuPy), rng.py (numbers that depend on names alone),
 events.py (who did what, when), errors.py (what goes wrong between ranks), datasets.py.
