@@ -1,6 +1,7 @@
 """Fixtures that every test may use: devices, and ranks that stay up for the whole session."""
 
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -27,6 +28,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # we are a job behind "&"
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send it to their children
     if config.option.impl is None:
         return
     build, replaced = _overlay()

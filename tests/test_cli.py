@@ -281,8 +281,6 @@ def test_ctrl_c_ends_everything_at_once_and_leaves_nothing(command, after):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # also where the tests were started by something that ignores it
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         process.stdout.readline()  # it has begun

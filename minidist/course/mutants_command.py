@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 import textwrap
+import threading
 
 from tqdm import tqdm
 
@@ -36,8 +37,8 @@ def mutants_command(given) -> int:
         return 0
     mutants = [zoo.load(name) for name in dict.fromkeys(given.name or zoo.names())]
     rows, width = [], max(len(mutant.name) for mutant in mutants)
-    bar = tqdm(total=len(mutants), unit="mutant", disable=not sys.stderr.isatty(), leave=False)
-    with bar:
+    tqdm.set_lock(threading.RLock())  # tqdm's own would be a semaphore of the whole machine
+    with tqdm(total=len(mutants), unit="mutant", disable=None, leave=False) as bar:
         for row in zoo.judge(mutants):
             rows.append(row)
             bar.update()

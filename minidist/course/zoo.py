@@ -262,8 +262,9 @@ class Run:
 def told(failure: ElementTree.Element) -> str:
     """Return what a failing test says in words: without Python's repetition of the assertion."""
     message, text = failure.get("message", ""), failure.text or ""
-    if "ExceptionGroup" in message.partition(":")[0]:  # several failures: the first of them
-        message = next(iter(re.findall(r"(?:AssertionError|Failed): (\S.*)", text)), message)
+    if "ExceptionGroup" in message.partition(":")[0]:  # several failures: what each one says
+        said = re.findall(r"(?:AssertionError|Failed): (\S.*)", text)
+        message = "\n".join(dict.fromkeys(said)) or message
     if re.match(r"[\w.]*RankFailed", message):  # what the rank raised is the end of its traceback
         raised = re.findall(r"^E\s+([\w.]+(?:Error|Warning|Failed)\b.*)", text, re.M)
         message = f"{message.splitlines()[0]} {raised[-1]}" if raised else message

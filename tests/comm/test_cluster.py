@@ -292,7 +292,6 @@ def test_when_the_caller_is_stopped_every_rank_goes_with_it(tmp_path, sent):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # if we are in a "&" job
     )
     try:
         pids = [int(process.stdout.readline()) for _ in range(4)]
