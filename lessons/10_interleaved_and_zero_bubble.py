@@ -35,7 +35,7 @@ from minidist.pipeline_parallel.actions import (
 from minidist.pipeline_parallel.executor import execute
 from minidist.planning import simulate
 from minidist.tools import devices, exercise, figures, timeline
-from minidist.tools.timeline_figure import COLORS, draw_into
+from minidist.tools.timeline.figure import COLORS, draw_into
 
 figures.arguments()
 images, labels = digits("float64")

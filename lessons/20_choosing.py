@@ -19,17 +19,18 @@ import numpy as np
 
 from minidist import Cluster, Mesh, nn, optim
 from minidist.hybrid import Hybrid
-from minidist.tools import equivalence, figures, strategy_table
+from minidist.tools import equivalence, figures
+from minidist.tools.costs import table
+from minidist.tools.costs.closed_forms import one_device, predict, useful_share
+from minidist.tools.costs.measured import measure, rates
+from minidist.tools.costs.table import FAMILIES, B, C, H, L, T, V, limit
 from minidist.tools.strategies import Case
-from minidist.tools.strategy_costs import measure, rates
-from minidist.tools.strategy_forms import one_device, predict, useful_share
-from minidist.tools.strategy_table import FAMILIES, B, C, H, L, T, V, limit
 from minidist.tools.volume import block_activation_bytes, block_parameters
 
 figures.arguments()
 clusters = {size: Cluster(size) for size in (1, 2, 4)}
-cases = {name: strategy_table.example(name) for name in equivalence.strategies()}
-RANKS = {name: strategy_table.ranks(name) for name in cases}  # 4; siamese branches are 2
+cases = {name: table.example(name) for name in equivalence.strategies()}
+RANKS = {name: table.ranks(name) for name in cases}  # 4; siamese branches are 2
 print(f"a batch of {B} examples x {T} tokens; {L} blocks of width {C}, {H} heads, {V} tokens")
 
 # %% [markdown]
@@ -126,11 +127,11 @@ for name in ("naive", "gpipe", "sequence"):
     assert by_hand(name) == (entered, most.memory - activations, activations)
 
 # %% [markdown]
-# `predict` in `minidist/tools/strategy_forms.py` has the same for all of them. Now each measured
-# cost of each rank must equal it: what enters its layers, what it holds, its multiply-adds; and the
-# ledgers' sum the bill that `minidist verify` uses. One is a bound: zero-bubble passes hold less
-# between the two halves of their backward. (Messages on their way, and what an operation needs for
-# a moment, are not counted.)
+# `predict` in `minidist/tools/costs/closed_forms.py` has the same for all of them. Now each
+# measured cost of each rank must equal it: what enters its layers, what it holds, its
+# multiply-adds; and the ledgers' sum the bill that `minidist verify` uses. One is a bound:
+# zero-bubble passes hold less between the two halves of their backward. (Messages on their way, and
+# what an operation needs for a moment, are not counted.)
 
 # %%
 for name, own in costs.items():
@@ -162,9 +163,9 @@ spare = predict("naive", cases["naive"], B + 1)[-1]
 print(f"naive on {B + 1} ranks: the last one takes in {spare.examples} examples")
 
 # %%
-table = strategy_table.rows(costs)
-assert [cells[0] for cells in table] == equivalence.strategies()  # none is missing
-print(strategy_table.text(table))
+rows = table.rows(costs)
+assert [cells[0] for cells in rows] == equivalence.strategies()  # none is missing
+print(table.text(rows))
 
 # %% [markdown]
 # How to read it. *Input*: examples x positions x layers that the fullest rank runs. *Bytes*: of all

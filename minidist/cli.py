@@ -12,7 +12,7 @@ from minidist.course.lab_command import add_lab
 from minidist.course.mutants_command import add_mutants
 from minidist.errors import CommTimeout, RankFailed
 from minidist.tools.compare import BOUND
-from minidist.tools.timeline_command import add_timeline
+from minidist.tools.timeline.command import add_timeline
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -283,9 +283,9 @@ def _summary(rows: list[dict]) -> str:
 
 
 def _bench(given) -> int:
-    from minidist.tools import bench, bench_comm, bench_pipeline
+    from minidist.tools.bench import comm, pipelines, steps
 
-    suite = {"step": bench, "comm": bench_comm, "pipeline": bench_pipeline}[given.what]
+    suite = {"step": steps, "comm": comm, "pipeline": pipelines}[given.what]
     rows = suite.measure(given.rounds)
     print(json.dumps(rows, indent=2) if given.json else suite.table(rows))
     return 0

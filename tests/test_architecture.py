@@ -90,10 +90,10 @@ def test_only_development_time_files_import_what_is_not_a_core_dependency():
         for path in FILES
     }
     assert {p for p, found in importers.items() if found} <= {
-        "tools/bench_peers.py",
-        "tools/bench_torch.py",
+        "tools/bench/peers.py",
+        "tools/bench/torch_eager.py",
         "tools/figures.py",
-        "tools/timeline_figure.py",
+        "tools/timeline/figure.py",
         "comm/mpi_transport.py",
     }
 

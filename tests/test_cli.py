@@ -14,7 +14,8 @@ from minidist.backend import why_no_gpu
 from minidist.cli import main
 from minidist.pipeline_parallel import SCHEDULES, programs
 from minidist.planning import simulate
-from minidist.tools import bench, equivalence, timeline
+from minidist.tools import equivalence, timeline
+from minidist.tools.bench import steps
 from minidist.tools.chrome_trace import check_chrome_trace
 
 TINY = ["--steps", "3", "--batch", "6", "--context", "8", "--width", "8", "--heads", "2"]
@@ -202,7 +203,7 @@ def test_bench_measures_every_workload_or_says_what_is_missing(capsys):
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == ["MLP step", "Transformer step", "1,000 tiny ops"]
     assert all((row["ratio"] is None) == bool(row["note"]) for row in rows)
-    assert bench.table(rows).count(" ms") >= 3
+    assert steps.table(rows).count(" ms") >= 3
 
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))

@@ -13,7 +13,7 @@ from minidist.errors import RankDied, RankFailed
 from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel.stage import Stage
 from minidist.rng import Randomness, generator
-from minidist.tools import cause_of
+from minidist.tools.causes import cause_of
 from minidist.tools.compare import compare
 from minidist.tools.strategies.cases import random_weights
 from tests.comm.test_cluster import gone

@@ -55,7 +55,7 @@ done
 
 `../autograder.zip` is for Gradescope: upload it as it is, on an image with Python 3.11 or newer.
 In it the grader runs as root and the student's code as another user. On a laptop, without root, it
-does not: what that leaves open stands in the docstring of `minidist/course/sandbox.py`.
+does not: what that leaves open stands in the docstring of `minidist/course/sandbox/__init__.py`.
 """
 
 

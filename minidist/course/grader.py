@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from minidist.course.lab import Lab, Task, targets
-from minidist.course.leavings import contents
-from minidist.course.limits import USUAL, Limits
 from minidist.course.question import Question
 from minidist.course.sandbox import Sandbox
+from minidist.course.sandbox.leavings import contents
+from minidist.course.sandbox.limits import USUAL, Limits
 
 LARGEST = 1 << 20  # bytes of a file that is handed in
 

@@ -133,7 +133,7 @@ def _grade(given) -> int:
 def _graded(given, seed):
     from minidist.course import grader, property_lab
     from minidist.course.lab import find
-    from minidist.course.limits import Limits
+    from minidist.course.sandbox.limits import Limits
     from minidist.course.starter import lab_name
 
     name, limits = getattr(given, "lab", None) or lab_name(given.folder), Limits(given.seconds)

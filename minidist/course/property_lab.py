@@ -18,10 +18,10 @@ import numpy as np
 from minidist.course import starter, zoo
 from minidist.course.grader import Grade, Verdict, handed_in
 from minidist.course.lab import Lab, Task
-from minidist.course.limits import USUAL, Limits
 from minidist.course.overlay import PACKAGE
 from minidist.course.question import Question
 from minidist.course.sandbox import Sandbox
+from minidist.course.sandbox.limits import USUAL, Limits
 
 NAME, FILE, POINTS = "mutants", "properties.py", 2
 LEFT_OUT = ("course", "tools", "cli.py", "__main__.py", "train.py")

@@ -6,7 +6,7 @@ file of the package, and what stands there instead.
 
 A mutant must pass the tests of a single device, and be killed by a property test of the repository.
 All mutants meet the same tests; only the order differs, by the family of strategies that the mutant
-belongs to. What the killer says is the diagnosis: it comes from numbers alone (tools/causes.py).
+belongs to. What the killer says is the diagnosis: it comes from numbers alone (tools/causes/).
 """
 
 import difflib

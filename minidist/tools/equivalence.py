@@ -16,10 +16,10 @@ import numpy as np
 from minidist import nn
 from minidist.comm import Cluster
 from minidist.errors import RankFailed
-from minidist.tools import cause_of
-from minidist.tools.causes import cause, right_from
+from minidist.tools.causes import cause_of
+from minidist.tools.causes.finding import Finding
+from minidist.tools.causes.gradients import cause, right_from
 from minidist.tools.compare import compare
-from minidist.tools.finding import Finding
 from minidist.tools.strategies import STRATEGIES, Case, Outcome, Strategy, one_device
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from minidist.comm.collectives import ALGORITHMS, split_ends, split_sizes
 from minidist.errors import CollectiveMismatch, RankFailed
-from minidist.tools import cause_of
+from minidist.tools.causes import cause_of
 from minidist.tools.volume import all_reduce_bytes
 from tests.strategies import arrays, seeds
 

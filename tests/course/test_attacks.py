@@ -14,9 +14,9 @@ import pytest
 
 from minidist.course import report
 from minidist.course.grader import grade
-from minidist.course.limits import LINUX, Limits
 from minidist.course.overlay import PACKAGE
 from minidist.course.sandbox import INSIDE
+from minidist.course.sandbox.limits import LINUX, Limits
 from tests.course.tiny import OTHER, TINY
 
 ROOT = Path(__file__).parents[2]

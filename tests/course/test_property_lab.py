@@ -3,7 +3,7 @@
 import pytest
 
 from minidist.course import property_lab, zoo
-from minidist.course.limits import Limits
+from minidist.course.sandbox.limits import Limits
 
 KILLED = ["no_all_reduce", "weights_averaged"]  # by the example that is handed out
 

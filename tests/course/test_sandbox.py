@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidist.course.inside import seccomp
-from minidist.course.leavings import read, remove
-from minidist.course.limits import LINUX, Limits
 from minidist.course.overlay import PACKAGE
 from minidist.course.question import Question
 from minidist.course.sandbox import INSIDE, Sandbox, module
+from minidist.course.sandbox.inside import seccomp
+from minidist.course.sandbox.leavings import read, remove
+from minidist.course.sandbox.limits import LINUX, Limits
 from tests.course.tiny import GPIPE, OTHER, TINY
 
 ROOT = Path(__file__).parents[2]

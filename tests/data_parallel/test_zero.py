@@ -16,7 +16,7 @@ from minidist import Cluster, Tensor, nn, no_grad, optim
 from minidist.data_parallel.zero import Zero
 from minidist.datasets import shard
 from minidist.errors import RankDied, RankFailed
-from minidist.tools import cause_of
+from minidist.tools.causes import cause_of
 from minidist.tools.compare import compare
 from minidist.tools.equivalence import check
 from minidist.tools.strategies import Case

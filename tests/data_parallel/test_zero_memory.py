@@ -12,7 +12,7 @@ from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.zero import Zero
 from minidist.errors import RankFailed
 from minidist.events import EventLog
-from minidist.tools import cause_of
+from minidist.tools.causes import cause_of
 from minidist.tools.compare import compare
 from minidist.tools.volume import FP32_ADAM, all_reduce_bytes, zero_bytes_held, zero_bytes_moved
 

@@ -16,7 +16,7 @@ from minidist.errors import CollectiveMismatch, RankFailed
 from minidist.pipeline_parallel import PipeDream
 from minidist.pipeline_parallel.actions import Update, last_stage
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.tools import cause_of
+from minidist.tools.causes import cause_of
 from minidist.tools.replay import replay
 from minidist.tools.strategies import Case
 from tests.pipeline_parallel.training import micro_batches_of

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist import nn
-from minidist.tools import cause_of, counterfactuals
-from minidist.tools.causes import cause, right_from
-from minidist.tools.finding import Finding
+from minidist.tools.causes import cause_of, counterfactuals
+from minidist.tools.causes.finding import Finding
+from minidist.tools.causes.gradients import cause, right_from
 from minidist.tools.strategies import Case, Split, one_device
 from minidist.tools.strategies.cases import random_weights
 from tests.strategies import arrays, seeds

@@ -17,9 +17,9 @@ from minidist import run
 from minidist.events import Event, EventLog
 from minidist.pipeline_parallel import SCHEDULES, add_communication, programs
 from minidist.planning import simulate
-from minidist.tools import figures, timeline, timeline_figure
+from minidist.tools import figures, timeline
 from minidist.tools.chrome_trace import check_chrome_trace, chrome_trace, save_chrome_trace
-from minidist.tools.timeline import text
+from minidist.tools.timeline import figure, text
 from minidist.tools.tracks import tracks
 
 
@@ -268,7 +268,7 @@ def test_the_checker_finds_what_is_wrong(change):
     [(64, "64 B"), (999, "999 B"), (4200, "4.2 kB"), (999_500, "1 MB"), (5 * 10**9, "5 GB")],
 )
 def test_bytes_have_three_digits(count, words):
-    assert timeline_figure.bytes_text(count) == words
+    assert figure.bytes_text(count) == words
 
 
 @pytest.fixture

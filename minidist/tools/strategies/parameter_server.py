@@ -14,7 +14,7 @@ from minidist.comm import Group
 from minidist.data_parallel.parameter_server import Plan, Push, Server, Worker, join, train
 from minidist.datasets import shard
 from minidist.rng import Randomness
-from minidist.tools import cause_of
+from minidist.tools.causes import cause_of
 from minidist.tools.replay_server import replay_server
 from minidist.tools.strategies.cases import INPUT, Case, Outcome, Split, as_input
 from minidist.tools.strategies.pipeline_parallel import stream_cases, twice

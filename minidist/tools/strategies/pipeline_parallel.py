@@ -16,7 +16,7 @@ from minidist.pipeline_parallel.pipeline import from_holders
 from minidist.pipeline_parallel.programs import programs
 from minidist.pipeline_parallel.stage import MicroBatch, holders, micro_batches
 from minidist.rng import generator
-from minidist.tools import cause_of
+from minidist.tools.causes import cause_of
 from minidist.tools.replay import replay
 from minidist.tools.strategies.cases import INPUT, Case, Outcome, Split, as_input, bill, collect
 

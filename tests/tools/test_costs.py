@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from minidist.tools.equivalence import find, strategies
-from minidist.tools.strategy_costs import STEPS, measure
-from minidist.tools.strategy_forms import one_device, predict, useful_share
-from minidist.tools.strategy_table import (
+from minidist.tools.costs.closed_forms import one_device, predict, useful_share
+from minidist.tools.costs.measured import STEPS, measure
+from minidist.tools.costs.table import (
     FAMILIES,
     HEADINGS,
     example,
@@ -17,6 +16,7 @@ from minidist.tools.strategy_table import (
     rows,
     text,
 )
+from minidist.tools.equivalence import find, strategies
 
 UPPER_BOUND = ("zb_h1", "zb_h2")
 

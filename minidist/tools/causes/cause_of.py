@@ -1,4 +1,4 @@
-"""What wrong sums, norms, versions, weights and bytes say of their cause; of gradients: causes.py.
+"""What wrong sums, norms, versions, weights and bytes say of their cause.
 
 Each function takes numbers and returns words, or None where it knows none.
 """

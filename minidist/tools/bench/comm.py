@@ -187,19 +187,19 @@ def _mpi(size: int) -> Callable:
         launcher = launcher if os.path.exists(launcher) else shutil.which("mpiexec")
         if importlib.util.find_spec("mpi4py") is None or launcher is None:
             return None
-        module = ["-m", "mpi4py", "-m", "minidist.tools.bench_peers", "mpi"]
+        module = ["-m", "mpi4py", "-m", "minidist.tools.bench.peers", "mpi"]
         return _json_of([launcher, "-n", str(size), sys.executable, *module])
 
     return run
 
 
 def gloo_peer(work: str, size: int) -> Callable:
-    """Return a function that lets bench_peers.py do this work; it returns None without PyTorch."""
+    """Return a function that lets `peers.py` do this work; it returns None without PyTorch."""
 
     def run():
         if importlib.util.find_spec("torch") is None:
             return None
-        module = ["-m", "minidist.tools.bench_peers", work, str(size)]
+        module = ["-m", "minidist.tools.bench.peers", work, str(size)]
         return _json_of([sys.executable, *module])
 
     return run

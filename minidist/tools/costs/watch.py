@@ -1,7 +1,7 @@
 """Watch a rank at work: what enters its layers, which products it computes, what its arrays hold.
 
 Layers and stages get a `forward` that notes and then does what theirs did; graphs are looked into
-before backward frees them. `strategy_costs.py` has a step of every strategy to be watched.
+before backward frees them. `measured.py` has a step of every strategy to be watched.
 """
 
 from collections.abc import Iterable

@@ -6,12 +6,7 @@ print(text(rows(costs)))
 
 from minidist import nn
 from minidist.rng import generator
-from minidist.tools.equivalence import find
-from minidist.tools.strategies import Case
-from minidist.tools.strategies.parameter_server import servers_among
-from minidist.tools.strategies.pipeline_parallel import chosen
-from minidist.tools.strategy_costs import Cost
-from minidist.tools.strategy_forms import (
+from minidist.tools.costs.closed_forms import (
     PIPELINES,
     SERVERS,
     STREAMS,
@@ -19,6 +14,11 @@ from minidist.tools.strategy_forms import (
     one_device,
     useful_share,
 )
+from minidist.tools.costs.measured import Cost
+from minidist.tools.equivalence import find
+from minidist.tools.strategies import Case
+from minidist.tools.strategies.parameter_server import servers_among
+from minidist.tools.strategies.pipeline_parallel import chosen
 
 B, T, C, H, L, V = 8, 16, 32, 8, 6, 64  # examples, positions, width, heads, blocks, tokens
 

@@ -14,7 +14,7 @@ from itertools import product
 
 import numpy as np
 
-from minidist.tools.counterfactuals import (
+from minidist.tools.causes.counterfactuals import (
     BIASES,
     PERMUTATIONS,
     of_examples,
@@ -26,7 +26,7 @@ from minidist.tools.counterfactuals import (
     with_repeated_masks,
     without_tying,
 )
-from minidist.tools.finding import Finding, Gradients, some
+from minidist.tools.causes.finding import Finding, Gradients, some
 from minidist.tools.strategies.cases import INPUT
 
 

@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from minidist import Cluster, nn
 from minidist.pipeline_parallel import Pipeline
-from minidist.tools.bench_comm import gloo_peer, median_seconds
+from minidist.tools.bench.comm import gloo_peer, median_seconds
 
 WIDTH, LAYERS, BATCH = 1024, 8, 256
 MICRO_BATCHES = (4, 8)

@@ -1,4 +1,4 @@
-"""The workloads of `bench.py` in PyTorch eager (needs the extra `bench`)."""
+"""The workloads of `steps.py` in PyTorch eager (needs the extra `bench`)."""
 
 import torch
 from torch import nn

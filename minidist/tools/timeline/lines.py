@@ -1,11 +1,4 @@
-"""An event log as a picture: as text here, as a figure, or as a file.
-
-    log = EventLog()
-    minidist.run(worker, 2, log=log)                    # what happened
-    log = simulate(programs("1f1b", 4, 8)).timeline     # or what should: the same code draws it
-    print(timeline.text(log))
-    timeline.draw(log)
-    timeline.save(log, "1f1b.svg")
+"""An event log as lines of text.
 
 A row is a thread of a rank, so communication beside compute shows as two rows busy at one time.
 Events of one thread nest or are disjoint. Names may carry numbers and labels: "F0" is of the kind
@@ -21,11 +14,9 @@ import textwrap
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import count, groupby
-from pathlib import Path
 
 from minidist.events import Event, EventLog
-from minidist.tools import figures
-from minidist.tools.action_names import (
+from minidist.tools.timeline.action_names import (
     MEANINGS,
     Rows,
     actions,
@@ -34,17 +25,12 @@ from minidist.tools.action_names import (
     kind,
     micro_batches,
 )
-from minidist.tools.chrome_trace import save_chrome_trace
-from minidist.tools.timeline_figure import draw, row_names
+from minidist.tools.timeline.figure import row_names
 from minidist.tools.tracks import tracks
-
-__all__ = ["check_path", "draw", "save", "text"]
 
 UNITS = (("s", 1.0), ("ms", 1e3), ("us", 1e6))  # the first in which the end is 1 or more
 FILL = {"F": "-", "B": "=", "I": "=", "W": "~", "U": "+"}  # behind the name of an action
 IDLE = "."
-FIGURES = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-ENDINGS = [".txt", ".json", *FIGURES]
 PARTS = 8  # a picture of more parts, one below the other, is scaled down instead
 
 
@@ -106,32 +92,6 @@ def _parts(labels: list[str], axes: list[str], lines: list[str], room: int, marg
         shown = [a.ljust(margin) + b for a, b in zip(labels, cut, strict=True)]
         result += [*([""] if part else []), *shown]
     return result
-
-
-def check_path(path: str | Path) -> str:
-    """Return the ending of a file that `save` can write; else raise ValueError."""
-    path = Path(path)
-    if path.suffix not in ENDINGS:
-        raise ValueError(f"a timeline is a file *{', *'.join(ENDINGS)}, not {str(path)!r}")
-    if not path.parent.is_dir():
-        raise ValueError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
-    if path.suffix in FIGURES:
-        figures.pyplot()
-    return path.suffix
-
-
-def save(log: EventLog, path: str | Path, title: str | None = None, width: int = 100) -> None:
-    """Write the picture as the file's ending says: .txt; .json for Perfetto; .png, .pdf, .svg."""
-    ending = check_path(path)
-    try:
-        if ending == ".txt":
-            Path(path).write_text(text(log, width) + "\n", encoding="utf-8")
-        elif ending == ".json":
-            save_chrome_trace(log, path)
-        else:
-            draw(log, title).savefig(path, metadata=FIGURES[ending])
-    except OSError as error:
-        raise ValueError(f"cannot write {str(path)!r}: {error.strerror}") from error
 
 
 def _unit(end, unit: str) -> tuple[str, float]:

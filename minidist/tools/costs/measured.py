@@ -25,11 +25,11 @@ from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel import PipeDream, Pipeline, branch_placement
 from minidist.pipeline_parallel.stage import micro_batches
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial
+from minidist.tools.costs.watch import Watch, bytes_of
 from minidist.tools.strategies import Case, tensor_parallel
 from minidist.tools.strategies.cases import as_input
 from minidist.tools.strategies.parameter_server import servers_among
 from minidist.tools.strategies.pipeline_parallel import chosen
-from minidist.tools.strategy_watch import Watch, bytes_of
 
 adamw = partial(optim.AdamW, lr=1e-3)
 

@@ -1,7 +1,7 @@
-"""What MPICH, gloo and PyTorch's DDP take for the work of `bench_comm.py`: development-time peers.
+"""What MPICH, gloo and PyTorch's DDP take for the work of `comm.py`: development-time peers.
 
-    mpiexec -n 2 python -m mpi4py -m minidist.tools.bench_peers mpi
-    python -m minidist.tools.bench_peers gloo 2       (starts two processes; or ddp, pipelines)
+    mpiexec -n 2 python -m mpi4py -m minidist.tools.bench.peers mpi
+    python -m minidist.tools.bench.peers gloo 2       (starts two processes; or ddp, pipelines)
 
 Rank 0 prints one JSON object: {workload: median seconds}.
 """
@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from minidist.tools.bench_comm import BATCH, SIZES, WIDTHS, median_seconds, warm_up
+from minidist.tools.bench.comm import BATCH, SIZES, WIDTHS, median_seconds, warm_up
 
 
 def mpi() -> None:
@@ -105,13 +105,13 @@ def ddp(rank: int, size: int) -> dict[str, float]:
 
 
 def pipelines(rank: int, size: int) -> dict[str, float]:
-    """Time the pipelines of torch.distributed.pipelining on the work of `bench_pipeline.py`."""
+    """Time the pipelines of torch.distributed.pipelining on the work of `pipelines.py`."""
     import torch
     import torch.distributed as dist
     from torch import nn
     from torch.distributed import pipelining
 
-    from minidist.tools.bench_pipeline import LAYERS, MICRO_BATCHES, PEERS, REPEATS, WIDTH, batch
+    from minidist.tools.bench.pipelines import LAYERS, MICRO_BATCHES, PEERS, REPEATS, WIDTH, batch
 
     x, y = map(torch.from_numpy, batch())
     layers = [nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]

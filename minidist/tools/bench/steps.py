@@ -75,9 +75,9 @@ def measure(rounds: int = 15) -> list[dict]:
         for name, make in STEPS.items():
             ours, theirs = make(), None
             if has_torch:
-                from minidist.tools import bench_torch
+                from minidist.tools.bench import torch_eager
 
-                theirs = bench_torch.STEPS[name]()
+                theirs = torch_eager.STEPS[name]()
             times = _interleave([step for step in (ours, theirs) if step], rounds)
             mine, torch = times[0], times[1] if has_torch else None
             rows.append(

@@ -57,9 +57,9 @@ from pathlib import Path
 
 from minidist.course import overlay
 from minidist.course.lab import Lab
-from minidist.course.leavings import contents, read, remove
-from minidist.course.limits import USUAL, Limits, claim_user, most_processes
 from minidist.course.question import Answer, Question
+from minidist.course.sandbox.leavings import contents, read, remove
+from minidist.course.sandbox.limits import USUAL, Limits, claim_user, most_processes
 
 INSIDE = Path(__file__).with_name("inside")
 DEPENDENCIES = ["numpy", "cloudpickle", "threadpoolctl", "tqdm"]

@@ -1,7 +1,7 @@
 """What one device would leave if one thing were done wrong: the gradients that mistakes leave.
 
 Each function returns gradients by name, as `one_device` does, or None where the case has nothing
-that could be done wrong so. `causes.py` holds them beside what ranks have left.
+that could be done wrong so. `gradients.py` holds them beside what ranks have left.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""An event log as a figure; see timeline.py.
+"""An event log as a figure.
 
 Colour is meaning. In a program's figure a bar bears its micro-batch, a lighter shade is a later
 chunk, and transfers, in which a rank mostly waits, are thin.
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from minidist.events import Event, EventLog
 from minidist.tools import figures
-from minidist.tools.action_names import (
+from minidist.tools.timeline.action_names import (
     MEANINGS,
     Rows,
     actions,

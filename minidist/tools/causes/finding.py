@@ -1,4 +1,4 @@
-"""Gradients of which some are wrong, and what `causes.py` asks of them: where, and how far off."""
+"""Gradients of which some are wrong, and what is asked of them: where, and how far off."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,6 +1,6 @@
 """What one step under each strategy should cost each rank, as closed forms; exact, to the byte.
 
-The other half of `strategy_costs.py`, which measures the same. A strategy is two questions: which
+The other half of `measured.py`, which measures the same. A strategy is two questions: which
 layers does a rank run, in which split (`layers`), and how many examples are in flight through them
 (`predict`)? Letters: N ranks, r one of them; B examples, T positions, C width, H heads, V tokens,
 L blocks; X = T C numbers of one example; e bytes a number.
@@ -24,11 +24,11 @@ from minidist.pipeline_parallel import programs
 from minidist.pipeline_parallel.actions import Backward, BackwardWeight, Forward, last_stage
 from minidist.pipeline_parallel.partition import cut_of
 from minidist.planning import simulate
+from minidist.tools.costs.measured import Cost
 from minidist.tools.equivalence import find
 from minidist.tools.strategies import Case
 from minidist.tools.strategies.parameter_server import servers_among
 from minidist.tools.strategies.pipeline_parallel import chosen
-from minidist.tools.strategy_costs import Cost
 from minidist.tools.volume import block_activation_bytes, block_parameters, zero_bytes_held
 
 PIPELINES = ("layer_split", "gpipe", "1f1b", "interleaved", "zb_h1", "zb_h2", "zb_v")

@@ -1,0 +1,6 @@
+"""`minidist bench`: times beside those of others, taken in turns with theirs in one run.
+
+steps.py        a training step against PyTorch eager (`torch_eager.py`)
+comm.py         communication against MPICH and gloo, data parallelism against DDP (`peers.py`)
+pipelines.py    two ranks against one process, and against PyTorch's schedules (`peers.py`)
+"""
