@@ -1,18 +1,4 @@
-"""The splits lab: what it gives to the reference, to the starter, and to wrong layers."""
-
-import pytest
-
-from tests.course.students import (
-    TRIVIAL,
-    check_alone,
-    check_answers,
-    check_handout,
-    check_mistake,
-    check_other,
-    check_reference,
-    check_starter,
-    check_trivial,
-)
+"""Wrong layers of split matrices, heads, vocabularies and sequences."""
 
 PAIRS = "collective_functions.py"
 COLUMNS, ROWS = "tensor_parallel/column_parallel.py", "tensor_parallel/row_parallel.py"
@@ -32,7 +18,7 @@ GATHER = (
     "return checked(whole, x, self.group, self.axis)\n\n    def backward(self, grad):\n        "
 )
 
-MISTAKES = [  # task, file, right, wrong, what the grader says
+MISTAKES = [
     ("5.1", PAIRS, G + "grad", G + 'self.group.all_reduce(grad, label="g")', "counts it N times"),
     ("5.1", PAIRS, 'self.group.all_reduce(grad, label="f")', "grad", "0 bytes are sent backward"),
     ("5.1", PAIRS, '(grad, label="f")', '(grad, label="f") / self.group.size', "average in place"),
@@ -181,7 +167,7 @@ MISTAKES = [  # task, file, right, wrong, what the grader says
     ),
 ]
 
-OTHERS = [  # task, file, the reference's way, another right one
+OTHERS = [
     ("5.1", PAIRS, '(grad, label="f")', '(grad, algorithm="ring")'),
     ("5.2", PAIRS, "x[tuple(cut)].copy()", "x[tuple(cut)] + 0"),
     (
@@ -197,54 +183,3 @@ OTHERS = [  # task, file, the reference's way, another right one
         "dw = rows.T @ whole if self.transposed else whole.T @ rows",
     ),
 ]
-
-
-def test_the_handout_has_numbers_hints_and_names_that_exist():
-    check_handout("splits")
-
-
-def test_zeros_and_the_answers_to_other_questions_are_wrong():
-    check_answers("splits")
-
-
-def test_the_reference_gets_all_points(tmp_path):
-    check_reference(tmp_path, "splits")
-
-
-def test_the_starter_gets_none_and_every_task_says_what_is_to_be_written(tmp_path):
-    check_starter(tmp_path, "splits")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 9))
-def test_the_reference_gets_all_points_for_any_seed(tmp_path, seed):
-    check_reference(tmp_path, "splits", seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("id", [f"5.{n}" for n in range(1, 8)])
-def test_whoever_has_done_one_task_and_what_it_builds_on_gets_their_points(tmp_path, id):
-    check_alone(tmp_path, "splits", id, NEEDS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("body", TRIVIAL.values(), ids=TRIVIAL)
-def test_trivial_bodies_earn_nothing(tmp_path, body):
-    check_trivial(tmp_path, "splits", body)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("id, path, right, other", OTHERS)
-def test_another_right_way_earns_the_points(tmp_path, id, path, right, other):
-    check_other(tmp_path, "splits", id, path, right, other)
-
-
-@pytest.mark.parametrize(
-    "id, path, right, wrong, said",
-    [
-        pytest.param(*mistake, marks=[pytest.mark.slow] if at else [], id=f"{mistake[0]}-{at}")
-        for at, mistake in enumerate(MISTAKES)
-    ],
-)
-def test_a_wrong_split_earns_nothing_and_is_told_why(tmp_path, id, path, right, wrong, said):
-    check_mistake(tmp_path, "splits", id, path, right, wrong, said)
