@@ -2,14 +2,24 @@
 
 What is handed in is one file of functions `property_...()`, which raise when minidist is wrong.
 They run in a sandbox, beside each mutant of the zoo in turn. A mutant is worth its points when one
-of them raises; but if one raises beside the reference, nothing is worth anything. The reference is
-there twice, once as it is, and once printed anew from its syntax tree, without comments and
-docstrings: a property that looks at the text instead of what it does is wrong about one of them.
+of them raises; but if one raises beside the reference, nothing is worth anything.
+
+The reference comes first, and then again at random places among the mutants: to raise at random,
+or by a clock, a count of runs or the number of a process, does not pay. Reference and mutants are
+all printed from their syntax trees, without comments and docstrings, and with other assignments
+strewn in each time: sums over files or bytecode, sizes, and times of change tell nothing.
+
+What that leaves open: a property can search the code for a piece of a mutant or of the reference, a
+name or an operation, or leave the assignments out of what it compares. Read the properties of who
+must not cheat.
 
 `tools/` is not there, which judges strategies already.
 """
 
 import ast
+import functools
+import re
+import secrets
 import time
 from pathlib import Path
 
@@ -24,6 +34,7 @@ from minidist.course.sandbox import Sandbox
 from minidist.course.sandbox.limits import USUAL, Limits
 
 NAME, FILE, POINTS = "mutants", "properties.py", 2
+FIRST, BETWEEN = 2, 6  # times that the reference is asked: before the mutants, and among them
 LEFT_OUT = ("course", "tools", "cli.py", "__main__.py", "train.py")
 
 STARTER = '''"""Properties that minidist has, and that wrong versions of it lack."""
@@ -75,67 +86,95 @@ def write(folder: Path) -> list[str]:
 def grade(
     folder: Path, lab: Lab, seed: int | None = None, limits: Limits = USUAL, **options
 ) -> Grade:
-    """Run the properties of FOLDER/minidist/properties.py beside the reference and every mutant."""
+    """Run the properties of FOLDER/minidist/properties.py beside the reference and every mutant.
+
+    seed  of the places of the reference, and of what is strewn in; None draws one
+    """
+    seed = secrets.randbits(32) if seed is None else seed
+    rng = np.random.default_rng(seed)
     files, unusable = handed_in(Path(folder), [FILE])
     if FILE not in files:
         why = unusable.get(FILE, f"there is no minidist/{FILE} in {folder}")
-        return Grade(lab, [Verdict(task, 1, [why]) for task in lab.tasks], 0, [])
+        return Grade(lab, [Verdict(task, 1, [why]) for task in lab.tasks], seed, [])
     asked = [Question(FILE, "properties", {"source": files[FILE]})]
-    mutants, verdicts = [zoo.load(name) for name in zoo.names()], []
+    mutants = [zoo.load(name) for name in zoo.names()]
+    order = rng.permutation([*range(len(mutants)), *[-1] * BETWEEN]).tolist()
+    wrong, seconds, refused = {}, {}, []
     with Sandbox(lab, limits, **options) as sandbox:
-        refused = _of_the_reference(sandbox, asked)
-        for task, mutant in zip(lab.tasks, mutants, strict=True):
+        for number in [-1] * FIRST + order:
             begin = time.monotonic()
-            wrong = refused or _alive(sandbox, asked, mutant.files())
-            verdicts.append(Verdict(task, 1, wrong, seconds=time.monotonic() - begin))
-        return Grade(lab, verdicts, 0, sandbox.defences)
+            sandbox.build(strewn({} if number < 0 else mutants[number].files(), rng), LEFT_OUT)
+            answer = sandbox.ask(asked).answers[0]
+            if number >= 0:
+                wrong[number] = _alive(answer)
+                seconds[number] = time.monotonic() - begin
+            elif refused := _of_the_reference(answer):
+                break
+        verdicts = [
+            Verdict(task, 1, refused or wrong[number], seconds=seconds.get(number, 0.0))
+            for number, task in enumerate(lab.tasks)
+        ]
+        return Grade(lab, verdicts, seed, sandbox.defences)
 
 
-def _of_the_reference(sandbox: Sandbox, asked: list[Question]) -> list[str]:
+def _of_the_reference(answer: dict[str, np.ndarray] | str) -> list[str]:
     """Return what the properties have against the reference; nothing, if they are right."""
-    for what, files in (("the reference", {}), ("the reference, printed anew", printed_anew())):
-        answer = _answer(sandbox, asked, files)
-        if isinstance(answer, str):
-            return [f"beside {what}: {answer}"]
-        if not answer["properties"].size:
-            return [f"{FILE} has no function property_...()"]
-        if answer["raised"].size:
-            return [f"beside {what}: {answer['raised'][0]} raises {answer['said'][0]}"]
+    if isinstance(answer, str):
+        return [f"beside the reference: {answer}"]
+    if not answer["properties"].size:
+        return [f"{FILE} has no function property_...()"]
+    if answer["raised"].size:
+        return [f"beside the reference: {answer['raised'][0]} raises {answer['said'][0]}"]
     return []
 
 
-def _alive(sandbox: Sandbox, asked: list[Question], files: dict[str, str]) -> list[str]:
+def _alive(answer: dict[str, np.ndarray] | str) -> list[str]:
     """Return why a mutant is not killed; nothing, if it is.
 
     A crash, and a time that is over, kill as well: the reference ended in time.
     """
-    answer = _answer(sandbox, asked, files)
     killed = isinstance(answer, str) or answer["raised"].size
     return [] if killed else ["no property raises beside it"]
 
 
-def _answer(sandbox: Sandbox, asked: list[Question], files: dict) -> dict[str, np.ndarray] | str:
-    sandbox.build(files, LEFT_OUT)
-    return sandbox.ask(asked).answers[0]
+def strewn(files: dict[str, str], rng: np.random.Generator) -> dict[str, str]:
+    """Return all files of the package, some of them replaced, printed with random assignments.
+
+    They stand at random places in functions, under random names.
+    """
+
+    def some(line: re.Match) -> str:
+        name, value, there = rng.integers(1 << 40, size=3).tolist()
+        return f"{line[1]}_{name:x} = {value}\n" if there % 3 == 0 else ""
+
+    sources = _sources() | files
+    return {path: re.sub(PLACE, some, _printed(source)) for path, source in sources.items()}
 
 
-def printed_anew() -> dict[str, str]:
-    """Return all files of the package, printed from their syntax trees, without docstrings."""
-    paths = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py")]
+PLACE = re.compile(r"^( *)a_place = 0\n", re.M)
+
+
+def _sources() -> dict[str, str]:
+    paths = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
     return {
-        path.as_posix(): _printed((PACKAGE / path).read_text(encoding="utf-8"))
+        path.as_posix(): (PACKAGE / path).read_text(encoding="utf-8")
         for path in paths
         if path.parts[0] not in LEFT_OUT
     }
 
 
+@functools.cache
 def _printed(source: str) -> str:
+    """Print a source without docstrings, with a place before every statement of a function."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
             node
         ):
             node.body[:1] = [] if len(node.body) > 1 else [ast.Pass()]
+        if isinstance(node, ast.FunctionDef):
+            (place,) = ast.parse("a_place = 0").body
+            node.body = [line for statement in node.body for line in (place, statement)]
     return ast.unparse(tree) + "\n"
 
 
