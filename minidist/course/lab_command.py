@@ -122,11 +122,17 @@ def _grade(given) -> int:
     output = None if given.output == "-" else Path(given.output)
     if output is not None and not output.parent.is_dir():
         raise ValueError(f"cannot write {output}: there is no folder {output.parent}")
+    if output is not None and output.is_dir():
+        raise ValueError(f"cannot write {output}: it is a folder")
     said = write[given.format](_graded(given, getattr(given, "seed", None)))
     if output is None:
         sys.stdout.write(said + "\n" * (not said.endswith("\n")))
     else:
-        output.write_text(said, encoding="utf-8")
+        try:
+            output.write_text(said, encoding="utf-8")
+        except OSError as error:
+            print(said)  # it took its time
+            raise ValueError(f"cannot write {output}: {error.strerror}") from None
     return 0
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from minidist.course.lab import Lab, Task, targets
+from minidist.course.leavings import contents
 
 NAME = "lab.txt"  # the lab's name, for `minidist lab test` and `grade`
 
@@ -87,12 +88,12 @@ def write_files(folder: Path, files: dict[str, str]) -> list[str]:
 
 def lab_name(folder: Path) -> str:
     """Return the name of the lab that a folder is of, from its lab.txt."""
-    try:
-        return (folder / NAME).read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
+    said = contents(folder / NAME, 100)  # it comes with what is handed in: a pipe, or a link
+    if said is None:
         raise ValueError(
             f"{folder} has no {NAME}, which says what lab it is of; name it: --lab NAME"
-        ) from None
+        )
+    return said.decode("utf-8", "replace").strip()
 
 
 def handout(lab: Lab) -> str:

@@ -146,7 +146,11 @@ def test_the_archive_grades_by_itself(tmp_path, capsys):
 def test_wrong_words_get_one_line_and_exit_status_2(tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    (tmp_path / "empty").mkdir()
+    for name in ("empty", "pipe", "endless", "large"):
+        (tmp_path / name).mkdir()
+    os.mkfifo(tmp_path / "pipe" / "lab.txt")
+    (tmp_path / "endless" / "lab.txt").symlink_to("/dev/zero")
+    (tmp_path / "large" / "lab.txt").write_text("x" * (1 << 20))
     for arguments, words in [
         (["new", "magic", str(tmp_path / "x")], "there is no lab 'magic'; there is autograd"),
         (["new", "autograd", str(tmp_path / "full")], "is not empty; choose a new folder"),
@@ -154,10 +158,14 @@ def test_wrong_words_get_one_line_and_exit_status_2(tmp_path, capsys):
         (["test", str(tmp_path / "nowhere")], "has no lab.txt"),
         (["grade", str(tmp_path / "empty"), "--lab", "autograd"], "has no folder minidist"),
         (["grade", str(tmp_path), "--lab", "autograd", "--output", "/no/x"], "no folder /no"),
+        (["grade", str(tmp_path), "--lab", "autograd", "--output", str(tmp_path)], "is a folder"),
+        (["grade", str(tmp_path / "pipe")], "has no lab.txt"),
+        (["grade", str(tmp_path / "endless")], "has no lab.txt"),
+        (["grade", str(tmp_path / "large")], "there is no lab 'xxx"),
     ]:
         assert main(["lab", *arguments]) == 2
         error = capsys.readouterr().err
-        assert words in error and len(error.splitlines()) == 1
+        assert words in error and len(error.splitlines()) == 1 and len(error) < 300
 
 
 def test_a_lab_with_a_key_missing_or_unknown_is_refused(tmp_path):
