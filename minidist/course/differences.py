@@ -31,6 +31,8 @@ def differ(
             if mine[name].shape != np.shape(value):
                 shapes = f"{list(mine[name].shape)}, not {list(np.shape(value))}"
                 return f"{name} on rank {rank} has the shape {shapes}"
+            if mine[name].dtype.kind == "U":
+                return f"{name} on rank {rank} is text"
         if more := sorted(mine.keys() - expected.keys()):
             return f"rank {rank} has {more[0]}, which is not its own"
         if not expected or (found := compare([mine], expected)).ok:

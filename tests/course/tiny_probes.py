@@ -29,6 +29,8 @@ def misuse(how):
     """Return something else than named arrays of numbers, or nothing."""
     if how == "object":
         return {"x": np.array([object()])}
+    if how == "complex":
+        return {"x": np.array(1 + 2j)}
     if how == "structured":
         return {"x": np.zeros(2, "f4,i4")}
     if how == "no dict":

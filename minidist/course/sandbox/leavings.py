@@ -1,4 +1,4 @@
-"""What a student's process leaves: read as if it were meant to do harm, and removed entirely."""
+"""What a student's process leaves or a student hands in: read with suspicion, removed entirely."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from minidist.course.question import Answer
 
 LARGEST = 1 << 24  # bytes of an answer
 HEAD = 1 << 18  # of them in its line of names, types and shapes
-KINDS = "biufcU"  # of NumPy's data types
+KINDS = "biufU"  # of NumPy's data types
 
 
 def read(path: Path) -> Answer | str | None:

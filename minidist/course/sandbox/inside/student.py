@@ -147,7 +147,7 @@ def encode(arrays: dict) -> bytes:
 
     arrays = {str(name): np.asarray(array) for name, array in arrays.items()}
     for name, array in arrays.items():
-        if array.dtype.kind not in "biufcU":
+        if array.dtype.kind not in "biufU":
             raise TypeError(f"{name} is no array of numbers or texts but of {array.dtype}")
     head = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
     return b"".join([json.dumps(head).encode(), b"\n", *(a.tobytes() for a in arrays.values())])
