@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from minidist.course.lab import Lab, Task, targets
-from minidist.course.leavings import contents
+from minidist.course.sandbox.leavings import contents
 
 NAME = "lab.txt"  # the lab's name, for `minidist lab test` and `grade`
 
