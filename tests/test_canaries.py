@@ -144,7 +144,7 @@ def test_wrong_bytes_are_red_though_the_gradients_are_right(monkeypatch):
         assert not row["ok"] and row["error"] <= 1e-9 and "bytes moved, not" in row["detail"]
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_verify_turns_red(monkeypatch, fault, size):
     rows = rows_with(monkeypatch, fault, size)
