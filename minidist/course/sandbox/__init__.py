@@ -147,6 +147,8 @@ class Sandbox:
         probes = self.lab.probes.read_text(encoding="utf-8")
         probes += f"\n\ndef {IMPORT}(name):\n    __import__(name)\n    return {{}}\n"
         (self.tree / "probes.py").write_text(probes, encoding="utf-8")
+        for path in self.tree.rglob("*"):  # the reference may be closed, the copy may not
+            path.chmod(0o755 if path.is_dir() else 0o644)
 
     def _imports(self, paths) -> dict[str, str]:
         """Import files, in one process; return {path: what was wrong, or ""}."""
