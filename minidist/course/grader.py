@@ -70,17 +70,18 @@ def grade(
     limits   of a task: of its time, memory, processes and files
     without  defences to do without, see Sandbox
 
-    ValueError: there is no FOLDER/minidist.
+    ValueError: there is no FOLDER/minidist, see `handed_in`.
     """
     seed = secrets.randbits(32) if seed is None else seed
     files, unusable = handed_in(Path(folder), lab.files)
     with Sandbox(lab, limits, without) as sandbox:
         unusable |= sandbox.put(files)
-        verdicts = [_verdict(lab, task, seed, sandbox, unusable) for task in lab.tasks]
+        missing = {path for path in lab.files if path not in files and path not in unusable}
+        verdicts = [_verdict(lab, task, seed, sandbox, unusable, missing) for task in lab.tasks]
         return Grade(lab, verdicts, seed, sandbox.defences)
 
 
-def _verdict(lab: Lab, task: Task, seed: int, sandbox: Sandbox, unusable: dict) -> Verdict:
+def _verdict(lab, task, seed: int, sandbox: Sandbox, unusable: dict, missing: set) -> Verdict:
     asked, begin = questions(lab, task, seed), time.monotonic()
     paths = dict.fromkeys(path for path, _ in targets(task))
     wrong = [_said(path, unusable[path]) for path in paths if path in unusable]
@@ -91,6 +92,8 @@ def _verdict(lab: Lab, task: Task, seed: int, sandbox: Sandbox, unusable: dict) 
         said = answer if isinstance(answer, str) else judge(question, answer)
         if said is not None:
             wrong.append(_said(question.about, said))
+    if wrong and (absent := [path for path in paths if path in missing]):
+        wrong = [f"there is no minidist/{path}" for path in absent]
     return Verdict(task, len(asked), wrong, heard.output, time.monotonic() - begin)
 
 
@@ -115,11 +118,10 @@ def judge(question: Question, answer: dict) -> str | None:
 def handed_in(folder: Path, paths: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     """Return {path: source} of a lab's files, and {path: why} of those that cannot be used.
 
-    A file that is not there is in neither. ValueError: there is no `folder`/minidist.
+    A file that is not there is in neither. ValueError: there is no minidist/ in `folder`, and none
+    in the one folder in it.
     """
-    if not (folder / "minidist").is_dir():
-        raise ValueError(f"{folder} has no folder minidist; it should hold what is handed in")
-    found, unusable = {}, {}
+    folder, found, unusable = _with_minidist(folder, paths), {}, {}
     for path in paths:
         try:
             found[path] = _source(folder.resolve(), folder / "minidist" / path)
@@ -128,6 +130,20 @@ def handed_in(folder: Path, paths: list[str]) -> tuple[dict[str, str], dict[str,
         except (OSError, ValueError, RuntimeError) as error:
             unusable[path] = str(error)
     return found, unusable
+
+
+def _with_minidist(folder: Path, paths: list[str]) -> Path:
+    """Return the folder that has minidist/: this one, or the only one in it, as zipped folders."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
+    if (folder / "minidist").is_dir():
+        return folder
+    inner = [path.parent for path in folder.glob("*/minidist") if not path.parent.is_symlink()]
+    inner = [path for path in inner if (path / "minidist").is_dir() and path.name != "__MACOSX"]
+    if len(inner) != 1:
+        wanted = ", ".join(f"minidist/{path}" for path in paths)
+        raise ValueError(f"{folder} has no folder minidist; hand in {wanted}, in these folders")
+    return inner[0]
 
 
 def _source(root: Path, path: Path) -> str:

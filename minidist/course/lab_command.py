@@ -124,7 +124,13 @@ def _grade(given) -> int:
         raise ValueError(f"cannot write {output}: there is no folder {output.parent}")
     if output is not None and output.is_dir():
         raise ValueError(f"cannot write {output}: it is a folder")
-    said = write[given.format](_graded(given, getattr(given, "seed", None)))
+    refused = None
+    try:
+        said = write[given.format](_graded(given, getattr(given, "seed", None)))
+    except ValueError as error:
+        if given.format != "gradescope":
+            raise
+        said, refused = report.gradescope_refusal(str(error)), error
     if output is None:
         sys.stdout.write(said + "\n" * (not said.endswith("\n")))
     else:
@@ -133,6 +139,8 @@ def _grade(given) -> int:
         except OSError as error:
             print(said)  # it took its time
             raise ValueError(f"cannot write {output}: {error.strerror}") from None
+    if refused:
+        raise refused
     return 0
 
 

@@ -81,6 +81,11 @@ def gradescope(grade: Grade) -> str:
     return json.dumps(whole, indent=2) + "\n"
 
 
+def gradescope_refusal(why: str) -> str:
+    """Return a results.json for what cannot be graded: without one, students are told nothing."""
+    return json.dumps({"score": 0, "output": plain(why), "output_format": "text"}, indent=2) + "\n"
+
+
 def plain(said: str) -> str:
     """Show what does not print, control characters and half characters, as its number."""
     return "".join(c if c in "\t\n" or c.isprintable() else f"\\x{ord(c):02x}" for c in said)

@@ -90,6 +90,8 @@ def lab_name(folder: Path) -> str:
     """Return the name of the lab that a folder is of, from its lab.txt."""
     said = contents(folder / NAME, 100)  # it comes with what is handed in: a pipe, or a link
     if said is None:
+        if not folder.is_dir():
+            raise ValueError(f"there is no folder {folder}")
         raise ValueError(
             f"{folder} has no {NAME}, which says what lab it is of; name it: --lab NAME"
         )

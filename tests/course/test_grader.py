@@ -45,7 +45,7 @@ def test_the_reference_has_full_marks_and_the_starter_none(tmp_path):
 def test_a_task_alone_earns_its_points_and_a_missing_file_is_the_starters(tmp_path):
     result = grade(folder(tmp_path, {OTHER: RIGHT[OTHER]}), TINY)
     assert points(result) == [0, 5] and result.points == 5
-    assert "Task 9.1" in result.verdicts[0].wrong[0]
+    assert result.verdicts[0].wrong == [f"there is no minidist/{GPIPE}"]
 
 
 def test_a_wrong_answer_says_what_is_wrong_and_what_was_printed(tmp_path):
@@ -69,9 +69,23 @@ def test_a_seed_gives_the_same_questions_again(tmp_path):
 
 
 def test_a_folder_without_minidist_is_an_error(tmp_path):
-    for place in (tmp_path / "missing", tmp_path):
-        with pytest.raises(ValueError, match="has no folder minidist"):
-            grade(place, TINY)
+    with pytest.raises(ValueError, match="there is no folder"):
+        grade(tmp_path / "missing", TINY)
+    with pytest.raises(ValueError, match="has no folder minidist; hand in minidist/pipeline"):
+        grade(tmp_path, TINY)
+    folder(tmp_path / "one", RIGHT), folder(tmp_path / "two", RIGHT)
+    with pytest.raises(ValueError, match="has no folder minidist"):
+        grade(tmp_path, TINY)
+
+
+def test_one_folder_around_what_is_handed_in_is_looked_into(tmp_path):
+    folder(tmp_path / "there" / "mine", RIGHT)
+    folder(tmp_path / "there" / "__MACOSX", {GPIPE: "resource fork"})
+    assert handed_in(tmp_path / "there", [GPIPE, OTHER]) == (RIGHT, {})
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "mine").symlink_to(PACKAGE.parent)
+    with pytest.raises(ValueError, match="has no folder minidist"):
+        handed_in(tmp_path / "link", [GPIPE])
 
 
 def test_only_regular_files_within_the_folder_are_taken(tmp_path):

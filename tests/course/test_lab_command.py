@@ -145,6 +145,17 @@ def test_the_archive_grades_by_itself(tmp_path, capsys):
     assert json.loads((tmp_path / "results" / "results.json").read_text())["score"] == 100
 
 
+def test_what_cannot_be_graded_is_told_to_gradescope(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    arguments = ["grade", str(tmp_path / "empty"), "--lab", "collectives", "--format", "gradescope"]
+    report = tmp_path / "results.json"
+    assert main(["lab", *arguments, "--output", str(report)]) == 2
+    said = "has no folder minidist; hand in minidist/comm/collectives.py, in these folders"
+    results = json.loads(report.read_text(encoding="utf-8"))
+    assert results["score"] == 0 and said in results["output"]
+    assert said in capsys.readouterr().err
+
+
 def test_wrong_words_get_one_line_and_exit_status_2(tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
@@ -157,7 +168,8 @@ def test_wrong_words_get_one_line_and_exit_status_2(tmp_path, capsys):
         (["new", "magic", str(tmp_path / "x")], "there is no lab 'magic'; there is autograd"),
         (["new", "autograd", str(tmp_path / "full")], "is not empty; choose a new folder"),
         (["new", "autograd", str(tmp_path / "full" / "file")], "cannot write into"),
-        (["test", str(tmp_path / "nowhere")], "has no lab.txt"),
+        (["test", str(tmp_path / "nowhere")], "there is no folder"),
+        (["test", str(tmp_path / "empty")], "has no lab.txt"),
         (["grade", str(tmp_path / "empty"), "--lab", "autograd"], "has no folder minidist"),
         (["grade", str(tmp_path), "--lab", "autograd", "--output", "/no/x"], "no folder /no"),
         (["grade", str(tmp_path), "--lab", "autograd", "--output", str(tmp_path)], "is a folder"),
