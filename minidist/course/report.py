@@ -72,10 +72,11 @@ def gradescope(grade: Grade) -> str:
     whole = {
         "score": grade.points,
         "execution_time": round(sum(verdict.seconds for verdict in grade.verdicts)),
-        "output": "\n".join(_foot(grade)),
+        "output": _defences(grade),  # not the seed: students read this
         "output_format": "text",
         "visibility": "visible",
         "stdout_visibility": "hidden",
+        "extra_data": {"seed": grade.seed},
         "tests": tests,
     }
     return json.dumps(whole, indent=2) + "\n"
@@ -114,4 +115,8 @@ def _short(lines: list[str]) -> list[str]:
 
 
 def _foot(grade: Grade) -> list[str]:
-    return [f"seed: {grade.seed}", f"defences: {', '.join(grade.defences) or 'none'}"]
+    return [f"seed: {grade.seed}", _defences(grade)]
+
+
+def _defences(grade: Grade) -> str:
+    return f"defences: {', '.join(grade.defences) or 'none'}"

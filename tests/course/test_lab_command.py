@@ -89,7 +89,8 @@ def test_from_a_new_lab_to_points(tmp_path):
     done = lab_command("grade", folder, "--seed", "7", "--format", "gradescope", "--output", report)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     results = json.loads(report.read_text(encoding="utf-8"))
-    assert results["score"] == 10 == results["tests"][0]["score"] and "seed: 7" in results["output"]
+    assert results["score"] == 10 == results["tests"][0]["score"]
+    assert results["extra_data"] == {"seed": 7} and "seed" not in results["output"]
     done = lab_command("grade", folder, "--seed", "7", "--format", "junit")
     assert ElementTree.fromstring(done.stdout).get("failures") == "6"
 
