@@ -117,6 +117,19 @@ def test_a_folder_that_is_a_link_to_the_package_is_not_taken(tmp_path):
     assert found == {} and why.keys() == {GPIPE, OTHER}
 
 
+def test_what_is_said_of_an_error_has_no_lines_but_the_packages(tmp_path):
+    cause = "from minidist.errors import Deadlock\n\n\ndef gpipe(rank, p, m):\n    return Late()\n"
+    late = "\n\nclass Late:\n    def __iter__(self):\n        raise Deadlock('all wait')\n"
+    for source, words in (
+        ("def gpipe(rank)\n", "SyntaxError"),
+        (cause + late, "Deadlock: all wait"),
+    ):
+        result = grade(folder(tmp_path, RIGHT | {GPIPE: source}), TINY)
+        lines = result.verdicts[0].wrong[0].splitlines()
+        assert all(line.strip() for line in lines) and words in lines[-1]
+        assert "frozen" not in str(lines) and "minidist-lab-" not in str(lines)
+
+
 def test_a_file_that_is_no_python_costs_the_tasks_in_it_alone(tmp_path):
     for source in ("x = '\0'", "(" * 5000, "raise KeyboardInterrupt"):
         result = grade(folder(tmp_path, RIGHT | {GPIPE: source}), TINY)

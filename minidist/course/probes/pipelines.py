@@ -29,6 +29,8 @@ KINDS += [SendActivation, RecvActivation, SendGradient, RecvGradient]
 
 
 def row(action):
+    if type(action) not in KINDS:
+        raise TypeError(f"a program has {action!r:.80} in it, which is no action")
     ends = (action.peer, action.peer_chunk) if isinstance(action, Transfer) else (0, 0)
     return KINDS.index(type(action)), action.micro_batch, action.chunk, *ends
 

@@ -161,15 +161,20 @@ def failure(error: BaseException, tree: str, theirs: list[str]) -> str:
             root = root.__cause__
         if isinstance(root, NotImplementedError):
             return f"NotImplementedError: {root}"[:200]
-        frames = traceback.extract_tb(error.__traceback__)
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.line]  # not importlib's
         names = [frame.filename.removeprefix(f"{tree}/minidist/") for frame in frames]
-        first = next((i for i, name in enumerate(names) if name in theirs), len(frames) - 3)
+        told = type(error).__module__ == "minidist.errors"  # it says itself where it happened
+        last = len(frames) - (0 if told else 3)
+        first = next((i for i, name in enumerate(names) if name in theirs), last)
         lines = [
             f"{name}, line {frame.lineno}, in {frame.name}\n    {frame.line}"
             for name, frame in zip(names, frames, strict=True)
         ][max(first, 0) :]
-        lines = "\n".join([*lines[-6:], *traceback.format_exception_only(error)]).splitlines()
+        lines = "\n".join(
+            [*lines[-6:], "".join(traceback.format_exception_only(error))]
+        ).splitlines()
         lines = lines if len(lines) <= 20 else [*lines[:8], "...", *lines[-12:]]
-        return "\n".join(lines).replace(f"{tree}/minidist/", "")[-4000:]
+        said = "\n".join(lines).replace(f"{tree}/minidist/", "").replace(f"{tree}/", "")
+        return said[-4000:]
     except BaseException:
         return f"{type(error).__name__}, which cannot be shown"
