@@ -99,9 +99,12 @@ def _new(given) -> int:
 
 
 def _export(given) -> int:
+    from minidist.course import property_lab
     from minidist.course.export import export
     from minidist.course.lab import find
 
+    if given.lab == property_lab.NAME:
+        raise ValueError("the lab of mutants is not exported: hand out `minidist lab new mutants`")
     for path in export(find(given.lab), given.folder, getattr(given, "seed", None)):
         print(path)
     return 0

@@ -179,7 +179,8 @@ def _printed(source: str) -> str:
 
 
 def _handout(lab: Lab) -> str:
-    rows = "\n".join(f"| {task.id} | {task.title} | {task.text} |" for task in lab.tasks)
+    named = zip(lab.tasks, zoo.names(), strict=True)
+    rows = "\n".join(f"| {t.id} | `{name}` | {t.title} | {t.text} |" for t, name in named)
     return f"""# Lab {lab.number}: {lab.title}
 
 Somebody has changed one to five lines of minidist, {len(lab.tasks)} times, each time in another
@@ -203,7 +204,7 @@ minidist lab test .
 `minidist mutants --show NAME` shows a mutant's lines, and where such a mistake was seen. Look when
 you are done.
 
-| task | mutant | what a user sees |
-| --- | --- | --- |
+| task | name | mutant | what a user sees |
+| --- | --- | --- | --- |
 {rows}
 """

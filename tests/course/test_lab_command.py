@@ -167,6 +167,8 @@ def test_wrong_words_get_one_line_and_exit_status_2(tmp_path, capsys):
     (tmp_path / "large" / "lab.txt").write_text("x" * (1 << 20))
     for arguments, words in [
         (["new", "magic", str(tmp_path / "x")], "there is no lab 'magic'; there is autograd"),
+        (["new", "magic", str(tmp_path / "x")], "hybrid, mutants"),
+        (["export", "mutants", str(tmp_path / "x")], "hand out `minidist lab new mutants`"),
         (["new", "autograd", str(tmp_path / "full")], "is not empty; choose a new folder"),
         (["new", "autograd", str(tmp_path / "full" / "file")], "cannot write into"),
         (["test", str(tmp_path / "nowhere")], "there is no folder"),
