@@ -48,20 +48,25 @@ def compare(got: list[dict], want: dict[str, np.ndarray], bound: float = BOUND) 
     """
     if not got or not want:
         raise ValueError(f"nothing to compare: {len(got)} ranks, {len(want)} parameters")
-    largest = max(_largest(w) for w in want.values())
+    most = max(largest(w) for w in want.values())
     rows, difference = [], 0.0
     for name in dict.fromkeys([*want, *(name for gradients in got for name in gradients)]):
         for rank, gradients in enumerate(got):
             off, ratio = _difference(gradients.get(name), want.get(name))
-            scale = max(_largest(want[name]), 1e-3 * largest) if name in want else 1.0
+            bar = scale(want[name], most) if name in want else 1.0
             difference = max(difference, off)
-            rows.append((off / (scale or 1.0), name, rank, ratio))
+            rows.append((off / (bar or 1.0), name, rank, ratio))
     failing = [row for row in rows if not row[0] <= bound]
     _, name, rank, ratio = failing[0] if failing else max(rows)
     return Comparison(difference, max(row[0] for row in rows), name, rank, ratio, bound)
 
 
-def _largest(w: np.ndarray) -> float:
+def scale(want: np.ndarray, most: float) -> float:
+    """Return what an error is held against: max(max|want|, 1e-3 of the most in the model)."""
+    return max(largest(want), 1e-3 * most)
+
+
+def largest(w: np.ndarray) -> float:
     """Return the largest absolute value among the finite elements, or 0."""
     return float(np.abs(w, where=np.isfinite(w), out=np.zeros(w.shape)).max(initial=0.0))
 

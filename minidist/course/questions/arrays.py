@@ -1,7 +1,6 @@
 """Hold arrays of an answer against others, and say what a difference looks like.
 
-The bound, in float64: max|got - want| <= 1e-9 max(max|want|, 1e-3 s), where s is the largest number
-of all that belong together.
+The bound is that of tools/compare.py; `scale` is the largest number of all that belong together.
 """
 
 from collections.abc import Callable, Iterable
@@ -9,7 +8,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from minidist.course.question import Answer
-from minidist.tools.compare import BOUND
+from minidist.tools import compare
 
 Causes = dict[str, np.ndarray]
 
@@ -18,9 +17,8 @@ def near(got: np.ndarray, want: np.ndarray, scale: float = 0.0) -> bool:
     """Tell whether an array is the other one, up to rounding."""
     if got.shape != want.shape or not np.isfinite(got).all():
         return False
-    largest = np.abs(want).max(initial=0.0)
-    bound = BOUND * max(largest, 1e-3 * scale) or BOUND * 1e-3
-    return bool(np.abs(got - want).max(initial=0.0) <= bound)
+    allowed = compare.BOUND * (compare.scale(want, scale) or 1e-3)
+    return bool(np.abs(got - want).max(initial=0.0) <= allowed)
 
 
 def differ(

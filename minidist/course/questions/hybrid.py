@@ -9,8 +9,8 @@ from math import prod, sqrt
 import numpy as np
 
 from minidist import nn
-from minidist.course.differences import by_rank, differ, joined
 from minidist.course.question import Answer, Question
+from minidist.course.questions.ranks import by_rank, differ, joined
 from minidist.pipeline_parallel import programs
 from minidist.pipeline_parallel.partition import cut_of
 from minidist.pipeline_parallel.stage import holders

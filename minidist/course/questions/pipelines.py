@@ -10,8 +10,8 @@ from fractions import Fraction
 import numpy as np
 
 from minidist import nn
-from minidist.course.differences import by_rank, differ
 from minidist.course.question import Answer, Question
+from minidist.course.questions.ranks import by_rank, differ
 from minidist.errors import Deadlock
 from minidist.pipeline_parallel import add_communication, programs, validate
 from minidist.pipeline_parallel.actions import (

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from minidist import Tensor, nn
-from minidist.course.differences import by_rank, differ, joined
 from minidist.course.question import Answer, Question
+from minidist.course.questions.ranks import by_rank, differ, joined
 from minidist.rng import Randomness
 from minidist.tools.strategies.cases import Case, random_weights
 from minidist.tools.strategies.tensor_parallel import sequence_bytes

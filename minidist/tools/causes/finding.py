@@ -5,9 +5,9 @@ from functools import cached_property
 
 import numpy as np
 
+from minidist.tools.compare import BOUND, largest, scale
 from minidist.tools.strategies.cases import INPUT, Case, Split
 
-NEAR = 1e-9  # as compare.BOUND: what rounding in float64 stays below
 Gradients = dict[str, np.ndarray]
 
 
@@ -45,13 +45,13 @@ class Finding:
         ]
 
     @cached_property
-    def largest(self) -> float:
-        return max((np.abs(w).max(initial=0.0) for w in self.want.values()), default=0.0)
+    def most(self) -> float:
+        return max(map(largest, self.want.values()), default=0.0)
 
     def near(self, a: np.ndarray, b: np.ndarray, name: str) -> bool:
         """Say whether two gradients of this name agree within the bound."""
-        scale = max(np.abs(self.want[name]).max(initial=0.0), 1e-3 * self.largest)
-        return bool(np.isfinite(a).all() and np.abs(a - b).max(initial=0.0) <= NEAR * scale)
+        allowed = BOUND * scale(self.want[name], self.most)
+        return bool(np.isfinite(a).all() and np.abs(a - b).max(initial=0.0) <= allowed)
 
     def is_on(self, rank: int, gradients: Gradients) -> bool:
         """Say whether rank has these gradients, where something is wrong and elsewhere."""
