@@ -1,8 +1,12 @@
 """What a graph keeps between forward and backward, array by array."""
 
+from collections.abc import Iterator
+from types import FunctionType
+
 import numpy as np
 
 from minidist.autograd import Tensor, functions_below
+from minidist.autograd.deferred import Product
 
 
 def kept(*outputs: Tensor) -> list[tuple[str, np.ndarray]]:
@@ -13,11 +17,11 @@ def kept(*outputs: Tensor) -> list[tuple[str, np.ndarray]]:
     """
     functions = [function for y in outputs for function in functions_below(y)]
     leaves = (x for function in functions for x in function.inputs if isinstance(x, Tensor))
-    seen, found = {id(_owner(x.data)) for x in leaves}, []
+    seen, found = {id(owner(x.data)) for x in leaves}, []
     for function in functions:
         for name, value in vars(function).items():
-            for array in map(_owner, _arrays(value)):
-                if id(array) not in seen:
+            for array in map(owner, arrays(value)):
+                if name != "inputs" and id(array) not in seen:
                     seen.add(id(array))
                     found.append((f"{type(function).__name__}.{name}", array))
     return found
@@ -27,13 +31,22 @@ def kept_bytes(*outputs: Tensor) -> int:
     return sum(array.nbytes for _, array in kept(*outputs))
 
 
-def _arrays(value) -> list[np.ndarray]:
-    if isinstance(value, tuple | list):
-        return [array for item in value for array in _arrays(item)]
-    return [value] if isinstance(value, np.ndarray) else []
+def arrays(value) -> Iterator[np.ndarray]:
+    """Yield the arrays in what a Function saves: in tuples, products put off, closures."""
+    match value:
+        case np.ndarray():
+            yield value
+        case tuple() | list():
+            for item in value:
+                yield from arrays(item)
+        case Product(a=a, b=b):
+            yield from arrays((a, b))
+        case FunctionType(__closure__=cells):
+            yield from arrays([cell.cell_contents for cell in cells or ()])
 
 
-def _owner(array: np.ndarray) -> np.ndarray:
+def owner(array: np.ndarray) -> np.ndarray:
+    """Return the array that owns the memory of this view."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array

@@ -6,18 +6,17 @@ before backward frees them. `measured.py` has a step of every strategy to be wat
 
 from collections.abc import Iterable
 from functools import partial
-from types import FunctionType
 
 import numpy as np
 
 from minidist import nn
 from minidist.autograd import Function, Tensor, functions_below
-from minidist.autograd.deferred import Product
 from minidist.backend import Array
 from minidist.comm import Group
 from minidist.pipeline_parallel.partition import multiply_adds
 from minidist.pipeline_parallel.stage import Stage
 from minidist.tensor_parallel.sequence_parallel import GatheredLinear
+from minidist.tools.activations import arrays, owner
 
 
 class Watch:
@@ -87,35 +86,22 @@ def _products(function: Function) -> int:
     return multiply_adds(function)
 
 
-def owner(array: Array) -> Array:
-    """Return the array that owns the memory of this view."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
-
-
 def graph_bytes(things: Iterable, parameters: Iterable[Array]) -> int:
     """Return the bytes of floats that backward from tensors, and what is put off, will read.
 
-    Every buffer counts once and whole; parameters do not count.
+    Every buffer counts once and whole; parameters do not count. Unlike in `kept`, what a stage has
+    received does: nobody else holds it.
     """
-    stack, found = [], {}
+    saved, found = [], {}
     for thing in things:
         if isinstance(thing, Tensor):
             for function in functions_below(thing):
-                stack += [value for key, value in vars(function).items() if key != "inputs"]
+                saved += [value for key, value in vars(function).items() if key != "inputs"]
         else:
-            stack += [deferred.contribution for deferred in thing]
-    while stack:
-        match stack.pop():
-            case np.ndarray() as array if array.dtype.kind == "f":
-                found[id(owner(array))] = owner(array).nbytes
-            case tuple() | list() as more:
-                stack += more
-            case Product(a=a, b=b):
-                stack += [a, b]
-            case FunctionType(__closure__=cells):
-                stack += [cell.cell_contents for cell in cells or ()]
+            saved += [deferred.contribution for deferred in thing]
+    for array in map(owner, arrays(saved)):
+        if array.dtype.kind == "f":
+            found[id(array)] = array.nbytes
     for weight in parameters:
         found.pop(id(owner(weight)), None)
     return sum(found.values())
