@@ -10,18 +10,13 @@ from fractions import Fraction
 import numpy as np
 
 from minidist import nn
+from minidist.course.probes import pipelines
 from minidist.course.question import Answer, Question
 from minidist.course.questions.ranks import by_rank, differ
 from minidist.errors import Deadlock
 from minidist.pipeline_parallel import add_communication, programs, validate
 from minidist.pipeline_parallel.actions import (
-    Backward,
-    BackwardInput,
-    BackwardWeight,
-    Forward,
     Programs,
-    RecvActivation,
-    RecvGradient,
     SendActivation,
     SendGradient,
     Transfer,
@@ -33,31 +28,17 @@ from minidist.pipeline_parallel.partition import cut_of
 from minidist.pipeline_parallel.stage import holders
 from minidist.planning import simulate
 
-KINDS = [Forward, Backward, BackwardInput, BackwardWeight, Update]
-KINDS += [SendActivation, RecvActivation, SendGradient, RecvGradient]
-
-
-def row(action) -> list[int]:
-    ends = [action.peer, action.peer_chunk] if isinstance(action, Transfer) else [0, 0]
-    return [KINDS.index(type(action)), action.micro_batch, action.chunk, *ends]
-
 
 def rows(made: Programs) -> dict:
-    """Return programs as a probe takes them."""
+    """Return programs as the probes take them."""
     return {
-        "rows": [[row(a) for a in own] for own in made],
+        "rows": [[pipelines.row(a) for a in own] for own in made],
         "placement": [list(own) for own in made.placement],
     }
 
 
 def read(answer: Answer, placement: list[list[int]]) -> Programs:
-    made = []
-    for r in range(len(placement)):
-        own = answer[f"rank {r}"]
-        made.append([])
-        for kind, micro_batch, chunk, *ends in own.tolist():
-            made[r].append(KINDS[kind](micro_batch, chunk, *(ends if kind > 4 else ())))
-    return Programs(made, placement)
+    return pipelines.read([answer[f"rank {r}"] for r in range(len(placement))], placement)
 
 
 def fault(made: Programs, p: int, m: int) -> str | None:
