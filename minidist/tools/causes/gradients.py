@@ -4,20 +4,15 @@ Given are what the ranks have, what one device has, and how the batch and the mo
 examination asks whether one known mistake would leave exactly these numbers, by computing on one
 device what it would leave. The first that says yes has the word; if none does, no cause is named.
 Nothing is computed where nothing is wrong.
-
-Letters: N ranks, r one of them; M micro-batches; S stages; n targets of the whole batch, n_k of its
-k-th part.
 """
 
 from collections.abc import Callable
-from itertools import product
 
 import numpy as np
 
 from minidist.tools.causes.counterfactuals import (
     BIASES,
     PERMUTATIONS,
-    of_examples,
     with_biases_times,
     with_local_masks,
     with_overwritten_inputs,
@@ -26,7 +21,9 @@ from minidist.tools.causes.counterfactuals import (
     with_repeated_masks,
     without_tying,
 )
-from minidist.tools.causes.finding import Finding, Gradients, some
+from minidist.tools.causes.examples import examples
+from minidist.tools.causes.factors import factor
+from minidist.tools.causes.finding import Finding, some
 from minidist.tools.strategies.cases import INPUT
 
 
@@ -79,132 +76,6 @@ def _rounded(f: Finding) -> str | None:
             if not np.array_equal(rounded, g[name]) or off > 1e-5 * scale:
                 return None
     return f"right, but for the rounding of float32: numbers lost digits on the way{f.where()}"
-
-
-def _factor(f: Finding) -> str | None:
-    """One factor in all that is wrong, or one per stage: a power of a number of this case."""
-    ratios = {}
-    for name in f.wrong:
-        of_ranks = [_ratio(f, g[name], name) for g in f.got]
-        if None in of_ranks or np.ptp(of_ranks) > 1e-6 * abs(of_ranks[0]):
-            return None
-        ratios[name] = of_ranks[0]
-    first, *others = ratios.values()
-    if all(abs(ratio - first) <= 1e-6 * abs(first) for ratio in others):
-        said = _copies(f, first) or _as_power(f, first)
-        return None if said is None else said + f.where()
-    for (what, base), sign, own in product(f.sizes().items(), (-1, 1), (0, 1)):
-        powers = {n: float(base) ** (sign * (f.split.behind(n) + own)) for n in ratios}
-        if all(abs(ratios[n] / powers[n] - 1) <= 1e-6 for n in ratios):
-            how, each = "divided" if sign < 0 else "multiplied", f.split.each
-            exponent = f"{each}s behind it" + ", and its own" * own
-            ratio = f"ratio {float(base) ** sign:.4g}^({exponent})"
-            return f"{ratio}: {how} by the {base} {what} at every {each}"
-    return None
-
-
-def _ratio(f: Finding, g: np.ndarray, name: str) -> float | None:
-    """Return c where g = c want, in all elements."""
-    w = f.want[name]
-    if not (w * w).sum() > 0:
-        return None
-    c = float((g * w).sum() / (w * w).sum())
-    return c if c and f.near(g / c, w, name) else None
-
-
-def _as_power(f: Finding, c: float) -> str | None:
-    meanings = {1: "a missing 1/{}", -1: "1/{} applied twice", 2: "a missing 1/{}^2", -2: "1/{}^2"}
-    letters = {"micro-batches": "m", "stages": "S"}
-    for power, meaning in meanings.items():
-        for what, base in f.sizes().items():
-            if abs(c / float(base) ** power - 1) <= 1e-6:
-                of = {1: "", -1: "1 / ", 2: "the square of the ", -2: "1 / the square of the "}
-                letter = letters.get(what, "N")
-                return f"ratio {c:.4g} = {of[power]}number of {what}: {meaning.format(letter)}"
-    return None
-
-
-def _copies(f: Finding, c: float) -> str | None:
-    """What several stages hold counts as often."""
-    copies = {sum(n in stage for stage in f.split.stages) for n in f.wrong}
-    if len(copies) == 1 and 1 < (count := copies.pop()) and abs(c / count - 1) <= 1e-6:
-        return f"ratio {c:.4g} = number of stages that hold it: summed once more than it should be"
-    return None
-
-
-def _examples(f: Finding) -> str | None:
-    """What each rank has is a sum of gradients of parts of the batch, each times some factor."""
-    parts, total = f.split.parts(len(f.case.inputs)), f.case.targets.size
-    if len(parts) < 2:
-        return None
-    found = {key: of_examples(f.case, rows) for key, rows in parts.items()}
-    factors = [_decompose(f, g, found) for g in f.got]
-    if any(row is None for row in factors):
-        return None
-    ones = dict.fromkeys(parts, 1.0)
-
-    def are(*want: dict) -> bool:
-        return all(
-            all(abs(row[key] - should[key]) <= 1e-6 for key in parts)
-            for row, should in zip(
-                factors, want * (len(factors) if len(want) == 1 else 1), strict=True
-            )
-        )
-
-    sizes = {key: total * len(rows) / len(f.case.inputs) for key, rows in parts.items()}
-    ranks, count = len(f.got), f.split.data
-    own = [{key: float(key[0] == r * count // ranks) for key in parts} for r in range(ranks)]
-    if count > 1 and are(*own):
-        but = ", though as many bytes moved: something else was summed" if f.billed else ""
-        own = "equals the local gradient: the all_reduce is missing"
-        return f"{own}{but}{f.where()}"
-    for k in range(count):
-        if count > 1 and are({key: count * float(key[0] == k) for key in parts}):
-            return (
-                f"equals {count} times the gradient of rank {k}'s examples: all had the same batch"
-            )
-    of_data = {k: sum(size for key, size in sizes.items() if key[0] == k) for k, _ in parts}
-    for much, letter in ((len(of_data), "mean"), (1, "sum")):
-        if count > 1 and are({key: total / (much * of_data[key[0]]) for key in parts}):
-            return f"equals the {letter} of the ranks' means, as if their shares were even"
-    for much, letter in ((len(parts), "mean"), (1, "sum")):
-        if are({key: total / (much * sizes[key]) for key in parts}):
-            return f"equals the {letter} of micro-batches' means: each divided by its own targets"
-    for what, chosen in _choices(f, parts).items():
-        for times, said in ((0.0, "without {}: skipped"), (2.0, "with {} counted twice")):
-            if are(ones | dict.fromkeys(chosen, times)):
-                return f"equals the gradient {said.format(what)}{f.where()}"
-    return None
-
-
-def _choices(f: Finding, parts: dict) -> dict[str, list[tuple[int, int]]]:
-    """Return {its name: keys} of what may be left out: a share, a micro-batch."""
-    found, M, several = {}, f.split.micro_batches, f.split.data > 1
-    for k in range(f.split.data if several else 0):
-        found[f"the examples of data-parallel rank {k}"] = [key for key in parts if key[0] == k]
-    for i in range(M if M > 1 else 0):
-        last = ", the last" if all(other <= i for _, other in parts) else ""
-        whose = " of every rank" if several else ""
-        found[f"micro-batch {i}{last}{whose}"] = [key for key in parts if key[1] == i]
-    for k, i in parts if several and M > 1 else ():
-        found[f"micro-batch {i} of rank {k}"] = [(k, i)]
-    return {what: keys for what, keys in found.items() if keys}
-
-
-def _decompose(f: Finding, g: Gradients, parts: dict) -> dict | None:
-    """Return the factors with which the parts' gradients add up to g; None if they do not."""
-    names = [n for n in f.wrong if n in g]
-    scale = {n: np.abs(f.want[n]).max(initial=0.0) or 1.0 for n in names}
-
-    def flat(gradients):
-        return np.concatenate([(gradients[n] / scale[n]).reshape(-1) for n in names])
-
-    columns = np.stack([flat(part) for part in parts.values()], axis=1)
-    factors, _, rank, _ = np.linalg.lstsq(columns, flat(g), rcond=1e-12)
-    if rank < len(parts) or len(columns) <= len(parts):
-        return None
-    close = np.abs(columns @ factors - flat(g)).max() <= 1e-8
-    return dict(zip(parts, factors.tolist(), strict=True)) if close else None
 
 
 def _parts_of_a_sum(f: Finding) -> str | None:
@@ -296,10 +167,10 @@ EXAMINATIONS: list[Callable[[Finding], str | None]] = [
     _not_finite,
     _nothing,
     _rounded,
-    _factor,
+    factor,
     _overwritten,
     _one_use,
-    _examples,
+    examples,
     _parts_of_a_sum,
     _bias,
     _permuted,

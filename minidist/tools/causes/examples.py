@@ -1,0 +1,109 @@
+"""Gradients that are sums of gradients of parts of the batch: which parts, each times what?
+
+A part is what one data-parallel rank has of one micro-batch: its key is (k, i).
+"""
+
+import numpy as np
+
+from minidist.tools.causes.counterfactuals import of_examples
+from minidist.tools.causes.finding import Finding, Gradients
+
+Key = tuple[int, int]
+Factors = dict[Key, float]
+
+
+def examples(f: Finding) -> str | None:
+    """What each rank has is a sum of gradients of parts of the batch, each times some factor."""
+    parts = f.split.parts(len(f.case.inputs))
+    if len(parts) < 2:
+        return None
+    gradients = {key: of_examples(f.case, rows) for key, rows in parts.items()}
+    found = [_decompose(f, g, gradients) for g in f.got]
+    if any(factors is None for factors in found):
+        return None
+    for explain in (_local, _same_batch, _means, _left_out):
+        if said := explain(f, found, parts):
+            return said
+    return None
+
+
+def _are(found: list[Factors], *want: Factors) -> bool:
+    """Say whether the ranks have these factors: one for all, or one for each."""
+    want = want * len(found) if len(want) == 1 else want
+    return all(
+        abs(factors[key] - should[key]) <= 1e-6
+        for factors, should in zip(found, want, strict=True)
+        for key in factors
+    )
+
+
+def _local(f: Finding, found: list[Factors], parts: dict) -> str | None:
+    ranks, count = len(f.got), f.split.data
+    own = [{key: float(key[0] == r * count // ranks) for key in parts} for r in range(ranks)]
+    if count < 2 or not _are(found, *own):
+        return None
+    but = ", though as many bytes moved: something else was summed" if f.billed else ""
+    return f"equals the local gradient: the all_reduce is missing{but}{f.where()}"
+
+
+def _same_batch(f: Finding, found: list[Factors], parts: dict) -> str | None:
+    count = f.split.data
+    for k in range(count):
+        if count > 1 and _are(found, {key: count * float(key[0] == k) for key in parts}):
+            return (
+                f"equals {count} times the gradient of rank {k}'s examples: all had the same batch"
+            )
+    return None
+
+
+def _means(f: Finding, found: list[Factors], parts: dict) -> str | None:
+    """Means over parts of different sizes, added up or averaged as if the sizes were equal."""
+    total = f.case.targets.size
+    sizes = {key: total * len(rows) / len(f.case.inputs) for key, rows in parts.items()}
+    of_data = {k: sum(size for key, size in sizes.items() if key[0] == k) for k, _ in parts}
+    for much, letter in ((len(of_data), "mean"), (1, "sum")):
+        shares = {key: total / (much * of_data[key[0]]) for key in parts}
+        if f.split.data > 1 and _are(found, shares):
+            return f"equals the {letter} of the ranks' means, as if their shares were even"
+    for much, letter in ((len(parts), "mean"), (1, "sum")):
+        if _are(found, {key: total / (much * sizes[key]) for key in parts}):
+            return f"equals the {letter} of micro-batches' means: each divided by its own targets"
+    return None
+
+
+def _left_out(f: Finding, found: list[Factors], parts: dict) -> str | None:
+    for what, chosen in _choices(f, parts).items():
+        for times, said in ((0.0, "without {}: skipped"), (2.0, "with {} counted twice")):
+            if _are(found, dict.fromkeys(parts, 1.0) | dict.fromkeys(chosen, times)):
+                return f"equals the gradient {said.format(what)}{f.where()}"
+    return None
+
+
+def _choices(f: Finding, parts: dict) -> dict[str, list[Key]]:
+    """Return {its name: keys} of what may be left out: a share, a micro-batch."""
+    found, M, several = {}, f.split.micro_batches, f.split.data > 1
+    for k in range(f.split.data if several else 0):
+        found[f"the examples of data-parallel rank {k}"] = [key for key in parts if key[0] == k]
+    for i in range(M if M > 1 else 0):
+        last = ", the last" if all(other <= i for _, other in parts) else ""
+        whose = " of every rank" if several else ""
+        found[f"micro-batch {i}{last}{whose}"] = [key for key in parts if key[1] == i]
+    for k, i in parts if several and M > 1 else ():
+        found[f"micro-batch {i} of rank {k}"] = [(k, i)]
+    return {what: keys for what, keys in found.items() if keys}
+
+
+def _decompose(f: Finding, g: Gradients, parts: dict) -> Factors | None:
+    """Return the factors with which the parts' gradients add up to g; None if they do not."""
+    names = [n for n in f.wrong if n in g]
+    scale = {n: np.abs(f.want[n]).max(initial=0.0) or 1.0 for n in names}
+
+    def flat(gradients):
+        return np.concatenate([(gradients[n] / scale[n]).reshape(-1) for n in names])
+
+    columns = np.stack([flat(part) for part in parts.values()], axis=1)
+    factors, _, rank, _ = np.linalg.lstsq(columns, flat(g), rcond=1e-12)
+    if rank < len(parts) or len(columns) <= len(parts):
+        return None
+    close = np.abs(columns @ factors - flat(g)).max() <= 1e-8
+    return dict(zip(parts, factors.tolist(), strict=True)) if close else None

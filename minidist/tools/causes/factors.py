@@ -1,0 +1,61 @@
+"""Gradients that are one device's times a factor, or times one per stage: whose number is it?
+
+Letters: N ranks, m micro-batches, S stages.
+"""
+
+from itertools import product
+
+import numpy as np
+
+from minidist.tools.causes.finding import Finding
+
+
+def factor(f: Finding) -> str | None:
+    """One factor in all that is wrong, or one per stage: a power of a number of this case."""
+    ratios = {}
+    for name in f.wrong:
+        of_ranks = [_ratio(f, g[name], name) for g in f.got]
+        if None in of_ranks or np.ptp(of_ranks) > 1e-6 * abs(of_ranks[0]):
+            return None
+        ratios[name] = of_ranks[0]
+    first, *others = ratios.values()
+    if all(abs(ratio - first) <= 1e-6 * abs(first) for ratio in others):
+        said = _copies(f, first) or _as_power(f, first)
+        return None if said is None else said + f.where()
+    for (what, base), sign, own in product(f.sizes().items(), (-1, 1), (0, 1)):
+        powers = {n: float(base) ** (sign * (f.split.behind(n) + own)) for n in ratios}
+        if all(abs(ratios[n] / powers[n] - 1) <= 1e-6 for n in ratios):
+            how, each = "divided" if sign < 0 else "multiplied", f.split.each
+            exponent = f"{each}s behind it" + ", and its own" * own
+            ratio = f"ratio {float(base) ** sign:.4g}^({exponent})"
+            return f"{ratio}: {how} by the {base} {what} at every {each}"
+    return None
+
+
+def _ratio(f: Finding, g: np.ndarray, name: str) -> float | None:
+    """Return c where g = c want, in all elements."""
+    w = f.want[name]
+    if not (w * w).sum() > 0:
+        return None
+    c = float((g * w).sum() / (w * w).sum())
+    return c if c and f.near(g / c, w, name) else None
+
+
+def _as_power(f: Finding, c: float) -> str | None:
+    meanings = {1: "a missing 1/{}", -1: "1/{} applied twice", 2: "a missing 1/{}^2", -2: "1/{}^2"}
+    letters = {"micro-batches": "m", "stages": "S"}
+    for power, meaning in meanings.items():
+        for what, base in f.sizes().items():
+            if abs(c / float(base) ** power - 1) <= 1e-6:
+                of = {1: "", -1: "1 / ", 2: "the square of the ", -2: "1 / the square of the "}
+                letter = letters.get(what, "N")
+                return f"ratio {c:.4g} = {of[power]}number of {what}: {meaning.format(letter)}"
+    return None
+
+
+def _copies(f: Finding, c: float) -> str | None:
+    """What several stages hold counts as often."""
+    copies = {sum(n in stage for stage in f.split.stages) for n in f.wrong}
+    if len(copies) == 1 and 1 < (count := copies.pop()) and abs(c / count - 1) <= 1e-6:
+        return f"ratio {c:.4g} = number of stages that hold it: summed once more than it should be"
+    return None
