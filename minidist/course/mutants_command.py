@@ -28,7 +28,7 @@ def add_mutants(commands, formatter) -> None:
 
 def mutants_command(given) -> int:
     """Print a row per mutant; return 1 if a mutant survives."""
-    from minidist.course import zoo
+    from minidist.course import mutation_testing, zoo
 
     if given.show is not None:
         mutant = zoo.load(given.show)
@@ -39,7 +39,7 @@ def mutants_command(given) -> int:
     rows, width = [], max(len(mutant.name) for mutant in mutants)
     tqdm.set_lock(threading.RLock())  # tqdm's own would be a semaphore of the whole machine
     with tqdm(total=len(mutants), unit="mutant", disable=None, leave=False) as bar:
-        for row in zoo.judge(mutants):
+        for row in mutation_testing.judge(mutants):
             rows.append(row)
             bar.update()
             if not given.json:
