@@ -1,4 +1,4 @@
-"""What the answers of the autograd lab must be.
+"""What the autograd lab asks, and what the answers must be.
 
 Gradients are held against complex steps (`arrays.vjp`), which know nothing of adjoints.
 """

@@ -1,4 +1,4 @@
-"""What the answers of the collectives lab must be."""
+"""What the collectives lab asks, and what the answers must be."""
 
 from collections.abc import Iterator
 from functools import reduce

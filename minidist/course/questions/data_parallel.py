@@ -1,4 +1,4 @@
-"""What the answers of the data-parallel lab must be.
+"""What the data-parallel lab asks, and what the answers must be.
 
 Gradients are held against one device's, on the whole batch.
 """

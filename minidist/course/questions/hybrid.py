@@ -1,5 +1,6 @@
-"""What the answers of the hybrid lab must be: places on the mesh, one device's gradients cut into
-the ranks' parts, one norm, and the whole state again.
+"""What the hybrid lab asks, and what the answers must be.
+
+Places on the mesh, one device's gradients cut into the ranks' parts, one norm, the whole state.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,8 @@
-"""What the answers of the pipelines lab must be: valid programs with the papers' bubbles and
-stashes, one device's gradients, and the weights of the right version.
+"""What the pipelines lab asks, and what the answers must be.
 
-Programs are judged by what they do, not by one order: they are validated and simulated here.
+Valid programs with the papers' bubbles and stashes, one device's gradients, and the weights of the
+right version. Programs are judged by what they do, not by one order: they are validated and
+simulated here.
 """
 
 from collections.abc import Callable, Iterator

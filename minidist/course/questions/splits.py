@@ -1,5 +1,6 @@
-"""What the answers of the splits lab must be: one device's outputs and gradients, cut into the
-ranks' parts, and the bytes of the closed forms.
+"""What the splits lab asks, and what the answers must be.
+
+One device's outputs and gradients, cut into the ranks' parts, and the bytes of the closed forms.
 
 Letters: N ranks, r one of them, S the bytes of an activation.
 """
