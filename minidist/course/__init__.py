@@ -7,9 +7,9 @@ overlay.py      minidist with some files replaced: a student's, a blanked or a m
 questions/      per lab: what a student's code is asked, and what its answers must be
 probes/         per lab: how it is asked; runs beside the student's code and judges nothing
 sandbox/        runs both in a process of its own, which returns arrays and nothing else
-                limits.py: what they may use, and who they belong to; leavings.py: what they
-                leave, read with care, removed entirely; inside/: what runs there, a supervisor,
-                and the process that gives up its rights
+                limits.py: what they may use, and who they belong to; surroundings.py: what they
+                find; leavings.py: what they leave, read with care, removed entirely; inside/:
+                what runs there, a supervisor, and the process that gives up its rights
 grader.py       asks, judges, adds up the points
 report.py       says it as a text, as JUnit XML, as Gradescope's results.json
 starter.py      what a student begins with: blanked files, a README, tests

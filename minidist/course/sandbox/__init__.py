@@ -42,8 +42,6 @@ against:
 """
 
 import contextlib
-import functools
-import importlib.util
 import json
 import os
 import pickle
@@ -60,9 +58,9 @@ from minidist.course.lab import Lab
 from minidist.course.question import Answer, Question
 from minidist.course.sandbox.leavings import contents, read, remove
 from minidist.course.sandbox.limits import USUAL, Limits, claim_user, most_processes
+from minidist.course.sandbox.surroundings import dependencies, environment, open_to_all
 
 INSIDE = Path(__file__).with_name("inside")
-DEPENDENCIES = ["numpy", "cloudpickle", "threadpoolctl", "tqdm"]
 IMPORT = "import_module"  # the probe that is asked whether a file can be imported
 
 
@@ -239,50 +237,6 @@ class Sandbox:
 def module(path: str) -> str:
     """Return the name under which a file of the package is imported."""
     return f"minidist/{path}".removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-
-
-def environment() -> dict[str, str]:
-    """Return the little that the student's process is told; BLAS has one thread."""
-    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-    threads = (
-        "OPENBLAS_NUM_THREADS",
-        "OMP_NUM_THREADS",
-        "MKL_NUM_THREADS",
-        "VECLIB_MAXIMUM_THREADS",
-    )
-    return {
-        **kept,
-        **dict.fromkeys(threads, "1"),
-        "MALLOC_ARENA_MAX": "2",
-        "PATH": "/usr/bin:/bin",
-    }
-
-
-@functools.cache
-def dependencies() -> dict[str, list[str]]:
-    """Return what to load from where, what of it may be read, and what is hidden."""
-    specs = [importlib.util.find_spec(name) for name in DEPENDENCIES]
-    readable = [
-        found for spec in specs for found in spec.submodule_search_locations or [spec.origin]
-    ]
-    folders = sorted({str(Path(path).parent) for path in readable})
-    readable += [str(found) for folder in folders for found in Path(folder).glob("numpy.libs")]
-    site = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    hidden = [*site, str(overlay.PACKAGE.parent)]
-    return {
-        "dependencies": folders,
-        "readable": readable,
-        "hidden": hidden,
-    }
-
-
-def open_to_all() -> str:
-    """Return a folder for temporary files; for root, one that other users can enter."""
-    places = [tempfile.gettempdir(), "/tmp", "/var/tmp"]
-    for place in places if os.geteuid() == 0 else []:
-        if all(folder.stat().st_mode & 1 for folder in [Path(place), *Path(place).parents]):
-            return place
-    return places[0]
 
 
 def _none(number: int, scratch: Path, ended: str) -> str:
