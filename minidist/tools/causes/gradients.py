@@ -59,6 +59,9 @@ def _nothing(f: Finding) -> str | None:
 
 
 def _not_finite(f: Finding) -> str | None:
+    for name, w in f.want.items():
+        if not np.isfinite(w).all():
+            return f"{name} is not finite on one device either"
     for rank, g in enumerate(f.got):
         for name in f.names:
             if not np.isfinite(g[name]).all():
@@ -79,7 +82,7 @@ def _rounded(f: Finding) -> str | None:
 
 
 def _parts_of_a_sum(f: Finding) -> str | None:
-    """What the ranks have differs, and adds up to what they should have."""
+    """What the ranks have differs, and adds up to what they should have, which none has yet."""
     for name in f.wrong:
         different: list[np.ndarray] = []
         for g in f.got:
@@ -87,6 +90,8 @@ def _parts_of_a_sum(f: Finding) -> str | None:
                 different.append(g[name])
         if len(different) < 2 or not f.near(sum(different), f.want[name], name):
             return None
+    if any(all(f.near(g[n], f.want[n], n) for n in f.wrong) for g in f.got):
+        return None
     return f"the ranks' parts add up to it: an all_reduce is missing{f.where()}"
 
 
