@@ -4,6 +4,7 @@ import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -180,7 +181,7 @@ def test_the_text_is_short_and_plain(result):
     said = report.text(result)
     assert " 0 / 10  9.1" in said and " 5 /  5  9.2" in said and " 5 / 15  points" in said
     assert "defences: Landlock 7, limits" in said and "q 1: the same" in said
-    assert "and 2 more of 5 questions" in said
+    assert "and 2 more of 5 questions" in said and "q 2" in said and "q 3" not in said
     assert all(line.isprintable() and len(line) < 200 for line in said.splitlines())
     assert len(said.splitlines()) < 80
 
@@ -195,6 +196,8 @@ def test_junit_is_xml_with_a_case_per_task(result):
     assert passed.find("failure") is None
     properties = {p.get("name"): p.get("value") for p in suite.iter("property")}
     assert properties["seed"] == "42" and properties["points"] == "5"
+    both = replace(result, verdicts=[replace(v, wrong=["no"]) for v in result.verdicts])
+    assert ElementTree.fromstring(report.junit(both)).get("failures") == "2"
 
 
 def test_gradescope_has_a_score_per_task(result):

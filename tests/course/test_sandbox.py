@@ -81,7 +81,15 @@ def test_the_students_process_finds_nothing_of_the_grader_around_it(sandbox):
     assert not any(name.startswith("PYTHON") for name in found["environment"])
     assert Path(str(found["folder"])).name == "scratch" and found["threads"] == 1
     assert found["descriptors"].tolist() == [0, 1, 2] and found["minidist"].size == 0
+    limits = found["limits"].tolist()
+    want = {0: 42, 1: 2 << 30, 2: 1 << 28, 3: 256, 4: 0}  # CPU, AS, FSIZE, NOFILE, CORE
+    assert all(limits[k] == [most, most] for k, most in want.items())
+    if LINUX:
+        assert found["ends with the supervisor"] == 9 and limits[5][1] >= 256
     if LINUX and os.geteuid() == 0:
+        assert limits[5] == [256, 256] and sandbox._folder.stat().st_mode & 0o777 == 0o750
+        same = found["network"] == os.stat("/proc/self/ns/net").st_ino
+        assert same != ("no network" in sandbox.defences)
         assert len(set(found["user"].tolist())) == 1 and found["user"][0] >= 61184
 
 
@@ -180,6 +188,13 @@ def test_a_forged_answer_is_a_text_or_harmless(tmp_path, content):
     begin = time.monotonic()
     assert isinstance(read(tmp_path / "0"), str)
     assert time.monotonic() - begin < 1
+
+
+def test_errors_and_names_have_a_length(tmp_path):
+    (tmp_path / "0").write_bytes(json.dumps({"error": "x" * 10000}).encode())
+    assert read(tmp_path / "0") == "x" * 4000
+    (tmp_path / "0").write_bytes(json.dumps([["x" * 1000, "<f8", [0]]] * 300).encode() + b"\n")
+    assert read(tmp_path / "0") == "the answer is not what the sandbox writes"
 
 
 def test_an_answer_that_is_no_file_is_none(tmp_path):
