@@ -1,6 +1,8 @@
 """`minidist lab`: hand out a lab, test it, grade it, export it."""
 
 import argparse
+import contextlib
+import signal
 import sys
 from pathlib import Path
 
@@ -147,6 +149,19 @@ def _grade(given) -> int:
     return 0
 
 
+@contextlib.contextmanager
+def _told_to_end():
+    """Let SIGTERM and SIGHUP end the command as an exception does, which tidies up."""
+    kinds = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    before = {kind: signal.signal(kind, lambda kind, _: sys.exit(128 + kind)) for kind in kinds}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+@_told_to_end()
 def _graded(given, seed):
     from minidist.course import grader, property_lab
     from minidist.course.lab import find

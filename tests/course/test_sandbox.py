@@ -276,18 +276,18 @@ def is_standard(name):
 
 INTERRUPTED = """
 import sys, tempfile
-from pathlib import Path
-from minidist.course.grader import grade
+from minidist.cli import main
+from minidist.course import lab
 from tests.course.tiny import TINY
-tempfile.tempdir = sys.argv[2]
+tempfile.tempdir, lab.find = sys.argv[2], lambda name: TINY
 print("begins", flush=True)
-grade(Path(sys.argv[1]), TINY, 1)
+sys.exit(main(["lab", "grade", sys.argv[1], "--lab", "tiny"]))
 """
 
 
 @linux
-@pytest.mark.parametrize("signal", ["SIGINT", "SIGKILL"])
-def test_an_interrupted_grader_leaves_no_process(signal):
+@pytest.mark.parametrize("signal", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
+def test_a_grader_that_is_ended_leaves_no_process_and_none_but_a_killed_one_a_folder(signal):
     import signal as signals
 
     attack = Path(__file__).with_name("attacks") / "endless_loop"
@@ -305,7 +305,7 @@ def test_an_interrupted_grader_leaves_no_process(signal):
             os.kill(grader.pid, getattr(signals, signal))
             grader.wait(timeout=20)
             until(lambda: supervised(place) == [])
-            if signal == "SIGINT":
+            if signal != "SIGKILL":
                 assert os.listdir(place) == []
         for folder in Path(place).iterdir():
             remove(folder)

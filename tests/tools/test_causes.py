@@ -212,6 +212,7 @@ def test_what_a_known_mistake_almost_leaves_has_no_cause():
     assert found(scaled(want, 2, NAMES), replace(split, micro_batches=1)).startswith(
         "ratio 2 = number of stages that hold it: summed once more"
     )
+    assert nearly(scaled(want, 1.7, NAMES), split) is None
     for factor in (1.7, 4.001, 3.999, -4, 64):
         assert nearly(scaled(want, factor), split) is None
     assert nearly([scaled(want, 4), scaled(want, 3)], split) is None  # not on all ranks

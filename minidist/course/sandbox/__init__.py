@@ -37,6 +37,9 @@ against:
 - The student's code runs beside what measures it: in its own process it can falsify a ledger, a
   clock or a probe. A wrong number earns nothing; a right one can be had without what was asked for,
   as from another algorithm. Read the code of who must not cheat.
+- A grader that is killed (SIGKILL) leaves its folder, minidist-lab-*, where temporary files are;
+  no process.
+- Names, sizes and times of files can be asked for everywhere: Landlock refuses to open them only.
 - Times are the machine's: a busy one can take a slow right answer for an endless loop.
 - A hole in Python, NumPy or the kernel.
 """
