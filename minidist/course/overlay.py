@@ -44,4 +44,5 @@ def replaced(folder: Path) -> dict[str, str]:
     return {
         path.relative_to(package).as_posix(): path.read_text(encoding="utf-8")
         for path in sorted(package.rglob("*.py"))
+        if path.is_file()  # no pipe, and no link to a device: those never end
     }

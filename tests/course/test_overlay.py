@@ -1,5 +1,6 @@
 """minidist with files replaced, and the tests that run against it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,13 @@ def test_what_the_package_does_not_have_cannot_be_replaced(tmp_path):
     build(tmp_path, {})
     with pytest.raises(ValueError, match="exists already"):
         build(tmp_path, {})
+
+
+def test_pipes_folders_and_devices_are_no_files_to_replace(tmp_path):
+    (tmp_path / "minidist" / "folder.py").mkdir(parents=True)
+    os.mkfifo(tmp_path / "minidist" / "pipe.py")
+    (tmp_path / "minidist" / "endless.py").symlink_to("/dev/zero")
+    assert replaced(tmp_path) == {}
 
 
 def pytest_with(folder, *tests):
