@@ -104,7 +104,7 @@ def grade(
         for number in [-1] * FIRST + order:
             begin = time.monotonic()
             sandbox.build(strewn({} if number < 0 else mutants[number].files(), rng), LEFT_OUT)
-            answer = sandbox.ask(asked).answers[0]
+            answer = _formed(sandbox.ask(asked).answers[0])
             if number >= 0:
                 wrong[number] = _alive(answer)
                 seconds[number] = time.monotonic() - begin
@@ -115,6 +115,18 @@ def grade(
             for number, task in enumerate(lab.tasks)
         ]
         return Grade(lab, verdicts, seed, sandbox.defences)
+
+
+def _formed(answer: dict[str, np.ndarray] | str) -> dict[str, np.ndarray] | str:
+    """Return an answer of the probe's form as it is, and what is said to another, forged, one."""
+    if isinstance(answer, str):
+        return answer
+    texts = all(array.dtype.kind == "U" and array.ndim == 1 for array in answer.values())
+    if not texts or answer.keys() != {"properties", "raised", "said"}:
+        return "the answer is not what the sandbox writes"
+    if len(answer["raised"]) != len(answer["said"]):
+        return "the answer is not what the sandbox writes"
+    return answer
 
 
 def _of_the_reference(answer: dict[str, np.ndarray] | str) -> list[str]:

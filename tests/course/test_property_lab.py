@@ -14,6 +14,14 @@ from minidist.course.sandbox.limits import Limits
 KILLED = ["no_all_reduce", "weights_averaged"]  # by the example that is handed out
 
 
+FORGE = """
+import os
+def property_forge():
+    open("0", "wb").write({} + b"\\n" + bytes(24))
+    os._exit(0)
+"""
+
+
 @pytest.fixture
 def a_small_zoo(monkeypatch):
     monkeypatch.setattr(zoo, "names", lambda: [*KILLED, "off_by_one_ring"])
@@ -47,8 +55,17 @@ def test_the_example_kills_what_its_handout_says_and_no_more(tmp_path):
         ("x = 1", "has no function property_"),
         ("import minidist.tools.equivalence", "ModuleNotFoundError"),
         ("while True: pass", "no answer"),
+        *(
+            (FORGE.format(head.encode()), "the answer is not what the sandbox writes")
+            for head in (
+                "[]",
+                '[["properties", "<f8", []], ["raised", "<f8", []], ["said", "<f8", []]]',
+                '[["properties", "<U1", [1]], ["raised", "<U1", [1]], ["said", "<U1", [0]]]',
+            )
+        ),
     ],
-    ids=["kills_the_reference", "reads_its_text", "syntax", "nothing", "tools", "endless"],
+    ids="kills_the_reference reads_its_text syntax nothing tools endless forged_nothing "
+    "forged_numbers forged_lengths".split(),
 )
 def test_what_the_reference_does_not_survive_is_worth_nothing(tmp_path, source, why):
     (tmp_path / "minidist").mkdir()
