@@ -1,6 +1,7 @@
 """The command line: parse, call, print."""
 
 import argparse
+import errno
 import json
 import math
 import os
@@ -26,7 +27,9 @@ def main(arguments: list[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        return given.command(given)
+        status = given.command(given)
+        sys.stdout.flush()
+        return status
     except ValueError as error:
         print(f"minidist: {error}", file=sys.stderr)
         return 2
@@ -41,8 +44,12 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nminidist: interrupted; all ranks have stopped", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output has gone: `minidist verify | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left to flush
+        if error.errno == errno.ENOSPC:  # else the reader has gone: `minidist verify | head`
+            print(f"minidist: cannot write the output: {error.strerror}", file=sys.stderr)
         return 1
 
 

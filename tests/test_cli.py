@@ -299,3 +299,18 @@ def test_ctrl_c_ends_everything_at_once_and_leaves_nothing(command, after):
         for _ in range(100):
             os.killpg(process.pid, 0)
             time.sleep(0.02)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("command", ["timeline", "lab list"])
+def test_a_full_disk_is_one_line_and_exit_status_1(command):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-m", "minidist", *command.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "minidist: cannot write the output: No space left on device\n"
