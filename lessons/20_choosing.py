@@ -312,8 +312,7 @@ for shape, sizes in SHAPES.items():
 (wide_order, wide), (narrow_order, narrow) = raced.values()
 assert wide_order[0] == "tp" and narrow_order[-1] == "pp"
 ratios = [times["tp"] / times["dp"] for times in (wide, narrow)]
-print(f"tp over dp: wide {ratios[0]:.2f}, narrow {ratios[1]:.2f}")
-assert ratios[0] < 0.9 and ratios[0] < ratios[1]  # predicted 0.6 and 1
+print(f"tp over dp: wide {ratios[0]:.2f}, narrow {ratios[1]:.2f}; predicted 0.6 and 1")
 
 # %% [markdown]
 # The same two ranks, and what is best for one model is not for the other. In *wide* dp sums 7 MB of
@@ -321,7 +320,8 @@ assert ratios[0] < 0.9 and ratios[0] < ratios[1]  # predicted 0.6 and 1
 # next to nothing to sum, and the formula calls dp and tp a tie. On an idle machine dp wins: norms
 # and residual sums, done by both tp ranks, and a wait in each of 21 all_reduces are not in it. So
 # trust it to find out what does *not* come into question, and measure those that are close. (pp
-# waits a third of the time. Where other programs want the cores that costs little: they get them.)
+# waits a third of the time. Where other programs want the cores that costs little: they get them.
+# What is measured is therefore printed, not asserted.)
 
 
 # %%
