@@ -335,6 +335,7 @@ def forgets_adam(sizes, memory):
     return memory // formula(sizes, 1)
 
 
+# Prints what the check says of your answer; and of wrong ones that tempt, which it must refuse.
 exercise.judge(1, check_batch, largest_batch, tempting=[forgets_adam])
 
 # %% [markdown]

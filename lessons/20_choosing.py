@@ -129,7 +129,7 @@ for name in ("naive", "gpipe", "sequence"):
 # %% [markdown]
 # `predict` in `minidist/tools/costs/closed_forms.py` has the same for all of them. Now each
 # measured cost of each rank must equal it: what enters its layers, what it holds, its
-# multiply-adds; and the ledgers' sum the bill that `minidist verify` uses. One is a bound:
+# multiply-adds; and the bytes of all ranks, what `minidist verify` asks for. One is a bound:
 # zero-bubble passes hold less between the two halves of their backward. (Messages on their way, and
 # what an operation needs for a moment, are not counted.)
 
@@ -372,7 +372,7 @@ figures.save(draw, "20_choosing")
 # `crossing(P, L, C, T)`: the number of examples, with a fraction, from which on `naive` sends less
 # than `sequence`. P counts parameters; leave out what is small beside `L C T`.
 #
-# *Hint:* both bills are under Math. N drops out.
+# *Hint:* both sums of bytes are under Math. N drops out.
 
 
 # %%

@@ -111,7 +111,8 @@ def _short(lines: list[str]) -> list[str]:
     if len(lines) > LINES:
         half = LINES // 2
         lines = [*lines[:half], f"... {len(lines) - 2 * half} lines", *lines[-half:]]
-    return [line if len(line) <= WIDTH else line[: WIDTH - 4] + " ..." for line in lines]
+    ends = WIDTH // 2 - 3  # what was expected, and what it means, often stand last
+    return [line if len(line) <= WIDTH else f"{line[:ends]} ... {line[-ends:]}" for line in lines]
 
 
 def _foot(grade: Grade) -> list[str]:
