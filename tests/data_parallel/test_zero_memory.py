@@ -275,7 +275,8 @@ def private_bytes():
     not sys.platform.startswith("linux"), reason="RLIMIT_DATA of mappings is Linux's"
 )
 def test_a_model_whose_optimizer_state_does_not_fit_trains_in_stage_3():
-    """Plain data parallelism needs 4 P; stage 3 on two ranks 2 P, and 3 of 8 layers.
+    """Plain data parallelism needs 4 P; stage 3 on two ranks 2 P, 3 of 8 layers, and the stacks of
+    the threads that gather: 8 MiB each, P/4, one beginning while the other ends.
 
     The limit is on private memory that can be written to. One on addresses (RLIMIT_AS) would be
     blurred: the C library reserves 64 MiB of them for each thread, and then uses those.
@@ -285,7 +286,7 @@ def test_a_model_whose_optimizer_state_does_not_fit_trains_in_stage_3():
         want = ranks.run(train_in, None, 0)
     with Cluster(2) as ranks:
         with pytest.raises(RankFailed, match="MemoryError"):
-            ranks.run(train_in, 3 * P, 0)
-        found = ranks.run(train_in, 3 * P, 3)
+            ranks.run(train_in, 7 * P // 2, 0)
+        found = ranks.run(train_in, 7 * P // 2, 3)
     comparison = compare(found, want[0], 1e-4)  # float32
     assert comparison.ok, comparison
