@@ -287,7 +287,7 @@ def test_where_there_is_no_fork_server_ranks_are_spawned(monkeypatch):
 def test_a_rank_that_computes_while_others_wait_for_it_is_no_error(cluster, transport):
     def worker(group):
         if group.rank == 1:
-            time.sleep(1.5)
+            time.sleep(0.6)
         return float(group.all_reduce(np.ones(3))[0])
 
     assert cluster(3, transport).run(worker) == [3.0] * 3

@@ -53,7 +53,10 @@ def test_other_seeds_draw_other_questions(name):
         assert first != second, task.id
 
 
-@every_lab
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if at else []) for at, name in enumerate(LABS)],
+)
 def test_zeros_nothing_and_the_answers_to_other_questions_are_wrong(name):
     lab, room = LABS[name], runpy.run_path(str(LABS[name].probes))
     for task in lab.tasks:

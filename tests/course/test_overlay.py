@@ -53,8 +53,7 @@ def pytest_with(folder, *tests):
     )
 
 
-@pytest.mark.parametrize("sound", [True, False])
-@pytest.mark.parametrize("test", [THREADS, PROCESSES])
+@pytest.mark.parametrize("test, sound", [(THREADS, True), (THREADS, False), (PROCESSES, False)])
 def test_pytest_runs_against_another_implementation(tmp_path, sound, test):
     theirs = tmp_path / "minidist" / NAIVE
     theirs.parent.mkdir(parents=True)
