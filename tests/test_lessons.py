@@ -178,3 +178,13 @@ def test_lesson_has_its_parts_in_order(lesson):
 def test_lesson_has_its_figure_in_the_repository(lesson):
     picture = ROOT / "figures" / f"{lesson.stem}.png"
     assert is_picture(picture), f"run: python lessons/{lesson.name} --figures figures"
+
+
+@each_lesson
+def test_lesson_ends_with_three_exercises_one_of_which_asks_why_something_broke(lesson):
+    exercises = [heading for heading in headings(lesson) if heading.startswith("exercise")]
+    assert [heading.split(":")[0] for heading in exercises] == [f"exercise {n}" for n in (1, 2, 3)]
+    assert sum("why did this break?" in heading for heading in exercises) == 1
+    source = lesson.read_text(encoding="utf-8")
+    for number in (1, 2, 3):
+        assert re.search(rf"exercise\.judge\(\s*{number},", source), f"exercise {number}: no check"
