@@ -118,7 +118,10 @@ def property_times():
 
 
 @pytest.mark.usefixtures("a_small_zoo")
-@pytest.mark.parametrize("how", TELLING)
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param(how, marks=[pytest.mark.slow] if at else []) for at, how in enumerate(TELLING)],
+)
 def test_what_tells_mutants_from_the_reference_without_a_property_is_worth_nothing(tmp_path, how):
     grade = points_of(tmp_path, TELLING[how], seed=1)
     assert grade.points == 0, [verdict.wrong for verdict in grade.verdicts]

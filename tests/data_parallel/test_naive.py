@@ -129,7 +129,7 @@ def train(group, model, optimizer, inputs, targets, steps, micro_batches):
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("transport", ["thread", "process"])
+@pytest.mark.parametrize("transport", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_the_weights_after_some_steps_equal_one_devices(
     cluster, transport, optimizer, micro_batches
 ):
