@@ -6,8 +6,6 @@ import sys
 import textwrap
 import threading
 
-from tqdm import tqdm
-
 
 def add_mutants(commands, formatter) -> None:
     parser = commands.add_parser(
@@ -28,6 +26,8 @@ def add_mutants(commands, formatter) -> None:
 
 def mutants_command(given) -> int:
     """Print a row per mutant; return 1 if a mutant survives."""
+    from tqdm import tqdm
+
     from minidist.course import mutation_testing, zoo
 
     if given.show is not None:
