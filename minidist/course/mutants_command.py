@@ -38,7 +38,8 @@ def mutants_command(given) -> int:
     mutants = [zoo.load(name) for name in dict.fromkeys(given.name or zoo.names())]
     rows, width = [], max(len(mutant.name) for mutant in mutants)
     tqdm.set_lock(threading.RLock())  # tqdm's own would be a semaphore of the whole machine
-    with tqdm(total=len(mutants), unit="mutant", disable=None, leave=False) as bar:
+    every = {"mininterval": 0, "miniters": 1}  # draw each count: two may end at almost one moment
+    with tqdm(total=len(mutants), unit="mutant", disable=None, leave=False, **every) as bar:
         for row in mutation_testing.judge(mutants):
             rows.append(row)
             bar.update()
