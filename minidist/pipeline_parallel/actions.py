@@ -109,10 +109,19 @@ class Programs(list):
     placement  placement[r][c] is the virtual stage that rank r holds as its chunk c. By default
                stages go round: number k is on rank k mod p. Two ranks may hold one stage: replicas
                of it, each of which takes some of the micro-batches.
+
+    TypeError: a rank has None, as from a schedule that forgets its `return`.
     """
 
     def __init__(self, programs, placement: list[list[int]] | None = None):
-        super().__init__(list(program) for program in programs)
+        super().__init__()
+        for rank, program in enumerate(programs):
+            if program is None:
+                raise TypeError(
+                    f"the program of rank {rank} is None, not a list of actions; "
+                    "does the schedule return it?"
+                )
+            self.append(list(program))
         self.placement = placement or placement_of(self[:])
 
 

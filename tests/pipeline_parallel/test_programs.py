@@ -9,6 +9,7 @@ from minidist.pipeline_parallel.actions import (
     BackwardInput,
     BackwardWeight,
     Forward,
+    Programs,
     Transfer,
     Update,
     other_end,
@@ -189,6 +190,11 @@ def test_programs_read_like_the_pictures_in_the_papers():
 def test_what_no_program_can_be_is_refused_with_a_reason(arguments, options, message):
     with pytest.raises(ValueError, match=message):
         programs(*arguments, **options)
+
+
+def test_a_schedule_that_returns_nothing_is_named_by_its_rank():
+    with pytest.raises(TypeError, match="program of rank 1 is None"):
+        Programs([[], None])
 
 
 def test_every_synchronous_schedule_is_enumerated():
