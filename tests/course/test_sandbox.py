@@ -54,9 +54,9 @@ def test_arrays_come_back_as_they_were(sandbox):
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("object", "x is no array of numbers or texts but of object"),
-        ("complex", "x is no array of numbers or texts but of complex128"),
-        ("structured", "x is no array of numbers or texts"),
+        ("object", "x should be an array of numbers, and is of object: "),
+        ("complex", "x should be an array of numbers, and is of complex128: (1+2j)"),
+        ("structured", "x should be an array of numbers"),
         ("no dict", "AttributeError"),
         ("large", "more than 16 MB"),
         ("interrupt", "KeyboardInterrupt"),
@@ -80,7 +80,8 @@ def test_the_students_process_finds_nothing_of_the_grader_around_it(sandbox):
     assert str(ROOT) not in found["path"] and found["path"][0] == str(sandbox.tree)
     assert not any(name.startswith("PYTHON") for name in found["environment"])
     assert Path(str(found["folder"])).name == "scratch" and found["threads"] == 1
-    assert found["descriptors"].tolist() == [0, 1, 2] and found["minidist"].size == 0
+    assert found["descriptors"].tolist() == [0, 1, 2]
+    assert found["course"].tolist() == [f"minidist.course.probes{name}" for name in ("", ".tiny")]
     limits = found["limits"].tolist()
     want = {0: 42, 1: 2 << 30, 2: 1 << 28, 3: 256, 4: 0}  # CPU, AS, FSIZE, NOFILE, CORE
     assert all(limits[k] == [most, most] for k, most in want.items())
@@ -127,9 +128,12 @@ def test_files_of_one_task_that_cannot_be_imported_do_not_spoil_the_others(sandb
     assert "Task 9.1" in (sandbox.tree / "minidist" / GPIPE).read_text(encoding="utf-8")
 
 
-def test_the_copy_holds_nothing_compiled_and_nothing_of_the_course(sandbox):
+def test_the_copy_holds_nothing_compiled_and_of_the_course_this_labs_probes_alone(sandbox):
     names = {path.name for path in sandbox.tree.rglob("*")}
-    assert "gpipe.py" in names and not {"__pycache__", "course", "tests"} & names
+    assert "gpipe.py" in names and not {"__pycache__", "tests"} & names
+    course = sandbox.tree / "minidist" / "course"
+    files = {path.relative_to(course).as_posix() for path in course.rglob("*") if path.is_file()}
+    assert files == {f"probes/{name}.py" for name in ("__init__", "ranks", "tiny")}
 
 
 def test_the_name_of_a_file_is_that_of_its_module():

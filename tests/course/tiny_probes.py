@@ -30,7 +30,7 @@ def misuse(how):
     if how == "object":
         return {"x": np.array([object()])}
     if how == "complex":
-        return {"x": np.array(1 + 2j)}
+        return {"x": 1 + 2j}
     if how == "structured":
         return {"x": np.zeros(2, "f4,i4")}
     if how == "no dict":
@@ -60,7 +60,7 @@ def surroundings():
         "ends with the supervisor": np.array(death_signal()),
         "network": np.array(os.stat("/proc/self/ns/net").st_ino if LINUX else 0),
         "user": np.array([*os.getresuid(), *os.getresgid(), *os.getgroups()]),
-        "minidist": np.array([name for name in sys.modules if name.startswith("minidist.course")]),
+        "course": np.array([name for name in sys.modules if name.startswith("minidist.course.")]),
     }
 
 

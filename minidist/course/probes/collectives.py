@@ -6,9 +6,9 @@ one message and takes one message per step, and a message can be used when it is
 
 import numpy as np
 
-from minidist import run
 from minidist.comm import collectives
 from minidist.comm.channel import Channel
+from minidist.course.probes.ranks import on_ranks
 
 
 class Watched:
@@ -33,23 +33,6 @@ class Watched:
 
     def notes(self):
         return {"sent": np.array(self.sent, int).reshape(-1, 2), "steps": self.clock}
-
-
-def plain(answer):
-    """Return the answer as arrays of numbers; what is none is a TypeError."""
-    arrays = {name: np.asarray(value) for name, value in answer.items()}
-    for name, array in arrays.items():
-        if array.dtype.kind not in "biufU":
-            raise TypeError(f"{name} should be an array of numbers, and is {answer[name]!r}")
-    return arrays
-
-
-def on_ranks(worker, size, *args):
-    """Return {"name r": what rank r has returned under that name}."""
-    results = run(worker, size, *args, transport="thread", timeout=10)
-    return plain(
-        {f"{name} {r}": value for r, found in enumerate(results) for name, value in found.items()}
-    )
 
 
 def all_reduce(algorithm, op, arrays):
@@ -113,4 +96,4 @@ def star(root, pieces):
 def reduce_pieces(op, pieces):
     pieces = [p.copy() for p in pieces]
     result = collectives.reduce_pieces(pieces, getattr(np, op))
-    return plain({"result": result, "into the first": result is pieces[0]})
+    return {"result": result, "into the first": result is pieces[0]}

@@ -7,27 +7,11 @@ from unittest import mock
 
 import numpy as np
 
-from minidist import datasets, nn, optim, run
+from minidist import datasets, nn, optim
 from minidist.autograd import no_grad
+from minidist.course.probes.ranks import on_ranks
 from minidist.data_parallel import bucketed, naive, zero
 from minidist.events import EventLog
-
-
-def plain(answer):
-    """Return the answer as arrays of numbers; what is none is a TypeError."""
-    arrays = {name: np.asarray(value) for name, value in answer.items()}
-    for name, array in arrays.items():
-        if array.dtype.kind not in "biufU":
-            raise TypeError(f"{name} should be an array of numbers, and is {answer[name]!r}")
-    return arrays
-
-
-def on_ranks(worker, size, log=None):
-    """Return {"name r": what rank r has returned under that name}."""
-    results = run(worker, size, transport="thread", timeout=10, log=log)
-    return plain(
-        {f"{name} {r}": value for r, found in enumerate(results) for name, value in found.items()}
-    )
 
 
 def build(sizes, seed, frozen=()):
@@ -47,7 +31,7 @@ def gradients(model):
 
 
 def parts(examples, size):
-    return plain({f"part {r}": datasets.shard(examples, r, size) for r in range(size)})
+    return {f"part {r}": datasets.shard(examples, r, size) for r in range(size)}
 
 
 def dealt(examples, batch, seed, size, micro_batches, epochs):
@@ -63,7 +47,7 @@ def dealt(examples, batch, seed, size, micro_batches, epochs):
                 [[len(m) for m in share.micro_batches] for share in shares]
             )
             answer[f"totals {e} {r}"] = np.array([share.total for share in shares])
-    return plain(answer)
+    return answer
 
 
 def all_reduced(sizes, seed, frozen, x, y, counts):
@@ -151,7 +135,7 @@ def overlapped(sizes, seed, x, y, counts, micro_batches, moved, buckets):
     for r in range(len(counts)):
         events = [e for e in log.events if e.rank == r and e.name.startswith("all_reduce")]
         answer[f"reductions {r}"] = len(events)
-    return plain(answer)
+    return answer
 
 
 def reduced_to_shards(sizes, seed, frozen, x, y, counts, micro_batches, stage, shards):

@@ -1,6 +1,6 @@
 """What the hybrid lab asks of a student's code; it runs beside that code, and judges nothing.
 
-Ranks are threads. What they find comes back as "<rank> <name>".
+Ranks are threads.
 """
 
 from itertools import product
@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from minidist import Mesh, nn, optim, run
+from minidist import Mesh, nn, optim
+from minidist.course.probes.ranks import on_ranks
 from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel import Pipeline
 from minidist.pipeline_parallel.stage import holders
@@ -18,24 +19,6 @@ from minidist.tensor_parallel.sequence_parallel import sequence_parallel
 SHAPE = ("dp", "pp", "tp")
 CONFIG = {"vocab": 6, "width": 6, "heads": 6, "depth": 0, "context": 8}
 SMALL = {"config": CONFIG, "state": nn.Transformer(**CONFIG).state()}
-
-
-def plain(name, value):
-    """Return a value as an array of numbers, truth values or text; nothing else may leave here."""
-    if (value := np.array(value)).dtype.kind not in "biufU":
-        raise TypeError(f"{name} is no array of numbers: {value.dtype}")
-    return value
-
-
-def on_ranks(worker, N):
-    """Call worker(group) -> {name: array or None} on N ranks."""
-    ranks = run(worker, N, transport="thread", timeout=10)
-    return {
-        f"{r} {name}": plain(name, value)
-        for r, found in enumerate(ranks)
-        for name, value in found.items()
-        if value is not None
-    }
 
 
 def refused(call):
@@ -58,12 +41,10 @@ def coordinates(axes, own):
     beside = [mesh.rank_of(**{name: c}) for name, size in axes.items() for c in range(size)]
     wrong = [{"nowhere": 0}, *({name: c} for name, n in axes.items() for c in (-1, n))]
     return {
-        "coordinates": plain("coordinates", [[at[name] for name in axes] for at in found]),
+        "coordinates": [[at[name] for name in axes] for at in found],
         "order": np.array([list(at) == list(axes) for at in found]),
-        "ranks": plain(
-            "ranks", [mesh.rank_of(**dict(zip(axes, at, strict=True))) for at in places]
-        ),
-        "beside": plain("ranks", beside),
+        "ranks": [mesh.rank_of(**dict(zip(axes, at, strict=True))) for at in places],
+        "beside": beside,
         "refused": np.array([refused(lambda at=at: mesh.rank_of(**at)) for at in wrong]),
     }
 
@@ -96,8 +77,7 @@ def held(config, cut):
     """Return the stages that hold each parameter of a Transformer."""
     model = nn.Transformer(**config)
     found = holders(model, [range(a, b) for a, b in cut])
-    order = plain("names", list(found))
-    return {"names": order} | {name: plain(name, stages) for name, stages in found.items()}
+    return {"names": list(found), **found}
 
 
 def gradients(parameters):
@@ -228,7 +208,7 @@ def clip(sizes, grads, max_norm):
     norm = optimizer.clip_global_norm(max_norm)
     found = {f"d {name}": p.grad for name, p in model.named_parameters().items()}
     found |= {"norm": norm}
-    return {name: plain(name, x) for name, x in found.items() if x is not None}
+    return {name: x for name, x in found.items() if x is not None}
 
 
 def clip_on_mesh(shape, parts, max_norm, **model):

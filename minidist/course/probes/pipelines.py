@@ -7,7 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from minidist import nn, optim, run
+from minidist import nn, optim
+from minidist.course.probes.ranks import on_ranks
 from minidist.pipeline_parallel import add_communication, executor, programs, weight_versions
 from minidist.pipeline_parallel.actions import (
     Backward,
@@ -40,13 +41,6 @@ def action(numbers):
     return KINDS[kind](micro_batch, chunk, *(ends if kind > 4 else ()))
 
 
-def plain(name, value):
-    """Return a value as an array of numbers, truth values or text; nothing else may leave here."""
-    if (value := np.array(value)).dtype.kind not in "biufU":
-        raise TypeError(f"{name} is no array of numbers: {value.dtype}")
-    return value
-
-
 def written(made):
     """Return {"rank r": its actions as rows}."""
     return {
@@ -68,8 +62,8 @@ def refusal(name, p, m, chunks):
     try:
         programs(name, p, m, chunks)
     except ValueError as error:
-        return {"refused": np.array(True), "why": np.array(str(error)[:300])}
-    return {"refused": np.array(False), "why": np.array("")}
+        return {"refused": True, "why": str(error)[:300]}
+    return {"refused": False, "why": ""}
 
 
 def transfers(rows, placement, rendezvous_safe):
@@ -80,8 +74,8 @@ def transfers_twice(rows, placement):
     try:
         add_communication(read(rows, placement))
     except ValueError:
-        return {"refused": np.array(True)}
-    return {"refused": np.array(False)}
+        return {"refused": True}
+    return {"refused": False}
 
 
 def tags(rows, placement):
@@ -121,20 +115,14 @@ def train(rows, placement, sizes, cut, state, inputs, targets, m):
         found["(updates)"] = [i for stage in stages for i in stage.updates]
         return found
 
-    ranks = run(worker, len(made), transport="thread", timeout=10)
-    return {
-        f"{r} {name}": plain(name, value)
-        for r, found in enumerate(ranks)
-        for name, value in found.items()
-        if value is not None
-    }
+    return on_ranks(worker, len(made))
 
 
 def chosen(scheme, p, every, minibatches, newest):
     """Return the version that a forward pass chooses, for each minibatch and newest version."""
     choose = getattr(weight_versions, scheme)
     found = [choose(b, v, p, every) for b in minibatches for v in newest]
-    return {"versions": plain("versions", found)}
+    return {"versions": found}
 
 
 def versions(scheme, p, every, events, weights, gradients, lr, stash, streams):
@@ -164,9 +152,9 @@ def versions(scheme, p, every, events, weights, gradients, lr, stash, streams):
     letters = np.array([letter for letter, *_ in kept.used], str)
     numbers = np.array([rest for _, *rest in kept.used], np.int64).reshape(-1, 2)
     return {
-        "seen": plain("weights", seen),
-        "held": plain("weights", held),
+        "seen": seen,
+        "held": held,
         "letters": letters,
         "numbers": numbers,
-        "most": plain("most", kept.most),
+        "most": kept.most,
     }

@@ -1,11 +1,12 @@
 """What the splits lab asks of a student's code; it runs beside that code, and judges nothing.
 
-Ranks are threads. What they find comes back as "<rank> <name>".
+Ranks are threads.
 """
 
 import numpy as np
 
-from minidist import Tensor, collective_functions, nn, run
+from minidist import Tensor, collective_functions, nn
+from minidist.course.probes.ranks import on_ranks
 from minidist.rng import Randomness
 from minidist.tensor_parallel import (
     ColumnParallelLinear,
@@ -15,24 +16,6 @@ from minidist.tensor_parallel import (
     sequence_parallel,
     vocab_parallel,
 )
-
-
-def plain(name, value):
-    """Return a value as an array of numbers, truth values or text; nothing else may leave here."""
-    if (value := np.array(value)).dtype.kind not in "biufU":
-        raise TypeError(f"{name} is no array of numbers: {value.dtype}")
-    return value
-
-
-def on_ranks(worker, N):
-    """Call worker(group) -> {name: array or None} on N ranks."""
-    ranks = run(worker, N, transport="thread", timeout=10)
-    return {
-        f"{r} {name}": plain(name, value)
-        for r, found in enumerate(ranks)
-        for name, value in found.items()
-        if value is not None
-    }
 
 
 def there_and_back(group, function, x, grad):

@@ -79,13 +79,16 @@ def meshes(rng) -> Iterator[Question]:
             yield one_mesh(axes, N)
     yield one_mesh({"dp": 2, "pp": 2, "tp": 3}, 12)
     for axes, N in (({"dp": 2, "tp": 2}, 3), ({"dp": 4, "tp": 0}, 2), ({"dp": 1, "tp": 1}, 2)):
-        yield Question(f"{shown(axes)} of {N} ranks", "mesh", {"N": N, "axes": axes}, judge_refused)
+        yield no_mesh(axes, N)
 
 
-def judge_refused(answer: Answer) -> str | None:
-    if all(key.endswith(" refused") and refused for key, refused in answer.items()):
-        return None
-    return "the sizes do not multiply to the number of ranks: a ValueError is due"
+def no_mesh(axes: dict[str, int], N: int) -> Question:
+    def judge(answer: Answer) -> str | None:
+        if all("refused" in found for found in by_rank(answer, N)):
+            return None
+        return "the sizes do not multiply to the number of ranks: a ValueError is due"
+
+    return Question(f"{shown(axes)} of {N} ranks", "mesh", {"N": N, "axes": axes}, judge)
 
 
 def one_mesh(axes: dict[str, int], N: int) -> Question:

@@ -9,10 +9,10 @@ from minidist.tools.compare import compare
 
 
 def by_rank(answer: Answer, ranks: int) -> list[dict[str, np.ndarray]]:
-    """Return each rank's part of an answer whose names are "<rank> <name>"."""
+    """Return each rank's part of an answer whose names are "<name> <rank>"."""
     found: list[dict[str, np.ndarray]] = [{} for _ in range(ranks)]
     for key, value in answer.items():
-        rank, name = key.split(" ", 1)
+        name, rank = key.rsplit(" ", 1)
         found[int(rank)][name] = value
     return found
 

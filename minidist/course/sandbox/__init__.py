@@ -8,8 +8,8 @@ What keeps the student's code in its place, and from what:
 
 - its own process per task: `sys.exit`, `os._exit`, a crash, patched modules (numpy.testing, pytest,
   the probes, this sandbox's own) end or spoil one task. It sees questions and no answers.
-- `minidist` as a copy with the tasks' bodies blanked, without `course/` and without what Python has
-  compiled: there is no answer to import or to read in it.
+- `minidist` as a copy with the tasks' bodies blanked, of `course/` this lab's probes alone, without
+  what Python has compiled: there is no answer to import or to read in it.
 - limits of the kernel and of the supervisor: time, memory, processes, size of files and of all
   that is written.
 - the supervisor adopts orphans and kills until no descendant is left, on Linux also those that
@@ -64,7 +64,7 @@ from minidist.course.sandbox.limits import USUAL, Limits, claim_user, most_proce
 from minidist.course.sandbox.surroundings import dependencies, environment, open_to_all
 
 INSIDE = Path(__file__).with_name("inside")
-IMPORT = "import_module"  # the probe that is asked whether a file can be imported
+PROBES, ASKED = Path("course", "probes"), "minidist.course.probes"
 
 
 @dataclass(frozen=True)
@@ -123,15 +123,18 @@ class Sandbox:
 
     def ask(self, questions: list[Question]) -> Heard:
         """Put the questions, in one process, one after the other."""
+        return self._ask([(f"{ASKED}.{self.lab.name}", q.probe, q.given) for q in questions])
+
+    def _ask(self, calls: list[tuple[str, str, dict]]) -> Heard:
+        """Have (module, function, keyword arguments) called, one after the other."""
         if self.tree is None:
             self.build({})
-        asked = pickle.dumps([(question.probe, question.given) for question in questions])
         work = Path(tempfile.mkdtemp(prefix="ask-", dir=self._folder))
         work.chmod(0o755)
         try:
-            said = self._supervise(work, asked)
+            said = self._supervise(work, pickle.dumps(calls))
             answers, scratch = [], work / "scratch"
-            for number in range(len(questions)):
+            for number in range(len(calls)):
                 answer = read(scratch / str(number))
                 answers.append(_none(number, scratch, said) if answer is None else answer)
             return Heard(answers, _beginning(work / "output"))
@@ -145,16 +148,17 @@ class Sandbox:
         overlay.build(self.tree, self.lab.blanked() | files, leave_out)
         for compiled in sorted(self.tree.rglob("__pycache__")):
             shutil.rmtree(compiled)  # it has the bodies that were taken out
-        probes = self.lab.probes.read_text(encoding="utf-8")
-        probes += f"\n\ndef {IMPORT}(name):\n    __import__(name)\n    return {{}}\n"
-        (self.tree / "probes.py").write_text(probes, encoding="utf-8")
+        probes = self.tree / "minidist" / PROBES
+        probes.mkdir(parents=True)
+        for name in ("__init__.py", "ranks.py"):
+            shutil.copy(overlay.PACKAGE / PROBES / name, probes)
+        shutil.copy(self.lab.probes, probes / f"{self.lab.name}.py")
         for path in self.tree.rglob("*"):  # the reference may be closed, the copy may not
             path.chmod(0o755 if path.is_dir() else 0o644)
 
     def _imports(self, paths) -> dict[str, str]:
         """Import files, in one process; return {path: what was wrong, or ""}."""
-        names = [module(path) for path in paths]
-        heard = self.ask([Question(name, IMPORT, {"name": name}) for name in names])
+        heard = self._ask([(ASKED, "load", {"name": module(path)}) for path in paths])
         said = [answer if isinstance(answer, str) else "" for answer in heard.answers]
         return dict(zip(paths, said, strict=True))
 

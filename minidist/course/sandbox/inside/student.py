@@ -132,23 +132,24 @@ def paths(order: dict) -> tuple[list[str], list[str]]:
 
 def answer(questions: list, order: dict) -> None:
     """Put the questions one after the other; write down what comes back, also if it raises."""
-    for number, (probe, given) in enumerate(questions):
+    for number, (module, probe, given) in enumerate(questions):
         try:
-            said = encode(getattr(importlib.import_module("probes"), probe)(**given))
+            said = encode(getattr(importlib.import_module(module), probe)(**given))
         except BaseException as error:
             said = json.dumps({"error": failure(error, order["tree"], order["files"])}).encode()
         with open(f"{order['scratch']}/{number}", "wb") as file:
             file.write(said)
 
 
-def encode(arrays: dict) -> bytes:
-    """Return arrays as a line of JSON and their bytes."""
+def encode(answer: dict) -> bytes:
+    """Return arrays of numbers, truth values or text as a line of JSON and their bytes."""
     import numpy as np
 
-    arrays = {str(name): np.asarray(array) for name, array in arrays.items()}
+    arrays = {str(name): np.asarray(value) for name, value in answer.items()}
     for name, array in arrays.items():
         if array.dtype.kind not in "biufU":
-            raise TypeError(f"{name} is no array of numbers or texts but of {array.dtype}")
+            said = f"of {array.dtype}: {answer[name]!r:.200}"
+            raise TypeError(f"{name} should be an array of numbers, and is {said}")
     head = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
     return b"".join([json.dumps(head).encode(), b"\n", *(a.tobytes() for a in arrays.values())])
 

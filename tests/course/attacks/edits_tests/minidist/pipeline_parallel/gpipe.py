@@ -15,7 +15,7 @@ def gpipe(rank, p, m):
         REPOSITORY / "tests" / "course" / "tiny.py",
         REPOSITORY / "minidist" / "course" / "grader.py",
         REPOSITORY / "minidist" / "course" / "question.py",
-        copy / "probes.py",
+        copy / "minidist" / "course" / "probes" / "tiny.py",
         copy / "minidist" / "pipeline_parallel" / "one_f_one_b.py",
         Path.home().parent / "written.py",
         Path("/tmp/minidist-attack.py"),
