@@ -192,10 +192,8 @@ def test_a_thread_of_a_rank_that_will_send_is_no_deadlock(cluster):
 
 def test_every_thread_that_waits_has_a_row(cluster):
     def worker(group):
-        thread = threading.Thread(target=group.recv, args=(1 - group.rank, 7), name="helper")
-        thread.daemon = True
-        thread.start()
-        time.sleep(0.1)
+        helper = threading.Thread(target=group.recv, args=(1 - group.rank, 7), name="helper")
+        helper.start()  # no daemon: while it does not wait yet, the rank computes
         group.recv(1 - group.rank, 8)
 
     text = fails(cluster, "process", 2, worker, Deadlock, r"recv\(tag=7\) \(helper\) for rank 1")
