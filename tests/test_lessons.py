@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -66,34 +65,14 @@ def run_lesson(lesson: Path | str, *arguments, path: Path = ROOT, seconds: float
     )
 
 
-@pytest.fixture(scope="module")
-def runs(request, tmp_path_factory):
-    """What the lessons do that are asked for: two run at a time, until all have ended.
-
-    {lesson: (its run, as a future, and the folder of its figure)}; None: what git said before
-    """
-    asked = dict.fromkeys(
-        item.callspec.params["lesson"]
-        for item in request.session.items
-        if getattr(item, "originalname", "").startswith("test_lesson_runs")
-    )
-    folders = {lesson: tmp_path_factory.mktemp(lesson.stem) for lesson in asked}
-    before = changes()
-    with ThreadPoolExecutor(2) as pool:
-        yield {None: before} | {
-            lesson: (pool.submit(run_lesson, lesson, "--figures", folder), folder)
-            for lesson, folder in folders.items()
-        }
-
-
 @pytest.mark.timeout(SECONDS + 20)
 @each_lesson
-def test_lesson_runs_as_it_stands_and_leaves_nothing_but_its_figure(lesson, runs):
-    future, tmp_path = runs[lesson]
-    run = future.result()
+def test_lesson_runs_as_it_stands_and_leaves_nothing_but_its_figure(lesson, tmp_path):
+    before = changes()
+    run = run_lesson(lesson, "--figures", tmp_path)
     assert run.returncode == 0, f"{lesson.name} failed:\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}"
     assert "not solved yet" in run.stdout, f"{lesson.name} does not say that its exercise is open"
-    assert changes() == runs[None], f"{lesson.name} wrote into the repository"
+    assert changes() == before, f"{lesson.name} wrote into the repository"
     if find_spec("matplotlib") is None:
         assert "no figure: the figures need matplotlib" in run.stdout
         pytest.skip("no matplotlib, which draws the figures: pip install 'minidist[lessons]'")

@@ -17,7 +17,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def test_the_first_two_shell_lines_set_up_train_and_test():
     lines = re.findall(r"^```\n(.*?)^```", README, re.S | re.M)[0].splitlines()
     setup = 'python3 -m venv .venv && .venv/bin/pip install -q -e ".[test]" && .venv/bin/'
-    assert lines == [setup + "minidist train", setup + "pytest"]
+    assert lines == [setup + "minidist train", setup + "pytest -n 2 --dist loadfile"]
 
 
 def test_the_example_runs_and_leaves_the_same_weights_on_every_rank():

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from minidist.course import report
+from minidist.course import report, sandbox
 from minidist.course.grader import grade
 from minidist.course.overlay import PACKAGE
 from minidist.course.sandbox import INSIDE
@@ -34,12 +34,12 @@ pytestmark = pytest.mark.timeout(600)  # the first test of a list waits for all 
 other_user = pytest.mark.skipif(not LINUX or os.geteuid() != 0, reason="needs root on Linux")
 
 
-def processes():
-    """Return the processes of sandboxes in this repository, the supervisors' and the students'."""
+def processes(inside):
+    """Return the supervisors and students whose program lies there."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if os.fsencode(INSIDE) in (entry / "cmdline").read_bytes().split(b"\0"):
+            if os.fsencode(inside) in (entry / "cmdline").read_bytes().split(b"\0"):
                 found.append(entry.name)
         except OSError:
             continue
@@ -82,14 +82,18 @@ def handed_in(name, folder):
 
 
 def grade_all(folders, options):
-    place, before = Path(tempfile.mkdtemp()), files()
-    place.chmod(0o755)  # as /tmp: all users can enter it
+    before, holder = files(), Path(tempfile.mkdtemp())
+    place, inside = holder / "place", holder / "inside"
+    holder.chmod(0o755)  # as /tmp: all users can enter it
+    place.mkdir()
+    inside.symlink_to(INSIDE)  # a name for our processes alone: others may grade at the same time
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as threads:
         patch.setattr(tempfile, "tempdir", str(place))
+        patch.setattr(sandbox, "INSIDE", inside)
         grades = [threads.submit(grade, f, TINY, 1, SHORT, **options) for f in folders]
-    assert processes() == [] and list(place.iterdir()) == [] and files() == before
+    assert processes(inside) == [] and list(place.iterdir()) == [] and files() == before
     assert not any(path.exists() for path in LEFT)
-    place.rmdir()
+    shutil.rmtree(holder)
     return grades
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-REPOSITORY = Path(sys.orig_argv[-1]).parents[2]  # where the sandbox's own program lies
+REPOSITORY = Path(sys.orig_argv[-1]).resolve().parents[2]  # where the sandbox's own program lies
 
 
 def gpipe(rank, p, m):
