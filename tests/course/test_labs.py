@@ -10,6 +10,7 @@ import pytest
 from minidist.course.grader import judge, questions
 from minidist.course.lab import labs
 from minidist.course.overlay import PACKAGE
+from minidist.course.sandbox import Sandbox
 from tests.course.mistakes import hybrid, pipelines, rows, splits
 from tests.course.students import changed, graded, only, reference, starter
 
@@ -95,6 +96,18 @@ def test_the_starter_gets_none_and_every_question_says_what_is_to_be_written(tmp
         assert len(verdict.wrong) == verdict.questions > 0
         assert said in verdict.wrong[0], verdict.wrong[0]
         assert all("NotImplementedError: Task " in line for line in verdict.wrong)
+
+
+def test_a_deadlock_shows_the_students_line():
+    lab, here = LABS["collectives"], "combine(channel.recv((r - 1) % N)"
+    ((path, source),) = reference(lab).items()
+    line = source[: source.index(here)].count("\n") + 1
+    several = next(q for q in questions(lab, lab.tasks[2], 0) if len(q.given["arrays"]) > 1)
+    with Sandbox(lab) as sandbox:
+        sandbox.put({path: source.replace(here, "combine(channel.recv(r)")})
+        (said,) = sandbox.ask([several]).answers
+    assert "rank 0: waits in recv for rank 0 since" in said
+    assert said.endswith(f"at collectives.py:{line}")
 
 
 @pytest.mark.slow
