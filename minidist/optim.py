@@ -169,7 +169,7 @@ class Adagrad(Optimizer):
     """a += g^2;  p -= lr g / (sqrt a + eps)  (Duchi, Hazan, Singer 2011; diagonal).
 
     Each element has a rate of its own, which falls with the gradients it has seen: those that are
-    rarely touched keep a large one. The eps, absent in the paper, lets 0 / 0 be 0.
+    rarely touched keep a large one. The eps, their delta (figure 1), lets 0 / 0 be 0.
     """
 
     state_arrays = 1
