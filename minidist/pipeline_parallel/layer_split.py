@@ -5,8 +5,8 @@
     rank 2         F0             F0              and wait, (p - 1) / p of the time
 
 What it gives is memory: each rank has its layers' parameters, gradients and optimizer state, and
-one micro-batch's activations (Dean et al., Large Scale Distributed Deep Networks, NIPS 2012,
-section 3, split models over machines so).
+one micro-batch's activations. (Dean et al., Large Scale Distributed Deep Networks, NIPS 2012,
+section 3, split a model over machines by its nodes, of which whole layers are a case.)
 """
 
 from collections.abc import Iterator
