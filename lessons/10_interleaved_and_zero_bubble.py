@@ -122,8 +122,8 @@ for schedule in ("1f1b", "zb_h1"):
 #     ZB-H2          (p-1) (TF + TI - 2 TW)      counted from a rank's own start
 #
 # Interleaved: Narayanan et al., SC 2021, section 2.2.2. ZB-H1 and ZB-H2: Qi et al., *Zero Bubble
-# Pipeline Parallelism*, ICLR 2024 (arXiv 2401.10241), sections 2.1 and 2.2, formulas in 2.3; ZB-V:
-# section 6 of the arXiv version.
+# (Almost) Pipeline Parallelism*, ICLR 2024 (arXiv 2401.10241), sections 2.1 and 2.2, formulas in
+# 2.3; ZB-V: section 6 of the arXiv version.
 #
 # ## Code
 #

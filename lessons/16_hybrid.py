@@ -403,9 +403,9 @@ exercise.judge(2, check_squares, whole_squares, tempting=[own_squares, all_ranks
 #
 # Between two stages every tp rank sends the same X[B, T, C] to its counterpart: `S tp` bytes where
 # S would do, over the slow links between machines. (Narayanan et al., section 4.1, call the cure
-# the scatter/gather optimization.) Write `move(x, mesh)` for two stages: all ranks of stage 0 call
-# it with the same x, those of stage 1 with None; there it returns x. Over pp each rank may send
-# `S/tp` only; what is missing is gathered within the machine.
+# the scatter/gather communication optimization.) Write `move(x, mesh)` for two stages: all ranks of
+# stage 0 call it with the same x, those of stage 1 with None; there it returns x. Over pp each rank
+# may send `S/tp` only; what is missing is gathered within the machine.
 #
 # *Hint:* cut along T. `mesh.pp.send(part, 1)`, `mesh.pp.recv(0)`, `mesh.tp.all_gather(part, 1)`.
 

@@ -1,8 +1,8 @@
 """Zero bubble: backward in two halves, of which only one is in anybody's way.
 
-Qi et al., Zero Bubble Pipeline Parallelism (ICLR 2024; arXiv 2401.10241), sections 2.1 (ZB-H1), 2.2
-(ZB-H2) and 2.3 (their bubbles); ZB-V: section 6 of the arXiv version. The stage before waits for I
-(dX = dY W^T); nobody waits for W (dW = X^T dY), which fills what would be a bubble.
+Qi et al., Zero Bubble (Almost) Pipeline Parallelism (ICLR 2024; arXiv 2401.10241), sections 2.1
+(ZB-H1), 2.2 (ZB-H2) and 2.3 (their bubbles); ZB-V: section 6 of the arXiv version. The stage before
+waits for I (dX = dY W^T); nobody waits for W (dW = X^T dY), which fills what would be a bubble.
 
     zb_h1   at most p micro-batches in flight, as in 1F1B on its first rank:
             idle (p - 1)(TF + TI - TW); if m >= p, TW <= TF and TW <= TI
