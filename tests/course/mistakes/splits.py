@@ -113,7 +113,7 @@ MISTAKES = [
         WORDS,
         'highest = group.all_reduce(highest, op="max", label="maximum")',
         "highest = highest * 0.0",
-        "Y has a NaN",
+        "Y 0 has a NaN",
     ),
     (
         "5.6",
