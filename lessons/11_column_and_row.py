@@ -41,7 +41,8 @@ C = 12288
 print(f"one MLP: 2 x 4 x {C}^2 weights, {16 * 8 * C**2 / 1e9:.1f} GB")
 
 # %% [markdown]
-# GPT-3 has 96 of them, and a pipeline cuts this one at most into its two layers, of 9.7 GB each.
+# GPT-3 has 96 of them. A pipeline cuts this one at most into its two layers, of 9.7 GB each, and
+# more ranks make neither product faster.
 #
 # ## Picture
 #
@@ -66,8 +67,8 @@ print(f"one MLP: 2 x 4 x {C}^2 weights, {16 * 8 * C**2 / 1e9:.1f} GB")
 #     rows     Y = sum over r of H_r W_r     dH_r = dY W_r^T                  g: all_reduce forward
 #     both     dW_r = (own input)^T (own gradient): no communication for a weight's gradient, ever
 #
-# The one sum forward is over the *outputs*, because each rank used some of the inner numbers. The
-# one sum backward is over dX, because each rank has sent X through its own columns only.
+# Forward adds up the *outputs*, because each rank used some of the inner numbers only. Backward
+# adds up dX, because each rank has sent X through its own columns only.
 #
 # ## Code
 #
@@ -190,8 +191,8 @@ for kind, before, after in ((CopyTo, "same", "own"), (ReduceFrom, "own", "same")
 #
 # Any order of cuts computes the right thing, if what does not fit is mended. Where the columns of a
 # column layer are needed whole, an all_gather joins them (`gather_output`); where X is whole, a row
-# layer takes its part (`scatter_input`), for which backward has to gather dX. An all_reduce of an
-# array of S bytes moves 2(N-1) S over all ranks together, an all_gather (N-1) S (lesson 2).
+# layer takes its part (`scatter_input`), for which backward has to gather dX. Over all ranks, an
+# all_reduce of S bytes moves 2(N-1) S, an all_gather to S bytes (N-1) S (lesson 2).
 
 
 # %%
@@ -246,9 +247,9 @@ for N in (1, 2, 4):
 #     sent per rank            4 (N-1)/N B C 4                             bytes
 #     operations per byte      3 C / (N-1)
 #
-# (Backward is two products for forward's one, hence 3; a product and its sum are 2 operations.)
-# The batch B cancels: more examples do not help, only a wider matrix does. The fastest of 100 steps
-# on one rank and on two, with one BLAS thread each and 64 examples:
+# (Backward is two products for forward's one, hence 3; a multiplication and its addition are 2
+# operations.) B cancels: against the bytes no larger batch helps, only a wider matrix. The fastest
+# of 100 steps on one rank and on two, with one BLAS thread each and 64 examples:
 
 
 # %%
@@ -278,9 +279,9 @@ for C in (32, 256):
 assert fastest[1, 256] > 5 * fastest[1, 32]  # 64 times the operations; measured: about 20
 
 # %% [markdown]
-# Two meetings cost about 0.1 ms here, whatever they carry. The narrow layer, all of whose work is
-# 0.1 ms, loses by being split; the wide one, with 64 times the operations, wins. (Where other
-# programs use the cores, the ranks take turns, and two are slower than one at every width.)
+# On an idle machine two meetings cost about 0.1 ms. The narrow MLP, all of whose work is 0.1 ms,
+# loses by being split; the wide one, with 64 times the operations, wins. (Where other programs use
+# the cores, the ranks take turns, and two may be slower at both widths.)
 
 
 # %%
@@ -429,8 +430,8 @@ exercise.judge(2, check_row, repaired_row, tempting=[broken_row, only_rank_0])
 # %% [markdown]
 # ## Exercise 3: the price of an order
 #
-# Write `price(ways, widths)`: what an MLP of widths `(C_in, F, C_out)` moves, in units of (N-1) B
-# numbers, forward and backward, over all ranks. The check measures other widths than F = 4C.
+# Write `price(ways, widths)`: what an MLP of widths `(C_in, F, C_out)`, no longer C, 4C and C,
+# moves in units of (N-1) B numbers, forward and backward, over all ranks.
 #
 # *Hint:* the comments in `CLOSED_FORMS` say what is sent; which width has each of these arrays?
 
@@ -462,8 +463,8 @@ exercise.judge(3, check_price, price, tempting=[as_if_square])
 # %% [markdown]
 # ## What it costs, and the next problem
 #
-# - **Nothing hides the meetings.** The next layer needs Y, so every rank waits for g, in every
-#   layer. Data parallelism (lesson 3) meets once a step, and beside backward.
+# - **Nothing hides the meetings** here. The next layer needs Y, so every rank waits for g, in every
+#   MLP; only dW1 could be computed beside f. Data parallelism meets once a step, beside backward.
 # - **Thin slices.** 1/N of a matrix computes less for each byte sent: `3C/(N-1)` operations.
 # - **X, Y and the row's bias are whole on every rank.** Only what lies between f and g is split.
 #
