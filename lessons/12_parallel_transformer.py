@@ -92,14 +92,14 @@ print(f"GPT-2's 50,257 words, 8 x 1024 tokens: {8 * 1024 * 50257 * 4 / 1e9:.2f} 
 # logit M, for stability; the sum of exponentials Z; and the target's logit.
 #
 #     M = max over r of max z_r       Z = sum over r of sum exp(z_r - M)
-#     loss = log Z - (z[y] - M)       dz_r = exp(z_r - M)/Z - [y is this column's word]
+#     loss = log Z - (z[y] - M)       dz_r = exp(z_r - M)/Z, less 1 in the column of word y
 #
 # Three all_reduces of B T numbers stand for a gather of B T V, and backward needs none at all.
 #
 # ## Code
 #
 # The same model, with its matrices replaced. What is not mentioned (norms, dropouts, sums,
-# positions) runs on every rank as before. Then the loss, in two times ten lines.
+# positions) runs on every rank as before. Then the loss.
 
 
 # %%
@@ -144,10 +144,10 @@ class OurCrossEntropy(Function):
 
 
 # %% [markdown]
-# Is it right? All parameters, in float64, with dropout: a mask is a hash of what it masks, so all
-# ranks draw the same one. 103 words, which neither 2 nor 4 divides: ranks take equal runs of
-# words, and the last run is padded with rows of zeros, whose gradient is zero. The head is once a
-# matrix of its own and once *tied*, the same matrix as the embedding.
+# Is it right? All parameters, in float64, with dropout: a mask is a hash of seed, step, layer,
+# example and element (`Randomness`), so all ranks draw the same one. 103 words, which neither 2 nor
+# 4 divides: ranks take equal runs of words, and the last run is padded with zeros, whose gradient
+# is zero. The head is once a matrix of its own and once *tied*, the same matrix as the embedding.
 
 
 # %%
@@ -199,16 +199,15 @@ for tied in (False, True):
 # %%
 for N in (2, 4):
     what, held = max(clusters[N].run(largest_kept, librarys, B, T, V), key=lambda found: found[1])
-    print(
-        f"{N} ranks: {what}, {held:,} bytes each; B T 4 V/N, rounded up: {B * T * 4 * -(-V // N):,}"
-    )
-    assert held == B * T * 4 * -(-V // N)
+    formula = B * T * -(-V // N) * 4
+    print(f"{N} ranks: {what}, {held:,} bytes each; B T (V/N, rounded up) 4 = {formula:,}")
+    assert held == formula
 
 # %% [markdown]
-# ## Measurement: bytes, and why it stays inside one machine
+# ## Measurement: bytes, and why matrices are split inside one machine
 #
 # A block has two g forward and two f backward. An all_reduce of S bytes moves 2(N-1) S over all
-# ranks, so with `S = B T C 4` a block moves `8 (N-1) S` (per rank: Narayanan et al. 2021,
+# ranks, so with `S = B T C 4` a block moves `8 (N-1) S`, a rank 1/N of it (Narayanan et al. 2021,
 # Megatron-LM, section 3.2). The embedding adds a g, the head an f. Data parallelism (lesson 3) sums
 # the gradients instead: `2 (N-1) P 4` for P parameters, whatever the batch. A block has about
 # `12 C^2` parameters, so the two cost the same at `B T = 3 C` tokens a step. We count both, for the
@@ -261,11 +260,11 @@ for what, size in (("split matrices", activation_bytes), ("split batch", gradien
 assert 6 < activation_bytes / gradient_bytes < 7
 
 # %% [markdown]
-# 8192 tokens are close to 3C = 9216. But a GPU sums the gradients of its eighth of the model only,
-# so it sends six times as many bytes of activations. Besides, gradients can travel beside backward,
-# and once a step, also if a step has many micro-batches. Activations cannot: each of the four
-# all_reduces per block and micro-batch is waited for. Hence the rule: split matrices inside a
-# machine; batch and pipeline between machines (Narayanan et al. 2021, section 3.2, takeaway 1).
+# 8192 tokens are close to 3C = 9216. But a GPU sums the gradients of its eighth of the model only:
+# it sends six times as many bytes of activations as of gradients. Besides, gradients travel once a
+# step, however many micro-batches it has, and can do so beside backward. Activations make all wait
+# four times per block and micro-batch. Hence the rule: split matrices inside a machine; batch and
+# pipeline between machines (Narayanan et al. 2021, section 3.2, takeaway 1).
 
 
 # %%
@@ -414,9 +413,9 @@ exercise.judge(2, check_words, next_words, tempting=[join_the_logits, forget_whe
 #
 # Clipping needs the length of the whole gradient: the root of the sum of all squares. A rank has
 # parts of some gradients (`p.shard` is not None) and all of others, norms for example. Write
-# `gradient_length`, with a single all_reduce.
+# `gradient_length`; one all_reduce is enough.
 #
-# *Hint:* what would a norm's gradient count if every rank added its squares?
+# *Hint:* how often would a norm's gradient count if every rank added its squares?
 
 
 # %%
