@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 13. Sequence parallelism: nothing is kept twice
+# # 13. Sequence parallelism: no activation is kept twice
 #
 # In lesson 12 the ranks split what lies inside the two branches of a block: attention's heads and
 # the MLP's columns. Norms, dropout and the sums between the branches are still done by every rank,
@@ -239,10 +239,10 @@ for got in clusters[4].run(on_ranks, our_lean_block, all_reduce_partial):
 #     sequence, X kept        2 + (2 + 2/e + 2/C) / N           (16 + H T/C) / N
 #     sequence                (4 + 2/e + 2/C) / N               (16 + H T/C) / N
 #
-# 4: the inputs of two norms and of two matrices; 2/e: two masks of one byte a number; 2/C: a
-# deviation per position and norm. 16: q, k, v; the heads' output; gelu's input, its tanh and its
-# output, each four times as wide as X. H T/C: attention's T x T probabilities. Beside memory we
-# count the bytes of a block's forward and backward, over all ranks.
+# 4: what two norms keep as wide as X, and the inputs of two matrices; 2/e: two masks of one byte a
+# number; 2/C: a deviation per position and norm. 16: q, k, v; the heads' output; gelu's input, its
+# tanh and its output, each four times as wide as X. H T/C: attention's T x T probabilities. Besides
+# memory we count the bytes of a block's forward and backward, over all ranks.
 
 # %%
 WAYS = {"tensor parallel": the_librarys, "sequence, X kept": our_block, "sequence": our_lean_block}
@@ -273,9 +273,9 @@ for N, cluster in clusters.items():
         assert sent == (10 if name == "sequence" else 8) * (N - 1)
 
 # %% [markdown]
-# Now the last row of each N is the first one, one device's 28.531 S, divided by N. The paper counts
-# a little differently: 2 bytes a number, no tanh, and a dropout of attention's probabilities. In
-# its letters (s = T, b = B, h = C, a = H, t = N; equations 2 and 4) a layer keeps
+# Now the last row of each N is one device's 28.531 S, divided by N. The paper counts differently: 2
+# bytes a number, no tanh, and a dropout of attention's probabilities. In its letters (s = T, b = B,
+# h = C, a = H, t = N; equations 2 and 4) a layer keeps
 #
 #     tensor parallel   sbh (10 + 24/t + 5 as/(ht)) bytes          sequence   sbh (34 + 5 as/h) / t
 #
@@ -288,8 +288,8 @@ for name, split in (("tensor parallel", False), ("sequence", True)):
 
 # %% [markdown]
 # Time: the paper's layers run 3% faster than with tensor parallelism alone (its table 4), since
-# norms and dropout see T/N positions. It hides the extra gather behind the product dY W^T, which
-# does not need X.
+# norms and dropout see T/N positions. They hide the extra gather behind the product dY W^T, which
+# does not need X; ours waits for it.
 
 
 # %%
@@ -417,8 +417,8 @@ exercise.judge(2, check_complete, complete, tempting=[sum_everything, average])
 #
 # A Transformer has more than blocks. The embedding's rows are split over the vocabulary, so it ends
 # in a sum over ranks; the head is a column-split product. Write `step_bytes(N, depth)` in units of
-# S: what all ranks send for all layers in forward and backward, with `Gathered` products. (The
-# loss, numbers per position, and the partial gradients, numbers per model, are left out.)
+# S: what all ranks send for all layers in forward and backward, with `Gathered` products. (The loss
+# and the sums of partial gradients are left out.)
 #
 # *Hint:* the embedding leaves like a branch that nobody entered; the head enters, never to leave.
 
