@@ -7,7 +7,7 @@
 # `minidist/hybrid.py`; the analysis is that of Narayanan et al. (SC 2021), section 3.
 #
 # Letters: `dp x pp x tp` ranks, split by data, pipeline and tensor; `L` blocks; `B` examples of `T`
-# tokens in the batch, `C` the width, `V` tokens; `e` bytes a number, `S = B T C e` the bytes of one
+# tokens in the batch, `C` the width, `V` words; `e` bytes a number, `S = B T C e` the bytes of one
 # activation of the whole batch, `P` the bytes of all parameters; `m` micro-batches in a pipeline.
 
 # %%
@@ -123,7 +123,7 @@ assert sum(sent[1, 1, 8].values()) > 24 * sum(sent[1, 8, 1].values())
 # ## Math
 #
 #     dp   dw = sum_d dw_d                    examples: gradients of the same part, once a step
-#     pp   dE = dE_first + dE_last            layers: nothing to sum but what two stages share
+#     pp   dE = dE_first + dE_last            layers: nothing to sum but a tied embedding E
 #     tp   dX = sum_t dX_t, Y = sum_t Y_t     matrices: inside the layers, in every micro-batch
 #
 # The sums run over different indices, so their order does not matter, and none needs a factor: the
@@ -132,7 +132,7 @@ assert sum(sent[1, 1, 8].values()) > 24 * sum(sent[1, 8, 1].values())
 #
 # ## Code
 #
-# So nobody has to know of the others. Each axis gets its own group, and that is the composition:
+# So no axis has to know of the others. Each gets its own group, and that is the composition:
 
 
 # %%
@@ -171,12 +171,12 @@ print("our lines leave the library's bits on every rank")
 #     tp   (tp-1) ((8 L + 4) S + 6 B T e)     4 all_reduces a block, 2 for embedding and head;
 #                                             3 of a number per position in the loss (lesson 12)
 #     pp   2 (pp-1) S tp  +  2 dp E           X there, dX back, at each of pp - 1 cuts, from each tp
-#                                             rank the same; the tied embedding E, summed
-#     dp   2 (dp-1) P                         one all_reduce of all that one dp rank's ranks hold
+#                                             rank the same; if pp > 1, the sum of dE
+#     dp   2 (dp-1) Q                         one all_reduce of Q, all that pp x tp ranks hold
 #
-# P counts what the ranks of one dp rank hold: norms, biases behind the rows, and positions tp times
-# (R bytes each), the embedding a second time if pp > 1, and padded to a multiple of tp. And the
-# loss itself, a number, is summed over pp and dp.
+# Q is P, but with norms, biases behind the rows, and positions (R bytes) counted tp times, and with
+# the embedding twice if pp > 1, and padded to a multiple of tp words. The loss itself, a number, is
+# summed over pp and dp.
 
 
 # %%
@@ -184,9 +184,9 @@ def formula(dp, pp, tp):
     """Return the bytes that all ranks send per axis."""
     E = -(-V // tp) * tp * C * e
     R = (L * 6 * C + 2 * C + T * C) * e
-    held = (P - V * C * e - R) + tp * R + E * (2 if pp > 1 else 1)
+    Q = (P - V * C * e - R) + tp * R + E * (2 if pp > 1 else 1)
     return {
-        "dp": 2 * (dp - 1) * held + 16 * (dp - 1) * pp * tp,
+        "dp": 2 * (dp - 1) * Q + 16 * (dp - 1) * pp * tp,
         "pp": 2 * (pp - 1) * S * tp + (2 * dp * E if pp > 1 else 0) + 16 * (pp - 1) * dp * tp,
         "tp": (tp - 1) * ((8 * L + 4) * S + 6 * B * T * e),
     }
@@ -207,22 +207,22 @@ for mesh in MESHES:
 # %% [markdown]
 # Read it by columns.
 #
-# - *dp* sends what depends on P, not on the batch, once a step. Parameters stay whole.
+# - *dp* sends what depends on P, not on the batch, once a step. It splits no parameters.
 # - *pp* sends least: activations at the cuts, not in each layer. But the bubble,
-#   `(pp-1)/(m+pp-1)` of all time, grows with pp, and m, with the batch given, is `B/(2 dp)`.
+#   `(pp-1)/(m+pp-1)` of all time, grows with pp; m is `B/(2 dp)`, 2 examples to a micro-batch.
 #   (The paper divides by the time without a bubble: `(p-1)/m`; section 3.3.1, with t = 1.)
-# - *tp* has no bubble and splits everything, parameters and most activations, but sends `8 L`
-#   activations and waits for each of them. (The paper's `8 bsh (t-1)/t`, section 3.2, is per
-#   layer, device and micro-batch.)
+# - *tp* has no bubble and splits nearly all parameters and most activations, but sends over `8 L S`
+#   for each rank more, and waits for it. (The paper's `8 bsh (t-1)/t`, section 3.2, is per layer,
+#   device and micro-batch.)
 # - Activations do not shrink by pp: the first rank keeps `pp` micro-batches (lesson 8).
 #
 # ## The same formulas at size
 #
 # Now 64 ranks in machines of 8, a model of 52 billion parameters: L = 64, C = 8192, T = 2048, 64
 # examples, one to a micro-batch, 16 bits a number and 16 bytes a parameter with AdamW's state. We
-# assume, per rank, 300 GB/s inside a machine, 25 GB/s between machines, 156 Tflop/s and 80 GB. An
-# axis is fast if its groups lie within a machine. The sum over dp runs beside backward (lesson 3);
-# the rest waits.
+# assume, per rank, 300 GB/s inside a machine, 50 GB/s between machines, 156 Tflop/s and 80 GB. An
+# axis is fast if its groups lie within a machine. The sum over dp runs beside backward (lesson 3)
+# of the last micro-batch, as no gradient is complete before; all else waits.
 
 
 # %%
@@ -230,12 +230,13 @@ def at_size(dp, pp, tp, depth=64, width=8192, examples=64):
     """Return (seconds of a step, GB of a rank)."""
     weights, m = 12 * depth * width**2, examples // dp
     x = 2 * 2048 * width  # bytes of X[1, T, C]
-    link = [300e9 if stride <= 8 else 25e9 for stride in (tp, tp * pp, tp * pp * dp)]
+    link = [300e9 if stride <= 8 else 50e9 for stride in (tp, tp * pp, tp * pp * dp)]
     compute = 6 * weights * examples * 2048 / 64 / 156e12
     over_tp = 8 * depth / pp * (tp - 1) / tp * m * x / link[0]
     over_pp = (pp > 1) * 2 * m * x / link[1]
     over_dp = 2 * (dp - 1) / dp * 2 * weights / (pp * tp) / link[2]
-    seconds = compute * (m + pp - 1) / m + over_tp + over_pp + max(0, over_dp - compute * 2 / 3)
+    hidden = compute * 2 / 3 / m  # the last backward
+    seconds = compute * (m + pp - 1) / m + over_tp + over_pp + max(0, over_dp - hidden)
     in_flight = min(m, pp) * depth / pp  # blocks' activations, of (10 + 24/tp) / 2 x: lesson 13
     return seconds, (16 * weights / (pp * tp) + in_flight * x / 2 * (10 + 24 / tp)) / 1e9
 
@@ -257,10 +258,10 @@ assert max(narrow) < min(wide)
 #
 # 1. *tp inside a machine*, and no wider: its bytes per rank are the most, and each layer waits.
 # 2. *pp across machines*, until the model fits: its bytes are the fewest, its bubble grows.
-# 3. *dp with all ranks that are left*: it talks once a step, beside backward. So no more tp x pp
-#    than memory needs: 4 x 2 x 8 before 2 x 4 x 8, and 8 x 1 x 8 if it only fitted.
+# 3. *dp with all ranks that are left*: it talks once a step, in part beside backward. So no more
+#    tp x pp than memory needs: 4 x 2 x 8 before 2 x 4 x 8, and 8 x 1 x 8 if it only fitted.
 #
-# In a rank's number tp is therefore the fastest axis, and dp, which can hide what it sends, the
+# In a rank's number tp is therefore the fastest axis, and dp, which can hide some of its bytes, the
 # slowest; `Mesh` takes them in this order. (Attention's T x T probabilities are taken as recomputed
 # here, hence only 10 + 24/tp.)
 
@@ -365,8 +366,8 @@ print(f"one device scales by {right:.3f}, ranks 0 to 3 by", [f"{f:.3f}" for f in
 assert abs(eight.run(clip_factors, lambda hybrid, mesh: hybrid.sum_squares())[0] / right - 1) < 1e-9
 
 # %% [markdown]
-# Each rank scales by a factor of its own, so the step points elsewhere, and copies of one parameter
-# part: ranks 0 and 1 hold the same norm layers. Summing all ranks' squares is no cure: some
+# Each rank scales by a factor of its own, so the step points elsewhere, and copies of a parameter
+# drift apart: ranks 0 and 1 hold the same norm layers. Summing all ranks' squares is no cure: some
 # parameters are there more than once. Write `whole_squares(hybrid, mesh)`, the sum of squares in
 # which each counts once.
 #
