@@ -1,15 +1,15 @@
 # %% [markdown]
 # # 20. Which strategy when
 #
-# Lesson 16 chose among ten meshes of one strategy. This lesson, the last one, puts all strategies
-# of the library into one table: what a rank takes in, sends, holds and waits for, and where it
-# ends. What ranks take in, send, hold and compute is measured here, and equals closed forms; from
-# these, and simulated schedules, comes the time that is of use. Rules follow, and a function that
-# chooses.
+# Lesson 16 chose among the meshes of one strategy. This lesson, the last one, puts all strategies
+# of the library into one table: what a rank takes in, sends, holds and waits for, and how many
+# ranks a strategy can use. The first three and the work of a rank are measured, and equal closed
+# forms; from these, and simulated schedules, comes the share of its time that is of use. Rules
+# follow, and a function that chooses.
 #
-# Letters: `N` ranks; a batch of `B` examples, of `T` tokens each; a Transformer of `L` blocks,
-# width `C`, `H` heads, `V` tokens; `X = T C` numbers of one example between two layers; `m`
-# micro-batches; `P` parameters and `A` activations of one device, in bytes.
+# Letters: `N` ranks, `r` one of them; a batch of `B` examples, of `T` tokens each; a Transformer of
+# `L` blocks, width `C`, `H` heads, `V` different tokens; `X = T C` numbers of one example between
+# two layers; `m` micro-batches; `P` parameters, and `A` numbers that one device keeps for backward.
 
 # %%
 from dataclasses import replace
@@ -72,32 +72,35 @@ for what, values in [("bytes", moved), ("memory of a rank", held), ("useful time
 #
 # ## Math
 #
-# What all ranks send in a step, in numbers of 8 bytes (P in numbers, too):
+# What all ranks send in a step, in numbers of 8 bytes:
 #
 #     naive, bucketed, zero_1, zero_2     2 (N-1) P         gradients there, sums or weights back
 #     zero_3                              3 (N-1) P         weights twice, gradients once
 #     servers, W workers                  2 W P             and 16 bytes a request
 #     pipelines                           2 cuts B X        chunks have more cuts
 #     attention                           4 (N-1) L B X     an all_reduce each way and block
-#     sequence                            (10 L + 5) (N-1) B X, and small ones
+#     sequence                            (10 L + 5) (N-1) B X, and small ones (lesson 13)
 #
-# What a rank holds: weights, gradients, AdamW's two averages, 4 P in all; and activations A.
+# What a rank holds: weights, gradients, AdamW's two moments, 4 P in all; and activations A.
 #
-#     naive       4 P + A/N                   zero_1    2 P + 2 P/N + A/N
-#     pipeline    4 P_r + A_r f/m             f micro-batches in flight: m (gpipe), N - r (1F1B)
-#     sequence    about 4 P/N + A/N           pipedream: N - r versions of the weights P_r
+#     naive       4 P + A/N
+#     zero_1      2 P + 2 P/N + A/N
+#     pipeline    4 P_r + A_r f/m             of r's layers; f micro-batches in flight: m (gpipe),
+#                                             N - r (1F1B); pipedream: N - r versions of weights
+#     sequence    about 4 P/N + A/N
 #
 # And a step takes, with u, the *useful share*, counted as if links were free:
 #
-#     seconds  =  work / (N u speed)  +  parameters it updates / update  +  bytes it sends / link
+#     seconds  =  work / (N u speed)  +  parameters updated / update  +  bytes sent / link
 #     u        =  work of one device / (N x work of the slowest rank, its waiting included)
 #
-# u < 1 has three causes: some ranks have less to do than others (servers, first and last layers),
-# work is done N times (all but attention's matrices under `attention`), or ranks wait (bubble).
+# Speed, update and link are what a rank does per second. u < 1 has three causes: some ranks have
+# less to do than others (servers, first and last layers), work is done N times (all but attention's
+# matrices under `attention`), or ranks wait (bubble).
 #
 # ## Code
 #
-# Three rows by hand: what is taken in, held and computed by the fullest rank.
+# Three rows by hand: what the fullest rank takes in and holds.
 
 
 # %%
@@ -129,9 +132,9 @@ for name in ("naive", "gpipe", "sequence"):
 # %% [markdown]
 # `predict` in `minidist/tools/costs/closed_forms.py` has the same for all of them. Now each
 # measured cost of each rank must equal it: what enters its layers, what it holds, its
-# multiply-adds; and the bytes of all ranks, what `minidist verify` asks for. One is a bound:
-# zero-bubble passes hold less between the two halves of their backward. (Messages on their way, and
-# what an operation needs for a moment, are not counted.)
+# multiply-adds; and the bytes of all ranks. One is a bound: passes of `zb_h1` and `zb_h2` hold less
+# between the two halves of their backward. (Messages on their way, and what an operation needs for
+# a moment, are not counted.)
 
 # %%
 for name, own in costs.items():
@@ -142,14 +145,13 @@ for name, own in costs.items():
             assert 0.8 < cost.held["activations"] / form.held["activations"] <= 1
             form = replace(form, held=cost.held)
         assert replace(form, sent=cost.sent) == cost, name
-print(f"{len(costs)} strategies: each rank is, to the byte, where its closed form says")
+print(f"{len(costs)} strategies: each rank costs what its closed form says")
 
 # %% [markdown]
 # ## Measurement: the table
 #
-# Still missing is where a strategy ends: the number of ranks beyond which there is nothing left to
-# cut. Where the library refuses one rank more, its words are shown; where it does not, that rank
-# has nothing to do.
+# Still missing is the number of ranks beyond which there is nothing left to cut. Where the library
+# refuses one rank more, its words are shown; where it does not, that rank has nothing to do.
 
 # %%
 for name in ("siamese", "gpipe", "zb_v", "pipedream", "column", "attention", "sequence"):
@@ -173,20 +175,19 @@ print(table.text(rows))
 # one*: against one device with the same model. *Balance*: the busiest rank's multiply-adds over the
 # mean. *Useful*: the u above, for pipelines replayed with 8 micro-batches, asynchronous ones with a
 # stream of 160. *Limit*: ranks, and of what there is one on each. `siamese` runs on two ranks and
-# a model of its own, `column` and `row` on an MLP.
+# a model of its own, `column` and `row` on an MLP; `hybrid` has pp = 2, tp = 2.
 #
 # Some rows are alike: `bucketed` sends what `naive` sends, but beside backward; the three kinds of
 # servers differ in who waits. Some numbers surprise. Servers show 2.00 and 50 %: two of four ranks
 # compute nothing. All pipelines have 1.30: a rank with the embedding has one block to compute, the
 # second one has two. `attention` and `vocab` have 1.00 and still 35 % and 25 %: the ranks do equal
-# work, most of it N times. A server holds 4 P like everybody: half of it is the model that it hands
-# back at the end, and a gradient. Asynchronous workers may have minibatches of their own, beyond B;
-# what ends them is age: `pipedream`'s first rank is N - 1 updates late (lesson 9). Norms, residual
-# sums and optimizers are not in u, which counts products alone.
+# work, most of it N times. The limits know no learning: more asynchronous ranks make older
+# gradients (`pipedream`'s first rank is N - 1 updates late, lesson 9). Norms, residual sums and
+# optimizers are not in u, which counts products alone.
 #
 # ## Rules
 #
-# Each with the rows that it is read from:
+# They are read from the table, and asserted where they compare rows:
 
 # %%
 more = {"inputs": np.tile(cases["naive"].inputs, (4, 1)), "targets": np.zeros((4 * B, T), int)}
@@ -209,13 +210,13 @@ assert useful["sequence"] == 1 and useful["attention"] < 0.5 and useful["vocab"]
 #    `zero_3` if weights do not fit either, for half as many bytes again.
 # 3. *The layers do not fit together, or links are slow*: a pipeline. It sends least of all and
 #    holds a part of everything, and pays with u. `1f1b`, not `gpipe`: as useful, in less memory;
-#    `zb_h1` if its passes fit; `interleaved` or `zb_v` if links take 2 to 2.3 times the bytes. Of
-#    micro-batches have many: with N = 4 equal stages 4 leave a bubble of 43 %, 16 one of 16 %.
+#    `zb_h1` if its activations fit; `interleaved` or `zb_v` if links take 2 to 2.3 times the bytes.
+#    Have many micro-batches: with N = 4 equal stages 4 leave a bubble of 43 %, 16 one of 16 %.
 #    `layer_split` is what a pipeline is without overlap: 25 %.
 # 4. *One layer does not fit, or there are fewer examples than ranks, and links are fast*:
 #    `sequence`. `attention`, `vocab`, `column` and `row` are its parts; alone they repeat the rest.
 # 5. *Fast links inside a machine, slow ones between*: `hybrid`: matrices inside, layers or examples
-#    across, and no more of the former than memory needs (lesson 16).
+#    across, and no more cuts of matrices and layers than memory needs (lesson 16).
 # 6. *Two inputs through one network*: `siamese`, on two ranks, and data parallelism over pairs.
 # 7. *Ranks of unequal speed, and a gradient may be old*: `ssp`, `downpour`, `pipedream`. Nobody
 #    waits; `pipedream` keeps N - r versions of weights (`pipedream_2bw` two), servers send 2 W P.
@@ -223,7 +224,8 @@ assert useful["sequence"] == 1 and useful["attention"] < 0.5 and useful["vocab"]
 #
 # ## A function that chooses
 #
-# It is the formula for seconds under Math, over all candidates that fit.
+# It is the formula for seconds under Math, over all candidates that fit; for the bytes of a rank it
+# takes the ranks' mean.
 
 
 # %%
@@ -299,20 +301,20 @@ def race(group, meshes, rounds=8):
     return seconds
 
 
-raced = {}
+order = {}
 for shape, sizes in SHAPES.items():
     meshes = {axis: ("hybrid", shaped(sizes, axis)) for axis in AXES}
     ranking = choose(meshes, 2, np.inf, **rates(meshes["dp"][1], clusters[2]))
     ranks = clusters[2].run(race, meshes)
     took = {axis: max(seconds[axis] for seconds in ranks) for axis in AXES}
-    for seconds, _, axis in ranking:
-        in_ms = f"{seconds * 1e3:5.1f} ms predicted, {took[axis] * 1e3:5.1f} measured"
+    said = {axis: seconds for seconds, _, axis in ranking}  # the fastest first
+    for axis in said:
+        in_ms = f"{said[axis] * 1e3:5.1f} ms predicted, {took[axis] * 1e3:5.1f} measured"
         print(f"{shape:6} {axis}: {in_ms}")
-    raced[shape] = [axis for _, _, axis in ranking], took
-(wide_order, wide), (narrow_order, narrow) = raced.values()
-assert wide_order[0] == "tp" and narrow_order[-1] == "pp"
-ratios = [times["tp"] / times["dp"] for times in (wide, narrow)]
-print(f"tp over dp: wide {ratios[0]:.2f}, narrow {ratios[1]:.2f}; predicted 0.6 and 1")
+    ratios = [times["tp"] / times["dp"] for times in (said, took)]
+    print(f"{shape:6} tp over dp: {ratios[0]:.2f} predicted, {ratios[1]:.2f} measured")
+    order[shape] = list(said)
+assert order["wide"][0] == "tp" and order["narrow"][-1] == "pp"
 
 # %% [markdown]
 # The same two ranks, and what is best for one model is not for the other. In *wide* dp sums 7 MB of
@@ -449,7 +451,7 @@ exercise.judge(2, check_ranks, least_ranks, tempting=[by_division, first_rank])
 # ## Exercise 3: how many servers?
 #
 # The table's limit of servers counts examples. Another one comes first: what goes through a server.
-# In a clock each of W workers pulls and pushes the server's slice of the P bytes. Write
+# In a clock each of W workers pulls and pushes the server's slice of the model's P bytes. Write
 # `servers(W, P, link, seconds)`: the fewest servers of which none is busy with that for longer than
 # a worker computes, `seconds`, if `link` bytes a second pass a server, in and out together.
 #
