@@ -295,7 +295,7 @@ for name, split in (("tensor parallel", False), ("sequence", True)):
 # %%
 def draw(plt):
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), width_ratios=[3, 2])
-    figure.suptitle("Split the sequence between the matrices, and nothing is kept twice")
+    figure.suptitle("Split the sequence between the matrices, and no activation is kept twice")
     rows = [(0, "sequence", 1)]
     rows += [(y + i, name, N) for y, N in ((1.4, 2), (4.8, 4)) for i, name in enumerate(WAYS)]
     for y, name, N in rows:

@@ -226,11 +226,11 @@ for mesh in MESHES:
 
 
 # %%
-def at_size(dp, pp, tp, depth=64, width=8192, examples=64):
+def at_size(dp, pp, tp, depth=64, width=8192, examples=64, between=50e9):
     """Return (seconds of a step, GB of a rank)."""
     weights, m = 12 * depth * width**2, examples // dp
     x = 2 * 2048 * width  # bytes of X[1, T, C]
-    link = [300e9 if stride <= 8 else 50e9 for stride in (tp, tp * pp, tp * pp * dp)]
+    link = [300e9 if stride <= 8 else between for stride in (tp, tp * pp, tp * pp * dp)]
     compute = 6 * weights * examples * 2048 / 64 / 156e12
     over_tp = 8 * depth / pp * (tp - 1) / tp * m * x / link[0]
     over_pp = (pp > 1) * 2 * m * x / link[1]
@@ -252,6 +252,8 @@ for mesh in [*fitting[:3], (8, 1, 8), (2, 2, 16), (1, 64, 1), (1, 1, 64), (64, 1
 assert fitting[:2] == [(4, 2, 8), (2, 4, 8)]
 narrow, wide = ([table[mesh][0] for mesh in table if (mesh[2] > 8) == w] for w in (False, True))
 assert max(narrow) < min(wide)
+slower = [at_size(*mesh, between=25e9)[0] for mesh in fitting[:2]]
+assert abs(slower[0] - slower[1]) < 0.01 < table[2, 4, 8][0] - table[4, 2, 8][0]
 
 # %% [markdown]
 # The rules of thumb, and the paper's takeaways 1 and 2 (sections 3.2 and 3.3), fall out of it:
@@ -259,7 +261,8 @@ assert max(narrow) < min(wide)
 # 1. *tp inside a machine*, and no wider: its bytes per rank are the most, and each layer waits.
 # 2. *pp across machines*, until the model fits: its bytes are the fewest, its bubble grows.
 # 3. *dp with all ranks that are left*: it talks once a step, in part beside backward. So no more
-#    tp x pp than memory needs: 4 x 2 x 8 before 2 x 4 x 8, and 8 x 1 x 8 if it only fitted.
+#    tp x pp than memory needs: 4 x 2 x 8 before 2 x 4 x 8, and 8 x 1 x 8 if it only fitted. (At
+#    25 GB/s between machines these two draw level: over dp the first sends three times the bytes.)
 #
 # In a rank's number tp is therefore the fastest axis, and dp, which can hide some of its bytes, the
 # slowest; `Mesh` takes them in this order. (Attention's T x T probabilities are taken as recomputed
