@@ -99,7 +99,7 @@ print(f"and {16 * 175e9 / 1e12:.1f} TB of memory before the first example is rea
 #     L(w)     = 1/n  sum over examples i  of  l_i(w)                the loss of a batch of n
 #     dL/dw    = sum over parts k  of  1/n  sum over i in k  of  dl_i/dw      however it is cut
 #     w       <- w - lr m' / (sqrt v' + eps)         Adam; m, v: running means of dL/dw, its square
-#                m' = m / (1 - b1^t),  v' = v / (1 - b2^t)      they start at 0: bias correction
+#                m' = m / (1 - b1^t),  v' = v / (1 - b2^t)      bias correction in update t
 # ```
 #
 # The second line is all of data parallelism. Keep an eye on its `1/n`: `n` is the size of the whole
@@ -188,7 +188,8 @@ assert (parameters, gradients, averages) == (4 * P, 4 * P, 8 * P)
 # Then there is what forward leaves for backward, the *activations*. The loss knows the function
 # that made it, each function knows those that made its inputs, and each keeps the arrays that its
 # backward will read. `kept_bytes` walks this graph and adds them up. For an MLP they are the input,
-# every layer's output (the last one as probabilities), and two integers of 8 bytes per example.
+# every layer's output (the last one as probabilities), and per example two integers of 8 bytes, its
+# row and its label.
 
 
 # %%
@@ -213,7 +214,7 @@ assert held == [formula(SIZES, batch) for batch in BATCHES], "to the byte"
 # `p.grad`; the dashed line in the figure. Exercise 3 shows the one trap in it.
 #
 # The figure: left, where the time goes; right, what stays in memory, each in the colour of the part
-# of the step that needs it. Later lessons keep these colours.
+# of the step in which it first appears. Later lessons keep these colours.
 
 
 # %%
@@ -265,8 +266,8 @@ figures.save(draw, "00_single_device")
 # ## Measurement: what hurts first
 #
 # Now three real models of Brown et al. (2020, table 2.1) with their batches, on a larger device:
-# 80 GB of memory, 1e14 operations per second, a link of 100 Gbit/s to its neighbours (a third of
-# the peak of an NVIDIA A100 in 16-bit numbers, and its memory). Compute and memory we know by now.
+# 80 GB of memory and 1e14 operations per second (an NVIDIA A100 has that memory, and three times
+# that speed at its peak, in 16-bit numbers), and a link of 100 Gbit/s to its neighbours.
 # Communication: if devices share a batch, each must learn the sum of all gradients. Lesson 2 shows
 # that this takes two copies of the gradient through each link, here of 2 bytes per parameter.
 
@@ -285,7 +286,7 @@ for name, P_real, tokens in [
 
 # %% [markdown]
 # *Compute hurts first.* The small model fits in 2.5% of the memory, and 300 billion tokens are
-# 600,000 steps of 4 seconds: 26 days. So we share the batch.
+# 600,000 steps of 3.75 seconds: 26 days. So we share the batch.
 #
 # *Memory hurts next*, all at once: beyond 5 billion parameters (80 GB / 16) a step is not slow but
 # impossible. So we share the model as well, or what is kept beside it.
@@ -298,7 +299,7 @@ for name, P_real, tokens in [
 # | family | splits | sends | lessons |
 # |---|---|---|---|
 # | data parallel | the batch | gradients, once per step | 3; without waiting: 4 |
-# | ZeRO | what data parallelism keeps N times | gradients and parameters | 5 |
+# | ZeRO | what data parallelism keeps on every device | gradients and parameters | 5 |
 # | pipeline | the layers | activations between neighbours | 6 to 10 |
 # | tensor parallel | the matrices in a layer | activations, several times per layer | 11, 12 |
 # | sequence parallel | each example's positions | activations, in other places | 13 |
@@ -341,8 +342,8 @@ exercise.judge(1, check_batch, largest_batch, tempting=[forgets_adam])
 # %% [markdown]
 # ## Exercise 2: where sending wins
 #
-# N devices share a batch of so many `tokens` evenly. From how many devices on does a step send for
-# longer than it computes? Units are those of the table above. *Hint:* set the two times equal; the
+# N devices share a batch of so many `tokens` evenly. At which N, not rounded, does a step send for
+# as long as it computes? Units are as in `SPEED` and `LINK`. *Hint:* set the two times equal; the
 # size of the model drops out.
 
 
@@ -394,15 +395,17 @@ def all_at_once(model, x, y, pieces):
 
 
 def gradient_by(way, x, y):
-    """Return the gradient as one vector, and the most examples that a forward saw at once."""
-    model, seen = nn.MLP([64, 32, 10], dtype="float64"), []
+    """Return the gradient as one vector, and the most examples that waited for their backward."""
+    model, waiting, seen = nn.MLP([64, 32, 10], dtype="float64"), [], []
     forward = model.forward
 
     def watched(x, *more):
-        seen.append(len(x))
+        waiting.append(len(x))
+        seen.append(sum(waiting))
         return forward(x, *more)
 
     model.forward = watched
+    model.parameters()[0].add_hook(lambda p: waiting.clear())  # called by backward: lesson 1
     way(model, x, y, np.split(np.arange(100), [48, 96]))
     return np.concatenate([p.grad.ravel() for p in model.parameters()]), max(seen)
 
@@ -427,8 +430,8 @@ exercise.judge(3, check_pieces, accumulate, tempting=[mean_of_means, all_at_once
 # | activations | batch x widths | micro-batches, recompute | pipelines, sequence parallel |
 # | 16 bytes per parameter | parameters | none | ZeRO, pipelines, tensor parallel |
 #
-# Micro-batches buy memory with nothing but patience. No trick on one device makes a step shorter,
-# and none makes room for a model whose 16 bytes per parameter do not fit.
+# Micro-batches, and recompute (lesson 1), buy memory with nothing but patience. They make no step
+# shorter, and no room for a model whose 16 bytes per parameter do not fit.
 #
 # All the ways out have one thing in common: they cut the *gradient* into parts. So the next lesson,
 # `01_autograd.py`, opens the box that makes it.
