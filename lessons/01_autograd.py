@@ -200,7 +200,7 @@ assert work["backward"] == 2 * work["forward"]
 #
 # A parameter's gradient may get contributions from several places. `add_hook` calls you when the
 # last one is in. The gradients of the last layers are finished first, while backward is still busy
-# below. A rank can send them off in the meantime: that is how communication will be hidden.
+# below. A device can send them off in the meantime, as lesson 3 does.
 
 # %%
 model = nn.MLP([64, 128, 128, 10], dtype="float64")
@@ -223,7 +223,7 @@ assert layer_of == sorted(layer_of, reverse=True)
 # Of backward's two products, `dx = dy w^T` is urgent: the layer below waits for it, perhaps on
 # another device. `dw = x^T dy` is not: nobody needs it before the update. With `deferred=` backward
 # does only the urgent half and hands the other half over as a list of functions to call later. A
-# pipeline fills its idle time with them.
+# pipeline (lesson 10) fills its idle time with them.
 
 # %%
 want = {name: p.grad.copy() for name, p in model.named_parameters().items()}
@@ -331,8 +331,8 @@ for way, peak in peaks.items():
 # The gradients are the same bits, and the work is 4/3. The formula counts what forward leaves
 # behind. What backward has in its hands comes on top: the gradient that goes into a layer and the
 # one that comes out, at most `2 i`. That is also why neither curve of the figure ends at 0: the
-# last gradient is still in hand, and with recompute those of a whole segment's weights, which are
-# handed on when the segment is done.
+# last gradient is still in hand, and with recompute what a segment keeps until it is done: its
+# result, the gradient that came in, and those of its weights.
 #
 # ## The figure
 
@@ -379,8 +379,8 @@ figures.save(draw, "01_autograd")
 #     Y = X / r,   r = sqrt(mean of X^2 over the last axis + eps)
 # ```
 #
-# *Hint:* `r` depends on every element of the row. So there are two terms, `dX = dY / r` and one
-# that goes through `r`: first find `dr`, a sum over the row, then `dr/dX`, which is `X / (C r)`.
+# *Hint:* `r` depends on every element of the row. So there are two terms, `dY / r` and one through
+# `r`: `dr`, a sum over the row, times the slope of `r` along each element, `X / (C r)`.
 
 
 # %%
@@ -424,7 +424,7 @@ def segment(n, i, a):
 
 
 def check_segment(attempt):
-    for n, i, a in [(32, 1, 1), (36, 1, 1), (64, 1, 16), (24, 8, 1)]:
+    for n, i, a in [(32, 1, 1), (32, 12, 11), (64, 1, 16), (24, 8, 1)]:
         k, held = attempt(n, i, a), {k: n // k * i + k * a for k in range(1, n + 1) if n % k == 0}
         if k not in held:
             return f"{n} layers cannot be cut into segments of {k}"
@@ -433,7 +433,8 @@ def check_segment(attempt):
 
 
 def nearest_to_the_root(n, i, a):
-    return min((k for k in range(1, n + 1) if n % k == 0), key=lambda k: abs(k - n**0.5))
+    lengths = (k for k in range(1, n + 1) if n % k == 0)
+    return min(lengths, key=lambda k: abs(k - (n * i / a) ** 0.5))
 
 
 exercise.judge(2, check_segment, segment, tempting=[nearest_to_the_root])
@@ -479,11 +480,11 @@ exercise.judge(3, check_update, update, tempting=[in_place])
 # %% [markdown]
 # ## What it costs, and the next problem
 #
-# A gradient costs two forwards of work and, until backward is through, the memory of all
-# activations; recompute trades a third more work for most of that memory. `p.grad` is a sum of
-# contributions, and sums can be taken apart: over examples, over micro-batches, over ranks.
+# A gradient costs two more forwards and, until backward is through, the memory of all activations;
+# recompute trades a third more work for most of that memory. `p.grad` is a sum of contributions,
+# and sums can be taken apart: over examples, over micro-batches, over devices.
 #
-# We can now make a gradient, know when each part of it is ready, and put half of the work off. But
-# it is still one device that does it all. To share the work, ranks must talk: the next lesson,
+# We can now make a gradient, know when each part of it is ready, and put half of backward off. But
+# it is still one device that does it all. To share the work, devices must talk: the next lesson,
 # `02_collectives.py`, is about messages, and about what it costs to add up a vector that is spread
 # over many devices.
