@@ -125,8 +125,9 @@ print("our ring gives the library's bits on 2, 3 and 4 ranks")
 # Every rank sends first and receives then. That works because minidist's `send` is *buffered*: it
 # copies the array and returns at once, at the price of memory for what is under way. A *blocking*
 # send returns only when the other side has taken the message, and then this very ring stands still
-# for ever: exercise 3. There is a third protocol, *request and response*: ask now, work on, take
-# the answer later (`irecv` returns a `Request`, its `wait()` the array). Lesson 4 lives on it.
+# for ever: exercise 3. There is a third protocol, *request and response*: send a question, then
+# receive the answer. Lesson 4 lives on it. (To work on meanwhile, `irecv` returns a `Request`, and
+# its `wait()` the array.)
 #
 # ## Measurement: steps and bytes
 #
@@ -224,7 +225,7 @@ for N in range(2, 9):
 # The loop asserts one thing more: all ranks get the same bits. Floating-point addition rounds, and
 # `(a + b) + c` rounds elsewhere than `a + (b + c)`; each way adds in an order of its own and has
 # last bits of its own. But its order is fixed, and each chunk is finished in one place and then
-# copied. So replicas that start equal stay equal.
+# copied. So ranks that start with equal weights keep equal weights.
 #
 # ## Measurement: time
 #
@@ -265,9 +266,10 @@ for name, small, large in zip(NAMES, times[ELEMENTS[1]], times[ELEMENTS[-1]], st
 # - *Large arrays pay for bytes.* But why do all four ways of sending take about the same time with
 #   4 MB? Here a link is a memory copy by the cores: with fewer cores than ranks, all traffic queues
 #   for them, `2(N-1) S` for every way. Where every rank has a link, the path is what counts.
-# - *Shared memory*, the library's default, sends nothing: a rank reads the others' arrays where
-#   they lie, sums up one slice and copies the other slices. Its bytes per rank are the ring's; it
-#   takes three meetings, whatever N. `group.empty` makes arrays that lie there from the start.
+# - *Shared memory*, the library's default, sends nothing: each rank puts its array where all see
+#   it, sums up one slice of all arrays and fetches the other slices. Its bytes per rank are the
+#   ring's. It takes three meetings up to 2 MB, whatever N: these are the time of a small array.
+#   `group.empty` makes arrays that lie there from the start.
 #
 # The figure: left, what the busiest rank sends; right, what that costs on this machine.
 
@@ -347,7 +349,7 @@ def check_broadcast(attempt, n=1200, K=6):
         if list(moved) != [4 * n] * (N - 1) + [0]:
             return f"the array arrives, but {N} ranks sent {list(moved)} bytes"
         if max(ends) != N + K - 2:
-            return f"the array arrives after {max(ends):.0f} steps; {N + K - 2} are enough"
+            return f"the array arrives after {max(ends):.0f} steps; K chunks take {N + K - 2}"
 
 
 def all_in_then_all_on(group, x, K):
@@ -450,8 +452,8 @@ exercise.judge(3, check_exchange, exchange, tempting=[send_first, receive_first]
 # %% [markdown]
 # ## What it costs, and the next problem
 #
-# - **`2 S` per rank, always.** The best all-reduce moves nearly twice the array out of each rank,
-#   however many ranks there are. More ranks make it no cheaper; only a smaller S does.
+# - **Up to `2 S` per rank.** The best all-reduce moves the array once out of each of two ranks, and
+#   nearly twice out of each of many. More ranks make it no cheaper; only a smaller S does.
 # - **A latency per step.** A hundred small arrays cost a hundred times the steps. Put them into one
 #   flat vector.
 # - **Everybody meets.** A collective ends when the slowest rank has come.
