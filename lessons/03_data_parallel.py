@@ -36,7 +36,7 @@ SIZES = [64, 512, 512, 10]
 # %% [markdown]
 # ## Problem
 #
-# In this lesson a device is one core: every rank gets one, so that "two ranks" means twice the
+# In this lesson a device is one core: as long as there are enough, "two ranks" means twice the
 # hardware. We time training steps of one device, in four parts, and count the work: a parameter
 # costs about 6 operations per example, 2 forward and 4 backward (lesson 0). Then we ask what this
 # core would need for a real job. ResNet-50 takes 3.8e9 multiply-and-adds per image in the forward
@@ -70,8 +70,8 @@ P = sum(p.size for p in nn.MLP(SIZES).parameters())
 step = np.median(clusters[1].run(timed_steps, 448)[0].sum(axis=1))  # ms
 rate = 6 * P * 448 / (step / 1e3)  # operations per second
 days = 90 * 1_281_167 * (3 * 2 * 3.8e9) / rate / 86_400
-print(f"one core: {step:.1f} ms for a batch of 448 and P = {P:,}: {rate / 1e9:.0f} Gflop/s;")
-print(f"ResNet-50 on ImageNet would take {days:.0f} days")
+print(f"one core: {step:.1f} ms for a batch of 448 and P = {P:,}, {rate / 1e9:.0f} billion")
+print(f"operations a second; ResNet-50 on ImageNet would take {days:.0f} days")
 
 # %% [markdown]
 # Goyal et al. (2017) did that job in one hour, on 256 GPUs; its core is what this lesson builds.
@@ -180,7 +180,7 @@ assert abs(wrong[-1] - 1 / 2) < 1e-9, "two ranks' means, divided by four"
 # %% [markdown]
 # With equal shards the mean of means *is* right, and that is what makes it dangerous: every test
 # with a round batch size passes. Then comes an uneven batch, usually the last one of an epoch, and
-# its gradient is off by tens of per cent, without an error message. With two empty shards of four
+# its gradient is off, here by 9% to 257%, without an error message. With two empty shards of four
 # it is cut in half. (Had we asked for the mean over an empty shard, `nn.cross_entropy` would have
 # refused: it is 0/0.) The recipe is that of Goyal et al. (2017, section 3, remark 3): each worker
 # divides its loss by the size of the whole minibatch, their `kn`, not by its own `n`.
@@ -466,7 +466,7 @@ exercise.judge(3, check_step, step, tempting=[skips_if_empty])
 # %% [markdown]
 # ## What it costs, and the next problem
 #
-# - **Memory does not shrink.** Every rank holds all weights, all gradients and AdamW's two moments.
+# - **Memory does not shrink.** Every rank holds all weights, all gradients and Adam's two averages.
 #   A model that does not fit one device does not fit a thousand.
 # - **Everybody waits for the slowest, every step.**
 # - **The batch has to grow** to keep many ranks busy, and a larger batch means fewer updates per
