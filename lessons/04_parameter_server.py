@@ -75,16 +75,16 @@ assert took > slowest > 1.5 * busy
 #
 # ## Math
 #
-# Of `k` workers and learning rate `lr`, with `g` the gradient and `d` its staleness:
+# With `g_k` the gradient of worker `k`, `d` its staleness and `lr` the learning rate:
 #
 #     synchronous         w[t+1] = w[t] - lr sum_k g_k(w[t])                lesson 3, on a server
-#     asynchronous        w[t+1] = w[t] - lr g(w[t - d])
+#     asynchronous        w[t+1] = w[t] - lr g_k(w[t - d])
 #     bounded staleness   a worker begins clock c when all have done c - s
 #
 # Dean et al. (NIPS 2012, section 4.1) let every worker go as it can: Downpour SGD. Ho et al. (NIPS
-# 2013, section 2) bound it: SSP. How stale is a gradient on average? From pull to push a worker is
-# under way with one gradient. An update falls into at most one such interval of each *other*
-# worker, and makes one gradient one update staler:
+# 2013, section 2) bound it: *stale synchronous parallel*, SSP. How stale is a gradient on average?
+# From pull to push a worker is under way with one gradient. An update falls into at most one such
+# interval of each *other* worker, and makes one gradient one update staler:
 #
 #     sum of d over all gradients <= (W - 1) times their number,     mean d <= W - 1
 #
@@ -92,9 +92,9 @@ assert took > slowest > 1.5 * busy
 #
 # ## Code
 #
-# An asynchronous server. `recv_any` takes the next message from any of several ranks, here of the
-# lowest that has sent one (the library's server takes turns). The log says which update was made of
-# which gradient, and which version that one had been computed with.
+# An asynchronous server. `recv_any` takes a message from any of several ranks, here from the lowest
+# that has sent one (the library's server takes turns). The log says which gradient each update was
+# made of, and which version this gradient had been computed with.
 
 # %%
 PULL, PUSH, DONE = range(3)
@@ -166,9 +166,9 @@ ASYNCHRONOUS = Plan(staleness=None)
 
 
 def oracle(group, logs, plan):
-    """Return the weights that the logs of servers lead to; the others leave it its cores."""
+    """Return, on rank 0, the weights that the servers' logs lead to."""
     if group.rank > 0:
-        return None
+        return None  # ranks that only make BLAS have as many threads as in the run: the same bits
     batches = {plan.servers + w: share(1 + w, 5) for w in range(4)}
     found = replay_server(mlp(), plan, logs, batches, backward, partial(optim.SGD, lr=LR))
     return np.concatenate([array.ravel() for array in found.values()])
@@ -181,10 +181,10 @@ print("our server, and the replay of its log: the same bits")
 
 # %% [markdown]
 # And the library's? It has *plans*: who may read when, and what makes an update. `staleness=0` is
-# the synchronous server, `None` is Downpour, and `s` is the bound between them. With a `quorum` it
-# does not wait for those that lag: they keep late gradients in a *delayed buffer*, which sends the
-# sum another time; after `s` missed updates in a row it does wait. The minibatches are those of the
-# problem, hiccups and all.
+# the synchronous server, `None` is Downpour, and `s` is the bound between them. With a `quorum` an
+# update waits for so many workers only. The others keep their late gradients in a *delayed buffer*
+# and push the sum another time; one that has missed `s` updates in a row is waited for. The
+# minibatches are those of the problem, hiccups and all.
 
 # %%
 PLANS = {
@@ -218,11 +218,12 @@ assert len(histograms["synchronous"]) == 1, "nothing is stale"
 assert seconds["synchronous"] > slowest, "the naps alone; no program can disturb that bound"
 
 # %% [markdown]
-# All four end with the bits of their replay. The synchronous server waits for the slowest worker of
-# *every* clock, a bound for that of several, Downpour for nobody; and the less is waited, the older
-# a gradient may get. With the quorum there are a few updates more than 30: each takes three
-# gradients or more, and late ones travel together. (A bound does not help with a worker that is
-# *always* slow: after `s` clocks all have its pace.)
+# All four end with the bits of their replay. The synchronous server waits for the slowest worker in
+# *every* clock, SSP for one that is more than `s` clocks behind, Downpour for nobody; and the less
+# is waited, the older a gradient may get. (SSP's staleness can be above `s`, which counts clocks:
+# in each the three other workers make three updates.) With the quorum there are a few updates more
+# than 30: each takes three gradients or more, and late ones travel together. A bound does not help
+# with a worker that is *always* slow: after `s` clocks all have its pace.
 #
 # ## Measurement: bytes, and the server as a bottleneck
 #
@@ -257,11 +258,11 @@ for name, row in loads.items():
 
 # %% [markdown]
 # A server's load grows with `W / S`; an all_reduce's stays below `4 P`. That is why Downpour has
-# `n_fetch` and `n_push`: pull before every third minibatch only, push the sum of three. And it is
-# why pushes may be *sparse* (`Plan(sparse=True)`): a batch of 64 words touches 64 rows of an
-# embedding at most, and where the rule leaves zero gradients alone (SGD, Adagrad) nobody need hear
-# of the others. With 4,096 words of width 8 that is 64 x (8 x 8 + 8) = 4,608 bytes, numbers and
-# row, and not 262,144.
+# `n_fetch` and `n_push`: with 3, a worker pulls before every third minibatch only, and pushes the
+# sum of three. And it is why pushes may be *sparse* (`Plan(sparse=True)`): a batch of 64 words
+# touches 64 rows of an embedding at most, and where the rule leaves zero gradients alone (SGD,
+# Adagrad) nobody need hear of the others. With 4,096 words of width 8 that is 64 x (8 x 8 + 8) =
+# 4,608 bytes, eight numbers and a row's place each, and not 262,144.
 #
 # ## Measurement: what staleness costs in learning
 #
@@ -362,9 +363,9 @@ exercise.judge(
 # %% [markdown]
 # ## Exercise 2: the delayed buffer
 #
-# `gradients` come one after the other; `in_time[n]` says whether the server took what was offered
-# after the n-th. Return the list of what travels, and at the end, always, what is left, if there is
-# any.
+# `gradients` come one after the other; after the n-th the worker offers what has not travelled yet,
+# and `in_time[n]` says whether the server takes it. Return the list of what travels. What is left
+# at the end, if anything, travels too.
 #
 # *Hint:* a sum that grows while nothing is taken, and begins anew when it has been sent.
 
@@ -395,9 +396,9 @@ exercise.judge(2, finds_other_messages, delayed, tempting=[forgets_the_late])
 #
 # Somebody makes the server faster: a push is applied to the first half of `w` at once, and to the
 # second half when the next push comes. Every gradient is applied once, everywhere, in order. The
-# loss falls as before, but the replay of the log is off. For the replay it does not matter that
-# there are two halves: two servers have a half each, too. But they log a version each. Which
-# versions of the halves has a worker read to which this server has given version `v`?
+# loss falls as before, but the replay of the log is off. The oracle can replay the run as that of
+# two servers with half of `w` each, if it is told both halves' versions. Which two has a worker
+# read that got version `v` from this server?
 #
 # *Hint:* when the server answers a pull, how many updates are in the first half, how many in the
 # second? (Threads that share memory without a lock get into the same state, a *torn read*.)
@@ -433,6 +434,8 @@ def versions_read(v):
 
 
 def finds_other_bits(attempt):
+    if min(attempt(0)) < 0:
+        return f"versions_read(0) is {attempt(0)}, and versions begin at 0"
     logs = [
         [[Push(p.worker + 1, p.batches, (attempt(*p.versions)[half],))] for (p,) in torn_log]
         for half in range(2)
@@ -450,7 +453,7 @@ exercise.judge(
 # ## What it costs, and the next problem
 #
 # - **Bytes meet at the servers:** `2 W P / S` per clock in and out of each. With as many servers as
-#   workers that is all_reduce's load, on twice the ranks.
+#   workers that is `2 P`, about half of all_reduce's load, but on twice the ranks.
 # - **Staleness is paid in learning rate:** nobody waits, but more workers need smaller steps.
 # - **No two runs are equal.** A log and a replay make one run repeatable; debugging begins there.
 # - **A server is a single point of failure,** and every worker still holds all weights while it
