@@ -7,7 +7,7 @@
 # version is `minidist/data_parallel/zero.py`; you write stage 1 yourself.
 #
 # Letters: `N` ranks, `P` parameters, `b` of them in the largest layer; `s = P/N`, a rank's *shard*;
-# `M` micro-batches; `W` parameters, `dW` their gradient, `m, v` the optimizer's two moments.
+# `M` micro-batches; `W` parameters, `dW` their gradient, `m, v` Adam's two averages, its *moments*.
 
 # %%
 import sys
@@ -175,9 +175,9 @@ for name, weights in ways.items():
 # %% [markdown]
 # ## Measurement
 #
-# **Memory.** The most bytes of weights and gradients, whole ones and shards, that are alive at a
-# boundary of layers, and the moments; on every rank, against the formula. In the same loop: the
-# elements that each rank sends.
+# **Memory.** Whenever backward comes to a layer, the library adds up the bytes of weights and
+# gradients, whole ones and shards. Their peak and the moments are compared, on every rank, with the
+# formula. In the same loop: the bytes that each rank sends.
 
 # %%
 measured = {}
@@ -240,13 +240,13 @@ for e in shown[: 2 * LAYERS]:
 early = [
     gathers[k][2 * i].start < forwards[k - 1][i].end for k in range(1, LAYERS) for i in range(3)
 ]
-print(f"{sum(early)} of {len(early)} layers came while the layer before computed")
+print(f"{sum(early)} of {len(early)} gathers began while the layer before computed")
 assert any(early)  # how many is a matter of how busy the machine is
 
 # %% [markdown]
 # **And does it fit?** The point of it all. Two ranks may use what they use now and `12 P` bytes
 # more: a limit of the operating system on private memory. Plain data parallelism needs `16 P`,
-# stage 3 on two ranks `8 P + 12 b`.
+# stage 3 on two ranks `8 P + 12 b`, here `9.5 P`.
 
 # %%
 BIG = [64, *[1024] * 9, 10]
@@ -284,7 +284,7 @@ else:
     print("no such limit here: this experiment needs Linux")
 
 # %% [markdown]
-# The figure.
+# The figure: left, what each of four ranks keeps; right, how the sum shrinks with more ranks.
 
 
 # %%
@@ -335,7 +335,7 @@ figures.save(draw, "05_zero")
 
 # %%
 def mixed_bytes(stage, P, N):
-    raise NotImplementedError
+    raise NotImplementedError  # your lines here
 
 
 def check_bytes(attempt):
@@ -353,14 +353,14 @@ exercise.judge(1, check_bytes, mixed_bytes, tempting=[cuts_nothing_before_stage_
 # %% [markdown]
 # ## Exercise 2: micro-batches
 #
-# With M micro-batches per step, who can wait for the last one, and who cannot? Return the elements
-# that a rank sends per step, for an N that divides everything. *Hint:* what has no place to add up
-# whole gradients must reduce each one; what has no weights must gather them for each.
+# With M micro-batches per step, which stage can wait for the last one, which cannot? Return the
+# elements that a rank sends per step, for an N that divides all layers. *Hint:* what has no place
+# to add up whole gradients must reduce each one; what has no weights must gather them for each.
 
 
 # %%
 def elements_sent(stage, P, N, M):
-    raise NotImplementedError
+    raise NotImplementedError  # your lines here
 
 
 def moved_by(group, stage, M):
@@ -389,16 +389,16 @@ exercise.judge(2, check_sent, elements_sent, tempting=[as_if_m_were_1])
 # %% [markdown]
 # ## Exercise 3: why did this break?
 #
-# Somebody clips by what is at hand, the squares of the own shard: `only_mine`. No error, all ranks
-# agree with each other in every bit, and the loss falls. Yet the weights are not one device's. How
-# can all ranks agree on something wrong? Return the sum that `train_by_hand` needs. *Hint:* who
+# Somebody clips by what is at hand, a rank's own squares: `only_mine`. No error, all ranks agree
+# with each other in every bit, and the loss falls. Yet the weights are not one device's. How can
+# all ranks agree on something wrong? Return the sum that `train_by_hand` needs. *Hint:* who
 # updates an element, and who else has a say in it? `|dW|^2` is in the math above.
 
 
 # %%
 def total(group, squares):
     """Return |dW|^2 of the whole gradient; squares is that of this rank's part."""
-    raise NotImplementedError
+    raise NotImplementedError  # your lines here
 
 
 def check_total(attempt):
