@@ -2,9 +2,9 @@
 # # 6. Layer split: a model cut by its layers
 #
 # In data parallelism every rank computes with the whole model (lesson 3); ZeRO keeps a part on each
-# rank, and sends the parts around in every step (lesson 5). Here a rank holds some layers, in a
-# row, and they stay where they are: activations go from rank to rank, gradients come back. The
-# library's versions are `layer_split.py`, `partition.py` and `branch_placement.py` in
+# rank, and sends the parts around in every step (lesson 5). Here a rank holds some layers in a row,
+# a *stage*, and they stay where they are: activations go from rank to rank, gradients come back.
+# The library's versions are `layer_split.py`, `partition.py` and `branch_placement.py` in
 # `minidist/pipeline_parallel`.
 #
 # Letters: `p` ranks, `r` one of them; `B` examples, `C` the width of an activation; `X_r`, `Y_r`
@@ -45,7 +45,7 @@ DEVICE = 8e6  # bytes
 
 
 def held(group, cut):
-    """Train a step of the layers cut[r]; return (16 bytes per parameter, bytes held after it)."""
+    """Update the layers cut[r], by zero gradients; return (16 bytes per parameter, bytes held)."""
     tracemalloc.start()  # NumPy reports its arrays to it
     whole = nn.ResidualMLP(**SIZES)
     model = nn.Sequential([whole.layers[i] for i in cut[group.rank]])
@@ -68,14 +68,14 @@ for p in (1, 2, 4):
     assert 1 <= measured / formula < 1.05 and measured > 2 * DEVICE
 
 # %% [markdown]
-# It does not fit, and more ranks do not help.
+# It does not fit, and ranks that share the batch do not help.
 #
 # ## Picture
 #
 #     rank 0                   rank 1                   rank 2
 #     [ stem, layers 1-3 ] --> [ layers 4-6 ] --------> [ layers 7-8, head ] -> loss
 #            Y[B, C]   forward        Y[B, C]
-#     [   backward      ] <--- [  backward  ] <-------- [     backward     ] <- 1
+#     [   backward      ] <--- [  backward  ] <-------- [     backward     ] <- dL/dL = 1
 #            dY[B, C]                 dY[B, C]
 #
 # A residual layer is `Y = X + f(X)`. We cut beside it, never inside: the sum is one activation, and
@@ -85,11 +85,11 @@ for p in (1, 2, 4):
 #
 #     f = f_{p-1} o ... o f_0      rank r needs X_r = Y_{r-1} and dY_r = dX_{r+1}, nothing else
 #     bytes     2 B C itemsize per boundary: Y there, dY back. The parameters are not in it.
-#     idle      rank r waits for r - 1, or for r + 1: one works at a time, (p - 1)/p of all idle
+#     idle      rank r waits for r - 1, or for r + 1: one works at a time, p - 1 of p are idle
 #
 # ## Code
 #
-# The ten lines that matter. Across a boundary no graph reaches: what arrives is a new leaf, whose
+# The lines that matter. Across a boundary no graph reaches: what arrives is a new leaf, whose
 # gradient is what is sent back.
 
 
@@ -148,7 +148,8 @@ for p in (2, 4):
 # ## Measurement: memory
 #
 # The big network on two and four ranks. A stem of 64 x 256 weights costs less than a residual layer
-# with two matrices of 256 x 256, so we do not cut by the number of layers but by their parameters.
+# with two matrices of 256 x 256, so we do not cut by the number of layers but by their parameters:
+# `partition(costs, p)` finds the p stages, none empty, of which the dearest costs least.
 
 # %%
 big = nn.ResidualMLP(**SIZES)
@@ -167,7 +168,9 @@ assert all(measured < DEVICE for _, measured in memory[4])
 # ## Measurement: time
 #
 # Now the price. To see four devices on any machine, a layer that sleeps: 10 ms forward and 20 ms
-# backward for 64 rows, without a core. One step of four such layers on 1, 2 and 4 ranks:
+# backward for 64 rows, without a core. One step of four such layers on 1, 2 and 4 ranks. `quiet`
+# returns the log of the shortest of some runs, `simulate` replays a schedule on exact clocks, and
+# its `bubble` is the idle share. The batch goes through in one piece, number 0:
 
 
 # %%
@@ -186,8 +189,8 @@ for p in (1, 2, 4):
 print(timeline.text(logs[4]))
 
 # %% [markdown]
-# Four devices take as long as one. This is not a matter of speed: a rank begins with what the one
-# before it has ended, so no two are ever busy at once. We bought memory and nothing else.
+# Four devices take as long as one. This is not a matter of speed: a rank begins when its neighbour
+# has ended, so no two are ever busy at once. We bought memory and nothing else.
 #
 # ## What the cut decides
 #
@@ -213,17 +216,18 @@ assert slowest["measured"] <= min(slowest.values()), "the best cut for these sec
 assert costs["counted"][0] == 0 < costs["measured"][0]
 
 # %% [markdown]
-# By counting, the head is worth 2.3 blocks. By the clock it is less: one large product runs at a
-# higher rate than a block's many small ones, and norms, softmax and the embedding's look-up, which
-# count as zero, take their time. Counting needs no machine; measuring knows the one it ran on, and
-# its noise.
+# By counting, the head is worth 2.2 blocks. By the clock of a quiet machine it is less: one large
+# product runs at a higher rate than a block's many small ones, and norms, softmax and the
+# embedding's look-up, which count as zero, take their time. Counting needs no machine; measuring
+# knows the one it ran on, and its noise.
 #
 # ## Where the graph forks
 #
 # A chain leaves ranks idle because each layer needs the one before. A siamese network (Bromley et
 # al. 1993) has two branches that do not need each other: the same layers, on the two halves of a
-# pair. On two ranks both work from the first moment on; they meet at the join. The weights are
-# shared, so each rank has a part of their gradient, and `all_reduce` adds the two.
+# pair. On two ranks both work from the first moment on; they meet in the *join*, on rank 0, which
+# compares what they gave. Both ranks hold the branch's weights, each has a part of their gradient,
+# and `all_reduce` adds the two.
 
 
 # %%
@@ -257,7 +261,7 @@ assert length(forks[2]) < length(forks[1]) > 0.060, "a wide margin: the naps alo
 
 # %% [markdown]
 # Half the time. It works for as many ranks as the graph has branches, and as evenly as those are:
-# an answer for two towers, not for a chain of 8 layers.
+# an answer for two branches, not for a chain of 8 layers.
 
 
 # %%
@@ -325,10 +329,10 @@ exercise.judge(1, finds_another_cut, cut_in_two, tempting=[lambda costs: len(cos
 # %% [markdown]
 # ## Exercise 2: idle, with uneven stages
 #
-# Stages take `times[r]` for forward and backward together; one batch at a time goes through. Which
-# share of the ranks' time is idle? Return it exactly, as a `Fraction`.
+# Stage `r` takes `times[r]` for forward and backward together; one batch at a time goes through.
+# Which share of the ranks' time is idle? Return it exactly, as a `Fraction`.
 #
-# *Hint:* how long does the step take, and how much work is in it? The slowest stage is a trap.
+# *Hint:* how long does a batch take, and how much work is in it? The slowest stage is a trap.
 
 
 # %%
@@ -355,8 +359,8 @@ exercise.judge(2, finds_another_share, idle_share, tempting=[of_a_full_pipeline]
 #
 # Somebody needed an even cut and went through the middle of a residual layer,
 # `Y = X + f_1(f_0(X))`: rank 0 has the stem and `f_0`, rank 1 has `f_1` and the head. `X` and
-# `f_0(X)` both cross. The loss is right, training runs, and the network learns a little worse. Find
-# out why, and write it right.
+# `f_0(X)` both cross. The loss is right, training runs, nothing complains, and one layer's
+# gradients are wrong. Find out whose and why, and write it right.
 #
 # *Hint:* two values go to rank 1; how many gradients come back? On rank 0, `h.backward` frees the
 # graph of the stem, so give `f_0` a leaf of its own, `leaf = Tensor(s.data, requires_grad=True)`,
@@ -396,6 +400,8 @@ def finds_another_gradient(attempt):
     for part in clusters[2].run(try_inside, attempt, model, x, y):
         got |= part
     for name in want:
+        if name not in got:
+            return f"{name} has no gradient"
         off = np.abs(got[name] - want[name]).max() / np.abs(want[name]).max()
         if off > 1e-9:
             return f"the gradient of {name} is off by {off:.0%}"
