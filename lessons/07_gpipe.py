@@ -43,7 +43,7 @@ naps = nn.Sequential([Device(f"layers.{i}", 64, 0.040 / 64, 0.080 / 64) for i in
 
 
 def step(group, m):
-    """Do one batch of 64 in m micro-batches; return how many were in flight at most."""
+    """Do one batch of 64 in m pieces; return how many were between forward and backward at most."""
     pipeline = Pipeline(naps, group, "gpipe", m)
     pipeline.backward(images[:64], labels[:64])
     return pipeline.stages[0].peak
@@ -57,8 +57,8 @@ assert length(logs[1]) > alone
 # %% [markdown]
 # ## Picture
 #
-# Cut the batch into four. First every micro-batch goes forward (fill), then every one backward
-# (drain):
+# Cut the batch into four *micro-batches*. First every one goes forward (fill), then every one
+# backward (drain). A unit is one forward; a backward takes two:
 
 # %%
 print(timeline.text(simulate(programs("gpipe", 4, 4)).timeline))
@@ -66,8 +66,8 @@ print(timeline.text(simulate(programs("gpipe", 4, 4)).timeline))
 # %% [markdown]
 # ## Math
 #
-#     time      a rank works m (F + B); the wave needs (p - 1) F to reach the last rank, (p - 1) B
-#               to come back:  (m + p - 1)(F + B) from first to last
+#     time      a rank works m (F + B); the first forward takes (p - 1) F to reach the last rank,
+#               the last backward (p - 1) B to come back:  (m + p - 1)(F + B) in all
 #     bubble    1 - m/(m + p - 1) = (p - 1)/(m + p - 1), the share of time that a rank idles
 #     gradient  d/dw (1/n) sum_j l_j = sum_i d/dw [(1/n) sum_{j in i} l_j]: micro-batches are summed
 #
@@ -98,7 +98,7 @@ print("rank 1:", *add_communication(ours)[1])
 
 # %%
 def execute(program, group, stage, batch, after=lambda action: None):
-    """Do what the program says; `stage` maps X[B/m, ...] to Y, and a loss ends the last one."""
+    """Do what the program says; `stage` maps X[n/m, ...] to Y, and a loss ends the last one."""
     received, gradients, inputs, outputs = {}, {}, {}, {}
     for action in program:
         i, part = action.micro_batch, batch[action.micro_batch]
@@ -156,7 +156,8 @@ for p in (2, 4):
 # %% [markdown]
 # ## Measurement: the bubble
 #
-# Simulated exactly, for every p and m, whatever F and B are; then measured on four ranks.
+# Simulated exactly, for p up to 6 and m up to 12, with F = 2 and B = 1 + 3/2 (its two halves:
+# exercise 2); then measured on four ranks.
 
 # %%
 for p in range(1, 7):
@@ -174,7 +175,7 @@ for m in (1, 2, 4, 8):
     )
     assert length(log) > formula
 assert length(logs[8]) < length(logs[1]), "a wide margin: the naps alone are 165 and 480 ms"
-assert clusters[4].run(step, 8) == [8] * 4, "all in flight at once, even on rank 3"
+assert clusters[4].run(step, 8) == [8] * 4, "all at once, even on rank 3"
 
 # %% [markdown]
 # Each micro-batch pays for its messages and for waking up, some tenths of a millisecond, so the
@@ -182,9 +183,9 @@ assert clusters[4].run(step, 8) == [8] * 4, "all in flight at once, even on rank
 #
 # ## Measurement: memory
 #
-# Fill first means that all m micro-batches are in flight at once: between its F and its B each
-# keeps the graph, with every layer's input. We watch rank 0 of 2 while our `execute` runs, with
-# micro-batches of 128 rows through 6 layers of width 256.
+# Fill first means that all m micro-batches are *in flight* at once: between its F and its B each
+# keeps the graph, with every layer's activation. We watch rank 0 of 2 while our `execute` runs,
+# with micro-batches of 128 rows through 6 layers of width 256.
 #
 # The way out is to keep only a stage's input, and to run the forward pass again in backward (Chen
 # et al. 2016): `recompute`, from `minidist/autograd/recompute.py`. Its price is one more forward:
@@ -215,12 +216,14 @@ held = {again: clusters[2].run(stash, again)[0] for again in (False, True)}
 one = ROWS * WIDTH * 4  # an activation of one micro-batch
 for again, layers_kept in ((False, DEEP // 2), (True, 1)):
     first, *_, last = (n for action, n in held[again] if action.startswith("F"))
-    name = "recompute" if again else "keep every layer's input"
+    name = "recompute" if again else "keep every activation"
     print(f"{name}: {first / 1e6:.2f} MB after F0, {last / 1e6:.2f} after F{M - 1}")
     assert abs((last - first) / (M - 1) / one - layers_kept) < 0.1, "activations per micro-batch"
 
 # %% [markdown]
-# 0.13 MB is one activation: a micro-batch keeps six of them, or with `recompute` one.
+# 0.13 MB is one activation: a micro-batch keeps its six layers' outputs, or with `recompute` only
+# the last one's, which `execute` holds. (The stage's input is a part of the batch, which lies there
+# anyway. In the figure, gradients that have come early lie there during the drain, too.)
 #
 # ## Measurement: does it pay?
 #
@@ -228,7 +231,7 @@ for again, layers_kept in ((False, DEEP // 2), (True, 1)):
 # that more micro-batches are faster. It assumes that m pieces cost what the whole costs. They do
 # not: a product of few rows uses a core badly, and the gradient of a weight is read and written m
 # times. So we measure the CPU time of one process that takes 512 images in m pieces. Two ranks
-# could at best do that work in (m + 1)/(2m) of this time.
+# could at best do that work in (m + p - 1)/(p m) = (m + 1)/(2m) of this time.
 
 
 # %%
@@ -265,8 +268,8 @@ assert cpu[32] > 1.2 * cpu[1], "small pieces cost more"
 # have become so dear that little or nothing is left of the gain: the best m lies between. By the
 # clock messages are added, and whatever else this machine does meanwhile. One process whose matrix
 # products use both cores has no bubble at all, nor has data parallelism (lesson 3): a model that
-# fits needs no pipeline. One that does not fit does, and so does a link between devices that
-# carries an activation in time but not all gradients.
+# fits needs no pipeline. One that does not fit needs it, and so do devices whose link carries an
+# activation in time but not all gradients.
 
 
 # %%
@@ -295,8 +298,8 @@ def draw(plt):
     for again, line in ((False, "-"), (True, "--")):
         after = [n / 1e6 for action, n in held[again] if action[0] in "FB"]
         bottom.step(range(1, 2 * M + 1), after, line, where="mid", color=figures.INK)
-    bottom.text(M + 0.5, 6.7, "every layer's input is kept", ha="center")
-    bottom.text(M + 0.5, 1.4, "recompute", ha="center")
+    bottom.text(M + 0.5, 6.7, "every layer's output is kept", ha="center")
+    bottom.text(M + 0.5, 1.4, "recompute: only the last one's", ha="center")
     bottom.set(title="Held on rank 0 of 2, m = 8, after each action, measured", ylim=(0, 8))
     bottom.set_ylabel("MB")
     bottom.set_xticks([1, M, M + 1, 2 * M], ["F0", f"F{M - 1}", f"\nB{M - 1}", "B0"])
@@ -347,6 +350,10 @@ def weights_last(rank, p, m):
     raise NotImplementedError  # your lines here
 
 
+def show(program):
+    return " ".join(map(str, program))
+
+
 def finds_another_schedule(attempt):
     F, I, W = Fraction(2), Fraction(3), Fraction(5)
     for p in (1, 2, 4):
@@ -357,7 +364,7 @@ def finds_another_schedule(attempt):
             if took != least:
                 return f"p = {p}, m = {m} takes {took}, not {least}; who waits for a dW?"
             if value != programs("gpipe", p, m, weights_last=True):
-                return f"p = {p}, m = {m}: in time, but not all {m} dW at the end, in order"
+                return f"p = {p}, m = {m}: in time, but not in that order: {show(value[0])}"
 
 
 exercise.judge(2, finds_another_schedule, weights_last, tempting=[fill_and_drain])
@@ -404,7 +411,7 @@ exercise.judge(3, finds_another_gradient, in_parts, tempting=[means_of_parts])
 #
 # - **A bubble** of (p - 1)/(m + p - 1): make m large. But small micro-batches are slow.
 # - **Memory for m micro-batches** on every rank: make m small. Recompute buys most of it back for
-#   one more forward pass, a third of the time.
+#   one more forward pass, a third more time.
 # - **Every step drains.** The pipeline is filled and emptied for each update.
 #
 # The first two pull at m from both ends. Do we need all m in flight? Rank 3 of 4 could begin with
