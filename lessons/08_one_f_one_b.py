@@ -70,8 +70,8 @@ assert found["gpipe", 32][0][1] > 2 * found["1f1b", 32][0][1]
 #
 # ## Picture
 #
-# Above GPipe, below 1F1B, with B = 2 F. Rank 3 alternates from its first micro-batch on; rank 0 has
-# four in flight and waits for the first one. Both end at the same time.
+# Above GPipe, below 1F1B, with B = 2 F. Under 1F1B rank 3 alternates from its first micro-batch on;
+# rank 0 has four in flight and waits for the first one. Both schedules end at the same time.
 
 # %%
 for schedule in ("gpipe", "1f1b"):
@@ -126,13 +126,14 @@ for p in range(1, 7):
         assert ours == programs("1f1b", p, m), "the library's order, action by action"
 
 # %% [markdown]
-# With fewer than 4 somebody waits; with more, rank 0 holds more for nothing. At `p - r` the order
+# With fewer than 4 it takes longer; with more, rank 0 holds more for nothing. At `p - r` the order
 # *is* 1F1B. It can also be said without a clock, by one rank for itself; that is exercise 1.
 #
 # ## Measurement: the same bubble, the same gradient
 #
-# Exactly, for every p and m and unequal F and B; and on four real ranks whose layers sleep, 8 ms
-# forward and 16 ms backward for a micro-batch of 8 rows. One device would take 8 x 4 x 24 = 768 ms.
+# Exactly, for p up to 6 and m up to 12, with F = 2 and B = 5/2; and on four real ranks whose layers
+# sleep, 8 ms forward and 16 ms backward for a micro-batch of 8 rows. One device would take
+# 8 x 4 x 24 = 768 ms.
 
 # %%
 for p in range(1, 7):
@@ -177,8 +178,8 @@ assert took[0] == took[2] < took[1]
 # %% [markdown]
 # ## Where the order bites: sends that wait
 #
-# minidist's `send` never waits. Many others do: until the receiver has come, a *rendezvous*; it
-# needs no buffer. Then the place of every transfer matters. The naive place is a receive just
+# minidist's `send` never waits. Many others return when the receiver has come: a *rendezvous*,
+# which needs no buffer. Then the place of every transfer matters. The naive place is a receive just
 # before its use, a send just after. Two ranks, three micro-batches; `>F1` sends the activation of
 # micro-batch 1, `<B0` receives the gradient of 0:
 
@@ -246,8 +247,8 @@ for way in (
         raise AssertionError("it cannot have come to an end")
 
 # %% [markdown]
-# Both stand in their own `send`, each for the acknowledgement that the other would give in `recv`.
-# The cure is one global order. Replay the programs, and write every transfer into *both* its
+# Both wait in their own `send` for the acknowledgement that the other would give in `recv`.
+# The cure is one global order. Replay the programs, and write every transfer into *both* its ranks'
 # programs at the moment when it happens: then the earliest transfer that is not done is the next
 # one on both sides, and somebody can always go on. That is `rendezvous_safe=True`. Compare rank 1
 # below with rank 1 above: it takes the activation of micro-batch 1 before it sends gradient 0.
@@ -315,15 +316,22 @@ def one_f_one_b(rank, p, m):
     raise NotImplementedError  # your lines here
 
 
+def show(program):
+    return " ".join(map(str, program))
+
+
 def finds_another_schedule(attempt):
     for p in (1, 2, 4):
         for m in (1, 3, 4, 9):
             right = programs("1f1b", p, m)
             value = Programs([list(attempt(r, p, m)) for r in range(p)])
             validate(value, p, m)  # a ValueError shows where a program cannot be right
+            got, want = simulate(value).peak_stash, simulate(right).peak_stash
+            if got != want:
+                return f"p = {p}, m = {m}: the stash is {got}, not {want}"
             if value != right:
-                stashes = simulate(value).peak_stash, simulate(right).peak_stash
-                return f"p = {p}, m = {m}: the stash is {stashes[0]}, not {stashes[1]}"
+                other = next(a for a, b in zip(value, right, strict=True) if a != b)
+                return f"p = {p}, m = {m}: that stash, but not in 1F1B's order: {show(other)}"
 
 
 exercise.judge(
@@ -372,7 +380,8 @@ exercise.judge(
 #
 # To allocate nothing in the loop, a stage takes what arrives into buffers of its own, used in
 # turns. One buffer passed all tests on two ranks. On three, gradients are wrong, and no error is
-# raised. Return the least number of buffers that rank `rank`, from 1 on, needs under 1F1B.
+# raised. Return the least number of buffers that a rank needs under 1F1B. (Rank 0 receives no
+# activation; it is not asked.)
 #
 # *Hint:* until when is a received activation needed, and by whom is it read for the last time? How
 # many are there at once on the last rank, and how many on the one before?
