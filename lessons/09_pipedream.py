@@ -46,12 +46,13 @@ print(f"one stream:   {stream_of_24.makespan} units, idle {float(stream_of_24.bu
 assert (6 * batch.makespan, stream_of_24.makespan) == (126, 81)
 
 # %% [markdown]
-# A third of the time goes into running empty. What is left of the idle time, 9 units, is one fill
-# and one drain for the whole training, however long.
+# 45 of the 126 units go into running empty between the batches. What is left of a rank's idle time,
+# 9 units, is one fill and one drain for the whole training, however long.
 #
 # ## Picture
 #
-# Each rank updates its own stage after every backward and goes on at once:
+# Each rank updates its own stage after every backward and goes on at once. An update took no time
+# above; here, to be seen, it takes a unit:
 
 # %%
 print(timeline.text(simulate(programs("pipedream", 4, 6), update=1).timeline))
@@ -66,7 +67,7 @@ print(timeline.text(simulate(programs("pipedream", 4, 6), update=1).timeline))
 # Three ways to put order into this. *Weight stashing*: a stage keeps the weights that a minibatch's
 # forward has used until its backward is done. *Vertical sync*: all stages use, for a minibatch, the
 # version that the first one used. *2BW*, double-buffered weights: an update only after every `m`
-# minibatches (they are micro-batches then), so that two buffers are enough.
+# minibatches (they are micro-batches then, at least `p - 1`), so that two buffers are enough.
 #
 #     version that minibatch b uses on stage s                                  buffers kept
 #     weight stashing   max(0, b - (p-1-s))        F and B alike                p - s
@@ -252,8 +253,8 @@ assert off < 1e-12 and nearest > 0.03
 #
 # ## Measurement: what staleness costs
 #
-# 80 updates of 32 digits each, on four ranks; 2BW takes an update's digits as four micro-batches of
-# 8. The loss is the mean of the last 20 updates and of two seeds.
+# 80 updates of 32 digits each, on four ranks; without delay, on one. 2BW takes an update's digits
+# as four micro-batches of 8. The loss is the mean of the last 20 updates and of two seeds.
 
 # %%
 RATES, SEEDS, UPDATES = (0.02, 0.06, 0.2), (0, 1), 80
@@ -286,13 +287,15 @@ for scheme, name in NAMES.items():
     assert final[scheme][0] < 1.15 * final["synchronous"][0], "a small rate forgives every delay"
 assert final["vertical_sync"][-1] > 2.5 * final["synchronous"][-1]
 assert final["weight_stashing"][-1] < 0.6 * final["vertical_sync"][-1]
+assert final["weight_stashing"][-1] < final["none"][-1]
 
 # %% [markdown]
 # At the smallest rate no scheme loses more than a few percent; at the largest, the best of the
-# three for the synchronous pipeline, vertical sync hardly learns at all. Stashing does better on
-# the same pipeline, since only its first stage is 3 updates behind, and its last is not at all. And
-# no stashing? At small rates it learns as well as stashing, since versions that differ little make
-# a small error. It promises nothing, and the 24 combinations have shown how far off it can be.
+# three without delay, vertical sync hardly learns at all. Stashing does better on the same
+# pipeline, since only its first stage is 3 updates behind, and its last is not at all. And no
+# stashing? At small rates it learns as well as stashing, since versions that differ little make a
+# small error; at the largest it ends worse. That it promises nothing, the 24 combinations have
+# shown.
 
 
 # %%
@@ -441,9 +444,9 @@ exercise.judge(3, finds_other_weights, Mended, tempting=[Careful])
 #   most activations in flight. 2BW needs two everywhere.
 # - **Another algorithm.** The gradient is exact, of weights that are gone. A rate that was the best
 #   without delay may be too large with it, and nothing but training tells.
-# - **The slowest stage sets the pace.** The bubble is gone for as long as the stream lasts; then a
-#   stage that takes twice as long costs twice the time. PipeDream gives it two ranks, which take
-#   turns (SOSP 2019, section 3.2): `programs("pipedream", 3, m, replicas=[2, 1])`.
+# - **The slowest stage sets the pace.** With the bubble gone, a stage that takes twice as long
+#   costs twice the time. PipeDream gives it two ranks, which take turns (SOSP 2019, section 3.2):
+#   `programs("pipedream", 3, m, replicas=[2, 1])`.
 #
 # Is there a way to keep the update synchronous, one device's gradient but for rounding, and still
 # lose the bubble? Nearly. That is lesson 10, `10_interleaved_and_zero_bubble.py`.
