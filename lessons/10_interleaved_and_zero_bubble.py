@@ -1,7 +1,7 @@
 # %% [markdown]
-# # 10. Interleaved and zero bubble: the order of the work is all there is to win
+# # 10. Interleaved and zero bubble: what the order of the work alone can win
 #
-# The schedule 1F1B of lesson 8 is synchronous and short of memory, but it idles while it fills and
+# The schedule 1F1B of lesson 8 is synchronous and stashes little, but it idles while it fills and
 # drains. PipeDream (lesson 9) got rid of that by training with old weights. Two other ideas make
 # the bubble smaller and leave the gradient alone: *more, smaller stages* on each rank, and a
 # *backward in two halves*, only one of which anybody waits for. The library's versions are
@@ -10,8 +10,8 @@
 # Letters: `p` ranks, `m` micro-batches, `v` chunks (stages) per rank; `F` forward, `B` backward,
 # `I` its half for the input, `W` its half for the weights, `B = I + W`; `TF`, `TI`, `TW`: the time
 # they take for all layers of one rank. `F3` is F of micro-batch 3, `F3.1` that of chunk 1. The
-# *stash* of a rank is what it keeps of micro-batches that wait for their backward; we count it in
-# stages, so a chunk counts 1/v.
+# *stash* of a rank: the micro-batches that wait for the end of their backward; one that waits in
+# one chunk counts 1/v.
 
 # %%
 import time
@@ -120,6 +120,7 @@ for schedule in ("1f1b", "zb_h1"):
 #     ZB-H1          (p-1) (TF + TI - TW)        dX comes back without a W on its way, and W fills
 #                                                as much of the drain
 #     ZB-H2          (p-1) (TF + TI - 2 TW)      counted from a rank's own start
+#     ZB-V           0                           likewise, where TF = TI = TW
 #
 # Interleaved: Narayanan et al., SC 2021, section 2.2.2. ZB-H1 and ZB-H2: Qi et al., *Zero Bubble
 # (Almost) Pipeline Parallelism*, ICLR 2024 (arXiv 2401.10241), sections 2.1 and 2.2, formulas in
@@ -130,7 +131,8 @@ for schedule in ("1f1b", "zb_h1"):
 # *Interleaved.* Rank `r` holds the stages `r`, `p + r`, `2p + r`... Micro-batches go in groups of
 # `p`; a group goes through all chunks before the next one starts. So the `i`-th pass is of
 # micro-batch `i mod p + p floor(i / pv)` and chunk `floor(i / p) mod v`, and backward takes the
-# chunks from the last.
+# chunks from the last. Micro-batch 0 comes to the last chunk after `(v-1) p` passes, and rank `r`
+# does two more for every rank behind it: one until F has got there, one until B is back.
 
 
 # %%
@@ -142,7 +144,7 @@ def our_interleaved(rank, p, m, v):
         micro_batch, chunk = place(i)
         return Backward(micro_batch, v - 1 - chunk)
 
-    ahead = min(m * v, 2 * (p - 1 - rank) + (v - 1) * p)  # forwards before the first backward
+    ahead = min(m * v, 2 * (p - 1 - rank) + (v - 1) * p)  # before F and B take turns
     for i in range(m * v + ahead):
         if i < m * v:
             yield Forward(*place(i))
@@ -154,8 +156,8 @@ def our_interleaved(rank, p, m, v):
 # *ZB-H1.* A stage has several layers, and between them runs the chain of `dX`. So its `I` is the
 # whole chain, and what is put off is a list of products, one per weight. A rank does as many
 # forwards before its first `I` as it does in 1F1B before its first `B`; then in turn an `I`, a `W`
-# that is `rank` micro-batches late, and an `F`. The late `W` are left for the end, where 1F1B
-# drains.
+# that is `rank` micro-batches late (so every rank stashes `p`, as the first one of 1F1B), and an
+# `F`. The late `W` are left for the end, where 1F1B drains.
 
 
 # %%
@@ -180,7 +182,7 @@ print("both programs equal the library's")
 
 # %% [markdown]
 # *ZB-H2* takes more forwards ahead, `2(p - rank) - 1`, until the first `I` arrives: nothing idles
-# after a rank's start, and twice as much is stashed. *ZB-V* gets there in the memory of 1F1B: two
+# after a rank's start, and `2p - 1` are stashed. *ZB-V* gets there in the memory of 1F1B: two
 # chunks per rank, laid out as a V. Rank `r` holds the stages `r` and `2p - 1 - r`. So a micro-batch
 # turns around on the last rank, and its loss is computed on the first, where its backward begins
 # without a wait. The figure below shows all five.
@@ -188,15 +190,15 @@ print("both programs equal the library's")
 # ## Measurement: the formulas, exactly
 #
 # The simulator computes with fractions, so `==` is the right comparison. ZB-H2 and ZB-V are counted
-# from each rank's own start: their fill is left, `(p-1) TF`, which the step before could hide if no
-# rank waited for all others in between (section 4 of the paper). The formulas have a domain: enough
-# micro-batches (m >= 2p - 1 suffices for all), and W no longer than F and I, since a longer W makes
-# the next rank wait. ZB-V has no bubble if all three are equal.
+# from each rank's own start: their fill is left, `(p-1) TF`, in ZB-V half of it, which the step
+# before could hide if no rank waited for all others in between (section 4 of the paper). The
+# formulas have a domain: enough micro-batches (m >= 2p - 1 suffices for all), and W no longer than
+# F and I, since a longer W makes the next rank wait.
 
 
 # %%
 def idle(schedule, p, m, times):
-    """Return how long the rank that takes longest does not compute."""
+    """Return how long a rank idles; in ZB-H2 and ZB-V of its own span, from start to end."""
     found = simulate(programs(schedule, p, m, CHUNKS[schedule]), *times)
     own_start = schedule in ("zb_h2", "zb_v")
     return (found.span if own_start else found.makespan) - m * sum(times)
@@ -222,7 +224,7 @@ print(f"ZB-V with (TF, TI, TW) = (2, 3, 1), p = 4: {idle('zb_v', 4, 12, (2, 3, 1
 #
 # First the gradient: eight layers on four ranks against one device. Then the bytes: an activation
 # and its gradient cross `pv - 1` boundaries instead of `p - 1`; ZB-V saves one, where it turns
-# around on a rank. Then, with the sleepers, time.
+# around on a rank. Then, with the sleepers, time, beside what the simulator says.
 
 
 # %%
@@ -261,16 +263,16 @@ for schedule, v in CHUNKS.items():
     )
 
 # %% [markdown]
-# ZB-V is the shortest, with at most 4 stages in the stash. ZB-H2 takes no less than ZB-H1: its
+# ZB-V is said to be the shortest, with a stash of 4. ZB-H2 takes no less than ZB-H1: its
 # ranks work without a pause, 24 of 24 units, but start and end one after another. That is worth
 # something only if a rank may begin its next step before the others have ended this one.
-# Interleaved stashes up to `(2(p-1) + (v-1)p + 1)/v` stages, more than 1F1B's `p`. What is measured
-# is longer by what a message and the end of a sleep cost on this machine, and by what else it does.
+# Interleaved stashes up to `(2(p-1) + (v-1)p + 1)/v`, more than 1F1B's `p`. What is measured is
+# longer by what a message and the end of a sleep cost on this machine, and by what else it does.
 #
 # ## Measurement: when latency eats the gain
 #
-# So far a transfer took no time. Let each take `L`, with `TF = 1`. With chunks there are more of
-# them, and less work between two:
+# So far a transfer took no time. Let each take `L`, with `TF = TI = TW = 1`. With chunks there are
+# more of them, and less work between two:
 
 
 # %%
@@ -294,7 +296,7 @@ TITLES = {
     "1f1b": "1F1B: 27% of the time is idle",
     "interleaved": "interleaved, 2 chunks (the second one lower): 16%",
     "zb_h1": "ZB-H1: 11%",
-    "zb_h2": "ZB-H2: none after a rank's start, twice the stash",
+    "zb_h2": "ZB-H2: none after a rank's start, a stash of 7 instead of 4",
     "zb_v": "ZB-V: none after a rank's start, 1F1B's stash",
 }
 
@@ -337,9 +339,9 @@ figures.save(draw, "10_interleaved_and_zero_bubble")
 # %% [markdown]
 # ## Exercise 1: count the transfers
 #
-# Write `crossings_of(schedule, p, m, v)`: how many activations and gradients go from one rank to
-# another, for "1f1b", "interleaved" and "zb_v" (`v` is 2), from 2 ranks on? The check counts them
-# in the programs.
+# Write `crossings_of(schedule, p, m, v)`: the number of activations and gradients that go from one
+# rank to another, for "1f1b" (`v` is 1), "interleaved" and "zb_v" (`v` is 2), from 2 ranks on. The
+# check counts them in the programs.
 #
 # *Hint:* how many stages are there, and how many boundaries between them lie between two ranks?
 
@@ -392,7 +394,8 @@ def broken_stage(inputs, gradients, w, late, allocate):
 
 
 # %% [markdown]
-# Why? Write `repaired_stage`, with at most `late + 1` buffers (calls of `allocate`).
+# Why? Write `repaired_stage`, which receives into `late + 1` buffers (calls of `allocate`) and
+# copies nothing else.
 #
 # *Hint:* what does W read, and what has happened to it since I?
 
@@ -412,8 +415,8 @@ def check_stage(attempt):
         off = abs(dw - right).max() / abs(right).max()
         if not np.allclose(dxs, dys @ w.T) or off > 1e-12:
             return f"on rank {rank} dW is off by {off:.0%}"
-        if 9 - len(free) > rank + 1:
-            return f"on rank {rank} it takes {9 - len(free)} buffers; {rank + 1} are enough"
+        if 9 - len(free) != rank + 1:
+            return f"on rank {rank} it takes {9 - len(free)} buffers, not {rank + 1}"
 
 
 def a_buffer_each(inputs, gradients, w, late, allocate):
@@ -428,7 +431,7 @@ exercise.judge(2, check_stage, repaired_stage, tempting=[broken_stage, a_buffer_
 # ## Exercise 3: a planner
 #
 # Write `best(times, room, latency)`: which of `CHUNKS` has the shortest makespan with 4 ranks and 8
-# micro-batches, with at most `room` stages in every rank's stash?
+# micro-batches, and a stash of at most `room` on every rank?
 #
 # *Hint:* programs are values, so simulate them all.
 
@@ -467,10 +470,10 @@ exercise.judge(3, check_best, best, tempting=[always_zb_v])
 # ## What it costs, and the next problem
 #
 # - **Interleaved:** `(pv-1)/(p-1)` times the transfers, each with its latency; more in the stash; a
-#   model with `pv` stages of equal weight, and micro-batches in groups of `p`.
-# - **Zero bubble:** between `I` and `W` a stage keeps what the products need. ZB-H2 keeps twice of
-#   all. The formulas want `TF`, `TI` and `TW` alike; in attention the products without weights have
-#   no `W`, so there `TI` is the largest.
+#   model with `pv` stages of equal cost, and micro-batches in groups of `p`.
+# - **Zero bubble:** between `I` and `W` a stage keeps what the products need. ZB-H2 keeps `2p - 1`
+#   micro-batches. No bubble at all needs `TF`, `TI` and `TW` alike; in attention the products
+#   without weights have no `W`, so there `TI` is the largest.
 # - **All of them** only reorder. The gradient is one device's, and so is the update. A rank's start
 #   and end are left, and anything that makes all ranks meet, as a global norm for clipping does,
 #   brings the bubble back.
