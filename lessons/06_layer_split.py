@@ -142,8 +142,7 @@ for p in (2, 4):
 
 # %% [markdown]
 # Bit for bit the library's, and at most rounding from one device's. Only `p - 1` small activations
-# move each way; the gradients of parameters stay where they are. (Of a sequence of T positions the
-# activation is `[B, T, C]`.)
+# move each way; the gradients of parameters stay where they are.
 #
 # ## Measurement: memory
 #
@@ -260,8 +259,7 @@ print(
 assert length(forks[2]) < length(forks[1]) > 0.060, "a wide margin: the naps alone are 30 and 60"
 
 # %% [markdown]
-# Half the time. It works for as many ranks as the graph has branches, and as evenly as those are:
-# an answer for two branches, not for a chain of 8 layers.
+# Half the time. It works for as many ranks as the graph has branches, and as evenly as those are.
 
 
 # %%
