@@ -34,9 +34,8 @@ clusters = {p: Cluster(p) for p in (1, 2, 4)}
 # %% [markdown]
 # ## Problem
 #
-# Four stages on four devices. To see four devices on any machine, a stage is a linear layer that
-# sleeps, which needs no core: 40 ms forward and 80 ms backward for a batch of 64 rows, and less in
-# proportion for a part of it.
+# Four stages on four devices. As in lesson 6, a stage is a layer that sleeps: 40 ms forward and
+# 80 ms backward for a batch of 64 rows, and less in proportion for a part of it.
 
 # %%
 naps = nn.Sequential([Device(f"layers.{i}", 64, 0.040 / 64, 0.080 / 64) for i in range(4)])
@@ -188,8 +187,8 @@ assert clusters[4].run(step, 8) == [8] * 4, "all at once, even on rank 3"
 # with micro-batches of 128 rows through 6 layers of width 256.
 #
 # The way out is to keep only a stage's input, and to run the forward pass again in backward (Chen
-# et al. 2016): `recompute`, from `minidist/autograd/recompute.py`. Its price is one more forward:
-# (F + F + B)/(F + B) = 4/3 of the time, where B = 2 F.
+# et al. 2016): `recompute` (lesson 1). Its price is one more forward: (F + F + B)/(F + B) = 4/3 of
+# the time, where B = 2 F.
 
 # %%
 ROWS, WIDTH, DEEP, M = 128, 256, 12, 8
