@@ -263,11 +263,11 @@ for schedule, v in CHUNKS.items():
     )
 
 # %% [markdown]
-# ZB-V is said to be the shortest, with a stash of 4. ZB-H2 takes no less than ZB-H1: its
-# ranks work without a pause, 24 of 24 units, but start and end one after another. That is worth
-# something only if a rank may begin its next step before the others have ended this one.
+# ZB-V is said to be the shortest, with a stash of 4. ZB-H2 takes no less than ZB-H1: its ranks work
+# without a pause, 24 of 24 units, but start and end one after another. That is worth something only
+# if a rank may begin its next step before the others have ended this one.
 # Interleaved stashes up to `(2(p-1) + (v-1)p + 1)/v`, more than 1F1B's `p`. What is measured is
-# longer by what a message and the end of a sleep cost on this machine, and by what else it does.
+# longer by what messages and waking cost, and by what else this machine does.
 #
 # ## Measurement: when latency eats the gain
 #
