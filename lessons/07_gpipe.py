@@ -298,7 +298,7 @@ def draw(plt):
         after = [n / 1e6 for action, n in held[again] if action[0] in "FB"]
         bottom.step(range(1, 2 * M + 1), after, line, where="mid", color=figures.INK)
     bottom.text(M + 0.5, 6.7, "every layer's output is kept", ha="center")
-    bottom.text(M + 0.5, 1.4, "recompute: only the last one's", ha="center")
+    bottom.text(M + 0.5, 1.8, "recompute: only the last one's", ha="center")
     bottom.set(title="Held on rank 0 of 2, m = 8, after each action, measured", ylim=(0, 8))
     bottom.set_ylabel("MB")
     bottom.set_xticks([1, M, M + 1, 2 * M], ["F0", f"F{M - 1}", f"\nB{M - 1}", "B0"])
