@@ -7,6 +7,7 @@ equal, every rank that has not finished waits, and every message that was sent h
 that computes or sleeps does not wait, however long it takes.
 """
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -36,18 +37,25 @@ def signature_of(name: str, details: tuple, label: str | None) -> Signature:
 def call_site() -> str:
     """Return file:line of the innermost frame outside the communication package."""
     frame, here = sys._getframe(), os.path.dirname(__file__)
-    while frame.f_back is not None and os.path.dirname(frame.f_code.co_filename) == here:
+    while frame.f_back is not None:
+        file = frame.f_code.co_filename
+        if os.path.dirname(file) != here and file != contextlib.__file__:
+            break
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 @dataclass
 class Wait:
-    """A thread that waits: in which operation, for which ranks (none: it is about to go on)."""
+    """A thread that waits: in which operation, for which ranks (none: it is about to go on).
+
+    helper: the thread of this rank that it waits for, if it is one
+    """
 
     operation: str
     sources: Callable[[], list[int]]
     site: str
+    helper: int | None = None
     thread: str = field(default_factory=lambda: threading.current_thread().name)
     since: float = field(default_factory=time.monotonic)
 
@@ -96,14 +104,16 @@ def snapshot(waits: dict[int, Wait], worker: int | None, own: bool, posted, arri
     """Take a snapshot of a rank from {thread: wait} and the thread that runs its worker.
 
     own: the rank has this process for itself, so that every other thread of it is the rank's, too.
-    Daemon threads count only where they wait.
+    Daemon threads count only where they wait or are waited for.
     """
+    waits = dict(waits)  # threads come and go
     others = [t.ident for t in threading.enumerate() if own and not t.daemon]
+    helpers = [w.helper for w in waits.values() if w.helper is not None]
     rows = tuple(
         Row(w.thread, w.operation, tuple(w.sources()), w.site, w.since, time.monotonic() - w.since)
-        for w in list(waits.values())
+        for w in waits.values()
     )
-    computes = any(thread not in waits for thread in {worker, *others})
+    computes = any(thread not in waits for thread in {worker, *others, *helpers})
     return Snapshot(rows, computes, posted, arrived)
 
 

@@ -10,6 +10,7 @@ Errors: ValueError for an argument that no group could take; CollectiveMismatch,
 they do not call the same; Deadlock where no rank can ever go on (see diagnosis.py).
 """
 
+import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -255,9 +256,9 @@ class Group:
         return type(self)(endpoint, members, (*self.context, self._splits, int(color)), board)
 
     @contextmanager
-    def waiting(self, operation: str) -> Iterator[None]:
+    def waiting(self, operation: str, thread: threading.Thread) -> Iterator[None]:
         """Let it be known that this thread waits for another one of its rank, not for nothing."""
-        wait = Wait(operation, lambda: [self.endpoint.rank], call_site())
+        wait = Wait(operation, lambda: [self.endpoint.rank], call_site(), thread.ident)
         with self.endpoint.mailbox.shown(wait):
             yield
 

@@ -76,7 +76,7 @@ class Bucketed:
         finally:
             self.missing = None
             self.orders.put(None)
-        with self.group.waiting("the end of all buckets"):
+        with self.group.waiting("the end of all buckets", thread):
             error = self.answers.get()
         thread.join()
         if error is not None:

@@ -236,7 +236,7 @@ class Gatherer:
         """Wait for the layer that is coming; return its number, or None if there is none."""
         came, self.coming = self.coming, None
         if came is not None:
-            with self.group.waiting(f"the weights of layer {came}"):
+            with self.group.waiting(f"the weights of layer {came}", self.thread):
                 self.thread.join()
             if self.error is not None:
                 raise self.error

@@ -203,7 +203,7 @@ def test_a_real_run_with_two_threads_per_rank_passes(transport, tmp_path):
             thread.start()
             with group.log.span("backward"), group.log.span("layer 1"):
                 time.sleep(0.01)
-            with group.waiting("the other thread"):
+            with group.waiting("the other thread", thread):
                 thread.join()
             group.all_reduce(np.ones(2))
         group.barrier()
