@@ -14,6 +14,7 @@ from minidist.course import report
 from minidist.course.grader import Grade, Verdict, grade, handed_in, judge, questions
 from minidist.course.overlay import PACKAGE
 from minidist.course.question import Question, expect
+from minidist.course.sandbox.limits import Limits
 from tests.course.tiny import GPIPE, OTHER, TINY
 
 RIGHT = {path: (PACKAGE / path).read_text(encoding="utf-8") for path in (GPIPE, OTHER)}
@@ -55,7 +56,7 @@ def test_a_wrong_answer_says_what_is_wrong_and_what_was_printed(tmp_path):
     result = grade(folder(tmp_path, RIGHT | {GPIPE: wrong}), TINY, seed=4)
     said = report.text(result)
     assert points(result) == [0, 5] and "filled" in result.verdicts[0].output
-    assert re.search(r"gpipe, 1 ranks, \d micro-batches: rank 0 has the shape", said)
+    assert re.search(r"gpipe, 1 rank, \d micro-batches: rank 0 has the shape", said)
     assert " 5 / 15  points" in said and "seed: 4" in said
 
 
@@ -129,6 +130,34 @@ def test_what_is_said_of_an_error_has_no_lines_but_the_packages(tmp_path):
         lines = result.verdicts[0].wrong[0].splitlines()
         assert all(line.strip() for line in lines) and words in lines[-1]
         assert "frozen" not in str(lines) and "minidist-lab-" not in str(lines)
+
+
+def test_an_error_is_shown_where_it_is_in_the_students_file(tmp_path):
+    rank = (
+        "    import minidist\n    minidist.run(lambda group: group.al(), 1, transport='thread')\n"
+    )
+    called = "    import numpy\n    numpy.linalg.inv([[0]])\n"
+    for body, lines in (
+        ("    return undefined\n", ["line 2, in gpipe", "return undefined", "NameError: "]),
+        (rank, ["rank 0 failed:", "line 3, in gpipe.<locals>.<lambda>", "", "AttributeError: "]),
+        (called, ["line 3, in gpipe", "", "numpy/linalg", "", "numpy/linalg", "", "LinAlgError"]),
+        ("    return (\n", [f'File "{GPIPE}", line 2', "", "", "SyntaxError: "]),
+        ("    return list(m)\n", ["line 2, in gpipe", "", "TypeError: "]),
+    ):
+        result = grade(folder(tmp_path, RIGHT | {GPIPE: f"def gpipe(s, p, m):\n{body}"}), TINY)
+        _, *said = result.verdicts[0].wrong[0].splitlines()
+        assert len(said) == len(lines), said
+        assert all(word in line for word, line in zip(lines, said, strict=True)), said
+    starter = grade(folder(tmp_path, TINY.blanked()), TINY).verdicts[0].wrong[0]
+    assert re.search(rf"Task 9.1: .* \({GPIPE}, line \d+, in gpipe\)$", starter)
+
+
+def test_an_endless_loop_is_shown_where_it_is(tmp_path):
+    loop = "def gpipe(s, p, m):\n    while True:\n        m += 1\n"
+    result = grade(folder(tmp_path, RIGHT | {GPIPE: loop}), TINY, limits=Limits(3))
+    first, *others = result.verdicts[0].wrong
+    assert re.search(rf"stopped after 3 s; .*\n +{GPIPE}, line [23], in gpipe\n", first), first
+    assert all("not asked any more" in other for other in others)
 
 
 def test_a_file_that_is_no_python_costs_the_tasks_in_it_alone(tmp_path):

@@ -249,7 +249,9 @@ def module(path: str) -> str:
 def _none(number: int, scratch: Path, ended: str) -> str:
     """Say why there is no answer."""
     if number == 0 or os.path.lexists(scratch / str(number - 1)):
-        return f"no answer: {ended}"
+        place = contents(scratch / "place", 2000) if ended.startswith("stopped after") else None
+        said = (place or b"")[:2000].decode("utf-8", "replace").strip()
+        return f"no answer: {ended}" + (f"; shortly before it was at\n{said}" if said else "")
     return "not asked any more"
 
 

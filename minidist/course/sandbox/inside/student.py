@@ -1,15 +1,19 @@
 """The process of the student's code: gives up its rights, then answers the questions.
 
 An answer is a file SCRATCH/<number>: a line of JSON, [[name, dtype, shape], ...] or the text of an
-error, and then the bytes of the arrays, one after the other.
+error, and then the bytes of the arrays, one after the other. Shortly before the time is up it
+writes SCRATCH/place: the lines of the student's that it is at.
 """
 
 import ctypes
 import importlib
+import itertools
 import json
+import linecache
 import os
 import pickle
 import resource
+import signal
 import sys
 import sysconfig
 import traceback
@@ -59,6 +63,8 @@ def main(order: dict, told: int) -> None:
     sys.argv[:] = [""]
     os.environ.update(HOME=order["scratch"], TMPDIR=order["scratch"])
     os.chdir(order["scratch"])
+    signal.signal(signal.SIGALRM, lambda *_: note_place(order))
+    signal.setitimer(signal.ITIMER_REAL, max(order["seconds"] - 1, order["seconds"] / 2))
     defences = confine(order)
     os.write(told, json.dumps(defences).encode())
     os.close(told)
@@ -141,6 +147,17 @@ def answer(questions: list, order: dict) -> None:
             file.write(said)
 
 
+def note_place(order: dict) -> None:
+    """Write down where the threads are in the student's files; they go on."""
+    places = {}
+    for frame in sys._current_frames().values():
+        stack = shown(reversed(list(traceback.walk_stack(frame))), order["tree"])
+        own = [(at, line) for name, at, line in stack if name in order["files"]]
+        places |= dict(own[-1:])
+    with open(f"{order['scratch']}/place", "w") as file:
+        file.write("\n".join(f"{at}\n    {line}" for at, line in places.items()))
+
+
 def encode(answer: dict) -> bytes:
     """Return arrays of numbers, truth values or text as a line of JSON and their bytes."""
     import numpy as np
@@ -149,33 +166,49 @@ def encode(answer: dict) -> bytes:
     for name, array in arrays.items():
         if array.dtype.kind not in "biufU":
             said = f"of {array.dtype}: {answer[name]!r:.200}"
+            if array.dtype == object and array.shape == () and array[()] is None:
+                said = "None: is a `return` missing?"
             raise TypeError(f"{name} should be an array of numbers, and is {said}")
     head = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
     return b"".join([json.dumps(head).encode(), b"\n", *(a.tobytes() for a in arrays.values())])
 
 
 def failure(error: BaseException, tree: str, theirs: list[str]) -> str:
-    """Return what was raised, and the lines that led to it from the student's first one on."""
+    """Return what was raised and where: lines of the student's, and what these called last."""
     try:
-        root = error
-        while root.__cause__ is not None:  # on the rank that failed
-            root = root.__cause__
-        if isinstance(root, NotImplementedError):
-            return f"NotImplementedError: {root}"[:200]
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.line]  # not importlib's
-        names = [frame.filename.removeprefix(f"{tree}/minidist/") for frame in frames]
-        told = type(error).__module__ == "minidist.errors"  # it says itself where it happened
-        last = len(frames) - (0 if told else 3)
-        first = next((i for i, name in enumerate(names) if name in theirs), last)
-        lines = [
-            f"{name}, line {frame.lineno}, in {frame.name}\n    {frame.line}"
-            for name, frame in zip(names, frames, strict=True)
-        ][max(first, 0) :]
-        lines = "\n".join(
-            [*lines[-6:], "".join(traceback.format_exception_only(error))]
-        ).splitlines()
+        head = []
+        if told(error) and getattr(error.__cause__, "__traceback__", None):
+            head, error = [f"rank {error.rank} failed:"], error.__cause__  # what that rank raised
+        frames = shown(traceback.walk_tb(error.__traceback__), tree)
+        if isinstance(error, NotImplementedError):
+            where = [at for name, at, _ in frames if name in theirs][-1:]
+            return f"NotImplementedError: {error}"[:200] + "".join(f" ({at})" for at in where)
+        own = [frame for frame in frames if frame[0] in theirs]
+        after = list(itertools.takewhile(lambda frame: frame[0] not in theirs, reversed(frames)))
+        if told(error) or isinstance(error, SyntaxError):  # it says itself where it happened
+            after = []
+        kept = [f"{at}\n    {line}" for _, at, line in [*own[-4:], *reversed(after[:2])]]
+        lines = [*head, *kept, "".join(traceback.format_exception_only(error))]
+        lines = "\n".join(lines).splitlines()
         lines = lines if len(lines) <= 20 else [*lines[:8], "...", *lines[-12:]]
         said = "\n".join(lines).replace(f"{tree}/minidist/", "").replace(f"{tree}/", "")
         return said[-4000:]
     except BaseException:
         return f"{type(error).__name__}, which cannot be shown"
+
+
+def told(error: BaseException) -> bool:
+    """Tell whether an error is one of minidist.errors, which say where they happened."""
+    return type(error).__module__ == "minidist.errors"
+
+
+def shown(stack, tree: str) -> list[tuple[str, str, str]]:
+    """Return (file, where, line of the source) of the frames of a stack that have a source."""
+    found = []
+    for frame, number in stack:
+        code = frame.f_code
+        name = code.co_filename.removeprefix(f"{tree}/minidist/").rpartition("-packages/")[2]
+        line = linecache.getline(code.co_filename, number).strip()
+        if line:  # importlib has none
+            found.append((name, f"{name}, line {number}, in {code.co_qualname}", line))
+    return found
