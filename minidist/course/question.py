@@ -39,3 +39,9 @@ def expect(answer: Answer, want: dict[str, object]) -> str | None:
             first = tuple(np.argwhere(got != value)[0]) if value.ndim else ()
             return f"{name}{where} is {got[first]}, not {value[first]}"
     return None
+
+
+def counted(n: int, what: str) -> str:
+    """Return a number of things as English has it: "1 rank", "2 ranks", "3 batches"."""
+    plural = "es" if what.endswith(("s", "ch")) else "s"
+    return f"{n} {what}{plural * (n != 1)}"

@@ -52,6 +52,14 @@ def test_a_lab_has_100_points_numbers_hints_and_names_that_exist(name):
 
 
 @every_lab
+def test_a_question_says_one_rank_and_two_ranks(name):
+    for task in LABS[name].tasks:
+        for question in questions(LABS[name], task, seed=0):
+            one = re.search(r"(?<![\d.-])1 [a-z-]+s\b", question.about)
+            assert not one or one[0] == "1 pass", question.about
+
+
+@every_lab
 def test_other_seeds_draw_other_questions(name):
     for task in LABS[name].tasks:
         first, second = (

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from minidist.course.lab import Lab, Task
-from minidist.course.question import Question, expect
+from minidist.course.question import Question, counted, expect
 from minidist.pipeline_parallel import programs
 
 GPIPE, OTHER = "pipeline_parallel/gpipe.py", "pipeline_parallel/one_f_one_b.py"
@@ -16,7 +16,7 @@ GPIPE, OTHER = "pipeline_parallel/gpipe.py", "pipeline_parallel/one_f_one_b.py"
 def order(schedule, p, m):
     want = {f"rank {r}": [str(a) for a in prog] for r, prog in enumerate(programs(schedule, p, m))}
     given = {"schedule": schedule, "p": p, "m": m}
-    about = f"{schedule}, {p} ranks, {m} micro-batches"
+    about = f"{schedule}, {counted(p, 'rank')}, {m} micro-batches"
     return Question(about, "order", given, lambda answer: expect(answer, want))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from minidist.course.question import Answer, Question, expect
+from minidist.course.question import Answer, Question, counted, expect
 from minidist.course.questions.arrays import Causes, differ, first, summed_down, vjp
 
 Questions = Iterator[Question]
@@ -464,7 +464,8 @@ def cross_entropy(rng: Random) -> Questions:
 
         x = [far_apart(rng, *shape) if large else rng.standard_normal(shape) for _ in range(2)]
         yield adjoints(
-            f"X{list(shape)} of a batch of {whole} targets" + ", rows near +-1000" * large,
+            f"X{list(shape)} of a batch of {counted(whole, 'target')}"
+            + ", rows near +-1000" * large,
             "CrossEntropy",
             {"targets": targets, "reduction_size": float(whole)},
             [call(rng, loss, logits) for logits in x],
@@ -549,7 +550,7 @@ def put_off(rng: Random, passes: int, together: bool) -> Question:
 
     given = {"shapes": [list(s) for s in shapes], "passes": given, "together": together}
     how = "together" if together else "each by itself"
-    return Question(f"{passes} passes, delivered {how}", "later", given, judge)
+    return Question(f"{counted(passes, 'pass')}, delivered {how}", "later", given, judge)
 
 
 def deferred(rng: Random) -> Questions:

@@ -7,7 +7,7 @@ from math import ceil, log2
 import numpy as np
 
 from minidist.comm.collectives import split_sizes
-from minidist.course.question import Answer, Question, expect
+from minidist.course.question import Answer, Question, counted, expect
 from minidist.course.questions.arrays import Causes, differ, first
 
 Questions = Iterator[Question]
@@ -52,7 +52,8 @@ def from_and_to_root(root: int, pieces: list[np.ndarray]) -> Question:
         names = [f"found from {s} on {root}" for s in range(len(pieces))]
         return expect(answer, dict(zip(names, pieces, strict=True)))
 
-    about = f"{len(pieces)} ranks, root {root}, pieces of {[len(p) for p in pieces]} rows"
+    about = f"{counted(len(pieces), 'rank')}, root {root}, "
+    about += f"pieces of {[len(p) for p in pieces]} rows"
     return Question(about, "star", {"root": root, "pieces": pieces}, judge)
 
 
@@ -69,7 +70,8 @@ def in_rank_order(op: str, pieces: np.ndarray) -> Question:
         return expect(answer, {"result": want})
 
     given = {"op": op, "pieces": pieces}
-    return Question(f"{len(pieces)} pieces, np.{op}, in rank order", "reduce_pieces", given, judge)
+    about = f"{counted(len(pieces), 'piece')}, np.{op}, in rank order"
+    return Question(about, "reduce_pieces", given, judge)
 
 
 # 2.2
@@ -108,7 +110,7 @@ def exchange(pieces: list[list[np.ndarray]]) -> Question:
                     return f"in step {step + 1} ranks {senders} all send to rank {r}; one should"
         return None
 
-    about = f"{N} ranks, pieces of {[[len(p) for p in row] for row in pieces]}"
+    about = f"{counted(N, 'rank')}, pieces of {[[len(p) for p in row] for row in pieces]}"
     return Question(about, "all_to_all", {"pieces": pieces}, judge)
 
 
@@ -164,7 +166,7 @@ def all_reduce(algorithm: str, op: str, arrays: list[np.ndarray], steps: int) ->
         took = max(int(answer[f"steps {r}"]) for r in range(N))
         return None if took <= steps else f"it took {took} steps, not {steps}"
 
-    about = f"{N} ranks, {n} elements of {arrays[0].dtype}, np.{op}"
+    about = f"{counted(N, 'rank')}, {counted(n, 'element')} of {arrays[0].dtype}, np.{op}"
     given = {"algorithm": algorithm, "op": op, "arrays": arrays}
     return Question(about, "all_reduce", given, judge)
 

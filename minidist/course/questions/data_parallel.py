@@ -10,7 +10,7 @@ import numpy as np
 
 from minidist import nn
 from minidist.comm.collectives import split_ends, split_sizes
-from minidist.course.question import Answer, Question
+from minidist.course.question import Answer, Question, counted
 from minidist.course.questions.arrays import differ, first
 from minidist.nn.flat_parameters import flat_slices
 from minidist.rng import generator
@@ -97,7 +97,7 @@ def cut(examples: np.ndarray, size: int) -> Question:
             return "the parts, one after the other, are not the examples: neighbours stay together"
         return None
 
-    about = f"{len(examples)} examples for {size} ranks"
+    about = f"{counted(len(examples), 'example')} for {counted(size, 'rank')}"
     return Question(about, "parts", {"examples": examples, "size": size}, judge)
 
 
@@ -142,9 +142,8 @@ def dealt(examples: int, batch: int, seed: int, size: int, micro_batches: int) -
         return None
 
     given = {"examples": examples, "batch": batch, "seed": seed, "size": size}
-    about = (
-        f"{examples} examples in batches of {batch}, {size} ranks, {micro_batches} micro-batches"
-    )
+    about = f"{examples} examples in batches of {batch}, {counted(size, 'rank')}, "
+    about += counted(micro_batches, "micro-batch")
     return Question(about, "dealt", {**given, "micro_batches": micro_batches, "epochs": 2}, judge)
 
 
@@ -294,10 +293,9 @@ def overlapped(given: dict) -> Question:
                 )
         return None
 
-    about = (
-        f"shards of {given['counts']} examples in {given['micro_batches']} micro-batches, "
-        f"buckets {given['buckets']}" + ", gradients outside of the flat vector" * given["moved"]
-    )
+    about = f"shards of {given['counts']} examples in "
+    about += f"{counted(given['micro_batches'], 'micro-batch')}, buckets {given['buckets']}"
+    about += ", gradients outside of the flat vector" * given["moved"]
     return Question(about, "overlapped", given, judge)
 
 
@@ -339,7 +337,7 @@ def reduced(given: dict) -> Question:
         total = N // shards * times * (shards - 1) * P
         return billed(answer, total, N, f"{formula} in reduce_scatter")
 
-    about = f"stage {stage}, shards of {given['counts']} examples, {M} micro-batches"
+    about = f"stage {stage}, shards of {given['counts']} examples, {counted(M, 'micro-batch')}"
     about += f", {shards} shards, a frozen weight" * bool(given["frozen"])
     return Question(about, "reduced_to_shards", given, judge)
 
@@ -395,7 +393,8 @@ def updated(rng: Random, stage: int, size: int) -> Question:
         formula = "(N - 1) P per step" if stage < 3 else "none: weights are gathered where used"
         return billed(answer, want, size, f"{formula}, in all_gather")
 
-    return Question(f"stage {stage}, {size} ranks, two steps, clipped", "updated", given, judge)
+    about = f"stage {stage}, {counted(size, 'rank')}, two steps, clipped"
+    return Question(about, "updated", given, judge)
 
 
 # 3.7
@@ -444,7 +443,7 @@ def gathered(rng: Random, size: int, jump: bool) -> Question:
             )
         return billed(answer, (size - 1) * (P + later), size, "(N - 1) bytes of what was gathered")
 
-    about = f"{size} ranks, {L} layers, then need {order}"
+    about = f"{counted(size, 'rank')}, {L} layers, then need {order}"
     return Question(about, "gathered", given, judge)
 
 

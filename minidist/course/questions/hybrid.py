@@ -10,7 +10,7 @@ from math import prod, sqrt
 import numpy as np
 
 from minidist import nn
-from minidist.course.question import Answer, Question
+from minidist.course.question import Answer, Question, counted
 from minidist.course.questions.ranks import by_rank, differ, joined
 from minidist.pipeline_parallel import programs
 from minidist.pipeline_parallel.partition import cut_of
@@ -274,7 +274,8 @@ def through_a_pipeline(rng, N: int, options: dict, m: int, batches: int) -> Ques
         "batches": batches,
         "options": options,
     }
-    about = f"tied, {N} stages, {options.get('schedule', '1f1b')}, {batches} batches of {B}"
+    about = f"tied, {counted(N, 'stage')}, {options.get('schedule', '1f1b')}, "
+    about += f"{counted(batches, 'batch')} of {B}"
     return Question(about, "pipeline", given, judge)
 
 
@@ -387,7 +388,8 @@ def deals(rng) -> Iterator[Question]:
                     return f"rank {r} does not sum its gradients once, after the run"
             return differ(found, want)
 
-        about = f"what the pipeline is given, {on(shape)}, {B} examples, {m} micro-batches"
+        about = f"what the pipeline is given, {on(shape)}, {counted(B, 'example')}, "
+        about += counted(m, "micro-batch")
         yield Question(about, "dealt", given | {"old": False}, judge)
 
     def judge(answer):
@@ -414,7 +416,7 @@ def backward(rng) -> Iterator[Question]:
         given = {"shape": shape, "config": config, "state": model.state(), "options": options}
         given |= {"tokens": tokens, "targets": targets, "seed": seed, "step": step}
         given["examples"] = examples
-        about = f"{on(shape)}, {B} examples, {flags(options)}"
+        about = f"{on(shape)}, {counted(B, 'example')}, {flags(options)}"
         yield Question(about, "backward", given, judge_backward(want, shape, loss.item()))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from minidist import nn
 from minidist.course.probes import pipelines
-from minidist.course.question import Answer, Question
+from minidist.course.question import Answer, Question, counted
 from minidist.course.questions.ranks import by_rank, differ
 from minidist.errors import Deadlock
 from minidist.pipeline_parallel import add_communication, programs, validate
@@ -109,7 +109,8 @@ def scheduled(
                 return f"rank {r} holds {got} {unit} at its peak, not {want} = {stash[1]}{why}"
         return None
 
-    about = f"{p} ranks, {m} micro-batches" + (f", {chunks} chunks" if chunks > 1 else "")
+    about = f"{counted(p, 'rank')}, {counted(m, 'micro-batch')}"
+    about += f", {chunks} chunks" if chunks > 1 else ""
     given = {"name": name, "p": p, "m": m} | ({"chunks": chunks} if chunks > 1 else {})
     return Question(about, "schedule", given, judge)
 
@@ -160,7 +161,8 @@ def interleaved(rng) -> Iterator[Question]:
             return None
         return f"{m} micro-batches do not make groups of {p}: a ValueError is due"
 
-    about, given = f"{p} ranks, {m} micro-batches", {"p": p, "m": m, "chunks": 2}
+    about = f"{counted(p, 'rank')}, {counted(m, 'micro-batch')}, 2 chunks"
+    given = {"p": p, "m": m, "chunks": 2}
     yield Question(about, "refusal", {"name": "interleaved", **given}, judge)
 
 
@@ -189,7 +191,7 @@ def some_programs(rng) -> Iterator[tuple[str, Programs, int, int]]:
     """Yield (what, programs, p, m): looped, V-shaped and replicated stages."""
     p, m = (int(n) for n in rng.integers(2, 5, 2))
     yield "1f1b", programs("1f1b", p, m), p, m
-    yield "gpipe on one rank", programs("gpipe", 1, m), 1, m
+    yield "gpipe", programs("gpipe", 1, m), 1, m
     yield "interleaved", programs("interleaved", p, 2 * p, 2), p, 2 * p
     yield "interleaved", programs("interleaved", 2, 4, 3), 2, 4
     yield "zb_v", programs("zb_v", p, m), p, m
@@ -200,7 +202,7 @@ def some_programs(rng) -> Iterator[tuple[str, Programs, int, int]]:
 
 
 def described(what: str, p: int, m: int) -> str:
-    return f"{what}, {p} ranks, {m} micro-batches"
+    return f"{what}, {counted(p, 'rank')}, {counted(m, 'micro-batch')}"
 
 
 def transfers(rng) -> Iterator[Question]:
@@ -272,7 +274,7 @@ def trained(rng, what: str, made: Programs, p: int, m: int) -> Question:
         "m": m,
     }
     return Question(
-        f"{described(what, p, m)}, {B} examples",
+        f"{described(what, p, m)}, {counted(B, 'example')}",
         "train",
         given,
         judge_training(model, cut, full, inputs, targets, widths),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from minidist import Tensor, nn
-from minidist.course.question import Answer, Question
+from minidist.course.question import Answer, Question, counted
 from minidist.course.questions.ranks import by_rank, differ, joined
 from minidist.rng import Randomness
 from minidist.tools.strategies.cases import Case, random_weights
@@ -125,7 +125,8 @@ def one_pair(rng, name: str, N: int, axis: int) -> Question:
         elif way[at] == reduced:
             why[direction, N * (N - 1) * n] = "N(N - 1) S, as of an all_gather: 2(N - 1) S will do"
     want = [{"Y": y[r], "dX": dx[r]} for r in range(N)]
-    about = f"{name}, {N} ranks, [{B}, {C}]" + (f", axes {axes}" if axes else "")
+    where = {1: " along axis {}", 2: " from axis {1} to {0}"}.get(len(axes), "").format(*axes)
+    about = f"{name}{where}, {counted(N, 'rank')}, X[{B}, {C}]"
     given = {"name": name, "xs": x, "grads": grad, "axes": axes}
     return Question(about, "pair", given, judged(want, *way, causes, why))
 
@@ -193,7 +194,7 @@ def columns(rng) -> Iterator[Question]:
             "grads": [grad if whole else grad[:, own[r]] for r in range(N)],
             "options": options,
         }
-        about = f"{case}, {N} ranks, weight [{C}, {F}], {B} rows"
+        about = f"{case}, {counted(N, 'rank')}, weight [{C}, {F}], X[{B}, {C}]"
         yield Question(about, "linear", given, judged(want, forward, backward, why=why))
     N = int(rng.integers(2, 5))
     F = N * int(rng.integers(2, 5)) + int(rng.integers(1, N))
@@ -241,7 +242,8 @@ def rows(rng) -> Iterator[Question]:
         }
         causes = {N: "dY is the same on all ranks; nothing is to be added up"} if N > 1 else {}
         judge = judged(want, forward, backward, causes, extra=bias_again)
-        yield Question(f"{case}, {N} ranks, weight [{C}, {F}], {B} rows", "linear", given, judge)
+        about = f"{case}, {counted(N, 'rank')}, weight [{C}, {F}], X[{B}, {C}]"
+        yield Question(about, "linear", given, judge)
     N = int(rng.integers(2, 5))
     C = N * int(rng.integers(2, 5)) + int(rng.integers(1, N))
     yield refusal("rows", N, (C, 3), f"{C} rows")
@@ -288,7 +290,7 @@ def heads(rng) -> Iterator[Question]:
 
         way = 2 * (N - 1) * F8 * x.size
         given = {"N": N, "heads": H, "state": layer.state(), "x": x, "grad": grad}
-        about = f"{N} ranks, {H} heads of width {D}, X[{B}, {T}, {C}]"
+        about = f"{counted(N, 'rank')}, {H} heads of width {D}, X[{B}, {T}, {C}]"
         yield Question(about, "attention", given, judged(want, way, way, extra=equal_run))
     N = int(rng.integers(2, 4))
     H = N * int(rng.integers(1, 3)) + 1
@@ -326,7 +328,7 @@ def embedded(rng, N: int, V: int) -> Question:
         for own in (run_of(N, V, r) for r in range(N))
     ]
     given = {"N": N, "weight": weight, "tokens": tokens, "grad": grad}
-    about = f"embedding, {N} ranks, {V} words, [{B}, {T}] tokens"
+    about = f"embedding, {counted(N, 'rank')}, {counted(V, 'word')}, tokens [{B}, {T}]"
     return Question(about, "embedding", given, judged(want, 2 * (N - 1) * F8 * grad.size, 0))
 
 
@@ -342,7 +344,7 @@ def product(rng, N: int, V: int, transposed: bool) -> Question:
         dw = np.einsum("btc,btv->cv", x, g)
         want.append({"Y": x @ w, "dX": dx, "d weight": dw.T if transposed else dw})
     given = {"x": x, "weights": list(weights), "grads": list(grads), "transposed": transposed}
-    about = f"head, {N} ranks, X[{B}, {T}, {C}]" + (", transposed" if transposed else "")
+    about = f"head, {counted(N, 'rank')}, X[{B}, {T}, {C}]" + (", transposed" if transposed else "")
     return Question(about, "head", given, judged(want, 0, 2 * (N - 1) * F8 * x.size))
 
 
@@ -375,7 +377,8 @@ def losses(rng, N: int, V: int) -> Question:
         "reduction_size": n,
         "grad": grad,
     }
-    about = f"cross-entropy, {N} ranks, {V} words, {each * N - V} columns of padding, "
+    about = f"cross-entropy, {counted(N, 'rank')}, {counted(V, 'word')}, "
+    about += f"{counted(each * N - V, 'column')} of padding, "
     about += f"logits from {real.min():.0f} to {real.max():.0f}"
     return Question(about, "cross_entropy", given, judge)
 
@@ -400,7 +403,8 @@ def held_positions(T: int, N: int) -> Question:
             return None if fine else f"{T} positions do not split over {N} ranks: a ValueError"
         return differ(mine, [{"positions": own} for own in np.split(np.arange(T), N)])
 
-    return Question(f"{T} positions over {N} ranks", "positions", {"T": T, "N": N}, judge)
+    about = f"{T} positions over {counted(N, 'rank')}"
+    return Question(about, "positions", {"T": T, "N": N}, judge)
 
 
 def gathered(rng, N: int) -> Question:
@@ -423,7 +427,7 @@ def gathered(rng, N: int) -> Question:
         ("backward", 3 * S): "an all_reduce of dX, of which each rank needs only its positions",
     }
     given = {"xs": np.split(x, N, axis=1), "weight": w, "bias": b, "grads": list(grads)}
-    about = f"GatheredLinear, {N} ranks, X[{B}, {T}/{N}, {C}]"
+    about = f"GatheredLinear, {counted(N, 'rank')}, X[{B}, {T}/{N}, {C}]"
     return Question(about, "gathered", given, judged(want, S, 2 * S, why=why))
 
 
@@ -476,9 +480,8 @@ def transformer(rng, N: int, tied: bool, depth: int) -> Question:
         "targets": targets,
         "seed": seed,
     }
-    about = (
-        f"{'tied' if tied else 'untied'} Transformer, {N} ranks, {depth} blocks, [{B}, {T}] tokens"
-    )
+    about = f"{'tied' if tied else 'untied'} Transformer, {counted(N, 'rank')}, "
+    about += f"{counted(depth, 'block')}, tokens [{B}, {T}]"
     return Question(about, "transformer", given, judge)
 
 
