@@ -42,8 +42,8 @@ def student(request):
 @pytest.mark.parametrize("question", ASKED)
 def test_task(student, question):
     [answer] = student.ask([question]).answers
-    wrong = answer if isinstance(answer, str) else judge(question, answer)
-    assert wrong is None, wrong
+    if wrong := answer if isinstance(answer, str) else judge(question, answer):
+        pytest.fail(wrong, pytrace=False)
 '''
 
 CONFTEST = '''"""`--impl=DIR` tests another folder than this one."""
@@ -131,7 +131,10 @@ with other numbers.
 
 
 def _task(task: Task) -> str:
-    write = ", ".join(f"`{name}` in `minidist/{path}`" for path, name in targets(task))
+    names = {}
+    for path, name in targets(task):
+        names.setdefault(path, []).append(f"`{name}`")
+    write = "; ".join(f"{', '.join(here)} in `minidist/{path}`" for path, here in names.items())
     numbers = "".join(f"- {number}\n" for number in task.numbers)
     hints = "\n".join(
         f"<details><summary>Hint {number}</summary>\n\n{hint.strip()}\n\n</details>\n"

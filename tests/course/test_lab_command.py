@@ -53,6 +53,9 @@ def test_a_starter_keeps_all_but_the_bodies_of_its_tasks(lab):
 @each_lab
 def test_every_name_in_a_handout_exists(lab):
     text = starter.handout(lab)
+    for line in re.findall(r"^## Task .*\n\n(Write .*)", text, re.M):
+        files = re.findall(r"`(minidist/[^`]+)`", line)
+        assert files and len(set(files)) == len(files), "a file is named once per task"
     code = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
     words = set(re.findall(r"\w+", code))
     for quoted in re.findall(r"`([^`\n]+)`", text):
@@ -107,6 +110,9 @@ def test_the_handed_out_tests_run_under_pytest(tmp_path):
             timeout=100,
         )
         assert done.returncode == code, done.stdout + done.stderr
+        if code:
+            assert "NotImplementedError: Task 4.1" in done.stdout
+            assert "Sandbox" not in done.stdout, "the verdict, not the test's own lines"
     assert "passed" in done.stdout
 
 
