@@ -104,15 +104,16 @@ def _said(about: str, said: str) -> str:
 
 def judge(question: Question, answer: dict) -> str | None:
     """Return the verdict; an answer of another form than was asked for is wrong too."""
-    for name, array in answer.items():
-        array = np.asarray(array)
-        if array.dtype.kind in "fc" and np.isnan(array).any():
-            return f"{name} has a NaN"
+    floats = {name: a for name, a in answer.items() if np.asarray(a).dtype.kind in "fc"}
+    nan = next((f"{name} has a NaN" for name, a in floats.items() if np.isnan(a).any()), None)
     try:
         with np.errstate(all="ignore"):
-            return question.judge(answer)
+            return question.judge(answer) or nan
     except Exception as error:
-        return f"the answer has not the form that was asked for ({type(error).__name__}: {error})"
+        return (
+            nan
+            or f"the answer has not the form that was asked for ({type(error).__name__}: {error})"
+        )
 
 
 def handed_in(folder: Path, paths: list[str]) -> tuple[dict[str, str], dict[str, str]]:

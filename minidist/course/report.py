@@ -45,7 +45,8 @@ def junit(grade: Grade) -> str:
         case = {"classname": name, "name": title, "time": f"{verdict.seconds:.3f}"}
         case = ElementTree.SubElement(suite, "testcase", case)
         if not verdict.passed:
-            message = plain(verdict.wrong[0].splitlines()[0])[:WIDTH]
+            first, *more = plain(verdict.wrong[0]).splitlines()
+            message = " ".join([first, *(line.strip() for line in more[-1:])])[:WIDTH]
             failure = ElementTree.SubElement(case, "failure", {"message": message})
             failure.text = _shown(verdict)
         if verdict.output:
@@ -111,8 +112,16 @@ def _short(lines: list[str]) -> list[str]:
     if len(lines) > LINES:
         half = LINES // 2
         lines = [*lines[:half], f"... {len(lines) - 2 * half} lines", *lines[-half:]]
-    ends = WIDTH // 2 - 3  # what was expected, and what it means, often stand last
-    return [line if len(line) <= WIDTH else f"{line[:ends]} ... {line[-ends:]}" for line in lines]
+    return [part for line in lines for part in _folded(line)]
+
+
+def _folded(line: str) -> list[str]:
+    """Fold a long line in two or three; of a longer one, leave the two ends."""
+    if len(line) > 2 * WIDTH:
+        ends = WIDTH // 2 - 3  # what was expected, and what it means, often stand last
+        return [f"{line[:ends]} ... {line[-ends:]}"]
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    return textwrap.wrap(line, WIDTH, subsequent_indent=indent) or [line]
 
 
 def _foot(grade: Grade) -> list[str]:

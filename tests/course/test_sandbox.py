@@ -57,6 +57,7 @@ def test_arrays_come_back_as_they_were(sandbox):
         ("object", "x should be an array of numbers, and is of object: "),
         ("complex", "x should be an array of numbers, and is of complex128: (1+2j)"),
         ("structured", "x should be an array of numbers"),
+        ("nothing", "x should be an array of numbers, and is None: is a `return` missing?"),
         ("no dict", "AttributeError"),
         ("large", "more than 16 MB"),
         ("interrupt", "KeyboardInterrupt"),

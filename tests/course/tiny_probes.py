@@ -33,6 +33,8 @@ def misuse(how):
         return {"x": 1 + 2j}
     if how == "structured":
         return {"x": np.zeros(2, "f4,i4")}
+    if how == "nothing":
+        return {"x": None}
     if how == "no dict":
         return 7
     if how == "large":

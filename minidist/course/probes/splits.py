@@ -21,16 +21,20 @@ from minidist.tensor_parallel import (
 def there_and_back(group, function, x, grad):
     """Return Y, dX, and the bytes that others took from this rank on either way.
 
-    There is no way back where Y has another shape than dY on some rank.
+    There is no way back where Y has another shape than dY on some rank. `overwritten` says whether
+    X and dY are other than before.
     """
-    x = Tensor(x, requires_grad=True)
+    given, (own, grad) = (x, grad), (x.copy(), grad.copy())  # not shared with other ranks
+    x = Tensor(own, requires_grad=True)
     y = function(x)
-    found = {"Y": y.data, "bytes forward": group.ledger.total}
+    value = None if y.data.dtype == object else y.data.copy()  # np.array(None)
+    found = {"Y": value, "bytes forward": group.ledger.total}
     if group.all_gather(np.array([y.shape == grad.shape])).all():
         before = group.ledger.total
         y.backward(grad)
         found |= {"dX": x.grad, "bytes backward": group.ledger.total - before}
-    return found
+    now = zip(given, (own, grad), strict=True)
+    return found | {"overwritten": [not np.array_equal(was, is_) for was, is_ in now]}
 
 
 def pair(name, xs, grads, axes):

@@ -47,7 +47,14 @@ def differ(
         if off[worst] < np.inf and want[worst]
         else ""
     )
-    return f"{name}{place} is {got[worst]:.6g}, not {want[worst]:.6g}{ratio}"
+    return f"{name}{place} is {apart(got[worst], want[worst])}{ratio}"
+
+
+def apart(got: np.generic, want: np.generic) -> str:
+    """Return "1.5, not 2.5", with the digits that it takes to see a difference."""
+    digits = next((n for n in (6, 9, 12) if f"{got:.{n}g}" != f"{want:.{n}g}"), 17)
+    narrow = f" (it is {got.dtype})" if got.dtype.kind == "f" and got.itemsize < 8 else ""
+    return f"{got:.{digits}g}, not {want:.{digits}g}{narrow}"
 
 
 def first(verdicts: Iterable[str | None]) -> str | None:

@@ -5,7 +5,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from minidist.course.question import Answer
+from minidist.course.questions.arrays import apart
 from minidist.tools.compare import compare
+
+WHY = dict.fromkeys(("Y", "dX"), ": is a `return` missing?")
+WHY |= {"part": ": `p.part` makes one", "d": ": it is None"}  # of what has no value
 
 
 def by_rank(answer: Answer, ranks: int) -> list[dict[str, np.ndarray]]:
@@ -27,7 +31,7 @@ def differ(
     for rank, (mine, expected) in enumerate(zip(got, want, strict=True)):
         for name, value in expected.items():
             if name not in mine:
-                return f"rank {rank} has no {name}"
+                return f"rank {rank} has no {name}{WHY.get(name.split()[0], '')}"
             if mine[name].shape != np.shape(value):
                 shapes = f"{list(mine[name].shape)}, not {list(np.shape(value))}"
                 return f"{name} on rank {rank} has the shape {shapes}"
@@ -40,7 +44,7 @@ def differ(
         g, w = mine[found.parameter], np.asarray(expected[found.parameter])
         at = np.unravel_index(np.abs(g - w).argmax(), w.shape)
         where = f", at {list(map(int, at))}," if at else ""
-        said = f"{found.parameter} on rank {rank}{where} is {g[at]:.6g}, not {w[at]:.6g}"
+        said = f"{found.parameter} on rank {rank}{where} is {apart(g[at], w[at])}"
         for ratio, cause in (causes or {}).items():
             if ratio != 1 and np.allclose(g, ratio * w, rtol=1e-6, atol=1e-12):
                 return f"{said}: all of it is {ratio:g} times what it should be; {cause}"

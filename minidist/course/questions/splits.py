@@ -37,7 +37,18 @@ def sent(mine: list[dict], forward: int, backward: int, why: dict | None = None)
 
 
 def values(mine: list[dict]) -> list[dict]:
-    return [{k: v for k, v in found.items() if not k.startswith("bytes")} for found in mine]
+    beside = ("bytes", "overwritten")
+    return [{k: v for k, v in found.items() if not k.startswith(beside)} for found in mine]
+
+
+def overwritten(mine: list[dict]) -> str | None:
+    """Say which rank's function has written into an array that it was only given."""
+    ways = "forward: X", "backward: dY"
+    for r, found in enumerate(mine):
+        for name, changed in zip(ways, found.get("overwritten", ()), strict=False):
+            if changed:
+                return f"{name} on rank {r} was written into; others may use it: make a new array"
+    return None
 
 
 def judged(
@@ -53,7 +64,8 @@ def judged(
     def judge(answer: Answer) -> str | None:
         mine = by_rank(answer, len(want))
         wrong = differ(values(mine), want, causes)
-        return extra(mine) or joined(wrong, sent(mine, forward, backward, why))
+        said = joined(wrong, sent(mine, forward, backward, why))
+        return extra(mine) or said or overwritten(mine)
 
     return judge
 
@@ -368,7 +380,7 @@ def losses(rng, N: int, V: int) -> Question:
         ways = [dict(found) for found in mine]
         for found in ways:  # the words are asked for after the bytes were read
             found.pop("words")
-        return joined(differ(values(mine), want), sent(ways, way, 0))
+        return joined(differ(values(mine), want), sent(ways, way, 0)) or overwritten(mine)
 
     given = {
         "parts": np.split(held, N, axis=-1),

@@ -25,6 +25,22 @@ MISTAKES = [
     (
         "5.1",
         PAIRS,
+        'return self.group.all_reduce(grad, label="f")',
+        'self.group.all_reduce(grad, label="f")',
+        "rank 0 has no dX: is a `return` missing?",
+    ),
+    (
+        "5.1",
+        PAIRS,
+        '(grad, label="f")',
+        '(grad, label="f", out=grad)',
+        "dY on rank 0 was written into",
+    ),
+    ("5.1", PAIRS, '(y, label="g")', '(y, label="g", out=y)', "X on rank 0 was written into"),
+    ("5.1", PAIRS, '(grad, label="f")', '(grad.astype("f4"), label="f")', "(it is float32)"),
+    (
+        "5.1",
+        PAIRS,
         'self.group.all_reduce(grad, label="f")',
         'self.group.all_gather(grad[None], label="f").sum(axis=0)',
         "N(N - 1) S, as of an all_gather: 2(N - 1) S will do",
@@ -113,7 +129,7 @@ MISTAKES = [
         WORDS,
         'highest = group.all_reduce(highest, op="max", label="maximum")',
         "highest = highest * 0.0",
-        "Y 0 has a NaN",
+        "Y on rank 0 is nan, not ",
     ),
     (
         "5.6",

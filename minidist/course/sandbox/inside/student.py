@@ -177,12 +177,12 @@ def failure(error: BaseException, tree: str, theirs: list[str]) -> str:
     """Return what was raised and where: lines of the student's, and what these called last."""
     try:
         head = []
-        if told(error) and getattr(error.__cause__, "__traceback__", None):
+        if type(error).__name__ == "RankFailed" and error.__cause__.__traceback__:
             head, error = [f"rank {error.rank} failed:"], error.__cause__  # what that rank raised
         frames = shown(traceback.walk_tb(error.__traceback__), tree)
         if isinstance(error, NotImplementedError):
             where = [at for name, at, _ in frames if name in theirs][-1:]
-            return f"NotImplementedError: {error}"[:200] + "".join(f" ({at})" for at in where)
+            return "\n".join([*where, f"NotImplementedError: {error}"[:200]])
         own = [frame for frame in frames if frame[0] in theirs]
         after = list(itertools.takewhile(lambda frame: frame[0] not in theirs, reversed(frames)))
         if told(error) or isinstance(error, SyntaxError):  # it says itself where it happened
