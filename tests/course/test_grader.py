@@ -136,10 +136,13 @@ def test_an_error_is_shown_where_it_is_in_the_students_file(tmp_path):
     rank = (
         "    import minidist\n    minidist.run(lambda group: group.al(), 1, transport='thread')\n"
     )
+    late = "    import minidist as m\n    m.run(forever, 1, transport='thread', timeout=1)\n\n\n"
+    late += "def forever(group):\n    while True:\n        group = group\n"
     called = "    import numpy\n    numpy.linalg.inv([[0]])\n"
     for body, lines in (
         ("    return undefined\n", ["line 2, in gpipe", "return undefined", "NameError: "]),
         (rank, ["rank 0 failed:", "line 3, in gpipe.<locals>.<lambda>", "", "AttributeError: "]),
+        (late, ["line 3, in gpipe", "", "CommTimeout", "computes", "in forever", ""]),
         (called, ["line 3, in gpipe", "", "numpy/linalg", "", "numpy/linalg", "", "LinAlgError"]),
         ("    return (\n", [f'File "{GPIPE}", line 2', "", "", "SyntaxError: "]),
         ("    return list(m)\n", ["line 2, in gpipe", "", "TypeError: "]),

@@ -11,11 +11,16 @@ from minidist.course.grader import judge, questions
 from minidist.course.lab import labs
 from minidist.course.overlay import PACKAGE
 from minidist.course.sandbox import Sandbox
-from tests.course.mistakes import hybrid, pipelines, rows, splits
+from tests.course.mistakes import data_parallel, hybrid, pipelines, rows, splits
 from tests.course.students import changed, graded, only, reference, starter
 
 LABS = {lab.name: lab for lab in labs()}
-TABLES = {"pipelines": pipelines, "splits": splits, "hybrid": hybrid}
+TABLES = {
+    "data_parallel": data_parallel,
+    "pipelines": pipelines,
+    "splits": splits,
+    "hybrid": hybrid,
+}
 TASKS = [(name, task.id) for name, lab in LABS.items() for task in lab.tasks]
 every_lab = pytest.mark.parametrize("name", LABS)
 

@@ -66,14 +66,19 @@ def all_reduced(sizes, seed, frozen, x, y, counts):
 
 
 def buckets(sizes, cap):
-    """Return the numbers of the parameters in each bucket; parameter i has sizes[i] elements."""
+    """Return the numbers of the parameters in each bucket; parameter i has sizes[i] elements.
+
+    -1 is what is no parameter. `changed`: whether the list is another one afterwards.
+    """
     parameters = [nn.Parameter(np.zeros(n), f"p{i}") for i, n in enumerate(sizes)]
     number = {id(p): i for i, p in enumerate(parameters)}
-    found = bucketed.plan(parameters, cap)
-    return {
-        f"bucket {b}": np.array([number[id(p)] for p in bucket], int)
+    given = list(parameters)
+    found = bucketed.plan(given, cap)
+    answer = {
+        f"bucket {b}": np.array([number.get(id(p), -1) for p in bucket], int)
         for b, bucket in enumerate(found)
     }
+    return answer | {"changed": [id(p) for p in given] != [id(p) for p in parameters]}
 
 
 class Orders:

@@ -44,7 +44,7 @@ def differ(
     place = f"[{', '.join(map(str, worst))}]" if worst else ""
     ratio = (
         f", {got[worst] / want[worst]:.4g} times as much"
-        if off[worst] < np.inf and want[worst]
+        if off[worst] < np.inf and want[worst] and got[worst]
         else ""
     )
     return f"{name}{place} is {apart(got[worst], want[worst])}{ratio}"

@@ -44,6 +44,12 @@ def one_device(given: dict, rows: slice = slice(None)) -> dict[str, np.ndarray]:
     return {name: p.grad for name, p in model.named_parameters().items() if p.requires_grad}
 
 
+def on_rank(r: int, name: str, answer: Answer, want, *others) -> str | None:
+    """Hold rank r's array, which an answer has as "<name> <rank>", against another."""
+    key = f"{name} {r}"
+    return differ(name, {name: answer[key]} if key in answer else {}, want, *others)
+
+
 def summed(given: dict, answer: Answer) -> str | None:
     """Hold every rank's gradients against one device's."""
     counts, want = given["counts"], one_device(given)
@@ -53,10 +59,10 @@ def summed(given: dict, answer: Answer) -> str | None:
     for r in range(N):
         for name, w in want.items():
             causes = {"it is the mean over ranks; the loss is divided by n already": w / N}
-            causes |= {f"rank {k}'s part is missing": w - own[k][name] for k in range(N)}
             causes |= {f"it is rank {k}'s part alone": own[k][name] for k in range(N)}
-            if wrong := differ(f"{name} {r}", answer, w, causes if N > 1 else {}, scale):
-                return f"rank {r}, {wrong}"
+            causes |= {f"rank {k}'s part is missing": w - own[k][name] for k in range(N)}
+            if wrong := on_rank(r, name, answer, w, causes if N > 1 else {}, scale):
+                return f"rank {r}, the gradient of {wrong}"
     return None
 
 
@@ -175,7 +181,7 @@ def all_reduced(given: dict) -> Question:
         return (
             summed(given, answer)
             or billed(answer, 2 * (N - 1) * S, N, "2 (N - 1) S")
-            or first(differ(f"weights {r}", answer, weights) for r in range(N))
+            or first(on_rank(r, "weights", answer, weights) for r in range(N))
         )
 
     about = f"shards of {given['counts']} examples" + ", a frozen weight" * bool(given["frozen"])
@@ -205,7 +211,11 @@ def plan(sizes: list[int], cap: int) -> Question:
         room -= n
 
     def judge(answer):
-        found = [answer[f"bucket {b}"].tolist() for b in range(len(answer))]
+        if answer["changed"]:
+            return "the list of parameters is another one afterwards: leave it as it is"
+        found = [answer[f"bucket {b}"].tolist() for b in range(len(answer) - 1)]
+        if any(-1 in bucket for bucket in found):
+            return "a bucket has something in it that is no parameter of the list"
         if sorted(i for bucket in found for i in bucket) != list(range(len(sizes))):
             return f"{found} has not every parameter once"
         for b, bucket in enumerate(found):
@@ -258,6 +268,8 @@ def launches(buckets: list[list[int]], arrivals: list[int]) -> Question:
             while due < len(buckets) and here.issuperset(buckets[due]):
                 due += 1
             got = answer[f"after {k}"].tolist()
+            if more := [b for b in got if b not in everything]:
+                return f"bucket {more[0]} is launched, and there are {everything} only"
             if got != everything[:due]:
                 why = "a gradient of it is still missing" if len(got) > due else "it is its turn"
                 if len(got) > due and here.issuperset(buckets[got[-1]]):
@@ -327,8 +339,8 @@ def reduced(given: dict) -> Question:
                 own = flat[slice(*ends[r % shards : r % shards + 2])]
                 causes = {"it is the mean; the loss is divided by n already": own / N}
                 causes["it is the whole gradient, not this rank's part"] = flat
-                if wrong := differ(f"layer {k} {r}", answer, own, causes if N > 1 else {}, scale):
-                    return f"rank {r}'s shard of layer {k}: {wrong}"
+                if wrong := on_rank(r, f"layer {k}", answer, own, causes if N > 1 else {}, scale):
+                    return f"rank {r}, the gradient of its shard of {wrong}"
         for r in range(N):
             if answer[f"still whole {r}"]:
                 return f"rank {r} still has {answer[f'still whole {r}']} whole gradients (p.grad)"
@@ -370,7 +382,7 @@ def updated(rng: Random, stage: int, size: int) -> Question:
         for r in range(size):
             if not answer[f"refused {r}"]:
                 return f"rank {r}: a step before any gradient was reduced is a ValueError"
-            if wrong := differ(f"norms {r}", answer, norms):
+            if wrong := on_rank(r, "norms", answer, norms):
                 return f"rank {r}, the gradient's length over all ranks: {wrong}"
         for k, flat in enumerate(flats):
             w, m = flat.vector.copy(), 0
@@ -422,7 +434,7 @@ def gathered(rng: Random, size: int, jump: bool) -> Question:
         P, sizes = 8 * sum(f.size for f in flats), [8 * f.size for f in flats]
         later = sum(sizes[k] for k in again)
         for r in range(size):
-            if wrong := differ(f"output {r}", answer, model(given["x"]).data):
+            if wrong := on_rank(r, "output", answer, model(given["x"]).data):
                 return f"rank {r}, forward: {wrong}"
             for k, (layer, then) in enumerate(order):
                 causes = {
@@ -430,11 +442,15 @@ def gathered(rng: Random, size: int, jump: bool) -> Question:
                     for j in range(L)
                     if j != layer
                 }
-                if wrong := differ(f"weights {k} {r}", answer, flats[layer].vector, causes):
+                got = {"they": answer[f"weights {k} {r}"]}
+                if wrong := differ("they", got, flats[layer].vector, causes):
                     return f"rank {r}, after need({layer}, then={then}): {wrong}"
                 coming = int(answer[f"coming {k} {r}"])
-                if coming != (then if 0 <= then < L else -1):
-                    return f"rank {r}, after need({layer}, then={then}): layer {coming} is coming"
+                due = then if 0 <= then < L else -1
+                if coming != due:
+                    named = ["no layer" if n < 0 else f"layer {n}" for n in (coming, due)]
+                    said = f"{named[0]} is coming, not {named[1]}"
+                    return f"rank {r}, after need({layer}, then={then}): {said}"
         moved = [int(answer[f"forward bytes {r}"]) for r in range(size)]
         if sum(moved) != (size - 1) * P:
             return (

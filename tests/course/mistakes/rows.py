@@ -345,7 +345,7 @@ CANARIES = {  # lab: rows of {task: (path, right, wrong, what the verdict says)}
                 "        if False:\n            for k, s",
                 "the other ranks' parts are from before",
             ),
-            "3.7": (ZERO, "self.coming = then\n", "pass\n", "layer -1 is coming"),
+            "3.7": (ZERO, "self.coming = then\n", "pass\n", "no layer is coming, not layer 1"),
         },
         {
             "3.1": (DATASETS, "], len(batch)", "], len(mine)", "total ., not ., of all ranks"),
@@ -365,13 +365,13 @@ CANARIES = {  # lab: rows of {task: (path, right, wrong, what the verdict says)}
                 BUCKETED,
                 "p.grad_buffer[...] = 0 if p.grad is None else p.grad",
                 "p.grad_buffer[...] = 0",
-                "layers.0.weight 0 is wrong",
+                "layers.0.weight is wrong",
             ),
             "3.5": (
                 ZERO,
                 "place[...] = 0 if p.grad is None else p.grad",
                 "place[...] = place if p.grad is None else p.grad",
-                "shard of layer .: layer . 0.* is .e[+]06, not",
+                r"the gradient of its shard of layer .\[.\] is .e[+]06, not",
             ),
             "3.6": (
                 ZERO,
@@ -383,7 +383,7 @@ CANARIES = {  # lab: rows of {task: (path, right, wrong, what the verdict says)}
                 ZERO,
                 "        if self.wait() != k:\n            self._gather(k)",
                 "        if self.wait() is None:\n            self._gather(k)",
-                r"after need\(0, then=1\): weights 1 0",
+                r"after need\(0, then=1\): they",
             ),
         },
     ],

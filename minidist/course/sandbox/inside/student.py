@@ -149,13 +149,21 @@ def answer(questions: list, order: dict) -> None:
 
 def note_place(order: dict) -> None:
     """Write down where the threads are in the student's files; they go on."""
-    places = {}
+    try:
+        with open(f"{order['scratch']}/place", "w") as file:
+            file.write("\n".join(places(order["tree"], order["files"])))
+    except Exception:  # the code that it interrupts is not to see it
+        pass
+
+
+def places(tree: str, theirs: list[str]) -> list[str]:
+    """Return the innermost lines of the student's files that threads are at."""
+    found = {}
     for frame in sys._current_frames().values():
-        stack = shown(reversed(list(traceback.walk_stack(frame))), order["tree"])
-        own = [(at, line) for name, at, line in stack if name in order["files"]]
-        places |= dict(own[-1:])
-    with open(f"{order['scratch']}/place", "w") as file:
-        file.write("\n".join(f"{at}\n    {line}" for at, line in places.items()))
+        stack = shown(reversed(list(traceback.walk_stack(frame))), tree)
+        own = [f"{at}\n    {line}" for name, at, line in stack if name in theirs]
+        found |= dict.fromkeys(own[-1:])
+    return list(found)
 
 
 def encode(answer: dict) -> bytes:
@@ -188,7 +196,9 @@ def failure(error: BaseException, tree: str, theirs: list[str]) -> str:
         if told(error) or isinstance(error, SyntaxError):  # it says itself where it happened
             after = []
         kept = [f"{at}\n    {line}" for _, at, line in [*own[-4:], *reversed(after[:2])]]
-        lines = [*head, *kept, "".join(traceback.format_exception_only(error))]
+        lines = [*head, *kept, "".join(traceback.format_exception_only(error)).rstrip()]
+        if type(error).__name__ == "CommTimeout":
+            lines += places(tree, theirs)[:4]
         lines = "\n".join(lines).splitlines()
         lines = lines if len(lines) <= 20 else [*lines[:8], "...", *lines[-12:]]
         said = "\n".join(lines).replace(f"{tree}/minidist/", "").replace(f"{tree}/", "")
@@ -208,7 +218,7 @@ def shown(stack, tree: str) -> list[tuple[str, str, str]]:
     for frame, number in stack:
         code = frame.f_code
         name = code.co_filename.removeprefix(f"{tree}/minidist/").rpartition("-packages/")[2]
-        line = linecache.getline(code.co_filename, number).strip()
+        line = linecache.getline(code.co_filename, number or 0).strip()  # between two lines: None
         if line:  # importlib has none
             found.append((name, f"{name}, line {number}, in {code.co_qualname}", line))
     return found
