@@ -43,7 +43,8 @@ Points:
 | --- | --- | --- |
 {rows}
 
-Grade one folder, or all that were handed in:
+Grade one folder, or all that were handed in, from here; a folder that cannot be graded is named
+with the reason, and gets no .xml:
 
 ```
 minidist lab grade HANDED_IN --lab {lab} --seed "$(cat seed.txt)"
@@ -67,7 +68,7 @@ def export(lab: Lab, folder: Path, seed: int | None = None) -> list[Path]:
     seed = secrets.randbelow(2**32) if seed is None else seed
     here = Path(__file__).parent
     rows = "\n".join(
-        f"| {task.id} {task.title} | {task.points} | {', '.join(f'`{b}`' for b in task.blanks)} |"
+        f"| {task.id} {task.title} | {task.points} | {starter.written(task)} |"
         for task in lab.tasks
     )
     files = {

@@ -116,7 +116,7 @@ def _test(given) -> int:
     from minidist.course import report
 
     done = _graded(given, seed=0)
-    print(report.text(done))
+    print(report.text(done, foot=False), end="")
     return 0 if done.points == done.lab.points else 1
 
 
@@ -166,9 +166,13 @@ def _graded(given, seed):
     from minidist.course import grader, property_lab
     from minidist.course.lab import find
     from minidist.course.sandbox.limits import Limits
-    from minidist.course.starter import lab_name
+    from minidist.course.starter import NAME, lab_name
 
     name, limits = getattr(given, "lab", None) or lab_name(given.folder), Limits(given.seconds)
+    with contextlib.suppress(ValueError):  # it has no lab.txt
+        if (other := lab_name(given.folder)) != name:
+            said = f"its {NAME} says {other[:40]!r}, the questions are those of {name!r}"
+            print(f"minidist: {given.folder}: {said}", file=sys.stderr)
     if name == property_lab.NAME:
         return property_lab.grade(given.folder, property_lab.lab(), seed, limits)
     return grader.grade(given.folder, find(name), seed, limits)

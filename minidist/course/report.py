@@ -14,8 +14,11 @@ LINES, WIDTH = 24, 160  # of what is said about one question
 QUESTIONS = 3  # so many failed questions of a task are shown
 
 
-def text(grade: Grade) -> str:
-    """Return a line per task, what is wrong below it, and the sum."""
+def text(grade: Grade, foot: bool = True) -> str:
+    """Return a line per task, what is wrong below it, and the sum.
+
+    foot  name the seed and the defences, too
+    """
     lab = grade.lab
     wide = len(str(lab.points))
     lines = [f"Lab {lab.number}, {lab.title}", ""]
@@ -24,7 +27,9 @@ def text(grade: Grade) -> str:
         lines.append(f"{verdict.points:>{wide}} / {task.points:>{wide}}  {task.id}  {task.title}")
         if not verdict.passed:
             lines += [textwrap.indent(_shown(verdict), " " * (2 * wide + 5)), ""]
-    lines += [f"{grade.points:>{wide}} / {lab.points:>{wide}}  points", "", *_foot(grade)]
+    lines.append(f"{grade.points:>{wide}} / {lab.points:>{wide}}  points")
+    if foot:
+        lines += ["", f"seed: {grade.seed}", _defences(grade)]
     return "\n".join(lines) + "\n"
 
 
@@ -122,10 +127,6 @@ def _folded(line: str) -> list[str]:
         return [f"{line[:ends]} ... {line[-ends:]}"]
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     return textwrap.wrap(line, WIDTH, subsequent_indent=indent) or [line]
-
-
-def _foot(grade: Grade) -> list[str]:
-    return [f"seed: {grade.seed}", _defences(grade)]
 
 
 def _defences(grade: Grade) -> str:

@@ -87,15 +87,21 @@ def write_files(folder: Path, files: dict[str, str]) -> list[str]:
 
 
 def lab_name(folder: Path) -> str:
-    """Return the name of the lab that a folder is of, from its lab.txt."""
+    """Return the name of the lab that a folder is of, from its lab.txt.
+
+    It may lie in the one folder in it that has one, as in zipped folders.
+    """
     said = contents(folder / NAME, 100)  # it comes with what is handed in: a pipe, or a link
+    inner = [path for path in folder.glob(f"*/{NAME}") if not path.parent.is_symlink()]
+    if said is None and len(inner) == 1:
+        said = contents(inner[0], 100)
     if said is None:
         if not folder.is_dir():
             raise ValueError(f"there is no folder {folder}")
         raise ValueError(
             f"{folder} has no {NAME}, which says what lab it is of; name it: --lab NAME"
         )
-    return said.decode("utf-8", "replace").strip()
+    return said.decode("utf-8-sig", "replace").strip()
 
 
 def handout(lab: Lab) -> str:
@@ -131,10 +137,6 @@ with other numbers.
 
 
 def _task(task: Task) -> str:
-    names = {}
-    for path, name in targets(task):
-        names.setdefault(path, []).append(f"`{name}`")
-    write = "; ".join(f"{', '.join(here)} in `minidist/{path}`" for path, here in names.items())
     numbers = "".join(f"- {number}\n" for number in task.numbers)
     hints = "\n".join(
         f"<details><summary>Hint {number}</summary>\n\n{hint.strip()}\n\n</details>\n"
@@ -142,7 +144,7 @@ def _task(task: Task) -> str:
     )
     return f"""## Task {task.id}: {task.title} ({task.points} points)
 
-Write {write}.
+Write {written(task)}.
 
 {task.text.strip()}
 
@@ -150,3 +152,11 @@ Numbers to hit:
 
 {numbers}
 {hints}"""
+
+
+def written(task: Task) -> str:
+    """Return what is to be written in which file: "`A.f`, `g` in `minidist/a.py`"."""
+    names: dict[str, list[str]] = {}
+    for path, name in targets(task):
+        names.setdefault(path, []).append(f"`{name}`")
+    return "; ".join(f"{', '.join(here)} in `minidist/{path}`" for path, here in names.items())

@@ -85,7 +85,7 @@ def test_from_a_new_lab_to_points(tmp_path):
     assert done.returncode == 0 and "minidist lab test" in done.stdout
     assert not (folder / "minidist" / "__init__.py").exists(), "it would hide the package"
     done = lab_command("test", ".", folder=folder)
-    assert done.returncode == 1 and "0 / 100  points" in done.stdout
+    assert done.returncode == 1 and done.stdout.endswith("  0 / 100  points\n")
     path = "minidist/pipeline_parallel/gpipe.py"
     (folder / path).write_text((ROOT / path).read_text(encoding="utf-8"), encoding="utf-8")
     report = tmp_path / "results.json"
@@ -126,9 +126,31 @@ def test_what_a_teacher_gets(tmp_path, capsys):
     solution = out / "instructor" / "solution"
     for path in (solution / "minidist").rglob("*.py"):
         assert 'NotImplementedError("Task' not in path.read_text(encoding="utf-8")
+    readme = (out / "instructor" / "README.md").read_text()
+    assert re.search(r"\| 2.1 .* \| `\w+`(, `\w+`)* in `minidist/comm/collectives.py` \|", readme)
     capsys.readouterr()
     assert main(["lab", "grade", str(solution), "--seed", "5"]) == 0
-    assert "100 / 100  points" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "100 / 100  points" in said.out and "seed: 5" in said.out and not said.err
+
+
+def test_the_name_of_a_lab_is_found_in_a_zipped_folder_and_past_a_byte_order_mark(tmp_path):
+    inner = tmp_path / "alice" / "mine"
+    starter.write(next(lab for lab in LABS if lab.name == "splits"), inner)
+    (inner / "lab.txt").write_bytes(b"\xef\xbb\xbfsplits\r\n")
+    assert starter.lab_name(inner) == starter.lab_name(inner.parent) == "splits"
+    (tmp_path / "alice" / "other").mkdir()
+    (tmp_path / "alice" / "other" / "lab.txt").write_text("hybrid")
+    with pytest.raises(ValueError, match=r"has no lab\.txt"):
+        starter.lab_name(inner.parent)
+
+
+def test_a_folder_of_another_lab_is_told(tmp_path, capsys):
+    starter.write(next(lab for lab in LABS if lab.name == "splits"), tmp_path / "mine")
+    assert main(["lab", "grade", str(tmp_path / "mine"), "--lab", "collectives"]) == 0
+    said = capsys.readouterr()
+    assert "its lab.txt says 'splits', the questions are those of 'collectives'" in said.err
+    assert "there is no minidist/comm/collectives.py" in said.out
 
 
 def test_the_archive_grades_by_itself(tmp_path, capsys):
