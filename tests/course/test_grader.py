@@ -51,11 +51,14 @@ def test_a_task_alone_earns_its_points_and_a_missing_file_is_the_starters(tmp_pa
 
 
 def test_a_wrong_answer_says_what_is_wrong_and_what_was_printed(tmp_path):
-    wrong = RIGHT[GPIPE].replace(FILL, f'print("filled")\n    {FILL.replace("(m)", "(m - 1)")}')
+    wrong = RIGHT[GPIPE].replace(
+        FILL, f'print("filled", __file__)\n    {FILL.replace("(m)", "(m - 1)")}'
+    )
     assert wrong != RIGHT[GPIPE]
     result = grade(folder(tmp_path, RIGHT | {GPIPE: wrong}), TINY, seed=4)
     said = report.text(result)
-    assert points(result) == [0, 5] and "filled" in result.verdicts[0].output
+    assert points(result) == [0, 5]
+    assert result.verdicts[0].output.startswith(f"filled minidist/{GPIPE}\n")
     assert re.search(r"gpipe, 1 rank, \d micro-batches: rank 0 has the shape", said)
     assert " 5 / 15  points" in said and "seed: 4" in said
 

@@ -82,7 +82,11 @@ def linear(kind, state, activation, xs, grads, options):
         shape = state["linear.weight"].shape
         whole = nn.Linear(*shape, "linear.bias" in state, activation, dtype="float64")
         whole.load_state(state)
-        split = {"columns": ColumnParallelLinear, "rows": RowParallelLinear}[kind]
+        split = {
+            "columns": ColumnParallelLinear,
+            "rows": RowParallelLinear,
+            "sequence rows": sequence_parallel.SequenceRowLinear,
+        }[kind]
         own = {k: v[group.rank] if k == "columns" else v for k, v in options.items()}
         layer = split(whole, group, **own)
         found = there_and_back(group, layer, xs[group.rank], grads[group.rank])
@@ -144,7 +148,7 @@ def cross_entropy(parts, targets, vocab, reduction_size, grad):
             own,
             np.array(grad),
         )
-        return found | {"words": vocab_parallel.argmax(own, group, vocab)}
+        return found | {"argmax": vocab_parallel.argmax(own, group, vocab)}
 
     return on_ranks(worker, len(parts))
 
@@ -174,6 +178,17 @@ def gathered(xs, weight, bias, grads):
         product = sequence_parallel.GatheredLinear(group)
         found = there_and_back(group, lambda x: product(x, w, b), xs[group.rank], grads[group.rank])
         return found | {"d weight": w.grad, "d bias": b.grad}
+
+    return on_ranks(worker, len(xs))
+
+
+def dropped(xs, rate, seed):
+    """Drop out of each rank's positions."""
+
+    def worker(group):
+        layer = sequence_parallel.SequenceDropout(nn.Dropout(rate), group)
+        x = xs[group.rank]
+        return {"Y": layer(Tensor(x), Randomness(seed, 0, np.arange(len(x)))).data}
 
     return on_ranks(worker, len(xs))
 

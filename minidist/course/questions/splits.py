@@ -173,7 +173,7 @@ def refusal(kind: str, N: int, shape: tuple, what: str) -> Question:
     def judge(answer: Answer) -> str | None:
         if all(found["refused"] for found in by_rank(answer, N)):
             return None
-        return f"{what} do not split over {N} ranks: a ValueError is due"
+        return "they do not split evenly: a ValueError is due"
 
     given = {"kind": kind, "N": N, "shape": shape}
     return Question(f"{what} over {N} ranks", "refused", given, judge)
@@ -371,15 +371,15 @@ def losses(rng, N: int, V: int) -> Question:
     held = np.pad(real, padding, constant_values=900.0)  # more than any real one
     d = np.pad(logits.grad, padding)
     want = [
-        {"Y": loss.data, "dX": own, "words": real.argmax(-1)} for own in np.split(d, N, axis=-1)
+        {"Y": loss.data, "dX": own, "argmax": real.argmax(-1)} for own in np.split(d, N, axis=-1)
     ]
     way = 3 * 2 * (N - 1) * F8 * B * T
 
     def judge(answer: Answer) -> str | None:
         mine = by_rank(answer, N)
         ways = [dict(found) for found in mine]
-        for found in ways:  # the words are asked for after the bytes were read
-            found.pop("words")
+        for found in ways:  # it is asked for after the bytes were read
+            found.pop("argmax")
         return joined(differ(values(mine), want), sent(ways, way, 0)) or overwritten(mine)
 
     given = {
@@ -403,6 +403,8 @@ def sequence(rng) -> Iterator[Question]:
         yield held_positions(T, N)
     for N in (1, 2, 3):
         yield gathered(rng, N)
+        yield scattered_rows(rng, N)
+        yield dropped(rng, N)
     for N, tied, depth in ((1, True, 1), (2, False, 2), (2, True, 1), (3, True, 1)):
         yield transformer(rng, N, tied, depth)
 
@@ -412,7 +414,7 @@ def held_positions(T: int, N: int) -> Question:
         mine = by_rank(answer, N)
         if T % N:
             fine = all("refused" in found for found in mine)
-            return None if fine else f"{T} positions do not split over {N} ranks: a ValueError"
+            return None if fine else "they do not split evenly: a ValueError is due"
         return differ(mine, [{"positions": own} for own in np.split(np.arange(T), N)])
 
     about = f"{T} positions over {counted(N, 'rank')}"
@@ -441,6 +443,52 @@ def gathered(rng, N: int) -> Question:
     given = {"xs": np.split(x, N, axis=1), "weight": w, "bias": b, "grads": list(grads)}
     about = f"GatheredLinear, {counted(N, 'rank')}, X[{B}, {T}/{N}, {C}]"
     return Question(about, "gathered", given, judged(want, S, 2 * S, why=why))
+
+
+def scattered_rows(rng, N: int) -> Question:
+    B, T, C, F = (int(n) * k for n, k in zip(rng.integers(1, 4, 4), (1, N, N, 1), strict=True))
+    layer = drawn_linear(rng, C, F, "identity")
+    x, grad = rng.standard_normal((B, T, C)), rng.standard_normal((B, T, F))
+    y, dx, d = one_device(layer, x, grad)
+    own, grads, bias = np.split(np.arange(C), N), np.split(grad, N, axis=1), layer.bias.data
+    want = [
+        {
+            "part of linear.weight": own[r],
+            "Y": np.split(y, N, axis=1)[r],
+            "dX": dx[..., own[r]],
+            "d linear.weight": d["linear.weight"][own[r]],
+            "d linear.bias": grads[r].sum((0, 1)),
+        }
+        for r in range(N)
+    ]
+
+    def bias_again(mine):
+        more = mine[0]["Y"] - want[0]["Y"] if mine[0]["Y"].shape == want[0]["Y"].shape else 0
+        if N > 1 and np.allclose(more, (N - 1) * bias):
+            return f"Y on rank 0 has the bias in it {N} times, not once: add it after the sum"
+        return None
+
+    given = {
+        "kind": "sequence rows",
+        "state": layer.state(),
+        "activation": "identity",
+        "xs": [x[..., own[r]] for r in range(N)],
+        "grads": grads,
+        "options": {},
+    }
+    about = f"SequenceRowLinear, {counted(N, 'rank')}, X[{B}, {T}, {C}/{N}]"
+    way = (N - 1) * F8 * y.size
+    return Question(about, "linear", given, judged(want, way, way, extra=bias_again))
+
+
+def dropped(rng, N: int) -> Question:
+    B, T, C, seed = int(rng.integers(1, 4)), N * int(rng.integers(2, 5)), 6, int(rng.integers(99))
+    x = rng.standard_normal((B, T, C))
+    y = nn.Dropout(0.5)(Tensor(x), Randomness(seed, 0, np.arange(B))).data
+    want = [{"Y": own} for own in np.split(y, N, axis=1)]
+    given = {"xs": np.split(x, N, axis=1), "rate": 0.5, "seed": seed}
+    about = f"SequenceDropout, {counted(N, 'rank')}, X[{B}, {T}/{N}, {C}]"
+    return Question(about, "dropped", given, lambda answer: differ(by_rank(answer, N), want))
 
 
 def transformer(rng, N: int, tied: bool, depth: int) -> Question:

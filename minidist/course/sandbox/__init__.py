@@ -48,6 +48,7 @@ import contextlib
 import json
 import os
 import pickle
+import re
 import select
 import shutil
 import subprocess
@@ -137,7 +138,8 @@ class Sandbox:
             for number in range(len(calls)):
                 answer = read(scratch / str(number))
                 answers.append(_none(number, scratch, said) if answer is None else answer)
-            return Heard(answers, _beginning(work / "output"))
+            printed = _beginning(work / "output").replace(f"{self.tree}/", "")
+            return Heard(answers, re.sub(r"\S*-packages/", "", printed))  # paths in warnings
         finally:
             remove(work)
 

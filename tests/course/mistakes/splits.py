@@ -171,9 +171,25 @@ MISTAKES = [
         SEQUENCE,
         "window, whole = (own, slice(0, C))",
         "window, whole = (slice(each), slice(0, C))",
-        "loss",
+        "SequenceDropout, 2 ranks, ",
     ),
-    ("5.7", SEQUENCE, "if T % group.size:", "if False:", "do not split over 2 ranks: a ValueError"),
+    (
+        "5.7",
+        SEQUENCE,
+        "y = reduce_scatter(functions.linear(x, self.weight), self.group, SEQUENCE)\n"
+        "        return ACTIVATIONS[self.activation](y if self.bias is None else y + self.bias)",
+        "y = functions.linear(x, self.weight, self.bias)\n"
+        "        return ACTIVATIONS[self.activation](reduce_scatter(y, self.group, SEQUENCE))",
+        "Y on rank 0 has the bias in it 2 times, not once: add it after the sum",
+    ),
+    ("5.6", WORDS, "+ group.rank * each, label=", ", label=", "argmax on rank"),
+    (
+        "5.7",
+        SEQUENCE,
+        "if T % group.size:",
+        "if False:",
+        "they do not split evenly: a ValueError is due",
+    ),
     (
         "5.7",
         SEQUENCE,
