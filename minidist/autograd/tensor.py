@@ -270,6 +270,11 @@ def propagate(
         function.__dict__.clear()
         if type(gradients) is not tuple:
             gradients = (gradients,)
+        if len(gradients) != len(inputs):
+            raise ValueError(
+                f"{type(function).__name__}.backward must return a gradient, or None, for each "
+                f"input of forward: {len(inputs)}, not {len(gradients)}"
+            )
         for source, dx in zip(inputs, gradients, strict=True):
             if isinstance(source, Tensor):
                 yield source, dx

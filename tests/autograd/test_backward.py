@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minidist import Tensor
-from minidist.autograd import functions
+from minidist.autograd import Function, functions
 from tests.strategies import arrays, leaf
 
 
@@ -143,6 +143,18 @@ def test_backward_from_several_elements_needs_a_gradient():
 def test_a_gradient_of_another_shape_or_dtype_is_an_error(grad, message):
     with pytest.raises(ValueError, match=message):
         (leaf(2, 3) * 2).backward(grad)
+
+
+def test_a_function_that_returns_too_many_gradients_is_named():
+    class Twice(Function):
+        def forward(self, x):
+            return 2 * x
+
+        def backward(self, grad):
+            return 2 * grad, grad
+
+    with pytest.raises(ValueError, match=r"Twice.backward must .*: 1, not 2"):
+        Twice()(leaf(3)).backward(np.ones(3))
 
 
 def test_backward_from_a_constant_is_an_error():
