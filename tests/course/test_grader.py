@@ -14,8 +14,9 @@ from minidist.course import report
 from minidist.course.grader import Grade, Verdict, grade, handed_in, judge, questions
 from minidist.course.overlay import PACKAGE
 from minidist.course.question import Question, expect
+from minidist.course.sandbox import Sandbox
 from minidist.course.sandbox.limits import Limits
-from tests.course.tiny import GPIPE, OTHER, TINY
+from tests.course.tiny import GPIPE, OTHER, TINY, order
 
 RIGHT = {path: (PACKAGE / path).read_text(encoding="utf-8") for path in (GPIPE, OTHER)}
 FILL = "yield from map(Forward, range(m))"
@@ -135,27 +136,30 @@ def test_what_is_said_of_an_error_has_no_lines_but_the_packages(tmp_path):
         assert "frozen" not in str(lines) and "minidist-lab-" not in str(lines)
 
 
-def test_an_error_is_shown_where_it_is_in_the_students_file(tmp_path):
+def test_an_error_is_shown_where_it_is_in_the_students_file():
     rank = (
         "    import minidist\n    minidist.run(lambda group: group.al(), 1, transport='thread')\n"
     )
-    late = "    import minidist as m\n    m.run(forever, 1, transport='thread', timeout=1)\n\n\n"
+    late = "    import minidist as m\n    m.run(forever, 1, transport='thread', timeout=0.2)\n\n\n"
     late += "def forever(group):\n    while True:\n        group = group\n"
     called = "    import numpy\n    numpy.linalg.inv([[0]])\n"
-    for body, lines in (
+    cases = [
         ("    return undefined\n", ["line 2, in gpipe", "return undefined", "NameError: "]),
         (rank, ["rank 0 failed:", "line 3, in gpipe.<locals>.<lambda>", "", "AttributeError: "]),
         (late, ["line 3, in gpipe", "", "CommTimeout", "computes", "in forever", ""]),
         (called, ["line 3, in gpipe", "", "numpy/linalg", "", "numpy/linalg", "", "LinAlgError"]),
         ("    return (\n", [f'File "{GPIPE}", line 2', "", "", "SyntaxError: "]),
         ("    return list(m)\n", ["line 2, in gpipe", "", "TypeError: "]),
-    ):
-        result = grade(folder(tmp_path, RIGHT | {GPIPE: f"def gpipe(s, p, m):\n{body}"}), TINY)
-        _, *said = result.verdicts[0].wrong[0].splitlines()
-        assert len(said) == len(lines), said
-        assert all(word in line for word, line in zip(lines, said, strict=True)), said
-    starter = grade(folder(tmp_path, TINY.blanked()), TINY).verdicts[0].wrong[0]
-    assert re.search(rf"\n +{GPIPE}, line \d+, in gpipe\n +NotImplementedError: Task 9", starter)
+    ]
+    with Sandbox(TINY) as sandbox:
+        for body, lines in cases:
+            wrong = sandbox.put({GPIPE: f"def gpipe(s, p, m):\n{body}"})
+            said = (wrong.get(GPIPE) or sandbox.ask([order("gpipe", 1, 3)]).answers[0]).splitlines()
+            assert len(said) == len(lines), said
+            assert all(word in line for word, line in zip(lines, said, strict=True)), said
+        sandbox.put({})
+        (starter,) = sandbox.ask([order("gpipe", 1, 3)]).answers
+    assert re.search(rf"^{GPIPE}, line \d+, in gpipe\nNotImplementedError: Task 9", starter)
 
 
 def test_an_endless_loop_is_shown_where_it_is(tmp_path):
