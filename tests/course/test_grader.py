@@ -146,8 +146,8 @@ def test_an_error_is_shown_where_it_is_in_the_students_file():
     cases = [
         ("    return undefined\n", ["line 2, in gpipe", "return undefined", "NameError: "]),
         (rank, ["rank 0 failed:", "line 3, in gpipe.<locals>.<lambda>", "", "AttributeError: "]),
-        (late, ["line 3, in gpipe", "", "CommTimeout", "computes", "in forever", ""]),
-        (called, ["line 3, in gpipe", "", "numpy/linalg", "", "numpy/linalg", "", "LinAlgError"]),
+        (late, ["line 3, in gpipe", "m.run", "CommTimeout", "computes", "in forever", ""]),
+        (called, ["line 3, in gpipe", "inv", "numpy/linalg", "numpy/linalg", "LinAlgError"]),
         ("    return (\n", [f'File "{GPIPE}", line 2', "", "", "SyntaxError: "]),
         ("    return list(m)\n", ["line 2, in gpipe", "", "TypeError: "]),
     ]
@@ -155,6 +155,8 @@ def test_an_error_is_shown_where_it_is_in_the_students_file():
         for body, lines in cases:
             wrong = sandbox.put({GPIPE: f"def gpipe(s, p, m):\n{body}"})
             said = (wrong.get(GPIPE) or sandbox.ask([order("gpipe", 1, 3)]).answers[0]).splitlines()
+            hidden = re.compile("    (?!numpy.linalg.inv)")  # lines of NumPy, if they can be read
+            said = [line for line in said if not (body is called and hidden.match(line))]
             assert len(said) == len(lines), said
             assert all(word in line for word, line in zip(lines, said, strict=True)), said
         sandbox.put({})

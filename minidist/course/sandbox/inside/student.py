@@ -195,7 +195,8 @@ def failure(error: BaseException, tree: str, theirs: list[str]) -> str:
         after = list(itertools.takewhile(lambda frame: frame[0] not in theirs, reversed(frames)))
         if told(error) or isinstance(error, SyntaxError):  # it says itself where it happened
             after = []
-        kept = [f"{at}\n    {line}" for _, at, line in [*own[-4:], *reversed(after[:2])]]
+        kept = [frame[1:] for frame in [*own[-4:], *reversed(after[:2])]]
+        kept = [f"{at}\n    {line}" if line else at for at, line in kept]
         lines = [*head, *kept, "".join(traceback.format_exception_only(error)).rstrip()]
         if type(error).__name__ == "CommTimeout":
             lines += places(tree, theirs)[:4]
@@ -213,12 +214,15 @@ def told(error: BaseException) -> bool:
 
 
 def shown(stack, tree: str) -> list[tuple[str, str, str]]:
-    """Return (file, where, line of the source) of the frames of a stack that have a source."""
+    """Return (file, where, line of the source or "") of the frames of a stack.
+
+    importlib's are left out. A line is "" where the file may not be read any more.
+    """
     found = []
     for frame, number in stack:
         code = frame.f_code
         name = code.co_filename.removeprefix(f"{tree}/minidist/").rpartition("-packages/")[2]
-        line = linecache.getline(code.co_filename, number or 0).strip()  # between two lines: None
-        if line:  # importlib has none
+        if not name.startswith("<frozen "):
+            line = linecache.getline(code.co_filename, number or 0).strip()  # between lines: None
             found.append((name, f"{name}, line {number}, in {code.co_qualname}", line))
     return found
