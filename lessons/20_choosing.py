@@ -385,13 +385,15 @@ def crossing(P, L, C, T):
 
 # %%
 def check_crossing(attempt):
-    model, bills = cases["naive"].model, []
-    for examples in (0, 1):
-        problem = Case("crossing", model, *np.zeros((2, examples, T), int))
-        bills.append([equivalence.find(n).bytes(problem, 4) for n in ("naive", "sequence")])
-    want = (bills[0][0] - bills[0][1]) / (bills[1][1] - bills[0][1])
-    got = attempt(sum(p.size for p in model.parameters()), L, C, T)
-    return None if abs(got / want - 1) < 0.06 else f"{want:.2f} examples, not {got:.2f}"
+    for blocks, width, length in [(6, 32, 16), (2, 192, 8)]:
+        model, bills = nn.Transformer(64, width, 8, blocks, length, dtype="float64"), []
+        for examples in (0, 1):
+            problem = Case("crossing", model, *np.zeros((2, examples, length), int))
+            bills.append([equivalence.find(n).bytes(problem, 4) for n in ("naive", "sequence")])
+        want = (bills[0][0] - bills[0][1]) / (bills[1][1] - bills[0][1])
+        given = sum(p.size for p in model.parameters()), blocks, width, length
+        if not abs(attempt(*given) / want - 1) < 0.06:
+            return f"(P, L, C, T) = {given}: {want:.2f} examples, not {attempt(*given):.2f}"
 
 
 def one_way(P, L, C, T):
