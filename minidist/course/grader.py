@@ -11,7 +11,7 @@ import numpy as np
 from minidist.course.lab import Lab, Task, targets
 from minidist.course.question import Question
 from minidist.course.sandbox import Sandbox
-from minidist.course.sandbox.leavings import contents
+from minidist.course.sandbox.leavings import contents, holder
 from minidist.course.sandbox.limits import USUAL, Limits
 
 LARGEST = 1 << 20  # bytes of a file that is handed in
@@ -110,10 +110,8 @@ def judge(question: Question, answer: dict) -> str | None:
         with np.errstate(all="ignore"):
             return question.judge(answer) or nan
     except Exception as error:
-        return (
-            nan
-            or f"the answer has not the form that was asked for ({type(error).__name__}: {error})"
-        )
+        why = f"{type(error).__name__}: {error}"
+        return nan or f"the answer has not the form that was asked for ({why})"
 
 
 def handed_in(folder: Path, paths: list[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -122,29 +120,20 @@ def handed_in(folder: Path, paths: list[str]) -> tuple[dict[str, str], dict[str,
     A file that is not there is in neither. ValueError: there is no minidist/ in `folder`, and none
     in the one folder in it.
     """
-    folder, found, unusable = _with_minidist(folder, paths), {}, {}
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
+    if (root := holder(folder, "minidist", Path.is_dir)) is None:
+        wanted = ", ".join(f"minidist/{path}" for path in paths)
+        raise ValueError(f"{folder} has no folder minidist; hand in {wanted}, in these folders")
+    found, unusable = {}, {}
     for path in paths:
         try:
-            found[path] = _source(folder.resolve(), folder / "minidist" / path)
+            found[path] = _source(root.resolve(), root / "minidist" / path)
         except FileNotFoundError:
             continue
         except (OSError, ValueError, RuntimeError) as error:
             unusable[path] = str(error)
     return found, unusable
-
-
-def _with_minidist(folder: Path, paths: list[str]) -> Path:
-    """Return the folder that has minidist/: this one, or the only one in it, as zipped folders."""
-    if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}")
-    if (folder / "minidist").is_dir():
-        return folder
-    inner = [path.parent for path in folder.glob("*/minidist") if not path.parent.is_symlink()]
-    inner = [path for path in inner if (path / "minidist").is_dir() and path.name != "__MACOSX"]
-    if len(inner) != 1:
-        wanted = ", ".join(f"minidist/{path}" for path in paths)
-        raise ValueError(f"{folder} has no folder minidist; hand in {wanted}, in these folders")
-    return inner[0]
 
 
 def _source(root: Path, path: Path) -> str:

@@ -168,11 +168,14 @@ def _graded(given, seed):
     from minidist.course.sandbox.limits import Limits
     from minidist.course.starter import NAME, lab_name
 
-    name, limits = getattr(given, "lab", None) or lab_name(given.folder), Limits(given.seconds)
-    with contextlib.suppress(ValueError):  # it has no lab.txt
-        if (other := lab_name(given.folder)) != name:
-            said = f"its {NAME} says {other[:40]!r}, the questions are those of {name!r}"
-            print(f"minidist: {given.folder}: {said}", file=sys.stderr)
+    limits = Limits(given.seconds)
+    if name := getattr(given, "lab", None):
+        with contextlib.suppress(ValueError):  # it has no lab.txt
+            if (other := lab_name(given.folder)) != name:
+                said = f"its {NAME} says {other[:40]!r}, the questions are those of {name!r}"
+                print(f"minidist: {given.folder}: {said}", file=sys.stderr)
+    else:
+        name = lab_name(given.folder)
     if name == property_lab.NAME:
         return property_lab.grade(given.folder, property_lab.lab(), seed, limits)
     return grader.grade(given.folder, find(name), seed, limits)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from minidist.course.lab import Lab, Task, targets
-from minidist.course.sandbox.leavings import contents
+from minidist.course.sandbox.leavings import contents, holder
 
 NAME = "lab.txt"  # the lab's name, for `minidist lab test` and `grade`
 
@@ -91,10 +91,8 @@ def lab_name(folder: Path) -> str:
 
     It may lie in the one folder in it that has one, as in zipped folders.
     """
-    said = contents(folder / NAME, 100)  # it comes with what is handed in: a pipe, or a link
-    inner = [path for path in folder.glob(f"*/{NAME}") if not path.parent.is_symlink()]
-    if said is None and len(inner) == 1:
-        said = contents(inner[0], 100)
+    root = holder(folder, NAME, Path.is_file)
+    said = contents(root / NAME, 100) if root else None  # it is handed in: perhaps a link
     if said is None:
         if not folder.is_dir():
             raise ValueError(f"there is no folder {folder}")

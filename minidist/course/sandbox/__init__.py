@@ -65,7 +65,7 @@ from minidist.course.sandbox.limits import USUAL, Limits, claim_user, most_proce
 from minidist.course.sandbox.surroundings import dependencies, environment, open_to_all
 
 INSIDE = Path(__file__).with_name("inside")
-PROBES, ASKED = Path("course", "probes"), "minidist.course.probes"
+PROBES = "minidist.course.probes"
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Sandbox:
 
     def ask(self, questions: list[Question]) -> Heard:
         """Put the questions, in one process, one after the other."""
-        return self._ask([(f"{ASKED}.{self.lab.name}", q.probe, q.given) for q in questions])
+        return self._ask([(f"{PROBES}.{self.lab.name}", q.probe, q.given) for q in questions])
 
     def _ask(self, calls: list[tuple[str, str, dict]]) -> Heard:
         """Have (module, function, keyword arguments) called, one after the other."""
@@ -150,17 +150,18 @@ class Sandbox:
         overlay.build(self.tree, self.lab.blanked() | files, leave_out)
         for compiled in sorted(self.tree.rglob("__pycache__")):
             shutil.rmtree(compiled)  # it has the bodies that were taken out
-        probes = self.tree / "minidist" / PROBES
+        inside = Path(*PROBES.split("."))
+        probes = self.tree / inside
         probes.mkdir(parents=True)
         for name in ("__init__.py", "ranks.py"):
-            shutil.copy(overlay.PACKAGE / PROBES / name, probes)
+            shutil.copy(overlay.PACKAGE.parent / inside / name, probes)
         shutil.copy(self.lab.probes, probes / f"{self.lab.name}.py")
         for path in self.tree.rglob("*"):  # the reference may be closed, the copy may not
             path.chmod(0o755 if path.is_dir() else 0o644)
 
     def _imports(self, paths) -> dict[str, str]:
         """Import files, in one process; return {path: what was wrong, or ""}."""
-        heard = self._ask([(ASKED, "load", {"name": module(path)}) for path in paths])
+        heard = self._ask([(PROBES, "load", {"name": module(path)}) for path in paths])
         said = [answer if isinstance(answer, str) else "" for answer in heard.answers]
         return dict(zip(paths, said, strict=True))
 

@@ -5,6 +5,7 @@ import math
 import os
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,15 @@ def contents(path: Path, most: int) -> bytes | None:
         return None
     with open(descriptor, "rb") as file:
         return file.read(most + 1)
+
+
+def holder(folder: Path, name: str, is_there: Callable[[Path], bool]) -> Path | None:
+    """Return the folder that has `name`: this one or, as in zipped folders, the only one in it."""
+    if is_there(folder / name):
+        return folder
+    inner = [path.parent for path in folder.glob(f"*/{name}") if is_there(path)]
+    inner = [path for path in inner if not path.is_symlink() and path.name != "__MACOSX"]
+    return inner[0] if len(inner) == 1 else None
 
 
 def remove(folder: Path) -> None:
