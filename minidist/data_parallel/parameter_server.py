@@ -10,7 +10,7 @@ is the number of updates it has seen. A worker's *clock* is the number of miniba
 
                    worker                        server
     pull           [PULL, clock]             ->  held back while the plan says so
-                   weights                   <-  slice and version, in one array
+                   weights                   <-  slice, and its version
     push           [PUSH, clock, batch and   ->
                    version it was for, ...]
                    gradient                  ->  waits for its update, or is applied at once
@@ -29,7 +29,7 @@ gradient travels. The worker keeps it in its buffer, goes on, and sends the sum 
 Layouts: X[B/dp, ...] -> dW{+dp}, a partial sum at each worker -> push: dW's slices at the servers.
 Bytes: P per pull from the servers, P per push from the workers, 2 W P per clock. The ledger counts
 what is sent, so headers, too: 16 bytes of a request and 16 per gradient that a push is the sum of,
-a version beside each slice (`parameter_server_bytes` in tools/volume.py), a byte of a verdict.
+8 of a version beside each slice (`parameter_server_bytes` in tools/volume.py), a byte of a verdict.
 """
 
 from collections import deque
@@ -62,7 +62,8 @@ class Push:
 class Server(Member):
     """A slice of the weights, its optimizer, and a loop that takes one request after the other.
 
-    buffer   the slice, and behind it a counter of the updates that are in it
+    slice    this server's weights
+    version  the updates that are in them
     log      per update, the pushes that it was the sum of, in the order of summation
     clocks   {worker: minibatches done}, as far as their pushes have come
     """
@@ -70,9 +71,12 @@ class Server(Member):
     def __init__(self, group: Group, model: nn.Module, plan: Plan, optimizer: Callable):
         super().__init__(group, model, plan)
         mine = self.flat.vector[self.slices[self.group.rank]]
-        self.buffer = array_module(mine).append(mine, mine.dtype.type(0))
-        self.slice = nn.Parameter(self.buffer[:-1], f"slice {self.group.rank}")
-        FlatParameters([self.slice]).bind(self.buffer[:-1])
+        self.slice, self.version = nn.Parameter(mine, f"slice {self.group.rank}"), 0
+        if plan.servers > 1:
+            self.slice.spread = f"{plan.servers} servers, none of which has the norm: use servers=1"
+        FlatParameters([self.slice])  # copies
+        for p in self.flat.parameters:
+            p.elsewhere = "the servers have it until `gather`; load weights before `join`"
         self.optimizer: Optimizer = optimizer([self.slice])
         self.workers = list(range(plan.servers, self.group.size))
         self.quorum = len(self.workers) if plan.staleness == 0 else plan.quorum
@@ -83,10 +87,6 @@ class Server(Member):
         self.taken = dict.fromkeys(self.workers, 0)  # the version after each one's last push
         self.pulls: dict[int, int] = {}  # worker: the clock that it wants to begin
 
-    @property
-    def version(self) -> int:
-        return int(self.buffer[-1])
-
     def serve(self) -> "Server":
         """Answer requests until every worker has finished."""
         while self.working:
@@ -96,8 +96,9 @@ class Server(Member):
             for worker, clock in list(self.pulls.items()):
                 if self._may_read(worker, clock):
                     del self.pulls[worker]
-                    self.group.send(self.buffer, worker, BODY)
-        self.flat.vector[self.slices[self.group.rank]] = self.buffer[:-1]
+                    self.group.send(self.slice.data, worker, BODY)
+                    self.group.send(np.array(self.version), worker, HEAD)
+        self.flat.vector[self.slices[self.group.rank]] = self.slice.data
         return self
 
     def _take(self) -> None:
@@ -156,7 +157,7 @@ class Server(Member):
                 total += gradient
             self.slice.grad = total
             self.optimizer.step()
-        self.buffer[-1] += 1
+        self.version += 1
         self.log.append([push for push, _ in pushes])
         for push, _ in pushes:
             self.taken[push.worker] = self.version
@@ -198,9 +199,10 @@ class Worker(Member):
         for server in range(self.plan.servers):
             self.group.send(np.array([PULL, self.clock]), server, HEAD)
         for server, part in enumerate(self.slices):
-            *_, version = answer = self.group.recv(server, BODY)
+            weights, version = self.group.recv(server, BODY), self.group.recv(server, HEAD)
             self.versions[server] = int(version)
-            self.flat.vector[part] = beside(answer[:-1], self.flat.vector)
+            self.flat.vector[part] = beside(weights, self.flat.vector)
+        self.flat.begin_update()
         self.pulled += 1
 
     def add(self, batch: int) -> None:

@@ -1,13 +1,14 @@
 """The weights of an asynchronous stage, in versions; which one a pass uses is PipeDream's question.
 
-A buffer ends with a counter: the updates that are in it. It is read from the buffer that a pass
-really uses, so that what is recorded is what happened.
+A version is a vector of weights and, beside it, how many updates are in it. The number is read from
+the version that a pass really uses, so that what is recorded is what happened.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from minidist import nn
-from minidist.backend import Array, array_module
+from minidist.backend import Array
 from minidist.collective_functions import sum_gradients
 from minidist.comm import Group
 from minidist.nn.flat_parameters import FlatParameters
@@ -33,6 +34,17 @@ def double_buffered(b: int, version: int, p: int, every: int) -> int:
     return max(0, b // every - 1)
 
 
+@dataclass(eq=False)
+class Version:
+    """Weights, and how many updates are in them: an integer, whatever the weights' dtype."""
+
+    weights: Array
+    number: int = 0
+
+    def copy(self) -> "Version":
+        return Version(self.weights.copy(), self.number)
+
+
 class WeightVersions:
     """A stage's parameters in one flat vector, of which older versions are kept while needed.
 
@@ -48,14 +60,11 @@ class WeightVersions:
         self.flat = FlatParameters([p for p in parameters if p.requires_grad])
         self.optimizer: Optimizer = optimizer(self.flat.parameters)
         self.choose, self.stash = choose, stash
-        vector = self.flat.vector
-        xp = array_module(vector)
-        self.newest = xp.concatenate([vector, xp.zeros(1, vector.dtype)])
+        self.newest = Version(self.flat.vector)
         self.begin(0)
-        self.in_flight: dict[int, Array] = {}  # minibatch -> the buffer its graph holds
+        self.in_flight: dict[int, Version] = {}  # minibatch -> the version its graph holds
         self.used: list[tuple[str, int, int]] = []
         self.most = 1
-        self.flat.bind(self.newest[:-1])
 
     def begin(self, minibatches: int) -> None:
         """Begin a stream of minibatches, numbered from 0, with the newest weights."""
@@ -65,7 +74,7 @@ class WeightVersions:
     @property
     def version(self) -> int:
         """The updates that are in the newest weights."""
-        return int(self.newest[-1])
+        return self.newest.number
 
     def forward(self, b: int) -> None:
         """Let the parameters be those that the forward pass of b uses."""
@@ -74,19 +83,18 @@ class WeightVersions:
         self.next = b + 1
         self._use("F", b, self.kept[version])
         self.in_flight[b] = self.kept[version]
-        alive = [*self.kept.values(), *self.in_flight.values()]
-        self.most = max(self.most, len({id(buffer) for buffer in alive}))
+        self.most = max(self.most, len({*self.kept.values(), *self.in_flight.values()}))
 
     def backward(self, b: int) -> None:
         """Let them be those that its forward pass used."""
         self._use("B", b, self.in_flight.pop(b))
 
     def _forget_before(self, version: int) -> None:
-        self.kept = {n: buffer for n, buffer in self.kept.items() if n >= version}
+        self.kept = {n: kept for n, kept in self.kept.items() if n >= version}
 
-    def _use(self, letter: str, b: int, buffer: Array) -> None:
-        self.flat.bind(buffer[:-1])
-        self.used.append((letter, b, int(buffer[-1])))
+    def _use(self, letter: str, b: int, version: Version) -> None:
+        self.flat.bind(version.weights)
+        self.used.append((letter, b, version.number))
 
     def update(self) -> None:
         """Apply the gradients so far to the newest weights."""
@@ -95,9 +103,9 @@ class WeightVersions:
             chosen = self.choose(self.next, after) if self.next < self.stop else after
             self._forget_before(self.first + chosen)
             self.newest = self.newest.copy()
-        self.newest[-1] += 1
+        self.newest.number += 1
         self.kept[self.version] = self.newest
-        self.flat.bind(self.newest[:-1])
+        self.flat.bind(self.newest.weights)
         self.optimizer.step()
         self.optimizer.zero_grad()
 

@@ -175,10 +175,10 @@ def parameter_server_bytes(
            n_push-th, from the first one on, and with its last word what is left
 
     n elements per pull and per push; to each server 16 bytes per request, and 16 per gradient that
-    a push is the sum of; from each server a version per pull. For dense pushes without a quorum.
+    a push is the sum of; from each server 8 of a version per pull. For dense pushes without quorum.
     """
     pulls = sum(-(-count // n_fetch) for count in steps)
     pushes = sum(-(-count // n_push) for count in steps)
     rests = sum(count > 0 and (count - 1) % n_push > 0 for count in steps)
     heads = 16 * servers * (pulls + pushes + len(steps) + sum(steps))
-    return heads + itemsize * (n * (pulls + pushes + rests) + servers * pulls)
+    return heads + 8 * servers * pulls + itemsize * n * (pulls + pushes + rests)

@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits
 
 from minidist import Cluster, nn, run
 from minidist.data_parallel.naive import all_reduce_gradients
-from minidist.data_parallel.parameter_server import Plan, join, train
+from minidist.data_parallel.parameter_server import Plan, Server, join, train
 from minidist.datasets import shard
 from minidist.errors import CollectiveMismatch, Deadlock, RankDied, RankFailed
 from minidist.rng import Randomness
@@ -387,14 +387,27 @@ def test_plans_that_mean_nothing_are_refused(make, message):
 
 
 def test_ranks_that_cannot_serve_are_refused(cluster):
-    def worker(group, plan, dtype="float64"):
-        join(group, nn.MLP([2, 2], dtype=dtype), OPTIMIZERS["sgd"], plan)
+    def worker(group, plan):
+        join(group, nn.MLP([2, 2], dtype="float64"), OPTIMIZERS["sgd"], plan)
 
-    for args, message in [
-        ((Plan(servers=2),), "2 servers on 2 ranks leave no worker; use 3 ranks or more"),
-        ((Plan(), "float16"), "a version must fit into float16; use float32"),
-    ]:
-        with pytest.raises(RankFailed, match=message):
-            cluster(2, "thread").run(worker, *args)
+    message = "2 servers on 2 ranks leave no worker; use 3 ranks or more"
+    with pytest.raises(RankFailed, match=message):
+        cluster(2, "thread").run(worker, Plan(servers=2))
     with pytest.raises(CollectiveMismatch, match="staleness=1"):
         cluster(2, "thread").run(lambda group: worker(group, Plan(staleness=group.rank)))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_versions_are_counted_in_integers_whatever_the_weights_are(cluster, dtype):
+    """2048 + 1 is 2048 in float16, and 16777216 + 1 is 16777216 in float32."""
+    before = 2047 if dtype == "float16" else (1 << 24) - 1
+
+    def worker(group):
+        role = join(group, nn.MLP([2, 2], dtype=dtype), OPTIMIZERS["sgd"], Plan(staleness=None))
+        if isinstance(role, Server):
+            role.version = before
+        train(role, lambda model, batch: model(np.ones((1, 2), dtype)).sum().backward(), range(6))
+        return role.log if isinstance(role, Server) else None
+
+    log = cluster(2, "thread").run(worker)[0]
+    assert [push.versions for (push,) in log] == [(before + i,) for i in range(6)]

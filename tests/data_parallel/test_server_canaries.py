@@ -38,15 +38,15 @@ def torn_reads(update, server, pushes):
     """Half of an update is written 2 ms later, by a thread; pulls are answered meanwhile."""
     if writer := vars(server).get("writer"):
         writer.join()
-    old = server.buffer.copy()
+    old = server.slice.data.copy()
     update(server, pushes)
     half = len(old) // 2
-    rest = server.buffer[half:-1].copy()
-    server.buffer[half:-1] = old[half:-1]
+    rest = server.slice.data[half:].copy()
+    server.slice.data[half:] = old[half:]
 
     def write_the_rest():
         time.sleep(0.002)
-        server.buffer[half:-1] = rest
+        server.slice.data[half:] = rest
 
     server.writer = threading.Thread(target=write_the_rest)
     server.writer.start()
