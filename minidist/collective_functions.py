@@ -21,12 +21,19 @@ et al. 2019, section 3, figure 3). A part is as equal to the others as can be, t
 others are refused, since backward could not cut them again.
 """
 
+import hashlib
 from collections.abc import Iterable
 
+import numpy as np
+
 from minidist.autograd import Function, Tensor
-from minidist.backend import Array, array_module
+from minidist.backend import Array, array_module, to_host
 from minidist.comm import Group
 from minidist.comm.collectives import split_ends
+from minidist.nn import Module, Parameter
+from minidist.optim import sum_of_squares
+
+SUMMED = "is the sum over the ranks already"  # Tensor.complete, after a reduction
 
 
 class CopyTo(Function):
@@ -126,8 +133,53 @@ def sum_gradients(parameters: Iterable[Tensor], group: Group) -> None:
     """Give every rank the sum of each parameter's gradient over the ranks; None adds zero."""
     for p in parameters:
         if p.requires_grad:
+            p.check_open()
             grad = p.xp.zeros_like(p.data) if p.grad is None else p.grad
             p.grad = group.all_reduce(grad, label=p.name)
+            p.complete = SUMMED
+
+
+def sum_squares(parameters: Iterable[Tensor], *groups: Group) -> float:
+    """Return the sum of the squares of gradients, over this rank and all others of these groups.
+
+    parameters  those that count on this rank, so that of all ranks each is counted once
+    """
+    flat = [p.grad.reshape(-1) for p in parameters if p.grad is not None]
+    total = np.array(float(sum(sum_of_squares(gradient) for gradient in flat)))
+    for group in groups:
+        total = group.all_reduce(total, label="squares")
+    return float(total)
+
+
+def check_same_weights(model: Module, group: Group) -> None:
+    """Raise ValueError on every rank unless all have the same weights, bit for bit, and names.
+
+    What a strategy assumes of replicas, and what no gradient shows: ranks that start from different
+    weights stay apart. Each rank's hashes travel, 8 bytes per parameter, on no ledger but their
+    own.
+    """
+    if group.size == 1:
+        return
+    named = model.named_parameters()
+    own = np.array([[fingerprint(p) for p in named.values()]], np.uint64)
+    ranks = group.split(0).all_gather(own, label="weights")
+    differing = (ranks != ranks[0]).any(axis=0)
+    if differing.any():
+        name = list(named)[int(differing.argmax())]
+        rank = int((ranks != ranks[0])[:, differing.argmax()].argmax())
+        raise ValueError(
+            f"{name} is not the same on ranks 0 and {rank}, and so are {differing.sum() - 1} other "
+            "parameters: give all ranks the same seed, or load one state on all of them "
+            "(check_weights=False leaves this check out)"
+        )
+
+
+def fingerprint(p: Parameter) -> int:
+    """Return 64 bits of a parameter's name, dtype, shape and data."""
+    data = to_host(p.data)
+    digest = hashlib.blake2b(f"{p.name} {data.dtype} {data.shape}".encode(), digest_size=8)
+    digest.update(np.ascontiguousarray(data).data.cast("B") if data.size else b"")
+    return int.from_bytes(digest.digest(), "little")
 
 
 def own_part(x: Array, group: Group, axis: int) -> Array:

@@ -24,13 +24,17 @@ import numpy as np
 
 from minidist import nn
 from minidist.backend import Array, to_host
+from minidist.collective_functions import check_same_weights, sum_squares
 from minidist.comm import Mesh
 from minidist.datasets import shard
-from minidist.optim import sum_of_squares
 from minidist.pipeline_parallel import Pipeline
-from minidist.pipeline_parallel.pipeline import from_holders
-from minidist.pipeline_parallel.stage import example_indices, micro_batches
-from minidist.tensor_parallel import ParallelTransformer, unsplit, vocab_parallel
+from minidist.pipeline_parallel.stage import (
+    example_indices,
+    from_holders,
+    load_own,
+    micro_batches,
+)
+from minidist.tensor_parallel import ParallelTransformer, counted, unsplit, vocab_parallel
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
 
 
@@ -41,6 +45,7 @@ class Hybrid:
     schedule, micro_batches, options
                    as for Pipeline; micro_batches of each dp rank's share of the batch
     split_sequence sequence parallelism over tp (see tensor_parallel/sequence_parallel.py)
+    check_weights  whether the ranks compare their weights at first (see check_same_weights)
     """
 
     def __init__(
@@ -50,18 +55,24 @@ class Hybrid:
         schedule: str = "1f1b",
         micro_batches: int = 4,
         split_sequence: bool = False,
+        check_weights: bool = True,
         **options,
     ):
         if missing := {"dp", "pp", "tp"} - set(mesh.axes):
             raise ValueError(f"the mesh has no axis {sorted(missing)[0]}; give it size 1")
+        if check_weights:
+            check_same_weights(model, mesh.group)
         self.mesh, self.split_sequence = mesh, split_sequence
         self.names = list(model.named_parameters())
         if split_sequence:
-            model = sequence_parallel(model, mesh.tp)
+            model = sequence_parallel(model, mesh.tp, check_weights=False)
         else:
-            model = ParallelTransformer(model, mesh.tp)
+            model = ParallelTransformer(model, mesh.tp, check_weights=False)
         loss = partial(vocab_parallel.cross_entropy, group=mesh.tp, vocab=model.vocab)
-        self.pipeline = Pipeline(model, mesh.pp, schedule, micro_batches, loss=loss, **options)
+        options |= {"loss": loss, "check_weights": False}
+        self.pipeline = Pipeline(model, mesh.pp, schedule, micro_batches, **options)
+        for p in self.parameters():
+            p.spread = "a mesh: pass sum_squares=hybrid.sum_squares"
 
     def parameters(self) -> list[nn.Parameter]:
         return self.pipeline.parameters()
@@ -108,17 +119,16 @@ class Hybrid:
         What all tp ranks hold counts on the first of them, a tied parameter in its first stage.
         For Optimizer.clip_global_norm, whose `own` counts all that this rank holds, is not used.
         """
-        total = 0.0
-        for name, p in self.named_parameters().items():
-            again = name in self.pipeline.shared and self.pipeline.shared[name].rank > 0
-            repeated = p.shard is None and self.mesh.tp.rank > 0
-            if p.grad is not None and not again and not repeated:
-                total += float(sum_of_squares(p.grad.reshape(-1)))
-        return float(self.mesh.pp.all_reduce(self.mesh.tp.all_reduce(np.array(total))))
+        once = counted(self.pipeline.counted(), self.mesh.tp)
+        return sum_squares(once, self.mesh.tp, self.mesh.pp)
 
     def state(self) -> dict[str, np.ndarray]:
         """Return the weights of the whole model, on every rank and on the host, by name."""
         return self.whole({name: p.data for name, p in self.named_parameters().items()})
+
+    def load_state(self, state: dict[str, np.ndarray]) -> None:
+        """Copy the whole model's arrays, the same on every rank, into this rank's parts."""
+        load_own(self.pipeline.model, state, self.names)
 
     def whole(self, own: dict[str, Array]) -> dict[str, np.ndarray]:
         """Return whole arrays of all parameters, given this rank's parts of its own ones."""

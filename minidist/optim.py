@@ -15,27 +15,59 @@ from minidist.nn.flat_parameters import flat_slices
 # Elements: parameter, gradient and two moments in float32 take 512 KiB of a core's cache.
 PIECE = 1 << 15
 
+# What each setting of a rule may be: in words, and as a test.
+SETTINGS: dict[str, tuple[str, Callable]] = {
+    "lr": ("a finite number from 0", lambda x: 0 <= x < math.inf),
+    "momentum": ("a number from 0 and below 1", lambda x: 0 <= x < 1),
+    "weight_decay": ("a finite number from 0", lambda x: 0 <= x < math.inf),
+    "betas": (
+        "two numbers from 0 and below 1",
+        lambda b: all(0 <= x < 1 for x in b) and len(b) == 2,
+    ),
+    "eps": ("a finite number above 0, so that 0 / 0 is 0", lambda x: 0 < x < math.inf),
+    "max_norm": ("a number from 0", lambda x: x >= 0),
+}
+
+
+def check_setting(name: str, value) -> None:
+    words, allows = SETTINGS[name]
+    try:
+        allowed = bool(allows(value))
+    except (TypeError, ValueError):
+        allowed = False
+    if not allowed:
+        raise ValueError(f"{name} is {words}, not {value!r}")
+
 
 class Optimizer:
-    """Update `parameters` in place by a rule on 1-D arrays.
+    """Update `parameters` in place by a rule on 1-D arrays; there may be none: a frozen stage.
 
     State is kept per flat slice, and made at the first step.
 
-    lr     learning rate; an attribute, so that a schedule may change it between steps
-    steps  number of updates done so far
+    settings  lr, the learning rate, and what else the rule needs: attributes, so that a schedule
+              may change them between steps; checked now and at each step (see SETTINGS)
+    steps     number of updates done so far
     """
 
     state_arrays = 0
 
-    def __init__(self, parameters: list[Tensor], lr: float):
-        if not 0 <= lr < math.inf:
-            raise ValueError(f"a learning rate is a finite number from 0, not {lr}")
+    def __init__(self, parameters: list[Tensor], lr: float, **settings):
         self.parameters = [p for p in parameters if p.requires_grad]
-        if not self.parameters:
-            raise ValueError("there is no parameter to optimize: none was given, or all are frozen")
         self.slices = flat_slices(self.parameters)
-        self.homes = [p.home for p in self.parameters]
-        self.lr, self.steps, self.state = lr, 0, None
+        self.homes = list(dict.fromkeys(p.home for p in self.parameters))
+        self.steps, self.state = 0, None
+        vars(self).update(settings, lr=lr)
+        self.check_settings()
+
+    def check_settings(self) -> None:
+        """Raise ValueError where a setting is no number that the rule can take."""
+        for name in SETTINGS.keys() & vars(self).keys():
+            check_setting(name, getattr(self, name))
+        if self.state and len(self.state[0]) != self.state_arrays:
+            raise ValueError(
+                f"{type(self).__name__} keeps {self.state_arrays} arrays of state with these "
+                f"settings, and began with {len(self.state[0])}; make a new optimizer"
+            )
 
     def rule(self, p: Array, g: Array, *state: Array) -> None:
         """Update one piece p of the parameters and its state in place, given its gradient g."""
@@ -47,12 +79,15 @@ class Optimizer:
         return False
 
     def _begin_step(self) -> None:
+        self.check_settings()
         self.lr = float(self.lr)  # a NumPy scalar would widen every piece to float64
         if self.state is None:
             self.state = [
                 [array_module(s.data).zeros_like(widen(s.data)) for _ in range(self.state_arrays)]
                 for s in self.slices
             ]
+        for home in self.homes:
+            home.begin_update()
         self.steps += 1
 
     def step(self) -> None:
@@ -95,12 +130,7 @@ class Optimizer:
 
     def collect_gradients(self) -> None:
         """Write every parameter's gradient into its flat vector."""
-        if any(p.home is not home for p, home in zip(self.parameters, self.homes, strict=True)):
-            raise ValueError(
-                "the model was frozen, cast or flattened after its optimizer was made; "
-                "make it afterwards"
-            )
-        for home in dict.fromkeys(self.homes):
+        for home in self.homes:
             home.collect_gradients()
 
     def clip_global_norm(
@@ -108,15 +138,17 @@ class Optimizer:
     ) -> float:
         """Scale all gradients by min(1, max_norm / norm); return norm, the length before.
 
-        sum_squares  for parameters spread over ranks: a function that takes this rank's sum of
-                     squares and returns the sum over all ranks, each parameter counted once
+        max_norm     a number from 0; infinity measures and scales nothing
+        sum_squares  for parameters spread over ranks (`Parameter.spread`): a function that takes
+                     this rank's sum of squares and returns the sum over all ranks, each parameter
+                     counted once
         """
-        if sum_squares is None and any(
-            getattr(p, "shard", None) is not None for p in self.parameters
-        ):
+        check_setting("max_norm", max_norm)
+        spread = [p.spread for p in self.parameters if p.spread]
+        if sum_squares is None and spread:
             raise ValueError(
-                "some parameters are parts of larger ones, so this rank's norm is not the global "
-                "one; pass sum_squares="
+                f"the parameters are spread over {spread[0]}; this rank's norm alone is not the "
+                "global one"
             )
         self.collect_gradients()
         squares = float(sum(sum_of_squares(s.gradient) for s in self.slices))
@@ -147,9 +179,11 @@ class SGD(Optimizer):
         momentum: float = 0.0,
         weight_decay: float = 0.0,
     ):
-        super().__init__(parameters, lr)
-        self.momentum, self.weight_decay = momentum, weight_decay
-        self.state_arrays = 1 if momentum else 0
+        super().__init__(parameters, lr, momentum=momentum, weight_decay=weight_decay)
+
+    @property
+    def state_arrays(self) -> int:
+        return 1 if self.momentum else 0
 
     @property
     def skips_zeros(self) -> bool:
@@ -175,10 +209,7 @@ class Adagrad(Optimizer):
     state_arrays = 1
 
     def __init__(self, parameters: list[Tensor], lr: float, eps: float = 1e-10):
-        super().__init__(parameters, lr)
-        if not eps > 0:
-            raise ValueError(f"eps is above 0, so that no gradient moves nothing, not {eps}")
-        self.eps = eps
+        super().__init__(parameters, lr, eps=eps)
 
     @property
     def skips_zeros(self) -> bool:
@@ -206,8 +237,7 @@ class Adam(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ):
-        super().__init__(parameters, lr)
-        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+        super().__init__(parameters, lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
     def rule(self, p, g, m, v):
         self.moments(p, g + self.weight_decay * p if self.weight_decay else g, m, v)

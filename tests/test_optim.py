@@ -104,7 +104,7 @@ def test_adagrad_leaves_alone_what_has_never_had_a_gradient():
     train(model, optim.Adagrad(model.parameters(), lr=0.1), [dict.fromkeys(before)])
     for name, array in model.state().items():
         np.testing.assert_array_equal(array, before[name])
-    with pytest.raises(ValueError, match="eps is above 0"):
+    with pytest.raises(ValueError, match="eps is a finite number above 0"):
         optim.Adagrad(model.parameters(), lr=0.1, eps=0)
 
 
@@ -271,20 +271,82 @@ def test_an_optimizer_made_before_the_vectors_changed_is_an_error_at_its_step(ch
     model = nn.MLP([2, 2])
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     getattr(model, change)(*["float64"] if change == "astype" else [])
-    with pytest.raises(ValueError, match="was frozen, cast or flattened after its optimizer"):
+    with pytest.raises(ValueError, match="was frozen, cast or flattened after"):
         optimizer.step()
 
 
-@pytest.mark.parametrize("lr", [-0.1, math.nan, math.inf])
-def test_a_learning_rate_is_a_finite_number_from_zero(lr):
-    with pytest.raises(ValueError, match=f"a learning rate is a finite number from 0, not {lr}"):
-        optim.SGD(nn.MLP([2, 2]).parameters(), lr)
+nonsense = [
+    *(
+        (kind, "lr", lr)
+        for kind in ("SGD", "AdamW")
+        for lr in (-0.1, math.nan, math.inf, "1", None)
+    ),
+    *(("SGD", "momentum", value) for value in (5, 1, -0.1, math.nan)),
+    *((kind, "weight_decay", d) for kind in ("SGD", "AdamW") for d in (-5, math.nan, math.inf)),
+    *(("AdamW", "betas", b) for b in ((1.0, 0.9), (-3.0, 2.0), (0.9, math.nan), (0.9,), 0.9)),
+    *((kind, "eps", eps) for kind in ("Adam", "AdamW", "Adagrad") for eps in (0, -1, math.nan)),
+]
 
 
-def test_an_optimizer_needs_something_to_optimize():
-    for parameters in ([], nn.MLP([2, 2]).freeze().parameters()):
-        with pytest.raises(ValueError, match="there is no parameter to optimize"):
-            optim.SGD(parameters, lr=0.1)
+@pytest.mark.parametrize(("kind", "name", "value"), nonsense)
+def test_a_setting_that_is_nonsense_is_refused_at_once_and_between_steps(kind, name, value):
+    model = nn.MLP([2, 2], dtype="float64")
+    rule = getattr(optim, kind)
+    with pytest.raises(ValueError, match=f"{name} is .*, not"):
+        rule(model.parameters(), **({"lr": 0.1} | {name: value}))
+    optimizer = rule(model.parameters(), lr=0.1)
+    optimizer.step()
+    before = model.state()
+    setattr(optimizer, name, value)
+    with pytest.raises(ValueError, match=f"{name} is .*, not"):
+        optimizer.step()
+    for name, array in model.state().items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+@pytest.mark.parametrize("max_norm", [-1, math.nan, None])
+def test_a_norm_to_clip_to_is_a_number_from_zero(max_norm):
+    optimizer = optim.SGD(nn.MLP([2, 2]).parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="max_norm is a number from 0, not"):
+        optimizer.clip_global_norm(max_norm)
+
+
+def test_momentum_cannot_be_turned_on_between_steps():
+    optimizer = optim.SGD(nn.MLP([2, 2]).parameters(), lr=0.1)
+    optimizer.step()
+    optimizer.momentum = 0.9
+    with pytest.raises(ValueError, match=r"keeps 1 arrays of state .* began with 0; make a new"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adagrad", "AdamW"])
+def test_an_optimizer_over_nothing_steps_and_clips_nothing(kind):
+    """A pipeline's stage may be all frozen; its rank runs the same code."""
+    model = nn.MLP([2, 2]).freeze()
+    for parameters in ([], model.parameters()):
+        optimizer = getattr(optim, kind)(parameters, lr=0.1)
+        assert optimizer.clip_global_norm(1.0) == 0
+        assert optimizer.clip_global_norm(1.0, lambda own: own + 4.0) == 2.0
+        optimizer.step()
+        optimizer.zero_grad()
+        assert optimizer.steps == 1
+
+
+def test_a_graph_whose_weights_were_updated_is_not_run_backward():
+    model = nn.MLP([3, 4, 2], dtype="float64")
+    x, y = arrays(5, 3), np.zeros(5, int)
+    for update in (
+        lambda: optim.SGD(model.parameters(), lr=0.1).step(),
+        lambda: model.load_state(model.state()),
+    ):
+        loss = nn.cross_entropy(model(x), y)
+        update()
+        with pytest.raises(ValueError, match=r"was updated after it was used .* run the forward"):
+            loss.backward()
+        assert all(p.grad is None for p in model.parameters())
+        nn.cross_entropy(model(x), y).backward()
+        for p in model.parameters():
+            p.grad = None
 
 
 def test_a_numpy_learning_rate_widens_nothing():

@@ -17,7 +17,12 @@ from minidist.autograd.deferred import Deferred
 from minidist.backend import Array, array_module, as_array, sum_over
 
 NUMBERS = (float, int)
-_clock = itertools.count()  # an order in which every input precedes its uses
+_clock = itertools.count(1)  # an order in which every input precedes its uses
+
+
+def now() -> int:
+    """Return a number above those of all functions applied so far."""
+    return next(_clock)
 
 
 class _Recording(threading.local):
@@ -55,10 +60,14 @@ class Tensor:
     requires_grad  whether backward reaches it; a leaf (which no function made) keeps its gradient
     creator        the Function that made it, or None for a leaf
     grad_buffer    where a leaf's first gradient is written, or None (see nn.FlatParameters)
+    complete       why nothing may be added to a leaf's `.grad` until it is None again, in words
+    updated        when a leaf was last changed in place, on the clock of `now`; 0: never
     """
 
     grad = None
     grad_buffer = None
+    complete = None
+    updated = 0
     requires_grad = False
     creator = None
     hooks = ()
@@ -138,6 +147,7 @@ class Tensor:
             fresh = self.grad is None and self.grad_buffer is not None
             contribution = contribution(out=self.grad_buffer) if fresh else contribution()
         contribution = as_array(unbroadcast(contribution, self.shape))
+        self.check_open()
         if self.grad is not None and self.grad is not self.grad_buffer:
             self.grad = self.grad + contribution
         elif self.grad is not None:
@@ -148,6 +158,16 @@ class Tensor:
             self.grad = self.grad_buffer
             if contribution is not self.grad_buffer:
                 self.grad[...] = contribution
+
+    def check_open(self) -> None:
+        """Raise ValueError if `.grad` is complete, so that nothing may be added to it."""
+        if self.grad is None:
+            self.complete = None  # what came before has been dropped
+        elif self.complete:
+            raise ValueError(
+                f"the gradient of {self.name} {self.complete}, and more would be added to it; "
+                "call zero_grad() first"
+            )
 
     # fmt: off
     # The operators; their forward and backward stand in operators.py.
@@ -300,6 +320,11 @@ def functions_below(root: Tensor, remaining: dict | None = None) -> list[Functio
         for source in function.inputs:
             if isinstance(source, Tensor):
                 remaining[source] = remaining.get(source, 0) + 1
+                if source.updated > function.order:
+                    raise ValueError(
+                        f"{source.name} was updated after it was used here, so that backward would "
+                        "mix old and new weights; run the forward pass again"
+                    )
             elif source is not None and source not in seen:
                 seen.add(source)
                 stack.append(source)

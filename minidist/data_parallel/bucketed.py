@@ -19,6 +19,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from minidist.collective_functions import SUMMED, check_same_weights
 from minidist.comm import Group
 from minidist.nn import Module, Parameter
 from minidist.nn.flat_parameters import flat_slices
@@ -48,13 +49,16 @@ class Bucketed:
         with reducer.reduce():                    # every rank, once per step, also with no batch
             loss(*micro_batches[-1]).backward()
 
-    cap      bytes per bucket
-    buckets  the plan: parameters, in order of launch
+    cap            bytes per bucket
+    check_weights  whether the ranks compare their weights at first (see check_same_weights)
+    buckets        the plan: parameters, in order of launch
     """
 
-    def __init__(self, model: Module, group: Group, cap: int = 1 << 20):
+    def __init__(self, model: Module, group: Group, cap: int = 1 << 20, check_weights: bool = True):
         if cap < 1:
             raise ValueError(f"a bucket holds one byte or more, not {cap}")
+        if check_weights:
+            check_same_weights(model, group)
         parameters = [p for p in model.parameters() if p.requires_grad]
         self.group = group.split(0)  # its collectives run beside those of `group`
         self.buckets = plan(parameters, cap)
@@ -109,8 +113,11 @@ class Bucketed:
 
     def _all_reduce(self, bucket: int) -> None:
         for p in self.buckets[bucket]:
+            p.check_open()
             if p.grad is not p.grad_buffer:
                 p.grad_buffer[...] = 0 if p.grad is None else p.grad
                 p.grad = p.grad_buffer
         for s in flat_slices(self.buckets[bucket]):
             self.group.all_reduce(s.gradient, out=s.gradient, label=f"bucket {bucket}")
+        for p in self.buckets[bucket]:
+            p.complete = SUMMED

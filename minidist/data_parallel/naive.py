@@ -15,10 +15,14 @@ care.
 
 Layouts: X[B/dp, ...] -> dW{+dp}, a partial sum on every rank -> all_reduce -> dW.
 
+Every rank must begin with the same weights, since gradients are all that is exchanged:
+`check_same_weights(model, group)` (collective_functions.py), once, finds out.
+
 Bytes: 2 (N - 1) times the parameters' size from all N ranks together; 2 (N - 1) / N from each, but
 for rounding where N does not divide a parameter.
 """
 
+from minidist.collective_functions import SUMMED
 from minidist.comm import Group
 from minidist.nn import Module
 
@@ -27,5 +31,7 @@ def all_reduce_gradients(model: Module, group: Group) -> None:
     """Give every rank the sum of each parameter's gradient over the ranks; None adds zero."""
     for name, p in model.named_parameters().items():
         if p.requires_grad:
+            p.check_open()
             grad = p.xp.zeros_like(p.data) if p.grad is None else p.grad
             p.grad = group.all_reduce(grad, label=name)
+            p.complete = SUMMED

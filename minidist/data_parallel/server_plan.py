@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from minidist import nn
+from minidist.collective_functions import check_same_weights
 from minidist.comm import Group
 from minidist.comm.collectives import split_ends
 from minidist.data_parallel.sparse_update import Blocks
@@ -28,6 +29,7 @@ class Plan:
     n_fetch, n_push minibatches from one pull to the next, and from one push to the next
     local_lr        what a worker subtracts from its own copy, times the gradient, between pulls
     sparse          push only rows that are not zero; for rules that leave the others alone
+    check_weights   whether the ranks compare their weights at first (see check_same_weights)
     """
 
     servers: int = 1
@@ -37,6 +39,7 @@ class Plan:
     n_push: int = 1
     local_lr: float = 0.0
     sparse: bool = False
+    check_weights: bool = True
 
     def __post_init__(self):
         for name, low in (("servers", 1), ("quorum", 1), ("staleness", 0)):
@@ -63,8 +66,8 @@ class Member:
                 f"use {plan.servers + 1} ranks or more, or fewer servers"
             )
         self.flat = FlatParameters([p for p in model.parameters() if p.requires_grad])
-        if self.flat.vector.dtype.itemsize < 4:
-            raise ValueError(f"a version must fit into {self.flat.vector.dtype}; use float32")
+        if plan.check_weights:
+            check_same_weights(model, group)
         self.group, self.model, self.plan = group.split(0), model, plan
         self.group.all_gather(np.zeros(0), label=str(plan))  # one plan everywhere, or an error
         ends = split_ends(self.flat.size, plan.servers)
@@ -75,3 +78,6 @@ class Member:
         """Write the servers' weights into every rank's model."""
         own = [*self.slices, slice(0, 0)][min(self.group.rank, self.plan.servers)]
         self.flat.vector[...] = self.group.all_gather(self.flat.vector[own])
+        self.flat.begin_update()
+        for p in self.flat.parameters:
+            p.elsewhere = None

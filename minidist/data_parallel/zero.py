@@ -28,11 +28,16 @@ import numpy as np
 from minidist import nn
 from minidist.autograd import Function, Tensor
 from minidist.backend import Array, on_gpu, to_host
+from minidist.collective_functions import check_same_weights
 from minidist.comm import Group
 from minidist.comm.collectives import split_ends
 from minidist.nn.flat_parameters import FlatParameters
+from minidist.nn.module import fitting
 from minidist.optim import Optimizer
 from minidist.rng import Randomness
+
+ONLY_ZERO = "these are shards: call zero.step(optimizer), which gives everyone the new weights"
+ELSEWHERE = "each rank keeps its shard of it; use zero.state() and zero.load_state(state)"
 
 
 class Shard:
@@ -42,7 +47,9 @@ class Shard:
         ends = split_ends(flat.size, group.size)
         self.flat, self.own = flat, slice(ends[group.rank], ends[group.rank + 1])
         self.parameter = nn.Parameter(flat.vector[self.own], f"shard of layer {number}")
+        self.parameter.spread = "ZeRO's shards: pass sum_squares=zero.sum_squares"
         self.home = FlatParameters([self.parameter])  # copies
+        self.home.keeper = ONLY_ZERO
 
 
 class Zero:
@@ -60,6 +67,8 @@ class Zero:
             Stages 2 and 3 put something around each of its layers.
     stage   1, 2 or 3
     shards  ranks that share one copy of what is cut, by default all; others keep copies of it
+    check_weights
+            whether the ranks compare their weights at first (see check_same_weights)
     groups  all that it communicates through, each with a ledger
     places  bytes for one layer each: its gradient (stages 2 and 3), and twice its weights (3)
     peak    bytes of weights and gradients that were alive at most, whole ones and shards, at the
@@ -67,7 +76,12 @@ class Zero:
     """
 
     def __init__(
-        self, model: nn.Sequential, group: Group, stage: int = 1, shards: int | None = None
+        self,
+        model: nn.Sequential,
+        group: Group,
+        stage: int = 1,
+        shards: int | None = None,
+        check_weights: bool = True,
     ):
         shards = group.size if shards is None else shards
         if stage not in (1, 2, 3):
@@ -84,6 +98,8 @@ class Zero:
                 f"{tied[0].name!r} belongs to several layers, and stage 3 keeps the weights "
                 "of one layer at a time; use a model that is not tied, or stage 2"
             )
+        if check_weights:
+            check_same_weights(model, group)
         self.model, self.stage, self.peak = model, stage, 0
         self.group = group.split(group.rank // shards)  # one copy, cut
         self.copies = group.split(group.rank % shards)  # ranks with the same shard
@@ -113,6 +129,8 @@ class Zero:
             shard.home.bind(flat.vector[shard.own])
         else:
             flat.bind(as_vector(self.places[1 + k % 2], flat))
+            for p in flat.parameters:
+                p.elsewhere = ELSEWHERE
         return shard
 
     def parameters(self) -> list[nn.Parameter]:
@@ -127,6 +145,8 @@ class Zero:
         """
         if self.stage == 1 and self.shards[0].parameter.grad is not None:
             raise ValueError("this step's gradient is reduced already; say last=False before")
+        for s in self.shards:
+            s.flat.check_home()
         self.next = len(self.shards) - 1
         loss.backward()
         self._sample()
@@ -167,10 +187,35 @@ class Zero:
 
     def sum_squares(self, own: float) -> float:
         """Add up over the shards; for Optimizer.clip_global_norm."""
+        for s in self.shards:
+            for p in s.flat.parameters:
+                if p.spread:
+                    raise ValueError(
+                        f"the shards are of parameters that are themselves spread over {p.spread}"
+                    )
         return float(self.group.all_reduce(np.array(own)))
 
     def step(self, optimizer: Optimizer) -> None:
-        """Update this rank's shards; give everyone the new weights."""
+        """Update this rank's shards; give everyone the new weights.
+
+        optimizer  of `zero.parameters()`; its own `step` is refused, which would tell nobody
+        """
+        if missing := {s.parameter for s in self.shards} - set(optimizer.parameters):
+            raise ValueError(
+                f"the optimizer lacks the {missing.pop().name}; "
+                "make it of zero.parameters(), not of the model's"
+            )
+        for s in self.shards:
+            s.flat.check_home()
+            s.flat.begin_update()
+            s.home.keeper = None
+        try:
+            self._step(optimizer)
+        finally:
+            for s in self.shards:
+                s.home.keeper = ONLY_ZERO
+
+    def _step(self, optimizer: Optimizer) -> None:
         if any(s.parameter.grad is None for s in self.shards):
             raise ValueError("no gradient has been reduced; call zero.backward(loss) before")
         if self.gatherer is not None:
@@ -190,6 +235,23 @@ class Zero:
             whole = s.flat.views(self.group.all_gather(s.parameter.data, label=f"layer {k}"))
             result |= {p.name: w for p, w in zip(s.flat.parameters, whole, strict=True)}
         return {name: to_host(array.copy()) for name, array in result.items()}
+
+    def load_state(self, state: dict[str, np.ndarray]) -> None:
+        """Copy global arrays by name, the same on every rank, into all weights.
+
+        The optimizer's state stays as it is. Errors are those of `Module.load_state`.
+        """
+        named = self.model.named_parameters()
+        new = fitting(named, state)
+        if self.gatherer is not None:
+            self.gatherer.wait()  # what comes early is of old weights
+        for s in self.shards:
+            s.flat.begin_update()
+            for p, place in zip(s.flat.parameters, s.flat.views(s.flat.vector), strict=True):
+                place[...] = new.pop(p.name)
+            s.parameter.data[...] = s.flat.vector[s.own]
+        for name, array in new.items():  # of those that are frozen
+            named[name].data[...] = array
 
     def _sample(self) -> None:
         """Note the bytes of weights and gradients that are alive, each counted once."""

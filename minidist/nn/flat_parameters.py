@@ -10,20 +10,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from minidist.autograd import Tensor
+from minidist.autograd.tensor import now
 from minidist.backend import Array, array_module, beside, on_gpu, to_device
 from minidist.backend import empty as host_empty
 from minidist.nn.shard import Shard
 
+SPLIT = "matrices that are split: pass sum_squares=tensor_parallel.sum_squares(model, group)"
+
 
 class Parameter(Tensor):
-    """A leaf with a global name.
+    """A leaf with a global name, which knows whether this rank has all there is.
 
-    home   the FlatParameters it lies in, or None
-    shard  which part of the global array it is, or None for all of it
+    home       the FlatParameters it lies in, or None
+    shard      which part of the global array it is, or None for all of it
+    spread     over what the model's parameters are spread, if this rank has only some of them, or
+               parts: words, and the `sum_squares=` that makes their norm the global one
+    elsewhere  why `data` is not the parameter's value any more, and where that is, in words; then
+               `Module.state` and `load_state` are refused
     """
 
     home = None
     shard: Shard | None = None
+    spread: str | None = None
+    elsewhere: str | None = None
 
     def __init__(self, data, name: str, shard: Shard | None = None):
         super().__init__(data, requires_grad=True, name=name)
@@ -34,15 +43,19 @@ class Parameter(Tensor):
         """Return a new parameter of the same name: this part of the data, copied."""
         part = Parameter(shard.of(self.data), self.name, shard)
         part.requires_grad = self.requires_grad
+        part.spread = SPLIT
+        self.elsewhere = "it was cut into the parts of the split layer; ask the split model"
         return part
+
+    @property
+    def updated(self) -> int:
+        """When it was last changed in place, on autograd's clock; 0: never, as far as it knows."""
+        return 0 if self.home is None else self.home.updated
 
     def __getstate__(self):
         """Pickle the data once, in the home's vector; a copy has no gradient, hooks or graph."""
-        kept = (
-            {"requires_grad", "name", "shard", "home"}
-            if self.home is not None
-            else {"requires_grad", "name", "shard", "data"}
-        )
+        kept = {"requires_grad", "name", "shard", "spread", "elsewhere"}
+        kept.add("data" if self.home is None else "home")
         return {key: value for key, value in vars(self).items() if key in kept}
 
 
@@ -51,7 +64,13 @@ class FlatParameters:
 
     vector, gradient  1-D arrays of `size` elements
     offsets           where each parameter begins in them
+    updated           when the vector was last changed in place, on autograd's clock: a graph that
+                      is older must not run backward any more
+    keeper            None, or why no optimizer but somebody else's may update it, in words
     """
+
+    updated = 0
+    keeper: str | None = None
 
     def __init__(self, parameters: list[Parameter], empty: Callable[..., Array] = host_empty):
         dtypes = {str(p.dtype) for p in parameters}
@@ -82,17 +101,34 @@ class FlatParameters:
     def bind(self, vector: Array, gradient: Array | None = None) -> None:
         """Let the parameters be views of another vector; the old arrays are not touched."""
         gradient = self.gradient if gradient is None else gradient
-        self.vector, self.gradient = vector, gradient
+        self.vector, self.gradient, self.updated = vector, gradient, 0
         for p, data, buffer in zip(
             self.parameters, self.views(vector), self.views(gradient), strict=True
         ):
             if p.home is self:
                 p.data, p.grad_buffer = data, buffer
 
+    def check_home(self) -> None:
+        """Raise ValueError if a parameter has left this vector: what is done here would be lost."""
+        for p in self.parameters:
+            if p.home is not self:
+                raise ValueError(
+                    f"{p.name} has left its flat vector: the model was frozen, cast or flattened "
+                    "after its optimizer, or what else holds the vector, was made; make that "
+                    "afterwards"
+                )
+
+    def begin_update(self) -> None:
+        """Note that the vector is about to change in place."""
+        if self.keeper:
+            raise ValueError(self.keeper)
+        self.updated = now()
+
     def collect_gradients(self) -> None:
         """Write every parameter's `.grad`, wherever it is, into `gradient`; None counts as zero."""
+        self.check_home()
         for p in self.parameters:
-            if p.home is self and p.grad is not p.grad_buffer:
+            if p.grad is not p.grad_buffer:
                 p.grad_buffer[...] = 0 if p.grad is None else p.grad
 
     def to(self, device: str) -> None:

@@ -5,12 +5,20 @@ the model the rank holds, and different for two layers of equal shape. Two param
 one model are an error.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
 from minidist.autograd import Tensor
-from minidist.backend import Array, beside, check_device, to_device, to_host
+from minidist.backend import (
+    Array,
+    array_module,
+    as_array,
+    beside,
+    check_device,
+    to_device,
+    to_host,
+)
 from minidist.backend import empty as host_empty
 from minidist.nn.flat_parameters import FlatParameters, Parameter
 from minidist.rng import Randomness, generator
@@ -95,27 +103,32 @@ class Module:
         return self.flatten()
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return copies of all parameters by name, on the host; of a part, the part."""
-        return {name: to_host(p.data.copy()) for name, p in self.named_parameters().items()}
+        """Return copies of all parameters by name, on the host; of a part, the part.
+
+        ValueError where a strategy has moved parameters elsewhere, with the way to them.
+        """
+        return {name: to_host(p.data.copy()) for name, p in self._here().items()}
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Copy arrays by name into the parameters, which keep their dtype and device.
 
-        The arrays are global: a parameter that is a part of one takes its part.
+        The arrays are global: a parameter that is a part of one takes its part. They are floats;
+        where the parameter's dtype has no room for one, ValueError, and nothing is copied.
         """
+        parameters = self._here()
+        new = fitting(parameters, state)
+        for home in dict.fromkeys(p.home for p in parameters.values() if p.home is not None):
+            home.begin_update()
+        for name, p in parameters.items():
+            p.data[...] = new[name]
+
+    def _here(self) -> dict[str, Parameter]:
+        """Return all parameters by name, if their values are where they seem to be."""
         parameters = self.named_parameters()
-        if wrong := sorted(set(parameters) ^ set(state)):
-            where = "the model" if wrong[0] in state else "the state"
-            raise ValueError(f"state and model differ: {wrong[0]!r} is missing in {where}")
         for name, p in parameters.items():
-            whole = p.shape if p.shard is None else p.shard.whole_shape(p.shape)
-            if whole != state[name].shape:
-                raise ValueError(
-                    f"{name} is {list(whole)} in the model, {list(state[name].shape)} in the state"
-                )
-        for name, p in parameters.items():
-            new = state[name] if p.shard is None else p.shard.of(state[name])
-            p.data[...] = beside(new, p.data)
+            if p.elsewhere:
+                raise ValueError(f"{name} is not to be had from this model: {p.elsewhere}")
+        return parameters
 
     def to(self, device: str) -> "Module":
         """Move all parameters to "cpu" or "gpu". Without a GPU: ValueError."""
@@ -134,6 +147,37 @@ class Module:
         for p in self.parameters():
             p.data, p.grad, p.grad_buffer = p.data.astype(dtype), None, None
         return self.flatten()
+
+
+def fitting(parameters: dict[str, Parameter], state: dict) -> dict[str, Array]:
+    """Return the state's arrays as these parameters hold them, or raise ValueError."""
+    check_names(parameters, state)
+    return {name: _fitting(as_array(state[name]), p) for name, p in parameters.items()}
+
+
+def check_names(names: Iterable[str], state: dict) -> None:
+    """Raise ValueError unless the state has arrays of these names, and no others."""
+    if wrong := sorted(set(names) ^ set(state)):
+        where = "the model" if wrong[0] in state else "the state"
+        raise ValueError(f"state and model differ: {wrong[0]!r} is missing in {where}")
+
+
+def _fitting(array: Array, p: Parameter) -> Array:
+    """Return p's part of a global array, in p's dtype and on its device."""
+    whole = p.shape if p.shard is None else p.shard.whole_shape(p.shape)
+    if whole != array.shape:
+        raise ValueError(
+            f"{p.name} is {list(whole)} in the model, {list(array.shape)} in the state"
+        )
+    if array.dtype.kind != "f":
+        raise ValueError(f"{p.name} is {array.dtype} in the state; parameters are floats")
+    array = beside(array if p.shard is None else p.shard.of(array), p.data)
+    with np.errstate(over="ignore"):
+        new = array.astype(p.dtype)
+    xp = array_module(new)
+    if lost := int((xp.isinf(new) & ~xp.isinf(array)).sum()):
+        raise ValueError(f"{lost} numbers of {p.name} do not fit into its {p.dtype}")
+    return new
 
 
 class Sequential(Module):

@@ -23,6 +23,7 @@ parameters for every update. On one rank the same code runs both branches and mo
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
+from minidist import collective_functions
 from minidist.autograd import Tensor
 from minidist.backend import Array
 from minidist.collective_functions import sum_gradients
@@ -32,6 +33,10 @@ from minidist.nn.siamese import check_pairs
 from minidist.rng import Randomness
 
 JOIN = 0  # the rank that compares
+BRANCHES = (
+    "two branches, and a join that one rank has: "
+    "pass sum_squares=partial(branch_placement.sum_squares, model, group)"
+)
 
 
 def forward_backward(
@@ -50,6 +55,8 @@ def forward_backward(
     """
     check_ranks(group)
     check_pairs(x)
+    for p in model.parameters():
+        p.spread = BRANCHES
     embeddings = {}
     for i in own_branches(group):
         with _span(group, f"forward branch {i}"):
@@ -101,6 +108,16 @@ def shared_parameters(model: Siamese) -> list[Parameter]:
 def own_parameters(model: Siamese, group: Group) -> list[Parameter]:
     """Return what this rank updates: the shared parameters, and on rank 0 the join's."""
     return shared_parameters(model) + (model.join.parameters() if group.rank == JOIN else [])
+
+
+def sum_squares(model: Siamese, group: Group, own: float = 0.0) -> float:
+    """Return the sum of the squares of the whole gradient, all of which rank 0 has.
+
+    For Optimizer.clip_global_norm, as `partial(sum_squares, model, group)`; its `own`, which lacks
+    the join on rank 1, is not used.
+    """
+    counted = model.parameters() if group.rank == JOIN else []
+    return collective_functions.sum_squares(counted, group)
 
 
 def own_branches(group: Group) -> list[int]:

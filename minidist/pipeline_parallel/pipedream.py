@@ -24,7 +24,10 @@ from functools import partial
 from math import ceil
 from numbers import Integral
 
+import numpy as np
+
 from minidist import nn
+from minidist.collective_functions import check_same_weights
 from minidist.comm import Group
 from minidist.optim import Optimizer
 from minidist.pipeline_parallel.actions import (
@@ -39,7 +42,13 @@ from minidist.pipeline_parallel.communication import add_communication
 from minidist.pipeline_parallel.executor import execute
 from minidist.pipeline_parallel.one_f_one_b import one_f_one_b
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.pipeline_parallel.stage import MicroBatch, holders
+from minidist.pipeline_parallel.stage import (
+    MicroBatch,
+    from_holders,
+    holders,
+    load_own,
+    take_over,
+)
 from minidist.pipeline_parallel.weight_versions import (
     VersionedStage,
     WeightVersions,
@@ -118,6 +127,9 @@ SCHEMES = {  # programs(p, m, **options), which version a forward pass uses, new
 }
 
 
+STAGES = "stages that update at different times, and have no norm together: clip none"
+
+
 class PipeDream:
     """This rank's stage of a model that is trained without flushes.
 
@@ -129,6 +141,8 @@ class PipeDream:
     scheme     a key of SCHEMES; "none" is wrong, and there to be seen
     loss       (outputs, targets, reduction_size=) -> a scalar tensor, on the last stage
     cut        layers per stage, as ranges; by default as many each
+    check_weights
+               whether the ranks compare their weights at first (see check_same_weights)
     options    replicas= or, for 2BW, update_every=
     """
 
@@ -140,6 +154,7 @@ class PipeDream:
         scheme: str = "weight_stashing",
         loss: Callable = nn.cross_entropy,
         cut: list[range] | None = None,
+        check_weights: bool = True,
         **options,
     ):
         if scheme not in SCHEMES:
@@ -153,15 +168,19 @@ class PipeDream:
         self.cut = cut_of(len(model.layers), last + 1, cut)
         shape = f"stages of {[len(part) for part in self.cut]} layers"
         group.barrier(label=", ".join([scheme, shape, *(f"{k}={v}" for k, v in options.items())]))
+        if check_weights:
+            check_same_weights(model, group)
+        named = model.named_parameters()
         for name, stages in holders(model, self.cut).items():
-            if len(stages) > 1:
+            if len(stages) > 1 and named[name].requires_grad:
                 raise ValueError(
                     f"{name} is shared by stages {stages}, which update at different times: "
                     "it would come apart; use a model whose weights are not tied"
                 )
+        self.names = list(named)
         (k,) = placement[group.rank]
         layers = [model.layers[i] for i in self.cut[k]]
-        self.model = nn.Sequential(layers)
+        self.model = take_over(model, layers, STAGES)
         self.stage = VersionedStage(layers, k == 0, k == last, loss)
         every = options.get("update_every") or max(1, group.size - 1)
         choose = partial(choose, p=group.size, every=every)
@@ -183,6 +202,14 @@ class PipeDream:
         self.stage.weights.begin(len(minibatches))
         execute(programs[self.group.rank], self.group, [self.stage])
         return self.stage.losses
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return the newest weights of the whole model, on every rank and on the host, by name."""
+        return from_holders(self.model.state(), self.names, self.group)
+
+    def load_state(self, state: dict[str, np.ndarray]) -> None:
+        """Copy the whole model's arrays, the same on every rank, into this rank's stage."""
+        load_own(self.model, state, self.names)
 
     @property
     def used(self) -> list[tuple[str, int, int]]:

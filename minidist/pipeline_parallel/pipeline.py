@@ -3,7 +3,9 @@
     pipeline = Pipeline(model, group, "1f1b", micro_batches=8)
     optimizer = optim.AdamW(pipeline.parameters(), lr=3e-4)             # of this rank's layers
     loss = pipeline.backward(inputs, targets)                           # the whole batch's
+    optimizer.clip_global_norm(1.0, pipeline.sum_squares)
     optimizer.step(); optimizer.zero_grad()
+    weights = pipeline.state()                                          # of the whole model
 
 Layouts: rank r holds W of its stages; X[B/m, ...] and dX[B/m, ...] cross between neighbours. Bytes:
 one micro-batch's activation per boundary and direction, all together 2 (S - 1) B T C itemsize.
@@ -19,20 +21,31 @@ import numpy as np
 from minidist import nn
 from minidist.autograd import Tensor
 from minidist.backend import Array
-from minidist.collective_functions import sum_gradients
+from minidist.collective_functions import check_same_weights, sum_gradients, sum_squares
 from minidist.comm import Group
 from minidist.pipeline_parallel.actions import last_stage
 from minidist.pipeline_parallel.communication import add_communication
 from minidist.pipeline_parallel.executor import execute
 from minidist.pipeline_parallel.partition import cut_of
 from minidist.pipeline_parallel.programs import programs, updates
-from minidist.pipeline_parallel.stage import MicroBatch, Stage, holders, micro_batches
+from minidist.pipeline_parallel.stage import (
+    MicroBatch,
+    Stage,
+    from_holders,
+    holders,
+    load_own,
+    micro_batches,
+    take_over,
+)
+
+STAGES = "the stages of a pipeline: pass sum_squares=pipeline.sum_squares"
 
 
 class Pipeline:
     """This rank's stages of a model, and the programs of all ranks.
 
-    model            the whole model, the same on every rank, of which the rank's layers are kept
+    model            the whole model, the same on every rank, of which the rank's layers are taken
+                     over: ask the pipeline for its state
     schedule, micro_batches, chunks, options
                      as for `programs`
     cut              layers per virtual stage, as ranges (see partition.py), the same on every rank,
@@ -40,6 +53,7 @@ class Pipeline:
     recompute        keep only the inputs of a stage (see Stage)
     rendezvous_safe  see `add_communication`
     loss             (outputs, targets, reduction_size=) -> a scalar tensor, on the last stage
+    check_weights    whether the ranks compare their weights at first (see check_same_weights)
     """
 
     def __init__(
@@ -53,6 +67,7 @@ class Pipeline:
         cut: list[range] | None = None,
         recompute: bool = False,
         rendezvous_safe: bool = False,
+        check_weights: bool = True,
         **options,
     ):
         self.group, self.m, self.loss = group, micro_batches, loss
@@ -68,6 +83,9 @@ class Pipeline:
         group.barrier(
             label=f"{schedule}, {micro_batches} micro-batches, stages of {lengths} layers"
         )
+        if check_weights:
+            check_same_weights(model, group)
+        self.names = list(model.named_parameters())
         self.stages = [
             Stage([model.layers[i] for i in self.cut[k]], k == 0, k == last, loss, recompute)
             for k in placement[group.rank]
@@ -77,7 +95,8 @@ class Pipeline:
             ranks = {r for r, own in enumerate(placement) if set(own) & set(stages)}
             if len(ranks) > 1 and model.named_parameters()[name].requires_grad:
                 self.shared[name] = group.split(0 if group.rank in ranks else None)
-        self.model = nn.Sequential([layer for stage in self.stages for layer in stage.layers])
+        layers = [layer for stage in self.stages for layer in stage.layers]
+        self.model = take_over(model, layers, STAGES)
 
     def parameters(self) -> list[nn.Parameter]:
         return self.model.parameters()
@@ -109,6 +128,27 @@ class Pipeline:
         self._sum_shared_gradients(before)
         return sum((part for stage in self.stages for part in stage.losses.values()), start=0.0)
 
+    def sum_squares(self, own: float = 0.0) -> float:
+        """Return the sum of the squares of the whole gradient: every parameter counts once.
+
+        For Optimizer.clip_global_norm, whose `own` counts all that this rank holds, is not used.
+        """
+        return sum_squares(self.counted(), self.group)
+
+    def counted(self) -> list[nn.Parameter]:
+        """Return this rank's parameters but those that are tied and counted on an earlier rank."""
+        first = {name for name, group in self.shared.items() if group is None or not group.rank}
+        own = self.named_parameters().items()
+        return [p for name, p in own if name in first or name not in self.shared]
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return the weights of the whole model, on every rank and on the host, by name."""
+        return from_holders(self.model.state(), self.names, self.group)
+
+    def load_state(self, state: dict[str, np.ndarray]) -> None:
+        """Copy the whole model's arrays, the same on every rank, into this rank's layers."""
+        load_own(self.model, state, self.names)
+
     def _take_shared_gradients(self) -> dict[str, Array | None]:
         """Set aside what earlier batches have left, which has been summed already."""
         taken = {}
@@ -124,14 +164,3 @@ class Pipeline:
             p = self.named_parameters()[name]
             sum_gradients([p], self.shared[name])
             p.grad = p.grad if earlier is None else earlier + p.grad
-
-
-def from_holders(mine: dict, names: list[str], group: Group) -> dict:
-    """Return arrays by name: this rank's own, the others from the first rank that has them."""
-    has = group.all_gather(np.array([[name in mine for name in names]]))
-    result = {}
-    for name, ranks in zip(names, has.T, strict=True):
-        if ranks.any():
-            sent = group.broadcast(mine.get(name), int(ranks.argmax()), label=name)
-            result[name] = mine.get(name, sent)
-    return result

@@ -2,7 +2,12 @@
 `vocab_parallel.py`, `parallel_transformer.py`, then `sequence_parallel.py`.
 """
 
-from minidist.tensor_parallel.column_parallel import ColumnParallelLinear, unsplit
+from minidist.tensor_parallel.column_parallel import (
+    ColumnParallelLinear,
+    counted,
+    sum_squares,
+    unsplit,
+)
 from minidist.tensor_parallel.parallel_attention import ParallelAttention
 from minidist.tensor_parallel.parallel_transformer import ParallelTransformer
 from minidist.tensor_parallel.row_parallel import RowParallelLinear
@@ -15,5 +20,7 @@ __all__ = [
     "RowParallelLinear",
     "VocabParallelEmbedding",
     "VocabParallelHead",
+    "counted",
+    "sum_squares",
     "unsplit",
 ]

@@ -10,7 +10,7 @@ Forward needs no communication; backward adds up dX, of which each rank has what
 
 import numpy as np
 
-from minidist import nn
+from minidist import collective_functions, nn
 from minidist.autograd import Tensor, functions
 from minidist.backend import Array
 from minidist.collective_functions import copy_to, gather
@@ -55,6 +55,20 @@ def own_run(full: int, group: Group, what: str) -> np.ndarray:
         )
     each = full // group.size
     return np.arange(group.rank * each, (group.rank + 1) * each)
+
+
+def sum_squares(model: nn.Module, group: Group, own: float = 0.0) -> float:
+    """Return the sum of the squares of the whole gradient of a model whose matrices are split.
+
+    For Optimizer.clip_global_norm, as `partial(sum_squares, model, group)`; its `own`, which counts
+    on each rank what all ranks hold, is not used.
+    """
+    return collective_functions.sum_squares(counted(model.parameters(), group), group)
+
+
+def counted(parameters: list[nn.Parameter], group: Group) -> list[nn.Parameter]:
+    """Return those that count on this rank: its parts, and on the first rank what all hold."""
+    return [p for p in parameters if p.shard is not None or group.rank == 0]
 
 
 def unsplit(part: Array, p: nn.Parameter, group: Group) -> Array:

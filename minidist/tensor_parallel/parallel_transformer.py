@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from minidist import nn
 from minidist.autograd import Tensor
 from minidist.backend import Array
-from minidist.collective_functions import reduce_from
+from minidist.collective_functions import check_same_weights, reduce_from
 from minidist.comm import Group
 from minidist.rng import Randomness
 from minidist.tensor_parallel.column_parallel import ColumnParallelLinear
@@ -79,9 +79,19 @@ class ParallelTransformer(nn.Sequential):
 
     model  a single-device Transformer, the same on every rank; its layers are taken over, so it is
            not to be used any more. `load_state` takes a single-device state.
+    check_weights
+           whether the ranks compare their weights at first (see check_same_weights)
     """
 
-    def __init__(self, model: nn.Transformer, group: Group, parts: Parts | None = None):
+    def __init__(
+        self,
+        model: nn.Transformer,
+        group: Group,
+        parts: Parts | None = None,
+        check_weights: bool = True,
+    ):
+        if check_weights:
+            check_same_weights(model, group)
         parts = Parts() if parts is None else parts
         embedding, *blocks, head = model.layers
         self.vocab, self.context = model.vocab, model.context

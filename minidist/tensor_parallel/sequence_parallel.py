@@ -132,9 +132,11 @@ SEQUENCE_PARALLEL = Parts(
 )
 
 
-def sequence_parallel(model: nn.Transformer, group: Group) -> ParallelTransformer:
+def sequence_parallel(
+    model: nn.Transformer, group: Group, check_weights: bool = True
+) -> ParallelTransformer:
     """Return the model split by matrices and, between them, by sequence."""
-    return ParallelTransformer(model, group, SEQUENCE_PARALLEL)
+    return ParallelTransformer(model, group, SEQUENCE_PARALLEL, check_weights)
 
 
 def all_reduce_partial(model: nn.Module, group: Group) -> None:

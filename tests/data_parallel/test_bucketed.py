@@ -110,6 +110,8 @@ def busy_model(group):
         loss = nn.cross_entropy(model(x), np.zeros(512, int), 512 * group.size)
         with reducer.reduce(), group.log.span("backward"):
             loss.backward()
+        for p in model.parameters():
+            p.grad = None
 
 
 def test_the_first_bucket_is_under_way_before_the_last_backward_operation_ends():

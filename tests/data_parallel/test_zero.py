@@ -435,9 +435,9 @@ class NotCut(Zero):
 class StaleReplica(Zero):
     """The new weights of one layer are not gathered."""
 
-    def step(self, optimizer):
+    def _step(self, optimizer):
         forgotten = self.shards.pop(1)
-        super().step(optimizer)
+        super()._step(optimizer)
         self.shards.insert(1, forgotten)
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from minidist.errors import RankFailed
 from minidist.pipeline_parallel import branch_placement
 from minidist.tools.strategies.siamese import siamese_bytes, siamese_cases, siamese_worker
 from tests.pipeline_parallel.branches import judge
@@ -70,7 +71,6 @@ def scaled_by_the_ranks(group, case):
 FAULTS = [
     shared_gradients_not_summed,
     shared_gradients_summed_twice,
-    summed_in_every_micro_batch,
     the_other_gradient_is_sent,
     both_ranks_embed_the_same_half,
     scaled_by_the_ranks,
@@ -82,6 +82,11 @@ def test_an_injected_fault_is_found_in_the_shared_weights(cluster, fault):
     comparison, _ = judge(cluster(2), siamese_cases(2)[0], fault)
     assert not comparison.ok and comparison.error > 1e-3, comparison
     assert comparison.parameter.startswith("branch.")
+
+
+def test_a_sum_is_not_summed_again_with_the_next_micro_batch(cluster):
+    with pytest.raises(RankFailed, match=r"branch\.\d\.weight is the sum over the ranks already"):
+        judge(cluster(2), siamese_cases(2)[0], summed_in_every_micro_batch)
 
 
 def test_summing_twice_shows_as_twice_the_gradient_and_in_the_bytes(cluster):
