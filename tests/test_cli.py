@@ -90,6 +90,13 @@ def test_train_on_a_mesh_learns_what_one_rank_learns(capsys):
     assert one.group() == mesh.group()
 
 
+@pytest.mark.parametrize("schedule", ["zb_v --tied", "interleaved"])
+def test_train_certifies_the_bytes_of_any_schedule(capsys, schedule):
+    arguments = f"--pp 2 --depth 2 --transport thread --schedule {schedule}"
+    assert main(["train", *TINY, *arguments.split()]) == 0
+    assert "certificate: ok. 2 ranks against one device" in capsys.readouterr().out
+
+
 WRONG_MESHES = [
     (["--tp", "3"], "cannot split 4 heads over 3 ranks; use a multiple of 3"),
     (["--pp", "5"], "cannot cut 4 layers into 5 stages; use at most 4"),
