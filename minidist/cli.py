@@ -293,6 +293,15 @@ def _bench(given) -> int:
     from minidist.tools.bench import comm, pipelines, steps
 
     suite = {"step": steps, "comm": comm, "pipeline": pipelines}[given.what]
-    rows = suite.measure(given.rounds)
-    print(json.dumps(rows, indent=2) if given.json else suite.table(rows))
+    if not given.json:
+        print(suite.HEAD, flush=True)
+    rows = []
+    try:
+        for row in suite.measure(given.rounds):
+            rows.append(row)
+            if not given.json:
+                print(suite.line(row), flush=True)
+    finally:  # what was measured is not lost, whatever ended it
+        if given.json:
+            print(json.dumps(rows, indent=2))
     return 0
