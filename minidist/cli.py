@@ -194,12 +194,13 @@ def _train(given) -> int:
     from minidist.comm import run
     from minidist.datasets import text
     from minidist.pipeline_parallel.programs import programs
-    from minidist.train import Settings, certify, sample, train
+    from minidist.train import Settings, certify, sample, train, windows
 
     given.ranks, given.dp = _mesh(given.ranks, given.dp, given.pp, given.tp)
+    settings = Settings(**{name: getattr(given, name) for name in Settings.__dataclass_fields__})
     programs(given.schedule, given.pp, given.micro_batches)  # an error, if there is one, at once
     corpus = text(given.text, given.context)
-    settings = Settings(**{name: getattr(given, name) for name in Settings.__dataclass_fields__})
+    windows(corpus, settings)  # likewise
     model = settings.model(corpus.vocab)
     bigram = corpus.bigram_entropy()
     size = sum(p.size for p in model.parameters())

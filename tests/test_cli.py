@@ -82,6 +82,7 @@ def test_train_on_a_mesh_learns_what_one_rank_learns(capsys):
     outputs = []
     for mesh in (["--ranks", "1"], ["--dp", "2", "--pp", "2", "--tp", "2"]):
         more = ["--transport", "thread", "--tied", "--dropout", "0.1", "--batch", "3"]
+        more += ["--micro-batches", "2"]
         assert main(["train", *TINY, *more, *mesh]) == 0
         outputs.append(capsys.readouterr().out)
     assert "8 ranks, 2 x 2 x 2 (data, pipeline, tensor), for batches of 3 windows" in outputs[1]
@@ -107,6 +108,15 @@ WRONG_MESHES = [
     (["--pp", "2", "--schedule", "magic"], "unknown schedule 'magic'; there is"),
     (["--pp", "2", "--schedule", "pipedream"], "pipedream updates the weights itself"),
     (["--tp", "2", "--schedule", "pipedream_2bw"], "pipedream_2bw updates the weights itself"),
+    (
+        ["--pp", "2", "--micro-batches", "9" * 20],
+        "a batch of 32 windows gives 32 to each of",
+    ),
+    (
+        ["--tp", "2", "--dp", "16"],
+        "a batch of 32 windows gives 2 to each of 16 data",
+    ),
+    (["--micro-batches", "9" * 20], "9" * 20 + " forward passes are too many"),
     (["--pp", "3", "--schedule", "zb_v"], "cannot cut 4 layers into 6 stages; use at most 4"),
 ]
 
@@ -122,6 +132,10 @@ def test_a_wrong_mesh_is_one_line_and_exit_status_2(capsys, arguments, message):
     "arguments, message",
     [
         (["train", "--text", "/nowhere"], "cannot read the text '/nowhere': No such file"),
+        (
+            ["train", "--batch", "100000"],
+            "the help topics of Python has 7[0-9]{3} windows of 64 characters, fewer than a batch",
+        ),
         (["train", "--heads", "5"], "width 64 does not split into 5 heads"),
         (["train", "--dropout", "1.5"], r"a dropout rate lies in \[0, 1\), not 1.5"),
         (["train", "--lr", "nan"], "a learning rate is a finite number from 0, not nan"),
