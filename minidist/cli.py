@@ -18,6 +18,7 @@ from minidist.tools.timeline.command import add_timeline
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return its exit status: 1 what failed, 2 wrong input, 130 Ctrl-C."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a sampled character may be no part of ASCII
@@ -51,6 +52,18 @@ def main(arguments: list[str] | None = None) -> int:
         if error.errno == errno.ENOSPC:  # else the reader has gone: `minidist verify | head`
             print(f"minidist: cannot write the output: {error.strerror}", file=sys.stderr)
         return 1
+
+
+def _open_closed_streams() -> None:
+    """Replace each standard stream that the caller has closed (`minidist verify >&-`) by /dev/null.
+
+    Its number would go to the next file or socket, into which somebody would then print.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+            os.set_inheritable(opened, opened == number)
+            setattr(sys, name, open(opened, mode, closefd=False))
 
 
 def _whole(text: str, least: int = 1) -> int:

@@ -322,6 +322,35 @@ def test_ctrl_c_ends_everything_at_once_and_leaves_nothing(command, after):
             time.sleep(0.02)
 
 
+COMMANDS = {
+    "timeline --stages 2 --microbatches 2": "makespan",
+    "mutants --show no_all_reduce": "all_reduce",
+    f"train --ranks 2 {' '.join(TINY)}": "certificate: ok",
+}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
+@pytest.mark.parametrize(
+    "closed",
+    [">&-", *(pytest.param(c, marks=slow) for c in ("2>&-", "<&-")), "<&- >&- 2>&-"],
+)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_closed_streams_are_no_error_and_the_others_are_as_ever(command, closed):
+    words = [sys.executable, "-W", "error", "-m", "minidist", *command.split()]
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {closed}', "sh", *words], capture_output=True, text=True, timeout=100
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (COMMANDS[command] in done.stdout) == (">&-" not in closed.split())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
+def test_an_error_is_not_printed_among_the_output_where_there_is_no_place_for_it():
+    words = [sys.executable, "-m", "minidist", "timeline", "--schedule", "magic"]
+    done = subprocess.run(["sh", "-c", '"$@" 2>&-', "sh", *words], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (2, b"", b"")
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize("command", ["timeline", "lab list"])
 def test_a_full_disk_is_one_line_and_exit_status_1(command):
