@@ -18,6 +18,7 @@ from minidist.tools.timeline.command import add_timeline
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return its exit status: 1 what failed, 2 wrong input, 130 Ctrl-C."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a sampled character may be no part of ASCII
@@ -51,6 +52,18 @@ def main(arguments: list[str] | None = None) -> int:
         if error.errno == errno.ENOSPC:  # else the reader has gone: `minidist verify | head`
             print(f"minidist: cannot write the output: {error.strerror}", file=sys.stderr)
         return 1
+
+
+def _open_closed_streams() -> None:
+    """Replace each standard stream that the caller has closed (`minidist verify >&-`) by /dev/null.
+
+    Its number would go to the next file or socket, into which somebody would then print.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+            os.set_inheritable(opened, opened == number)
+            setattr(sys, name, open(opened, mode, closefd=False))
 
 
 def _whole(text: str, least: int = 1) -> int:
@@ -194,12 +207,13 @@ def _train(given) -> int:
     from minidist.comm import run
     from minidist.datasets import text
     from minidist.pipeline_parallel.programs import programs
-    from minidist.train import Settings, certify, sample, train
+    from minidist.train import Settings, certify, sample, train, windows
 
     given.ranks, given.dp = _mesh(given.ranks, given.dp, given.pp, given.tp)
+    settings = Settings(**{name: getattr(given, name) for name in Settings.__dataclass_fields__})
     programs(given.schedule, given.pp, given.micro_batches)  # an error, if there is one, at once
     corpus = text(given.text, given.context)
-    settings = Settings(**{name: getattr(given, name) for name in Settings.__dataclass_fields__})
+    windows(corpus, settings)  # likewise
     model = settings.model(corpus.vocab)
     bigram = corpus.bigram_entropy()
     size = sum(p.size for p in model.parameters())
@@ -293,6 +307,15 @@ def _bench(given) -> int:
     from minidist.tools.bench import comm, pipelines, steps
 
     suite = {"step": steps, "comm": comm, "pipeline": pipelines}[given.what]
-    rows = suite.measure(given.rounds)
-    print(json.dumps(rows, indent=2) if given.json else suite.table(rows))
+    if not given.json:
+        print(suite.HEAD, flush=True)
+    rows = []
+    try:
+        for row in suite.measure(given.rounds):
+            rows.append(row)
+            if not given.json:
+                print(suite.line(row), flush=True)
+    finally:  # what was measured is not lost, whatever ended it
+        if given.json:
+            print(json.dumps(rows, indent=2))
     return 0

@@ -1,5 +1,8 @@
 """What can go wrong between ranks. (What a caller can get wrong at one rank is a ValueError.)"""
 
+import inspect
+from collections.abc import Callable, Iterable
+
 
 class CommError(RuntimeError):
     """A failure of communication between ranks; the base of those below."""
@@ -31,3 +34,22 @@ class RankDied(CommError):
     def __init__(self, message: str, rank: int | None = None, exitcode: int | None = None):
         super().__init__(message)
         self.rank, self.exitcode = rank, exitcode
+
+
+def check_options(
+    function: Callable, given: Iterable[str], what: str, also: Iterable[str] = ()
+) -> None:
+    """Raise a ValueError that names the options of `what` if one of those given is no option.
+
+    Options are the keyword-only arguments of `function`, those with a default, and `also` these. A
+    function that takes any **options is not checked.
+    """
+    arguments = inspect.signature(function).parameters.values()
+    if any(a.kind is a.VAR_KEYWORD for a in arguments):
+        return
+    known = [a.name for a in arguments if a.kind is a.KEYWORD_ONLY or a.default is not a.empty]
+    known += also
+    for name in given:
+        if name not in known:
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            raise ValueError(f"{what} has no option {name!r}; {has}")

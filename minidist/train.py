@@ -46,6 +46,15 @@ class Settings:
     schedule: str = "1f1b"
     micro_batches: int = 4
 
+    def __post_init__(self):
+        share = -(-self.batch // self.dp)
+        if self.pp * self.tp > 1 and self.micro_batches > share:
+            raise ValueError(
+                f"a batch of {self.batch} windows gives {share} to each of {self.dp} data-parallel "
+                f"ranks, which does not make {self.micro_batches} micro-batches; "
+                f"use at most {share}, or a larger batch"
+            )
+
     def model(self, vocab: int) -> nn.Transformer:
         return nn.Transformer(
             vocab,
@@ -57,6 +66,17 @@ class Settings:
             dropout=self.dropout,
             tied=self.tied,
         )
+
+
+def windows(text: Text, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
+    """Return the text's inputs[n, T] and targets[n, T], if they make a batch."""
+    inputs, targets = text.windows(settings.context)
+    if settings.batch > len(inputs):
+        raise ValueError(
+            f"{text.source} has {len(inputs)} windows of {settings.context} characters, "
+            f"fewer than a batch of {settings.batch}; use a smaller batch or a longer text"
+        )
+    return inputs, targets
 
 
 class DataParallel:
@@ -105,7 +125,7 @@ def train(
     kind = DataParallel if settings.pp == settings.tp == 1 else OnMesh
     ranks = kind(group, settings.model(text.vocab), settings)
     optimizer = optim.AdamW(ranks.parameters(), lr=settings.lr, betas=(0.9, 0.98))
-    inputs, targets = text.windows(settings.context)
+    inputs, targets = windows(text, settings)
     batches = iter(Sampler(len(inputs), settings.batch, settings.seed))
     losses = []
     # One process writes; tqdm's own lock would be a semaphore of the whole machine.

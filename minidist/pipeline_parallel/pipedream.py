@@ -29,6 +29,7 @@ import numpy as np
 from minidist import nn
 from minidist.collective_functions import check_same_weights
 from minidist.comm import Group
+from minidist.errors import check_options
 from minidist.optim import Optimizer
 from minidist.pipeline_parallel.actions import (
     Action,
@@ -159,6 +160,7 @@ class PipeDream:
     ):
         if scheme not in SCHEMES:
             raise ValueError(f"unknown scheme {scheme!r}; choose one of {', '.join(SCHEMES)}")
+        check_options(SCHEMES[scheme][0], options, scheme)
         if scheme == "vertical_sync" and options.get("replicas"):
             raise ValueError("replicas of a stage see different minibatches: no vertical sync")
         self.group, self.options = group, options

@@ -1,8 +1,11 @@
 """Every schedule by name, as programs: lists of actions, one per rank."""
 
 from collections.abc import Callable
+from functools import wraps
+from math import prod
 from numbers import Integral
 
+from minidist.errors import check_options
 from minidist.pipeline_parallel.actions import (
     Backward,
     BackwardInput,
@@ -18,6 +21,8 @@ from minidist.pipeline_parallel.one_f_one_b import one_f_one_b
 from minidist.pipeline_parallel.pipedream import pipedream_2bw_programs, pipedream_programs
 from minidist.pipeline_parallel.zero_bubble import v_shaped, zb_h1, zb_h2, zb_v
 
+MOST = 1_000_000  # passes forward, over all ranks: some hundred MB of actions
+
 
 def programs(
     schedule: str, p: int, m: int, chunks: int = 1, weights_last: bool = False, **options
@@ -29,6 +34,8 @@ def programs(
                   product per weight; dX leaves before dW is computed, as in zb_h1; this costs the
                   memory of m micro-batches
     options       of "pipedream": replicas; of "pipedream_2bw": update_every
+
+    There are at most MOST passes forward, p times m times chunks.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"unknown schedule {schedule!r}; there is {', '.join(SCHEDULES)}")
@@ -37,6 +44,12 @@ def programs(
             raise ValueError(f"a pipeline has one or more {what}, not {number!r}")
     if chunks > 1 and schedule not in ("interleaved", "zb_v"):
         raise ValueError(f"{schedule} has one chunk per rank, not {chunks}; interleaved has more")
+    if (passes := prod(map(int, (p, m, chunks)))) > MOST:
+        raise ValueError(
+            f"{passes} forward passes are too many ({p} ranks, {m} micro-batches, {chunks} chunks "
+            f"per rank); {MOST} are the most"
+        )
+    check_options(SCHEDULES[schedule], options, schedule, also=["weights_last"])
     result = SCHEDULES[schedule](p, m, chunks, **options)
     if weights_last and updates(result):
         raise ValueError(
@@ -68,6 +81,7 @@ def put_weights_last(programs: Programs) -> Programs:
 def _one_chunk(program: Callable) -> Callable:
     """Stage r on rank r, for a program(rank, p, m, **options)."""
 
+    @wraps(program)  # so that its options can be asked for
     def every_rank(p, m, chunks, **options):
         return Programs([program(r, p, m, **options) for r in range(p)], looped(p, 1))
 
@@ -85,7 +99,7 @@ def _zb_v(p, m, chunks):
 
 
 def _any_chunks(build: Callable) -> Callable:
-    return lambda p, m, chunks, **options: build(p, m, **options)
+    return wraps(build)(lambda p, m, chunks, **options: build(p, m, **options))
 
 
 SCHEDULES = {

@@ -271,6 +271,8 @@ def test_a_replay_with_the_newest_versions_is_ordinary_training():
         ("vertical_sync", mlp_case(2, 4), {"replicas": [2]}, "different minibatches: no vertical"),
         ("weight_stashing", mlp_case(1, 4), {}, "cannot cut 1 layers into 2 stages; use at most 1"),
         ("weight_stashing", mlp_case(2, 4), {"replicas": [1, 2]}, "are 3 ranks, there are 2"),
+        ("weight_stashing", mlp_case(2, 4), {"replica": [2]}, "no option 'replica'; it has repl"),
+        ("2bw", mlp_case(2, 4), {"replicas": [2]}, "2bw has no option 'replicas'; it has update_"),
         ("2bw", mlp_case(2, 4), {"update_every": 0}, "not update_every=0"),
         ("2bw", mlp_case(2, 4), {"update_every": 1.5}, "with 1 or more .* not update_every=1.5"),
         (

@@ -1,8 +1,18 @@
 """The benchmark's arithmetic; what it measures is measured by `minidist bench`, not here."""
 
 import importlib.util
+import json
+import math
+import os
+import sys
+import time
+from functools import partial
 
-from minidist.tools.bench import comm, pipelines
+import pytest
+
+import minidist
+from minidist.cli import main
+from minidist.tools.bench import comm, pipelines, run_peer, steps
 
 
 def test_a_ratio_is_the_median_of_the_ratios_within_rounds():
@@ -13,21 +23,17 @@ def test_a_ratio_is_the_median_of_the_ratios_within_rounds():
 
 def test_a_missing_peer_is_said_and_not_guessed(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert comm._mpi(2)() is None and comm.gloo_peer("gloo", 2)() is None
-    row = comm._row("label", [{"ours": {"x": 1.0}, "MPICH": None}], "x", "MPICH", 0.5)
-    assert row["ratio"] is None and row["note"] == "MPICH is not installed"
-    assert "MPICH is not installed" in comm.table([row])
+    answer = run_peer.mpi_peer(["x"], 2)()
+    assert answer.startswith("MPICH is not installed")
+    assert run_peer.torch_peer(["x"], "gloo", "2")().startswith("PyTorch is not installed")
+    row = comm._row("label", [{"ours": {"x": 1.0}, "MPICH": answer}], "x", "MPICH", 0.5)
+    assert row["ratio"] is None and row["note"] == answer
+    assert "MPICH is not installed" in comm.line(row)
 
 
-def test_the_table_has_a_line_per_row():
-    rows = [comm._plain("4 ranks up", 0.5, 1.0)]
-    assert comm.table(rows).splitlines()[1].split()[:5] == [
-        "4",
-        "ranks",
-        "up",
-        "500.000",
-        "ms",
-    ]
+def test_a_row_is_a_line():
+    row = comm._plain("4 ranks up", 0.5, 1.0)
+    assert comm.line(row).split()[:5] == ["4", "ranks", "up", "500.000", "ms"]
 
 
 def test_every_stage_of_zero_can_be_timed_beside_plain_data_parallelism(monkeypatch, cluster):
@@ -40,21 +46,155 @@ def test_every_stage_of_zero_can_be_timed_beside_plain_data_parallelism(monkeypa
 
 def test_a_pipeline_is_held_against_one_process_two_cores_and_its_peer_round_by_round():
     found = [
-        {"accumulate 4": 8.0, "both 4": 10.0, "gpipe 4 False": 5.0, "torch gpipe 4": 10.0},
-        {"accumulate 4": 16.0, "both 4": 20.0, "gpipe 4 False": 10.0, "torch gpipe 4": 20.0},
+        {"accumulate 4": 8.0, "both 4": 10.0, "gpipe 4 False": 5.0, "torch": {"gpipe 4": 10.0}},
+        {"accumulate 4": 16.0, "both 4": 20.0, "gpipe 4 False": 10.0, "torch": {"gpipe 4": 20.0}},
     ]
     row = pipelines._row(found, "gpipe", 4, last=False)
     assert row["speedup"] == 1.6 and row["peer"] == 0.5
     assert abs(row["least"] - 0.85 * 2 * 4 / 5 * 0.8) < 1e-12
-    assert pipelines.table([row]).splitlines()[1].split()[-4:] == [
-        "ms",
-        "1.60",
-        "1.09",
-        "0.50",
-    ]
+    assert pipelines.line(row).split()[-4:] == ["ms", "1.60", "1.09", "0.50"]
 
 
 def test_without_pytorch_a_pipeline_has_no_peer():
-    found = [{"accumulate 4": 8.0, "both 4": 10.0, "gpipe 4 True": 5.0}]
+    answer = "PyTorch is not installed"
+    found = [{"accumulate 4": 8.0, "both 4": 10.0, "gpipe 4 True": 5.0, "torch": answer}]
     row = pipelines._row(found, "gpipe", 4, last=True)
-    assert row["peer"] is None and "PyTorch is not installed" in pipelines.table([row])
+    assert row["peer"] is None and "PyTorch is not installed" in pipelines.line(row)
+
+
+FAULTS = {
+    "raise ImportError('libcudart.so')": "failed: ImportError: libcudart.so",
+    "import sys; sys.exit(3)": "failed: exit status 3",
+    "import os; os.abort()": "failed: exit status -6",
+    "import time; time.sleep(60)": "no answer within 0.5 s",
+    "print()": "failed: its last line is no JSON object: ''",
+    "print('{}'); print('good bye')": "failed: its last line is no JSON object: 'good bye'",
+    "print([1.0])": "failed: its last line is no JSON object: '[1.0]'",
+    "print('[' * 100_000)": f"failed: its last line is no JSON object: '{'[' * 197}...'",
+    "print('{}')": "failed: its answer has no time of 'step'",
+    "print('{\"step\": NaN}')": "failed: its answer has no time of 'step'",
+    "print('{\"step\": 0}')": "failed: its answer has no time of 'step'",
+}
+
+
+@pytest.mark.parametrize("code", FAULTS)
+def test_whatever_a_peer_does_its_answer_says_so(monkeypatch, code):
+    monkeypatch.setattr(run_peer, "TIMEOUT", 0.5 if "sleep" in code else 60)
+    assert run_peer.answer_of([sys.executable, "-I", "-S", "-c", code], ["step"]) == FAULTS[code]
+
+
+def test_a_command_that_cannot_be_started_is_an_answer_too(tmp_path):
+    assert run_peer.answer_of([str(tmp_path / "mpiexec")], []).startswith("failed: [Errno 2] No")
+
+
+def test_a_good_answer_is_its_last_line():
+    code = "print('a warning'); print('{\"step\": 0.5}')"
+    command = [sys.executable, "-I", "-S", "-c", code]
+    assert run_peer.answer_of(command, ["step"]) == {"step": 0.5}
+
+
+def test_a_peer_that_hangs_is_ended_with_all_its_processes(monkeypatch, tmp_path):
+    """Its first process has ended already; another one holds the pipes."""
+    monkeypatch.setattr(run_peer, "TIMEOUT", 0.5)
+    note = tmp_path / "pid"
+    code = (
+        "import subprocess, sys;"
+        "child = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)']);"
+        f"open({str(note)!r}, 'w').write(str(child.pid))"
+    )
+    assert "no answer" in run_peer.answer_of([sys.executable, "-I", "-S", "-c", code], [])
+    with pytest.raises(ProcessLookupError):
+        for _ in range(100):
+            os.kill(int(note.read_text()), 0)
+            time.sleep(0.02)
+
+
+def test_a_peer_that_has_failed_is_not_run_again(tmp_path):
+    code = f"open({str(tmp_path / 'runs')!r}, 'a').write('x'); raise ValueError('no')"
+    peer = run_peer.Peer([sys.executable, "-I", "-S", "-c", code], [])
+    assert [peer() for _ in range(3)] == ["failed: ValueError: no"] * 3
+    assert (tmp_path / "runs").read_text() == "x"
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Let every suite have next to nothing to do, on ranks that are threads of this process."""
+    threads = partial(minidist.Cluster, transport="thread")
+    monkeypatch.setattr(minidist, "Cluster", threads)
+    monkeypatch.setattr(pipelines, "Cluster", threads)
+    once = partial(comm.median_seconds, repeats=1)
+    for suite in (comm, pipelines):
+        monkeypatch.setattr(suite, "median_seconds", lambda call, meet, repeats=1: once(call, meet))
+    monkeypatch.setattr(comm, "warm_up", lambda meet, times: meet())
+    monkeypatch.setattr(comm, "SIZES", {"64 KB": 64, "1 MB": 64})
+    monkeypatch.setattr(comm, "WIDTHS", [6, 8, 4])
+    monkeypatch.setattr(comm, "BATCH", 8)
+    for name, size in {"WIDTH": 8, "LAYERS": 2, "BATCH": 8}.items():
+        monkeypatch.setattr(pipelines, name, size)
+    monkeypatch.setattr(steps, "CHAIN", 10)
+    monkeypatch.setattr(steps, "STEPS", {"1,000 tiny ops": steps.chain_step})
+
+
+PEERS = {  # what a package does when it is imported, and what becomes of its rows
+    "raises": ("raise ImportError('libcudart.so')", "failed: ImportError: libcudart.so"),
+    "aborts": ("import os; os.abort()", "failed: exit status"),
+    "hangs": ("import time; time.sleep(60)", "no answer within 0.5 s"),
+    "prints": ("import os; print('rubbish', flush=True); os._exit(0)", "failed: its last line is"),
+}
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=[pytest.mark.slow] * (name in ("aborts", "prints")))
+        for name in PEERS
+    ]
+)
+def fake_peers(request, monkeypatch, tmp_path):
+    """Put a torch, an mpi4py and an mpiexec in front of those that are there; return their note."""
+    code, note = PEERS[request.param]
+    for package in ("torch", "mpi4py"):
+        (tmp_path / package).mkdir()
+        for name in ("__init__.py", "__main__.py"):
+            (tmp_path / package / name).write_text(code)
+    launcher = tmp_path / "mpiexec"
+    launcher.write_text('#!/bin/sh\nshift 2\nexec "$@"\n')
+    launcher.chmod(0o700)
+    monkeypatch.syspath_prepend(tmp_path)
+    for variable in ("PYTHONPATH", "PATH"):
+        places = [str(tmp_path), *filter(None, [os.environ.get(variable)])]
+        monkeypatch.setenv(variable, os.pathsep.join(places))
+    monkeypatch.setattr(run_peer, "TIMEOUT", 0.5 if request.param == "hangs" else 60)
+    return note
+
+
+@pytest.mark.parametrize("suite", ["step", "comm", "pipeline"])
+def test_a_peer_that_fails_costs_its_own_rows_a_note(tiny, fake_peers, capsys, suite):
+    assert main(["bench", suite, "--rounds", "1", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    ours = "minidist_ms" if suite == "step" else "ours_ms"
+    measured = [row for row in rows if row[ours] is not None]
+    assert all(math.isfinite(row[ours]) for row in measured)
+    assert len(rows) - len(measured) == (suite == "comm")  # the speed-up, which is no time
+    theirs = [row for row in rows if fake_peers in row["note"]]
+    assert len(theirs) == {"step": 1, "comm": 9 + 1, "pipeline": 8}[suite]
+    assert not any(row.get("ratio") for row in theirs)
+
+
+def test_a_torch_that_only_fails_beside_us_is_a_note_too(monkeypatch):
+    monkeypatch.delitem(sys.modules, "minidist.tools.bench.torch_eager", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    tried = run_peer.Peer([sys.executable, "-I", "-S", "-c", "print('{}')"], [])
+    assert steps._torch_step("MLP step", tried).startswith("failed: ModuleNotFoundError: ")
+
+
+def test_rows_are_printed_as_they_are_measured_and_are_not_lost(tiny, monkeypatch, capsys):
+    def measure(rounds):
+        yield {"name": "first", "minidist_ms": 1.0, "ratio": None, "limit": 2.0, "note": "alone"}
+        printed.append(capsys.readouterr().out)
+        raise KeyboardInterrupt
+
+    printed = []
+    monkeypatch.setattr(steps, "measure", measure)
+    assert main(["bench"]) == 130 and printed[0].splitlines()[1].split()[:2] == ["first", "1.00"]
+    assert main(["bench", "--json"]) == 130
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["first"]

@@ -3,4 +3,5 @@
 steps.py        a training step against PyTorch eager (`torch_eager.py`)
 comm.py         communication against MPICH and gloo, data parallelism against DDP (`peers.py`)
 pipelines.py    two ranks against one process, and against PyTorch's schedules (`peers.py`)
+run_peer.py     a peer in processes of its own: its times, or why there are none
 """

@@ -3,23 +3,19 @@
 Each round times every contestant once, one after the other, so that a slow moment of the machine
 meets all; a ratio is the median over rounds of the ratios within a round. The peers come with
 
-    pip install mpi4py mpich 'minidist[bench]'
+    pip install 'minidist[bench]'
 
-and where one is missing its rows say so.
+and where one is missing, or fails, its rows say so.
 """
 
-import importlib.util
-import json
-import os
-import shutil
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from threadpoolctl import threadpool_limits
+
+from minidist.tools.bench.run_peer import mpi_peer, torch_peer, why_not
 
 SIZES = {"64 KB": 1 << 16, "1 MB": 1 << 20, "16 MB": 1 << 24, "64 MB": 1 << 26}
 WIDTHS, BATCH = [784, 512, 512, 10], 1024
@@ -137,39 +133,48 @@ def adamw_steps(group, ways=("plain", "zero_1")) -> list[float]:
     return np.median(times, axis=0).tolist()
 
 
-def measure(rounds: int = 3) -> list[dict]:
-    """Return rows: name, ours_ms, peer, peer_ms, ratio (ours over theirs), limit, note."""
+def measure(rounds: int = 3) -> Iterator[dict]:
+    """Yield rows: name, ours_ms, peer, peer_ms, ratio (ours over theirs), limit, note."""
+    for size in (2, 4):
+        yield from _communication(size, rounds)
+    yield from _start_up(rounds)
+    yield _data_parallel(rounds)
+    yield _zero(rounds)
+
+
+def _communication(size: int, rounds: int) -> Iterator[dict]:
+    """Compare collectives and messages of `size` ranks with those of MPICH and gloo."""
     from minidist import Cluster
 
-    rows = []
-    for size in (2, 4):
-        peers = {"MPICH": _mpi(size), "gloo": gloo_peer("gloo", size)}
-        with Cluster(size) as ranks:
-            found = [
-                {"ours": ranks.run(all_reduces)[0], **{p: run() for p, run in peers.items()}}
-                for _ in range(rounds)
-            ]
-        for name in SIZES:
-            rows.append(_row(f"all_reduce {name}, {size} ranks", found, name, "gloo", 0.25))
-            if name != "64 KB":
-                rows.append(_row(f"all_reduce {name}, {size} ranks", found, name, "MPICH", 0.5))
-                ordinary = f"{name}, ordinary"
-                label = f"all_reduce {ordinary}, {size} ranks"
-                rows.append(_row(label, found, ordinary, "MPICH", 1.0, name))
-        if size == 2:
-            name = "8 bytes there and back"
-            rows.append(_row(name, found, name, "MPICH", 3.0))
-        check = statistics.median(f["ours"]["contract check"] for f in found)
-        rows.append(_plain(f"contract check, {size} ranks", check, 20e-6))
-    return [*rows, *_start_up(rounds), *_data_parallel(rounds), _zero(rounds)]
+    message = "8 bytes there and back"
+    peers = {
+        "MPICH": mpi_peer([*SIZES, message], size),
+        "gloo": torch_peer(SIZES, "gloo", str(size)),
+    }
+    with Cluster(size) as ranks:
+        found = [
+            {"ours": ranks.run(all_reduces)[0], **{name: peer() for name, peer in peers.items()}}
+            for _ in range(rounds)
+        ]
+    for name in SIZES:
+        yield _row(f"all_reduce {name}, {size} ranks", found, name, "gloo", 0.25)
+        if name != "64 KB":
+            yield _row(f"all_reduce {name}, {size} ranks", found, name, "MPICH", 0.5)
+            ordinary = f"{name}, ordinary"
+            label = f"all_reduce {ordinary}, {size} ranks"
+            yield _row(label, found, ordinary, "MPICH", 1.0, name)
+    if size == 2:
+        yield _row(message, found, message, "MPICH", 3.0)
+    check = statistics.median(f["ours"]["contract check"] for f in found)
+    yield _plain(f"contract check, {size} ranks", check, 20e-6)
 
 
 def _row(label, found, name, peer, limit, peer_name=None) -> dict:
     """Compare what we took for `name` with what a peer took, round by round."""
     ours = statistics.median(f["ours"][name] for f in found)
     row = {"name": label, "ours_ms": 1e3 * ours, "peer": peer, "limit": limit, "note": ""}
-    if any(f[peer] is None for f in found):
-        return {**row, "peer_ms": None, "ratio": None, "note": f"{peer} is not installed"}
+    if reason := why_not(f[peer] for f in found):
+        return {**row, "peer_ms": None, "ratio": None, "note": reason}
     theirs = [f[peer][peer_name or name] for f in found]
     ratio = statistics.median(f["ours"][name] / t for f, t in zip(found, theirs, strict=True))
     return {**row, "peer_ms": 1e3 * statistics.median(theirs), "ratio": ratio}
@@ -181,38 +186,7 @@ def _plain(name: str, seconds: float, limit: float) -> dict:
     return {**row, "limit": None, "note": note}
 
 
-def _mpi(size: int) -> Callable:
-    def run():
-        launcher = os.path.join(os.path.dirname(sys.executable), "mpiexec")
-        launcher = launcher if os.path.exists(launcher) else shutil.which("mpiexec")
-        if importlib.util.find_spec("mpi4py") is None or launcher is None:
-            return None
-        module = ["-m", "mpi4py", "-m", "minidist.tools.bench.peers", "mpi"]
-        return _json_of([launcher, "-n", str(size), sys.executable, *module])
-
-    return run
-
-
-def gloo_peer(work: str, size: int) -> Callable:
-    """Return a function that lets `peers.py` do this work; it returns None without PyTorch."""
-
-    def run():
-        if importlib.util.find_spec("torch") is None:
-            return None
-        module = ["-m", "minidist.tools.bench.peers", work, str(size)]
-        return _json_of([sys.executable, *module])
-
-    return run
-
-
-def _json_of(command: list[str]) -> dict:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def _start_up(rounds: int) -> list[dict]:
+def _start_up(rounds: int) -> Iterator[dict]:
     """Time four ranks coming up, and a run of four that does nothing."""
     from minidist import Cluster
 
@@ -223,35 +197,36 @@ def _start_up(rounds: int) -> list[dict]:
             ranks.run(_nothing)
             starts.append(time.perf_counter() - begin)
             nothings.append(median_seconds(lambda: ranks.run(_nothing), lambda: None, 50))
-    return [
-        _plain("4 ranks up", statistics.median(starts), 1.0),
-        _plain("a run of 4 ranks that does nothing", statistics.median(nothings), 5e-3),
-    ]
+    yield _plain("4 ranks up", statistics.median(starts), 1.0)
+    yield _plain("a run of 4 ranks that does nothing", statistics.median(nothings), 5e-3)
 
 
 def _nothing(group) -> None:
     pass
 
 
-def _data_parallel(rounds: int) -> list[dict]:
+def _data_parallel(rounds: int) -> dict:
     """Compare speed-ups on two ranks: ours, two processes that do not talk, and PyTorch's DDP."""
     from minidist import Cluster
 
-    ours, ideal, theirs, ddp = [], [], [], gloo_peer("ddp", 2)
+    ddp = torch_peer(["one device", "data parallel"], "ddp", "2")
+    ours, ideal, answers = [], [], []
     with Cluster(1) as one, Cluster(2) as two:
         for _ in range(rounds):
             whole = one.run(training, "alone")[0]
             ours.append(whole / max(two.run(training, "together")))
             ideal.append(whole / max(two.run(training, "alone")))
-            if (found := ddp()) is not None:
-                theirs.append(found["one device"] / found["data parallel"])
+            answers.append(ddp())
     gain, most = statistics.median(ours), statistics.median(ideal)
     share = statistics.median(a / b for a, b in zip(ours, ideal, strict=True))
-    name = "data parallel, 2 ranks: speed-up"
     note = f"{gain:.2f}, of {most:.2f} without talking: {share:.0%} (at least 85%)"
-    other = f"{statistics.median(theirs):.2f} with DDP" if theirs else "PyTorch is not installed"
+    if reason := why_not(answers):
+        note += f"; DDP: {reason}"
+    else:
+        theirs = statistics.median(a["one device"] / a["data parallel"] for a in answers)
+        note += f"; {theirs:.2f} with DDP"
     empty = dict.fromkeys(["ours_ms", "peer", "peer_ms", "ratio", "limit"])
-    return [{"name": name, **empty, "note": f"{note}; {other}"}]
+    return {"name": "data parallel, 2 ranks: speed-up", **empty, "note": note}
 
 
 def _zero(rounds: int) -> dict:
@@ -264,14 +239,15 @@ def _zero(rounds: int) -> dict:
     return _row("zero_1 with AdamW, 2 ranks", found, "step", "plain", 1.1)
 
 
-def table(rows: list[dict]) -> str:
-    form, lines = "{:<36}{:>12} {:<6}{:>12}{:>7}{:>7}  {}", []
-    lines.append(form.format("float32", "minidist", "peer", "", "ratio", "limit", ""))
-    for row in rows:
-        cells = [row["name"]]
-        for key, unit in (("ours_ms", "{:.3f} ms"), ("peer", "{}"), ("peer_ms", "{:.3f} ms")):
-            cells.append("" if row[key] is None else unit.format(row[key]))
-        for key in ("ratio", "limit"):
-            cells.append("" if row[key] is None else f"{row[key]:.2f}")
-        lines.append(form.format(*cells, row["note"]).rstrip())
-    return "\n".join(lines)
+FORM = "{:<36}{:>12} {:<6}{:>12}{:>7}{:>7}  {}"
+HEAD = FORM.format("float32", "minidist", "peer", "", "ratio", "limit", "").rstrip()
+
+
+def line(row: dict) -> str:
+    """Return a row of `measure` for people."""
+    cells = [row["name"]]
+    for key, unit in (("ours_ms", "{:.3f} ms"), ("peer", "{}"), ("peer_ms", "{:.3f} ms")):
+        cells.append("" if row[key] is None else unit.format(row[key]))
+    for key in ("ratio", "limit"):
+        cells.append("" if row[key] is None else f"{row[key]:.2f}")
+    return FORM.format(*cells, row["note"]).rstrip()

@@ -1,7 +1,8 @@
-"""What MPICH, gloo and PyTorch's DDP take for the work of `comm.py`: development-time peers.
+"""What MPICH, gloo, DDP and PyTorch's pipelines take for our work: development-time peers.
 
     mpiexec -n 2 python -m mpi4py -m minidist.tools.bench.peers mpi
     python -m minidist.tools.bench.peers gloo 2       (starts two processes; or ddp, pipelines)
+    python -m minidist.tools.bench.peers eager        (the steps of `torch_eager.py`, once)
 
 Rank 0 prints one JSON object: {workload: median seconds}.
 """
@@ -131,13 +132,22 @@ def pipelines(rank: int, size: int) -> dict[str, float]:
                     schedule.step(target=y)
                 module.zero_grad()
 
-            found[f"torch {name} {m}"] = median_seconds(step, dist.barrier, REPEATS)
+            found[f"{name} {m}"] = median_seconds(step, dist.barrier, REPEATS)
     return found
+
+
+def eager() -> None:
+    """Take each step of `torch_eager.py`, to see that this PyTorch can."""
+    from minidist.tools.bench.torch_eager import STEPS
+
+    print(json.dumps({n: median_seconds(make(), lambda: None, 1) for n, make in STEPS.items()}))
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "mpi":
         mpi()
+    elif sys.argv[1] == "eager":
+        eager()
     else:
         works = {"gloo": gloo, "ddp": ddp, "pipelines": pipelines}
         _with_gloo(works[sys.argv[1]], int(sys.argv[2]))

@@ -9,6 +9,7 @@ median over rounds of the ratios within a round.
 """
 
 import statistics
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -16,7 +17,8 @@ from threadpoolctl import threadpool_limits
 
 from minidist import Cluster, nn
 from minidist.pipeline_parallel import Pipeline
-from minidist.tools.bench.comm import gloo_peer, median_seconds
+from minidist.tools.bench.comm import median_seconds
+from minidist.tools.bench.run_peer import torch_peer, why_not
 
 WIDTH, LAYERS, BATCH = 1024, 8, 256
 MICRO_BATCHES = (4, 8)
@@ -58,23 +60,22 @@ def pipelined(group, schedule: str, m: int, weights_last: bool) -> float:
         return median_seconds(step, group.barrier, REPEATS)
 
 
-def measure(rounds: int = 3) -> list[dict]:
-    """Return rows: name, ours_ms, speedup, least (what it should be), and each peer's ratio."""
-    torch = gloo_peer("pipelines", 2)
+def measure(rounds: int = 3) -> Iterator[dict]:
+    """Yield rows: name, ours_ms, speedup, least (what it should be), the peer's ratio, note."""
+    torch = torch_peer([f"{name} {m}" for m in MICRO_BATCHES for name in PEERS], "pipelines", "2")
     with Cluster(1) as one, Cluster(2) as two:
-        found = [_round(one, two, torch) for _ in range(rounds)]
-    rows = [_plain(found, "one process, whole batch", "whole")]
+        found = [_round(one, two) | {"torch": torch()} for _ in range(rounds)]
+    yield _plain(found, "one process, whole batch", "whole")
     for m in MICRO_BATCHES:
-        rows.append(_plain(found, f"one process, m = {m}", f"accumulate {m}"))
-        rows.append(_plain(found, f"two independent processes, m = {m}", f"both {m}"))
+        yield _plain(found, f"one process, m = {m}", f"accumulate {m}")
+        yield _plain(found, f"two independent processes, m = {m}", f"both {m}")
         for schedule in PEERS:
             for last in (False, True):
-                rows.append(_row(found, schedule, m, last))
-    return rows
+                yield _row(found, schedule, m, last)
 
 
-def _round(one: Cluster, two: Cluster, torch) -> dict[str, float]:
-    """Return {contestant: seconds}, everybody once; `torch()` gives those of PyTorch, or None."""
+def _round(one: Cluster, two: Cluster) -> dict[str, float]:
+    """Return {contestant: seconds}, every one of ours once."""
     found = {"whole": one.run(accumulate, 1)[0]}
     for m in MICRO_BATCHES:
         found[f"accumulate {m}"] = one.run(accumulate, m)[0]
@@ -85,35 +86,36 @@ def _round(one: Cluster, two: Cluster, torch) -> dict[str, float]:
                     two.run(partial(pipelined, schedule=schedule, m=m, weights_last=last))
                 )
                 found[f"{schedule} {m} {last}"] = seconds
-    return found | (torch() or {})
+    return found
 
 
 def _plain(found: list[dict], name: str, key: str) -> dict:
     seconds = statistics.median(f[key] for f in found)
-    return {"name": name, "ours_ms": 1e3 * seconds, **dict.fromkeys(["speedup", "least", "peer"])}
+    empty = dict.fromkeys(["speedup", "least", "peer"])
+    return {"name": name, "ours_ms": 1e3 * seconds, **empty, "note": ""}
 
 
 def _row(found: list[dict], schedule: str, m: int, last: bool) -> dict:
     """Compare a pipeline with one process, with what two cores can give, and with its peer."""
-    key, peer = f"{schedule} {m} {last}", f"torch {schedule} {m}"
+    key, peer = f"{schedule} {m} {last}", f"{schedule} {m}"
     speedup = statistics.median(f[f"accumulate {m}"] / f[key] for f in found)
     gain = statistics.median(f[f"accumulate {m}"] / f[f"both {m}"] for f in found)
     name = f"{schedule}, m = {m}" + (", weights last" if last else "")
     row = _plain(found, name, key) | {"speedup": speedup, "least": 0.85 * 2 * m / (m + 1) * gain}
-    if all(peer in f for f in found):
-        row["peer"] = statistics.median(f[key] / f[peer] for f in found)
-    return row
+    if reason := why_not(f["torch"] for f in found):
+        return row | {"note": reason}
+    return row | {"peer": statistics.median(f[key] / f["torch"][peer] for f in found)}
 
 
-def table(rows: list[dict]) -> str:
-    """Return the rows of `measure` as lines for people."""
-    form = "{:<38}{:>10}{:>10}{:>10}{:>14}"
-    lines = [form.format("two ranks, float32", "minidist", "speed-up", "at least", "over PyTorch")]
-    for row in rows:
-        cells = [row["name"], f"{row['ours_ms']:.0f} ms"]
-        for key in ("speedup", "least", "peer"):
-            cells.append("" if row[key] is None else f"{row[key]:.2f}")
-        lines.append(form.format(*cells).rstrip())
-    if all(row["peer"] is None for row in rows):
-        lines.append("PyTorch is not installed: pip install 'minidist[bench]'")
-    return "\n".join(lines)
+FORM = "{:<38}{:>10}{:>10}{:>10}{:>14}  {}"
+HEAD = FORM.format(
+    "two ranks, float32", "minidist", "speed-up", "at least", "over PyTorch", ""
+).rstrip()
+
+
+def line(row: dict) -> str:
+    """Return a row of `measure` for people."""
+    cells = [row["name"], f"{row['ours_ms']:.0f} ms"]
+    for key in ("speedup", "least", "peer"):
+        cells.append("" if row[key] is None else f"{row[key]:.2f}")
+    return FORM.format(*cells, row["note"]).rstrip()

@@ -1,9 +1,9 @@
 """Time training steps against PyTorch eager: one BLAS thread, float32, interleaved."""
 
 import gc
-import importlib.util
 import statistics
 import time
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -11,6 +11,7 @@ from threadpoolctl import threadpool_limits
 from minidist import nn, optim
 from minidist.autograd import Tensor
 from minidist.backend import keep_freed_memory
+from minidist.tools.bench.run_peer import Peer, torch_peer
 
 CHAIN = 1000
 
@@ -63,38 +64,42 @@ STEPS = {"MLP step": mlp_step, "Transformer step": transformer_step, "1,000 tiny
 LIMITS = {"MLP step": 1.5, "Transformer step": 2.0, "1,000 tiny ops": 1.0}
 
 
-def measure(rounds: int = 15) -> list[dict]:
-    """Return a row per workload, its times the medians of `rounds` interleaved rounds.
+def measure(rounds: int = 15) -> Iterator[dict]:
+    """Yield a row per workload, its times the medians of `rounds` interleaved rounds.
 
     It holds name, minidist_ms, torch_ms and ratio (both None without PyTorch), limit, note.
     """
     keep_freed_memory()
-    has_torch = importlib.util.find_spec("torch") is not None
-    rows = []
+    torch = torch_peer(STEPS, "eager")
     with threadpool_limits(1):
         for name, make in STEPS.items():
-            ours, theirs = make(), None
-            if has_torch:
-                from minidist.tools.bench import torch_eager
+            theirs = _torch_step(name, torch)
+            missing = isinstance(theirs, str)
+            mine, *other = _interleave([make()] if missing else [make(), theirs], rounds)
+            row = {"name": name, "minidist_ms": 1e3 * statistics.median(mine)}
+            row |= {"torch_ms": None, "ratio": None, "limit": LIMITS[name]}
+            row["note"] = theirs if missing else ""
+            for times in other:
+                row["torch_ms"] = 1e3 * statistics.median(times)
+                row["ratio"] = statistics.median(a / b for a, b in zip(mine, times, strict=True))
+            yield row
 
-                theirs = torch_eager.STEPS[name]()
-            times = _interleave([step for step in (ours, theirs) if step], rounds)
-            mine, torch = times[0], times[1] if has_torch else None
-            rows.append(
-                {
-                    "name": name,
-                    "minidist_ms": 1e3 * statistics.median(mine),
-                    "torch_ms": 1e3 * statistics.median(torch) if torch else None,
-                    "ratio": statistics.median([a / b for a, b in zip(mine, torch, strict=True)])
-                    if torch
-                    else None,
-                    "limit": LIMITS[name],
-                    "note": ""
-                    if torch
-                    else "PyTorch is not installed: pip install 'minidist[bench]'",
-                }
-            )
-    return rows
+
+def _torch_step(name: str, torch: Peer) -> Callable | str:
+    """Return PyTorch's step, to be called in this process, or why there is none.
+
+    It is tried in a process of its own first: one that aborts or hangs would do so here, too.
+    """
+    if isinstance(answer := torch(), str):
+        return answer
+    try:
+        from minidist.tools.bench import torch_eager
+
+        step = torch_eager.STEPS[name]()
+        step()
+    except Exception as error:  # whatever it is, it is not ours
+        return f"failed: {type(error).__name__}: {error}"
+    return step
 
 
 def _interleave(steps, rounds, repeats=10) -> list[list[float]]:
@@ -117,12 +122,12 @@ def _interleave(steps, rounds, repeats=10) -> list[list[float]]:
     return times
 
 
-def table(rows: list[dict]) -> str:
-    lines = [("one BLAS thread, float32", "minidist", "PyTorch", "ratio", "limit", "")]
-    for row in rows:
-        torch = [f"{row['torch_ms']:.2f} ms", f"{row['ratio']:.2f}"] if row["ratio"] else ["-", "-"]
-        lines.append(
-            (row["name"], f"{row['minidist_ms']:.2f} ms", *torch, row["limit"], row["note"])
-        )
-    form = "{:<26}{:>11}{:>11}{:>8}{:>8}  {}"
-    return "\n".join(form.format(*line).rstrip() for line in lines)
+FORM = "{:<26}{:>11}{:>11}{:>8}{:>8}  {}"
+HEAD = FORM.format("one BLAS thread, float32", "minidist", "PyTorch", "ratio", "limit", "").rstrip()
+
+
+def line(row: dict) -> str:
+    """Return a row of `measure` for people."""
+    torch = [f"{row['torch_ms']:.2f} ms", f"{row['ratio']:.2f}"] if row["ratio"] else ["-", "-"]
+    cells = [row["name"], f"{row['minidist_ms']:.2f} ms", *torch, row["limit"], row["note"]]
+    return FORM.format(*cells).rstrip()

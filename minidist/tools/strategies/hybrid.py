@@ -3,11 +3,11 @@
 from minidist import nn
 from minidist.comm import Group, Mesh
 from minidist.hybrid import Hybrid
-from minidist.pipeline_parallel.partition import cut_of
-from minidist.pipeline_parallel.stage import holders
+from minidist.pipeline_parallel.actions import Programs
+from minidist.pipeline_parallel.programs import programs
 from minidist.rng import generator
 from minidist.tools.strategies.cases import Case, Outcome, Split, bill, random_weights
-from minidist.tools.strategies.pipeline_parallel import names_of
+from minidist.tools.strategies.pipeline_parallel import layout, names_of
 from minidist.tools.strategies.tensor_parallel import is_repeated, vocabulary
 
 
@@ -34,9 +34,16 @@ def hybrid_worker(
 
 
 def by_mesh(case: Case, ranks: int) -> Split:
-    dp, pp = case.options.get("dp", 1), case.options.get("pp", 1)
-    cut = cut_of(len(case.model.layers), pp * case.options.get("chunks", 1))
-    return Split(dp, case.options.get("micro_batches", 4), names_of(case, cut), ranks // (dp * pp))
+    dp, tp, programs = _mesh(ranks, **case.options)
+    cut, _, _ = layout(case.model, programs)
+    return Split(dp, case.options.get("micro_batches", 4), names_of(case, cut), tp)
+
+
+def _mesh(
+    ranks: int, dp=1, pp=1, tp=None, schedule="1f1b", micro_batches=4, chunks=1, **_
+) -> tuple[int, int, Programs]:
+    """Return (dp, tp, the programs of each pipeline), for options of `hybrid_worker`."""
+    return dp, ranks // (dp * pp), programs(schedule, pp, micro_batches, chunks)
 
 
 def hybrid_bytes(case: Case, ranks: int) -> int:
@@ -48,22 +55,19 @@ def hybrid_bytes(case: Case, ranks: int) -> int:
     dp  an all_reduce of all parameters that a rank holds, on each of pp x tp ranks
     and the loss, a number, over pp and over dp.
     """
-    dp, pp = case.options.get("dp", 1), case.options.get("pp", 1)
-    tp, split = ranks // (dp * pp), case.options.get("split_sequence", False)
-    stages = pp * case.options.get("chunks", 1)
+    dp, tp, programs = _mesh(ranks, **case.options)
+    pp, split = len(programs), case.options.get("split_sequence", False)
+    _, crossed, copies = layout(case.model, programs)
     named, depth = case.model.named_parameters(), len(case.model.layers) - 2
     width = case.model.layers[-1].norm.gain.size
     S = 8 * case.inputs.size * width
     held = {name: 8 * p.size * (tp if is_repeated(name) else 1) for name, p in named.items()}
     for name in vocabulary(named):
         held[name] = 8 * width * tp * -(-case.model.vocab // tp)  # with padding
-    cut = cut_of(depth + 2, stages)
-    copies = {name: len({k % pp for k in ks}) for name, ks in holders(case.model, cut).items()}
-    crossings = sum(1 for k in range(stages - 1) if k % pp != (k + 1) % pp)
     repeated = sum(held[name] // tp for name in named if is_repeated(name))
     over_tp = (tp - 1) * ((10 * depth + 5 if split else 8 * depth + 4) * S + 48 * case.inputs.size)
     over_tp += 2 * (tp - 1) * repeated * dp if split else 0
-    over_pp = crossings * 2 * S * (1 if split else tp)
+    over_pp = len(crossed) * 2 * S * (1 if split else tp)
     over_pp += dp * sum(2 * (copies[name] - 1) * held[name] for name in named)
     over_dp = 2 * (dp - 1) * sum(held[name] * copies[name] for name in named)
     loss = 16 * ((pp - 1) * dp * tp + (dp - 1) * pp * tp)
@@ -77,7 +81,12 @@ def hybrid_cases(ranks: int) -> list[Case]:
         1: [(1, 1, "1f1b", {})],
         2: [(2, 1, "gpipe", {}), (1, 2, "1f1b", {}), (1, 1, "1f1b", {"split_sequence": True})],
         3: [(3, 1, "1f1b", {}), (1, 3, "zb_h1", {})],
-        4: [(2, 2, "1f1b", {}), (1, 2, "gpipe", {"split_sequence": True}), (1, 1, "1f1b", {})],
+        4: [
+            (2, 2, "1f1b", {}),
+            (1, 2, "gpipe", {"split_sequence": True}),
+            (1, 2, "zb_v", {}),
+            (1, 1, "1f1b", {}),
+        ],
         8: [(2, 2, "1f1b", {}), (2, 2, "interleaved", {"split_sequence": True, "chunks": 2})],
     }
     return [

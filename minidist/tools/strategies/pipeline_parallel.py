@@ -61,12 +61,29 @@ def everyones(group: Group, mine: dict[str, np.ndarray], case: Case) -> dict[str
 
 def by_layers(case: Case, ranks: int, schedule: str) -> Split:
     m, chunks = chosen(case, ranks, schedule, **case.options)
-    stages = 1 + last_stage(programs(schedule, ranks, m, chunks).placement)
-    return Split(micro_batches=m, stages=names_of(case, cut_of(len(case.model.layers), stages)))
+    cut, _, _ = layout(case.model, programs(schedule, ranks, m, chunks))
+    return Split(micro_batches=m, stages=names_of(case, cut))
 
 
 def by_layers_of_a_stream(case: Case, ranks: int) -> Split:
     return Split(stages=names_of(case, cut_of(len(case.model.layers), ranks)))
+
+
+def layout(
+    model: nn.Sequential, programs: Programs
+) -> tuple[list[range], list[int], dict[str, int]]:
+    """Return where the layers are under these programs: (cut, crossed, copies).
+
+    cut      the layers of each virtual stage
+    crossed  the stages whose output goes to another rank
+    copies   {parameter name: the ranks that hold it}; of a tied one there may be several
+    """
+    last = last_stage(programs.placement)
+    cut = cut_of(len(model.layers), 1 + last)
+    rank_of = {k: r for r, own in enumerate(programs.placement) for k in own}
+    crossed = [k for k in range(last) if rank_of[k] != rank_of[k + 1]]
+    held = holders(model, cut).items()
+    return cut, crossed, {name: len({rank_of[k] for k in stages}) for name, stages in held}
 
 
 def names_of(case: Case, cut: list[range]) -> tuple[list[str], ...]:
@@ -163,18 +180,12 @@ def boundary_bytes(case: Case) -> list[int]:
 def pipeline_bytes(case: Case, ranks: int, schedule: str) -> int:
     """Return 2 B T C itemsize per boundary between ranks, and an all_reduce of what is tied."""
     m, chunks = chosen(case, ranks, schedule, **case.options)
-    placement = programs(schedule, ranks, m, chunks).placement
-    cut = cut_of(len(case.model.layers), 1 + last_stage(placement))
-    rank_of = {k: r for r, own in enumerate(placement) for k in own}
-    sizes = boundary_bytes(case)
-    moved = sum(
-        2 * sizes[part[-1]] for k, part in enumerate(cut[:-1]) if rank_of[k] != rank_of[k + 1]
+    cut, crossed, copies = layout(case.model, programs(schedule, ranks, m, chunks))
+    sizes, named = boundary_bytes(case), case.model.named_parameters()
+    moved = sum(2 * sizes[cut[k][-1]] for k in crossed)
+    return moved + sum(
+        2 * (copies[name] - 1) * p.data.nbytes for name, p in named.items() if p.requires_grad
     )
-    named = case.model.named_parameters()
-    for name, stages in holders(case.model, cut).items():
-        sharing = len({rank_of[k] for k in stages})
-        moved += 2 * (sharing - 1) * named[name].data.nbytes * named[name].requires_grad
-    return moved
 
 
 def stream_bytes(case: Case, ranks: int) -> int:

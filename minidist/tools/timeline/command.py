@@ -15,7 +15,6 @@ DURATIONS = {
 }
 
 
-MOST = 1_000_000  # forward passes: half a minute
 EXACT = re.compile(r"\d{1,9}(\.\d{1,9}|/0*[1-9]\d{0,8})?", re.ASCII)
 
 
@@ -87,8 +86,6 @@ def timeline_command(given) -> int:
     title = f"{given.schedule}: {given.stages} ranks, {given.microbatches} micro-batches"
     title += f", {given.chunks} chunks" if given.chunks > 1 else ""
     shape = given.schedule, given.stages, given.microbatches, given.chunks
-    if (passes := given.stages * given.microbatches * given.chunks) > MOST:
-        raise ValueError(f"{passes} forward passes are too many for a picture; {MOST} are the most")
     width = min(max(shutil.get_terminal_size((100, 24)).columns, 40), 200)
     simulation = simulate(programs(*shape), **({"update": 1} | durations))
     print(f"{title}\n", flush=True)

@@ -1,0 +1,110 @@
+"""Run a peer in processes of its own, for numbers to hold ours against.
+
+Whatever a peer does (it is missing, it crashes, it hangs, it prints something else) costs its own
+rows a note, and never the run. An answer is {workload: seconds}, or words that say why there is
+none.
+"""
+
+import contextlib
+import importlib.util
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from numbers import Real
+
+TIMEOUT = 120  # seconds for one answer
+MODULE = "minidist.tools.bench.peers"
+
+Answer = dict[str, float] | str
+
+
+class Peer:
+    """A command that prints its times as JSON; `peer()` runs it and returns the answer.
+
+    A peer that has failed is not run again: it would cost every round its timeout.
+
+    workloads  the names whose times the answer must hold
+    missing    why it cannot be run at all, if that is known
+    """
+
+    def __init__(self, command: list[str], workloads: Iterable[str], missing: str | None = None):
+        self.command, self.workloads, self.reason = command, list(workloads), missing
+
+    def __call__(self) -> Answer:
+        if self.reason is not None:
+            return self.reason
+        answer = answer_of(self.command, self.workloads)
+        self.reason = answer if isinstance(answer, str) else None
+        return answer
+
+
+def torch_peer(workloads: Iterable[str], *work: str) -> Peer:
+    """Return PyTorch at this work of `peers.py`."""
+    installed = importlib.util.find_spec("torch") is not None
+    missing = None if installed else "PyTorch is not installed: pip install 'minidist[bench]'"
+    return Peer([sys.executable, "-m", MODULE, *work], workloads, missing)
+
+
+def mpi_peer(workloads: Iterable[str], size: int) -> Peer:
+    """Return MPICH on `size` ranks, or whatever MPI has the launcher beside this Python."""
+    places = [os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]
+    launcher = shutil.which("mpiexec", path=os.pathsep.join(places))
+    installed = launcher is not None and importlib.util.find_spec("mpi4py") is not None
+    missing = None if installed else "MPICH is not installed: pip install 'minidist[bench]'"
+    command = [launcher, "-n", str(size), sys.executable, "-m", "mpi4py", "-m", MODULE, "mpi"]
+    return Peer(command, workloads, missing)
+
+
+def answer_of(command: list[str], workloads: Iterable[str]) -> Answer:
+    """Run a command whose last line is a JSON object; return it, or why that is no answer."""
+    try:
+        status, output, errors = _run(command, TIMEOUT)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {TIMEOUT:g} s"
+    except OSError as error:
+        return f"failed: {error}"
+    if status:
+        return f"failed: {_last_line(errors) or f'exit status {status}'}"
+    try:
+        found = json.loads(output.strip().rpartition("\n")[2])
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        return f"failed: its last line is no JSON object: {_last_line(output)!r}"
+    if wrong := [name for name in workloads if not _is_time(found.get(name))]:
+        return f"failed: its answer has no time of {wrong[0]!r}"
+    return found
+
+
+def why_not(answers: Iterable[Answer]) -> str:
+    """Return why a peer has no number in some round; "" if it has all."""
+    return next((answer for answer in answers if isinstance(answer, str)), "")
+
+
+def _run(command: list[str], timeout: float) -> tuple[int, str, str]:
+    """Return (exit status, output, errors); after `timeout` or Ctrl-C end all its processes."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    with subprocess.Popen(
+        command, **pipes, text=True, errors="replace", start_new_session=True
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return process.returncode, output, errors
+
+
+def _last_line(text: str, most: int = 200) -> str:
+    line = text.strip().rpartition("\n")[2].strip()
+    return line if len(line) <= most else line[: most - 3] + "..."
+
+
+def _is_time(given) -> bool:
+    return isinstance(given, Real) and 0 < given < math.inf
