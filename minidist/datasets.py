@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from minidist.autograd import Tensor
+from minidist.backend import Array
 from minidist.rng import generator
 
 
@@ -100,6 +102,23 @@ def digits(dtype="float32") -> tuple[np.ndarray, np.ndarray]:
         stored = np.load(file)
         images, labels = stored["images"], stored["labels"]
     return (images.reshape(-1, 64) / 16).astype(dtype), labels.astype(np.int64)
+
+
+def example_indices(inputs: Tensor | Array, targets: Array, examples=None) -> np.ndarray:
+    """Return the examples' indices, by default 0, 1, ...; all three have a row per example."""
+    for array, what in ((inputs, "inputs"), (targets, "targets")):
+        if not getattr(array, "shape", ()):
+            kind = type(array).__name__
+            raise ValueError(f"{what} are an array with a row per example, not {kind}")
+    if len(inputs) != len(targets):
+        raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets: they must agree")
+    examples = np.arange(len(inputs)) if examples is None else np.asarray(examples)
+    if examples.shape != (len(inputs),):
+        raise ValueError(
+            f"{len(inputs)} inputs and indices of examples of shape {list(examples.shape)}: "
+            "give one number per input"
+        )
+    return examples
 
 
 def shard(examples: np.ndarray, rank: int, size: int) -> np.ndarray:

@@ -37,19 +37,22 @@ class RankDied(CommError):
 
 
 def check_options(
-    function: Callable, given: Iterable[str], what: str, also: Iterable[str] = ()
+    function: Callable,
+    given: Iterable[str],
+    what: str,
+    also: Iterable[str] = (),
+    without: Iterable[str] = (),
 ) -> None:
     """Raise a ValueError that names the options of `what` if one of those given is no option.
 
-    Options are the keyword-only arguments of `function`, those with a default, and `also` these. A
-    function that takes any **options is not checked.
+    Options are the keyword-only arguments of `function`, those with a default, and `also` these,
+    `without` those. A function that takes any **options leaves others to what it calls.
     """
     arguments = inspect.signature(function).parameters.values()
-    if any(a.kind is a.VAR_KEYWORD for a in arguments):
-        return
+    open_ended = any(a.kind is a.VAR_KEYWORD for a in arguments)
     known = [a.name for a in arguments if a.kind is a.KEYWORD_ONLY or a.default is not a.empty]
-    known += also
+    known = [name for name in [*known, *also] if name not in without]
     for name in given:
-        if name not in known:
+        if name in without or not (open_ended or name in known):
             has = f"it has {', '.join(known)}" if known else "it has none"
             raise ValueError(f"{what} has no option {name!r}; {has}")

@@ -26,14 +26,9 @@ from minidist import nn
 from minidist.backend import Array, to_host
 from minidist.collective_functions import check_same_weights, sum_squares
 from minidist.comm import Mesh
-from minidist.datasets import shard
+from minidist.datasets import example_indices, shard
 from minidist.pipeline_parallel import Pipeline
-from minidist.pipeline_parallel.stage import (
-    example_indices,
-    from_holders,
-    load_own,
-    micro_batches,
-)
+from minidist.pipeline_parallel.stage import from_holders, load_own, micro_batches, shapes_of
 from minidist.tensor_parallel import ParallelTransformer, counted, unsplit, vocab_parallel
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
 
@@ -63,7 +58,7 @@ class Hybrid:
         if check_weights:
             check_same_weights(model, mesh.group)
         self.mesh, self.split_sequence = mesh, split_sequence
-        self.names = list(model.named_parameters())
+        self.shapes = shapes_of(model)
         if split_sequence:
             model = sequence_parallel(model, mesh.tp, check_weights=False)
         else:
@@ -128,10 +123,10 @@ class Hybrid:
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Copy the whole model's arrays, the same on every rank, into this rank's parts."""
-        load_own(self.pipeline.model, state, self.names)
+        load_own(self.pipeline.model, state, self.shapes)
 
     def whole(self, own: dict[str, Array]) -> dict[str, np.ndarray]:
         """Return whole arrays of all parameters, given this rank's parts of its own ones."""
         named = self.named_parameters()
         mine = {n: to_host(unsplit(x, named[n], self.mesh.tp)) for n, x in own.items()}
-        return from_holders(mine, self.names, self.mesh.pp)
+        return from_holders(mine, self.shapes, self.mesh.pp)

@@ -47,6 +47,11 @@ class Randomness:
     step: int
     examples: np.ndarray
 
+    def __post_init__(self):
+        examples = np.asarray(self.examples)
+        if examples.size and (examples.dtype.kind not in "iu" or examples.min() < 0):
+            raise ValueError(f"indices of examples are whole numbers from 0, not {examples}")
+
     def keep(self, name: str, rate: float, shape, window=None, full_shape=None) -> np.ndarray:
         """Return the boolean mask [B, ...] of what dropout at `rate` keeps in layer `name`.
 

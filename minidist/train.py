@@ -14,9 +14,10 @@ from tqdm import tqdm
 from minidist import nn, optim
 from minidist.autograd import no_grad
 from minidist.backend import to_host
+from minidist.collective_functions import check_same_weights
 from minidist.comm import Group, Mesh
 from minidist.data_parallel.naive import all_reduce_gradients
-from minidist.datasets import Sampler, Text, shard
+from minidist.datasets import Sampler, Text, example_indices, shard
 from minidist.hybrid import Hybrid
 from minidist.rng import Randomness, generator
 from minidist.tools import equivalence, strategies
@@ -84,12 +85,14 @@ class DataParallel:
 
     def __init__(self, group: Group, model: nn.Transformer, settings: Settings):
         self.group, self.model, self.settings = group, model.to(group.device), settings
+        check_same_weights(model, group)
 
     def parameters(self) -> list[nn.Parameter]:
         return self.model.parameters()
 
     def backward(self, inputs, targets, step: int, examples: np.ndarray) -> float:
         """Leave the whole batch's gradient; return its loss, in nats per target."""
+        examples = example_indices(inputs, targets, examples)
         mine = shard(np.arange(len(inputs)), self.group.rank, self.group.size)
         logits = self.model(inputs[mine], Randomness(self.settings.seed, step, examples[mine]))
         loss = nn.cross_entropy(logits, targets[mine], targets.size)

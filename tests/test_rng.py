@@ -99,3 +99,10 @@ def test_each_row_needs_its_index():
     message = "Randomness has 1 example indices for a batch of 4; give one global index per row"
     with pytest.raises(ValueError, match=message):
         Randomness(0, 0, np.arange(1)).keep("name", 0.5, (4, 2))
+
+
+@pytest.mark.parametrize("examples", [[0.5, 1.0], [1, -1], [True, False]])
+def test_indices_of_examples_are_whole_numbers_from_zero(examples):
+    """A mask drawn for example 0 and for example 0.5 would be the same one."""
+    with pytest.raises(ValueError, match="indices of examples are whole numbers from 0, not"):
+        Randomness(0, 0, np.array(examples))

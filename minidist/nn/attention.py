@@ -3,7 +3,7 @@
 from minidist.autograd import Tensor
 from minidist.autograd.attention import causal_attention
 from minidist.nn.linear import Linear
-from minidist.nn.module import Module
+from minidist.nn.module import Module, check_sizes
 from minidist.rng import Randomness
 
 
@@ -14,6 +14,7 @@ class CausalSelfAttention(Module):
     """
 
     def __init__(self, width: int, heads: int, *, name="attention", seed=0, dtype="float32"):
+        check_sizes(width=width, heads=heads)
         if width % heads:
             raise ValueError(
                 f"width {width} does not split into {heads} heads; use a multiple of {heads}"

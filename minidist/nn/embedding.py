@@ -3,7 +3,7 @@
 from minidist.autograd import Tensor, functions
 from minidist.backend import Array
 from minidist.nn.dropout import Dropout
-from minidist.nn.module import Module, draw
+from minidist.nn.module import Module, check_sizes, draw
 from minidist.rng import Randomness
 
 
@@ -14,6 +14,7 @@ class Embedding(Module):
     """
 
     def __init__(self, rows: int, width: int, *, name="embedding", seed=0, dtype="float32"):
+        check_sizes(rows=rows, width=width)
         self.weight = draw(f"{name}.weight", (rows, width), 0.02, seed, dtype)
 
     def forward(self, indices: Array, randomness: Randomness | None = None) -> Tensor:
@@ -26,12 +27,20 @@ class TokenAndPosition(Module):
     def __init__(
         self, vocab, width, context, dropout=0.0, *, name="embedding", seed=0, dtype="float32"
     ):
+        check_sizes(vocab=vocab, context=context)
         self.token = Embedding(vocab, width, name=f"{name}.token", seed=seed, dtype=dtype)
         self.position = Embedding(context, width, name=f"{name}.position", seed=seed, dtype=dtype)
         self.dropout = Dropout(dropout, name=f"{name}.dropout")
 
     def forward(self, tokens: Array, randomness: Randomness | None = None) -> Tensor:
-        T, context = tokens.shape[1], len(self.position.weight)
-        if T > context:
-            raise ValueError(f"{T} tokens do not fit a context of {context}")
+        T = positions_of(tokens, len(self.position.weight))
         return self.dropout(self.token(tokens) + self.position.weight[:T], randomness)
+
+
+def positions_of(tokens: Array, context: int) -> int:
+    """Return T of tokens[B, T], which must fit the context."""
+    if len(tokens.shape) != 2:
+        raise ValueError(f"tokens are [B, T], a row per example, not {list(tokens.shape)}")
+    if tokens.shape[1] > context:
+        raise ValueError(f"{tokens.shape[1]} tokens do not fit a context of {context}")
+    return tokens.shape[1]

@@ -48,6 +48,11 @@ class Parameter(Tensor):
         return part
 
     @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """The shape of the global array."""
+        return self.shape if self.shard is None else self.shard.whole_shape(self.shape)
+
+    @property
     def updated(self) -> int:
         """When it was last changed in place, on autograd's clock; 0: never, as far as it knows."""
         return 0 if self.home is None else self.home.updated

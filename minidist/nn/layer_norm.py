@@ -1,7 +1,7 @@
 """Layer normalisation (Ba, Kiros, Hinton 2016)."""
 
 from minidist.autograd import Tensor, functions
-from minidist.nn.module import Module, constant
+from minidist.nn.module import Module, check_sizes, constant
 from minidist.rng import Randomness
 
 
@@ -9,6 +9,7 @@ class LayerNorm(Module):
     """Y[..., C] = (X - mean) / sqrt(var + eps) * gain[C] + bias[C], mean and variance over C."""
 
     def __init__(self, width: int, eps=1e-5, *, name="norm", dtype="float32"):
+        check_sizes(width=width)
         self.eps = eps
         self.gain = constant(f"{name}.gain", (width,), 1, dtype)
         self.bias = constant(f"{name}.bias", (width,), 0, dtype)

@@ -3,11 +3,16 @@
 import math
 
 from minidist.autograd import Tensor, functions
-from minidist.nn.module import Module, constant, draw
+from minidist.nn.module import Module, check_sizes, constant, draw
 from minidist.rng import Randomness
 
 ACTIVATIONS = {"identity": lambda x: x, "relu": functions.relu, "gelu": functions.gelu}
 GAINS = {"identity": 1.0, "relu": math.sqrt(2), "gelu": math.sqrt(2)}
+
+
+def check_activation(name: str) -> None:
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation {name!r}: choose one of {', '.join(ACTIVATIONS)}")
 
 
 class Linear(Module):
@@ -29,8 +34,8 @@ class Linear(Module):
         seed=0,
         dtype="float32",
     ):
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation {activation!r}: choose one of {', '.join(ACTIVATIONS)}")
+        check_activation(activation)
+        check_sizes(inputs=inputs, outputs=outputs)
         self.activation = activation
         scale = GAINS[activation] / math.sqrt(inputs)
         self.weight = draw(f"{name}.weight", (inputs, outputs), scale, seed, dtype)

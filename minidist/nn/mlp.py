@@ -2,7 +2,7 @@
 
 from minidist.autograd import Tensor
 from minidist.backend import Array
-from minidist.nn.linear import Linear
+from minidist.nn.linear import Linear, check_activation
 from minidist.nn.module import Sequential
 from minidist.rng import Randomness
 
@@ -25,6 +25,7 @@ def linear_layers(sizes, activation, last, *, name, seed=0, dtype="float32") -> 
     """
     if len(sizes) < 2:
         raise ValueError(f"an MLP needs an input and an output size, got {list(sizes)}")
+    check_activation(activation)  # also where no layer is to have it
     kinds = [activation] * (len(sizes) - 2) + [last]
     return [
         Linear(c_in, c_out, activation=kind, name=f"{name}.{i}", seed=seed, dtype=dtype)

@@ -5,7 +5,8 @@ the model the rank holds, and different for two layers of equal shape. Two param
 one model are an error.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from numbers import Integral
 
 import numpy as np
 
@@ -33,6 +34,13 @@ def draw(name: str, shape, scale: float, seed: int, dtype) -> Parameter:
 
 def constant(name: str, shape, value: float, dtype) -> Parameter:
     return Parameter(np.full(shape, value, dtype), name)
+
+
+def check_sizes(least: int = 1, **sizes: int) -> None:
+    """Raise ValueError unless these are whole numbers from `least`."""
+    for name, size in sizes.items():
+        if not isinstance(size, Integral) or size < least:
+            raise ValueError(f"{name} is a whole number from {least}, not {size!r}")
 
 
 class Module:
@@ -149,29 +157,30 @@ class Module:
         return self.flatten()
 
 
-def fitting(parameters: dict[str, Parameter], state: dict) -> dict[str, Array]:
-    """Return the state's arrays as these parameters hold them, or raise ValueError."""
-    check_names(parameters, state)
-    return {name: _fitting(as_array(state[name]), p) for name, p in parameters.items()}
-
-
-def check_names(names: Iterable[str], state: dict) -> None:
-    """Raise ValueError unless the state has arrays of these names, and no others."""
-    if wrong := sorted(set(names) ^ set(state)):
+def check_state(state: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]) -> None:
+    """Raise ValueError unless the state has floats of these names and shapes, and nothing else."""
+    if wrong := sorted(set(shapes) ^ set(state)):
         where = "the model" if wrong[0] in state else "the state"
         raise ValueError(f"state and model differ: {wrong[0]!r} is missing in {where}")
+    for name, shape in shapes.items():
+        array = as_array(state[name])
+        if array.shape != shape:
+            raise ValueError(
+                f"{name} is {list(shape)} in the model, {list(array.shape)} in the state"
+            )
+        if array.dtype.kind != "f":
+            raise ValueError(f"{name} is {array.dtype} in the state; parameters are floats")
 
 
-def _fitting(array: Array, p: Parameter) -> Array:
+def fitting(parameters: dict[str, Parameter], state: dict) -> dict[str, Array]:
+    """Return the state's arrays as these parameters hold them, or raise ValueError."""
+    check_state(state, {name: p.whole_shape for name, p in parameters.items()})
+    return {name: _cast(as_array(state[name]), p) for name, p in parameters.items()}
+
+
+def _cast(whole: Array, p: Parameter) -> Array:
     """Return p's part of a global array, in p's dtype and on its device."""
-    whole = p.shape if p.shard is None else p.shard.whole_shape(p.shape)
-    if whole != array.shape:
-        raise ValueError(
-            f"{p.name} is {list(whole)} in the model, {list(array.shape)} in the state"
-        )
-    if array.dtype.kind != "f":
-        raise ValueError(f"{p.name} is {array.dtype} in the state; parameters are floats")
-    array = beside(array if p.shard is None else p.shard.of(array), p.data)
+    array = beside(whole if p.shard is None else p.shard.of(whole), p.data)
     with np.errstate(over="ignore"):
         new = array.astype(p.dtype)
     xp = array_module(new)

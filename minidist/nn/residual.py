@@ -3,7 +3,7 @@
 from minidist.autograd import Tensor
 from minidist.backend import Array
 from minidist.nn.linear import Linear
-from minidist.nn.module import Module, Sequential
+from minidist.nn.module import Module, Sequential, check_sizes
 from minidist.rng import Randomness
 
 
@@ -38,6 +38,7 @@ class ResidualMLP(Sequential):
 
     def __init__(self, inputs, width, depth, classes, seed=0, dtype="float32"):
         more = {"seed": seed, "dtype": dtype}
+        check_sizes(least=0, depth=depth)
         stem = Linear(inputs, width, activation="relu", name="stem", **more)
         blocks = [
             Residual(

@@ -9,7 +9,7 @@ from minidist.nn.dropout import Dropout
 from minidist.nn.embedding import TokenAndPosition
 from minidist.nn.layer_norm import LayerNorm
 from minidist.nn.linear import Linear
-from minidist.nn.module import Module, Sequential
+from minidist.nn.module import Module, Sequential, check_sizes
 from minidist.rng import Randomness
 
 
@@ -68,6 +68,7 @@ class Transformer(Sequential):
         self, vocab, width, heads, depth, context, seed=0, dtype="float32", dropout=0.0, tied=False
     ):
         more = {"seed": seed, "dtype": dtype}
+        check_sizes(least=0, depth=depth)
         self.vocab, self.context = vocab, context
         embedding = TokenAndPosition(vocab, width, context, dropout, name="embedding", **more)
         blocks = [Block(width, heads, dropout, name=f"blocks.{i}", **more) for i in range(depth)]

@@ -48,6 +48,7 @@ from minidist.pipeline_parallel.stage import (
     from_holders,
     holders,
     load_own,
+    shapes_of,
     take_over,
 )
 from minidist.pipeline_parallel.weight_versions import (
@@ -179,7 +180,7 @@ class PipeDream:
                     f"{name} is shared by stages {stages}, which update at different times: "
                     "it would come apart; use a model whose weights are not tied"
                 )
-        self.names = list(named)
+        self.shapes = shapes_of(model)
         (k,) = placement[group.rank]
         layers = [model.layers[i] for i in self.cut[k]]
         self.model = take_over(model, layers, STAGES)
@@ -207,11 +208,11 @@ class PipeDream:
 
     def state(self) -> dict[str, np.ndarray]:
         """Return the newest weights of the whole model, on every rank and on the host, by name."""
-        return from_holders(self.model.state(), self.names, self.group)
+        return from_holders(self.model.state(), self.shapes, self.group)
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Copy the whole model's arrays, the same on every rank, into this rank's stage."""
-        load_own(self.model, state, self.names)
+        load_own(self.model, state, self.shapes)
 
     @property
     def used(self) -> list[tuple[str, int, int]]:

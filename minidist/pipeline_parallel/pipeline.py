@@ -35,6 +35,7 @@ from minidist.pipeline_parallel.stage import (
     holders,
     load_own,
     micro_batches,
+    shapes_of,
     take_over,
 )
 
@@ -85,7 +86,7 @@ class Pipeline:
         )
         if check_weights:
             check_same_weights(model, group)
-        self.names = list(model.named_parameters())
+        self.shapes = shapes_of(model)
         self.stages = [
             Stage([model.layers[i] for i in self.cut[k]], k == 0, k == last, loss, recompute)
             for k in placement[group.rank]
@@ -143,11 +144,11 @@ class Pipeline:
 
     def state(self) -> dict[str, np.ndarray]:
         """Return the weights of the whole model, on every rank and on the host, by name."""
-        return from_holders(self.model.state(), self.names, self.group)
+        return from_holders(self.model.state(), self.shapes, self.group)
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Copy the whole model's arrays, the same on every rank, into this rank's layers."""
-        load_own(self.model, state, self.names)
+        load_own(self.model, state, self.shapes)
 
     def _take_shared_gradients(self) -> dict[str, Array | None]:
         """Set aside what earlier batches have left, which has been summed already."""

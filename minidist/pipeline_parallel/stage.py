@@ -9,7 +9,7 @@ divided by the number of targets of the whole batch; so the micro-batches' gradi
 uneven, only have to be summed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,8 @@ from minidist import nn
 from minidist.autograd import Tensor, deferred, recompute
 from minidist.backend import Array
 from minidist.comm import Group
-from minidist.nn.module import check_names
+from minidist.datasets import example_indices
+from minidist.nn.module import check_state
 from minidist.rng import Randomness
 
 
@@ -60,23 +61,6 @@ def micro_batches(
         MicroBatch(inputs[part], targets[part], Randomness(seed, step, examples[part]), total)
         for part in np.array_split(np.arange(len(inputs)), m)
     ]
-
-
-def example_indices(inputs: Tensor | Array, targets: Array, examples=None) -> np.ndarray:
-    """Return the examples' indices, by default 0, 1, ...; all three have a row per example."""
-    for array, what in ((inputs, "inputs"), (targets, "targets")):
-        if not getattr(array, "shape", ()):
-            kind = type(array).__name__
-            raise ValueError(f"{what} are an array with a row per example, not {kind}")
-    if len(inputs) != len(targets):
-        raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets: they must agree")
-    examples = np.arange(len(inputs)) if examples is None else np.asarray(examples)
-    if examples.shape != (len(inputs),):
-        raise ValueError(
-            f"{len(inputs)} inputs and indices of examples of shape {list(examples.shape)}: "
-            "give one number per input"
-        )
-    return examples
 
 
 class Stage:
@@ -193,13 +177,17 @@ def holders(model: nn.Sequential, cut: list[range]) -> dict[str, list[int]]:
     return found
 
 
-def load_own(model: nn.Module, state: dict[str, np.ndarray], names: list[str]) -> None:
-    """Load a part of a model, given the state of the whole, whose parameters have these names."""
-    check_names(names, state)
+def load_own(model: nn.Module, state: dict[str, np.ndarray], shapes: dict[str, tuple]) -> None:
+    """Load a part of a model, given the state of the whole, whose parameters have these shapes."""
+    check_state(state, shapes)
     model.load_state({name: state[name] for name in model.named_parameters()})
 
 
-def from_holders(mine: dict, names: list[str], group: Group) -> dict:
+def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: p.whole_shape for name, p in model.named_parameters().items()}
+
+
+def from_holders(mine: dict, names: Iterable[str], group: Group) -> dict:
     """Return arrays by name: this rank's own, the others from the first rank that has them."""
     has = group.all_gather(np.array([[name in mine for name in names]]))
     result = {}

@@ -18,6 +18,7 @@ from minidist.autograd import Tensor
 from minidist.backend import Array
 from minidist.collective_functions import check_same_weights, reduce_from
 from minidist.comm import Group
+from minidist.nn.embedding import positions_of
 from minidist.rng import Randomness
 from minidist.tensor_parallel.column_parallel import ColumnParallelLinear
 from minidist.tensor_parallel.parallel_attention import ParallelAttention
@@ -67,9 +68,7 @@ class ParallelEmbedding(nn.Module):
         self.dropout = parts.dropout(embedding.dropout, group)
 
     def forward(self, tokens: Array, randomness: Randomness | None = None) -> Tensor:
-        T, context = tokens.shape[1], len(self.position.weight)
-        if T > context:
-            raise ValueError(f"{T} tokens do not fit a context of {context}")
+        T = positions_of(tokens, len(self.position.weight))
         own = self.own(T, self.group)
         return self.dropout(self.token(tokens) + self.position.weight[own], randomness)
 

@@ -36,6 +36,7 @@ def find(name: str) -> Strategy:
 def _outcomes(strategy, case, size, cluster, transport, options) -> list[Outcome]:
     if cluster is not None and cluster.size != size:
         raise ValueError(f"the cluster has {cluster.size} ranks, not {size}")
+    strategy.check(case, options)
     worker = partial(strategy.worker, **case.options | options)
     with nullcontext(cluster) if cluster is not None else Cluster(size, transport) as ranks:
         try:

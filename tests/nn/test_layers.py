@@ -165,3 +165,22 @@ def test_dropout_needs_one_index_per_row():
 def test_a_dropout_rate_lies_between_zero_and_one(rate):
     with pytest.raises(ValueError, match=rf"a dropout rate lies in \[0, 1\), not {rate}"):
         nn.Dropout(rate)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: nn.MLP([3, 2], activation="foo"), "activation 'foo': choose one of identity, relu"),
+        (lambda: nn.MLP([3, 0, 2]), "outputs is a whole number from 1, not 0"),
+        (lambda: nn.MLP([3, 2.5]), "outputs is a whole number from 1, not 2.5"),
+        (lambda: nn.Transformer(5, 8, 0, 2, 4), "heads is a whole number from 1, not 0"),
+        (lambda: nn.Transformer(5, 8, 2, -1, 4), "depth is a whole number from 0, not -1"),
+        (lambda: nn.Transformer(5, 8, 2, 1, 0), "context is a whole number from 1, not 0"),
+        (lambda: nn.Transformer(0, 8, 2, 1, 4), "vocab is a whole number from 1, not 0"),
+        (lambda: nn.ResidualMLP(3, 4, -1, 2), "depth is a whole number from 0, not -1"),
+        (lambda: nn.LayerNorm(0), "width is a whole number from 1, not 0"),
+    ],
+)
+def test_sizes_that_no_layer_can_have_are_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()

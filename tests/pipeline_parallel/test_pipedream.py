@@ -16,6 +16,7 @@ from minidist.errors import CollectiveMismatch, RankFailed
 from minidist.pipeline_parallel import PipeDream
 from minidist.pipeline_parallel.actions import Update, last_stage
 from minidist.pipeline_parallel.partition import cut_of
+from minidist.pipeline_parallel.stage import micro_batches
 from minidist.tools.causes import cause_of
 from minidist.tools.replay import replay
 from minidist.tools.strategies import Case
@@ -315,3 +316,21 @@ def test_ranks_that_do_not_train_alike_are_told_so(cluster):
 
     with pytest.raises(CollectiveMismatch, match=r"stages of \[1, 2\] layers"):
         cluster(2, "thread").run(worker)
+
+
+@pytest.mark.parametrize("scheme", ["weight_stashing", "vertical_sync", "2bw"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_versions_are_counted_in_integers_whatever_the_weights_are(cluster, scheme, dtype):
+    """2048 + 1 is 2048 in float16, and 16777216 + 1 is 16777216 in float32."""
+    before = 2046 if dtype == "float16" else (1 << 24) - 2
+
+    def worker(group):
+        model = nn.MLP([4, 4, 2], dtype=dtype)
+        pipe = PipeDream(model, group, lambda p: optim.SGD(p, 0.01), scheme)
+        pipe.stage.weights.newest.number = before  # as after so many updates
+        pipe.train(micro_batches(np.ones((8, 4), dtype), np.zeros(8, int), 8))
+        return pipe.stage.weights.version, [version for _, _, version in pipe.used]
+
+    for version, used in cluster(2, "thread").run(worker):
+        assert version == before + 8
+        assert sorted(set(used))[-1] >= before + 6 and min(used) == before

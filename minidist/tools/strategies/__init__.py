@@ -8,7 +8,12 @@ from functools import partial
 
 from minidist.data_parallel.parameter_server import Plan
 from minidist.tools.strategies.cases import (
+    ANY,
     INPUT,
+    LAYERS,
+    LINEAR,
+    SIAMESE,
+    TRANSFORMER,
     Case,
     Outcome,
     Split,
@@ -73,6 +78,7 @@ _ALL = [
             partial(zero_bytes, stage=stage),
             partial(zero_cases, stage=stage),
             split=by_examples,
+            models=LAYERS if stage > 1 else ANY,
         )
         for stage in (1, 2, 3)
     ),
@@ -99,7 +105,9 @@ _ALL = [
             ("ssp", 1, stream_cases),
         )
     ),
-    Strategy("siamese", siamese_worker, "exact", siamese_bytes, siamese_cases, ranks=(1, 2)),
+    Strategy(
+        "siamese", siamese_worker, "exact", siamese_bytes, siamese_cases, (1, 2), models=SIAMESE
+    ),
     *(
         Strategy(
             schedule,
@@ -130,17 +138,25 @@ _ALL = [
             bytes_moved,
             cases,
             split=by_matrices,
+            models=models,
         )
-        for name, bytes_moved, cases in (
-            ("column", column_bytes, mlp_cases),
-            ("row", row_bytes, mlp_cases),
-            ("attention", attention_bytes, transformer_cases),
-            ("vocab", vocab_bytes, transformer_cases),
-            ("sequence", sequence_bytes, transformer_cases),
+        for name, bytes_moved, cases, models in (
+            ("column", column_bytes, mlp_cases, LINEAR),
+            ("row", row_bytes, mlp_cases, LINEAR),
+            ("attention", attention_bytes, transformer_cases, TRANSFORMER),
+            ("vocab", vocab_bytes, transformer_cases, TRANSFORMER),
+            ("sequence", sequence_bytes, transformer_cases, TRANSFORMER),
         )
     ),
     Strategy(
-        "hybrid", hybrid_worker, "exact", hybrid_bytes, hybrid_cases, (1, 2, 3, 4, 8), by_mesh
+        "hybrid",
+        hybrid_worker,
+        "exact",
+        hybrid_bytes,
+        hybrid_cases,
+        (1, 2, 3, 4, 8),
+        by_mesh,
+        TRANSFORMER,
     ),
 ]
 STRATEGIES = {strategy.name: strategy for strategy in _ALL}

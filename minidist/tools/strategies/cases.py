@@ -2,15 +2,17 @@
 
 import copy
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from minidist import nn
-from minidist.autograd import Tensor
+from minidist.autograd import Tensor, no_grad
 from minidist.backend import to_host
 from minidist.comm import Group
+from minidist.datasets import example_indices
+from minidist.errors import check_options
 from minidist.rng import Randomness, generator
 
 INPUT = "(input)"  # the name under which a floating input's gradient is compared
@@ -30,6 +32,31 @@ class Case:
     loss: Callable = nn.cross_entropy
     seed: int = 0
     options: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        example_indices(self.inputs, self.targets)  # a ValueError where they do not agree
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models that a strategy can split: in words, and as a test."""
+
+    words: str
+    include: Callable[[nn.Module], bool]
+
+
+def _of(*kinds: type) -> Callable[[nn.Module], bool]:
+    return lambda model: isinstance(model, kinds)
+
+
+ANY = Models("an nn.Module", _of(nn.Module))
+LAYERS = Models("an nn.Sequential, such as nn.MLP and nn.Transformer", _of(nn.Sequential))
+LINEAR = Models(
+    "an nn.Sequential of nn.Linear layers, such as nn.MLP",
+    lambda model: isinstance(model, nn.Sequential) and all(map(_of(nn.Linear), model.layers)),
+)
+TRANSFORMER = Models("an nn.Transformer", _of(nn.Transformer))
+SIAMESE = Models("an nn.Siamese", _of(nn.Siamese))
 
 
 @dataclass(frozen=True)
@@ -97,6 +124,7 @@ class Strategy:
     cases    ranks -> models and batches that the strategy fits on so many ranks
     ranks    the numbers of ranks that it is shown on
     split    (case, ranks) -> how it cuts the case
+    models   those that it can split
     """
 
     name: str
@@ -106,15 +134,35 @@ class Strategy:
     cases: Callable[[int], list[Case]]
     ranks: tuple[int, ...] = (1, 2, 3, 4)
     split: Callable[[Case, int], Split] = lambda case, ranks: Split()
+    models: Models = ANY
+
+    def check(self, case: Case, options: Iterable[str] = ()) -> None:
+        """Raise ValueError for a model it cannot split, options it has not, inputs that fit none.
+
+        All that is run on ranks passes here first. The last of the three asks one device, so that
+        its own error is the one of every strategy.
+        """
+        if not self.models.include(case.model):
+            raise ValueError(
+                f"{self.name} cannot split {type(case.model).__name__}; use {self.models.words}"
+            )
+        bound = getattr(self.worker, "keywords", {})
+        check_options(self.worker, options, self.name, without=bound)
+        with no_grad():
+            logits = case.model(as_input(case.inputs), randomness_of(case))
+            case.loss(logits, case.targets)
 
 
 def one_device(case: Case) -> dict[str, np.ndarray]:
     """Return the gradients that one device computes; zero where a parameter is unused or frozen."""
     model = copy.deepcopy(case.model)
     x = as_input(case.inputs)
-    randomness = Randomness(case.seed, 0, np.arange(len(case.inputs)))
-    case.loss(model(x, randomness), case.targets).backward()
+    case.loss(model(x, randomness_of(case)), case.targets).backward()
     return collect(model, x)
+
+
+def randomness_of(case: Case) -> Randomness:
+    return Randomness(case.seed, 0, np.arange(len(case.inputs)))
 
 
 def collect(model: nn.Module, x: Tensor | None = None) -> dict[str, np.ndarray]:

@@ -6,7 +6,7 @@ from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel.actions import Programs
 from minidist.pipeline_parallel.programs import programs
 from minidist.rng import generator
-from minidist.tools.strategies.cases import Case, Outcome, Split, bill, random_weights
+from minidist.tools.strategies.cases import Case, Outcome, Split, bill, collect, random_weights
 from minidist.tools.strategies.pipeline_parallel import layout, names_of
 from minidist.tools.strategies.tensor_parallel import is_repeated, vocabulary
 
@@ -22,15 +22,14 @@ def hybrid_worker(
     **options,
 ) -> Outcome:
     """Run one batch on the mesh; by default all ranks are on the tensor axis."""
-    if not isinstance(case.model, nn.Transformer):
-        raise ValueError(f"{type(case.model).__name__} cannot be split so; use nn.Transformer")
     mesh = Mesh(group, dp=dp, pp=pp, tp=group.size // (dp * pp) if tp is None else tp)
     hybrid = Hybrid(case.model, mesh, schedule, micro_batches, **options)
     hybrid.backward(case.inputs, case.targets, case.seed)
     groups = [mesh.dp, mesh.pp, mesh.tp, *hybrid.pipeline.shared.values()]
     moved = bill(*(g for g in groups if g is not None))
-    gradients = {name: p.grad for name, p in hybrid.named_parameters().items()}
-    return Outcome(hybrid.whole(gradients), moved.total(), operations=dict(moved))
+    return Outcome(
+        hybrid.whole(collect(hybrid.pipeline.model)), moved.total(), operations=dict(moved)
+    )
 
 
 def by_mesh(case: Case, ranks: int) -> Split:

@@ -13,6 +13,7 @@ from minidist.autograd import Tensor
 from minidist.comm import Group
 from minidist.data_parallel.parameter_server import Plan, Push, Server, Worker, join, train
 from minidist.datasets import shard
+from minidist.errors import check_options
 from minidist.rng import Randomness
 from minidist.tools.causes import cause_of
 from minidist.tools.replay_server import replay_server
@@ -45,6 +46,7 @@ def stale_worker(
     is the weights at the end.
     """
     servers = servers_among(group.size)
+    check_options(Plan, options, "a plan", without=["servers"])
     plan = replace(plan, servers=servers, **options)
     if not minibatches:
         return _one_clock(group, case, plan, {servers: np.arange(len(case.inputs))})

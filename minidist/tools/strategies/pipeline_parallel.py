@@ -111,7 +111,8 @@ def pipedream_worker(
     if not minibatches:
         flat = pipe.stage.weights.flat
         views = flat.views(flat.gradient)
-        mine = {p.name: g.copy() for p, g in zip(flat.parameters, views, strict=True)}
+        mine = collect(pipe.model)  # zeros, of what is frozen, too: the updates dropped the rest
+        mine |= {p.name: g.copy() for p, g in zip(flat.parameters, views, strict=True)}
         return Outcome(everyones(group, mine | _input_gradient(batch), case), moved)
     weights = everyones(group, pipe.model.state(), replace(case, inputs=np.zeros(0, int)))
     bare = pipe.programs_for(group.size, minibatches, **pipe.options)

@@ -14,7 +14,7 @@ from minidist.tools.strategies.cases import INPUT, Case, Outcome, bill, collect
 
 def siamese_worker(group: Group, case: Case, micro_batches: int = 1) -> Outcome:
     """Run one batch of pairs under pipeline_parallel/branch_placement.py."""
-    model = siamese_model(case)
+    model = case.model
     inputs = []
     for examples in np.array_split(np.arange(len(case.inputs)), micro_batches):
         x = Tensor(case.inputs[examples], requires_grad=True)
@@ -42,21 +42,12 @@ def _outcome(group: Group, model: nn.Siamese, inputs: list[Tensor], moved: Count
     return Outcome(result, moved.total(), operations=dict(moved))
 
 
-def siamese_model(case: Case) -> nn.Siamese:
-    if not isinstance(case.model, nn.Siamese):
-        raise ValueError(
-            f"{type(case.model).__name__} has no two branches to put on two ranks; "
-            "use nn.Siamese(sizes)"
-        )
-    return case.model
-
-
 def siamese_bytes(case: Case, ranks: int) -> int:
     """Return 0 on one rank; on two, an embedding there, its gradient back, 2 S to add up S bytes.
 
     The embedding has B E numbers of the parameters' dtype, S is what the branch does not freeze.
     """
-    model = siamese_model(case)
+    model = case.model
     weight = model.join.weight
     embedding = len(case.inputs) * weight.shape[0] * weight.dtype.itemsize
     shared = branch_placement.shared_parameters(model)

@@ -37,25 +37,25 @@ from minidist.tools.strategies.pipeline_parallel import names_of
 def by_columns(group: Group, case: Case) -> tuple[nn.Module, Callable]:
     """Return an MLP whose layers are all split by columns, their outputs gathered; and its loss."""
     split = partial(ColumnParallelLinear, group=group, gather_output=True)
-    return nn.Sequential([split(layer) for layer in _mlp(case).layers]), case.loss
+    return nn.Sequential([split(layer) for layer in case.model.layers]), case.loss
 
 
 def by_rows(group: Group, case: Case) -> tuple[nn.Module, Callable]:
     """Return an MLP whose layers are all split by rows, their inputs scattered; and its loss."""
     split = partial(RowParallelLinear, group=group, scatter_input=True)
-    return nn.Sequential([split(layer) for layer in _mlp(case).layers]), case.loss
+    return nn.Sequential([split(layer) for layer in case.model.layers]), case.loss
 
 
 def by_heads(group: Group, case: Case) -> tuple[nn.Module, Callable]:
     """Return a Transformer whose attention heads are split, and its loss."""
-    for block in _transformer(case).layers[1:-1]:
+    for block in case.model.layers[1:-1]:
         block.attention = ParallelAttention(block.attention, group)
     return case.model.flatten(), case.loss
 
 
 def by_vocabulary(group: Group, case: Case) -> tuple[nn.Module, Callable]:
     """Return a Transformer whose vocabulary is split, embedding and logits, and its split loss."""
-    embedding, *blocks, head = _transformer(case).layers
+    embedding, *blocks, head = case.model.layers
     embedding.token = VocabParallelEmbedding(embedding.token, group)
     head = VocabParallelHead(head, group, embedding.token.weight if head.tied else None)
     return nn.Sequential([embedding, *blocks, head]), _split_loss(group, case)
@@ -64,7 +64,7 @@ def by_vocabulary(group: Group, case: Case) -> tuple[nn.Module, Callable]:
 def by_sequence(group: Group, case: Case) -> tuple[nn.Module, Callable]:
     """Return a Transformer split by matrices and, between them, by sequence; and its loss."""
     loss = _split_loss(group, case)
-    return sequence_parallel(_transformer(case), group), loss
+    return sequence_parallel(case.model, group), loss
 
 
 SPLITS = {
@@ -102,18 +102,6 @@ def by_matrices(case: Case, ranks: int) -> Split:
 
 def _split_loss(group: Group, case: Case) -> Callable:
     return partial(vocab_parallel.cross_entropy, group=group, vocab=case.model.vocab)
-
-
-def _mlp(case: Case) -> nn.Sequential:
-    if not all(isinstance(layer, nn.Linear) for layer in case.model.layers):
-        raise ValueError(f"{type(case.model).__name__} has other layers than linear; use nn.MLP")
-    return case.model
-
-
-def _transformer(case: Case) -> nn.Transformer:
-    if not isinstance(case.model, nn.Transformer):
-        raise ValueError(f"{type(case.model).__name__} cannot be split so; use nn.Transformer")
-    return case.model
 
 
 def whole_gradients(model: nn.Module, group: Group) -> dict[str, np.ndarray]:

@@ -1,0 +1,329 @@
+"""State that a strategy has moved elsewhere, or that differs between replicas, is found."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from minidist import Mesh, nn, optim
+from minidist.collective_functions import check_same_weights
+from minidist.data_parallel.bucketed import Bucketed
+from minidist.data_parallel.naive import all_reduce_gradients
+from minidist.data_parallel.parameter_server import Plan, Server, join
+from minidist.data_parallel.zero import Zero
+from minidist.errors import RankFailed
+from minidist.hybrid import Hybrid
+from minidist.pipeline_parallel import PipeDream, Pipeline
+from minidist.tensor_parallel import ParallelTransformer, unsplit
+from minidist.tensor_parallel.sequence_parallel import sequence_parallel
+
+TOKENS = np.arange(16).reshape(4, 4) % 7
+STAGES = [1, 2, 3]
+
+
+def transformer(seed=0, **more):
+    return nn.Transformer(7, 8, 2, 2, 4, seed, dtype="float64", **more)
+
+
+def refused(call, *arguments):
+    """Return what a ValueError says, or None if there is none."""
+    try:
+        call(*arguments)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def same(state, other):
+    return all(np.array_equal(state[name], other[name]) for name in other)
+
+
+def sgd(parameters):
+    return optim.SGD(parameters, 0.5)
+
+
+def zero_wrapped(group, model, stage):
+    zero = Zero(model.flatten(group.empty), group, stage)
+
+    def train():
+        optimizer = sgd(zero.parameters())
+        mine = np.array_split(TOKENS, group.size)[group.rank]
+        zero.backward(nn.cross_entropy(model(mine), mine, TOKENS.size))
+        zero.step(optimizer)
+
+    return zero, train
+
+
+def pipeline_wrapped(group, model, kind):
+    if kind == "hybrid":
+        pipe = Hybrid(model, Mesh(group, dp=1, pp=2, tp=group.size // 2))
+    else:
+        pipe = Pipeline(model, group, kind, chunks=2 if kind == "zb_v" else 1)
+
+    def train():
+        pipe.backward(TOKENS, TOKENS)
+        optimizer = sgd(pipe.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return pipe, train
+
+
+def pipedream_wrapped(group, model, scheme):
+    pipe = PipeDream(model, group, sgd, scheme)
+    from minidist.pipeline_parallel.stage import micro_batches
+
+    return pipe, lambda: pipe.train(micro_batches(TOKENS, TOKENS, 1))
+
+
+WRAPPED = {
+    **{f"zero_{stage}": (partial(zero_wrapped, stage=stage), 2) for stage in STAGES},
+    **{kind: (partial(pipeline_wrapped, kind=kind), 2) for kind in ("1f1b", "zb_v")},
+    "hybrid": (partial(pipeline_wrapped, kind="hybrid"), 4),
+    "pipedream": (partial(pipedream_wrapped, scheme="weight_stashing"), 2),
+    "pipedream_2bw": (partial(pipedream_wrapped, scheme="2bw"), 2),
+}
+wrapped = pytest.mark.parametrize("name", WRAPPED)
+
+
+@wrapped
+def test_a_state_that_is_loaded_is_what_is_trained_and_what_is_shown(cluster, name):
+    wrap, size = WRAPPED[name]
+    other = transformer(seed=5)
+    want = transformer(seed=5)
+    nn.cross_entropy(want(TOKENS), TOKENS).backward()
+    sgd(want.parameters()).step()
+
+    def worker(group):
+        holder, train = wrap(group, transformer())
+        first = holder.state()
+        train()
+        moved = holder.state()
+        holder.load_state(other.state())
+        loaded = holder.state()
+        train()
+        return first, moved, loaded, holder.state()
+
+    for first, moved, loaded, trained in cluster(size, "thread").run(worker):
+        assert same(first, transformer().state()) and not same(moved, first)
+        assert same(loaded, other.state())
+        for key, array in want.state().items():
+            np.testing.assert_allclose(trained[key], array, rtol=1e-10, atol=1e-14)
+
+
+@wrapped
+def test_the_models_own_state_is_right_or_refused(cluster, name):
+    """What `model.state()` gives is the state; what `model.load_state` takes is loaded."""
+    wrap, size = WRAPPED[name]
+    other = transformer(seed=5).state()
+
+    def worker(group):
+        model = transformer()
+        holder, train = wrap(group, model)
+        train()
+        shown, no_state = None, refused(lambda: model.state())
+        if no_state is None:
+            shown = same(model.state(), holder.state())
+        no_load = refused(model.load_state, other)
+        return shown, no_state, no_load or same(holder.state(), other)
+
+    for shown, no_state, loaded in cluster(size, "thread").run(worker):
+        if name in ("zero_1", "zero_2"):
+            assert shown is True and loaded is True
+        else:
+            assert "is not to be had from this model" in no_state and no_state == loaded
+            assert ("state()" in no_state and "load_state" in no_state) or "split model" in no_state
+
+
+@wrapped
+def test_a_state_that_does_not_fit_is_refused_and_nothing_is_loaded(cluster, name):
+    wrap, size = WRAPPED[name]
+    good = transformer(seed=5).state()
+    key = "head.norm.gain"
+    wrong = [
+        ({n: w for n, w in good.items() if n != key}, f"{key!r} is missing in the state"),
+        (good | {"more": np.ones(1)}, "'more' is missing in the model"),
+        (good | {key: np.ones(9)}, r"is \[8\] in the model, \[9\] in the state"),
+        (good | {key: np.ones(8, complex)}, "complex128 in the state; parameters are floats"),
+        (good | {key: np.array(["1"] * 8)}, "in the state; parameters are floats"),
+    ]
+
+    def worker(group, state):
+        holder, _ = wrap(group, transformer())
+        said = refused(holder.load_state, state)
+        return said, same(holder.state(), transformer().state())
+
+    for state, message in wrong:
+        found = cluster(size, "thread").run(worker, state)
+        assert all(said is None or unchanged for said, unchanged in found)
+        with pytest.raises(ValueError, match=message):
+            raise ValueError(next(said for said, _ in found if said))
+
+
+@pytest.mark.parametrize("value", [1e300, np.inf])
+def test_a_number_that_a_parameter_has_no_room_for_is_refused(value):
+    model = nn.MLP([2, 2])
+    state = model.state() | {"layers.0.bias": np.array([value, 0.0])}
+    if np.isinf(value):
+        model.load_state(state)  # an infinity it has room for
+        assert np.isinf(model.state()["layers.0.bias"][0])
+    else:
+        with pytest.raises(
+            ValueError, match=r"1 numbers of layers\.0\.bias do not fit into its fl"
+        ):
+            model.load_state(state)
+
+
+def test_lists_of_floats_are_loaded():
+    model = nn.MLP([2, 2])
+    model.load_state({"layers.0.weight": [[1.0, 2.0], [3.0, 4.0]], "layers.0.bias": [5.0, 6.0]})
+    np.testing.assert_array_equal(model.layers[0].bias.data, [5, 6])
+
+
+@pytest.mark.parametrize("split", [ParallelTransformer, sequence_parallel])
+def test_the_model_that_was_split_refers_to_the_one_that_has_its_parts(cluster, split):
+    other = transformer(seed=5).state()
+
+    def worker(group):
+        model = transformer()
+        parallel = split(model, group)
+        said = refused(lambda: model.state()), refused(model.load_state, other)
+        parallel.load_state(other)
+        named = parallel.named_parameters().items()
+        return said, {n: unsplit(p.data, p, group) for n, p in named}
+
+    for said, whole in cluster(2, "thread").run(worker):
+        assert all("ask the split model" in words for words in said)
+        assert same(whole, other)
+
+
+def test_a_servers_model_has_no_weights_until_they_are_gathered(cluster):
+    def worker(group):
+        model = nn.MLP([3, 2])
+        role = join(group, model, sgd, Plan())
+        said = refused(model.load_state, model.state()) if isinstance(role, Server) else None
+        return said
+
+    with pytest.raises(RankFailed, match="the servers have it until `gather`"):
+        cluster(2, "thread").run(worker)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_zero_takes_no_optimizer_of_other_parameters(cluster, stage):
+    def worker(group):
+        model = transformer()
+        others = sgd(model.parameters())
+        zero = Zero(model.flatten(group.empty), group, stage)
+        own = sgd(zero.parameters()[1:])
+        zero.backward(nn.cross_entropy(model(TOKENS), TOKENS, 2 * TOKENS.size))
+        return refused(zero.step, others), refused(zero.step, own)
+
+    for said in cluster(2, "thread").run(worker):
+        assert all("the optimizer lacks the shard of layer" in words for words in said)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_step_past_zero_is_refused_where_it_is_taken(cluster, stage):
+    def worker(group):
+        model = transformer()
+        zero = Zero(model.flatten(group.empty), group, stage)
+        optimizer = sgd(zero.parameters())
+        before = zero.state()
+        zero.backward(nn.cross_entropy(model(TOKENS), TOKENS, 2 * TOKENS.size))
+        said, unchanged = refused(optimizer.step), same(zero.state(), before)
+        zero.step(optimizer)
+        return said, unchanged, same(zero.state(), before), refused(optimizer.step)
+
+    for said, unchanged, still, again in cluster(2, "thread").run(worker):
+        assert "call zero.step(optimizer)" in said and again == said
+        assert unchanged and not still
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_model_that_was_flattened_after_zero_took_it_is_refused(cluster, stage):
+    def worker(group):
+        model = nn.MLP([3, 2]).flatten(group.empty)
+        zero = Zero(model, group, stage)
+        model.flatten()
+        said = refused(
+            zero.backward, nn.cross_entropy(model(np.ones((1, 3), "f4")), np.zeros(1, int))
+        )
+        return said
+
+    for said in cluster(1, "thread").run(worker):
+        assert "has left its flat vector" in said
+
+
+# Replicas that do not begin with the same weights.
+
+BUILT = {
+    "bucketed": lambda model, group, **more: Bucketed(model, group, **more),
+    **{
+        f"zero_{n}": lambda model, group, n=n, **more: Zero(model.flatten(), group, n, **more)
+        for n in STAGES
+    },
+    "pipeline": lambda model, group, **more: Pipeline(model, group, **more),
+    "pipedream": lambda model, group, **more: PipeDream(model, group, sgd, **more),
+    "hybrid": lambda model, group, **more: Hybrid(model, Mesh(group, dp=1, pp=1, tp=2), **more),
+    "tensor": lambda model, group, **more: ParallelTransformer(model, group, **more),
+    "sequence": lambda model, group, **more: sequence_parallel(model, group, **more),
+    "server": lambda model, group, **more: join(group, model, sgd, Plan(**more)),
+    "by hand": lambda model, group, check_weights=True: (
+        check_same_weights(model, group) if check_weights else None
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_replicas_with_different_weights_are_refused_where_the_strategy_is_built(cluster, name):
+    def worker(group, differ, **more):
+        model = transformer()
+        if group.rank == 1 and differ == "a bit":
+            weight = model.named_parameters()["blocks.1.expand.weight"].data
+            weight[0, 0] = np.nextafter(weight[0, 0], 1)
+        elif group.rank == 1 and differ == "the seed":
+            model = transformer(seed=1)
+        before = group.ledger.total
+        said = refused(partial(BUILT[name], model, group, **more))
+        return said, group.ledger.total - before
+
+    ranks = cluster(2, "thread")
+    for said, moved in ranks.run(worker, "a bit"):
+        assert said.startswith("blocks.1.expand.weight is not the same on ranks 0 and 1")
+        assert "check_weights=False" in said and moved == 0
+    for said, _ in ranks.run(worker, "the seed"):
+        assert "embedding.token.weight is not the same" in said and "and so are" in said
+    for differ, more in (("nothing", {}), ("the seed", {"check_weights": False})):
+        assert all(said is None for said, _ in ranks.run(partial(worker, **more), differ))
+
+
+# Sums that would be summed again.
+
+
+@pytest.mark.parametrize("reduce", ["naive", "bucketed"])
+@pytest.mark.parametrize("between", ["a backward pass", "nothing"])
+def test_a_second_sum_without_zero_grad_is_refused(cluster, reduce, between):
+    def worker(group):
+        model = nn.MLP([3, 4, 2], dtype="float64").flatten(group.empty)
+        reducer = Bucketed(model, group)
+        x, y = np.ones((2, 3)), np.zeros(2, int)
+
+        def round(backward=True):
+            if reduce == "naive":
+                nn.cross_entropy(model(x), y, 4).backward() if backward else None
+                return all_reduce_gradients(model, group)
+            with reducer.reduce():
+                nn.cross_entropy(model(x), y, 4).backward() if backward else None
+
+        round()
+        first = [p.grad.copy() for p in model.parameters()]
+        said = refused(round, between != "nothing")
+        for p in model.parameters():
+            p.grad = None
+        round()
+        again = [p.grad for p in model.parameters()]
+        return said, all(map(np.array_equal, first, again))
+
+    for said, right in cluster(2, "thread").run(worker):
+        assert "is the sum over the ranks already" in said and "call zero_grad() first" in said
+        assert right

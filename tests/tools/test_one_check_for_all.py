@@ -1,0 +1,151 @@
+"""What every strategy is asked passes one check: the same ValueError wherever it comes from."""
+
+import numpy as np
+import pytest
+
+from minidist import nn
+from minidist.tools import equivalence
+from minidist.tools.strategies import STRATEGIES, Case, one_device
+from minidist.train import DataParallel, Settings
+from tests.strategies import arrays
+
+every_strategy = pytest.mark.parametrize("name", equivalence.strategies())
+IMAGES, LABELS = arrays(4, 6), np.arange(4) % 3
+TOKENS = np.arange(16).reshape(4, 4) % 7
+
+
+def mlp():
+    return nn.MLP([6, 8, 8, 8, 4], dtype="float64")
+
+
+def transformer(**more):
+    return nn.Transformer(7, 8, 2, 2, 4, dtype="float64", **more)
+
+
+def fitting(name):
+    """Return (model, inputs, targets) that a strategy can split over two ranks."""
+    models = STRATEGIES[name].models
+    if models.include(mlp()):
+        return mlp(), IMAGES, LABELS
+    if models.include(transformer()):
+        return transformer(), TOKENS, TOKENS
+    return nn.Siamese([6, 5], classes=3, dtype="float64"), arrays(4, 2, 6), LABELS
+
+
+def gradients(name, model, inputs, targets, **options):
+    return equivalence.gradients(name, model, inputs, targets, 2, transport="thread", **options)
+
+
+@every_strategy
+@pytest.mark.parametrize("examples", [1, 3, 6])
+def test_inputs_and_targets_that_do_not_agree_are_one_error(name, examples):
+    model, inputs, targets = fitting(name)
+    targets = np.resize(targets, (examples, *targets.shape[1:]))
+    with pytest.raises(ValueError, match=f"^4 inputs and {examples} targets: they must agree$"):
+        gradients(name, model, inputs, targets)
+
+
+@every_strategy
+def test_targets_of_another_shape_are_the_error_of_one_device(name):
+    model, inputs, targets = fitting(name)
+    targets = np.stack([targets, targets], axis=-1)
+    with pytest.raises(ValueError) as alone:
+        one_device(Case("given", model, inputs, targets))
+    with pytest.raises(ValueError) as error:
+        gradients(name, model, inputs, targets)
+    assert str(error.value) == str(alone.value) and "need targets" in str(error.value)
+
+
+def test_one_device_and_training_say_the_same():
+    with pytest.raises(ValueError, match=r"^4 inputs and 6 targets: they must agree$"):
+        Case("given", mlp(), IMAGES, np.arange(6) % 3)
+
+    class Alone:
+        rank, size, device = 0, 1, "cpu"
+
+    ranks = DataParallel(Alone(), transformer(), Settings())
+    with pytest.raises(ValueError, match=r"^4 inputs and 6 targets: they must agree$"):
+        ranks.backward(TOKENS, np.resize(TOKENS, (6, 4)), 0, np.arange(4))
+
+
+@every_strategy
+def test_tokens_without_a_row_per_example_are_an_error_that_says_so(name):
+    if STRATEGIES[name].models.include(transformer()):
+        with pytest.raises(ValueError, match=r"tokens are \[B, T\], a row per example, not \[4\]"):
+            gradients(name, transformer(), np.ones(4, int), np.ones(4, int))
+
+
+class Own(nn.Module):
+    def __init__(self):
+        self.inner = nn.Linear(6, 4, dtype="float64")
+        self.flatten()
+
+    def forward(self, x, randomness=None):
+        return self.inner(x)
+
+
+OTHERS = {
+    "linear": lambda: nn.Linear(6, 4, dtype="float64"),
+    "own": Own,
+    "sequential": lambda: nn.Sequential([nn.Linear(6, 4, dtype="float64")]),
+    "mlp": mlp,
+    "residual": lambda: nn.ResidualMLP(6, 8, 2, 4, dtype="float64"),
+    "siamese": lambda: nn.Siamese([6, 5], classes=3, dtype="float64"),
+    "transformer": transformer,
+    "embedding": lambda: nn.Embedding(7, 8, dtype="float64"),
+}
+
+
+@every_strategy
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_model_that_cannot_be_split_is_an_error_that_names_one_that_can(name, kind):
+    """Whatever a strategy takes, it gives the gradient for; anything else is a ValueError."""
+    model = OTHERS[kind]()
+    inputs, targets = IMAGES, LABELS
+    if kind in ("transformer", "embedding"):
+        inputs, targets = TOKENS, TOKENS
+    if kind == "siamese":
+        inputs = arrays(4, 2, 6)
+    case = Case("given", model, inputs, targets)
+    try:
+        got = gradients(name, model, inputs, targets)
+    except ValueError as error:
+        assert any(word in str(error) for word in ("use ", "needs an nn.", "layer")), error
+        assert "internal" not in str(error)
+    else:
+        want = one_device(case)
+        for key, gradient in got.items():
+            np.testing.assert_allclose(gradient, want[key], rtol=1e-9, atol=1e-12)
+
+
+@every_strategy
+@pytest.mark.parametrize("option", ["momentum", "stage", "schedule", "scheme"])
+def test_an_unknown_option_is_an_error_that_names_the_known_ones(name, option):
+    if (name, option) == ("hybrid", "schedule"):
+        return
+    model, inputs, targets = fitting(name)
+    with pytest.raises(ValueError, match=f"no option {option!r}; it has"):
+        gradients(name, model, inputs, targets, **{option: 1})
+
+
+@every_strategy
+@pytest.mark.parametrize("which", ["first", "a matrix", "all but the last"])
+def test_frozen_parameters_have_gradients_of_zero_in_every_strategy(name, which):
+    model, inputs, targets = fitting(name)
+    names = list(model.named_parameters())
+    frozen = {"first": names[:1], "a matrix": names[-2:-1], "all but the last": names[:-1]}[which]
+    model.freeze(*frozen)
+    want = one_device(Case("given", model, inputs, targets))
+    got = gradients(name, model, inputs, targets)
+    for key, gradient in got.items():
+        assert (key in frozen) == (not gradient.any()), key
+        np.testing.assert_allclose(gradient, want[key], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["pipedream", "pipedream_2bw"])
+def test_a_tied_embedding_that_is_frozen_cannot_come_apart(name):
+    model = transformer(tied=True).freeze("embedding.token.weight")
+    got = gradients(name, model, TOKENS, TOKENS)
+    want = one_device(Case("given", model, TOKENS, TOKENS))
+    for key, gradient in got.items():
+        np.testing.assert_allclose(gradient, want[key], rtol=1e-9, atol=1e-12)
