@@ -146,6 +146,10 @@ def test_a_wrong_mesh_is_one_line_and_exit_status_2(capsys, arguments, message):
         (["timeline", "--schedule", "zb_v", "--chunks", "3"], "zb_v has two chunks per rank"),
         (["timeline", "--forward", "1,2"], "2 durations for 4 ranks with 4 virtual stages"),
         (["timeline", "--microbatches", "9" * 20], "[39]+6 forward passes are too many"),
+        (
+            ["timeline", "--stages", "9999", "--microbatches", "1"],
+            "9999 ranks .*; 1000 are the most",
+        ),
         (["timeline", "--out", "a.gif"], r"a timeline is a file \*.txt, .*, not 'a.gif'"),
         (["timeline", "--out", "/nowhere/a.png"], "cannot write '/nowhere/a.png': there is no"),
         (["timeline", "--measured", "--backward-input", "2"], ".* leave --backward-input out"),

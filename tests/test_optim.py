@@ -128,6 +128,26 @@ def test_a_step_at_some_positions_is_a_step_whose_other_gradients_are_zero(kind,
     np.testing.assert_array_equal(dense.state, sparse.state)
 
 
+class Twice(optim.SGD):
+    """A rule that writes its piece twice: in float16 the first time would round it."""
+
+    def rule(self, p, g):
+        super().rule(p, g)
+        super().rule(p, g)
+
+
+def test_a_step_at_some_positions_in_half_precision_rounds_once_whatever_the_rule():
+    models = [nn.MLP([50, 40], dtype="float16") for _ in range(2)]
+    dense, sparse = (Twice(m.parameters(), 0.1) for m in models)
+    flats = [m.layers[0].flat for m in models]
+    gradient = np.random.default_rng(0).standard_normal(flats[0].size).astype("float16")
+    for p, view in zip(models[0].parameters(), flats[0].views(gradient), strict=True):
+        p.grad = view
+    dense.step()
+    sparse.step_at(np.arange(len(gradient)), gradient)
+    np.testing.assert_array_equal(flats[0].vector, flats[1].vector, strict=True)
+
+
 def test_a_step_at_some_positions_is_refused_where_zero_gradients_matter():
     model = nn.MLP([2, 2])
     rules = [
@@ -240,6 +260,13 @@ def test_clipping_scales_the_whole_gradient_to_the_norm(seed, max_norm):
     assert optimizer.clip_global_norm(max_norm) == pytest.approx(want, rel=1e-12)
     for name, p in model.named_parameters().items():
         np.testing.assert_allclose(p.grad, grads[name] * min(1, max_norm / want), rtol=1e-12)
+
+
+def test_the_squares_of_many_pieces_are_added_up_in_float64():
+    """In float32 2**28 + 1 is 2**28, however often the 1 is added."""
+    x = np.zeros(64 * optim.PIECE, np.float32)
+    x[0], x[optim.PIECE :: optim.PIECE] = 2**14, 1
+    assert optim.sum_of_squares(x) == 2**28 + 63
 
 
 def test_clipping_adds_up_the_squares_of_all_ranks():

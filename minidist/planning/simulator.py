@@ -173,6 +173,10 @@ class Replay:
         self.overhead, self.unit = overhead, unit
         self.placement, self.explicit = placement_of(programs), communicates(programs)
         self.last = last_stage(self.placement)
+        self.holders: dict[int, list[int]] = {}  # of a stage: its ranks; several are replicas
+        for r, own in enumerate(self.placement):
+            for k in own:
+                self.holders.setdefault(k, []).append(r)
 
     def run(self, log: EventLog | None = None) -> Simulation:
         """Run all programs to their ends, and log what takes time; raise Stuck where they wait."""
@@ -243,7 +247,7 @@ class Replay:
 
     def _meet_replicas(self, r: int, action: Update, k: int, clock) -> Generator:
         """Wait until all ranks that hold this stage have come to this update."""
-        others = [q for q, own in enumerate(self.placement) if k in own and q != r]
+        others = [q for q in self.holders[k] if q != r]
         for q in others:
             self._make((Update, k, action.micro_batch, r, q), clock)
         for q in others:

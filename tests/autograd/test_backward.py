@@ -122,10 +122,12 @@ def test_ten_thousand_operations_deep_is_no_recursion():
 
 
 def test_a_deep_graph_may_be_dropped_without_a_backward():
-    y = leaf(2)
+    y = leaf(2) + 1
+    first = weakref.ref(y.creator)
     for _ in range(10_000):
         y = y + 1
     del y
+    assert first() is None
 
 
 def test_backward_from_several_elements_needs_a_gradient():

@@ -65,12 +65,15 @@ def test_values_and_gradients_keep_the_dtype_of_the_input(function, dtype, place
 @given(data=st.data(), seed=seeds)
 def test_neither_inputs_nor_the_gradient_are_written(function, data, seed):
     f, inputs = draw_case(function, data, seed)
+    before = [x.copy() for x in inputs]
     for x in inputs:
         x.flags.writeable = False  # to write is now an error
     outputs = f(*[Tensor(x, requires_grad=True) for x in inputs])
     grad = np.ones(outputs.shape)
     grad.flags.writeable = False
     outputs.backward(grad)
+    for x, old in zip([*inputs, grad], [*before, np.ones(outputs.shape)], strict=True):
+        np.testing.assert_array_equal(x, old, strict=True)
 
 
 def test_gradcheck_sees_a_wrong_gradient():

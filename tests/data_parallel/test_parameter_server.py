@@ -261,6 +261,38 @@ def test_no_interleaving_breaks_the_staleness_bound(seed, staleness, servers, tu
         assert_bounded(mine["log"], staleness, range(servers, servers + workers))
 
 
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_a_worker_that_has_finished_holds_back_nobody(staleness):
+    """The three have 2, 7 and no minibatches."""
+    own = {1: [0, 1], 2: [2, 3, 4, 5, 6, 7, 8], 3: []}
+
+    def worker(group):
+        role = join(group, mlp(), OPTIMIZERS["sgd"], Plan(staleness=staleness))
+        train(role, backward_on(*mlp_data(9)), own.get(group.rank, []))
+        return role.log if group.rank == 0 else None
+
+    log = run(worker, 4, transport="thread", timeout=60)[0]
+    done = {w: [b for u in log for p in u if p.worker == w for b in p.batches] for w in own}
+    assert done == own
+    assert_bounded(log, staleness, own)
+
+
+def test_a_worker_that_always_has_a_request_waiting_does_not_starve_the_next():
+    def worker(group):
+        role = join(group, mlp(), OPTIMIZERS["sgd"], Plan(staleness=None))
+        if group.rank > 0:
+            for batch in range(5):
+                backward_on(*mlp_data(5))(role.model, batch)
+                role.add(batch)
+                role.push()
+            role.finish()
+        group.barrier()  # all requests are waiting
+        if group.rank == 0:
+            return [push.worker for update in role.serve().log for push in update]
+
+    assert run(worker, 4, transport="thread", timeout=60)[0] == [1, 2, 3] * 5
+
+
 def test_with_a_slow_worker_there_is_staleness_and_no_fixed_order(cluster):
     naps = {1: 0.002, 2: 0.002, 3: 0.010}
     orders = set()

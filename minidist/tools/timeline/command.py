@@ -15,6 +15,7 @@ DURATIONS = {
 }
 
 
+MOST_RANKS = 1_000  # rows of a picture
 EXACT = re.compile(r"\d{1,9}(\.\d{1,9}|/0*[1-9]\d{0,8})?", re.ASCII)
 
 
@@ -83,6 +84,10 @@ def timeline_command(given) -> int:
         raise ValueError(f"--measured takes all times from the run: leave {option} out")
     if given.out is not None:
         timeline.check_path(given.out)
+    if given.stages > MOST_RANKS:
+        raise ValueError(
+            f"{given.stages} ranks are too many rows for a picture; {MOST_RANKS} are the most"
+        )
     title = f"{given.schedule}: {given.stages} ranks, {given.microbatches} micro-batches"
     title += f", {given.chunks} chunks" if given.chunks > 1 else ""
     shape = given.schedule, given.stages, given.microbatches, given.chunks
