@@ -28,7 +28,8 @@ from minidist.collective_functions import check_same_weights, sum_squares
 from minidist.comm import Mesh
 from minidist.datasets import example_indices, shard
 from minidist.pipeline_parallel import Pipeline
-from minidist.pipeline_parallel.stage import from_holders, load_own, micro_batches, shapes_of
+from minidist.pipeline_parallel.holders import from_holders, load_own, shapes_of
+from minidist.pipeline_parallel.stage import micro_batches
 from minidist.tensor_parallel import ParallelTransformer, counted, unsplit, vocab_parallel
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
 

@@ -138,7 +138,7 @@ def test_a_wrong_mesh_is_one_line_and_exit_status_2(capsys, arguments, message):
         ),
         (["train", "--heads", "5"], "width 64 does not split into 5 heads"),
         (["train", "--dropout", "1.5"], r"a dropout rate lies in \[0, 1\), not 1.5"),
-        (["train", "--lr", "nan"], "a learning rate is a finite number from 0, not nan"),
+        (["train", "--lr", "nan"], "lr is a finite number from 0, not nan"),
         (["train", "--lr", "1e30"], "the loss is nan at step"),
         (["verify", "--strategy", "magic"], "unknown strategy 'magic'; there is naive"),
         (["timeline", "--schedule", "magic"], "unknown schedule 'magic'; there is layer_split"),

@@ -26,18 +26,10 @@ from minidist.comm import Group
 from minidist.pipeline_parallel.actions import last_stage
 from minidist.pipeline_parallel.communication import add_communication
 from minidist.pipeline_parallel.executor import execute
+from minidist.pipeline_parallel.holders import from_holders, holders, load_own, shapes_of, take_over
 from minidist.pipeline_parallel.partition import cut_of
 from minidist.pipeline_parallel.programs import programs, updates
-from minidist.pipeline_parallel.stage import (
-    MicroBatch,
-    Stage,
-    from_holders,
-    holders,
-    load_own,
-    micro_batches,
-    shapes_of,
-    take_over,
-)
+from minidist.pipeline_parallel.stage import MicroBatch, Stage, micro_batches
 
 STAGES = "the stages of a pipeline: pass sum_squares=pipeline.sum_squares"
 

@@ -9,7 +9,7 @@ divided by the number of targets of the whole batch; so the micro-batches' gradi
 uneven, only have to be summed.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +17,7 @@ import numpy as np
 from minidist import nn
 from minidist.autograd import Tensor, deferred, recompute
 from minidist.backend import Array
-from minidist.comm import Group
 from minidist.datasets import example_indices
-from minidist.nn.module import check_state
 from minidist.rng import Randomness
 
 
@@ -151,48 +149,3 @@ class Stage:
     def backward_weights(self, micro_batches: list[int]) -> None:
         """Compute what was put off for these micro-batches: one product per weight."""
         deferred.compute(later for i in micro_batches for later in self.put_off.pop(i))
-
-
-def take_over(model: nn.Sequential, layers: list[nn.Module], spread: str) -> nn.Sequential:
-    """Return this rank's layers as a model; mark what the others hold as theirs.
-
-    spread  over what, in words (see nn.Parameter)
-    """
-    own = nn.Sequential(layers)
-    mine = own.named_parameters()
-    for name, p in model.named_parameters().items():
-        if name in mine:
-            p.spread = spread
-        else:
-            p.elsewhere = "another rank trains it; ask the pipeline for .state() or .load_state()"
-    return own
-
-
-def holders(model: nn.Sequential, cut: list[range]) -> dict[str, list[int]]:
-    """Return {parameter name: the stages that hold it}, in global order; a tied one has several."""
-    found: dict[str, list[int]] = {name: [] for name in model.named_parameters()}
-    for stage, part in enumerate(cut):
-        for name in dict.fromkeys(n for i in part for n in model.layers[i].named_parameters()):
-            found[name].append(stage)
-    return found
-
-
-def load_own(model: nn.Module, state: dict[str, np.ndarray], shapes: dict[str, tuple]) -> None:
-    """Load a part of a model, given the state of the whole, whose parameters have these shapes."""
-    check_state(state, shapes)
-    model.load_state({name: state[name] for name in model.named_parameters()})
-
-
-def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: p.whole_shape for name, p in model.named_parameters().items()}
-
-
-def from_holders(mine: dict, names: Iterable[str], group: Group) -> dict:
-    """Return arrays by name: this rank's own, the others from the first rank that has them."""
-    has = group.all_gather(np.array([[name in mine for name in names]]))
-    result = {}
-    for name, ranks in zip(names, has.T, strict=True):
-        if ranks.any():
-            sent = group.broadcast(mine.get(name), int(ranks.argmax()), label=name)
-            result[name] = mine.get(name, sent)
-    return result

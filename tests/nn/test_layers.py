@@ -170,7 +170,10 @@ def test_a_dropout_rate_lies_between_zero_and_one(rate):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: nn.MLP([3, 2], activation="foo"), "activation 'foo': choose one of identity, relu"),
+        (
+            lambda: nn.MLP([3, 2], activation="foo"),
+            "activation 'foo': choose one of identity, relu",
+        ),
         (lambda: nn.MLP([3, 0, 2]), "outputs is a whole number from 1, not 0"),
         (lambda: nn.MLP([3, 2.5]), "outputs is a whole number from 1, not 2.5"),
         (lambda: nn.Transformer(5, 8, 0, 2, 4), "heads is a whole number from 1, not 0"),

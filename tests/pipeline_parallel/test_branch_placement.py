@@ -11,6 +11,7 @@ from minidist import nn, optim
 from minidist.errors import RankFailed
 from minidist.pipeline_parallel import branch_placement
 from minidist.tools.compare import compare
+from minidist.tools.equivalence import check
 from minidist.tools.strategies import Case, one_device
 from minidist.tools.strategies.siamese import siamese_bytes, siamese_cases, siamese_worker
 from tests.pipeline_parallel.branches import judge
@@ -218,7 +219,7 @@ def test_more_than_two_ranks_are_an_error_that_says_why(cluster):
 def test_a_model_without_branches_and_what_is_no_pair_are_errors(cluster):
     case = siamese_cases(2)[0]
     mlp = replace(case, model=nn.MLP([6, 3], dtype="float64"))
-    with pytest.raises(RankFailed, match=r"MLP has no two branches .* use nn\.Siamese\(sizes\)"):
-        cluster(1, "thread").run(siamese_worker, mlp)
+    with pytest.raises(ValueError, match=r"siamese cannot split MLP; use an nn\.Siamese"):
+        check("siamese", mlp, 1, transport="thread")
     with pytest.raises(RankFailed, match=r"pairs have the shape \[B, 2, \.\.\.\], not \[7, 6\]"):
         cluster(2, "thread").run(siamese_worker, replace(case, inputs=case.inputs[:, 0]))

@@ -293,7 +293,7 @@ def a_version_that_is_not_the_one_it_says(group):
         older = getattr(self, "older", buffer)
         sound(self, letter, b, buffer)
         if letter == "F":
-            self.flat.bind(older[:-1])
+            self.flat.bind(older.weights)
             self.older = buffer
 
     with mock.patch.object(WeightVersions, "_use", lying):

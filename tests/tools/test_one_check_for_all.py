@@ -58,7 +58,7 @@ def test_targets_of_another_shape_are_the_error_of_one_device(name):
 
 def test_one_device_and_training_say_the_same():
     with pytest.raises(ValueError, match=r"^4 inputs and 6 targets: they must agree$"):
-        Case("given", mlp(), IMAGES, np.arange(6) % 3)
+        one_device(Case("given", mlp(), IMAGES, np.arange(6) % 3))
 
     class Alone:
         rank, size, device = 0, 1, "cpu"

@@ -12,7 +12,7 @@ from minidist import Mesh, nn, optim
 from minidist.course.probes.ranks import on_ranks
 from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel import Pipeline
-from minidist.pipeline_parallel.stage import holders
+from minidist.pipeline_parallel.holders import holders, shapes_of
 from minidist.tensor_parallel import ParallelTransformer
 from minidist.tensor_parallel.sequence_parallel import sequence_parallel
 
@@ -112,7 +112,7 @@ def stand_in(group, shape, config, state, layers, shared, split_sequence=False):
     hybrid.mesh, hybrid.pipeline = SimpleNamespace(**axes), pipeline
     hybrid.split_sequence = split_sequence
     model = transformer(config, state)
-    hybrid.names = list(model.named_parameters())
+    hybrid.shapes = shapes_of(model)
     split = sequence_parallel if split_sequence else ParallelTransformer
     model = split(model, axes["tp"])
     pipeline.group, own = axes["pp"], layers[at[1]]

@@ -13,8 +13,8 @@ from minidist import nn
 from minidist.course.question import Answer, Question, counted
 from minidist.course.questions.ranks import by_rank, differ, joined
 from minidist.pipeline_parallel import programs
+from minidist.pipeline_parallel.holders import holders
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.pipeline_parallel.stage import holders
 from minidist.rng import Randomness
 from minidist.tools.strategies.cases import random_weights
 

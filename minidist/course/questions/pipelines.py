@@ -25,8 +25,8 @@ from minidist.pipeline_parallel.actions import (
     looped,
     other_end,
 )
+from minidist.pipeline_parallel.holders import holders
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.pipeline_parallel.stage import holders
 from minidist.planning import simulate
 
 

@@ -61,7 +61,7 @@ class Watch:
         flight = [x for s in stages for x in (*s.outputs.values(), *s.put_off.values())]
         weights = [p.data for p in model.parameters()]
         if hasattr(stage, "weights"):
-            weights += stage.weights.in_flight.values()
+            weights += [version.weights for version in stage.weights.in_flight.values()]
         self.graph(stage.outputs[i], flight, weights)
 
     def sends(self, *groups: Group | None) -> None:

@@ -33,9 +33,6 @@ class Case:
     seed: int = 0
     options: dict = field(default_factory=dict)
 
-    def __post_init__(self):
-        example_indices(self.inputs, self.targets)  # a ValueError where they do not agree
-
 
 @dataclass(frozen=True)
 class Models:
@@ -149,20 +146,21 @@ class Strategy:
         bound = getattr(self.worker, "keywords", {})
         check_options(self.worker, options, self.name, without=bound)
         with no_grad():
-            logits = case.model(as_input(case.inputs), randomness_of(case))
-            case.loss(logits, case.targets)
+            loss_of(case.model, case, as_input(case.inputs))
 
 
 def one_device(case: Case) -> dict[str, np.ndarray]:
     """Return the gradients that one device computes; zero where a parameter is unused or frozen."""
     model = copy.deepcopy(case.model)
     x = as_input(case.inputs)
-    case.loss(model(x, randomness_of(case)), case.targets).backward()
+    loss_of(model, case, x).backward()
     return collect(model, x)
 
 
-def randomness_of(case: Case) -> Randomness:
-    return Randomness(case.seed, 0, np.arange(len(case.inputs)))
+def loss_of(model: nn.Module, case: Case, x: Tensor | np.ndarray) -> Tensor:
+    """Return the loss on one device; ValueError where inputs and targets do not agree."""
+    examples = example_indices(case.inputs, case.targets)
+    return case.loss(model(x, Randomness(case.seed, 0, examples)), case.targets)
 
 
 def collect(model: nn.Module, x: Tensor | None = None) -> dict[str, np.ndarray]:

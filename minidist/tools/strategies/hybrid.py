@@ -63,6 +63,7 @@ def hybrid_bytes(case: Case, ranks: int) -> int:
     held = {name: 8 * p.size * (tp if is_repeated(name) else 1) for name, p in named.items()}
     for name in vocabulary(named):
         held[name] = 8 * width * tp * -(-case.model.vocab // tp)  # with padding
+    held = {name: size * named[name].requires_grad for name, size in held.items()}
     repeated = sum(held[name] // tp for name in named if is_repeated(name))
     over_tp = (tp - 1) * ((10 * depth + 5 if split else 8 * depth + 4) * S + 48 * case.inputs.size)
     over_tp += 2 * (tp - 1) * repeated * dp if split else 0

@@ -11,9 +11,10 @@ from minidist.autograd import Tensor, no_grad
 from minidist.comm import Group
 from minidist.pipeline_parallel import PipeDream, Pipeline
 from minidist.pipeline_parallel.actions import Programs, Update, last_stage
+from minidist.pipeline_parallel.holders import from_holders, holders
 from minidist.pipeline_parallel.partition import cut_of
 from minidist.pipeline_parallel.programs import programs
-from minidist.pipeline_parallel.stage import MicroBatch, from_holders, holders, micro_batches
+from minidist.pipeline_parallel.stage import MicroBatch, micro_batches
 from minidist.rng import generator
 from minidist.tools.causes import cause_of
 from minidist.tools.replay import replay

@@ -2,6 +2,7 @@
 
 MESH, HYBRID, OPTIM = "comm/mesh.py", "hybrid.py", "optim.py"
 STAGE, PIPELINE = "pipeline_parallel/stage.py", "pipeline_parallel/pipeline.py"
+HOLDERS = "pipeline_parallel/holders.py"
 SHARD, COLUMNS = "nn/shard.py", "tensor_parallel/column_parallel.py"
 
 NEEDS = {"6.2": ("6.1",), "6.5": ("6.1", "6.2", "6.3", "6.4")}
@@ -111,27 +112,33 @@ MISTAKES = [
         "if False:",
         "a ValueError",
     ),
-    ("6.6", HYBRID, "not again and not repeated", "not again", "of tp has alike counts on each"),
     (
         "6.6",
         HYBRID,
-        "not again and not repeated",
-        "not repeated",
+        "counted(self.pipeline.counted(), self.mesh.tp)",
+        "self.pipeline.counted()",
+        "of tp has alike counts on each",
+    ),
+    (
+        "6.6",
+        HYBRID,
+        "self.pipeline.counted()",
+        "self.parameters()",
         "a tied parameter counts once per stage",
     ),
     (
         "6.6",
         HYBRID,
-        "self.mesh.pp.all_reduce(self.mesh.tp.all_reduce(np.array(total)))",
-        "self.mesh.dp.all_reduce(self.mesh.pp.all_reduce(self.mesh.tp.all_reduce(np.array(total))))",
+        "sum_squares(once, self.mesh.tp, self.mesh.pp)",
+        "sum_squares(once, self.mesh.tp, self.mesh.pp, self.mesh.dp)",
         "replicas on dp are added up",
     ),
     ("6.6", OPTIM, "if norm > max_norm:", "if True:", "are not made longer"),
     (
         "6.6",
         OPTIM,
-        "if sum_squares is None and any(",
-        "if False and any(",
+        "if sum_squares is None and spread:",
+        "if False and spread:",
         "are to be a ValueError",
     ),
     (
@@ -142,8 +149,8 @@ MISTAKES = [
         "in other places",
     ),
     ("6.7", SHARD, "[: self.full]", "", "has the shape"),
-    ("6.7", PIPELINE, "    return result", "    return mine", "is missing"),
-    ("6.7", PIPELINE, "int(ranks.argmax())", "0", ""),
+    ("6.7", HOLDERS, "    return result", "    return mine", "is missing"),
+    ("6.7", HOLDERS, "int(ranks.argmax())", "0", ""),
 ]
 
 OTHERS = [
@@ -163,5 +170,5 @@ OTHERS = [
         ("pass", "p.grad = self.mesh.dp.all_reduce(p.grad_buffer)"),
     ),
     ("6.6", HYBRID, "self.mesh.tp.rank > 0", "self.mesh.tp.rank < self.mesh.tp.size - 1"),
-    ("6.7", PIPELINE, "int(ranks.argmax())", "int(np.flatnonzero(ranks)[-1])"),
+    ("6.7", HOLDERS, "int(ranks.argmax())", "int(np.flatnonzero(ranks)[-1])"),
 ]

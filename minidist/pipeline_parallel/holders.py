@@ -1,0 +1,58 @@
+"""Who holds what of a model that is cut into stages, and the state of all of it.
+
+A pipeline takes over a whole model on every rank, and keeps the rank's layers. The others' layers
+are not trained here, and their parameters say so; the whole state comes from its holders.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from minidist import nn
+from minidist.comm import Group
+from minidist.nn.module import check_state
+
+
+def holders(model: nn.Sequential, cut: list[range]) -> dict[str, list[int]]:
+    """Return {parameter name: the stages that hold it}, in global order; a tied one has several."""
+    found: dict[str, list[int]] = {name: [] for name in model.named_parameters()}
+    for stage, part in enumerate(cut):
+        for name in dict.fromkeys(n for i in part for n in model.layers[i].named_parameters()):
+            found[name].append(stage)
+    return found
+
+
+def take_over(model: nn.Sequential, layers: list[nn.Module], spread: str) -> nn.Sequential:
+    """Return this rank's layers as a model; mark what the others hold as theirs.
+
+    spread  over what, in words (see nn.Parameter)
+    """
+    own = nn.Sequential(layers)
+    mine = own.named_parameters()
+    for name, p in model.named_parameters().items():
+        if name in mine:
+            p.spread = spread
+        else:
+            p.elsewhere = "another rank trains it; ask the pipeline for .state() or .load_state()"
+    return own
+
+
+def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: p.whole_shape for name, p in model.named_parameters().items()}
+
+
+def from_holders(mine: dict, names: Iterable[str], group: Group) -> dict:
+    """Return arrays by name: this rank's own, the others from the first rank that has them."""
+    has = group.all_gather(np.array([[name in mine for name in names]]))
+    result = {}
+    for name, ranks in zip(names, has.T, strict=True):
+        if ranks.any():
+            sent = group.broadcast(mine.get(name), int(ranks.argmax()), label=name)
+            result[name] = mine.get(name, sent)
+    return result
+
+
+def load_own(model: nn.Module, state: dict[str, np.ndarray], shapes: dict[str, tuple]) -> None:
+    """Load a part of a model, given the state of the whole, whose parameters have these shapes."""
+    check_state(state, shapes)
+    model.load_state({name: state[name] for name in model.named_parameters()})
