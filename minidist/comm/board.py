@@ -110,7 +110,7 @@ class Board:
 
     def _sleep(self, operation: str) -> None:
         def ready():
-            return not self.missing() or self.mailbox.closed
+            return not self.missing() or self.mailbox.closed is not None
 
         with self.mailbox.shown(Wait(operation, self.missing, call_site())):
             self.mine[SLEEPS] = 1

@@ -1,10 +1,10 @@
 """Group: a set of ranks that talk to each other. Every strategy is written against this contract.
 
 Letters: N ranks in the group, S bytes in an array. Results are fresh arrays, or land in `out`.
-Collectives are called by all ranks of the group in the same order; before any data moves the ranks
-compare what they call. By default all_reduce works in shared memory: each rank reduces one slice,
-in rank order, and gives it to everyone, which moves 2(N-1)S bytes in all, as a ring does, and gives
-the same bits on every rank and in every run.
+Collectives are called by all ranks of the group in the same order, by one thread of a rank at a
+time; before any data moves the ranks compare what they call. By default all_reduce works in shared
+memory: each rank reduces one slice, in rank order, and gives it to everyone, which moves 2(N-1)S
+bytes in all, as a ring does, and gives the same bits on every rank and in every run.
 
 Errors: ValueError for an argument that no group could take; CollectiveMismatch, on all ranks, if
 they do not call the same; Deadlock where no rank can ever go on (see diagnosis.py).
@@ -32,12 +32,17 @@ from minidist.comm.channel import Channel, Request
 from minidist.comm.collectives import ALGORITHMS, all_to_all, from_root, reduce_pieces, to_root
 from minidist.comm.diagnosis import Wait, call_site, signature_of
 from minidist.comm.ledger import Ledger
+from minidist.comm.one_thread import collective
 
 
 class Group:
     """The ranks `members` of the world, numbered 0 to size - 1; `rank` is this one's number.
 
     Made by `run` and `Cluster`, and by `split`.
+
+    Any thread may send and receive. The collectives are for one thread at a time: two that are to
+    communicate side by side need a group each, by `split(0)` before they start. A second thread in
+    a collective is a ValueError, and fails the run also where that thread's exceptions are lost.
 
     device  "cpu" or "gpu": where `empty` allocates
     ledger  what others have taken from this rank as a member of this very group
@@ -50,6 +55,7 @@ class Group:
         self.mailbox = endpoint.mailbox
         self.ledger = Ledger()
         self.rank, self.size = members.index(endpoint.rank), len(members)
+        self.free = threading.Lock()  # held by the thread that is in a collective
         self._collectives = self._splits = 0
         self._requests: dict[tuple[int, int], deque[Request]] = {}
 
@@ -102,6 +108,7 @@ class Group:
 
     # Collectives.
 
+    @collective
     def all_reduce(
         self,
         x: Array,
@@ -140,6 +147,7 @@ class Group:
         out[...] = beside(result, out)
         return out
 
+    @collective
     def reduce_scatter(
         self, x: Array, sizes: list[int] | None = None, op: str = "sum", label: str | None = None
     ) -> Array:
@@ -155,6 +163,7 @@ class Group:
         signature = signature_of("reduce_scatter", (op, x.dtype, x.shape, tuple(sizes)), label)
         return shared_collectives.reduce_scatter(self, signature, x, sizes, combine)
 
+    @collective
     def all_gather(
         self, x: Array, axis: int = 0, label: str | None = None, out: Array | None = None
     ) -> Array:
@@ -173,6 +182,7 @@ class Group:
         )
         return array_module(x).concatenate(all_to_all(channel, [x] * self.size), axis=axis)
 
+    @collective
     def all_to_all(self, arrays: list[Array], label: str | None = None) -> list[Array]:
         """Give arrays[r] to rank r; return what each rank gave to this one, in rank order.
 
@@ -185,12 +195,14 @@ class Group:
             raise ValueError(f"all_to_all needs one dtype, got {', '.join(dtypes)}")
         return all_to_all(self._meet("all_to_all", arrays[0].dtype, label=label), arrays)
 
+    @collective
     def broadcast(self, x: Array | None = None, root: int = 0, label: str | None = None) -> Array:
         """Return root's x on all ranks; only root's x counts. Bytes: (N-1)S from root."""
         x = numeric(x) if self.rank == self._valid(root, "root") else None
         channel = self._meet("broadcast", f"root={root}", label=label)
         return from_root(channel, [x] * self.size, root)
 
+    @collective
     def scatter(
         self, pieces: list[Array] | None = None, root: int = 0, label: str | None = None
     ) -> Array:
@@ -201,6 +213,7 @@ class Group:
             pieces = [numeric(x) for x in pieces]
         return from_root(self._meet("scatter", f"root={root}", label=label), pieces, root)
 
+    @collective
     def gather(
         self, x: Array, root: int = 0, axis: int = 0, label: str | None = None
     ) -> Array | None:
@@ -215,6 +228,7 @@ class Group:
         pieces = to_root(channel, x, root)
         return None if pieces is None else array_module(x).concatenate(pieces, axis=axis)
 
+    @collective
     def reduce(
         self, x: Array, root: int = 0, op: str = "sum", label: str | None = None
     ) -> Array | None:
@@ -228,10 +242,12 @@ class Group:
         pieces = to_root(channel, x, root)
         return None if pieces is None else reduce_pieces(pieces, combine)
 
+    @collective
     def barrier(self, label: str | None = None) -> None:
         """Return when every rank has come here, with the same label. No payload."""
         self._meet("barrier", label=label)
 
+    @collective
     def split(self, color: int | None, key: int | None = None) -> "Group | None":
         """Return the group of the ranks that gave the same color, or None for color None.
 

@@ -33,7 +33,7 @@ class Mailbox:
         self.lock = threading.Lock()
         self.arrived = threading.Condition(self.lock)
         self.waits: dict[int, Wait] = {}
-        self.closed = False
+        self.closed: BaseException | None = None  # why nobody communicates here any more
         self.turns = None  # this rank's part of an interleaving, if there is one
         self.count = 0  # messages that ever arrived
         self.received: Counter = Counter()  # messages that were taken in this run
@@ -165,7 +165,7 @@ class Mailbox:
                 if ring is not None and where not in self.messages:
                     ring.fall_asleep()
                     self._drain(where[0], ring)
-            return self.closed or any(where in self.messages for where, _ in places)
+            return self.closed is not None or any(where in self.messages for where, _ in places)
 
         if self.turns is None or not self.turns.wait_until(ready):
             with self.lock:
@@ -185,17 +185,16 @@ class Mailbox:
         """Begin to communicate: perhaps another rank goes first, or the run is over."""
         if self.turns is not None:
             self.turns.offer()
-        if self.closed:
-            raise Stopped
+        self.check_open()
 
     def check_open(self) -> None:
-        if self.closed:
-            raise Stopped
+        if self.closed is not None:
+            raise type(self.closed)(*self.closed.args)  # one for each thread that it stops
 
-    def close(self) -> None:
-        """Stop every thread that waits here, and every one that comes to wait."""
+    def close(self, why: BaseException) -> None:
+        """Stop every thread that waits here, and every one that comes; the first reason counts."""
         with self.lock:
-            self.closed = True
+            self.closed = self.closed or why
             self.arrived.notify_all()
 
     def drop_runs_before(self, run: int) -> None:

@@ -32,16 +32,22 @@ class Report:
 
 
 def execute(endpoint: Endpoint, run: int, logged: bool, payload: bytes, loads) -> Report | None:
-    """Unpack (worker, args), call worker(group, *args); None if the run was stopped meanwhile."""
+    """Unpack (worker, args), call worker(group, *args); None if the run was stopped meanwhile.
+
+    What closed the mailbox is the error, also where the worker goes on without the thread that got
+    it, and where it fails in consequence.
+    """
     try:
         group = endpoint.begin(run, logged)
         worker, args = loads(payload)
         result = worker(group, *args)
+        endpoint.mailbox.check_open()
         return Report(result, unreceived=endpoint.unreceived(), log=endpoint.log)
     except Stopped:
         return None
     except BaseException as error:
-        return Report(error=error, traceback=traceback.format_exc())
+        error = endpoint.mailbox.closed or error
+        return Report(error=error, traceback="".join(traceback.format_exception(error)))
     finally:
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):  # the worker may have closed it

@@ -17,7 +17,7 @@ from minidist.comm.board import Alarm
 from minidist.comm.diagnosis import Snapshot
 from minidist.comm.endpoint import Endpoint
 from minidist.comm.interleaving import Interleaving, Turns
-from minidist.comm.mailbox import Mailbox
+from minidist.comm.mailbox import Mailbox, Stopped
 from minidist.comm.report import Report, execute, fair_share_of_cores
 from minidist.comm.shared_memory import SharedMemory, create_file
 
@@ -101,7 +101,7 @@ class ThreadRanks:
     def stop(self, patience: float = 0.0) -> None:
         """Stop every rank at its next communication, and wait for those that come to it soon."""
         for endpoint in self.endpoints:
-            endpoint.mailbox.close()
+            endpoint.mailbox.close(Stopped())
         for thread in self.threads:
             thread.join(timeout=1)
         if self.threads:

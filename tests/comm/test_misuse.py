@@ -1,0 +1,135 @@
+"""What a caller may get wrong is one clear error, at once, on every transport."""
+
+import threading
+import time
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from minidist.errors import RankFailed
+
+both = pytest.mark.parametrize("transport", ["process", "thread"])
+
+
+def side_by_side(*calls):
+    """Let each call run in a thread of its own; join them. What they raise is lost."""
+
+    def quietly(call):
+        with suppress(BaseException):
+            call()
+
+    threads = [threading.Thread(target=quietly, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def refused(cluster, transport, worker, message, size=2):
+    """Run a wrong program: it fails with this ValueError, soon, and the next run is well."""
+    ranks, begin = cluster(size, transport), time.monotonic()
+    with pytest.raises(RankFailed, match=message) as caught:
+        ranks.run(worker, timeout=8)
+    assert isinstance(caught.value.__cause__, ValueError) and time.monotonic() - begin < 4
+    assert ranks.run(lambda g: float(g.all_reduce(np.ones(1))[0])) == [float(size)] * size
+    return str(caught.value)
+
+
+COLLECTIVES = {
+    "all_reduce": lambda g: g.all_reduce(np.ones(3)),
+    "all_reduce with a label": lambda g: g.all_reduce(np.ones(3), label=str(g.rank)),
+    "all_reduce in place": lambda g: g.all_reduce(x := np.ones(3), out=x),
+    "all_reduce around a ring": lambda g: g.all_reduce(np.ones(3), algorithm="ring"),
+    "reduce": lambda g: g.reduce(np.ones(3)),
+    "reduce_scatter": lambda g: g.reduce_scatter(np.ones(4)),
+    "all_gather": lambda g: g.all_gather(np.ones(3)),
+    "all_gather into an array": lambda g: g.all_gather(np.ones(3), out=np.ones(3 * g.size)),
+    "gather": lambda g: g.gather(np.ones(3)),
+    "broadcast": lambda g: g.broadcast(np.ones(3)),
+    "scatter": lambda g: g.scatter([np.ones(3)] * g.size),
+    "all_to_all": lambda g: g.all_to_all([np.ones(3)] * g.size),
+    "barrier": lambda g: g.barrier(),
+    "split": lambda g: g.split(0),
+}
+OWN_GROUPS = r"give each thread a group of its own: group.split\(0\)"
+
+
+@both
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_second_thread_in_a_collective_of_one_group_is_refused(cluster, transport, name):
+    def worker(group):
+        if group.rank == 1:
+            return group.recv(0)  # so the first thread of rank 0 is still in its barrier
+        first = threading.Thread(target=lambda: side_by_side(group.barrier), daemon=True)
+        first.start()
+        while not group.mailbox.waits:
+            time.sleep(0.001)
+        with suppress(ValueError):
+            COLLECTIVES[name](group)
+        first.join()
+        return "as if nothing had happened"
+
+    text = refused(cluster, transport, worker, OWN_GROUPS)
+    assert f"{name.split()[0]} at {__name__.split('.')[-1]}.py:" in text
+
+
+PAIRS = {
+    **{name: [COLLECTIVES[name]] * 2 for name in ("all_reduce", "barrier", "split")},
+    "around a ring": [COLLECTIVES["all_reduce around a ring"]] * 2,
+    "two labels": [lambda g: g.barrier(label="a"), lambda g: g.barrier(label="b")],
+}
+
+
+@both
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_threads_of_every_rank_in_one_group_neither_hang_nor_mix(cluster, transport, name):
+    def worker(group):
+        def repeat(call):
+            for _ in range(2000):
+                call(group)
+
+        side_by_side(*[lambda call=call: repeat(call) for call in PAIRS[name]])
+
+    refused(cluster, transport, worker, OWN_GROUPS)
+
+
+def test_what_follows_from_two_threads_in_one_group_does_not_hide_it(cluster):
+    def worker(group):
+        found = {}
+
+        def repeat(i):
+            found[i] = [group.all_reduce(np.ones(3)) for _ in range(2000)]
+
+        side_by_side(lambda: repeat(0), lambda: repeat(1))
+        return found[0], found[1]  # KeyError: neither has come to its end
+
+    refused(cluster, "process", worker, OWN_GROUPS)
+
+
+@both
+def test_threads_that_take_turns_in_a_group_and_messages_beside_them_are_legal(cluster, transport):
+    def worker(group):
+        other, found = 1 - group.rank, []
+
+        def chat(tag):
+            for i in range(50):
+                group.send(np.array(i), to=other, tag=tag)
+                assert int(group.recv(other, tag=tag)) == i
+
+        def reduce(i):
+            found.append(float(group.all_reduce(np.array(float(i)))))
+
+        talkers = [threading.Thread(target=chat, args=(tag,)) for tag in (1, 2)]
+        for talker in talkers:
+            talker.start()
+        for i in range(10):
+            thread = threading.Thread(target=reduce, args=(i,))
+            thread.start()
+            thread.join()
+        for talker in talkers:
+            talker.join()
+        return found
+
+    want = [2.0 * i for i in range(10)]
+    assert cluster(2, transport).run(worker, timeout=20) == [want, want]
