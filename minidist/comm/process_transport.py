@@ -96,7 +96,7 @@ class ProcessRanks:
                     process.start()
 
     def submit(self, run: int, logged: bool, payload: bytes) -> None:
-        self.awaited, self.came_in = set(range(self.size)), []
+        self.run, self.awaited, self.came_in = run, set(range(self.size)), []
         for control in self.controls:
             with suppress(OSError):  # a rank that has died meanwhile is found by `reports`
                 control.send(("run", run, logged, payload))
@@ -134,7 +134,7 @@ class ProcessRanks:
                 kind, value = control.recv()
                 if kind == "snapshot":
                     answers[rank] = value
-                else:
+                elif kind == self.run:
                     self._came_in(rank, unpack(value))
             except (EOFError, OSError):
                 answers[rank] = self._came_in(rank, self._death_of(rank))
@@ -274,7 +274,7 @@ class RankProcess:
         threading.Thread(target=self.read, name="reader", daemon=True).start()
         while (order := self.orders.get()) is not None:
             report = execute(self.endpoint, *order, pickle.loads)
-            self.answer("report", pack(report, cloudpickle.dumps))
+            self.answer(order[0], pack(report, cloudpickle.dumps))
             self.done += 1
 
     def read(self) -> None:
@@ -312,7 +312,8 @@ class RankProcess:
             self.ordered += 1
             self.orders.put(order[1:])
 
-    def answer(self, kind: str, value) -> None:
+    def answer(self, kind: str | int, value) -> None:
+        """Give a snapshot, or the report of the run of this number."""
         with self.answering, suppress(OSError):  # the caller may be gone
             self.control.send((kind, value))
 

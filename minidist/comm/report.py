@@ -6,7 +6,7 @@ import sys
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from minidist.comm.endpoint import Endpoint
 from minidist.comm.mailbox import Stopped
@@ -37,21 +37,42 @@ def execute(endpoint: Endpoint, run: int, logged: bool, payload: bytes, loads) -
     What closed the mailbox is the error, also where the worker goes on without the thread that got
     it, and where it fails in consequence.
     """
+    process, report = os.getpid(), None
     try:
         group = endpoint.begin(run, logged)
         worker, args = loads(payload)
         result = worker(group, *args)
         endpoint.mailbox.check_open()
-        return Report(result, unreceived=endpoint.unreceived(), log=endpoint.log)
+        report = Report(result, unreceived=endpoint.unreceived(), log=endpoint.log)
     except Stopped:
-        return None
+        pass
     except BaseException as error:
         error = endpoint.mailbox.closed or error
-        return Report(error=error, traceback="".join(traceback.format_exception(error)))
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):  # the worker may have closed it
-                stream.flush()
+        report = Report(error=error, traceback="".join(traceback.format_exception(error)))
+    if os.getpid() != process:
+        _leave(report)
+    _flush()
+    return report
+
+
+def _leave(report: Report | None) -> NoReturn:
+    """End a child that the worker has forked and that has come back: only its parent reports."""
+    match report and report.error:
+        case None:
+            status = 0
+        case SystemExit(code=int() | None as code):
+            status = code or 0
+        case _:
+            print(report.traceback, file=sys.stderr)
+            status = 1
+    _flush()
+    os._exit(status)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # the worker may have closed it
+            stream.flush()
 
 
 def pack(report: Report, dumps) -> bytes:

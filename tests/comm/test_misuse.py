@@ -1,12 +1,16 @@
 """What a caller may get wrong is one clear error, at once, on every transport."""
 
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
 
+import cloudpickle
 import numpy as np
 import pytest
 
+from minidist import Cluster
 from minidist.errors import RankFailed
 
 both = pytest.mark.parametrize("transport", ["process", "thread"])
@@ -133,3 +137,46 @@ def test_threads_that_take_turns_in_a_group_and_messages_beside_them_are_legal(c
 
     want = [2.0 * i for i in range(10)]
     assert cluster(2, transport).run(worker, timeout=20) == [want, want]
+
+
+FORKS = """
+import os, sys, warnings
+import minidist
+warnings.simplefilter("ignore")  # of fork, in a process with threads
+
+def forks(group, way):
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.close(reader)
+        if way == "raises":
+            raise OSError("of a child")
+        if way == "exits":
+            sys.exit(3)
+        print(f"child {group.rank}", end=" ")
+        return "child"
+    os.close(writer)
+    os.read(reader, 1)  # returns when the child has gone, which alone has the other end now
+    return "parent", os.wait()[1] >> 8
+
+with minidist.Cluster(2, sys.argv[1]) as ranks:
+    for way in ("returns", "raises", "exits"):
+        print(ranks.run(forks, way, timeout=8), ranks.run(lambda group: "next", timeout=8))
+"""
+
+
+@both
+def test_a_child_that_a_worker_forks_leaves_when_it_returns_and_reports_nothing(transport):
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, transport], capture_output=True, text=True, timeout=60
+    )
+    assert "[('parent', 0), ('parent', 0)] ['next', 'next']" in done.stdout, done
+    assert "[('parent', 1), ('parent', 1)] ['next', 'next']" in done.stdout
+    assert "[('parent', 3), ('parent', 3)] ['next', 'next']" in done.stdout
+    assert done.stdout.count("child 0") == done.stdout.count("child 1") == 1
+    assert done.stderr.count("OSError: of a child") == done.stderr.count("Error") == 2
+
+
+def test_a_report_of_another_run_is_dropped():
+    with Cluster(2) as ranks:
+        ranks._ranks.submit(0, False, cloudpickle.dumps((lambda group: "of an earlier run", ())))
+        assert ranks.run(lambda group: "of this run") == ["of this run"] * 2
