@@ -13,6 +13,7 @@ import numpy as np
 
 from minidist.backend import check_device
 from minidist.comm.diagnosis import is_deadlock, lost_messages, table
+from minidist.comm.limits import check_size
 from minidist.comm.process_transport import ProcessRanks
 from minidist.comm.report import Report
 from minidist.comm.thread_transport import ThreadRanks
@@ -76,6 +77,7 @@ class Cluster:
         self._start()
 
     def _start(self) -> None:
+        check_size(self.size, self.transport)
         self._ranks = TRANSPORTS[self.transport](self.size, self.device, self.interleaving)
         self._finalizer = weakref.finalize(self, self._ranks.stop, 1.0)
 

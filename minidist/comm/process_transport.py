@@ -77,12 +77,11 @@ class ProcessRanks:
             alarms.append(Descriptors([reader]))
             theirs.callback(alarms[-1].close)
         peers: list[dict[int, Connection]] = [{} for _ in range(self.size)]
-        for low in range(self.size):
-            for high in range(low + 1, self.size):
-                ends = context.Pipe()
-                peers[low][high], peers[high][low] = (theirs.enter_context(end) for end in ends)
         with _nameless_main():
             for rank in range(self.size):
+                for other in range(rank + 1, self.size):
+                    ends = context.Pipe()
+                    peers[rank][other], peers[other][rank] = map(theirs.enter_context, ends)
                 control, end = context.Pipe()
                 self.controls.append(control)
                 with end:  # so the rank holds the only other one: its death is our end-of-file
@@ -94,6 +93,8 @@ class ProcessRanks:
                     )
                     self.processes.append(process)
                     process.start()
+                for end in peers[rank].values():  # at once, for all together they are N (N - 1)
+                    end.close()
 
     def submit(self, run: int, logged: bool, payload: bytes) -> None:
         self.run, self.awaited, self.came_in = run, set(range(self.size)), []

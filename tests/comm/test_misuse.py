@@ -1,5 +1,7 @@
 """What a caller may get wrong is one clear error, at once, on every transport."""
 
+import os
+import re
 import subprocess
 import sys
 import threading
@@ -180,3 +182,62 @@ def test_a_report_of_another_run_is_dropped():
     with Cluster(2) as ranks:
         ranks._ranks.submit(0, False, cloudpickle.dumps((lambda group: "of an earlier run", ())))
         assert ranks.run(lambda group: "of this run") == ["of this run"] * 2
+
+
+MANY = """
+import resource, sys
+import minidist
+size, transport, soft, hard = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+with minidist.Cluster(1, transport) as few:  # starts the fork server, which keeps its limit
+    try:
+        with minidist.Cluster(size, transport) as ranks:
+            print(ranks.run(lambda group: int(group.all_reduce(1)), timeout=60) == [size] * size)
+    except ValueError as error:
+        print(error)
+    print(few.run(lambda group: "well"))
+"""
+
+
+@pytest.mark.parametrize(
+    "size, transport, soft, hard, message",
+    [
+        (19, "process", 64, 256, "True"),
+        (31, "process", 256, 1024, "True"),
+        (31, "process", 256, 256, r"31 process ranks need \d+ open .* 256: enough for \d+ "),
+        (31, "process", 256, 256, "use fewer, raise the limit .*ulimit -n.* transport='thread'"),
+        (90, "thread", 64, 256, "True"),
+        (200, "thread", 64, 256, r"200 thread ranks need \d+ open files, .* 256: enough for \d+ "),
+    ],
+)
+def test_the_open_files_that_ranks_need_are_there_before_they_start(
+    size, transport, soft, hard, message
+):
+    done = subprocess.run(
+        [sys.executable, "-c", MANY, *map(str, (size, transport, soft, hard))],
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert re.search(message, done.stdout) and "['well']" in done.stdout, done
+    assert not done.stderr
+
+
+@pytest.mark.parametrize(
+    "transport, message",
+    [("process", "at most 123 .*, or transport='thread'"), ("thread", "at most 1000")],
+)
+@pytest.mark.parametrize("size", [1001, 10**9, 99999999999999999999])
+def test_more_ranks_than_there_can_be_are_refused_before_anything_is_allocated(
+    transport, message, size
+):
+    files = len(os.listdir("/dev/fd"))
+    with pytest.raises(ValueError, match=f"{size} ranks.*{message}"):
+        Cluster(size, transport)
+    assert len(os.listdir("/dev/fd")) == files
+
+
+@pytest.mark.slow
+def test_as_many_ranks_as_there_can_be_work():
+    with Cluster(123) as ranks:
+        assert ranks.run(lambda group: int(group.all_reduce(1)), timeout=100) == [123] * 123
