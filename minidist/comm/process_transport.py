@@ -60,6 +60,7 @@ class ProcessRanks:
             raise ValueError("a rank cannot start processes of its own; use transport='thread'")
         self.size, self.processes, self.controls = size, [], []
         self.owner, self.awaited, self.came_in = os.getpid(), set(), []
+        self.asked: set[int] = set()  # ranks that have not answered the last question
         with ExitStack() as theirs:  # what only the ranks need is closed here in any case
             try:
                 self._start(device, theirs)
@@ -112,15 +113,13 @@ class ProcessRanks:
     def snapshots(self, patience: float = 1.0) -> dict[int, Snapshot | None]:
         """Ask every rank what it waits for; None for one that does not answer in time."""
         answers: dict[int, Snapshot | None] = dict.fromkeys(range(self.size))
-        asked = set(range(self.size))
-        for rank in asked:
+        for rank in set(range(self.size)) - self.asked:  # one question at a time fits any socket
+            self.asked.add(rank)
             with suppress(OSError):  # a rank that has died is found below
                 self.controls[rank].send(("snapshot",))
         deadline = time.monotonic() + patience
-        while asked and (left := deadline - time.monotonic()) > 0:
-            for rank, answer in self._read(asked, left).items():
-                answers[rank] = answer
-                asked.discard(rank)
+        while self.asked and (left := deadline - time.monotonic()) > 0:
+            answers.update(self._read(self.asked, left))
         return answers
 
     def _read(self, ranks: set[int], timeout: float | None) -> dict[int, Snapshot | None]:
@@ -143,12 +142,16 @@ class ProcessRanks:
             if not self.controls[deaths[sentinel]].poll():  # its last words are heard first
                 rank = deaths[sentinel]
                 answers[rank] = self._came_in(rank, self._death_of(rank))
+        self.asked -= set(answers)
         return answers
 
     def _came_in(self, rank: int, report: Report) -> None:
         if rank in self.awaited:
             self.awaited.discard(rank)
             self.came_in.append((rank, report))
+
+    def pid_of(self, rank: int) -> int:
+        return self.processes[rank].pid
 
     def _death_of(self, rank: int) -> Report:
         process = self.processes[rank]
