@@ -1,5 +1,6 @@
 """What a caller may get wrong is one clear error, at once, on every transport."""
 
+import gc
 import os
 import re
 import subprocess
@@ -12,10 +13,11 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from minidist import Cluster
+from minidist import Cluster, run
 from minidist.errors import RankFailed
 
 both = pytest.mark.parametrize("transport", ["process", "thread"])
+linux = pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs /proc")
 
 
 def side_by_side(*calls):
@@ -241,3 +243,31 @@ def test_more_ranks_than_there_can_be_are_refused_before_anything_is_allocated(
 def test_as_many_ranks_as_there_can_be_work():
     with Cluster(123) as ranks:
         assert ranks.run(lambda group: int(group.all_reduce(1)), timeout=100) == [123] * 123
+
+
+@linux
+def test_rank_threads_release_their_files_and_addresses_as_soon_as_they_end():
+    def worker(group):
+        group.split(0).all_reduce(np.ones(3), algorithm="ring")
+        kept = group.empty(1000, "float64")
+        kept[:] = group.rank
+        return kept
+
+    def held():
+        with open("/proc/self/maps") as maps:
+            return len(os.listdir("/proc/self/fd")), sum("memfd:minidist" in line for line in maps)
+
+    kept = run(worker, 2, transport="thread")
+    gc.collect()
+    gc.disable()
+    before = held()
+    try:
+        for seed in (None, 1):
+            for _ in range(25):
+                run(worker, 2, transport="thread", interleaving=seed)
+        assert held() <= before
+    finally:
+        gc.enable()
+    assert [set(array.tolist()) for array in kept] == [{0.0}, {1.0}]
+    del kept
+    assert held() == (before[0] - 1, before[1] - 1)
