@@ -65,7 +65,11 @@ class Group:
     # Messages between two ranks.
 
     def send(self, array: Array, to: int, tag: int = 0) -> None:
-        """Send a copy; returns at once, whether or not the receiver ever receives."""
+        """Send a copy; returns at once, whether or not the receiver ever receives.
+
+        To name what was never received, both ranks count the messages of each tag until the run
+        ends: about 140 bytes per tag and rank. So use a few tags many times.
+        """
         self._post("send", numeric(array), self._valid(to, "to"), ("message", whole_tag(tag)))
 
     def recv(self, source: int, tag: int = 0) -> Array:
@@ -104,7 +108,14 @@ class Group:
         """Return a request; `.wait()` returns the array. Requests are served in order."""
         where = self._valid(source, "source"), whole_tag(tag)
         queue = self._requests.setdefault(where, deque())
-        return Request(queue, lambda: self._receive(*where))
+
+        def complete():
+            array = self._receive(*where)
+            if len(queue) == 1:
+                del self._requests[where]
+            return array
+
+        return Request(queue, complete)
 
     # Collectives.
 
@@ -252,7 +263,7 @@ class Group:
         """Return the group of the ranks that gave the same color, or None for color None.
 
         Its ranks are ordered by (key, rank here); the default key is this rank's number. No
-        payload.
+        payload. Each rank of it keeps 1 KB of shared memory until the run ends.
         """
         if color is not None and not isinstance(color, int | np.integer):
             raise ValueError(f"a color is a whole number or None, not {color!r}")
@@ -268,7 +279,7 @@ class Group:
         chosen = [r for r in range(self.size) if wishes[r][0] and wishes[r][1] == color]
         chosen.sort(key=lambda r: (int(wishes[r][2]), r))
         members, blocks = [self.members[r] for r in chosen], [int(wishes[r][3]) for r in chosen]
-        board = Board(endpoint.memory, blocks, members, endpoint)
+        board = Board(endpoint, blocks, members, block)
         return type(self)(endpoint, members, (*self.context, self._splits, int(color)), board)
 
     @contextmanager

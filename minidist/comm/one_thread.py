@@ -20,7 +20,7 @@ def collective(operation: Callable) -> Callable:
     def call(group, *args, **kwargs):
         if not group.free.acquire(blocking=False):
             group.mailbox.close(_misuse(group, operation.__name__))
-            group.mailbox.check_open()
+            group.mailbox.check_open(group.context[0])
         try:
             return operation(group, *args, **kwargs)
         finally:

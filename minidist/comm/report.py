@@ -42,7 +42,7 @@ def execute(endpoint: Endpoint, run: int, logged: bool, payload: bytes, loads) -
         group = endpoint.begin(run, logged)
         worker, args = loads(payload)
         result = worker(group, *args)
-        endpoint.mailbox.check_open()
+        endpoint.mailbox.check_open(run)
         report = Report(result, unreceived=endpoint.unreceived(), log=endpoint.log)
     except Stopped:
         pass
@@ -51,6 +51,7 @@ def execute(endpoint: Endpoint, run: int, logged: bool, payload: bytes, loads) -
         report = Report(error=error, traceback="".join(traceback.format_exception(error)))
     if os.getpid() != process:
         _leave(report)
+    endpoint.end()
     _flush()
     return report
 

@@ -1,5 +1,6 @@
 """What a caller may get wrong is one clear error, at once, on every transport."""
 
+import functools
 import gc
 import os
 import re
@@ -271,3 +272,63 @@ def test_rank_threads_release_their_files_and_addresses_as_soon_as_they_end():
     assert [set(array.tolist()) for array in kept] == [{0.0}, {1.0}]
     del kept
     assert held() == (before[0] - 1, before[1] - 1)
+
+
+LATE = {
+    "barrier": lambda group, sub: group.barrier(),
+    "all_reduce": lambda group, sub: sub.all_reduce(np.ones(3)),
+    "ring": lambda group, sub: sub.all_reduce(np.ones(3), algorithm="ring"),
+    "recv": lambda group, sub: group.recv(1),
+    "recv_any": lambda group, sub: sub.recv_any(),
+    "send": lambda group, sub: time.sleep(0.2) or group.send(np.ones(3), to=1),
+}
+
+
+@both
+@pytest.mark.parametrize("name", LATE)
+def test_a_thread_that_outlives_its_run_is_stopped_and_disturbs_no_later_one(
+    cluster, transport, name
+):
+    def first(group):
+        sub = group.split(0)
+
+        def late():
+            while True:
+                LATE[name](group, sub)
+
+        if group.rank == 0:
+            target = functools.partial(side_by_side, late)
+            threading.Thread(target=target, name="left over", daemon=True).start()
+            time.sleep(0.05)
+
+    def second(group):
+        deadline = time.monotonic() + 3
+        while any(thread.name == "left over" for thread in threading.enumerate()):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        filled = [group.empty(100) for _ in range(100)]  # where the old boards were
+        for array in filled:
+            array[:] = group.rank
+        sums = {float(group.split(0).all_reduce(np.array(1.0))) for _ in range(20)}
+        return sums, {float(array[0]) for array in filled}
+
+    ranks = cluster(2, transport)
+    ranks.run(first, timeout=8)
+    assert ranks.run(second, timeout=8) == [({2.0}, {0.0}), ({2.0}, {1.0})]
+
+
+@both
+def test_a_run_takes_no_more_memory_than_the_one_before(cluster, transport):
+    def worker(group):
+        for tag in range(100):
+            group.split(0).barrier()
+            request = group.irecv(group.rank, tag)
+            group.send(np.ones(1), to=group.rank, tag=tag)
+            request.wait()
+        assert not group._requests
+        return group.endpoint.memory.top, len(group.endpoint.blocks)
+
+    ranks = cluster(2, transport)
+    ranks.run(worker)
+    second = ranks.run(worker)
+    assert [ranks.run(worker) for _ in range(3)] == [second] * 3
