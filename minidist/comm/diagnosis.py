@@ -30,10 +30,14 @@ class Signature:
         self.fingerprint = int.from_bytes(digest, "little")
 
 
-@lru_cache(maxsize=4096)
 def signature_of(name: str, details: tuple, label: str | None) -> Signature:
-    """Return the signature of a call; equal ones are made once."""
-    return Signature(name, details, label)
+    """Return the signature of a call."""
+    if label is not None and not isinstance(label, str):
+        raise ValueError(f"a label is a string or None, not {label!r}")
+    return _signature(name, details, label)
+
+
+_signature = lru_cache(maxsize=4096)(Signature)  # equal ones are made once
 
 
 def call_site() -> str:

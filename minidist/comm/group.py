@@ -22,10 +22,14 @@ from minidist.comm import shared_collectives
 from minidist.comm.arguments import (
     check_algorithm,
     check_out,
+    check_place,
+    listed,
     numeric,
+    numeric_dtype,
     pieces_of,
     ufunc,
-    whole_tag,
+    whole,
+    whole_64,
 )
 from minidist.comm.board import Board
 from minidist.comm.channel import Channel, Request
@@ -70,11 +74,11 @@ class Group:
         To name what was never received, both ranks count the messages of each tag until the run
         ends: about 140 bytes per tag and rank. So use a few tags many times.
         """
-        self._post("send", numeric(array), self._valid(to, "to"), ("message", whole_tag(tag)))
+        self._post("send", numeric(array), self._valid(to, "to"), ("message", whole(tag, "a tag")))
 
     def recv(self, source: int, tag: int = 0) -> Array:
         """Return the next array that `source` has sent, or will send, with this tag."""
-        where = self._valid(source, "source"), whole_tag(tag)
+        where = self._valid(source, "source"), whole(tag, "a tag")
         if self._requests.get(where):  # they come first
             return self.irecv(*where).wait()
         return self._receive(*where)
@@ -85,17 +89,17 @@ class Group:
         Where several have sent one, it is that of the first of them in `sources` (default: all
         ranks, in rank order); a caller that is to be fair gives them in another order each time.
         """
-        sources = list(range(self.size) if sources is None else sources)
+        sources = listed(range(self.size) if sources is None else sources, "sources")
         if not sources:
             raise ValueError("recv_any needs a source: the list of ranks is empty")
         for source in sources:
-            if self._requests.get((self._valid(source, "source"), whole_tag(tag))):
+            if self._requests.get((self._valid(source, "source"), whole(tag, "a tag"))):
                 raise ValueError(
                     f"the next message of rank {source} with tag {tag} belongs to a request of "
                     "irecv; wait for that first, or use another tag"
                 )
         places = [self.members[r] for r in sources]
-        where = (*self.context, ("message", whole_tag(tag)))
+        where = (*self.context, ("message", whole(tag, "a tag")))
         source, message = self.mailbox.take_any(places, where, "recv_any")
         return self.members.index(source), _on_its_device(message)
 
@@ -106,7 +110,7 @@ class Group:
 
     def irecv(self, source: int, tag: int = 0) -> Request:
         """Return a request; `.wait()` returns the array. Requests are served in order."""
-        where = self._valid(source, "source"), whole_tag(tag)
+        where = self._valid(source, "source"), whole(tag, "a tag")
         queue = self._requests.setdefault(where, deque())
 
         def complete():
@@ -143,14 +147,15 @@ class Group:
         """
         x = numeric(x)
         check_algorithm(algorithm)
+        combine = ufunc(op, np if algorithm is None else array_module(x))
         if out is not None:
             check_out(out, x)
         details = [op, x.dtype, x.shape, *([] if algorithm is None else [algorithm])]
         signature = signature_of("all_reduce", tuple(details), label)
         if algorithm is None:
-            result = shared_collectives.all_reduce(self, signature, x, ufunc(op), out)
+            result = shared_collectives.all_reduce(self, signature, x, combine, out)
         else:
-            result, combine = x.copy(), ufunc(op, array_module(x))
+            result = x.copy()
             self.board.meet(signature)
             ALGORITHMS[algorithm](Channel(self, "all_reduce"), result.reshape(-1), combine)
         if out is None or out is result:
@@ -185,8 +190,9 @@ class Group:
         out  a 1-D array for the result, of which each x is a part: as equal as can be, the larger
              first. If it is from `empty` on all ranks, nothing is copied twice. x may lie in it.
         """
-        x = numeric(x, axis=axis)
+        x = numeric(x, whole(axis, "an axis"))
         if out is not None:
+            check_place(out)
             return shared_collectives.gather_into(self, out, x, label)
         channel = self._meet(
             "all_gather", x.dtype, _without(x.shape, axis), axis % x.ndim, label=label
@@ -199,9 +205,9 @@ class Group:
 
         Shapes may differ, dtypes may not.
         """
+        arrays = [numeric(x) for x in listed(arrays, "arrays")]
         if len(arrays) != self.size:
             raise ValueError(f"all_to_all needs one array per rank: {self.size}, got {len(arrays)}")
-        arrays = [numeric(x) for x in arrays]
         if len(dtypes := {str(x.dtype): None for x in arrays}) > 1:
             raise ValueError(f"all_to_all needs one dtype, got {', '.join(dtypes)}")
         return all_to_all(self._meet("all_to_all", arrays[0].dtype, label=label), arrays)
@@ -219,9 +225,9 @@ class Group:
     ) -> Array:
         """Return pieces[r] of root's list on rank r; shapes may differ."""
         if self.rank == self._valid(root, "root"):
-            if pieces is None or len(pieces) != self.size:
+            pieces = [numeric(x) for x in listed([] if pieces is None else pieces, "pieces")]
+            if len(pieces) != self.size:
                 raise ValueError(f"scatter needs one piece per rank on the root: {self.size}")
-            pieces = [numeric(x) for x in pieces]
         return from_root(self._meet("scatter", f"root={root}", label=label), pieces, root)
 
     @collective
@@ -232,7 +238,7 @@ class Group:
 
         Bytes: S from each rank but root.
         """
-        x, place = numeric(x, axis=axis), f"root={self._valid(root, 'root')}"
+        x, place = numeric(x, whole(axis, "an axis")), f"root={self._valid(root, 'root')}"
         channel = self._meet(
             "gather", place, x.dtype, _without(x.shape, axis), axis % x.ndim, label=label
         )
@@ -265,12 +271,13 @@ class Group:
         Its ranks are ordered by (key, rank here); the default key is this rank's number. No
         payload. Each rank of it keeps 1 KB of shared memory until the run ends.
         """
-        if color is not None and not isinstance(color, int | np.integer):
-            raise ValueError(f"a color is a whole number or None, not {color!r}")
+        if color is not None:
+            color = whole_64(color, "a color", "a whole number or None")
+        key = self.rank if key is None else whole_64(key, "a key")
         endpoint = self.endpoint
         block = None if color is None else endpoint.new_block()
         place = 0 if block is None else endpoint.memory.offset_of(block)
-        wish = [color is not None, color or 0, self.rank if key is None else key, place]
+        wish = [color is not None, color or 0, key, place]
         channel = self._meet("split", payload=False)
         wishes = all_to_all(channel, [np.array(wish, np.int64)] * self.size)
         self._splits += 1
@@ -280,7 +287,7 @@ class Group:
         chosen.sort(key=lambda r: (int(wishes[r][2]), r))
         members, blocks = [self.members[r] for r in chosen], [int(wishes[r][3]) for r in chosen]
         board = Board(endpoint, blocks, members, block)
-        return type(self)(endpoint, members, (*self.context, self._splits, int(color)), board)
+        return type(self)(endpoint, members, (*self.context, self._splits, color), board)
 
     @contextmanager
     def waiting(self, operation: str, thread: threading.Thread) -> Iterator[None]:
@@ -294,6 +301,7 @@ class Group:
 
         On the CPU that is memory which all ranks see; on a GPU it is an ordinary array.
         """
+        dtype = numeric_dtype(dtype)
         if self.device == "gpu":
             return device_module("gpu").empty(shape, dtype)
         return self.endpoint.memory.empty(shape, dtype)
@@ -301,6 +309,7 @@ class Group:
     # What they are made of.
 
     def _valid(self, rank: int, what: str) -> int:
+        rank = whole(rank, what)
         if not 0 <= rank < self.size:
             raise ValueError(
                 f"{what}={rank} is no rank of a group of {self.size}; use 0 to {self.size - 1}"

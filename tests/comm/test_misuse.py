@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from minidist import Cluster, run
-from minidist.errors import RankFailed
+from minidist.errors import CollectiveMismatch, RankFailed
 
 both = pytest.mark.parametrize("transport", ["process", "thread"])
 linux = pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs /proc")
@@ -332,3 +332,63 @@ def test_a_run_takes_no_more_memory_than_the_one_before(cluster, transport):
     ranks.run(worker)
     second = ranks.run(worker)
     assert [ranks.run(worker) for _ in range(3)] == [second] * 3
+
+
+masked = np.ma.masked_array([1.0, 2.0], [True, False])
+WRONG = [
+    (lambda g: g.split(0, key=0.9), "a key is a whole number, not 0.9"),
+    (lambda g: g.split(0, key="a"), "a key is a whole number, not 'a'"),
+    (lambda g: g.split(2**63), f"a color is a whole number or None of 64 bits, not {2**63}"),
+    (lambda g: g.split(0, key=-(2**63) - 1), "a key is a whole number of 64 bits, not -9"),
+    (lambda g: g.split(0.0), "a color is a whole number or None, not 0.0"),
+    (lambda g: g.recv(0, tag=1.0), "a tag is a whole number, not 1.0"),
+    (lambda g: g.recv(source=0.0), "source is a whole number, not 0.0"),
+    (lambda g: g.irecv(source="0"), "source is a whole number, not '0'"),
+    (lambda g: g.recv_any([0, None]), "source is a whole number, not None"),
+    (lambda g: g.recv_any(0), "sources are a list, not 0"),
+    (lambda g: g.send(np.ones(1), to=None), "to is a whole number, not None"),
+    (lambda g: g.broadcast(np.ones(1), root=1.5), "root is a whole number, not 1.5"),
+    (lambda g: g.gather(np.ones(1), root=None), "root is a whole number, not None"),
+    (lambda g: g.gather(np.ones(1), axis=0.5), "an axis is a whole number, not 0.5"),
+    (lambda g: g.all_gather(np.ones(1), axis=None), "an axis is a whole number"),
+    (lambda g: g.reduce_scatter(np.ones(3), [1.5, 1.5]), "a size is a whole number"),
+    (lambda g: g.reduce_scatter(np.ones(3), 3), "sizes are a list, not 3"),
+    (lambda g: g.all_to_all(np.float64(3)), "arrays are a list, not "),
+    (lambda g: g.scatter(3, root=g.rank), "pieces are a list, not 3"),
+    (lambda g: g.all_reduce(np.ones(1), op=["sum"]), r"unknown reduction \['sum'\]"),
+    (lambda g: g.all_reduce(np.ones(1), algorithm=[]), r"unknown algorithm \[\]"),
+    (lambda g: g.all_reduce(np.ones(1), out=[0.0]), r"out is an array, not \[0.0\]"),
+    (lambda g: g.all_gather(np.ones(1), out=[0.0]), r"out is an array, not \[0.0\]"),
+    (lambda g: g.all_reduce(np.ones(1), out=np.broadcast_to(0.0, 1)), "out is read-only"),
+    (lambda g: g.send(masked, to=0), r"use .filled\(\) or .compressed\(\)"),
+    (lambda g: g.all_reduce(masked), r"use .filled\(\) or .compressed\(\)"),
+    (lambda g: g.all_reduce(np.ones(2), out=masked), r"use .filled\(\) or .compressed\(\)"),
+    (lambda g: g.barrier(label=["a"]), r"a label is a string or None, not \['a'\]"),
+    (lambda g: g.all_reduce(np.ones(1), label=3), "a label is a string or None, not 3"),
+    (lambda g: g.all_gather(np.ones(1), out=np.ones(2), label=3), "a label is a string or None"),
+    (lambda g: g.empty(3, object), "arrays of object do not travel between ranks; use numbers"),
+    (lambda g: g.empty(3, "U5"), "arrays of <U5 do not travel between ranks; use numbers"),
+    (lambda g: g.empty(3, "float23"), "'float23' is no dtype"),
+]
+
+
+def test_what_is_no_whole_number_array_or_label_is_a_value_error_that_shows_it(cluster):
+    def worker(group, wrong):
+        try:
+            wrong(group)
+        except ValueError as error:
+            return str(error)
+
+    for wrong, message in WRONG:
+        for said in cluster(2, "thread").run(worker, wrong, timeout=8):
+            assert said is not None and re.search(message, said), (message, said)
+
+
+def test_whole_numbers_of_every_kind_are_taken(cluster):
+    def worker(group):
+        last = group.split(np.int8(-3), key=np.uint64(9 - group.rank)).rank
+        group.send(np.matrix([[1, 2]]), to=np.uint8(group.rank), tag=np.array(2**62))
+        low = group.split(-(2**63), key=2**63 - 1).rank
+        return last, group.recv(group.rank, tag=2**62).tolist(), low
+
+    assert cluster(2).run(worker) == [(1, [[1, 2]], 0), (0, [[1, 2]], 1)]
