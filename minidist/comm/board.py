@@ -126,8 +126,7 @@ class Board:
     def _explain(self, signature: Signature, side: int) -> None:
         """Show each other in words what was called, and where; then raise."""
         start = TEXT + side * TEXT_BYTES
-        site = f" at {call_site()}".encode()[:TEXT_BYTES]
-        text = signature.text.encode()[: TEXT_BYTES - len(site)] + site
+        text = self._fitting(signature, f" at {call_site()}")
         self.bytes[self.me][start : start + TEXT_BYTES] = text.ljust(TEXT_BYTES, b"\0")
         self.barrier("collectives that do not match")
         rows = [
@@ -140,3 +139,12 @@ class Board:
                 [f"ranks {self.members} of one group did not call the same collective:", *rows]
             )
         )
+
+    def _fitting(self, signature: Signature, site: str) -> bytes:
+        """Return what was called and where; a digest of what is cut, since that may differ."""
+        text = signature.text.encode()
+        if len(text) + len(site.encode()) > TEXT_BYTES:
+            site = f"... (all of it has the digest {signature.fingerprint:016x}){site}"
+            room = TEXT_BYTES - len(site.encode())
+            text = text[:room].decode(errors="ignore").encode()
+        return text + site.encode()

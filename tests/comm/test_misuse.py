@@ -392,3 +392,18 @@ def test_whole_numbers_of_every_kind_are_taken(cluster):
         return last, group.recv(group.rank, tag=2**62).tolist(), low
 
     assert cluster(2).run(worker) == [(1, [[1, 2]], 0), (0, [[1, 2]], 1)]
+
+
+@both
+def test_labels_that_differ_late_do_not_look_the_same(cluster, transport):
+    def worker(group, long):
+        group.all_reduce(np.ones(3), label="ä" * long + str(group.rank))
+
+    for long in (460, 600, 10_000):
+        with pytest.raises(CollectiveMismatch) as caught:
+            cluster(2, transport).run(worker, long)
+        _, first, second = str(caught.value).splitlines()
+        assert first.removeprefix("  rank 0") != second.removeprefix("  rank 1")
+        assert all("all_reduce(sum, float64, (3,), label='ää" in row for row in (first, second))
+        assert all(re.search(r" at test_misuse.py:\d+$", row) for row in (first, second))
+        assert len(first) < 550
