@@ -39,7 +39,7 @@ def run(
 
     worker        any function, also one of a script or a notebook cell; it travels by value, as do
                   args and results
-    transport     "process", or "thread" for a debugger
+    transport     "process" (at most 123 ranks), or "thread" for a debugger
     timeout       seconds after which the run ends in CommTimeout
     device        "cpu" or "gpu": `group.device`, where `group.empty` allocates
     log           an EventLog that gets every rank's events

@@ -196,7 +196,7 @@ class Mailbox:
         if self.closed is not None:
             raise type(self.closed)(*self.closed.args)  # one for each thread that it stops
         if run <= self.over:
-            raise Stopped("this thread communicates in a run that has ended")
+            raise Stopped("this group belongs to a run that has ended; each run has its own")
 
     def close(self, why: BaseException) -> None:
         """Stop every thread that waits here, and every one that comes; the first reason counts."""

@@ -31,7 +31,7 @@ def collective(operation: Callable) -> Callable:
 
 def _misuse(group, operation: str) -> ValueError:
     return ValueError(
-        f"rank {group.rank} called {operation} at {call_site()} in thread "
+        f"rank {group.endpoint.rank} called {operation} at {call_site()} in thread "
         f"{threading.current_thread().name!r} while another of its threads was in a collective of "
         "the same group; give each thread a group of its own: group.split(0), called before the "
         "threads start"

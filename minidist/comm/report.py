@@ -44,11 +44,10 @@ def execute(endpoint: Endpoint, run: int, logged: bool, payload: bytes, loads) -
         result = worker(group, *args)
         endpoint.mailbox.check_open(run)
         report = Report(result, unreceived=endpoint.unreceived(), log=endpoint.log)
-    except Stopped:
-        pass
     except BaseException as error:
-        error = endpoint.mailbox.closed or error
-        report = Report(error=error, traceback="".join(traceback.format_exception(error)))
+        cause = endpoint.mailbox.closed or error
+        if cause is error or not isinstance(cause, Stopped):  # else nobody waits for a report
+            report = Report(error=cause, traceback="".join(traceback.format_exception(cause)))
     if os.getpid() != process:
         _leave(report)
     endpoint.end()

@@ -318,6 +318,21 @@ def test_a_thread_that_outlives_its_run_is_stopped_and_disturbs_no_later_one(
 
 
 @both
+def test_a_group_of_an_earlier_run_is_refused(cluster, transport):
+    def keep(group):
+        threading.main_thread().kept = group
+
+    def use(group):
+        threading.main_thread().kept.barrier()
+
+    ranks = cluster(1, transport)
+    ranks.run(keep)
+    with pytest.raises(RankFailed, match="this group belongs to a run that has ended") as caught:
+        ranks.run(use, timeout=8)
+    assert caught.value.rank == 0 and ranks.run(lambda group: "well") == ["well"]
+
+
+@both
 def test_a_run_takes_no_more_memory_than_the_one_before(cluster, transport):
     def worker(group):
         for tag in range(100):
