@@ -1,6 +1,6 @@
 """What a caller may give to a group; what it may not raises ValueError, with the remedy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import index
 
 import numpy as np
@@ -20,30 +20,72 @@ def numeric(x, axis: int | None = None) -> Array:
                 f"only arrays travel between ranks, not {type(x).__name__}; "
                 "pass a tensor's .data or .grad"
             )
+        refuse_masked(x)
         x = x if on_gpu(x) else np.asarray(x)  # and no subclass
-    if x.dtype.kind not in "biufc":
-        raise ValueError(f"arrays of {x.dtype} do not travel between ranks; use numbers")
+    numeric_dtype(x.dtype)
     if axis is not None and not -x.ndim <= axis < x.ndim:
         raise ValueError(f"axis {axis} does not exist in an array of shape {list(x.shape)}")
     return x
 
 
-def whole_tag(tag: int) -> int:
+def numeric_dtype(dtype) -> np.dtype:
     try:
-        return index(tag)
+        dtype = np.dtype(dtype)
     except TypeError:
-        raise ValueError(f"a tag is a whole number, not {tag!r}") from None
+        raise ValueError(f"{dtype!r} is no dtype; use one of numbers") from None
+    if dtype.kind not in "biufc":
+        raise ValueError(f"arrays of {dtype} do not travel between ranks; use numbers")
+    return dtype
+
+
+def refuse_masked(x) -> None:
+    if isinstance(x, np.ma.MaskedArray):
+        raise ValueError("a mask does not travel between ranks; use .filled() or .compressed()")
+
+
+def whole(x, what: str, kind: str = "a whole number") -> int:
+    """Return x as an int, whatever whole number it is; nothing is rounded."""
+    try:
+        return index(x)
+    except TypeError:
+        raise ValueError(f"{what} is {kind}, not {x!r}") from None
+
+
+def whole_64(x, what: str, kind: str = "a whole number") -> int:
+    """Return x as an int that fits 64 bits."""
+    if not -(2**63) <= whole(x, what, kind) < 2**63:
+        raise ValueError(f"{what} is {kind} of 64 bits, not {x}")
+    return index(x)
+
+
+def listed(items: Iterable, what: str) -> list:
+    try:
+        return list(items)
+    except TypeError:
+        raise ValueError(f"{what} are a list, not {items!r}") from None
 
 
 def pieces_of(rows: int, ranks: int, sizes: list[int] | None) -> list[int]:
     """Return rows per rank: those given, or as equal as can be, the larger first."""
-    sizes = split_sizes(rows, ranks) if sizes is None else [int(n) for n in sizes]
+    if sizes is None:
+        return split_sizes(rows, ranks)
+    sizes = [whole(n, "a size") for n in listed(sizes, "sizes")]
     if len(sizes) != ranks or sum(sizes) != rows or min(sizes) < 0:
         raise ValueError(f"sizes {sizes} do not cut {rows} rows into {ranks} pieces")
     return sizes
 
 
+def check_place(out: Array) -> None:
+    """Raise ValueError unless `out` is an array that can be written to."""
+    refuse_masked(out)
+    if not isinstance(out, np.ndarray) and not on_gpu(out):
+        raise ValueError(f"out is an array, not {out!r}")
+    if isinstance(out, np.ndarray) and not out.flags.writeable:
+        raise ValueError("out is read-only; use an array that can be written to")
+
+
 def check_out(out: Array, x: Array) -> None:
+    check_place(out)
     if out.shape != x.shape or out.dtype != x.dtype:
         raise ValueError(
             f"out is {out.dtype}{list(out.shape)}, x is {x.dtype}{list(x.shape)}: they must agree"
@@ -51,12 +93,13 @@ def check_out(out: Array, x: Array) -> None:
 
 
 def check_algorithm(algorithm: str | None) -> None:
-    if algorithm is not None and algorithm not in ALGORITHMS:
-        raise ValueError(f"algorithm {algorithm!r}: choose one of {', '.join(ALGORITHMS)}, None")
+    if algorithm is not None and algorithm not in list(ALGORITHMS):
+        names = ", ".join(ALGORITHMS)
+        raise ValueError(f"unknown algorithm {algorithm!r}; choose one of {names}, or None")
 
 
 def ufunc(op: str, xp=np) -> Callable:
     """Return the function of NumPy, or of xp, that combines two arrays."""
-    if op not in REDUCTIONS:
+    if op not in list(REDUCTIONS):
         raise ValueError(f"unknown reduction {op!r}; choose one of {', '.join(REDUCTIONS)}")
     return getattr(xp, REDUCTIONS[op])

@@ -12,7 +12,6 @@ import threading
 from contextlib import suppress
 
 from minidist.comm.diagnosis import Signature, Wait, call_site
-from minidist.comm.shared_memory import SharedMemory
 from minidist.errors import CollectiveMismatch
 
 ARRIVED, SLEEPS, FINGERPRINT, OFFSET = 0, 1, 2, 4  # 8-byte words; the last two exist twice
@@ -50,18 +49,20 @@ class Board:
 
     me       this rank's number in the group
     members  the ranks' numbers in the world
-    blocks   where each member's block begins; they are zeros at first
+    blocks   where each member's block begins; they are zeros at first, or from an earlier run
+    block    this rank's own, as an array: its memory is not reused while a thread has this board
     """
 
-    def __init__(self, memory: SharedMemory, blocks: list[int], members, endpoint):
-        self.members, self.me = members, members.index(endpoint.rank)
+    def __init__(self, endpoint, blocks: list[int], members: list[int], block):
+        self.members, self.me, self.block = members, members.index(endpoint.rank), block
         self.alarm, self.mailbox, self.looks = endpoint.alarm, endpoint.mailbox, endpoint.looks
-        self.bytes = [memoryview(memory.map)[start : start + BLOCK] for start in blocks]
+        shared = memoryview(endpoint.memory.map)
+        self.bytes = [shared[start : start + BLOCK] for start in blocks]
         self.words = [block.cast("Q") for block in self.bytes]
         self.mine = self.words[self.me]
         self.others = [(words, rank) for words, rank in zip(self.words, members, strict=True)]
         del self.others[self.me]
-        self.step = self.meetings = 0
+        self.run, self.step, self.meetings = endpoint.run, endpoint.run << 32, 0
         self.lock = threading.Lock()
 
     def meet(self, signature: Signature, offset: int = 0) -> list[int]:
@@ -70,6 +71,7 @@ class Board:
         Return the offset that each rank has shown. Raise CollectiveMismatch, on every rank, if the
         signatures differ.
         """
+        self.mailbox.check_open(self.run)
         self.meetings += 1
         side = self.meetings % 2
         self.mine[FINGERPRINT + side] = signature.fingerprint
@@ -83,7 +85,7 @@ class Board:
         """Return when every rank has come."""
         if not self.others:
             return
-        self.mailbox.enter()
+        self.mailbox.enter(self.run)
         self.step += 1
         self._fence()
         self.mine[ARRIVED] = self.step
@@ -98,6 +100,7 @@ class Board:
         else:
             self._sleep(operation)
         self._fence()
+        self.mailbox.check_open(self.run)  # else the blocks may be another run's by now
 
     def _fence(self) -> None:
         """Let no access to memory pass from one side to the other, on any processor."""
@@ -110,7 +113,7 @@ class Board:
 
     def _sleep(self, operation: str) -> None:
         def ready():
-            return not self.missing() or self.mailbox.closed
+            return not self.missing() or self.mailbox.is_over(self.run)
 
         with self.mailbox.shown(Wait(operation, self.missing, call_site())):
             self.mine[SLEEPS] = 1
@@ -119,13 +122,11 @@ class Board:
                 while not ready():
                     self.alarm.sleep(0.01)  # an alarm may be lost between a look and the sleep
             self.mine[SLEEPS] = 0
-        self.mailbox.check_open()
 
     def _explain(self, signature: Signature, side: int) -> None:
         """Show each other in words what was called, and where; then raise."""
         start = TEXT + side * TEXT_BYTES
-        site = f" at {call_site()}".encode()[:TEXT_BYTES]
-        text = signature.text.encode()[: TEXT_BYTES - len(site)] + site
+        text = self._fitting(signature, f" at {call_site()}")
         self.bytes[self.me][start : start + TEXT_BYTES] = text.ljust(TEXT_BYTES, b"\0")
         self.barrier("collectives that do not match")
         rows = [
@@ -138,3 +139,12 @@ class Board:
                 [f"ranks {self.members} of one group did not call the same collective:", *rows]
             )
         )
+
+    def _fitting(self, signature: Signature, site: str) -> bytes:
+        """Return what was called and where; a digest of what is cut, since that may differ."""
+        text = signature.text.encode()
+        if len(text) + len(site.encode()) > TEXT_BYTES:
+            site = f"... (all of it has the digest {signature.fingerprint:016x}){site}"
+            room = TEXT_BYTES - len(site.encode())
+            text = text[:room].decode(errors="ignore").encode()
+        return text + site.encode()

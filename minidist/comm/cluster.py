@@ -3,6 +3,7 @@
 import itertools
 import math
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -12,7 +13,8 @@ import cloudpickle
 import numpy as np
 
 from minidist.backend import check_device
-from minidist.comm.diagnosis import is_deadlock, lost_messages, table
+from minidist.comm.diagnosis import Silence, is_deadlock, lost_messages, table
+from minidist.comm.limits import check_size
 from minidist.comm.process_transport import ProcessRanks
 from minidist.comm.report import Report
 from minidist.comm.thread_transport import ThreadRanks
@@ -37,7 +39,7 @@ def run(
 
     worker        any function, also one of a script or a notebook cell; it travels by value, as do
                   args and results
-    transport     "process", or "thread" for a debugger
+    transport     "process" (at most 123 ranks), or "thread" for a debugger
     timeout       seconds after which the run ends in CommTimeout
     device        "cpu" or "gpu": `group.device`, where `group.empty` allocates
     log           an EventLog that gets every rank's events
@@ -76,6 +78,7 @@ class Cluster:
         self._start()
 
     def _start(self) -> None:
+        check_size(self.size, self.transport)
         self._ranks = TRANSPORTS[self.transport](self.size, self.device, self.interleaving)
         self._finalizer = weakref.finalize(self, self._ranks.stop, 1.0)
 
@@ -119,7 +122,7 @@ class Cluster:
     def _collect(self, timeout: float | None) -> dict[int, Report]:
         """Wait for every rank's report; look into it when nothing happens for a while."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        reports, before = {}, {}
+        reports, before, silence = {}, {}, Silence()
         while len(reports) < self.size:
             new = self._ranks.reports(min(LOOK_EVERY, max(0.0, deadline - time.monotonic())))
             reports.update(new)
@@ -127,11 +130,14 @@ class Cluster:
                 reports.update(self._ranks.reports(0.05))  # what went down with it, for precedence
                 raise_first_failure(reports)
             if not new:
-                now = self._ranks.snapshots()
-                if is_deadlock(before, now, set(reports)):
-                    raise Deadlock(f"every rank waits:\n{table(now, set(reports))}")
+                now, finished = self._ranks.snapshots(), set(reports)
+                if is_deadlock(before, now, finished):
+                    raise Deadlock(f"every rank waits:\n{table(now, finished)}")
                 if time.monotonic() >= deadline:
-                    raise CommTimeout(f"not done in {timeout} s:\n{table(now, set(reports))}")
+                    raise CommTimeout(f"not done in {timeout} s:\n{table(now, finished)}")
+                if silent := silence.broken(now, finished, time.monotonic()):
+                    pids = {rank: self._ranks.pid_of(rank) for rank in sorted(silent)}
+                    print(silence.in_words(pids), table(now, finished), sep="\n", file=sys.stderr)
                 before = now
         return reports
 

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+SILENCE = 30.0  # seconds after which a run says that a rank does not answer
+
 
 class Signature:
     """What the ranks of a group must agree on in a collective call: its text, and 64 bits of it."""
@@ -28,10 +30,14 @@ class Signature:
         self.fingerprint = int.from_bytes(digest, "little")
 
 
-@lru_cache(maxsize=4096)
 def signature_of(name: str, details: tuple, label: str | None) -> Signature:
-    """Return the signature of a call; equal ones are made once."""
-    return Signature(name, details, label)
+    """Return the signature of a call."""
+    if label is not None and not isinstance(label, str):
+        raise ValueError(f"a label is a string or None, not {label!r}")
+    return _signature(name, details, label)
+
+
+_signature = lru_cache(maxsize=4096)(Signature)  # equal ones are made once
 
 
 def call_site() -> str:
@@ -125,6 +131,39 @@ def is_deadlock(before: dict, now: dict[int, Snapshot | None], finished: set[int
     in_flight = sum(s.posted for s in now.values()) - sum(s.arrived for s in now.values())
     blocked = bool(unfinished) and all(now[rank].blocked() for rank in unfinished)
     return blocked and in_flight == 0 and before == now
+
+
+class Silence:
+    """Name the ranks that do not answer while all others wait, unchanged, for SILENCE seconds.
+
+    Such a rank may be stopped (SIGSTOP), or compute without a moment for its second thread. It may
+    go on, so this is no error; each run says it once.
+    """
+
+    def __init__(self):
+        self.state, self.since, self.said = None, 0.0, False
+
+    def broken(self, now: dict[int, Snapshot | None], finished: set[int], time: float) -> set[int]:
+        """Take note of a snapshot of every rank; return the ranks to be named."""
+        state = {rank: found for rank, found in now.items() if rank not in finished}
+        if state != self.state:
+            self.state, self.since = state, time
+        silent = {rank for rank, found in state.items() if found is None}
+        others_wait = all(state[rank].blocked() for rank in set(state) - silent)
+        if self.said or not others_wait or time - self.since < SILENCE:
+            return set()
+        self.said = bool(silent)
+        return silent
+
+    def in_words(self, pids: dict[int, int]) -> str:
+        """Return what a user should know of these ranks, {rank: its process}."""
+        names = " and ".join(f"rank {rank} (process {pid})" for rank, pid in pids.items())
+        processes = " ".join(map(str, pids.values()))
+        return (
+            f"minidist: no answer from {names} for {SILENCE:g} s, while all others wait. The run "
+            f"goes on. If the process is stopped, kill -CONT {processes} lets it continue; with "
+            "timeout= a run ends after so many seconds."
+        )
 
 
 def table(snapshots: dict[int, Snapshot | None], finished: set[int]) -> str:

@@ -26,7 +26,9 @@ class Endpoint:
                                as threads do, which share one interpreter
     own_process                whether the rank is a process, and not one thread of the caller's
     sent                       {(to, tag): messages} of this run, those of collectives left out
-    posted, worker, log        messages ever sent; the thread that runs the worker; its events
+    posted                     messages ever sent
+    run, worker, log           the number of the run; the thread that runs the worker; its events
+    blocks                     of the boards of groups that this run has made by `split`
     """
 
     rank: int
@@ -40,34 +42,42 @@ class Endpoint:
     own_process: bool = True
     sent: Counter = field(default_factory=Counter)
     posted: int = 0
+    run: int = 0
     worker: int | None = None
     log: EventLog | None = None
     blocks: list = field(default_factory=list)
     counting: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self):
-        self.new_block()  # the first thing in every region
-        blocks = [rank * self.memory.region for rank in range(self.size)]
-        self.board = Board(self.memory, blocks, list(range(self.size)), self)
+        self.block = self._zeros()  # the first thing in every region
+
+    def _zeros(self) -> np.ndarray:
+        block = self.memory.empty(BLOCK, np.uint8)
+        block[:] = 0
+        return block
 
     def new_block(self) -> np.ndarray:
         """Return memory for this rank's part of a Board."""
-        block = self.memory.empty(BLOCK, np.uint8)
-        block[:] = 0
-        self.blocks.append(block)  # for ever: a slow rank may still look at a board that we left
-        return block
+        self.blocks.append(self._zeros())  # a slow rank may still read it when its group is gone
+        return self.blocks[-1]
 
     def begin(self, run: int, logged: bool = False) -> Group:
-        """Start a run: old messages are forgotten. Return the group of all ranks."""
-        self.log = EventLog(rank=self.rank) if logged else None
+        """Start a run, when all ranks have ended the one before. Return the group of all ranks."""
+        self.run, self.log = run, EventLog(rank=self.rank) if logged else None
         self.mailbox.drop_runs_before(run)
         self.sent.clear()
+        self.blocks.clear()
         self.worker = threading.get_ident()
-        kind = LoggedGroup if logged else Group
-        return kind(self, list(range(self.size)), (run,), self.board)
+        members = list(range(self.size))
+        board = Board(self, [rank * self.memory.region for rank in members], members, self.block)
+        return (LoggedGroup if logged else Group)(self, members, (run,), board)
+
+    def end(self) -> None:
+        """End the run on this rank: no thread that is left over communicates in it any more."""
+        self.mailbox.end(self.run)
 
     def post(self, to: int, key, message) -> None:
-        self.mailbox.enter()
+        self.mailbox.enter(key[0])
         kind, number = key[-1]
         with self.counting:
             self.posted += 1

@@ -1,10 +1,10 @@
 """Group: a set of ranks that talk to each other. Every strategy is written against this contract.
 
 Letters: N ranks in the group, S bytes in an array. Results are fresh arrays, or land in `out`.
-Collectives are called by all ranks of the group in the same order; before any data moves the ranks
-compare what they call. By default all_reduce works in shared memory: each rank reduces one slice,
-in rank order, and gives it to everyone, which moves 2(N-1)S bytes in all, as a ring does, and gives
-the same bits on every rank and in every run.
+Collectives are called by all ranks of the group in the same order, by one thread of a rank at a
+time; before any data moves the ranks compare what they call. By default all_reduce works in shared
+memory: each rank reduces one slice, in rank order, and gives it to everyone, which moves 2(N-1)S
+bytes in all, as a ring does, and gives the same bits on every rank and in every run.
 
 Errors: ValueError for an argument that no group could take; CollectiveMismatch, on all ranks, if
 they do not call the same; Deadlock where no rank can ever go on (see diagnosis.py).
@@ -22,22 +22,31 @@ from minidist.comm import shared_collectives
 from minidist.comm.arguments import (
     check_algorithm,
     check_out,
+    check_place,
+    listed,
     numeric,
+    numeric_dtype,
     pieces_of,
     ufunc,
-    whole_tag,
+    whole,
+    whole_64,
 )
 from minidist.comm.board import Board
 from minidist.comm.channel import Channel, Request
 from minidist.comm.collectives import ALGORITHMS, all_to_all, from_root, reduce_pieces, to_root
 from minidist.comm.diagnosis import Wait, call_site, signature_of
 from minidist.comm.ledger import Ledger
+from minidist.comm.one_thread import collective
 
 
 class Group:
     """The ranks `members` of the world, numbered 0 to size - 1; `rank` is this one's number.
 
     Made by `run` and `Cluster`, and by `split`.
+
+    Any thread may send and receive. The collectives are for one thread at a time: two that are to
+    communicate side by side need a group each, by `split(0)` before they start. A second thread in
+    a collective is a ValueError, and fails the run also where that thread's exceptions are lost.
 
     device  "cpu" or "gpu": where `empty` allocates
     ledger  what others have taken from this rank as a member of this very group
@@ -50,6 +59,7 @@ class Group:
         self.mailbox = endpoint.mailbox
         self.ledger = Ledger()
         self.rank, self.size = members.index(endpoint.rank), len(members)
+        self.free = threading.Lock()  # held by the thread that is in a collective
         self._collectives = self._splits = 0
         self._requests: dict[tuple[int, int], deque[Request]] = {}
 
@@ -59,12 +69,16 @@ class Group:
     # Messages between two ranks.
 
     def send(self, array: Array, to: int, tag: int = 0) -> None:
-        """Send a copy; returns at once, whether or not the receiver ever receives."""
-        self._post("send", numeric(array), self._valid(to, "to"), ("message", whole_tag(tag)))
+        """Send a copy; returns at once, whether or not the receiver ever receives.
+
+        To name what was never received, both ranks count the messages of each tag until the run
+        ends: about 140 bytes per tag and rank. So use a few tags many times.
+        """
+        self._post("send", numeric(array), self._valid(to, "to"), ("message", whole(tag, "a tag")))
 
     def recv(self, source: int, tag: int = 0) -> Array:
         """Return the next array that `source` has sent, or will send, with this tag."""
-        where = self._valid(source, "source"), whole_tag(tag)
+        where = self._valid(source, "source"), whole(tag, "a tag")
         if self._requests.get(where):  # they come first
             return self.irecv(*where).wait()
         return self._receive(*where)
@@ -75,17 +89,17 @@ class Group:
         Where several have sent one, it is that of the first of them in `sources` (default: all
         ranks, in rank order); a caller that is to be fair gives them in another order each time.
         """
-        sources = list(range(self.size) if sources is None else sources)
+        sources = listed(range(self.size) if sources is None else sources, "sources")
         if not sources:
             raise ValueError("recv_any needs a source: the list of ranks is empty")
         for source in sources:
-            if self._requests.get((self._valid(source, "source"), whole_tag(tag))):
+            if self._requests.get((self._valid(source, "source"), whole(tag, "a tag"))):
                 raise ValueError(
                     f"the next message of rank {source} with tag {tag} belongs to a request of "
                     "irecv; wait for that first, or use another tag"
                 )
         places = [self.members[r] for r in sources]
-        where = (*self.context, ("message", whole_tag(tag)))
+        where = (*self.context, ("message", whole(tag, "a tag")))
         source, message = self.mailbox.take_any(places, where, "recv_any")
         return self.members.index(source), _on_its_device(message)
 
@@ -96,12 +110,20 @@ class Group:
 
     def irecv(self, source: int, tag: int = 0) -> Request:
         """Return a request; `.wait()` returns the array. Requests are served in order."""
-        where = self._valid(source, "source"), whole_tag(tag)
+        where = self._valid(source, "source"), whole(tag, "a tag")
         queue = self._requests.setdefault(where, deque())
-        return Request(queue, lambda: self._receive(*where))
+
+        def complete():
+            array = self._receive(*where)
+            if len(queue) == 1:
+                del self._requests[where]
+            return array
+
+        return Request(queue, complete)
 
     # Collectives.
 
+    @collective
     def all_reduce(
         self,
         x: Array,
@@ -125,14 +147,15 @@ class Group:
         """
         x = numeric(x)
         check_algorithm(algorithm)
+        combine = ufunc(op, np if algorithm is None else array_module(x))
         if out is not None:
             check_out(out, x)
         details = [op, x.dtype, x.shape, *([] if algorithm is None else [algorithm])]
         signature = signature_of("all_reduce", tuple(details), label)
         if algorithm is None:
-            result = shared_collectives.all_reduce(self, signature, x, ufunc(op), out)
+            result = shared_collectives.all_reduce(self, signature, x, combine, out)
         else:
-            result, combine = x.copy(), ufunc(op, array_module(x))
+            result = x.copy()
             self.board.meet(signature)
             ALGORITHMS[algorithm](Channel(self, "all_reduce"), result.reshape(-1), combine)
         if out is None or out is result:
@@ -140,6 +163,7 @@ class Group:
         out[...] = beside(result, out)
         return out
 
+    @collective
     def reduce_scatter(
         self, x: Array, sizes: list[int] | None = None, op: str = "sum", label: str | None = None
     ) -> Array:
@@ -155,6 +179,7 @@ class Group:
         signature = signature_of("reduce_scatter", (op, x.dtype, x.shape, tuple(sizes)), label)
         return shared_collectives.reduce_scatter(self, signature, x, sizes, combine)
 
+    @collective
     def all_gather(
         self, x: Array, axis: int = 0, label: str | None = None, out: Array | None = None
     ) -> Array:
@@ -165,42 +190,47 @@ class Group:
         out  a 1-D array for the result, of which each x is a part: as equal as can be, the larger
              first. If it is from `empty` on all ranks, nothing is copied twice. x may lie in it.
         """
-        x = numeric(x, axis=axis)
+        x = numeric(x, whole(axis, "an axis"))
         if out is not None:
+            check_place(out)
             return shared_collectives.gather_into(self, out, x, label)
         channel = self._meet(
             "all_gather", x.dtype, _without(x.shape, axis), axis % x.ndim, label=label
         )
         return array_module(x).concatenate(all_to_all(channel, [x] * self.size), axis=axis)
 
+    @collective
     def all_to_all(self, arrays: list[Array], label: str | None = None) -> list[Array]:
         """Give arrays[r] to rank r; return what each rank gave to this one, in rank order.
 
         Shapes may differ, dtypes may not.
         """
+        arrays = [numeric(x) for x in listed(arrays, "arrays")]
         if len(arrays) != self.size:
             raise ValueError(f"all_to_all needs one array per rank: {self.size}, got {len(arrays)}")
-        arrays = [numeric(x) for x in arrays]
         if len(dtypes := {str(x.dtype): None for x in arrays}) > 1:
             raise ValueError(f"all_to_all needs one dtype, got {', '.join(dtypes)}")
         return all_to_all(self._meet("all_to_all", arrays[0].dtype, label=label), arrays)
 
+    @collective
     def broadcast(self, x: Array | None = None, root: int = 0, label: str | None = None) -> Array:
         """Return root's x on all ranks; only root's x counts. Bytes: (N-1)S from root."""
         x = numeric(x) if self.rank == self._valid(root, "root") else None
         channel = self._meet("broadcast", f"root={root}", label=label)
         return from_root(channel, [x] * self.size, root)
 
+    @collective
     def scatter(
         self, pieces: list[Array] | None = None, root: int = 0, label: str | None = None
     ) -> Array:
         """Return pieces[r] of root's list on rank r; shapes may differ."""
         if self.rank == self._valid(root, "root"):
-            if pieces is None or len(pieces) != self.size:
+            pieces = [numeric(x) for x in listed([] if pieces is None else pieces, "pieces")]
+            if len(pieces) != self.size:
                 raise ValueError(f"scatter needs one piece per rank on the root: {self.size}")
-            pieces = [numeric(x) for x in pieces]
         return from_root(self._meet("scatter", f"root={root}", label=label), pieces, root)
 
+    @collective
     def gather(
         self, x: Array, root: int = 0, axis: int = 0, label: str | None = None
     ) -> Array | None:
@@ -208,13 +238,14 @@ class Group:
 
         Bytes: S from each rank but root.
         """
-        x, place = numeric(x, axis=axis), f"root={self._valid(root, 'root')}"
+        x, place = numeric(x, whole(axis, "an axis")), f"root={self._valid(root, 'root')}"
         channel = self._meet(
             "gather", place, x.dtype, _without(x.shape, axis), axis % x.ndim, label=label
         )
         pieces = to_root(channel, x, root)
         return None if pieces is None else array_module(x).concatenate(pieces, axis=axis)
 
+    @collective
     def reduce(
         self, x: Array, root: int = 0, op: str = "sum", label: str | None = None
     ) -> Array | None:
@@ -228,22 +259,25 @@ class Group:
         pieces = to_root(channel, x, root)
         return None if pieces is None else reduce_pieces(pieces, combine)
 
+    @collective
     def barrier(self, label: str | None = None) -> None:
         """Return when every rank has come here, with the same label. No payload."""
         self._meet("barrier", label=label)
 
+    @collective
     def split(self, color: int | None, key: int | None = None) -> "Group | None":
         """Return the group of the ranks that gave the same color, or None for color None.
 
         Its ranks are ordered by (key, rank here); the default key is this rank's number. No
-        payload.
+        payload. Each rank of it keeps 1 KB of shared memory until the run ends.
         """
-        if color is not None and not isinstance(color, int | np.integer):
-            raise ValueError(f"a color is a whole number or None, not {color!r}")
+        if color is not None:
+            color = whole_64(color, "a color", "a whole number or None")
+        key = self.rank if key is None else whole_64(key, "a key")
         endpoint = self.endpoint
         block = None if color is None else endpoint.new_block()
         place = 0 if block is None else endpoint.memory.offset_of(block)
-        wish = [color is not None, color or 0, self.rank if key is None else key, place]
+        wish = [color is not None, color or 0, key, place]
         channel = self._meet("split", payload=False)
         wishes = all_to_all(channel, [np.array(wish, np.int64)] * self.size)
         self._splits += 1
@@ -252,8 +286,8 @@ class Group:
         chosen = [r for r in range(self.size) if wishes[r][0] and wishes[r][1] == color]
         chosen.sort(key=lambda r: (int(wishes[r][2]), r))
         members, blocks = [self.members[r] for r in chosen], [int(wishes[r][3]) for r in chosen]
-        board = Board(endpoint.memory, blocks, members, endpoint)
-        return type(self)(endpoint, members, (*self.context, self._splits, int(color)), board)
+        board = Board(endpoint, blocks, members, block)
+        return type(self)(endpoint, members, (*self.context, self._splits, color), board)
 
     @contextmanager
     def waiting(self, operation: str, thread: threading.Thread) -> Iterator[None]:
@@ -267,6 +301,7 @@ class Group:
 
         On the CPU that is memory which all ranks see; on a GPU it is an ordinary array.
         """
+        dtype = numeric_dtype(dtype)
         if self.device == "gpu":
             return device_module("gpu").empty(shape, dtype)
         return self.endpoint.memory.empty(shape, dtype)
@@ -274,6 +309,7 @@ class Group:
     # What they are made of.
 
     def _valid(self, rank: int, what: str) -> int:
+        rank = whole(rank, what)
         if not 0 <= rank < self.size:
             raise ValueError(
                 f"{what}={rank} is no rank of a group of {self.size}; use 0 to {self.size - 1}"

@@ -11,7 +11,7 @@ from minidist.comm.ring_buffer import RingReader
 
 
 class Stopped(BaseException):
-    """Raised in a rank that waits while the run is torn down; `except Exception` misses it."""
+    """Raised in a thread whose run has ended or is torn down; `except Exception` misses it."""
 
 
 class Mailbox:
@@ -33,7 +33,8 @@ class Mailbox:
         self.lock = threading.Lock()
         self.arrived = threading.Condition(self.lock)
         self.waits: dict[int, Wait] = {}
-        self.closed = False
+        self.closed: BaseException | None = None  # why nobody communicates here any more
+        self.over = -1  # the last run that has ended; a key begins with the run it belongs to
         self.turns = None  # this rank's part of an interleaving, if there is one
         self.count = 0  # messages that ever arrived
         self.received: Counter = Counter()  # messages that were taken in this run
@@ -75,7 +76,7 @@ class Mailbox:
     def take(self, source: int, key, operation: str) -> Any:
         """Return the oldest message of `key` from `source`, waiting for it if need be."""
         where, ring = (source, key), self.rings.get(source)
-        self.enter()
+        self.enter(key[0])
         message = self._pop(where, ring)
         if message is None and ring is not None:
             message = self._look_for(where, ring)
@@ -85,8 +86,8 @@ class Mailbox:
             wait = Wait(name, lambda: [] if where in self.messages else [source], call_site())
             with self.shown(wait):
                 while message is None:  # another thread of this rank may be faster
-                    self._sleep_until([(where, ring)])
-                    self.check_open()
+                    self._sleep_until(key[0], [(where, ring)])
+                    self.check_open(key[0])
                     message = self._pop(where, ring)
         return message
 
@@ -96,7 +97,7 @@ class Mailbox:
         Where several sources have one, it is that of the first of them in the list.
         """
         places = [((source, key), self.rings.get(source)) for source in sources]
-        self.enter()
+        self.enter(key[0])
         found = self._pop_any(places) or self._look_for_any(places)
         if found is None:
             wait = Wait(
@@ -106,8 +107,8 @@ class Mailbox:
             )
             with self.shown(wait):
                 while found is None:
-                    self._sleep_until(places)
-                    self.check_open()
+                    self._sleep_until(key[0], places)
+                    self.check_open(key[0])
                     found = self._pop_any(places)
         return found
 
@@ -157,15 +158,15 @@ class Mailbox:
                     self.received[where[0], number] += 1
             return message
 
-    def _sleep_until(self, places: list[tuple[tuple, RingReader | None]]) -> None:
-        """Wait for a message at one of these places, or for the close."""
+    def _sleep_until(self, run: int, places: list[tuple[tuple, RingReader | None]]) -> None:
+        """Wait for a message at one of these places, or for the end of the run."""
 
         def ready():
             for where, ring in places:
                 if ring is not None and where not in self.messages:
                     ring.fall_asleep()
                     self._drain(where[0], ring)
-            return self.closed or any(where in self.messages for where, _ in places)
+            return self.is_over(run) or any(where in self.messages for where, _ in places)
 
         if self.turns is None or not self.turns.wait_until(ready):
             with self.lock:
@@ -181,25 +182,36 @@ class Mailbox:
         finally:
             del self.waits[thread]
 
-    def enter(self) -> None:
+    def enter(self, run: int) -> None:
         """Begin to communicate: perhaps another rank goes first, or the run is over."""
         if self.turns is not None:
             self.turns.offer()
-        if self.closed:
-            raise Stopped
+        self.check_open(run)
 
-    def check_open(self) -> None:
-        if self.closed:
-            raise Stopped
+    def is_over(self, run: int) -> bool:
+        return self.closed is not None or run <= self.over
 
-    def close(self) -> None:
-        """Stop every thread that waits here, and every one that comes to wait."""
+    def check_open(self, run: int) -> None:
+        """Stop this thread if the run is over, or if nobody communicates here any more."""
+        if self.closed is not None:
+            raise type(self.closed)(*self.closed.args)  # one for each thread that it stops
+        if run <= self.over:
+            raise Stopped("this group belongs to a run that has ended; each run has its own")
+
+    def close(self, why: BaseException) -> None:
+        """Stop every thread that waits here, and every one that comes; the first reason counts."""
         with self.lock:
-            self.closed = True
+            self.closed = self.closed or why
+            self.arrived.notify_all()
+
+    def end(self, run: int) -> None:
+        """Stop every thread that is still in this run, or that comes to it."""
+        with self.lock:
+            self.over = run
             self.arrived.notify_all()
 
     def drop_runs_before(self, run: int) -> None:
-        """Forget the messages of earlier runs; a key begins with the run it belongs to."""
+        """Forget the messages of earlier runs."""
         self.received.clear()
         self.stir()
         with self.lock:

@@ -60,6 +60,7 @@ class ProcessRanks:
             raise ValueError("a rank cannot start processes of its own; use transport='thread'")
         self.size, self.processes, self.controls = size, [], []
         self.owner, self.awaited, self.came_in = os.getpid(), set(), []
+        self.asked: set[int] = set()  # ranks that have not answered the last question
         with ExitStack() as theirs:  # what only the ranks need is closed here in any case
             try:
                 self._start(device, theirs)
@@ -77,12 +78,11 @@ class ProcessRanks:
             alarms.append(Descriptors([reader]))
             theirs.callback(alarms[-1].close)
         peers: list[dict[int, Connection]] = [{} for _ in range(self.size)]
-        for low in range(self.size):
-            for high in range(low + 1, self.size):
-                ends = context.Pipe()
-                peers[low][high], peers[high][low] = (theirs.enter_context(end) for end in ends)
         with _nameless_main():
             for rank in range(self.size):
+                for other in range(rank + 1, self.size):
+                    ends = context.Pipe()
+                    peers[rank][other], peers[other][rank] = map(theirs.enter_context, ends)
                 control, end = context.Pipe()
                 self.controls.append(control)
                 with end:  # so the rank holds the only other one: its death is our end-of-file
@@ -94,9 +94,11 @@ class ProcessRanks:
                     )
                     self.processes.append(process)
                     process.start()
+                for end in peers[rank].values():  # at once, for all together they are N (N - 1)
+                    end.close()
 
     def submit(self, run: int, logged: bool, payload: bytes) -> None:
-        self.awaited, self.came_in = set(range(self.size)), []
+        self.run, self.awaited, self.came_in = run, set(range(self.size)), []
         for control in self.controls:
             with suppress(OSError):  # a rank that has died meanwhile is found by `reports`
                 control.send(("run", run, logged, payload))
@@ -111,15 +113,13 @@ class ProcessRanks:
     def snapshots(self, patience: float = 1.0) -> dict[int, Snapshot | None]:
         """Ask every rank what it waits for; None for one that does not answer in time."""
         answers: dict[int, Snapshot | None] = dict.fromkeys(range(self.size))
-        asked = set(range(self.size))
-        for rank in asked:
+        for rank in set(range(self.size)) - self.asked:  # one question at a time fits any socket
+            self.asked.add(rank)
             with suppress(OSError):  # a rank that has died is found below
                 self.controls[rank].send(("snapshot",))
         deadline = time.monotonic() + patience
-        while asked and (left := deadline - time.monotonic()) > 0:
-            for rank, answer in self._read(asked, left).items():
-                answers[rank] = answer
-                asked.discard(rank)
+        while self.asked and (left := deadline - time.monotonic()) > 0:
+            answers.update(self._read(self.asked, left))
         return answers
 
     def _read(self, ranks: set[int], timeout: float | None) -> dict[int, Snapshot | None]:
@@ -134,7 +134,7 @@ class ProcessRanks:
                 kind, value = control.recv()
                 if kind == "snapshot":
                     answers[rank] = value
-                else:
+                elif kind == self.run:
                     self._came_in(rank, unpack(value))
             except (EOFError, OSError):
                 answers[rank] = self._came_in(rank, self._death_of(rank))
@@ -142,12 +142,16 @@ class ProcessRanks:
             if not self.controls[deaths[sentinel]].poll():  # its last words are heard first
                 rank = deaths[sentinel]
                 answers[rank] = self._came_in(rank, self._death_of(rank))
+        self.asked -= set(answers)
         return answers
 
     def _came_in(self, rank: int, report: Report) -> None:
         if rank in self.awaited:
             self.awaited.discard(rank)
             self.came_in.append((rank, report))
+
+    def pid_of(self, rank: int) -> int:
+        return self.processes[rank].pid
 
     def _death_of(self, rank: int) -> Report:
         process = self.processes[rank]
@@ -274,7 +278,7 @@ class RankProcess:
         threading.Thread(target=self.read, name="reader", daemon=True).start()
         while (order := self.orders.get()) is not None:
             report = execute(self.endpoint, *order, pickle.loads)
-            self.answer("report", pack(report, cloudpickle.dumps))
+            self.answer(order[0], pack(report, cloudpickle.dumps))
             self.done += 1
 
     def read(self) -> None:
@@ -312,7 +316,8 @@ class RankProcess:
             self.ordered += 1
             self.orders.put(order[1:])
 
-    def answer(self, kind: str, value) -> None:
+    def answer(self, kind: str | int, value) -> None:
+        """Give a snapshot, or the report of the run of this number."""
         with self.answering, suppress(OSError):  # the caller may be gone
             self.control.send((kind, value))
 

@@ -6,7 +6,7 @@ import sys
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from minidist.comm.endpoint import Endpoint
 from minidist.comm.mailbox import Stopped
@@ -32,20 +32,47 @@ class Report:
 
 
 def execute(endpoint: Endpoint, run: int, logged: bool, payload: bytes, loads) -> Report | None:
-    """Unpack (worker, args), call worker(group, *args); None if the run was stopped meanwhile."""
+    """Unpack (worker, args), call worker(group, *args); None if the run was stopped meanwhile.
+
+    What closed the mailbox is the error, also where the worker goes on without the thread that got
+    it, and where it fails in consequence.
+    """
+    process, report = os.getpid(), None
     try:
         group = endpoint.begin(run, logged)
         worker, args = loads(payload)
         result = worker(group, *args)
-        return Report(result, unreceived=endpoint.unreceived(), log=endpoint.log)
-    except Stopped:
-        return None
+        endpoint.mailbox.check_open(run)
+        report = Report(result, unreceived=endpoint.unreceived(), log=endpoint.log)
     except BaseException as error:
-        return Report(error=error, traceback=traceback.format_exc())
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):  # the worker may have closed it
-                stream.flush()
+        cause = endpoint.mailbox.closed or error
+        if cause is error or not isinstance(cause, Stopped):  # else nobody waits for a report
+            report = Report(error=cause, traceback="".join(traceback.format_exception(cause)))
+    if os.getpid() != process:
+        _leave(report)
+    endpoint.end()
+    _flush()
+    return report
+
+
+def _leave(report: Report | None) -> NoReturn:
+    """End a child that the worker has forked and that has come back: only its parent reports."""
+    match report and report.error:
+        case None:
+            status = 0
+        case SystemExit(code=int() | None as code):
+            status = code or 0
+        case _:
+            print(report.traceback, file=sys.stderr)
+            status = 1
+    _flush()
+    os._exit(status)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # the worker may have closed it
+            stream.flush()
 
 
 def pack(report: Report, dumps) -> bytes:

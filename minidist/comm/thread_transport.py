@@ -17,7 +17,7 @@ from minidist.comm.board import Alarm
 from minidist.comm.diagnosis import Snapshot
 from minidist.comm.endpoint import Endpoint
 from minidist.comm.interleaving import Interleaving, Turns
-from minidist.comm.mailbox import Mailbox
+from minidist.comm.mailbox import Mailbox, Stopped
 from minidist.comm.report import Report, execute, fair_share_of_cores
 from minidist.comm.shared_memory import SharedMemory, create_file
 
@@ -31,27 +31,21 @@ class ThreadRanks:
         os.close(descriptor)
         self.pipes = [os.pipe() for _ in range(size)]
         writers = [writer for _, writer in self.pipes]
+        mailboxes = [Mailbox() for _ in range(size)]
         self.endpoints = [
             Endpoint(
                 rank,
                 size,
                 device,
-                Mailbox(),
+                mailboxes[rank],
                 SharedMemory(shared, rank, size),
                 Alarm(self.pipes[rank][0], writers),
                 looks=0,
-                deliver=self._deliver_from(rank),
+                deliver=_deliver_from(rank, mailboxes),
                 own_process=False,
             )
             for rank in range(size)
         ]
-
-    def _deliver_from(self, rank: int):
-        def deliver(to, key, message):
-            array, was_on_gpu = message
-            self.endpoints[to].mailbox.put(rank, key, (array.copy(), was_on_gpu))
-
-        return deliver
 
     def submit(self, run: int, logged: bool, payload: bytes) -> None:
         self.limits = threadpool_limits(fair_share_of_cores(self.size))
@@ -101,7 +95,7 @@ class ThreadRanks:
     def stop(self, patience: float = 0.0) -> None:
         """Stop every rank at its next communication, and wait for those that come to it soon."""
         for endpoint in self.endpoints:
-            endpoint.mailbox.close()
+            endpoint.mailbox.close(Stopped())
         for thread in self.threads:
             thread.join(timeout=1)
         if self.threads:
@@ -109,3 +103,13 @@ class ThreadRanks:
         if not any(thread.is_alive() for thread in self.threads):
             for descriptor in [end for pipe in self.pipes for end in pipe]:
                 os.close(descriptor)
+
+
+def _deliver_from(rank: int, mailboxes: list[Mailbox]):
+    """Return an Endpoint's `deliver`. No rank refers to itself, so all go when they are dropped."""
+
+    def deliver(to, key, message):
+        array, was_on_gpu = message
+        mailboxes[to].put(rank, key, (array.copy(), was_on_gpu))
+
+    return deliver

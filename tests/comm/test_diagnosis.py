@@ -1,4 +1,7 @@
-"""Wrong programs explain themselves; right ones, however slow, are left alone."""
+"""Wrong programs explain themselves; right ones, however slow, are left alone.
+
+A wrong program runs with a timeout, so that a test ends soon also where the deadlock is not seen.
+"""
 
 import os
 import random
@@ -8,11 +11,12 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from minidist import Cluster
-from minidist.comm.diagnosis import Row, Snapshot, is_deadlock
+from minidist.comm import diagnosis
+from minidist.comm.diagnosis import Row, Silence, Snapshot, is_deadlock
 from minidist.errors import CollectiveMismatch, CommError, Deadlock, RankDied, RankFailed
 
 both = pytest.mark.parametrize("transport", ["process", "thread"])
@@ -24,7 +28,7 @@ def fails(cluster, transport, size, worker, error, *patterns):
     ranks = cluster(size, transport)
     begin = time.monotonic()
     with pytest.raises(error) as caught:
-        ranks.run(worker)
+        ranks.run(worker, timeout=8)
     assert caught.type is error and time.monotonic() - begin < 2.5  # the half: ranks start anew
     for pattern in patterns:
         caught.match(pattern)
@@ -190,6 +194,44 @@ def test_a_thread_of_a_rank_that_will_send_is_no_deadlock(cluster):
     assert cluster(2).run(worker) == ["well"] * 2
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
+def test_a_rank_that_is_stopped_is_named_once_and_may_go_on(monkeypatch, capsys):
+    def worker(group):
+        if group.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return float(group.all_reduce(np.ones(1))[0])
+
+    monkeypatch.setattr(diagnosis, "SILENCE", 0.5)
+    with Cluster(3) as ranks:
+        pid = ranks.run(lambda group: os.getpid())[1]
+        timer = threading.Timer(4, os.kill, (pid, signal.SIGCONT))
+        timer.start()
+        assert ranks.run(worker) == [3.0] * 3
+        timer.join()
+    said = capsys.readouterr().err
+    assert said.count(f"no answer from rank 1 (process {pid}) for 0.5 s") == 1, said
+    assert "rank 0: waits in all_reduce" in said and "rank 2: waits in all_reduce" in said
+    assert "The run goes on" in said and f"kill -CONT {pid}" in said and "timeout=" in said
+
+
+def test_a_rank_that_does_not_answer_is_not_named_while_others_work_or_have_just_begun_to_wait():
+    waits = Snapshot((Row("MainThread", "barrier()", (1,), "t.py:1", 1.0, 0.1),), False, 0, 0)
+    again = Snapshot((Row("MainThread", "barrier()", (1,), "t.py:1", 2.0, 0.1),), False, 0, 0)
+    computes = Snapshot((), True, 0, 0)
+
+    def named(*looks, finished=()):
+        """Return who is named in looks at {rank: snapshot} that are 20 seconds apart."""
+        silence = Silence()
+        return [silence.broken(look, set(finished), 20.0 * i) for i, look in enumerate(looks)]
+
+    nobody, stopped = set(), {0: waits, 1: None}
+    assert named(stopped, stopped, stopped, stopped) == [nobody, nobody, {1}, nobody]
+    assert named(stopped, stopped, {0: again, 1: None}, {0: again, 1: None}) == [nobody] * 4
+    assert named(*[{0: computes, 1: None}] * 4) == [nobody] * 4
+    assert named(*[{0: computes, 1: None}] * 3, finished=[0]) == [nobody, nobody, {1}]
+    assert named(*[{0: waits, 1: None}] * 3, finished=[1]) == [nobody] * 3
+
+
 def test_every_thread_that_waits_has_a_row(cluster):
     def worker(group):
         helper = threading.Thread(target=group.recv, args=(1 - group.rank, 7), name="helper")
@@ -252,7 +294,7 @@ def verdict(program, at, kind, size):
 def test_the_verdict_on_random_programs_with_one_defect_is_right(cluster, transport, examples):
     kinds = ["leave", "raise", "shape", "other", "tag", *(["die"] * (transport == "process"))]
 
-    @settings(max_examples=examples)
+    @settings(max_examples=examples, phases=[Phase.generate])  # small as they are: each takes long
     @given(
         program=st.lists(st.sampled_from(OPERATIONS), min_size=1, max_size=5),
         size=st.integers(2, 4),
@@ -267,10 +309,10 @@ def test_the_verdict_on_random_programs_with_one_defect_is_right(cluster, transp
         want = verdict(program, at, kind, size)
         ranks = cluster(size, transport)
         if want is None:
-            ranks.run(play, program, (at, culprit, kind))
+            ranks.run(play, program, (at, culprit, kind), timeout=8)
             return
         with pytest.raises(CommError) as caught:
-            ranks.run(play, program, (at, culprit, kind))
+            ranks.run(play, program, (at, culprit, kind), timeout=8)
         assert caught.type is want, (caught.type, want)
 
     check()

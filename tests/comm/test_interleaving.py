@@ -100,7 +100,7 @@ def test_who_comes_first_at_recv_any_is_drawn_by_the_seed():
 def test_wrong_programs_are_told_as_ever():
     with Cluster(2, "thread", interleaving=3) as ranks:
         with pytest.raises(Deadlock, match=r"waits in recv\(tag=0\) for rank 0"):
-            ranks.run(lambda group: group.recv(1 - group.rank))
+            ranks.run(lambda group: group.recv(1 - group.rank), timeout=8)
         with pytest.raises(RankFailed, match="ZeroDivisionError"):
             ranks.run(lambda group: 1 / group.rank or group.barrier())
         assert ranks.run(lambda group: float(group.all_reduce(np.ones(1))[0])) == [2.0, 2.0]

@@ -330,7 +330,7 @@ def test_a_message_in_the_ring_of_a_rank_that_never_looks_hides_no_deadlock(pair
         group.recv(group.rank)
 
     with pytest.raises(Deadlock, match="rank 0: waits in recv"):
-        pair.run(worker, timeout=20)
+        pair.run(worker, timeout=8)
 
 
 def test_a_message_in_the_ring_of_a_rank_that_is_busy_is_no_deadlock(pair):

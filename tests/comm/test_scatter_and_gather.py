@@ -245,7 +245,7 @@ def test_a_rank_that_waits_in_a_scatter_for_ever_is_told(cluster, transport):
             group.reduce_scatter(group.empty(4), label="w")
 
     with pytest.raises(Deadlock, match=r"reduce_scatter\(.*label='w'\) for rank 1"):
-        cluster(2, transport).run(worker)
+        cluster(2, transport).run(worker, timeout=8)
 
 
 @both

@@ -1,0 +1,58 @@
+"""How many ranks there can be: checked before anything is allocated or started.
+
+Pipes and sockets are open files, of which a process may have a limited number (`ulimit -n`): at
+most its soft limit, which it may raise itself up to its hard limit. The caller has more open than
+the fork server and the ranks; these inherit the limit when the fork server starts. So the limit is
+raised before that, and for the largest cluster.
+"""
+
+import os
+import resource
+
+MOST = {
+    "process": 123,  # a start passes 2N + 6 files to the fork server; Linux passes 253 at once
+    "thread": 1000,  # every rank maps every rank's block: N^2 objects, 0.7 GB
+}
+SPARE = 16  # the shared memory, what is open for a moment during a start, and a few to spare
+
+
+def open_files(size: int, transport: str) -> int:
+    """Return how many more files the caller has open, at most, while `size` ranks start.
+
+    thread    a pipe per rank
+    process   the same until all have started; three per rank that has started; and, with k of them
+              started, a socket for each of the k(N - k) pairs of a started rank and another one
+    """
+    pipes = 2 * size + SPARE
+    return pipes if transport == "thread" else pipes + 3 * size + (size + 1) ** 2 // 4
+
+
+def check_size(size: int, transport: str) -> None:
+    """Raise the soft limit if it is low; raise ValueError if there cannot be so many ranks."""
+    remedy = ", or transport='thread'" if transport == "process" else ""
+    if size > MOST[transport]:
+        raise ValueError(
+            f"{size} ranks are too many: use at most {MOST[transport]} with "
+            f"transport={transport!r}{remedy}"
+        )
+    used = len(os.listdir("/dev/fd"))
+    limit = _raised_limit(used + open_files(MOST[transport], transport))
+    needed = used + open_files(size, transport)
+    if needed > limit:
+        enough = [n for n in range(size) if used + open_files(n, transport) <= limit]
+        raise ValueError(
+            f"{size} {transport} ranks need {needed} open files, with the {used} of now, but the "
+            f"limit is {limit}: enough for {max(enough, default=0)} ranks; use fewer, raise the "
+            f"limit (ulimit -n {needed}){remedy}"
+        )
+
+
+def _raised_limit(wanted: int) -> int:
+    """Return how many files this process may have open: if possible, `wanted` or more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return max(soft, allowed)
