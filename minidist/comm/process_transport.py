@@ -93,7 +93,8 @@ class ProcessRanks:
                         daemon=True,
                     )
                     self.processes.append(process)
-                    process.start()
+                    with ctrl_c_waits():  # half an order would break the fork server
+                        process.start()
                 for end in peers[rank].values():  # at once, for all together they are N (N - 1)
                     end.close()
 
@@ -210,12 +211,32 @@ def start_method():
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     resource_tracker.ensure_running()  # which would unblock it again
+    with ctrl_c_waits():
+        forkserver.ensure_running()
+    return context
+
+
+@contextmanager
+def ctrl_c_waits():
+    """Let Ctrl-C wait until the end of this: what is sent is sent whole.
+
+    What is started here inherits that it is blocked. Blocking alone is not enough: another thread,
+    such as one of BLAS, may get it, and Python would interrupt the first thread all the same.
+    """
+    handler, came = None, []
+    if threading.current_thread() is threading.main_thread():
+        handler = signal.getsignal(signal.SIGINT)
+    if handler is not None:
+        signal.signal(signal.SIGINT, lambda *_: came.append(True))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        forkserver.ensure_running()
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return context
+        if handler is not None:
+            signal.signal(signal.SIGINT, handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager

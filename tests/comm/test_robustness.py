@@ -12,6 +12,7 @@ import pytest
 
 from minidist import Cluster, run
 from minidist.comm.board import Alarm
+from minidist.comm.process_transport import ctrl_c_waits
 from minidist.comm.shared_memory import size_class
 from minidist.errors import CollectiveMismatch, RankDied, RankFailed
 from tests.strategies import arrays
@@ -328,3 +329,24 @@ def test_a_caller_that_dies_right_after_it_gave_an_order_leaves_no_rank():
         while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert len(pids) == 2 and not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+@pytest.mark.parametrize("getter", ["the first thread", "another thread"])
+def testctrl_c_waits_until_a_rank_is_started(getter):
+    """The fork server dies of half an order; whichever thread gets the signal, it must wait."""
+    after = []
+    with pytest.raises(KeyboardInterrupt), ctrl_c_waits():
+        if getter == "the first thread":
+            signal.raise_signal(signal.SIGINT)
+        else:
+            thread = threading.Thread(
+                target=lambda: (
+                    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT}),
+                    signal.raise_signal(signal.SIGINT),
+                )
+            )
+            thread.start()
+            thread.join()
+        after.append(sum(range(1000)))
+    assert after and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, set())
