@@ -1,5 +1,6 @@
 """What a caller may give to a group; what it may not raises ValueError, with the remedy."""
 
+import sys
 from collections.abc import Callable, Iterable
 from operator import index
 
@@ -39,7 +40,8 @@ def numeric_dtype(dtype) -> np.dtype:
 
 
 def refuse_masked(x) -> None:
-    if isinstance(x, np.ma.MaskedArray):
+    masked = sys.modules.get("numpy.ma")  # before its import, of 1 MB, there is no masked array
+    if masked is not None and isinstance(x, masked.MaskedArray):
         raise ValueError("a mask does not travel between ranks; use .filled() or .compressed()")
 
 
