@@ -168,9 +168,9 @@ print("four stages, with and without stashing: the library's weights, bit for bi
 # %% [markdown]
 # ## Measurement: versions, memory, and the gradient of nothing
 #
-# The library ends every buffer with a counter of the updates in it, and reads that counter from the
-# buffer that a pass really uses. An optimizer that keeps a diary tells us the rest: each gradient
-# it was given, and the weights it left.
+# Beside every vector of weights the library keeps the number of updates in it, and it records the
+# number of the vector that a pass really uses. An optimizer that keeps a diary tells us the rest:
+# each gradient it was given, and the weights it left.
 
 
 # %%

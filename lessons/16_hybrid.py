@@ -348,7 +348,7 @@ exercise.judge(1, check_peers, peers, tempting=[slowest_first])
 #
 # An optimizer that clips scales the gradient by `min(1, max_norm / norm)`, with the norm of the
 # *whole* gradient, the root of the sum of all its squares. Here each rank took what it holds itself
-# (which is what `clip_global_norm` does by default):
+# (`clip_global_norm` refuses to: where parameters are spread over ranks it asks for `sum_squares`):
 
 
 # %%

@@ -176,7 +176,7 @@ def _parser() -> argparse.ArgumentParser:
         "interleaved with MPICH, gloo and DDP. "
         "pipeline: time two pipelined ranks, interleaved with one process and with PyTorch's. "
         "Peers are development-time extras (pip install 'minidist[bench]'); "
-        "where one is missing the row says so. "
+        "where one is missing or fails, its rows say why. Rows are printed as they are measured. "
         "Medians of the rounds; ratio is ours over theirs, limit what it should be at most.",
     )
     bench.set_defaults(command=_bench)

@@ -139,7 +139,7 @@ def sum_gradients(parameters: Iterable[Tensor], group: Group) -> None:
             p.complete = SUMMED
 
 
-def sum_squares(parameters: Iterable[Tensor], *groups: Group) -> float:
+def sum_squares_over(parameters: Iterable[Tensor], *groups: Group) -> float:
     """Return the sum of the squares of gradients, over this rank and all others of these groups.
 
     parameters  those that count on this rank, so that of all ranks each is counted once
@@ -152,11 +152,11 @@ def sum_squares(parameters: Iterable[Tensor], *groups: Group) -> float:
 
 
 def check_same_weights(model: Module, group: Group) -> None:
-    """Raise ValueError on every rank unless all have the same weights, bit for bit, and names.
+    """Raise ValueError on every rank unless all have the same names and weights, bit for bit.
 
-    What a strategy assumes of replicas, and what no gradient shows: ranks that start from different
-    weights stay apart. Each rank's hashes travel, 8 bytes per parameter, on no ledger but their
-    own.
+    Strategies assume it of replicas, and no gradient shows it: ranks that start from different
+    weights stay different. Each rank sends 8 bytes per parameter, a hash, in a group of its own: no
+    other ledger counts them.
     """
     if group.size == 1:
         return
@@ -168,9 +168,9 @@ def check_same_weights(model: Module, group: Group) -> None:
         name = list(named)[int(differing.argmax())]
         rank = int((ranks != ranks[0])[:, differing.argmax()].argmax())
         raise ValueError(
-            f"{name} is not the same on ranks 0 and {rank}, and so are {differing.sum() - 1} other "
-            "parameters: give all ranks the same seed, or load one state on all of them "
-            "(check_weights=False leaves this check out)"
+            f"{differing.sum()} of {len(named)} parameters differ between ranks; the first is "
+            f"{name}, on ranks 0 and {rank}: give all ranks one seed, or load one state on all of "
+            "them (strategies that take check_weights=False then skip this check)"
         )
 
 

@@ -1,4 +1,7 @@
-"""What can go wrong between ranks. (What a caller can get wrong at one rank is a ValueError.)"""
+"""What can go wrong between ranks; and the check of options, which a caller can get wrong.
+
+What a caller gets wrong at one rank is a ValueError.
+"""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -45,8 +48,9 @@ def check_options(
 ) -> None:
     """Raise a ValueError that names the options of `what` if one of those given is no option.
 
-    Options are the keyword-only arguments of `function`, those with a default, and `also` these,
-    `without` those. A function that takes any **options leaves others to what it calls.
+    The options are the keyword-only arguments of `function`, its arguments with a default, and the
+    names in `also`, except the names in `without`. If `function` takes **options, any other name is
+    accepted here.
     """
     arguments = inspect.signature(function).parameters.values()
     open_ended = any(a.kind is a.VAR_KEYWORD for a in arguments)

@@ -24,13 +24,13 @@ import numpy as np
 
 from minidist import nn
 from minidist.backend import Array, to_host
-from minidist.collective_functions import check_same_weights, sum_squares
+from minidist.collective_functions import check_same_weights, sum_squares_over
 from minidist.comm import Mesh
 from minidist.datasets import example_indices, shard
 from minidist.pipeline_parallel import Pipeline
 from minidist.pipeline_parallel.holders import from_holders, load_own, shapes_of
 from minidist.pipeline_parallel.stage import micro_batches
-from minidist.tensor_parallel import ParallelTransformer, counted, unsplit, vocab_parallel
+from minidist.tensor_parallel import ParallelTransformer, counted_here, unsplit, vocab_parallel
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
 
 
@@ -115,8 +115,8 @@ class Hybrid:
         What all tp ranks hold counts on the first of them, a tied parameter in its first stage.
         For Optimizer.clip_global_norm, whose `own` counts all that this rank holds, is not used.
         """
-        once = counted(self.pipeline.counted(), self.mesh.tp)
-        return sum_squares(once, self.mesh.tp, self.mesh.pp)
+        once = counted_here(self.pipeline.counted_here(), self.mesh.tp)
+        return sum_squares_over(once, self.mesh.tp, self.mesh.pp)
 
     def state(self) -> dict[str, np.ndarray]:
         """Return the weights of the whole model, on every rank and on the host, by name."""

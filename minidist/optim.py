@@ -15,17 +15,18 @@ from minidist.nn.flat_parameters import flat_slices
 # Elements: parameter, gradient and two moments in float32 take 512 KiB of a core's cache.
 PIECE = 1 << 15
 
-# What each setting of a rule may be: in words, and as a test.
+# What each setting of a rule may be: in words, and as a test. With eps = 0, a gradient that has
+# always been 0 would move a weight by 0 / 0.
 SETTINGS: dict[str, tuple[str, Callable]] = {
-    "lr": ("a finite number from 0", lambda x: 0 <= x < math.inf),
-    "momentum": ("a number from 0 and below 1", lambda x: 0 <= x < 1),
-    "weight_decay": ("a finite number from 0", lambda x: 0 <= x < math.inf),
+    "lr": ("a finite number, at least 0", lambda x: 0 <= x < math.inf),
+    "momentum": ("a number, at least 0 and below 1", lambda x: 0 <= x < 1),
+    "weight_decay": ("a finite number, at least 0", lambda x: 0 <= x < math.inf),
     "betas": (
-        "two numbers from 0 and below 1",
+        "two numbers, each at least 0 and below 1",
         lambda b: all(0 <= x < 1 for x in b) and len(b) == 2,
     ),
-    "eps": ("a finite number above 0, so that 0 / 0 is 0", lambda x: 0 < x < math.inf),
-    "max_norm": ("a number from 0", lambda x: x >= 0),
+    "eps": ("a finite number above 0", lambda x: 0 < x < math.inf),
+    "max_norm": ("a number, at least 0", lambda x: x >= 0),
 }
 
 
@@ -36,12 +37,13 @@ def check_setting(name: str, value) -> None:
     except (TypeError, ValueError):
         allowed = False
     if not allowed:
-        raise ValueError(f"{name} is {words}, not {value!r}")
+        raise ValueError(f"{name} must be {words}, not {value!r}")
 
 
 class Optimizer:
-    """Update `parameters` in place by a rule on 1-D arrays; there may be none: a frozen stage.
+    """Update `parameters`, in place, by a rule on 1-D arrays.
 
+    The list may be empty, as for a frozen stage.
     State is kept per flat slice, and made at the first step.
 
     settings  lr, the learning rate, and what else the rule needs: attributes, so that a schedule
@@ -61,12 +63,12 @@ class Optimizer:
 
     def check_settings(self) -> None:
         """Raise ValueError where a setting is no number that the rule can take."""
-        for name in SETTINGS.keys() & vars(self).keys():
+        for name in [name for name in SETTINGS if name in vars(self)]:
             check_setting(name, getattr(self, name))
         if self.state and len(self.state[0]) != self.state_arrays:
             raise ValueError(
-                f"{type(self).__name__} keeps {self.state_arrays} arrays of state with these "
-                f"settings, and began with {len(self.state[0])}; make a new optimizer"
+                f"{type(self).__name__} began with {len(self.state[0])} state arrays and now needs "
+                f"{self.state_arrays} (momentum was switched on or off); make a new optimizer"
             )
 
     def rule(self, p: Array, g: Array, *state: Array) -> None:
@@ -138,7 +140,7 @@ class Optimizer:
     ) -> float:
         """Scale all gradients by min(1, max_norm / norm); return norm, the length before.
 
-        max_norm     a number from 0; infinity measures and scales nothing
+        max_norm     at least 0; with infinity the norm is only measured
         sum_squares  for parameters spread over ranks (`Parameter.spread`): a function that takes
                      this rank's sum of squares and returns the sum over all ranks, each parameter
                      counted once
@@ -147,8 +149,8 @@ class Optimizer:
         spread = [p.spread for p in self.parameters if p.spread]
         if sum_squares is None and spread:
             raise ValueError(
-                f"the parameters are spread over {spread[0]}; this rank's norm alone is not the "
-                "global one"
+                "this rank's norm alone is not the global one: parameters are spread over "
+                f"{spread[0]}"
             )
         self.collect_gradients()
         squares = float(sum(sum_of_squares(s.gradient) for s in self.slices))

@@ -51,9 +51,9 @@ class Settings:
         share = -(-self.batch // self.dp)
         if self.pp * self.tp > 1 and self.micro_batches > share:
             raise ValueError(
-                f"a batch of {self.batch} windows gives {share} to each of {self.dp} data-parallel "
-                f"ranks, which does not make {self.micro_batches} micro-batches; "
-                f"use at most {share}, or a larger batch"
+                f"a batch of {self.batch} windows gives each of {self.dp} data-parallel ranks at "
+                f"most {share}, too few for {self.micro_batches} micro-batches; use micro_batches="
+                f"{share} or less, or a batch of {(self.micro_batches - 1) * self.dp + 1} or more"
             )
 
     def model(self, vocab: int) -> nn.Transformer:

@@ -110,13 +110,16 @@ WRONG_MESHES = [
     (["--tp", "2", "--schedule", "pipedream_2bw"], "pipedream_2bw updates the weights itself"),
     (
         ["--pp", "2", "--micro-batches", "9" * 20],
-        "a batch of 32 windows gives 32 to each of",
+        "a batch of 32 windows gives each of 1 data-parallel ranks at most 32",
     ),
     (
         ["--tp", "2", "--dp", "16"],
-        "a batch of 32 windows gives 2 to each of 16 data",
+        "a batch of 32 windows gives each of 16 data-parallel ranks at most 2",
     ),
-    (["--micro-batches", "9" * 20], "9" * 20 + " forward passes are too many"),
+    (
+        ["--micro-batches", "9" * 20],
+        "1 ranks, " + "9" * 20 + " micro-batches and 1 chunks per rank make",
+    ),
     (["--pp", "3", "--schedule", "zb_v"], "cannot cut 4 layers into 6 stages; use at most 4"),
 ]
 
@@ -138,17 +141,20 @@ def test_a_wrong_mesh_is_one_line_and_exit_status_2(capsys, arguments, message):
         ),
         (["train", "--heads", "5"], "width 64 does not split into 5 heads"),
         (["train", "--dropout", "1.5"], r"a dropout rate lies in \[0, 1\), not 1.5"),
-        (["train", "--lr", "nan"], "lr is a finite number from 0, not nan"),
+        (["train", "--lr", "nan"], "lr must be a finite number, at least 0, not nan"),
         (["train", "--lr", "1e30"], "the loss is nan at step"),
         (["verify", "--strategy", "magic"], "unknown strategy 'magic'; there is naive"),
         (["timeline", "--schedule", "magic"], "unknown schedule 'magic'; there is layer_split"),
         (["timeline", "--chunks", "2"], "1f1b has one chunk per rank, not 2; interleaved has"),
         (["timeline", "--schedule", "zb_v", "--chunks", "3"], "zb_v has two chunks per rank"),
         (["timeline", "--forward", "1,2"], "2 durations for 4 ranks with 4 virtual stages"),
-        (["timeline", "--microbatches", "9" * 20], "[39]+6 forward passes are too many"),
+        (
+            ["timeline", "--microbatches", "9" * 20],
+            ".* chunks per rank make [39]+6 forward passes, more than",
+        ),
         (
             ["timeline", "--stages", "9999", "--microbatches", "1"],
-            "9999 ranks .*; 1000 are the most",
+            "9999 ranks .*; use --stages 1000 or less",
         ),
         (["timeline", "--out", "a.gif"], r"a timeline is a file \*.txt, .*, not 'a.gif'"),
         (["timeline", "--out", "/nowhere/a.png"], "cannot write '/nowhere/a.png': there is no"),

@@ -104,7 +104,7 @@ def test_adagrad_leaves_alone_what_has_never_had_a_gradient():
     train(model, optim.Adagrad(model.parameters(), lr=0.1), [dict.fromkeys(before)])
     for name, array in model.state().items():
         np.testing.assert_array_equal(array, before[name])
-    with pytest.raises(ValueError, match="eps is a finite number above 0"):
+    with pytest.raises(ValueError, match="eps must be a finite number above 0"):
         optim.Adagrad(model.parameters(), lr=0.1, eps=0)
 
 
@@ -298,7 +298,7 @@ def test_an_optimizer_made_before_the_vectors_changed_is_an_error_at_its_step(ch
     model = nn.MLP([2, 2])
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     getattr(model, change)(*["float64"] if change == "astype" else [])
-    with pytest.raises(ValueError, match="was frozen, cast or flattened after"):
+    with pytest.raises(ValueError, match="was frozen, cast or flattened after its optimizer"):
         optimizer.step()
 
 
@@ -319,13 +319,13 @@ nonsense = [
 def test_a_setting_that_is_nonsense_is_refused_at_once_and_between_steps(kind, name, value):
     model = nn.MLP([2, 2], dtype="float64")
     rule = getattr(optim, kind)
-    with pytest.raises(ValueError, match=f"{name} is .*, not"):
+    with pytest.raises(ValueError, match=f"{name} must be .*, not"):
         rule(model.parameters(), **({"lr": 0.1} | {name: value}))
     optimizer = rule(model.parameters(), lr=0.1)
     optimizer.step()
     before = model.state()
     setattr(optimizer, name, value)
-    with pytest.raises(ValueError, match=f"{name} is .*, not"):
+    with pytest.raises(ValueError, match=f"{name} must be .*, not"):
         optimizer.step()
     for name, array in model.state().items():
         np.testing.assert_array_equal(array, before[name])
@@ -334,7 +334,7 @@ def test_a_setting_that_is_nonsense_is_refused_at_once_and_between_steps(kind, n
 @pytest.mark.parametrize("max_norm", [-1, math.nan, None])
 def test_a_norm_to_clip_to_is_a_number_from_zero(max_norm):
     optimizer = optim.SGD(nn.MLP([2, 2]).parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="max_norm is a number from 0, not"):
+    with pytest.raises(ValueError, match="max_norm must be a number, at least 0, not"):
         optimizer.clip_global_norm(max_norm)
 
 
@@ -342,7 +342,9 @@ def test_momentum_cannot_be_turned_on_between_steps():
     optimizer = optim.SGD(nn.MLP([2, 2]).parameters(), lr=0.1)
     optimizer.step()
     optimizer.momentum = 0.9
-    with pytest.raises(ValueError, match=r"keeps 1 arrays of state .* began with 0; make a new"):
+    with pytest.raises(
+        ValueError, match=r"began with 0 state arrays and now needs 1 .*; make a new"
+    ):
         optimizer.step()
 
 
@@ -368,7 +370,9 @@ def test_a_graph_whose_weights_were_updated_is_not_run_backward():
     ):
         loss = nn.cross_entropy(model(x), y)
         update()
-        with pytest.raises(ValueError, match=r"was updated after it was used .* run the forward"):
+        with pytest.raises(
+            ValueError, match=r"was updated after the forward pass .* run the forward"
+        ):
             loss.backward()
         assert all(p.grad is None for p in model.parameters())
         nn.cross_entropy(model(x), y).backward()

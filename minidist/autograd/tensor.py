@@ -20,7 +20,7 @@ NUMBERS = (float, int)
 _clock = itertools.count(1)  # an order in which every input precedes its uses
 
 
-def now() -> int:
+def tick() -> int:
     """Return a number above those of all functions applied so far."""
     return next(_clock)
 
@@ -60,8 +60,9 @@ class Tensor:
     requires_grad  whether backward reaches it; a leaf (which no function made) keeps its gradient
     creator        the Function that made it, or None for a leaf
     grad_buffer    where a leaf's first gradient is written, or None (see nn.FlatParameters)
-    complete       why nothing may be added to a leaf's `.grad` until it is None again, in words
-    updated        when a leaf was last changed in place, on the clock of `now`; 0: never
+    complete       None, or why nothing may be added to a leaf's `.grad`, in words; over when that
+                   is None
+    updated        when a leaf was last changed in place, on the clock of `tick`; 0: never
     """
 
     grad = None
@@ -165,8 +166,8 @@ class Tensor:
             self.complete = None  # what came before has been dropped
         elif self.complete:
             raise ValueError(
-                f"the gradient of {self.name} {self.complete}, and more would be added to it; "
-                "call zero_grad() first"
+                f"the gradient of {self.name} {self.complete}, and more would be added to it; call "
+                "the optimizer's zero_grad() first, or reduce only after the last micro-batch"
             )
 
     # fmt: off
@@ -322,8 +323,9 @@ def functions_below(root: Tensor, remaining: dict | None = None) -> list[Functio
                 remaining[source] = remaining.get(source, 0) + 1
                 if source.updated > function.order:
                     raise ValueError(
-                        f"{source.name} was updated after it was used here, so that backward would "
-                        "mix old and new weights; run the forward pass again"
+                        f"{source.name} was updated after the forward pass that this backward "
+                        "belongs to, so the gradient would mix old and new weights; run the "
+                        "forward pass again"
                     )
             elif source is not None and source not in seen:
                 seen.add(source)

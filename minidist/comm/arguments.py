@@ -33,7 +33,9 @@ def numeric_dtype(dtype) -> np.dtype:
     try:
         dtype = np.dtype(dtype)
     except TypeError:
-        raise ValueError(f"{dtype!r} is no dtype; use one of numbers") from None
+        raise ValueError(
+            f"{dtype!r} is not a dtype; use a numeric one, such as 'float32'"
+        ) from None
     if dtype.kind not in "biufc":
         raise ValueError(f"arrays of {dtype} do not travel between ranks; use numbers")
     return dtype
@@ -42,7 +44,9 @@ def numeric_dtype(dtype) -> np.dtype:
 def refuse_masked(x) -> None:
     masked = sys.modules.get("numpy.ma")  # before its import, of 1 MB, there is no masked array
     if masked is not None and isinstance(x, masked.MaskedArray):
-        raise ValueError("a mask does not travel between ranks; use .filled() or .compressed()")
+        raise ValueError(
+            "masked arrays do not travel between ranks; use .filled(), .compressed() or .data"
+        )
 
 
 def whole(x, what: str, kind: str = "a whole number") -> int:
@@ -81,7 +85,7 @@ def check_place(out: Array) -> None:
     """Raise ValueError unless `out` is an array that can be written to."""
     refuse_masked(out)
     if not isinstance(out, np.ndarray) and not on_gpu(out):
-        raise ValueError(f"out is an array, not {out!r}")
+        raise ValueError(f"out must be an array, not {type(out).__name__}; use group.empty")
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError("out is read-only; use an array that can be written to")
 

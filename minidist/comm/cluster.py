@@ -135,7 +135,7 @@ class Cluster:
                     raise Deadlock(f"every rank waits:\n{table(now, finished)}")
                 if time.monotonic() >= deadline:
                     raise CommTimeout(f"not done in {timeout} s:\n{table(now, finished)}")
-                if silent := silence.broken(now, finished, time.monotonic()):
+                if silent := silence.overdue(now, finished, time.monotonic()):
                     pids = {rank: self._ranks.pid_of(rank) for rank in sorted(silent)}
                     print(silence.in_words(pids), table(now, finished), sep="\n", file=sys.stderr)
                 before = now

@@ -136,15 +136,15 @@ def is_deadlock(before: dict, now: dict[int, Snapshot | None], finished: set[int
 class Silence:
     """Name the ranks that do not answer while all others wait, unchanged, for SILENCE seconds.
 
-    Such a rank may be stopped (SIGSTOP), or compute without a moment for its second thread. It may
+    Such a rank may be stopped (SIGSTOP), or compute without letting its second thread run. It may
     go on, so this is no error; each run says it once.
     """
 
     def __init__(self):
         self.state, self.since, self.said = None, 0.0, False
 
-    def broken(self, now: dict[int, Snapshot | None], finished: set[int], time: float) -> set[int]:
-        """Take note of a snapshot of every rank; return the ranks to be named."""
+    def overdue(self, now: dict[int, Snapshot | None], finished: set[int], time: float) -> set[int]:
+        """Record a snapshot of every rank; return the ranks to name now, or none."""
         state = {rank: found for rank, found in now.items() if rank not in finished}
         if state != self.state:
             self.state, self.since = state, time
@@ -161,8 +161,8 @@ class Silence:
         processes = " ".join(map(str, pids.values()))
         return (
             f"minidist: no answer from {names} for {SILENCE:g} s, while all others wait. The run "
-            f"goes on. If the process is stopped, kill -CONT {processes} lets it continue; with "
-            "timeout= a run ends after so many seconds."
+            f"goes on. If a process above is stopped, `kill -CONT {processes}` lets it continue. "
+            "run(..., timeout=SECONDS) would end such a run."
         )
 
 

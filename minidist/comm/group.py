@@ -59,7 +59,7 @@ class Group:
         self.mailbox = endpoint.mailbox
         self.ledger = Ledger()
         self.rank, self.size = members.index(endpoint.rank), len(members)
-        self.free = threading.Lock()  # held by the thread that is in a collective
+        self.in_collective = threading.Lock()
         self._collectives = self._splits = 0
         self._requests: dict[tuple[int, int], deque[Request]] = {}
 

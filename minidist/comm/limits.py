@@ -29,7 +29,8 @@ def open_files(size: int, transport: str) -> int:
 
 def check_size(size: int, transport: str) -> None:
     """Raise the soft limit if it is low; raise ValueError if there cannot be so many ranks."""
-    remedy = ", or transport='thread'" if transport == "process" else ""
+    threads = f", or use transport='thread' (at most {MOST['thread']} ranks)"
+    remedy = threads if transport == "process" and size <= MOST["thread"] else ""
     if size > MOST[transport]:
         raise ValueError(
             f"{size} ranks are too many: use at most {MOST[transport]} with "
@@ -41,9 +42,9 @@ def check_size(size: int, transport: str) -> None:
     if needed > limit:
         enough = [n for n in range(size) if used + open_files(n, transport) <= limit]
         raise ValueError(
-            f"{size} {transport} ranks need {needed} open files, with the {used} of now, but the "
-            f"limit is {limit}: enough for {max(enough, default=0)} ranks; use fewer, raise the "
-            f"limit (ulimit -n {needed}){remedy}"
+            f"{size} {transport} ranks need {needed} open files, {used} of them open already, but "
+            f"the hard limit is {limit}: enough for {max(enough, default=0)} ranks; use fewer "
+            f"ranks, let the administrator raise the hard limit (ulimit -Hn){remedy}"
         )
 
 

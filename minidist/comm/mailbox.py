@@ -196,7 +196,9 @@ class Mailbox:
         if self.closed is not None:
             raise type(self.closed)(*self.closed.args)  # one for each thread that it stops
         if run <= self.over:
-            raise Stopped("this group belongs to a run that has ended; each run has its own")
+            raise Stopped(
+                "this group is of a run that has ended; use the one that this run gave its worker"
+            )
 
     def close(self, why: BaseException) -> None:
         """Stop every thread that waits here, and every one that comes; the first reason counts."""

@@ -18,13 +18,13 @@ def collective(operation: Callable) -> Callable:
 
     @wraps(operation)
     def call(group, *args, **kwargs):
-        if not group.free.acquire(blocking=False):
+        if not group.in_collective.acquire(blocking=False):
             group.mailbox.close(_misuse(group, operation.__name__))
-            group.mailbox.check_open(group.context[0])
+            group.mailbox.check_open(group.context[0])  # raises it
         try:
             return operation(group, *args, **kwargs)
         finally:
-            group.free.release()
+            group.in_collective.release()
 
     return call
 

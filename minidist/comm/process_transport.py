@@ -29,6 +29,7 @@ import threading
 import time
 import traceback
 import types
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -217,8 +218,8 @@ def start_method():
 
 
 @contextmanager
-def ctrl_c_waits():
-    """Let Ctrl-C wait until the end of this: what is sent is sent whole.
+def ctrl_c_waits() -> Iterator[None]:
+    """Delay Ctrl-C until this block ends, so that an order to the fork server is sent whole.
 
     What is started here inherits that it is blocked. Blocking alone is not enough: another thread,
     such as one of BLAS, may get it, and Python would interrupt the first thread all the same.

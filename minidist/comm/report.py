@@ -34,8 +34,8 @@ class Report:
 def execute(endpoint: Endpoint, run: int, logged: bool, payload: bytes, loads) -> Report | None:
     """Unpack (worker, args), call worker(group, *args); None if the run was stopped meanwhile.
 
-    What closed the mailbox is the error, also where the worker goes on without the thread that got
-    it, and where it fails in consequence.
+    If the mailbox was closed with an error, that error is reported, even if the worker ignores it
+    or fails because of it.
     """
     process, report = os.getpid(), None
     try:

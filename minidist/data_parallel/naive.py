@@ -16,7 +16,7 @@ care.
 Layouts: X[B/dp, ...] -> dW{+dp}, a partial sum on every rank -> all_reduce -> dW.
 
 Every rank must begin with the same weights, since gradients are all that is exchanged:
-`check_same_weights(model, group)` (collective_functions.py), once, finds out.
+call `check_same_weights(model, group)` (collective_functions.py) once to check it.
 
 Bytes: 2 (N - 1) times the parameters' size from all N ranks together; 2 (N - 1) / N from each, but
 for rounding where N does not divide a parameter.

@@ -29,7 +29,7 @@ gradient travels. The worker keeps it in its buffer, goes on, and sends the sum 
 Layouts: X[B/dp, ...] -> dW{+dp}, a partial sum at each worker -> push: dW's slices at the servers.
 Bytes: P per pull from the servers, P per push from the workers, 2 W P per clock. The ledger counts
 what is sent, so headers, too: 16 bytes of a request and 16 per gradient that a push is the sum of,
-8 of a version beside each slice (`parameter_server_bytes` in tools/volume.py), a byte of a verdict.
+8 for the version of each slice (`parameter_server_bytes` in tools/volume.py), a byte of a verdict.
 """
 
 from collections import deque
@@ -45,6 +45,8 @@ from minidist.data_parallel.server_plan import BODY, FINISH, HEAD, PULL, PUSH, M
 from minidist.data_parallel.sparse_update import add_up
 from minidist.nn.flat_parameters import FlatParameters
 from minidist.optim import Optimizer
+
+SERVED = "servers keep it until role.gather(), which train() calls; load weights before join()"
 
 
 @dataclass(frozen=True)
@@ -73,10 +75,12 @@ class Server(Member):
         mine = self.flat.vector[self.slices[self.group.rank]]
         self.slice, self.version = nn.Parameter(mine, f"slice {self.group.rank}"), 0
         if plan.servers > 1:
-            self.slice.spread = f"{plan.servers} servers, none of which has the norm: use servers=1"
+            self.slice.spread = (
+                f"{plan.servers} servers, none of which has the whole gradient: use Plan(servers=1)"
+            )
         FlatParameters([self.slice])  # copies
         for p in self.flat.parameters:
-            p.elsewhere = "the servers have it until `gather`; load weights before `join`"
+            p.elsewhere = SERVED
         self.optimizer: Optimizer = optimizer([self.slice])
         self.workers = list(range(plan.servers, self.group.size))
         self.quorum = len(self.workers) if plan.staleness == 0 else plan.quorum

@@ -32,11 +32,11 @@ from minidist.collective_functions import check_same_weights
 from minidist.comm import Group
 from minidist.comm.collectives import split_ends
 from minidist.nn.flat_parameters import FlatParameters
-from minidist.nn.module import fitting
+from minidist.nn.module import cast_state
 from minidist.optim import Optimizer
 from minidist.rng import Randomness
 
-ONLY_ZERO = "these are shards: call zero.step(optimizer), which gives everyone the new weights"
+ONLY_ZERO = "these are shards: call zero.step(optimizer), which gives all ranks the new weights"
 ELSEWHERE = "each rank keeps its shard of it; use zero.state() and zero.load_state(state)"
 
 
@@ -49,7 +49,7 @@ class Shard:
         self.parameter = nn.Parameter(flat.vector[self.own], f"shard of layer {number}")
         self.parameter.spread = "ZeRO's shards: pass sum_squares=zero.sum_squares"
         self.home = FlatParameters([self.parameter])  # copies
-        self.home.keeper = ONLY_ZERO
+        self.home.locked = ONLY_ZERO
 
 
 class Zero:
@@ -191,7 +191,8 @@ class Zero:
             for p in s.flat.parameters:
                 if p.spread:
                     raise ValueError(
-                        f"the shards are of parameters that are themselves spread over {p.spread}"
+                        f"{p.name} is split over other ranks too, and zero.sum_squares adds up "
+                        "over the shards only; use ZeRO on a whole model, or do not clip"
                     )
         return float(self.group.all_reduce(np.array(own)))
 
@@ -208,12 +209,12 @@ class Zero:
         for s in self.shards:
             s.flat.check_home()
             s.flat.begin_update()
-            s.home.keeper = None
+            s.home.locked = None
         try:
             self._step(optimizer)
         finally:
             for s in self.shards:
-                s.home.keeper = ONLY_ZERO
+                s.home.locked = ONLY_ZERO
 
     def _step(self, optimizer: Optimizer) -> None:
         if any(s.parameter.grad is None for s in self.shards):
@@ -242,7 +243,7 @@ class Zero:
         The optimizer's state stays as it is. Errors are those of `Module.load_state`.
         """
         named = self.model.named_parameters()
-        new = fitting(named, state)
+        new = cast_state(named, state)
         if self.gatherer is not None:
             self.gatherer.wait()  # what comes early is of old weights
         for s in self.shards:

@@ -42,5 +42,7 @@ def positions_of(tokens: Array, context: int) -> int:
     if len(tokens.shape) != 2:
         raise ValueError(f"tokens are [B, T], a row per example, not {list(tokens.shape)}")
     if tokens.shape[1] > context:
-        raise ValueError(f"{tokens.shape[1]} tokens do not fit a context of {context}")
+        raise ValueError(
+            f"{tokens.shape[1]} tokens do not fit a context of {context}; use at most {context}"
+        )
     return tokens.shape[1]

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from minidist.autograd import Tensor
-from minidist.autograd.tensor import now
+from minidist.autograd.tensor import tick
 from minidist.backend import Array, array_module, beside, on_gpu, to_device
 from minidist.backend import empty as host_empty
 from minidist.nn.shard import Shard
 
-SPLIT = "matrices that are split: pass sum_squares=tensor_parallel.sum_squares(model, group)"
+PARTS = "the ranks that hold its parts: pass sum_squares=, which adds up the squares of all of them"
 
 
 class Parameter(Tensor):
@@ -23,10 +23,10 @@ class Parameter(Tensor):
 
     home       the FlatParameters it lies in, or None
     shard      which part of the global array it is, or None for all of it
-    spread     over what the model's parameters are spread, if this rank has only some of them, or
-               parts: words, and the `sum_squares=` that makes their norm the global one
-    elsewhere  why `data` is not the parameter's value any more, and where that is, in words; then
-               `Module.state` and `load_state` are refused
+    spread     None, or what the model's parameters are spread over and the sum_squares= that gives
+               their global norm, in words; also on one rank, so that a program runs on any number
+    elsewhere  None, or who has the current value, in words; then `Module.state` and `load_state`
+               are refused
     """
 
     home = None
@@ -39,12 +39,18 @@ class Parameter(Tensor):
         if shard is not None:
             self.shard = shard
 
-    def part(self, shard: Shard) -> "Parameter":
-        """Return a new parameter of the same name: this part of the data, copied."""
+    def part(self, shard: Shard, spread: str = PARTS) -> "Parameter":
+        """Return a new parameter of the same name: this part of the data, copied.
+
+        This one is marked as `elsewhere`: its value is in the parts from now on.
+        """
         part = Parameter(shard.of(self.data), self.name, shard)
         part.requires_grad = self.requires_grad
-        part.spread = SPLIT
-        self.elsewhere = "it was cut into the parts of the split layer; ask the split model"
+        part.spread = spread
+        self.elsewhere = (
+            "it was cut into parts; use state() and load_state() of what split the model (a split "
+            "model shows this rank's parts, Hybrid the whole)"
+        )
         return part
 
     @property
@@ -71,11 +77,11 @@ class FlatParameters:
     offsets           where each parameter begins in them
     updated           when the vector was last changed in place, on autograd's clock: a graph that
                       is older must not run backward any more
-    keeper            None, or why no optimizer but somebody else's may update it, in words
+    locked            None, or why no optimizer may update the vector now, in words
     """
 
     updated = 0
-    keeper: str | None = None
+    locked: str | None = None
 
     def __init__(self, parameters: list[Parameter], empty: Callable[..., Array] = host_empty):
         dtypes = {str(p.dtype) for p in parameters}
@@ -118,16 +124,16 @@ class FlatParameters:
         for p in self.parameters:
             if p.home is not self:
                 raise ValueError(
-                    f"{p.name} has left its flat vector: the model was frozen, cast or flattened "
-                    "after its optimizer, or what else holds the vector, was made; make that "
+                    f"{p.name} is no longer in this flat vector: the model was frozen, cast or "
+                    "flattened after its optimizer, reducer, Zero or server was made; make those "
                     "afterwards"
                 )
 
     def begin_update(self) -> None:
-        """Note that the vector is about to change in place."""
-        if self.keeper:
-            raise ValueError(self.keeper)
-        self.updated = now()
+        """Record that the vector is about to change in place; ValueError if it is locked."""
+        if self.locked:
+            raise ValueError(self.locked)
+        self.updated = tick()
 
     def collect_gradients(self) -> None:
         """Write every parameter's `.grad`, wherever it is, into `gradient`; None counts as zero."""

@@ -120,11 +120,11 @@ class Module:
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Copy arrays by name into the parameters, which keep their dtype and device.
 
-        The arrays are global: a parameter that is a part of one takes its part. They are floats;
-        where the parameter's dtype has no room for one, ValueError, and nothing is copied.
+        The arrays are global: a parameter that is a part of one takes its part. They are floats; a
+        number that overflows the parameter's dtype is a ValueError. After it nothing is copied.
         """
         parameters = self._here()
-        new = fitting(parameters, state)
+        new = cast_state(parameters, state)
         for home in dict.fromkeys(p.home for p in parameters.values() if p.home is not None):
             home.begin_update()
         for name, p in parameters.items():
@@ -135,7 +135,7 @@ class Module:
         parameters = self.named_parameters()
         for name, p in parameters.items():
             if p.elsewhere:
-                raise ValueError(f"{name} is not to be had from this model: {p.elsewhere}")
+                raise ValueError(f"this model no longer has the value of {name}: {p.elsewhere}")
         return parameters
 
     def to(self, device: str) -> "Module":
@@ -169,10 +169,12 @@ def check_state(state: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]
                 f"{name} is {list(shape)} in the model, {list(array.shape)} in the state"
             )
         if array.dtype.kind != "f":
-            raise ValueError(f"{name} is {array.dtype} in the state; parameters are floats")
+            raise ValueError(
+                f"{name} is {array.dtype} in the state; parameters are floats, such as float32"
+            )
 
 
-def fitting(parameters: dict[str, Parameter], state: dict) -> dict[str, Array]:
+def cast_state(parameters: dict[str, Parameter], state: dict) -> dict[str, Array]:
     """Return the state's arrays as these parameters hold them, or raise ValueError."""
     check_state(state, {name: p.whole_shape for name, p in parameters.items()})
     return {name: _cast(as_array(state[name]), p) for name, p in parameters.items()}
@@ -185,7 +187,10 @@ def _cast(whole: Array, p: Parameter) -> Array:
         new = array.astype(p.dtype)
     xp = array_module(new)
     if lost := int((xp.isinf(new) & ~xp.isinf(array)).sum()):
-        raise ValueError(f"{lost} numbers of {p.name} do not fit into its {p.dtype}")
+        raise ValueError(
+            f"{lost} numbers of {p.name} overflow {p.dtype}; load them into a model of the state's "
+            "dtype"
+        )
     return new
 
 

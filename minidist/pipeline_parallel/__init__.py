@@ -1,7 +1,7 @@
 """The model split by layers. Read `actions.py`, `layer_split.py`, `gpipe.py`, `one_f_one_b.py`,
-`communication.py`, `executor.py`, `stage.py`, `pipeline.py`; then `execution_order.py`,
-`validate.py`, `interleaved.py`, `zero_bubble.py`, `programs.py`; then `pipedream.py` and
-`weight_versions.py`. `partition.py` and `branch_placement.py` stand by themselves.
+`communication.py`, `executor.py`, `stage.py`, `holders.py`, `pipeline.py`; then
+`execution_order.py`, `validate.py`, `interleaved.py`, `zero_bubble.py`, `programs.py`; then
+`pipedream.py` and `weight_versions.py`. `partition.py` and `branch_placement.py` are independent.
 """
 
 from minidist.pipeline_parallel.communication import add_communication

@@ -23,10 +23,9 @@ parameters for every update. On one rank the same code runs both branches and mo
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from minidist import collective_functions
 from minidist.autograd import Tensor
 from minidist.backend import Array
-from minidist.collective_functions import sum_gradients
+from minidist.collective_functions import sum_gradients, sum_squares_over
 from minidist.comm import Group
 from minidist.nn import Parameter, Siamese, cross_entropy
 from minidist.nn.siamese import check_pairs
@@ -116,8 +115,7 @@ def sum_squares(model: Siamese, group: Group, own: float = 0.0) -> float:
     For Optimizer.clip_global_norm, as `partial(sum_squares, model, group)`; its `own`, which lacks
     the join on rank 1, is not used.
     """
-    counted = model.parameters() if group.rank == JOIN else []
-    return collective_functions.sum_squares(counted, group)
+    return sum_squares_over(model.parameters() if group.rank == JOIN else [], group)
 
 
 def own_branches(group: Group) -> list[int]:

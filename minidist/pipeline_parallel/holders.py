@@ -12,6 +12,8 @@ from minidist import nn
 from minidist.comm import Group
 from minidist.nn.module import check_state
 
+ELSEWHERE = "another rank trains it; use state() and load_state() of the pipeline or Hybrid"
+
 
 def holders(model: nn.Sequential, cut: list[range]) -> dict[str, list[int]]:
     """Return {parameter name: the stages that hold it}, in global order; a tied one has several."""
@@ -33,11 +35,12 @@ def take_over(model: nn.Sequential, layers: list[nn.Module], spread: str) -> nn.
         if name in mine:
             p.spread = spread
         else:
-            p.elsewhere = "another rank trains it; ask the pipeline for .state() or .load_state()"
+            p.elsewhere = ELSEWHERE
     return own
 
 
 def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the global arrays, by name."""
     return {name: p.whole_shape for name, p in model.named_parameters().items()}
 
 

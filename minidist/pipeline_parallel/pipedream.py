@@ -123,7 +123,9 @@ SCHEMES = {  # programs(p, m, **options), which version a forward pass uses, new
 }
 
 
-STAGES = "stages that update at different times, and have no norm together: clip none"
+UNSYNCHRONISED = (
+    "stages that update at different times, so that there is no global norm: do not clip"
+)
 
 
 class PipeDream:
@@ -177,7 +179,7 @@ class PipeDream:
         self.shapes = shapes_of(model)
         (k,) = placement[group.rank]
         layers = [model.layers[i] for i in self.cut[k]]
-        self.model = take_over(model, layers, STAGES)
+        self.model = take_over(model, layers, UNSYNCHRONISED)
         self.stage = VersionedStage(layers, k == 0, k == last, loss)
         every = options.get("update_every") or max(1, group.size - 1)
         choose = partial(choose, p=group.size, every=every)

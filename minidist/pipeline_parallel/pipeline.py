@@ -21,7 +21,7 @@ import numpy as np
 from minidist import nn
 from minidist.autograd import Tensor
 from minidist.backend import Array
-from minidist.collective_functions import check_same_weights, sum_gradients, sum_squares
+from minidist.collective_functions import check_same_weights, sum_gradients, sum_squares_over
 from minidist.comm import Group
 from minidist.pipeline_parallel.actions import last_stage
 from minidist.pipeline_parallel.communication import add_communication
@@ -126,10 +126,10 @@ class Pipeline:
 
         For Optimizer.clip_global_norm, whose `own` counts all that this rank holds, is not used.
         """
-        return sum_squares(self.counted(), self.group)
+        return sum_squares_over(self.counted_here(), self.group)
 
-    def counted(self) -> list[nn.Parameter]:
-        """Return this rank's parameters but those that are tied and counted on an earlier rank."""
+    def counted_here(self) -> list[nn.Parameter]:
+        """Return this rank's parameters but those that are tied and count on an earlier rank."""
         first = {name for name, group in self.shared.items() if group is None or not group.rank}
         own = self.named_parameters().items()
         return [p for name, p in own if name in first or name not in self.shared]

@@ -21,7 +21,7 @@ from minidist.pipeline_parallel.one_f_one_b import one_f_one_b
 from minidist.pipeline_parallel.pipedream import pipedream_2bw_programs, pipedream_programs
 from minidist.pipeline_parallel.zero_bubble import v_shaped, zb_h1, zb_h2, zb_v
 
-MOST = 1_000_000  # passes forward, over all ranks: some hundred MB of actions
+MOST_PASSES = 1_000_000  # passes forward, over all ranks: some hundred MB of actions
 
 
 def programs(
@@ -35,7 +35,7 @@ def programs(
                   memory of m micro-batches
     options       of "pipedream": replicas; of "pipedream_2bw": update_every
 
-    There are at most MOST passes forward, p times m times chunks.
+    There are at most MOST_PASSES passes forward, p times m times chunks.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"unknown schedule {schedule!r}; there is {', '.join(SCHEDULES)}")
@@ -44,10 +44,10 @@ def programs(
             raise ValueError(f"a pipeline has one or more {what}, not {number!r}")
     if chunks > 1 and schedule not in ("interleaved", "zb_v"):
         raise ValueError(f"{schedule} has one chunk per rank, not {chunks}; interleaved has more")
-    if (passes := prod(map(int, (p, m, chunks)))) > MOST:
+    if (passes := prod(map(int, (p, m, chunks)))) > MOST_PASSES:
         raise ValueError(
-            f"{passes} forward passes are too many ({p} ranks, {m} micro-batches, {chunks} chunks "
-            f"per rank); {MOST} are the most"
+            f"{p} ranks, {m} micro-batches and {chunks} chunks per rank make {passes} forward "
+            f"passes, more than {MOST_PASSES}; use fewer micro-batches"
         )
     check_options(SCHEDULES[schedule], options, schedule, also=["weights_last"])
     result = SCHEDULES[schedule](p, m, chunks, **options)

@@ -10,13 +10,13 @@ Forward needs no communication; backward adds up dX, of which each rank has what
 
 import numpy as np
 
-from minidist import collective_functions, nn
+from minidist import nn
 from minidist.autograd import Tensor, functions
-from minidist.backend import Array
 from minidist.collective_functions import copy_to, gather
 from minidist.comm import Group
 from minidist.nn.linear import ACTIVATIONS
 from minidist.rng import Randomness
+from minidist.tensor_parallel.whole import SPLIT
 
 
 class ColumnParallelLinear(nn.Module):
@@ -38,8 +38,8 @@ class ColumnParallelLinear(nn.Module):
         self.activation = linear.activation
         full = linear.weight.shape[1]
         columns = own_run(full, group, "columns") if columns is None else columns
-        self.weight = linear.weight.part(nn.Shard(1, columns, full))
-        self.bias = None if linear.bias is None else linear.bias.part(nn.Shard(0, columns, full))
+        self.weight, bias = linear.weight.part(nn.Shard(1, columns, full), SPLIT), linear.bias
+        self.bias = None if bias is None else bias.part(nn.Shard(0, columns, full), SPLIT)
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         y = functions.linear(copy_to(x, self.group), self.weight, self.bias)
@@ -55,24 +55,3 @@ def own_run(full: int, group: Group, what: str) -> np.ndarray:
         )
     each = full // group.size
     return np.arange(group.rank * each, (group.rank + 1) * each)
-
-
-def sum_squares(model: nn.Module, group: Group, own: float = 0.0) -> float:
-    """Return the sum of the squares of the whole gradient of a model whose matrices are split.
-
-    For Optimizer.clip_global_norm, as `partial(sum_squares, model, group)`; its `own`, which counts
-    on each rank what all ranks hold, is not used.
-    """
-    return collective_functions.sum_squares(counted(model.parameters(), group), group)
-
-
-def counted(parameters: list[nn.Parameter], group: Group) -> list[nn.Parameter]:
-    """Return those that count on this rank: its parts, and on the first rank what all hold."""
-    return [p for p in parameters if p.shard is not None or group.rank == 0]
-
-
-def unsplit(part: Array, p: nn.Parameter, group: Group) -> Array:
-    """Return the whole array of which `part`, shaped like the parameter p, is this rank's."""
-    if p.shard is None:
-        return part.copy()
-    return p.shard.join(group.all_gather(part, p.shard.axis), group.all_gather(p.shard.indices))

@@ -16,6 +16,7 @@ from minidist.comm import Group
 from minidist.nn.linear import ACTIVATIONS
 from minidist.rng import Randomness
 from minidist.tensor_parallel.column_parallel import own_run
+from minidist.tensor_parallel.whole import SPLIT
 
 
 class RowParallelLinear(nn.Module):
@@ -29,7 +30,7 @@ class RowParallelLinear(nn.Module):
         self.group, self.scatter_input = group, scatter_input
         self.activation = linear.activation
         full = linear.weight.shape[0]
-        self.weight = linear.weight.part(nn.Shard(0, own_run(full, group, "rows"), full))
+        self.weight = linear.weight.part(nn.Shard(0, own_run(full, group, "rows"), full), SPLIT)
         self.bias = linear.bias
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:

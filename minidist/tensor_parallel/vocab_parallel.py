@@ -22,6 +22,7 @@ from minidist.backend import Array, array_module, beside, widen
 from minidist.collective_functions import copy_to, reduce_from
 from minidist.comm import Group
 from minidist.rng import Randomness
+from minidist.tensor_parallel.whole import SPLIT
 
 
 def own_tokens(vocab: int, group: Group) -> np.ndarray:
@@ -36,7 +37,7 @@ class VocabParallelEmbedding(nn.Module):
     def __init__(self, embedding: nn.Embedding, group: Group, leave=reduce_from):
         self.vocab, self.group, self.leave = len(embedding.weight), group, leave
         self.tokens = own_tokens(self.vocab, group)
-        self.weight = embedding.weight.part(nn.Shard(0, self.tokens, self.vocab))
+        self.weight = embedding.weight.part(nn.Shard(0, self.tokens, self.vocab), SPLIT)
 
     def forward(self, indices: Array, randomness: Randomness | None = None) -> Tensor:
         tokens = check_indices(indices, "token")
@@ -63,7 +64,7 @@ class VocabParallelHead(nn.Module):
         whole = head.weight if self.tied else head.linear.weight
         vocab = whole.shape[0 if self.tied else 1]
         shard = nn.Shard(0 if self.tied else 1, own_tokens(vocab, group), vocab)
-        self.weight = tied_to if self.tied else whole.part(shard)
+        self.weight = tied_to if self.tied else whole.part(shard, SPLIT)
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         return self.product(self.norm(x), self.weight, self.group, self.tied)

@@ -175,7 +175,8 @@ def parameter_server_bytes(
            n_push-th, from the first one on, and with its last word what is left
 
     n elements per pull and per push; to each server 16 bytes per request, and 16 per gradient that
-    a push is the sum of; from each server 8 of a version per pull. For dense pushes without quorum.
+    a push is the sum of; from each server 8 per pull for the version. For dense pushes without a
+    quorum.
     """
     pulls = sum(-(-count // n_fetch) for count in steps)
     pushes = sum(-(-count // n_push) for count in steps)

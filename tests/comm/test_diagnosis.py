@@ -222,7 +222,7 @@ def test_a_rank_that_does_not_answer_is_not_named_while_others_work_or_have_just
     def named(*looks, finished=()):
         """Return who is named in looks at {rank: snapshot} that are 20 seconds apart."""
         silence = Silence()
-        return [silence.broken(look, set(finished), 20.0 * i) for i, look in enumerate(looks)]
+        return [silence.overdue(look, set(finished), 20.0 * i) for i, look in enumerate(looks)]
 
     nobody, stopped = set(), {0: waits, 1: None}
     assert named(stopped, stopped, stopped, stopped) == [nobody, nobody, {1}, nobody]

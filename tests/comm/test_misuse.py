@@ -208,7 +208,7 @@ with minidist.Cluster(1, transport) as few:  # starts the fork server, which kee
         (19, "process", 64, 256, "True"),
         (31, "process", 256, 1024, "True"),
         (31, "process", 256, 256, r"31 process ranks need \d+ open .* 256: enough for \d+ "),
-        (31, "process", 256, 256, "use fewer, raise the limit .*ulimit -n.* transport='thread'"),
+        (31, "process", 256, 256, "use fewer ranks, .*ulimit -Hn.* transport='thread'"),
         (90, "thread", 64, 256, "True"),
         (200, "thread", 64, 256, r"200 thread ranks need \d+ open files, .* 256: enough for \d+ "),
     ],
@@ -228,7 +228,7 @@ def test_the_open_files_that_ranks_need_are_there_before_they_start(
 
 @pytest.mark.parametrize(
     "transport, message",
-    [("process", "at most 123 .*, or transport='thread'"), ("thread", "at most 1000")],
+    [("process", "at most 123"), ("thread", "at most 1000")],
 )
 @pytest.mark.parametrize("size", [1001, 10**9, 99999999999999999999])
 def test_more_ranks_than_there_can_be_are_refused_before_anything_is_allocated(
@@ -238,6 +238,13 @@ def test_more_ranks_than_there_can_be_are_refused_before_anything_is_allocated(
     with pytest.raises(ValueError, match=f"{size} ranks.*{message}"):
         Cluster(size, transport)
     assert len(os.listdir("/dev/fd")) == files
+
+
+def test_threads_are_a_remedy_only_for_as_many_ranks_as_they_can_be():
+    for size, remedy in ((124, True), (1000, True), (1001, False)):
+        with pytest.raises(ValueError, match="at most 123") as error:
+            Cluster(size)
+        assert ("or use transport='thread' (at most 1000 ranks)" in str(error.value)) == remedy
 
 
 @pytest.mark.slow
@@ -327,7 +334,7 @@ def test_a_group_of_an_earlier_run_is_refused(cluster, transport):
 
     ranks = cluster(1, transport)
     ranks.run(keep)
-    with pytest.raises(RankFailed, match="this group belongs to a run that has ended") as caught:
+    with pytest.raises(RankFailed, match="this group is of a run that has ended") as caught:
         ranks.run(use, timeout=8)
     assert caught.value.rank == 0 and ranks.run(lambda group: "well") == ["well"]
 
@@ -372,8 +379,14 @@ WRONG = [
     (lambda g: g.scatter(3, root=g.rank), "pieces are a list, not 3"),
     (lambda g: g.all_reduce(np.ones(1), op=["sum"]), r"unknown reduction \['sum'\]"),
     (lambda g: g.all_reduce(np.ones(1), algorithm=[]), r"unknown algorithm \[\]"),
-    (lambda g: g.all_reduce(np.ones(1), out=[0.0]), r"out is an array, not \[0.0\]"),
-    (lambda g: g.all_gather(np.ones(1), out=[0.0]), r"out is an array, not \[0.0\]"),
+    (
+        lambda g: g.all_reduce(np.ones(1), out=[0.0]),
+        r"out must be an array, not list; use group.empty",
+    ),
+    (
+        lambda g: g.all_gather(np.ones(1), out=[0.0]),
+        r"out must be an array, not list; use group.empty",
+    ),
     (lambda g: g.all_reduce(np.ones(1), out=np.broadcast_to(0.0, 1)), "out is read-only"),
     (lambda g: g.send(masked, to=0), r"use .filled\(\) or .compressed\(\)"),
     (lambda g: g.all_reduce(masked), r"use .filled\(\) or .compressed\(\)"),

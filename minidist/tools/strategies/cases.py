@@ -47,7 +47,7 @@ def _of(*kinds: type) -> Callable[[nn.Module], bool]:
 
 
 ANY = Models("an nn.Module", _of(nn.Module))
-LAYERS = Models("an nn.Sequential, such as nn.MLP and nn.Transformer", _of(nn.Sequential))
+LAYERS = Models("an nn.Sequential, such as nn.MLP or nn.Transformer", _of(nn.Sequential))
 LINEAR = Models(
     "an nn.Sequential of nn.Linear layers, such as nn.MLP",
     lambda model: isinstance(model, nn.Sequential) and all(map(_of(nn.Linear), model.layers)),
@@ -134,10 +134,10 @@ class Strategy:
     models: Models = ANY
 
     def check(self, case: Case, options: Iterable[str] = ()) -> None:
-        """Raise ValueError for a model it cannot split, options it has not, inputs that fit none.
+        """Raise ValueError for a model it cannot split, an unknown option, or unfit inputs.
 
-        All that is run on ranks passes here first. The last of the three asks one device, so that
-        its own error is the one of every strategy.
+        All that is run on ranks passes here first. Inputs are checked by a forward pass on one
+        device, so that all strategies raise the same error.
         """
         if not self.models.include(case.model):
             raise ValueError(

@@ -86,7 +86,8 @@ def timeline_command(given) -> int:
         timeline.check_path(given.out)
     if given.stages > MOST_RANKS:
         raise ValueError(
-            f"{given.stages} ranks are too many rows for a picture; {MOST_RANKS} are the most"
+            f"{given.stages} ranks are too many rows for a picture; "
+            f"use --stages {MOST_RANKS} or less"
         )
     title = f"{given.schedule}: {given.stages} ranks, {given.microbatches} micro-batches"
     title += f", {given.chunks} chunks" if given.chunks > 1 else ""

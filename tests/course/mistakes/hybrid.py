@@ -3,7 +3,7 @@
 MESH, HYBRID, OPTIM = "comm/mesh.py", "hybrid.py", "optim.py"
 STAGE, PIPELINE = "pipeline_parallel/stage.py", "pipeline_parallel/pipeline.py"
 HOLDERS = "pipeline_parallel/holders.py"
-SHARD, COLUMNS = "nn/shard.py", "tensor_parallel/column_parallel.py"
+SHARD, COLUMNS = "nn/shard.py", "tensor_parallel/whole.py"
 
 NEEDS = {"6.2": ("6.1",), "6.5": ("6.1", "6.2", "6.3", "6.4")}
 
@@ -115,22 +115,22 @@ MISTAKES = [
     (
         "6.6",
         HYBRID,
-        "counted(self.pipeline.counted(), self.mesh.tp)",
-        "self.pipeline.counted()",
+        "counted_here(self.pipeline.counted_here(), self.mesh.tp)",
+        "self.pipeline.counted_here()",
         "of tp has alike counts on each",
     ),
     (
         "6.6",
         HYBRID,
-        "self.pipeline.counted()",
+        "self.pipeline.counted_here()",
         "self.parameters()",
         "a tied parameter counts once per stage",
     ),
     (
         "6.6",
         HYBRID,
-        "sum_squares(once, self.mesh.tp, self.mesh.pp)",
-        "sum_squares(once, self.mesh.tp, self.mesh.pp, self.mesh.dp)",
+        "sum_squares_over(once, self.mesh.tp, self.mesh.pp)",
+        "sum_squares_over(once, self.mesh.tp, self.mesh.pp, self.mesh.dp)",
         "replicas on dp are added up",
     ),
     ("6.6", OPTIM, "if norm > max_norm:", "if True:", "are not made longer"),

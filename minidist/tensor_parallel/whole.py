@@ -1,0 +1,32 @@
+"""A model whose matrices are split, seen as a whole: its arrays, and the norm of its gradient."""
+
+from minidist import nn
+from minidist.backend import Array
+from minidist.collective_functions import sum_squares_over
+from minidist.comm import Group
+
+SPLIT = (
+    "matrices that are split: pass sum_squares=partial(tensor_parallel.sum_squares, model, group)"
+)
+
+
+def sum_squares(model: nn.Module, group: Group, own: float = 0.0) -> float:
+    """Return the sum of the squares of the whole gradient of a model whose matrices are split.
+
+    For Optimizer.clip_global_norm, as `partial(sum_squares, model, group)`; its `own`, which counts
+    on each rank what all ranks hold, is not used. With the sequence split, call all_reduce_partial
+    first.
+    """
+    return sum_squares_over(counted_here(model.parameters(), group), group)
+
+
+def counted_here(parameters: list[nn.Parameter], group: Group) -> list[nn.Parameter]:
+    """Return those that count on this rank: its parts, and on the first rank what all hold."""
+    return [p for p in parameters if p.shard is not None or group.rank == 0]
+
+
+def unsplit(part: Array, p: nn.Parameter, group: Group) -> Array:
+    """Return the whole array of which `part`, shaped like the parameter p, is this rank's."""
+    if p.shard is None:
+        return part.copy()
+    return p.shard.join(group.all_gather(part, p.shard.axis), group.all_gather(p.shard.indices))
