@@ -30,10 +30,8 @@ from minidist.autograd import Function, Tensor
 from minidist.backend import Array, array_module, to_host
 from minidist.comm import Group
 from minidist.comm.collectives import split_ends
-from minidist.nn import Module, Parameter
+from minidist.nn import Module
 from minidist.optim import sum_of_squares
-
-SUMMED = "is the sum over the ranks already"  # Tensor.complete, after a reduction
 
 
 class CopyTo(Function):
@@ -133,52 +131,90 @@ def sum_gradients(parameters: Iterable[Tensor], group: Group) -> None:
     """Give every rank the sum of each parameter's gradient over the ranks; None adds zero."""
     for p in parameters:
         if p.requires_grad:
-            p.check_open()
+            ranks = summed_ranks(p, group)
             grad = p.xp.zeros_like(p.data) if p.grad is None else p.grad
             p.grad = group.all_reduce(grad, label=p.name)
-            p.complete = SUMMED
+            p.note_sum(ranks)
 
 
-def sum_squares_over(parameters: Iterable[Tensor], *groups: Group) -> float:
+def summed_ranks(p: Tensor, group: Group) -> frozenset[int]:
+    """Return the ranks over which p's gradient will be a sum when it is summed over the group.
+
+    ValueError if it has a sum in it over two of the group's ranks, which would be summed again. A
+    sum over one axis of a mesh may follow that over another one: they share this rank only.
+    """
+    before, ranks = p.summed_over, frozenset(group.members)
+    if len(before & ranks) > 1:
+        raise ValueError(
+            f"the gradient of {p.name} has a sum over the ranks {sorted(before)} in it, and would "
+            "be summed over them again; call the model's zero_grad() after each step"
+        )
+    return before | ranks
+
+
+def sum_squares_over(
+    counted: Iterable[Tensor], held: Iterable[Tensor], own: float | None, *groups: Group
+) -> float:
     """Return the sum of the squares of gradients, over this rank and all others of these groups.
 
-    parameters  those that count on this rank, so that of all ranks each is counted once
+    counted  the parameters that count on this rank, so that of all ranks each is counted once
+    held     all of this rank's
+    own      the sum of squares of what an optimizer has, or None; ValueError if that is not `held`
     """
-    flat = [p.grad.reshape(-1) for p in parameters if p.grad is not None]
-    total = np.array(float(sum(sum_of_squares(gradient) for gradient in flat)))
+    if own is not None and abs(own - (all_of := squares(held))) > 1e-5 * max(own, all_of):
+        raise ValueError(
+            f"the squares of what is clipped add up to {own:.6g} on this rank, those of its whole "
+            f"part to {all_of:.6g}; clip by one optimizer that has all of the rank's parameters"
+        )
+    total = np.array(squares(counted))
     for group in groups:
         total = group.all_reduce(total, label="squares")
     return float(total)
 
 
+def squares(parameters: Iterable[Tensor]) -> float:
+    flat = [p.grad.reshape(-1) for p in parameters if p.grad is not None]
+    return float(sum(sum_of_squares(gradient) for gradient in flat))
+
+
 def check_same_weights(model: Module, group: Group) -> None:
-    """Raise ValueError on every rank unless all have the same names and weights, bit for bit.
+    """Raise ValueError on every rank unless all ranks have the same names and weights, bit for bit.
 
     Strategies assume it of replicas, and no gradient shows it: ranks that start from different
-    weights stay different. Each rank sends 8 bytes per parameter, a hash, in a group of its own: no
-    other ledger counts them.
+    weights stay different.
+    """
+    check_same_state({name: p.data for name, p in model.named_parameters().items()}, group)
+
+
+def check_same_state(state: dict[str, Array], group: Group) -> None:
+    """Raise ValueError on every rank unless all ranks have the same arrays, bit for bit, by name.
+
+    Each rank sends 8 bytes per array, a hash, in a group of its own: no other ledger counts them.
     """
     if group.size == 1:
         return
-    named = model.named_parameters()
-    own = np.array([[fingerprint(p) for p in named.values()]], np.uint64)
-    ranks = group.split(0).all_gather(own, label="weights")
+    own = np.array([fingerprint(name, array) for name, array in state.items()], np.uint64)
+    apart = group.split(0)
+    counts = apart.all_gather(np.array([len(own)]), label="weights").tolist()
+    if len(set(counts)) > 1:
+        raise ValueError(f"the ranks have models of {counts} parameters; build the same on all")
+    ranks = apart.all_gather(own, label="weights").reshape(group.size, -1)
     differing = (ranks != ranks[0]).any(axis=0)
     if differing.any():
-        name = list(named)[int(differing.argmax())]
-        rank = int((ranks != ranks[0])[:, differing.argmax()].argmax())
+        first = int(differing.argmax())
+        rank = int((ranks[:, first] != ranks[0, first]).argmax())
         raise ValueError(
-            f"{differing.sum()} of {len(named)} parameters differ between ranks; the first is "
-            f"{name}, on ranks 0 and {rank}: give all ranks one seed, or load one state on all of "
-            "them (strategies that take check_weights=False then skip this check)"
+            f"{differing.sum()} of {len(own)} parameters differ between ranks; the first is "
+            f"{list(state)[first]}, on ranks 0 and {rank}: give all ranks one seed, or load one "
+            "state on all of them (strategies that take check_weights=False then skip this check)"
         )
 
 
-def fingerprint(p: Parameter) -> int:
-    """Return 64 bits of a parameter's name, dtype, shape and data."""
-    data = to_host(p.data)
-    digest = hashlib.blake2b(f"{p.name} {data.dtype} {data.shape}".encode(), digest_size=8)
-    digest.update(np.ascontiguousarray(data).data.cast("B") if data.size else b"")
+def fingerprint(name: str, array: Array) -> int:
+    """Return 64 bits of an array's name, dtype, shape and data."""
+    data = np.ascontiguousarray(to_host(array))
+    digest = hashlib.blake2b(f"{name} {data.dtype} {data.shape}".encode(), digest_size=8)
+    digest.update(data.reshape(-1).view(np.uint8))
     return int.from_bytes(digest.digest(), "little")
 
 

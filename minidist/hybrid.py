@@ -56,6 +56,7 @@ class Hybrid:
     ):
         if missing := {"dp", "pp", "tp"} - set(mesh.axes):
             raise ValueError(f"the mesh has no axis {sorted(missing)[0]}; give it size 1")
+        self.check_group = mesh.group if check_weights else None
         if check_weights:
             check_same_weights(model, mesh.group)
         self.mesh, self.split_sequence = mesh, split_sequence
@@ -98,6 +99,8 @@ class Hybrid:
         )
         loss = self.pipeline.run(batch)
         self._sum_gradients()
+        for p in self.parameters():
+            p.note_sum(frozenset(self.mesh.dp.members))
         return float(self.mesh.dp.all_reduce(self.mesh.pp.all_reduce(np.array(loss))))
 
     def _sum_gradients(self) -> None:
@@ -109,14 +112,14 @@ class Hybrid:
             for p in layer.flat.parameters:
                 p.grad = p.grad_buffer
 
-    def sum_squares(self, own: float = 0.0) -> float:
+    def sum_squares(self, own: float | None = None) -> float:
         """Return the sum of the squares of the whole gradient: every parameter counts once.
 
         What all tp ranks hold counts on the first of them, a tied parameter in its first stage.
-        For Optimizer.clip_global_norm, whose `own` counts all that this rank holds, is not used.
+        own  from Optimizer.clip_global_norm, the sum of all that this rank holds: only checked
         """
         once = counted_here(self.pipeline.counted_here(), self.mesh.tp)
-        return sum_squares_over(once, self.mesh.tp, self.mesh.pp)
+        return sum_squares_over(once, self.parameters(), own, self.mesh.tp, self.mesh.pp)
 
     def state(self) -> dict[str, np.ndarray]:
         """Return the weights of the whole model, on every rank and on the host, by name."""
@@ -124,7 +127,7 @@ class Hybrid:
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Copy the whole model's arrays, the same on every rank, into this rank's parts."""
-        load_own(self.pipeline.model, state, self.shapes)
+        load_own(self.pipeline.model, state, self.shapes, self.check_group)
 
     def whole(self, own: dict[str, Array]) -> dict[str, np.ndarray]:
         """Return whole arrays of all parameters, given this rank's parts of its own ones."""

@@ -8,7 +8,10 @@ same on any split.)
 import math
 from collections.abc import Callable
 
+import numpy as np
+
 from minidist.autograd import Tensor
+from minidist.autograd.tensor import tick
 from minidist.backend import Array, array_module, on_gpu, widen
 from minidist.nn.flat_parameters import flat_slices
 
@@ -55,6 +58,9 @@ class Optimizer:
 
     def __init__(self, parameters: list[Tensor], lr: float, **settings):
         self.parameters = [p for p in parameters if p.requires_grad]
+        for p in self.parameters:
+            if getattr(p, "elsewhere", None):
+                raise ValueError(f"{p.name} cannot be optimized here: {p.elsewhere}")
         self.slices = flat_slices(self.parameters)
         self.homes = list(dict.fromkeys(p.home for p in self.parameters))
         self.steps, self.state = 0, None
@@ -65,10 +71,13 @@ class Optimizer:
         """Raise ValueError where a setting is no number that the rule can take."""
         for name in [name for name in SETTINGS if name in vars(self)]:
             check_setting(name, getattr(self, name))
-        if self.state and len(self.state[0]) != self.state_arrays:
+        for s in self.slices if "eps" in vars(self) else []:
+            if self.eps < np.finfo(np.promote_types(s.data.dtype, "float32")).tiny:
+                raise ValueError(f"eps={self.eps} is 0 in {s.data.dtype}; use a larger one")
+        if self.state and len(self.state[0]) < self.state_arrays:
             raise ValueError(
                 f"{type(self).__name__} began with {len(self.state[0])} state arrays and now needs "
-                f"{self.state_arrays} (momentum was switched on or off); make a new optimizer"
+                f"{self.state_arrays} (momentum was switched on); make a new optimizer"
             )
 
     def rule(self, p: Array, g: Array, *state: Array) -> None:
@@ -82,14 +91,17 @@ class Optimizer:
 
     def _begin_step(self) -> None:
         self.check_settings()
+        for home in self.homes:
+            if home.locked:
+                raise ValueError(home.locked)
         self.lr = float(self.lr)  # a NumPy scalar would widen every piece to float64
         if self.state is None:
             self.state = [
                 [array_module(s.data).zeros_like(widen(s.data)) for _ in range(self.state_arrays)]
                 for s in self.slices
             ]
-        for home in self.homes:
-            home.begin_update()
+        for p in self.parameters:
+            p.updated = tick()  # a graph that used it before must not run backward any more
         self.steps += 1
 
     def step(self) -> None:

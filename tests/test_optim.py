@@ -338,6 +338,27 @@ def test_a_norm_to_clip_to_is_a_number_from_zero(max_norm):
         optimizer.clip_global_norm(max_norm)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_an_eps_that_the_weights_dtype_rounds_to_zero_is_refused(dtype):
+    """Half precision is updated in float32."""
+    for kind in ("Adam", "Adagrad"):
+        rule = getattr(optim, kind)
+        rule(nn.MLP([2, 2], dtype=dtype).parameters(), lr=0.1, eps=1e-30).step()
+        with pytest.raises(ValueError, match=f"eps=1e-50 is 0 in {dtype}"):
+            rule(nn.MLP([2, 2], dtype=dtype).parameters(), lr=0.1, eps=1e-50)
+
+
+def test_momentum_may_be_turned_off_between_steps():
+    model = nn.MLP([2, 2], dtype="float64")
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for momentum in (0.9, 0.0):
+        before, optimizer.momentum = model.state(), momentum
+        assign(model, {name: np.ones(w.shape) for name, w in before.items()})
+        optimizer.step()
+    for name, array in model.state().items():
+        np.testing.assert_allclose(array, before[name] - 0.1)
+
+
 def test_momentum_cannot_be_turned_on_between_steps():
     optimizer = optim.SGD(nn.MLP([2, 2]).parameters(), lr=0.1)
     optimizer.step()
@@ -406,3 +427,29 @@ def test_the_norm_of_parts_of_parameters_is_no_global_norm():
     with pytest.raises(ValueError, match="pass sum_squares="):
         optimizer.clip_global_norm(1.0)
     assert optimizer.clip_global_norm(1.0, lambda own: 4.0) == 2.0
+
+
+def test_a_graph_that_did_not_use_what_was_updated_runs_backward():
+    model = nn.MLP([3, 2], dtype="float64")
+    weight, bias = model.parameters()
+    loss = (weight * weight).sum()
+    optim.SGD([bias], lr=0.1).step()
+    loss.backward()
+    np.testing.assert_allclose(weight.grad, 2 * weight.data)
+
+
+@pytest.mark.parametrize("change", ["flatten", "to"])
+def test_a_graph_is_as_old_after_its_vectors_were_laid_anew(change):
+    model = nn.MLP([3, 2], dtype="float64")
+    loss = nn.cross_entropy(model(arrays(5, 3)), np.zeros(5, int))
+    optim.SGD(model.parameters(), lr=0.1).step()
+    getattr(model, change)(*(["cpu"] if change == "to" else []))
+    with pytest.raises(ValueError, match="was updated after the forward pass"):
+        loss.backward()
+
+
+def test_a_part_made_by_hand_has_no_global_norm_of_its_own():
+    part = nn.Parameter(np.ones((2, 2)), "part", nn.Shard(1, np.arange(2), 4))
+    nn.FlatParameters([part])
+    with pytest.raises(ValueError, match=r"alone is not the global one.*pass sum_squares="):
+        optim.SGD([part], lr=0.1).clip_global_norm(1.0)

@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 
 from minidist import Mesh, nn, optim
-from minidist.collective_functions import check_same_weights
+from minidist.collective_functions import check_same_state, check_same_weights, sum_gradients
 from minidist.data_parallel.bucketed import Bucketed
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.parameter_server import Plan, Server, join
 from minidist.data_parallel.zero import Zero
 from minidist.errors import RankFailed
 from minidist.hybrid import Hybrid
-from minidist.pipeline_parallel import PipeDream, Pipeline
-from minidist.tensor_parallel import ParallelTransformer, unsplit
-from minidist.tensor_parallel.sequence_parallel import sequence_parallel
+from minidist.pipeline_parallel import PipeDream, Pipeline, branch_placement
+from minidist.pipeline_parallel.stage import micro_batches
+from minidist.tensor_parallel import ParallelTransformer, sum_squares, unsplit, vocab_parallel
+from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
 
 TOKENS = np.arange(16).reshape(4, 4) % 7
 STAGES = [1, 2, 3]
@@ -71,8 +72,6 @@ def pipeline_wrapped(group, model, kind):
 
 def pipedream_wrapped(group, model, scheme):
     pipe = PipeDream(model, group, sgd, scheme)
-    from minidist.pipeline_parallel.stage import micro_batches
-
     return pipe, lambda: pipe.train(micro_batches(TOKENS, TOKENS, 1))
 
 
@@ -321,12 +320,180 @@ def test_a_second_sum_without_zero_grad_is_refused(cluster, reduce, between):
         round()
         first = [p.grad.copy() for p in model.parameters()]
         said = refused(round, between != "nothing")
-        for p in model.parameters():
-            p.grad = None
+        model.zero_grad()
         round()
         again = [p.grad for p in model.parameters()]
         return said, all(map(np.array_equal, first, again))
 
     for said, right in cluster(2, "thread").run(worker):
-        assert "is the sum over the ranks already" in said and "zero_grad() first" in said
+        assert "has a sum over the ranks [0, 1] in it" in said and "zero_grad()" in said
         assert right
+
+
+@pytest.mark.parametrize("kind", ["pairs", "sequence", "tied", "mesh"])
+def test_sums_over_one_axis_after_the_other_are_right_and_over_one_twice_are_refused(cluster, kind):
+    """Two groups that share this rank alone are axes of a grid; what shares two counts twice."""
+
+    def worker(group):
+        first, second = group.split(group.rank // 2), group.split(group.rank % 2)
+        if kind == "pairs":
+            model = nn.Siamese([6, 5], classes=3, dtype="float64")
+            x, y = np.arange(48).reshape(4, 2, 6) / 48, np.arange(4) % 3
+            mine = np.arange(4)[second.rank :: 2]
+            branch_placement.forward_backward(model, x[mine], y[mine], first, reduction_size=4)
+            parts = [p for p in model.parameters() if p.name.startswith("branch")]
+            sums = [lambda: branch_placement.all_reduce_shared(model, first)]
+        elif kind == "sequence":
+            model = sequence_parallel(transformer(), first)
+            logits = model(TOKENS[second.rank :: 2])
+            loss = vocab_parallel.cross_entropy
+            loss(logits, TOKENS[second.rank :: 2], TOKENS.size, group=first, vocab=7).backward()
+            parts = [p for p in model.parameters() if p.shard is None]
+            sums = [lambda: all_reduce_partial(model, first)]
+        elif kind == "tied":
+            pipe = Pipeline(transformer(tied=True), first)
+            mine = TOKENS[second.rank :: 2]
+            pipe.run(micro_batches(mine, mine, 4, total=TOKENS.size))
+            model, parts, sums = pipe.model, pipe.parameters(), []
+        else:
+            hybrid = Hybrid(transformer(), Mesh(group, dp=2, pp=2, tp=1))
+            hybrid.backward(TOKENS, TOKENS)
+            return refused(lambda: all_reduce_gradients(hybrid.pipeline.model, group)), None
+        for once in sums:
+            once()
+        said = [refused(once) for once in sums]
+        again = [refused(lambda p=p: sum_gradients([p], second)) for p in parts]
+        assert again == [None] * len(parts), again
+        return (said or [refused(lambda: sum_gradients(parts, second))])[0], {
+            p.name: p.grad for p in parts
+        }
+
+    alone = nn.Siamese([6, 5], classes=3, dtype="float64") if kind == "pairs" else transformer()
+    x, y = TOKENS, TOKENS
+    if kind == "tied":
+        alone = transformer(tied=True)
+    if kind == "pairs":
+        x, y = np.arange(48).reshape(4, 2, 6) / 48, np.arange(4) % 3
+    nn.cross_entropy(alone(x), y).backward()
+    want = {name: p.grad for name, p in alone.named_parameters().items()}
+    for said, got in cluster(4, "thread").run(worker):
+        assert "in it, and would be summed over them again" in said
+        for name, gradient in (got or {}).items():
+            np.testing.assert_allclose(gradient, want[name], rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_models_own_optimizer_does_nothing_under_zero_and_says_so(cluster, stage):
+    def worker(group):
+        model = transformer()
+        before = sgd(model.parameters())
+        zero = Zero(model.flatten(group.empty), group, stage)
+        zero.backward(nn.cross_entropy(model(TOKENS), TOKENS, 2 * TOKENS.size))
+        said = [refused(before.step), refused(lambda: sgd(model.parameters()).step())]
+        early = refused(lambda: sgd(model.parameters()).clip_global_norm(1.0))
+        return said, early
+
+    for said, early in cluster(2, "thread").run(worker):
+        assert said[0] and ("zero.s" in said[1]) and ("zero.s" in early), (said, early)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_zero_clips_and_steps_only_what_has_been_reduced(cluster, stage):
+    def worker(group):
+        model = transformer()
+        zero = Zero(model.flatten(group.empty), group, stage)
+        optimizer = sgd(zero.parameters())
+        loss = nn.cross_entropy(model(TOKENS), TOKENS, 2 * TOKENS.size)
+        said = refused(optimizer.clip_global_norm, 1.0, zero.sum_squares)
+        early = refused(zero.step, optimizer)
+        zero.backward(loss)  # which a step that came too early has not made old
+        old = nn.cross_entropy(model(TOKENS), TOKENS, 2 * TOKENS.size)
+        zero.step(optimizer)
+        stale = refused(zero.backward, old)
+        zero.next = None
+        old = nn.cross_entropy(model(TOKENS), TOKENS, 2 * TOKENS.size)
+        zero.load_state(transformer(seed=5).state())
+        return said, early, stale, refused(zero.backward, old)
+
+    for said, early, *stale in cluster(2, "thread").run(worker):
+        assert "no gradient has been reduced" in said and "no gradient has been reduced" in early
+        assert all("was updated after the forward pass" in words for words in stale)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_zero_loads_and_steps_no_model_that_has_left_it(cluster, stage):
+    def worker(group):
+        model = transformer()
+        zero = Zero(model.flatten(group.empty), group, stage)
+        optimizer = sgd(zero.parameters())
+        zero.backward(nn.cross_entropy(model(TOKENS), TOKENS, 2 * TOKENS.size))
+        model.flatten()
+        return refused(zero.step, optimizer), refused(zero.load_state, transformer(5).state())
+
+    for said in cluster(2, "thread").run(worker):
+        assert all("is no longer in this flat vector" in words for words in said)
+
+
+def test_zero_of_a_split_model_has_no_global_norm(cluster):
+    def worker(group):
+        model = ParallelTransformer(transformer(), group.split(group.rank // 2))
+        zero = Zero(model.flatten(), group.split(group.rank % 2), 1)
+        return refused(zero.sum_squares, 1.0)
+
+    for said in cluster(4, "thread").run(worker):
+        assert "is split over other ranks too" in said
+
+
+@pytest.mark.parametrize("kind", ["pipeline", "hybrid", "tensor"])
+def test_an_optimizer_of_some_parameters_cannot_clip_by_the_norm_of_all(cluster, kind):
+    def worker(group):
+        if kind == "tensor":
+            model = ParallelTransformer(transformer(), group)
+            logits = model(TOKENS)
+            vocab_parallel.cross_entropy(logits, TOKENS, group=group, vocab=7).backward()
+            parameters, squares = model.parameters(), partial(sum_squares, model, group)
+        else:
+            mesh = Mesh(group, dp=1, pp=1, tp=2) if kind == "hybrid" else None
+            ours = Hybrid(transformer(), mesh) if mesh else Pipeline(transformer(), group)
+            ours.backward(TOKENS, TOKENS)
+            parameters, squares = ours.parameters(), ours.sum_squares
+        if kind == "hybrid":
+            assert "hybrid.sum_squares" in refused(sgd(parameters).clip_global_norm, 1.0)
+        some = sgd([p for p in parameters if p.ndim == 2])
+        return refused(some.clip_global_norm, 1.0, squares)
+
+    for said in cluster(2, "thread").run(worker):
+        assert "clip by one optimizer that has all of the rank's parameters" in said
+
+
+LOADED = [name for name in WRAPPED if name != "zero_1"] + ["zero_1"]
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_ranks_that_load_different_states_are_told(cluster, name):
+    wrap, size = WRAPPED[name]
+
+    def worker(group):
+        holder, _ = wrap(group, transformer())
+        said = refused(holder.load_state, transformer(seed=group.rank).state())
+        return said, same(holder.state(), transformer().state())
+
+    for said, unchanged in cluster(size, "thread").run(worker):
+        assert "parameters differ between ranks" in said and unchanged
+
+
+@pytest.mark.parametrize("differ", ["names", "shapes", "dtypes", "numbers"])
+def test_weights_of_the_same_bytes_under_another_name_shape_or_dtype_are_not_the_same(
+    cluster, differ
+):
+    def worker(group):
+        other = group.rank == 1
+        data = np.zeros(4, "int64" if other and differ == "dtypes" else "float64")
+        shape = (2, 2) if other and differ == "shapes" else (4,)
+        state = {"b" if other and differ == "names" else "a": data.reshape(shape)}
+        if other and differ == "numbers":
+            state["more"] = data
+        return refused(check_same_state, state, group)
+
+    for said in cluster(2, "thread").run(worker):
+        assert "differ between ranks" in said or "models of [1, 2] parameters" in said

@@ -1,14 +1,17 @@
 """The training loop of the command line: what it certifies, and what it refuses to begin."""
 
+import threading
+from collections import defaultdict
 from itertools import product
 
 import numpy as np
 import pytest
 
+from minidist import optim
 from minidist.datasets import Text
 from minidist.pipeline_parallel import SCHEDULES, programs
 from minidist.pipeline_parallel.programs import updates
-from minidist.train import Settings, certify
+from minidist.train import Settings, certify, train
 
 SYNCHRONOUS = [name for name in SCHEDULES if not updates(programs(name, 2, 2))]
 MESHES = [mesh for mesh in product(range(1, 9), repeat=3) if np.prod(mesh) <= 8]
@@ -45,3 +48,34 @@ def certificate(schedule: str, mesh: tuple[int, int, int], tied: int) -> dict:
 def test_every_synchronous_schedule_is_certified_on_every_mesh(schedule, mesh, tied):
     row = certificate(schedule, mesh, tied)
     assert row["ok"], row["detail"]
+
+
+@pytest.mark.parametrize("mesh", [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1)])
+def test_training_on_a_mesh_clips_by_the_norm_that_one_rank_has(cluster, monkeypatch, mesh):
+    text = Text(np.random.default_rng(0).integers(0, 5, 400), "abcde", "five characters")
+    norms, clip = defaultdict(list), optim.Optimizer.clip_global_norm
+
+    def noted(self, max_norm, sum_squares=None):
+        norms[threading.get_ident()].append(clip(self, max_norm, sum_squares))
+
+    def norms_on(dp, pp, tp):
+        norms.clear()
+        settings = Settings(
+            steps=3, batch=6, context=8, width=16, dp=dp, pp=pp, tp=tp, micro_batches=3
+        )
+        cluster(dp * pp * tp, "thread").run(train, text, settings)
+        return list(norms.values())
+
+    monkeypatch.setattr(optim.Optimizer, "clip_global_norm", noted)
+    (want,) = norms_on(1, 1, 1)
+    found = norms_on(*mesh)
+    assert len(found) == np.prod(mesh) and len(want) == 3
+    np.testing.assert_allclose(found, [want] * len(found), rtol=1e-4)
+
+
+@pytest.mark.parametrize("dp, most", [(1, 5), (2, 3), (5, 1)])
+def test_micro_batches_are_those_of_a_data_parallel_ranks_share(dp, most):
+    Settings(batch=5, dp=dp, pp=2, micro_batches=most)
+    message = f"each of {dp} data-parallel ranks at most {most}, too few for {most + 1} micro"
+    with pytest.raises(ValueError, match=message):
+        Settings(batch=5, dp=dp, pp=2, micro_batches=most + 1)

@@ -7,6 +7,7 @@ file has the tensor (data, backward, operators), the function, and the way back,
 
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
@@ -60,14 +61,13 @@ class Tensor:
     requires_grad  whether backward reaches it; a leaf (which no function made) keeps its gradient
     creator        the Function that made it, or None for a leaf
     grad_buffer    where a leaf's first gradient is written, or None (see nn.FlatParameters)
-    complete       None, or why nothing may be added to a leaf's `.grad`, in words; over when that
-                   is None
+    summed         None, or (weak reference to an array, numbers): see `summed_over`
     updated        when a leaf was last changed in place, on the clock of `tick`; 0: never
     """
 
     grad = None
     grad_buffer = None
-    complete = None
+    summed = None
     updated = 0
     requires_grad = False
     creator = None
@@ -148,7 +148,7 @@ class Tensor:
             fresh = self.grad is None and self.grad_buffer is not None
             contribution = contribution(out=self.grad_buffer) if fresh else contribution()
         contribution = as_array(unbroadcast(contribution, self.shape))
-        self.check_open()
+        over = None if self.summed is None else self.summed_over
         if self.grad is not None and self.grad is not self.grad_buffer:
             self.grad = self.grad + contribution
         elif self.grad is not None:
@@ -159,16 +159,18 @@ class Tensor:
             self.grad = self.grad_buffer
             if contribution is not self.grad_buffer:
                 self.grad[...] = contribution
+        if over is not None:
+            self.note_sum(over)
 
-    def check_open(self) -> None:
-        """Raise ValueError if `.grad` is complete, so that nothing may be added to it."""
-        if self.grad is None:
-            self.complete = None  # what came before has been dropped
-        elif self.complete:
-            raise ValueError(
-                f"the gradient of {self.name} {self.complete}, and more would be added to it; call "
-                "the optimizer's zero_grad() first, or reduce only after the last micro-batch"
-            )
+    @property
+    def summed_over(self) -> frozenset[int]:
+        """What `note_sum` was told of the array that `.grad` is, or was before more was added."""
+        noted = self.summed is not None and self.grad is not None and self.summed[0]() is self.grad
+        return self.summed[1] if noted else frozenset()
+
+    def note_sum(self, over: frozenset[int]) -> None:
+        """Note that `.grad` has a sum over these, say ranks, in it, as long as it is this array."""
+        self.summed = None if self.grad is None else (weakref.ref(self.grad), over)
 
     # fmt: off
     # The operators; their forward and backward stand in operators.py.

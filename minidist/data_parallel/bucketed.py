@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from minidist.collective_functions import SUMMED, check_same_weights
+from minidist.collective_functions import check_same_weights, summed_ranks
 from minidist.comm import Group
 from minidist.nn import Module, Parameter
 from minidist.nn.flat_parameters import flat_slices
@@ -113,11 +113,11 @@ class Bucketed:
 
     def _all_reduce(self, bucket: int) -> None:
         for p in self.buckets[bucket]:
-            p.check_open()
+            ranks = summed_ranks(p, self.group)
             if p.grad is not p.grad_buffer:
                 p.grad_buffer[...] = 0 if p.grad is None else p.grad
                 p.grad = p.grad_buffer
         for s in flat_slices(self.buckets[bucket]):
             self.group.all_reduce(s.gradient, out=s.gradient, label=f"bucket {bucket}")
         for p in self.buckets[bucket]:
-            p.complete = SUMMED
+            p.note_sum(ranks)

@@ -22,7 +22,7 @@ Bytes: 2 (N - 1) times the parameters' size from all N ranks together; 2 (N - 1)
 for rounding where N does not divide a parameter.
 """
 
-from minidist.collective_functions import SUMMED
+from minidist.collective_functions import summed_ranks
 from minidist.comm import Group
 from minidist.nn import Module
 
@@ -31,7 +31,7 @@ def all_reduce_gradients(model: Module, group: Group) -> None:
     """Give every rank the sum of each parameter's gradient over the ranks; None adds zero."""
     for name, p in model.named_parameters().items():
         if p.requires_grad:
-            p.check_open()
+            ranks = summed_ranks(p, group)  # ValueError if it is a sum over them already
             grad = p.xp.zeros_like(p.data) if p.grad is None else p.grad
             p.grad = group.all_reduce(grad, label=name)
-            p.complete = SUMMED
+            p.note_sum(ranks)

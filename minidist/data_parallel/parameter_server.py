@@ -206,7 +206,7 @@ class Worker(Member):
             weights, version = self.group.recv(server, BODY), self.group.recv(server, HEAD)
             self.versions[server] = int(version)
             self.flat.vector[part] = beside(weights, self.flat.vector)
-        self.flat.begin_update()
+        self.flat.changed()
         self.pulled += 1
 
     def add(self, batch: int) -> None:

@@ -78,6 +78,6 @@ class Member:
         """Write the servers' weights into every rank's model."""
         own = [*self.slices, slice(0, 0)][min(self.group.rank, self.plan.servers)]
         self.flat.vector[...] = self.group.all_gather(self.flat.vector[own])
-        self.flat.begin_update()
+        self.flat.changed()
         for p in self.flat.parameters:
             p.elsewhere = None

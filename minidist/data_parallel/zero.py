@@ -28,7 +28,7 @@ import numpy as np
 from minidist import nn
 from minidist.autograd import Function, Tensor
 from minidist.backend import Array, on_gpu, to_host
-from minidist.collective_functions import check_same_weights
+from minidist.collective_functions import check_same_state, check_same_weights
 from minidist.comm import Group
 from minidist.comm.collectives import split_ends
 from minidist.nn.flat_parameters import FlatParameters
@@ -101,6 +101,11 @@ class Zero:
         if check_weights:
             check_same_weights(model, group)
         self.model, self.stage, self.peak = model, stage, 0
+        self.check_weights = check_weights
+        self.split = [
+            p.name for p in model.parameters() if p.spread
+        ]  # over others than these ranks
+        self.everyone = group
         self.group = group.split(group.rank // shards)  # one copy, cut
         self.copies = group.split(group.rank % shards)  # ranks with the same shard
         self.groups = [self.group, self.copies]
@@ -123,6 +128,9 @@ class Zero:
     def _cut(self, k: int, flat: FlatParameters) -> Shard:
         """Return this rank's part of layer k, and let go of what is not kept whole."""
         shard = Shard(flat, k, self.group)
+        flat.locked = ONLY_ZERO
+        for p in flat.parameters:
+            p.spread = shard.parameter.spread
         if self.stage == 1:
             shard.home.bind(flat.vector[shard.own], flat.gradient[shard.own])
         elif self.stage == 2:
@@ -187,13 +195,12 @@ class Zero:
 
     def sum_squares(self, own: float) -> float:
         """Add up over the shards; for Optimizer.clip_global_norm."""
-        for s in self.shards:
-            for p in s.flat.parameters:
-                if p.spread:
-                    raise ValueError(
-                        f"{p.name} is split over other ranks too, and zero.sum_squares adds up "
-                        "over the shards only; use ZeRO on a whole model, or do not clip"
-                    )
+        if self.split:
+            raise ValueError(
+                f"{self.split[0]} is split over other ranks too, and zero.sum_squares adds up over "
+                "the shards only; use ZeRO on a whole model, or do not clip"
+            )
+        self._check_reduced()
         return float(self.group.all_reduce(np.array(own)))
 
     def step(self, optimizer: Optimizer) -> None:
@@ -208,17 +215,21 @@ class Zero:
             )
         for s in self.shards:
             s.flat.check_home()
-            s.flat.begin_update()
             s.home.locked = None
         try:
             self._step(optimizer)
         finally:
             for s in self.shards:
                 s.home.locked = ONLY_ZERO
+        for s in self.shards:
+            s.flat.changed()
 
-    def _step(self, optimizer: Optimizer) -> None:
+    def _check_reduced(self) -> None:
         if any(s.parameter.grad is None for s in self.shards):
             raise ValueError("no gradient has been reduced; call zero.backward(loss) before")
+
+    def _step(self, optimizer: Optimizer) -> None:
+        self._check_reduced()
         if self.gatherer is not None:
             self.gatherer.wait()  # what came early, and nobody has used, is of old weights
         optimizer.step()
@@ -244,10 +255,13 @@ class Zero:
         """
         named = self.model.named_parameters()
         new = cast_state(named, state)
+        if self.check_weights:
+            check_same_state(state, self.everyone)
         if self.gatherer is not None:
             self.gatherer.wait()  # what comes early is of old weights
         for s in self.shards:
-            s.flat.begin_update()
+            s.flat.check_home()
+            s.flat.changed()
             for p, place in zip(s.flat.parameters, s.flat.views(s.flat.vector), strict=True):
                 place[...] = new.pop(p.name)
             s.parameter.data[...] = s.flat.vector[s.own]

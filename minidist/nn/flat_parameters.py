@@ -37,7 +37,7 @@ class Parameter(Tensor):
     def __init__(self, data, name: str, shard: Shard | None = None):
         super().__init__(data, requires_grad=True, name=name)
         if shard is not None:
-            self.shard = shard
+            self.shard, self.spread = shard, PARTS
 
     def part(self, shard: Shard, spread: str = PARTS) -> "Parameter":
         """Return a new parameter of the same name: this part of the data, copied.
@@ -58,11 +58,6 @@ class Parameter(Tensor):
         """The shape of the global array."""
         return self.shape if self.shard is None else self.shard.whole_shape(self.shape)
 
-    @property
-    def updated(self) -> int:
-        """When it was last changed in place, on autograd's clock; 0: never, as far as it knows."""
-        return 0 if self.home is None else self.home.updated
-
     def __getstate__(self):
         """Pickle the data once, in the home's vector; a copy has no gradient, hooks or graph."""
         kept = {"requires_grad", "name", "shard", "spread", "elsewhere"}
@@ -75,12 +70,9 @@ class FlatParameters:
 
     vector, gradient  1-D arrays of `size` elements
     offsets           where each parameter begins in them
-    updated           when the vector was last changed in place, on autograd's clock: a graph that
-                      is older must not run backward any more
     locked            None, or why no optimizer may update the vector now, in words
     """
 
-    updated = 0
     locked: str | None = None
 
     def __init__(self, parameters: list[Parameter], empty: Callable[..., Array] = host_empty):
@@ -112,7 +104,7 @@ class FlatParameters:
     def bind(self, vector: Array, gradient: Array | None = None) -> None:
         """Let the parameters be views of another vector; the old arrays are not touched."""
         gradient = self.gradient if gradient is None else gradient
-        self.vector, self.gradient, self.updated = vector, gradient, 0
+        self.vector, self.gradient = vector, gradient
         for p, data, buffer in zip(
             self.parameters, self.views(vector), self.views(gradient), strict=True
         ):
@@ -129,11 +121,10 @@ class FlatParameters:
                     "afterwards"
                 )
 
-    def begin_update(self) -> None:
-        """Record that the vector is about to change in place; ValueError if it is locked."""
-        if self.locked:
-            raise ValueError(self.locked)
-        self.updated = tick()
+    def changed(self) -> None:
+        """Record that the vector has changed in place: older graphs must not run backward."""
+        for p in self.parameters:
+            p.updated = tick()
 
     def collect_gradients(self) -> None:
         """Write every parameter's `.grad`, wherever it is, into `gradient`; None counts as zero."""

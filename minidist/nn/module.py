@@ -11,6 +11,7 @@ from numbers import Integral
 import numpy as np
 
 from minidist.autograd import Tensor
+from minidist.autograd.tensor import tick
 from minidist.backend import (
     Array,
     array_module,
@@ -125,10 +126,14 @@ class Module:
         """
         parameters = self._here()
         new = cast_state(parameters, state)
-        for home in dict.fromkeys(p.home for p in parameters.values() if p.home is not None):
-            home.begin_update()
         for name, p in parameters.items():
             p.data[...] = new[name]
+            p.updated = tick()
+
+    def zero_grad(self) -> None:
+        """Drop all gradients, also of parameters that no optimizer has."""
+        for p in self.parameters():
+            p.grad = None
 
     def _here(self) -> dict[str, Parameter]:
         """Return all parameters by name, if their values are where they seem to be."""

@@ -109,13 +109,14 @@ def own_parameters(model: Siamese, group: Group) -> list[Parameter]:
     return shared_parameters(model) + (model.join.parameters() if group.rank == JOIN else [])
 
 
-def sum_squares(model: Siamese, group: Group, own: float = 0.0) -> float:
+def sum_squares(model: Siamese, group: Group, own: float | None = None) -> float:
     """Return the sum of the squares of the whole gradient, all of which rank 0 has.
 
     For Optimizer.clip_global_norm, as `partial(sum_squares, model, group)`; its `own`, which lacks
     the join on rank 1, is not used.
     """
-    return sum_squares_over(model.parameters() if group.rank == JOIN else [], group)
+    held = own_parameters(model, group)
+    return sum_squares_over(held if group.rank == JOIN else [], held, own, group)
 
 
 def own_branches(group: Group) -> list[int]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from minidist import nn
+from minidist.collective_functions import check_same_state
 from minidist.comm import Group
 from minidist.nn.module import check_state
 
@@ -55,7 +56,17 @@ def from_holders(mine: dict, names: Iterable[str], group: Group) -> dict:
     return result
 
 
-def load_own(model: nn.Module, state: dict[str, np.ndarray], shapes: dict[str, tuple]) -> None:
-    """Load a part of a model, given the state of the whole, whose parameters have these shapes."""
+def load_own(
+    model: nn.Module,
+    state: dict[str, np.ndarray],
+    shapes: dict[str, tuple[int, ...]],
+    group: Group | None,
+) -> None:
+    """Load a part of a model, given the state of the whole, whose parameters have these shapes.
+
+    group  ranks that must be given the same state, or None not to compare
+    """
     check_state(state, shapes)
+    if group is not None:
+        check_same_state(state, group)
     model.load_state({name: state[name] for name in model.named_parameters()})

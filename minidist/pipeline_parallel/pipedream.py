@@ -167,6 +167,7 @@ class PipeDream:
         self.cut = cut_of(len(model.layers), last + 1, cut)
         shape = f"stages of {[len(part) for part in self.cut]} layers"
         group.barrier(label=", ".join([scheme, shape, *(f"{k}={v}" for k, v in options.items())]))
+        self.check_group = group if check_weights else None
         if check_weights:
             check_same_weights(model, group)
         named = model.named_parameters()
@@ -208,7 +209,7 @@ class PipeDream:
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Copy the whole model's arrays, the same on every rank, into this rank's stage."""
-        load_own(self.model, state, self.shapes)
+        load_own(self.model, state, self.shapes, self.check_group)
 
     @property
     def used(self) -> list[tuple[str, int, int]]:

@@ -76,6 +76,7 @@ class Pipeline:
         group.barrier(
             label=f"{schedule}, {micro_batches} micro-batches, stages of {lengths} layers"
         )
+        self.check_group = group if check_weights else None
         if check_weights:
             check_same_weights(model, group)
         self.shapes = shapes_of(model)
@@ -121,12 +122,12 @@ class Pipeline:
         self._sum_shared_gradients(before)
         return sum((part for stage in self.stages for part in stage.losses.values()), start=0.0)
 
-    def sum_squares(self, own: float = 0.0) -> float:
+    def sum_squares(self, own: float | None = None) -> float:
         """Return the sum of the squares of the whole gradient: every parameter counts once.
 
-        For Optimizer.clip_global_norm, whose `own` counts all that this rank holds, is not used.
+        own  from Optimizer.clip_global_norm, the sum of all that this rank holds: only checked
         """
-        return sum_squares_over(self.counted_here(), self.group)
+        return sum_squares_over(self.counted_here(), self.parameters(), own, self.group)
 
     def counted_here(self) -> list[nn.Parameter]:
         """Return this rank's parameters but those that are tied and count on an earlier rank."""
@@ -140,7 +141,7 @@ class Pipeline:
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Copy the whole model's arrays, the same on every rank, into this rank's layers."""
-        load_own(self.model, state, self.shapes)
+        load_own(self.model, state, self.shapes, self.check_group)
 
     def _take_shared_gradients(self) -> dict[str, Array | None]:
         """Set aside what earlier batches have left, which has been summed already."""

@@ -94,6 +94,8 @@ class WeightVersions:
 
     def _use(self, letter: str, b: int, version: Version) -> None:
         self.flat.bind(version.weights)
+        for p in self.flat.parameters:
+            p.updated = 0  # a graph in flight holds its own version, or is to be seen going wrong
         self.used.append((letter, b, version.number))
 
     def update(self) -> None:

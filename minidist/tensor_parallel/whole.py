@@ -10,14 +10,15 @@ SPLIT = (
 )
 
 
-def sum_squares(model: nn.Module, group: Group, own: float = 0.0) -> float:
+def sum_squares(model: nn.Module, group: Group, own: float | None = None) -> float:
     """Return the sum of the squares of the whole gradient of a model whose matrices are split.
 
     For Optimizer.clip_global_norm, as `partial(sum_squares, model, group)`; its `own`, which counts
     on each rank what all ranks hold, is not used. With the sequence split, call all_reduce_partial
     first.
     """
-    return sum_squares_over(counted_here(model.parameters(), group), group)
+    held = model.parameters()
+    return sum_squares_over(counted_here(held, group), held, own, group)
 
 
 def counted_here(parameters: list[nn.Parameter], group: Group) -> list[nn.Parameter]:

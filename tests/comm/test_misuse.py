@@ -388,15 +388,15 @@ WRONG = [
         r"out must be an array, not list; use group.empty",
     ),
     (lambda g: g.all_reduce(np.ones(1), out=np.broadcast_to(0.0, 1)), "out is read-only"),
-    (lambda g: g.send(masked, to=0), r"use .filled\(\) or .compressed\(\)"),
-    (lambda g: g.all_reduce(masked), r"use .filled\(\) or .compressed\(\)"),
-    (lambda g: g.all_reduce(np.ones(2), out=masked), r"use .filled\(\) or .compressed\(\)"),
+    (lambda g: g.send(masked, to=0), r"use .filled\(\), .compressed\(\) or .data"),
+    (lambda g: g.all_reduce(masked), r"use .filled\(\), .compressed\(\) or .data"),
+    (lambda g: g.all_reduce(np.ones(2), out=masked), r"use .filled\(\), .compressed\(\) or .data"),
     (lambda g: g.barrier(label=["a"]), r"a label is a string or None, not \['a'\]"),
     (lambda g: g.all_reduce(np.ones(1), label=3), "a label is a string or None, not 3"),
     (lambda g: g.all_gather(np.ones(1), out=np.ones(2), label=3), "a label is a string or None"),
     (lambda g: g.empty(3, object), "arrays of object do not travel between ranks; use numbers"),
     (lambda g: g.empty(3, "U5"), "arrays of <U5 do not travel between ranks; use numbers"),
-    (lambda g: g.empty(3, "float23"), "'float23' is no dtype"),
+    (lambda g: g.empty(3, "float23"), "'float23' is not a dtype"),
 ]
 
 

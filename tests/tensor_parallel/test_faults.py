@@ -281,7 +281,7 @@ def tied_embedding_summed_twice(group):
     def twice(self, before, sound=Pipeline._sum_shared_gradients):
         sound(self, before)
         for p in self.parameters():
-            p.complete = None
+            p.summed = None
         sound(self, before)
 
     return instead(Pipeline, "_sum_shared_gradients", twice)

@@ -144,7 +144,7 @@ class Strategy:
                 f"{self.name} cannot split {type(case.model).__name__}; use {self.models.words}"
             )
         bound = getattr(self.worker, "keywords", {})
-        check_options(self.worker, options, self.name, without=bound)
+        check_options(self.worker, [*case.options, *options], self.name, without=bound)
         with no_grad():
             loss_of(case.model, case, as_input(case.inputs))
 

@@ -129,8 +129,8 @@ MISTAKES = [
     (
         "6.6",
         HYBRID,
-        "sum_squares_over(once, self.mesh.tp, self.mesh.pp)",
-        "sum_squares_over(once, self.mesh.tp, self.mesh.pp, self.mesh.dp)",
+        "own, self.mesh.tp, self.mesh.pp)",
+        "own, self.mesh.tp, self.mesh.pp, self.mesh.dp)",
         "replicas on dp are added up",
     ),
     ("6.6", OPTIM, "if norm > max_norm:", "if True:", "are not made longer"),
