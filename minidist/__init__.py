@@ -5,6 +5,7 @@ Reading order:
     autograd/            a tensor remembers how it was computed; it knows no ranks
     nn/, optim.py        a single-device Transformer and MLP, and their optimizers
     comm/                ranks, messages, collectives; it knows no gradients
+    replicas.py          what ranks with copies or parts of a model sum, measure and compare
     data_parallel/       the first strategy: naive.py, then bucketed.py
     pipeline_parallel/   layers on ranks, and every schedule as a list of actions
     collective_functions.py   collectives that backward passes through: f, g and their like

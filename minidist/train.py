@@ -14,11 +14,11 @@ from tqdm import tqdm
 from minidist import nn, optim
 from minidist.autograd import no_grad
 from minidist.backend import to_host
-from minidist.collective_functions import check_same_weights
 from minidist.comm import Group, Mesh
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.datasets import Sampler, Text, example_indices, shard
 from minidist.hybrid import Hybrid
+from minidist.replicas import check_same_weights
 from minidist.rng import Randomness, generator
 from minidist.tools import equivalence, strategies
 

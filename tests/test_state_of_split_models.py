@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from minidist import Mesh, nn, optim
-from minidist.collective_functions import check_same_state, check_same_weights, sum_gradients
 from minidist.data_parallel.bucketed import Bucketed
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.parameter_server import Plan, Server, join
@@ -15,6 +14,7 @@ from minidist.errors import RankFailed
 from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel import PipeDream, Pipeline, branch_placement
 from minidist.pipeline_parallel.stage import micro_batches
+from minidist.replicas import check_same_state, check_same_weights, sum_gradients
 from minidist.tensor_parallel import ParallelTransformer, sum_squares, unsplit, vocab_parallel
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
 

@@ -19,10 +19,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from minidist.collective_functions import check_same_weights, summed_ranks
 from minidist.comm import Group
 from minidist.nn import Module, Parameter
 from minidist.nn.flat_parameters import flat_slices
+from minidist.replicas import check_same_weights, summed_ranks
 
 
 def plan(parameters: list[Parameter], cap: int) -> list[list[Parameter]]:

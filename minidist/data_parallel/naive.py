@@ -16,15 +16,15 @@ care.
 Layouts: X[B/dp, ...] -> dW{+dp}, a partial sum on every rank -> all_reduce -> dW.
 
 Every rank must begin with the same weights, since gradients are all that is exchanged:
-call `check_same_weights(model, group)` (collective_functions.py) once to check it.
+call `check_same_weights(model, group)` (replicas.py) once to check it.
 
 Bytes: 2 (N - 1) times the parameters' size from all N ranks together; 2 (N - 1) / N from each, but
 for rounding where N does not divide a parameter.
 """
 
-from minidist.collective_functions import summed_ranks
 from minidist.comm import Group
 from minidist.nn import Module
+from minidist.replicas import summed_ranks
 
 
 def all_reduce_gradients(model: Module, group: Group) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from minidist import nn
-from minidist.collective_functions import check_same_weights
 from minidist.comm import Group
 from minidist.comm.collectives import split_ends
 from minidist.data_parallel.sparse_update import Blocks
 from minidist.nn.flat_parameters import FlatParameters
+from minidist.replicas import check_same_weights
 
 PULL, PUSH, FINISH = range(3)
 HEAD, BODY = range(2)  # tags: what a message is about, and its payload

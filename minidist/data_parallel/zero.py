@@ -28,12 +28,12 @@ import numpy as np
 from minidist import nn
 from minidist.autograd import Function, Tensor
 from minidist.backend import Array, on_gpu, to_host
-from minidist.collective_functions import check_same_state, check_same_weights
 from minidist.comm import Group
 from minidist.comm.collectives import split_ends
 from minidist.nn.flat_parameters import FlatParameters
 from minidist.nn.module import cast_state
 from minidist.optim import Optimizer
+from minidist.replicas import check_same_state, check_same_weights
 from minidist.rng import Randomness
 
 ONLY_ZERO = "these are shards: call zero.step(optimizer), which gives all ranks the new weights"

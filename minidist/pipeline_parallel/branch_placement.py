@@ -25,10 +25,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 from minidist.autograd import Tensor
 from minidist.backend import Array
-from minidist.collective_functions import sum_gradients, sum_squares_over
 from minidist.comm import Group
 from minidist.nn import Parameter, Siamese, cross_entropy
 from minidist.nn.siamese import check_pairs
+from minidist.replicas import sum_gradients, sum_squares_over
 from minidist.rng import Randomness
 
 JOIN = 0  # the rank that compares

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from minidist import nn
-from minidist.collective_functions import check_same_state
 from minidist.comm import Group
 from minidist.nn.module import check_state
+from minidist.replicas import check_same_state
 
 ELSEWHERE = "another rank trains it; use state() and load_state() of the pipeline or Hybrid"
 

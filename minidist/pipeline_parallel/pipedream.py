@@ -27,7 +27,6 @@ from numbers import Integral
 import numpy as np
 
 from minidist import nn
-from minidist.collective_functions import check_same_weights
 from minidist.comm import Group
 from minidist.errors import check_options
 from minidist.optim import Optimizer
@@ -52,6 +51,7 @@ from minidist.pipeline_parallel.weight_versions import (
     newest,
     vertical_sync,
 )
+from minidist.replicas import check_same_weights
 
 
 def pipedream(rank: int, m: int, replicas: list[int]) -> Iterator[Action]:

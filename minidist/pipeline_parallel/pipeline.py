@@ -21,7 +21,6 @@ import numpy as np
 from minidist import nn
 from minidist.autograd import Tensor
 from minidist.backend import Array
-from minidist.collective_functions import check_same_weights, sum_gradients, sum_squares_over
 from minidist.comm import Group
 from minidist.pipeline_parallel.actions import last_stage
 from minidist.pipeline_parallel.communication import add_communication
@@ -30,6 +29,7 @@ from minidist.pipeline_parallel.holders import from_holders, holders, load_own, 
 from minidist.pipeline_parallel.partition import cut_of
 from minidist.pipeline_parallel.programs import programs, updates
 from minidist.pipeline_parallel.stage import MicroBatch, Stage, micro_batches
+from minidist.replicas import check_same_weights, sum_gradients, sum_squares_over
 
 STAGES = "the stages of a pipeline: pass sum_squares=pipeline.sum_squares"
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from minidist import nn
 from minidist.backend import Array
-from minidist.collective_functions import sum_gradients
 from minidist.comm import Group
 from minidist.nn.flat_parameters import FlatParameters
 from minidist.optim import Optimizer
 from minidist.pipeline_parallel.stage import Stage
+from minidist.replicas import sum_gradients
 
 # Which version the forward pass of minibatch b uses, of p stages with `every` micro-batches per
 # update, when `version` is the newest.

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from minidist import nn
 from minidist.autograd import Tensor
 from minidist.backend import Array
-from minidist.collective_functions import check_same_weights, reduce_from
+from minidist.collective_functions import reduce_from
 from minidist.comm import Group
 from minidist.nn.embedding import positions_of
+from minidist.replicas import check_same_weights
 from minidist.rng import Randomness
 from minidist.tensor_parallel.column_parallel import ColumnParallelLinear
 from minidist.tensor_parallel.parallel_attention import ParallelAttention

@@ -2,8 +2,8 @@
 
 from minidist import nn
 from minidist.backend import Array
-from minidist.collective_functions import sum_squares_over
 from minidist.comm import Group
+from minidist.replicas import sum_squares_over
 
 SPLIT = (
     "matrices that are split: pass sum_squares=partial(tensor_parallel.sum_squares, model, group)"
