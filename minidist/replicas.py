@@ -53,8 +53,8 @@ def sum_squares_over(
     """
     if own is not None and abs(own - (all_of := squares(held))) > 1e-5 * max(own, all_of):
         raise ValueError(
-            f"the squares of what is clipped add up to {own:.6g} on this rank, those of its whole "
-            f"part to {all_of:.6g}; clip by one optimizer that has all of the rank's parameters"
+            f"the gradients to clip have a sum of squares of {own:.6g} on this rank, all gradients "
+            f"of the rank {all_of:.6g}; clip by one optimizer that has all of the rank's parameters"
         )
     total = np.array(squares(counted))
     for group in groups:

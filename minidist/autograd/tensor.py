@@ -22,7 +22,7 @@ _clock = itertools.count(1)  # an order in which every input precedes its uses
 
 
 def tick() -> int:
-    """Return a number above those of all functions applied so far."""
+    """Return the next number of the clock, above the order of every function applied so far."""
     return next(_clock)
 
 

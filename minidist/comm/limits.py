@@ -28,7 +28,7 @@ def open_files(size: int, transport: str) -> int:
 
 
 def check_size(size: int, transport: str) -> None:
-    """Raise the soft limit if it is low; raise ValueError if there cannot be so many ranks."""
+    """Raise the soft limit if it is low; ValueError if `size` ranks are impossible."""
     threads = f", or use transport='thread' (at most {MOST['thread']} ranks)"
     remedy = threads if transport == "process" and size <= MOST["thread"] else ""
     if size > MOST[transport]:

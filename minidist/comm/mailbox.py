@@ -207,7 +207,7 @@ class Mailbox:
             self.arrived.notify_all()
 
     def end(self, run: int) -> None:
-        """Stop every thread that is still in this run, or that comes to it."""
+        """Stop every thread that communicates in this run, now or later."""
         with self.lock:
             self.over = run
             self.arrived.notify_all()

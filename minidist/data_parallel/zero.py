@@ -251,7 +251,7 @@ class Zero:
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Copy global arrays by name, the same on every rank, into all weights.
 
-        The optimizer's state stays as it is. Errors are those of `Module.load_state`.
+        The optimizer's state does not change. The errors are the same as in `Module.load_state`.
         """
         named = self.model.named_parameters()
         new = cast_state(named, state)

@@ -21,7 +21,7 @@ PARTS = "the ranks that hold its parts: pass sum_squares=, which adds up the squ
 class Parameter(Tensor):
     """A leaf with a global name, which knows whether this rank has all there is.
 
-    home       the FlatParameters it lies in, or None
+    home       the FlatParameters that holds it, or None
     shard      which part of the global array it is, or None for all of it
     spread     None, or what the model's parameters are spread over and the sum_squares= that gives
                their global norm, in words; also on one rank, so that a program runs on any number
