@@ -112,12 +112,12 @@ class Bucketed:
         self.answers.put(error)
 
     def _all_reduce(self, bucket: int) -> None:
+        ranks = [summed_ranks(p, self.group) for p in self.buckets[bucket]]
         for p in self.buckets[bucket]:
-            ranks = summed_ranks(p, self.group)
             if p.grad is not p.grad_buffer:
                 p.grad_buffer[...] = 0 if p.grad is None else p.grad
                 p.grad = p.grad_buffer
         for s in flat_slices(self.buckets[bucket]):
             self.group.all_reduce(s.gradient, out=s.gradient, label=f"bucket {bucket}")
-        for p in self.buckets[bucket]:
-            p.note_sum(ranks)
+        for p, over in zip(self.buckets[bucket], ranks, strict=True):
+            p.note_sum(over)

@@ -101,11 +101,10 @@ class Zero:
         if check_weights:
             check_same_weights(model, group)
         self.model, self.stage, self.peak = model, stage, 0
-        self.check_weights = check_weights
+        self.check_group = group if check_weights else None
         self.split = [
             p.name for p in model.parameters() if p.spread
         ]  # over others than these ranks
-        self.everyone = group
         self.group = group.split(group.rank // shards)  # one copy, cut
         self.copies = group.split(group.rank % shards)  # ranks with the same shard
         self.groups = [self.group, self.copies]
@@ -255,8 +254,8 @@ class Zero:
         """
         named = self.model.named_parameters()
         new = cast_state(named, state)
-        if self.check_weights:
-            check_same_state(state, self.everyone)
+        if self.check_group is not None:
+            check_same_state(state, self.check_group)
         if self.gatherer is not None:
             self.gatherer.wait()  # what comes early is of old weights
         for s in self.shards:

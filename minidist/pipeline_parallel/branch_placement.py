@@ -112,8 +112,9 @@ def own_parameters(model: Siamese, group: Group) -> list[Parameter]:
 def sum_squares(model: Siamese, group: Group, own: float | None = None) -> float:
     """Return the sum of the squares of the whole gradient, all of which rank 0 has.
 
-    For Optimizer.clip_global_norm, as `partial(sum_squares, model, group)`; its `own`, which lacks
-    the join on rank 1, is not used.
+    For Optimizer.clip_global_norm, as `partial(sum_squares, model, group)`.
+
+    own  the optimizer's sum, which lacks the join on rank 1: only checked
     """
     held = own_parameters(model, group)
     return sum_squares_over(held if group.rank == JOIN else [], held, own, group)

@@ -13,9 +13,10 @@ SPLIT = (
 def sum_squares(model: nn.Module, group: Group, own: float | None = None) -> float:
     """Return the sum of the squares of the whole gradient of a model whose matrices are split.
 
-    For Optimizer.clip_global_norm, as `partial(sum_squares, model, group)`; its `own`, which counts
-    on each rank what all ranks hold, is not used. With the sequence split, call all_reduce_partial
-    first.
+    For Optimizer.clip_global_norm, as `partial(sum_squares, model, group)`. If the sequence is
+    split, call all_reduce_partial first.
+
+    own  the optimizer's sum, which counts on each rank what all ranks hold: only checked
     """
     held = model.parameters()
     return sum_squares_over(counted_here(held, group), held, own, group)

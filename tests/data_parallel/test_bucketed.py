@@ -14,6 +14,7 @@ from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.datasets import shard
 from minidist.errors import Deadlock, RankFailed
 from minidist.events import EventLog
+from minidist.replicas import sum_gradients
 from minidist.tools.compare import compare
 from minidist.tools.equivalence import check
 from minidist.tools.strategies import Case, collect
@@ -238,3 +239,21 @@ def test_the_weights_after_some_steps_equal_one_devices(cluster, transport):
     for size in (2, 3, 4):
         comparison = compare(cluster(size, transport).run(worker), want)
         assert comparison.ok, comparison
+
+
+def test_each_parameter_of_a_bucket_keeps_the_ranks_it_was_summed_over(cluster):
+    """One of two has a sum over another axis of the grid in it already."""
+
+    def worker(group):
+        first, second = group.split(group.rank // 2), group.split(group.rank % 2)
+        model = nn.MLP([3, 2]).flatten(group.empty)
+        weight, bias = model.parameters()
+        nn.cross_entropy(model(np.ones((2, 3), np.float32)), np.zeros(2, int)).backward()
+        sum_gradients([weight], first)
+        with Bucketed(model, second).reduce():
+            pass
+        return weight.summed_over, bias.summed_over
+
+    for rank, (weight, bias) in enumerate(cluster(4, "thread").run(worker)):
+        row, column = {rank // 2 * 2, rank // 2 * 2 + 1}, {rank % 2, rank % 2 + 2}
+        assert weight == row | column and bias == column

@@ -327,7 +327,7 @@ def test_versions_are_counted_in_integers_whatever_the_weights_are(cluster, sche
     def worker(group):
         model = nn.MLP([4, 4, 2], dtype=dtype)
         pipe = PipeDream(model, group, lambda p: optim.SGD(p, 0.01), scheme)
-        pipe.stage.weights.newest.number = before  # as after so many updates
+        pipe.stage.weights.newest.number = before  # updates applied so far
         pipe.train(micro_batches(np.ones((8, 4), dtype), np.zeros(8, int), 8))
         return pipe.stage.weights.version, [version for _, _, version in pipe.used]
 

@@ -143,7 +143,7 @@ def measure(rounds: int = 3) -> Iterator[dict]:
 
 
 def _communication(size: int, rounds: int) -> Iterator[dict]:
-    """Compare collectives and messages of `size` ranks with those of MPICH and gloo."""
+    """Compare collectives and messages of `size` ranks with MPICH's and gloo's."""
     from minidist import Cluster
 
     message = "8 bytes there and back"
