@@ -206,7 +206,7 @@ def _common(parser: argparse.ArgumentParser, device: bool = True) -> None:
 def _train(given) -> int:
     from minidist.comm import run
     from minidist.datasets import text
-    from minidist.pipeline_parallel.programs import programs
+    from minidist.pipeline_parallel.schedules import programs
     from minidist.train import Settings, certify, sample, train, windows
 
     given.ranks, given.dp = _mesh(given.ranks, given.dp, given.pp, given.tp)

@@ -10,7 +10,7 @@ import pytest
 from minidist import optim
 from minidist.datasets import Text
 from minidist.pipeline_parallel import SCHEDULES, programs
-from minidist.pipeline_parallel.programs import updates
+from minidist.pipeline_parallel.schedules import updates
 from minidist.train import Settings, certify, train
 
 SYNCHRONOUS = [name for name in SCHEDULES if not updates(programs(name, 2, 2))]

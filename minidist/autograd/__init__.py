@@ -1,12 +1,12 @@
 """Reverse-mode differentiation on arrays. It knows no ranks.
 
 Read `tensor.py`, `operators.py`, `functions.py`, `attention.py`, `losses.py`, then `deferred.py`,
-`recompute.py` and `gradcheck.py`.
+`recomputation.py` and `gradient_check.py`.
 """
 
 from minidist.autograd import attention, deferred, functions, losses, operators
-from minidist.autograd.gradcheck import gradcheck
-from minidist.autograd.recompute import recompute
+from minidist.autograd.gradient_check import gradcheck
+from minidist.autograd.recomputation import recompute
 from minidist.autograd.tensor import Function, Tensor, functions_below, no_grad
 
 __all__ = [

@@ -31,9 +31,9 @@ FAMILIES = {
             "pipeline",
             "layer_split gpipe 1f1b interleaved",
             "pipeline_parallel/",
-            "programs executor pipeline equivalence memory",
+            "schedules executor pipeline equivalence memory",
         ),
-        ("zero bubble", "zb_h1 zb_h2 zb_v", "pipeline_parallel/", "zero_bubble validate"),
+        ("zero bubble", "zb_h1 zb_h2 zb_v", "pipeline_parallel/", "zero_bubble validation"),
         ("PipeDream", "pipedream pipedream_2bw", "pipeline_parallel/", "pipedream"),
         (
             "matrices",

@@ -9,9 +9,9 @@
     >B3, <B3                its gradient
 
 Letters: p ranks, m micro-batches, v chunks per rank; S virtual stages, k one of them; F3.1 is F3 of
-chunk 1. A program is a value: communication.py adds its transfers, executor.py runs it, validate.py
-checks it, planning/simulator.py replays it on virtual clocks, tools/timeline/ draws it. None of
-them knows a schedule's name.
+chunk 1. A program is a value: communication.py adds its transfers, executor.py runs it,
+validation.py checks it, planning/simulator.py replays it on virtual clocks, tools/timeline/ draws
+it. None of them knows a schedule's name.
 """
 
 from dataclasses import dataclass

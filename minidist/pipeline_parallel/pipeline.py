@@ -27,7 +27,7 @@ from minidist.pipeline_parallel.communication import add_communication
 from minidist.pipeline_parallel.executor import execute
 from minidist.pipeline_parallel.holders import from_holders, holders, load_own, shapes_of, take_over
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.pipeline_parallel.programs import programs, updates
+from minidist.pipeline_parallel.schedules import programs, updates
 from minidist.pipeline_parallel.stage import MicroBatch, Stage, micro_batches
 from minidist.replicas import check_same_weights, sum_gradients, sum_squares_over
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from minidist.autograd import attention, functions, losses, operators, recompute
-from minidist.autograd.recompute import Recompute
+from minidist.autograd.recomputation import Recompute
 from minidist.rng import Randomness
 from tests.strategies import broadcastable, seeds, shapes
 

@@ -4,7 +4,7 @@ from minidist import nn
 from minidist.comm import Group, Mesh
 from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel.actions import Programs
-from minidist.pipeline_parallel.programs import programs
+from minidist.pipeline_parallel.schedules import programs
 from minidist.rng import generator
 from minidist.tools.strategies.cases import Case, Outcome, Split, bill, collect, random_weights
 from minidist.tools.strategies.pipeline_parallel import layout, names_of

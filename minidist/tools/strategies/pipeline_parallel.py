@@ -13,7 +13,7 @@ from minidist.pipeline_parallel import PipeDream, Pipeline
 from minidist.pipeline_parallel.actions import Programs, Update, last_stage
 from minidist.pipeline_parallel.holders import from_holders, holders
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.pipeline_parallel.programs import programs
+from minidist.pipeline_parallel.schedules import programs
 from minidist.pipeline_parallel.stage import MicroBatch, micro_batches
 from minidist.rng import generator
 from minidist.tools.causes import cause_of
