@@ -220,7 +220,7 @@ for N in range(2, 9):
 # %% [markdown]
 # All as predicted, to the byte. And all ranks *together* always move `2(N-1) S`: none of these ways
 # saves traffic; the good ones spread it evenly. (Where N does not divide the array,
-# `minidist/tools/volume.py` has the exact bytes of every rank.)
+# `minidist/planning/costs/collectives.py` has the exact bytes of every rank.)
 #
 # The loop asserts one thing more: all ranks get the same bits. Floating-point addition rounds, and
 # `(a + b) + c` rounds elsewhere than `a + (b + c)`; each way adds in an order of its own and has

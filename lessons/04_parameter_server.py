@@ -20,10 +20,11 @@ from minidist import Cluster, nn, optim
 from minidist.data_parallel.parameter_server import Plan, Push, Server, join, train
 from minidist.datasets import digits
 from minidist.nn.flat_parameters import FlatParameters
+from minidist.planning.costs.collectives import all_reduce_bytes
+from minidist.planning.costs.parameter_server import parameter_server_bytes
 from minidist.rng import generator
 from minidist.tools import exercise, figures
 from minidist.tools.replay_server import replay_server
-from minidist.tools.volume import all_reduce_bytes, parameter_server_bytes
 
 figures.arguments()
 images, labels = digits("float64")

@@ -22,9 +22,9 @@ from minidist.data_parallel.zero import Zero
 from minidist.datasets import digits
 from minidist.errors import RankFailed
 from minidist.events import EventLog
+from minidist.planning.costs.data_parallel import zero_bytes_held, zero_bytes_moved
 from minidist.tools import exercise, figures
 from minidist.tools.compare import compare
-from minidist.tools.volume import zero_bytes_held, zero_bytes_moved
 
 figures.arguments()
 images, labels = digits()  # images[1797, 64] in float32, labels[1797]

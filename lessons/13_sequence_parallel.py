@@ -17,12 +17,12 @@ import numpy as np
 from minidist import Cluster, Tensor, nn
 from minidist.autograd import Function, functions
 from minidist.autograd.attention import causal_attention
+from minidist.planning.costs.tensor_parallel import korthikanti_bytes
 from minidist.rng import Randomness, generator
 from minidist.tensor_parallel import ParallelTransformer, unsplit
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
 from minidist.tools import exercise, figures
 from minidist.tools.activations import kept
-from minidist.tools.volume import korthikanti_bytes
 
 figures.arguments()
 clusters = {N: Cluster(N) for N in (1, 2, 4)}

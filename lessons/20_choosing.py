@@ -19,18 +19,19 @@ import numpy as np
 
 from minidist import Cluster, Mesh, nn, optim
 from minidist.hybrid import Hybrid
+from minidist.planning.costs.layers import block_activation_bytes, block_parameters
+from minidist.planning.costs.single_device import single_device_cost
 from minidist.tools import equivalence, exercise, figures
 from minidist.tools.costs import table
-from minidist.tools.costs.closed_forms import one_device, predict, useful_share
 from minidist.tools.costs.measured import measure, rates
-from minidist.tools.costs.table import FAMILIES, B, C, H, L, T, V, limit
-from minidist.tools.strategies import Case
-from minidist.tools.volume import block_activation_bytes, block_parameters
+from minidist.tools.strategies import STRATEGIES, Case
+from minidist.tools.strategies.cases import EXAMPLE
 
 figures.arguments()
+B, T, C, H, L, V = EXAMPLE.values()  # of the batch and the Transformer that most strategies fit
 clusters = {size: Cluster(size) for size in (1, 2, 4)}
-cases = {name: table.example(name) for name in equivalence.strategies()}
-RANKS = {name: table.ranks(name) for name in cases}  # 4; siamese branches are 2
+cases = {name: table.example(name) for name in STRATEGIES}
+RANKS = {name: record.most_ranks for name, record in STRATEGIES.items()}  # 4; of siamese, 2
 print(f"a batch of {B} examples x {T} tokens; {L} blocks of width {C}, {H} heads, {V} tokens")
 
 # %% [markdown]
@@ -44,8 +45,8 @@ print(f"a batch of {B} examples x {T} tokens; {L} blocks of width {C}, {H} heads
 costs = {name: measure(name, cases[name], clusters[RANKS[name]]) for name in cases}
 moved = {name: sum(cost.sent for cost in own) for name, own in costs.items()}
 fullest = {name: max(own, key=lambda cost: cost.memory) for name, own in costs.items()}
-held = {name: fullest[name].memory / one_device(cases[name]).memory for name in cases}
-useful = {name: useful_share(name, cases[name], RANKS[name]) for name in cases}
+held = {name: fullest[name].memory / single_device_cost(cases[name]).memory for name in cases}
+useful = {name: STRATEGIES[name].useful_share(cases[name], RANKS[name]) for name in cases}
 same = [name for name in cases if isinstance(cases[name].model, nn.Transformer)]
 for what, values in [("bytes", moved), ("memory of a rank", held), ("useful time", useful)]:
     low, high = min(same, key=values.get), max(same, key=values.get)
@@ -122,7 +123,7 @@ def by_hand(name, N=4):
 
 
 alone = measure("naive", cases["naive"], clusters[1])[0]
-assert alone == replace(one_device(cases["naive"]), sent=0)
+assert alone == replace(single_device_cost(cases["naive"]), sent=0)
 for name in ("naive", "gpipe", "sequence"):
     print(f"{name}: takes in {by_hand(name)[0]}, holds {by_hand(name)[1:]} bytes")
     most = fullest[name]
@@ -130,18 +131,18 @@ for name in ("naive", "gpipe", "sequence"):
     assert by_hand(name) == (entered, most.memory - activations, activations)
 
 # %% [markdown]
-# `predict` in `minidist/tools/costs/closed_forms.py` has the same for all of them. Now each
-# measured cost of each rank must equal it: what enters its layers, what it holds, its
-# multiply-adds; and the bytes of all ranks. One is a bound: passes of `zb_h1` and `zb_h2` hold less
-# between the two halves of their backward. (Messages on their way, and what an operation needs for
-# a moment, are not counted.)
+# The `predict` of each strategy's record (`minidist/tools/strategies/`) does the same, with the
+# closed forms of `minidist/planning/costs/`. Now each measured cost of each rank must equal it:
+# what enters its layers, what it holds, its multiply-adds; and the bytes of all ranks. One is a
+# bound: passes of `zb_h1` and `zb_h2` hold less between the two halves of their backward. (Messages
+# on their way, and what an operation needs for a moment, are not counted.)
 
 # %%
 for name, own in costs.items():
-    forms = predict(name, cases[name], RANKS[name])
+    forms = STRATEGIES[name].predict(cases[name], RANKS[name])
     assert sum(cost.sent for cost in forms) == moved[name], name
     for cost, form in zip(own, forms, strict=True):
-        if name in ("zb_h1", "zb_h2"):
+        if STRATEGIES[name].costs.bound:
             assert 0.8 < cost.held["activations"] / form.held["activations"] <= 1
             form = replace(form, held=cost.held)
         assert replace(form, sent=cost.sent) == cost, name
@@ -155,13 +156,13 @@ print(f"{len(costs)} strategies: each rank costs what its closed form says")
 
 # %%
 for name in ("siamese", "gpipe", "zb_v", "pipedream", "column", "attention", "sequence"):
-    size = limit(name, cases[name])[0] + 1
+    size = table.limit(name, cases[name])[0] + 1
     try:
         equivalence.check(name, cases[name], size, transport="thread")
         raise AssertionError(f"{name} ran on {size} ranks")
     except ValueError as error:
         print(f"{name} on {size} ranks: {str(error).split(';')[0]}")
-spare = predict("naive", cases["naive"], B + 1)[-1]
+spare = STRATEGIES["naive"].predict(cases["naive"], B + 1)[-1]
 print(f"naive on {B + 1} ranks: the last one takes in {spare.examples} examples")
 
 # %%
@@ -191,7 +192,7 @@ print(table.text(rows))
 
 # %%
 more = {"inputs": np.tile(cases["naive"].inputs, (4, 1)), "targets": np.zeros((4 * B, T), int)}
-grown = {name: equivalence.find(name).bytes(replace(cases[name], **more), 4) / moved[name]
+grown = {name: STRATEGIES[name].costs.bytes(replace(cases[name], **more), 4) / moved[name]
          for name in ("naive", "1f1b", "sequence")}  # fmt: skip
 print("4 x the batch, bytes:", {name: round(ratio, 2) for name, ratio in grown.items()})
 assert grown["naive"] == 1 and grown["1f1b"] == 4 and grown["sequence"] > 3.9
@@ -239,16 +240,16 @@ def choose(candidates, N, memory, speed, update, link):
     """
     found = []
     for label, (name, problem) in candidates.items():
-        ranks, whole = predict(name, problem, N), predict("naive", problem, 1)[0].work
+        ranks, whole = STRATEGIES[name].predict(problem, N), single_device_cost(problem).work
         most = max(cost.memory for cost in ranks)
         updated = max(cost.held["optimizer state"] for cost in ranks) / 16
-        compute = 3 * whole / (N * useful_share(name, problem, N) * speed)
+        compute = 3 * whole / (N * STRATEGIES[name].useful_share(problem, N) * speed)
         if most <= memory:
             found.append((compute + updated / update + ranks[0].sent / link, most, label))
     return sorted(found)
 
 
-exact = [name for name in same if equivalence.find(name).promise == "exact"]
+exact = [name for name in same if STRATEGIES[name].promise == "exact"]
 candidates = {name: (name, cases[name]) for name in exact}
 for link, parts in ((10e9, (1, 0.36, 0.3, 0.2)), (1e8, (1, 0.2))):
     for part in parts:
@@ -341,8 +342,8 @@ def draw(plt):
     figure, axes = plt.subplots(figsize=(10, 6.5))
     places = {}  # {(height, bytes): names}: some cost the same
     for words, (color, marker) in LOOKS.items():
-        for name in FAMILIES[words]:
-            x = moved[name] / one_device(cases[name]).held["parameters"]
+        for name in [n for n, record in STRATEGIES.items() if record.costs.cuts == words]:
+            x = moved[name] / single_device_cost(cases[name]).held["parameters"]
             places.setdefault((round(100 * held[name], 1), round(x, 2)), []).append(name)
             axes.plot(x, 100 * held[name], marker, color=color, ms=10, mec="white", zorder=3)
         axes.plot([], [], marker, color=color, ms=9, label=words)
@@ -389,7 +390,7 @@ def check_crossing(attempt):
         model, bills = nn.Transformer(64, width, 8, blocks, length, dtype="float64"), []
         for examples in (0, 1):
             problem = Case("crossing", model, *np.zeros((2, examples, length), int))
-            bills.append([equivalence.find(n).bytes(problem, 4) for n in ("naive", "sequence")])
+            bills.append([STRATEGIES[n].costs.bytes(problem, 4) for n in ("naive", "sequence")])
         want = (bills[0][0] - bills[0][1]) / (bills[1][1] - bills[0][1])
         given = sum(p.size for p in model.parameters()), blocks, width, length
         if not abs(attempt(*given) / want - 1) < 0.06:
@@ -419,7 +420,7 @@ assert needed > 1.1 * planned
 # not its fullest. Write `least_ranks(name, memory)`: the smallest N of 1, 2, 4 and 8 on which no
 # rank holds more than `memory` bytes, or None.
 #
-# *Hint:* `predict(name, cases[name], N)` has a cost per rank, and a cost has `.memory`.
+# *Hint:* `STRATEGIES[name].predict(cases[name], N)` has a cost per rank, and a cost has `.memory`.
 
 
 # %%
@@ -430,7 +431,9 @@ def least_ranks(name, memory):
 # %%
 def check_ranks(attempt):
     for name in ("zero_3", "1f1b", "gpipe", "sequence", "attention"):
-        needs = {N: max(c.memory for c in predict(name, cases[name], N)) for N in (1, 2, 4, 8)}
+        needs = {
+            N: max(c.memory for c in STRATEGIES[name].predict(cases[name], N)) for N in (1, 2, 4, 8)
+        }
         for memory in alone.memory * np.array([1.1, 0.6, 0.27, 0.25, 0.18, 0.14]):
             want = next((N for N, most in needs.items() if most <= memory), None)
             got = attempt(name, memory)
@@ -443,7 +446,7 @@ def by_division(name, memory):
 
 
 def first_rank(name, memory):
-    fits = (N for N in (1, 2, 4, 8) if predict(name, cases[name], N)[0].memory <= memory)
+    fits = (N for N in (1, 2, 4, 8) if STRATEGIES[name].predict(cases[name], N)[0].memory <= memory)
     return next(fits, None)
 
 

@@ -11,7 +11,7 @@ from minidist.data_parallel.bucketed import Bucketed
 from minidist.datasets import shard
 from minidist.tools import strategies
 from minidist.tools.equivalence import verify
-from minidist.tools.strategies import bucketed_worker, naive_worker
+from minidist.tools.strategies.data_parallel import bucketed_worker, naive_worker
 
 
 def no_all_reduce(group, case, **options):

@@ -27,12 +27,10 @@ from minidist.rng import Randomness
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial
 from minidist.tools import equivalence
 from minidist.tools.compare import compare
-from minidist.tools.strategies import Case
-from minidist.tools.strategies.tensor_parallel import SPLITS
-from tests.strategies import arrays
+from minidist.tools.strategies import STRATEGIES, Case
+from tests.strategies import SYNCHRONOUS, arrays
 
 STEPS, CLIP = 5, 0.05
-SCHEDULES = ["layer_split", "gpipe", "1f1b", "interleaved", "zb_h1", "zb_h2", "zb_v"]
 
 
 @dataclass
@@ -86,7 +84,8 @@ def hybrid(group, name, model, loss, dp=1, pp=2, tp=1, **options):
 
 
 def split(group, name, model, loss):
-    model, own_loss = SPLITS[name](group, Case("", model, np.zeros((1, 1)), np.zeros(1), loss))
+    case = Case("", model, np.zeros((1, 1)), np.zeros(1), loss)
+    model, own_loss = STRATEGIES[name].worker.keywords["split"](group, case)
 
     def backward(x, y, step):
         own_loss(model(x, Randomness(0, step, np.arange(len(x)))), y).backward()
@@ -116,7 +115,7 @@ def siamese(group, name, model, loss):
 
 WAYS = {
     **dict.fromkeys(("naive", "bucketed", "zero_1", "zero_2", "zero_3"), data_parallel),
-    **dict.fromkeys(SCHEDULES, pipeline),
+    **dict.fromkeys(SYNCHRONOUS, pipeline),
     **dict.fromkeys(("column", "row", "attention", "vocab", "sequence"), split),
     "hybrid": hybrid,
     "siamese": siamese,

@@ -10,7 +10,7 @@ one element, the larger first (some are empty where there are fewer elements tha
 
 The order in which a chunk is added up is fixed, and each chunk is finished at one place, so results
 have the same bits on every rank and in every run. Where N does not divide the elements the bytes
-differ a little from rank to rank; `tools/volume.py` has them exactly.
+differ a little from rank to rank; planning/costs/ has them exactly.
 """
 
 from collections.abc import Callable

@@ -29,7 +29,7 @@ gradient travels. The worker keeps it in its buffer, goes on, and sends the sum 
 Layouts: X[B/dp, ...] -> dW{+dp}, a partial sum at each worker -> push: dW's slices at the servers.
 Bytes: P per pull from the servers, P per push from the workers, 2 W P per clock. The ledger counts
 what is sent, so headers, too: 16 bytes of a request and 16 per gradient that a push is the sum of,
-8 for the version of each slice (`parameter_server_bytes` in tools/volume.py), a byte of a verdict.
+8 for the version of each slice (`parameter_server_bytes` in planning/costs/), a byte of a verdict.
 """
 
 from collections import deque

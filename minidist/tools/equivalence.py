@@ -91,7 +91,7 @@ def check(
     comparison = (
         compare(found, one_device(case)) if reference is None else compare(found, reference, 0.0)
     )
-    moved, formula = sum(o.bytes for o in outcomes), entry.bytes(case, size)
+    moved, formula = sum(o.bytes for o in outcomes), entry.costs.bytes(case, size)
     said = [str(comparison)]
     if not comparison.ok:
         said += [words for words in _causes(entry, case, outcomes, moved == formula) if words]

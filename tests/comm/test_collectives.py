@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from minidist.comm.collectives import ALGORITHMS, split_ends, split_sizes
 from minidist.errors import CollectiveMismatch, RankFailed
+from minidist.planning.costs.collectives import all_reduce_bytes
 from minidist.tools.causes import cause_of
-from minidist.tools.volume import all_reduce_bytes
 from tests.strategies import arrays, seeds
 
 both = pytest.mark.parametrize("transport", ["process", "thread"])

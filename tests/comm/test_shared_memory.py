@@ -15,7 +15,7 @@ import pytest
 from minidist import Cluster, run
 from minidist.comm.shared_memory import STAGE, create_file
 from minidist.errors import CommTimeout
-from minidist.tools.volume import all_reduce_bytes
+from minidist.planning.costs.collectives import all_reduce_bytes
 from tests.strategies import arrays
 
 both = pytest.mark.parametrize("transport", ["process", "thread"])

@@ -15,9 +15,9 @@ from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.parameter_server import Plan, Server, join, train
 from minidist.datasets import shard
 from minidist.errors import CollectiveMismatch, Deadlock, RankDied, RankFailed
+from minidist.planning.costs.parameter_server import parameter_server_bytes
 from minidist.rng import Randomness
 from minidist.tools.compare import compare
-from minidist.tools.volume import parameter_server_bytes
 from tests.data_parallel.serving import (
     OPTIMIZERS,
     backward_on,

@@ -16,11 +16,11 @@ from minidist import Cluster, Tensor, nn, no_grad, optim
 from minidist.data_parallel.zero import Zero
 from minidist.datasets import shard
 from minidist.errors import RankDied, RankFailed
+from minidist.planning.costs.data_parallel import zero_bytes_held
 from minidist.tools.causes import cause_of
 from minidist.tools.compare import compare
 from minidist.tools.equivalence import check
 from minidist.tools.strategies import Case
-from minidist.tools.volume import zero_bytes_held
 from tests.data_parallel.zero_training import train
 from tests.strategies import arrays, assert_same_bits, mlps, seeds, transformers
 

@@ -12,9 +12,10 @@ from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.zero import Zero
 from minidist.errors import RankFailed
 from minidist.events import EventLog
+from minidist.planning.costs.collectives import all_reduce_bytes
+from minidist.planning.costs.data_parallel import FP32_ADAM, zero_bytes_held, zero_bytes_moved
 from minidist.tools.causes import cause_of
 from minidist.tools.compare import compare
-from minidist.tools.volume import FP32_ADAM, all_reduce_bytes, zero_bytes_held, zero_bytes_moved
 
 STAGES = [1, 2, 3]
 each_stage = pytest.mark.parametrize("stage", STAGES)

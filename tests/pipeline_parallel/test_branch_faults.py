@@ -7,7 +7,8 @@ import pytest
 
 from minidist.errors import RankFailed
 from minidist.pipeline_parallel import branch_placement
-from minidist.tools.strategies.siamese import siamese_bytes, siamese_cases, siamese_worker
+from minidist.planning.costs.branch_placement import siamese_bytes
+from minidist.tools.strategies.siamese import siamese_cases, siamese_worker
 from tests.pipeline_parallel.branches import judge
 
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from minidist import nn, optim
 from minidist.errors import RankFailed
 from minidist.pipeline_parallel import branch_placement
+from minidist.planning.costs.branch_placement import siamese_bytes
 from minidist.tools.compare import compare
 from minidist.tools.equivalence import check
 from minidist.tools.strategies import Case, one_device
-from minidist.tools.strategies.siamese import siamese_bytes, siamese_cases, siamese_worker
+from minidist.tools.strategies.siamese import siamese_cases, siamese_worker
 from tests.pipeline_parallel.branches import judge
 from tests.strategies import arrays, seeds
 

@@ -335,7 +335,7 @@ def judged(ranks, fault, schedule="1f1b"):
 
     def worker(group, case):
         with fault(group):
-            return judged_worker(group, case, schedule, 3)
+            return judged_worker(group, case, schedule, micro_batches=3)
 
     case = replace(mlp_case(), options={"micro_batches": 3})
     outcomes = ranks.run(worker, case)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from minidist.pipeline_parallel import add_communication, programs, validate
+from minidist.pipeline_parallel import SCHEDULES, add_communication, programs, validate
 from minidist.pipeline_parallel.actions import (
     SENDS,
     Backward,
@@ -17,6 +17,7 @@ from minidist.pipeline_parallel.actions import (
 from minidist.pipeline_parallel.execution_order import Stuck, in_order
 from minidist.pipeline_parallel.executor import tag
 from minidist.planning import simulate
+from minidist.tools.strategies import STRATEGIES
 from tests.pipeline_parallel.oracles import is_valid
 from tests.strategies import SYNCHRONOUS, every_program
 
@@ -208,10 +209,9 @@ def test_a_schedule_that_returns_nothing_is_named_by_its_rank():
         Programs([[], None])
 
 
-def test_every_synchronous_schedule_is_enumerated():
-    from minidist.pipeline_parallel import SCHEDULES
-
-    assert {*SYNCHRONOUS, "pipedream", "pipedream_2bw"} == set(SCHEDULES)
+def test_every_schedule_is_enumerated_or_asynchronous_and_a_strategy():
+    layers = {name for name, record in STRATEGIES.items() if record.costs.cuts == "layers"}
+    assert layers == set(SCHEDULES) and {"pipedream", "pipedream_2bw"} == layers - {*SYNCHRONOUS}
 
 
 @pytest.mark.parametrize("schedule, chunks", [("gpipe", 1), ("interleaved", 2), ("zb_v", 2)])

@@ -12,12 +12,12 @@ from minidist import Tensor, nn, optim
 from minidist.autograd import recompute
 from minidist.autograd.deferred import compute
 from minidist.errors import RankFailed
+from minidist.planning.costs.tensor_parallel import block_bytes
 from minidist.rng import Randomness
 from minidist.tensor_parallel import ParallelTransformer, unsplit, vocab_parallel
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
 from minidist.tools.compare import compare
 from minidist.tools.strategies.cases import random_weights
-from minidist.tools.volume import block_bytes
 from tests.strategies import arrays, seeds
 from tests.tensor_parallel.judges import (
     SPLITS,

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from minidist import Tensor, nn
 from minidist.errors import RankFailed
+from minidist.planning.costs.collectives import all_reduce_bytes
 from minidist.tensor_parallel import RowParallelLinear
 from minidist.tools.strategies.cases import random_weights
-from minidist.tools.volume import all_reduce_bytes
 from tests.strategies import arrays, seeds
 from tests.tensor_parallel.judges import check, judge_layers
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from minidist import Tensor, nn
 from minidist.collective_functions import gather
 from minidist.errors import RankFailed
+from minidist.planning.costs.collectives import all_reduce_bytes
 from minidist.tensor_parallel import (
     ParallelTransformer,
     VocabParallelEmbedding,
     VocabParallelHead,
     vocab_parallel,
 )
-from minidist.tools.volume import all_reduce_bytes
 from tests.strategies import arrays, seeds, watch_dtypes
 from tests.tensor_parallel.judges import check, judge_layers, padded_part
 

@@ -11,6 +11,8 @@ from minidist.tools import strategies as listed
 from minidist.tools.compare import compare
 from minidist.tools.equivalence import certificate, gradients, strategies
 from minidist.tools.strategies import Case, one_device
+from minidist.tools.strategies.cases import small_cases
+from minidist.tools.strategies.data_parallel import naive_worker
 from tests.strategies import arrays
 
 
@@ -88,7 +90,7 @@ def test_a_gradient_that_one_device_does_not_have_is_wrong():
 
 def test_ranks_that_do_not_agree_are_not_averaged_away(monkeypatch):
     def differing(group, case):
-        outcome = listed.naive_worker(group, case)
+        outcome = naive_worker(group, case)
         outcome.gradients["layers.0.weight"] += group.rank
         return outcome
 
@@ -152,7 +154,7 @@ def test_a_certificate_has_a_promise_and_its_evidence(strategy, ranks):
 def test_the_cases_have_unequal_examples_uneven_shards_and_empty_ones():
     shards = [
         [len(part) for part in np.array_split(np.arange(len(case.inputs)), 4)]
-        for case in listed.small_cases(4)
+        for case in small_cases(4)
     ]
     assert any(len(set(sizes)) > 1 and min(sizes) > 0 for sizes in shards)
     assert any(min(sizes) == 0 for sizes in shards)

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from minidist import Tensor, nn, optim
+from minidist.planning.costs.layers import block_activation_bytes, block_parameters
+from minidist.planning.costs.tensor_parallel import korthikanti_bytes
 from minidist.rng import Randomness
 from minidist.tools.activations import kept_bytes
-from minidist.tools.volume import block_activation_bytes, block_parameters, korthikanti_bytes
 from tests.strategies import arrays
 from tests.tensor_parallel.judges import SPLITS
 

@@ -12,9 +12,9 @@ import numpy as np
 from minidist import Tensor, nn
 from minidist.course.question import Answer, Question, counted
 from minidist.course.questions.ranks import by_rank, differ, joined
+from minidist.planning.costs.tensor_parallel import repeated, sequence_bytes
 from minidist.rng import Randomness
 from minidist.tools.strategies.cases import Case, random_weights
-from minidist.tools.strategies.tensor_parallel import sequence_bytes
 
 F8 = 8  # bytes of a float64
 
@@ -502,11 +502,7 @@ def transformer(rng, N: int, tied: bool, depth: int) -> Question:
     d = {name: p.grad for name, p in model.named_parameters().items()}
     case = Case("", model, tokens, targets)
     bytes_due = sequence_bytes(case, N)
-    gradients = sum(
-        int(F8 * 2 * (N - 1) * g.size)
-        for name, g in d.items()
-        if ".norm" in name or name.endswith(("output.bias", "contract.bias", "position.weight"))
-    )
+    gradients = sum(int(F8 * 2 * (N - 1) * d[name].size) for name in repeated(d))
 
     def judge(answer: Answer) -> str | None:
         mine, want = by_rank(answer, N), []

@@ -1,6 +1,7 @@
-"""What a step under each strategy costs each rank: measured, predicted, and all in one table.
+"""What a step under each strategy costs each rank: measured, and all in one table.
 
-measured.py        a step for real, watched by `watch.py`
-closed_forms.py    what it should cost, exactly
-table.py           a row per strategy
+measured.py   a step for real, watched by `watch.py`
+table.py      a row per strategy
+
+What it should cost, exactly, is in planning/costs/, by each strategy's record.
 """

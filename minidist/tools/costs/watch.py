@@ -1,22 +1,25 @@
 """Watch a rank at work: what enters its layers, which products it computes, what its arrays hold.
 
-Layers and stages get a `forward` that notes and then does what theirs did; graphs are looked into
-before backward frees them. `measured.py` has a step of every strategy to be watched.
+Layers are wrapped in modules that note what enters them; graphs are inspected before backward frees
+them. The steps that are watched are in tools/strategies/, beside the workers.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import numpy as np
 
-from minidist import nn
+from minidist import nn, optim
 from minidist.autograd import Function, Tensor, functions_below
 from minidist.backend import Array
 from minidist.comm import Group
 from minidist.pipeline_parallel.partition import multiply_adds
 from minidist.pipeline_parallel.stage import Stage
+from minidist.rng import Randomness
 from minidist.tensor_parallel.sequence_parallel import GatheredLinear
 from minidist.tools.activations import arrays, owner
+
+adamw = partial(optim.AdamW, lr=1e-3)  # of every step that is watched
 
 
 class Watch:
@@ -26,23 +29,44 @@ class Watch:
     work     multiply-adds so far
     peak     bytes of floats that graphs have held at most, without parameters
     kept     {what: arrays} that stay from step to step
-    sent     bytes that others have taken
+    sent     payload bytes that this rank has sent
     """
 
     def __init__(self):
         self.entered, self.work, self.peak = {}, 0, 0
         self.kept, self.sent = {}, 0
 
-    def layers(self, layers: Iterable[nn.Module]) -> None:
-        """Note from now on what enters these layers."""
-        for layer in layers:
-            layer.forward = partial(self._forward, layer, layer.forward)
+    def layers(self, layers: Iterable[nn.Module]) -> list["WatchedLayer"]:
+        """Return these layers, wrapped so that this watch notes what enters them."""
+        return [WatchedLayer(layer, self) for layer in layers]
 
-    def _forward(self, layer, forward, x, randomness=None):
+    def model(self, model: nn.Sequential) -> None:
+        """Wrap all layers of a model, in place."""
+        model.sequence[:] = self.layers(model.sequence)
+
+    def stages(self, stages: list[Stage], model: nn.Module) -> None:
+        """Wrap the layers of a pipeline's rank; note each pass, beside those in flight."""
+
+        def passed(y: Tensor) -> Tensor:
+            flight = [x for s in stages for x in (*s.outputs.values(), *s.put_off.values())]
+            weights = [p.data for p in model.parameters()]
+            for s in stages:
+                if hasattr(s, "weights"):
+                    weights += [version.weights for version in s.weights.in_flight.values()]
+            return self.graph(y, flight, weights)
+
+        for stage in stages:
+            stage.layers = self.layers(stage.layers)
+            if stage.last:
+                stage.loss = _then(passed, stage.loss)
+            else:
+                stage.layers[-1].leaves = passed
+
+    def enters(self, layer: nn.Module, x: Tensor | Array) -> None:
+        """Note that x enters a layer."""
         data = x.data if isinstance(x, Tensor) else x
         positions = data.shape[1] if data.ndim == 3 or data.dtype.kind in "iu" else 1
         self.entered.setdefault(id(layer), []).append((len(data), positions))
-        return forward(x, randomness)
 
     def graph(self, y: Tensor, others: Iterable = (), parameters: Iterable[Array] = ()) -> Tensor:
         """Note the products below y, a new result, and what y's graph and others hold; return y."""
@@ -50,26 +74,12 @@ class Watch:
         self.peak = max(self.peak, graph_bytes([y, *others], parameters))
         return y
 
-    def stages(self, stages: list[Stage], model: nn.Module) -> None:
-        """Note what enters the layers of a pipeline's rank, and each pass that is in flight."""
-        for stage in stages:
-            self.layers(stage.layers)
-            stage.forward = partial(self._pass, stage, stage.forward, stages, model)
-
-    def _pass(self, stage, forward, stages, model, i):
-        forward(i)
-        flight = [x for s in stages for x in (*s.outputs.values(), *s.put_off.values())]
-        weights = [p.data for p in model.parameters()]
-        if hasattr(stage, "weights"):
-            weights += [version.weights for version in stage.weights.in_flight.values()]
-        self.graph(stage.outputs[i], flight, weights)
-
     def sends(self, *groups: Group | None) -> None:
-        """Note what others have taken from this rank through these groups."""
+        """Note what this rank has sent in these groups."""
         self.sent = sum(g.ledger.total for g in groups if g is not None)
 
     def holds(self, homes: Iterable, optimizer=None, parameters=(), gradients=()) -> None:
-        """Note what stays: these flat vectors, an optimizer's state, and arrays besides."""
+        """Note what stays: these flat vectors, an optimizer's state, and other arrays."""
         homes = list(dict.fromkeys(homes))
         state = [] if optimizer is None else optimizer.state
         self.kept = {
@@ -77,6 +87,23 @@ class Watch:
             "gradients": [*(home.gradient for home in homes), *gradients],
             "optimizer state": [array for arrays in state for array in arrays],
         }
+
+
+class WatchedLayer(nn.Module):
+    """A layer that tells a watch what enters it, and `leaves`, if it is set, what comes out."""
+
+    def __init__(self, layer: nn.Module, watch: Watch):
+        self.layer, self.flat, self.watch = layer, layer.flat, watch
+        self.leaves: Callable[[Tensor], Tensor] | None = None
+
+    def forward(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:
+        self.watch.enters(self.layer, x)
+        y = self.layer(x, randomness)
+        return y if self.leaves is None else self.leaves(y)
+
+
+def _then(second: Callable, first: Callable) -> Callable:
+    return lambda *arguments, **more: second(first(*arguments, **more))
 
 
 def _products(function: Function) -> int:

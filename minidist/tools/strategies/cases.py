@@ -1,18 +1,17 @@
-"""What a strategy is tried on, what it leaves on a rank, and what one device says to it."""
+"""What a strategy is tried on, what it leaves on a rank, and what one device leaves."""
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from minidist import nn
-from minidist.autograd import Tensor, no_grad
+from minidist.autograd import Tensor
 from minidist.backend import to_host
 from minidist.comm import Group
 from minidist.datasets import example_indices
-from minidist.errors import check_options
 from minidist.rng import Randomness, generator
 
 INPUT = "(input)"  # the name under which a floating input's gradient is compared
@@ -32,28 +31,6 @@ class Case:
     loss: Callable = nn.cross_entropy
     seed: int = 0
     options: dict = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Models:
-    """The models that a strategy can split: in words, and as a test."""
-
-    words: str
-    include: Callable[[nn.Module], bool]
-
-
-def _of(*kinds: type) -> Callable[[nn.Module], bool]:
-    return lambda model: isinstance(model, kinds)
-
-
-ANY = Models("an nn.Module", _of(nn.Module))
-LAYERS = Models("an nn.Sequential, such as nn.MLP or nn.Transformer", _of(nn.Sequential))
-LINEAR = Models(
-    "an nn.Sequential of nn.Linear layers, such as nn.MLP",
-    lambda model: isinstance(model, nn.Sequential) and all(map(_of(nn.Linear), model.layers)),
-)
-TRANSFORMER = Models("an nn.Transformer", _of(nn.Transformer))
-SIAMESE = Models("an nn.Siamese", _of(nn.Siamese))
 
 
 @dataclass(frozen=True)
@@ -108,45 +85,6 @@ class Outcome:
     used: list[tuple[str, int, int]] = field(default_factory=list)
     said: str | None = None
     operations: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Strategy:
-    """A strategy as the tests see it.
-
-    worker   (group, case, **options) -> Outcome, on every rank
-    promise  "exact": equal to one device within the bound; "replayed bitwise": equal, bit for bit,
-             to a replay with the same stale weights
-    bytes    (case, ranks) -> bytes that all ranks together should move
-    cases    ranks -> models and batches that the strategy fits on so many ranks
-    ranks    the numbers of ranks that it is shown on
-    split    (case, ranks) -> how it cuts the case
-    models   those that it can split
-    """
-
-    name: str
-    worker: Callable[..., Outcome]
-    promise: str
-    bytes: Callable[[Case, int], int]
-    cases: Callable[[int], list[Case]]
-    ranks: tuple[int, ...] = (1, 2, 3, 4)
-    split: Callable[[Case, int], Split] = lambda case, ranks: Split()
-    models: Models = ANY
-
-    def check(self, case: Case, options: Iterable[str] = ()) -> None:
-        """Raise ValueError for a model it cannot split, an unknown option, or unfit inputs.
-
-        All that is run on ranks passes here first. Inputs are checked by a forward pass on one
-        device, so that all strategies raise the same error.
-        """
-        if not self.models.include(case.model):
-            raise ValueError(
-                f"{self.name} cannot split {type(case.model).__name__}; use {self.models.words}"
-            )
-        bound = getattr(self.worker, "keywords", {})
-        check_options(self.worker, [*case.options, *options], self.name, without=bound)
-        with no_grad():
-            loss_of(case.model, case, as_input(case.inputs))
 
 
 def one_device(case: Case) -> dict[str, np.ndarray]:
@@ -206,3 +144,14 @@ def small_cases(ranks: int) -> list[Case]:
         Case("Transformer, 6 examples", transformer, tokens, nexts),
         Case("MLP, 2 examples", mlp, images[:2], labels[:2]),
     ]
+
+
+EXAMPLE = {"B": 8, "T": 16, "C": 32, "H": 8, "L": 6, "V": 64}  # what all strategies are compared on
+
+
+def transformer_example(ranks: int, **options) -> Case:
+    """Return the Transformer and the batch on which strategies are compared."""
+    B, T, C, H, L, V = EXAMPLE.values()
+    tokens, nexts = generator(0, "strategy table").integers(0, V, (2, B, T))
+    model = nn.Transformer(V, C, H, L, T, dtype="float64")
+    return Case("example", model, tokens, nexts, options=options)

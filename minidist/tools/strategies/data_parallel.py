@@ -1,7 +1,8 @@
-"""The data-parallel strategies as workers: every rank holds the model and some of the examples."""
+"""Data parallelism: every rank holds the model, or a shard of it, and some of the examples."""
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -10,7 +11,9 @@ from minidist.autograd import Tensor
 from minidist.comm import Group
 from minidist.data_parallel import bucketed, naive, zero
 from minidist.datasets import shard
+from minidist.planning.costs import data_parallel as costs
 from minidist.rng import Randomness
+from minidist.tools.costs.watch import Watch, adamw
 from minidist.tools.strategies.cases import (
     INPUT,
     Case,
@@ -21,6 +24,7 @@ from minidist.tools.strategies.cases import (
     collect,
     small_cases,
 )
+from minidist.tools.strategies.record import ANY, LAYERS, Costs, Strategy
 
 
 def naive_worker(group: Group, case: Case, micro_batches: int = 1) -> Outcome:
@@ -60,14 +64,6 @@ def zero_worker(group: Group, case: Case, stage: int, micro_batches: int = 1) ->
         views = s.flat.views(group.all_gather(gradient))
         result |= {p.name: g for p, g in zip(s.flat.parameters, views, strict=True)}
     return Outcome(result | _input_gradient(group, pieces), moved.total(), operations=dict(moved))
-
-
-def zero_bytes(case: Case, ranks: int, stage: int) -> int:
-    """Return (N - 1) P times 2, or 3 in stage 3: P bytes of parameters that are not frozen."""
-    micro_batches = case.options.get("micro_batches", 1)
-    whole = sum(p.data.nbytes for p in case.model.parameters() if p.requires_grad)
-    passes = {1: 2, 2: 1 + micro_batches, 3: 3 * micro_batches}[stage]
-    return passes * (ranks - 1) * whole
 
 
 def zero_cases(ranks: int, stage: int) -> list[Case]:
@@ -113,6 +109,112 @@ def _input_gradient(group: Group, pieces: list) -> dict[str, np.ndarray]:
     return {INPUT: group.all_gather(np.concatenate(rows))}
 
 
-def data_parallel_bytes(case: Case, ranks: int) -> int:
-    """Return 2 (N - 1) S: all parameters that are not frozen, once scattered, once gathered."""
-    return 2 * (ranks - 1) * sum(p.data.nbytes for p in case.model.parameters() if p.requires_grad)
+# One step with AdamW, watched.
+
+
+def _loss(group: Group, case: Case, watch: Watch, model: nn.Module) -> Tensor:
+    """Return the loss of this rank's examples, divided by the targets of all."""
+    weights = [p.data for p in model.parameters()]
+    mine = shard(np.arange(len(case.inputs)), group.rank, group.size)
+    y = case.loss(model(case.inputs[mine]), case.targets[mine], reduction_size=case.targets.size)
+    return watch.graph(y, parameters=weights)
+
+
+def naive_step(group: Group, case: Case, watch: Watch) -> None:
+    model = case.model
+    homes = [layer.flat for layer in model.layers]
+    watch.model(model)
+    optimizer = adamw(model.parameters())
+    _loss(group, case, watch, model).backward()
+    naive.all_reduce_gradients(model, group)
+    watch.sends(group)
+    optimizer.step()
+    watch.holds(homes, optimizer)
+
+
+def bucketed_step(group: Group, case: Case, watch: Watch) -> None:
+    model = case.model.flatten(group.empty)
+    homes = [layer.flat for layer in model.layers]
+    reducer, optimizer = bucketed.Bucketed(model, group), adamw(model.parameters())
+    watch.model(model)
+    loss = _loss(group, case, watch, model)
+    with reducer.reduce():
+        loss.backward()
+    watch.sends(reducer.group)
+    optimizer.step()
+    watch.holds(homes, optimizer)
+
+
+def zero_step(group: Group, case: Case, watch: Watch, stage: int) -> None:
+    model = case.model.flatten(group.empty)
+    sharded = zero.Zero(model, group, stage)
+    optimizer = adamw(sharded.parameters())
+    watch.model(model)
+    sharded.backward(_loss(group, case, watch, model))
+    sharded.step(optimizer)
+    watch.sends(*sharded.groups)
+    homes = [home for s in sharded.shards for home in (s.flat, s.home)]
+    watch.holds(homes, optimizer, sharded.places[1:], sharded.places[:1])
+
+
+GRADIENTS = Costs(costs.data_parallel_bytes, costs.data_parallel_costs, naive_step)
+
+
+def _zero(stage: int, idea: str, term: str) -> Strategy:
+    return Strategy(
+        name=f"zero_{stage}",
+        idea=idea,
+        term=term,
+        paper="Rajbhandari et al. 2020, section 5",
+        family="ZeRO",
+        files=("data_parallel/zero.py",),
+        lesson="05_zero",
+        worker=partial(zero_worker, stage=stage),
+        promise="exact",
+        cases=partial(zero_cases, stage=stage),
+        costs=Costs(
+            partial(costs.zero_bytes, stage=stage),
+            partial(costs.zero_costs, stage=stage),
+            partial(zero_step, stage=stage),
+        ),
+        split=by_examples,
+        models=LAYERS if stage > 1 else ANY,
+        tests=("data_parallel/test_zero_memory.py", "data_parallel/test_zero.py"),
+    )
+
+
+STRATEGIES = [
+    Strategy(
+        name="naive",
+        idea="data parallelism: a weighted average of gradients",
+        term="数据并行, 加权平均",
+        paper="Goyal et al. 2017, section 3",
+        family="data parallelism",
+        files=("data_parallel/naive.py",),
+        lesson="03_data_parallel",
+        worker=naive_worker,
+        promise="exact",
+        cases=small_cases,
+        costs=GRADIENTS,
+        split=by_examples,
+        tests=("data_parallel/test_naive.py",),
+    ),
+    Strategy(
+        name="bucketed",
+        idea="communication during backward, in buckets",
+        term="通信与计算重叠",
+        paper="Li et al. 2020, section 3.2",
+        family="data parallelism",
+        files=("data_parallel/bucketed.py",),
+        lesson="03_data_parallel",
+        worker=bucketed_worker,
+        promise="exact",
+        cases=small_cases,
+        costs=replace(GRADIENTS, step=bucketed_step),
+        split=by_examples,
+        tests=("data_parallel/test_bucketed.py",),
+    ),
+    _zero(1, "the optimizer's state sharded", "参数切分: 优化器状态"),
+    _zero(2, "and the gradients", "参数切分: 梯度"),
+    _zero(3, "and the parameters, gathered layer by layer", "参数切分: 参数"),
+]

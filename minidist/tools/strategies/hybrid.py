@@ -1,14 +1,23 @@
-"""Meshes as workers: data x pipeline x tensor."""
+"""Meshes: data x pipeline x tensor."""
 
 from minidist import nn
 from minidist.comm import Group, Mesh
 from minidist.hybrid import Hybrid
-from minidist.pipeline_parallel.actions import Programs
-from minidist.pipeline_parallel.schedules import programs
+from minidist.planning.costs import hybrid as costs
+from minidist.planning.costs.pipeline_parallel import layout
 from minidist.rng import generator
-from minidist.tools.strategies.cases import Case, Outcome, Split, bill, collect, random_weights
-from minidist.tools.strategies.pipeline_parallel import layout, names_of
-from minidist.tools.strategies.tensor_parallel import is_repeated, vocabulary
+from minidist.tools.costs.watch import Watch, adamw
+from minidist.tools.strategies.cases import (
+    Case,
+    Outcome,
+    Split,
+    bill,
+    collect,
+    random_weights,
+    transformer_example,
+)
+from minidist.tools.strategies.pipeline_parallel import names_of
+from minidist.tools.strategies.record import TRANSFORMER, Costs, Strategy
 
 
 def hybrid_worker(
@@ -33,45 +42,9 @@ def hybrid_worker(
 
 
 def by_mesh(case: Case, ranks: int) -> Split:
-    dp, tp, programs = _mesh(ranks, **case.options)
+    dp, tp, m, programs = costs.mesh_of(ranks, **case.options)
     cut, _, _ = layout(case.model, programs)
-    return Split(dp, case.options.get("micro_batches", 4), names_of(case, cut), tp)
-
-
-def _mesh(
-    ranks: int, dp=1, pp=1, tp=None, schedule="1f1b", micro_batches=4, chunks=1, **_
-) -> tuple[int, int, Programs]:
-    """Return (dp, tp, the programs of each pipeline), for options of `hybrid_worker`."""
-    return dp, ranks // (dp * pp), programs(schedule, pp, micro_batches, chunks)
-
-
-def hybrid_bytes(case: Case, ranks: int) -> int:
-    """Return what the axes move, each by its own formula, with S = B T C itemsize of the batch.
-
-    tp  8 (N - 1) S per block (10 with the sequence split), 4 (5) for embedding and head, and three
-        all_reduces of B T in the loss; the gradients of what is repeated, if the sequence is split
-    pp  2 S per boundary from each of tp ranks (S/tp if the sequence is split); a tied embedding
-    dp  an all_reduce of all parameters that a rank holds, on each of pp x tp ranks
-    and the loss, a number, over pp and over dp.
-    """
-    dp, tp, programs = _mesh(ranks, **case.options)
-    pp, split = len(programs), case.options.get("split_sequence", False)
-    _, crossed, copies = layout(case.model, programs)
-    named, depth = case.model.named_parameters(), len(case.model.layers) - 2
-    width = case.model.layers[-1].norm.gain.size
-    S = 8 * case.inputs.size * width
-    held = {name: 8 * p.size * (tp if is_repeated(name) else 1) for name, p in named.items()}
-    for name in vocabulary(named):
-        held[name] = 8 * width * tp * -(-case.model.vocab // tp)  # with padding
-    held = {name: size * named[name].requires_grad for name, size in held.items()}
-    repeated = sum(held[name] // tp for name in named if is_repeated(name))
-    over_tp = (tp - 1) * ((10 * depth + 5 if split else 8 * depth + 4) * S + 48 * case.inputs.size)
-    over_tp += 2 * (tp - 1) * repeated * dp if split else 0
-    over_pp = len(crossed) * 2 * S * (1 if split else tp)
-    over_pp += dp * sum(2 * (copies[name] - 1) * held[name] for name in named)
-    over_dp = 2 * (dp - 1) * sum(held[name] * copies[name] for name in named)
-    loss = 16 * ((pp - 1) * dp * tp + (dp - 1) * pp * tp)
-    return over_tp + over_pp + over_dp + loss
+    return Split(dp, m, names_of(case, cut), tp)
 
 
 def hybrid_cases(ranks: int) -> list[Case]:
@@ -99,3 +72,51 @@ def hybrid_cases(ranks: int) -> list[Case]:
         )
         for dp, pp, schedule, more in meshes.get(ranks, [])
     ]
+
+
+def hybrid_example(ranks: int) -> Case:
+    """Two stages where there are two ranks; other ranks split the matrices."""
+    return transformer_example(ranks, pp=min(2, ranks), micro_batches=8)
+
+
+def hybrid_step(group: Group, case: Case, watch: Watch) -> None:
+    """One step with AdamW, watched."""
+    dp, tp, m, order = costs.mesh_of(group.size, **case.options)
+    mesh = Mesh(group, dp=dp, pp=len(order), tp=tp)
+    hybrid = Hybrid(case.model, mesh, micro_batches=m)
+    pipe = hybrid.pipeline
+    watch.stages(pipe.stages, pipe.model)
+    hybrid.backward(case.inputs, case.targets)
+    watch.sends(mesh.dp, mesh.pp, mesh.tp, *pipe.shared.values())
+    optimizer = adamw(hybrid.parameters())
+    optimizer.step()
+    watch.holds([p.home for p in hybrid.parameters()], optimizer)
+
+
+STRATEGIES = [
+    Strategy(
+        name="hybrid",
+        idea="data x pipeline x tensor on a mesh",
+        term="混合并行, 数据模型并行",
+        paper="Narayanan et al. 2021 (Megatron-LM), section 3",
+        family="hybrid",
+        files=("hybrid.py", "comm/mesh.py"),
+        lesson="16_hybrid",
+        worker=hybrid_worker,
+        promise="exact",
+        cases=hybrid_cases,
+        costs=Costs(
+            costs.hybrid_bytes,
+            costs.hybrid_costs,
+            hybrid_step,
+            costs.hybrid_limit,
+            "layers and matrices",
+            costs.hybrid_useful_share,
+            hybrid_example,
+        ),
+        ranks=(1, 2, 3, 4, 8),
+        split=by_mesh,
+        models=TRANSFORMER,
+        tests=("test_hybrid.py",),
+    )
+]

@@ -1,4 +1,4 @@
-"""Parameter servers as workers of `verify`: the first ranks serve, the others compute."""
+"""Parameter servers: the first ranks serve, the others compute."""
 
 import copy
 from collections.abc import Callable
@@ -14,12 +14,23 @@ from minidist.comm import Group
 from minidist.data_parallel.parameter_server import Plan, Push, Server, Worker, join, train
 from minidist.datasets import shard
 from minidist.errors import check_options
+from minidist.planning.costs import parameter_server as costs
+from minidist.planning.costs.cost import Cost
 from minidist.rng import Randomness
 from minidist.tools.causes import cause_of
+from minidist.tools.costs.watch import Watch, adamw
 from minidist.tools.replay_server import replay_server
-from minidist.tools.strategies.cases import INPUT, Case, Outcome, Split, as_input
-from minidist.tools.strategies.pipeline_parallel import stream_cases, twice
-from minidist.tools.volume import parameter_server_bytes
+from minidist.tools.strategies.cases import (
+    INPUT,
+    Case,
+    Outcome,
+    Split,
+    as_input,
+    small_cases,
+    transformer_example,
+)
+from minidist.tools.strategies.pipedream import momentum, stream_cases, twice
+from minidist.tools.strategies.record import Costs, Strategy
 
 
 def servers_among(ranks: int) -> int:
@@ -97,10 +108,6 @@ def _others(case: Case, plan: Plan, logs, dealt: dict[int, list], backward: Call
     }
 
 
-def momentum(parameters: list[nn.Parameter]) -> optim.Optimizer:
-    return optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
 def _workers(ranks: int) -> range:
     return range(servers_among(ranks), ranks)
 
@@ -161,24 +168,19 @@ def _everyones_logs(group: Group, role: Server | Worker) -> list[list[list[Push]
 
 def clock_bytes(case: Case, ranks: int) -> int:
     """Return P per pull and per push of every worker, and headers."""
-    return _bytes(case, ranks, [1] * len(_workers(ranks)))
+    return costs.clocks_bytes(case, servers_among(ranks), [1] * len(_workers(ranks)))
 
 
 def stale_bytes(case: Case, ranks: int) -> int:
     """Return P per pull and per push of every minibatch, and headers."""
     minibatches = case.options.get("minibatches", 1)
     every = {key: case.options.get(key, 1) for key in ("n_fetch", "n_push")}
-    return _bytes(case, ranks, [len(mine) for mine in _deal(minibatches, ranks)[1]], **every)
+    steps = [len(mine) for mine in _deal(minibatches, ranks)[1]]
+    return costs.clocks_bytes(case, servers_among(ranks), steps, **every)
 
 
 def by_workers(case: Case, ranks: int) -> Split:
     return Split(data=len(_workers(ranks)))
-
-
-def _bytes(case: Case, ranks: int, steps: list[int], **every) -> int:
-    own = [p for p in case.model.parameters() if p.requires_grad]
-    size, itemsize = sum(p.size for p in own), own[0].dtype.itemsize
-    return parameter_server_bytes(size, itemsize, servers_among(ranks), steps, **every)
 
 
 def downpour_cases(ranks: int) -> list[Case]:
@@ -186,3 +188,97 @@ def downpour_cases(ranks: int) -> list[Case]:
     cases = stream_cases(ranks)
     rare = {"minibatches": 11, "n_fetch": 2, "n_push": 3, "local_lr": 0.05}
     return [*cases, replace(cases[0], name="MLP, n_fetch 2, n_push 3", options=rare)]
+
+
+def one_minibatch_each(ranks: int) -> Case:
+    """Return the example, with a minibatch for every worker."""
+    return transformer_example(ranks, minibatches=len(_workers(ranks)))
+
+
+def server_step(group: Group, case: Case, watch: Watch, plan: Plan) -> None:
+    """One step with AdamW, watched: every worker does one minibatch, its share of the batch."""
+    servers = servers_among(group.size)
+    batches = np.array_split(np.arange(len(case.inputs)), group.size - servers)
+
+    def backward(model: nn.Module, batch: int) -> None:
+        rows, weights = batches[batch], [p.data for p in model.parameters()]
+        y = case.loss(model(case.inputs[rows]), case.targets[rows])
+        watch.graph(y, parameters=weights).backward()
+
+    watch.model(case.model)
+    role = train(
+        join(group, case.model, adamw, replace(plan, servers=servers)),
+        backward,
+        [group.rank - servers],
+    )
+    watch.sent = role.group.ledger.bytes["send"]  # not the last weights, gathered at the end
+    if isinstance(role, Server):
+        watch.holds([role.flat, role.slice.home], role.optimizer)
+    else:
+        watch.holds([role.flat], gradients=[role.buffer])
+
+
+def server_costs(case: Case, ranks: int) -> list[Cost]:
+    return costs.parameter_server_costs(case, ranks, servers_among(ranks))
+
+
+def server_limit(case: Case, ranks: int) -> tuple[int, str]:
+    """Asynchronous workers may have minibatches of their own; old gradients limit them."""
+    return len(case.inputs) + servers_among(ranks), "examples and servers"
+
+
+def _costs(nbytes: Callable, plan: Plan, **more) -> Costs:
+    step = partial(server_step, plan=plan)
+    return Costs(nbytes, server_costs, step, server_limit, "servers", **more)
+
+
+def _stale(staleness: int | None, **words) -> Strategy:
+    plan = Plan(staleness=staleness)
+    return Strategy(
+        family="parameter server",
+        worker=partial(stale_worker, plan=plan),
+        promise="replayed bitwise",
+        costs=_costs(stale_bytes, plan, example=one_minibatch_each),
+        **COMMON | words,
+    )
+
+
+COMMON = {
+    "lesson": "04_parameter_server",
+    "ranks": (2, 3, 4),
+    "tests": ("data_parallel/test_parameter_server.py", "data_parallel/test_sparse_update.py"),
+}
+STRATEGIES = [
+    Strategy(
+        name="parameter_server",
+        idea="weights on servers, synchronous",
+        term="参数服务器, 同步",
+        paper="Dean et al. 2012, section 4",
+        family="parameter server",
+        files=("data_parallel/parameter_server.py",),
+        worker=parameter_server_worker,
+        promise="exact",
+        cases=small_cases,
+        costs=_costs(clock_bytes, Plan()),
+        split=by_workers,
+        **COMMON,
+    ),
+    _stale(
+        None,
+        name="downpour",
+        idea="asynchronous, with rare pulls and pushes; sparse pushes",
+        term="参数服务器, 异步; 稀疏更新",
+        paper="Dean et al. 2012, section 4.1",
+        files=("data_parallel/parameter_server.py", "data_parallel/sparse_update.py"),
+        cases=downpour_cases,
+    ),
+    _stale(
+        1,
+        name="ssp",
+        idea="bounded staleness; a quorum, and a buffer for late gradients",
+        term="半同步, 延迟缓冲区",
+        paper="Ho et al. 2013, section 2",
+        files=("data_parallel/parameter_server.py", "data_parallel/server_plan.py"),
+        cases=stream_cases,
+    ),
+]

@@ -1,7 +1,4 @@
-"""The matrix splits as workers: every rank holds a part of the matrices, and gets the whole batch.
-
-Letters of the bills: N ranks, S = B T C itemsize, the bytes of one activation.
-"""
+"""Split matrices: every rank holds a part of the matrices, and gets the whole batch."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +8,7 @@ import numpy as np
 from minidist import nn
 from minidist.autograd import Tensor
 from minidist.comm import Group
+from minidist.planning.costs import tensor_parallel as costs
 from minidist.rng import Randomness, generator
 from minidist.tensor_parallel import (
     ColumnParallelLinear,
@@ -22,6 +20,7 @@ from minidist.tensor_parallel import (
     vocab_parallel,
 )
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
+from minidist.tools.costs.watch import Watch, adamw
 from minidist.tools.strategies.cases import (
     INPUT,
     Case,
@@ -30,8 +29,10 @@ from minidist.tools.strategies.cases import (
     as_input,
     bill,
     random_weights,
+    transformer_example,
 )
 from minidist.tools.strategies.pipeline_parallel import names_of
+from minidist.tools.strategies.record import LINEAR, TRANSFORMER, Costs, Models, Strategy
 
 
 def by_columns(group: Group, case: Case) -> tuple[nn.Module, Callable]:
@@ -67,26 +68,20 @@ def by_sequence(group: Group, case: Case) -> tuple[nn.Module, Callable]:
     return sequence_parallel(case.model, group), loss
 
 
-SPLITS = {
-    "column": by_columns,
-    "row": by_rows,
-    "attention": by_heads,
-    "vocab": by_vocabulary,
-    "sequence": by_sequence,
-}
-
-
-def tensor_worker(group: Group, case: Case, split: str) -> Outcome:
+def tensor_worker(
+    group: Group, case: Case, split: Callable, finish: Callable | None = None
+) -> Outcome:
     """Run forward and backward of a split model; return whole gradients, put together from parts.
 
-    Of those that only a split sequence leaves partial, the sums.
+    split   (group, case) -> (model, loss)
+    finish  (model, group) -> None: sums the gradients that the split leaves partial
     """
-    model, loss = SPLITS[split](group, case)
+    model, loss = split(group, case)
     x = as_input(case.inputs)
     randomness = Randomness(case.seed, 0, np.arange(len(case.inputs)))
     loss(model(x, randomness), case.targets).backward()
-    if split == "sequence":
-        all_reduce_partial(model, group)
+    if finish is not None:
+        finish(model, group)
     moved = bill(group)
     result = whole_gradients(model, group)
     if isinstance(x, Tensor):
@@ -112,58 +107,6 @@ def whole_gradients(model: nn.Module, group: Group) -> dict[str, np.ndarray]:
     }
 
 
-def column_bytes(case: Case, ranks: int) -> int:
-    """Return, per layer [C, F], an all_gather of Y forward and an all_reduce of dX backward."""
-    shapes = [layer.weight.shape for layer in case.model.layers]
-    return _bytes(case, ranks, sum(F + 2 * C for C, F in shapes))
-
-
-def row_bytes(case: Case, ranks: int) -> int:
-    """Return, per layer [C, F], an all_reduce of Y forward and an all_gather of dX backward."""
-    shapes = [layer.weight.shape for layer in case.model.layers]
-    return _bytes(case, ranks, sum(2 * F + C for C, F in shapes))
-
-
-def attention_bytes(case: Case, ranks: int) -> int:
-    """Return, per block, an all_reduce of S forward and one backward."""
-    width = case.model.layers[-1].norm.gain.size
-    return _bytes(case, ranks, 4 * width * (len(case.model.layers) - 2))
-
-
-def vocab_bytes(case: Case, ranks: int) -> int:
-    """Return two all_reduces of S, embedding and head, and three of B T in the loss."""
-    return _bytes(case, ranks, 4 * case.model.layers[-1].norm.gain.size + 6)
-
-
-def sequence_bytes(case: Case, ranks: int) -> int:
-    """Return 10 (N - 1) S per block, 5 for embedding and head, the loss, and partial gradients.
-
-    A block gathers and scatters twice forward and twice backward, 8, as the four all_reduces of a
-    block do that is split by matrices alone; and gathers twice again for dW.
-    """
-    width, depth = case.model.layers[-1].norm.gain.size, len(case.model.layers) - 2
-    named = case.model.named_parameters()
-    partial_gradients = 2 * (ranks - 1) * 8 * sum(named[n].size for n in named if is_repeated(n))
-    return _bytes(case, ranks, (10 * depth + 5) * width + 6) + partial_gradients
-
-
-def is_repeated(name: str) -> bool:
-    """Say whether every rank of the tensor axis holds all of this parameter of a Transformer."""
-    repeated = ("output.bias", "contract.bias", "position.weight")
-    return ".norm" in name or name.endswith(repeated)
-
-
-def vocabulary(named: dict) -> list[str]:
-    """Return the names of the parameters that are split, and padded, by the vocabulary."""
-    return [name for name in ("embedding.token.weight", "head.linear.weight") if name in named]
-
-
-def _bytes(case: Case, ranks: int, numbers: int) -> int:
-    """Return (N - 1) times `numbers` float64 per example, or per position of each."""
-    rows = case.inputs.size if case.inputs.dtype.kind in "iu" else len(case.inputs)
-    return (ranks - 1) * rows * numbers * 8
-
-
 def mlp_cases(ranks: int) -> list[Case]:
     """Seven examples, and one, of an MLP whose widths 1 to 4 ranks can split."""
     random = generator(0, "tensor cases")
@@ -187,3 +130,128 @@ def transformer_cases(ranks: int) -> list[Case]:
         )
         for tied in (True, False)
     ]
+
+
+def mlp_example(ranks: int) -> Case:
+    """Return an MLP whose widths 4 ranks can split, for the table of costs."""
+    random = generator(0, "strategy table")
+    labels, images = random.integers(0, 2, 8), random.standard_normal((8, 16))
+    model = nn.MLP([16, *[256, 64] * 3, 256, 16], activation="gelu", dtype="float64")
+    return Case("example", model, images, labels)
+
+
+def tensor_step(
+    group: Group, case: Case, watch: Watch, split: Callable, finish: Callable | None = None
+) -> None:
+    """One step with AdamW, watched."""
+    model, loss = split(group, case)
+    watch.model(model)
+    y = loss(model(as_input(case.inputs)), case.targets)
+    watch.graph(y, parameters=[p.data for p in model.parameters()]).backward()
+    if finish is not None:
+        finish(model, group)
+    watch.sends(group)
+    optimizer = adamw(model.parameters())
+    optimizer.step()
+    watch.holds([p.home for p in model.parameters()], optimizer)
+
+
+def _record(
+    name: str,
+    idea: str,
+    term: str,
+    paper: str,
+    file: str,
+    lesson: str,
+    split: Callable,
+    formulas: tuple[Callable, Callable, Callable],
+    cases: Callable = transformer_cases,
+    models: Models = TRANSFORMER,
+    finish: Callable | None = None,
+    family: str = "matrices",
+    tests: str = "parallel_transformer",
+) -> Strategy:
+    """formulas: of bytes, of what each rank holds, of the most ranks."""
+    nbytes, of_ranks, limit = formulas
+    step = partial(tensor_step, split=split, finish=finish)
+    example = mlp_example if models is LINEAR else transformer_example
+    return Strategy(
+        name=name,
+        idea=idea,
+        term=term,
+        paper=paper,
+        family=family,
+        files=(f"tensor_parallel/{file}.py",),
+        lesson=lesson,
+        worker=partial(tensor_worker, split=split, finish=finish),
+        promise="exact",
+        cases=cases,
+        costs=Costs(nbytes, of_ranks, step, limit, "matrices", example=example),
+        split=by_matrices,
+        models=models,
+        tests=tuple(f"tensor_parallel/test_{name}.py" for name in tests.split()),
+    )
+
+
+SHOEYBI = "Shoeybi et al. 2019, section 3"
+STRATEGIES = [
+    _record(
+        "column",
+        "a weight cut by columns; f",
+        "张量并行, 矩阵按列切分",
+        SHOEYBI,
+        "column_parallel",
+        "11_column_and_row",
+        by_columns,
+        (costs.column_bytes, costs.column_costs, costs.column_limit),
+        mlp_cases,
+        LINEAR,
+        tests="column_parallel",
+    ),
+    _record(
+        "row",
+        "a weight cut by rows; g",
+        "张量并行, 矩阵按行切分",
+        SHOEYBI,
+        "row_parallel",
+        "11_column_and_row",
+        by_rows,
+        (costs.row_bytes, costs.row_costs, costs.row_limit),
+        mlp_cases,
+        LINEAR,
+        tests="row_parallel",
+    ),
+    _record(
+        "attention",
+        "heads over ranks",
+        "注意力头切分",
+        SHOEYBI,
+        "parallel_attention",
+        "12_parallel_transformer",
+        by_heads,
+        (costs.attention_bytes, costs.attention_costs, costs.attention_limit),
+    ),
+    _record(
+        "vocab",
+        "embedding, logits and cross-entropy over ranks",
+        "字典切分",
+        SHOEYBI,
+        "vocab_parallel",
+        "12_parallel_transformer",
+        by_vocabulary,
+        (costs.vocab_bytes, costs.vocab_costs, costs.vocab_limit),
+        tests="vocab_parallel",
+    ),
+    _record(
+        "sequence",
+        "the sequence split between the matrices",
+        "序列并行",
+        "Korthikanti et al. 2022, section 4.2.2",
+        "sequence_parallel",
+        "13_sequence_parallel",
+        by_sequence,
+        (costs.sequence_bytes, costs.sequence_costs, costs.sequence_limit),
+        finish=all_reduce_partial,
+        family="sequence",
+    ),
+]

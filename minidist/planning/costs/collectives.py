@@ -1,0 +1,48 @@
+"""What one all_reduce moves, by algorithm.  N ranks, n elements of `itemsize` bytes."""
+
+from math import log2
+
+from minidist.comm.collectives import split_ends, split_sizes
+
+
+def all_reduce_bytes(algorithm: str | None, n: int, itemsize: int, N: int) -> list[int]:
+    """Return the payload bytes that others take from each rank in one all_reduce of n elements.
+
+    None: what the others reduce of this rank's array, n - s_r, and N - 1 times its slice s_r.
+    "ring": every chunk but number r + 1, and then every chunk but number r + 2. "tree": n from each
+    rank but 0 on the way up; n to each child on the way down. "halving_doubling" (N a power of
+    two): at each distance the half it gives, then the one it keeps. Where N divides n, all but the
+    tree give 2 (N - 1) / N n.
+    """
+    sizes = split_sizes(n, N)
+    if algorithm is None:
+        elements = [n - own + (N - 1) * own for own in sizes]
+    elif algorithm == "ring":
+        elements = [2 * n - sizes[(r + 1) % N] - sizes[(r + 2) % N] for r in range(N)]
+        elements = elements if N > 1 else [0]
+    elif algorithm == "tree":
+        elements = [n * (_children(r, N) + (r > 0)) for r in range(N)]
+    elif algorithm == "halving_doubling":
+        elements = [_halving_doubling(n, N, r) for r in range(N)]
+    else:
+        raise ValueError(f"no closed form for the algorithm {algorithm!r}")
+    return [itemsize * count for count in elements]
+
+
+def _children(r: int, N: int) -> int:
+    """Return how many ranks hang below r in the binomial tree.
+
+    They are r + 1, r + 2, r + 4, ... up to r's own lowest bit, as far as they exist.
+    """
+    distances = [1 << bit for bit in range(N.bit_length())]
+    lowest = r & -r if r else N
+    return sum(d < lowest and r + d < N for d in distances)
+
+
+def _halving_doubling(n: int, N: int, r: int) -> int:
+    ends, low, high, total = split_ends(n, N), 0, N, 0
+    for bit in reversed(range(round(log2(N)))):
+        middle = (low + high) // 2
+        total += ends[high] - ends[low]  # one half down, the other half up
+        low, high = (middle, high) if r & (1 << bit) else (low, middle)
+    return total

@@ -1,0 +1,75 @@
+"""The cost of one step for one rank, and what it is counted for."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from minidist import nn
+from minidist.planning.costs.layers import ITEMSIZE, Layer
+
+
+class Workload(Protocol):
+    """A model, its batch, and the options of the strategy; `tools.strategies.Case` is one."""
+
+    model: nn.Module
+    inputs: np.ndarray
+    options: dict
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One step of one rank.
+
+    examples, positions  that enter its last layer: of all micro-batches; of each example
+    layers  that it runs
+    sent    payload bytes that it sends to other ranks; predicted: the mean over all ranks
+    held    bytes of parameters, gradients and optimizer state, as they stay from step to step, and
+            of activations, at their peak
+    work    multiply-adds of its forward passes; backward does twice as many
+    """
+
+    examples: int
+    positions: int
+    layers: int
+    sent: float
+    held: dict[str, int]
+    work: int
+
+    memory = property(lambda self: sum(self.held.values()))
+
+
+def cost_of(
+    own: list[Layer],
+    examples: int,
+    positions: int,
+    held: tuple[int, int, int] | None = None,
+    flight: int | None = None,
+) -> Cost:
+    """Return the cost of layers that so many examples enter; nothing is sent.
+
+    held    elements of parameters, gradients and optimizer state; by default P, P and 2 P
+    flight  bytes of activations at their peak; by default those of all examples at once
+    """
+    P = sum(layer.parameters for layer in own)
+    held = (P, P, 2 * P) if held is None else held
+    kept = examples * sum(layer.activations for layer in own) if flight is None else flight
+    kinds = ("parameters", "gradients", "optimizer state")
+    return Cost(
+        examples,
+        positions,
+        len(own),
+        0,
+        {kind: ITEMSIZE * n for kind, n in zip(kinds, held, strict=True)} | {"activations": kept},
+        examples * sum(layer.work for layer in own),
+    )
+
+
+def positions_of(case: Workload) -> int:
+    """Return the positions of each example: T of a Transformer, else 1."""
+    return case.inputs.shape[1] if isinstance(case.model, nn.Transformer) else 1
+
+
+def trained_bytes(model: nn.Module) -> int:
+    """Return the bytes of all parameters that are not frozen."""
+    return sum(p.data.nbytes for p in model.parameters() if p.requires_grad)

@@ -1,0 +1,127 @@
+"""What the layers of a model hold, keep and compute on one of N ranks that split their matrices."""
+
+from typing import NamedTuple
+
+from minidist import nn
+
+ITEMSIZE = 8  # of float64, in which costs are measured
+
+
+class Layer(NamedTuple):
+    """Numbers of parameters on a rank; per example, bytes of activations and multiply-adds."""
+
+    parameters: int
+    activations: int
+    work: int
+
+
+def whole_layers(model: nn.Module, T: int) -> list[Layer]:
+    """Return the layers of a model that a rank holds whole; T positions, of a Transformer."""
+    return transformer_layers(model, T) if isinstance(model, nn.Transformer) else mlp_layers(model)
+
+
+def mlp_layers(model: nn.MLP, rows: int = 1, columns: int = 1) -> list[Layer]:
+    """Return the layers of an MLP whose weights are cut in so many parts by rows, or by columns.
+
+    A layer keeps X[C], gelu's input and its tanh; the loss keeps its probabilities.
+    """
+    result = []
+    for i, (C, F) in enumerate(layer.weight.shape for layer in model.layers):
+        kept = F if i == len(model.layers) - 1 else 2 * F // columns
+        weight, bias = C * F // (rows * columns), F // columns
+        result.append(Layer(weight + bias, ITEMSIZE * (C // rows + kept), weight))
+    return result
+
+
+def transformer_layers(
+    model: nn.Transformer, T: int, heads: int = 1, vocabulary: int | None = None
+) -> list[Layer]:
+    """Return the layers of a Transformer whose heads, and whose vocabulary, are cut in parts.
+
+    vocabulary  None: not split, so that no rows are looked up for other ranks
+    """
+    C, H = width_of(model), heads_of(model)
+    X, scores = T * C, H * T * T
+    own = 8 * C * C + 10 * C + (4 * C * C + 3 * C) // heads
+    kept = ITEMSIZE * (16 * X + 2 * T + (4 * X + scores) // heads)
+    work = 8 * T * C * C + (4 * T * C * C + 2 * T * X) // heads
+    return _between_ends(model, T, Layer(own, kept, work), vocabulary)
+
+
+def split_transformer_layers(
+    model: nn.Transformer, T: int, N: int, sequence: bool = False
+) -> list[Layer]:
+    """Return the layers of a Transformer that is split by matrices, and by sequence if asked."""
+    C, H = width_of(model), heads_of(model)
+    kept = block_activation_bytes(1, T, C, H, ITEMSIZE, N, sequence, dropout=False)
+    block = Layer(block_parameters(C, N), kept, (12 * T * C * C + 2 * T * T * C) // N)
+    return _between_ends(model, T, block, N, N if sequence else 1)
+
+
+def _between_ends(
+    model: nn.Transformer, T: int, block: Layer, vocabulary: int | None, sequence: int = 1
+) -> list[Layer]:
+    """Return the embedding, equal blocks and the head with the loss."""
+    V, C = model.vocab, width_of(model)
+    X, n = T * C, vocabulary or 1
+    looked_up = 0 if vocabulary is None else ITEMSIZE * (X + T)  # rows, and whose
+    ends = ITEMSIZE * (2 * X + T) // sequence + ITEMSIZE * T * V // n
+    return [
+        Layer(V * C // n + T * C, looked_up, 0),
+        *[block] * (len(model.layers) - 2),
+        Layer(2 * C + V * C // n, ends, X * V // n),
+    ]
+
+
+def width_of(model: nn.Transformer) -> int:
+    """Return C."""
+    return model.layers[-1].norm.gain.size
+
+
+def heads_of(model: nn.Transformer) -> int:
+    """Return H."""
+    return model.layers[1].attention.heads
+
+
+def block_parameters(C: int, N: int) -> int:
+    """Return how many parameters of a block of width C, F = 4 C, each of N ranks holds.
+
+    QKV C 3C + 3C, output C C + C, expand C 4C + 4C, contract 4C C + C, two norms of 2C: of these
+    12 C^2 + 7 C are split, and every rank has the biases of output and contract, and the norms.
+    Gradients are as many; Adam's averages twice as many.
+    """
+    return (12 * C * C + 7 * C) // N + 6 * C
+
+
+def block_activation_bytes(
+    B: int,
+    T: int,
+    C: int,
+    H: int,
+    itemsize: int,
+    N: int = 1,
+    sequence: bool = False,
+    dropout: bool = True,
+) -> int:
+    """Return the bytes that a block's forward leaves on each of N ranks for its backward.
+
+    In numbers, with F = 4 C and N dividing C, H and, with the sequence split, T:
+
+        on every rank, or split by sequence
+            two norms: n[B, T, C] and r[B, T] each; the inputs of QKV and expand     4 BTC + 2 BT
+        split by heads, or columns
+            Q, K, V; probabilities P[B, H, T, T]; the input of the output product    4 BTC + B H T T
+            gelu: its input and its tanh [B, T, F]; the input of contract           12 BTC
+
+    and two masks of one byte per element of X, if there is dropout. For float32 and float64: what
+    float16 computes in float32 it also keeps so.
+
+    Against Korthikanti et al. 2022, section 4 (`korthikanti_bytes`), at their 2 bytes a number, we
+    keep gelu's tanh (8 BTC bytes) and the norms' r (4 BT) besides, and do not drop out
+    probabilities, which takes a mask and a dropped-out copy: 3 B H T T. They keep a norm's input
+    where we keep n, of the same size.
+    """
+    X, P = B * T * C, B * H * T * T
+    outside = (4 * X + 2 * B * T) * itemsize + (2 * X if dropout else 0)
+    inside = (16 * X + P) * itemsize
+    return outside // (N if sequence else 1) + inside // N

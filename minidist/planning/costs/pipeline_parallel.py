@@ -1,0 +1,127 @@
+"""What a pipeline moves, holds and waits for, under any programs.  p ranks, m micro-batches."""
+
+from collections import Counter
+from collections.abc import Callable
+from math import ceil
+
+import numpy as np
+
+from minidist import nn
+from minidist.autograd import Tensor, no_grad
+from minidist.pipeline_parallel.actions import (
+    Backward,
+    BackwardWeight,
+    Forward,
+    Programs,
+    last_stage,
+)
+from minidist.pipeline_parallel.holders import holders
+from minidist.pipeline_parallel.partition import cut_of
+from minidist.planning.costs.cost import Cost, Workload, cost_of, positions_of
+from minidist.planning.costs.layers import Layer, whole_layers
+from minidist.planning.simulator import simulate
+
+
+def layout(
+    model: nn.Sequential, programs: Programs
+) -> tuple[list[range], list[int], dict[str, int]]:
+    """Return where the layers are under these programs: (cut, crossed, copies).
+
+    cut      the layers of each virtual stage
+    crossed  the stages whose output goes to another rank
+    copies   {parameter name: the ranks that hold it}; of a tied one there may be several
+    """
+    last = last_stage(programs.placement)
+    cut = cut_of(len(model.layers), 1 + last)
+    rank_of = {k: r for r, own in enumerate(programs.placement) for k in own}
+    crossed = [k for k in range(last) if rank_of[k] != rank_of[k + 1]]
+    held = holders(model, cut).items()
+    return cut, crossed, {name: len({rank_of[k] for k in stages}) for name, stages in held}
+
+
+def boundary_bytes(case: Workload) -> list[int]:
+    """Return the bytes of the whole batch's activation after each layer."""
+    x, sizes = case.inputs, []
+    with no_grad():
+        for layer in case.model.layers:
+            x = layer(x if not isinstance(x, np.ndarray) or x.dtype.kind in "iu" else Tensor(x))
+            sizes.append(x.data.nbytes)
+    return sizes
+
+
+def pipeline_bytes(case: Workload, programs: Programs) -> int:
+    """Return 2 B T C itemsize per boundary between ranks, and an all_reduce of what is tied."""
+    cut, crossed, copies = layout(case.model, programs)
+    sizes, named = boundary_bytes(case), case.model.named_parameters()
+    moved = sum(2 * sizes[cut[k][-1]] for k in crossed)
+    return moved + sum(
+        2 * (copies[name] - 1) * p.data.nbytes for name, p in named.items() if p.requires_grad
+    )
+
+
+def stages_of(own: list[Layer], programs: Programs) -> list[list[Layer]]:
+    """Return the layers of each virtual stage."""
+    cut = cut_of(len(own), 1 + last_stage(programs.placement))
+    return [[own[i] for i in part] for part in cut]
+
+
+def pipeline_costs(
+    case: Workload,
+    programs: Programs,
+    m: int,
+    own: list[Layer] | None = None,
+    dp: int = 1,
+    versions: Callable[[int, int], int] = lambda p, r: 1,
+) -> list[Cost]:
+    """Return the cost of each rank of one pipeline: its program says what it keeps, and how long.
+
+    Of a schedule with backward in two halves activations are an upper bound: between I and W a
+    pass holds less than before I.
+
+    own       the layers, if their matrices are split
+    dp        pipelines that share the batch
+    versions  (p, r) -> versions of its weights that rank r of p holds
+    """
+    own = whole_layers(case.model, positions_of(case)) if own is None else own
+    stages, examples, result = stages_of(own, programs), len(case.inputs) // dp, []
+    for r, program in enumerate(programs):
+        mine = [stages[k] for k in programs.placement[r]]
+        held = [layer for stage in mine for layer in stage]
+        largest = ceil(examples / m)  # examples of a micro-batch
+        each = [sum(layer.activations for layer in stage) * largest for stage in mine]
+        flight, peak = Counter(), 0
+        for a in program:
+            flight[a.chunk] += isinstance(a, Forward) - isinstance(a, Backward | BackwardWeight)
+            peak = max(peak, sum(n * each[c] for c, n in flight.items()))
+        P = sum(layer.parameters for layer in held)
+        elements = (versions(len(programs), r) * P, P, 2 * P)
+        result.append(cost_of(held, examples, positions_of(case), elements, peak))
+    return result
+
+
+def pipeline_useful_share(
+    case: Workload,
+    programs: Programs,
+    m: int,
+    N: int,
+    own: list[Layer] | None = None,
+    dp: int = 1,
+    rounds: int = 1,
+) -> float:
+    """Return one device's work over N times that of the slowest rank, its bubble included.
+
+    programs  of one of dp pipelines, for `rounds` batches of m micro-batches each: with many
+              rounds an asynchronous pipeline is judged by a long stream
+    """
+    whole = whole_layers(case.model, positions_of(case))
+    stages = stages_of(whole if own is None else own, programs)
+    work = [sum(layer.work for layer in stage) for stage in stages]
+    each = ceil(ceil(len(case.inputs) / dp) / m)  # examples of the largest micro-batch
+    busiest = each * simulate(programs, work, work, work).makespan / 3 / rounds
+    return float(sum(layer.work for layer in whole) * len(case.inputs) / (N * busiest))
+
+
+def layers_limit(case: Workload, chunks: int) -> tuple[int, str]:
+    """Return the most ranks that have `chunks` stages of one layer each."""
+    what = "layers" if chunks == 1 else f"layers, {chunks} on each"
+    return len(case.model.layers) // chunks, what

@@ -1,0 +1,140 @@
+"""What split matrices move and hold.  N ranks, S = B T C itemsize, the bytes of one activation."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from minidist.planning.costs.collectives import all_reduce_bytes
+from minidist.planning.costs.cost import ITEMSIZE, Cost, Workload, cost_of, positions_of
+from minidist.planning.costs.layers import (
+    Layer,
+    heads_of,
+    mlp_layers,
+    split_transformer_layers,
+    transformer_layers,
+    width_of,
+)
+
+
+def column_bytes(case: Workload, N: int) -> int:
+    """Return, per layer [C, F], an all_gather of Y forward and an all_reduce of dX backward."""
+    shapes = [layer.weight.shape for layer in case.model.layers]
+    return _bytes(case, N, sum(F + 2 * C for C, F in shapes))
+
+
+def row_bytes(case: Workload, N: int) -> int:
+    """Return, per layer [C, F], an all_reduce of Y forward and an all_gather of dX backward."""
+    shapes = [layer.weight.shape for layer in case.model.layers]
+    return _bytes(case, N, sum(2 * F + C for C, F in shapes))
+
+
+def attention_bytes(case: Workload, N: int) -> int:
+    """Return, per block, an all_reduce of S forward and one backward."""
+    return _bytes(case, N, 4 * width_of(case.model) * (len(case.model.layers) - 2))
+
+
+def vocab_bytes(case: Workload, N: int) -> int:
+    """Return two all_reduces of S, embedding and head, and three of B T in the loss."""
+    return _bytes(case, N, 4 * width_of(case.model) + 6)
+
+
+def sequence_bytes(case: Workload, N: int) -> int:
+    """Return 10 (N - 1) S per block, 5 for embedding and head, the loss, and partial gradients.
+
+    A block gathers and scatters twice forward and twice backward, 8, which is what the four
+    all_reduces of a block cost that is split by matrices alone; it gathers twice more for dW.
+    """
+    depth, named = len(case.model.layers) - 2, case.model.named_parameters()
+    partial_gradients = 2 * (N - 1) * ITEMSIZE * sum(named[n].size for n in repeated(named))
+    return _bytes(case, N, (10 * depth + 5) * width_of(case.model) + 6) + partial_gradients
+
+
+def _bytes(case: Workload, N: int, numbers: int) -> int:
+    """Return (N - 1) times `numbers` float64 per example, or per position of each."""
+    rows = case.inputs.size if case.inputs.dtype.kind in "iu" else len(case.inputs)
+    return (N - 1) * rows * numbers * ITEMSIZE
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """Return the parameters of a Transformer that every rank of the tensor axis holds whole."""
+    ends = ("output.bias", "contract.bias", "position.weight")
+    return [name for name in names if ".norm" in name or name.endswith(ends)]
+
+
+def vocabulary(names: Iterable[str]) -> list[str]:
+    """Return the parameters of a Transformer that are split, and padded, by the vocabulary."""
+    split = ("embedding.token.weight", "head.linear.weight")
+    return [name for name in names if name in split]
+
+
+def column_costs(case: Workload, N: int) -> list[Cost]:
+    return _costs(mlp_layers(case.model, columns=N), case, N)
+
+
+def row_costs(case: Workload, N: int) -> list[Cost]:
+    return _costs(mlp_layers(case.model, rows=N), case, N)
+
+
+def attention_costs(case: Workload, N: int) -> list[Cost]:
+    return _costs(transformer_layers(case.model, positions_of(case), heads=N), case, N)
+
+
+def vocab_costs(case: Workload, N: int) -> list[Cost]:
+    return _costs(transformer_layers(case.model, positions_of(case), vocabulary=N), case, N)
+
+
+def sequence_costs(case: Workload, N: int) -> list[Cost]:
+    """Between the matrices every rank has T/N positions."""
+    own = split_transformer_layers(case.model, positions_of(case), N, sequence=True)
+    return _costs(own, case, N, N)
+
+
+def _costs(own: list[Layer], case: Workload, N: int, pieces: int = 1) -> list[Cost]:
+    """Return the same cost on every rank: each has a part of the layers, and all examples."""
+    return [cost_of(own, len(case.inputs), positions_of(case) // pieces)] * N
+
+
+def _narrowest(axis: int, what: str, case: Workload, ranks: int) -> tuple[int, str]:
+    return min(layer.weight.shape[axis] for layer in case.model.layers), what
+
+
+row_limit: Callable = partial(_narrowest, 0, "rows")
+column_limit: Callable = partial(_narrowest, 1, "columns")
+
+
+def attention_limit(case: Workload, ranks: int) -> tuple[int, str]:
+    return heads_of(case.model), "heads"
+
+
+def sequence_limit(case: Workload, ranks: int) -> tuple[int, str]:
+    return min(heads_of(case.model), case.inputs.shape[1]), "heads"
+
+
+def vocab_limit(case: Workload, ranks: int) -> tuple[int, str]:
+    return case.model.vocab, "tokens"
+
+
+def block_bytes(
+    B: int, T: int, C: int, itemsize: int, N: int, sequence: bool = False
+) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """Return {operation: payload bytes that others take from each rank}, forward and backward.
+
+    Of one block of a split Transformer on a batch X[B, T, C]. By matrices: two all_reduces each
+    way. With the sequence split, N dividing T: two all_gathers and two reduce_scatters each way,
+    and in backward the inputs of two products are gathered once more.
+    """
+    n = B * T * C
+    if not sequence:
+        way = {"all_reduce": [2 * own for own in all_reduce_bytes(None, n, itemsize, N)]}
+        return way, way
+    part = [(N - 1) * n // N * itemsize] * N  # N - 1 others take n/N; or all but one's own n/N
+    forward = {"all_gather": [2 * p for p in part], "reduce_scatter": [2 * p for p in part]}
+    return forward, forward | {"all_gather": [4 * p for p in part]}
+
+
+def korthikanti_bytes(B: int, T: int, C: int, H: int, N: int = 1, sequence: bool = False) -> float:
+    """Return their bytes per layer and rank: s = T, b = B, h = C, a = H, t = N.
+
+    sbh (34 + 5 as/h) on one device (section 4.1), sbh (10 + 24/t + 5 as/(ht)) split by matrices
+    (4.2.1), sbh/t (34 + 5 as/h) with the sequence split as well (4.2.2).
+    """
+    return B * T * C * (10 / (N if sequence else 1) + 24 / N + 5 * H * T / (C * N))

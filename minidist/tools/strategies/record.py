@@ -1,0 +1,145 @@
+"""A strategy is one record: all that is said and shown of it is read here.
+
+`minidist verify`, the diagnosis of a wrong gradient, the table of costs, the tests that mutants
+meet and the README's table ask the record and know no names. The other files of this folder have
+one record per strategy, in a list STRATEGIES, beside the workers that the records refer to.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from minidist import nn
+from minidist.autograd import no_grad
+from minidist.comm import Group
+from minidist.errors import check_options
+from minidist.planning.costs.cost import Cost
+from minidist.planning.costs.data_parallel import examples_limit
+from minidist.planning.costs.single_device import single_device_cost
+from minidist.tools.costs.watch import Watch
+from minidist.tools.strategies.cases import (
+    Case,
+    Outcome,
+    Split,
+    as_input,
+    loss_of,
+    transformer_example,
+)
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models that a strategy can split: in words, and as a test."""
+
+    words: str
+    include: Callable[[nn.Module], bool]
+
+
+def _of(*kinds: type) -> Callable[[nn.Module], bool]:
+    return lambda model: isinstance(model, kinds)
+
+
+ANY = Models("an nn.Module", _of(nn.Module))
+LAYERS = Models("an nn.Sequential, such as nn.MLP or nn.Transformer", _of(nn.Sequential))
+LINEAR = Models(
+    "an nn.Sequential of nn.Linear layers, such as nn.MLP",
+    lambda model: isinstance(model, nn.Sequential) and all(map(_of(nn.Linear), model.layers)),
+)
+TRANSFORMER = Models("an nn.Transformer", _of(nn.Transformer))
+SIAMESE = Models("an nn.Siamese", _of(nn.Siamese))
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a step costs, as closed forms, and a step that is measured.
+
+    bytes     (case, ranks) -> bytes that all ranks together send
+    of_ranks  (case, ranks) -> what each rank should hold and compute
+    step      (group, case, watch) -> None: one step with AdamW, watched
+    limit     (case, ranks) -> the most ranks that have something to do, and what each then has of
+    cuts      what is split: "examples", "layers", "matrices" ...
+    useful    (case, ranks) -> one device's work over N times the busiest rank's time, as if
+              communication took no time; None: no rank waits for another one's work
+    example   ranks -> the case in which the strategies are compared
+    bound     whether `of_ranks` only bounds the activations from above
+    """
+
+    bytes: Callable[[Case, int], int]
+    of_ranks: Callable[[Case, int], list[Cost]]
+    step: Callable[[Group, Case, Watch], None]
+    limit: Callable[[Case, int], tuple[int, str]] = examples_limit
+    cuts: str = "examples"
+    useful: Callable[[Case, int], float] | None = None
+    example: Callable[[int], Case] = transformer_example
+    bound: bool = False
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A strategy as everything else sees it.
+
+    idea     what it does, in a few words; `term` the same in Chinese
+    paper    authors, year, section
+    family   strategies whose mistakes the same tests find
+    files    the file of the idea, and others beside it, as paths below minidist/
+    lesson   the name of its lesson
+    worker   (group, case, **options) -> Outcome, on every rank
+    promise  "exact": equal to one device within the bound; "replayed bitwise": equal, bit for bit,
+             to a replay with the same stale weights
+    cases    ranks -> models and batches that the strategy fits on so many ranks
+    ranks    the numbers of ranks that it is shown on
+    split    (case, ranks) -> how it cuts the case, for the diagnosis
+    models   those that it can split
+    tests    names of its own tests below tests/, beside its certificate
+    """
+
+    name: str
+    idea: str
+    term: str
+    paper: str
+    family: str
+    files: tuple[str, ...]
+    lesson: str
+    worker: Callable[..., Outcome]
+    promise: str
+    cases: Callable[[int], list[Case]]
+    costs: Costs
+    ranks: tuple[int, ...] = (1, 2, 3, 4)
+    split: Callable[[Case, int], Split] = lambda case, ranks: Split()
+    models: Models = field(default=ANY)
+    tests: tuple[str, ...] = ()
+
+    def check(self, case: Case, options: Iterable[str] = ()) -> None:
+        """Raise ValueError for a model it cannot split, an unknown option, or unfit inputs.
+
+        All that is run on ranks passes here first. Inputs are checked by a forward pass on one
+        device, so that all strategies raise the same error.
+        """
+        if not self.models.include(case.model):
+            raise ValueError(
+                f"{self.name} cannot split {type(case.model).__name__}; use {self.models.words}"
+            )
+        bound = getattr(self.worker, "keywords", {})
+        check_options(self.worker, [*case.options, *options], self.name, without=bound)
+        with no_grad():
+            loss_of(case.model, case, as_input(case.inputs))
+
+    @property
+    def most_ranks(self) -> int:
+        """How many ranks it is compared on: four, or as many as it can use."""
+        return max(size for size in self.ranks if size <= 4)
+
+    def predict(self, case: Case, ranks: int) -> list[Cost]:
+        """Return what one step should cost each rank; of `sent`, the mean over the ranks."""
+        sent = self.costs.bytes(case, ranks) / ranks
+        return [replace(cost, sent=sent) for cost in self.costs.of_ranks(case, ranks)]
+
+    def useful_share(self, case: Case, ranks: int) -> float:
+        """Return one device's work over N times the busiest rank's, its waiting included.
+
+        What is missing to 1: ranks that compute less than the busiest one, work that is done N
+        times, and the bubble; of an asynchronous pipeline, the bubble of a long stream.
+        """
+        if self.costs.useful is not None:
+            return self.costs.useful(case, ranks)
+        busiest = max(cost.work for cost in self.costs.of_ranks(case, ranks))
+        return single_device_cost(case).work / (ranks * busiest)
