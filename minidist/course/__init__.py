@@ -17,6 +17,6 @@ export.py       what a teacher hands out and keeps
 property_lab.py the lab in which students write properties that kill the mutants
 mutants/        wrong implementations, each a TOML file with a small change of the reference
 zoo.py          reads them
-killers.py      the tests that they meet
+test_batches.py the tests that they meet
 mutation_testing.py  runs these, and says what killed each mutant and why
 """

@@ -14,8 +14,8 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 
-from minidist.course.killers import TIMING
 from minidist.course.overlay import PACKAGE
+from minidist.course.test_batches import TIMING
 from minidist.course.zoo import WORDS, Mutant
 
 ROOT = PACKAGE.parent  # of a checkout, where the tests are

@@ -5,7 +5,7 @@ really seen, what its user sees) and one or more changes, each a text that stand
 file of the package, and what stands there instead.
 
 A mutant must pass the tests of a single device, and be killed by a property test of the repository
-(killers.py, mutation_testing.py).
+(test_batches.py, mutation_testing.py).
 """
 
 import difflib
@@ -13,14 +13,14 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minidist.course.killers import (
+from minidist.course.overlay import PACKAGE
+from minidist.course.test_batches import (
     CERTIFICATE,
     FAMILIES,
     OF_ONE_DEVICE,
     PROPERTIES,
     SINGLE_DEVICE,
 )
-from minidist.course.overlay import PACKAGE
 
 MUTANTS = Path(__file__).parent / "mutants"
 WORDS = ("title", "seen", "symptom", "family")

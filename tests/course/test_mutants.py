@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from minidist.cli import main
-from minidist.course import killers, mutation_testing, zoo
+from minidist.course import mutation_testing, test_batches, zoo
 from minidist.course.zoo import Change, Mutant
 
 ROOT = Path(__file__).parents[2]
@@ -78,29 +78,29 @@ def test_a_mutant_applies_is_small_and_has_its_lines(name):
 def test_there_are_mutants_of_every_family():
     mutants = [zoo.load(name) for name in zoo.names()]
     families = {mutant.family for mutant in mutants}
-    assert len(mutants) >= 25 and families >= set(killers.FAMILIES) - {"collective functions"}
+    assert len(mutants) >= 25 and families >= set(test_batches.FAMILIES) - {"collective functions"}
     assert set(DIAGNOSES) <= set(zoo.names())
 
 
 def test_every_test_of_the_list_is_there_and_all_meet_the_same_ones():
     everything = set()
-    for family in killers.FAMILIES:
+    for family in test_batches.FAMILIES:
         batches = replace(COMMENT, family=family).batches()
         met = {test for batch in batches for test in batch}
         everything.add(frozenset(test for test in met if "::" not in test))
         for test in met:
             assert (ROOT / test.partition("::")[0]).exists(), test
     assert len(everything) == 1
-    for test in killers.TIMING:
+    for test in test_batches.TIMING:
         path, _, name = test.partition("::")
         assert f"def {name}" in (ROOT / "tests" / path).read_text(), test
 
 
 def test_single_device_tests_run_where_they_could_be_affected():
-    assert killers.SINGLE_DEVICE not in COMMENT.batches()
+    assert test_batches.SINGLE_DEVICE not in COMMENT.batches()
     assert "imports data_parallel/naive.py" in COMMENT.why_single_device_tests_pass()
     inside = replace(COMMENT, changes=[Change("nn/linear.py", "", "")])
-    assert inside.batches()[0] == killers.SINGLE_DEVICE
+    assert inside.batches()[0] == test_batches.SINGLE_DEVICE
     assert inside.why_single_device_tests_pass() is None
 
 
@@ -122,7 +122,7 @@ def test_some_mutants_are_killed_by_the_command_and_the_numbers_say_why():
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     assert set(rows) == set(SOME)
     for name, row in rows.items():
-        assert row["killed_by"].startswith(killers.CERTIFICATE)
+        assert row["killed_by"].startswith(test_batches.CERTIFICATE)
         assert DIAGNOSES[name] in row["diagnosis"], row
         assert "differs on rank" in row["diagnosis"]
         assert row["single_device"] and row["seen"] and row["symptom"] and row["title"]
@@ -203,13 +203,13 @@ def test_every_mutant_is_killed_and_says_what_it_should(capsys):
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert list(rows) == zoo.names()
     for name, row in rows.items():
-        assert not row["killed_by"].startswith(tuple(killers.SINGLE_DEVICE))
+        assert not row["killed_by"].startswith(tuple(test_batches.SINGLE_DEVICE))
         assert row["diagnosis"] and DIAGNOSES.get(name, "") in row["diagnosis"], row
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_reference_survives_everything():
-    batches = [killers.SINGLE_DEVICE, *COMMENT.batches()]
+    batches = [test_batches.SINGLE_DEVICE, *COMMENT.batches()]
     (row,) = mutation_testing.judge([COMMENT], tests=[test for batch in batches for test in batch])
     assert row["killed_by"] is None and row["diagnosis"] is None, row

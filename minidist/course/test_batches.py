@@ -1,0 +1,47 @@
+"""The tests that mutants meet: those of a single device, which they pass, and those that kill them.
+
+All mutants meet the same tests; only the order differs, by the family of strategies that the mutant
+belongs to. A strategy's record names its family and its tests.
+"""
+
+from minidist.tools.strategies import STRATEGIES
+
+# Differentiation knows no ranks: files outside of these cannot change what they compute.
+OF_ONE_DEVICE = ("autograd", "nn", "optim.py", "rng.py", "datasets.py", "backend.py")
+SINGLE_DEVICE = [
+    "tests/autograd",
+    "tests/nn",
+    *(f"tests/test_{name}.py" for name in ("optim", "rng", "datasets", "backend")),
+]
+EQUIVALENCE = "tests/tools/test_equivalence.py"
+CERTIFICATE = f"{EQUIVALENCE}::test_every_strategy_keeps_its_promise"
+
+
+def _families() -> dict[str, tuple[list[str], list[str]]]:
+    found: dict[str, tuple[list[str], list[str]]] = {}
+    for name, record in STRATEGIES.items():
+        names, tests = found.setdefault(record.family, ([], []))
+        names.append(name)
+        tests += [test for path in record.tests if (test := f"tests/{path}") not in tests]
+    return found
+
+
+# {family: (the strategies whose certificates come first, and then these tests)}
+FAMILIES = _families() | {  # and what strategies are built on
+    "communication": (
+        [],
+        [f"tests/comm/test_{name}.py" for name in ("collectives", "group", "scatter_and_gather")],
+    ),
+    "collective functions": ([], ["tests/test_collective_functions.py"]),
+}
+# Overlap and speed: what a busy machine can change, and says nothing of right or wrong.
+TIMING = [
+    "data_parallel/test_bucketed.py::test_the_first_bucket_is_under_way",
+    "data_parallel/test_zero_memory.py::test_weights_come_while_the_layer_before",
+    "data_parallel/test_parameter_server.py::test_with_a_slow_worker",
+    "data_parallel/test_parameter_server.py::test_a_bound_keeps_fast_workers_near",
+]
+PROPERTIES = [
+    EQUIVALENCE,
+    *dict.fromkeys(test for _, tests in FAMILIES.values() for test in tests),
+]
