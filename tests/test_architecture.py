@@ -66,6 +66,28 @@ def test_every_file_imports_only_what_lies_below_it(path):
         assert rooms_imported(path) - {own} <= MAY_IMPORT[own]
 
 
+def modules_imported(path):
+    """Return the files of the package that a file imports when it is imported itself."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    found = set()
+    for node in body:
+        if isinstance(node, ast.ImportFrom):
+            for name in (f"{node.module}.{alias.name}" for alias in node.names):
+                place = ROOT.joinpath(*name.split("."))
+                candidates = (place.with_suffix(".py"), place / "__init__.py")
+                parent = (place.parent.with_suffix(".py"), place.parent / "__init__.py")
+                found.update([f for f in (*candidates, *parent) if f.is_file()][:1])
+    return found
+
+
+def test_no_files_import_each_other():
+    waiting = {path: modules_imported(path) & set(FILES) for path in FILES}
+    while ready := [path for path, needs in waiting.items() if not needs & set(waiting)]:
+        for path in ready:
+            del waiting[path]
+    assert not waiting, sorted(str(path.relative_to(ROOT)) for path in waiting)
+
+
 def test_the_three_claims_are_not_vacuous():
     assert {room(path) for path in FILES} >= {"autograd", "nn", "comm", "data_parallel"}
     assert not any("comm" in allowed for allowed in (MAY_IMPORT["autograd"], MAY_IMPORT["nn"]))

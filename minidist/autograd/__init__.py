@@ -9,6 +9,8 @@ from minidist.autograd.gradient_check import gradcheck
 from minidist.autograd.recomputation import recompute
 from minidist.autograd.tensor import Function, Tensor, functions_below, no_grad
 
+Tensor.ops = operators
+
 __all__ = [
     "Function",
     "Tensor",

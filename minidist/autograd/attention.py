@@ -7,7 +7,7 @@ import math
 
 from minidist.autograd.functions import sum_columns
 from minidist.autograd.tensor import Function, Tensor
-from minidist.backend import array_module, widen
+from minidist.backend import Array, array_module, widen
 
 
 class CausalAttention(Function):
@@ -18,7 +18,7 @@ class CausalAttention(Function):
     dV = P^T dO,  dP = dO V^T,  dS = P (dP - <dP, P>),  dQ = dS K / sqrt D,  dK = dS^T Q / sqrt D.
     """
 
-    def forward(self, qkv):
+    def forward(self, qkv: Array) -> Array:
         xp = array_module(qkv)
         q, k, v = widen(qkv)
         T, D = q.shape[-2:]
@@ -32,7 +32,7 @@ class CausalAttention(Function):
         self.q, self.k, self.v, self.p = q, k, v, p
         return (p @ v).astype(qkv.dtype, copy=False)
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> Array:
         xp, q, k, v, p = array_module(grad), self.q, self.k, self.v, self.p
         wide = widen(grad)
         dqkv = xp.empty((3, *q.shape), q.dtype)

@@ -9,9 +9,13 @@ One product of long factors is faster than many of short ones and their sum, bec
 largest array here, is written once.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from minidist.backend import Array, array_module, matmul
+
+if TYPE_CHECKING:
+    from minidist.autograd.tensor import Gradient, Tensor
 
 
 class Product:
@@ -38,7 +42,7 @@ class Deferred:
     remaining     how many contributions of its backward each leaf still waits for
     """
 
-    def __init__(self, leaf, contribution: Array | Callable | None, remaining: dict):
+    def __init__(self, leaf: "Tensor", contribution: "Gradient", remaining: "dict[Tensor, int]"):
         self.leaf, self.contribution, self.remaining = leaf, contribution, remaining
 
     def __call__(self) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from minidist.autograd.deferred import Product
 from minidist.autograd.operators import Concatenate
-from minidist.autograd.tensor import Function, Tensor
+from minidist.autograd.tensor import Function, Gradient, Tensor
 from minidist.backend import (
     Array,
     array_module,
@@ -35,10 +35,10 @@ class Linear(Function):
     With `transposed`, W is stored as [C_out, C_in]: a head that shares the weight of an embedding.
     """
 
-    def __init__(self, transposed=False):
+    def __init__(self, transposed: bool = False):
         self.transposed = transposed
 
-    def forward(self, x, w, b=None):
+    def forward(self, x: Array, w: Array, b: Array | None = None) -> Array:
         w = w.T if self.transposed else w
         if x.shape[-1] != w.shape[0]:
             raise ValueError(
@@ -50,7 +50,7 @@ class Linear(Function):
             y += b
         return y.reshape(*x.shape[:-1], w.shape[1])
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> tuple[Gradient, ...]:
         x, w = self.x, self.w
         rows = grad.reshape(-1, w.shape[1])
         input_shape = (*grad.shape[:-1], w.shape[0])
@@ -81,13 +81,13 @@ def mean_columns(x: Array) -> Array:
 class Relu(Function):
     """Y = max(X, 0)  =>  dX = dY where Y > 0."""
 
-    def forward(self, x):
+    def forward(self, x: Array) -> Array:
         xp = array_module(x)
         # A row of zeros, because a scalar defeats SIMD.
         self.y = xp.maximum(x, xp.zeros(x.shape[-1:], x.dtype))
         return self.y
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> Array:
         return grad * (self.y > 0)
 
 
@@ -99,7 +99,7 @@ class GeluTanh(Function):
 
     k, a = math.sqrt(2 / math.pi), 0.044715
 
-    def forward(self, x):
+    def forward(self, x: Array) -> Array:
         k, a, dtype, x = self.k, self.a, x.dtype, widen(x)  # in half precision x^3 overflows at 41
         t = as_array(x * x)
         t *= k * a
@@ -112,7 +112,7 @@ class GeluTanh(Function):
         y *= 0.5
         return y.astype(dtype, copy=False)
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> Array:
         k, a, x, t = self.k, self.a, self.x, self.t
         inner = x * x  # (1 - t^2) x/2 (k + 3 k a x^2) + (1 + t)/2, with few passes over memory
         inner *= 3 * k * a
@@ -134,11 +134,11 @@ class GeluErf(Function):
     Hendrycks and Gimpel 2016, section 2; Phi is the normal distribution, phi its density.
     """
 
-    def forward(self, x):
+    def forward(self, x: Array) -> Array:
         self.x, self.cdf = x, 0.5 * (1 + erf(x * math.sqrt(0.5)))
         return x * self.cdf
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> Array:
         x = widen(self.x)
         density = array_module(grad).exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
         return (grad * (self.cdf + x * density)).astype(grad.dtype, copy=False)
@@ -150,17 +150,17 @@ class Softmax(Function):
     The maximum is the row's own, so no row underflows.
     """
 
-    def __init__(self, axis=-1):
+    def __init__(self, axis: int = -1):
         self.axis = axis
 
-    def forward(self, x):
+    def forward(self, x: Array) -> Array:
         wide = widen(x)
         y = array_module(x).exp(wide - wide.max(axis=self.axis, keepdims=True))
         y /= y.sum(axis=self.axis, keepdims=True)
         self.y = y.astype(x.dtype, copy=False)
         return self.y
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> Array:
         y, wide = widen(self.y), widen(grad)
         dx = y * (wide - (wide * y).sum(axis=self.axis, keepdims=True))
         return dx.astype(grad.dtype, copy=False)
@@ -169,16 +169,16 @@ class Softmax(Function):
 class LogSoftmax(Function):
     """Y = X - max X - log sum exp(X - max X), per row  =>  dX = dY - exp(Y) sum dY."""
 
-    def __init__(self, axis=-1):
+    def __init__(self, axis: int = -1):
         self.axis = axis
 
-    def forward(self, x):
+    def forward(self, x: Array) -> Array:
         xp, wide = array_module(x), widen(x)
         shifted = wide - wide.max(axis=self.axis, keepdims=True)
         self.y = shifted - xp.log(xp.exp(shifted).sum(axis=self.axis, keepdims=True))
         return self.y.astype(x.dtype, copy=False)
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> Array:
         wide = widen(grad)
         dx = wide - array_module(grad).exp(self.y) * wide.sum(axis=self.axis, keepdims=True)
         return dx.astype(grad.dtype, copy=False)
@@ -191,10 +191,10 @@ class LayerNorm(Function):
     With d = dY g:  dX = r (d - mean d - n mean(d n)),  dg = sum dY n,  db = sum dY.
     """
 
-    def __init__(self, eps=1e-5):
+    def __init__(self, eps: float = 1e-5):
         self.eps = eps
 
-    def forward(self, x, gain, bias):
+    def forward(self, x: Array, gain: Array, bias: Array) -> Array:
         wide = widen(x)
         n = wide - mean_columns(wide)
         r = 1 / array_module(x).sqrt(mean_columns(n * n) + self.eps)
@@ -204,7 +204,7 @@ class LayerNorm(Function):
         y += bias
         return y.astype(x.dtype, copy=False)
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> tuple[Gradient, ...]:
         n, r, gain = self.n, self.r, self.gain
         wide = widen(grad)
         width = n.shape[-1]
@@ -232,16 +232,16 @@ class Embedding(Function):
     bits, every time.
     """
 
-    def __init__(self, indices):
+    def __init__(self, indices: Array):
         self.indices = check_indices(indices, "token")
 
-    def forward(self, w):
+    def forward(self, w: Array) -> Array:
         if self.indices.size and self.indices.max() >= len(w):
             raise ValueError(f"token {self.indices.max()} is outside a vocabulary of {len(w)}")
         self.shape = w.shape
         return w[beside(self.indices, w)]
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> Gradient:
         xp, shape, indices = array_module(grad), self.shape, self.indices.reshape(-1)
 
         def dw(out=None):
@@ -261,14 +261,14 @@ class Embedding(Function):
 class Dropout(Function):
     """Y = X keep / (1 - rate)  =>  dX = dY keep / (1 - rate)  (Srivastava et al. 2014)."""
 
-    def __init__(self, keep, rate):
+    def __init__(self, keep: Array, rate: float):
         self.keep, self.factor = keep, 1 / (1 - float(rate))
 
-    def forward(self, x):
+    def forward(self, x: Array) -> Array:
         self.keep = beside(self.keep, x)
         return x * self.keep * self.factor
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> Array:
         return grad * self.keep * self.factor
 
 

@@ -14,10 +14,10 @@ from minidist.backend import Array, array_module, as_array, beside, widen
 class CrossEntropy(Function):
     """L = sum of -log softmax(X)[target] / n  =>  dX = (softmax(X) - onehot) dL / n; X[..., V]."""
 
-    def __init__(self, targets, reduction_size):
+    def __init__(self, targets: Array, reduction_size: float):
         self.targets, self.reduction_size = targets, reduction_size
 
-    def forward(self, logits):
+    def forward(self, logits: Array) -> Array:
         xp, wide = array_module(logits), widen(logits)
         rows = wide.reshape(-1, logits.shape[-1])
         targets = beside(self.targets.reshape(-1), logits)
@@ -31,7 +31,7 @@ class CrossEntropy(Function):
         loss = (xp.log(sums[:, 0]) - picked).sum() / self.reduction_size
         return loss.astype(logits.dtype)
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> Array:
         dx = self.probabilities
         dx[self.picked] -= 1
         dx *= widen(grad) / self.reduction_size
@@ -41,15 +41,15 @@ class CrossEntropy(Function):
 class SquaredError(Function):
     """L = sum of (Y - T)^2 / n  =>  dY = 2 (Y - T) dL / n."""
 
-    def __init__(self, targets, reduction_size):
+    def __init__(self, targets: Array, reduction_size: float):
         self.targets, self.reduction_size = targets, reduction_size
 
-    def forward(self, y):
+    def forward(self, y: Array) -> Array:
         self.difference = y - beside(self.targets, y)
         loss = (widen(self.difference) ** 2).sum() / self.reduction_size
         return loss.astype(y.dtype)
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> Array:
         dy = widen(self.difference) * (2 * widen(grad) / self.reduction_size)
         return dy.astype(grad.dtype, copy=False)
 

@@ -6,38 +6,38 @@ input's shape.
 
 import numpy as np
 
-from minidist.autograd.tensor import Function
-from minidist.backend import array_module, as_array, matmul, sum_over, widen
+from minidist.autograd.tensor import Axis, Function, Gradient
+from minidist.backend import Array, array_module, as_array, matmul, sum_over, widen
 
 
 class Add(Function):
     """Y = A + B  =>  dA = dY, dB = dY."""
 
-    def forward(self, a, b):
+    def forward(self, a: Array, b: Array) -> Array:
         return a + b
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> tuple[Gradient, ...]:
         return grad, grad
 
 
 class Subtract(Function):
     """Y = A - B  =>  dA = dY, dB = -dY."""
 
-    def forward(self, a, b):
+    def forward(self, a: Array, b: Array) -> Array:
         return a - b
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> tuple[Gradient, ...]:
         return grad, -grad
 
 
 class Multiply(Function):
     """Y = A B, elementwise  =>  dA = dY B, dB = dY A."""
 
-    def forward(self, a, b):
+    def forward(self, a: Array, b: Array) -> Array:
         self.a, self.b = a, b
         return a * b
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> tuple[Gradient, ...]:
         da = None if self.inputs[0] is None else grad * self.b
         return da, None if self.inputs[1] is None else grad * self.a
 
@@ -45,11 +45,11 @@ class Multiply(Function):
 class Divide(Function):
     """Y = A / B, elementwise  =>  dA = dY / B, dB = -dY Y / B."""
 
-    def forward(self, a, b):
+    def forward(self, a: Array, b: Array) -> Array:
         self.b, self.y = b, a / b
         return self.y
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> tuple[Gradient, ...]:
         da = grad / self.b
         return da, None if self.inputs[1] is None else -da * self.y
 
@@ -57,16 +57,16 @@ class Divide(Function):
 class Power(Function):
     """Y = A ** n for a number n  =>  dA = n A ** (n - 1) dY."""
 
-    def __init__(self, exponent):
+    def __init__(self, exponent: float):
         if not isinstance(exponent, int | float):
             raise ValueError("the exponent must be a number; write exp(log(a) * b) for a tensor")
         self.exponent = exponent if isinstance(exponent, int) else float(exponent)
 
-    def forward(self, a):
+    def forward(self, a: Array) -> Array:
         self.a = a
         return a * a if self.exponent == 2 else a**self.exponent
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> Array:
         n = self.exponent
         return grad * (2 * self.a if n == 2 else n * self.a ** (n - 1) if n else 0 * self.a)
 
@@ -74,7 +74,7 @@ class Power(Function):
 class MatMul(Function):
     """Y = A B  =>  dA = dY B^T, dB = A^T dY  (last two axes; batch axes broadcast)."""
 
-    def forward(self, a, b):
+    def forward(self, a: Array, b: Array) -> Array:
         if min(a.ndim, b.ndim) < 2 or a.shape[-1] != b.shape[-2]:
             raise ValueError(
                 f"cannot multiply {list(a.shape)} by {list(b.shape)}: both need two axes or more, "
@@ -84,7 +84,7 @@ class MatMul(Function):
         self.a, self.b = a, b
         return matmul(a, b)
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> tuple[Gradient, ...]:
         a, b = self.a, self.b
         da = None if self.inputs[0] is None else matmul(grad, b.swapaxes(-1, -2))
         return da, None if self.inputs[1] is None else matmul(a.swapaxes(-1, -2), grad)
@@ -93,10 +93,10 @@ class MatMul(Function):
 class Reduction(Function):
     """Axes are None (all), an int, or a tuple of ints; `keepdims` leaves them with length 1."""
 
-    def __init__(self, axis=None, keepdims=False):
+    def __init__(self, axis: Axis = None, keepdims: bool = False):
         self.axis, self.keepdims = axis, keepdims
 
-    def keep_axes(self, y):
+    def keep_axes(self, y: Array) -> Array:
         """Give a reduced array its reduced axes back, with length 1."""
         if self.keepdims or self.axis is None:
             return y.reshape([1] * len(self.shape)) if self.axis is None else y
@@ -110,24 +110,24 @@ class Reduction(Function):
 class Sum(Reduction):
     """Y = sum of A over axes  =>  dA = dY, repeated over them."""
 
-    def forward(self, a):
+    def forward(self, a: Array) -> Array:
         self.shape = a.shape
         return sum_over(a, self.axis, self.keepdims)
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> Array:
         return array_module(grad).broadcast_to(self.keep_axes(grad), self.shape)
 
 
 class Mean(Reduction):
     """Y = mean of A over axes, n elements each  =>  dA = dY / n, repeated over them."""
 
-    def forward(self, a):
+    def forward(self, a: Array) -> Array:
         self.shape = a.shape
         y = as_array(a.mean(axis=self.axis, keepdims=self.keepdims))
         self.n = a.size // y.size if y.size else 1
         return y
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> Array:
         each = (widen(self.keep_axes(grad)) / self.n).astype(grad.dtype, copy=False)
         return array_module(grad).broadcast_to(each, self.shape)
 
@@ -135,12 +135,12 @@ class Mean(Reduction):
 class Max(Reduction):
     """Y = max of A over axes  =>  dA = dY where A is the maximum, shared equally among ties."""
 
-    def forward(self, a):
+    def forward(self, a: Array) -> Array:
         self.shape, self.a = a.shape, a
         self.y = as_array(a.max(axis=self.axis, keepdims=self.keepdims))
         return self.y
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> Array:
         chosen = (self.a == self.keep_axes(self.y)).astype(grad.dtype)
         return self.keep_axes(grad) * (chosen / chosen.sum(axis=self.axis, keepdims=True))
 
@@ -148,49 +148,49 @@ class Max(Reduction):
 class Exp(Function):
     """Y = exp A  =>  dA = dY Y."""
 
-    def forward(self, a):
+    def forward(self, a: Array) -> Array:
         self.y = array_module(a).exp(a)
         return self.y
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> Array:
         return grad * self.y
 
 
 class Log(Function):
     """Y = log A  =>  dA = dY / A."""
 
-    def forward(self, a):
+    def forward(self, a: Array) -> Array:
         self.a = a
         return array_module(a).log(a)
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> Array:
         return grad / self.a
 
 
 class Reshape(Function):
     """The same elements in row-major order in another shape, both ways."""
 
-    def __init__(self, shape):
+    def __init__(self, shape: tuple[int, ...]):
         self.new_shape = shape
 
-    def forward(self, a):
+    def forward(self, a: Array) -> Array:
         self.shape = a.shape
         return a.reshape(self.new_shape)
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> Array:
         return grad.reshape(self.shape)
 
 
 class Transpose(Function):
     """Y = A, axes permuted (default: reversed)  =>  dA = dY, axes permuted back."""
 
-    def __init__(self, axes=None):
+    def __init__(self, axes: tuple[int, ...] | None = None):
         self.axes = tuple(axes) if axes else None
 
-    def forward(self, a):
+    def forward(self, a: Array) -> Array:
         return a.transpose(self.axes)
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> Array:
         if self.axes is None:
             return grad.transpose()
         return grad.transpose(np.argsort([axis % grad.ndim for axis in self.axes]).tolist())
@@ -205,11 +205,11 @@ class GetItem(Function):
     def __init__(self, index):
         self.index = index
 
-    def forward(self, a):
+    def forward(self, a: Array) -> Array:
         self.shape = a.shape
         return a[self.index]
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> Array:
         xp = array_module(grad)
         da = xp.zeros(self.shape, grad.dtype)
         parts = self.index if isinstance(self.index, tuple) else (self.index,)
@@ -223,12 +223,12 @@ class GetItem(Function):
 class Concatenate(Function):
     """Y = the inputs one after the other along an axis  =>  each gets its piece of dY."""
 
-    def __init__(self, axis=0):
+    def __init__(self, axis: int = 0):
         self.axis = axis
 
-    def forward(self, *arrays):
+    def forward(self, *arrays: Array) -> Array:
         self.ends = np.cumsum([a.shape[self.axis] for a in arrays])[:-1].tolist()
         return array_module(*arrays).concatenate(arrays, axis=self.axis)
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> tuple[Gradient, ...]:
         return tuple(array_module(grad).split(grad, self.ends, axis=self.axis))

@@ -8,8 +8,16 @@ same bits.
 
 from collections.abc import Callable, Iterable
 
-from minidist.autograd.tensor import Function, Tensor, no_grad, propagate, recording, unbroadcast
-from minidist.backend import into
+from minidist.autograd.tensor import (
+    Function,
+    Gradient,
+    Tensor,
+    no_grad,
+    propagate,
+    recording,
+    unbroadcast,
+)
+from minidist.backend import Array, into
 
 
 def recompute(
@@ -28,7 +36,7 @@ def recompute(
     return Recompute(function, inputs)(*differentiable(inputs), *leaves)
 
 
-def differentiable(arguments) -> list[Tensor]:
+def differentiable(arguments: Iterable) -> list[Tensor]:
     """Return the tensors among the arguments that need a gradient, each once."""
     return list(dict.fromkeys(x for x in arguments if isinstance(x, Tensor) and x.requires_grad))
 
@@ -36,14 +44,14 @@ def differentiable(arguments) -> list[Tensor]:
 class Recompute(Function):
     """Y = f(X; W)  =>  run f once more, now recording, and back-propagate through that."""
 
-    def __init__(self, function, arguments):
+    def __init__(self, function: Callable[..., Tensor], arguments: tuple):
         self.function, self.arguments = function, arguments
 
-    def forward(self, *arrays):
+    def forward(self, *arrays: Array) -> Array:
         with no_grad():
             return self.function(*self.arguments).data
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> tuple[Gradient, ...]:
         function, tensors = self.function, differentiable(self.arguments)
         fresh = {id(x): Tensor(x.data, requires_grad=True) for x in tensors}
         with recording(True):
@@ -64,7 +72,7 @@ class Recompute(Function):
         return tuple(totals[leaf] for leaf in [*fresh.values(), *parameters])
 
 
-def _sum(a, b):
+def _sum(a: Gradient, b: Gradient) -> Gradient:
     """Add two gradients, each an array, a thunk, or None; the sum is a thunk if one of them is."""
     if a is None or b is None:
         return b if a is None else a

@@ -11,13 +11,17 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
+from types import ModuleType
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from minidist.autograd.deferred import Deferred
 from minidist.backend import Array, array_module, as_array, sum_over
 
 NUMBERS = (float, int)
+Axis = int | tuple[int, ...] | None
+Gradient = Array | Callable[..., Array] | None  # a thunk f(out=None) computes it later
 _clock = itertools.count(1)  # an order in which every input precedes its uses
 
 
@@ -63,19 +67,23 @@ class Tensor:
     grad_buffer    where a leaf's first gradient is written, or None (see nn.FlatParameters)
     summed         None, or (weak reference to an array, numbers): see `summed_over`
     updated        when a leaf was last changed in place, on the clock of `tick`; 0: never
+    ops            the module operators.py, set by the package, for it imports this one
     """
 
+    ops: ModuleType
     grad = None
     grad_buffer = None
     summed = None
     updated = 0
     requires_grad = False
-    creator = None
+    creator: "Function | None" = None
     hooks = ()
     name = None
     __array_ufunc__ = None  # `array * tensor` is ours to compute, not NumPy's
 
-    def __init__(self, data, requires_grad: bool = False, name: str | None = None):
+    def __init__(
+        self, data: "ArrayLike | Tensor", requires_grad: bool = False, name: str | None = None
+    ):
         self.data = as_array(data.data if isinstance(data, Tensor) else data)
         if requires_grad and self.data.dtype.kind != "f":
             raise ValueError(f"only floats have gradients, not {self.data.dtype}; use .astype")
@@ -90,19 +98,19 @@ class Tensor:
     size = property(lambda self: self.data.size)
     xp = property(lambda self: array_module(self.data))
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         note = f", grad_fn={type(self.creator).__name__}" if self.creator else ""
         return f"Tensor({self.data}, dtype={self.dtype}{note})"
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.data)
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict:
         """A copied or pickled tensor is a leaf: no graph, no hooks."""
         kept = ("data", "grad", "requires_grad", "name")
         return {key: value for key, value in vars(self).items() if key in kept}
 
-    def __float__(self):
+    def __float__(self) -> float:
         return float(self.data)
 
     def item(self) -> float:
@@ -121,12 +129,12 @@ class Tensor:
             raise ValueError("hooks belong to leaves; this tensor was made by a function")
         self.hooks = (*self.hooks, hook)
 
-        def remove():
+        def remove() -> None:
             self.hooks = tuple(h for h in self.hooks if h is not hook)
 
         return remove
 
-    def backward(self, grad: Array | None = None, deferred: list | None = None) -> None:
+    def backward(self, grad: Array | None = None, deferred: list[Deferred] | None = None) -> None:
         """Add the gradient of <self, grad> to `.grad` of every leaf below; free the graph.
 
         grad      array of this shape; default 1 for a tensor with one element
@@ -142,7 +150,7 @@ class Tensor:
                 delivery()
             contribution = delivery = None  # the array must not outlive its delivery
 
-    def accumulate(self, contribution) -> None:
+    def accumulate(self, contribution: Gradient) -> None:
         """Add to `.grad` an array, or what a thunk returns; never write to an array of others."""
         if callable(contribution):
             fresh = self.grad is None and self.grad_buffer is not None
@@ -173,34 +181,40 @@ class Tensor:
         self.summed = None if self.grad is None else (weakref.ref(self.grad), over)
 
     # fmt: off
-    # The operators; their forward and backward stand in operators.py.
-    def __add__(self, other): return ops.Add()(self, other)
-    def __sub__(self, other): return ops.Subtract()(self, other)
-    def __mul__(self, other): return ops.Multiply()(self, other)
-    def __truediv__(self, other): return ops.Divide()(self, other)
-    def __pow__(self, exponent): return ops.Power(exponent)(self)
-    def __matmul__(self, other): return ops.MatMul()(self, other)
-    def __neg__(self): return ops.Multiply()(self, -1)
-    def __radd__(self, other): return ops.Add()(other, self)
-    def __rsub__(self, other): return ops.Subtract()(other, self)
-    def __rmul__(self, other): return ops.Multiply()(other, self)
-    def __rtruediv__(self, other): return ops.Divide()(other, self)
-    def __rmatmul__(self, other): return ops.MatMul()(other, self)
-    def __getitem__(self, index): return ops.GetItem(index)(self)
-    def sum(self, axis=None, keepdims=False): return ops.Sum(axis, keepdims)(self)
-    def mean(self, axis=None, keepdims=False): return ops.Mean(axis, keepdims)(self)
-    def max(self, axis=None, keepdims=False): return ops.Max(axis, keepdims)(self)
-    def exp(self): return ops.Exp()(self)
-    def log(self): return ops.Log()(self)
+    # The operators; operators.py has their forward and backward.
+    def __add__(self, other) -> "Tensor": return self.ops.Add()(self, other)
+    def __sub__(self, other) -> "Tensor": return self.ops.Subtract()(self, other)
+    def __mul__(self, other) -> "Tensor": return self.ops.Multiply()(self, other)
+    def __truediv__(self, other) -> "Tensor": return self.ops.Divide()(self, other)
+    def __pow__(self, exponent: float) -> "Tensor": return self.ops.Power(exponent)(self)
+    def __matmul__(self, other) -> "Tensor": return self.ops.MatMul()(self, other)
+    def __neg__(self) -> "Tensor": return self.ops.Multiply()(self, -1)
+    def __radd__(self, other) -> "Tensor": return self.ops.Add()(other, self)
+    def __rsub__(self, other) -> "Tensor": return self.ops.Subtract()(other, self)
+    def __rmul__(self, other) -> "Tensor": return self.ops.Multiply()(other, self)
+    def __rtruediv__(self, other) -> "Tensor": return self.ops.Divide()(other, self)
+    def __rmatmul__(self, other) -> "Tensor": return self.ops.MatMul()(other, self)
+    def __getitem__(self, index) -> "Tensor": return self.ops.GetItem(index)(self)
+    def exp(self) -> "Tensor": return self.ops.Exp()(self)
+    def log(self) -> "Tensor": return self.ops.Log()(self)
     # fmt: on
 
-    def reshape(self, *shape) -> "Tensor":
-        shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        return ops.Reshape(shape)(self)
+    def sum(self, axis: Axis = None, keepdims: bool = False) -> "Tensor":
+        return self.ops.Sum(axis, keepdims)(self)
 
-    def transpose(self, *axes) -> "Tensor":
+    def mean(self, axis: Axis = None, keepdims: bool = False) -> "Tensor":
+        return self.ops.Mean(axis, keepdims)(self)
+
+    def max(self, axis: Axis = None, keepdims: bool = False) -> "Tensor":
+        return self.ops.Max(axis, keepdims)(self)
+
+    def reshape(self, *shape: int | tuple[int, ...]) -> "Tensor":
+        shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        return self.ops.Reshape(shape)(self)
+
+    def transpose(self, *axes: int | tuple[int, ...]) -> "Tensor":
         axes = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
-        return ops.Transpose(axes)(self)
+        return self.ops.Transpose(axes)(self)
 
     T = property(transpose)
 
@@ -219,13 +233,13 @@ class Function:
     inputs = None
     deferring = False  # set for backward: whether the thunks among its results will wait
 
-    def forward(self, *arrays):
+    def forward(self, *arrays: Array) -> Array:
         raise NotImplementedError
 
-    def backward(self, grad):
+    def backward(self, grad: Array) -> Gradient | tuple[Gradient, ...]:
         raise NotImplementedError
 
-    def __call__(self, *inputs) -> Tensor:
+    def __call__(self, *inputs: Tensor | ArrayLike) -> Tensor:
         """Apply to tensors; a Python number among them takes their dtype, an array must have it."""
         arrays, edges, dtype, tracked = [], [], None, False
         for x in inputs:
@@ -259,8 +273,8 @@ class Function:
 
 
 def propagate(
-    root: Tensor, grad: Array | None, remaining: dict, deferring: bool = False
-) -> Iterator[tuple]:
+    root: Tensor, grad: Array | None, remaining: dict[Tensor, int], deferring: bool = False
+) -> Iterator[tuple[Tensor, Gradient]]:
     """Yield (leaf, contribution) per edge into a leaf below root: array, thunk, or None.
 
     `remaining` is filled beforehand with the number of contributions that each leaf will get.
@@ -309,7 +323,7 @@ def propagate(
         grad = gradients = dx = None  # nothing of this function lives while the next one works
 
 
-def functions_below(root: Tensor, remaining: dict | None = None) -> list[Function]:
+def functions_below(root: Tensor, remaining: dict[Tensor, int] | None = None) -> list[Function]:
     """Return the functions that root depends on, earliest first; count the edges into each leaf."""
     remaining = {} if remaining is None else remaining
     seen, stack = {root.creator}, [root.creator]
@@ -342,7 +356,3 @@ def unbroadcast(grad: Array, shape: tuple[int, ...]) -> Array:
     grad = sum_over(grad, axis=tuple(range(grad.ndim - len(shape))))
     axes = tuple(i for i, n in enumerate(shape) if n == 1 and grad.shape[i] != 1)
     return sum_over(grad, axis=axes, keepdims=True) if axes else grad
-
-
-# Operators are Functions: their file can only be imported when Function exists.
-from minidist.autograd import operators as ops  # noqa: E402
