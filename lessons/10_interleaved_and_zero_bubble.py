@@ -56,7 +56,7 @@ class Sleepers:
     unit = 5e-3
 
     def __init__(self, chunks):
-        self.chunks, self.received, self.gradients = chunks, {}, {}
+        self.chunks, self.received, self.output_gradients = chunks, {}, {}
 
     def forward(self, i):
         time.sleep(self.unit / self.chunks)

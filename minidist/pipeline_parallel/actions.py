@@ -2,8 +2,8 @@
 
     F3  Forward(3)          y[3] = stage(x[3]); what backward needs is stashed
     B3  Backward(3)         dx[3], dW += stage.backward(dy[3]): I3 and W3 at once
-    I3  BackwardInput(3)    dx[3]; every product that only dW needs is left for later
-    W3  BackwardWeight(3)   dW += what I3 has left; the stash is free
+    I3  BackwardInput(3)    dx[3]; every product that only dW needs is deferred
+    W3  BackwardWeight(3)   dW += what I3 has deferred; the stash is free
     U3  Update(3)           W <- optimizer(W, dW)                      (asynchronous schedules)
     >F3, <F3                the activation of micro-batch 3 is sent, is received
     >B3, <B3                its gradient
@@ -20,7 +20,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Something that a rank does for one micro-batch, with one of its chunks of the model."""
+    """What a rank does for micro-batch i, with one of its chunks of the model: a `Stage`."""
 
     micro_batch: int
     chunk: int = 0
@@ -31,7 +31,7 @@ class Action:
 
 
 class Forward(Action):
-    """outputs[m] = stage(inputs[m])."""
+    """outputs[i] = layers(inputs[i]); behind the first stage, inputs[i] is received[i]."""
 
     __slots__, sign = (), "F"
 
@@ -43,13 +43,13 @@ class Backward(Action):
 
 
 class BackwardInput(Action):
-    """input_gradients[m] = outputs[m].backward(output_gradients[m], deferred=weights[m])."""
+    """outputs[i].backward(output_gradients[i], deferred=deferred[i]): dX, and no dW."""
 
     __slots__, sign = (), "I"
 
 
 class BackwardWeight(Action):
-    """Compute what weights[m] has put off, and add it to the parameters' gradients."""
+    """Compute what is in deferred[i]: dW is added to the parameters' gradients."""
 
     __slots__, sign = (), "W"
 
@@ -69,25 +69,25 @@ class Transfer(Action):
 
 
 class SendActivation(Transfer):
-    """group.send(outputs[m], peer)."""
+    """group.send(outputs[i], peer)."""
 
     __slots__, sign = (), ">F"
 
 
 class RecvActivation(Transfer):
-    """inputs[m] = group.recv(peer)."""
+    """received[i] = group.recv(peer)."""
 
     __slots__, sign = (), "<F"
 
 
 class SendGradient(Transfer):
-    """group.send(input_gradients[m], peer)."""
+    """group.send(inputs[i].grad, peer)."""
 
     __slots__, sign = (), ">B"
 
 
 class RecvGradient(Transfer):
-    """output_gradients[m] = group.recv(peer)."""
+    """output_gradients[i] = group.recv(peer)."""
 
     __slots__, sign = (), "<B"
 
@@ -144,10 +144,10 @@ def last_stage(placement: list[list[int]]) -> int:
 
 
 def communicates(programs: list[list[Action]]) -> bool:
-    """Say whether the transfers of these programs have been added."""
+    """Return whether the transfers of these programs have been added."""
     return any(isinstance(a, Transfer) for program in programs for a in program)
 
 
 def passes_backward(action: Action) -> bool:
-    """Say whether a gradient leaves the stage when this action ends."""
+    """Return whether a gradient leaves the stage when this action ends."""
     return isinstance(action, Backward | BackwardInput)

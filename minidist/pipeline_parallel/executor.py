@@ -39,7 +39,7 @@ def execute(program: list[Action], group: Group, stages: list[Stage]) -> None:
                 case SendActivation(peer=peer):
                     group.send(stage.output(i), peer, tag(action))
                 case RecvGradient(peer=peer):
-                    stage.gradients[i] = group.recv(peer, tag(action))
+                    stage.output_gradients[i] = group.recv(peer, tag(action))
                 case Backward():
                     stage.backward(i)
                 case BackwardInput():

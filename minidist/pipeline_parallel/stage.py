@@ -87,10 +87,10 @@ class Stage:
         """Forget what was in flight; take the micro-batches whose numbers the actions give."""
         self.batch = batch
         self.received: dict[int, Array] = {}  # X, from the stage before
-        self.gradients: dict[int, Array] = {}  # dY, from the stage behind
+        self.output_gradients: dict[int, Array] = {}  # dY, from the stage behind
         self.inputs: dict[int, Tensor] = {}
         self.outputs: dict[int, Tensor] = {}
-        self.put_off: dict[int, list] = {}
+        self.deferred: dict[int, list] = {}
         self.losses: dict[int, float] = {}
 
     def parameters(self) -> list[nn.Parameter]:
@@ -107,7 +107,7 @@ class Stage:
         self.inputs[i], self.outputs[i] = x, y
         if self.last:
             self.losses[i] = y.item()
-        self.peak = max(self.peak, len(self.inputs.keys() | self.put_off.keys()))
+        self.peak = max(self.peak, len(self.inputs.keys() | self.deferred.keys()))
 
     def _run(self, x: Tensor | Array, micro_batch: MicroBatch) -> Tensor:
         y = x if isinstance(x, Tensor) or x.dtype.kind in "iu" else Tensor(x)
@@ -130,12 +130,12 @@ class Stage:
         self._backward(i, None)
 
     def backward_input(self, i: int) -> None:
-        """dX alone; what only dW needs is put off."""
-        self.put_off[i] = []
-        self._backward(i, self.put_off[i])
+        """dX alone; what only dW needs is deferred."""
+        self.deferred[i] = []
+        self._backward(i, self.deferred[i])
 
     def _backward(self, i: int, later: list | None) -> None:
-        y, dy = self.outputs.pop(i), self.gradients.pop(i, None)
+        y, dy = self.outputs.pop(i), self.output_gradients.pop(i, None)
         if y.requires_grad:  # else everything so far is frozen
             y.backward(dy, deferred=later)
         if self.first:
@@ -147,5 +147,5 @@ class Stage:
         return x.xp.zeros_like(x.data) if x.grad is None else x.grad  # Y may not depend on X
 
     def backward_weights(self, micro_batches: list[int]) -> None:
-        """Compute what was put off for these micro-batches: one product per weight."""
-        deferred.compute(later for i in micro_batches for later in self.put_off.pop(i))
+        """Compute what was deferred for these micro-batches: one product per weight."""
+        deferred.compute(later for i in micro_batches for later in self.deferred.pop(i))

@@ -33,8 +33,8 @@ class CountingStage:
 
     def __init__(self, first, last, m):
         self.first, self.last, self.m = first, last, m
-        self.received, self.gradients = {}, {}
-        self.outputs, self.given, self.put_off = {}, {}, {}
+        self.received, self.output_gradients = {}, {}
+        self.outputs, self.given, self.deferred = {}, {}, {}
         self.gradient, self.applied = np.zeros(m, int), np.zeros(m, int)
 
     def one(self, i):
@@ -49,15 +49,15 @@ class CountingStage:
         return self.outputs[i]
 
     def backward_input(self, i):
-        dy = self.outputs.pop(i) if self.last else self.gradients.pop(i) * self.outputs.pop(i)
-        self.given[i] = self.put_off[i] = dy
+        dy = self.outputs.pop(i) if self.last else self.output_gradients.pop(i) * self.outputs.pop(i)
+        self.given[i] = self.deferred[i] = dy
 
     def input_gradient(self, i):
         return self.given.pop(i)
 
     def backward_weights(self, micro_batches):
         for i in micro_batches:
-            self.gradient += self.put_off.pop(i)
+            self.gradient += self.deferred.pop(i)
 
     def backward(self, i):
         self.backward_input(i)
@@ -76,7 +76,7 @@ def count(group, made, m):
         stages = [CountingStage(k == 0, k == last, m) for k in own]
         execute(programs_of_all[group.rank], group, stages)
         for stage in stages:
-            assert not (stage.outputs or stage.put_off or stage.received or stage.gradients)
+            assert not (stage.outputs or stage.deferred or stage.received or stage.output_gradients)
         found.append([stage.gradient + stage.applied for stage in stages])
     return found
 

@@ -61,7 +61,7 @@ class Watched(Stage):
         given = [x.data if isinstance(x, Tensor) else x for x in given]
         given += [x for p in self.parameters() for x in (p.data, p.grad, p.grad_buffer)]
         excluded = {id(base_of(x)) for x in given if x is not None}
-        return bytes_held([self.inputs, self.outputs, self.put_off], excluded)
+        return bytes_held([self.inputs, self.outputs, self.deferred], excluded)
 
     def forward(self, i):
         self.about_to_change()
@@ -101,7 +101,7 @@ def of_one_micro_batch(first, last, recompute=False, layers=2):
     stage.forward(0)
     if not last:
         stage.output(0)
-        stage.gradients[0] = arrays(ROWS, WIDTH, seed=1)
+        stage.output_gradients[0] = arrays(ROWS, WIDTH, seed=1)
     after_forward = stage.held()
     stage.backward_input(0)
     if not first:
@@ -205,7 +205,7 @@ def test_what_was_received_is_let_go_with_its_backward(cluster):
         for _ in range(2):
             pipeline.backward(arrays(8, WIDTH), np.zeros(8, int))
         (stage,) = pipeline.stages
-        kept = (stage.received, stage.gradients, stage.inputs, stage.outputs, stage.put_off)
+        kept = (stage.received, stage.output_gradients, stage.inputs, stage.outputs, stage.deferred)
         return [len(x) for x in kept]
 
     assert cluster(3, "thread").run(worker) == [[0] * 5] * 3

@@ -289,7 +289,7 @@ def test_a_pipeline_can_be_used_again_after_an_exception_in_the_middle(cluster, 
             for p in pipeline.parameters():
                 p.grad = None
         loss = pipeline.backward(x, y)
-        left = stage.received, stage.gradients, stage.inputs, stage.outputs, stage.put_off
+        left = stage.received, stage.output_gradients, stage.inputs, stage.outputs, stage.deferred
         assert not any(left) and stage.peak == 1
         return loss, collect(pipeline.model)
 

@@ -48,7 +48,7 @@ class Watch:
         """Wrap the layers of a pipeline's rank; note each pass, beside those in flight."""
 
         def passed(y: Tensor) -> Tensor:
-            flight = [x for s in stages for x in (*s.outputs.values(), *s.put_off.values())]
+            flight = [x for s in stages for x in (*s.outputs.values(), *s.deferred.values())]
             weights = [p.data for p in model.parameters()]
             for s in stages:
                 if hasattr(s, "weights"):
@@ -114,7 +114,7 @@ def _products(function: Function) -> int:
 
 
 def graph_bytes(things: Iterable, parameters: Iterable[Array]) -> int:
-    """Return the bytes of floats that backward from tensors, and what is put off, will read.
+    """Return the bytes of floats that backward from tensors, and what is deferred, will read.
 
     Every buffer counts once and whole; parameters do not count. Unlike in `kept`, what a stage has
     received does: nobody else holds it.
