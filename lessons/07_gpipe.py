@@ -21,8 +21,8 @@ from minidist.autograd import recompute
 from minidist.datasets import digits
 from minidist.pipeline_parallel import Pipeline, actions, add_communication, programs, validate
 from minidist.pipeline_parallel.actions import Backward, Forward, Programs
+from minidist.pipeline_parallel.micro_batch import micro_batches
 from minidist.pipeline_parallel.partition import counted_costs, partition
-from minidist.pipeline_parallel.stage import micro_batches
 from minidist.planning import simulate
 from minidist.tools import equivalence, exercise, figures, timeline
 from minidist.tools.devices import Device, idle, length, quiet

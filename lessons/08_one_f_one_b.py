@@ -23,7 +23,8 @@ from minidist.errors import Deadlock
 from minidist.pipeline_parallel import Pipeline, actions, add_communication, programs, validate
 from minidist.pipeline_parallel.actions import Backward, Forward, Programs
 from minidist.pipeline_parallel.executor import execute
-from minidist.pipeline_parallel.stage import Stage, micro_batches
+from minidist.pipeline_parallel.micro_batch import micro_batches
+from minidist.pipeline_parallel.stage import Stage
 from minidist.planning import simulate
 from minidist.tools import exercise, figures, timeline
 from minidist.tools.devices import Device, length, quiet

@@ -24,7 +24,8 @@ from minidist.events import EventLog
 from minidist.nn.flat_parameters import FlatParameters
 from minidist.pipeline_parallel import PipeDream, add_communication, programs
 from minidist.pipeline_parallel.executor import execute
-from minidist.pipeline_parallel.stage import MicroBatch, Stage
+from minidist.pipeline_parallel.micro_batch import MicroBatch
+from minidist.pipeline_parallel.stage import Stage
 from minidist.planning import simulate
 from minidist.rng import generator
 from minidist.tools import exercise, figures, timeline

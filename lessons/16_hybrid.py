@@ -20,7 +20,7 @@ from minidist import Cluster, Mesh, nn
 from minidist.datasets import shard, text
 from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel import Pipeline, programs
-from minidist.pipeline_parallel.stage import micro_batches
+from minidist.pipeline_parallel.micro_batch import micro_batches
 from minidist.planning import simulate
 from minidist.rng import Randomness
 from minidist.tensor_parallel import ParallelTransformer, vocab_parallel

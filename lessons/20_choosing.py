@@ -23,7 +23,7 @@ from minidist.planning.costs.layers import block_activation_bytes, block_paramet
 from minidist.planning.costs.single_device import single_device_cost
 from minidist.tools import equivalence, exercise, figures
 from minidist.tools.costs import table
-from minidist.tools.costs.measured import measure, rates
+from minidist.tools.costs.measured import measure_costs, rates
 from minidist.tools.strategies import STRATEGIES, Case
 from minidist.tools.strategies.cases import EXAMPLE
 
@@ -42,7 +42,7 @@ print(f"a batch of {B} examples x {T} tokens; {L} blocks of width {C}, {H} heads
 # one step with AdamW, and its ranks are watched: what they send, hold and compute.
 
 # %%
-costs = {name: measure(name, cases[name], clusters[RANKS[name]]) for name in cases}
+costs = {name: measure_costs(name, cases[name], clusters[RANKS[name]]) for name in cases}
 moved = {name: sum(cost.sent for cost in own) for name, own in costs.items()}
 fullest = {name: max(own, key=lambda cost: cost.memory) for name, own in costs.items()}
 held = {name: fullest[name].memory / single_device_cost(cases[name]).memory for name in cases}
@@ -122,7 +122,7 @@ def by_hand(name, N=4):
     return (B, T // N, L + 2), 8 * 4 * P, kept + B * ends // N + 8 * B * (T * C + T)
 
 
-alone = measure("naive", cases["naive"], clusters[1])[0]
+alone = measure_costs("naive", cases["naive"], clusters[1])[0]
 assert alone == replace(single_device_cost(cases["naive"]), sent=0)
 for name in ("naive", "gpipe", "sequence"):
     print(f"{name}: takes in {by_hand(name)[0]}, holds {by_hand(name)[1:]} bytes")

@@ -28,7 +28,7 @@ from minidist.comm import Mesh
 from minidist.datasets import example_indices, shard
 from minidist.pipeline_parallel import Pipeline
 from minidist.pipeline_parallel.holders import from_holders, load_own, shapes_of
-from minidist.pipeline_parallel.stage import micro_batches
+from minidist.pipeline_parallel.micro_batch import micro_batches
 from minidist.replicas import check_same_weights, sum_squares_over
 from minidist.tensor_parallel import ParallelTransformer, counted_here, unsplit, vocab_parallel
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel

@@ -22,7 +22,7 @@ from minidist.datasets import shard
 from minidist.errors import RankFailed
 from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel import PipeDream, Pipeline, branch_placement
-from minidist.pipeline_parallel.stage import micro_batches
+from minidist.pipeline_parallel.micro_batch import micro_batches
 from minidist.rng import Randomness
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial
 from minidist.tools import equivalence

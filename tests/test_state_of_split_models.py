@@ -13,7 +13,7 @@ from minidist.data_parallel.zero import Zero
 from minidist.errors import RankFailed
 from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel import PipeDream, Pipeline, branch_placement
-from minidist.pipeline_parallel.stage import micro_batches
+from minidist.pipeline_parallel.micro_batch import micro_batches
 from minidist.replicas import check_same_state, check_same_weights, sum_gradients
 from minidist.tensor_parallel import ParallelTransformer, sum_squares, unsplit, vocab_parallel
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel

@@ -40,7 +40,7 @@ ONLY_ZERO = "these are shards: call zero.step(optimizer), which gives all ranks 
 ELSEWHERE = "each rank keeps its shard of it; use zero.state() and zero.load_state(state)"
 
 
-class Shard:
+class LayerShard:
     """What this rank keeps of a layer: a part of its flat vector, as a parameter of its own."""
 
     def __init__(self, flat: FlatParameters, number: int, group: Group):
@@ -124,9 +124,9 @@ class Zero:
         if stage > 1:
             model.sequence[:] = [ZeroLayer(layer, k, self) for k, layer in enumerate(layers)]
 
-    def _cut(self, k: int, flat: FlatParameters) -> Shard:
+    def _cut(self, k: int, flat: FlatParameters) -> LayerShard:
         """Return this rank's part of layer k, and let go of what is not kept whole."""
-        shard = Shard(flat, k, self.group)
+        shard = LayerShard(flat, k, self.group)
         flat.locked = ONLY_ZERO
         for p in flat.parameters:
             p.spread = shard.parameter.spread
@@ -292,7 +292,7 @@ class Gatherer:
     A graph that was built on them is right again when the layer has been gathered again.
     """
 
-    def __init__(self, shards: list[Shard], group: Group):
+    def __init__(self, shards: list[LayerShard], group: Group):
         self.shards, self.group = shards, group
         self.coming: int | None = None  # the layer whose weights a second thread gathers
         self.thread = self.error = None

@@ -1,5 +1,5 @@
 """The model split by layers. Read `actions.py`, `layer_split.py`, `gpipe.py`, `one_f_one_b.py`,
-`communication.py`, `executor.py`, `stage.py`, `holders.py`, `pipeline.py`; then
+`communication.py`, `executor.py`, `stage.py`, `micro_batch.py`, `holders.py`, `pipeline.py`; then
 `execution_order.py`, `validation.py`, `interleaved.py`, `zero_bubble.py`, `schedules.py`; then
 `pipedream.py` and `weight_versions.py`. `partition.py` and `branch_placement.py` are independent.
 """

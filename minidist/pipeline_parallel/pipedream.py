@@ -41,9 +41,9 @@ from minidist.pipeline_parallel.actions import (
 from minidist.pipeline_parallel.communication import add_communication
 from minidist.pipeline_parallel.executor import execute
 from minidist.pipeline_parallel.holders import from_holders, holders, load_own, shapes_of, take_over
+from minidist.pipeline_parallel.micro_batch import MicroBatch
 from minidist.pipeline_parallel.one_f_one_b import one_f_one_b
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.pipeline_parallel.stage import MicroBatch
 from minidist.pipeline_parallel.weight_versions import (
     VersionedStage,
     WeightVersions,

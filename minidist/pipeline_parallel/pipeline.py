@@ -26,9 +26,10 @@ from minidist.pipeline_parallel.actions import last_stage
 from minidist.pipeline_parallel.communication import add_communication
 from minidist.pipeline_parallel.executor import execute
 from minidist.pipeline_parallel.holders import from_holders, holders, load_own, shapes_of, take_over
+from minidist.pipeline_parallel.micro_batch import MicroBatch, micro_batches
 from minidist.pipeline_parallel.partition import cut_of
 from minidist.pipeline_parallel.schedules import programs, updates
-from minidist.pipeline_parallel.stage import MicroBatch, Stage, micro_batches
+from minidist.pipeline_parallel.stage import Stage
 from minidist.replicas import check_same_weights, sum_gradients, sum_squares_over
 
 STAGES = "the stages of a pipeline: pass sum_squares=pipeline.sum_squares"

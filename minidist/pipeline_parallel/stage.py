@@ -10,55 +10,11 @@ uneven, only have to be summed.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-
-import numpy as np
 
 from minidist import nn
 from minidist.autograd import Tensor, deferred, recompute
 from minidist.backend import Array
-from minidist.datasets import example_indices
-from minidist.rng import Randomness
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """Examples that go through the pipeline together.
-
-    inputs      tokens or floats [B/m, ...], an array or a tensor; the first stage needs them
-    targets     what the loss takes; the last stage needs them
-    randomness  of these examples, for dropout
-    total       targets of the whole batch, by which the loss divides
-    """
-
-    inputs: Tensor | Array
-    targets: Array
-    randomness: Randomness | None
-    total: int
-
-
-def micro_batches(
-    inputs: Array,
-    targets: Array,
-    m: int,
-    seed: int = 0,
-    step: int = 0,
-    examples=None,
-    total: int | None = None,
-) -> list[MicroBatch]:
-    """Cut a batch into m micro-batches, as even as can be; if m > B some are empty.
-
-    examples  global indices of the batch's examples, [B]; by default 0, 1, ...
-    total     targets by which the loss divides; by default those of this batch
-    """
-    if m < 1:
-        raise ValueError(f"a batch is cut into 1 micro-batch or more, not {m}")
-    examples = example_indices(inputs, targets, examples)
-    total = targets.size if total is None else total
-    return [
-        MicroBatch(inputs[part], targets[part], Randomness(seed, step, examples[part]), total)
-        for part in np.array_split(np.arange(len(inputs)), m)
-    ]
+from minidist.pipeline_parallel.micro_batch import MicroBatch
 
 
 class Stage:

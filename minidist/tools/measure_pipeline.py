@@ -1,6 +1,6 @@
 """A pipeline's schedule run for real, and simulated with the durations that were measured in it.
 
-    measured = measure("1f1b", stages=2, micro_batches=8)
+    measured = measure_pipeline("1f1b", stages=2, micro_batches=8)
     print(timeline.text(measured.log), timeline.text(measured.simulation.timeline), measured.ratio)
 
 Every stage is two layers of an MLP, large enough that an action takes some milliseconds; a rank has
@@ -35,7 +35,7 @@ from minidist.pipeline_parallel.actions import (
 )
 from minidist.pipeline_parallel.execution_order import message
 from minidist.pipeline_parallel.executor import steps
-from minidist.pipeline_parallel.stage import micro_batches as cut
+from minidist.pipeline_parallel.micro_batch import micro_batches as cut
 from minidist.planning import Simulation, simulate
 from minidist.rng import generator
 
@@ -73,7 +73,7 @@ class Measured:
         return self.makespan / self.simulation.makespan
 
 
-def measure(
+def measure_pipeline(
     schedule: str,
     stages: int,
     micro_batches: int,

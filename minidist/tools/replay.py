@@ -14,7 +14,7 @@ import numpy as np
 from minidist import nn
 from minidist.autograd import Tensor
 from minidist.nn.flat_parameters import FlatParameters
-from minidist.pipeline_parallel.stage import MicroBatch
+from minidist.pipeline_parallel.micro_batch import MicroBatch
 
 
 def replay(

@@ -49,7 +49,9 @@ class CountingStage:
         return self.outputs[i]
 
     def backward_input(self, i):
-        dy = self.outputs.pop(i) if self.last else self.output_gradients.pop(i) * self.outputs.pop(i)
+        dy = (
+            self.outputs.pop(i) if self.last else self.output_gradients.pop(i) * self.outputs.pop(i)
+        )
         self.given[i] = self.deferred[i] = dy
 
     def input_gradient(self, i):

@@ -13,7 +13,8 @@ import pytest
 from minidist import Tensor, nn
 from minidist.events import EventLog
 from minidist.pipeline_parallel import Pipeline, programs
-from minidist.pipeline_parallel.stage import Stage, micro_batches
+from minidist.pipeline_parallel.micro_batch import micro_batches
+from minidist.pipeline_parallel.stage import Stage
 from minidist.planning import simulate
 from tests.strategies import arrays
 

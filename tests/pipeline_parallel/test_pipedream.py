@@ -15,8 +15,8 @@ from minidist import nn, optim
 from minidist.errors import CollectiveMismatch, RankFailed
 from minidist.pipeline_parallel import PipeDream
 from minidist.pipeline_parallel.actions import Update, last_stage
+from minidist.pipeline_parallel.micro_batch import micro_batches
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.pipeline_parallel.stage import micro_batches
 from minidist.tools.causes import cause_of
 from minidist.tools.replay import replay
 from minidist.tools.strategies import Case

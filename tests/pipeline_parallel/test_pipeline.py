@@ -8,7 +8,7 @@ import pytest
 from minidist import Tensor, nn, run
 from minidist.errors import CollectiveMismatch, RankFailed
 from minidist.pipeline_parallel import Pipeline, add_communication, programs
-from minidist.pipeline_parallel.stage import micro_batches
+from minidist.pipeline_parallel.micro_batch import micro_batches
 from minidist.tools.compare import compare
 from minidist.tools.strategies import Case, collect, one_device
 from tests.pipeline_parallel.training import (

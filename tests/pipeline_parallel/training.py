@@ -6,7 +6,7 @@ import numpy as np
 
 from minidist import nn, optim
 from minidist.pipeline_parallel import Pipeline
-from minidist.pipeline_parallel.stage import MicroBatch
+from minidist.pipeline_parallel.micro_batch import MicroBatch
 from minidist.rng import Randomness
 from minidist.tools.compare import compare
 from minidist.tools.strategies import INPUT, Case, collect

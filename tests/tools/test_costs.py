@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from minidist.planning.costs.single_device import single_device_cost
-from minidist.tools.costs.measured import measure
+from minidist.tools.costs.measured import measure_costs
 from minidist.tools.costs.table import HEADINGS, example, limit, markdown, rows, text
 from minidist.tools.equivalence import find
 from minidist.tools.strategies import STRATEGIES
@@ -20,7 +20,7 @@ def test_each_rank_costs_what_the_closed_forms_say(cluster, size):
         if size not in strategy.ranks:
             continue
         case = strategy.costs.example(size)
-        found, forms = measure(name, case, cluster(size)), strategy.predict(case, size)
+        found, forms = measure_costs(name, case, cluster(size)), strategy.predict(case, size)
         assert sum(cost.sent for cost in found) == sum(form.sent for form in forms), name
         for cost, form in zip(found, forms, strict=True):
             if strategy.costs.bound:

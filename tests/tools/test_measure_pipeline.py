@@ -4,7 +4,7 @@ import pytest
 
 from minidist.pipeline_parallel import SCHEDULES
 from minidist.tools import timeline
-from minidist.tools.measure_pipeline import measure
+from minidist.tools.measure_pipeline import measure_pipeline
 from minidist.tools.tracks import tracks
 
 SIGNS = {"zb_h1": "FIW", "zb_h2": "FIW", "zb_v": "FIW", "pipedream": "FBU", "pipedream_2bw": "FBU"}
@@ -16,7 +16,7 @@ def chunks(schedule):
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 def test_every_schedule_is_measured_simulated_and_drawn(schedule):
-    real = measure(schedule, 2, 4, chunks(schedule), width=32, rows=2, repeats=3)
+    real = measure_pipeline(schedule, 2, 4, chunks(schedule), width=32, rows=2, repeats=3)
     assert len(real.makespans) == 3 and min(real.makespans) > 0
     assert {sign for sign, each in real.durations.items() if any(each)} == set(
         SIGNS.get(schedule, "FB")
@@ -33,13 +33,13 @@ def test_every_schedule_is_measured_simulated_and_drawn(schedule):
 
 
 def test_one_rank_sends_nothing():
-    real = measure("gpipe", 1, 2, width=32, rows=2, repeats=1)
+    real = measure_pipeline("gpipe", 1, 2, width=32, rows=2, repeats=1)
     assert (real.overhead, real.latency) == (0, 0)
     assert real.simulation.makespan == pytest.approx(2 * sum(real.durations[k][0] for k in "FB"))
 
 
 def test_the_simulation_says_about_how_long_the_real_pipeline_takes():
-    ratios = [measure("1f1b", 2, 6, repeats=3).ratio for _ in range(2)]
+    ratios = [measure_pipeline("1f1b", 2, 6, repeats=3).ratio for _ in range(2)]
     assert 0.5 < min(ratios) < 2  # other processes may have the cores
 
 
@@ -48,12 +48,12 @@ def test_the_simulation_says_about_how_long_the_real_pipeline_takes():
 def test_the_makespans_are_within_15_percent_on_two_idle_cores(schedule):
     ratios = []
     while len(ratios) < 8 and not any(abs(ratio - 1) < 0.15 for ratio in ratios):
-        ratios.append(measure(schedule, 2, 8, chunks(schedule)).ratio)
+        ratios.append(measure_pipeline(schedule, 2, 8, chunks(schedule)).ratio)
     assert abs(ratios[-1] - 1) < 0.15, ratios
 
 
 def test_what_cannot_be_run_is_refused_before_a_rank_starts():
     with pytest.raises(ValueError, match="unknown schedule 'magic'"):
-        measure("magic", 2, 4)
+        measure_pipeline("magic", 2, 4)
     with pytest.raises(ValueError, match="replicas of a stage is not measured"):
-        measure("pipedream", 3, 4, replicas=[2, 1])
+        measure_pipeline("pipedream", 3, 4, replicas=[2, 1])

@@ -23,7 +23,8 @@ from minidist.pipeline_parallel.actions import (
     Transfer,
     Update,
 )
-from minidist.pipeline_parallel.stage import Stage, micro_batches
+from minidist.pipeline_parallel.micro_batch import micro_batches
+from minidist.pipeline_parallel.stage import Stage
 
 KINDS = [Forward, Backward, BackwardInput, BackwardWeight, Update]
 KINDS += [SendActivation, RecvActivation, SendGradient, RecvGradient]

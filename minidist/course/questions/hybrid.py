@@ -11,7 +11,7 @@ import numpy as np
 
 from minidist import nn
 from minidist.course.question import Answer, Question, counted
-from minidist.course.questions.ranks import by_rank, differ, joined
+from minidist.course.questions.ranks import by_rank, joined, ranks_differ
 from minidist.pipeline_parallel import programs
 from minidist.pipeline_parallel.holders import holders
 from minidist.pipeline_parallel.partition import cut_of
@@ -262,7 +262,7 @@ def through_a_pipeline(rng, N: int, options: dict, m: int, batches: int) -> Ques
             again = d["embedding.token.weight"]
             if np.abs(found[0][name]).sum() > np.abs(again).sum() * (1 + 1e-9):
                 said = "what the first batch has left may have been summed again by the second"
-        return joined(differ(found, want), said)
+        return joined(ranks_differ(found, want), said)
 
     given = {
         "N": N,
@@ -349,7 +349,7 @@ def judge_sums(want: list[dict], shape: tuple, split: bool, grads: list[dict]):
             moved = sum(int(mine.pop(f"bytes {axis}")) for mine in found)
             if moved != bytes_due:
                 said = f"{moved} bytes are sent on {axis} by all ranks together, not {bytes_due}"
-        wrong = differ(found, want, causes)
+        wrong = ranks_differ(found, want, causes)
         for r, mine in enumerate(found) if wrong else ():
             for name, own in grads[r].items():
                 if own is None or np.array_equal(own, want[r][f"d {name}"]):
@@ -386,7 +386,7 @@ def deals(rng) -> Iterator[Question]:
             for r, mine in enumerate(found):
                 if mine.pop("summed after the run").tolist() != [True]:
                     return f"rank {r} does not sum its gradients once, after the run"
-            return differ(found, want)
+            return ranks_differ(found, want)
 
         about = f"what the pipeline is given, {on(shape)}, {counted(B, 'example')}, "
         about += counted(m, "micro-batch")
@@ -440,7 +440,7 @@ def judge_backward(want: list[dict], shape: tuple, loss: float):
                 said = f"the loss on rank {r} is {got:.9g}, not {loss:.9g}{why}"
             if not mine.pop("refused"):
                 said = "a second batch on top of summed gradients is to be a ValueError"
-        return joined(differ(found, want, ratios), said)
+        return joined(ranks_differ(found, want, ratios), said)
 
     return judge
 
@@ -479,7 +479,7 @@ def clipped(rng, factor: float, missing: bool = False) -> Question:
         if missing and not np.any(found.get("d layers.0.bias", 0)):
             found.pop("d layers.0.bias", None)  # None or zeros
         raised = {factor: "gradients shorter than max_norm are not made longer"}
-        return differ([found], [want], raised if factor > 1 else None)
+        return ranks_differ([found], [want], raised if factor > 1 else None)
 
     given = {"sizes": sizes, "grads": grads, "max_norm": factor * norm}
     about = f"one device, max_norm {factor} times the norm" + (", one gradient None" * missing)
@@ -517,7 +517,7 @@ def clipped_on_mesh(rng, shape: tuple, options: dict, is_tied: bool, factor: flo
             for what, total in {**wrong, "a rank's own part alone": own}.items():
                 if abs(got - norm) > 1e-9 * norm and abs(got - sqrt(total)) < 1e-9 * norm:
                     return f"the norm on rank {r} is {got:.9g}, not {norm:.9g}: {what}"
-        return joined(differ(found, want), said)
+        return joined(ranks_differ(found, want), said)
 
     given = given_parts(model, config, shape, options)
     given |= {"parts": parts, "max_norm": factor * norm}
@@ -562,7 +562,7 @@ def judge_whole(state: dict, d: dict, shape: tuple):
                     mixed = np.array_equal(np.sort(got, axis=None), np.sort(x, axis=None))
                     why = ": all its numbers are there, in other places" if mixed else ""
                     return f"{name} on rank {r} is another array{why}"
-        return differ(found, [want] * len(found))
+        return ranks_differ(found, [want] * len(found))
 
     return judge
 

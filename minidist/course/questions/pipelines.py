@@ -13,7 +13,7 @@ import numpy as np
 from minidist import nn
 from minidist.course.probes import pipelines
 from minidist.course.question import Answer, Question, counted
-from minidist.course.questions.ranks import by_rank, differ
+from minidist.course.questions.ranks import by_rank, ranks_differ
 from minidist.errors import Deadlock
 from minidist.pipeline_parallel import add_communication, programs, validate
 from minidist.pipeline_parallel.actions import (
@@ -299,7 +299,7 @@ def judge_training(model, cut, full: Programs, inputs, targets, widths) -> Calla
                 if stage_of.get(name) not in full.placement[r]:
                     return f"rank {r} has {name}, which is not of its stages"
                 summed[name] = summed.get(name, 0) + grad
-        if said := differ([summed], [grads], {0.5: "half of the micro-batches are missing"}):
+        if said := ranks_differ([summed], [grads], {0.5: "half of the micro-batches are missing"}):
             return said.replace(" on rank 0", "", 1)
         if abs(losses - loss.item()) > 1e-9 * abs(loss.item()):
             return f"the loss is {losses:.9g}, not {loss.item():.9g}"

@@ -21,7 +21,7 @@ def by_rank(answer: Answer, ranks: int) -> list[dict[str, np.ndarray]]:
     return found
 
 
-def differ(
+def ranks_differ(
     got: list[dict], want: list[dict], causes: Mapping[float, str] | None = None
 ) -> str | None:
     """Compare each rank's arrays with what it should have, by the bound of tools/compare.py.

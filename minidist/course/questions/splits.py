@@ -11,7 +11,7 @@ import numpy as np
 
 from minidist import Tensor, nn
 from minidist.course.question import Answer, Question, counted
-from minidist.course.questions.ranks import by_rank, differ, joined
+from minidist.course.questions.ranks import by_rank, joined, ranks_differ
 from minidist.planning.costs.tensor_parallel import repeated, sequence_bytes
 from minidist.rng import Randomness
 from minidist.tools.strategies.cases import Case, random_weights
@@ -63,7 +63,7 @@ def judged(
 
     def judge(answer: Answer) -> str | None:
         mine = by_rank(answer, len(want))
-        wrong = differ(values(mine), want, causes)
+        wrong = ranks_differ(values(mine), want, causes)
         said = joined(wrong, sent(mine, forward, backward, why))
         return extra(mine) or said or overwritten(mine)
 
@@ -161,7 +161,7 @@ def drawn_linear(rng, C: int, F: int, activation: str, bias: bool = True) -> nn.
     return layer
 
 
-def one_device(layer, x: np.ndarray, grad: np.ndarray) -> tuple[np.ndarray, np.ndarray, dict]:
+def whole_layer(layer, x: np.ndarray, grad: np.ndarray) -> tuple[np.ndarray, np.ndarray, dict]:
     """Return Y, dX and the parameters' gradients."""
     x = Tensor(x, requires_grad=True)
     y = layer(x)
@@ -184,7 +184,7 @@ def columns(rng) -> Iterator[Question]:
         C, F, B = int(rng.integers(2, 6)), N * int(rng.integers(2, 4)), int(rng.integers(1, 5))
         layer = drawn_linear(rng, C, F, "gelu", case != "no bias")
         x, grad = rng.standard_normal((B, C)), rng.standard_normal((B, F))
-        y, dx, d = one_device(layer, x, grad)
+        y, dx, d = whole_layer(layer, x, grad)
         own = np.array(np.split(np.arange(F), N))
         options = {"gather_output": True} if case == "gathered" else {}
         if case == "chosen":
@@ -219,7 +219,7 @@ def rows(rng) -> Iterator[Question]:
         activation = "gelu" if case in ("gelu", "scattered") else "identity"
         layer = drawn_linear(rng, C, F, activation, case != "no bias")
         x, grad = rng.standard_normal((B, C)), rng.standard_normal((B, F))
-        y, dx, d = one_device(layer, x, grad)
+        y, dx, d = whole_layer(layer, x, grad)
         whole = case == "scattered"
         xs, dxs = ([v] * N if whole else parts(v, N) for v in (x, dx))
         own = np.split(np.arange(C), N)
@@ -272,7 +272,7 @@ def heads(rng) -> Iterator[Question]:
         for p in layer.parameters():
             p.data[...] = rng.standard_normal(p.shape)
         x, grad = rng.standard_normal((2, B, T, C))
-        y, dx, d = one_device(layer, x, grad)
+        y, dx, d = whole_layer(layer, x, grad)
         want = []
         for r in range(N):
             runs = np.arange(r * each * D, (r + 1) * each * D)  # the rank's heads, in one block
@@ -380,7 +380,7 @@ def losses(rng, N: int, V: int) -> Question:
         ways = [dict(found) for found in mine]
         for found in ways:  # it is asked for after the bytes were read
             found.pop("argmax")
-        return joined(differ(values(mine), want), sent(ways, way, 0)) or overwritten(mine)
+        return joined(ranks_differ(values(mine), want), sent(ways, way, 0)) or overwritten(mine)
 
     given = {
         "parts": np.split(held, N, axis=-1),
@@ -415,7 +415,7 @@ def held_positions(T: int, N: int) -> Question:
         if T % N:
             fine = all("refused" in found for found in mine)
             return None if fine else "they do not split evenly: a ValueError is due"
-        return differ(mine, [{"positions": own} for own in np.split(np.arange(T), N)])
+        return ranks_differ(mine, [{"positions": own} for own in np.split(np.arange(T), N)])
 
     about = f"{T} positions over {counted(N, 'rank')}"
     return Question(about, "positions", {"T": T, "N": N}, judge)
@@ -449,7 +449,7 @@ def scattered_rows(rng, N: int) -> Question:
     B, T, C, F = (int(n) * k for n, k in zip(rng.integers(1, 4, 4), (1, N, N, 1), strict=True))
     layer = drawn_linear(rng, C, F, "identity")
     x, grad = rng.standard_normal((B, T, C)), rng.standard_normal((B, T, F))
-    y, dx, d = one_device(layer, x, grad)
+    y, dx, d = whole_layer(layer, x, grad)
     own, grads, bias = np.split(np.arange(C), N), np.split(grad, N, axis=1), layer.bias.data
     want = [
         {
@@ -488,7 +488,7 @@ def dropped(rng, N: int) -> Question:
     want = [{"Y": own} for own in np.split(y, N, axis=1)]
     given = {"xs": np.split(x, N, axis=1), "rate": 0.5, "seed": seed}
     about = f"SequenceDropout, {counted(N, 'rank')}, X[{B}, {T}/{N}, {C}]"
-    return Question(about, "dropped", given, lambda answer: differ(by_rank(answer, N), want))
+    return Question(about, "dropped", given, lambda answer: ranks_differ(by_rank(answer, N), want))
 
 
 def transformer(rng, N: int, tied: bool, depth: int) -> Question:
@@ -526,7 +526,7 @@ def transformer(rng, N: int, tied: bool, depth: int) -> Question:
             said = "the gradients of what every rank holds have not been summed"
         elif moved != bytes_due:
             said = f"all ranks together send {moved} bytes, not {bytes_due}"
-        return joined(differ(mine, want), said)
+        return joined(ranks_differ(mine, want), said)
 
     given = {
         "N": N,

@@ -4,7 +4,7 @@ Measured while a step with AdamW runs on real ranks: layers say what enters them
 sent, arrays what is held, and graphs which products were computed. The closed forms are in
 planning/costs/; lesson 20 shows that both agree.
 
-    for rank, cost in enumerate(measure("zero_2", case, cluster)):
+    for rank, cost in enumerate(measure_costs("zero_2", case, cluster)):
         print(rank, cost.sent, cost.held["activations"])
 """
 
@@ -19,7 +19,7 @@ from minidist.tools.equivalence import find
 from minidist.tools.strategies import Case
 
 
-def measure(name: str, case: Case, cluster: Cluster) -> list[Cost]:
+def measure_costs(name: str, case: Case, cluster: Cluster) -> list[Cost]:
     """Run one step under a strategy on the cluster's ranks; return what it cost each of them.
 
     The case's options are those of the strategy in `equivalence`. No dropout.

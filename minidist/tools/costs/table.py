@@ -1,7 +1,8 @@
 """One table of all strategies: input per device, bytes moved, memory, balance, limit to scaling.
 
-costs = {name: measure(name, example(name), clusters[find(name).most_ranks]) for name in names}
-print(text(rows(costs)))
+    for name in names:
+        costs[name] = measure_costs(name, example(name), clusters[find(name).most_ranks])
+    print(text(rows(costs)))
 """
 
 from minidist.planning.costs.cost import Cost

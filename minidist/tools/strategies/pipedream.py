@@ -10,8 +10,8 @@ from minidist import nn, optim
 from minidist.comm import Group
 from minidist.pipeline_parallel import PipeDream, programs
 from minidist.pipeline_parallel.actions import Programs, Update, last_stage
+from minidist.pipeline_parallel.micro_batch import micro_batches
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.pipeline_parallel.stage import micro_batches
 from minidist.planning.costs import pipeline_parallel as costs
 from minidist.planning.costs.cost import Cost
 from minidist.rng import generator

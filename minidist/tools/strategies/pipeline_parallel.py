@@ -10,8 +10,8 @@ from minidist.comm import Group
 from minidist.pipeline_parallel import Pipeline
 from minidist.pipeline_parallel.actions import Programs
 from minidist.pipeline_parallel.holders import from_holders
+from minidist.pipeline_parallel.micro_batch import MicroBatch, micro_batches
 from minidist.pipeline_parallel.schedules import programs
-from minidist.pipeline_parallel.stage import MicroBatch, micro_batches
 from minidist.planning.costs import pipeline_parallel as costs
 from minidist.planning.costs.cost import Cost
 from minidist.rng import generator

@@ -128,9 +128,9 @@ def _measured(shape: tuple, timeout: float | None, width: int):
     from minidist.comm.report import fair_share_of_cores
     from minidist.pipeline_parallel.actions import COMPUTE
     from minidist.tools import timeline
-    from minidist.tools.measure_pipeline import WARM_UP, measure
+    from minidist.tools.measure_pipeline import WARM_UP, measure_pipeline
 
-    real = measure(*shape, timeout=timeout)
+    real = measure_pipeline(*shape, timeout=timeout)
     end = max(real.makespan, real.simulation.makespan)
     print(
         f"measured: the step of median makespan, of {len(real.makespans)} after {WARM_UP} to warm "
