@@ -1,8 +1,8 @@
 """One table of all strategies: input per device, bytes moved, memory, balance, limit to scaling.
 
-    for name in names:
-        costs[name] = measure_costs(name, example(name), clusters[find(name).most_ranks])
-    print(text(rows(costs)))
+for name in names:
+    costs[name] = measure_costs(name, example(name), clusters[find(name).most_ranks])
+print(text(rows(costs)))
 """
 
 from minidist.planning.costs.cost import Cost
