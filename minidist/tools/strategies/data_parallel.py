@@ -1,6 +1,7 @@
 """Data parallelism: every rank holds the model, or a shard of it, and some of the examples."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -27,11 +28,19 @@ from minidist.tools.strategies.cases import (
 from minidist.tools.strategies.record import ANY, LAYERS, Costs, Strategy
 
 
-def naive_worker(group: Group, case: Case, micro_batches: int = 1) -> Outcome:
-    """Run one batch under data_parallel/naive.py, its examples dealt to ranks and micro-batches."""
+def replica_worker(
+    group: Group, case: Case, reduce: Callable[[nn.Module, Group], None], micro_batches: int = 1
+) -> Outcome:
+    """Run one batch on replicas, its examples dealt to ranks and micro-batches.
+
+    reduce  (model, group) -> None: makes the ranks' gradients their sum, on every rank
+    """
     pieces = [_backward(case, part) for part in _parts(group, case, micro_batches)]
-    naive.all_reduce_gradients(case.model, group)
+    reduce(case.model, group)
     return _data_parallel_outcome(group, case, pieces, bill(group))
+
+
+naive_worker = partial(replica_worker, reduce=naive.all_reduce_gradients)
 
 
 def bucketed_worker(group: Group, case: Case, micro_batches: int = 1, cap: int = 300) -> Outcome:
@@ -120,13 +129,15 @@ def _loss(group: Group, case: Case, watch: Watch, model: nn.Module) -> Tensor:
     return watch.graph(y, parameters=weights)
 
 
-def naive_step(group: Group, case: Case, watch: Watch) -> None:
+def replica_step(
+    group: Group, case: Case, watch: Watch, reduce: Callable[[nn.Module, Group], None]
+) -> None:
     model = case.model
     homes = [layer.flat for layer in model.layers]
     watch.model(model)
     optimizer = adamw(model.parameters())
     _loss(group, case, watch, model).backward()
-    naive.all_reduce_gradients(model, group)
+    reduce(model, group)
     watch.sends(group)
     optimizer.step()
     watch.holds(homes, optimizer)
@@ -157,7 +168,11 @@ def zero_step(group: Group, case: Case, watch: Watch, stage: int) -> None:
     watch.holds(homes, optimizer, sharded.places[1:], sharded.places[:1])
 
 
-GRADIENTS = Costs(costs.data_parallel_bytes, costs.data_parallel_costs, naive_step)
+GRADIENTS = Costs(
+    costs.data_parallel_bytes,
+    costs.data_parallel_costs,
+    partial(replica_step, reduce=naive.all_reduce_gradients),
+)
 
 
 def _zero(stage: int, idea: str, term: str) -> Strategy:
