@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from minidist.autograd.deferred import Deferred
 from minidist.backend import Array, array_module, as_array, sum_over
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 NUMBERS = (float, int)
 Axis = int | tuple[int, ...] | None
@@ -239,7 +242,7 @@ class Function:
     def backward(self, grad: Array) -> Gradient | tuple[Gradient, ...]:
         raise NotImplementedError
 
-    def __call__(self, *inputs: Tensor | ArrayLike) -> Tensor:
+    def __call__(self, *inputs: "Tensor | ArrayLike") -> Tensor:
         """Apply to tensors; a Python number among them takes their dtype, an array must have it."""
         arrays, edges, dtype, tracked = [], [], None, False
         for x in inputs:
