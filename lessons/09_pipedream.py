@@ -4,8 +4,8 @@
 # In lesson 8 the pipeline still ran empty before every update of the weights: the *flush*. Leave it
 # out, and the ranks hardly wait any more; but while a minibatch is on its way, the weights change
 # under it. This lesson is about which weights a pass uses, which have to be kept, and what that
-# does to learning. The library's version: `pipedream.py` and `weight_versions.py` in
-# `minidist/pipeline_parallel`.
+# does to learning. The library's version: `pipedream.py`, `weight_stashing.py` and
+# `weight_versions.py` in `minidist/pipeline_parallel`.
 #
 # Letters: `p` stages, one per rank, `s` one of them (0 is the first); `b` a *minibatch*, that is,
 # the examples of one update; *version* `n` of a stage's weights: those with `n` updates in them.
