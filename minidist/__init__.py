@@ -20,8 +20,34 @@ What all of it stands on: backend.py (NumPy or CuPy), rng.py (numbers that depen
 events.py (who did what, when), errors.py (what goes wrong between ranks), datasets.py.
 """
 
-from minidist.autograd import Tensor, no_grad
-from minidist.comm import Cluster, Group, Mesh, run
+from importlib import import_module
+
+TYPE_CHECKING = False  # editors take it for true; importing it from `typing` would be slow
+
+if TYPE_CHECKING:
+    from minidist.autograd import Tensor, no_grad
+    from minidist.comm import Cluster, Group, Mesh, run
 
 __all__ = ["Cluster", "Group", "Mesh", "Tensor", "no_grad", "run"]
 __version__ = "0.1.0"
+
+# Each name is imported when it is first used: the command line, and schedules, need no NumPy.
+_MODULE_OF = {
+    "Cluster": "comm",
+    "Group": "comm",
+    "Mesh": "comm",
+    "Tensor": "autograd",
+    "no_grad": "autograd",
+    "run": "comm",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,9 +1,15 @@
 """The house has one direction of imports; this walks through it and looks."""
 
 import ast
+import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+import minidist
+import minidist.pipeline_parallel
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "minidist"
@@ -123,9 +129,6 @@ def test_only_development_time_files_import_what_is_not_a_core_dependency():
 
 
 def test_importing_the_package_loads_no_optional_module_and_prints_nothing():
-    import subprocess
-    import sys
-
     code = (
         "import sys, minidist, minidist.nn, minidist.cli;"
         "print(sorted({'cupy', 'torch', 'matplotlib', 'mpi4py'} & set(sys.modules)))"
@@ -136,13 +139,46 @@ def test_importing_the_package_loads_no_optional_module_and_prints_nothing():
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from minidist import pipeline_parallel",
+        "from minidist.pipeline_parallel import SCHEDULES, actions, add_communication, programs",
+        "from minidist.pipeline_parallel import grid, validate",
+        "from minidist.planning import simulate",
+        "from minidist.tools.timeline import text",
+        "from minidist.pipeline_parallel import programs, validate; "
+        "from minidist.planning import simulate; from minidist.tools.timeline import text; "
+        "made = programs('zb_v', 2, 4); validate(made, 2, 4); text(simulate(made).timeline)",
+    ],
+)
+def test_schedules_simulations_and_their_text_need_only_the_standard_library(code):
+    """They are to run in a browser."""
+    after = f"import sys; before = set(sys.modules); {code}; print(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", after], capture_output=True, text=True)
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert done.returncode == 0, done.stderr
+    assert "minidist" in loaded and loaded - {"minidist"} <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("package", [minidist, minidist.pipeline_parallel])
+def test_a_package_that_imports_its_names_on_first_use_has_all_of_them(package):
+    tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
+    (shown,) = (node.body for node in tree.body if isinstance(node, ast.If))  # if TYPE_CHECKING
+    modules = {alias.name: node.module for node in shown for alias in node.names}
+    assert set(modules) == set(package.__all__) <= set(dir(package))
+    for name, module in modules.items():
+        assert getattr(package, name) is getattr(importlib.import_module(module), name)
+    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no .* 'magic'"):
+        _ = package.magic
+
+
 def test_every_package_says_what_it_is():
     for path in FILES:
         assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
 
 
 def test_public_names_are_there():
-    import minidist
     from minidist import errors, nn
     from minidist.tools import equivalence
 

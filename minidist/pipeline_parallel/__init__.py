@@ -5,11 +5,15 @@
 `branch_placement.py` are independent.
 """
 
-from minidist.pipeline_parallel.communication import add_communication
-from minidist.pipeline_parallel.pipeline import Pipeline
-from minidist.pipeline_parallel.schedules import SCHEDULES, programs
-from minidist.pipeline_parallel.validation import grid, validate
-from minidist.pipeline_parallel.weight_stashing import PipeDream
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minidist.pipeline_parallel.communication import add_communication
+    from minidist.pipeline_parallel.pipeline import Pipeline
+    from minidist.pipeline_parallel.schedules import SCHEDULES, programs
+    from minidist.pipeline_parallel.validation import grid, validate
+    from minidist.pipeline_parallel.weight_stashing import PipeDream
 
 __all__ = [
     "SCHEDULES",
@@ -20,3 +24,25 @@ __all__ = [
     "programs",
     "validate",
 ]
+
+# Each name is imported when it is first used: schedules need no NumPy, stages of a model do.
+_MODULE_OF = {
+    "SCHEDULES": "schedules",
+    "PipeDream": "weight_stashing",
+    "Pipeline": "pipeline",
+    "add_communication": "communication",
+    "grid": "validation",
+    "programs": "schedules",
+    "validate": "validation",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
