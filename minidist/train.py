@@ -56,6 +56,10 @@ class Settings:
                 f"{share} or less, or a batch of {(self.micro_batches - 1) * self.dp + 1} or more"
             )
 
+    @property
+    def ranks(self) -> int:
+        return self.dp * self.pp * self.tp
+
     def model(self, vocab: int) -> nn.Transformer:
         return nn.Transformer(
             vocab,
@@ -185,7 +189,7 @@ def certify(
 
     The batch has 2 windows per rank and one more, so the shards are uneven.
     """
-    ranks = settings.dp * settings.pp * settings.tp
+    ranks = settings.ranks
     inputs, targets = text.windows(model.context)
     rows = generator(0, "certificate").permutation(len(inputs))[: 2 * ranks + 1]
     name = f"all {len(model.parameters())} parameters, {len(rows)} windows"

@@ -1,5 +1,6 @@
 """The command line as a user meets it."""
 
+import argparse
 import json
 import os
 import re
@@ -7,16 +8,20 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from minidist import cli
 from minidist.backend import why_no_gpu
 from minidist.cli import main
+from minidist.cli.train import add_arguments
 from minidist.pipeline_parallel import SCHEDULES, programs
 from minidist.planning import simulate
 from minidist.tools import equivalence, timeline
 from minidist.tools.bench import steps
 from minidist.tools.chrome_trace import check_chrome_trace
+from minidist.train import Settings
 
 TINY = ["--steps", "3", "--batch", "6", "--context", "8", "--width", "8", "--heads", "2"]
 TINY += ["--depth", "1", "--sample", "20"]
@@ -104,10 +109,6 @@ WRONG_MESHES = [
     (["--ranks", "3", "--tp", "2"], "--ranks 3 is not --dp 1 x --pp 1 x --tp 2; leave --ranks out"),
     (["--ranks", "2", "--pp", "4"], "--ranks 2 is not --dp 1 x --pp 4 x --tp 1"),
     (["--ranks", "8", "--dp", "2", "--pp", "2"], "--ranks 8 is not --dp 2 x --pp 2 x --tp 1"),
-    (["--schedule", "magic"], "unknown schedule 'magic'; there is layer_split, gpipe"),
-    (["--pp", "2", "--schedule", "magic"], "unknown schedule 'magic'; there is"),
-    (["--pp", "2", "--schedule", "pipedream"], "pipedream updates the weights itself"),
-    (["--tp", "2", "--schedule", "pipedream_2bw"], "pipedream_2bw updates the weights itself"),
     (
         ["--pp", "2", "--micro-batches", "9" * 20],
         "a batch of 32 windows gives each of 1 data-parallel ranks at most 32",
@@ -143,18 +144,16 @@ def test_a_wrong_mesh_is_one_line_and_exit_status_2(capsys, arguments, message):
         (["train", "--dropout", "1.5"], r"a dropout rate lies in \[0, 1\), not 1.5"),
         (["train", "--lr", "nan"], "lr must be a finite number, at least 0, not nan"),
         (["train", "--lr", "1e30"], "the loss is nan at step"),
-        (["verify", "--strategy", "magic"], "unknown strategy 'magic'; there is naive"),
-        (["timeline", "--schedule", "magic"], "unknown schedule 'magic'; there is layer_split"),
         (["timeline", "--chunks", "2"], "1f1b has one chunk per rank, not 2; interleaved has"),
         (["timeline", "--schedule", "zb_v", "--chunks", "3"], "zb_v has two chunks per rank"),
         (["timeline", "--forward", "1,2"], "2 durations for 4 ranks with 4 virtual stages"),
         (
-            ["timeline", "--microbatches", "9" * 20],
+            ["timeline", "--micro-batches", "9" * 20],
             ".* chunks per rank make [39]+6 forward passes, more than",
         ),
         (
-            ["timeline", "--stages", "9999", "--microbatches", "1"],
-            "9999 ranks .*; use --stages 1000 or less",
+            ["timeline", "--pp", "9999", "--micro-batches", "1"],
+            "9999 ranks .*; use --pp 1000 or less",
         ),
         (["timeline", "--out", "a.gif"], r"a timeline is a file \*.txt, .*, not 'a.gif'"),
         (["timeline", "--out", "/nowhere/a.png"], "cannot write '/nowhere/a.png': there is no"),
@@ -172,9 +171,15 @@ def test_wrong_input_is_one_line_and_exit_status_2(capsys, arguments, message):
     [
         ["train", "--ranks", "0"],
         ["train", "--steps", "x"],
+        ["train", "--schedule", "magic"],
+        ["train", "--pp", "2", "--schedule", "pipedream"],
+        ["train", "--transport", "pigeon"],
+        ["verify", "--strategy", "magic"],
+        ["timeline", "--schedule", "magic"],
         ["dance"],
+        ["--dance"],
         ["bench", "-q"],
-        ["timeline", "--stages", "0"],
+        ["timeline", "--pp", "0"],
         ["timeline", "--forward", "-1"],
         ["timeline", "--forward", "1e9"],
         ["timeline", "--latency", "1/0"],
@@ -193,6 +198,29 @@ def test_help_says_what_a_command_does(capsys, command):
         main([*command, "--help"])
     assert caught.value.code == 0
     assert len(capsys.readouterr().out) > 300
+
+
+def test_every_command_has_a_module_and_a_line_in_the_help(capsys):
+    modules = {path.stem for path in Path(cli.__file__).parent.glob("*.py")}
+    assert modules == {*cli.COMMANDS, "__init__", "arguments"}
+    assert main([]) == 2
+    printed = capsys.readouterr().out
+    for command, words in cli.COMMANDS.items():
+        assert re.search(rf"^  {command} +{re.escape(words)}$", printed, re.M)
+
+
+def test_the_help_and_a_simulated_timeline_load_no_numpy():
+    code = "import sys; from minidist.cli import main; main([]); main(['timeline']);"
+    code += "sys.exit('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "commands:" in done.stdout and "makespan" in done.stdout
+
+
+def test_the_defaults_of_train_are_those_of_its_settings():
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    given, settings = vars(parser.parse_args([])), vars(Settings())
+    assert {name: given[name] for name in settings} == settings | {"dp": None}
 
 
 def test_no_command_prints_the_help(capsys):
@@ -239,7 +267,7 @@ def test_bench_measures_every_workload_or_says_what_is_missing(capsys):
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 def test_timeline_draws_every_schedule_and_says_its_numbers(capsys, schedule):
-    assert main(["timeline", "--schedule", schedule, "--stages", "2", "--microbatches", "4"]) == 0
+    assert main(["timeline", "--schedule", schedule, "--pp", "2", "--micro-batches", "4"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith(f"{schedule}: 2 ranks, 4 micro-batches\n\nunits  |0")
     simulation = simulate(programs(schedule, 2, 4), update=1)
@@ -255,12 +283,12 @@ def test_timeline_draws_every_schedule_and_says_its_numbers(capsys, schedule):
 
 def test_timeline_takes_times_exactly_and_per_stage(capsys):
     times = ["--forward", "1/3", "--backward-input", "0.5,1", "--backward-weight", "1,1"]
-    arguments = ["--stages", "2", "--microbatches", "2", *times, "--latency", "0.25"]
+    arguments = ["--pp", "2", "--micro-batches", "2", *times, "--latency", "0.25"]
     assert main(["timeline", "--schedule", "gpipe", *arguments]) == 0
     printed = capsys.readouterr().out
     assert "12 columns are 1 unit" in printed
     assert "makespan     7 units" in printed
-    assert main(["timeline", "--stages", "2", "--overhead", "1"]) == 0
+    assert main(["timeline", "--pp", "2", "--overhead", "1"]) == 0
 
 
 @pytest.mark.parametrize("ending", ["txt", "json", "png", "pdf", "svg"])
@@ -280,7 +308,7 @@ def test_timeline_writes_a_file_as_its_ending_says(capsys, tmp_path, ending):
 
 def test_timeline_measured_prints_the_real_picture_beside_the_simulated_one(capsys, tmp_path):
     path = tmp_path / "run.json"
-    small = ["--stages", "2", "--microbatches", "4", "--schedule", "zb_h1"]
+    small = ["--pp", "2", "--micro-batches", "4", "--schedule", "zb_h1"]
     assert main(["timeline", "--measured", *small, "--out", str(path)]) == 0
     printed = capsys.readouterr().out
     assert printed.count("\nrank 1 ") == 2 and printed.count("scaled: 1 column is") == 2
@@ -302,7 +330,7 @@ slow = pytest.mark.slow
     [
         ("train --steps 100000", 0.3),
         ("train --steps 100000 --dp 2 --pp 2 --tp 2", 1.0),
-        ("timeline --measured --stages 2 --microbatches 200", 0.3),
+        ("timeline --measured --pp 2 --micro-batches 200", 0.3),
         *[pytest.param("train --steps 100000", after, marks=slow) for after in (0.0, 1.0)],
     ],
 )
@@ -333,7 +361,7 @@ def test_ctrl_c_ends_everything_at_once_and_leaves_nothing(command, after):
 
 
 COMMANDS = {
-    "timeline --stages 2 --microbatches 2": "makespan",
+    "timeline --pp 2 --micro-batches 2": "makespan",
     "mutants --show no_all_reduce": "all_reduce",
     f"train --ranks 2 {' '.join(TINY)}": "certificate: ok",
 }
@@ -356,7 +384,7 @@ def test_closed_streams_are_no_error_and_the_others_are_as_ever(command, closed)
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
 def test_an_error_is_not_printed_among_the_output_where_there_is_no_place_for_it():
-    words = [sys.executable, "-m", "minidist", "timeline", "--schedule", "magic"]
+    words = [sys.executable, "-m", "minidist", "timeline", "--chunks", "2"]
     done = subprocess.run(["sh", "-c", '"$@" 2>&-', "sh", *words], capture_output=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (2, b"", b"")
 

@@ -35,7 +35,7 @@ from minidist.course.sandbox.limits import USUAL, Limits
 
 NAME, FILE, POINTS = "mutants", "properties.py", 2
 FIRST, BETWEEN = 2, 6  # times that the reference is asked: before the mutants, and among them
-LEFT_OUT = ("course", "tools", "cli.py", "__main__.py", "train.py")
+LEFT_OUT = ("course", "tools", "cli", "__main__.py", "train.py")
 
 STARTER = '''"""Properties that minidist has, and that wrong versions of it lack."""
 

@@ -149,7 +149,7 @@ def test_a_folder_of_another_lab_is_told(tmp_path, capsys):
     starter.write(next(lab for lab in LABS if lab.name == "splits"), tmp_path / "mine")
     assert main(["lab", "grade", str(tmp_path / "mine"), "--lab", "collectives"]) == 0
     said = capsys.readouterr()
-    assert "its lab.txt says 'splits', the questions are those of 'collectives'" in said.err
+    assert "its lab.txt says 'splits', the questions are of 'collectives'" in said.err
     assert "there is no minidist/comm/collectives.py" in said.out
 
 

@@ -1,41 +1,50 @@
 """`minidist mutants`: the tests against wrong implementations, and what they say of each."""
 
+import argparse
 import json
 import shutil
 import sys
 import textwrap
 import threading
 
+from tqdm import tqdm
 
-def add_mutants(commands, formatter) -> None:
-    parser = commands.add_parser(
-        "mutants",
-        formatter_class=formatter,
-        help="run the property tests against wrong implementations of the strategies",
-        description="Run the repository's property tests against each mutant, a small wrong change "
-        "of the reference, until one fails; print which, and what it says of the cause. "
-        "Exit status 1 if one survives. Needs a checkout, with tests.",
+from minidist.cli.arguments import add_json
+from minidist.course import mutation_testing, zoo
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its arguments."""
+    parser.description = (
+        "Run the repository's property tests against each mutant, a small wrong change of the "
+        "reference, until one fails; print which, and what it says of the cause. Exit status 1 if "
+        "a mutant survives. Needs a checkout, with tests."
     )
-    parser.set_defaults(command=mutants_command)
-    parser.add_argument("--json", action="store_true", help="print a list of rows as JSON")
+    add_json(parser)
     parser.add_argument(
         "--name", action="append", metavar="NAME", help="only this one; may be repeated"
     )
     parser.add_argument("--show", metavar="NAME", help="print this one in words and as a patch")
+    parser.set_defaults(run=run)
 
 
-def mutants_command(given) -> int:
+def run(given: argparse.Namespace) -> int:
     """Print a row per mutant; return 1 if a mutant survives."""
-    from tqdm import tqdm
-
-    from minidist.course import mutation_testing, zoo
-
     if given.show is not None:
         mutant = zoo.load(given.show)
         print(f"{mutant.title}\nseen     {mutant.seen}\nsymptom  {mutant.symptom}\n")
         print(mutant.diff(), end="")
         return 0
     mutants = [zoo.load(name) for name in dict.fromkeys(given.name or zoo.names())]
+    rows = _judged(mutants, printed=not given.json)
+    alive = [row["name"] for row in rows if row["killed_by"] is None]
+    verdict = f"{', '.join(alive)} SURVIVED" if alive else "all killed"
+    print(json.dumps(rows, indent=2) if given.json else f"mutants: {len(rows)}, {verdict}")
+    return 1 if alive else 0
+
+
+def _judged(mutants: list[zoo.Mutant], printed: bool) -> list[dict]:
+    """Return a row per mutant, by name; print each, if asked to, when it is done."""
     rows, width = [], max(len(mutant.name) for mutant in mutants)
     tqdm.set_lock(threading.RLock())  # tqdm's own would be a semaphore of the whole machine
     every = {"mininterval": 0, "miniters": 1}  # draw each count: two may end at almost one moment
@@ -43,17 +52,10 @@ def mutants_command(given) -> int:
         for row in mutation_testing.judge(mutants):
             rows.append(row)
             bar.update()
-            if not given.json:
+            if printed:
                 with bar.external_write_mode(sys.stdout):
                     print(_text(row, width), flush=True)
-    rows.sort(key=lambda row: row["name"])
-    alive = [row["name"] for row in rows if row["killed_by"] is None]
-    if given.json:
-        print(json.dumps(rows, indent=2))
-    else:
-        verdict = f"{', '.join(alive)} SURVIVED" if alive else "all killed"
-        print(f"mutants: {len(rows)}, {verdict}")
-    return 1 if alive else 0
+    return sorted(rows, key=lambda row: row["name"])
 
 
 def _text(row: dict, width: int) -> str:

@@ -1,0 +1,50 @@
+"""`minidist bench`: minidist against the libraries it is compared with."""
+
+import argparse
+import json
+
+from minidist.cli.arguments import DEFAULT, add_json, whole
+from minidist.tools.bench import comm, pipelines, steps
+
+WORKLOADS = {"step": steps, "comm": comm, "pipeline": pipelines}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its arguments."""
+    parser.description = (
+        "step: time training steps on one BLAS thread, in float32, interleaved with PyTorch "
+        "eager. comm: time all_reduce, messages and data parallelism, interleaved with MPICH, "
+        "gloo and DDP. pipeline: time two pipelined ranks, interleaved with one process and with "
+        "PyTorch's. Peers are development-time extras (pip install 'minidist[bench]'); where one "
+        "is missing or fails, its rows say why. Each row is printed when it is measured. Numbers "
+        "are medians of the rounds; ratio is ours over theirs, limit the largest ratio allowed."
+    )
+    parser.add_argument(
+        "what",
+        metavar="WORKLOAD",
+        nargs="?",
+        choices=WORKLOADS,
+        default="step",
+        help=", ".join(WORKLOADS) + DEFAULT,
+    )
+    parser.add_argument(
+        "--rounds", type=whole, default=5, help="how often each is measured" + DEFAULT
+    )
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Print a row per measurement; keep the rows measured so far, whatever ends the run."""
+    suite, rows = WORKLOADS[given.what], []
+    if not given.json:
+        print(suite.HEAD, flush=True)
+    try:
+        for row in suite.measure(given.rounds):
+            rows.append(row)
+            if not given.json:
+                print(suite.line(row), flush=True)
+    finally:
+        if given.json:
+            print(json.dumps(rows, indent=2))
+    return 0

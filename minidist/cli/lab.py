@@ -1,0 +1,172 @@
+"""`minidist lab`: hand out a lab, test it, grade it, export it."""
+
+import argparse
+import contextlib
+import signal
+import sys
+from pathlib import Path
+
+from minidist.cli.arguments import DEFAULT, from_zero, seconds
+from minidist.course import grader, property_lab, report, starter
+from minidist.course.export import export
+from minidist.course.lab import find, labs
+from minidist.course.sandbox.limits import Limits
+
+FORMATS = {"text": report.text, "junit": report.junit, "gradescope": report.gradescope}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its actions, each with its arguments."""
+    parser.description = (
+        "Labs in which students write parts of minidist. `list` them, make a `new` one, `test` it "
+        "while you write, `grade` what was handed in."
+    )
+    parser.set_defaults(run=lambda given: parser.print_help() or 2)
+    actions = parser.add_subparsers(title="actions", metavar="ACTION")
+    for name, (run, help, description) in ACTIONS.items():
+        action = actions.add_parser(name, help=help, description=description)
+        action.set_defaults(run=run)
+        if name in ("new", "export"):
+            _add_new_folder(action)
+        if name in ("test", "grade"):
+            _add_handed_in(action)
+        if name in ("export", "grade"):
+            action.add_argument(
+                "--seed", type=from_zero, help="of the hidden questions (default: random)"
+            )
+        if name == "grade":
+            _add_report(action)
+
+
+def _add_new_folder(action: argparse.ArgumentParser) -> None:
+    action.add_argument("lab", metavar="LAB", help="its name, from `minidist lab list`")
+    action.add_argument("folder", metavar="DIR", type=Path, help="a new or empty folder")
+
+
+def _add_handed_in(action: argparse.ArgumentParser) -> None:
+    action.add_argument("folder", metavar="DIR", type=Path, help="what was handed in")
+    action.add_argument(
+        "--lab", metavar="NAME", help="the lab (default: the one that lab.txt in DIR names)"
+    )
+    action.add_argument(
+        "--seconds", type=seconds, default=20.0, help="time limit of each task" + DEFAULT
+    )
+
+
+def _add_report(action: argparse.ArgumentParser) -> None:
+    action.add_argument("--format", choices=FORMATS, default="text", help="of the report" + DEFAULT)
+    action.add_argument(
+        "--output", metavar="FILE", default="-", help="where the report goes; - is the terminal"
+    )
+
+
+def _list(given: argparse.Namespace) -> int:
+    last = property_lab.lab()
+    for lab in [*labs(), last]:
+        print(f"{lab.number}  {lab.name:<14} {lab.points:>3} points  {lab.title}")
+        for task in lab.tasks if lab is not last else []:
+            print(f"       {task.id}  {task.points:>3}  {task.title}")
+    print(f"       one task per mutant, {len(last.tasks)} of them")
+    return 0
+
+
+def _new(given: argparse.Namespace) -> int:
+    if given.lab == property_lab.NAME:
+        paths = property_lab.write(given.folder)
+    else:
+        paths = starter.write(find(given.lab), given.folder)
+    for path in paths:
+        print(given.folder / path)
+    print(f"\nread {given.folder / 'README.md'}, then: minidist lab test {given.folder}")
+    return 0
+
+
+def _export(given: argparse.Namespace) -> int:
+    if given.lab == property_lab.NAME:
+        raise ValueError("the lab of mutants is not exported: hand out `minidist lab new mutants`")
+    for path in export(find(given.lab), given.folder, given.seed):
+        print(path)
+    return 0
+
+
+def _test(given: argparse.Namespace) -> int:
+    done = _graded(given, seed=0)
+    print(report.text(done, foot=False), end="")
+    return 0 if done.points == done.lab.points else 1
+
+
+def _grade(given: argparse.Namespace) -> int:
+    output = None if given.output == "-" else Path(given.output)
+    if output is not None and not output.parent.is_dir():
+        raise ValueError(f"cannot write {output}: there is no folder {output.parent}")
+    if output is not None and output.is_dir():
+        raise ValueError(f"cannot write {output}: it is a folder")
+    try:
+        said = FORMATS[given.format](_graded(given, given.seed))
+    except ValueError as error:
+        if given.format == "gradescope":
+            _write(report.gradescope_refusal(str(error)), output)
+        raise
+    _write(said, output)
+    return 0
+
+
+def _write(said: str, output: Path | None) -> None:
+    """Write a report to a file, or to the terminal."""
+    if output is None:
+        sys.stdout.write(said + "\n" * (not said.endswith("\n")))
+        return
+    try:
+        output.write_text(said, encoding="utf-8")
+    except OSError as error:
+        print(said)  # it took a while to make
+        raise ValueError(f"cannot write {output}: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def _ended_by_signals():
+    """Let SIGTERM and SIGHUP end the command by an exception, so that it cleans up."""
+    kinds = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    before = {kind: signal.signal(kind, lambda kind, _: sys.exit(128 + kind)) for kind in kinds}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+@_ended_by_signals()
+def _graded(given: argparse.Namespace, seed: int | None) -> grader.Grade:
+    limits = Limits(given.seconds)
+    name = given.lab or starter.lab_name(given.folder)
+    if given.lab:
+        with contextlib.suppress(ValueError):  # the folder has no lab.txt
+            if (other := starter.lab_name(given.folder)) != name:
+                said = f"its {starter.NAME} says {other[:40]!r}, the questions are of {name!r}"
+                print(f"minidist: {given.folder}: {said}", file=sys.stderr)
+    if name == property_lab.NAME:
+        return property_lab.grade(given.folder, property_lab.lab(), seed, limits)
+    return grader.grade(given.folder, find(name), seed, limits)
+
+
+ACTIONS = {  # what runs, and what it does, in a line and in full
+    "list": (_list, "list the labs, their tasks and points", "List the labs and their tasks."),
+    "new": (_new, "write a starter", "Write what a student begins with into a new folder."),
+    "export": (
+        _export,
+        "write release, instructor's folder and autograder",
+        "Write release/ for students, instructor/ with the solution and a hidden seed, and "
+        "autograder.zip for Gradescope into a new folder.",
+    ),
+    "test": (
+        _test,
+        "test a folder with the public questions",
+        "Ask the public questions; exit status 1 if an answer is wrong.",
+    ),
+    "grade": (
+        _grade,
+        "grade a folder with hidden questions",
+        "Ask the same questions with hidden numbers, and give points. The exit status is 0 "
+        "whatever the points, and 2 if there was nothing to grade.",
+    ),
+}

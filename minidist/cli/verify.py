@@ -1,0 +1,56 @@
+"""`minidist verify`: every strategy on real ranks against one device and against its formulas."""
+
+import argparse
+import json
+
+from minidist.cli.arguments import add_json, add_transport
+from minidist.tools import equivalence
+from minidist.tools.compare import BOUND
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its arguments."""
+    parser.description = (
+        "Run strategies on real ranks in float64 and compare every parameter's gradient with one "
+        "device's, and the bytes moved with their closed form. Exit status 1 if any differs."
+    )
+    names = equivalence.strategies()
+    parser.add_argument(
+        "--strategy",
+        action="append",
+        choices=names,
+        metavar="NAME",
+        help=f"only this one; may be repeated: {', '.join(names)}",
+    )
+    add_json(parser)
+    add_transport(parser)
+    parser.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Print a row per case; return 1 if one fails."""
+    rows = []
+    for row in equivalence.verify(given.strategy, transport=given.transport):
+        rows.append(row)
+        if not given.json:
+            print(_line(row), flush=True)
+    print(json.dumps(rows, indent=2) if given.json else _summary(rows))
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+def _line(row: dict) -> str:
+    mark = "ok  " if row["ok"] else "FAIL"
+    ranks = f"{row['ranks']} rank{'s' if row['ranks'] > 1 else ' '}"
+    return (
+        f"{mark} {row['strategy']:<13} {ranks}  {row['case']:<32} "
+        f"{row['promise']:<16} {row['bytes']:>9,} bytes "
+        f"(formula {row['bytes_formula']:,})  {row['detail']}"
+    )
+
+
+def _summary(rows: list[dict]) -> str:
+    failed = [row["strategy"] for row in rows if not row["ok"]]
+    if failed:
+        return f"{len(failed)} of {len(rows)} rows FAILED: {', '.join(dict.fromkeys(failed))}"
+    largest = max(row["error"] for row in rows)
+    return f"{len(rows)} rows, all ok; largest error {largest:.1e}, allowed {BOUND:.0e}"
