@@ -1,9 +1,8 @@
-"""What can go wrong between ranks; and the check of options, which a caller can get wrong.
+"""What can go wrong between ranks, and what a caller can get wrong: that is a ValueError.
 
-What a caller gets wrong at one rank is a ValueError.
+`is_wrong_input` tells such a ValueError from one that NumPy or Python raises because of our bug.
 """
 
-import inspect
 from collections.abc import Callable, Iterable
 
 
@@ -24,11 +23,14 @@ class CommTimeout(CommError):
 
 
 class RankFailed(CommError):
-    """The worker raised on a rank: `.rank`, and the remote exception as `__cause__`."""
+    """The worker raised on a rank: `.rank`, and the remote exception as `__cause__`.
 
-    def __init__(self, message: str, rank: int | None = None):
+    `.wrong_input` is `is_wrong_input` of that exception, found on the rank, which has its frames.
+    """
+
+    def __init__(self, message: str, rank: int | None = None, wrong_input: bool = False):
         super().__init__(message)
-        self.rank = rank
+        self.rank, self.wrong_input = rank, wrong_input
 
 
 class RankDied(CommError):
@@ -37,6 +39,27 @@ class RankDied(CommError):
     def __init__(self, message: str, rank: int | None = None, exitcode: int | None = None):
         super().__init__(message)
         self.rank, self.exitcode = rank, exitcode
+
+
+def is_wrong_input(error: BaseException) -> bool:
+    """Return whether minidist raised this ValueError on purpose, because a caller erred.
+
+    NumPy raises ValueError as well, for operands of ours that do not fit: that is our bug, and its
+    traceback is needed. So the innermost frame must be of this package, and it must be at a `raise`
+    statement: C code that fails has no frame, and leaves its caller's as the innermost.
+    """
+    if isinstance(error, RankFailed):
+        return error.wrong_input
+    import dis  # here, like inspect below: `minidist --help` is faster without them
+
+    at = error.__traceback__
+    if at is None or not isinstance(error, ValueError):
+        return False
+    while at.tb_next is not None:
+        at = at.tb_next
+    package = at.tb_frame.f_globals.get("__name__", "").split(".")[0]
+    instruction = at.tb_frame.f_code.co_code[at.tb_lasti]
+    return package == "minidist" and dis.opname[instruction] == "RAISE_VARARGS"
 
 
 def check_options(
@@ -52,6 +75,8 @@ def check_options(
     names in `also`, except the names in `without`. If `function` takes **options, any other name is
     accepted here.
     """
+    import inspect
+
     arguments = inspect.signature(function).parameters.values()
     open_ended = any(a.kind is a.VAR_KEYWORD for a in arguments)
     known = [a.name for a in arguments if a.kind is a.KEYWORD_ONLY or a.default is not a.empty]

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -164,6 +165,49 @@ def test_wrong_input_is_one_line_and_exit_status_2(capsys, arguments, message):
     assert main(arguments) == 2
     errors = capsys.readouterr().err
     assert re.match(f"minidist: {message}", errors) and errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "command, file, function",
+    [
+        ("train", "datasets.py", "text"),
+        ("train --steps 2", "data_parallel/naive.py", "all_reduce_gradients"),
+        ("verify --strategy naive", "tools/equivalence.py", "verify"),
+        ("verify --strategy naive", "data_parallel/naive.py", "all_reduce_gradients"),
+        ("timeline", "planning/simulator.py", "simulate"),
+        ("timeline --measured --pp 2", "pipeline_parallel/executor.py", "execute"),
+        ("lab list", "course/lab.py", "labs"),
+        ("lab grade . --lab autograd --format gradescope", "course/grader.py", "handed_in"),
+        ("mutants --show no_all_reduce", "course/zoo.py", "load"),
+        ("bench", "tools/bench/steps.py", "measure"),
+    ],
+)
+def test_what_numpy_refuses_is_our_bug_and_keeps_its_traceback(tmp_path, command, file, function):
+    """In the command's process and in a rank: a planted error of operands that do not fit."""
+    shutil.copytree(Path(cli.__file__).parents[1], tmp_path / "minidist")
+    with open(tmp_path / "minidist" / file, "a", encoding="utf-8") as source:
+        source.write(
+            f"\n\ndef {function}(*_, **__):\n    import numpy\n    numpy.ones(3) + numpy.ones(4)\n"
+        )
+    done = minidist(*command.split(), cwd=tmp_path, env={**os.environ, "PYTHONPATH": "."})
+    assert done.returncode == 1
+    assert "Traceback (most recent call last)" in done.stderr
+    assert "    numpy.ones(3) + numpy.ones(4)\n" in done.stderr
+    assert "ValueError: operands could not be broadcast together" in done.stderr
+    assert "minidist: operands" not in done.stderr and "operands" not in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--tp", "3"], ["--tp", "3", "--debug"], ["--lr", "nan"]])
+def test_debug_shows_the_traceback_of_wrong_input(capsys, arguments):
+    """Of a rank's error the rank's own."""
+    command = ["train", "--transport", "thread", *arguments]
+    assert main(command) == 2
+    short = capsys.readouterr().err
+    assert main(["--debug", *command]) == 2
+    long = capsys.readouterr().err
+    assert long.startswith("Traceback") and long.endswith(short.splitlines()[-1] + "\n")
+    assert "    raise ValueError(" in long and long.count("\n") > 10
+    assert ("Traceback" in short) == ("--debug" in arguments)
 
 
 @pytest.mark.parametrize(

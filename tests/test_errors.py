@@ -1,10 +1,18 @@
-"""What a caller can get wrong anywhere: options that are none."""
+"""What a caller can get wrong anywhere; and which ValueError says that a caller did."""
 
+import concurrent.futures
+import contextlib
 from functools import partial
 
+import numpy as np
 import pytest
 
-from minidist.errors import check_options
+import minidist
+from minidist import Tensor, run
+from minidist.datasets import text
+from minidist.errors import RankFailed, check_options, is_wrong_input
+from minidist.pipeline_parallel import programs
+from minidist.rng import generator
 
 
 def trained(model, rate=0.1, *, steps):
@@ -33,3 +41,59 @@ def test_options_that_a_function_has_may_be_given():
     assert check_options(trained, ["rate", "steps"], "a run") is None
     assert check_options(trained, ["seed"], "a run", also=["seed"]) is None
     assert check_options(anything, ["seed"], "a run") is None
+
+
+def caught(function, *arguments, **options) -> Exception:
+    with pytest.raises(Exception) as found:
+        function(*arguments, **options)
+    return found.value
+
+
+@contextlib.contextmanager
+def around():
+    try:
+        yield
+    finally:
+        np.ones(3)
+
+
+def inside(function):
+    with around(), contextlib.suppress(KeyError):
+        try:
+            function()
+        except ValueError as error:
+            raise error
+
+
+def in_a_thread(function):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(function).result()
+
+
+@pytest.mark.parametrize("through", [lambda f: f(), inside, in_a_thread])
+@pytest.mark.parametrize(
+    "function, wrong",
+    [
+        (partial(programs, "magic", 2, 2), True),
+        (partial(text, "/nowhere"), True),  # raised from an OSError
+        (partial(check_options, trained, ["x"], "a run"), True),
+        (lambda: Tensor(np.ones(3)) + Tensor(np.ones(4)), False),  # NumPy's, from C code
+        (partial(generator, -1, "a name"), False),  # likewise, with frames of its own
+        (partial(np.stack, [np.ones(3), np.ones(4)]), False),  # NumPy's, by a `raise` of NumPy's
+        (partial(int, "x"), False),
+        (partial(getattr, minidist, "magic"), False),  # an AttributeError of minidist
+    ],
+)
+def test_wrong_input_is_a_value_error_that_minidist_itself_raises(function, wrong, through):
+    assert is_wrong_input(caught(through, function)) == wrong
+
+
+@pytest.mark.parametrize("transport", ["process", "thread"])
+def test_a_rank_says_whether_its_error_was_wrong_input(transport):
+    for wrong, worker in [
+        (True, lambda group: programs("magic", 2, 2)),
+        (False, lambda group: np.ones(3) + np.ones(4)),
+    ]:
+        error = caught(run, worker, 2, transport=transport)
+        assert isinstance(error, RankFailed) and isinstance(error.__cause__, ValueError)
+        assert error.wrong_input == is_wrong_input(error) == wrong

@@ -11,7 +11,7 @@ import sys
 from importlib import import_module
 
 from minidist import __version__
-from minidist.errors import CommTimeout, RankFailed
+from minidist.errors import CommTimeout, RankFailed, is_wrong_input
 
 COMMANDS = {  # a module of this package, and what its command does
     "train": "train a character Transformer on several ranks, then certify its gradients",
@@ -35,30 +35,36 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     given = parser.parse_args(arguments)
     try:
-        status = _run(given.command, given.arguments)
+        status = _run(given)
         sys.stdout.flush()
         return status
-    except ValueError as error:
-        print(f"minidist: {error}", file=sys.stderr)
-        return 2
-    except RankFailed as error:
-        if not isinstance(error.__cause__, ValueError):
-            raise
-        print(f"minidist: {error.__cause__}", file=sys.stderr)
-        return 2
-    except CommTimeout as error:
-        print(f"minidist: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print("\nminidist: interrupted; all ranks have stopped", file=sys.stderr)
         return 130
-    except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+    except Exception as error:
+        if (known := _known(error)) is None:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left to flush
-        if error.errno == errno.ENOSPC:  # else the reader has gone: `minidist verify | head`
-            print(f"minidist: cannot write the output: {error.strerror}", file=sys.stderr)
-        return 1
+        if given.debug:
+            sys.excepthook(*sys.exc_info())
+        status, said = known
+        if said is not None:
+            print(f"minidist: {said}", file=sys.stderr)
+        return status
+
+
+def _known(error: Exception) -> tuple[int, object] | None:
+    """Return exit status and line for an error that is not our bug; None for all others."""
+    match error:
+        case OSError(errno=errno.EPIPE | errno.ENOSPC):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is unflushed
+            if error.errno == errno.EPIPE:  # the reader has gone: `minidist verify | head`
+                return 1, None
+            return 1, f"cannot write the output: {error.strerror}"
+        case CommTimeout():
+            return 1, error
+        case _ if is_wrong_input(error):
+            return 2, error.__cause__ if isinstance(error, RankFailed) else error
+    return None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,22 +72,31 @@ def _parser() -> argparse.ArgumentParser:
     lines = [f"  {name:<10} {words}" for name, words in COMMANDS.items()]
     parser = argparse.ArgumentParser(
         prog="minidist",
-        usage="minidist [-h] [--version] COMMAND ...",
+        usage="minidist [-h] [--version] [--debug] COMMAND ...",
         description="Distributed deep learning from scratch, proved equal to one device.",
         epilog="\n".join(["commands:", *lines, "", "`minidist COMMAND --help` describes one."]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"minidist {__version__}")
+    _add_debug(parser)
     parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help="one of those below")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
 
-def _run(command: str, arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog=f"minidist {command}")
-    import_module(f"{__name__}.{command}").add_arguments(parser)
-    given = parser.parse_args(arguments)
+def _run(given: argparse.Namespace) -> int:
+    """Parse the command's own arguments, too, and call it."""
+    parser = argparse.ArgumentParser(prog=f"minidist {given.command}")
+    import_module(f"{__name__}.{given.command}").add_arguments(parser)
+    _add_debug(parser)
+    parser.parse_args(given.arguments, given)
     return given.run(given)
+
+
+def _add_debug(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--debug", action="store_true", help="show the traceback of an error, also of wrong input"
+    )
 
 
 def _open_closed_streams() -> None:

@@ -11,6 +11,7 @@ from minidist.course import grader, property_lab, report, starter
 from minidist.course.export import export
 from minidist.course.lab import find, labs
 from minidist.course.sandbox.limits import Limits
+from minidist.errors import is_wrong_input
 
 FORMATS = {"text": report.text, "junit": report.junit, "gradescope": report.gradescope}
 
@@ -104,7 +105,7 @@ def _grade(given: argparse.Namespace) -> int:
     try:
         said = FORMATS[given.format](_graded(given, given.seed))
     except ValueError as error:
-        if given.format == "gradescope":
+        if given.format == "gradescope" and is_wrong_input(error):
             _write(report.gradescope_refusal(str(error)), output)
         raise
     _write(said, output)

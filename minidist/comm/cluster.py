@@ -167,7 +167,8 @@ def raise_first_failure(reports: dict[int, Report]) -> None:
     failures = [(rank, report) for rank, report in sorted(reports.items()) if report.failed]
     for rank, report in failures:
         if not isinstance(report.error, CommError):
-            raise RankFailed(f"rank {rank} failed:\n{report.traceback}", rank) from report.error
+            message = f"rank {rank} failed:\n{report.traceback}"
+            raise RankFailed(message, rank, report.wrong_input) from report.error
     if failures:
         error = failures[0][1].error
         raise type(error)(str(error)) from error

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from minidist.comm.endpoint import Endpoint
 from minidist.comm.mailbox import Stopped
+from minidist.errors import is_wrong_input
 from minidist.events import EventLog
 
 
@@ -17,12 +18,14 @@ from minidist.events import EventLog
 class Report:
     """How a run ended on one rank: a result, an exception, or (`exitcode`) a dead process.
 
-    unreceived  {(source, to, tag): messages sent minus received, as this rank counts them}
+    wrong_input  whether a caller erred, and not the code: see is_wrong_input
+    unreceived   {(source, to, tag): messages sent minus received, as this rank counts them}
     """
 
     result: Any = None
     error: BaseException | None = None
     traceback: str = ""
+    wrong_input: bool = False
     exitcode: int | None = None
     unreceived: dict = field(default_factory=dict)
     log: EventLog | None = None
@@ -47,7 +50,11 @@ def execute(endpoint: Endpoint, run: int, logged: bool, payload: bytes, loads) -
     except BaseException as error:
         cause = endpoint.mailbox.closed or error
         if cause is error or not isinstance(cause, Stopped):  # else nobody waits for a report
-            report = Report(error=cause, traceback="".join(traceback.format_exception(cause)))
+            report = Report(
+                error=cause,
+                traceback="".join(traceback.format_exception(cause)),
+                wrong_input=is_wrong_input(cause),
+            )
     if os.getpid() != process:
         _leave(report)
     endpoint.end()

@@ -15,7 +15,7 @@ import numpy as np
 
 from minidist import nn
 from minidist.comm import Cluster
-from minidist.errors import RankFailed
+from minidist.errors import RankFailed, is_wrong_input
 from minidist.tools.causes import cause_of
 from minidist.tools.causes.finding import Finding
 from minidist.tools.causes.gradients import cause, right_from
@@ -42,7 +42,7 @@ def _outcomes(strategy, case, size, cluster, transport, options) -> list[Outcome
         try:
             return ranks.run(worker, case)
         except RankFailed as failed:
-            if isinstance(failed.__cause__, ValueError):  # what the caller can get wrong
+            if is_wrong_input(failed):
                 raise ValueError(str(failed.__cause__)) from failed
             raise
 
