@@ -13,7 +13,7 @@ Reading order:
     hybrid.py            data x pipeline x tensor on a mesh
     planning/            what a program will cost: simulator.py replays it on virtual clocks
     tools/               observers; equivalence.py compares a strategy's gradient with one device's
-    train.py             the training loop of `minidist train`
+    train.py             the training loop of `minidist train`; sampling.py: text from a model
     course/              labs, their grader, and wrong implementations that the tests must kill
 
 What all of it stands on: backend.py (NumPy or CuPy), rng.py (numbers that depend on names alone),

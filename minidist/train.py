@@ -1,26 +1,24 @@
 """The training loop of `minidist train`: a character Transformer on several ranks. Copy it.
 
-`DataParallel` is the plain case, every line of it visible; `OnMesh` puts the same model on a mesh.
+Where the ranks split the batch alone, data_parallel_backward is all there is to it; where they
+split the model, too, Hybrid takes its place in the same loop.
 """
 
-import copy
 import math
 import threading
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from tqdm import tqdm
 
 from minidist import nn, optim
-from minidist.autograd import no_grad
-from minidist.backend import to_host
 from minidist.comm import Group, Mesh
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.datasets import Sampler, Text, example_indices, shard
 from minidist.hybrid import Hybrid
 from minidist.replicas import check_same_weights
-from minidist.rng import Randomness, generator
-from minidist.tools import equivalence, strategies
+from minidist.rng import Randomness
 
 
 @dataclass(frozen=True)
@@ -84,72 +82,66 @@ def windows(text: Text, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
     return inputs, targets
 
 
-class DataParallel:
-    """Every rank has the whole model, and its part of every batch."""
-
-    def __init__(self, group: Group, model: nn.Transformer, settings: Settings):
-        self.group, self.model, self.settings = group, model.to(group.device), settings
-        check_same_weights(model, group)
-
-    def parameters(self) -> list[nn.Parameter]:
-        return self.model.parameters()
-
-    def backward(self, inputs, targets, step: int, examples: np.ndarray) -> float:
-        """Leave the whole batch's gradient; return its loss, in nats per target."""
-        examples = example_indices(inputs, targets, examples)
-        mine = shard(np.arange(len(inputs)), self.group.rank, self.group.size)
-        logits = self.model(inputs[mine], Randomness(self.settings.seed, step, examples[mine]))
-        loss = nn.cross_entropy(logits, targets[mine], targets.size)
-        loss.backward()
-        all_reduce_gradients(self.model, self.group)
-        return float(self.group.all_reduce(loss.data))
-
-    sum_squares = None  # every rank has the whole gradient
-
-    def state(self) -> dict[str, np.ndarray]:
-        return self.model.state()
-
-
-class OnMesh:
-    """The model and the batches are split over a mesh: data x pipeline x tensor."""
-
-    def __init__(self, group: Group, model: nn.Transformer, settings: Settings):
-        mesh = Mesh(group, dp=settings.dp, pp=settings.pp, tp=settings.tp)
-        self.seed = settings.seed
-        model = model.to(group.device)
-        self.hybrid = Hybrid(model, mesh, settings.schedule, settings.micro_batches)
-        self.parameters, self.state = self.hybrid.parameters, self.hybrid.state
-        self.sum_squares = self.hybrid.sum_squares
-
-    def backward(self, inputs, targets, step: int, examples: np.ndarray) -> float:
-        return self.hybrid.backward(inputs, targets, self.seed, step, examples)
-
-
 def train(
     group: Group, text: Text, settings: Settings
 ) -> tuple[list[float], dict[str, np.ndarray]]:
     """Train on every rank; return the loss of each step, in nats per character, and the weights."""
-    kind = DataParallel if settings.pp == settings.tp == 1 else OnMesh
-    ranks = kind(group, settings.model(text.vocab), settings)
-    optimizer = optim.AdamW(ranks.parameters(), lr=settings.lr, betas=(0.9, 0.98))
+    model = settings.model(text.vocab).to(group.device)
+    if settings.pp == settings.tp == 1:
+        check_same_weights(model, group)
+        mine, sum_squares = model, None  # the whole model, and its whole gradient
+        backward = partial(data_parallel_backward, group, model)
+    else:
+        mesh = Mesh(group, dp=settings.dp, pp=settings.pp, tp=settings.tp)
+        mine = Hybrid(model, mesh, settings.schedule, settings.micro_batches)
+        backward, sum_squares = mine.backward, mine.sum_squares
+    optimizer = optim.AdamW(mine.parameters(), lr=settings.lr, betas=(0.9, 0.98))
     inputs, targets = windows(text, settings)
     batches = iter(Sampler(len(inputs), settings.batch, settings.seed))
     losses = []
-    # One process writes; tqdm's own lock would be a semaphore of the whole machine.
-    tqdm.set_lock(threading.RLock())
-    with tqdm(total=settings.steps, unit="step", disable=None if group.rank == 0 else True) as bar:
+    with progress_bar(settings.steps, group.rank) as bar:
         for step, batch in zip(range(settings.steps), batches, strict=False):
-            examples = batch.examples
-            losses.append(ranks.backward(inputs[examples], targets[examples], step, examples))
-            optimizer.clip_global_norm(1.0, ranks.sum_squares)
+            x, y = inputs[batch.examples], targets[batch.examples]
+            loss = backward(x, y, settings.seed, step, batch.examples)
+            optimizer.clip_global_norm(1.0, sum_squares)
             optimizer.lr = settings.lr * warm_up_and_decay(step, settings.steps)
             optimizer.step()
             optimizer.zero_grad()
-            if not math.isfinite(losses[-1]):
-                raise ValueError(f"the loss is {losses[-1]} at step {step}; use a lower lr")
-            bar.set_postfix(loss=f"{losses[-1]:.3f}")
+            if not math.isfinite(loss):
+                raise ValueError(f"the loss is {loss} at step {step}; use a lower lr")
+            losses.append(loss)
+            bar.set_postfix(loss=f"{loss:.3f}")
             bar.update()
-    return losses, ranks.state()
+    return losses, mine.state()
+
+
+def data_parallel_backward(
+    group: Group,
+    model: nn.Transformer,
+    inputs: np.ndarray,
+    targets: np.ndarray,
+    seed: int,
+    step: int,
+    examples: np.ndarray,
+) -> float:
+    """Leave the whole batch's gradient in the model; return the batch's loss, in nats per target.
+
+    inputs, targets  tokens [B, T] of the whole batch, on every rank
+    examples         their global indices, [B], for dropout
+    """
+    examples = example_indices(inputs, targets, examples)
+    mine = shard(np.arange(len(inputs)), group.rank, group.size)
+    logits = model(inputs[mine], Randomness(seed, step, examples[mine]))
+    loss = nn.cross_entropy(logits, targets[mine], targets.size)
+    loss.backward()
+    all_reduce_gradients(model, group)
+    return float(group.all_reduce(loss.data))
+
+
+def progress_bar(steps: int, rank: int) -> tqdm:
+    """Return the bar that rank 0 shows in a terminal."""
+    tqdm.set_lock(threading.RLock())  # tqdm's own would be a semaphore of the whole machine
+    return tqdm(total=steps, unit="step", disable=None if rank == 0 else True)
 
 
 def warm_up_and_decay(step: int, steps: int) -> float:
@@ -157,46 +149,3 @@ def warm_up_and_decay(step: int, steps: int) -> float:
     warm_up = max(1, steps // 20)
     progress = (step - warm_up) / max(1, steps - warm_up)
     return (step + 1) / warm_up if step < warm_up else 0.55 + 0.45 * math.cos(math.pi * progress)
-
-
-def sample(
-    model: nn.Transformer,
-    text: Text,
-    prompt: str,
-    length: int,
-    seed: int = 0,
-    temperature: float = 0.8,
-) -> str:
-    """Return the prompt and `length` characters after it, drawn one by one from the model.
-
-    The temperature divides the logits: 0.8 sharpens the distribution, 1 would leave it as it is.
-    """
-    random = generator(seed, "sample")
-    tokens = text.encode(prompt).tolist()
-    for _ in range(length):
-        with no_grad():
-            logits = model(np.array([tokens[-model.context :]])).data[0, -1]
-        logits = to_host(logits).astype(np.float64) / temperature
-        p = np.exp(logits - logits.max())
-        tokens.append(int(random.choice(len(p), p=p / p.sum())))
-    return text.decode(tokens)
-
-
-def certify(
-    model: nn.Transformer, text: Text, settings: Settings, transport: str = "process"
-) -> dict:
-    """Compare the gradients of the ranks with one device's, in float64.
-
-    The batch has 2 windows per rank and one more, so the shards are uneven.
-    """
-    ranks = settings.ranks
-    inputs, targets = text.windows(model.context)
-    rows = generator(0, "certificate").permutation(len(inputs))[: 2 * ranks + 1]
-    name = f"all {len(model.parameters())} parameters, {len(rows)} windows"
-    model = copy.deepcopy(model).astype("float64")
-    strategy, options = "naive", {}
-    if settings.pp > 1 or settings.tp > 1:
-        strategy, asked = "hybrid", ("dp", "pp", "tp", "schedule", "micro_batches")
-        options = {key: getattr(settings, key) for key in asked}
-    case = strategies.Case(name, model, inputs[rows], targets[rows], options=options)
-    return equivalence.check(strategy, case, ranks, transport=transport)

@@ -11,7 +11,8 @@ from minidist import optim
 from minidist.datasets import Text
 from minidist.pipeline_parallel import SCHEDULES, programs
 from minidist.pipeline_parallel.schedules import updates
-from minidist.train import Settings, certify, train
+from minidist.tools.certificate import certify
+from minidist.train import Settings, train
 
 SYNCHRONOUS = [name for name in SCHEDULES if not updates(programs(name, 2, 2))]
 MESHES = [mesh for mesh in product(range(1, 9), repeat=3) if np.prod(mesh) <= 8]

@@ -10,8 +10,10 @@ from minidist.cli.arguments import DEFAULT, add_timeout, add_transport, from_zer
 from minidist.comm import run as run_on_ranks
 from minidist.datasets import Text, text
 from minidist.pipeline_parallel.schedules import SCHEDULES, programs, updates
+from minidist.sampling import sample
+from minidist.tools.certificate import certify
 from minidist.tools.compare import BOUND
-from minidist.train import Settings, certify, sample, train, windows
+from minidist.train import Settings, train, windows
 
 SYNCHRONOUS = [name for name in SCHEDULES if not updates(programs(name, 1, 1))]
 SETTINGS = {  # of each field of Settings: how its option is read, and what it is

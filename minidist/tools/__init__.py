@@ -1,7 +1,8 @@
 """Observers: nothing below imports them.
 
 Is it right?          `equivalence.py` with `compare.py`, `strategies/` (what is run), `replay.py`
-                      and `replay_server.py` (oracles of stale weights)
+                      and `replay_server.py` (oracles of stale weights); `certificate.py` (of a
+                      training run)
 Why not?              `causes/`
 What did it do?       `timeline/`, `chrome_trace.py` (for Perfetto), both on `tracks.py`;
                       `measure_pipeline.py` (a schedule for real beside its simulation)

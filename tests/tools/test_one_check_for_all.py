@@ -6,7 +6,7 @@ import pytest
 from minidist import nn
 from minidist.tools import equivalence
 from minidist.tools.strategies import STRATEGIES, Case, one_device
-from minidist.train import DataParallel, Settings
+from minidist.train import data_parallel_backward
 from tests.strategies import arrays
 
 every_strategy = pytest.mark.parametrize("name", equivalence.strategies())
@@ -61,11 +61,11 @@ def test_one_device_and_training_say_the_same():
         one_device(Case("given", mlp(), IMAGES, np.arange(6) % 3))
 
     class Alone:
-        rank, size, device = 0, 1, "cpu"
+        rank, size = 0, 1
 
-    ranks = DataParallel(Alone(), transformer(), Settings())
     with pytest.raises(ValueError, match=r"^4 inputs and 6 targets: they must agree$"):
-        ranks.backward(TOKENS, np.resize(TOKENS, (6, 4)), 0, np.arange(4))
+        targets = np.resize(TOKENS, (6, 4))
+        data_parallel_backward(Alone(), transformer(), TOKENS, targets, 0, 0, np.arange(4))
 
 
 @every_strategy
