@@ -50,7 +50,13 @@ from minidist.comm.wire import read_message, wake_up, write_message
 
 LOOKS = 300  # how often a rank looks for the others, and gives way, before it sleeps
 STARTING = threading.Lock()  # there is one `__main__`
-PRELOAD = ["numpy", "threadpoolctl", "cloudpickle", "minidist.comm.process_transport"]
+PRELOAD = [
+    "numpy",
+    "threadpoolctl",
+    "cloudpickle",
+    "minidist.autograd",
+    "minidist.comm.process_transport",
+]
 
 
 class ProcessRanks:
