@@ -12,7 +12,7 @@ class Channel:
         group._collectives += 1
         self.group, self.name, self.payload = group, name, payload
         self.rank, self.size = group.rank, group.size
-        self.key = ("collective", group._collectives)
+        self.key = group._key("collective", group._collectives)
 
     def send(self, array: Array, to: int) -> None:
         self.group._post(self.name, array, to, self.key, self.payload)

@@ -12,6 +12,7 @@ from minidist.comm.diagnosis import Snapshot, snapshot
 from minidist.comm.group import Group
 from minidist.comm.logged_group import LoggedGroup
 from minidist.comm.mailbox import Mailbox
+from minidist.comm.message import Key, Message
 from minidist.comm.shared_memory import SharedMemory
 from minidist.events import EventLog
 
@@ -20,8 +21,8 @@ from minidist.events import EventLog
 class Endpoint:
     """Messages, shared memory and an alarm clock.
 
-    deliver(to, key, message)  the transport's part of a send; a message is (array, whether it was
-                               on a GPU), and the array has been copied when it returns
+    deliver(to, key, message)  the transport's part of a send; the array has been copied when it
+                               returns
     looks                      how often to look for the others before sleeping; 0: sleep at once,
                                as threads do, which share one interpreter
     own_process                whether the rank is a process, and not one thread of the caller's
@@ -38,7 +39,7 @@ class Endpoint:
     memory: SharedMemory
     alarm: Alarm
     looks: int
-    deliver: Callable
+    deliver: Callable[[int, Key, Message], None]
     own_process: bool = True
     sent: Counter = field(default_factory=Counter)
     posted: int = 0
@@ -70,19 +71,18 @@ class Endpoint:
         self.worker = threading.get_ident()
         members = list(range(self.size))
         board = Board(self, [rank * self.memory.region for rank in members], members, self.block)
-        return (LoggedGroup if logged else Group)(self, members, (run,), board)
+        return (LoggedGroup if logged else Group)(self, members, (), board)
 
     def end(self) -> None:
         """End the run on this rank: no thread that is left over communicates in it any more."""
         self.mailbox.end(self.run)
 
-    def post(self, to: int, key, message) -> None:
-        self.mailbox.enter(key[0])
-        kind, number = key[-1]
+    def post(self, to: int, key: Key, message: Message) -> None:
+        self.mailbox.enter(key.run)
         with self.counting:
             self.posted += 1
-            if kind == "message":
-                self.sent[to, number] += 1
+            if key.kind == "message":
+                self.sent[to, key.number] += 1
         self.deliver(to, key, message)
 
     def unreceived(self) -> dict[tuple[int, int, int], int]:

@@ -36,6 +36,7 @@ from minidist.comm.channel import Channel, Request
 from minidist.comm.collectives import ALGORITHMS, all_to_all, from_root, reduce_pieces, to_root
 from minidist.comm.diagnosis import Wait, call_site, signature_of
 from minidist.comm.ledger import Ledger
+from minidist.comm.message import Key, Message
 from minidist.comm.one_thread import collective
 
 
@@ -53,8 +54,9 @@ class Group:
     log     None, or the EventLog of this rank
     """
 
-    def __init__(self, endpoint, members: list[int], context: tuple, board: Board):
-        self.endpoint, self.members, self.context = endpoint, members, context
+    def __init__(self, endpoint, members: list[int], splits: tuple[int, ...], board: Board):
+        self.endpoint, self.members, self.splits = endpoint, members, splits
+        self.run = endpoint.run
         self.board, self.device, self.log = board, endpoint.device, endpoint.log
         self.mailbox = endpoint.mailbox
         self.ledger = Ledger()
@@ -74,7 +76,8 @@ class Group:
         To name what was never received, both ranks count the messages of each tag until the run
         ends: about 140 bytes per tag and rank. So use a few tags many times.
         """
-        self._post("send", numeric(array), self._valid(to, "to"), ("message", whole(tag, "a tag")))
+        array, to = numeric(array), self._valid(to, "to")
+        self._post("send", array, to, self._key("message", whole(tag, "a tag")))
 
     def recv(self, source: int, tag: int = 0) -> Array:
         """Return the next array that `source` has sent, or will send, with this tag."""
@@ -99,8 +102,8 @@ class Group:
                     "irecv; wait for that first, or use another tag"
                 )
         places = [self.members[r] for r in sources]
-        where = (*self.context, ("message", whole(tag, "a tag")))
-        source, message = self.mailbox.take_any(places, where, "recv_any")
+        key = self._key("message", whole(tag, "a tag"))
+        source, message = self.mailbox.take_any(places, key, "recv_any")
         return self.members.index(source), _on_its_device(message)
 
     def isend(self, array: Array, to: int, tag: int = 0) -> Request:
@@ -287,7 +290,7 @@ class Group:
         chosen.sort(key=lambda r: (int(wishes[r][2]), r))
         members, blocks = [self.members[r] for r in chosen], [int(wishes[r][3]) for r in chosen]
         board = Board(endpoint, blocks, members, block)
-        return type(self)(endpoint, members, (*self.context, self._splits, color), board)
+        return type(self)(endpoint, members, (*self.splits, self._splits), board)
 
     @contextmanager
     def waiting(self, operation: str, thread: threading.Thread) -> Iterator[None]:
@@ -322,20 +325,22 @@ class Group:
         return Channel(self, name, payload)
 
     def _receive(self, source: int, tag: int) -> Array:
-        return self._take("recv", source, ("message", tag))
+        return self._take("recv", source, self._key("message", tag))
 
-    def _post(self, operation, array, to: int, key, payload=True) -> None:
+    def _key(self, kind: str, number: int) -> Key:
+        return Key(self.run, self.splits, kind, number)
+
+    def _post(self, operation: str, array: Array, to: int, key: Key, payload=True) -> None:
         if payload and to != self.rank:
             self.ledger.bytes[operation] += array.nbytes
-        message = (to_host(array), True) if on_gpu(array) else (array, False)
-        self.endpoint.post(self.members[to], (*self.context, key), message)
+        message = Message(to_host(array), True) if on_gpu(array) else Message(array, False)
+        self.endpoint.post(self.members[to], key, message)
 
-    def _take(self, operation, source: int, key):
-        where = (*self.context, key)
-        return _on_its_device(self.mailbox.take(self.members[source], where, operation))
+    def _take(self, operation: str, source: int, key: Key) -> Array:
+        return _on_its_device(self.mailbox.take(self.members[source], key, operation))
 
 
-def _on_its_device(message: tuple) -> Array:
+def _on_its_device(message: Message) -> Array:
     """Return the array of a message where the sender had it: on the host, or on a GPU."""
     array, was_on_gpu = message
     return to_device(array, "gpu") if was_on_gpu else array

@@ -3,10 +3,10 @@
 import threading
 from collections import Counter, deque
 from contextlib import contextmanager
-from typing import Any
 
 from minidist.comm.board import GIVE_WAY
 from minidist.comm.diagnosis import Wait, call_site
+from minidist.comm.message import Key, Message
 from minidist.comm.ring_buffer import RingReader
 
 
@@ -34,12 +34,12 @@ class Mailbox:
         self.arrived = threading.Condition(self.lock)
         self.waits: dict[int, Wait] = {}
         self.closed: BaseException | None = None  # why nobody communicates here any more
-        self.over = -1  # the last run that has ended; a key begins with the run it belongs to
+        self.over = -1  # the last run that has ended
         self.turns = None  # this rank's part of an interleaving, if there is one
         self.count = 0  # messages that ever arrived
         self.received: Counter = Counter()  # messages that were taken in this run
 
-    def put(self, source: int, key, message) -> None:
+    def put(self, source: int, key: Key, message: Message) -> None:
         """Add a message that has come past the ring, between those that were sent around it."""
         with self.lock:
             ring = self.rings.get(source)
@@ -56,7 +56,9 @@ class Mailbox:
                 self._drain(source, ring)
             self.arrived.notify_all()
 
-    def _drain(self, source: int, ring: RingReader | None, wanted: tuple | None = None) -> Any:
+    def _drain(
+        self, source: int, ring: RingReader | None, wanted: Key | None = None
+    ) -> Message | None:
         """Take what the ring has, up to a message that comes another way; with the lock held.
 
         Stop early at a message of key `wanted`, and return it.
@@ -69,56 +71,55 @@ class Mailbox:
             self._add(source, key, message)
         return None
 
-    def _add(self, source: int, key, message) -> None:
+    def _add(self, source: int, key: Key, message: Message) -> None:
         self.messages.setdefault((source, key), deque()).append(message)
         self.count += 1
 
-    def take(self, source: int, key, operation: str) -> Any:
+    def take(self, source: int, key: Key, operation: str) -> Message:
         """Return the oldest message of `key` from `source`, waiting for it if need be."""
         where, ring = (source, key), self.rings.get(source)
-        self.enter(key[0])
+        self.enter(key.run)
         message = self._pop(where, ring)
         if message is None and ring is not None:
             message = self._look_for(where, ring)
         if message is None:
-            kind, number = key[-1]
-            name = f"{operation}(tag={number})" if kind == "message" else operation
+            name = f"{operation}(tag={key.number})" if key.kind == "message" else operation
             wait = Wait(name, lambda: [] if where in self.messages else [source], call_site())
             with self.shown(wait):
                 while message is None:  # another thread of this rank may be faster
-                    self._sleep_until(key[0], [(where, ring)])
-                    self.check_open(key[0])
+                    self._sleep_until(key.run, [(where, ring)])
+                    self.check_open(key.run)
                     message = self._pop(where, ring)
         return message
 
-    def take_any(self, sources: list[int], key, operation: str) -> tuple[int, Any]:
+    def take_any(self, sources: list[int], key: Key, operation: str) -> tuple[int, Message]:
         """Return (source, message) of `key`, waiting for one if need be.
 
         Where several sources have one, it is that of the first of them in the list.
         """
         places = [((source, key), self.rings.get(source)) for source in sources]
-        self.enter(key[0])
+        self.enter(key.run)
         found = self._pop_any(places) or self._look_for_any(places)
         if found is None:
             wait = Wait(
-                f"{operation}(tag={key[-1][1]})",
+                f"{operation}(tag={key.number})",
                 lambda: [] if any(where in self.messages for where, _ in places) else sources,
                 call_site(),
             )
             with self.shown(wait):
                 while found is None:
-                    self._sleep_until(key[0], places)
-                    self.check_open(key[0])
+                    self._sleep_until(key.run, places)
+                    self.check_open(key.run)
                     found = self._pop_any(places)
         return found
 
-    def _pop_any(self, places: list[tuple]) -> tuple[int, Any] | None:
+    def _pop_any(self, places: list[tuple]) -> tuple[int, Message] | None:
         for where, ring in places:
             if (message := self._pop(where, ring)) is not None:
                 return where[0], message
         return None
 
-    def _look_for_any(self, places: list[tuple]) -> tuple[int, Any] | None:
+    def _look_for_any(self, places: list[tuple]) -> tuple[int, Message] | None:
         """Return what comes while we look for it, else None; `_look_for` at several rings."""
         rings, seen = [ring for _, ring in places if ring is not None], None
         for _ in range(self.looks if rings else 0):
@@ -130,7 +131,7 @@ class Mailbox:
             GIVE_WAY()
         return None
 
-    def _look_for(self, where: tuple, ring: RingReader) -> Any:
+    def _look_for(self, where: tuple, ring: RingReader) -> Message | None:
         """Return the message if it comes while we look for it, else None."""
         seen = None
         for _ in range(self.looks):
@@ -142,7 +143,7 @@ class Mailbox:
             GIVE_WAY()  # the sender may need this core
         return None
 
-    def _pop(self, where: tuple, ring: RingReader | None) -> Any:
+    def _pop(self, where: tuple, ring: RingReader | None) -> Message | None:
         """Return the oldest message if it is there, else None."""
         with self.lock:
             queue = self.messages.get(where)
@@ -153,9 +154,9 @@ class Mailbox:
                 if not queue:
                     del self.messages[where]
             if message is not None:
-                kind, number = where[1][-1]
-                if kind == "message":
-                    self.received[where[0], number] += 1
+                source, key = where
+                if key.kind == "message":
+                    self.received[source, key.number] += 1
             return message
 
     def _sleep_until(self, run: int, places: list[tuple[tuple, RingReader | None]]) -> None:
@@ -217,5 +218,5 @@ class Mailbox:
         self.received.clear()
         self.stir()
         with self.lock:
-            for where in [where for where in self.messages if where[1][0] < run]:
+            for where in [where for where in self.messages if where[1].run < run]:
                 del self.messages[where]

@@ -20,7 +20,7 @@ def collective(operation: Callable) -> Callable:
     def call(group, *args, **kwargs):
         if not group.in_collective.acquire(blocking=False):
             group.mailbox.close(_misuse(group, operation.__name__))
-            group.mailbox.check_open(group.context[0])  # raises it
+            group.mailbox.check_open(group.run)  # raises it
         try:
             return operation(group, *args, **kwargs)
         finally:

@@ -43,6 +43,7 @@ from minidist.comm.board import Alarm
 from minidist.comm.diagnosis import Snapshot
 from minidist.comm.endpoint import Endpoint
 from minidist.comm.mailbox import Mailbox
+from minidist.comm.message import Key, Message
 from minidist.comm.report import Report, execute, fair_share_of_cores, pack, unpack
 from minidist.comm.ring_buffer import RING, RingReader, RingWriter
 from minidist.comm.shared_memory import SharedMemory, create_file
@@ -349,9 +350,9 @@ class RankProcess:
         with self.answering, suppress(OSError):  # the caller may be gone
             self.control.send((kind, value))
 
-    def deliver(self, to: int, key, message) -> None:
+    def deliver(self, to: int, key: Key, message: Message) -> None:
         if to == self.rank:
-            self.mailbox.put(to, key, (message[0].copy(), message[1]))
+            self.mailbox.put(to, key, Message(message.array.copy(), message.was_on_gpu))
             return
         try:
             with self.sending[to]:

@@ -17,6 +17,7 @@ import threading
 
 import numpy as np
 
+from minidist.comm.message import Key, Message
 from minidist.comm.shared_memory import LINE, SharedMemory
 
 SENT, TAIL, HEAD, ASLEEP = 0, 1, LINE // 8, 2 * LINE // 8
@@ -57,12 +58,8 @@ class _End:
 class RingWriter(_End):
     """The sender's end; one thread at a time."""
 
-    def put(self, key: tuple, message: tuple[np.ndarray, bool]) -> bool:
-        """Append a message; False: it has to go another way, in its turn, and is counted for that.
-
-        key      numbers and strings, in tuples
-        message  an array, whose bytes are copied, and whether it was on a GPU
-        """
+    def put(self, key: Key, message: Message) -> bool:
+        """Append a message; False: it has to go another way, in its turn, and is counted."""
         array, was_on_gpu = message
         self.count += 1
         fits = array.nbytes <= LARGEST and self._append(
@@ -76,7 +73,7 @@ class RingWriter(_End):
         which, written = self.heads.get(head), b""
         if which is None:
             key, was_on_gpu, dtype, shape = head
-            written = marshal.dumps((key, was_on_gpu, dtype.str, shape))
+            written = marshal.dumps((*key, was_on_gpu, dtype.str, shape))
         width, nbytes = len(written), array.nbytes
         if width > WIDEST:
             return False
@@ -122,7 +119,7 @@ class RingReader(_End):
         """Say whether a message is in the ring, or on another way."""
         return self.words[SENT] != self.count
 
-    def take(self) -> tuple[tuple, tuple[np.ndarray, bool]] | None:
+    def take(self) -> tuple[Key, Message] | None:
         """Return the next (key, message); None if it is not here: not sent, or not in the ring."""
         if self.words[TAIL] == self.head:
             return None
@@ -135,14 +132,14 @@ class RingReader(_End):
             return None
         body = place + LABEL.size + width
         if width:
-            key, was_on_gpu, dtype, shape = marshal.loads(self.records[place + LABEL.size : body])
-            self.heads[which] = key, was_on_gpu, np.dtype(dtype), shape
+            *key, was_on_gpu, dtype, shape = marshal.loads(self.records[place + LABEL.size : body])
+            self.heads[which] = Key(*key), was_on_gpu, np.dtype(dtype), shape
         key, was_on_gpu, dtype, shape = self.heads[which]
         array = np.ndarray(shape, dtype, self.records, body).copy()
         self.count = number
         self.head += length
         self.words[HEAD] = self.head
-        return key, (array, was_on_gpu)
+        return key, Message(array, was_on_gpu)
 
     def pass_by(self) -> None:
         """Note that the next message has come, if not through the ring then another way."""

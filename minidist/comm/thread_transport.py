@@ -18,6 +18,7 @@ from minidist.comm.diagnosis import Snapshot
 from minidist.comm.endpoint import Endpoint
 from minidist.comm.interleaving import Interleaving, Turns
 from minidist.comm.mailbox import Mailbox, Stopped
+from minidist.comm.message import Key, Message
 from minidist.comm.report import Report, execute, fair_share_of_cores
 from minidist.comm.shared_memory import SharedMemory, create_file
 
@@ -108,8 +109,8 @@ class ThreadRanks:
 def _deliver_from(rank: int, mailboxes: list[Mailbox]):
     """Return an Endpoint's `deliver`. No rank refers to itself, so all go when they are dropped."""
 
-    def deliver(to, key, message):
-        array, was_on_gpu = message
-        mailboxes[to].put(rank, key, (array.copy(), was_on_gpu))
+    def deliver(to: int, key: Key, message: Message) -> None:
+        copy = Message(message.array.copy(), message.was_on_gpu)
+        mailboxes[to].put(rank, key, copy)
 
     return deliver

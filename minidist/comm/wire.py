@@ -5,6 +5,8 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
+from minidist.comm.message import Key, Message
+
 SMALL = 1 << 14  # bytes of an array up to which it travels with its header
 WAKE_UP = b""
 
@@ -14,25 +16,25 @@ def wake_up(connection: Connection) -> None:
     connection.send_bytes(WAKE_UP)
 
 
-def write_message(connection: Connection, key, message) -> None:
+def write_message(connection: Connection, key: Key, message: Message) -> None:
     """Send a header, and with it, or if it is large after it, the bytes of the array."""
     array, was_on_gpu = message
     array = np.ascontiguousarray(array).reshape(array.shape)
     small = array.tobytes() if array.nbytes <= SMALL else None
-    connection.send((key, was_on_gpu, array.dtype.str, array.shape, small))
+    connection.send((*key, was_on_gpu, array.dtype.str, array.shape, small))
     if small is None:
         connection.send_bytes(array.reshape(-1).view(np.uint8))
 
 
-def read_message(connection: Connection) -> tuple | None:
+def read_message(connection: Connection) -> tuple[Key, Message] | None:
     """Receive what was sent, a large array straight into its place; None for a call to wake up."""
     header = connection.recv_bytes()
     if header == WAKE_UP:
         return None
-    key, was_on_gpu, dtype, shape, small = pickle.loads(header)
+    *key, was_on_gpu, dtype, shape, small = pickle.loads(header)
     array = np.empty(shape, dtype)
     if small is None:
         connection.recv_bytes_into(array.reshape(-1).view(np.uint8))
     elif small:
         array.reshape(-1).view(np.uint8)[:] = np.frombuffer(small, np.uint8)
-    return key, (array, was_on_gpu)
+    return Key(*key), Message(array, was_on_gpu)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist.comm.mailbox import Mailbox
+from minidist.comm.message import Key, Message
 from minidist.comm.ring_buffer import (
     CAPACITY,
     HEADS,
@@ -36,7 +37,7 @@ def ends():
 
 
 def key_of(tag, run=1):
-    return run, ("message", tag)
+    return Key(run, (), "message", tag)
 
 
 def marked(number, nbytes):
@@ -50,7 +51,7 @@ def test_an_array_comes_out_as_it_was_put_in_and_nobody_elses(dtype, shape):
     writer, reader = ends()
     array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
     for was_on_gpu in (False, True, False):
-        assert writer.put(key_of(7), (array, was_on_gpu))
+        assert writer.put(key_of(7), Message(array, was_on_gpu))
     for was_on_gpu in (False, True, False):
         key, (found, flag) = reader.take()
         assert key == key_of(7) and flag is was_on_gpu and found.flags.owndata
@@ -63,16 +64,16 @@ def test_an_array_need_not_be_contiguous():
     writer, reader = ends()
     array = np.arange(60.0).reshape(3, 4, 5)
     for view in (array.T, array[::2, 1:, ::-1], np.broadcast_to(np.arange(3), (2, 3))):
-        writer.put(key_of(0), (view, False))
-        np.testing.assert_array_equal(reader.take()[1][0], view)
+        writer.put(key_of(0), Message(view, False))
+        np.testing.assert_array_equal(reader.take()[1].array, view)
 
 
 def test_a_full_ring_takes_no_more_until_there_is_room_again():
     writer, reader = ends()
-    message = marked(1, LARGEST - 100), False
+    message = Message(marked(1, LARGEST - 100), False)
     fitted = sum(writer.put(key_of(0), message) for _ in range(6))
     assert fitted == CAPACITY // LARGEST and writer.count == 6
-    assert not writer.put(key_of(0), (np.ones(LARGEST + 1, np.uint8), False))
+    assert not writer.put(key_of(0), Message(np.ones(LARGEST + 1, np.uint8), False))
     for _ in range(fitted):
         assert reader.take() is not None
     assert reader.take() is None and reader.stirs()  # the others come another way
@@ -84,7 +85,7 @@ def test_a_full_ring_takes_no_more_until_there_is_room_again():
 def test_more_kinds_of_messages_than_an_end_remembers():
     writer, reader = ends()
     for tag in [*range(HEADS + 5), *range(HEADS - 5, HEADS + 10), 0, 1]:
-        writer.put(key_of(tag), (np.array(tag), False))
+        writer.put(key_of(tag), Message(np.array(tag), False))
         key, (array, _) = reader.take()
         assert key == key_of(tag) and array == tag and len(writer.heads) <= HEADS
 
@@ -93,16 +94,16 @@ def test_a_head_that_is_wider_than_a_record_can_say_goes_another_way():
     writer, reader = ends()
     for tag in (1 << 8 * (WIDEST + 1), 1 << 8 * (CAPACITY + 1)):
         for _ in range(2):
-            assert not writer.put(key_of(tag), (np.ones(3), False))
+            assert not writer.put(key_of(tag), Message(np.ones(3), False))
             reader.pass_by()
-        assert writer.put(key_of(1), (np.ones(4), False))
-        assert reader.take()[1][0].size == 4 and not reader.stirs()
+        assert writer.put(key_of(1), Message(np.ones(4), False))
+        assert reader.take()[1].array.size == 4 and not reader.stirs()
 
 
 def test_what_a_sender_was_killed_over_is_not_there():
     writer, reader = ends()
     announced = bytes(writer.words)
-    writer.put(key_of(0), (np.ones(5), False))
+    writer.put(key_of(0), Message(np.ones(5), False))
     writer.words[:] = memoryview(announced).cast("Q")  # killed before it said so
     assert not reader.stirs() and reader.take() is None
 
@@ -118,16 +119,17 @@ def test_ring_and_socket_together_are_one_queue(seed, large, hurry):
 
     def send(number):
         tag, most = int(random.integers(3)), 2 * LARGEST if random.random() < large else 2000
-        message = marked(number, int(random.integers(most))), False
-        sent[tag].append((number, message[0].size))
+        message = Message(marked(number, int(random.integers(most))), False)
+        sent[tag].append((number, message.array.size))
         if not writer.put(key_of(tag), message):
             socket.append((key_of(tag), message))
 
     def look(tag):
         message = mailbox._pop((0, key_of(tag)), reader)
         if message is not None:
-            assert (message[0] == message[0][0]).all()
-            found[tag].append((message[0][0], message[0].size))
+            array = message.array
+            assert (array == array[0]).all()
+            found[tag].append((array[0], array.size))
         return message is not None
 
     for number in range(1, 150):
@@ -150,7 +152,7 @@ def test_no_old_message_reaches_the_next_run_from_a_ring():
     (writer, reader), mailbox = ends(), Mailbox()
     mailbox.rings[0] = reader
     for run in (1, 1, 2):
-        writer.put(key_of(0, run), (np.array(run), False))
+        writer.put(key_of(0, run), Message(np.array(run), False))
     mailbox.drop_runs_before(2)
     assert list(mailbox.messages) == [(0, key_of(0, 2))] and mailbox.count == 3
 
@@ -167,15 +169,15 @@ def receiving(mailbox, tag):
     time.sleep(0.05)  # from saying that it waits to sleeping
     yield
     thread.join(timeout=5)
-    assert found and found[0][0] == tag
+    assert found and found[0].array == tag
 
 
 def test_a_message_that_waited_behind_a_slow_socket_wakes_who_sleeps_for_it():
     (writer, reader), mailbox = ends(), Mailbox()
     mailbox.rings[0] = reader
-    large = np.ones(LARGEST + 1, np.uint8), False
+    large = Message(np.ones(LARGEST + 1, np.uint8), False)
     assert not writer.put(key_of(1), large)
-    assert writer.put(key_of(2), (np.array(2), False)) and not writer.must_wake()
+    assert writer.put(key_of(2), Message(np.array(2), False)) and not writer.must_wake()
     with receiving(mailbox, 2):
         mailbox.put(0, key_of(1), large)
 
@@ -185,7 +187,7 @@ def test_a_message_that_comes_just_before_the_call_to_be_woken_is_seen():
     mailbox.rings[0], fall_asleep = reader, reader.fall_asleep
 
     def too_late():
-        writer.put(key_of(3), (np.array(3), False))
+        writer.put(key_of(3), Message(np.array(3), False))
         assert not writer.must_wake()
         fall_asleep()
 
@@ -196,7 +198,7 @@ def test_a_message_that_comes_just_before_the_call_to_be_woken_is_seen():
     )
     thread.start()
     thread.join(timeout=5)
-    assert found and found[0][0] == 3
+    assert found and found[0].array == 3
 
 
 def test_one_call_wakes_all_who_sleep_and_they_ask_for_another():
@@ -204,7 +206,7 @@ def test_one_call_wakes_all_who_sleep_and_they_ask_for_another():
     mailbox.rings[0] = reader
     with receiving(mailbox, 1), receiving(mailbox, 2):
         for tag in (1, 2):
-            writer.put(key_of(tag), (np.array(tag), False))
+            writer.put(key_of(tag), Message(np.array(tag), False))
             if tag == 1:
                 assert writer.must_wake() and not writer.must_wake()
                 mailbox.stir()
