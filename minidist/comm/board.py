@@ -1,9 +1,8 @@
 """Board: where the ranks of a group meet, and show each other what they are about to do.
 
 Each rank writes to a block of its own, in shared memory, and reads the others'. Before any data
-moves the ranks compare what they call; a rank that waits first looks again and again for a moment,
-and lets others have its core between two looks, since ranks may be more than cores; then it sleeps
-on a pipe until the last one has come.
+moves the ranks compare what they call. A rank that waits spins for a moment, and yields its core
+each time, since ranks may outnumber cores; then it sleeps on a pipe until the last one has come.
 """
 
 import os
@@ -21,7 +20,7 @@ GIVE_WAY = getattr(os, "sched_yield", lambda: None)
 
 
 class Alarm:
-    """How sleeping ranks are woken: a pipe for each. Ranks that look in vain too long sleep."""
+    """How sleeping ranks are woken: a pipe for each. A rank sleeps when it has spun too long."""
 
     def __init__(self, reader: int, writers: list[int]):
         self.reader, self.writers = reader, writers
@@ -29,15 +28,15 @@ class Alarm:
             os.set_blocking(descriptor, False)
 
     def sleep(self, seconds: float) -> None:
-        """Wait until somebody rings, at most so long."""
+        """Wait until another rank calls `wake`, at most so many seconds."""
         poll = select.poll()  # not to be shared between threads
         poll.register(self.reader, select.POLLIN)
         if poll.poll(1000 * seconds):
-            with suppress(BlockingIOError):  # another thread of this rank has heard it
+            with suppress(BlockingIOError):  # another thread of this rank has read it
                 os.read(self.reader, 4096)
 
-    def ring(self, rank: int) -> None:
-        with suppress(BlockingIOError, BrokenPipeError):  # it has been ringing for long, or is dead
+    def wake(self, rank: int) -> None:
+        with suppress(BlockingIOError, BrokenPipeError):  # its pipe is full of calls, or it is dead
             os.write(self.writers[rank], b"!")
 
 
@@ -55,7 +54,7 @@ class Board:
 
     def __init__(self, endpoint, blocks: list[int], members: list[int], block):
         self.members, self.me, self.block = members, members.index(endpoint.rank), block
-        self.alarm, self.mailbox, self.looks = endpoint.alarm, endpoint.mailbox, endpoint.looks
+        self.alarm, self.mailbox, self.spins = endpoint.alarm, endpoint.mailbox, endpoint.spins
         shared = memoryview(endpoint.memory.map)
         self.bytes = [shared[start : start + BLOCK] for start in blocks]
         self.words = [block.cast("Q") for block in self.bytes]
@@ -92,8 +91,8 @@ class Board:
         self._fence()  # else both might miss the other: we its sleep, it our arrival
         for words, rank in self.others:
             if words[SLEEPS]:
-                self.alarm.ring(rank)
-        for _ in range(self.looks):
+                self.alarm.wake(rank)
+        for _ in range(self.spins):
             if all(words[ARRIVED] >= self.step for words, _ in self.others):
                 break
             GIVE_WAY()  # a rank that we wait for may need this core
@@ -115,12 +114,12 @@ class Board:
         def ready():
             return not self.missing() or self.mailbox.is_over(self.run)
 
-        with self.mailbox.shown(Wait(operation, self.missing, call_site())):
+        with self.mailbox.waiting(Wait(operation, self.missing, call_site())):
             self.mine[SLEEPS] = 1
             self._fence()
             if self.mailbox.turns is None or not self.mailbox.turns.wait_until(ready):
                 while not ready():
-                    self.alarm.sleep(0.01)  # an alarm may be lost between a look and the sleep
+                    self.alarm.sleep(0.01)  # a call may be lost between the check and the sleep
             self.mine[SLEEPS] = 0
 
     def _explain(self, signature: Signature, side: int) -> None:

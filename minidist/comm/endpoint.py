@@ -23,7 +23,7 @@ class Endpoint:
 
     deliver(to, key, message)  the transport's part of a send; the array has been copied when it
                                returns
-    looks                      how often to look for the others before sleeping; 0: sleep at once,
+    spins                      how often to check for the others before sleeping; 0: sleep at once,
                                as threads do, which share one interpreter
     own_process                whether the rank is a process, and not one thread of the caller's
     sent                       {(to, tag): messages} of this run, those of collectives left out
@@ -38,7 +38,7 @@ class Endpoint:
     mailbox: Mailbox
     memory: SharedMemory
     alarm: Alarm
-    looks: int
+    spins: int
     deliver: Callable[[int, Key, Message], None]
     own_process: bool = True
     sent: Counter = field(default_factory=Counter)
@@ -98,5 +98,5 @@ class Endpoint:
     def snapshot(self) -> Snapshot:
         """Return what this rank waits for at this moment."""
         mailbox = self.mailbox
-        mailbox.stir()
+        mailbox.notify()
         return snapshot(mailbox.waits, self.worker, self.own_process, self.posted, mailbox.count)

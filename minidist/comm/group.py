@@ -103,7 +103,7 @@ class Group:
                 )
         places = [self.members[r] for r in sources]
         key = self._key("message", whole(tag, "a tag"))
-        source, message = self.mailbox.take_any(places, key, "recv_any")
+        source, message = self.mailbox.take(places, key, "recv_any")
         return self.members.index(source), _on_its_device(message)
 
     def isend(self, array: Array, to: int, tag: int = 0) -> Request:
@@ -294,9 +294,9 @@ class Group:
 
     @contextmanager
     def waiting(self, operation: str, thread: threading.Thread) -> Iterator[None]:
-        """Let it be known that this thread waits for another one of its rank, not for nothing."""
+        """Record that this thread waits for another thread of its rank, for the table of waits."""
         wait = Wait(operation, lambda: [self.endpoint.rank], call_site(), thread.ident)
-        with self.endpoint.mailbox.shown(wait):
+        with self.mailbox.waiting(wait):
             yield
 
     def empty(self, shape, dtype="float32") -> Array:
@@ -337,7 +337,7 @@ class Group:
         self.endpoint.post(self.members[to], key, message)
 
     def _take(self, operation: str, source: int, key: Key) -> Array:
-        return _on_its_device(self.mailbox.take(self.members[source], key, operation))
+        return _on_its_device(self.mailbox.take([self.members[source]], key, operation)[1])
 
 
 def _on_its_device(message: Message) -> Array:

@@ -8,10 +8,10 @@
     | region 0  | region 1  | region 2  |   shared memory, which every rank maps whole
     +-----------+-----------+-----------+
 
-Arrays from `Group.empty` lie in memory that all ranks see, and so do rings of small messages, which
-a rank takes when it waits for them. What is large, or finds its ring full, travels through the pair
-of sockets; in each process one thread reads whatever arrives there, at once, into the mailbox, so
-that a send never waits for a recv. Neither has a name that could be left behind.
+Arrays from `Group.empty` are in memory that all ranks see. So are the ring buffers of small
+messages, which a rank takes when it waits for them. A message that is large, or finds its ring
+buffer full, travels through the pair of sockets; in each process one thread reads whatever arrives
+there, at once, so that a send never waits for a recv. Neither has a name that could be left behind.
 The processes come from a fork server with NumPy loaded (or are spawned where there is none); they
 never import the caller's script, because workers travel by value.
 """
@@ -45,11 +45,11 @@ from minidist.comm.endpoint import Endpoint
 from minidist.comm.mailbox import Mailbox
 from minidist.comm.message import Key, Message
 from minidist.comm.report import Report, execute, fair_share_of_cores, pack, unpack
-from minidist.comm.ring_buffer import RING, RingReader, RingWriter
+from minidist.comm.ring_buffer import NBYTES, RingBufferReader, RingBufferWriter
 from minidist.comm.shared_memory import SharedMemory, create_file
 from minidist.comm.wire import read_message, wake_up, write_message
 
-LOOKS = 300  # how often a rank looks for the others, and gives way, before it sleeps
+SPINS = 300  # how often a rank checks for the others, and yields its core, before it sleeps
 STARTING = threading.Lock()  # there is one `__main__`
 PRELOAD = [
     "numpy",
@@ -272,13 +272,19 @@ def serve(rank, size, device, control, peers, shared: Descriptors, alarm: Descri
     os.close(file)
     with threadpool_limits(fair_share_of_cores(size)):
         process = RankProcess(rank, control, peers)
-        looks = LOOKS if platform.machine() in ("x86_64", "AMD64") else 0
-        ring = Alarm(alarm.numbers[0], writers)
+        spins = SPINS if platform.machine() in ("x86_64", "AMD64") else 0
         process.endpoint = Endpoint(
-            rank, size, device, process.mailbox, memory, ring, looks, process.deliver
+            rank,
+            size,
+            device,
+            process.mailbox,
+            memory,
+            Alarm(alarm.numbers[0], writers),
+            spins,
+            process.deliver,
         )
-        if looks:
-            process.open_rings(memory, size, looks)
+        if spins:
+            process.open_ring_buffers(memory, size, spins)
         process.work()
 
 
@@ -290,17 +296,18 @@ class RankProcess:
         self.mailbox, self.orders, self.ordered = Mailbox(), queue.SimpleQueue(), 0
         self.done, self.answering = 0, threading.Lock()
         self.sending = {to: threading.Lock() for to in peers}
-        self.rings: dict[int, RingWriter] = {}
+        self.readers: dict[int, RingBufferReader] = {}
+        self.writers: dict[int, RingBufferWriter] = {}
 
-    def open_rings(self, memory: SharedMemory, size: int, looks: int) -> None:
-        """Let small messages go through memory; a rank's region has the rings that it reads."""
-        self.incoming = memory.empty((size, RING), np.uint8)  # untouched so far, hence zeros
+    def open_ring_buffers(self, memory: SharedMemory, size: int, spins: int) -> None:
+        """Let small messages go through memory; a rank's region has the buffers that it reads."""
+        self.incoming = memory.empty((size, NBYTES), np.uint8)  # untouched so far, hence zeros
         first = memory.offset_of(self.incoming) - memory.begin  # the same in every region
         for peer in self.peers:
             mine, theirs = (r * memory.region + first for r in (self.rank, peer))
-            self.mailbox.rings[peer] = RingReader(memory, mine + peer * RING)
-            self.rings[peer] = RingWriter(memory, theirs + self.rank * RING)
-        self.mailbox.looks = looks
+            self.readers[peer] = RingBufferReader(memory, mine + peer * NBYTES)
+            self.writers[peer] = RingBufferWriter(memory, theirs + self.rank * NBYTES)
+        self.mailbox.polled, self.mailbox.spins = dict(self.readers), spins
 
     def work(self) -> None:
         """Carry out orders until there is one to leave."""
@@ -323,11 +330,7 @@ class RankProcess:
                         self.obey(self.control.recv())
                         continue
                     try:
-                        if (found := read_message(event.fileobj)) is None:
-                            self.mailbox.stir()
-                        else:
-                            self.mailbox.put(event.data, *found)
-                        found = None  # a message must not outlive its receipt
+                        self.receive(event.data, read_message(event.fileobj))
                     except (EOFError, OSError):
                         ready.unregister(event.fileobj)  # a rank has died: the caller stops us
         except (EOFError, OSError):
@@ -337,6 +340,15 @@ class RankProcess:
         except BaseException:
             traceback.print_exc()
             os._exit(1)  # a rank that hears nothing more is no rank
+
+    def receive(self, source: int, found: tuple[Key, Message] | None) -> None:
+        """Take what came through a socket: a message, or None, a call to wake up."""
+        if found is not None and source not in self.readers:
+            self.mailbox.put(source, *found)
+            return
+        if found is not None:
+            self.readers[source].from_socket.append(found)
+        self.mailbox.notify()
 
     def obey(self, order: tuple) -> None:
         if order[0] == "snapshot":
@@ -356,10 +368,10 @@ class RankProcess:
             return
         try:
             with self.sending[to]:
-                ring = self.rings.get(to)
-                if ring is None or not ring.put(key, message):
+                writer = self.writers.get(to)
+                if writer is None or not writer.put(key, message):
                     write_message(self.peers[to], key, message)
-                elif ring.must_wake():
+                elif writer.must_wake():
                     wake_up(self.peers[to])
         except OSError:
             threading.Event().wait()  # the receiver has died: the caller sees it, and stops us

@@ -4,16 +4,19 @@
     a record:  number, length, width of the head, which head | head, if new | bytes of the array
 
 The sender appends records at the tail, the receiver takes them at the head. Neither writes a word
-that the other one writes (but for ASLEEP), so there is nothing to lock between them. What is large
-or finds no room goes another way, through a socket; so that at the receiver both ways are one queue
-again, all messages of the pair are numbered, and a record waits for its turn. That the bytes of a
-record are there before the words that announce it is what x86-64 promises to plain stores:
-elsewhere these rings are not used.
+that the other one writes (but for ASLEEP), so no lock between them is needed. A message that is
+large or finds no room goes through a socket. All messages of the pair are numbered, so that the
+receiver puts both ways into one order again. x86-64 promises that a store is seen after all stores
+before it: the words that announce a record come after its bytes. Other processors promise less, so
+ring buffers are not used there, and all messages go through sockets.
+
+Fast path: skip this file at first reading.
 """
 
 import marshal
 import struct
 import threading
+from collections import deque
 
 import numpy as np
 
@@ -23,12 +26,14 @@ from minidist.comm.shared_memory import LINE, SharedMemory
 SENT, TAIL, HEAD, ASLEEP = 0, 1, LINE // 8, 2 * LINE // 8
 RECORDS = 3 * LINE  # bytes before the first record
 CAPACITY = 1 << 18  # bytes of records
-RING = RECORDS + CAPACITY
+NBYTES = RECORDS + CAPACITY  # of a whole buffer
 LARGEST = CAPACITY // 4  # bytes of the largest array that is worth two copies
 LABEL = struct.Struct("QIHH")  # of a record
 WIDEST = (1 << 16) - 1  # bytes of a head
 HEADS = 1 << 10  # heads (key, on a GPU?, dtype, shape) that both ends remember by a number
-ONWARD = 0  # the number of what is no message: the next record lies at the beginning
+ONWARD = 0  # the number of a record that is no message: the next one is at the beginning
+
+Head = tuple[Key, bool, np.dtype, tuple[int, ...]]
 
 
 def padded(nbytes: int) -> int:
@@ -37,16 +42,15 @@ def padded(nbytes: int) -> int:
 
 
 class _End:
-    """What both ends of the ring at `start` have; the memory is zeros at first.
+    """What both ends of the buffer at `start` have; the memory is zeros at first.
 
-    count  messages that have passed this end, in the ring or another way
+    count  messages that have passed this end, in the buffer or through the socket
     """
 
     def __init__(self, memory: SharedMemory, start: int):
-        ring = memoryview(memory.map)[start : start + RING]
-        self.words, self.records = ring[:RECORDS].cast("Q"), ring[RECORDS:]
+        shared = memoryview(memory.map)[start : start + NBYTES]
+        self.words, self.records = shared[:RECORDS].cast("Q"), shared[RECORDS:]
         self.count = self.head = self.tail = 0
-        self.heads: dict = {}
         self._lock = threading.Lock()
 
     def _fence(self) -> None:
@@ -55,11 +59,15 @@ class _End:
         self._lock.release()
 
 
-class RingWriter(_End):
+class RingBufferWriter(_End):
     """The sender's end; one thread at a time."""
 
+    def __init__(self, memory: SharedMemory, start: int):
+        super().__init__(memory, start)
+        self.numbers: dict[Head, int] = {}
+
     def put(self, key: Key, message: Message) -> bool:
-        """Append a message; False: it has to go another way, in its turn, and is counted."""
+        """Append a message and count it; False if it is to go through the socket instead."""
         array, was_on_gpu = message
         self.count += 1
         fits = array.nbytes <= LARGEST and self._append(
@@ -68,9 +76,9 @@ class RingWriter(_End):
         self.words[SENT] = self.count  # last, and before a socket, which takes longer, is used
         return fits
 
-    def _append(self, head: tuple, array: np.ndarray) -> bool:
-        """Write a record if there is room: to the end of the ring, or else from its beginning."""
-        which, written = self.heads.get(head), b""
+    def _append(self, head: Head, array: np.ndarray) -> bool:
+        """Write a record if there is room: to the end of the buffer, or else to its beginning."""
+        which, written = self.numbers.get(head), b""
         if which is None:
             key, was_on_gpu, dtype, shape = head
             written = marshal.dumps((*key, was_on_gpu, dtype.str, shape))
@@ -97,14 +105,14 @@ class RingWriter(_End):
         self.words[TAIL] = self.tail = tail
         return True
 
-    def _remember(self, head: tuple) -> int:
-        """Give a head a number that stands for it from now on; now and then all begin anew."""
-        if len(self.heads) == HEADS:
-            self.heads.clear()
-        return self.heads.setdefault(head, len(self.heads))
+    def _remember(self, head: Head) -> int:
+        """Give a head a number that means it from now on; forget all heads when they are many."""
+        if len(self.numbers) == HEADS:
+            self.numbers.clear()
+        return self.numbers.setdefault(head, len(self.numbers))
 
     def must_wake(self) -> bool:
-        """Say whether the receiver sleeps and nobody is to wake it yet; then its caller is."""
+        """Return whether the receiver sleeps and nobody wakes it yet; then the caller must."""
         self._fence()  # else both might miss the other: we its sleep, it our record
         sleeps = self.words[ASLEEP] != 0
         if sleeps:
@@ -112,40 +120,45 @@ class RingWriter(_End):
         return sleeps
 
 
-class RingReader(_End):
-    """The receiver's end; one thread at a time takes, any may look."""
+class RingBufferReader(_End):
+    """The receiver's end: a `Polled`, see mailbox.py; it is given what came through the socket."""
 
-    def stirs(self) -> bool:
-        """Say whether a message is in the ring, or on another way."""
+    def __init__(self, memory: SharedMemory, start: int):
+        super().__init__(memory, start)
+        self.heads: dict[int, Head] = {}
+        self.from_socket: deque[tuple[Key, Message]] = deque()
+
+    def has_pending(self) -> bool:
         return self.words[SENT] != self.count
 
-    def take(self) -> tuple[Key, Message] | None:
-        """Return the next (key, message); None if it is not here: not sent, or not in the ring."""
-        if self.words[TAIL] == self.head:
-            return None
-        place = self.head % CAPACITY
-        number, length, width, which = LABEL.unpack_from(self.records, place)
-        if number == ONWARD:
+    def poll(self) -> tuple[Key, Message] | None:
+        late = bool(self.from_socket)  # read first: what was sent before it is then in the buffer
+        while self.words[TAIL] != self.head:
+            place = self.head % CAPACITY
+            number, length, width, which = LABEL.unpack_from(self.records, place)
+            if number == ONWARD:
+                self.head += length
+                continue
+            if number != self.count + 1:
+                break
+            body = place + LABEL.size + width
+            if width:
+                self._learn(which, self.records[place + LABEL.size : body])
+            key, was_on_gpu, dtype, shape = self.heads[which]
+            array = np.ndarray(shape, dtype, self.records, body).copy()
+            self.count = number
             self.head += length
-            return self.take()
-        if number != self.count + 1:
+            self.words[HEAD] = self.head
+            return key, Message(array, was_on_gpu)
+        if not late:
             return None
-        body = place + LABEL.size + width
-        if width:
-            *key, was_on_gpu, dtype, shape = marshal.loads(self.records[place + LABEL.size : body])
-            self.heads[which] = Key(*key), was_on_gpu, np.dtype(dtype), shape
-        key, was_on_gpu, dtype, shape = self.heads[which]
-        array = np.ndarray(shape, dtype, self.records, body).copy()
-        self.count = number
-        self.head += length
-        self.words[HEAD] = self.head
-        return key, Message(array, was_on_gpu)
-
-    def pass_by(self) -> None:
-        """Note that the next message has come, if not through the ring then another way."""
         self.count += 1
+        return self.from_socket.popleft()
 
-    def fall_asleep(self) -> None:
-        """Ask to be woken by whoever sends next; look once more before sleeping indeed."""
+    def _learn(self, which: int, written: memoryview) -> None:
+        run, group, kind, number, was_on_gpu, dtype, shape = marshal.loads(written)
+        self.heads[which] = Key(run, group, kind, number), was_on_gpu, np.dtype(dtype), shape
+
+    def request_wake_up(self) -> None:
         self.words[ASLEEP] = 1
         self._fence()

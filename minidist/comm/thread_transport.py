@@ -41,7 +41,7 @@ class ThreadRanks:
                 mailboxes[rank],
                 SharedMemory(shared, rank, size),
                 Alarm(self.pipes[rank][0], writers),
-                looks=0,
+                spins=0,
                 deliver=_deliver_from(rank, mailboxes),
                 own_process=False,
             )

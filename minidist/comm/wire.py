@@ -12,7 +12,7 @@ WAKE_UP = b""
 
 
 def wake_up(connection: Connection) -> None:
-    """Say, instead of a message, that there is something to see in the ring."""
+    """Say, instead of a message, that there is a message in the ring buffer."""
     connection.send_bytes(WAKE_UP)
 
 

@@ -1,4 +1,4 @@
-"""Small messages in rings: as sent, in order, promptly, whatever goes through a socket between."""
+"""Small messages in ring buffers: as sent, in order, promptly, whatever sockets carry between."""
 
 import mmap
 import statistics
@@ -18,10 +18,10 @@ from minidist.comm.ring_buffer import (
     CAPACITY,
     HEADS,
     LARGEST,
-    RING,
+    NBYTES,
     WIDEST,
-    RingReader,
-    RingWriter,
+    RingBufferReader,
+    RingBufferWriter,
 )
 from minidist.comm.shared_memory import SharedMemory
 from minidist.errors import Deadlock
@@ -31,9 +31,9 @@ DTYPES = ["bool", "int8", "uint16", "int64", "float16", "float32", "complex128",
 
 
 def ends():
-    """Return both ends of a new ring."""
-    memory = SharedMemory(mmap.mmap(-1, RING), 0, 1)
-    return RingWriter(memory, 0), RingReader(memory, 0)
+    """Return both ends of a new ring buffer."""
+    memory = SharedMemory(mmap.mmap(-1, NBYTES), 0, 1)
+    return RingBufferWriter(memory, 0), RingBufferReader(memory, 0)
 
 
 def key_of(tag, run=1):
@@ -53,11 +53,11 @@ def test_an_array_comes_out_as_it_was_put_in_and_nobody_elses(dtype, shape):
     for was_on_gpu in (False, True, False):
         assert writer.put(key_of(7), Message(array, was_on_gpu))
     for was_on_gpu in (False, True, False):
-        key, (found, flag) = reader.take()
+        key, (found, flag) = reader.poll()
         assert key == key_of(7) and flag is was_on_gpu and found.flags.owndata
         np.testing.assert_array_equal(found, array, strict=True)
         assert found.dtype == array.dtype and found.flags.writeable
-    assert reader.take() is None
+    assert reader.poll() is None
 
 
 def test_an_array_need_not_be_contiguous():
@@ -65,7 +65,7 @@ def test_an_array_need_not_be_contiguous():
     array = np.arange(60.0).reshape(3, 4, 5)
     for view in (array.T, array[::2, 1:, ::-1], np.broadcast_to(np.arange(3), (2, 3))):
         writer.put(key_of(0), Message(view, False))
-        np.testing.assert_array_equal(reader.take()[1].array, view)
+        np.testing.assert_array_equal(reader.poll()[1].array, view)
 
 
 def test_a_full_ring_takes_no_more_until_there_is_room_again():
@@ -75,19 +75,20 @@ def test_a_full_ring_takes_no_more_until_there_is_room_again():
     assert fitted == CAPACITY // LARGEST and writer.count == 6
     assert not writer.put(key_of(0), Message(np.ones(LARGEST + 1, np.uint8), False))
     for _ in range(fitted):
-        assert reader.take() is not None
-    assert reader.take() is None and reader.stirs()  # the others come another way
+        assert reader.poll() is not None
+    assert reader.poll() is None and reader.has_pending()  # the others come through the socket
     for _ in range(3):
-        reader.pass_by()
-    assert writer.put(key_of(0), message) and reader.take() is not None and not reader.stirs()
+        reader.from_socket.append((key_of(0), message))
+        assert reader.poll() == (key_of(0), message)
+    assert writer.put(key_of(0), message) and reader.poll() is not None and not reader.has_pending()
 
 
 def test_more_kinds_of_messages_than_an_end_remembers():
     writer, reader = ends()
     for tag in [*range(HEADS + 5), *range(HEADS - 5, HEADS + 10), 0, 1]:
         writer.put(key_of(tag), Message(np.array(tag), False))
-        key, (array, _) = reader.take()
-        assert key == key_of(tag) and array == tag and len(writer.heads) <= HEADS
+        key, (array, _) = reader.poll()
+        assert key == key_of(tag) and array == tag and len(writer.numbers) <= HEADS
 
 
 def test_a_head_that_is_wider_than_a_record_can_say_goes_another_way():
@@ -95,9 +96,10 @@ def test_a_head_that_is_wider_than_a_record_can_say_goes_another_way():
     for tag in (1 << 8 * (WIDEST + 1), 1 << 8 * (CAPACITY + 1)):
         for _ in range(2):
             assert not writer.put(key_of(tag), Message(np.ones(3), False))
-            reader.pass_by()
+            reader.from_socket.append((key_of(tag), None))
+            assert reader.poll() == (key_of(tag), None)
         assert writer.put(key_of(1), Message(np.ones(4), False))
-        assert reader.take()[1].array.size == 4 and not reader.stirs()
+        assert reader.poll()[1].array.size == 4 and not reader.has_pending()
 
 
 def test_what_a_sender_was_killed_over_is_not_there():
@@ -105,7 +107,7 @@ def test_what_a_sender_was_killed_over_is_not_there():
     announced = bytes(writer.words)
     writer.put(key_of(0), Message(np.ones(5), False))
     writer.words[:] = memoryview(announced).cast("Q")  # killed before it said so
-    assert not reader.stirs() and reader.take() is None
+    assert not reader.has_pending() and reader.poll() is None
 
 
 @settings(max_examples=60)
@@ -114,7 +116,7 @@ def test_ring_and_socket_together_are_one_queue(seed, large, hurry):
     """A sender, a receiver and a slow socket take steps in any order, for a few rounds."""
     random = np.random.default_rng(seed)
     (writer, reader), mailbox, socket = ends(), Mailbox(), deque()
-    mailbox.rings[0] = reader
+    mailbox.polled[0] = reader
     sent, found = {tag: [] for tag in range(3)}, {tag: [] for tag in range(3)}
 
     def send(number):
@@ -125,23 +127,27 @@ def test_ring_and_socket_together_are_one_queue(seed, large, hurry):
             socket.append((key_of(tag), message))
 
     def look(tag):
-        message = mailbox._pop((0, key_of(tag)), reader)
-        if message is not None:
-            array = message.array
+        taken = mailbox._pop([0], key_of(tag))
+        if taken is not None:
+            array = taken[1].array
             assert (array == array[0]).all()
             found[tag].append((array[0], array.size))
-        return message is not None
+        return taken is not None
+
+    def arrive():
+        reader.from_socket.append(socket.popleft())
+        mailbox.notify()
 
     for number in range(1, 150):
         send(number)
         if socket and random.random() < hurry:
-            mailbox.put(0, *socket.popleft())
+            arrive()
         if random.random() < hurry:
             look(int(random.integers(3)))
         for tag in range(3):
             assert found[tag] == sent[tag][: len(found[tag])]
     while socket:
-        mailbox.put(0, *socket.popleft())
+        arrive()
     for tag in range(3):
         while look(tag):
             pass
@@ -150,7 +156,7 @@ def test_ring_and_socket_together_are_one_queue(seed, large, hurry):
 
 def test_no_old_message_reaches_the_next_run_from_a_ring():
     (writer, reader), mailbox = ends(), Mailbox()
-    mailbox.rings[0] = reader
+    mailbox.polled[0] = reader
     for run in (1, 1, 2):
         writer.put(key_of(0, run), Message(np.array(run), False))
     mailbox.drop_runs_before(2)
@@ -161,7 +167,7 @@ def test_no_old_message_reaches_the_next_run_from_a_ring():
 def receiving(mailbox, tag):
     """Let another thread receive this tag from rank 0; it has to get it in a moment."""
     found, before = [], len(mailbox.waits)
-    thread = threading.Thread(target=lambda: found.append(mailbox.take(0, key_of(tag), "recv")))
+    thread = threading.Thread(target=lambda: found.append(mailbox.take([0], key_of(tag), "recv")))
     thread.daemon = True
     thread.start()
     while len(mailbox.waits) == before:
@@ -169,58 +175,59 @@ def receiving(mailbox, tag):
     time.sleep(0.05)  # from saying that it waits to sleeping
     yield
     thread.join(timeout=5)
-    assert found and found[0].array == tag
+    assert found and found[0][1].array == tag
 
 
 def test_a_message_that_waited_behind_a_slow_socket_wakes_who_sleeps_for_it():
     (writer, reader), mailbox = ends(), Mailbox()
-    mailbox.rings[0] = reader
+    mailbox.polled[0] = reader
     large = Message(np.ones(LARGEST + 1, np.uint8), False)
     assert not writer.put(key_of(1), large)
     assert writer.put(key_of(2), Message(np.array(2), False)) and not writer.must_wake()
     with receiving(mailbox, 2):
-        mailbox.put(0, key_of(1), large)
+        reader.from_socket.append((key_of(1), large))
+        mailbox.notify()
 
 
 def test_a_message_that_comes_just_before_the_call_to_be_woken_is_seen():
     (writer, reader), mailbox = ends(), Mailbox()
-    mailbox.rings[0], fall_asleep = reader, reader.fall_asleep
+    mailbox.polled[0], request_wake_up = reader, reader.request_wake_up
 
     def too_late():
         writer.put(key_of(3), Message(np.array(3), False))
         assert not writer.must_wake()
-        fall_asleep()
+        request_wake_up()
 
-    reader.fall_asleep = too_late
+    reader.request_wake_up = too_late
     found = []
     thread = threading.Thread(
-        target=lambda: found.append(mailbox.take(0, key_of(3), "recv")), daemon=True
+        target=lambda: found.append(mailbox.take([0], key_of(3), "recv")), daemon=True
     )
     thread.start()
     thread.join(timeout=5)
-    assert found and found[0].array == 3
+    assert found and found[0][1].array == 3
 
 
 def test_one_call_wakes_all_who_sleep_and_they_ask_for_another():
     (writer, reader), mailbox = ends(), Mailbox()
-    mailbox.rings[0] = reader
+    mailbox.polled[0] = reader
     with receiving(mailbox, 1), receiving(mailbox, 2):
         for tag in (1, 2):
             writer.put(key_of(tag), Message(np.array(tag), False))
             if tag == 1:
                 assert writer.must_wake() and not writer.must_wake()
-                mailbox.stir()
+                mailbox.notify()
                 time.sleep(0.05)
         assert writer.must_wake()
-        mailbox.stir()
+        mailbox.notify()
 
 
 @pytest.fixture
 def pair(cluster):
-    """Return two ranks, which have a core each: else there are no rings between them."""
+    """Return two ranks, which have a core each: else there are no ring buffers between them."""
     ranks = cluster(2)
-    if not all(ranks.run(lambda group: bool(group.mailbox.rings))):
-        pytest.skip("rings need an x86-64 processor, and a core for each rank")
+    if not all(ranks.run(lambda group: bool(group.mailbox.polled))):
+        pytest.skip("ring buffers need an x86-64 processor, and a core for each rank")
     return ranks
 
 
@@ -310,7 +317,7 @@ def test_no_call_to_wake_up_is_lost_however_the_moments_fall(pair):
     """The receiver is about to fall asleep when the message comes; nobody else will wake it."""
 
     def worker(group, rounds):
-        group.endpoint.snapshot = lambda: None  # else it would look into the rings now and then
+        group.endpoint.snapshot = lambda: None  # else it would poll the ring buffers now and then
         random = np.random.default_rng(group.rank)
         try:
             for _ in range(rounds):
