@@ -9,9 +9,14 @@ import os
 import select
 import threading
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from minidist.comm.diagnosis import Signature, Wait, call_site
-from minidist.errors import CollectiveMismatch
+import numpy as np
+
+from minidist.comm.diagnosis import Signature, Wait, call_site, mismatch
+
+if TYPE_CHECKING:
+    from minidist.comm.local_fabric import LocalFabric
 
 ARRIVED, SLEEPS, FINGERPRINT, OFFSET = 0, 1, 2, 4  # 8-byte words; the last two exist twice
 TEXT, TEXT_BYTES = 64, 480  # what is shown to people when ranks disagree; twice as well
@@ -52,16 +57,18 @@ class Board:
     block    this rank's own, as an array: its memory is not reused while a thread has this board
     """
 
-    def __init__(self, endpoint, blocks: list[int], members: list[int], block):
-        self.members, self.me, self.block = members, members.index(endpoint.rank), block
-        self.alarm, self.mailbox, self.spins = endpoint.alarm, endpoint.mailbox, endpoint.spins
-        shared = memoryview(endpoint.memory.map)
+    def __init__(
+        self, fabric: "LocalFabric", blocks: list[int], members: list[int], block: np.ndarray
+    ):
+        self.members, self.me, self.block = members, members.index(fabric.rank), block
+        self.alarm, self.mailbox, self.spins = fabric.alarm, fabric.mailbox, fabric.spins
+        shared = memoryview(fabric.memory.map)
         self.bytes = [shared[start : start + BLOCK] for start in blocks]
         self.words = [block.cast("Q") for block in self.bytes]
         self.mine = self.words[self.me]
         self.others = [(words, rank) for words, rank in zip(self.words, members, strict=True)]
         del self.others[self.me]
-        self.run, self.step, self.meetings = endpoint.run, endpoint.run << 32, 0
+        self.run, self.step, self.meetings = fabric.run, fabric.run << 32, 0
         self.lock = threading.Lock()
 
     def meet(self, signature: Signature, offset: int = 0) -> list[int]:
@@ -128,16 +135,8 @@ class Board:
         text = self._fitting(signature, f" at {call_site()}")
         self.bytes[self.me][start : start + TEXT_BYTES] = text.ljust(TEXT_BYTES, b"\0")
         self.barrier("collectives that do not match")
-        rows = [
-            f"  rank {rank}: "
-            f"{bytes(block[start : start + TEXT_BYTES]).rstrip(bytes(1)).decode(errors='replace')}"
-            for rank, block in zip(self.members, self.bytes, strict=True)
-        ]
-        raise CollectiveMismatch(
-            "\n".join(
-                [f"ranks {self.members} of one group did not call the same collective:", *rows]
-            )
-        )
+        shown = [bytes(block[start : start + TEXT_BYTES]).rstrip(bytes(1)) for block in self.bytes]
+        raise mismatch(self.members, [text.decode(errors="replace") for text in shown])
 
     def _fitting(self, signature: Signature, site: str) -> bytes:
         """Return what was called and where; a digest of what is cut, since that may differ."""

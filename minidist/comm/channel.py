@@ -1,30 +1,44 @@
 """The messages of one collective call, and a transfer under way: what `Group` hands out."""
 
 from collections import deque
+from collections.abc import Callable
 
 from minidist.backend import Array
+from minidist.comm.fabric import Fabric
+from minidist.comm.ledger import Ledger
+from minidist.comm.message import Key
 
 
 class Channel:
-    """The messages of one collective call, which its algorithm sends and receives."""
+    """The messages of one collective call: what algorithms are written in, see collectives.py.
 
-    def __init__(self, group, name: str, payload: bool = True):
-        group._collectives += 1
-        self.group, self.name, self.payload = group, name, payload
-        self.rank, self.size = group.rank, group.size
-        self.key = group._key("collective", group._collectives)
+    Messages between two ranks keep their order. Ranks are those of the group, `members` of all.
+
+    ledger  counts payload; None for control traffic
+    """
+
+    def __init__(
+        self, fabric: Fabric, members: list[int], key: Key, operation: str, ledger: Ledger | None
+    ):
+        self.fabric, self.members, self.key = fabric, members, key
+        self.operation, self.ledger = operation, ledger
+        self.rank, self.size = members.index(fabric.rank), len(members)
 
     def send(self, array: Array, to: int) -> None:
-        self.group._post(self.name, array, to, self.key, self.payload)
+        """Send a copy; never wait."""
+        if self.ledger is not None and to != self.rank:
+            self.ledger.bytes[self.operation] += array.nbytes
+        self.fabric.send(self.members[to], self.key, array)
 
     def recv(self, source: int) -> Array:
-        return self.group._take(self.name, source, self.key)
+        """Return the next array from this rank, which is fresh."""
+        return self.fabric.recv([self.members[source]], self.key, self.operation)[1]
 
 
 class Request:
     """A transfer under way, in a queue with the earlier ones of the same source and tag."""
 
-    def __init__(self, queue: deque, complete):
+    def __init__(self, queue: "deque[Request]", complete: Callable[[], Array | None]):
         self._queue, self._complete, self._done, self._result = queue, complete, False, None
         queue.append(self)
 

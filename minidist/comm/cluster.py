@@ -8,13 +8,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from typing import Protocol
 
 import cloudpickle
 import numpy as np
 
 from minidist.backend import check_device
-from minidist.comm.diagnosis import Silence, is_deadlock, lost_messages, table
-from minidist.comm.limits import check_size
+from minidist.comm.diagnosis import Silence, Snapshot, is_deadlock, lost_messages, table
 from minidist.comm.process_transport import ProcessRanks
 from minidist.comm.report import Report
 from minidist.comm.thread_transport import ThreadRanks
@@ -22,7 +22,37 @@ from minidist.errors import CommError, CommTimeout, Deadlock, RankDied, RankFail
 from minidist.events import EventLog
 
 LOOK_EVERY = 0.4  # seconds without a report after which the ranks are asked what they wait for
-TRANSPORTS = {"process": ProcessRanks, "thread": ThreadRanks}
+
+
+class Ranks(Protocol):
+    """What Cluster needs of a transport: ranks that are up, and wait for work.
+
+    A transport starts them; each rank calls `execute` (report.py) for every run.
+    """
+
+    def submit(self, run: int, logged: bool, payload: bytes) -> None:
+        """Give every rank a run: its number, whether it has a log, the worker and arguments."""
+
+    def reports(self, timeout: float | None) -> list[tuple[int, Report]]:
+        """Return the (rank, Report) pairs that have come in; wait `timeout` for the first."""
+
+    def snapshots(self) -> dict[int, Snapshot | None]:
+        """Return what every rank waits for; None for one that does not answer."""
+
+    def pid_of(self, rank: int) -> int:
+        """Return the process of a rank that does not answer."""
+
+    def finish(self) -> None:
+        """End a run in which every rank has reported."""
+
+    def stop(self, patience: float = 0.0) -> None:
+        """End every rank: by itself if it is idle within `patience` seconds, else by force."""
+
+
+TRANSPORTS: dict[str, Callable[[int, str, int | None], Ranks]] = {
+    "process": ProcessRanks,  # (size, device, interleaving): starts the ranks, or a ValueError
+    "thread": ThreadRanks,
+}
 
 
 def run(
@@ -67,10 +97,6 @@ class Cluster:
                 f"transport {transport!r} does not exist; choose one of {', '.join(TRANSPORTS)}"
             )
         check_device(device)
-        if interleaving is not None and transport != "thread":
-            raise ValueError(
-                "only ranks that are threads can be interleaved; use transport='thread'"
-            )
         self.size, self.transport, self.device = size, transport, device
         self.interleaving = interleaving
         self._runs, self._running = itertools.count(1), threading.Lock()
@@ -78,7 +104,6 @@ class Cluster:
         self._start()
 
     def _start(self) -> None:
-        check_size(self.size, self.transport)
         self._ranks = TRANSPORTS[self.transport](self.size, self.device, self.interleaving)
         self._finalizer = weakref.finalize(self, self._ranks.stop, 1.0)
 

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from minidist.errors import CollectiveMismatch
+
 SILENCE = 30.0  # seconds after which a run says that a rank does not answer
 
 
@@ -38,6 +40,13 @@ def signature_of(name: str, details: tuple, label: str | None) -> Signature:
 
 
 _signature = lru_cache(maxsize=4096)(Signature)  # equal ones are made once
+
+
+def mismatch(members: list[int], calls: list[str]) -> CollectiveMismatch:
+    """Return the error that shows what each rank of a group called, and where."""
+    rows = [f"  rank {rank}: {call}" for rank, call in zip(members, calls, strict=True)]
+    head = f"ranks {members} of one group did not call the same collective:"
+    return CollectiveMismatch("\n".join([head, *rows]))
 
 
 def call_site() -> str:

@@ -14,11 +14,11 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate, pairwise
 
 import numpy as np
 
-from minidist.backend import Array, array_module, beside, device_module, on_gpu, to_device, to_host
-from minidist.comm import shared_collectives
+from minidist.backend import Array, array_module, beside
 from minidist.comm.arguments import (
     check_algorithm,
     check_out,
@@ -31,12 +31,20 @@ from minidist.comm.arguments import (
     whole,
     whole_64,
 )
-from minidist.comm.board import Board
 from minidist.comm.channel import Channel, Request
-from minidist.comm.collectives import ALGORITHMS, all_to_all, from_root, reduce_pieces, to_root
+from minidist.comm.collectives import (
+    ALGORITHMS,
+    all_to_all,
+    from_root,
+    gather_into,
+    in_rank_order,
+    reduce_pieces,
+    split_ends,
+    to_root,
+)
 from minidist.comm.diagnosis import Wait, call_site, signature_of
-from minidist.comm.ledger import Ledger
-from minidist.comm.message import Key, Message
+from minidist.comm.fabric import Communicator, Fabric
+from minidist.comm.message import Key
 from minidist.comm.one_thread import collective
 
 
@@ -50,17 +58,22 @@ class Group:
     a collective is a ValueError, and fails the run also where that thread's exceptions are lost.
 
     device  "cpu" or "gpu": where `empty` allocates
-    ledger  what others have taken from this rank as a member of this very group
+    ledger  payload bytes that others have taken from this rank as a member of this very group
     log     None, or the EventLog of this rank
+    fabric, communicator   what moves messages and arrays, see fabric.py
     """
 
-    def __init__(self, endpoint, members: list[int], splits: tuple[int, ...], board: Board):
-        self.endpoint, self.members, self.splits = endpoint, members, splits
-        self.run = endpoint.run
-        self.board, self.device, self.log = board, endpoint.device, endpoint.log
-        self.mailbox = endpoint.mailbox
-        self.ledger = Ledger()
-        self.rank, self.size = members.index(endpoint.rank), len(members)
+    def __init__(
+        self,
+        fabric: Fabric,
+        members: list[int],
+        splits: tuple[int, ...],
+        communicator: Communicator,
+    ):
+        self.fabric, self.members, self.splits = fabric, members, splits
+        self.communicator, self.ledger = communicator, communicator.ledger
+        self.run, self.device, self.log = fabric.run, fabric.device, fabric.log
+        self.rank, self.size = members.index(fabric.rank), len(members)
         self.in_collective = threading.Lock()
         self._collectives = self._splits = 0
         self._requests: dict[tuple[int, int], deque[Request]] = {}
@@ -76,15 +89,17 @@ class Group:
         To name what was never received, both ranks count the messages of each tag until the run
         ends: about 140 bytes per tag and rank. So use a few tags many times.
         """
-        array, to = numeric(array), self._valid(to, "to")
-        self._post("send", array, to, self._key("message", whole(tag, "a tag")))
+        array, to, tag = numeric(array), self._valid(to, "to"), whole(tag, "a tag")
+        if to != self.rank:
+            self.ledger.bytes["send"] += array.nbytes
+        self.fabric.send(self.members[to], Key(self.run, self.splits, "message", tag), array)
 
     def recv(self, source: int, tag: int = 0) -> Array:
         """Return the next array that `source` has sent, or will send, with this tag."""
-        where = self._valid(source, "source"), whole(tag, "a tag")
-        if self._requests.get(where):  # they come first
-            return self.irecv(*where).wait()
-        return self._receive(*where)
+        source, tag = self._valid(source, "source"), whole(tag, "a tag")
+        if self._requests.get((source, tag)):  # they come first
+            return self.irecv(source, tag).wait()
+        return self._receive([source], tag, "recv")[1]
 
     def recv_any(self, sources: list[int] | None = None, tag: int = 0) -> tuple[int, Array]:
         """Return (source, array): the next array with this tag from any of these ranks.
@@ -101,10 +116,8 @@ class Group:
                     f"the next message of rank {source} with tag {tag} belongs to a request of "
                     "irecv; wait for that first, or use another tag"
                 )
-        places = [self.members[r] for r in sources]
-        key = self._key("message", whole(tag, "a tag"))
-        source, message = self.mailbox.take(places, key, "recv_any")
-        return self.members.index(source), _on_its_device(message)
+        source, array = self._receive(sources, whole(tag, "a tag"), "recv_any")
+        return self.members.index(source), array
 
     def isend(self, array: Array, to: int, tag: int = 0) -> Request:
         """Send a copy; return a request that is complete, since a send never waits."""
@@ -116,8 +129,8 @@ class Group:
         where = self._valid(source, "source"), whole(tag, "a tag")
         queue = self._requests.setdefault(where, deque())
 
-        def complete():
-            array = self._receive(*where)
+        def complete() -> Array:
+            _, array = self._receive([where[0]], where[1], "recv")
             if len(queue) == 1:
                 del self._requests[where]
             return array
@@ -150,17 +163,18 @@ class Group:
         """
         x = numeric(x)
         check_algorithm(algorithm)
-        combine = ufunc(op, np if algorithm is None else array_module(x))
+        combine = ufunc(op, array_module(x))
         if out is not None:
             check_out(out, x)
         details = [op, x.dtype, x.shape, *([] if algorithm is None else [algorithm])]
         signature = signature_of("all_reduce", tuple(details), label)
         if algorithm is None:
-            result = shared_collectives.all_reduce(self, signature, x, combine, out)
+            result = self.communicator.all_reduce(signature, x, op, out)
         else:
-            result = x.copy()
-            self.board.meet(signature)
-            ALGORITHMS[algorithm](Channel(self, "all_reduce"), result.reshape(-1), combine)
+            result = self.communicator.meet(signature)
+        if result is None:
+            result, reduce_all = x.copy(), ALGORITHMS[algorithm] if algorithm else in_rank_order
+            reduce_all(self.channel("all_reduce"), result.reshape(-1), combine)
         if out is None or out is result:
             return result
         out[...] = beside(result, out)
@@ -180,7 +194,12 @@ class Group:
         sizes = pieces_of(len(x), self.size, sizes)
         combine = ufunc(op, array_module(x))
         signature = signature_of("reduce_scatter", (op, x.dtype, x.shape, tuple(sizes)), label)
-        return shared_collectives.reduce_scatter(self, signature, x, sizes, combine)
+        ends = [0, *accumulate(sizes)]
+        result = self.communicator.reduce_scatter(signature, x, ends, op)
+        if result is None:
+            pieces = [x[start:stop] for start, stop in pairwise(ends)]
+            result = reduce_pieces(all_to_all(self.channel("reduce_scatter"), pieces), combine)
+        return result
 
     @collective
     def all_gather(
@@ -191,12 +210,12 @@ class Group:
         Bytes from each rank: (N-1)S.
 
         out  a 1-D array for the result, of which each x is a part: as equal as can be, the larger
-             first. If it is from `empty` on all ranks, nothing is copied twice. x may lie in it.
+             first. If it is from `empty` on all ranks, nothing is copied twice. x may be in it.
         """
         x = numeric(x, whole(axis, "an axis"))
         if out is not None:
             check_place(out)
-            return shared_collectives.gather_into(self, out, x, label)
+            return self._gather_into(out, x, label)
         channel = self._meet(
             "all_gather", x.dtype, _without(x.shape, axis), axis % x.ndim, label=label
         )
@@ -277,26 +296,22 @@ class Group:
         if color is not None:
             color = whole_64(color, "a color", "a whole number or None")
         key = self.rank if key is None else whole_64(key, "a key")
-        endpoint = self.endpoint
-        block = None if color is None else endpoint.new_block()
-        place = 0 if block is None else endpoint.memory.offset_of(block)
-        wish = [color is not None, color or 0, key, place]
+        wish = [color is not None, color or 0, key]
         channel = self._meet("split", payload=False)
         wishes = all_to_all(channel, [np.array(wish, np.int64)] * self.size)
         self._splits += 1
-        if color is None:
-            return None
-        chosen = [r for r in range(self.size) if wishes[r][0] and wishes[r][1] == color]
+        wanted = [] if color is None else [1, color]
+        chosen = [r for r in range(self.size) if wishes[r][:2].tolist() == wanted]
         chosen.sort(key=lambda r: (int(wishes[r][2]), r))
-        members, blocks = [self.members[r] for r in chosen], [int(wishes[r][3]) for r in chosen]
-        board = Board(endpoint, blocks, members, block)
-        return type(self)(endpoint, members, (*self.splits, self._splits), board)
+        members, splits = [self.members[r] for r in chosen], (*self.splits, self._splits)
+        communicator = self.fabric.communicator(members, splits, self.communicator)
+        return communicator and type(self)(self.fabric, members, splits, communicator)
 
     @contextmanager
     def waiting(self, operation: str, thread: threading.Thread) -> Iterator[None]:
         """Record that this thread waits for another thread of its rank, for the table of waits."""
-        wait = Wait(operation, lambda: [self.endpoint.rank], call_site(), thread.ident)
-        with self.mailbox.waiting(wait):
+        wait = Wait(operation, lambda: [self.fabric.rank], call_site(), thread.ident)
+        with self.fabric.waiting(wait):
             yield
 
     def empty(self, shape, dtype="float32") -> Array:
@@ -304,12 +319,20 @@ class Group:
 
         On the CPU that is memory which all ranks see; on a GPU it is an ordinary array.
         """
-        dtype = numeric_dtype(dtype)
-        if self.device == "gpu":
-            return device_module("gpu").empty(shape, dtype)
-        return self.endpoint.memory.empty(shape, dtype)
+        return self.fabric.empty(shape, numeric_dtype(dtype))
 
     # What they are made of.
+
+    def channel(self, operation: str, payload: bool = True) -> Channel:
+        """Return a channel for the messages of one collective; every rank must call this alike.
+
+        operation  its row in the ledger, and its name in a table of waits
+        payload    whether the ledger counts what is sent
+        """
+        self._collectives += 1
+        key = Key(self.run, self.splits, "collective", self._collectives)
+        ledger = self.ledger if payload else None
+        return Channel(self.fabric, self.members, key, operation, ledger)
 
     def _valid(self, rank: int, what: str) -> int:
         rank = whole(rank, what)
@@ -321,29 +344,28 @@ class Group:
 
     def _meet(self, name: str, *details, label=None, payload=True) -> Channel:
         """Wait for all ranks, compare what they call; return a channel for this call alone."""
-        self.board.meet(signature_of(name, details, label))
-        return Channel(self, name, payload)
+        self.communicator.meet(signature_of(name, details, label))
+        return self.channel(name, payload)
 
-    def _receive(self, source: int, tag: int) -> Array:
-        return self._take("recv", source, self._key("message", tag))
+    def _gather_into(self, out: Array, x: Array, label: str | None) -> Array:
+        """Fill the 1-D `out` on every rank with everyone's x."""
+        ends = split_ends(out.size, self.size)
+        begin, stop = ends[self.rank], ends[self.rank + 1]
+        if out.ndim != 1 or x.shape != (stop - begin,) or x.dtype != out.dtype:
+            raise ValueError(
+                f"x is {x.dtype}{list(x.shape)}; rank {self.rank}'s part of out, "
+                f"{out.dtype}{list(out.shape)}, is 1-D and has {stop - begin} elements"
+            )
+        out[begin:stop] = x  # before the ranks meet, for x may be another rank's part of out
+        signature = signature_of("all_gather", (x.dtype, out.shape, "out"), label)
+        if self.communicator.gather_into(signature, out, ends) is None:
+            gather_into(self.channel("all_gather"), out, ends)
+        return out
 
-    def _key(self, kind: str, number: int) -> Key:
-        return Key(self.run, self.splits, kind, number)
-
-    def _post(self, operation: str, array: Array, to: int, key: Key, payload=True) -> None:
-        if payload and to != self.rank:
-            self.ledger.bytes[operation] += array.nbytes
-        message = Message(to_host(array), True) if on_gpu(array) else Message(array, False)
-        self.endpoint.post(self.members[to], key, message)
-
-    def _take(self, operation: str, source: int, key: Key) -> Array:
-        return _on_its_device(self.mailbox.take([self.members[source]], key, operation)[1])
-
-
-def _on_its_device(message: Message) -> Array:
-    """Return the array of a message where the sender had it: on the host, or on a GPU."""
-    array, was_on_gpu = message
-    return to_device(array, "gpu") if was_on_gpu else array
+    def _receive(self, sources: list[int], tag: int, operation: str) -> tuple[int, Array]:
+        """Return (source, array); the source is numbered as in the world."""
+        key = Key(self.run, self.splits, "message", tag)
+        return self.fabric.recv([self.members[r] for r in sources], key, operation)
 
 
 def _without(shape: tuple, axis: int) -> tuple:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from functools import wraps
 
+from minidist.comm.fabric import Fabric
 from minidist.comm.group import Group
 
 
@@ -11,7 +12,7 @@ def logged(operation: Callable) -> Callable:
     """Let a method of Group be an event of the group's log."""
 
     @wraps(operation)
-    def call(self, *args, **kwargs):
+    def call(self: Group, *args, **kwargs):
         start, before = time.monotonic(), self.ledger.total
         try:
             return operation(self, *args, **kwargs)
@@ -33,3 +34,10 @@ class LoggedGroup(Group):
     broadcast, reduce = logged(Group.broadcast), logged(Group.reduce)
     scatter, gather = logged(Group.scatter), logged(Group.gather)
     barrier = logged(Group.barrier)
+
+
+def world(fabric: Fabric) -> Group:
+    """Return the group of all ranks, which a run gives to its worker."""
+    members = list(range(fabric.size))
+    kind = Group if fabric.log is None else LoggedGroup
+    return kind(fabric, members, (), fabric.communicator(members, (), None))

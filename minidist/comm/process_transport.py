@@ -41,12 +41,15 @@ from threadpoolctl import threadpool_limits
 from minidist.backend import keep_freed_memory
 from minidist.comm.board import Alarm
 from minidist.comm.diagnosis import Snapshot
-from minidist.comm.endpoint import Endpoint
+from minidist.comm.fabric import Connect
+from minidist.comm.limits import check_size
+from minidist.comm.local_fabric import LocalFabric
 from minidist.comm.mailbox import Mailbox
 from minidist.comm.message import Key, Message
 from minidist.comm.report import Report, execute, fair_share_of_cores, pack, unpack
 from minidist.comm.ring_buffer import NBYTES, RingBufferReader, RingBufferWriter
 from minidist.comm.shared_memory import SharedMemory, create_file
+from minidist.comm.shared_memory_communicator import SharedMemoryCommunicator
 from minidist.comm.wire import read_message, wake_up, write_message
 
 SPINS = 300  # how often a rank checks for the others, and yields its core, before it sleeps
@@ -63,7 +66,18 @@ PRELOAD = [
 class ProcessRanks:
     """The caller's side: one process per rank, and a control connection to each."""
 
-    def __init__(self, size: int, device: str, interleaving: None = None):
+    def __init__(
+        self,
+        size: int,
+        device: str,
+        interleaving: int | None = None,
+        connect: Connect = SharedMemoryCommunicator.connect,
+    ):
+        if interleaving is not None:
+            raise ValueError(
+                "only ranks that are threads can be interleaved; use transport='thread'"
+            )
+        check_size(size, "process")
         if mp.current_process().daemon:
             raise ValueError("a rank cannot start processes of its own; use transport='thread'")
         self.size, self.processes, self.controls = size, [], []
@@ -71,12 +85,12 @@ class ProcessRanks:
         self.asked: set[int] = set()  # ranks that have not answered the last question
         with ExitStack() as theirs:  # what only the ranks need is closed here in any case
             try:
-                self._start(device, theirs)
+                self._start(device, connect, theirs)
             except BaseException:
                 self.stop()
                 raise
 
-    def _start(self, device: str, theirs: ExitStack) -> None:
+    def _start(self, device: str, connect: Connect, theirs: ExitStack) -> None:
         context = start_method()
         shared, alarms = Descriptors([create_file(self.size)]), []
         theirs.callback(shared.close)
@@ -96,7 +110,16 @@ class ProcessRanks:
                 with end:  # so the rank holds the only other one: its death is our end-of-file
                     process = context.Process(
                         target=serve,
-                        args=(rank, self.size, device, end, peers[rank], shared, alarms[rank]),
+                        args=(
+                            rank,
+                            self.size,
+                            device,
+                            connect,
+                            end,
+                            peers[rank],
+                            shared,
+                            alarms[rank],
+                        ),
                         name=f"rank {rank}",
                         daemon=True,
                     )
@@ -263,7 +286,16 @@ def _nameless_main():
             sys.modules["__main__"] = main
 
 
-def serve(rank, size, device, control, peers, shared: Descriptors, alarm: Descriptors) -> None:
+def serve(
+    rank: int,
+    size: int,
+    device: str,
+    connect: Connect,
+    control: Connection,
+    peers: dict[int, Connection],
+    shared: Descriptors,
+    alarm: Descriptors,
+) -> None:
     """Be a rank: run what the control connection brings, until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it was not blocked from the start
     keep_freed_memory()
@@ -273,7 +305,7 @@ def serve(rank, size, device, control, peers, shared: Descriptors, alarm: Descri
     with threadpool_limits(fair_share_of_cores(size)):
         process = RankProcess(rank, control, peers)
         spins = SPINS if platform.machine() in ("x86_64", "AMD64") else 0
-        process.endpoint = Endpoint(
+        process.fabric = LocalFabric(
             rank,
             size,
             device,
@@ -282,6 +314,7 @@ def serve(rank, size, device, control, peers, shared: Descriptors, alarm: Descri
             Alarm(alarm.numbers[0], writers),
             spins,
             process.deliver,
+            connect,
         )
         if spins:
             process.open_ring_buffers(memory, size, spins)
@@ -313,7 +346,7 @@ class RankProcess:
         """Carry out orders until there is one to leave."""
         threading.Thread(target=self.read, name="reader", daemon=True).start()
         while (order := self.orders.get()) is not None:
-            report = execute(self.endpoint, *order, pickle.loads)
+            report = execute(self.fabric, *order, pickle.loads)
             self.answer(order[0], pack(report, cloudpickle.dumps))
             self.done += 1
 
@@ -352,7 +385,7 @@ class RankProcess:
 
     def obey(self, order: tuple) -> None:
         if order[0] == "snapshot":
-            self.answer("snapshot", self.endpoint.snapshot())
+            self.answer("snapshot", self.fabric.snapshot())
         else:
             self.ordered += 1
             self.orders.put(order[1:])

@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from minidist.comm.endpoint import Endpoint
+from minidist.comm.local_fabric import LocalFabric
+from minidist.comm.logged_group import world
 from minidist.comm.mailbox import Stopped
 from minidist.errors import is_wrong_input
 from minidist.events import EventLog
@@ -34,7 +35,7 @@ class Report:
     died = property(lambda self: self.exitcode is not None)
 
 
-def execute(endpoint: Endpoint, run: int, logged: bool, payload: bytes, loads) -> Report | None:
+def execute(fabric: LocalFabric, run: int, logged: bool, payload: bytes, loads) -> Report | None:
     """Unpack (worker, args), call worker(group, *args); None if the run was stopped meanwhile.
 
     If the mailbox was closed with an error, that error is reported, even if the worker ignores it
@@ -42,13 +43,14 @@ def execute(endpoint: Endpoint, run: int, logged: bool, payload: bytes, loads) -
     """
     process, report = os.getpid(), None
     try:
-        group = endpoint.begin(run, logged)
+        fabric.begin(run, logged)
+        group = world(fabric)
         worker, args = loads(payload)
         result = worker(group, *args)
-        endpoint.mailbox.check_open(run)
-        report = Report(result, unreceived=endpoint.unreceived(), log=endpoint.log)
+        fabric.mailbox.check_open(run)
+        report = Report(result, unreceived=fabric.unreceived(), log=fabric.log)
     except BaseException as error:
-        cause = endpoint.mailbox.closed or error
+        cause = fabric.mailbox.closed or error
         if cause is error or not isinstance(cause, Stopped):  # else nobody waits for a report
             report = Report(
                 error=cause,
@@ -57,7 +59,7 @@ def execute(endpoint: Endpoint, run: int, logged: bool, payload: bytes, loads) -
             )
     if os.getpid() != process:
         _leave(report)
-    endpoint.end()
+    fabric.end()
     _flush()
     return report
 

@@ -15,16 +15,26 @@ from threadpoolctl import threadpool_limits
 
 from minidist.comm.board import Alarm
 from minidist.comm.diagnosis import Snapshot
-from minidist.comm.endpoint import Endpoint
+from minidist.comm.fabric import Connect
 from minidist.comm.interleaving import Interleaving, Turns
+from minidist.comm.limits import check_size
+from minidist.comm.local_fabric import LocalFabric
 from minidist.comm.mailbox import Mailbox, Stopped
 from minidist.comm.message import Key, Message
 from minidist.comm.report import Report, execute, fair_share_of_cores
 from minidist.comm.shared_memory import SharedMemory, create_file
+from minidist.comm.shared_memory_communicator import SharedMemoryCommunicator
 
 
 class ThreadRanks:
-    def __init__(self, size: int, device: str, interleaving: int | None):
+    def __init__(
+        self,
+        size: int,
+        device: str,
+        interleaving: int | None = None,
+        connect: Connect = SharedMemoryCommunicator.connect,
+    ):
+        check_size(size, "thread")
         self.size, self.queue, self.threads = size, queue.SimpleQueue(), []
         self.seed = interleaving
         descriptor = create_file(size)
@@ -33,8 +43,8 @@ class ThreadRanks:
         self.pipes = [os.pipe() for _ in range(size)]
         writers = [writer for _, writer in self.pipes]
         mailboxes = [Mailbox() for _ in range(size)]
-        self.endpoints = [
-            Endpoint(
+        self.fabrics = [
+            LocalFabric(
                 rank,
                 size,
                 device,
@@ -43,6 +53,7 @@ class ThreadRanks:
                 Alarm(self.pipes[rank][0], writers),
                 spins=0,
                 deliver=_deliver_from(rank, mailboxes),
+                connect=connect,
                 own_process=False,
             )
             for rank in range(size)
@@ -54,23 +65,23 @@ class ThreadRanks:
         self.threads = [
             threading.Thread(
                 target=self._serve,
-                args=(endpoint, run, logged, payload),
-                name=f"rank {endpoint.rank}",
+                args=(fabric, run, logged, payload),
+                name=f"rank {fabric.rank}",
                 daemon=True,
             )
-            for endpoint in self.endpoints
+            for fabric in self.fabrics
         ]
         for thread in self.threads:
             thread.start()
 
-    def _serve(self, endpoint: Endpoint, run: int, logged: bool, payload: bytes) -> None:
+    def _serve(self, fabric: LocalFabric, run: int, logged: bool, payload: bytes) -> None:
         if self.turns is not None:
-            endpoint.mailbox.turns = Turns(self.turns, endpoint.rank)
-            endpoint.mailbox.turns.offer()
-        report = execute(endpoint, run, logged, payload, cloudpickle.loads)
+            fabric.mailbox.turns = Turns(self.turns, fabric.rank)
+            fabric.mailbox.turns.offer()
+        report = execute(fabric, run, logged, payload, cloudpickle.loads)
         if self.turns is not None:
-            self.turns.leave(endpoint.rank)
-        self.queue.put((endpoint.rank, report))
+            self.turns.leave(fabric.rank)
+        self.queue.put((fabric.rank, report))
 
     def reports(self, timeout: float | None) -> list[tuple[int, Report]]:
         """Return the (rank, Report) pairs that have come in; wait `timeout` for the first."""
@@ -84,7 +95,7 @@ class ThreadRanks:
 
     def snapshots(self) -> dict[int, Snapshot]:
         """Return what every rank waits for."""
-        return {endpoint.rank: endpoint.snapshot() for endpoint in self.endpoints}
+        return {fabric.rank: fabric.snapshot() for fabric in self.fabrics}
 
     def finish(self) -> None:
         """End a run in which every rank has reported."""
@@ -95,8 +106,8 @@ class ThreadRanks:
 
     def stop(self, patience: float = 0.0) -> None:
         """Stop every rank at its next communication, and wait for those that come to it soon."""
-        for endpoint in self.endpoints:
-            endpoint.mailbox.close(Stopped())
+        for fabric in self.fabrics:
+            fabric.mailbox.close(Stopped())
         for thread in self.threads:
             thread.join(timeout=1)
         if self.threads:
@@ -107,7 +118,7 @@ class ThreadRanks:
 
 
 def _deliver_from(rank: int, mailboxes: list[Mailbox]):
-    """Return an Endpoint's `deliver`. No rank refers to itself, so all go when they are dropped."""
+    """Return a fabric's `deliver`. No rank refers to itself, so all go when they are dropped."""
 
     def deliver(to: int, key: Key, message: Message) -> None:
         copy = Message(message.array.copy(), message.was_on_gpu)

@@ -72,7 +72,7 @@ def test_a_second_thread_in_a_collective_of_one_group_is_refused(cluster, transp
             return group.recv(0)  # so the first thread of rank 0 is still in its barrier
         first = threading.Thread(target=lambda: side_by_side(group.barrier), daemon=True)
         first.start()
-        while not group.mailbox.waits:
+        while not group.fabric.mailbox.waits:
             time.sleep(0.001)
         with suppress(ValueError):
             COLLECTIVES[name](group)
@@ -348,7 +348,7 @@ def test_a_run_takes_no_more_memory_than_the_one_before(cluster, transport):
             group.send(np.ones(1), to=group.rank, tag=tag)
             request.wait()
         assert not group._requests
-        return group.endpoint.memory.top, len(group.endpoint.blocks)
+        return group.fabric.memory.top, len(group.fabric.blocks)
 
     ranks = cluster(2, transport)
     ranks.run(worker)

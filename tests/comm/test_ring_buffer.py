@@ -226,7 +226,7 @@ def test_one_call_wakes_all_who_sleep_and_they_ask_for_another():
 def pair(cluster):
     """Return two ranks, which have a core each: else there are no ring buffers between them."""
     ranks = cluster(2)
-    if not all(ranks.run(lambda group: bool(group.mailbox.polled))):
+    if not all(ranks.run(lambda group: bool(group.fabric.mailbox.polled))):
         pytest.skip("ring buffers need an x86-64 processor, and a core for each rank")
     return ranks
 
@@ -317,7 +317,7 @@ def test_no_call_to_wake_up_is_lost_however_the_moments_fall(pair):
     """The receiver is about to fall asleep when the message comes; nobody else will wake it."""
 
     def worker(group, rounds):
-        group.endpoint.snapshot = lambda: None  # else it would poll the ring buffers now and then
+        group.fabric.snapshot = lambda: None  # else it would poll the ring buffers now and then
         random = np.random.default_rng(group.rank)
         try:
             for _ in range(rounds):
@@ -327,7 +327,7 @@ def test_no_call_to_wake_up_is_lost_however_the_moments_fall(pair):
                 group.send(np.zeros(1), to=1 - group.rank)
                 group.recv(1 - group.rank)
         finally:
-            del group.endpoint.snapshot
+            del group.fabric.snapshot
         return "well"
 
     assert pair.run(worker, 3000, timeout=60) == ["well"] * 2

@@ -13,7 +13,7 @@ import pytest
 from minidist import Cluster, run
 from minidist.comm.board import Alarm
 from minidist.comm.process_transport import ctrl_c_waits
-from minidist.comm.shared_memory import size_class
+from minidist.comm.shared_memory import NOWHERE, size_class
 from minidist.errors import CollectiveMismatch, RankDied, RankFailed
 from tests.strategies import arrays
 
@@ -143,8 +143,8 @@ def test_no_result_shares_memory_with_an_input_or_with_other_ranks(cluster, tran
         group.barrier()
         assert all((result == -1).all() for result in results)
         again = [group.all_reduce(k) for k in kept[:2]]
-        memory = group.endpoint.memory
-        assert all(memory.offset_of(result) is None for result in results)
+        memory = group.fabric.memory
+        assert all(memory.offset_of(result) == NOWHERE for result in results)
         return [a.tolist() for a in again]
 
     first, second = cluster(2, transport).run(worker)
@@ -168,7 +168,7 @@ def test_an_out_of_any_layout_is_filled(cluster, transport, order):
 @both
 def test_an_array_in_shared_memory_is_reduced_where_it_lies(cluster, transport):
     def worker(group):
-        x, memory = group.empty(1000, "float64"), group.endpoint.memory
+        x, memory = group.empty(1000, "float64"), group.fabric.memory
         x[:] = 1
         group.all_reduce(x, out=x)
         places = memory.top, memory.kept
@@ -180,7 +180,7 @@ def test_an_array_in_shared_memory_is_reduced_where_it_lies(cluster, transport):
 
 def test_arrays_of_ever_other_sizes_use_places_again(cluster):
     def worker(group):
-        memory = group.endpoint.memory
+        memory = group.fabric.memory
         begin = memory.top
         for i in range(2000):
             memory.empty(1_000_000 + 8 * i, "uint8")
@@ -215,7 +215,7 @@ def test_one_large_array_does_not_slow_all_later_ones(cluster):
     """Freed pages that were given back no longer count as kept."""
 
     def worker(group):
-        memory = group.endpoint.memory
+        memory = group.fabric.memory
         group.empty(300 << 20, "uint8")[::4096] = 1
         kept = memory.kept
         group.empty(1 << 20, "uint8")

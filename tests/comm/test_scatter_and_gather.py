@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from minidist.comm.collectives import split_ends, split_sizes
-from minidist.comm.shared_memory import PIECE
+from minidist.comm.shared_memory_communicator import PIECE
 from minidist.errors import CollectiveMismatch, Deadlock, RankFailed
 from tests.strategies import arrays
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from minidist import Cluster, run
-from minidist.comm.shared_memory import STAGE, create_file
+from minidist.comm.shared_memory import create_file
+from minidist.comm.shared_memory_communicator import STAGE
 from minidist.errors import CommTimeout
 from minidist.planning.costs.collectives import all_reduce_bytes
 from tests.strategies import arrays
@@ -146,7 +147,7 @@ def test_threads_of_a_rank_reduce_in_groups_of_their_own(cluster, transport):
 @both
 def test_a_stage_is_given_back(cluster, transport):
     def worker(group):
-        memory = group.endpoint.memory
+        memory = group.fabric.memory
         group.all_reduce(np.ones(STAGE // 4))
         top, kept = memory.top, memory.kept
         for _ in range(5):
@@ -193,11 +194,11 @@ def test_empty_is_aligned_and_its_places_are_used_again(cluster, transport):
         arrays = [group.empty(shape) for shape in [(), 0, 3, (5, 7), 1000]]
         aligned = all(a.ctypes.data % 64 == 0 for a in arrays)
         apart = not any(np.may_share_memory(a, b) for a in arrays for b in arrays if a is not b)
-        top = group.endpoint.memory.top
+        top = group.fabric.memory.top
         del arrays
         gc.collect()
         again = [group.empty(shape) for shape in [(), 0, 3, (5, 7), 1000]]
-        return aligned, apart, group.endpoint.memory.top == top, again[3].shape
+        return aligned, apart, group.fabric.memory.top == top, again[3].shape
 
     assert cluster(2, transport).run(worker) == [(True, True, True, (5, 7))] * 2
 

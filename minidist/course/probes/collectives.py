@@ -10,7 +10,6 @@ from unittest import mock
 import numpy as np
 
 from minidist.comm import collectives, mailbox
-from minidist.comm.channel import Channel
 from minidist.comm.diagnosis import call_site
 from minidist.course.probes import ranks
 
@@ -19,7 +18,7 @@ class Watched:
     """A channel that notes whom it has sent how many bytes, and how late it is."""
 
     def __init__(self, group):
-        self.channel, self.rank, self.size = Channel(group, "recv"), group.rank, group.size
+        self.channel, self.rank, self.size = group.channel("recv"), group.rank, group.size
         self.clock = self.taken = 0
         self.sent = []
 

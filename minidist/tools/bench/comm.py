@@ -61,7 +61,7 @@ def all_reduces(group) -> dict[str, float]:
 
     found["8 bytes there and back"] = median_seconds(there_and_back, group.barrier, 300)
     with_check = median_seconds(group.barrier, lambda: None, 1000)
-    without = median_seconds(lambda: group.board.barrier("bench"), lambda: None, 1000)
+    without = median_seconds(lambda: group.communicator.board.barrier("bench"), lambda: None, 1000)
     found["contract check"] = with_check - without
     return found
 

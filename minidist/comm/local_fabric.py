@@ -1,16 +1,18 @@
-"""Endpoint: what one rank sees of a transport."""
+"""LocalFabric: one rank's end of a machine whose ranks share memory, as processes or threads do."""
 
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import numpy as np
 
-from minidist.comm.board import BLOCK, Alarm, Board
-from minidist.comm.diagnosis import Snapshot, snapshot
-from minidist.comm.group import Group
-from minidist.comm.logged_group import LoggedGroup
+from minidist.backend import Array, device_module, on_gpu, to_device, to_host
+from minidist.comm.board import BLOCK, Alarm
+from minidist.comm.diagnosis import Snapshot, Wait, snapshot
+from minidist.comm.fabric import Communicator, Connect
 from minidist.comm.mailbox import Mailbox
 from minidist.comm.message import Key, Message
 from minidist.comm.shared_memory import SharedMemory
@@ -18,11 +20,12 @@ from minidist.events import EventLog
 
 
 @dataclass
-class Endpoint:
-    """Messages, shared memory and an alarm clock.
+class LocalFabric:
+    """A Fabric (see fabric.py) of a mailbox, shared memory and an alarm.
 
     deliver(to, key, message)  the transport's part of a send; the array has been copied when it
                                returns
+    connect(fabric, members, splits, parent)   makes communicators; see Fabric.communicator
     spins                      how often to check for the others before sleeping; 0: sleep at once,
                                as threads do, which share one interpreter
     own_process                whether the rank is a process, and not one thread of the caller's
@@ -40,50 +43,77 @@ class Endpoint:
     alarm: Alarm
     spins: int
     deliver: Callable[[int, Key, Message], None]
+    connect: Connect
     own_process: bool = True
-    sent: Counter = field(default_factory=Counter)
+    sent: Counter[tuple[int, int]] = field(default_factory=Counter)
     posted: int = 0
     run: int = 0
     worker: int | None = None
     log: EventLog | None = None
-    blocks: list = field(default_factory=list)
+    blocks: list[np.ndarray] = field(default_factory=list)
     counting: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self):
-        self.block = self._zeros()  # the first thing in every region
+        self.block = self._zeros()  # the first array in every region: at one offset in each
 
-    def _zeros(self) -> np.ndarray:
-        block = self.memory.empty(BLOCK, np.uint8)
-        block[:] = 0
-        return block
+    # What Group needs.
+
+    def communicator(
+        self, members: list[int], splits: tuple[int, ...], parent: Communicator | None
+    ) -> Communicator | None:
+        return self.connect(self, members, splits, parent)
+
+    def send(self, to: int, key: Key, array: Array) -> None:
+        self.mailbox.enter(key.run)
+        message = Message(to_host(array), True) if on_gpu(array) else Message(array, False)
+        with self.counting:
+            self.posted += 1
+            if key.kind == "message":
+                self.sent[to, key.number] += 1
+        self.deliver(to, key, message)
+
+    def recv(self, sources: list[int], key: Key, operation: str) -> tuple[int, Array]:
+        source, (array, was_on_gpu) = self.mailbox.take(sources, key, operation)
+        return source, to_device(array, "gpu") if was_on_gpu else array
+
+    def empty(self, shape: int | tuple[int, ...], dtype: np.dtype) -> Array:
+        if self.device == "gpu":
+            return device_module("gpu").empty(shape, dtype)
+        return self.memory.empty(shape, dtype)
+
+    def waiting(self, wait: Wait) -> AbstractContextManager[None]:
+        return self.mailbox.waiting(wait)
+
+    def fail(self, error: Exception) -> NoReturn:
+        self.mailbox.close(error)
+        self.mailbox.check_open(self.run)
+        raise error
+
+    # What a communicator in shared memory needs.
 
     def new_block(self) -> np.ndarray:
         """Return memory for this rank's part of a Board."""
         self.blocks.append(self._zeros())  # a slow rank may still read it when its group is gone
         return self.blocks[-1]
 
-    def begin(self, run: int, logged: bool = False) -> Group:
-        """Start a run, when all ranks have ended the one before. Return the group of all ranks."""
+    def _zeros(self) -> np.ndarray:
+        block = self.memory.empty(BLOCK, np.uint8)
+        block[:] = 0
+        return block
+
+    # What a transport needs.
+
+    def begin(self, run: int, logged: bool = False) -> None:
+        """Start a run, when all ranks have ended the one before."""
         self.run, self.log = run, EventLog(rank=self.rank) if logged else None
         self.mailbox.drop_runs_before(run)
         self.sent.clear()
         self.blocks.clear()
         self.worker = threading.get_ident()
-        members = list(range(self.size))
-        board = Board(self, [rank * self.memory.region for rank in members], members, self.block)
-        return (LoggedGroup if logged else Group)(self, members, (), board)
 
     def end(self) -> None:
-        """End the run on this rank: no thread that is left over communicates in it any more."""
+        """End the run on this rank: stop every thread that still communicates in it."""
         self.mailbox.end(self.run)
-
-    def post(self, to: int, key: Key, message: Message) -> None:
-        self.mailbox.enter(key.run)
-        with self.counting:
-            self.posted += 1
-            if key.kind == "message":
-                self.sent[to, key.number] += 1
-        self.deliver(to, key, message)
 
     def unreceived(self) -> dict[tuple[int, int, int], int]:
         """Return {(source, to, tag): messages sent minus received} of this run, as this rank knows.

@@ -1,0 +1,104 @@
+"""What a Group needs of a machine: two protocols. Strategies know neither of them.
+
+    Group          checks arguments, numbers messages, and calls the two below
+    Communicator   one per group and rank: compares what the ranks call, and moves the arrays of
+                   collectives, as far as it can do that better than messages
+    Fabric         one per rank: messages, memory, and who waits for whom
+
+What there is: `LocalFabric` (local_fabric.py), for ranks that are processes or threads of one
+machine; `SharedMemoryCommunicator`, for arrays on the host of one machine; `MessageCommunicator`,
+which works on every fabric. A new fabric or communicator is a file of its own and a row of
+`TRANSPORTS` in cluster.py; tests/comm/test_conformance.py says what it has to do.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import NoReturn, Protocol
+
+import numpy as np
+
+from minidist.backend import Array
+from minidist.comm.diagnosis import Signature, Wait
+from minidist.comm.ledger import Ledger
+from minidist.comm.message import Key
+from minidist.events import EventLog
+
+
+class Communicator(Protocol):
+    """What moves the arrays of one group's collectives. All ranks of the group call it alike.
+
+    Each method first compares `signature` among the ranks, before any array moves; if they differ,
+    it raises CollectiveMismatch on every rank. A method that returns None has only compared: the
+    arrays, on all ranks alike, are then left to the algorithms of collectives.py.
+
+    ledger  payload bytes that others take from this rank, counted where they are handed over; the
+            messages of the group are counted here, too
+    """
+
+    ledger: Ledger
+
+    def meet(self, signature: Signature) -> None:
+        """Return when every rank of the group has come with this signature."""
+
+    def all_reduce(
+        self, signature: Signature, x: Array, op: str, out: Array | None
+    ) -> Array | None:
+        """Return the reduction, in rank order, of every rank's x; `out` itself if it is in that."""
+
+    def reduce_scatter(
+        self, signature: Signature, x: Array, ends: list[int], op: str
+    ) -> Array | None:
+        """Return rows [ends[r], ends[r + 1]) of the reduction, in rank order, on rank r."""
+
+    def gather_into(self, signature: Signature, out: Array, ends: list[int]) -> Array | None:
+        """Let rank r write its elements [ends[r], ends[r + 1]) of `out` into every rank's."""
+
+
+class Fabric(Protocol):
+    """One rank's end of what connects the ranks of a run; the transport makes it.
+
+    rank, size  this rank's number among all ranks, and their number
+    device      "cpu" or "gpu": where `empty` allocates
+    run         the number of the run
+    log         None, or this rank's EventLog
+    """
+
+    rank: int
+    size: int
+    device: str
+    run: int
+    log: EventLog | None
+
+    def communicator(
+        self, members: list[int], splits: tuple[int, ...], parent: Communicator | None
+    ) -> Communicator | None:
+        """Return the communicator of a new group of these ranks; all ranks of the parent call this.
+
+        members  in the order of the group; none, for a rank that gets no group: then return None
+        splits   the name of the group, which no other group of these ranks has: see Key
+        parent   the communicator of the group that is split; None for the group of all ranks
+        """
+
+    def send(self, to: int, key: Key, array: Array) -> None:
+        """Send a copy. Never wait for the receiver; `array` may be written to right after."""
+
+    def recv(self, sources: list[int], key: Key, operation: str) -> tuple[int, Array]:
+        """Return (source, array): the oldest message of `key`; wait for it if need be.
+
+        The array is fresh, and on the sender's kind of device. Where several sources have one, it
+        is from the first of them in the list. A table of waits shows `operation`.
+        """
+
+    def empty(self, shape: int | tuple[int, ...], dtype: np.dtype) -> Array:
+        """Return an uninitialised array where the communicators need not copy it."""
+
+    def waiting(self, wait: Wait) -> AbstractContextManager[None]:
+        """Record, while in this context, that the thread waits."""
+
+    def fail(self, error: Exception) -> NoReturn:
+        """Raise `error`, and in every thread of this rank that communicates; the run fails."""
+
+
+Connect = Callable[
+    [Fabric, list[int], tuple[int, ...], Communicator | None], Communicator | None
+]  # how a transport chooses communicators: Fabric.communicator, given the fabric
