@@ -88,17 +88,18 @@ def place(device):
 
 @pytest.fixture(scope="session")
 def cluster():
-    """Return a function: cluster(size, transport) gives ranks that stay up until the session
-    ends.
+    """Return a function: cluster(size, transport, device) gives ranks that stay up until the
+    session ends.
     """
     from minidist import Cluster
 
     clusters = {}
 
-    def get(size: int, transport: str = "process") -> Cluster:
-        if (size, transport) not in clusters:
-            clusters[size, transport] = Cluster(size, transport)
-        return clusters[size, transport]
+    def get(size: int, transport: str = "process", device: str = "cpu") -> Cluster:
+        kind = size, transport, device
+        if kind not in clusters:
+            clusters[kind] = Cluster(*kind)
+        return clusters[kind]
 
     yield get
     for ranks in clusters.values():

@@ -1,14 +1,27 @@
 """Ranks, messages between them, and collectives. It knows no gradients.
 
-Read `group.py` (the contract; `arguments.py`, `one_thread.py` and `ledger.py`: what it checks, what
-it counts),
-`collectives.py` (the algorithms, on messages), `shared_collectives.py`, `shared_memory.py` and
-`board.py` (how ranks reduce, and meet), `channel.py`, `mailbox.py` and `endpoint.py` (how messages
-wait), `ring_buffer.py` and `wire.py` (how they travel between processes), `logged_group.py`,
-`thread_transport.py` and `process_transport.py` (what a rank is; `limits.py`: how many there can
-be), `cluster.py` and `report.py`
-(ranks up, work out, results in), `mesh.py`, `diagnosis.py` (why nothing moves) and
-`interleaving.py` (races by seed).
+Read `group.py`, the contract, and `collectives.py`, the algorithms. Then follow a call:
+
+    call                                 path                          file
+    every call                           check, number, count          group.py
+    barrier, and before any collective   compare in shared memory      board.py
+    all_reduce, arrays from `empty`      in place in shared memory     shared_memory_communicator.py
+      other arrays                       staged through shared memory  the same
+      algorithm="ring", "tree", ...      messages                      collectives.py
+    reduce_scatter, all_gather(out=)
+      flat arrays from `empty`           in place in shared memory     shared_memory_communicator.py
+      other arrays                       messages                      collectives.py
+    every other collective               messages                      collectives.py
+    send, and every message              to the transport              local_fabric.py
+      up to 64 KB, between processes     ring buffer in shared memory  ring_buffer.py
+      larger, or the ring buffer is full socket                        wire.py
+      between threads, or to itself      mailbox                       mailbox.py
+    recv, and every message              spin, poll, then sleep        mailbox.py
+    empty                                allocate in shared memory     shared_memory.py
+    run, Cluster                         start ranks, collect reports  cluster.py, *_transport.py
+    a program that is wrong              a table of calls or of waits  diagnosis.py
+
+`fabric.py` says what a Group needs of a machine, which is where other transports begin.
 """
 
 from minidist.comm.cluster import Cluster, run

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.comm.collectives import ALGORITHMS, split_ends, split_sizes
-from minidist.errors import CollectiveMismatch, RankFailed
+from minidist.errors import RankFailed
 from minidist.planning.costs.collectives import all_reduce_bytes
 from minidist.tools.causes import cause_of
 from tests.strategies import arrays, seeds
@@ -65,21 +65,13 @@ def test_every_algorithm_on_threads(cluster, algorithm, size, shape, seed, op):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, None])
-@pytest.mark.parametrize("n", [0, 1, 2, 5, 1001])
+@pytest.mark.parametrize("n", [0, 2, 1001])
 def test_every_algorithm_on_processes(cluster, algorithm, size, n):
     if not fits(algorithm, size):
         with pytest.raises(RankFailed, match="power of two, not 3 ranks; use 'ring' or 'tree'"):
             cluster(size).run(reduce, algorithm, (n,), 0, "sum", True)
     else:
         assert_right(cluster, "process", algorithm, size, (n,), n, "sum")
-
-
-@both
-@pytest.mark.parametrize("algorithm", ["ring", "tree", "halving_doubling", None])
-def test_runs_repeat_bit_for_bit(cluster, transport, algorithm):
-    work = reduce, algorithm, (997,), 3, "sum", False
-    one, two = (cluster(4, transport).run(*work) for _ in range(2))
-    assert len({result.tobytes() for result, _ in one + two}) == 1
 
 
 def test_the_ring_moves_what_the_textbook_says(cluster):
@@ -109,15 +101,6 @@ def test_pieces_differ_by_at_most_one_larger_first(n, parts):
     assert sum(sizes) == n and sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
     assert split_ends(n, parts) == [sum(sizes[:p]) for p in range(parts + 1)]
     assert sizes == [len(piece) for piece in np.array_split(np.arange(n), parts)]
-
-
-@both
-def test_ranks_that_choose_different_algorithms_are_told(cluster, transport):
-    def worker(group):
-        group.all_reduce(np.ones(4), algorithm="ring" if group.rank else "tree")
-
-    with pytest.raises(CollectiveMismatch, match=r"\(4,\), tree\) at(.|\n)*\(4,\), ring\) at"):
-        cluster(2, transport).run(worker)
 
 
 @both

@@ -7,7 +7,6 @@ import resource
 import tempfile
 import threading
 import time
-from functools import reduce
 
 import numpy as np
 import pytest
@@ -16,109 +15,9 @@ from minidist import Cluster, run
 from minidist.comm.shared_memory import create_file
 from minidist.comm.shared_memory_communicator import STAGE
 from minidist.errors import CommTimeout
-from minidist.planning.costs.collectives import all_reduce_bytes
-from tests.strategies import arrays
 
 both = pytest.mark.parametrize("transport", ["process", "thread"])
 linux = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
-
-
-@both
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("n", [1, 3, 5, 100_000])
-def test_in_place_out_of_place_and_mixed_give_the_same_bits(cluster, transport, size, n):
-    def worker(group, n):
-        values = arrays(n, seed=group.rank)
-        fresh = group.all_reduce(values)
-        shared = group.empty(n, "float64")
-        shared[:] = values
-        assert group.all_reduce(shared, out=shared) is shared
-        other = group.empty(n, "float64")
-        group.all_reduce(values, out=other)
-        ordinary = np.empty(n)
-        group.all_reduce(values, out=ordinary)
-        mixed = group.empty(n, "float64") if group.rank % 2 else np.empty(n)
-        mixed[:] = values
-        group.all_reduce(mixed, out=mixed)
-        part = group.empty((2, n), "float64")
-        part[1] = values
-        group.all_reduce(part[1], out=part[1])
-        return [a.tobytes() for a in (fresh, shared, other, ordinary, mixed, part[1])]
-
-    found = cluster(size, transport).run(worker, n)
-    want = arrays(n, seed=0)
-    for rank in range(1, size):
-        want = want + arrays(n, seed=rank)
-    assert {bits for row in found for bits in row} == {want.tobytes()}
-
-
-@both
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("rows", [[-1, 0, 1], [12_345, 2 * STAGE // 8]])
-def test_arrays_that_fill_a_stage_or_several(cluster, transport, size, rows):
-    def worker(group, n):
-        values, moved = arrays(n, seed=group.rank), []
-        x, ordinary, shared = values.copy(), values.copy(), group.empty(n, "float64")
-        mixed = group.empty(n, "float64") if group.rank == 1 else np.empty(n)
-        shared[:] = mixed[:] = values
-        for array, out in [(x, None), (ordinary, ordinary), (shared, shared), (mixed, mixed)]:
-            before = group.ledger.total
-            result = group.all_reduce(array, out=out)
-            moved.append((result.tobytes(), group.ledger.total - before))
-        assert np.array_equal(x, values)
-        return moved
-
-    for n in [STAGE // 8 + more for more in rows]:
-        found = cluster(size, transport).run(worker, n)
-        want = reduce(np.add, [arrays(n, seed=rank) for rank in range(size)]).tobytes()
-        for row, nbytes in zip(found, all_reduce_bytes(None, n, 8, size), strict=True):
-            assert row == [(want, nbytes)] * 4
-
-
-@both
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_every_dtype_and_reduction_in_rank_order(cluster, transport, size):
-    def worker(group, dtype, op, n):
-        x = (4 * arrays(n, seed=group.rank)).astype(dtype)
-        shared = group.empty(n, dtype)
-        shared[:] = x
-        return group.all_reduce(x, op=op), group.all_reduce(shared, op=op, out=shared)
-
-    ranks = cluster(size, transport)
-    for dtype in ["bool", "int8", "uint16", "int64", "float16", "float32", "complex128"]:
-        for op, combine in [("sum", np.add), ("max", np.maximum), ("prod", np.multiply)]:
-            for n in (0, 2, 101):
-                want = [(4 * arrays(n, seed=rank)).astype(dtype) for rank in range(size)]
-                for row in ranks.run(worker, dtype, op, n):
-                    for got in row:
-                        np.testing.assert_array_equal(got, reduce(combine, want), strict=True)
-
-
-@both
-def test_arrays_with_gaps_and_arrays_that_overlap(cluster, transport):
-    def worker(group):
-        def fill(array):
-            array[...] = arrays(*array.shape, seed=group.rank)
-            return array
-
-        found = []
-        for empty in (group.empty, np.empty):
-            wide, tall = fill(empty((6, 8), "float64")), fill(empty((8, 6), "float64"))
-            found.append(group.all_reduce(wide[::2, 1::3]))
-            found.append(group.all_reduce(tall.T, out=wide).copy())
-            found.append(group.all_reduce(wide[:, ::2], out=wide[:, ::2]))
-            line = fill(empty(9, "float64"))
-            found.append(group.all_reduce(line[:-1], out=line[1:]))
-        return found
-
-    found = cluster(3, transport).run(worker)
-    wide = [arrays(6, 8, seed=rank) for rank in range(3)]
-    flat = sum(arrays(8, 6, seed=rank) for rank in range(3)).T
-    line = sum(arrays(9, seed=rank) for rank in range(3))[:-1]
-    want = [sum(wide)[::2, 1::3], flat, sum([flat[:, ::2]] * 3), line]
-    for row in found:
-        for got, wanted in zip(row, want * 2, strict=True):
-            np.testing.assert_allclose(got, wanted, rtol=1e-15, atol=1e-15)
 
 
 @both
@@ -155,37 +54,6 @@ def test_a_stage_is_given_back(cluster, transport):
         return top == memory.top, kept == memory.kept
 
     assert cluster(2, transport).run(worker) == [(True, True)] * 2
-
-
-@both
-def test_what_a_rank_writes_after_a_fresh_all_reduce_does_not_reach_the_others(cluster, transport):
-    def worker(group):
-        x = np.empty(STAGE // 8 + 10)
-        for step in range(20):
-            x[:] = group.rank + step
-            result = group.all_reduce(x)
-            x[:] = np.nan  # at once, while slower ranks may still be busy
-            if not (result == sum(range(group.size)) + group.size * step).all():
-                return step
-            result[:] = np.nan
-        return "well"
-
-    assert cluster(4, transport).run(worker) == ["well"] * 4
-
-
-@both
-def test_what_a_rank_writes_after_an_all_reduce_does_not_reach_the_others(cluster, transport):
-    def worker(group):
-        x = group.empty(50_000, "float64")
-        for step in range(40):
-            x[:] = group.rank + step
-            group.all_reduce(x, out=x)
-            if not (x == sum(range(group.size)) + group.size * step).all():
-                return step
-            x[:] = np.nan  # at once, while slower ranks may still be busy
-        return "well"
-
-    assert cluster(4, transport).run(worker) == ["well"] * 4
 
 
 @both
