@@ -1,4 +1,4 @@
-"""Board: where the ranks of a group meet, and show each other what they are about to do.
+"""Board: where the ranks of a group meet, and show each other what they call.
 
 Each rank writes to a block of its own, in shared memory, and reads the others'. Before any data
 moves the ranks compare what they call. A rank that waits spins for a moment, and yields its core
@@ -33,7 +33,7 @@ class Alarm:
             os.set_blocking(descriptor, False)
 
     def sleep(self, seconds: float) -> None:
-        """Wait until another rank calls `wake`, at most so many seconds."""
+        """Wait until another rank calls `wake`, for at most this time."""
         poll = select.poll()  # not to be shared between threads
         poll.register(self.reader, select.POLLIN)
         if poll.poll(1000 * seconds):
@@ -48,8 +48,8 @@ class Alarm:
 class Board:
     """The blocks of a group's ranks, one per member, at these offsets of the shared memory.
 
-    What a rank shows has two places, used in turn: a fast rank may already show what it calls next
-    while a slow one still reads what was called before.
+    What a rank shows has two places, used in turn: a fast rank may already show its next call while
+    a slow one still reads the one before.
 
     me       this rank's number in the group
     members  the ranks' numbers in the world
@@ -72,7 +72,7 @@ class Board:
         self.lock = threading.Lock()
 
     def meet(self, signature: Signature, offset: int = 0) -> list[int]:
-        """Wait for all ranks, with a signature that must be the same on all of them.
+        """Wait for all ranks. The signature must be the same on all of them.
 
         Return the offset that each rank has shown. Raise CollectiveMismatch, on every rank, if the
         signatures differ.
@@ -88,28 +88,28 @@ class Board:
         return [words[OFFSET + side] for words in self.words]
 
     def barrier(self, operation: str) -> None:
-        """Return when every rank has come."""
+        """Return when every rank has called this."""
         if not self.others:
             return
         self.mailbox.enter(self.run)
         self.step += 1
         self._fence()
         self.mine[ARRIVED] = self.step
-        self._fence()  # else both might miss the other: we its sleep, it our arrival
+        self._fence()  # else each might miss the other: we its sleep, it our arrival
         for words, rank in self.others:
             if words[SLEEPS]:
                 self.alarm.wake(rank)
         for _ in range(self.spins):
             if all(words[ARRIVED] >= self.step for words, _ in self.others):
                 break
-            GIVE_WAY()  # a rank that we wait for may need this core
+            GIVE_WAY()  # a rank that this one waits for may need this core
         else:
             self._sleep(operation)
         self._fence()
         self.mailbox.check_open(self.run)  # else the blocks may be another run's by now
 
     def _fence(self) -> None:
-        """Let no access to memory pass from one side to the other, on any processor."""
+        """Order all memory accesses before this call before all that follow, on any processor."""
         for _ in range(2):
             with self.lock:
                 pass
@@ -130,7 +130,7 @@ class Board:
             self.mine[SLEEPS] = 0
 
     def _explain(self, signature: Signature, side: int) -> None:
-        """Show each other in words what was called, and where; then raise."""
+        """Exchange in words what was called, and where; then raise."""
         start = TEXT + side * TEXT_BYTES
         text = self._fitting(signature, f" at {call_site()}")
         self.bytes[self.me][start : start + TEXT_BYTES] = text.ljust(TEXT_BYTES, b"\0")
@@ -139,7 +139,7 @@ class Board:
         raise mismatch(self.members, [text.decode(errors="replace") for text in shown])
 
     def _fitting(self, signature: Signature, site: str) -> bytes:
-        """Return what was called and where; a digest of what is cut, since that may differ."""
+        """Return what was called and where. What does not fit is cut, and its digest shown."""
         text = signature.text.encode()
         if len(text) + len(site.encode()) > TEXT_BYTES:
             site = f"... (all of it has the digest {signature.fingerprint:016x}){site}"

@@ -67,7 +67,7 @@ def run(
 ) -> list:
     """Call worker(group, *args) on `size` ranks; return their results in rank order.
 
-    worker        any function, also one of a script or a notebook cell; it travels by value, as do
+    worker        any function, also of a script or a notebook cell; it is sent by value, as are
                   args and results
     transport     "process" (at most 123 ranks), or "thread" for a debugger
     timeout       seconds after which the run ends in CommTimeout
@@ -76,7 +76,7 @@ def run(
     interleaving  a seed, for threads: the same seed, the same order of events
 
     Each rank's BLAS gets cores // size threads, so one rank alone uses them all: to compare numbers
-    of ranks fairly, say `threadpoolctl.threadpool_limits(1)` in the worker.
+    of ranks fairly, use `threadpoolctl.threadpool_limits(1)` in the worker.
     """
     with Cluster(size, transport, device, interleaving) as cluster:
         return cluster.run(worker, *args, timeout=timeout, log=log)
@@ -85,7 +85,7 @@ def run(
 class Cluster:
     """Ranks that stay up between runs; a failure stops them all, and the next run starts new ones.
 
-    Use it in a `with`, or call `close()`; at the latest the ranks end with the interpreter.
+    Use it in a `with`, or call `close()`. The ranks end with the interpreter at the latest.
     """
 
     def __init__(self, size: int, transport="process", device="cpu", interleaving=None):
@@ -118,7 +118,7 @@ class Cluster:
 
         Or raise one error: RankDied, RankFailed (chained to the remote exception),
         CollectiveMismatch, Deadlock, CommTimeout, or CommError for a message that nobody received.
-        After any of them, and after Ctrl-C, nothing is left of the run.
+        After each of them, and after Ctrl-C, all ranks have stopped.
         """
         if timeout is not None and not 0 < timeout < 1e9:
             raise ValueError(f"a timeout is a number of seconds above 0, or None, not {timeout}")
@@ -145,14 +145,14 @@ class Cluster:
         return reports
 
     def _collect(self, timeout: float | None) -> dict[int, Report]:
-        """Wait for every rank's report; look into it when nothing happens for a while."""
+        """Wait for every rank's report; ask the ranks what they wait for when none comes."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         reports, before, silence = {}, {}, Silence()
         while len(reports) < self.size:
             new = self._ranks.reports(min(LOOK_EVERY, max(0.0, deadline - time.monotonic())))
             reports.update(new)
             if any(report.failed or report.died for _, report in new):
-                reports.update(self._ranks.reports(0.05))  # what went down with it, for precedence
+                reports.update(self._ranks.reports(0.05))  # failures that it caused, for precedence
                 raise_first_failure(reports)
             if not new:
                 now, finished = self._ranks.snapshots(), set(reports)
@@ -172,7 +172,7 @@ class Cluster:
         self._ranks = None
 
     def close(self) -> None:
-        """Let all ranks end. The next `run` would start new ones."""
+        """End all ranks. The next `run` would start new ones."""
         self._stop(patience=2.0)
 
     def __enter__(self):
@@ -183,7 +183,7 @@ class Cluster:
 
 
 def raise_first_failure(reports: dict[int, Report]) -> None:
-    """Raise what matters most: a death before an exception, a low rank before a high one."""
+    """Raise the most important failure: a death before an exception, then by rank."""
     for rank, report in sorted(reports.items()):
         if report.died:
             code = report.exitcode

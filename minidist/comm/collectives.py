@@ -1,5 +1,7 @@
 """Collectives as algorithms, on send and recv alone.
 
+`channel.send(array, to)` copies and never waits; `channel.recv(source)` returns a fresh array.
+
 Letters: N ranks, r this rank, S bytes in the array, cut into N chunks whose sizes differ by at most
 one element, the larger first (some are empty where there are fewer elements than ranks).
 
@@ -61,7 +63,7 @@ def tree(channel: Channel, x: Array, combine: Callable[..., Array]) -> None:
 
         N = 6, up:   1 -> 0, 3 -> 2, 5 -> 4;   then 2 -> 0;   then 4 -> 0.   Down: reversed.
 
-    At distance d = 1, 2, 4, ... rank r hands its sum to r - d and is done, or takes that of r + d.
+    At distance d = 1, 2, 4, ... rank r sends its sum to r - d and is done, or adds that of r + d.
     """
     N, r, distance = channel.size, channel.rank, 1
     while distance < N and not r & distance:
@@ -114,7 +116,7 @@ ALGORITHMS = {"ring": ring, "tree": tree, "halving_doubling": halving_doubling}
 def in_rank_order(channel: Channel, x: Array, combine: Callable[..., Array]) -> None:
     """All-reduce the flat array x in place: rank r reduces chunk r of all ranks, in rank order.
 
-    It has the bits and the bytes of all_reduce in shared memory, and stands in where there is none.
+    Same bits and bytes as all_reduce in shared memory, which it replaces where there is none.
     """
     ends = split_ends(x.size, channel.size)
     chunks = [x[start:stop] for start, stop in pairwise(ends)]

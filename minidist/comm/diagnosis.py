@@ -2,8 +2,8 @@
 
 A *signature* is what the ranks of a group must agree on in a collective call. A *wait* is a thread
 that needs other ranks. A *snapshot* is all that one rank waits for, with its message counters. The
-caller takes one of every rank now and then; it is a deadlock if in two snapshots in a row, all
-equal, every rank that has not finished waits, and every message that was sent has arrived. A rank
+caller takes one of every rank from time to time. Two in a row are a deadlock if they are equal,
+every rank that has not finished waits, and every message that was sent has arrived. A rank
 that computes or sleeps does not wait, however long it takes.
 """
 
@@ -62,7 +62,7 @@ def call_site() -> str:
 
 @dataclass
 class Wait:
-    """A thread that waits: in which operation, for which ranks (none: it is about to go on).
+    """A thread that waits: in which operation, for which ranks (none: it is about to continue).
 
     helper: the thread of this rank that it waits for, if it is one
     """
@@ -77,9 +77,9 @@ class Wait:
 
 @dataclass(frozen=True)
 class Row:
-    """A wait as it was at one moment; `seconds` it had lasted then, which equality leaves out.
+    """A wait at one moment; `seconds` it had lasted by then, which equality ignores.
 
-    Two are equal only if they are one wait: a loop waits again at the same line, `since` later.
+    Two are equal only if they are the same wait: a loop that waits again has a later `since`.
     """
 
     thread: str
@@ -101,7 +101,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one rank waits for. posted, arrived: messages it has sent, messages it has got, ever."""
+    """What one rank waits for. posted, arrived: messages that it ever sent, and ever got."""
 
     rows: tuple[Row, ...]
     computes: bool
@@ -118,7 +118,7 @@ class Snapshot:
 def snapshot(waits: dict[int, Wait], worker: int | None, own: bool, posted, arrived) -> Snapshot:
     """Take a snapshot of a rank from {thread: wait} and the thread that runs its worker.
 
-    own: the rank has this process for itself, so that every other thread of it is the rank's, too.
+    own: the rank is a process, so that every other thread of the process is the rank's, too.
     Daemon threads count only where they wait or are waited for.
     """
     waits = dict(waits)  # threads come and go
@@ -143,10 +143,10 @@ def is_deadlock(before: dict, now: dict[int, Snapshot | None], finished: set[int
 
 
 class Silence:
-    """Name the ranks that do not answer while all others wait, unchanged, for SILENCE seconds.
+    """Name the ranks that do not answer while all others wait, for SILENCE seconds.
 
     Such a rank may be stopped (SIGSTOP), or compute without letting its second thread run. It may
-    go on, so this is no error; each run says it once.
+    continue, so this is no error; each run reports it once.
     """
 
     def __init__(self):
@@ -165,7 +165,7 @@ class Silence:
         return silent
 
     def in_words(self, pids: dict[int, int]) -> str:
-        """Return what a user should know of these ranks, {rank: its process}."""
+        """Return the message for the user about these ranks, {rank: its process}."""
         names = " and ".join(f"rank {rank} (process {pid})" for rank, pid in pids.items())
         processes = " ".join(map(str, pids.values()))
         return (

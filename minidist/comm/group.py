@@ -1,4 +1,4 @@
-"""Group: a set of ranks that talk to each other. Every strategy is written against this contract.
+"""Group: ranks that communicate. Every strategy is written against this contract.
 
 Letters: N ranks in the group, S bytes in an array. Results are fresh arrays, or land in `out`.
 Collectives are called by all ranks of the group in the same order, by one thread of a rank at a
@@ -7,7 +7,7 @@ memory: each rank reduces one slice, in rank order, and gives it to everyone, wh
 bytes in all, as a ring does, and gives the same bits on every rank and in every run.
 
 Errors: ValueError for an argument that no group could take; CollectiveMismatch, on all ranks, if
-they do not call the same; Deadlock where no rank can ever go on (see diagnosis.py).
+their calls differ; Deadlock where no rank can ever continue (see diagnosis.py).
 """
 
 import threading
@@ -54,9 +54,9 @@ class Group:
 
     Made by `run` and `Cluster`, and by `split`.
 
-    Any thread may send and receive. The collectives are for one thread at a time: two that are to
-    communicate side by side need a group each, by `split(0)` before they start. A second thread in
-    a collective is a ValueError, and fails the run also where that thread's exceptions are lost.
+    Any thread may send and receive. The collectives are for one thread at a time: two threads that
+    communicate at once need a group each, from `split(0)` before they start. A second thread in a
+    collective is a ValueError, and fails the run even where that thread's exceptions are lost.
 
     device  "cpu" or "gpu": where `empty` allocates
     ledger  payload bytes that others have taken from this rank as a member of this very group
@@ -89,8 +89,8 @@ class Group:
     def send(self, array: Array, to: int, tag: int = 0) -> None:
         """Send a copy; returns at once, whether or not the receiver ever receives.
 
-        To name what was never received, both ranks count the messages of each tag until the run
-        ends: about 140 bytes per tag and rank. So use a few tags many times.
+        Both ranks count the messages of each tag until the run ends, to name those that were never
+        received: about 140 bytes per tag and rank. So use a few tags many times.
         """
         array, to, tag = numeric(array), self._valid(to, "to"), whole(tag, "a tag")
         if to != self.rank:
@@ -100,15 +100,15 @@ class Group:
     def recv(self, source: int, tag: int = 0) -> Array:
         """Return the next array that `source` has sent, or will send, with this tag."""
         source, tag = self._valid(source, "source"), whole(tag, "a tag")
-        if self._requests.get((source, tag)):  # they come first
+        if self._requests.get((source, tag)):  # requests come first
             return self.irecv(source, tag).wait()
         return self._receive(source, tag)
 
     def recv_any(self, sources: list[int] | None = None, tag: int = 0) -> tuple[int, Array]:
         """Return (source, array): the next array with this tag from any of these ranks.
 
-        Where several have sent one, it is that of the first of them in `sources` (default: all
-        ranks, in rank order); a caller that is to be fair gives them in another order each time.
+        Where several have sent one, the first of them in `sources` (default: all ranks, in rank
+        order) comes first. To be fair, give them in another order each time.
         """
         sources = listed(range(self.size) if sources is None else sources, "sources")
         if not sources:
@@ -209,7 +209,7 @@ class Group:
     def all_gather(
         self, x: Array, axis: int = 0, label: str | None = None, out: Array | None = None
     ) -> Array:
-        """Return every rank's x, concatenated along `axis`, where alone they may differ.
+        """Return every rank's x, concatenated along `axis`, the only one in which they may differ.
 
         Bytes from each rank: (N-1)S.
 
@@ -287,7 +287,7 @@ class Group:
 
     @collective
     def barrier(self, label: str | None = None) -> None:
-        """Return when every rank has come here, with the same label. No payload."""
+        """Return when every rank has called this, with the same label. No payload."""
         self.communicator.meet(signature_of("barrier", (), label))
 
     @collective
@@ -325,7 +325,7 @@ class Group:
         """
         return self.fabric.empty(shape, numeric_dtype(dtype))
 
-    # What they are made of.
+    # Parts of the above.
 
     def channel(self, operation: str, payload: bool = True) -> Channel:
         """Return a channel for the messages of one collective; every rank must call this alike.

@@ -1,8 +1,8 @@
 """Seeded interleavings of ranks that are threads: the same seed, the same order of events.
 
 One rank runs at a time; whenever it is about to communicate, a generator draws who goes on, among
-those that can. So a race shows itself again when its seed is used again, and hypothesis can look
-for the smallest program that has it. (Threads that a worker starts itself are not held to turns.)
+those that can. So a race appears again when its seed is used again, and hypothesis can search for
+the smallest program that has it. (Threads that a worker starts itself are not held to turns.)
 """
 
 import random

@@ -1,4 +1,4 @@
-"""The bill of a rank: what others have taken from it."""
+"""Ledger: the bytes that a rank has sent."""
 
 from collections import Counter
 
@@ -6,7 +6,7 @@ from collections import Counter
 class Ledger:
     """Payload bytes that other ranks take from this one, per operation.
 
-    Control traffic does not count, nor what a rank takes from itself.
+    Control traffic does not count, nor does what a rank gives to itself.
     """
 
     def __init__(self):

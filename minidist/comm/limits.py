@@ -1,16 +1,16 @@
-"""How many ranks there can be: checked before anything is allocated or started.
+"""How many ranks there can be; checked before anything is allocated or started.
 
-Pipes and sockets are open files, of which a process may have a limited number (`ulimit -n`): at
-most its soft limit, which it may raise itself up to its hard limit. The caller has more open than
-the fork server and the ranks; these inherit the limit when the fork server starts. So the limit is
-raised before that, and for the largest cluster.
+Pipes and sockets are open files, whose number is limited in each process (`ulimit -n`) by its soft
+limit, which it may raise up to its hard limit. The caller has more open files than the fork server
+and the ranks, which inherit the limit when the fork server starts. So the limit is raised before
+that, for the largest cluster.
 """
 
 import os
 import resource
 
 MOST = {
-    "process": 123,  # a start passes 2N + 6 files to the fork server; Linux passes 253 at once
+    "process": 123,  # a start passes 2N + 6 files to the fork server; Linux passes at most 253
     "thread": 1000,  # every rank maps every rank's block: N^2 objects, 0.7 GB
 }
 SPARE = 16  # the shared memory, what is open for a moment during a start, and a few to spare

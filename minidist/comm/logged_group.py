@@ -1,4 +1,4 @@
-"""A group that writes what it does into an event log: each operation, when, and how many bytes."""
+"""A group that records each operation in an event log: its name, its time and its bytes."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from minidist.comm.group import Group
 
 
 def logged(operation: Callable) -> Callable:
-    """Let a method of Group be an event of the group's log."""
+    """Wrap a method of Group: each call becomes an event of the group's log."""
 
     @wraps(operation)
     def call(self: Group, *args, **kwargs):
@@ -25,7 +25,7 @@ def logged(operation: Callable) -> Callable:
 
 
 class LoggedGroup(Group):
-    """What `run(..., log=...)` hands to its workers; `split` makes more of its kind."""
+    """The group of a worker of `run(..., log=...)`; `split` returns a LoggedGroup, too."""
 
     send, recv = logged(Group.send), logged(Group.recv)
     recv_any = logged(Group.recv_any)

@@ -23,7 +23,7 @@ class Mesh:
                 f"{product} does not make {group.size} ranks; "
                 f"the sizes must multiply to {group.size}"
             )
-        group.barrier(label=product)  # else the lines of two meshes might be taken for one
+        group.barrier(label=product)  # else axes of two different meshes might match
         self.group, self.axes = group, axes
         self.coordinates = self.coordinates_of(group.rank)
         for name in axes:

@@ -1,9 +1,9 @@
 """One thread of a rank at a time in the collectives of a group; a second one fails the run.
 
-The ranks of a group meet in the order of their calls, and two threads have no common order: what
-one calls on this rank could meet what the other calls on the next. The error must not be lost with
-the thread that gets it. So the rank fails: every thread of it that communicates gets the error, and
-so does the run, even if the worker returns.
+The ranks of a group match calls by their order, and two threads have no common order: a call of one
+thread on this rank could meet a call of the other thread on the next rank. The error must not be
+lost with the thread that gets it. So the rank fails: every thread of it that communicates gets the
+error, and so does the run, even if the worker returns.
 """
 
 import threading

@@ -171,7 +171,7 @@ class ProcessRanks:
             except (EOFError, OSError):
                 answers[rank] = self._came_in(rank, self._death_of(rank))
         for sentinel in [s for s in deaths if s in ready]:
-            if not self.controls[deaths[sentinel]].poll():  # its last words are heard first
+            if not self.controls[deaths[sentinel]].poll():  # first read what it sent before it died
                 rank = deaths[sentinel]
                 answers[rank] = self._came_in(rank, self._death_of(rank))
         self.asked -= set(answers)
@@ -234,8 +234,7 @@ def _received(duplicates) -> Descriptors:
 def start_method():
     """Return the multiprocessing context that ranks start in: the fork server where there is one.
 
-    It is started, if need be, with Ctrl-C blocked, which ranks inherit: it is for the caller to
-    stop them.
+    It is started, if need be, with Ctrl-C blocked. Ranks inherit that: the caller stops them.
     """
     if "forkserver" not in mp.get_all_start_methods():
         return mp.get_context("spawn")
@@ -249,10 +248,10 @@ def start_method():
 
 @contextmanager
 def ctrl_c_waits() -> Iterator[None]:
-    """Delay Ctrl-C until this block ends, so that an order to the fork server is sent whole.
+    """Delay Ctrl-C until this block ends, so that the fork server gets a whole order.
 
-    What is started here inherits that it is blocked. Blocking alone is not enough: another thread,
-    such as one of BLAS, may get it, and Python would interrupt the first thread all the same.
+    Processes started here inherit the block. Blocking alone is not enough: another thread,
+    such as one of BLAS, may get it, and Python would still interrupt the first thread.
     """
     handler, came = None, []
     if threading.current_thread() is threading.main_thread():
@@ -274,8 +273,8 @@ def ctrl_c_waits() -> Iterator[None]:
 def _nameless_main():
     """Start processes that do not run the caller's script again (as `__mp_main__`).
 
-    A worker that the script defines is sent by value, so nobody needs the script; and it needs no
-    `if __name__ == "__main__"`.
+    A worker that the script defines is sent by value, so the ranks do not need the script, and the
+    script needs no `if __name__ == "__main__"`.
     """
     with STARTING:
         main = sys.modules["__main__"]
@@ -296,7 +295,7 @@ def serve(
     shared: Descriptors,
     alarm: Descriptors,
 ) -> None:
-    """Be a rank: run what the control connection brings, until it closes."""
+    """Be a rank: carry out the orders of the control connection until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it was not blocked from the start
     keep_freed_memory()
     file, *writers = shared.numbers
@@ -322,7 +321,7 @@ def serve(
 
 
 class RankProcess:
-    """The rank's side: its main thread works, a second one reads whatever arrives, at once."""
+    """The rank's side: its main thread works; a second thread reads all that arrives, at once."""
 
     def __init__(self, rank: int, control: Connection, peers: dict[int, Connection]):
         self.rank, self.control, self.peers = rank, control, peers
@@ -343,7 +342,7 @@ class RankProcess:
         self.mailbox.polled, self.mailbox.spins = dict(self.readers), spins
 
     def work(self) -> None:
-        """Carry out orders until there is one to leave."""
+        """Carry out orders until the order None."""
         threading.Thread(target=self.read, name="reader", daemon=True).start()
         while (order := self.orders.get()) is not None:
             report = execute(self.fabric, *order, pickle.loads)
@@ -372,7 +371,7 @@ class RankProcess:
             self.orders.put(None)
         except BaseException:
             traceback.print_exc()
-            os._exit(1)  # a rank that hears nothing more is no rank
+            os._exit(1)  # a rank that can receive nothing is of no use
 
     def receive(self, source: int, found: tuple[Key, Message] | None) -> None:
         """Take what came through a socket: a message, or None, a call to wake up."""
@@ -391,7 +390,7 @@ class RankProcess:
             self.orders.put(order[1:])
 
     def answer(self, kind: str | int, value) -> None:
-        """Give a snapshot, or the report of the run of this number."""
+        """Send a snapshot, or the report of the run of this number."""
         with self.answering, suppress(OSError):  # the caller may be gone
             self.control.send((kind, value))
 

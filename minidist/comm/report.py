@@ -1,4 +1,4 @@
-"""What a rank does with a piece of work, and what it reports back."""
+"""What a rank does with a worker, and what it reports back."""
 
 import os
 import pickle
@@ -38,8 +38,8 @@ class Report:
 def execute(fabric: LocalFabric, run: int, logged: bool, payload: bytes, loads) -> Report | None:
     """Unpack (worker, args), call worker(group, *args); None if the run was stopped meanwhile.
 
-    If the mailbox was closed with an error, that error is reported, even if the worker ignores it
-    or fails because of it.
+    If the mailbox was closed with an error, that error is reported, even if the worker ignores it,
+    or fails with another one because of it.
     """
     process, report = os.getpid(), None
     try:
@@ -65,7 +65,7 @@ def execute(fabric: LocalFabric, run: int, logged: bool, payload: bytes, loads) 
 
 
 def _leave(report: Report | None) -> NoReturn:
-    """End a child that the worker has forked and that has come back: only its parent reports."""
+    """End a child that the worker forked and that returned from it: only its parent reports."""
     match report and report.error:
         case None:
             status = 0
@@ -85,7 +85,7 @@ def _flush() -> None:
 
 
 def pack(report: Report, dumps) -> bytes:
-    """Serialise a report; if its result or exception cannot be, say so in its stead."""
+    """Serialise a report; if its result or exception cannot be, one without it."""
     try:
         if report.error is not None:
             pickle.loads(dumps(report.error))
@@ -101,7 +101,7 @@ def pack(report: Report, dumps) -> bytes:
 
 
 def unpack(packed: bytes) -> Report:
-    """Return the report; if its result cannot be restored here, one that says so."""
+    """Return the report; if its result cannot be restored here, a report of that failure."""
     try:
         return pickle.loads(packed)
     except Exception:

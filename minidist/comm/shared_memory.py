@@ -1,4 +1,4 @@
-"""Memory that all ranks of a machine see: one anonymous file, of which every rank owns a region.
+"""Memory that all ranks of a machine see: one anonymous file; each rank allocates in its region.
 
     file  | region of rank 0 | region of rank 1 | ...        every rank maps all of it
 
@@ -50,7 +50,7 @@ def size_class(nbytes: int) -> int:
 
 
 class SharedMemory:
-    """All regions, mapped; this rank allocates in its own, `rank * REGION` onwards."""
+    """All regions, mapped. This rank allocates in its own, from `rank * region` onwards."""
 
     def __init__(self, mapped: mmap.mmap, rank: int, size: int):
         self.map, self.rank = mapped, rank
@@ -77,6 +77,8 @@ class SharedMemory:
         weakref.finalize(whole, self._release, start, nbytes).atexit = False
         return whole[: count * dtype.itemsize].view(dtype).reshape(shape)
 
+    # Fast path: skip at first reading. Freed places are reused by size; only many lose their pages.
+
     def _place(self, nbytes: int) -> int:
         if self.free.get(nbytes):
             self.kept -= nbytes
@@ -102,6 +104,8 @@ class SharedMemory:
                 self.map.madvise(mmap.MADV_REMOVE, first * mmap.PAGESIZE, pages)
             self.bare.setdefault(nbytes, []).append(start)
 
+    # Offsets: how ranks tell each other where an array is.
+
     def offset_of(self, array: Array | None) -> int:
         """Return where in the map a contiguous array of this rank's region begins, or NOWHERE."""
         if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
@@ -111,5 +115,5 @@ class SharedMemory:
         return offset if inside else NOWHERE
 
     def view(self, offset: int, count: int, dtype: np.dtype) -> np.ndarray:
-        """Return `count` elements of any rank, without a copy."""
+        """Return `count` elements of any rank's region, without a copy."""
         return np.frombuffer(self.map, dtype, count, offset)

@@ -1,8 +1,8 @@
 """Ranks as threads of this process: up in a millisecond, and a debugger can step in.
 
-Like processes they share nothing but the memory of `Group.empty`: the worker and its arguments are
-copied for each rank, and so are messages. A thread cannot be killed: after a failure elsewhere it
-stops at its next communication.
+Like processes they share only the memory of `Group.empty`: the worker, its arguments and messages
+are copied for each rank. A thread cannot be killed: after a failure elsewhere it stops at its next
+communication.
 """
 
 import mmap
@@ -105,7 +105,7 @@ class ThreadRanks:
         self.limits.restore_original_limits()
 
     def stop(self, patience: float = 0.0) -> None:
-        """Stop every rank at its next communication, and wait for those that come to it soon."""
+        """Stop every rank at its next communication; wait a second for each."""
         for fabric in self.fabrics:
             fabric.mailbox.close(Stopped())
         for thread in self.threads:
@@ -118,7 +118,7 @@ class ThreadRanks:
 
 
 def _deliver_from(rank: int, mailboxes: list[Mailbox]):
-    """Return a fabric's `deliver`. No rank refers to itself, so all go when they are dropped."""
+    """Return a fabric's `deliver`. It refers to no fabric, so dropped ranks are freed at once."""
 
     def deliver(to: int, key: Key, message: Message) -> None:
         copy = Message(message.array.copy(), message.was_on_gpu)

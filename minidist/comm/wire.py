@@ -1,4 +1,4 @@
-"""What passes between two ranks on their pair of sockets: large messages, and calls to wake up."""
+"""What two ranks send through their pair of sockets: large messages, and calls to wake up."""
 
 import pickle
 from multiprocessing.connection import Connection
@@ -12,12 +12,12 @@ WAKE_UP = b""
 
 
 def wake_up(connection: Connection) -> None:
-    """Say, instead of a message, that there is a message in the ring buffer."""
+    """Tell the other end that there is a message in the ring buffer."""
     connection.send_bytes(WAKE_UP)
 
 
 def write_message(connection: Connection, key: Key, message: Message) -> None:
-    """Send a header, and with it, or if it is large after it, the bytes of the array."""
+    """Send a header with the bytes of the array, which follow it separately if they are many."""
     array, was_on_gpu = message
     array = np.ascontiguousarray(array).reshape(array.shape)
     small = array.tobytes() if array.nbytes <= SMALL else None
@@ -27,7 +27,7 @@ def write_message(connection: Connection, key: Key, message: Message) -> None:
 
 
 def read_message(connection: Connection) -> tuple[Key, Message] | None:
-    """Receive what was sent, a large array straight into its place; None for a call to wake up."""
+    """Return the (key, message) that was sent, or None for a call to wake up."""
     header = connection.recv_bytes()
     if header == WAKE_UP:
         return None
