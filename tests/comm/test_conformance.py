@@ -18,7 +18,7 @@ from minidist.comm.cluster import TRANSPORTS
 from minidist.comm.collectives import ALGORITHMS, split_ends, split_sizes
 from minidist.comm.message_communicator import MessageCommunicator
 from minidist.comm.shared_memory_communicator import PIECE, STAGE
-from minidist.errors import CollectiveMismatch, Deadlock, RankFailed
+from minidist.errors import CollectiveMismatch, Deadlock
 from minidist.planning.costs.collectives import all_reduce_bytes
 from tests.strategies import arrays, seeds, shapes
 
@@ -353,10 +353,10 @@ def test_a_piece_may_be_anywhere_in_out(ranks):
 @pytest.mark.parametrize("shared", [True, False])
 def test_what_is_written_right_after_a_collective_does_not_reach_the_others(ranks, shared):
     def worker(group, shared):
-        n, wrong = 50_001, 0
+        n, wrong = 400_001, 0
         ends, make = split_ends(n, group.size), group.empty if shared else np.empty
         x, out, whole = make(n, "float64"), make(n, "float64"), np.arange(n, dtype="float64")
-        for step in range(15):
+        for step in range(8):
             x[:] = group.rank + step
             piece = group.reduce_scatter(x)
             x[:] = np.nan  # at once, while slower ranks may still be busy
@@ -402,6 +402,9 @@ def test_the_ledger_counts_payload_per_operation_and_no_control_traffic(ranks):
         group.all_to_all([x[:r] for r in range(group.size)])
         group.send(x, to=(group.rank + 1) % group.size)
         group.recv((group.rank - 1) % group.size)
+        own = group.channel("own")
+        own.send(x, to=group.rank)
+        own.recv(group.rank)
         return {op: n for op, n in group.ledger.bytes.items() if n}
 
     first, second, third = ranks(3).run(worker)
@@ -427,7 +430,7 @@ def test_split_makes_groups_that_do_not_hear_each_other(ranks):
         pair = group.split(color=group.rank % 2)
         backwards = group.split(color=0, key=-group.rank)
         loner = group.split(color=None if group.rank == 0 else 1)
-        nested, again = pair.split(color=pair.rank), pair.split(color=0)
+        nested, again = pair.split(color=pair.rank), group.split(color=group.rank % 2)
         for value, to in ((1, pair), (2, again)):
             to.send(np.array(value), to=1 - pair.rank)
         return (
@@ -532,55 +535,3 @@ def test_ranks_that_wait_in_a_collective_permanently_are_told(ranks):
     with pytest.raises(Deadlock, match=r"reduce_scatter\(.*label='w'\) for rank 0") as caught:
         ranks(3).run(worker, timeout=8)
     assert "rank 0: has finished" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda g: g.all_gather(np.zeros(3), out=np.zeros(5)), "part of out"),
-        (lambda g: g.all_gather(np.zeros((1, 2)), out=np.zeros((2, 2))), "part of out"),
-        (lambda g: g.all_gather(np.zeros(2, "float32"), out=np.zeros(4)), "part of out"),
-        (lambda g: g.all_gather(np.zeros((2, 1)), out=np.zeros(4)), "part of out"),
-        (lambda g: g.reduce_scatter(g.empty(4), [1, 2]), "do not cut 4 rows into 2 pieces"),
-        (lambda g: g.reduce_scatter(g.empty(4), [5, -1]), "do not cut 4 rows into 2 pieces"),
-        (lambda g: g.send(np.ones(1), to=2), "to=2 is no rank of a group of 2; use 0 to 1"),
-        (lambda g: g.recv(-1), "source=-1 is no rank"),
-        (lambda g: g.recv_any([0, 2]), "source=2 is no rank of a group of 2"),
-        (lambda g: g.recv_any([]), "recv_any needs a source"),
-        (lambda g: g.recv_any(tag="a"), "a tag is a whole number, not 'a'"),
-        (lambda g: g.broadcast(np.ones(1), root=5), "root=5 is no rank"),
-        (lambda g: g.all_reduce(np.ones(1), op="mean"), "unknown reduction 'mean'"),
-        (lambda g: g.all_reduce(np.ones(1), algorithm="magic"), "unknown algorithm 'magic'"),
-        (lambda g: g.all_reduce("text"), "only arrays travel between ranks, not str"),
-        (lambda g: g.all_reduce(np.array([None])), "arrays of object do not travel"),
-        (
-            lambda g: g.all_reduce(np.ones(2), out=np.ones(3)),
-            r"out is float64\[3\], x is float64\[2\]",
-        ),
-        (lambda g: g.all_gather(np.ones(2), axis=1), r"axis 1 does not exist .* \[2\]"),
-        (lambda g: g.all_gather(np.array(1.0)), "axis 0 does not exist"),
-        (lambda g: g.all_to_all([np.ones(1)]), "one array per rank: 2, got 1"),
-        (lambda g: g.all_to_all([np.ones(1), np.ones(1, "f4")]), "one dtype, got float64, float32"),
-        (lambda g: g.scatter([np.ones(1)], root=g.rank), "one piece per rank on the root: 2"),
-    ],
-)
-def test_what_a_caller_can_get_wrong_is_a_value_error_with_the_numbers(cluster, call, message):
-    with pytest.raises(RankFailed) as caught:
-        cluster(2, "thread").run(call, timeout=10)
-    cause = caught.value.__cause__  # for the traceback shows the lines above, with the message
-    assert isinstance(cause, ValueError) and re.search(message, str(cause)), cause
-
-
-def test_recv_any_does_not_take_what_belongs_to_a_request(cluster):
-    def worker(group):
-        group.send(np.array(group.rank), to=0)
-        if group.rank == 0:
-            request = group.irecv(1)
-            try:
-                group.recv_any([0, 1])
-            except ValueError as error:
-                return str(error), int(request.wait()), group.recv_any()[0]
-
-    message, first, second = cluster(2, "thread").run(worker)[0]
-    assert "rank 1 with tag 0 belongs to a request of irecv" in message
-    assert (first, second) == (1, 0)

@@ -397,10 +397,35 @@ WRONG = [
     (lambda g: g.empty(3, object), "arrays of object do not travel between ranks; use numbers"),
     (lambda g: g.empty(3, "U5"), "arrays of <U5 do not travel between ranks; use numbers"),
     (lambda g: g.empty(3, "float23"), "'float23' is not a dtype"),
+    (lambda g: g.all_gather(np.zeros(3), out=np.zeros(5)), "part of out"),
+    (lambda g: g.all_gather(np.zeros((1, 2)), out=np.zeros((2, 2))), "part of out"),
+    (lambda g: g.all_gather(np.zeros(2, "float32"), out=np.zeros(4)), "part of out"),
+    (lambda g: g.all_gather(np.zeros((2, 1)), out=np.zeros(4)), "part of out"),
+    (lambda g: g.reduce_scatter(g.empty(4), [1, 2]), "do not cut 4 rows into 2 pieces"),
+    (lambda g: g.reduce_scatter(g.empty(4), [5, -1]), "do not cut 4 rows into 2 pieces"),
+    (lambda g: g.send(np.ones(1), to=2), "to=2 is no rank of a group of 2; use 0 to 1"),
+    (lambda g: g.recv(-1), "source=-1 is no rank"),
+    (lambda g: g.recv_any([0, 2]), "source=2 is no rank of a group of 2"),
+    (lambda g: g.recv_any([]), "recv_any needs a source"),
+    (lambda g: g.recv_any(tag="a"), "a tag is a whole number, not 'a'"),
+    (lambda g: g.broadcast(np.ones(1), root=5), "root=5 is no rank"),
+    (lambda g: g.all_reduce(np.ones(1), op="mean"), "unknown reduction 'mean'"),
+    (lambda g: g.all_reduce(np.ones(1), algorithm="magic"), "unknown algorithm 'magic'"),
+    (lambda g: g.all_reduce("text"), "only arrays travel between ranks, not str"),
+    (lambda g: g.all_reduce(np.array([None])), "arrays of object do not travel"),
+    (
+        lambda g: g.all_reduce(np.ones(2), out=np.ones(3)),
+        r"out is float64\[3\], x is float64\[2\]",
+    ),
+    (lambda g: g.all_gather(np.ones(2), axis=1), r"axis 1 does not exist .* \[2\]"),
+    (lambda g: g.all_gather(np.array(1.0)), "axis 0 does not exist"),
+    (lambda g: g.all_to_all([np.ones(1)]), "one array per rank: 2, got 1"),
+    (lambda g: g.all_to_all([np.ones(1), np.ones(1, "f4")]), "one dtype, got float64, float32"),
+    (lambda g: g.scatter([np.ones(1)], root=g.rank), "one piece per rank on the root: 2"),
 ]
 
 
-def test_what_is_no_whole_number_array_or_label_is_a_value_error_that_shows_it(cluster):
+def test_what_a_caller_can_get_wrong_is_a_value_error_that_shows_it(cluster):
     def worker(group, wrong):
         try:
             wrong(group)
@@ -410,6 +435,21 @@ def test_what_is_no_whole_number_array_or_label_is_a_value_error_that_shows_it(c
     for wrong, message in WRONG:
         for said in cluster(2, "thread").run(worker, wrong, timeout=8):
             assert said is not None and re.search(message, said), (message, said)
+
+
+def test_recv_any_does_not_take_what_belongs_to_a_request(cluster):
+    def worker(group):
+        group.send(np.array(group.rank), to=0)
+        if group.rank == 0:
+            request = group.irecv(1)
+            try:
+                group.recv_any([0, 1])
+            except ValueError as error:
+                return str(error), int(request.wait()), group.recv_any()[0]
+
+    message, first, second = cluster(2, "thread").run(worker)[0]
+    assert "rank 1 with tag 0 belongs to a request of irecv" in message
+    assert (first, second) == (1, 0)
 
 
 def test_whole_numbers_of_every_kind_are_taken(cluster):
