@@ -29,7 +29,7 @@ def numeric(x, axis: int | None = None) -> Array:
     return x
 
 
-def numeric_dtype(dtype) -> np.dtype:
+def numeric_dtype(dtype: np.dtype | str) -> np.dtype:
     try:
         dtype = np.dtype(dtype)
     except TypeError:

@@ -88,7 +88,13 @@ class Cluster:
     Use it in a `with`, or call `close()`. The ranks end with the interpreter at the latest.
     """
 
-    def __init__(self, size: int, transport="process", device="cpu", interleaving=None):
+    def __init__(
+        self,
+        size: int,
+        transport: str = "process",
+        device: str = "cpu",
+        interleaving: int | None = None,
+    ):
         if not isinstance(size, int | np.integer) or size < 1:
             raise ValueError(f"a cluster has a whole number of ranks from 1, not {size!r}")
         size = int(size)

@@ -115,7 +115,9 @@ class Snapshot:
         return [*(["computes"] if self.computes or not self.rows else []), *map(str, self.rows)]
 
 
-def snapshot(waits: dict[int, Wait], worker: int | None, own: bool, posted, arrived) -> Snapshot:
+def snapshot(
+    waits: dict[int, Wait], worker: int | None, own: bool, posted: int, arrived: int
+) -> Snapshot:
     """Take a snapshot of a rank from {thread: wait} and the thread that runs its worker.
 
     own: the rank is a process, so that every other thread of the process is the rank's, too.

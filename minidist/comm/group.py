@@ -318,7 +318,7 @@ class Group:
         with self.fabric.waiting(wait):
             yield
 
-    def empty(self, shape, dtype="float32") -> Array:
+    def empty(self, shape: int | tuple[int, ...], dtype: np.dtype | str = "float32") -> Array:
         """Return an uninitialised array where `all_reduce(x, out=x)` need not copy it.
 
         On the CPU that is memory which all ranks see; on a GPU it is an ordinary array.
@@ -346,7 +346,7 @@ class Group:
             )
         return rank
 
-    def _meet(self, name: str, *details, label=None, payload=True) -> Channel:
+    def _meet(self, name: str, *details, label: str | None = None, payload: bool = True) -> Channel:
         """Wait for all ranks, compare what they call; return a channel for this call alone."""
         self.communicator.meet(signature_of(name, details, label))
         return self.channel(name, payload)

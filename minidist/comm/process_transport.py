@@ -33,6 +33,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
 
 import cloudpickle
 import numpy as np
@@ -231,7 +232,7 @@ def _received(duplicates) -> Descriptors:
     return Descriptors([duplicate.detach() for duplicate in duplicates])
 
 
-def start_method():
+def start_method() -> BaseContext:
     """Return the multiprocessing context that ranks start in: the fork server where there is one.
 
     It is started, if need be, with Ctrl-C blocked. Ranks inherit that: the caller stops them.
@@ -270,7 +271,7 @@ def ctrl_c_waits() -> Iterator[None]:
 
 
 @contextmanager
-def _nameless_main():
+def _nameless_main() -> Iterator[None]:
     """Start processes that do not run the caller's script again (as `__mp_main__`).
 
     A worker that the script defines is sent by value, so the ranks do not need the script, and the
@@ -389,7 +390,7 @@ class RankProcess:
             self.ordered += 1
             self.orders.put(order[1:])
 
-    def answer(self, kind: str | int, value) -> None:
+    def answer(self, kind: str | int, value: Snapshot | bytes) -> None:
         """Send a snapshot, or the report of the run of this number."""
         with self.answering, suppress(OSError):  # the caller may be gone
             self.control.send((kind, value))

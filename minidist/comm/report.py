@@ -4,6 +4,7 @@ import os
 import pickle
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -35,7 +36,9 @@ class Report:
     died = property(lambda self: self.exitcode is not None)
 
 
-def execute(fabric: LocalFabric, run: int, logged: bool, payload: bytes, loads) -> Report | None:
+def execute(
+    fabric: LocalFabric, run: int, logged: bool, payload: bytes, loads: Callable[[bytes], Any]
+) -> Report | None:
     """Unpack (worker, args), call worker(group, *args); None if the run was stopped meanwhile.
 
     If the mailbox was closed with an error, that error is reported, even if the worker ignores it,
@@ -84,7 +87,7 @@ def _flush() -> None:
             stream.flush()
 
 
-def pack(report: Report, dumps) -> bytes:
+def pack(report: Report, dumps: Callable[[Any], bytes]) -> bytes:
     """Serialise a report; if its result or exception cannot be, one without it."""
     try:
         if report.error is not None:

@@ -9,6 +9,7 @@ import mmap
 import os
 import queue
 import threading
+from collections.abc import Callable
 
 import cloudpickle
 from threadpoolctl import threadpool_limits
@@ -117,7 +118,7 @@ class ThreadRanks:
                 os.close(descriptor)
 
 
-def _deliver_from(rank: int, mailboxes: list[Mailbox]):
+def _deliver_from(rank: int, mailboxes: list[Mailbox]) -> Callable[[int, Key, Message], None]:
     """Return a fabric's `deliver`. It refers to no fabric, so dropped ranks are freed at once."""
 
     def deliver(to: int, key: Key, message: Message) -> None:

@@ -397,7 +397,7 @@ WRONG = [
     (lambda g: g.empty(3, object), "arrays of object do not travel between ranks; use numbers"),
     (lambda g: g.empty(3, "U5"), "arrays of <U5 do not travel between ranks; use numbers"),
     (lambda g: g.empty(3, "float23"), "'float23' is not a dtype"),
-    (lambda g: g.all_gather(np.zeros(3), out=np.zeros(5)), "part of out"),
+    (lambda g: g.all_gather(np.zeros(1), out=np.zeros(5)), "part of out"),
     (lambda g: g.all_gather(np.zeros((1, 2)), out=np.zeros((2, 2))), "part of out"),
     (lambda g: g.all_gather(np.zeros(2, "float32"), out=np.zeros(4)), "part of out"),
     (lambda g: g.all_gather(np.zeros((2, 1)), out=np.zeros(4)), "part of out"),
