@@ -7,6 +7,8 @@ lines stay as they are written.
 import ast
 import json
 
+from minidist.course.edits import functions
+
 
 def blank(source: str, messages: dict[str, str]) -> str:
     """Replace bodies by `raise NotImplementedError(message)`.
@@ -15,13 +17,13 @@ def blank(source: str, messages: dict[str, str]) -> str:
 
     ValueError: the source has no such function, or it stands on one line.
     """
-    functions = dict(_functions(ast.parse(source)))
-    missing = sorted(messages.keys() - functions.keys())
+    known = functions(ast.parse(source))
+    missing = sorted(messages.keys() - known.keys())
     if missing:
         raise ValueError(f"there is no function {', '.join(missing)} to blank")
     lines = source.splitlines()
-    for name in sorted(messages, key=lambda name: -functions[name].lineno):  # from the end
-        function = functions[name]
+    for name in sorted(messages, key=lambda name: -known[name].lineno):  # from the end
+        function = known[name]
         first = function.body[0]
         if first.lineno == function.lineno:
             raise ValueError(f"{name} stands on one line; give its body lines of its own")
@@ -34,12 +36,3 @@ def blank(source: str, messages: dict[str, str]) -> str:
             f"{' ' * first.col_offset}raise NotImplementedError({json.dumps(messages[name])})"
         ]
     return "\n".join(lines) + "\n"
-
-
-def _functions(tree: ast.AST, prefix: str = ""):
-    """Yield (qualified name, node) of the functions of a module and the methods of its classes."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef):
-            yield prefix + node.name, node
-        elif isinstance(node, ast.ClassDef):
-            yield from _functions(node, f"{prefix}{node.name}.")
