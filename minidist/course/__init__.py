@@ -1,4 +1,4 @@
-"""The course: labs, a grader for them, and a zoo of mistakes.
+"""The course: labs, a grader for them, and a register of mistakes.
 
 labs/           what is asked: a TOML file per lab, with its tasks, points and hints
 lab.py          reads them
@@ -15,8 +15,9 @@ report.py       says it as a text, as JUnit XML, as Gradescope's results.json
 starter.py      what a student begins with: blanked files, a README, tests
 export.py       what a teacher hands out and keeps
 property_lab.py the lab in which students write properties that kill the mutants
-mutants/        wrong implementations, each a TOML file with a small change of the reference
-zoo.py          reads them
+mistakes/       wrong implementations: which function, what becomes of it, and who must see it
+register.py     reads them; edits.py makes them, in the syntax tree
+zoo.py          those that are mutants: the tests of the repository must see them
 test_batches.py the tests that they meet
 mutation_testing.py  runs these, and says what killed each mutant and why
 """

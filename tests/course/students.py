@@ -1,7 +1,9 @@
 """Students: folders with the reference of some tasks, the starter of others, and mistakes."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
+from minidist.course.edits import Edit
 from minidist.course.grader import Grade, grade
 from minidist.course.lab import Lab
 from minidist.course.overlay import PACKAGE
@@ -17,21 +19,20 @@ def starter(lab: Lab, done: tuple[str, ...] = ()) -> dict[str, str]:
     return reference(lab) | replace(lab, tasks=left).blanked()
 
 
-def changed(lab: Lab, path: str, here, there) -> dict[str, str]:
-    """Return the reference with a piece of its text, or several, which are there once, replaced."""
+def changed(lab: Lab, edits: Iterable[Edit]) -> dict[str, str]:
+    """Return the reference with some edits made."""
     files = reference(lab)
-    pieces = [(here, there)] if isinstance(here, str) else zip(here, there, strict=True)
-    for old, new in pieces:
-        assert files[path].count(old) == 1, f"{path} has {old!r} {files[path].count(old)} times"
-        files[path] = files[path].replace(old, new)
+    for edit in edits:
+        files[edit.path] = edit.apply(files[edit.path])
     return files
 
 
-def only(lab: Lab, id: str) -> Lab:
-    """Return the lab with one task, but all files to hand in."""
-    (task,) = (task for task in lab.tasks if task.id == id)
+def only(lab: Lab, *ids: str) -> Lab:
+    """Return the lab with some tasks, but all files to hand in."""
     blanks = [entry for task in lab.tasks for entry in task.blanks]
-    return replace(lab, tasks=[replace(task, blanks=blanks)])
+    return replace(
+        lab, tasks=[replace(task, blanks=blanks) for task in lab.tasks if task.id in ids]
+    )
 
 
 def graded(folder, lab: Lab, files: dict[str, str], seed: int = 0) -> Grade:

@@ -1,4 +1,4 @@
-"""The mutant zoo: every mutant applies, is small and is killed, and the killer says why."""
+"""The mutants: every one applies, is small and is killed, and the killer says why."""
 
 import contextlib
 import json
@@ -13,52 +13,24 @@ from pathlib import Path
 import pytest
 
 from minidist.cli import main
-from minidist.course import mutation_testing, test_batches, zoo
-from minidist.course.zoo import Change, Mutant
+from minidist.course import mutation_testing, register, test_batches, zoo
+from minidist.course.edits import Edit
+from minidist.course.register import mistakes
+from minidist.course.zoo import Mutant
 
 ROOT = Path(__file__).parents[2]
-DIAGNOSES = {  # what the killer of some of them must say
-    "missing_one_over_m": "ratio 6 = number of micro-batches: a missing 1/m",
-    "doubled_one_over_m": "ratio 0.1667 = 1 / number of micro-batches: 1/m applied twice",
-    "divided_by_ranks_twice": "ratio 0.3333 = 1 / number of data-parallel ranks",
-    "no_all_reduce": "equals the local gradient: the all_reduce is missing",
-    "weights_averaged": "is missing, though as many bytes moved",
-    "same_batch_everywhere": "all had the same batch",
-    "mean_of_means": "equals the mean of the ranks' means",
-    "qkv_in_equal_runs": "equal after permuting Q, K, V",
-    "qkv_heads_first": "equal after permuting Q, K, V",
-    "receive_buffer_reused": "differs only in the first weight of stages > 0",
-    "bias_added_tp_times": "biases are added 3 times, once per rank",
-    "layer_norm_not_reduced": "an all_reduce is missing, only in norms",
-    "untied_embedding": "has the gradient of one of its uses",
-    "scaled_at_every_stage": "divided by the 6 micro-batches at every stage",
-    "skipped_last_micro_batch": "without micro-batch 5, the last",
-    "empty_schedule": "every gradient is zero",
-    "lost_tag": "waits in recv(tag=0)",
-    "unstashed_weights": "the weights were not stashed",
-    "version_off_by_one": "1 update older than it should be",
-    "recorded_version_off_by_one": "a replay with versions +1 of those recorded",
-    "weights_seeded_by_shape": "are not its part of the global ones",
-    "local_norm": "each is of what its rank holds, not summed",
-    "zero_local_norm": "each is of what its rank holds, not summed",
-    "optimizer_not_sharded": "as much as if it were not split",
-    "off_by_one_ring": "all_reduce, ring",
-    "bytes_of_own_slice": "all_reduce: others took",
-}
 SOME = [
     "no_all_reduce",
     "missing_one_over_m",
     "qkv_in_equal_runs",
     "unstashed_weights",
 ]
-COMMENT = Mutant(
-    "comment",
-    "A word of a docstring is another one",
-    "nowhere",
-    "none",
-    "data parallelism",
-    [Change("data_parallel/naive.py", "naively: after backward", "naively: behind backward")],
+GRADIENT = Edit(
+    "data_parallel/naive.py:all_reduce_gradients",
+    "p.grad if p.grad is not None else p.xp.zeros_like(p.data)",
+    "p.xp.zeros_like(p.data) if p.grad is None else p.grad",
 )
+HARMLESS = Mutant("harmless", (GRADIENT,), family="data parallelism")
 FEW = ["tests/test_rng.py::test_the_reference_is_split_mix_64"]
 
 
@@ -79,13 +51,13 @@ def test_there_are_mutants_of_every_family():
     mutants = [zoo.load(name) for name in zoo.names()]
     families = {mutant.family for mutant in mutants}
     assert len(mutants) >= 25 and families >= set(test_batches.FAMILIES) - {"collective functions"}
-    assert set(DIAGNOSES) <= set(zoo.names())
+    assert all(mistake.family for mistake in mistakes().values() if mistake.diagnosis)
 
 
 def test_every_test_of_the_list_is_there_and_all_meet_the_same_ones():
     everything = set()
     for family in test_batches.FAMILIES:
-        batches = replace(COMMENT, family=family).batches()
+        batches = replace(HARMLESS, family=family).batches()
         met = {test for batch in batches for test in batch}
         everything.add(frozenset(test for test in met if "::" not in test))
         for test in met:
@@ -97,9 +69,9 @@ def test_every_test_of_the_list_is_there_and_all_meet_the_same_ones():
 
 
 def test_single_device_tests_run_where_they_could_be_affected():
-    assert test_batches.SINGLE_DEVICE not in COMMENT.batches()
-    assert "imports data_parallel/naive.py" in COMMENT.why_single_device_tests_pass()
-    inside = replace(COMMENT, changes=[Change("nn/linear.py", "", "")])
+    assert test_batches.SINGLE_DEVICE not in HARMLESS.batches()
+    assert "imports data_parallel/naive.py" in HARMLESS.why_single_device_tests_pass()
+    inside = replace(HARMLESS, edits=(Edit("nn/linear.py:Linear.forward", "pass"),))
     assert inside.batches()[0] == test_batches.SINGLE_DEVICE
     assert inside.why_single_device_tests_pass() is None
 
@@ -123,17 +95,17 @@ def test_some_mutants_are_killed_by_the_command_and_the_numbers_say_why():
     assert set(rows) == set(SOME)
     for name, row in rows.items():
         assert row["killed_by"].startswith(test_batches.CERTIFICATE)
-        assert DIAGNOSES[name] in row["diagnosis"], row
+        assert mistakes()[name].diagnosis in row["diagnosis"], row
         assert "differs on rank" in row["diagnosis"]
         assert row["single_device"] and row["seen"] and row["symptom"] and row["title"]
 
 
 def test_what_no_test_kills_survives_and_that_is_exit_status_1(monkeypatch, capsys):
-    monkeypatch.setattr(zoo, "load", lambda name: COMMENT)
+    monkeypatch.setattr(zoo, "load", lambda name: HARMLESS)
     monkeypatch.setattr(Mutant, "batches", lambda self: [FEW, FEW])
-    assert main(["mutants", "--name", "comment"]) == 1
+    assert main(["mutants", "--name", "harmless"]) == 1
     out = capsys.readouterr().out
-    assert out.splitlines() == ["comment  SURVIVED", "mutants: 1, comment SURVIVED"]
+    assert out.splitlines() == ["harmless  SURVIVED", "mutants: 1, harmless SURVIVED"]
 
 
 def test_a_patch_in_words_and_as_a_diff(capsys):
@@ -149,29 +121,24 @@ def test_a_patch_in_words_and_as_a_diff(capsys):
 def test_what_is_no_mutant_is_refused(monkeypatch, capsys, tmp_path):
     assert main(["mutants", "--name", "nothing"]) == 2
     assert "there is no mutant 'nothing'; there are " in capsys.readouterr().err
-    gone = replace(COMMENT, changes=[Change("data_parallel/naive.py", "not there", "")])
-    with pytest.raises(ValueError, match=r"'not there' stands 0 times in data_parallel/naive\.py"):
-        gone.files()
-    with pytest.raises(ValueError, match=r"minidist has no nowhere\.py"):
-        replace(COMMENT, changes=[Change("nowhere.py", "a", "b")]).files()
-    monkeypatch.setattr(zoo, "MUTANTS", tmp_path)
-    words = 'title = "t"\nseen = "s"\nsymptom = "s"\n'
-    for text, message in {
-        "title = ": "no TOML",
-        'title = "t"': "needs a line 'seen'",
-        words + 'family = "none"': "family is one of data parallelism, ",
-        words + 'family = "hybrid"': "has file, replace and by",
+    for words, message in {
+        "": r"mutant m needs a line 'title'",
+        'title = "t"\nseen = "s"': r"mutant m needs a line 'symptom'",
+        'title = "t"\nseen = "s"\nsymptom = "s"': "family is one of data parallelism, ",
     }.items():
-        (tmp_path / "wrong.toml").write_text(text)
+        edit = 'function = "rng.py:f"\nby = "0"\nfamily = "none"\n'
+        (tmp_path / "wrong.toml").write_text(f"[m]\n{edit}{words}")
+        mistakes.cache_clear()
+        monkeypatch.setattr(register, "mistakes", lambda: mistakes(tmp_path))
         with pytest.raises(ValueError, match=message):
-            zoo.load("wrong")
+            zoo.load("m")
     monkeypatch.setattr(mutation_testing, "ROOT", tmp_path)
     with pytest.raises(ValueError, match="judged by the tests of a checkout"):
-        next(mutation_testing.judge([COMMENT]))
+        next(mutation_testing.judge([HARMLESS]))
 
 
 def test_a_run_that_takes_too_long_is_ended(monkeypatch):
-    run = mutation_testing.Run(COMMENT, [FEW], limit=0.2)
+    run = mutation_testing.Run(HARMLESS, [FEW], limit=0.2)
     try:
         time.sleep(0.3)
         assert run.ended
@@ -204,12 +171,12 @@ def test_every_mutant_is_killed_and_says_what_it_should(capsys):
     assert list(rows) == zoo.names()
     for name, row in rows.items():
         assert not row["killed_by"].startswith(tuple(test_batches.SINGLE_DEVICE))
-        assert row["diagnosis"] and DIAGNOSES.get(name, "") in row["diagnosis"], row
+        assert row["diagnosis"] and mistakes()[name].diagnosis in row["diagnosis"], row
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_reference_survives_everything():
-    batches = [test_batches.SINGLE_DEVICE, *COMMENT.batches()]
-    (row,) = mutation_testing.judge([COMMENT], tests=[test for batch in batches for test in batch])
+    batches = [test_batches.SINGLE_DEVICE, *HARMLESS.batches()]
+    (row,) = mutation_testing.judge([HARMLESS], tests=[test for batch in batches for test in batch])
     assert row["killed_by"] is None and row["diagnosis"] is None, row
