@@ -1,5 +1,5 @@
-"""Injected faults: each must turn `verify` red, on real processes, and the row must say where
-and by how much.
+"""Mistakes of the register, and faults of a worker or a case: each must turn `verify` red, on real
+processes, and the row must say where and by how much.
 """
 
 from dataclasses import replace
@@ -7,24 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from minidist.data_parallel.bucketed import Bucketed
 from minidist.datasets import shard
 from minidist.tools import strategies
 from minidist.tools.equivalence import verify
-from minidist.tools.strategies.data_parallel import bucketed_worker, naive_worker
-
-
-def no_all_reduce(group, case, **options):
-    """Every rank keeps its own gradient."""
-    group.all_reduce = lambda x, **_: x.copy()
-    return naive_worker(group, case, **options)
-
-
-def averaged_twice(group, case, **options):
-    """The loss divides by the whole batch, and then the sum is divided by the ranks as well."""
-    total = group.all_reduce
-    group.all_reduce = lambda x, **more: total(x, **more) / group.size
-    return naive_worker(group, case, **options)
+from minidist.tools.strategies.data_parallel import naive_worker
+from tests.planted import mistaken, planted
 
 
 def same_batch_everywhere(group, case, **options):
@@ -45,59 +32,9 @@ def mean_of_means(group, case, **options):
     return naive_worker(group, replace(case, loss=loss), **options)
 
 
-def one_parameter_forgotten(group, case, **options):
-    """The last bias is not reduced."""
-    total, last = group.all_reduce, list(case.model.named_parameters())[-1]
-    group.all_reduce = lambda x, label: x if label == last else total(x, label=label)
-    return naive_worker(group, case, **options)
-
-
-def rounded_on_the_way(group, case, **options):
-    """Gradients travel in float32."""
-    total = group.all_reduce
-    group.all_reduce = lambda x, **more: total(x.astype("float32"), **more).astype(x.dtype)
-    return naive_worker(group, case, **options)
-
-
-FAULTS = [
-    no_all_reduce,
-    averaged_twice,
-    same_batch_everywhere,
-    mean_of_means,
-    one_parameter_forgotten,
-    rounded_on_the_way,
-]
-
-
-def a_bucket_forgotten(group, case, **options):
-    """The last bucket to launch is never reduced."""
-
-    def forget(self, bucket, reduce=Bucketed._all_reduce):
-        if bucket < len(self.buckets) - 1:
-            reduce(self, bucket)
-
-    return with_method("_all_reduce", forget, group, case, options)
-
-
-def launched_too_early(group, case, **options):
-    """A bucket counts as full when its first gradient is there; the others are not reduced."""
-
-    def hasty(self, bucket, reduce=Bucketed._all_reduce):
-        whole, self.buckets[bucket] = self.buckets[bucket], self.buckets[bucket][:1]
-        reduce(self, bucket)
-        self.buckets[bucket] = whole
-
-    return with_method("_all_reduce", hasty, group, case, options)
-
-
-def with_method(name, method, group, case, options):
-    """Run the bucketed worker with a method of Bucketed replaced, on this rank, for this once."""
-    sound = getattr(Bucketed, name)
-    setattr(Bucketed, name, method)
-    try:
-        return bucketed_worker(group, case, **options)
-    finally:
-        setattr(Bucketed, name, sound)
+FAULTS = [same_batch_everywhere, mean_of_means]
+NAIVE = ["no_all_reduce", "divided_by_ranks_twice", "one_parameter_forgotten"]
+NAIVE += ["rounded_to_float32"]
 
 
 def moves_more_than_it_should(group, case, **options):
@@ -108,12 +45,13 @@ def moves_more_than_it_should(group, case, **options):
 
 def rows_with(monkeypatch, fault, size, strategy="naive"):
     sound = strategies.STRATEGIES[strategy]
-    monkeypatch.setitem(strategies.STRATEGIES, strategy, replace(sound, worker=fault))
+    worker = mistaken(fault, sound.worker) if isinstance(fault, str) else fault
+    monkeypatch.setitem(strategies.STRATEGIES, strategy, replace(sound, worker=worker))
     return list(verify([strategy], [size]))
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("fault", [a_bucket_forgotten, launched_too_early])
+@pytest.mark.parametrize("fault", ["bucket_forgotten", "first_of_a_bucket_alone"])
 def test_verify_turns_red_for_buckets(monkeypatch, fault, size):
     rows = rows_with(monkeypatch, fault, size, "bucketed")
     assert all(not row["ok"] and row["error"] > 1e-9 for row in rows), rows
@@ -125,7 +63,9 @@ def test_wrong_bytes_are_red_though_the_gradients_are_right(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize(
+    "fault", FAULTS + NAIVE, ids=lambda fault: getattr(fault, "__name__", fault)
+)
 def test_verify_turns_red(monkeypatch, fault, size):
     rows = rows_with(monkeypatch, fault, size)
     red = [row for row in rows if not row["ok"]]
@@ -142,19 +82,18 @@ def test_without_a_fault_verify_is_green():
 
 
 def test_averaging_twice_shows_as_one_over_the_number_of_ranks(monkeypatch):
-    row = rows_with(monkeypatch, averaged_twice, 4)[0]
+    row = rows_with(monkeypatch, "divided_by_ranks_twice", 4)[0]
     assert "got/want = 0.25" in row["detail"]
 
 
 def test_a_missing_all_reduce_also_shows_in_the_bytes(monkeypatch):
-    row = rows_with(monkeypatch, no_all_reduce, 2)[0]
+    row = rows_with(monkeypatch, "no_all_reduce", 2)[0]
     assert row["bytes"] == 0 < row["bytes_formula"] and "0 bytes moved, not" in row["detail"]
 
 
-def test_the_command_line_turns_red_as_well(monkeypatch, capsys):
+def test_the_command_line_turns_red_as_well(capsys):
     from minidist.cli import main
 
-    sound = strategies.STRATEGIES["naive"]
-    monkeypatch.setitem(strategies.STRATEGIES, "naive", replace(sound, worker=averaged_twice))
-    assert main(["verify", "--transport", "thread", "--strategy", "naive"]) == 1
+    with planted("divided_by_ranks_twice"):  # ranks are threads of this process
+        assert main(["verify", "--transport", "thread", "--strategy", "naive"]) == 1
     assert "FAIL naive" in capsys.readouterr().out
