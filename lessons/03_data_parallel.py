@@ -296,7 +296,7 @@ figures.save(draw, "03_data_parallel")
 # soon as its gradients are complete (Li et al. 2020, section 3.2). A parameter's hook (lesson 1)
 # says when. The lines that matter, from `bucketed.py`, a little shortened:
 #
-#     def _ready(self, p):                                     # the hook of every parameter
+#     def ready(self, p):                                      # the hook of every parameter
 #         self.missing[self.bucket_of[p]] -= 1
 #         while self.launched < len(self.buckets) and self.missing[self.launched] == 0:
 #             self.orders.put(self.launched)                   # a queue to the second thread

@@ -98,12 +98,13 @@ class Hybrid:
             inputs[mine], targets[mine], self.pipeline.m, seed, step, examples[mine], targets.size
         )
         loss = self.pipeline.run(batch)
-        self._sum_gradients()
+        self.sum_gradients()
         for p in self.parameters():
             p.note_sum(frozenset(self.mesh.dp.members))
         return float(self.mesh.dp.all_reduce(self.mesh.pp.all_reduce(np.array(loss))))
 
-    def _sum_gradients(self) -> None:
+    def sum_gradients(self) -> None:
+        """Sum what the pipeline has left: over tp, if the sequence is split, and over dp."""
         if self.split_sequence:
             all_reduce_partial(self.pipeline.model, self.mesh.tp)
         for layer in self.pipeline.model.layers:

@@ -51,21 +51,28 @@ class Bucketed:
 
     cap            bytes per bucket
     check_weights  whether the ranks compare their weights at first (see check_same_weights)
-    buckets        the plan: parameters, in order of launch
+    buckets        parameters, in order of launch; by default the plan for `cap`
     """
 
-    def __init__(self, model: Module, group: Group, cap: int = 1 << 20, check_weights: bool = True):
+    def __init__(
+        self,
+        model: Module,
+        group: Group,
+        cap: int = 1 << 20,
+        check_weights: bool = True,
+        buckets: list[list[Parameter]] | None = None,
+    ):
         if cap < 1:
             raise ValueError(f"a bucket holds one byte or more, not {cap}")
         if check_weights:
             check_same_weights(model, group)
         parameters = [p for p in model.parameters() if p.requires_grad]
         self.group = group.split(0)  # its collectives run beside those of `group`
-        self.buckets = plan(parameters, cap)
+        self.buckets = plan(parameters, cap) if buckets is None else buckets
         self.bucket_of = {p: b for b, bucket in enumerate(self.buckets) for p in bucket}
         self.missing: list[int] | None = None  # gradients per bucket to come; None: not reducing
         for p in parameters:
-            p.add_hook(self._ready)
+            p.add_hook(self.ready)
 
     @contextmanager
     def reduce(self) -> Iterator[None]:
@@ -76,7 +83,7 @@ class Bucketed:
         thread.start()
         try:
             yield
-            self._launch_until(len(self.buckets))
+            self.launch_until(len(self.buckets))
         finally:
             self.missing = None
             self.orders.put(None)
@@ -86,7 +93,7 @@ class Bucketed:
         if error is not None:
             raise error
 
-    def _ready(self, p: Parameter) -> None:
+    def ready(self, p: Parameter) -> None:
         """Note that a gradient is complete; launch the buckets whose turn it is."""
         if self.missing is None:
             return
@@ -94,9 +101,10 @@ class Bucketed:
         stop = self.launched
         while stop < len(self.buckets) and self.missing[stop] == 0:
             stop += 1
-        self._launch_until(stop)
+        self.launch_until(stop)
 
-    def _launch_until(self, stop: int) -> None:
+    def launch_until(self, stop: int) -> None:
+        """Order the buckets before `stop` that are not launched yet."""
         for bucket in range(self.launched, stop):
             self.orders.put(bucket)
         self.launched = stop
@@ -106,12 +114,13 @@ class Bucketed:
         error = None
         try:
             while (bucket := self.orders.get()) is not None:
-                self._all_reduce(bucket)
+                self.all_reduce(bucket)
         except BaseException as raised:  # the first thread raises it
             error = raised
         self.answers.put(error)
 
-    def _all_reduce(self, bucket: int) -> None:
+    def all_reduce(self, bucket: int) -> None:
+        """Sum one bucket's gradients, where they are in their flat vectors."""
         ranks = [summed_ranks(p, self.group) for p in self.buckets[bucket]]
         for p in self.buckets[bucket]:
             if p.grad is not p.grad_buffer:

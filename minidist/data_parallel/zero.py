@@ -158,7 +158,7 @@ class Zero:
         loss.backward()
         self._sample()
         if last or self.stage > 1:
-            self._reduce_above(-1)
+            self.reduce_above(-1)
         self.next = None
 
     def _before_forward(self, k: int) -> None:
@@ -174,11 +174,11 @@ class Zero:
                 "give zero.backward the loss of one pass through the model"
             )
         self._sample()
-        self._reduce_above(k)
+        self.reduce_above(k)
         if self.gatherer is not None:
             self.gatherer.need(k, then=k - 1)
 
-    def _reduce_above(self, k: int) -> None:
+    def reduce_above(self, k: int) -> None:
         """Reduce the layers after layer k, last one first: the same order on all ranks."""
         for number in range(self.next, k, -1):
             s, label = self.shards[number], f"gradient of layer {number}"
@@ -216,7 +216,7 @@ class Zero:
             s.flat.check_home()
             s.home.locked = None
         try:
-            self._step(optimizer)
+            self.update_shards(optimizer)
         finally:
             for s in self.shards:
                 s.home.locked = ONLY_ZERO
@@ -227,7 +227,8 @@ class Zero:
         if any(s.parameter.grad is None for s in self.shards):
             raise ValueError("no gradient has been reduced; call zero.backward(loss) before")
 
-    def _step(self, optimizer: Optimizer) -> None:
+    def update_shards(self, optimizer: Optimizer) -> None:
+        """Do what `step` does, once it has checked the optimizer and unlocked the shards."""
         self._check_reduced()
         if self.gatherer is not None:
             self.gatherer.wait()  # what came early, and nobody has used, is of old weights
@@ -300,7 +301,7 @@ class Gatherer:
     def need(self, k: int, then: int) -> None:
         """Return when the weights of layer k are there; let those of layer `then` come."""
         if self.wait() != k:
-            self._gather(k)
+            self.gather(k)
         if 0 <= then < len(self.shards):
             self.coming = then
             self.thread = threading.Thread(
@@ -320,11 +321,12 @@ class Gatherer:
 
     def _gather_beside(self, k: int) -> None:
         try:
-            self._gather(k)
+            self.gather(k)
         except BaseException as raised:  # the first thread raises it
             self.error = raised
 
-    def _gather(self, k: int) -> None:
+    def gather(self, k: int) -> None:
+        """Fill layer k's flat vector with every rank's shard."""
         s = self.shards[k]
         self.group.all_gather(s.parameter.data, out=s.flat.vector, label=f"layer {k}")
 

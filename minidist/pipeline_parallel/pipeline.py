@@ -118,9 +118,9 @@ class Pipeline:
             raise ValueError(f"the programs are for {self.m} micro-batches, not {len(batch)}")
         for stage in self.stages:
             stage.begin(batch)
-        before = self._take_shared_gradients()
+        before = self.take_shared_gradients()
         execute(self.programs[self.group.rank], self.group, self.stages)
-        self._sum_shared_gradients(before)
+        self.sum_shared_gradients(before)
         return sum((part for stage in self.stages for part in stage.losses.values()), start=0.0)
 
     def sum_squares(self, own: float | None = None) -> float:
@@ -144,7 +144,7 @@ class Pipeline:
         """Copy the whole model's arrays, the same on every rank, into this rank's layers."""
         load_own(self.model, state, self.shapes, self.check_group)
 
-    def _take_shared_gradients(self) -> dict[str, Array | None]:
+    def take_shared_gradients(self) -> dict[str, Array | None]:
         """Set aside what earlier batches have left, which has been summed already."""
         taken = {}
         for name, group in self.shared.items():
@@ -154,7 +154,8 @@ class Pipeline:
                 p.grad = None
         return taken
 
-    def _sum_shared_gradients(self, before: dict[str, Array | None]) -> None:
+    def sum_shared_gradients(self, before: dict[str, Array | None]) -> None:
+        """Sum over the ranks what this batch has left; add what was set aside."""
         for name, earlier in before.items():
             p = self.named_parameters()[name]
             sum_gradients([p], self.shared[name])

@@ -79,20 +79,22 @@ class WeightVersions:
     def forward(self, b: int) -> None:
         """Let the parameters be those that the forward pass of b uses."""
         version = self.first + self.choose(b, self.version - self.first)
-        self._forget_before(version)
+        self.forget_before(version)
         self.next = b + 1
-        self._use("F", b, self.kept[version])
+        self.use("F", b, self.kept[version])
         self.in_flight[b] = self.kept[version]
         self.most = max(self.most, len({*self.kept.values(), *self.in_flight.values()}))
 
     def backward(self, b: int) -> None:
         """Let them be those that its forward pass used."""
-        self._use("B", b, self.in_flight.pop(b))
+        self.use("B", b, self.in_flight.pop(b))
 
-    def _forget_before(self, version: int) -> None:
+    def forget_before(self, version: int) -> None:
+        """Keep no version that no forward pass may choose again."""
         self.kept = {n: kept for n, kept in self.kept.items() if n >= version}
 
-    def _use(self, letter: str, b: int, version: Version) -> None:
+    def use(self, letter: str, b: int, version: Version) -> None:
+        """Bind the parameters to a version, and note that a pass has used it."""
         self.flat.bind(version.weights)
         for p in self.flat.parameters:
             p.updated = 0  # a graph in flight holds its own version, or is to be seen going wrong
@@ -103,7 +105,7 @@ class WeightVersions:
         if self.stash:
             after = self.version + 1 - self.first
             chosen = self.choose(self.next, after) if self.next < self.stop else after
-            self._forget_before(self.first + chosen)
+            self.forget_before(self.first + chosen)
             self.newest = self.newest.copy()
         self.newest.number += 1
         self.kept[self.version] = self.newest

@@ -20,15 +20,15 @@ from minidist.pipeline_parallel.actions import Action, BackwardInput, BackwardWe
 
 def zb_h1(rank: int, p: int, m: int) -> Iterator[Action]:
     """1F1B whose weight halves come `rank` micro-batches late."""
-    return _late_weights(m, ahead=p - rank, late=rank)
+    return late_weights(m, ahead=p - rank, late=rank)
 
 
 def zb_h2(rank: int, p: int, m: int) -> Iterator[Action]:
     """Fill with forwards until the first backward arrives; weight halves come 2 `rank` late."""
-    return _late_weights(m, ahead=2 * (p - rank) - 1, late=2 * rank)
+    return late_weights(m, ahead=2 * (p - rank) - 1, late=2 * rank)
 
 
-def _late_weights(m: int, ahead: int, late: int) -> Iterator[Action]:
+def late_weights(m: int, ahead: int, late: int) -> Iterator[Action]:
     """`ahead` forwards; then in turn an input half, a weight half `late` behind it, a forward."""
     yield from map(Forward, range(min(ahead, m)))
     for i in range(m):

@@ -23,17 +23,16 @@ def train(
     targets,
     steps=5,
     micro_batches=1,
-    kind=Zero,
     shards=None,
     loss=nn.cross_entropy,
 ):
     """Take some steps; return the weights, and the bytes of optimizer state on this rank.
 
-    stage  0: plain data parallelism (on one rank, a single device); 1, 2, 3: ZeRO, or a `kind` of
-           it. Batches have 5 examples, and an epoch's last one has what is left.
+    stage  0: plain data parallelism (on one rank, a single device); 1, 2, 3: ZeRO. Batches
+           have 5 examples, and an epoch's last one has what is left.
     """
     model.flatten(group.empty)
-    zero = kind(model, group, stage, shards) if stage else None
+    zero = Zero(model, group, stage, shards) if stage else None
     parameters = zero.parameters() if stage else model.parameters()
     optimizer = optim.AdamW(parameters, 0.01, weight_decay=0.1)
     shares = iter(Sampler(len(inputs), 5, 3, group.rank, group.size, micro_batches))

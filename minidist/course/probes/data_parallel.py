@@ -3,11 +3,11 @@
 Ranks are threads, models are MLPs in float64.
 """
 
-from unittest import mock
+from types import SimpleNamespace
 
 import numpy as np
 
-from minidist import datasets, nn, optim
+from minidist import datasets, nn, optim, run
 from minidist.autograd import no_grad
 from minidist.course.probes.ranks import on_ranks
 from minidist.data_parallel import bucketed, naive, zero
@@ -97,19 +97,24 @@ def launches(buckets, arrivals):
     buckets  numbers of parameters; arrivals, the order in which their gradients are complete
     """
     parameters = {i: nn.Parameter(np.zeros(1), f"p{i}") for bucket in buckets for i in bucket}
-    reducer = bucketed.Bucketed.__new__(bucketed.Bucketed)
-    reducer.group = None
-    reducer.buckets = [[parameters[i] for i in bucket] for bucket in buckets]
-    reducer.bucket_of = {parameters[i]: b for b, bucket in enumerate(buckets) for i in bucket}
-    reducer.orders, reducer.launched, reducer.missing = Orders(), 0, None
-    reducer._ready(parameters[arrivals[0]] if arrivals else parameters[buckets[0][0]])
-    answer = {"before the last backward": np.array(reducer.orders.launched, int)}
-    reducer.missing = [len(bucket) for bucket in buckets]
-    for k, i in enumerate(arrivals):
-        reducer._ready(parameters[i])
-        answer[f"after {k}"] = np.array(reducer.orders.launched, int)
-    reducer._launch_until(len(buckets))
-    return answer | {"at the end": np.array(reducer.orders.launched, int)}
+    model = SimpleNamespace(parameters=lambda: list(parameters.values()))
+    plan = [[parameters[i] for i in bucket] for bucket in buckets]
+
+    def worker(group):
+        reducer = bucketed.Bucketed(model, group, check_weights=False, buckets=plan)
+        reducer.orders, reducer.launched = Orders(), 0
+        launched = reducer.orders.launched
+        reducer.ready(parameters[arrivals[0] if arrivals else buckets[0][0]])
+        answer = {"before the last backward": np.array(launched, int)}
+        reducer.missing = [len(bucket) for bucket in buckets]
+        for k, i in enumerate(arrivals):
+            reducer.ready(parameters[i])
+            answer[f"after {k}"] = np.array(launched, int)
+        reducer.launch_until(len(buckets))
+        return answer | {"at the end": np.array(launched, int)}
+
+    (answer,) = run(worker, 1, transport="thread", timeout=10)
+    return answer
 
 
 def overlapped(sizes, seed, x, y, counts, micro_batches, moved, buckets):
@@ -120,7 +125,9 @@ def overlapped(sizes, seed, x, y, counts, micro_batches, moved, buckets):
 
     def worker(group):
         model = build(sizes, seed).flatten(group.empty)
-        reducer = bucketed.Bucketed(model, group, cap=1)
+        parameters = model.parameters()
+        plan = [[parameters[i] for i in bucket] for bucket in buckets]
+        reducer = bucketed.Bucketed(model, group, buckets=plan)
         *earlier, last = slices(counts, micro_batches, group.rank)
         for mine in earlier:
             nn.cross_entropy(model(x[mine]), y[mine], reduction_size=len(x)).backward()
@@ -131,12 +138,8 @@ def overlapped(sizes, seed, x, y, counts, micro_batches, moved, buckets):
                 nn.cross_entropy(model(x[last]), y[last], reduction_size=len(x)).backward()
         return {**gradients(model), "bytes": reducer.group.ledger.total}
 
-    def given(parameters, cap):
-        return [[parameters[i] for i in bucket] for bucket in buckets]
-
     log = EventLog()
-    with mock.patch.object(bucketed, "plan", given):
-        answer = on_ranks(worker, len(counts), log)
+    answer = on_ranks(worker, len(counts), log)
     for r in range(len(counts)):
         events = [e for e in log.events if e.rank == r and e.name.startswith("all_reduce")]
         answer[f"reductions {r}"] = len(events)
@@ -157,7 +160,7 @@ def reduced_to_shards(sizes, seed, frozen, x, y, counts, micro_batches, stage, s
                 share.backward(loss, last)
             elif last or stage == 2:  # this rank has no gradient at all
                 share.next = len(share.shards) - 1
-                share._reduce_above(-1)
+                share.reduce_above(-1)
             for p in share.model.parameters() if not last else []:
                 p.grad = None if p.grad is None else p.grad.copy()  # elsewhere
         whole = [p.name for p in share.model.parameters() if p.grad is not None]

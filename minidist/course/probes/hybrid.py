@@ -29,13 +29,19 @@ def refused(call):
     return False
 
 
+class Place(Mesh):
+    """A mesh without groups: only its arithmetic is asked for."""
+
+    def __init__(self, axes, own):
+        self.axes, self.coordinates = dict(axes), dict(own)
+
+
 def coordinates(axes, own):
     """Return every rank's coordinates, every place's rank, and those beside this rank.
 
     own  the coordinates of this rank: what an axis keeps that is not named
     """
-    mesh = Mesh.__new__(Mesh)  # without a group: only the arithmetic is asked for
-    mesh.axes, mesh.coordinates = dict(axes), dict(own)
+    mesh = Place(axes, own)
     places = list(product(*(range(size) for size in axes.values())))
     found = [mesh.coordinates_of(rank) for rank in range(len(places))]
     beside = [mesh.rank_of(**{name: c}) for name, size in axes.items() for c in range(size)]
@@ -97,41 +103,45 @@ def pipeline(N, config, state, tokens, targets, m, batches, options):
     return on_ranks(worker, N)
 
 
-def stand_in(group, shape, config, state, layers, shared, split_sequence=False):
-    """Return a Hybrid whose mesh and pipeline are made here: one task at a time is asked for.
+class OwnLayers(Pipeline):
+    """What a Pipeline knows of this rank's layers; no other task has to be done for it."""
+
+    def __init__(self, model, group, shared):
+        self.model, self.group, self.shared = model, group, shared
+
+
+class OnMesh(Hybrid):
+    """A Hybrid whose mesh and pipeline are made here; no other task has to be done for it.
 
     layers  of every rank of the axis pp
     shared  {parameter: the ranks of pp that share it}
     """
-    at = np.unravel_index(group.rank, shape)
-    axes = {}
-    for i, name in enumerate(SHAPE):
-        line = [0 if i == j else c for j, c in enumerate(at)]
-        axes[name] = group.split(int(np.ravel_multi_index(line, shape)), key=int(at[i]))
-    hybrid, pipeline = Hybrid.__new__(Hybrid), Pipeline.__new__(Pipeline)
-    hybrid.mesh, hybrid.pipeline = SimpleNamespace(**axes), pipeline
-    hybrid.split_sequence = split_sequence
-    model = transformer(config, state)
-    hybrid.shapes = shapes_of(model)
-    split = sequence_parallel if split_sequence else ParallelTransformer
-    model = split(model, axes["tp"])
-    pipeline.group, own = axes["pp"], layers[at[1]]
-    pipeline.model = nn.Sequential([model.layers[k] for k in own])
-    pipeline.shared = {
-        name: axes["pp"].split(0 if at[1] in ranks else None) for name, ranks in shared.items()
-    }
-    return hybrid
+
+    def __init__(self, group, shape, config, state, layers, shared, split_sequence=False):
+        at = np.unravel_index(group.rank, shape)
+        axes = {}
+        for i, name in enumerate(SHAPE):
+            line = [0 if i == j else c for j, c in enumerate(at)]
+            axes[name] = group.split(int(np.ravel_multi_index(line, shape)), key=int(at[i]))
+        model = transformer(config, state)
+        self.mesh, self.split_sequence = SimpleNamespace(**axes), split_sequence
+        self.shapes = shapes_of(model)
+        split = sequence_parallel if split_sequence else ParallelTransformer
+        model, pp = split(model, axes["tp"]), axes["pp"]
+        own = nn.Sequential([model.layers[k] for k in layers[at[1]]])
+        groups = {name: pp.split(0 if at[1] in ranks else None) for name, ranks in shared.items()}
+        self.pipeline = OwnLayers(own, pp, groups)
 
 
 def sums(shape, grads, **model):
     """Sum the gradients that every rank was given; None where it has none."""
 
     def worker(group):
-        hybrid = stand_in(group, shape, **model)
+        hybrid = OnMesh(group, shape, **model)
         for name, p in hybrid.named_parameters().items():
             p.grad = grads[group.rank][name]
         before = {name: getattr(hybrid.mesh, name).ledger.total for name in SHAPE}
-        hybrid._sum_gradients()
+        hybrid.sum_gradients()
         sent = {f"bytes {n}": getattr(hybrid.mesh, n).ledger.total - before[n] for n in SHAPE}
         return gradients(hybrid.named_parameters()) | sent
 
@@ -158,11 +168,11 @@ def dealt(shape, m, losses, tokens, targets, examples, old):
     """
 
     def worker(group):
-        hybrid = stand_in(group, shape, **SMALL, layers=[[0]] * shape[1], shared={})
+        hybrid = OnMesh(group, shape, **SMALL, layers=[[0]] * shape[1], shared={})
         parameters = hybrid.pipeline.parameters()
         hybrid.pipeline = pretended = Pretended(m, parameters, losses[group.rank])
         order = []
-        hybrid._sum_gradients = lambda: order.append(pretended.ran is not None)
+        hybrid.sum_gradients = lambda: order.append(pretended.ran is not None)
         if old:
             parameters[0].grad = np.zeros(parameters[0].shape)
             return {"refused": refused(lambda: hybrid.backward(tokens, targets))}
@@ -218,7 +228,7 @@ def clip_on_mesh(shape, parts, max_norm, **model):
     """
 
     def worker(group):
-        hybrid = stand_in(group, shape, **model)
+        hybrid = OnMesh(group, shape, **model)
         optimizer = optim.SGD(hybrid.parameters(), lr=0.1)
         for name, p in hybrid.named_parameters().items():
             p.grad = parts[group.rank][name]
@@ -233,7 +243,7 @@ def whole(shape, parts, **model):
     """Return the state, and the whole arrays whose parts the ranks were given."""
 
     def worker(group):
-        hybrid = stand_in(group, shape, **model)
+        hybrid = OnMesh(group, shape, **model)
         mine = {name: parts[group.rank][name] for name in hybrid.named_parameters()}
         found, together = hybrid.state(), hybrid.whole(mine)
         names = {"order": np.array(list(found)), "order of parts": np.array(list(together))}
