@@ -51,14 +51,14 @@ class Edit:
         """Return the file's source with the edit made.
 
         ValueError: there is no such function; the place is not there, or more than once; `by` uses
-        a local name that nothing in the edit names.
+        a local name that nothing else in the edit names; a text is no Python.
         """
         function = functions(ast.parse(source)).get(self.name)
         if function is None:
             raise ValueError(f"{self.path} has no function {self.name}; name the one it is now")
         arguments = [argument.arg for argument in _arguments(function)]
         names = dict(zip(self._called(), arguments, strict=False))
-        by = ast.parse(textwrap.dedent(self.by)).body
+        by = self._parsed(self.by)
         if self.replace:
             local = _bound(function)
             places = list(self._places(function, by, names, local))
@@ -73,13 +73,19 @@ class Edit:
             place = function.body[ast.get_docstring(function) is not None :]
         return _spliced(source, parent, place, self._text(by, names, local))
 
+    def _parsed(self, text: str) -> list[ast.stmt]:
+        try:
+            return ast.parse(textwrap.dedent(text)).body
+        except SyntaxError as error:
+            raise ValueError(f"{self.function}: {text!r} is no Python: {error.msg}") from None
+
     def _called(self) -> list[str]:
         names = self.function.partition("(")[2].rstrip(")")
         return [name.strip() for name in names.split(",") if name]
 
     def _places(self, function, by, names, local):
         """Yield (parent, nodes in a row, {name in the edit: name in the function})."""
-        pattern = ast.parse(textwrap.dedent(self.replace)).body
+        pattern = self._parsed(self.replace)
         if all(len(block) == 1 and isinstance(block[0], ast.Expr) for block in (pattern, by)):
             found = ((parent, [child]) for parent, child in _expressions(function))
             pattern = [pattern[0].value]
@@ -130,11 +136,13 @@ def _bound(function: ast.FunctionDef) -> set[str]:
     return found - {None, "self"}
 
 
-def _expressions(function: ast.FunctionDef):
-    for parent in ast.walk(function):
-        for child in ast.iter_child_nodes(parent):
-            if isinstance(child, ast.expr):
-                yield parent, child
+def _expressions(parent: ast.AST):
+    """Yield (parent, expression); none inside an f-string, where Python 3.11 has no positions."""
+    for child in ast.iter_child_nodes(parent):
+        if isinstance(child, ast.expr):
+            yield parent, child
+        if not isinstance(child, ast.JoinedStr):
+            yield from _expressions(child)
 
 
 def _runs(function: ast.FunctionDef, length: int):

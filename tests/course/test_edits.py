@@ -133,3 +133,16 @@ def test_characters_of_several_bytes_move_nothing():
 def test_a_function_that_is_not_there_is_named():
     with pytest.raises(ValueError, match=r"ring.py has no function Ring.recv; name the one"):
         edited("Ring.recv", "pass", "pass")
+
+
+def test_what_is_no_python_is_refused():
+    for replace, by in (("return x +", "pass"), ("return x", "return )")):
+        with pytest.raises(ValueError, match=r"ring\.py:half: 'return .*' is no Python: "):
+            edited("half", replace, by)
+
+
+def test_an_f_string_is_replaced_as_a_whole():
+    source = 'def f(x):\n    return f"{x + 1} and {x}"\n'
+    assert Edit("f.py:f(x)", 'f"{x}"', 'f"{x + 1} and {x}"').apply(source).endswith('f"{x}"\n')
+    with pytest.raises(ValueError, match="is 0 times"):
+        Edit("f.py:f", "x", "x + 1").apply(source)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from minidist.course import report
+from minidist.course.edits import Edit
 from minidist.course.grader import Grade, Verdict, grade, handed_in, judge, questions
 from minidist.course.overlay import PACKAGE
 from minidist.course.question import Question, expect
@@ -19,7 +20,6 @@ from minidist.course.sandbox.limits import Limits
 from tests.course.tiny import GPIPE, OTHER, TINY, order
 
 RIGHT = {path: (PACKAGE / path).read_text(encoding="utf-8") for path in (GPIPE, OTHER)}
-FILL = "yield from map(Forward, range(m))"
 
 
 def folder(tmp_path, files):
@@ -52,10 +52,9 @@ def test_a_task_alone_earns_its_points_and_a_missing_file_is_the_starters(tmp_pa
 
 
 def test_a_wrong_answer_says_what_is_wrong_and_what_was_printed(tmp_path):
-    wrong = RIGHT[GPIPE].replace(
-        FILL, f'print("filled", __file__)\n    {FILL.replace("(m)", "(m - 1)")}'
-    )
-    assert wrong != RIGHT[GPIPE]
+    fill = "yield from map(Forward, range(m))"
+    short = 'print("filled", __file__)\nyield from map(Forward, range(m - 1))'
+    wrong = Edit(f"{GPIPE}:gpipe", short, fill).apply(RIGHT[GPIPE])
     result = grade(folder(tmp_path, RIGHT | {GPIPE: wrong}), TINY, seed=4)
     said = report.text(result)
     assert points(result) == [0, 5]
