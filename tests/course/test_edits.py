@@ -59,6 +59,8 @@ def test_a_local_name_is_the_same_one_everywhere_in_an_edit():
         assert "return x + 1" in edited("half", replace, f"{replace[0]} + 1")
     with pytest.raises(ValueError, match="is 0 times"):
         edited("half", "a * a + 1", "0")
+    source = "def f(x, y):\n    return x * x + x * y\n"
+    assert Edit("f.py:f", "a", "a * b").apply(source).endswith("x * x + x\n")
 
 
 @pytest.mark.parametrize(
