@@ -16,6 +16,7 @@ from minidist.errors import CommTimeout, RankFailed, is_wrong_input
 COMMANDS = {  # a module of this package, and what its command does
     "train": "train a character Transformer on several ranks, then certify its gradients",
     "verify": "compare every strategy's gradients and bytes with one device and with formulas",
+    "strategies": "list the strategies: paper, file, lesson, promise",
     "timeline": "draw a pipeline's schedule, simulated or measured, with its bubble and its memory",
     "mutants": "run the property tests against wrong implementations of the strategies",
     "lab": "list labs, hand them out, test and grade them",

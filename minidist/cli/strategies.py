@@ -1,0 +1,55 @@
+"""`minidist strategies`: every strategy, its paper, its file and its lesson."""
+
+import argparse
+import json
+
+from minidist.cli.arguments import add_json
+from minidist.tools.strategies import STRATEGIES, Strategy
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its arguments."""
+    parser.description = "List the strategies, in the order of the lessons."
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the table that README.md shows"
+    )
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Print a row per strategy."""
+    if given.json:
+        print(json.dumps([fields(record) for record in STRATEGIES.values()], indent=2))
+    else:
+        print(markdown() if given.markdown else text())
+    return 0
+
+
+def fields(record: Strategy) -> dict[str, str | list[str]]:
+    """Return what can be told of a strategy in words."""
+    names = ("name", "idea", "term", "family", "paper", "lesson", "promise")
+    files = [f"minidist/{path}" for path in record.files]
+    return {name: getattr(record, name) for name in names} | {"files": files}
+
+
+def text() -> str:
+    rows = [
+        (r.name, r.promise, f"minidist/{r.files[0]}", r.lesson, r.paper)
+        for r in STRATEGIES.values()
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def markdown() -> str:
+    """Return the README's table: a row per strategy, with the term in Chinese."""
+    lines = ["| strategy | | paper | file | lesson |", "| --- | --- | --- | --- | --- |"]
+    for r in STRATEGIES.values():
+        files = ", ".join(f"[`{path}`](minidist/{path})" for path in r.files)
+        lesson = f"[{r.lesson[:2]}](lessons/{r.lesson}.py)"
+        lines.append(f"| `{r.name}` | {r.idea} ({r.term}) | {r.paper} | {files} | {lesson} |")
+    return "\n".join(lines)
