@@ -1,28 +1,37 @@
-"""What the README says is so."""
+"""What the README files say is so."""
 
 import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from minidist.cli import main
+from minidist.cli.strategies import markdown
 from minidist.course import zoo
 from minidist.course.lab import labs
-from minidist.tools.equivalence import strategies
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted(page for page in ROOT.glob("**/README.md") if ".venv" not in page.parts)
+
+
+def page(folder=""):
+    return (ROOT / folder / "README.md").read_text(encoding="utf-8")
+
+
+def python(text):
+    """Return the Python of a page, one string per block."""
+    return re.findall(r"```python\n(.*?)^```", text, re.S | re.M)
 
 
 def test_the_first_two_shell_lines_set_up_train_and_test():
-    lines = re.findall(r"^```\n(.*?)^```", README, re.S | re.M)[0].splitlines()
+    lines = re.findall(r"^```\n(.*?)^```", page(), re.S | re.M)[0].splitlines()
     setup = 'python3 -m venv .venv && .venv/bin/pip install -q -e ".[test]" && .venv/bin/'
     assert lines == [setup + "minidist train", setup + "pytest -n 2 --dist loadfile"]
 
 
 def test_the_example_runs_and_leaves_the_same_weights_on_every_rank():
-    code = re.search(r"```python\n(import numpy.*?)^```", README, re.S | re.M).group(1)
-    names = {"__name__": "__main__"}
+    (code,), names = python(page()), {"__name__": "__main__"}
     exec(compile(code, "README.md", "exec"), names)
     weights = names["weights"]
     assert len(weights) == 4
@@ -31,30 +40,42 @@ def test_the_example_runs_and_leaves_the_same_weights_on_every_rank():
 
 
 def test_the_oracle_runs(capsys):
-    code = re.search(
-        r"```python\n(import numpy as np\nfrom minidist import nn\n.*?)^```", README, re.S | re.M
-    )
-    exec(compile(code.group(1), "README.md", "exec"), {"__name__": "__main__"})
+    (code,) = python(page("minidist"))
+    exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
     assert capsys.readouterr().out == "True\n"
 
 
-def test_the_timeline_it_shows_is_what_the_command_prints(capsys, monkeypatch):
+def test_the_timeline_it_shows_is_what_the_command_prints(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "100")
-    command, shown = re.search(r"^```\n\$ minidist (.*?)\n(.*?)^```", README, re.S | re.M).groups()
+    text = page("minidist/tools/timeline")
+    command, shown = re.search(r"^```\n\$ minidist (.*?)\n(.*?)^```", text, re.S | re.M).groups()
     assert main(command.split()) == 0
     assert capsys.readouterr().out == shown
+    monkeypatch.chdir(tmp_path)
+    exec(compile(python(text)[0], "README.md", "exec"), {})
+    assert (tmp_path / "1f1b.svg").stat().st_size > 1000
 
 
-def test_every_file_it_names_exists_and_every_strategy_has_a_row():
-    for path in re.findall(r"(?:minidist|tests|lessons)/[\w/]+\.(?:py|txt)", README):
-        assert (ROOT / path).exists(), path
-    for name in strategies():
-        assert f"| `{name}`" in README
+def test_the_table_of_strategies_is_made_from_their_records():
+    assert f"\n\n{markdown()}\n\n" in page(), "paste `minidist strategies --markdown`"
+
+
+def test_every_lesson_is_in_the_readme():
     for lesson in (ROOT / "lessons").glob("*.py"):
-        assert f"lessons/{lesson.name}" in README
+        assert f"(lessons/{lesson.name}) |" in page()
 
 
-def test_its_numbers_of_labs_tasks_and_mutants_are_those_of_the_course():
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.parent.relative_to(ROOT)))
+def test_every_file_and_page_that_is_named_exists(path):
+    text = path.read_text(encoding="utf-8")
+    for name in re.findall(r"(?:minidist|tests|lessons)/[\w/]+\.(?:py|txt)", text):
+        assert (ROOT / name).exists(), name
+    for link in re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", text):
+        assert link.startswith("https://") or (path.parent / link).exists(), link
+
+
+def test_the_numbers_of_labs_tasks_and_mutants_are_those_of_the_course():
+    course = page("minidist/course")
     for lab in labs():
-        assert f"| `{lab.name}` | {len(lab.tasks)} |" in README and lab.points == 100
-    assert f"against {len(zoo.names())} wrong implementations" in README
+        assert f"| `{lab.name}` | {len(lab.tasks)} |" in course and lab.points == 100
+    assert f"against {len(zoo.names())} wrong implementations" in course
