@@ -197,6 +197,12 @@ def test_what_numpy_refuses_is_our_bug_and_keeps_its_traceback(tmp_path, command
     assert "minidist: operands" not in done.stderr and "operands" not in done.stdout
 
 
+def test_a_model_that_no_memory_can_hold_is_one_line(capsys):
+    assert main(["train", "--width", str(1 << 30)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("minidist: not enough memory: ") and "use smaller sizes" in line
+
+
 @pytest.mark.parametrize("arguments", [["--tp", "3"], ["--tp", "3", "--debug"], ["--lr", "nan"]])
 def test_debug_shows_the_traceback_of_wrong_input(capsys, arguments):
     """Of a rank's error the rank's own."""

@@ -25,6 +25,7 @@ from minidist.backend import empty as host_empty
 from minidist.nn.flat_parameters import FlatParameters, Parameter
 from minidist.rng import Randomness, generator
 
+MOST = np.iinfo(np.int32).max  # the largest size of a layer
 __all__ = ["Module", "Parameter", "Sequential", "constant", "draw"]
 
 
@@ -38,10 +39,10 @@ def constant(name: str, shape, value: float, dtype) -> Parameter:
 
 
 def check_sizes(least: int = 1, **sizes: int) -> None:
-    """Raise ValueError unless these are whole numbers from `least`."""
+    """Raise ValueError unless these are whole numbers from `least` that an array may have."""
     for name, size in sizes.items():
-        if not isinstance(size, Integral) or size < least:
-            raise ValueError(f"{name} is a whole number from {least}, not {size!r}")
+        if not isinstance(size, Integral) or not least <= size <= MOST:
+            raise ValueError(f"{name} is a whole number from {least} to {MOST}, not {size!r}")
 
 
 class Module:
