@@ -2,16 +2,16 @@
 
 Li et al., PyTorch Distributed (VLDB 2020), section 3.2. Backward finishes the last layers first, so
 buckets are filled in reverse order of registration; a second thread reduces the first bucket while
-backward works on the layers before it. Three rules keep it right:
+backward works on the layers before it. Three rules keep it correct:
 
-    order     buckets are launched in one order on every rank, whatever order gradients come in
-    all       every bucket is launched once per step, also for parameters that got no gradient, and
-              on a rank whose shard is empty: its gradient is zero
-    last      with several micro-batches gradients add up first; only the last backward is reduced
+    order     every rank launches the buckets in the same order, even if gradients come in another
+    all       every bucket is launched once per step, even if a parameter got no gradient or the
+              rank's shard is empty: the gradient is then zero
+    last      several micro-batches add their gradients up first; only the last backward is reduced
 
-Layouts and bytes are those of `naive.py`, and so are the bits: elements are added in rank order, so
-the result does not depend on where buckets begin. Overlap pays where communication has hardware of
-its own; where ranks fill all cores, buckets only save messages.
+Layouts, bytes and result are the same as in `naive.py`, to the bit: elements are added in rank
+order, so the result does not depend on where buckets begin. Overlap pays where communication has
+its own hardware; where ranks fill all cores, buckets only save messages.
 """
 
 import queue
@@ -28,7 +28,7 @@ from minidist.replicas import check_same_weights, summed_ranks
 def plan(parameters: list[Parameter], cap: int) -> list[list[Parameter]]:
     """Fill buckets in reverse order, each with at most `cap` bytes or with a single parameter.
 
-    The first bucket is the first to launch; inside a bucket parameters keep their own order.
+    The first bucket is launched first; inside a bucket parameters keep their own order.
     """
     buckets, room = [], 0
     for p in reversed(parameters):
@@ -41,7 +41,7 @@ def plan(parameters: list[Parameter], cap: int) -> list[list[Parameter]]:
 
 
 class Bucketed:
-    """Sum a model's gradients over the ranks of a group, bucket by bucket, beside backward.
+    """Sum a model's gradients over the ranks of a group, bucket by bucket, during backward.
 
         reducer = Bucketed(model, group, cap=1 << 20)
         for x, y in micro_batches[:-1]:
@@ -50,7 +50,7 @@ class Bucketed:
             loss(*micro_batches[-1]).backward()
 
     cap            bytes per bucket
-    check_weights  whether the ranks compare their weights at first (see check_same_weights)
+    check_weights  whether the ranks first compare their weights (see check_same_weights)
     buckets        parameters, in order of launch; by default the plan for `cap`
     """
 
@@ -76,7 +76,7 @@ class Bucketed:
 
     @contextmanager
     def reduce(self) -> Iterator[None]:
-        """Reduce all gradients, beside the backward inside; when this ends they are the sums."""
+        """Reduce all gradients while the `with` block runs backward; at its end they are sums."""
         self.missing, self.launched = [len(bucket) for bucket in self.buckets], 0
         self.orders, self.answers = queue.SimpleQueue(), queue.SimpleQueue()
         thread = threading.Thread(target=self._communicate, name="buckets", daemon=True)
@@ -110,7 +110,7 @@ class Bucketed:
         self.launched = stop
 
     def _communicate(self) -> None:
-        """Reduce buckets in the order in which they are launched: the second thread."""
+        """Reduce buckets in the order of their launch; this is the second thread."""
         error = None
         try:
             while (bucket := self.orders.get()) is not None:

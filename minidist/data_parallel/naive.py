@@ -6,20 +6,20 @@ device computes
     dw = d/dw (1/n) sum_i l_i  =  sum_k (m_k / n) d/dw (1/m_k) sum_{i in shard k} l_i,
 
 the mean of the shards' gradients, each weighted by its size. A loss that divides by the n of the
-whole batch (`reduction_size`) has the weights in it already. Rank k's backward leaves
+whole batch (`reduction_size`) already contains these weights. Rank k's backward computes
 
     (1/n) sum_{i in shard k} dl_i/dw,
 
-and what is left to do is a sum. No factor comes after the loss, and uneven or empty shards need no
-care.
+so only a sum over the ranks is left to do. No factor is applied after the loss, and uneven or empty
+shards need no special case.
 
 Layouts: X[B/dp, ...] -> dW{+dp}, a partial sum on every rank -> all_reduce -> dW.
 
-Every rank must begin with the same weights, since gradients are all that is exchanged:
+Every rank must begin with the same weights, because only gradients are exchanged:
 call `check_same_weights(model, group)` (replicas.py) once to check it.
 
-Bytes: 2 (N - 1) times the parameters' size from all N ranks together; 2 (N - 1) / N from each, but
-for rounding where N does not divide a parameter.
+Bytes: 2 (N - 1) times the parameters' size from all N ranks together; 2 (N - 1) / N from each, up
+to rounding where N does not divide a parameter.
 """
 
 from minidist.comm import Group

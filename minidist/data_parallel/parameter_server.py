@@ -5,11 +5,11 @@ appendix: Downpour SGD. Ho et al., More Effective Distributed ML via a Stale Syn
 Parameter Server (NIPS 2013), section 2: bounded staleness.
 
 Letters: S servers, the first ranks, and W workers, all others. The model's parameters, one after
-the other, are a flat vector of P bytes, of which server k keeps the k-th slice. A slice's *version*
-is the number of updates it has seen. A worker's *clock* is the number of minibatches it has done.
+the other, are a flat vector of P bytes; server k keeps its k-th slice. A slice's *version* is the
+number of updates it has seen. A worker's *clock* is the number of minibatches it has done.
 
                    worker                        server
-    pull           [PULL, clock]             ->  held back while the plan says so
+    pull           [PULL, clock]             ->  delayed while the plan says so
                    weights                   <-  slice, and its version
     push           [PUSH, clock, batch and   ->
                    version it was for, ...]
@@ -18,18 +18,18 @@ is the number of updates it has seen. A worker's *clock* is the number of miniba
 
     plan                          a pull for clock c is answered     an update is
     staleness=0, synchronous      when the last push is applied      one push of every worker
-    staleness=s, bounded          when all have done c - s clocks    one push, when it comes
-    staleness=None, Downpour      at once                            one push, when it comes
+    staleness=s, bounded          when all have done c - s clocks    one push, when it arrives
+    staleness=None, Downpour      at once                            one push, when it arrives
     quorum=q, semi-synchronous    when the last push is applied      one push of q workers or more
 
-Semi-synchronous: the server does not wait for those that lag, unless they have missed s updates in
-a row. A push must be for the newest version; one that comes too late is declined before its
-gradient travels. The worker keeps it in its buffer, goes on, and sends the sum another time.
+Semi-synchronous: the server does not wait for slow workers, unless they have missed s updates in a
+row. A push must be for the newest version; the server declines a late one before its gradient is
+sent. The worker then keeps the gradient in its buffer, goes on, and sends the sum another time.
 
 Layouts: X[B/dp, ...] -> dW{+dp}, a partial sum at each worker -> push: dW's slices at the servers.
 Bytes: P per pull from the servers, P per push from the workers, 2 W P per clock. The ledger counts
-what is sent, so headers, too: 16 bytes of a request and 16 per gradient that a push is the sum of,
-8 for the version of each slice (`parameter_server_bytes` in planning/costs/), a byte of a verdict.
+headers, too: 16 bytes per request, 16 per gradient that a push contains, 8 for the version of each
+slice (`parameter_server_bytes` in planning/costs/), 1 for the answer to a semi-synchronous push.
 """
 
 from collections import deque
@@ -51,9 +51,9 @@ SERVED = "servers keep it until role.gather(), which train() calls; load weights
 
 @dataclass(frozen=True)
 class Push:
-    """What a worker sent at a time: the sum of the gradients of these minibatches.
+    """What a worker sends at once: the sum of the gradients of these minibatches.
 
-    versions  of this server's slice, with which each of them was computed
+    versions  for each minibatch, the version of this server's slice that its gradient is for
     """
 
     worker: int
@@ -65,9 +65,9 @@ class Server(Member):
     """A slice of the weights, its optimizer, and a loop that takes one request after the other.
 
     slice    this server's weights
-    version  the updates that are in them
-    log      per update, the pushes that it was the sum of, in the order of summation
-    clocks   {worker: minibatches done}, as far as their pushes have come
+    version  how many updates they have seen
+    log      for each update, the pushes that were added up, in the order of summation
+    clocks   {worker: minibatches done}, counting those whose pushes have arrived
     """
 
     def __init__(self, group: Group, model: nn.Module, plan: Plan, optimizer: Callable):
@@ -106,7 +106,7 @@ class Server(Member):
         return self
 
     def _take(self) -> None:
-        """Take one request: of the worker, among those that have one, served longest ago."""
+        """Take one request; of several workers that wait, serve the one served longest ago."""
         worker, head = self.group.recv_any([w for w in self.turns if w in self.working], HEAD)
         self.turns.remove(worker)
         self.turns.append(worker)
@@ -144,7 +144,7 @@ class Server(Member):
         return here if patient and len(here) >= min(self.quorum, len(here) + len(absent)) else []
 
     def _may_read(self, worker: int, clock: int) -> bool:
-        """Tell whether the plan lets a worker begin this clock."""
+        """Return whether the plan lets a worker begin this clock."""
         if self.quorum is not None:
             return not self.waiting[worker]
         if self.plan.staleness is None:
@@ -167,7 +167,7 @@ class Server(Member):
             self.taken[push.worker] = self.version
 
     def staleness(self) -> list[int]:
-        """Return, per gradient, the updates between the version it is for and its own."""
+        """Return, per gradient, how many updates came between its version and its own update."""
         return [
             update - version
             for update, pushes in enumerate(self.log)
@@ -186,9 +186,9 @@ class Worker(Member):
         ...
         worker.finish()
 
-    versions  of each slice, as pulled last
+    versions  per slice, the version that was pulled last
     pending   per slice, [(batch, version), ...] of the gradients in the buffer
-    pushed    per slice, the pushes that have travelled
+    pushed    per slice, how many pushes were sent and accepted
     """
 
     def __init__(self, group: Group, model: nn.Module, plan: Plan):
@@ -210,7 +210,7 @@ class Worker(Member):
         self.pulled += 1
 
     def add(self, batch: int) -> None:
-        """Add the model's gradient, that of minibatch `batch`, to the buffer, and forget it."""
+        """Add the model's gradient, of minibatch `batch`, to the buffer; drop it in the model."""
         self.flat.collect_gradients()
         for part, pending, version in zip(self.slices, self.pending, self.versions, strict=True):
             if pending:
@@ -234,7 +234,7 @@ class Worker(Member):
                 self._send_buffer(server)
 
     def finish(self) -> None:
-        """Send what is left, and that nothing more will come."""
+        """Send what is left in the buffer, and say that nothing more will come."""
         for server in range(self.plan.servers):
             self._send_head(FINISH, server)
             if self.pending[server]:
@@ -253,7 +253,7 @@ class Worker(Member):
 
 
 def join(group: Group, model: nn.Module, optimizer: Callable, plan: Plan) -> Server | Worker:
-    """Return what this rank is under the plan; optimizer: parameters -> Optimizer, for servers."""
+    """Return this rank's role under the plan; optimizer: parameters -> Optimizer, for servers."""
     if group.rank < plan.servers:
         return Server(group, model, plan, optimizer)
     return Worker(group, model, plan)
@@ -264,7 +264,7 @@ def train(
 ) -> Server | Worker:
     """Serve, or work on these minibatches (the loop of Downpour's algorithm 1.1); then gather.
 
-    backward(model, batch) leaves the gradient of a minibatch, whose number is `batch`.
+    backward(model, batch) computes the gradients of minibatch number `batch`, in the parameters.
     """
     if isinstance(role, Server):
         role.serve()

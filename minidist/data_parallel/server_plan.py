@@ -22,14 +22,14 @@ HEAD, BODY = range(2)  # tags: what a message is about, and its payload
 class Plan:
     """How ranks share the work; the same on all of them.
 
-    servers         the first so many ranks keep a slice each; the others are workers
-    staleness       clocks that a worker may be ahead of the slowest (0: none; None: any); with a
-                    quorum, updates in a row that a worker may miss
-    quorum          workers that are enough for an update (None: all if staleness is 0, else one)
+    servers         number of servers: the first ranks, each with a slice; the others are workers
+    staleness       how many clocks a worker may be ahead of the slowest one (0: none; None: any
+                    number); with a quorum, how many updates in a row a worker may miss
+    quorum          how many workers suffice for an update (None: all if staleness is 0, else one)
     n_fetch, n_push minibatches from one pull to the next, and from one push to the next
-    local_lr        what a worker subtracts from its own copy, times the gradient, between pulls
-    sparse          push only rows that are not zero; for rules that leave the others alone
-    check_weights   whether the ranks compare their weights at first (see check_same_weights)
+    local_lr        learning rate with which a worker updates its own copy between pulls
+    sparse          push only rows that are not zero; for optimizers that leave the others alone
+    check_weights   whether the ranks first compare their weights (see check_same_weights)
     """
 
     servers: int = 1
@@ -47,17 +47,19 @@ class Plan:
             if value is not None and value < low:
                 raise ValueError(f"{name} is a whole number from {low}, not {value}")
         if self.n_fetch < 1 or self.n_push < 1:
-            raise ValueError(f"n_fetch {self.n_fetch} and n_push {self.n_push}: both are from 1")
+            raise ValueError(
+                f"n_fetch is {self.n_fetch}, n_push is {self.n_push}; both must be 1 or more"
+            )
         free = self.staleness is None and self.quorum is None
         if not free and (self.n_fetch, self.n_push, self.local_lr) != (1, 1, 0):
             raise ValueError(
-                "n_fetch, n_push and local_lr are Downpour's; where clocks are kept a worker pulls "
-                "and pushes in each: use staleness=None without a quorum"
+                "n_fetch, n_push and local_lr are Downpour's: use staleness=None without a quorum; "
+                "under any other plan a worker pulls and pushes at every clock"
             )
 
 
 class Member:
-    """What servers and workers have: the model as one flat vector, and a group of their own."""
+    """What servers and workers have in common: the model as one flat vector, and their group."""
 
     def __init__(self, group: Group, model: nn.Module, plan: Plan):
         if plan.servers >= group.size:

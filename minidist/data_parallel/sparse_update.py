@@ -1,13 +1,13 @@
-"""Sparse updates: of a flat gradient only the rows travel that hold anything but zeros.
+"""Sparse updates: a worker sends only those rows of a flat gradient that are not all zeros.
 
-A batch of B T tokens touches at most B T of an embedding's V rows; the others' gradients are zero,
-and a server whose rule leaves those alone need not hear of them.
+A batch of B T tokens touches at most B T of an embedding's V rows. The gradients of all other rows
+are zero, and a server whose optimizer leaves such rows alone does not need them.
 
     weight[V, C]  ->  blocks of C elements        bias[C]  ->  one block
-    message       ->  numbers of the touched blocks, int64, and their elements one after the other
+    message       ->  numbers of the touched blocks, int64, and then the elements of these blocks
 
 Li et al., Scaling Distributed Machine Learning with the Parameter Server (OSDI 2014), section 3.2,
-send a range of (key, value) pairs in the same manner.
+send a range of (key, value) pairs in the same way.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ from minidist.nn.flat_parameters import FlatParameters
 class Blocks:
     """The rows of all parameters in elements start to stop of a flat vector.
 
-    ends  where they begin and end, counted from `start`; rows are cut at start and stop
+    ends  where each row begins and ends, counted from `start`; rows are cut at start and stop
     """
 
     def __init__(self, flat: FlatParameters, start: int, stop: int):
@@ -39,7 +39,7 @@ class Blocks:
         return np.flatnonzero(touched), gradient[np.repeat(touched, self.sizes)]
 
     def positions(self, numbers: np.ndarray) -> np.ndarray:
-        """Return where the elements of these blocks lie."""
+        """Return the positions of the elements of these blocks."""
         if not len(numbers):
             return np.zeros(0, np.int64)
         return np.concatenate([np.arange(self.ends[n], self.ends[n + 1]) for n in numbers])

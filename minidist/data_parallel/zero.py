@@ -1,4 +1,4 @@
-"""ZeRO: data parallelism in which no two ranks keep the same thing, in three stages.
+"""ZeRO: data parallelism in which every rank keeps a different part, in three stages.
 
 Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models (SC 2020),
 sections 5 (what is cut) and 7 (what it moves). Letters: N ranks, r this one, P bytes of parameters,
@@ -12,12 +12,13 @@ its gradient and its optimizer state are rank r's shard.
     3                               W, dW, m, v         3 M P (N-1)/N
 
 A step: a reduce_scatter gives every rank the sum of its part of the gradient; its optimizer updates
-its part of the weights; an all_gather gives everyone the new ones. Both together are an all_reduce.
+its part of the weights; an all_gather gives every rank the new weights. The two collectives move as
+much as one all_reduce.
 
-    stage 2   A layer's gradient is reduced as soon as backward leaves the layer, and its place is
-              that of the next layer's.
-    stage 3   A layer's weights are gathered just before they are used, forward and again backward,
-              into one of two places in turn, while the layer before computes with the other.
+    stage 2   A layer's gradient is reduced as soon as backward leaves the layer; the next layer
+              then writes its gradient into the same memory.
+    stage 3   A layer's weights are gathered just before they are used, in forward and again in
+              backward, into two buffers in turn: one is filled while the other is used.
 """
 
 import threading
@@ -64,15 +65,17 @@ class Zero:
         weights = zero.state()                                       # stage 3: not model.state()
 
     model   the same on every rank; flatten(group.empty) lets its vectors move without a copy.
-            Stages 2 and 3 put something around each of its layers.
+            Stages 2 and 3 wrap each of its layers.
     stage   1, 2 or 3
-    shards  ranks that share one copy of what is cut, by default all; others keep copies of it
+    shards  how many ranks share one copy of what is cut, by default all; the other ranks keep
+            further copies
     check_weights
-            whether the ranks compare their weights at first (see check_same_weights)
-    groups  all that it communicates through, each with a ledger
-    places  bytes for one layer each: its gradient (stages 2 and 3), and twice its weights (3)
-    peak    bytes of weights and gradients that were alive at most, whole ones and shards, at the
-            boundaries of layers; optimizer state and frozen parameters do not count
+            whether the ranks first compare their weights (see check_same_weights)
+    groups  all groups that it communicates through, each with a ledger
+    places  buffers, each as large as the largest layer: one for gradients (stages 2 and 3), two
+            for weights (stage 3)
+    peak    the most bytes of weights and gradients alive at once, whole ones and shards, seen at
+            the boundaries of layers; optimizer state and frozen parameters do not count
     """
 
     def __init__(
@@ -125,7 +128,7 @@ class Zero:
             model.sequence[:] = [ZeroLayer(layer, k, self) for k, layer in enumerate(layers)]
 
     def _cut(self, k: int, flat: FlatParameters) -> LayerShard:
-        """Return this rank's part of layer k, and let go of what is not kept whole."""
+        """Return this rank's part of layer k; release what is not kept whole."""
         shard = LayerShard(flat, k, self.group)
         flat.locked = ONLY_ZERO
         for p in flat.parameters:
@@ -147,11 +150,14 @@ class Zero:
     def backward(self, loss: Tensor, last: bool = True) -> None:
         """Add a micro-batch's gradient, summed over the ranks, to the shards.
 
-        loss  of one pass through the model
-        last  whether it is the last one of a step: stage 1 adds up whole gradients until then
+        loss  the loss of one pass through the model
+        last  whether this is the step's last micro-batch; stage 1 sums whole gradients until then
         """
         if self.stage == 1 and self.shards[0].parameter.grad is not None:
-            raise ValueError("this step's gradient is reduced already; say last=False before")
+            raise ValueError(
+                "this step's gradient is reduced already; "
+                "pass last=False for all micro-batches but the last"
+            )
         for s in self.shards:
             s.flat.check_home()
         self.next = len(self.shards) - 1
@@ -167,10 +173,10 @@ class Zero:
 
     def _before_backward(self, k: int) -> None:
         if self.next is None:
-            raise ValueError("gradients stay whole with loss.backward(); use zero.backward(loss)")
+            raise ValueError("loss.backward() does not shard gradients; use zero.backward(loss)")
         if k > self.next:
             raise ValueError(
-                f"layer {k} is met again after its gradient was reduced; "
+                f"backward reached layer {k} again after its gradient was reduced; "
                 "give zero.backward the loss of one pass through the model"
             )
         self._sample()
@@ -193,7 +199,7 @@ class Zero:
         self.next = min(self.next, k)
 
     def sum_squares(self, own: float) -> float:
-        """Add up over the shards; for Optimizer.clip_global_norm."""
+        """Add up the squares of all shards; pass this to Optimizer.clip_global_norm."""
         if self.split:
             raise ValueError(
                 f"{self.split[0]} is split over other ranks too, and zero.sum_squares adds up over "
@@ -203,14 +209,14 @@ class Zero:
         return float(self.group.all_reduce(np.array(own)))
 
     def step(self, optimizer: Optimizer) -> None:
-        """Update this rank's shards; give everyone the new weights.
+        """Update this rank's shards; give every rank the new weights.
 
-        optimizer  of `zero.parameters()`; its own `step` is refused, which would tell nobody
+        optimizer  of `zero.parameters()`; its own `step` is refused: it would not tell the others
         """
         if missing := {s.parameter for s in self.shards} - set(optimizer.parameters):
             raise ValueError(
                 f"the optimizer lacks the {missing.pop().name}; "
-                "make it of zero.parameters(), not of the model's"
+                "make it with zero.parameters(), not with model.parameters()"
             )
         for s in self.shards:
             s.flat.check_home()
@@ -225,7 +231,7 @@ class Zero:
 
     def _check_reduced(self) -> None:
         if any(s.parameter.grad is None for s in self.shards):
-            raise ValueError("no gradient has been reduced; call zero.backward(loss) before")
+            raise ValueError("no gradient has been reduced; call zero.backward(loss) first")
 
     def update_shards(self, optimizer: Optimizer) -> None:
         """Do what `step` does, once it has checked the optimizer and unlocked the shards."""
@@ -269,7 +275,7 @@ class Zero:
             named[name].data[...] = array
 
     def _sample(self) -> None:
-        """Note the bytes of weights and gradients that are alive, each counted once."""
+        """Record how many bytes of weights and gradients are alive; count shared ones once."""
         homes = [home for s in self.shards for home in (s.flat, s.home)]
         alive = [array for home in homes for array in (home.vector, home.gradient)]
         alive += [p.grad for p in self.model.parameters() if p.grad is not None] + self.places
@@ -282,15 +288,15 @@ class Zero:
 
 
 def as_vector(place: Array, flat: FlatParameters) -> Array:
-    """Return the beginning of a place, which is bytes, as a flat vector of this layer's size."""
+    """Return the first bytes of a buffer as a flat vector of this layer's size."""
     return place[: flat.vector.nbytes].view(flat.vector.dtype)
 
 
 class Gatherer:
-    """Stage 3: the weights of each layer come just before use, into one of two places in turn.
+    """Stage 3: gather each layer's weights just before use, into two buffers in turn.
 
-    Layer k's parameters are views of place 1 + k mod 2, for good; what changes is what lies there.
-    A graph that was built on them is right again when the layer has been gathered again.
+    Layer k's parameters are always views of buffer 1 + k mod 2; only its content changes. A graph
+    that was built on them is valid again when the layer has been gathered again.
     """
 
     def __init__(self, shards: list[LayerShard], group: Group):
@@ -299,7 +305,7 @@ class Gatherer:
         self.thread = self.error = None
 
     def need(self, k: int, then: int) -> None:
-        """Return when the weights of layer k are there; let those of layer `then` come."""
+        """Wait until layer k's weights are here; start to gather those of layer `then`."""
         if self.wait() != k:
             self.gather(k)
         if 0 <= then < len(self.shards):
@@ -332,7 +338,7 @@ class Gatherer:
 
 
 class ZeroLayer(nn.Module):
-    """A layer that says when its forward is about to begin, and when its backward is."""
+    """A layer that tells `zero` when its forward and its backward are about to begin."""
 
     def __init__(self, layer: nn.Module, number: int, zero: Zero):
         self.layer, self.flat, self.number, self.zero = layer, layer.flat, number, zero
@@ -343,7 +349,7 @@ class ZeroLayer(nn.Module):
 
 
 class BeforeBackward(Function):
-    """Y = X  =>  dX = dY.  All layers after this one have their gradients when dY comes."""
+    """Y = X  =>  dX = dY.  When dY arrives, all later layers have their gradients."""
 
     def __init__(self, number: int, zero: Zero):
         self.number, self.zero = number, zero

@@ -407,7 +407,7 @@ def test_a_killed_server_or_worker_ends_the_run_and_nothing_is_left(victim):
         (lambda: Plan(servers=0), "servers is a whole number from 1, not 0"),
         (lambda: Plan(staleness=-1), "staleness is a whole number from 0, not -1"),
         (lambda: Plan(quorum=0), "quorum is a whole number from 1, not 0"),
-        (lambda: Plan(staleness=None, n_push=0), "n_fetch 1 and n_push 0: both are from 1"),
+        (lambda: Plan(staleness=None, n_push=0), "both must be 1 or more"),
         (lambda: Plan(staleness=2, n_fetch=2), "are Downpour's"),
         (lambda: Plan(local_lr=0.1), "are Downpour's"),
         (lambda: Plan(staleness=None, quorum=1, n_push=2), "use staleness=None without a quorum"),

@@ -291,7 +291,7 @@ def test_a_second_reduction_in_a_step_of_stage_1_is_refused(cluster):
         zero.backward(loss_of(model))
         zero.backward(loss_of(model))
 
-    refused(cluster, worker, "say last=False before")
+    refused(cluster, worker, "pass last=False for all micro-batches but the last")
 
 
 def test_a_step_without_a_reduced_gradient_is_refused(cluster):
@@ -322,7 +322,7 @@ def test_two_passes_in_one_loss_are_refused(cluster, stage):
         model = nn.MLP([3, 4, 2])
         Zero(model, group, stage).backward(loss_of(model, passes=2))
 
-    refused(cluster, worker, "layer 1 is met again")
+    refused(cluster, worker, "backward reached layer 1 again")
 
 
 # Failures leave nothing behind.
