@@ -5,7 +5,8 @@ Shoeybi et al., Megatron-LM (2019), section 3. Letters: N ranks, r this one.
     X[B, C] -> f -> Y_r[B, F/N] = act(X W_r[C, F/N] + b_r[F/N])        an activation fits between:
     dX = all_reduce over r of dY_r W_r^T      (by f)                   it acts on each column alone
 
-Forward needs no communication; backward adds up dX, of which each rank has what its columns give.
+Forward needs no communication. In backward each rank computes what its columns add to dX, and the
+ranks add these parts up.
 """
 
 import numpy as np
@@ -23,7 +24,7 @@ class ColumnParallelLinear(nn.Module):
     """Y[..., F/N] = activation(f(X[..., C]) W[C, F/N] + b[F/N]).
 
     linear         the whole layer, the same on every rank; the rank's columns are copied
-    columns        the indices of those; by default the r-th of N equal runs
+    columns        the indices of the rank's columns; by default the r-th of N equal runs
     gather_output  return Y[..., F] on every rank
     """
 

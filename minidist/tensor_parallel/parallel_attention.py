@@ -1,11 +1,11 @@
-"""Attention whose heads are split over ranks: no head needs another before the output product.
+"""Attention whose heads are split over ranks: heads are independent up to the output product.
 
 Shoeybi et al., Megatron-LM (2019), section 3, figure 3b. Letters: N ranks, H heads of width D.
 
     X[B, T, C] -> f -> QKV_r[B, T, 3 H/N D] -> attention over this rank's heads -> rows of W_o -> g
 
-QKV's columns are [3, H, D]: three blocks, and in each of them the heads. A rank takes its heads out
-of all three blocks. An equal run of columns instead would give one rank all queries, and another
+QKV's columns are [3, H, D]: three blocks, each with all heads. A rank takes its heads out of all
+three blocks. If it took an equal run of columns instead, one rank would get all queries and another
 all values.
 """
 
@@ -24,7 +24,7 @@ class ParallelAttention(nn.Module):
     """Y[B, T, C] = sum over ranks of O_r[B, T, C/N] W_o[C/N, C] + b, from H/N heads each.
 
     attention     the whole layer, the same on every rank
-    columns, rows make the layers at the two ends from a linear layer and the group
+    columns, rows make the first and the last layer from a linear layer and the group
     """
 
     def __init__(

@@ -6,8 +6,8 @@ Shoeybi et al., Megatron-LM (2019), section 3. Letters: N ranks of the group.
                   norm -> f -> expand columns | gelu | contract rows -> g -> dropout -> + X
 
 Per block two all_reduces forward (g) and two backward (f; figure 4): 8 (N - 1)/N B T C itemsize
-from each rank (Narayanan et al., Megatron-LM 2021, section 3.2). Norms, dropouts and sums are
-repeated on every rank; every rank keeps X.
+from each rank (Narayanan et al., Megatron-LM 2021, section 3.2). Every rank repeats norms, dropouts
+and sums, and keeps X.
 """
 
 from collections.abc import Callable
@@ -44,10 +44,10 @@ def repeated(dropout: nn.Dropout, group: Group) -> nn.Dropout:
 class Parts:
     """What a split Transformer is made of; see sequence_parallel.py for the other set.
 
-    columns, rows  linear layer, group -> what enters and what leaves the split
-    dropout        Dropout, group -> the dropout between them
-    positions      T, group -> the positions that a rank holds between them
-    leave          partial sum, group -> the sum as it leaves the embedding
+    columns, rows  linear layer, group -> the first and the last layer of a split part
+    dropout        Dropout, group -> the dropout between split parts
+    positions      T, group -> the positions that a rank holds between split parts
+    leave          partial sum, group -> the embedding's output
     product        x, weight, group, transposed -> logits[B, T, V/N], in the head
     """
 
@@ -77,10 +77,10 @@ class ParallelEmbedding(nn.Module):
 class ParallelTransformer(nn.Sequential):
     """tokens[B, T] -> logits[B, T, V/N]; its loss is vocab_parallel.cross_entropy.
 
-    model  a single-device Transformer, the same on every rank; its layers are taken over, so it is
-           not to be used any more. `load_state` takes a single-device state.
+    model  a single-device Transformer, the same on every rank. Its layers are taken over: do not
+           use it afterwards. `load_state` takes a single-device state.
     check_weights
-           whether the ranks compare their weights at first (see check_same_weights)
+           whether the ranks first compare their weights (see check_same_weights)
     """
 
     def __init__(

@@ -5,8 +5,8 @@ Shoeybi et al., Megatron-LM (2019), section 3. Letters: N ranks, r this one.
     Y[B, F] = sum over r of X_r[B, C/N] W_r[C/N, F]  + b[F]            (the sum by g)
     dX_r[B, C/N] = dY W_r^T                                            no communication
 
-Its input is what a column-parallel layer leaves, so the two in a row need one all_reduce forward
-and one backward. The bias is added once, after the sum: added before, it would count N times.
+Its input is the output of a column-parallel layer, so the two together need one all_reduce forward
+and one backward. The bias is added once, after the sum; before it, it would be added N times.
 """
 
 from minidist import nn

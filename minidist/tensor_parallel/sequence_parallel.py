@@ -5,13 +5,13 @@ Korthikanti et al., Reducing Activation Recomputation in Large Transformer Model
 
     X_r[B, T/N, C] -> norm -> all_gather -> columns ... rows -> reduce_scatter -> dropout -> + X_r
 
-Under plain tensor parallelism layer norm, dropout and the residual sum are done by every rank for
-all T positions, and kept N times. Here f becomes an all_gather over T (backward: reduce_scatter),
-and g a reduce_scatter (backward: all_gather): the bytes are those of the two all_reduces.
+Under plain tensor parallelism every rank computes layer norm, dropout and the residual sum for all
+T positions, and keeps the results. Here f becomes an all_gather over T (backward: reduce_scatter),
+and g a reduce_scatter (backward: all_gather); together they move as many bytes as two all_reduces.
 
-What a rank keeps is X_r: backward gathers X again, because dW needs all of it, one more all_gather
-per column-parallel layer. Parameters that act on a part of the sequence (norms, row biases, the
-positions) get a part of their gradient on each rank, to be summed: `all_reduce_partial`.
+A rank keeps only X_r. dW needs all of X, so backward gathers it again: one more all_gather per
+column-parallel layer. Parameters that act on a part of the sequence (norms, row biases, positions)
+get only a part of their gradient on each rank; `all_reduce_partial` sums the parts.
 """
 
 import numpy as np
@@ -93,7 +93,7 @@ class SequenceRowLinear(nn.Module):
 
 
 class SequenceDropout(nn.Module):
-    """Dropout of X[B, T/N, C]: the rank's window of the mask that one device draws for [T, C]."""
+    """Dropout of X[B, T/N, C]: this rank's window of the mask that one device draws for [T, C]."""
 
     def __init__(self, dropout: nn.Dropout, group: Group):
         self.dropout, self.group = dropout, group
@@ -136,10 +136,10 @@ SEQUENCE_PARALLEL = Parts(
 def sequence_parallel(
     model: nn.Transformer, group: Group, check_weights: bool = True
 ) -> ParallelTransformer:
-    """Return the model split by matrices and, between them, by sequence."""
+    """Return the model with its matrices split and, between them, the sequence split."""
     return ParallelTransformer(model, group, SEQUENCE_PARALLEL, check_weights)
 
 
 def all_reduce_partial(model: nn.Module, group: Group) -> None:
-    """Sum the gradients of the parameters that every rank holds, and uses on its positions only."""
+    """Sum the gradients of parameters that all ranks hold, each using them on its positions."""
     sum_gradients([p for p in model.parameters() if p.shard is None], group)

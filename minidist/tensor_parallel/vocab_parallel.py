@@ -1,15 +1,16 @@
 """The vocabulary split over ranks: embedding, logits, and a cross-entropy that never joins them.
 
 Shoeybi et al., Megatron-LM (2019), section 3. Letters: N ranks, r this one, V vocabulary. The
-embedding's rows, and the head's columns, are cut in equal runs; where N does not divide V, the last
-ones are padding (section 5.1).
+embedding's rows and the head's columns are cut into equal runs; where N does not divide V, the last
+rows and columns are padding (section 5.1).
 
     embedding      Y = sum over r of (W_r[x], or 0 where x is another rank's)             (g)
     head           logits_r[B, T, V/N] = f(X[B, T, C]) W_r[C, V/N]
     cross-entropy  M = max over r of max logits_r        Z = sum over r of sum exp(logits_r - M)
                    L = sum over targets of (log Z - (logits[target] - M)) / n
 
-Three all_reduces of B T numbers each, instead of one gather of B T V. No rank holds B T V numbers.
+The loss takes three all_reduces of B T numbers each instead of a gather of B T V numbers, which no
+rank ever holds.
 """
 
 import numpy as np
@@ -26,7 +27,7 @@ from minidist.tensor_parallel.whole import SPLIT
 
 
 def own_tokens(vocab: int, group: Group) -> np.ndarray:
-    """Return the r-th of N equal runs of tokens; those from `vocab` on are padding."""
+    """Return the r-th of N equal runs of tokens; tokens from `vocab` on are padding."""
     each = -(-vocab // group.size)
     return np.arange(group.rank * each, (group.rank + 1) * each)
 
@@ -116,7 +117,7 @@ def cross_entropy(
     group: Group,
     vocab: int,
 ) -> Tensor:
-    """Return the cross-entropy of logits[..., V/N], of which every rank has its own; as nn's.
+    """Return the cross-entropy of logits[..., V/N] split over the ranks, as the loss of one device.
 
     vocab  V without padding
     """
@@ -133,7 +134,7 @@ def cross_entropy(
 
 
 def argmax(logits: Array, group: Group, vocab: int) -> Array:
-    """Return the most likely token of each row of logits[..., V/N]; padding is never one."""
+    """Return the most likely token of each row of logits[..., V/N]; never a padding token."""
     xp, each = array_module(logits), logits.shape[-1]
     real = max(0, min(each, vocab - group.rank * each))
     best = xp.full(logits.shape[:-1], -xp.inf, logits.dtype)
