@@ -172,7 +172,7 @@ WRONG = [
         {"chunks": 2, "schedule": "interleaved"},
         "cannot cut 4 layers into 8 stages; use at most 4",
     ),
-    ({"dp": 1, "pp": 2, "tp": 2}, {"schedule": "magic"}, "unknown schedule 'magic'; there is"),
+    ({"dp": 1, "pp": 2, "tp": 2}, {"schedule": "magic"}, "unknown schedule 'magic'; choose one of"),
     ({"dp": 1, "pp": 2, "tp": 2}, {"schedule": "pipedream"}, "pipedream updates the weights"),
     ({"dp": 1, "pp": 2, "tp": 2}, {"schedule": "pipedream_2bw"}, "2bw updates the weights"),
     ({"dp": 1, "pp": 2, "tp": 2}, {"micro_batches": 0}, "one or more micro-batches, not 0"),

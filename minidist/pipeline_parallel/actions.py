@@ -1,9 +1,9 @@
-"""Actions: what a pipeline's rank does, one after the other. A program is a list of them per rank.
+"""Actions: the steps that a pipeline's rank takes, one by one. A program lists them, per rank.
 
     F3  Forward(3)          y[3] = stage(x[3]); what backward needs is stashed
     B3  Backward(3)         dx[3], dW += stage.backward(dy[3]): I3 and W3 at once
     I3  BackwardInput(3)    dx[3]; every product that only dW needs is deferred
-    W3  BackwardWeight(3)   dW += what I3 has deferred; the stash is free
+    W3  BackwardWeight(3)   dW += what I3 has deferred; the stash is freed
     U3  Update(3)           W <- optimizer(W, dW)                      (asynchronous schedules)
     >F3, <F3                the activation of micro-batch 3 is sent, is received
     >B3, <B3                its gradient
@@ -11,7 +11,7 @@
 Letters: p ranks, m micro-batches, v chunks per rank; S virtual stages, k one of them; F3.1 is F3 of
 chunk 1. A program is a value: communication.py adds its transfers, executor.py runs it,
 validation.py checks it, planning/simulator.py replays it on virtual clocks, tools/timeline/ draws
-it. None of them knows a schedule's name.
+it. None of these files knows a schedule by name.
 """
 
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ class Action:
 
 
 class Forward(Action):
-    """outputs[i] = layers(inputs[i]); behind the first stage, inputs[i] is received[i]."""
+    """outputs[i] = layers(inputs[i]); after the first stage, inputs[i] is received[i]."""
 
     __slots__, sign = (), "F"
 
 
 class Backward(Action):
-    """BackwardInput, then BackwardWeight; the gradient leaves at the end of both."""
+    """BackwardInput, then BackwardWeight; the gradient is sent when both have ended."""
 
     __slots__, sign = (), "B"
 
@@ -55,7 +55,7 @@ class BackwardWeight(Action):
 
 
 class Update(Action):
-    """optimizer.step(), with the gradients up to this micro-batch's."""
+    """optimizer.step(), with the gradients of all micro-batches up to this one."""
 
     __slots__, sign = (), "U"
 
@@ -107,10 +107,10 @@ class Programs(list):
     """One list of actions per rank.
 
     placement  placement[r][c] is the virtual stage that rank r holds as its chunk c. By default
-               stages go round: number k is on rank k mod p. Two ranks may hold one stage: replicas
-               of it, each of which takes some of the micro-batches.
+               virtual stage k is on rank k mod p. Several ranks may hold the same stage: they are
+               its replicas, and each takes some of the micro-batches.
 
-    TypeError: a rank has None, as from a schedule that forgets its `return`.
+    TypeError if a rank's program is None, for example because a schedule forgot its `return`.
     """
 
     def __init__(self, programs, placement: list[list[int]] | None = None):
@@ -149,5 +149,5 @@ def communicates(programs: list[list[Action]]) -> bool:
 
 
 def passes_backward(action: Action) -> bool:
-    """Return whether a gradient leaves the stage when this action ends."""
+    """Return whether the stage's input gradient is ready when this action ends."""
     return isinstance(action, Backward | BackwardInput)

@@ -1,17 +1,17 @@
 """The two branches of a siamese network on two ranks at once.
 
 Model parallelism where the graph forks: neither branch waits for the other, so both ranks compute
-from the first moment on, without micro-batches. They meet at the join, on rank 0:
+from the start, without micro-batches. They meet at the join, on rank 0:
 
     rank 0   H_0 = branch(x_0)   recv H_1   join, loss, dH_0, dH_1   send dH_1   backward from dH_0
     rank 1   H_1 = branch(x_1)   send H_1            waits           recv dH_1   backward from dH_1
 
-Both ranks hold the shared weights W, each leaves what its own branch contributes,
+Both ranks hold the shared weights W. Each computes the contribution of its own branch,
 
     dL/dW  =  dL/dH_0 dH_0/dW  +  dL/dH_1 dH_1/dW,
 
 and the sum over the ranks is the gradient. The join and its gradient belong to rank 0 alone: rank
-1 never uses it, so its copy stays as it was. An optimizer takes `own_parameters(model, group)`.
+1 never uses the join, so its copy does not change. Give optimizers `own_parameters(model, group)`.
 
 Layouts: x[B, 2, C0], of which rank i reads x[:, i]; H_i[B, E] on rank i; dW{+ranks} -> all_reduce
 -> dW on both.
@@ -50,7 +50,7 @@ def forward_backward(
     """Add this rank's part of the gradient of one batch; return the loss on rank 0, else None.
 
     Several micro-batches may follow each other before `all_reduce_shared`. If x[B, 2, C0] is a
-    tensor that requires a gradient, the rank adds that of the half it reads.
+    tensor that requires a gradient, the rank adds the gradient of the half that it reads.
     """
     check_ranks(group)
     check_pairs(x)
@@ -72,10 +72,10 @@ def forward_backward(
 
 
 def _join(model, embeddings, targets, group, loss, reduction_size) -> tuple[Tensor, list[Array]]:
-    """Compare what both branches gave; return the loss and [dH_0, dH_1], having sent what is due.
+    """Compare the two embeddings; send dH_1 if it belongs to rank 1; return loss, [dH_0, dH_1].
 
-    Both embeddings are leaves here, so that backward stops at them and the other rank need not
-    wait for this one's branch.
+    Both embeddings are leaves here: backward stops at them, so the other rank does not have to
+    wait for this rank's branch.
     """
     data = [embeddings[i].data if i in embeddings else group.recv(i) for i in range(2)]
     leaves = [Tensor(h, requires_grad=True) for h in data]
@@ -110,18 +110,18 @@ def own_parameters(model: Siamese, group: Group) -> list[Parameter]:
 
 
 def sum_squares(model: Siamese, group: Group, own: float | None = None) -> float:
-    """Return the sum of the squares of the whole gradient, all of which rank 0 has.
+    """Return the sum of the squares of the whole gradient, which is complete on rank 0.
 
-    For Optimizer.clip_global_norm, as `partial(sum_squares, model, group)`.
+    Pass `partial(sum_squares, model, group)` to Optimizer.clip_global_norm.
 
-    own  the optimizer's sum, which lacks the join on rank 1: only checked
+    own  the optimizer's sum, used only as a check: on rank 1 it lacks the join
     """
     held = own_parameters(model, group)
     return sum_squares_over(held if group.rank == JOIN else [], held, own, group)
 
 
 def own_branches(group: Group) -> list[int]:
-    """Return the branches that this rank runs: its own one of two ranks, both on one rank."""
+    """Return the branches that this rank runs: one of them on two ranks, both on one rank."""
     return [i for i in range(2) if i % group.size == group.rank]
 
 

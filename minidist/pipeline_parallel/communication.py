@@ -1,9 +1,9 @@
-"""The transfers of programs: who sends what to whom, and where that stands in both programs.
+"""The transfers of programs: who sends what to whom, and at which place in both programs.
 
     1F1B, p = 2, m = 2         rank 0: F0 F1 B0 B1                   rank 1: F0 B0 F1 B1
     add_communication          F0 >F0 F1 >F1 <B0 B0 <B1 B1           <F0 F0 B0 >B0 <F1 F1 B1 >B1
 
-With sends that wait for their receiver that is a deadlock: rank 0 is in >F1, rank 1 in >B0.
+If a send waits for its receiver, these programs deadlock: rank 0 is in >F1, rank 1 in >B0.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ from minidist.pipeline_parallel.execution_order import in_order
 
 
 def neighbours(programs: list[list[Action]]) -> Callable:
-    """Return a function (rank, action) -> (the receive it needs, the send it allows), or None's."""
+    """Return a function (rank, action) -> (receive it needs or None, send it allows or None)."""
     placement = placement_of(programs)
     last = last_stage(placement)
     holder = {
@@ -61,8 +61,8 @@ def add_communication(
 ) -> list[list[Action]]:
     """Return the programs with their transfers: a receive just before, a send just after its use.
 
-    rendezvous_safe  for sends that wait for their receiver: all transfers stand in both programs in
-                     the order of one global replay, so that the earliest unfinished one can always
+    rendezvous_safe  for sends that wait for their receiver: both programs list all transfers in the
+                     order of one global replay, so that the earliest unfinished one can always
                      take place
     """
     if communicates(programs):

@@ -4,7 +4,7 @@
 
     in_order, round by round:   0 F0 | 0 F1, 1 F0 | 1 B0 | 0 B0, 1 F1 | 1 B1 | 0 B1
 
-Only facts decide, no durations; planning/simulator.py has those.
+The order depends on facts, not on durations; for durations see planning/simulator.py.
 """
 
 from collections import defaultdict
@@ -30,7 +30,7 @@ from minidist.pipeline_parallel.actions import (
 def in_order(programs: list[list[Action]]) -> Iterator[list[tuple[int, Action]]]:
     """Yield (rank, action) pairs, round by round, so that each comes after what it needs.
 
-    In a round every rank that can takes one step. When none can: Stuck.
+    In a round every rank that can run takes one step. Stuck if no rank can.
     """
     needs, gives = dependencies(programs)
     done, ahead = set(), [iter(program) for program in programs]
@@ -49,7 +49,7 @@ def in_order(programs: list[list[Action]]) -> Iterator[list[tuple[int, Action]]]
 
 
 class Stuck(Deadlock, ValueError):
-    """Programs that deadlock: `waiting` has the action at which each unfinished rank stands."""
+    """Programs that deadlock: `waiting` has the action before which each unfinished rank waits."""
 
     def __init__(self, message: str, waiting: dict[int, Action] | None = None):
         super().__init__(message)
@@ -58,14 +58,14 @@ class Stuck(Deadlock, ValueError):
     @classmethod
     def at(cls, waiting: dict[int, Action]) -> "Stuck":
         rows = ", ".join(f"rank {r} before {action}" for r, action in waiting.items())
-        return cls(f"deadlock: all ranks that have not finished wait, {rows}", waiting)
+        return cls(f"deadlock: all unfinished ranks wait, {rows}", waiting)
 
 
 def dependencies(programs: list[list[Action]]) -> tuple[Callable, Callable]:
     """Return needs(rank, action), a set of facts, and gives(rank, action), a fact.
 
-    A fact is (kind, virtual stage, micro-batch), or what crosses between two ranks. An update needs
-    all replicas of its stage to have come to it, since they sum their gradients.
+    A fact is (kind, virtual stage, micro-batch), or a message between two ranks. An update needs
+    all replicas of its stage to have reached it, because they sum their gradients.
     """
     placement, explicit = placement_of(programs), communicates(programs)
     last, arrived = last_stage(placement), defaultdict(set)
@@ -98,5 +98,5 @@ def dependencies(programs: list[list[Action]]) -> tuple[Callable, Callable]:
 
 
 def message(sender: int, send: Transfer) -> tuple:
-    """Return what tells a message from every other one."""
+    """Return a key that is different for every message."""
     return type(send), sender, send.peer, send.peer_chunk, send.micro_batch

@@ -1,4 +1,4 @@
-"""Execute one rank's program: one `match`, which knows actions and no schedule."""
+"""Execute one rank's program: one `match` over actions, which knows no schedule."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -23,10 +23,10 @@ from minidist.pipeline_parallel.stage import Stage
 
 
 def execute(program: list[Action], group: Group, stages: list[Stage]) -> None:
-    """Do what the program of this rank says, with one stage per chunk.
+    """Run this rank's program, with one stage per chunk.
 
-    A run of BackwardWeights of one chunk is done at once. Compute actions become events of the
-    group's log, named like the action; transfers are logged by the group.
+    Consecutive BackwardWeights of one chunk are computed together. Compute actions become events of
+    the group's log, named like the action; the group itself logs transfers.
     """
     for action, run in steps(program):
         stage, i = stages[action.chunk], action.micro_batch
@@ -55,7 +55,7 @@ def execute(program: list[Action], group: Group, stages: list[Stage]) -> None:
 
 
 def steps(program: list[Action]) -> Iterator[tuple[Action, list[Action]]]:
-    """Yield (first, all) of the actions done at once: the W in a row of one chunk, or only one."""
+    """Yield (first, all) of the actions run together: consecutive W of a chunk, or one action."""
     for (kind, _), run in groupby(program, key=lambda action: (type(action), action.chunk)):
         run = list(run)
         for done_at_once in [run] if kind is BackwardWeight else ([action] for action in run):
@@ -63,14 +63,14 @@ def steps(program: list[Action]) -> Iterator[tuple[Action, list[Action]]]:
 
 
 def computing(log: EventLog | None, run: list[Action]) -> AbstractContextManager[None]:
-    """Return a context that logs compute actions done at once; of a transfer, one that does not."""
+    """Return a context that logs the compute actions run together; for a transfer, an empty one."""
     if log is None or isinstance(run[0], Transfer):
         return nullcontext()
     return log.span(" ".join(map(str, run)))
 
 
 def tag(transfer: Transfer) -> int:
-    """Return a number that is the same at both ends, and different for every transfer of a pair."""
+    """Return a number that both ends compute, different for every transfer between two ranks."""
     receives = isinstance(transfer, RecvActivation | RecvGradient)
     chunk = transfer.chunk if receives else transfer.peer_chunk
     gradient = isinstance(transfer, SendGradient | RecvGradient)

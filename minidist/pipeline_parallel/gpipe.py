@@ -9,8 +9,8 @@ Huang et al., GPipe: Efficient Training of Giant Neural Networks using Pipeline 
     rank 3            F0 F1 F2 F3 B3 B2 B1 B0
 
 A rank idles (p - 1)(TF + TB): the bubble, a fraction (p - 1)/(m + p - 1) of the whole. All m
-micro-batches are in flight at once; with `recompute` a stage keeps only their inputs, and pays one
-more forward for it. The gradient is that of the whole batch, since gradients of parts are summed.
+micro-batches are in flight at once; with `recompute` a stage keeps only their inputs, at the price
+of one more forward. The gradient equals the whole batch's, because the parts' gradients are summed.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""Who holds what of a model that is cut into stages, and the state of all of it.
+"""Which rank holds which part of a model that is cut into stages, and the state of the whole.
 
-A pipeline takes over a whole model on every rank, and keeps the rank's layers. The others' layers
-are not trained here, and their parameters say so; the whole state comes from its holders.
+A pipeline takes over a whole model on every rank, and keeps this rank's layers. The other layers
+are not trained here, and their parameters say so; the whole state is collected from its holders.
 """
 
 from collections.abc import Iterable
@@ -26,9 +26,9 @@ def holders(model: nn.Sequential, cut: list[range]) -> dict[str, list[int]]:
 
 
 def take_over(model: nn.Sequential, layers: list[nn.Module], spread: str) -> nn.Sequential:
-    """Return this rank's layers as a model; mark what the others hold as theirs.
+    """Return this rank's layers as a model; mark the other parameters as held elsewhere.
 
-    spread  over what, in words (see nn.Parameter)
+    spread  what the parameters are spread over, in words (see nn.Parameter)
     """
     own = nn.Sequential(layers)
     mine = own.named_parameters()
@@ -62,9 +62,9 @@ def load_own(
     shapes: dict[str, tuple[int, ...]],
     group: Group | None,
 ) -> None:
-    """Load a part of a model, given the state of the whole, whose parameters have these shapes.
+    """Load this rank's part from the state of the whole model, whose arrays have these shapes.
 
-    group  ranks that must be given the same state, or None not to compare
+    group  ranks that must have the same state, or None to skip this comparison
     """
     check_state(state, shapes)
     if group is not None:

@@ -2,15 +2,15 @@
 
 Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM
 (SC 2021), section 2.2.2. Rank r holds the virtual stages r, p + r, 2p + r, ... as its chunks 0 to
-v - 1; micro-batches go round in groups of p, each group through all chunks before the next:
+v - 1. Micro-batches go in groups of p; each group passes all chunks before the next one starts:
 
     p = 2, v = 2, rank 0   F0 F1 F0.1 F1.1 F2 ...       forward number i is micro-batch
                                                         i mod p + p floor(i / pv) of chunk
                                                         floor(i / p) mod v
 
-A rank idles (p - 1)(TF + TB) / v, 1/v of 1F1B's bubble, since filling takes p - 1 chunks, each 1/v
-of a stage. The price: pv - 1 boundaries between ranks to cross, not p - 1; and on rank 0, if
-m >= 2p, a stash of (2 (p - 1) + (v - 1) p + 1) / v stages' worth, not p.
+A rank idles (p - 1)(TF + TB) / v, 1/v of 1F1B's bubble, because filling takes p - 1 chunks, each
+1/v of a stage. The price: pv - 1 boundaries between ranks instead of p - 1; and on rank 0, if
+m >= 2p, a stash worth (2 (p - 1) + (v - 1) p + 1) / v stages instead of p.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def interleaved(rank: int, p: int, m: int, chunks: int) -> Iterator[Action]:
     if m % p:
         nearest = max(p, p * round(m / p))
         raise ValueError(
-            f"interleaved sends micro-batches round in groups of {p}, one per rank: "
+            f"interleaved needs micro-batches in groups of {p}, one per rank: "
             f"{m} of them do not divide into such groups; use {nearest}"
         )
     total = m * chunks

@@ -17,7 +17,7 @@ class MicroBatch:
     inputs      tokens or floats [B/m, ...], an array or a tensor; the first stage needs them
     targets     what the loss takes; the last stage needs them
     randomness  of these examples, for dropout
-    total       targets of the whole batch, by which the loss divides
+    total       number of targets in the whole batch: the loss is divided by it
     """
 
     inputs: Tensor | Array
@@ -38,7 +38,7 @@ def micro_batches(
     """Cut a batch into m micro-batches, as even as can be; if m > B some are empty.
 
     examples  global indices of the batch's examples, [B]; by default 0, 1, ...
-    total     targets by which the loss divides; by default those of this batch
+    total     number of targets to divide the loss by; by default this batch's
     """
     if m < 1:
         raise ValueError(f"a batch is cut into 1 micro-batch or more, not {m}")

@@ -7,9 +7,9 @@ section 3.2); Megatron-LM's non-interleaved schedule (Narayanan et al. 2021, sec
     rank 1      F0 F1       B0 F2    B1 F3 ...          2
     rank 2         F0    B0 F1    B1 F2 ...             1
 
-The bubble is GPipe's where transfers take no time (else each of the p - r waits for a gradient to
-come back: one more in flight would hide that). The stash is not: rank r holds at most p - r
-micro-batches, not m.
+Where transfers take no time the bubble is the same as GPipe's. (Otherwise a rank waits for each
+gradient to come back; one more micro-batch in flight would hide that.) The stash is smaller: rank r
+holds at most p - r micro-batches, not m.
 """
 
 from collections.abc import Iterator

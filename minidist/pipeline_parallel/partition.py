@@ -1,9 +1,9 @@
 """Cut layers into contiguous stages so that the slowest stage is as fast as it can be.
 
-Once full, a pipeline delivers one micro-batch per time of its slowest stage. PipeDream (Narayanan
-et al. 2019, section 3.1) finds the cuts by dynamic programming: the best way to cut layers[i:] into
-k stages is a first stage and the best way to cut what follows it into k - 1. Theirs also replicates
-stages and counts the transfers between them; this one is the plain cut, of layers alone.
+Once full, a pipeline finishes one micro-batch in the time of its slowest stage. PipeDream
+(Narayanan et al. 2019, section 3.1) finds the cuts by dynamic programming: the best way to cut
+layers[i:] into k stages is a first stage and the best way to cut the rest into k - 1. PipeDream
+also replicates stages and counts the transfers between them; this file only cuts layers.
 
     costs  3  1  4 | 1  5 | 9      p = 3: stages of 8, 6 and 9
 
@@ -28,11 +28,11 @@ from minidist.rng import Randomness
 def partition(costs: Sequence[Real], p: int) -> list[range]:
     """Return the p ranges of layers, none empty, whose slowest stage costs least.
 
-    Of several, the one whose second slowest stage costs least, and so on; of those with equal
-    costs, the one whose first stage has fewest layers, then the second, and so on. Exact with ints
-    and Fractions. Time n^2 p, times n for the sums.
+    Ties: the second slowest stage costs least, and so on. If all costs are equal, the first stage
+    has the fewest layers, then the second, and so on. Exact with ints and Fractions. Time n^2 p,
+    times n for the sums.
 
-    costs  one number from 0 per layer, in any unit
+    costs  one number per layer, at least 0, in any unit
     """
     costs = list(costs)
     _check(costs, p)
@@ -48,7 +48,7 @@ def partition(costs: Sequence[Real], p: int) -> list[range]:
 
 
 def cut_of(layers: int, stages: int, given: list[range] | None = None) -> list[range]:
-    """Return the cut that is given, if it is one; by default, stages of as many layers each."""
+    """Return the given cut if it is valid; by default, stages with equal numbers of layers."""
     if given is None:
         return partition([1] * layers, stages)
     if [i for part in given for i in part] != list(range(layers)) or len(given) != stages:
@@ -59,7 +59,7 @@ def cut_of(layers: int, stages: int, given: list[range] | None = None) -> list[r
 
 
 def _prepend(stage: list[Real], others: tuple, lengths: tuple[int, ...]) -> tuple[tuple, tuple]:
-    """Put a stage before a cut: what it gives is compared by cost first, then by lengths."""
+    """Put a stage before a cut; return a key that compares by costs first, then by lengths."""
     return tuple(sorted((sum(stage), *others), reverse=True)), (len(stage), *lengths)
 
 
@@ -82,8 +82,8 @@ def counted_costs(
 
     Counted are linear layers, products of two tensors, and the two products of attention, over all
     T x T scores as they are computed. Everything else counts as 0: a look-up in an embedding,
-    norms, activations, sums; so does what `recompute` hides. Backward does twice as many where the
-    input needs a gradient.
+    norms, activations, sums, and whatever is inside `recompute`. Backward does twice as many where
+    the input needs a gradient.
 
     Per example: a Transformer's block 12 T C^2 + 2 T^2 C, its head T C V, its embedding 0.
     """
@@ -95,7 +95,7 @@ def counted_costs(
 
 
 def multiply_adds(function: Function) -> int:
-    """Return how many elements its products have, each times the terms of its sum."""
+    """Return the number of elements in its products, times the number of terms in each sum."""
     match function:
         case functions.Linear(result_shape=shape, x=x):
             return math.prod(shape) * x.shape[-1]
@@ -114,14 +114,14 @@ def measured_costs(
 ) -> list[float]:
     """Return the seconds of each layer's forward and backward on x: the median of `repeats`.
 
-    Every repeat passes through all layers, so that a slow moment of the machine does not fall on
-    one of them; one more repeat, before these, warms up. The model stays as it is.
+    Every repeat passes through all layers, so that a slow moment of the machine does not hit one
+    layer only. One extra repeat warms up first. The model does not change.
     """
     if repeats < 1:
         raise ValueError(f"cannot take the median of {repeats} repeats; use 1 or more")
     if any(on_gpu(p.data) for p in model.parameters()):
         raise ValueError(
-            "a GPU computes after its caller has gone on, so these seconds would mean nothing; "
+            "a GPU still computes when its caller goes on, so the measured seconds would be wrong; "
             "measure copy.deepcopy(model).to('cpu')"
         )
     model = copy.deepcopy(model)

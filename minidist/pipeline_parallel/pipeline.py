@@ -10,8 +10,8 @@
 Layouts: rank r holds W of its stages; X[B/m, ...] and dX[B/m, ...] cross between neighbours. Bytes:
 one micro-batch's activation per boundary and direction, all together 2 (S - 1) B T C itemsize.
 
-A parameter that two stages share (a tied embedding, in the first and the last one) gets a part of
-its gradient on either rank: they are summed, once, after the program.
+A parameter that two stages share (a tied embedding, in the first and the last stage) gets a part of
+its gradient on each of the two ranks; the parts are summed once, after the program.
 """
 
 from collections.abc import Callable
@@ -38,16 +38,16 @@ STAGES = "the stages of a pipeline: pass sum_squares=pipeline.sum_squares"
 class Pipeline:
     """This rank's stages of a model, and the programs of all ranks.
 
-    model            the whole model, the same on every rank, of which the rank's layers are taken
-                     over: ask the pipeline for its state
+    model            the whole model, the same on every rank; this rank's layers are taken over, so
+                     ask the pipeline for the state
     schedule, micro_batches, chunks, options
                      as for `programs`
     cut              layers per virtual stage, as ranges (see partition.py), the same on every rank,
-                     also if its costs were measured; by default as many each
+                     even if costs were measured; by default equal numbers of layers
     recompute        keep only the inputs of a stage (see Stage)
     rendezvous_safe  see `add_communication`
     loss             (outputs, targets, reduction_size=) -> a scalar tensor, on the last stage
-    check_weights    whether the ranks compare their weights at first (see check_same_weights)
+    check_weights    whether the ranks first compare their weights (see check_same_weights)
     """
 
     def __init__(
@@ -102,13 +102,12 @@ class Pipeline:
     def backward(
         self, inputs: Tensor | Array, targets: Array, seed: int = 0, step: int = 0, examples=None
     ) -> float:
-        """Leave the whole batch's gradient in this rank's parameters; return its loss.
+        """Compute the whole batch's gradient, in this rank's parameters; return this rank's loss.
 
-        Of the loss a rank returns what its stages have computed: all of it where the last stage is,
-        0 elsewhere.
+        The rank with the last stage returns the whole loss, the other ranks 0.
 
-        Every rank gets the batch; inputs are needed on the first stage's, targets on the last's.
-        See `micro_batches` for the rest.
+        Every rank gets the batch. Inputs are needed only by the rank of the first stage, targets
+        only by the rank of the last. See `micro_batches` for the other arguments.
         """
         return self.run(micro_batches(inputs, targets, self.m, seed, step, examples))
 
@@ -126,12 +125,12 @@ class Pipeline:
     def sum_squares(self, own: float | None = None) -> float:
         """Return the sum of the squares of the whole gradient: every parameter counts once.
 
-        own  from Optimizer.clip_global_norm, the sum of all that this rank holds: only checked
+        own  from Optimizer.clip_global_norm, this rank's own sum, used only as a check
         """
         return sum_squares_over(self.counted_here(), self.parameters(), own, self.group)
 
     def counted_here(self) -> list[nn.Parameter]:
-        """Return this rank's parameters but those that are tied and count on an earlier rank."""
+        """Return this rank's parameters, except tied ones that an earlier rank counts."""
         first = {name for name, group in self.shared.items() if group is None or not group.rank}
         own = self.named_parameters().items()
         return [p for name, p in own if name in first or name not in self.shared]
@@ -145,7 +144,7 @@ class Pipeline:
         load_own(self.model, state, self.shapes, self.check_group)
 
     def take_shared_gradients(self) -> dict[str, Array | None]:
-        """Set aside what earlier batches have left, which has been summed already."""
+        """Set the gradients of earlier batches aside: they have been summed already."""
         taken = {}
         for name, group in self.shared.items():
             if group is not None:

@@ -27,18 +27,18 @@ MOST_PASSES = 1_000_000  # passes forward, over all ranks: some hundred MB of ac
 def programs(
     schedule: str, p: int, m: int, chunks: int = 1, weights_last: bool = False, **options
 ) -> Programs:
-    """Return the compute actions of p ranks for m micro-batches (of an asynchronous one: in all).
+    """Return the compute actions of p ranks for m micro-batches (asynchronous: m in all).
 
     chunks        stages per rank: any number for "interleaved", always 2 for "zb_v"
-    weights_last  put every weight half off to the end, where those of all micro-batches are one
-                  product per weight; dX leaves before dW is computed, as in zb_h1; this costs the
+    weights_last  defer every weight half to the end, where all micro-batches together take one
+                  product per weight. dX is sent before dW is computed, as in zb_h1. This costs the
                   memory of m micro-batches
-    options       of "pipedream": replicas; of "pipedream_2bw": update_every
+    options       "pipedream" takes replicas, "pipedream_2bw" takes update_every
 
     There are at most MOST_PASSES passes forward, p times m times chunks.
     """
     if schedule not in SCHEDULES:
-        raise ValueError(f"unknown schedule {schedule!r}; there is {', '.join(SCHEDULES)}")
+        raise ValueError(f"unknown schedule {schedule!r}; choose one of {', '.join(SCHEDULES)}")
     for number, what in ((p, "ranks"), (m, "micro-batches"), (chunks, "chunks")):
         if not isinstance(number, Integral) or number < 1:
             raise ValueError(f"a pipeline has one or more {what}, not {number!r}")
@@ -53,14 +53,14 @@ def programs(
     result = SCHEDULES[schedule](p, m, chunks, **options)
     if weights_last and updates(result):
         raise ValueError(
-            f"{schedule} updates the weights on the way, so no gradient may wait for the end; "
-            "use it without weights_last"
+            f"{schedule} updates the weights during its program, so no gradient may wait for the "
+            "end; use it without weights_last"
         )
     return put_weights_last(result) if weights_last else result
 
 
 def updates(programs: Programs) -> bool:
-    """Say whether these programs update the weights themselves: they are asynchronous ones."""
+    """Return whether these programs update the weights themselves, that is, are asynchronous."""
     return any(isinstance(a, Update) for program in programs for a in program)
 
 
@@ -79,7 +79,7 @@ def put_weights_last(programs: Programs) -> Programs:
 
 
 def _one_chunk(program: Callable) -> Callable:
-    """Stage r on rank r, for a program(rank, p, m, **options)."""
+    """Place stage r on rank r, for a program(rank, p, m, **options)."""
 
     @wraps(program)  # so that its options can be asked for
     def every_rank(p, m, chunks, **options):

@@ -3,10 +3,10 @@
     X[B/m, ...] -> [ layers k to l of the model ] -> Y[B/m, ...]      what crosses the boundaries
     dX          <- [            backward        ] <- dY               is one micro-batch's
 
-Between F and B of micro-batch i the stage keeps X (a leaf) and the graph from it to Y, but not Y
-once it is sent; between I and W what the weights' gradients need. Of the last stage Y is the loss,
-divided by the number of targets of the whole batch; so the micro-batches' gradients, however
-uneven, only have to be summed.
+Between F and B of micro-batch i the stage keeps X (a leaf) and the graph from X to Y, but not Y
+once it is sent. Between I and W it keeps what the weights' gradients need. Y of the last stage is
+the loss, divided by the number of targets of the whole batch; so the gradients of micro-batches,
+however uneven, only have to be summed.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class Stage:
     loss         (outputs, targets, reduction_size=) -> a scalar tensor
     recompute    keep only X, and run the layers again in backward
     peak         the most micro-batches that have been in flight at once
-    losses       {micro-batch: its part of the loss}, of the last stage
+    losses       {micro-batch: its part of the loss}, on the last stage
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Stage:
         self.begin([])
 
     def begin(self, batch: list[MicroBatch]) -> None:
-        """Forget what was in flight; take the micro-batches whose numbers the actions give."""
+        """Forget what was in flight; take new micro-batches, which actions name by number."""
         self.batch = batch
         self.received: dict[int, Array] = {}  # X, from the stage before
         self.output_gradients: dict[int, Array] = {}  # dY, from the stage behind
@@ -53,7 +53,7 @@ class Stage:
         return list(dict.fromkeys(p for layer in self.layers for p in layer.parameters()))
 
     def forward(self, i: int) -> None:
-        """Y = layers(X); of the last stage, the loss."""
+        """Y = layers(X); on the last stage, the loss."""
         micro_batch = self.batch[i]
         x = micro_batch.inputs if self.first else Tensor(self.received.pop(i), requires_grad=True)
         if self.recompute:
@@ -74,7 +74,7 @@ class Stage:
         return y
 
     def output(self, i: int) -> Array:
-        """Return Y, to be sent to the stage behind; it is kept no longer, only its shape is."""
+        """Return Y, to be sent to the next stage; from now on the stage keeps only its shape."""
         y = self.outputs[i]
         sent = y.data
         if y.creator is not None:  # else it may be the batch's own input
@@ -82,11 +82,11 @@ class Stage:
         return sent
 
     def backward(self, i: int) -> None:
-        """dX, and dW added to the parameters' gradients."""
+        """Compute dX; add dW to the parameters' gradients."""
         self._backward(i, None)
 
     def backward_input(self, i: int) -> None:
-        """dX alone; what only dW needs is deferred."""
+        """Compute dX alone; defer what only dW needs."""
         self.deferred[i] = []
         self._backward(i, self.deferred[i])
 
@@ -98,10 +98,10 @@ class Stage:
             del self.inputs[i]
 
     def input_gradient(self, i: int) -> Array:
-        """Return dX, to be sent to the stage before; it is kept no longer."""
+        """Return dX, to be sent to the stage before, and forget it."""
         x = self.inputs.pop(i)
         return x.xp.zeros_like(x.data) if x.grad is None else x.grad  # Y may not depend on X
 
     def backward_weights(self, micro_batches: list[int]) -> None:
-        """Compute what was deferred for these micro-batches: one product per weight."""
+        """Compute what was deferred for these micro-batches, one product per weight."""
         deferred.compute(later for i in micro_batches for later in self.deferred.pop(i))

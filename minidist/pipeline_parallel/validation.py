@@ -23,17 +23,17 @@ from minidist.pipeline_parallel.execution_order import Stuck, in_order
 
 ROOM, RANKS = 8, 16  # actions shown on either side of a fault, and ranks
 BEFORE = {Forward: "", Backward: "F", BackwardInput: "F", BackwardWeight: "FI"}
-WHOLE = ("FB", "FIW")  # what a micro-batch goes through in a stage
+WHOLE = ("FB", "FIW")  # what a stage does for one micro-batch
 
 
 def validate(programs: list[list[Action]], p: int, m: int) -> None:
     """Raise ValueError, with the grid and a mark at the fault, where programs are wrong.
 
-    Structure: p programs; every virtual stage does F of each of m micro-batches once, after it B
-    once, or I once and after it W once; an Update comes once, after what it applies; where there
-    are some, every stage's last one applies micro-batch m - 1, and replicas of a stage have the
-    same. Transfers, if there are any: one receive before each use, one send after each result,
-    nothing else. Executability: there is an order in which nobody waits for ever.
+    Structure: there are p programs. For each of m micro-batches every virtual stage does F once,
+    then B once, or I once and then W once. An Update comes once, after what it applies; if there
+    are updates, every stage's last one applies micro-batch m - 1, and replicas of a stage have the
+    same updates. Transfers, if any: one receive before each use, one send after each result,
+    nothing else. Executability: there is an order in which every rank finishes.
     """
     if len(programs) != p:
         raise ValueError(f"there are {len(programs)} programs for {p} ranks")
@@ -54,10 +54,10 @@ def validate(programs: list[list[Action]], p: int, m: int) -> None:
 
 
 def _check_rank(programs, rank: int, m: int) -> None:
-    """Check what can be seen on one rank: foreign and double actions, what is missing, order."""
+    """Check what one rank shows: foreign, double and missing actions, and their order."""
     chunks = len(placement_of(programs)[rank])
-    done: dict[tuple, str] = {}  # {(micro-batch, chunk): signs of what it has been through}
-    last = {}  # {(micro-batch, chunk), or an Update: where the last of it stands}
+    done: dict[tuple, str] = {}  # {(micro-batch, chunk): signs of its actions so far}
+    last = {}  # {(micro-batch, chunk), or an Update: place of its last action}
     for at, action in enumerate(programs[rank]):
         if not isinstance(action, (*COMPUTE, *SENDS, *RECEIVES)):
             raise _fault(programs, rank, at, f"{action!r} is no action")
@@ -88,13 +88,13 @@ def _check_rank(programs, rank: int, m: int) -> None:
 
 
 def _is_applied_by(action: Action, update: Update) -> bool:
-    """Say whether an update must wait for this action (an earlier update counts as one)."""
+    """Return whether an update must wait for this action (which may be an earlier update)."""
     own = action.chunk == update.chunk and action.micro_batch <= update.micro_batch
     return own and action != update and isinstance(action, Backward | BackwardWeight | Update)
 
 
 def _check_stages(programs, m: int) -> None:
-    """Check that every stage takes every micro-batch, once, on whichever of its replicas."""
+    """Check that every stage takes every micro-batch once, on any one of its replicas."""
     placement = placement_of(programs)
     takes = Counter(
         (placement[r][a.chunk], a.micro_batch)
@@ -130,7 +130,7 @@ def _check_updates(programs, m: int) -> None:
 
 
 def _check_transfers(programs) -> None:
-    """Check that every use has its receive before it, every result its send after it; no more."""
+    """Check that each use has one receive before it, each result one send after it; no others."""
     bare = [[a for a in program if not isinstance(a, Transfer)] for program in programs]
     transfers = neighbours(Programs(bare, placement_of(programs)))
     for rank, program in enumerate(programs):
@@ -156,7 +156,7 @@ def _fault(programs, rank: int, at: int, what: str) -> ValueError:
 
 
 def grid(programs: list[list[Action]], rank: int | None = None, at: int = 0) -> str:
-    """Return programs as lines, one per rank; with a mark under one action, and what is near it."""
+    """Return programs as lines, one per rank; on request, the part around one marked action."""
     longest = max(map(len, programs), default=0)
     first, stop = (0, longest) if rank is None else (max(0, at - ROOM), at + ROOM + 1)
     top = 0 if rank is None else max(0, rank - RANKS // 2)

@@ -1,7 +1,7 @@
-"""The weights of an asynchronous stage, in versions; which one a pass uses is PipeDream's question.
+"""Versions of an asynchronous stage's weights; PipeDream's question is which one a pass uses.
 
-A version is a vector of weights and, beside it, how many updates are in it. The number is read from
-the version that a pass really uses, so that what is recorded is what happened.
+A version is a vector of weights, and the number of updates in it. The number is read from the
+version that a pass really uses, so that the record shows what happened.
 """
 
 from collections.abc import Callable
@@ -20,17 +20,17 @@ from minidist.replicas import sum_gradients
 
 
 def newest(b: int, version: int, p: int, every: int) -> int:
-    """Weight stashing: the one that is there when the pass begins."""
+    """Weight stashing: the newest version when the pass begins."""
     return version
 
 
 def vertical_sync(b: int, version: int, p: int, every: int) -> int:
-    """The one that the first stage has used for this minibatch."""
+    """Vertical sync: the version that the first stage used for this minibatch."""
     return max(0, b - (p - 1))
 
 
 def double_buffered(b: int, version: int, p: int, every: int) -> int:
-    """2BW: one update older than what the first of this update's micro-batches could see."""
+    """2BW: one update older than the newest version when this update's first micro-batch began."""
     return max(0, b // every - 1)
 
 
@@ -46,12 +46,13 @@ class Version:
 
 
 class WeightVersions:
-    """A stage's parameters in one flat vector, of which older versions are kept while needed.
+    """A stage's parameters in one flat vector; older versions are kept while they are needed.
 
     optimizer  parameters -> Optimizer
     choose     (minibatch, newest version) -> the version that its forward pass uses, both counted
                from the beginning of the stream; backward uses the same one
-    stash      whether an update writes to a new buffer; False: in place, under graphs in flight
+    stash      whether an update writes to a new buffer; False: in place, although passes in flight
+               still use the old weights
     used       ("F" or "B", minibatch, version) of every pass so far
     most       the most buffers that were kept at once
     """
@@ -73,11 +74,11 @@ class WeightVersions:
 
     @property
     def version(self) -> int:
-        """The updates that are in the newest weights."""
+        """The number of updates in the newest weights."""
         return self.newest.number
 
     def forward(self, b: int) -> None:
-        """Let the parameters be those that the forward pass of b uses."""
+        """Bind the parameters to the version that the forward pass of b uses."""
         version = self.first + self.choose(b, self.version - self.first)
         self.forget_before(version)
         self.next = b + 1
@@ -86,7 +87,7 @@ class WeightVersions:
         self.most = max(self.most, len({*self.kept.values(), *self.in_flight.values()}))
 
     def backward(self, b: int) -> None:
-        """Let them be those that its forward pass used."""
+        """Bind them to the version that the forward pass of b used."""
         self.use("B", b, self.in_flight.pop(b))
 
     def forget_before(self, version: int) -> None:

@@ -1,16 +1,16 @@
-"""Zero bubble: backward in two halves, of which only one is in anybody's way.
+"""Zero bubble: backward in two halves; other ranks wait for the first half only.
 
 Qi et al., Zero Bubble (Almost) Pipeline Parallelism (ICLR 2024; arXiv 2401.10241), sections 2.1
 (ZB-H1), 2.2 (ZB-H2) and 2.3 (their bubbles); ZB-V: section 6 of the arXiv version. The stage before
-waits for I (dX = dY W^T); nobody waits for W (dW = X^T dY), which fills what would be a bubble.
+waits for I (dX = dY W^T). No rank waits for W (dW = X^T dY), so W can fill the bubbles.
 
     zb_h1   at most p micro-batches in flight, as in 1F1B on its first rank:
             idle (p - 1)(TF + TI - TW); if m >= p, TW <= TF and TW <= TI
     zb_h2   at most 2p - 1 in flight: (p - 1)(TF + TI - 2 TW), counted from a rank's own start;
             if m >= 2p - 1, TW <= TF and 2 TW <= TF + TI
-    zb_v    two chunks per rank, laid out as a V, so that a micro-batch's forward ends, and its
-            backward begins, where it came in: no bubble in 1F1B's memory, also counted from a
-            rank's own start; if m >= 2p - 1 and TF = TI = TW
+    zb_v    two chunks per rank, laid out as a V: a micro-batch's forward ends, and its backward
+            begins, on the rank where it started. No bubble, counted from a rank's own start, with
+            the memory of 1F1B; if m >= 2p - 1 and TF = TI = TW
 """
 
 from collections.abc import Iterator
@@ -19,17 +19,17 @@ from minidist.pipeline_parallel.actions import Action, BackwardInput, BackwardWe
 
 
 def zb_h1(rank: int, p: int, m: int) -> Iterator[Action]:
-    """1F1B whose weight halves come `rank` micro-batches late."""
+    """1F1B with weight halves delayed by `rank` micro-batches."""
     return late_weights(m, ahead=p - rank, late=rank)
 
 
 def zb_h2(rank: int, p: int, m: int) -> Iterator[Action]:
-    """Fill with forwards until the first backward arrives; weight halves come 2 `rank` late."""
+    """Fill with forwards until the first backward arrives; delay weight halves by 2 `rank`."""
     return late_weights(m, ahead=2 * (p - rank) - 1, late=2 * rank)
 
 
 def late_weights(m: int, ahead: int, late: int) -> Iterator[Action]:
-    """`ahead` forwards; then in turn an input half, a weight half `late` behind it, a forward."""
+    """`ahead` forwards; then in turn an input half, the weight half `late` before it, a forward."""
     yield from map(Forward, range(min(ahead, m)))
     for i in range(m):
         yield BackwardInput(i)
@@ -51,10 +51,10 @@ def zb_v(rank: int, p: int, m: int) -> Iterator[Action]:
     Written as runs of turns; a turn is skipped where its micro-batches have run out:
 
         F0 x (2 (p - rank) - 1)     until the first micro-batch is back from the bottom of the V
-        F1 F0 x rank                until its backward is
-        F1 I1 W1 x (p - rank)       until the gradient is back, too
+        F1 F0 x rank                until its backward is back
+        F1 I1 W1 x (p - rank)       until its gradient is back, too
         F0 I0 W0 F1 I1 W1 x m       steady: every rank works all the time
-        I0 I1 x rank                drain: weight halves wait until nobody waits for anything else
+        I0 I1 x rank                drain: weight halves wait while a rank still waits for dX
         I0 W0 x (p - rank)
         W1 W0 x m
     """

@@ -158,7 +158,7 @@ def test_programs_read_like_the_pictures_in_the_papers():
 @pytest.mark.parametrize(
     "arguments, options, message",
     [
-        (("magic", 2, 2), {}, "unknown schedule 'magic'; there is layer_split, gpipe, 1f1b"),
+        (("magic", 2, 2), {}, "unknown schedule 'magic'; choose one of layer_split, gpipe, 1f1b"),
         (("gpipe", 0, 2), {}, "one or more ranks, not 0"),
         (("gpipe", 2, 0), {}, "one or more micro-batches, not 0"),
         (("interleaved", 2, 2, 0), {}, "one or more chunks, not 0"),
