@@ -1,7 +1,7 @@
 """Arrays on the host (NumPy) or on a GPU (CuPy): one source for both.
 
-Inside a function, `xp = array_module(x)` gives the module that the data lives in; there is no
-switch to set, and arrays of both kinds can coexist in one process. This file alone imports CuPy.
+Inside a function, `xp = array_module(x)` gives the module of the data. There is no switch to set:
+arrays of both kinds can coexist in one process. Only this file imports CuPy.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ DEVICES = ("cpu", "gpu")
 
 
 def array_module(*arrays: Array) -> ModuleType:
-    """Return cupy if any argument is on a GPU (impossible before its import), else numpy."""
+    """Return cupy if any argument is on a GPU, else numpy (always, before CuPy is imported)."""
     cupy = sys.modules.get("cupy")
     return cupy.get_array_module(*arrays) if cupy else np
 
@@ -60,7 +60,7 @@ def on_gpu(x) -> bool:
 
 @functools.cache
 def why_no_gpu() -> str | None:
-    """Return None where CuPy finds a GPU, else the reason and the remedy in one sentence."""
+    """Return None if CuPy finds a GPU, else the reason and the remedy in one sentence."""
     if importlib.util.find_spec("cupy") is None:
         return "CuPy is not installed: pip install 'minidist[gpu]'"
     import cupy
@@ -71,7 +71,7 @@ def why_no_gpu() -> str | None:
 
 
 def check_device(device: str) -> None:
-    """Raise ValueError unless `device` is "cpu", or "gpu" where there is one."""
+    """Raise ValueError unless `device` is "cpu", or "gpu" on a machine that has one."""
     if device not in DEVICES:
         raise ValueError(f"unknown device {device!r}; choose one of {', '.join(DEVICES)}")
     if device == "gpu" and (reason := why_no_gpu()):
@@ -82,14 +82,14 @@ def elements(shape) -> int:
     """Return how many elements an array of this shape, an int or a tuple, has."""
     sides = np.atleast_1d(shape).tolist()
     if any(side < 0 for side in sides):
-        raise ValueError(f"a shape has no negative sides, unlike {shape}")
+        raise ValueError(f"a shape has no negative sides, but {shape} has")
     return math.prod(sides)
 
 
 def empty(shape, dtype) -> np.ndarray:
     """Return an uninitialised host array on a 64-byte boundary: one cache line.
 
-    It is the widest SIMD register, too; NumPy's own boundary is 16 bytes.
+    64 bytes is also the widest SIMD register; NumPy aligns to 16 bytes only.
     """
     dtype = np.dtype(dtype)
     nbytes = elements(shape) * dtype.itemsize
@@ -99,7 +99,7 @@ def empty(shape, dtype) -> np.ndarray:
 
 
 def widen(x: Array) -> Array:
-    """Return float16 as float32, anything else as it is: half precision is for storage."""
+    """Return float16 as float32, anything else unchanged: half precision is for storage only."""
     return x.astype(np.float32) if x.dtype == np.float16 else x
 
 
@@ -138,9 +138,9 @@ def erf(x: Array) -> Array:
 def keep_freed_memory() -> None:
     """Let the C library keep freed blocks for reuse instead of returning them to the kernel.
 
-    A tape allocates and frees the same megabytes every step; by default glibc hands blocks above
-    128 KiB back and every page faults in again. Where there is no glibc nothing happens; results
-    are the same either way.
+    Every training step allocates and frees the same megabytes. By default glibc returns blocks
+    above 128 KiB to the kernel, and every page faults in again. Without glibc this does nothing;
+    results are the same either way.
     """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -1,9 +1,9 @@
-"""Collectives as differentiable functions: pairs, each of which is the other's adjoint.
+"""Collectives as differentiable functions, in pairs: each is the other's adjoint.
 
 Letters: N ranks of a group, r this one. Layouts: X[B, C] is the same on all ranks (replicated);
 X[B, C/N] is this rank's part (split); X[B, C]{+N} is a partial sum, still to be added up over the
-ranks. A gradient has a layout, too: of a replicated X that each rank uses for something of its own,
-every rank computes a partial sum of dX.
+ranks. A gradient has a layout, too: if each rank uses a replicated X in a different way, every rank
+computes a partial sum of dX.
 
     function        forward                          backward
     copy_to      f  identity     X -> X              all_reduce      dX{+N} -> dX
@@ -14,11 +14,11 @@ every rank computes a partial sum of dX.
     reduce_scatter  ... -> part  Y{+N} -> Y/N        all_gather      dY/N -> dY
     all_to_all      all_to_all   X[B/N, C]->[B, C/N] all_to_all      the way back
 
-`gather` and `all_gather` do the same forward. Which backward is right depends on what follows: if
-all ranks go on to compute the same thing with X, dX is the same everywhere, and a part of it is
-right; if each computes something of its own, dX is a partial sum. f and g are Megatron's (Shoeybi
-et al. 2019, section 3, figure 3). A part is as equal to the others as can be, the larger first;
-others are refused, since backward could not cut them again.
+`gather` and `all_gather` do the same in forward. Which backward is right depends on what follows:
+if all ranks then compute the same thing with X, dX is the same everywhere, and a part of it is
+right; if each rank computes something different, dX is a partial sum. f and g are Megatron's
+(Shoeybi et al. 2019, section 3, figure 3). Parts must be as equal as can be, the larger first;
+others are refused, because backward could not cut them again.
 """
 
 from minidist.autograd import Function, Tensor
@@ -54,7 +54,7 @@ class ReduceFrom(Function):
 
 
 class Scatter(Function):
-    """Forward: own part of X along `axis`;  backward: all_gather dX/N -> dX."""
+    """Forward: this rank's part of X along `axis`;  backward: all_gather dX/N -> dX."""
 
     def __init__(self, group: Group, axis: int):
         self.group, self.axis = group, axis
@@ -67,7 +67,7 @@ class Scatter(Function):
 
 
 class Gather(Function):
-    """Forward: all_gather X/N -> X;  backward: own part of dX, which is the same on all ranks."""
+    """Forward: all_gather X/N -> X;  backward: this rank's part of dX, the same on all ranks."""
 
     def __init__(self, group: Group, axis: int):
         self.group, self.axis = group, axis
@@ -108,7 +108,7 @@ class ReduceScatter(Function):
 
 
 class AllToAll(Function):
-    """Forward: X split along `joined` -> X split along `cut`;  backward: the other way round."""
+    """Forward: X split along `joined` -> X split along `cut`;  backward: the reverse."""
 
     def __init__(self, group: Group, cut: int, joined: int):
         self.group, self.cut, self.joined = group, cut, joined
@@ -121,7 +121,7 @@ class AllToAll(Function):
 
 
 def own_part(x: Array, group: Group, axis: int) -> Array:
-    """Return this rank's part of x along `axis`: as equal as can be, the larger first."""
+    """Return this rank's part of x along `axis`; parts are as equal as can be, larger first."""
     ends = split_ends(x.shape[axis], group.size)
     cut = [slice(None)] * x.ndim
     cut[axis] = slice(ends[group.rank], ends[group.rank + 1])
@@ -136,7 +136,7 @@ def reduce_scatter_along(x: Array, group: Group, axis: int) -> Array:
 
 
 def exchange(x: Array, group: Group, cut: int, joined: int) -> Array:
-    """Cut x along one axis, give a piece to each rank, join what comes in along another axis."""
+    """Cut x along one axis, give a piece to each rank, join the received pieces along another."""
     xp, ends = array_module(x), split_ends(x.shape[cut], group.size)
     pieces = xp.split(x, ends[1:-1], axis=cut)
     taken = group.all_to_all([xp.ascontiguousarray(q) for q in pieces])
@@ -144,7 +144,7 @@ def exchange(x: Array, group: Group, cut: int, joined: int) -> Array:
 
 
 def checked(whole: Array, part: Array, group: Group, axis: int) -> Array:
-    """Return the whole if it cuts, on the way back, into the parts that it was joined from."""
+    """Return the whole if backward would cut it into the same parts; else raise ValueError."""
     held, ends = part.shape[axis], split_ends(whole.shape[axis], group.size)
     own = ends[group.rank + 1] - ends[group.rank]
     if held != own:

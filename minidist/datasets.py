@@ -4,8 +4,8 @@
                 predicts the next one
     the digits  1797 grey images of 8 x 8 pixels (data/digits.txt: source, citation, licence)
 
-A batch is a set of global example indices. Every rank deals the same shuffled order and keeps its
-own cards.
+A batch is a set of global example indices. Every rank shuffles and deals them in the same way, and
+keeps its own share.
 """
 
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ class Text:
 def text(path: str | Path | None = None, context: int = 1) -> Text:
     """Return the text of a UTF-8 file, or by default the help topics inside CPython.
 
-    context  characters of one window; a text that has not that many and one more is a ValueError
+    context  characters of one window; ValueError if the text has fewer than context + 1 characters
     """
     if path is None:
         from pydoc_data.topics import topics
@@ -122,7 +122,7 @@ def example_indices(inputs: Tensor | Array, targets: Array, examples=None) -> np
 
 
 def shard(examples: np.ndarray, rank: int, size: int) -> np.ndarray:
-    """Return rank's part: neighbours; sizes differ by at most one, the larger first, maybe 0."""
+    """Return this rank's part, neighbours; sizes differ by at most one, larger first, maybe 0."""
     return np.array_split(examples, size)[rank]
 
 
@@ -144,7 +144,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Deal `examples` indices in batches of `batch`; the last one of an epoch has what is left.
+    """Deal `examples` indices in batches of `batch`; an epoch's last batch has what is left.
 
     Each epoch is a permutation drawn from (seed, epoch), so over all ranks and micro-batches every
     example comes exactly once per epoch, whatever `size` and `micro_batches` are.

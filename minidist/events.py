@@ -1,7 +1,7 @@
-"""Who did what, when, and how many bytes it moved: a log that a caller hands in, or does not.
+"""An optional log of events: which rank did what, when, and how many bytes it moved.
 
-Times are seconds of the machine's monotonic clock, which all its processes share; a log made by
-several ranks can be read as one. (A simulator's clocks count in a unit of their own.)
+Times are seconds of the machine's monotonic clock, which all its processes share, so a log made by
+several ranks can be read as one. (A simulator's clocks have their own unit.)
 """
 
 import threading
@@ -17,7 +17,7 @@ class Event:
 
     name      the operation: "all_reduce", "backward", "forward 3"
     category  "communication" or "compute"
-    bytes     payload that others took from this rank meanwhile
+    bytes     payload bytes that this rank sent during the event
     """
 
     rank: int
@@ -37,10 +37,10 @@ class Event:
 class EventLog:
     """Events in the order in which they ended, on each rank; give it to `run(..., log=log)`.
 
-    In a worker, `group.log` is the rank's own: None, or a log to which `span` adds what the worker
-    does, beside what its group does anyway.
+    In a worker, `group.log` is the rank's own log, or None. The group logs its communication there;
+    `span` adds what the worker does.
 
-    unit  of the times: "s", or what a simulator's durations count in
+    unit  unit of the times: "s", or the unit of a simulator's durations
     """
 
     events: list[Event] = field(default_factory=list)
@@ -49,7 +49,7 @@ class EventLog:
 
     @contextmanager
     def span(self, name: str, category: str = "compute") -> Iterator[None]:
-        """Log what happens inside the `with`, whether or not it fails."""
+        """Log what happens inside the `with` block, even if it raises."""
         start = time.monotonic()
         try:
             yield

@@ -8,12 +8,12 @@
     optimizer.step(); optimizer.zero_grad()
 
 Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM
-(SC 2021), section 3. The axes do not know of each other, and only sums remain to be composed:
+(SC 2021), section 3. The axes are independent of each other; only their sums must be combined:
 
     dp   examples of the batch: gradients are summed over dp, once, at the end
     pp   layers: stages hold different parameters; a tied one is summed between its two stages
-    tp   matrices: a rank holds a part of each; what every rank holds has the same gradient on all
-         (or, with the sequence split, a part of it, summed over tp)
+    tp   matrices: a rank holds a part of each; a parameter that all ranks hold has the same
+         gradient on all of them (or, with the sequence split, a part of it, summed over tp)
 
 The loss is divided by the targets of the whole batch, so no sum needs a factor.
 """
@@ -39,9 +39,9 @@ class Hybrid:
 
     model          a single-device Transformer, the same on every rank; its layers are taken over
     schedule, micro_batches, options
-                   as for Pipeline; micro_batches of each dp rank's share of the batch
+                   as for Pipeline; each dp rank cuts its share of the batch into micro_batches
     split_sequence sequence parallelism over tp (see tensor_parallel/sequence_parallel.py)
-    check_weights  whether the ranks compare their weights at first (see check_same_weights)
+    check_weights  whether the ranks first compare their weights (see check_same_weights)
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class Hybrid:
     def backward(
         self, inputs: Array, targets: Array, seed: int = 0, step: int = 0, examples=None
     ) -> float:
-        """Leave the whole batch's gradient in this rank's parameters; return the whole loss.
+        """Compute the whole batch's gradient, in this rank's parameters; return the whole loss.
 
-        There must be no gradient from before.
+        The parameters must not have a gradient before.
 
         inputs, targets  tokens [B, T] of the whole batch, on every rank
         examples         their global indices, [B], for dropout; by default 0, 1, ...
@@ -117,7 +117,7 @@ class Hybrid:
         """Return the sum of the squares of the whole gradient: every parameter counts once.
 
         What all tp ranks hold counts on the first of them, a tied parameter in its first stage.
-        own  from Optimizer.clip_global_norm, the sum of all that this rank holds: only checked
+        own  from Optimizer.clip_global_norm, this rank's own sum, used only as a check
         """
         once = counted_here(self.pipeline.counted_here(), self.mesh.tp)
         return sum_squares_over(once, self.parameters(), own, self.mesh.tp, self.mesh.pp)
@@ -131,7 +131,7 @@ class Hybrid:
         load_own(self.pipeline.model, state, self.shapes, self.check_group)
 
     def whole(self, own: dict[str, Array]) -> dict[str, np.ndarray]:
-        """Return whole arrays of all parameters, given this rank's parts of its own ones."""
+        """Return the whole arrays of all parameters, given the parts that this rank holds."""
         named = self.named_parameters()
         mine = {n: to_host(unsplit(x, named[n], self.mesh.tp)) for n, x in own.items()}
         return from_holders(mine, self.shapes, self.mesh.pp)

@@ -1,8 +1,7 @@
 """Optimizers: one elementwise rule over flat vectors, in pieces that stay in the cache.
 
-A parameter that got no gradient counts as gradient zero: weight decay and momentum act on it. (That
-is what it means for a rank whose shard was empty; treating None and zero alike makes the update the
-same on any split.)
+A parameter without a gradient is treated as one with gradient zero: weight decay and momentum act
+on it. (A rank whose shard was empty has no gradient, and its update must not depend on the split.)
 """
 
 import math
@@ -18,7 +17,7 @@ from minidist.nn.flat_parameters import flat_slices
 # Elements: parameter, gradient and two moments in float32 take 512 KiB of a core's cache.
 PIECE = 1 << 15
 
-# What each setting of a rule may be: in words, and as a test. With eps = 0, a gradient that has
+# The allowed values of each setting: in words, and as a test. With eps = 0, a gradient that has
 # always been 0 would move a weight by 0 / 0.
 SETTINGS: dict[str, tuple[str, Callable]] = {
     "lr": ("a finite number, at least 0", lambda x: 0 <= x < math.inf),
@@ -49,8 +48,8 @@ class Optimizer:
     The list may be empty, as for a frozen stage.
     State is kept per flat slice, and made at the first step.
 
-    settings  lr, the learning rate, and what else the rule needs: attributes, so that a schedule
-              may change them between steps; checked now and at each step (see SETTINGS)
+    settings  lr, the learning rate, and what else the rule needs. They become attributes, which a
+              schedule may change between steps; checked now and at each step (see SETTINGS)
     steps     number of updates done so far
     """
 
@@ -68,7 +67,7 @@ class Optimizer:
         self.check_settings()
 
     def check_settings(self) -> None:
-        """Raise ValueError where a setting is no number that the rule can take."""
+        """Raise ValueError if a setting has a value that the rule cannot take."""
         for name in [name for name in SETTINGS if name in vars(self)]:
             check_setting(name, getattr(self, name))
         for s in self.slices if "eps" in vars(self) else []:
@@ -86,7 +85,7 @@ class Optimizer:
 
     @property
     def skips_zeros(self) -> bool:
-        """Whether the rule leaves an element and its state alone where the gradient is zero."""
+        """Whether the rule does not change an element and its state if the gradient is zero."""
         return False
 
     def _begin_step(self) -> None:
@@ -121,7 +120,7 @@ class Optimizer:
     def step_at(self, positions: Array, gradient: Array) -> None:
         """Update these elements of the only flat slice; all others have gradient zero.
 
-        The same as `step`, for rules that skip zeros: the work is that of the elements given.
+        The same as `step`, for rules that skip zeros; the work is proportional to these elements.
         """
         if not self.skips_zeros:
             raise ValueError(
@@ -129,7 +128,7 @@ class Optimizer:
                 "update some alone; use Adagrad, or SGD without momentum and weight decay"
             )
         if len(self.slices) != 1:
-            raise ValueError(f"positions are those of one flat slice, not of {len(self.slices)}")
+            raise ValueError(f"step_at needs one flat slice; this optimizer has {len(self.slices)}")
         self._begin_step()
         data, state = self.slices[0].data, self.state[0]
         new, own = widen(data[positions]), [array[positions] for array in state]
@@ -216,8 +215,8 @@ class SGD(Optimizer):
 class Adagrad(Optimizer):
     """a += g^2;  p -= lr g / (sqrt a + eps)  (Duchi, Hazan, Singer 2011; diagonal).
 
-    Each element has a rate of its own, which falls with the gradients it has seen: those that are
-    rarely touched keep a large one. The eps, their delta (figure 1), lets 0 / 0 be 0.
+    Each element has its own rate, which falls with the gradients it has seen; elements that are
+    rarely touched keep a large rate. The eps, their delta (figure 1), makes 0 / 0 equal 0.
     """
 
     state_arrays = 1
@@ -269,9 +268,9 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam, and beside its step p -= lr wd p (Loshchilov and Hutter 2019, algorithm 2).
+    """Adam, and in addition p -= lr wd p (Loshchilov and Hutter 2019, algorithm 2).
 
-    The decay has lr in front of wd, as in PyTorch; the paper's is eta_t wd.
+    The decay is lr wd, as in PyTorch; in the paper it is eta_t wd.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""What ranks with parts or copies of one model do together: sum its gradients, measure, compare.
+"""Operations of ranks that hold parts or copies of one model: sum gradients, measure, compare.
 
 sum_gradients       dW{+N} -> dW on every rank; never twice over the same ranks
 sum_squares_over    the squared norm of a gradient that is spread over ranks
-check_same_weights  whether replicas are replicas
+check_same_weights  check that replicas have the same weights
 """
 
 import hashlib
@@ -28,10 +28,10 @@ def sum_gradients(parameters: Iterable[Tensor], group: Group) -> None:
 
 
 def summed_ranks(p: Tensor, group: Group) -> frozenset[int]:
-    """Return the ranks over which p's gradient will be a sum when it is summed over the group.
+    """Return the ranks whose sum p's gradient will be once it is summed over the group.
 
-    ValueError if it has a sum in it over two of the group's ranks, which would be summed again. A
-    sum over one axis of a mesh may follow that over another one: they share this rank only.
+    ValueError if it already contains a sum over two of the group's ranks, which would be summed
+    again. Sums over two axes of a mesh may follow each other: these groups share only this rank.
     """
     before, ranks = p.summed_over, frozenset(group.members)
     if len(before & ranks) > 1:
@@ -45,16 +45,16 @@ def summed_ranks(p: Tensor, group: Group) -> frozenset[int]:
 def sum_squares_over(
     counted: Iterable[Tensor], held: Iterable[Tensor], own: float | None, *groups: Group
 ) -> float:
-    """Return the sum of the squares of gradients, over this rank and all others of these groups.
+    """Return the sum of the squares of gradients over all ranks of these groups.
 
-    counted  the parameters that count on this rank, so that of all ranks each is counted once
-    held     all of this rank's
-    own      the sum of squares of what an optimizer has, or None; ValueError if that is not `held`
+    counted  the parameters that this rank counts, so that each counts once over all ranks
+    held     all parameters of this rank
+    own      an optimizer's own sum of squares, or None; ValueError if it is not the sum of `held`
     """
     if own is not None and abs(own - (all_of := squares(held))) > 1e-5 * max(own, all_of):
         raise ValueError(
-            f"the gradients to clip have a sum of squares of {own:.6g} on this rank, all gradients "
-            f"of the rank {all_of:.6g}; clip by one optimizer that has all of the rank's parameters"
+            f"on this rank the optimizer's gradients have a sum of squares of {own:.6g}, all "
+            f"gradients {all_of:.6g}; clip by one optimizer that has all of the rank's parameters"
         )
     total = np.array(squares(counted))
     for group in groups:
@@ -70,8 +70,8 @@ def squares(parameters: Iterable[Tensor]) -> float:
 def check_same_weights(model: Module, group: Group) -> None:
     """Raise ValueError on every rank unless all ranks have the same names and weights, bit for bit.
 
-    Strategies assume it of replicas, and no gradient shows it: ranks that start from different
-    weights stay different.
+    Strategies assume equal replicas, and no gradient shows the mistake: ranks that start from
+    different weights stay different.
     """
     check_same_state({name: p.data for name, p in model.named_parameters().items()}, group)
 
@@ -79,7 +79,8 @@ def check_same_weights(model: Module, group: Group) -> None:
 def check_same_state(state: dict[str, Array], group: Group) -> None:
     """Raise ValueError on every rank unless all ranks have the same arrays, bit for bit, by name.
 
-    Each rank sends 8 bytes per array, a hash, in a group of its own: no other ledger counts them.
+    Each rank sends 8 bytes per array, a hash, in a separate group, so that no ledger of the caller
+    counts them.
     """
     if group.size == 1:
         return

@@ -2,8 +2,8 @@
 
 A parameter is drawn from a generator named after it, so every rank draws the same array and a rank
 that owns a shard keeps the same slice of it. A dropout mask is a hash of (seed, step, layer name,
-example, element): whoever computes an element, on whatever rank and in whatever micro-batch, keeps
-or drops the same one. All numbers are drawn on the host.
+example, element): every rank and every micro-batch that computes an element makes the same choice
+to keep or drop it. All numbers are drawn on the host.
 """
 
 import hashlib
@@ -36,11 +36,11 @@ def hash_uniform(key: int, counter: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Randomness:
-    """What dropout needs to know of the whole batch: handed to a model as `model(x, randomness)`.
+    """What dropout needs to know about the whole batch: pass it as `model(x, randomness)`.
 
     seed, step   integers; another step gives other masks
-    examples     global index of each row of the batch, [B]: the position in the data set, whoever
-                 holds the row
+    examples     global index of each row of the batch, [B]: its position in the data set, on
+                 whatever rank the row is
     """
 
     seed: int
@@ -55,8 +55,8 @@ class Randomness:
     def keep(self, name: str, rate: float, shape, window=None, full_shape=None) -> np.ndarray:
         """Return the boolean mask [B, ...] of what dropout at `rate` keeps in layer `name`.
 
-        A rank that holds part of each example passes the `full_shape` of one example (without B)
-        and its `window` into it, one slice per axis; by default it holds all of it.
+        A rank that holds a part of each example passes the `full_shape` of one example (without B)
+        and its `window` into it, one slice per axis. By default it holds whole examples.
         """
         full_shape = tuple(shape[1:] if full_shape is None else full_shape)
         if len(self.examples) != shape[0]:

@@ -159,7 +159,7 @@ def test_a_step_at_some_positions_is_refused_where_zero_gradients_matter():
         with pytest.raises(ValueError, match="changes elements whose gradient is zero"):
             rule.step_at(np.arange(2), np.ones(2, "float32"))
     deep = optim.SGD(nn.MLP([2, 2, 2]).parameters(), 0.1)
-    with pytest.raises(ValueError, match="of one flat slice, not of 2"):
+    with pytest.raises(ValueError, match="needs one flat slice; this optimizer has 2"):
         deep.step_at(np.arange(2), np.ones(2, "float32"))
 
 
