@@ -1,4 +1,4 @@
-"""Reverse-mode differentiation on arrays. It knows no ranks.
+"""Reverse-mode differentiation on arrays. It knows nothing about ranks.
 
 Read `tensor.py`, `operators.py`, `functions.py`, `attention.py`, `losses.py`, then `deferred.py`,
 `recomputation.py` and `gradient_check.py`.

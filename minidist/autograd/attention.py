@@ -1,4 +1,4 @@
-"""Causal attention, whole: every position looks at itself and those before it.
+"""Causal attention on one device: every position attends to itself and to earlier positions.
 
 Letters: B batch, T sequence, H heads, D head width. P holds T x T numbers per head, and is kept.
 """
@@ -47,7 +47,7 @@ class CausalAttention(Function):
 
 
 def causal_attention(qkv: Tensor) -> Tensor:
-    """Attend to oneself and those before: QKV[3, B, H, T, D] -> O[B, H, T, D]."""
+    """Attend to the same and to earlier positions: QKV[3, B, H, T, D] -> O[B, H, T, D]."""
     if qkv.ndim != 5 or qkv.shape[0] != 3:
         raise ValueError(f"causal_attention takes [3, B, H, T, D], got {list(qkv.shape)}")
     return CausalAttention()(qkv)

@@ -1,12 +1,12 @@
-"""Gradients of parameters that are computed later; those of several batches as one product.
+"""Parameter gradients that are computed later, those of several batches as one product.
 
-Backward computes dX for whoever waits for it. dW may wait (`Tensor.backward(deferred=list)`), and
-what is put off in several passes can be done at once:
+Another stage waits for dX, so backward computes it at once. dW may wait
+(`Tensor.backward(deferred=list)`), and several passes' deferred products can be computed as one:
 
     dW = sum_i X_i^T dY_i = [X_1; X_2; ...]^T [dY_1; dY_2; ...]
 
-One product of long factors is faster than many of short ones and their sum, because the weight, the
-largest array here, is written once.
+One product of long factors is faster than the sum of many short ones, because the weight, the
+largest array here, is written only once.
 """
 
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ def sum_of(products: list[Product]) -> Product:
 
 
 class Deferred:
-    """A contribution to a leaf's gradient that has not been computed; call it, once.
+    """A contribution to a leaf's gradient that is not computed yet; call it once.
 
     leaf          the tensor
     contribution  an array, a thunk f(out=None), or None
@@ -57,7 +57,7 @@ class Deferred:
 
 
 def compute(deferred: Iterable[Deferred]) -> None:
-    """Call them all; what several passes have put off for one weight is one product."""
+    """Call them all; compute what several passes deferred for one weight as one product."""
     deferred = list(deferred)
     products: dict[object, list[Deferred]] = {}
     for d in deferred:

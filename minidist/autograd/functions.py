@@ -69,7 +69,7 @@ def sum_rows(x: Array, out: Array | None = None) -> Array:
 
 
 def sum_columns(x: Array) -> Array:
-    """Sum X[..., C] over its last axis, which stays, as one product with a vector of ones."""
+    """Sum X[..., C] over its last axis, kept with length 1, as a product with a vector of ones."""
     ones = array_module(x).ones((x.shape[-1], 1), x.dtype)
     return (x.reshape(-1, x.shape[-1]) @ ones).reshape(*x.shape[:-1], 1)
 
@@ -228,8 +228,8 @@ class Embedding(Function):
     """Y = W[indices]  =>  dW[v] = sum of dY over the places where indices = v.
 
     W[V, C], indices[...] of integers.
-    The sum sorts the places by index and adds each run up: in the same order, hence with the same
-    bits, every time.
+    The sum sorts the places by index and adds up each run. The order is the same every time, and so
+    are the bits.
     """
 
     def __init__(self, indices: Array):
@@ -319,14 +319,15 @@ def dropout(
 ) -> Tensor:
     """Drop elements of X[B, ...] and scale the rest by 1 / (1 - rate).
 
-    For `window` and `full_shape`, where a rank holds a part of each example, see `Randomness.keep`.
+    If a rank holds a part of each example, it passes `window` and `full_shape`: see
+    `Randomness.keep`.
     """
     keep = randomness.keep(name, rate, x.shape, window, full_shape)
     return Dropout(keep, rate)(x)
 
 
 def check_indices(indices: Tensor | Array, what: str) -> np.ndarray:
-    """Return integer indices on the host, none negative: a GPU would wrap a wrong one silently."""
+    """Return integer indices on the host, none negative: a GPU would wrap them silently."""
     indices = to_host(indices.data if isinstance(indices, Tensor) else indices)
     if indices.dtype.kind not in "iu":
         raise ValueError(f"{what} indices must be integers, not {indices.dtype}")

@@ -1,4 +1,4 @@
-"""Hold a backward pass against central differences.
+"""Compare a backward pass with central differences.
 
 For one random direction v per input and one random weighting u of the output, the vector-Jacobian
 product must satisfy <vjp(u), v> = d/de <u, f(x + e v)> at e = 0. One number per input checks every
@@ -20,13 +20,13 @@ def gradcheck(
     step: float = 1e-6,
     bound: float = 1e-6,
 ) -> float:
-    """Hold every input's gradient against central differences; return the largest error.
+    """Compare every input's gradient with central differences; return the largest error.
 
-    Raise AssertionError where one is above the bound.
+    Raise AssertionError if an error is above the bound.
 
     function  maps tensors to one tensor, of any shape, smooth near the inputs
     arrays    float64 arrays on the host or on a GPU
-    bound     of |vjp - difference| / max(1, |difference|)
+    bound     upper bound of |vjp - difference| / max(1, |difference|)
     """
     random = np.random.default_rng(seed)
     device = "cpu" if array_module(*arrays) is np else "gpu"

@@ -1,9 +1,9 @@
 """Losses: a sum over targets, divided by `reduction_size`.
 
 Pass the number of targets of the whole optimizer update, over all ranks and micro-batches, as
-`reduction_size`. Then gradients of parts only have to be summed, and the sum is the gradient of the
-mean over all targets, also where the parts are uneven or empty. The default is the number of
-targets at hand: the mean, right for one device and one batch.
+`reduction_size`. Then gradients of parts only have to be summed: the sum is the gradient of the
+mean over all targets, even if parts are uneven or empty. The default is the number of targets
+passed: the loss is then their mean, right for one device and one batch.
 """
 
 from minidist.autograd.functions import check_indices

@@ -91,7 +91,7 @@ class MatMul(Function):
 
 
 class Reduction(Function):
-    """Axes are None (all), an int, or a tuple of ints; `keepdims` leaves them with length 1."""
+    """Axes are None (all), an int, or a tuple of ints; `keepdims` keeps them with length 1."""
 
     def __init__(self, axis: Axis = None, keepdims: bool = False):
         self.axis, self.keepdims = axis, keepdims

@@ -1,9 +1,9 @@
-"""Recompute instead of remember: keep a segment's inputs, run it again in backward.
+"""Recompute instead of storing: keep a segment's inputs, run it again in backward.
 
 The field calls it activation checkpointing, gradient checkpointing or rematerialisation. Chen et
 al., Training Deep Nets with Sublinear Memory Cost (2016), section 4: n layers in segments of k keep
 n/k inputs plus the activations of one segment, for one more forward pass. The gradients are the
-same bits.
+same, to the bit.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,11 +23,11 @@ from minidist.backend import Array, into
 def recompute(
     function: Callable[..., Tensor], *inputs, parameters: Iterable[Tensor] | None = None
 ) -> Tensor:
-    """Return function(*inputs), remembering only the inputs.
+    """Return function(*inputs), storing only the inputs for backward.
 
     function    a module, or any callable on tensors that gives the same result when called again
     inputs      tensors and other arguments
-    parameters  the leaves it uses beside its inputs; by default `function.parameters()`,
+    parameters  the leaves that it uses besides its inputs; by default `function.parameters()`,
                 or none if it has no such method
     """
     if parameters is None:
@@ -42,7 +42,7 @@ def differentiable(arguments: Iterable) -> list[Tensor]:
 
 
 class Recompute(Function):
-    """Y = f(X; W)  =>  run f once more, now recording, and back-propagate through that."""
+    """Y = f(X; W)  =>  run f again, recording the graph, and back-propagate through it."""
 
     def __init__(self, function: Callable[..., Tensor], arguments: tuple):
         self.function, self.arguments = function, arguments
@@ -73,7 +73,7 @@ class Recompute(Function):
 
 
 def _sum(a: Gradient, b: Gradient) -> Gradient:
-    """Add two gradients, each an array, a thunk, or None; the sum is a thunk if one of them is."""
+    """Add two gradients: arrays, thunks or None; the sum is a thunk if one of them is."""
     if a is None or b is None:
         return b if a is None else a
     if not callable(a) and not callable(b):

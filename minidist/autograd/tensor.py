@@ -1,8 +1,8 @@
-"""A tensor remembers how it was computed; backward follows the memory back, latest function first.
+"""A tensor records how it was computed; backward follows this record, latest function first.
 
 Reverse accumulation (Griewank and Walther, Evaluating Derivatives, 2008, chapter 3): if Y = f(A, B)
-and dY is the gradient of a scalar with respect to Y, then f.backward(dY) returns dA and dB. The
-file has the tensor (data, backward, operators), the function, and the way back, in this order.
+and dY is the gradient of a scalar with respect to Y, then f.backward(dY) returns dA and dB. This
+file has the tensor (data, backward, operators), the function, and back-propagation, in this order.
 """
 
 import itertools
@@ -29,7 +29,7 @@ _clock = itertools.count(1)  # an order in which every input precedes its uses
 
 
 def tick() -> int:
-    """Return the next number of the clock, above the order of every function applied so far."""
+    """Return the clock's next number, larger than the order of every function applied so far."""
     return next(_clock)
 
 
@@ -42,7 +42,7 @@ _recording = _Recording()
 
 @contextmanager
 def recording(on: bool) -> Iterator[None]:
-    """Remember how results are computed, or do not, whatever held before."""
+    """Switch the recording of computations on or off inside this context."""
     before, _recording.on = _recording.on, on
     try:
         yield
@@ -51,7 +51,7 @@ def recording(on: bool) -> Iterator[None]:
 
 
 def no_grad() -> AbstractContextManager[None]:
-    """Compute without remembering, as a context: results do not require gradients."""
+    """Compute without recording inside this context: results do not require gradients."""
     return recording(False)
 
 
@@ -60,17 +60,17 @@ def is_recording() -> bool:
 
 
 class Tensor:
-    """An array, and what backward needs to know of it.
+    """An array, and what backward needs to know about it.
 
     data           NumPy or CuPy array, any shape
     grad           gradient of the same shape and dtype after backward, or None (which means zero);
-                   a parameter's is a view that its next gradient overwrites: copy what you keep
+                   of a parameter it is a view that its next gradient overwrites: copy to keep it
     requires_grad  whether backward reaches it; a leaf (which no function made) keeps its gradient
     creator        the Function that made it, or None for a leaf
     grad_buffer    where a leaf's first gradient is written, or None (see nn.FlatParameters)
     summed         None, or (weak reference to an array, numbers): see `summed_over`
     updated        when a leaf was last changed in place, on the clock of `tick`; 0: never
-    ops            the module operators.py, set by the package, for it imports this one
+    ops            the module operators.py; the package sets it, because operators.py imports this
     """
 
     ops: ModuleType
@@ -124,7 +124,7 @@ class Tensor:
         return Tensor(self.data)
 
     def add_hook(self, hook: Callable[["Tensor"], None]) -> Callable[[], None]:
-        """Call `hook(self)` once per backward, when all contributions to this leaf are in.
+        """Call `hook(self)` once per backward, when all contributions to this leaf are added.
 
         Return a function that removes the hook.
         """
@@ -141,8 +141,8 @@ class Tensor:
         """Add the gradient of <self, grad> to `.grad` of every leaf below; free the graph.
 
         grad      array of this shape; default 1 for a tensor with one element
-        deferred  a list: parameter gradients are not computed but appended to it as thunks, to be
-                  called later, each by itself or together (`deferred.compute`)
+        deferred  a list to which parameter gradients are appended as thunks instead of being
+                  computed; call them later, one by one or together (`deferred.compute`)
         """
         remaining = {}
         for leaf, contribution in propagate(self, grad, remaining, deferred is not None):
@@ -154,7 +154,7 @@ class Tensor:
             contribution = delivery = None  # the array must not outlive its delivery
 
     def accumulate(self, contribution: Gradient) -> None:
-        """Add to `.grad` an array, or what a thunk returns; never write to an array of others."""
+        """Add an array, or what a thunk returns, to `.grad`; never write to a foreign array."""
         if callable(contribution):
             fresh = self.grad is None and self.grad_buffer is not None
             contribution = contribution(out=self.grad_buffer) if fresh else contribution()
@@ -175,12 +175,12 @@ class Tensor:
 
     @property
     def summed_over(self) -> frozenset[int]:
-        """What `note_sum` was told of the array that `.grad` is, or was before more was added."""
+        """The ranks that `note_sum` recorded for `.grad`; later additions do not erase them."""
         noted = self.summed is not None and self.grad is not None and self.summed[0]() is self.grad
         return self.summed[1] if noted else frozenset()
 
     def note_sum(self, over: frozenset[int]) -> None:
-        """Note that `.grad` has a sum over these, say ranks, in it, as long as it is this array."""
+        """Record that the array in `.grad` now is a sum over these, for example ranks."""
         self.summed = None if self.grad is None else (weakref.ref(self.grad), over)
 
     # fmt: off
@@ -226,11 +226,12 @@ class Function:
     """A differentiable operation; an instance is one node of the graph: `MatMul()(a, b)`.
 
     Options go to the constructor. `forward(self, *arrays)` returns an array and keeps on self what
-    backward needs; `backward(self, grad)` returns one gradient per input, or their only one. A
-    gradient may have the broadcast shape: the engine sums it down. It may be a thunk `f(out=None)`
-    that closes over arrays (not over self, which is freed): the engine calls it at once, or defers
-    it. `self.inputs[i]` is where the gradient of input i goes: a leaf, the function that made the
-    input (not the input, whose data need not live on), or None if it needs no gradient.
+    backward needs; `backward(self, grad)` returns one gradient per input; a single one needs no
+    tuple. A gradient may have the broadcast shape: the engine sums it down. It may be a thunk
+    `f(out=None)` that closes over arrays (not over self, which is freed): the engine calls it at
+    once, or defers it. `self.inputs[i]` is where the gradient of input i goes: a leaf, the function
+    that made the input (not the input itself, so that its data can be freed), or None if it needs
+    no gradient.
     """
 
     inputs = None
@@ -243,7 +244,7 @@ class Function:
         raise NotImplementedError
 
     def __call__(self, *inputs: "Tensor | ArrayLike") -> Tensor:
-        """Apply to tensors; a Python number among them takes their dtype, an array must have it."""
+        """Apply to tensors; Python numbers take their dtype, arrays must already have it."""
         arrays, edges, dtype, tracked = [], [], None, False
         for x in inputs:
             if isinstance(x, Tensor):
@@ -280,9 +281,8 @@ def propagate(
 ) -> Iterator[tuple[Tensor, Gradient]]:
     """Yield (leaf, contribution) per edge into a leaf below root: array, thunk, or None.
 
-    `remaining` is filled beforehand with the number of contributions that each leaf will get.
-    Iterative, so that depth is bounded by memory only; a function is released as soon as it has
-    been passed.
+    `remaining` is filled first with the number of contributions that each leaf will get. Iterative,
+    so that only memory bounds the depth; a function is freed as soon as its backward is done.
     """
     if not root.requires_grad:
         raise ValueError("this tensor does not depend on anything that requires a gradient")
@@ -334,7 +334,7 @@ def functions_below(root: Tensor, remaining: dict[Tensor, int] | None = None) ->
         function = stack.pop()
         if function.inputs is None:
             raise ValueError(
-                "backward has already passed here and freed the graph; "
+                "an earlier backward has already freed this graph; "
                 "add losses up and call backward once, or run the forward pass again"
             )
         for source in function.inputs:

@@ -1,7 +1,7 @@
-"""The single-device models. They know no ranks.
+"""The single-device models. They know nothing about ranks.
 
-A module maps a tensor, and a `Randomness` if it drops out, to a tensor. `model.layers` are the
-modules whose composition the model is: what a pipeline cuts between. Read `module.py`,
+A module maps a tensor, and a `Randomness` if it has dropout, to a tensor. A model is the
+composition of its `model.layers`; a pipeline cuts between them. Read `module.py`,
 `flat_parameters.py`, then the layers, then `mlp.py`, `residual.py`, `siamese.py` and
 `transformer.py`.
 """

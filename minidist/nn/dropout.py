@@ -1,4 +1,4 @@
-"""Dropout (Srivastava et al. 2014), the same elements however batch or layer are split."""
+"""Dropout (Srivastava et al. 2014); it drops the same elements for every split of the work."""
 
 from minidist.autograd import Tensor, functions
 from minidist.autograd.tensor import is_recording
@@ -9,7 +9,7 @@ from minidist.rng import Randomness
 class Dropout(Module):
     """Y = X keep / (1 - rate); under `no_grad` without randomness, Y = X.
 
-    Training without randomness is an error, not a silent absence of dropout.
+    Training without randomness is an error: dropout is never skipped silently.
     """
 
     def __init__(self, rate: float, *, name="dropout"):
@@ -20,7 +20,7 @@ class Dropout(Module):
     def forward(
         self, x: Tensor, randomness: Randomness | None = None, window=None, full_shape=None
     ) -> Tensor:
-        """Where x is a part of each example: its window, and the example's full shape."""
+        """Apply dropout; if x is a part of each example, pass its window and the full shape."""
         if self.rate == 0 or (randomness is None and not is_recording()):
             return x
         if randomness is None:

@@ -10,7 +10,7 @@ from minidist.rng import Randomness
 class Embedding(Module):
     """Y[..., C] = W[indices[...]],  W[V, C] normal with standard deviation 0.02.
 
-    The deviation is that of Radford et al. 2018, section 4.1.
+    The standard deviation is from Radford et al. 2018, section 4.1.
     """
 
     def __init__(self, rows: int, width: int, *, name="embedding", seed=0, dtype="float32"):

@@ -15,18 +15,18 @@ from minidist.backend import Array, array_module, beside, on_gpu, to_device
 from minidist.backend import empty as host_empty
 from minidist.nn.shard import Shard
 
-PARTS = "the ranks that hold its parts: pass sum_squares=, which adds up the squares of all of them"
+PARTS = "the ranks that hold its parts: pass sum_squares=, which adds up the squares of all ranks"
 
 
 class Parameter(Tensor):
-    """A leaf with a global name, which knows whether this rank has all there is.
+    """A leaf with a global name, which knows whether this rank has the whole array.
 
     home       the FlatParameters that holds it, or None
     shard      which part of the global array it is, or None for all of it
-    spread     None, or what the model's parameters are spread over and the sum_squares= that gives
-               their global norm, in words; also on one rank, so that a program runs on any number
-    elsewhere  None, or who has the current value, in words; then `Module.state` and `load_state`
-               are refused
+    spread     None, or in words what the model's parameters are spread over, and which sum_squares=
+               gives their global norm; set on one rank too, so that a program runs on any number
+    elsewhere  None, or in words which rank has the current value; `Module.state` and `load_state`
+               then raise
     """
 
     home = None
@@ -40,9 +40,9 @@ class Parameter(Tensor):
             self.shard, self.spread = shard, PARTS
 
     def part(self, shard: Shard, spread: str = PARTS) -> "Parameter":
-        """Return a new parameter of the same name: this part of the data, copied.
+        """Return a new parameter of the same name, a copy of this part of the data.
 
-        This one is marked as `elsewhere`: its value is in the parts from now on.
+        The old parameter is marked as `elsewhere`: from now on its value is in the parts.
         """
         part = Parameter(shard.of(self.data), self.name, shard)
         part.requires_grad = self.requires_grad
@@ -66,11 +66,11 @@ class Parameter(Tensor):
 
 
 class FlatParameters:
-    """One vector, from `empty(shape, dtype)`, of which `parameters` become views.
+    """One vector, from `empty(shape, dtype)`; `parameters` become views of it.
 
     vector, gradient  1-D arrays of `size` elements
     offsets           where each parameter begins in them
-    locked            None, or why no optimizer may update the vector now, in words
+    locked            None, or in words why no optimizer may update the vector now
     """
 
     locked: str | None = None
@@ -102,7 +102,7 @@ class FlatParameters:
         ]
 
     def bind(self, vector: Array, gradient: Array | None = None) -> None:
-        """Let the parameters be views of another vector; the old arrays are not touched."""
+        """Make the parameters views of another vector; the old arrays do not change."""
         gradient = self.gradient if gradient is None else gradient
         self.vector, self.gradient = vector, gradient
         for p, data, buffer in zip(
@@ -112,7 +112,7 @@ class FlatParameters:
                 p.data, p.grad_buffer = data, buffer
 
     def check_home(self) -> None:
-        """Raise ValueError if a parameter has left this vector: what is done here would be lost."""
+        """Raise ValueError if a parameter is no longer in this vector: updates would be lost."""
         for p in self.parameters:
             if p.home is not self:
                 raise ValueError(
@@ -134,7 +134,7 @@ class FlatParameters:
                 p.grad_buffer[...] = 0 if p.grad is None else p.grad
 
     def to(self, device: str) -> None:
-        """Move vector and gradient to "cpu" or "gpu"; gradients so far are kept."""
+        """Move vector and gradient to "cpu" or "gpu"; keep the gradients so far."""
         self.collect_gradients()
         self.bind(to_device(self.vector, device), to_device(self.gradient, device))
         for p in self.parameters:
@@ -173,7 +173,7 @@ def flat_slices(parameters: list[Parameter]) -> list[FlatSlice]:
             continue
         if getattr(p, "home", None) is None:
             raise ValueError(
-                f"parameter {p.name!r} lies in no flat vector; call flatten() on its module first"
+                f"parameter {p.name!r} is in no flat vector; call flatten() on its module first"
             )
         start = p.home.offsets[p.home.parameters.index(p)]
         stop = start + p.size

@@ -1,8 +1,8 @@
 """Module: parameters with global names, in a fixed order.
 
 A parameter is drawn by its name (`generator(seed, name)`): the same on every rank, whatever part of
-the model the rank holds, and different for two layers of equal shape. Two parameters of one name in
-one model are an error.
+the model the rank holds, and different for two layers of equal shape. Two parameters with the same
+name in one model are an error.
 """
 
 from collections.abc import Callable, Iterator
@@ -46,9 +46,9 @@ def check_sizes(least: int = 1, **sizes: int) -> None:
 
 
 class Module:
-    """What has parameters and a `forward`.
+    """An object with parameters and a `forward`.
 
-    Parameters and sub-modules are attributes, or stand in lists or tuples that are.
+    Parameters and sub-modules are attributes, or elements of lists or tuples that are attributes.
     """
 
     flat: FlatParameters | None = None
@@ -62,7 +62,7 @@ class Module:
 
     @property
     def layers(self) -> list["Module"]:
-        """The modules whose composition this one is."""
+        """The modules whose composition is this one; by default, this one alone."""
         return [self]
 
     def members(self) -> Iterator["Parameter | Module"]:
@@ -89,7 +89,7 @@ class Module:
     def flatten(self, empty: Callable[..., Array] | None = None) -> "Module":
         """Lay each layer's parameters into one flat vector from `empty(shape, dtype)`.
 
-        Without `empty`, from where they were allocated last: at first, ordinary memory.
+        Without `empty`, use the last allocator again: at first, ordinary memory.
         """
         taken = set()
         for layer in self.layers:
@@ -113,17 +113,17 @@ class Module:
         return self.flatten()
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return copies of all parameters by name, on the host; of a part, the part.
+        """Return copies of all parameters by name, on the host; if split, this rank's parts.
 
-        ValueError where a strategy has moved parameters elsewhere, with the way to them.
+        ValueError if a strategy has moved parameters elsewhere; the message says how to get them.
         """
         return {name: to_host(p.data.copy()) for name, p in self._here().items()}
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Copy arrays by name into the parameters, which keep their dtype and device.
 
-        The arrays are global: a parameter that is a part of one takes its part. They are floats; a
-        number that overflows the parameter's dtype is a ValueError. After it nothing is copied.
+        The arrays are global: a split parameter takes its part. They must be floats; a number that
+        overflows the parameter's dtype is a ValueError. After a ValueError nothing has changed.
         """
         parameters = self._here()
         new = cast_state(parameters, state)
@@ -132,12 +132,12 @@ class Module:
             p.updated = tick()
 
     def zero_grad(self) -> None:
-        """Drop all gradients, also of parameters that no optimizer has."""
+        """Drop all gradients, also those of parameters that no optimizer has."""
         for p in self.parameters():
             p.grad = None
 
     def _here(self) -> dict[str, Parameter]:
-        """Return all parameters by name, if their values are where they seem to be."""
+        """Return all parameters by name; ValueError if a value is elsewhere."""
         parameters = self.named_parameters()
         for name, p in parameters.items():
             if p.elsewhere:
@@ -145,7 +145,7 @@ class Module:
         return parameters
 
     def to(self, device: str) -> "Module":
-        """Move all parameters to "cpu" or "gpu". Without a GPU: ValueError."""
+        """Move all parameters to "cpu" or "gpu"; ValueError if there is no GPU."""
         check_device(device)
         for layer in self.layers:
             if layer.flat is not None:
@@ -155,7 +155,7 @@ class Module:
         return self
 
     def astype(self, dtype) -> "Module":
-        """Round all parameters to another float dtype; drop gradients, lay flat vectors anew."""
+        """Round all parameters to another float dtype; drop gradients, build new flat vectors."""
         if np.dtype(dtype).kind != "f":
             raise ValueError(f"parameters are floats, not {np.dtype(dtype)}")
         for p in self.parameters():

@@ -1,4 +1,4 @@
-"""Residual layers: a skip connection that never leaves its layer (He et al. 2016)."""
+"""Residual layers: a skip connection inside one layer (He et al. 2016)."""
 
 from minidist.autograd import Tensor
 from minidist.backend import Array
@@ -11,7 +11,7 @@ class Residual(Module):
     """Y[..., C] = X[..., C] + f(X)  =>  dX = dY + (df/dX)^T dY,  f the composition of `layers`.
 
     He et al. 2016, equation 1; their block has a relu after the sum, this one has none.
-    It is one layer: whoever cuts a model cuts beside it, and sends Y alone.
+    It is one layer: a pipeline cuts before or after it, and sends Y only.
     """
 
     def __init__(self, layers: list[Module]):

@@ -1,4 +1,4 @@
-"""Which part of a global array a parameter is, where a rank holds only some rows or columns."""
+"""Which part of a global array a parameter is, if a rank holds only some rows or columns."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ from minidist.backend import Array, array_module, beside
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """The elements `indices` along `axis` of an array that has `full` of them there.
+    """The elements `indices` along `axis` of an array whose length there is `full`.
 
-    An index from `full` on is padding: it is held, as zeros, and belongs to nothing.
+    Indices from `full` on are padding: they are held as zeros, and are no part of the whole array.
     """
 
     axis: int
@@ -19,7 +19,7 @@ class Shard:
     full: int
 
     def whole_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the whole array, given that of a part."""
+        """Return the shape of the whole array, given the shape of a part."""
         return (*shape[: self.axis], self.full, *shape[self.axis + 1 :])
 
     def of(self, whole: Array) -> Array:
@@ -36,6 +36,6 @@ class Shard:
         return part
 
     def join(self, parts: Array, indices: np.ndarray) -> Array:
-        """Return the whole, given all parts along `axis` and the indices that they stand for."""
+        """Return the whole array, given all parts along `axis` and their indices."""
         order = np.argsort(indices, kind="stable")[: self.full]
         return array_module(parts).take(parts, beside(order, parts), axis=self.axis)

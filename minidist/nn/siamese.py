@@ -2,8 +2,8 @@
 
 Bromley et al. 1993: two identical sub-networks, joined at their outputs. Koch et al. 2015, section
 3: the join weights the distances between the two embeddings, element by element. Koch et al. take
-|H_0 - H_1| and a sigmoid. Squares, here, are smooth where two embeddings meet; with two classes, a
-softmax of the logits is a sigmoid of their difference.
+|H_0 - H_1| and a sigmoid. We take squares, which are smooth where two embeddings are equal; with
+two classes, a softmax of the logits is a sigmoid of their difference.
 """
 
 from minidist.autograd import Tensor
@@ -17,9 +17,9 @@ from minidist.rng import Randomness
 class Siamese(Module):
     """x[B, 2, C0] -> logits[B, classes] = (H_0 - H_1)^2 W + b,  H_i[B, E] = branch(x[:, i]).
 
-    The branch is an MLP with the given sizes, the last of which is E, and an activation after every
-    layer (the difference would cancel a bias that came last). Both halves of a pair use the same
-    parameters, to whose gradients both contribute; the order within a pair does not matter.
+    The branch is an MLP with the given sizes, the last of them E, and an activation after every
+    layer (the difference would cancel a bias at the end). Both halves of a pair use the same
+    parameters, and both contribute to their gradients; the order within a pair does not matter.
 
     branch  its layers, in order
     join    Linear(E, classes)

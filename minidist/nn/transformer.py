@@ -1,4 +1,4 @@
-"""A decoder-only Transformer, its norms before the sub-layers.
+"""A decoder-only Transformer with its norms before the sub-layers.
 
 Vaswani et al. 2017; Radford et al. 2019, section 2.3.
 """
@@ -60,8 +60,8 @@ class Transformer(Sequential):
 
     dropout  rate on the embedding and on both branches of each block; training then takes
              `model(tokens, randomness)`
-    tied     the head's weight is the token embedding: one parameter, to whose gradient both
-             contribute
+    tied     the head's weight is the token embedding: one parameter with two uses, which both
+             contribute to its gradient
     """
 
     def __init__(

@@ -1,12 +1,12 @@
 """Replay a pipeline's programs on virtual clocks: makespan, bubbles, stash, timeline, deadlocks.
 
-Every rank is a coroutine with a clock of its own. It runs through its program and stops only where
-it needs something that is not there: a message, or room in a buffer. Whatever comes into being has
-a time; the rank that needs it moves its own clock to that time or later. So no queue of events is
-sorted, and an action costs the same however many ranks there are. Each thing is made by one rank
-and needed by one rank, therefore the result does not depend on the order in which the ranks are
-resumed (a Kahn process network: Kahn, The Semantics of a Simple Language for Parallel Programming,
-1974).
+Every rank is a coroutine with its own clock. It runs through its program and stops only if it needs
+something that does not exist yet: a message, or room in a buffer. Every such thing gets a time when
+it is made; the rank that needs it moves its own clock to that time or later. So no queue of events
+is sorted, and the cost of an action does not depend on the number of ranks. Each thing is made by
+one rank and needed by one rank; therefore the result does not depend on the order in which the
+ranks are resumed (a Kahn process network: Kahn, The Semantics of a Simple Language for Parallel
+Programming, 1974).
 
 It knows actions, not schedules. All arithmetic is +, /, and comparison: Fractions stay exact.
 """
@@ -39,13 +39,13 @@ from minidist.pipeline_parallel.execution_order import Stuck, message
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a replay has found. Times are in the units of the durations.
+    """The result of a replay. Times are in the unit of the durations.
 
     makespan      from zero to the end of the last action
     spans         per rank, from the start of its first compute action to the end of its last
     busy          per rank, the time it computes
-    peak_stash    per rank, the most forward passes that wait for (the last part of) their backward,
-                  in stages: a pass through one of v chunks counts 1/v
+    peak_stash    per rank, the most forward passes at once that wait for (the last part of) their
+                  backward, in stages: a pass through one of v chunks counts 1/v
     """
 
     makespan: float
@@ -56,7 +56,7 @@ class Simulation:
 
     @property
     def unit(self) -> str:
-        """What times count in: "units", or "s" if the durations were measured."""
+        """The unit of times: "units", or "s" if the durations were measured."""
         return self._replay.unit
 
     @property
@@ -80,7 +80,7 @@ class Simulation:
 
     @property
     def timeline(self) -> EventLog:
-        """All actions that take time, and transfers that wait, as events; the replay runs again."""
+        """All actions that take time, and waiting transfers, as events; runs the replay again."""
         log = EventLog(unit=self._replay.unit)
         self._replay.run(log)
         return log
@@ -98,18 +98,18 @@ def simulate(
     overhead=0,
     unit: str = "units",
 ) -> Simulation:
-    """Replay programs, with their transfers or without: these are then added where they are due.
+    """Replay programs; transfers are added if the programs have none.
 
     forward, backward_input, backward_weight, update
                duration for one full stage: a number, or a list of one per rank, or of one per
                virtual stage. A chunk takes 1/v of it where it is not given per virtual stage.
-    latency    of a transfer
+    latency    time of a transfer
     bandwidth  transfers per unit of time: one takes latency + 1/bandwidth; None: latency alone
-    buffer     activations from one virtual stage to the next, or gradients back, that may wait to
-               be received; a sender of one more waits. 0: rendezvous, both ends wait until the
-               transfer has been made. None: no bound.
-    overhead   of a transfer to another rank: how long it keeps its sender from going on
-    unit       of the durations, for pictures: "s" if they were measured
+    buffer     how many activations from one virtual stage to the next, or gradients back, may wait
+               to be received; a sender of one more waits. 0: rendezvous, both ends wait until the
+               transfer is done. None: no bound.
+    overhead   how long a transfer to another rank blocks its sender
+    unit       unit of the durations, for pictures: "s" if they were measured
 
     A deadlock raises Stuck, which names the action before which each rank waits.
     """
@@ -166,7 +166,7 @@ def _divided(a, b):
 
 
 class Replay:
-    """The clocks, and when each thing that somebody needs has come into being."""
+    """The clocks of all ranks, and the time at which each message or slot was made."""
 
     def __init__(self, programs, durations: dict, delay, overhead, buffer: int | None, unit: str):
         self.programs, self.durations, self.delay, self.buffer = programs, durations, delay, buffer
@@ -179,9 +179,9 @@ class Replay:
                 self.holders.setdefault(k, []).append(r)
 
     def run(self, log: EventLog | None = None) -> Simulation:
-        """Run all programs to their ends, and log what takes time; raise Stuck where they wait."""
+        """Run all programs to their ends, and log what takes time; raise Stuck if all wait."""
         p = len(self.programs)
-        self.times, self.waiting = {}, {}  # of what is there; who waits for what is not
+        self.times, self.waiting = {}, {}  # of what exists; which rank waits for what does not
         self.sent, self.taken = Counter(), Counter()  # messages per lane
         self.before: list[Action | None] = [None] * p  # where a rank waits
         self.ready = deque((r, self._rank(r, log)) for r in range(p))
@@ -203,7 +203,7 @@ class Replay:
             self.ready.append(self.waiting.pop(thing))
 
     def _need(self, rank: int, action: Action, thing) -> Generator:
-        """Wait until a thing is there; return its time. It is gone then: one rank needs it."""
+        """Wait until a thing exists; return its time and remove it: only one rank needs it."""
         if thing not in self.times:
             self.before[rank] = action
             yield thing
@@ -246,7 +246,7 @@ class Replay:
         return clock, span, busy, _divided(peak, len(own))
 
     def _meet_replicas(self, r: int, action: Update, k: int, clock) -> Generator:
-        """Wait until all ranks that hold this stage have come to this update."""
+        """Wait until all ranks that hold this stage have reached this update."""
         others = [q for q in self.holders[k] if q != r]
         for q in others:
             self._make((Update, k, action.micro_batch, r, q), clock)
@@ -256,7 +256,7 @@ class Replay:
         return clock
 
     def _transfer(self, r: int, action: Transfer, clock) -> Generator:
-        """Make one end of a transfer; return the time when the rank goes on."""
+        """Do one end of a transfer; return the time when the rank goes on."""
         receives = type(action) in RECEIVES
         sender, send = (action.peer, other_end(action, r)) if receives else (r, action)
         thing, lane = message(sender, send), (type(send), sender, send.chunk, send.peer)

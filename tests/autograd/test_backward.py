@@ -98,7 +98,7 @@ def test_a_value_that_no_backward_needs_does_not_live_on():
 def test_a_second_backward_over_a_freed_graph_is_a_clear_error():
     loss = (leaf(3) * 2).sum()
     loss.backward()
-    with pytest.raises(ValueError, match=r"freed the graph; add losses up and call backward once"):
+    with pytest.raises(ValueError, match=r"freed this graph; add losses up and call backward once"):
         loss.backward()
 
 
@@ -107,7 +107,7 @@ def test_a_graph_that_is_freed_in_part_leaves_all_gradients_alone():
     shared = x * 2
     first, second = shared.sum(), (w * 3 + shared).sum()
     first.backward()
-    with pytest.raises(ValueError, match="freed the graph"):
+    with pytest.raises(ValueError, match="freed this graph"):
         second.backward()
     assert w.grad is None
 

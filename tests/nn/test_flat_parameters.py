@@ -118,6 +118,6 @@ def test_a_slice_shows_data_and_gradient_of_its_part():
 
 def test_a_parameter_outside_any_vector_is_an_error():
     layer = nn.Linear(2, 2, name="alone")
-    with pytest.raises(ValueError, match=r"'alone\.weight' lies in no flat vector; call flatten"):
+    with pytest.raises(ValueError, match=r"'alone\.weight' is in no flat vector; call flatten"):
         flat_slices(layer.parameters())
     assert len(flat_slices(layer.flatten().parameters())) == 1

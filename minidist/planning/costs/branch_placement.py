@@ -8,9 +8,10 @@ from minidist.planning.costs.layers import Layer
 
 
 def siamese_bytes(case: Workload, N: int) -> int:
-    """Return 0 on one rank; on two, an embedding there, its gradient back, 2 S to add up S bytes.
+    """Return 0 on one rank; on two: an embedding, its gradient, and 2 S to add up S bytes.
 
-    The embedding has B E numbers of the parameters' dtype, S is what the branch does not freeze.
+    The embedding has B E numbers of the parameters' dtype; S is the size of the branch's parameters
+    that are not frozen.
     """
     weight = case.model.join.weight
     embedding = len(case.inputs) * weight.shape[0] * weight.dtype.itemsize

@@ -6,7 +6,7 @@ from minidist.comm.collectives import split_ends, split_sizes
 
 
 def all_reduce_bytes(algorithm: str | None, n: int, itemsize: int, N: int) -> list[int]:
-    """Return the payload bytes that others take from each rank in one all_reduce of n elements.
+    """Return the payload bytes that each rank sends in one all_reduce of n elements.
 
     None: what the others reduce of this rank's array, n - s_r, and N - 1 times its slice s_r.
     "ring": every chunk but number r + 1, and then every chunk but number r + 2. "tree": n from each
@@ -32,7 +32,7 @@ def all_reduce_bytes(algorithm: str | None, n: int, itemsize: int, N: int) -> li
 def _children(r: int, N: int) -> int:
     """Return how many ranks hang below r in the binomial tree.
 
-    They are r + 1, r + 2, r + 4, ... up to r's own lowest bit, as far as they exist.
+    They are r + 1, r + 2, r + 4, ... up to r's own lowest bit; numbers from N on do not exist.
     """
     distances = [1 << bit for bit in range(N.bit_length())]
     lowest = r & -r if r else N

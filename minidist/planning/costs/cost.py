@@ -1,4 +1,4 @@
-"""The cost of one step for one rank, and what it is counted for."""
+"""The cost of one step for one rank, and the workload that it is counted for."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,10 +21,10 @@ class Workload(Protocol):
 class Cost:
     """One step of one rank.
 
-    examples, positions  that enter its last layer: of all micro-batches; of each example
-    layers  that it runs
-    sent    payload bytes that it sends to other ranks; predicted: the mean over all ranks
-    held    bytes of parameters, gradients and optimizer state, as they stay from step to step, and
+    examples, positions  examples that enter its last layer, in all micro-batches; positions of each
+    layers  number of layers that it runs
+    sent    payload bytes that it sends to other ranks; if predicted, the mean over all ranks
+    held    bytes of parameters, gradients and optimizer state, which stay from step to step, and
             of activations, at their peak
     work    multiply-adds of its forward passes; backward does twice as many
     """
@@ -46,10 +46,10 @@ def cost_of(
     held: tuple[int, int, int] | None = None,
     flight: int | None = None,
 ) -> Cost:
-    """Return the cost of layers that so many examples enter; nothing is sent.
+    """Return the cost of running these layers on this number of examples; nothing is sent.
 
     held    elements of parameters, gradients and optimizer state; by default P, P and 2 P
-    flight  bytes of activations at their peak; by default those of all examples at once
+    flight  bytes of activations at their peak; by default of all examples at once
     """
     P = sum(layer.parameters for layer in own)
     held = (P, P, 2 * P) if held is None else held

@@ -24,7 +24,7 @@ def data_parallel_costs(case: Workload, N: int) -> list[Cost]:
 
 
 def zero_costs(case: Workload, N: int, stage: int) -> list[Cost]:
-    """The same, and a share of what is held."""
+    """Every rank has all layers, a share of the examples, and a share of what is held."""
     sizes = [layer.parameters for layer in _layers(case)]
     held = [zero_bytes_held(stage, sizes, N, r).values() for r in range(N)]
     elements = [tuple(nbytes // 4 for nbytes in by_kind) for by_kind in held]
@@ -38,7 +38,7 @@ def replica_cost(case: Workload, N: int, r: int, held: tuple[int, int, int] | No
 
 
 def examples_limit(case: Workload, ranks: int) -> tuple[int, str]:
-    """Return the most ranks that have something to do, and what each of them then has one of."""
+    """Return the largest useful number of ranks, and the name of what each rank then has one of."""
     return len(case.inputs), "examples"
 
 
@@ -47,15 +47,15 @@ def _layers(case: Workload) -> list[Layer]:
 
 
 # Bytes per parameter in float32 with Adam: the convention of `zero_bytes_held`. (Rajbhandari et al.
-# count 16 as well, of mixed precision: weights 2, gradients 2, and 12 that the optimizer keeps.)
+# also count 16, for mixed precision: weights 2, gradients 2, and 12 that the optimizer keeps.)
 FP32_ADAM = {"parameters": 4, "gradients": 4, "optimizer state": 8}
 
 
 def zero_bytes_held(stage: int, sizes: list[int], N: int, r: int) -> dict[str, int]:
-    """Return the bytes that rank r holds of layers with so many elements each, by `FP32_ADAM`.
+    """Return the bytes that rank r holds of layers with these numbers of elements, by `FP32_ADAM`.
 
-    Stage 0 is plain data parallelism: 16 bytes per parameter. With P parameters in all, of which s
-    are rank r's, and b in the largest layer:
+    Stage 0 is plain data parallelism: 16 bytes per parameter. There are P parameters in all; s of
+    them are rank r's, and b are in the largest layer:
 
         stage   parameters    gradients    optimizer state
         0       4 P           4 P          8 P
@@ -63,7 +63,7 @@ def zero_bytes_held(stage: int, sizes: list[int], N: int, r: int) -> dict[str, i
         2       4 P           4 (s + b)    8 s
         3       4 (s + 2 b)   4 (s + b)    8 s
 
-    Where no layer is tied to another one; frozen parameters do not count.
+    This holds if no layer is tied to another one; frozen parameters do not count.
     """
     P, b = sum(sizes), max(sizes)
     s = sum(split_sizes(n, N)[r] for n in sizes)
@@ -78,7 +78,7 @@ def zero_bytes_held(stage: int, sizes: list[int], N: int, r: int) -> dict[str, i
 def zero_bytes_moved(
     stage: int, sizes: list[int], itemsize: int, N: int, r: int, micro_batches: int = 1
 ) -> int:
-    """Return the payload bytes that others take from rank r in one step of ZeRO.
+    """Return the payload bytes that rank r sends in one step of ZeRO.
 
     A layer of n elements, s of them r's: n - s in a reduce_scatter, (N - 1) s in an all_gather.
     Stage 1 does one of each per step; stage 2 scatters, stage 3 scatters once and gathers twice,

@@ -27,10 +27,10 @@ def mesh_of(
 
 
 def hybrid_bytes(case: Workload, N: int) -> int:
-    """Return what the axes move, each by its own formula, with S = B T C itemsize of the batch.
+    """Return the bytes that the axes move, each by its formula, with S = B T C itemsize.
 
     tp  8 (N - 1) S per block (10 with the sequence split), 4 (5) for embedding and head, and three
-        all_reduces of B T in the loss; the gradients of what is repeated, if the sequence is split
+        all_reduces of B T in the loss; if the sequence is split, the gradients of repeated parts
     pp  2 S per boundary from each of tp ranks (S/tp if the sequence is split); a tied embedding
     dp  an all_reduce of all parameters that a rank holds, on each of pp x tp ranks
     and the loss, a number, over pp and over dp.

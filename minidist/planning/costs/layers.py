@@ -1,4 +1,4 @@
-"""What the layers of a model hold, keep and compute on one of N ranks that split their matrices."""
+"""What a model's layers hold, keep and compute on one of N ranks that split their matrices."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ ITEMSIZE = 8  # of float64, in which costs are measured
 
 
 class Layer(NamedTuple):
-    """Numbers of parameters on a rank; per example, bytes of activations and multiply-adds."""
+    """Number of parameters on a rank; per example, bytes of activations and multiply-adds."""
 
     parameters: int
     activations: int
@@ -16,12 +16,12 @@ class Layer(NamedTuple):
 
 
 def whole_layers(model: nn.Module, T: int) -> list[Layer]:
-    """Return the layers of a model that a rank holds whole; T positions, of a Transformer."""
+    """Return the layers of a model that a rank holds whole; T: positions of a Transformer."""
     return transformer_layers(model, T) if isinstance(model, nn.Transformer) else mlp_layers(model)
 
 
 def mlp_layers(model: nn.MLP, rows: int = 1, columns: int = 1) -> list[Layer]:
-    """Return the layers of an MLP whose weights are cut in so many parts by rows, or by columns.
+    """Return the layers of an MLP whose weights are cut into `rows` or `columns` parts.
 
     A layer keeps X[C], gelu's input and its tanh; the loss keeps its probabilities.
     """
@@ -38,7 +38,7 @@ def transformer_layers(
 ) -> list[Layer]:
     """Return the layers of a Transformer whose heads, and whose vocabulary, are cut in parts.
 
-    vocabulary  None: not split, so that no rows are looked up for other ranks
+    vocabulary  parts; None: not split, so that no rows are looked up for other ranks
     """
     C, H = width_of(model), heads_of(model)
     X, scores = T * C, H * T * T
@@ -88,7 +88,7 @@ def block_parameters(C: int, N: int) -> int:
 
     QKV C 3C + 3C, output C C + C, expand C 4C + 4C, contract 4C C + C, two norms of 2C: of these
     12 C^2 + 7 C are split, and every rank has the biases of output and contract, and the norms.
-    Gradients are as many; Adam's averages twice as many.
+    There are as many gradients, and twice as many averages of Adam.
     """
     return (12 * C * C + 7 * C) // N + 6 * C
 
@@ -113,13 +113,13 @@ def block_activation_bytes(
             Q, K, V; probabilities P[B, H, T, T]; the input of the output product    4 BTC + B H T T
             gelu: its input and its tanh [B, T, F]; the input of contract           12 BTC
 
-    and two masks of one byte per element of X, if there is dropout. For float32 and float64: what
-    float16 computes in float32 it also keeps so.
+    and two masks of one byte per element of X, if there is dropout. For float32 and float64 only:
+    float16 keeps some intermediate results in float32.
 
-    Against Korthikanti et al. 2022, section 4 (`korthikanti_bytes`), at their 2 bytes a number, we
-    keep gelu's tanh (8 BTC bytes) and the norms' r (4 BT) besides, and do not drop out
-    probabilities, which takes a mask and a dropped-out copy: 3 B H T T. They keep a norm's input
-    where we keep n, of the same size.
+    Compared with Korthikanti et al. 2022, section 4 (`korthikanti_bytes`), at their 2 bytes a
+    number, we also keep gelu's tanh (8 BTC bytes) and the norms' r (4 BT). We do not drop out
+    probabilities, which would take a mask and a dropped-out copy: 3 B H T T. They keep a norm's
+    input where we keep n, of the same size.
     """
     X, P = B * T * C, B * H * T * T
     outside = (4 * X + 2 * B * T) * itemsize + (2 * X if dropout else 0)

@@ -9,7 +9,7 @@ from minidist.planning.costs.layers import whole_layers
 
 
 def clocks_bytes(case: Workload, servers: int, steps: list[int], **every: int) -> int:
-    """Return `parameter_server_bytes` of the case's parameters that are not frozen."""
+    """Return `parameter_server_bytes` for the case's parameters that are not frozen."""
     own = [p for p in case.model.parameters() if p.requires_grad]
     return parameter_server_bytes(
         sum(p.size for p in own), own[0].dtype.itemsize, servers, steps, **every
@@ -17,7 +17,7 @@ def clocks_bytes(case: Workload, servers: int, steps: list[int], **every: int) -
 
 
 def parameter_server_costs(case: Workload, N: int, servers: int) -> list[Cost]:
-    """A server has the model, its gradient, and of its slice 1 + 1 + 2; a worker a push buffer."""
+    """A server has model and gradient, and 1 + 1 + 2 for its slice; a worker has a push buffer."""
     own, positions = whole_layers(case.model, positions_of(case)), positions_of(case)
     P = sum(layer.parameters for layer in own)
     slices = [len(part) for part in np.array_split(np.arange(P), servers)]
@@ -34,11 +34,10 @@ def parameter_server_bytes(
     """Return the bytes that parameter servers and workers send, all together.
 
     steps  minibatches per worker; a worker pulls before every n_fetch-th and pushes after every
-           n_push-th, from the first one on, and with its last word what is left
+           n_push-th, from the first one on; its last message pushes what is left
 
-    n elements per pull and per push; to each server 16 bytes per request, and 16 per gradient that
-    a push is the sum of; from each server 8 per pull for the version. For dense pushes without a
-    quorum.
+    n elements per pull and per push; to each server 16 bytes per request, and 16 per gradient in a
+    push; from each server 8 per pull for the version. For dense pushes without a quorum.
     """
     pulls = sum(-(-count // n_fetch) for count in steps)
     pushes = sum(-(-count // n_push) for count in steps)

@@ -29,7 +29,7 @@ def layout(
 
     cut      the layers of each virtual stage
     crossed  the stages whose output goes to another rank
-    copies   {parameter name: the ranks that hold it}; of a tied one there may be several
+    copies   {parameter name: the ranks that hold it}; several may hold a tied one
     """
     last = last_stage(programs.placement)
     cut = cut_of(len(model.layers), 1 + last)
@@ -50,7 +50,7 @@ def boundary_bytes(case: Workload) -> list[int]:
 
 
 def pipeline_bytes(case: Workload, programs: Programs) -> int:
-    """Return 2 B T C itemsize per boundary between ranks, and an all_reduce of what is tied."""
+    """Return 2 B T C itemsize per boundary between ranks, plus an all_reduce of tied parameters."""
     cut, crossed, copies = layout(case.model, programs)
     sizes, named = boundary_bytes(case), case.model.named_parameters()
     moved = sum(2 * sizes[cut[k][-1]] for k in crossed)
@@ -73,10 +73,10 @@ def pipeline_costs(
     dp: int = 1,
     versions: Callable[[int, int], int] = lambda p, r: 1,
 ) -> list[Cost]:
-    """Return the cost of each rank of one pipeline: its program says what it keeps, and how long.
+    """Return the cost of each rank of one pipeline; its program says what it keeps, and how long.
 
-    Of a schedule with backward in two halves activations are an upper bound: between I and W a
-    pass holds less than before I.
+    If backward is in two halves, activations are an upper bound: between I and W a pass holds less
+    than before I.
 
     own       the layers, if their matrices are split
     dp        pipelines that share the batch
@@ -110,8 +110,8 @@ def pipeline_useful_share(
 ) -> float:
     """Return one device's work over N times that of the slowest rank, its bubble included.
 
-    programs  of one of dp pipelines, for `rounds` batches of m micro-batches each: with many
-              rounds an asynchronous pipeline is judged by a long stream
+    programs  of one of dp pipelines, for `rounds` batches of m micro-batches each; many rounds
+              show an asynchronous pipeline on a long stream
     """
     whole = whole_layers(case.model, positions_of(case))
     stages = stages_of(whole if own is None else own, programs)

@@ -1,4 +1,4 @@
-"""What split matrices move and hold.  N ranks, S = B T C itemsize, the bytes of one activation."""
+"""What split matrices move and hold.  N ranks; one activation has S = B T C itemsize bytes."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -33,15 +33,15 @@ def attention_bytes(case: Workload, N: int) -> int:
 
 
 def vocab_bytes(case: Workload, N: int) -> int:
-    """Return two all_reduces of S, embedding and head, and three of B T in the loss."""
+    """Return two all_reduces of S, for embedding and head, and three of B T in the loss."""
     return _bytes(case, N, 4 * width_of(case.model) + 6)
 
 
 def sequence_bytes(case: Workload, N: int) -> int:
     """Return 10 (N - 1) S per block, 5 for embedding and head, the loss, and partial gradients.
 
-    A block gathers and scatters twice forward and twice backward, 8, which is what the four
-    all_reduces of a block cost that is split by matrices alone; it gathers twice more for dW.
+    A block gathers and scatters twice forward and twice backward, 8: as much as the four
+    all_reduces of a block without a split sequence. It gathers twice more for dW.
     """
     depth, named = len(case.model.layers) - 2, case.model.named_parameters()
     partial_gradients = 2 * (N - 1) * ITEMSIZE * sum(named[n].size for n in repeated(named))
@@ -116,11 +116,11 @@ def vocab_limit(case: Workload, ranks: int) -> tuple[int, str]:
 def block_bytes(
     B: int, T: int, C: int, itemsize: int, N: int, sequence: bool = False
 ) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
-    """Return {operation: payload bytes that others take from each rank}, forward and backward.
+    """Return {operation: payload bytes that each rank sends}, forward and backward.
 
-    Of one block of a split Transformer on a batch X[B, T, C]. By matrices: two all_reduces each
-    way. With the sequence split, N dividing T: two all_gathers and two reduce_scatters each way,
-    and in backward the inputs of two products are gathered once more.
+    For one block of a split Transformer on a batch X[B, T, C]. If only matrices are split: two
+    all_reduces each way. With the sequence split, N dividing T: two all_gathers and two
+    reduce_scatters each way, and backward gathers the inputs of two products once more.
     """
     n = B * T * C
     if not sequence:
@@ -132,7 +132,7 @@ def block_bytes(
 
 
 def korthikanti_bytes(B: int, T: int, C: int, H: int, N: int = 1, sequence: bool = False) -> float:
-    """Return their bytes per layer and rank: s = T, b = B, h = C, a = H, t = N.
+    """Return Korthikanti et al.'s bytes per layer and rank: s = T, b = B, h = C, a = H, t = N.
 
     sbh (34 + 5 as/h) on one device (section 4.1), sbh (10 + 24/t + 5 as/(ht)) split by matrices
     (4.2.1), sbh/t (34 + 5 as/h) with the sequence split as well (4.2.2).
