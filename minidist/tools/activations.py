@@ -10,10 +10,10 @@ from minidist.autograd.deferred import Product
 
 
 def kept(*outputs: Tensor) -> list[tuple[str, np.ndarray]]:
-    """Return ("Function.attribute", array) of the arrays that backward from the outputs will read.
+    """Return ("Function.attribute", array) for each array that backward from the outputs will read.
 
-    Every buffer comes once and whole, however many views of it there are. Leaves, which somebody
-    else holds, do not count: parameters, and inputs that have a gradient.
+    Every buffer is returned once and whole, however many views of it there are. Leaves do not
+    count, because others hold them: parameters, and inputs that have a gradient.
     """
     functions = [function for y in outputs for function in functions_below(y)]
     leaves = (x for function in functions for x in function.inputs if isinstance(x, Tensor))
@@ -32,7 +32,7 @@ def kept_bytes(*outputs: Tensor) -> int:
 
 
 def arrays(value) -> Iterator[np.ndarray]:
-    """Yield the arrays in what a Function saves: in tuples, products put off, closures."""
+    """Yield the arrays in what a Function saves: in tuples, deferred products, closures."""
     match value:
         case np.ndarray():
             yield value

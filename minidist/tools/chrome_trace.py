@@ -2,9 +2,9 @@
 
     save_chrome_trace(log, "trace.json")
 
-A rank is a process, a thread of it a track. Times are microseconds, rounded to eighths: that is
-exact in binary and in nanoseconds and keeps order, so that no slice sticks out of the one around
-it. A simulator's unit of time becomes a millisecond; `otherData` says so.
+Each rank is a process, each of its threads a track. Times are microseconds, rounded to eighths:
+that is exact in binary and in nanoseconds and keeps the order, so that no slice is longer than the
+one around it. A simulator's unit of time becomes a millisecond; `otherData` says so.
 """
 
 import json
@@ -25,7 +25,7 @@ METADATA = {
 def chrome_trace(log: EventLog) -> dict:
     """Return a Chrome trace: a process per rank, a complete event per event, times in us from zero.
 
-    As on Linux, the main thread's tid is its pid, and no other thread's is: viewers list it first.
+    As on Linux, only the main thread has its pid as tid, so that viewers list it first.
     """
     rows = tracks(log)
     others = sorted({thread for _, thread in rows if thread != "main"})
@@ -61,8 +61,8 @@ def save_chrome_trace(log: EventLog, path: str | Path) -> None:
 def check_chrome_trace(trace: dict) -> None:
     """Raise ValueError unless a trace has the form that `chrome_trace` gives it.
 
-    Complete events with all keys, times from 0 in us, bytes from 0; on one (pid, tid) they nest or
-    are disjoint, without tolerance; every pid and every (pid, tid) has a name.
+    Complete events have all keys, times in us and bytes, both at least 0. On one (pid, tid) they
+    nest or are disjoint, without tolerance. Every pid and every (pid, tid) has a name.
     """
     _check_value(trace, "traceEvents", list)
     if trace.get("displayTimeUnit") not in ("ms", "ns"):
@@ -96,7 +96,7 @@ def _check_event(e: dict) -> None:
 
 
 def _check_value(values: dict, key: str, want: type) -> None:
-    """Check that values[key] is there and of its type; numbers are finite and 0 or more."""
+    """Check that values[key] exists and has this type; numbers must be finite and 0 or more."""
     value = values.get(key) if isinstance(values, dict) else None
     number = want in (int, float)
     types = (int, float) if want is float else want

@@ -1,7 +1,7 @@
 """Compare the gradients of ranks with one device's, parameter by parameter.
 
 The bound: max|got - want| <= 1e-9 max(max|want|, 1e-3 g), where g is the largest gradient of the
-whole model. Rounding in float64 is far below it, every mistake that we know of far above.
+whole model. Rounding errors in float64 are far below the bound, all known mistakes far above.
 """
 
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ class Comparison:
     """How far the gradients on all ranks are from one device's.
 
     difference  largest |got - want| of all
-    error       largest |got - want| / max(max|want|, 1e-3 g), to be held against the bound
-    parameter   the first one, in global order, beyond the bound; if none is, that of the largest
-                error
-    rank        the first rank where it is
-    ratio       got / want at that parameter's largest difference: 0.25 and 4 speak for themselves
+    error       largest |got - want| / max(max|want|, 1e-3 g), which is compared with the bound
+    parameter   the first one, in global order, beyond the bound; if none is, the one with the
+                largest error
+    rank        the first rank on which it is
+    ratio       got / want at that parameter's largest difference: 0.25 or 4 hint at the cause
     """
 
     difference: float
@@ -44,7 +44,7 @@ class Comparison:
 def compare(got: list[dict], want: dict[str, np.ndarray], bound: float = BOUND) -> Comparison:
     """Compare the gradients of every rank with one device's, parameter by parameter.
 
-    What is missing, has another shape, is not finite, or is not wanted, is infinitely wrong.
+    A gradient that is missing, has another shape, is not finite, or is unexpected has error inf.
     """
     if not got or not want:
         raise ValueError(f"nothing to compare: {len(got)} ranks, {len(want)} parameters")
@@ -62,7 +62,7 @@ def compare(got: list[dict], want: dict[str, np.ndarray], bound: float = BOUND) 
 
 
 def scale(want: np.ndarray, most: float) -> float:
-    """Return what an error is held against: max(max|want|, 1e-3 of the most in the model)."""
+    """Return what an error is divided by: max(max|want|, 1e-3 of the most in the model)."""
     return max(largest(want), 1e-3 * most)
 
 

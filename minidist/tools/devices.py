@@ -1,10 +1,10 @@
-"""Ranks as devices of their own, on any machine, for the lessons: layers that sleep.
+"""Simulated devices for the lessons, on any machine: layers that sleep.
 
     model = nn.Sequential([Device(f"layers.{i}", 64, 0.6e-3, 1.2e-3) for i in range(4)])
     log = quiet(lambda log: cluster.run(worker, log=log), seconds=0.2)
     print(length(log), idle(log))
 
-A rank that sleeps needs no core, so that four of them are four devices also where there are two.
+A rank that sleeps needs no core, so four ranks act as four devices even on two cores.
 """
 
 import time
@@ -55,9 +55,9 @@ def idle(log: EventLog) -> float:
 
 
 def quiet(run: Callable[[EventLog], object], seconds: float, most: int = 4) -> EventLog:
-    """Return the log of the shortest of some runs, since noise only ever adds.
+    """Return the log of the shortest of several runs, because noise only adds time.
 
-    It runs until one takes at most 10% longer than `seconds`, and not more than `most` times.
+    It runs until a run takes at most 10% longer than `seconds`, but not more than `most` times.
     """
     logs: list[EventLog] = []
     while len(logs) < most and (not logs or length(logs[-1]) > 1.1 * seconds):

@@ -1,7 +1,7 @@
-"""Hold a strategy to one sentence: its gradient is the one of a single device.
+"""Check one statement for every strategy: its gradient equals the gradient of a single device.
 
-A strategy is run for real, on ranks, from the weights of a single-device model; then every
-parameter's gradient on every rank, and the input's, is compared with one device's, in float64.
+A strategy is run for real, on ranks, from the weights of a single-device model. Then the gradient
+of every parameter and of the input is compared with one device's, on every rank, in float64.
 `strategies.py` has the strategies, `compare.py` the bound.
 """
 
@@ -29,7 +29,7 @@ def strategies() -> list[str]:
 
 def find(name: str) -> Strategy:
     if name not in STRATEGIES:
-        raise ValueError(f"unknown strategy {name!r}; there is {', '.join(STRATEGIES)}")
+        raise ValueError(f"unknown strategy {name!r}; choose one of {', '.join(STRATEGIES)}")
     return STRATEGIES[name]
 
 
@@ -60,9 +60,9 @@ def gradients(
 ) -> dict[str, np.ndarray]:
     """Return {global name: gradient} after one batch under `strategy` on `size` real ranks.
 
-    The ranks start from the weights of `model`, a single-device model, which stays as it is. Every
-    rank's result is looked at: where two differ by more than the bound, ValueError. `cluster`:
-    ranks that are up already, instead of new ones.
+    The ranks start from the weights of `model`, a single-device model, which does not change.
+    ValueError if the results of two ranks differ by more than the bound. `cluster`: running ranks
+    to use instead of new ones.
     """
     case = Case("given", model, np.asarray(inputs), np.asarray(targets), loss)
     outcomes = _outcomes(find(strategy), case, size, cluster, transport, options)
@@ -112,7 +112,7 @@ def check(
 
 
 def _causes(entry: Strategy, case: Case, outcomes: list[Outcome], billed: bool) -> list:
-    """Return what the numbers say of the cause, and of where it is."""
+    """Return what the numbers show about the cause and its place."""
     want = outcomes[0].reference
     if want is not None:
         return [cause_of.versions([o.used for o in outcomes]) or outcomes[0].said]
@@ -127,7 +127,7 @@ def _causes(entry: Strategy, case: Case, outcomes: list[Outcome], billed: bool) 
 
 
 def _operations(outcomes: list[Outcome]) -> str:
-    """Return the bytes that moved, per operation, if they are known so."""
+    """Return the bytes that moved, per operation, if they are known per operation."""
     moved = sum((Counter(o.operations) for o in outcomes), start=Counter())
     parts = ", ".join(f"{operation} {n}" for operation, n in moved.items())
     return f" ({parts})" if parts else ""
@@ -163,7 +163,7 @@ class Certificate:
 def certificate(strategy: str, size: int = 4, transport: str = "process") -> Certificate:
     """Return the promise of a strategy and its evidence, on models that it fits.
 
-    size  ranks; fewer where the strategy has no use for so many
+    size  number of ranks; fewer if the strategy cannot use all of them
     """
     entry = find(strategy)
     size = max((ranks for ranks in entry.ranks if ranks <= size), default=size)

@@ -16,9 +16,9 @@ from minidist.errors import CommError, RankFailed
 def verdict(check: Callable[[Any], str | None], attempt: Any) -> str:
     """Return "solved", "not solved yet" or "wrong: ...".
 
-    check    attempt -> what is wrong with it, or None; a ValueError or a CommError, such as a
-             Deadlock, says that too. It may run the attempt here or on ranks.
-    attempt  not solved yet where it raises NotImplementedError
+    check    attempt -> what is wrong with it, or None. A ValueError or a CommError, such as a
+             Deadlock, also means wrong. It may run the attempt here or on ranks.
+    attempt  not solved yet if it raises NotImplementedError
     """
     try:
         fault = check(attempt)
@@ -34,7 +34,7 @@ def verdict(check: Callable[[Any], str | None], attempt: Any) -> str:
 
 
 def judge(number: int, check: Callable, attempt: Any, tempting: list[Callable]) -> None:
-    """Print the verdict on an attempt, and on tempting answers, which must be refused."""
+    """Print the verdict on an attempt, and on tempting wrong answers, which must be refused."""
     print(f"exercise {number}:", verdict(check, attempt))
     for answer in tempting:
         refused = verdict(check, answer)

@@ -1,4 +1,4 @@
-"""The pictures of the lessons: one visual language, and where a picture goes.
+"""The figures of the lessons: their common style, and where they are saved.
 
     figures.arguments()                             # python lessons/... --figures DIR
 
@@ -9,7 +9,7 @@
 
     figures.save(draw, "00_single_device")
 
-Colours are those of Okabe and Ito, which colour-blind readers can tell apart.
+The colours are from Okabe and Ito; colour-blind readers can tell them apart.
 """
 
 import argparse
@@ -48,13 +48,13 @@ STYLE = {
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (--help tells what there is)\n")
+        self.exit(2, f"{self.prog}: {message} (--help shows the arguments)\n")
 
 
 def arguments() -> None:
     """Answer --help and wrong arguments of a lesson at once; make the folder for its figure.
 
-    In a notebook this does nothing: the arguments are the kernel's own.
+    In a notebook this does nothing: there the arguments are the kernel's.
     """
     if _in_ipython():
         return
@@ -71,8 +71,8 @@ def arguments() -> None:
 def pyplot():
     """Return matplotlib.pyplot in the lessons' style.
 
-    A script needs no window, so it gets the Agg backend; a notebook, or a program that has chosen
-    already, keeps its own.
+    A script needs no window, so it gets the Agg backend; a notebook, or a program that has already
+    chosen a backend, keeps it.
     """
     try:
         import matplotlib
@@ -89,7 +89,7 @@ def pyplot():
 def save(draw: Callable[[Any], Any], name: str) -> None:
     """Save the figure that draw(pyplot) returns as `name`.png, and print its path.
 
-    It goes under `--figures DIR`, else into a fresh temporary folder. Without matplotlib one line
+    The folder is `--figures DIR`, or else a new temporary one. Without matplotlib one printed line
     says that there is no figure.
     """
     try:
@@ -105,12 +105,12 @@ def save(draw: Callable[[Any], Any], name: str) -> None:
 
 
 def part(rank: int) -> dict[str, Any]:
-    """Return how a patch looks that is this rank's own: one colour, and a hatch per rank."""
+    """Return the style of a patch that belongs to one rank: one colour, and a hatch per rank."""
     return {"facecolor": OWN, "edgecolor": "white", "hatch": (None, "///", "...", "xx")[rank % 4]}
 
 
 def stack(axes, y: float, pieces: list[tuple[float, str, dict]], height: float = 0.7) -> None:
-    """Draw bars end to end from zero, in the row y: (length, the words on it, how it looks)."""
+    """Draw bars end to end from zero, in the row y: (length, label, style) each."""
     start = 0.0
     for length, words, look in pieces:
         axes.barh(y, length, height, start, **{"edgecolor": "white"} | look)
@@ -121,7 +121,7 @@ def stack(axes, y: float, pieces: list[tuple[float, str, dict]], height: float =
 
 
 def matrix(axes, left: float, bottom: float, size: tuple, columns: int = 1, rows: int = 1) -> None:
-    """Draw a matrix of size (width, height), cut in parts that bear their ranks; uncut: alike."""
+    """Draw a matrix of size (width, height) in parts labelled by rank; uncut: the same on all."""
     from matplotlib.patches import Rectangle
 
     width, height = size[0] / columns, size[1] / rows
@@ -138,7 +138,7 @@ def matrix(axes, left: float, bottom: float, size: tuple, columns: int = 1, rows
 def rank_bars(axes, log: EventLog, scale: float = 1.0, numbered: bool = True) -> None:
     """Draw what the ranks of a pipeline compute: a row per rank, grey where it is idle.
 
-    Time begins with the first action. axes.legend() then says what the colours mean.
+    Time begins with the first action. Call axes.legend() afterwards to explain the colours.
 
     log       of a simulation or of a run; its compute events are named F0, B0, U0
     scale     units of the axis per unit of the log's time: 1e3 shows seconds as ms
@@ -177,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     description = "Run a lesson: it prints what it finds, draws a figure, and checks your exercise."
     parser = _Parser(description=description, allow_abbrev=False)
     parser.add_argument(
-        "--figures", type=Path, metavar="DIR", help="where to save the figure (else: a fresh one)"
+        "--figures", type=Path, metavar="DIR", help="where to save the figure (default: a new DIR)"
     )
     return parser
 

@@ -101,7 +101,7 @@ def test_parts_of_the_batch_that_are_missing_alone_or_the_same_everywhere():
 def test_means_of_means():
     split = Split(data=3)  # of 3, 2 and 2 examples
     parts, even = parts_of(split), [7 / (3 * n) for n in (3, 2, 2)]
-    said = "equals the {} of the ranks' means, as if their shares were even"
+    said = "equals the {} of the ranks' means, as if their shares were equal"
     assert found(summed(parts, even), split) == said.format("mean")
     assert found(summed(parts, [3 * f for f in even]), split) == said.format("sum")
     split = Split(micro_batches=3)
@@ -128,7 +128,9 @@ def test_parts_that_are_still_to_be_added_up():
     other = {n: arrays(*want[n].shape, seed=7) for n in norms}
     got = [{**want, **other}, {**want, **{n: want[n] - other[n] for n in norms}}]
     said = found(got, split, case)
-    assert said.startswith("the ranks' parts add up to it: an all_reduce is missing, only in norms")
+    assert said.startswith(
+        "the ranks' parts add up to the gradient: an all_reduce is missing, only in norms"
+    )
 
 
 def test_one_use_of_a_tied_weight():
@@ -174,9 +176,9 @@ def test_nothing_infinity_rounding_and_other_weights():
     want = one_device(CASE)
     assert found(scaled(want, 0), Split()) == "every gradient is zero: nothing was computed"
     got = {**want, NAMES[1]: np.full(5, np.nan)}
-    assert found(got, Split()) == f"{NAMES[1]} is not finite on rank 0, and one device's is"
+    assert found(got, Split()) == f"{NAMES[1]} is not finite on rank 0, but is on one device"
     got = {n: g.astype("float32").astype("float64") for n, g in want.items()}
-    assert found(got, Split()).startswith("right, but for the rounding of float32")
+    assert found(got, Split()).startswith("right, except for rounding to float32")
     a, b = arrays(3), arrays(3, seed=1)
     held = ({NAMES[0]: (a, a)}, {NAMES[0]: (a, b)})
     said = f"rank 1's weights in {NAMES[0]} are not its part of the global ones"
@@ -285,7 +287,7 @@ def test_what_is_in_a_sum():
 def test_norms_of_parts_and_of_copies():
     assert cause_of.norms([5.0, 5.0], 5.0) is None
     assert "0.6, 0.8 of one device's; their squares add up" in cause_of.norms([3.0, 4.0], 5.0)
-    assert "squared, 2: everything counts so often" in cause_of.norms([2**0.5] * 2, 1.0)
+    assert "2 times too large: all was counted 2 times" in cause_of.norms([2**0.5] * 2, 1.0)
     assert cause_of.norms([1.3, 1.2], 1.0) == "the ranks' norms are 1.3, 1.2 of one device's"
 
 

@@ -127,7 +127,7 @@ def test_zero_gradients_must_be_zero():
 
 
 def test_unknown_strategies_are_refused_by_name():
-    with pytest.raises(ValueError, match="unknown strategy 'magic'; there is naive"):
+    with pytest.raises(ValueError, match="unknown strategy 'magic'; choose one of naive"):
         gradients("magic", None, np.zeros(1), np.zeros(1), 2)
 
 

@@ -1,6 +1,6 @@
-"""What wrong sums, norms, versions, weights and bytes say of their cause.
+"""Find the cause of wrong sums, norms, versions, weights and bytes.
 
-Each function takes numbers and returns words, or None where it knows none.
+Each function takes numbers and returns the cause in words, or None if it knows none.
 """
 
 from collections.abc import Callable
@@ -14,10 +14,10 @@ NEAR = 1e-9
 
 
 def sums(inputs: list[np.ndarray], found: list[np.ndarray]) -> str | None:
-    """Say which ranks' arrays are in the wrong sums, and how often.
+    """Say which ranks' arrays are in the wrong sums, and how many times.
 
-    inputs  what each rank gave;  found: what each one got. Elements belong together as the
-            algorithms cut them: into as many chunks as there are ranks.
+    inputs  what each rank gave;  found: what each one got. Elements are compared chunk by chunk,
+            as the algorithms cut them: into as many chunks as there are ranks.
     """
     N, want = len(inputs), np.sum(inputs, axis=0).reshape(-1)
     for rank, got in enumerate(found):
@@ -47,7 +47,7 @@ def _list(ranks: list[int]) -> str:
 
 
 def norms(got: list[float], want: float) -> str | None:
-    """Say why the ranks' norms are not that of the whole gradient."""
+    """Say why the ranks' norms differ from the norm of the whole gradient."""
     squares = np.square(got) / want**2
     if np.allclose(squares, 1, NEAR, 0):
         return None
@@ -56,14 +56,15 @@ def norms(got: list[float], want: float) -> str | None:
     if abs(squares.sum() - 1) <= NEAR:
         said += "; their squares add up to its square: each is of what its rank holds, not summed"
     elif np.ptp(squares) <= NEAR and abs(squares[0] - round(squares[0])) <= NEAR:
-        said += f"; squared, {round(squares[0])}: everything counts so often"
+        times = round(squares[0])
+        said += f"; the squared norm is {times} times too large: all was counted {times} times"
     return said
 
 
 def versions(
     used: list[list[tuple[str, int, int]]], should: Callable[[int, int], int] | None = None
 ) -> str | None:
-    """Say which pass of an asynchronous pipeline had other weights than it should have.
+    """Say which pass of an asynchronous pipeline used the wrong version of the weights.
 
     used    per stage ("F" or "B", minibatch, version), as recorded
     should  (stage, minibatch) -> version
@@ -87,9 +88,9 @@ def versions(
 
 
 def replays(got: dict[str, np.ndarray], others: dict[str, Callable[[], dict]]) -> str | None:
-    """Say which other training leaves these weights, bit for bit.
+    """Say which other training gives these weights, bit for bit.
 
-    others  {what is different about it: a function that replays it}
+    others  {what is different about that training: a function that replays it}
     """
     for what, replay in others.items():
         try:
@@ -102,7 +103,7 @@ def replays(got: dict[str, np.ndarray], others: dict[str, Callable[[], dict]]) -
 
 
 def bytes_held(found: dict[str, int], want: dict[str, int], whole: dict[str, int]) -> str | None:
-    """Say what takes more memory than it should: {what: bytes} of a rank, and without a split."""
+    """Say what takes more memory than it should: {what: bytes} on a rank; `whole`: unsplit."""
     for what, n in found.items():
         if n != want[what]:
             said = f"{what}: {n} bytes, not {want[what]}"
@@ -111,7 +112,7 @@ def bytes_held(found: dict[str, int], want: dict[str, int], whole: dict[str, int
 
 
 def bytes_moved(found: list[int], want: list[int], operation: str) -> str | None:
-    """Say which rank's bill of an operation is wrong."""
+    """Say which rank's bytes of an operation are wrong."""
     for rank, (n, formula) in enumerate(zip(found, want, strict=True)):
         if n != formula:
             return (

@@ -1,6 +1,6 @@
-"""Gradients that are sums of gradients of parts of the batch: which parts, each times what?
+"""Wrong gradients that are sums over parts of the batch: which parts, with which factors?
 
-A part is what one data-parallel rank has of one micro-batch: its key is (k, i).
+A part is one data-parallel rank's share of one micro-batch: its key is (k, i).
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ Factors = dict[Key, float]
 
 
 def examples(f: Finding) -> str | None:
-    """What each rank has is a sum of gradients of parts of the batch, each times some factor."""
+    """Each rank has a sum of gradients of parts of the batch, each times some factor."""
     parts = f.split.parts(len(f.case.inputs))
     if len(parts) < 2:
         return None
@@ -28,7 +28,7 @@ def examples(f: Finding) -> str | None:
 
 
 def _are(found: list[Factors], *want: Factors) -> bool:
-    """Say whether the ranks have these factors: one for all, or one for each."""
+    """Return whether the ranks have these factors: the same for all, or one for each."""
     want = want * len(found) if len(want) == 1 else want
     return all(
         abs(factors[key] - should[key]) <= 1e-6
@@ -64,7 +64,7 @@ def _means(f: Finding, found: list[Factors], parts: dict) -> str | None:
     for much, letter in ((len(of_data), "mean"), (1, "sum")):
         shares = {key: total / (much * of_data[key[0]]) for key in parts}
         if f.split.data > 1 and _are(found, shares):
-            return f"equals the {letter} of the ranks' means, as if their shares were even"
+            return f"equals the {letter} of the ranks' means, as if their shares were equal"
     for much, letter in ((len(parts), "mean"), (1, "sum")):
         if _are(found, {key: total / (much * sizes[key]) for key in parts}):
             return f"equals the {letter} of micro-batches' means: each divided by its own targets"
@@ -80,7 +80,7 @@ def _left_out(f: Finding, found: list[Factors], parts: dict) -> str | None:
 
 
 def _choices(f: Finding, parts: dict) -> dict[str, list[Key]]:
-    """Return {its name: keys} of what may be left out: a share, a micro-batch."""
+    """Return {name: keys} of what may be left out: a share, a micro-batch."""
     found, M, several = {}, f.split.micro_batches, f.split.data > 1
     for k in range(f.split.data if several else 0):
         found[f"the examples of data-parallel rank {k}"] = [key for key in parts if key[0] == k]
@@ -94,7 +94,7 @@ def _choices(f: Finding, parts: dict) -> dict[str, list[Key]]:
 
 
 def _decompose(f: Finding, g: Gradients, parts: dict) -> Factors | None:
-    """Return the factors with which the parts' gradients add up to g; None if they do not."""
+    """Return the factors with which the parts' gradients add up to g; None if there are none."""
     names = [n for n in f.wrong if n in g]
     scale = {n: np.abs(f.want[n]).max(initial=0.0) or 1.0 for n in names}
 

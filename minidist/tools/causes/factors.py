@@ -1,4 +1,4 @@
-"""Gradients that are one device's times a factor, or times one per stage: whose number is it?
+"""Gradients that are one device's times a factor, or one factor per stage: which number is it?
 
 Letters: N ranks, m micro-batches, S stages.
 """
@@ -11,7 +11,7 @@ from minidist.tools.causes.finding import Finding
 
 
 def factor(f: Finding) -> str | None:
-    """One factor in all that is wrong, or one per stage: a power of a number of this case."""
+    """All wrong gradients have one factor, or one per stage: a power of a number of this case."""
     ratios = {}
     for name in f.wrong:
         of_ranks = [_ratio(f, g[name], name) for g in f.got]
@@ -54,7 +54,7 @@ def _as_power(f: Finding, c: float) -> str | None:
 
 
 def _copies(f: Finding, c: float) -> str | None:
-    """What several stages hold counts as often."""
+    """A parameter held by several stages is counted once for each of them."""
     copies = {sum(n in stage for stage in f.split.stages) for n in f.wrong}
     if len(copies) == 1 and 1 < (count := copies.pop()) and abs(c / count - 1) <= 1e-6:
         return f"ratio {c:.4g} = number of stages that hold it: summed once more than it should be"

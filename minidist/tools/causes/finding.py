@@ -1,4 +1,4 @@
-"""Gradients of which some are wrong, and what is asked of them: where, and how far off."""
+"""Gradients, some of them wrong, and questions about them: which ones, and by how much."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,12 +13,12 @@ Gradients = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Finding:
-    """Gradients of which some are wrong.
+    """Gradients, some of them wrong.
 
     got    per rank, by name;  want: one device's
     case   the model and the batch;  split: how they are cut
-    held   per rank, {name: (the weights that it has, those that it should have)}
-    billed whether as many bytes moved as should have
+    held   per rank, {name: (the weights that it has, the weights that it should have)}
+    billed whether the expected number of bytes moved
     """
 
     got: list[Gradients]
@@ -30,7 +30,7 @@ class Finding:
 
     @cached_property
     def names(self) -> list[str]:
-        """What every rank has, in one device's order, in shapes that agree."""
+        """The names that every rank has with the right shape, in one device's order."""
         return [
             name
             for name, w in self.want.items()
@@ -39,7 +39,7 @@ class Finding:
 
     @cached_property
     def wrong(self) -> list[str]:
-        """Those names whose gradient is beyond the bound on some rank."""
+        """The names whose gradient is beyond the bound on some rank."""
         return [
             n for n in self.names if any(not self.near(g[n], self.want[n], n) for g in self.got)
         ]
@@ -49,19 +49,19 @@ class Finding:
         return max(map(largest, self.want.values()), default=0.0)
 
     def near(self, a: np.ndarray, b: np.ndarray, name: str) -> bool:
-        """Say whether two gradients of this name agree within the bound."""
+        """Return whether two gradients of this name agree within the bound."""
         allowed = BOUND * scale(self.want[name], self.most)
         return bool(np.isfinite(a).all() and np.abs(a - b).max(initial=0.0) <= allowed)
 
     def is_on(self, rank: int, gradients: Gradients) -> bool:
-        """Say whether rank has these gradients, where something is wrong and elsewhere."""
+        """Return whether this rank has exactly these gradients, the wrong and the right ones."""
         return all(self.near(self.got[rank][n], gradients[n], n) for n in self.names)
 
     def is_everywhere(self, gradients: Gradients) -> bool:
         return all(self.is_on(rank, gradients) for rank in range(len(self.got)))
 
     def sizes(self) -> dict[str, int]:
-        """Return the numbers of this case that a factor may be, each with what it counts."""
+        """Return {what it counts: number}: the numbers of this case that a factor may be."""
         counts = {
             "ranks": len(self.got),
             "data-parallel ranks": self.split.data,

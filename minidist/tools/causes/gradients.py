@@ -1,9 +1,9 @@
-"""From wrong gradients to their cause, where the numbers say one.
+"""From wrong gradients to their cause, if the numbers show one.
 
-Given are what the ranks have, what one device has, and how the batch and the model are cut. Each
-examination asks whether one known mistake would leave exactly these numbers, by computing on one
-device what it would leave. The first that says yes has the word; if none does, no cause is named.
-Nothing is computed where nothing is wrong.
+Input: the gradients of the ranks and of one device, and how batch and model are cut. Each
+examination checks whether one known mistake gives exactly these numbers: it computes on one device
+what the mistake would give. The first examination that matches names the cause; if none does, no
+cause is named. Nothing is computed if nothing is wrong.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from minidist.tools.strategies.cases import INPUT
 
 
 def cause(finding: Finding) -> str | None:
-    """Return in words what leaves these gradients; None if no examination knows."""
+    """Return in words what causes these gradients; None if no examination knows."""
     if weights := _weights(finding):
         return weights
     if not finding.wrong:
@@ -40,7 +40,7 @@ def cause(finding: Finding) -> str | None:
 
 
 def _weights(f: Finding) -> str | None:
-    """The weights differ before there is a gradient."""
+    """The weights are wrong before any gradient is computed."""
     for rank, held in enumerate(f.held):
         for name, (found, slice_of_it) in held.items():
             if not np.array_equal(found, slice_of_it):
@@ -65,12 +65,12 @@ def _not_finite(f: Finding) -> str | None:
     for rank, g in enumerate(f.got):
         for name in f.names:
             if not np.isfinite(g[name]).all():
-                return f"{name} is not finite on rank {rank}, and one device's is"
+                return f"{name} is not finite on rank {rank}, but is on one device"
     return None
 
 
 def _rounded(f: Finding) -> str | None:
-    """The numbers are float32's, and right but for that."""
+    """The numbers are rounded to float32, and otherwise right."""
     for g in f.got:
         for name in f.wrong:
             rounded = g[name].astype(np.float32).astype(g[name].dtype)
@@ -78,11 +78,11 @@ def _rounded(f: Finding) -> str | None:
             off = np.abs(g[name] - f.want[name]).max(initial=0.0)
             if not np.array_equal(rounded, g[name]) or off > 1e-5 * scale:
                 return None
-    return f"right, but for the rounding of float32: numbers lost digits on the way{f.where()}"
+    return f"right, except for rounding to float32: numbers lost digits on the way{f.where()}"
 
 
 def _parts_of_a_sum(f: Finding) -> str | None:
-    """What the ranks have differs, and adds up to what they should have, which none has yet."""
+    """The ranks have different parts, which add up to the right gradient; no rank has it."""
     for name in f.wrong:
         different: list[np.ndarray] = []
         for g in f.got:
@@ -92,7 +92,7 @@ def _parts_of_a_sum(f: Finding) -> str | None:
             return None
     if any(all(f.near(g[n], f.want[n], n) for n in f.wrong) for g in f.got):
         return None
-    return f"the ranks' parts add up to it: an all_reduce is missing{f.where()}"
+    return f"the ranks' parts add up to the gradient: an all_reduce is missing{f.where()}"
 
 
 def _one_use(f: Finding) -> str | None:
@@ -111,7 +111,7 @@ def _one_use(f: Finding) -> str | None:
 
 
 def _overwritten(f: Finding) -> str | None:
-    """A weight's gradient needs the stage's input, its bias' and the input's do not."""
+    """Only the weight's gradient needs the stage's input; the bias's and the input's do not."""
     firsts = [stage[0] for stage in f.split.stages[1:] if stage]
     if not f.wrong or not set(f.wrong) <= set(firsts):
         return None
@@ -185,9 +185,9 @@ EXAMINATIONS: list[Callable[[Finding], str | None]] = [
 
 
 def right_from(finding: Finding) -> str | None:
-    """Say from which parameter on all are right, if those before it all are wrong.
+    """Say from which parameter on all gradients are right, if all before it are wrong.
 
-    Backward goes wrong just below it: what it hands back, or what is done with that.
+    The mistake is then just below it: in the gradient that it passes back, or in how that is used.
     """
     names = [n for n in finding.names if n != INPUT]
     wrong = [n in finding.wrong for n in names]
