@@ -1,13 +1,13 @@
-"""A pipeline's schedule run for real, and simulated with the durations that were measured in it.
+"""Run a pipeline's schedule for real, and simulate it with the durations measured in that run.
 
     measured = measure_pipeline("1f1b", stages=2, micro_batches=8)
     print(timeline.text(measured.log), timeline.text(measured.simulation.timeline), measured.ratio)
 
 Every stage is two layers of an MLP, large enough that an action takes some milliseconds; a rank has
-one BLAS thread. From the log of the run come the seconds of each action, of a send, and of a
-message's way, from the start of its send to the end of its receive where the receiver was waiting.
-A simulation that knows these and the schedule, and nothing else, should say how long the real one
-takes, if there are as many cores as ranks.
+one BLAS thread. The log of the run gives the seconds of each action, of a send, and of a message:
+from the start of its send to the end of its receive, if the receiver was waiting. A simulation that
+knows only these and the schedule should predict the time of the real run, if there are as many
+cores as ranks.
 """
 
 from collections import defaultdict
@@ -49,11 +49,11 @@ class Measured:
 
     log         of the step whose makespan is the median, from zero
     makespans   of all measured steps, from the start of the first action to the end of the last
-    durations   {"F": [per virtual stage], "B": ..., "U": ...}: medians; of W, which may be done
-                several at once, means
-    overhead    median of what a send to another rank takes
-    latency     median, from the start of a send to the end of a receive that waited for it
-    simulation  with these durations, this overhead and this latency
+    durations   {"F": [per virtual stage], "B": ..., "U": ...}: medians; means for W, because
+                several may be computed together
+    overhead    median time of a send to another rank
+    latency     median time from the start of a send to the end of a receive that waited for it
+    simulation  the result with these durations, this overhead and this latency
     """
 
     log: EventLog
@@ -84,11 +84,11 @@ def measure_pipeline(
     timeout: float | None = None,
     **options,
 ) -> Measured:
-    """Run a schedule on `stages` processes, some steps after some to warm up; simulate it.
+    """Run a schedule on `stages` processes: first warm up, then measure steps; simulate it.
 
-    width, rows  of X[rows, width], one micro-batch's activation: what a stage's two layers take
-    repeats      steps that are measured
-    options      of the schedule, see `programs`
+    width, rows  shape of X[rows, width], one micro-batch's activation and input of a stage
+    repeats      number of measured steps
+    options      options of the schedule, see `programs`
     """
     bare = programs(schedule, stages, micro_batches, chunks, **options)
     if options.get("replicas"):
@@ -134,7 +134,7 @@ def _step(model: nn.MLP, group: Group, schedule, m: int, chunks: int, options):
     """Return a function that sends a batch's micro-batches through this rank's stages."""
     if schedule in SCHEME_OF:
         sgd = lambda parameters: optim.SGD(parameters, lr=1e-3)  # noqa: E731
-        # Its weights are of an earlier run, each stage's own; only times are asked for.
+        # The weights are from an earlier run, which does not matter: only time is measured.
         scheme, options = SCHEME_OF[schedule], {"check_weights": False, **options}
         return PipeDream(model, group, sgd, scheme, **options).train
     for p in model.parameters():
@@ -148,7 +148,7 @@ def _together(parts: list[list[list[Event]]], i: int) -> EventLog:
 
 
 def _medians(bare: Programs, runs: list[EventLog]) -> tuple[dict[str, list[float]], float, float]:
-    """Return {sign of an action: seconds per virtual stage}, those of a send, and the latency."""
+    """Return {sign of an action: seconds per virtual stage}, seconds of a send, and latency."""
     seconds, sends, latencies = defaultdict(list), [0.0], [0.0]
     for log in runs:
         sent, received = {}, {}
@@ -174,7 +174,7 @@ def _medians(bare: Programs, runs: list[EventLog]) -> tuple[dict[str, list[float
 
 
 def _paired(bare: Programs, log: EventLog) -> Iterator[tuple[int, Action, int, Event]]:
-    """Yield (rank, action, how many actions at once, event) of all that the log has."""
+    """Yield (rank, action, number of actions in this event, event) for the whole log."""
     for rank, program in enumerate(add_communication(bare)):
         events = [e for e in log.events if e.rank == rank]
         for (action, at_once), e in zip(steps(program), events, strict=True):

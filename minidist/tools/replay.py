@@ -1,8 +1,8 @@
-"""The oracle of asynchronous pipelines: one rank replays a training with the versions it was told.
+"""Reference of asynchronous pipelines: one rank replays a training with the recorded versions.
 
-It has no pipeline: for minibatch after minibatch it takes, per stage, the weights of the recorded
-version, computes forward and backward, and applies the gradients to the newest weights. What a
-pipeline with weight stashing leaves must equal it bit for bit; so it is to be run as a rank, with
+It has no pipeline: minibatch after minibatch it takes, per stage, the weights of the recorded
+version, computes forward and backward, and applies the gradients to the newest weights. The weights
+of a pipeline with weight stashing must equal the replay's bit for bit. So run it as a rank, with
 the same share of the cores and the same shapes.
 """
 
@@ -26,7 +26,7 @@ def replay(
     optimizer: Callable,
     loss: Callable = nn.cross_entropy,
 ) -> dict[str, np.ndarray]:
-    """Return the weights after all minibatches, by name; the model stays as it is.
+    """Return the weights after all minibatches, by name; the model does not change.
 
     cut          layers per stage
     versions     per stage, {minibatch: the version that its forward and backward use}
@@ -54,7 +54,7 @@ def replay(
 
 
 def _forward_backward(stages: list[list[nn.Module]], minibatch: MicroBatch, loss: Callable) -> None:
-    """Leave the gradients; between two stages is a leaf, as where the activation is a message."""
+    """Compute the gradients; put a leaf between stages, as where the activation is a message."""
     x, ends = minibatch.inputs, []
     for layers in stages:
         begin = x if not ends else Tensor(x.data, requires_grad=True)

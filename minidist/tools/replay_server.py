@@ -1,9 +1,9 @@
-"""The oracle of parameter servers: one rank replays a training from the servers' logs alone.
+"""Reference of parameter servers: one rank replays a training from the servers' logs alone.
 
-There are no messages and no races. Every slice's updates are done in the order in which they were
-logged; every worker's gradients are computed in its own order, each with the versions that were
-recorded for it, as soon as these exist. Then each slice must end with the bits that its server has,
-if the replay is run as a rank, with the same share of the cores.
+There are no messages and no races. Every slice does its updates in the order of its log. Every
+worker's gradients are computed in the worker's order, each with the recorded versions, as soon as
+these exist. At the end each slice must equal its server's, bit for bit, if the replay is run as a
+rank, with the same share of the cores.
 """
 
 import copy
@@ -28,11 +28,11 @@ def replay_server(
     backward: Callable[[nn.Module, int], None],
     optimizer: Callable,
 ) -> dict[str, np.ndarray]:
-    """Return the weights at the end, by name; the model stays as it is.
+    """Return the weights at the end, by name; the model does not change.
 
     logs     `Server.log` of every server
-    batches  {worker: the minibatches that it was given}; ValueError if the logs have others, or
-             have one of them not once, or if no order of events could have left such logs
+    batches  {worker: the minibatches that it was given}; ValueError if the logs do not have each of
+             them exactly once, or if no order of events could give such logs
     """
     model = copy.deepcopy(model)
     flat = FlatParameters([p for p in model.parameters() if p.requires_grad])
@@ -52,13 +52,13 @@ def replay_server(
                 weights = [s.history[v] for v, s in zip(versions, slices, strict=True)]
                 wanted[w], moved = _send(workers[w], np.concatenate(weights)), True
     if any(wanted.values()) or any(s.done < len(s.log) for s in slices):
-        raise ValueError("no run can leave these logs: an update needs a version that it precedes")
+        raise ValueError("no run can leave these logs: an update needs a version made after it")
     flat.vector[...] = np.concatenate([s.history[-1] for s in slices])
     return model.state()
 
 
 def reads_of(worker: int, logs: list[list[list[Push]]], given: list[int]) -> Reads:
-    """Return what a worker computed, and with which versions, as all servers have it."""
+    """Return what a worker computed, with which versions; all servers must agree on it."""
     columns = []
     for log in logs:
         pushes = [push for update in log for push in update if push.worker == worker]
@@ -70,7 +70,7 @@ def reads_of(worker: int, logs: list[list[list[Push]]], given: list[int]) -> Rea
 
 
 def _work(w, model, flat, plan, reads: Reads, backward, found) -> Iterator[list[int]]:
-    """Yield the versions that worker w pulls, per slice; get the weights; compute from them."""
+    """Yield the versions that worker w pulls, per slice; receive the weights; use them."""
     for step, (batch, versions) in enumerate(reads):
         if step % plan.n_fetch == 0:
             weights = yield versions
@@ -102,7 +102,7 @@ class Slice:
         self.history = [vector[self.part].copy()]
 
     def update(self, found: dict) -> int:
-        """Do the updates whose gradients have been found; return how many."""
+        """Do the updates whose gradients are known by now; return how many."""
         before = self.done
         while self.done < len(self.log):
             sums = []

@@ -8,7 +8,7 @@ from minidist.events import Event, EventLog
 def tracks(log: EventLog) -> dict[tuple[int, str], list[tuple[int, Event]]]:
     """Return {(rank, thread): [(depth, event), ...]}, in seconds from zero, outer events first.
 
-    Raises ValueError where two events of one thread overlap and neither contains the other.
+    ValueError if two events of one thread overlap and neither contains the other.
     """
     for e in log.events:
         if not 0 <= e.seconds < math.inf:
@@ -27,15 +27,15 @@ def tracks(log: EventLog) -> dict[tuple[int, str], list[tuple[int, Event]]]:
 
 
 def microseconds(seconds: float) -> float:
-    """Round to 1/8 us: exact in binary and in whole nanoseconds, so sums and readers are exact too.
+    """Round to 1/8 us: exact in binary and in nanoseconds, so that sums and readers are exact too.
 
-    Rounding keeps order, so what nests or is disjoint before does so after.
+    Rounding keeps the order: events that nest, or are disjoint, still do or are afterwards.
     """
     return round(seconds * 8e6) / 8
 
 
 def nesting(spans: list[tuple[float, float, str]], where: str) -> list[int]:
-    """Return how many spans lie around each (start, end, name); they come in order of starts."""
+    """Return how many spans are around each (start, end, name); spans are in order of starts."""
     depths, around = [], []
     for start, end, name in spans:
         while around and around[-1][1] <= start:

@@ -1,7 +1,7 @@
-"""`minidist bench`: times beside those of others, taken in turns with theirs in one run.
+"""`minidist bench`: our times and those of other libraries, measured in turns in one run.
 
 steps.py        a training step against PyTorch eager (`torch_eager.py`)
 comm.py         communication against MPICH and gloo, data parallelism against DDP (`peers.py`)
 pipelines.py    two ranks against one process, and against PyTorch's schedules (`peers.py`)
-run_peer.py     a peer in processes of its own: its times, or why there are none
+run_peer.py     a peer in separate processes: its times, or why there are none
 """

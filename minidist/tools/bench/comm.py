@@ -1,11 +1,11 @@
 """Measure communication against MPICH and gloo, and data parallelism against DDP, in one run.
 
 Each round times every contestant once, one after the other, so that a slow moment of the machine
-meets all; a ratio is the median over rounds of the ratios within a round. The peers come with
+affects all; a ratio is the median over rounds of the ratios within a round. Install the peers with
 
     pip install 'minidist[bench]'
 
-and where one is missing, or fails, its rows say so.
+If a peer is missing, or fails, its rows say so.
 """
 
 import statistics
@@ -34,13 +34,13 @@ def median_seconds(call: Callable, meet: Callable, repeats: int = 15) -> float:
 
 
 def warm_up(meet: Callable, times: int) -> None:
-    """Let some tenths of a second pass: threads that BLAS starts in each process spin at first."""
+    """Wait some tenths of a second: threads that BLAS starts in each process spin at first."""
     for _ in range(times):
         meet()
 
 
 def all_reduces(group) -> dict[str, float]:
-    """Time all_reduce in place of an array from `empty`, and of an ordinary one; and the checks."""
+    """Time all_reduce in place, of an array from `empty` and of an ordinary one; and the checks."""
     found = {}
     warm_up(group.barrier, 20_000)
     for name, nbytes in SIZES.items():
@@ -187,7 +187,7 @@ def _plain(name: str, seconds: float, limit: float) -> dict:
 
 
 def _start_up(rounds: int) -> Iterator[dict]:
-    """Time four ranks coming up, and a run of four that does nothing."""
+    """Time the start of four ranks, and a run of four ranks that does nothing."""
     from minidist import Cluster
 
     starts, nothings = [], []
@@ -206,7 +206,7 @@ def _nothing(group) -> None:
 
 
 def _data_parallel(rounds: int) -> dict:
-    """Compare speed-ups on two ranks: ours, two processes that do not talk, and PyTorch's DDP."""
+    """Compare speed-ups on two ranks: ours, DDP's, and two processes that do not communicate."""
     from minidist import Cluster
 
     ddp = torch_peer(["one device", "data parallel"], "ddp", "2")
@@ -219,7 +219,7 @@ def _data_parallel(rounds: int) -> dict:
             answers.append(ddp())
     gain, most = statistics.median(ours), statistics.median(ideal)
     share = statistics.median(a / b for a, b in zip(ours, ideal, strict=True))
-    note = f"{gain:.2f}, of {most:.2f} without talking: {share:.0%} (at least 85%)"
+    note = f"{gain:.2f}; without communication {most:.2f}: {share:.0%} of it (at least 85%)"
     if reason := why_not(answers):
         note += f"; DDP: {reason}"
     else:

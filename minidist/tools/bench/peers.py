@@ -1,4 +1,4 @@
-"""What MPICH, gloo, DDP and PyTorch's pipelines take for our work: development-time peers.
+"""The times of MPICH, gloo, DDP and PyTorch's pipelines for the same work; for development only.
 
     mpiexec -n 2 python -m mpi4py -m minidist.tools.bench.peers mpi
     python -m minidist.tools.bench.peers gloo 2       (starts two processes; or ddp, pipelines)
@@ -137,7 +137,7 @@ def pipelines(rank: int, size: int) -> dict[str, float]:
 
 
 def eager() -> None:
-    """Take each step of `torch_eager.py`, to see that this PyTorch can."""
+    """Take each step of `torch_eager.py` once, to check that this PyTorch can."""
     from minidist.tools.bench.torch_eager import STEPS
 
     print(json.dumps({n: median_seconds(make(), lambda: None, 1) for n, make in STEPS.items()}))

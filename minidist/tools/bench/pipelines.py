@@ -2,10 +2,10 @@
 
 The work: forward and backward of an MLP of 8 layers, width 1024, batch 256, cut into m
 micro-batches; float32, one BLAS thread per process. One process that accumulates the same m
-micro-batches takes T. Two that do so at once, each all of it, take T': then two cores do the work
-of 2 T / T'. A pipeline of two stages can be at most 2 m / (m + 1) times as fast as one process, and
-of that T / T' at most is there to be had. Contestants take turns within a round; a ratio is the
-median over rounds of the ratios within a round.
+micro-batches takes T. Two such processes side by side, each with all the work, take T' each, so
+this machine's two cores are worth 2 T / T' of one. A pipeline of two stages can be at most
+2 m / (m + 1) times as fast as one process; of that, the machine allows at most T / T'. Contestants
+take turns within a round; a ratio is the median over rounds of the ratios within a round.
 """
 
 import statistics
@@ -33,7 +33,7 @@ def batch() -> tuple[np.ndarray, np.ndarray]:
 
 
 def accumulate(group, m: int) -> float:
-    """Return the seconds of the micro-batches, one after the other in this process."""
+    """Return the median seconds of the m micro-batches, one after the other in this process."""
     model, (x, y) = nn.MLP([WIDTH] * (LAYERS + 1)), batch()
 
     def step():
@@ -47,7 +47,7 @@ def accumulate(group, m: int) -> float:
 
 
 def pipelined(group, schedule: str, m: int, weights_last: bool) -> float:
-    """Return the seconds of them through a pipeline of this group's ranks."""
+    """Return the median seconds of one step through a pipeline on this group's ranks."""
     model, (x, y) = nn.MLP([WIDTH] * (LAYERS + 1)), batch()
     pipeline = Pipeline(model, group, schedule, m, weights_last=weights_last)
 
@@ -75,7 +75,7 @@ def measure(rounds: int = 3) -> Iterator[dict]:
 
 
 def _round(one: Cluster, two: Cluster) -> dict[str, float]:
-    """Return {contestant: seconds}, every one of ours once."""
+    """Return {contestant: seconds}; measure each of our contestants once."""
     found = {"whole": one.run(accumulate, 1)[0]}
     for m in MICRO_BATCHES:
         found[f"accumulate {m}"] = one.run(accumulate, m)[0]

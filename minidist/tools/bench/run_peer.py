@@ -1,8 +1,7 @@
-"""Run a peer in processes of its own, for numbers to hold ours against.
+"""Run a peer in separate processes, to compare its numbers with ours.
 
-Whatever a peer does (it is missing, it crashes, it hangs, it prints something else) costs its own
-rows a note, and never the run. An answer is {workload: seconds}, or words that say why there is
-none.
+If a peer is missing, crashes, hangs or prints something else, only its own rows get a note; the run
+goes on. An answer is {workload: seconds}, or the reason in words why there is none.
 """
 
 import contextlib
@@ -29,7 +28,7 @@ class Peer:
     A peer that has failed is not run again: it would cost every round its timeout.
 
     workloads  the names whose times the answer must hold
-    missing    why it cannot be run at all, if that is known
+    missing    why it cannot be run at all, if it cannot
     """
 
     def __init__(self, command: list[str], workloads: Iterable[str], missing: str | None = None):
@@ -44,14 +43,14 @@ class Peer:
 
 
 def torch_peer(workloads: Iterable[str], *work: str) -> Peer:
-    """Return PyTorch at this work of `peers.py`."""
+    """Return the peer that runs this work of `peers.py` with PyTorch."""
     installed = importlib.util.find_spec("torch") is not None
     missing = None if installed else "PyTorch is not installed: pip install 'minidist[bench]'"
     return Peer([sys.executable, "-m", MODULE, *work], workloads, missing)
 
 
 def mpi_peer(workloads: Iterable[str], size: int) -> Peer:
-    """Return MPICH on `size` ranks, or whatever MPI has the launcher beside this Python."""
+    """Return the peer MPICH on `size` ranks, or the MPI whose launcher is beside this Python."""
     places = [os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]
     launcher = shutil.which("mpiexec", path=os.pathsep.join(places))
     installed = launcher is not None and importlib.util.find_spec("mpi4py") is not None

@@ -65,7 +65,7 @@ LIMITS = {"MLP step": 1.5, "Transformer step": 2.0, "1,000 tiny ops": 1.0}
 
 
 def measure(rounds: int = 15) -> Iterator[dict]:
-    """Yield a row per workload, its times the medians of `rounds` interleaved rounds.
+    """Yield a row per workload; its times are medians of `rounds` interleaved rounds.
 
     It holds name, minidist_ms, torch_ms and ratio (both None without PyTorch), limit, note.
     """
@@ -88,7 +88,7 @@ def measure(rounds: int = 15) -> Iterator[dict]:
 def _torch_step(name: str, torch: Peer) -> Callable | str:
     """Return PyTorch's step, to be called in this process, or why there is none.
 
-    It is tried in a process of its own first: one that aborts or hangs would do so here, too.
+    It is tried in a separate process first: a step that aborts or hangs would do so here, too.
     """
     if isinstance(answer := torch(), str):
         return answer
@@ -103,7 +103,7 @@ def _torch_step(name: str, torch: Peer) -> Callable | str:
 
 
 def _interleave(steps, rounds, repeats=10) -> list[list[float]]:
-    """Time steps in turns, `repeats` calls each: a slow moment of the machine meets all."""
+    """Time steps in turns, `repeats` calls each: a slow moment of the machine affects all."""
     for step in steps:
         step()
     times = [[] for _ in steps]

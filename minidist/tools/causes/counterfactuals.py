@@ -1,7 +1,7 @@
-"""What one device would leave if one thing were done wrong: the gradients that mistakes leave.
+"""The gradients that one device would compute with one mistake in its code.
 
-Each function returns gradients by name, as `one_device` does, or None where the case has nothing
-that could be done wrong so. `gradients.py` holds them beside what ranks have left.
+Each function returns gradients by name, as `one_device` does, or None if the mistake is impossible
+in this case. `gradients.py` compares them with the gradients of the ranks.
 """
 
 import copy
@@ -21,7 +21,7 @@ Gradients = dict[str, np.ndarray]
 def of_examples(case: Case, rows: np.ndarray, masks_for: np.ndarray | None = None) -> Gradients:
     """Return what these examples contribute to the whole batch's gradient.
 
-    masks_for  the examples whose dropout masks they get; by default their own
+    masks_for  the examples whose dropout masks are used; by default the same examples
     """
     model, x = copy.deepcopy(case.model), as_input(case.inputs[rows])
     randomness = Randomness(case.seed, 0, rows if masks_for is None else masks_for)
@@ -36,13 +36,13 @@ def of_examples(case: Case, rows: np.ndarray, masks_for: np.ndarray | None = Non
 
 
 def with_local_masks(case: Case, shares: list[np.ndarray]) -> Gradients:
-    """Every share of the batch draws dropout masks for the examples 0, 1, ..."""
+    """Every share of the batch draws its dropout masks as for the examples 0, 1, ..."""
     found = [of_examples(case, rows, np.arange(len(rows))) for rows in shares if len(rows)]
     return {name: sum(part[name] for part in found) for name in found[0]}
 
 
 class FirstPositions(Randomness):
-    """Masks in which each of `parts` runs of positions has the mask that the first should have."""
+    """Masks in which each of `parts` runs of positions has the mask of the first run."""
 
     parts = 1
 
@@ -52,7 +52,7 @@ class FirstPositions(Randomness):
 
 
 def with_repeated_masks(case: Case, parts: int) -> Gradients | None:
-    """Every rank of a split sequence draws the mask of its window as if it were the first one."""
+    """Every rank of a split sequence draws its mask as if it had the first window."""
     if not isinstance(case.model, nn.Transformer) or case.inputs.shape[1] % parts:
         return None
     model = copy.deepcopy(case.model)
@@ -70,7 +70,7 @@ BIASES: list[Callable[[str], bool]] = [
 
 
 def with_biases_times(case: Case, times: int, which: Callable[[str], bool]) -> Gradients | None:
-    """The biases are added `times` times forward, and their gradient is that of one time."""
+    """Forward adds the biases `times` times; their gradient is as for one addition."""
     model = copy.deepcopy(case.model)
     chosen = [p for name, p in model.named_parameters().items() if which(name)]
     for p in chosen:
@@ -78,7 +78,7 @@ def with_biases_times(case: Case, times: int, which: Callable[[str], bool]) -> G
     return one_device(replace(case, model=model)) if chosen else None
 
 
-# Which column of QKV[C, 3 H D] stands where the j-th should be, of blocks, heads and their widths.
+# Which column of QKV[C, 3 H D] is in place of the j-th, given width, heads and number of ranks.
 PERMUTATIONS: dict[str, Callable] = {
     "in equal runs, though they are [3, H, D]": lambda q, k, n: _equal_runs(q, k, n),
     "as [H, 3, D], though they are [3, H, D]": lambda q, k, n: _heads_first(q, k, n),
@@ -86,7 +86,7 @@ PERMUTATIONS: dict[str, Callable] = {
 
 
 def _equal_runs(width: int, heads: int, ranks: int) -> np.ndarray:
-    """Rank r's run of 3 C / N columns is taken for its Q, K and V."""
+    """Rank r takes the r-th run of 3 C / N columns as its Q, K and V."""
     runs = np.arange(width).reshape(ranks, 3, -1)  # [N, 3, C/N]
     return runs.transpose(1, 0, 2).reshape(-1)
 
@@ -96,7 +96,7 @@ def _heads_first(width: int, heads: int, ranks: int) -> np.ndarray:
 
 
 def with_permuted_heads(case: Case, order: Callable, ranks: int) -> Gradients | None:
-    """The columns of QKV are taken in another order; their gradients are where they are."""
+    """The columns of QKV are used in another order; their gradients stay at their places."""
     model = copy.deepcopy(case.model)
     chosen = {n: p for n, p in model.named_parameters().items() if ".qkv." in n}
     if not chosen:
@@ -114,7 +114,7 @@ def with_permuted_heads(case: Case, order: Callable, ranks: int) -> Gradients | 
 
 
 def with_overwritten_inputs(case: Case, firsts: list[str], split: Split) -> Gradients:
-    """Before backward, what stages have received is overwritten in place by the last of its shape.
+    """Before backward, every stage input is overwritten in place by the last one of its shape.
 
     firsts  the first parameter of every stage but the first one
     """
@@ -139,7 +139,7 @@ def with_overwritten_inputs(case: Case, firsts: list[str], split: Split) -> Grad
 
 
 def with_padding(case: Case, parts: int) -> tuple[int, Gradients] | None:
-    """Return how many columns of zeros make the vocabulary divisible, and what they would do."""
+    """Return how many columns of zeros pad the vocabulary, and the gradients with them."""
     if not isinstance(case.model, nn.Transformer) or not (count := -case.model.vocab % parts):
         return None
 
@@ -159,7 +159,7 @@ class Uses:
 
 
 def without_tying(case: Case) -> Uses | None:
-    """The head has a copy of the embedding's weights, with a gradient of its own."""
+    """The head has a copy of the embedding's weights, with a separate gradient."""
     if not isinstance(case.model, nn.Transformer) or not case.model.layers[-1].tied:
         return None
     model = copy.deepcopy(case.model)

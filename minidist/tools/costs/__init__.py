@@ -1,7 +1,7 @@
-"""What a step under each strategy costs each rank: measured, and all in one table.
+"""What a step under each strategy costs each rank: measured, and in one table.
 
-measured.py   a step for real, watched by `watch.py`
+measured.py   a real step, watched by `watch.py`
 table.py      a row per strategy
 
-What it should cost, exactly, is in planning/costs/, by each strategy's record.
+The exact prediction is in planning/costs/; each strategy's record refers to it.
 """

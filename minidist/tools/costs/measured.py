@@ -1,6 +1,6 @@
-"""What one step under each strategy costs each rank: what it takes in, sends, holds and computes.
+"""What one step under each strategy costs each rank: its input, and what it sends, holds, computes.
 
-Measured while a step with AdamW runs on real ranks: layers say what enters them, ledgers what is
+Measured while a step with AdamW runs on real ranks: layers show what enters them, ledgers what is
 sent, arrays what is held, and graphs which products were computed. The closed forms are in
 planning/costs/; lesson 20 shows that both agree.
 
@@ -22,7 +22,7 @@ from minidist.tools.strategies import Case
 def measure_costs(name: str, case: Case, cluster: Cluster) -> list[Cost]:
     """Run one step under a strategy on the cluster's ranks; return what it cost each of them.
 
-    The case's options are those of the strategy in `equivalence`. No dropout.
+    The case's options are the strategy's, as in `equivalence`. No dropout.
     """
     return cluster.run(_step, name, case)
 
@@ -43,11 +43,11 @@ def _step(group: Group, name: str, case: Case) -> Cost:
 
 
 def rates(case: Case, cluster: Cluster, rounds: int = 5) -> dict[str, float]:
-    """Return what a rank does per second while all others do the same, in the best of some rounds.
+    """Return a rank's rates while all other ranks do the same work, in the best of some rounds.
 
-    speed   multiply-adds, of forward and backward over the whole batch
-    update  parameters that AdamW updates
-    link    bytes that it sends, in an all_reduce of 8 MB
+    speed   multiply-adds per second, in forward and backward over the whole batch
+    update  parameters per second that AdamW updates
+    link    bytes per second that it sends, in an all_reduce of 8 MB
     """
     found = cluster.run(_rates, case, rounds)
     return {what: min(rank[what] for rank in found) for what in found[0]}

@@ -23,15 +23,15 @@ HEADINGS = (
 
 
 def example(name: str) -> Case:
-    """Return a model and a batch: the same Transformer, where a strategy fits it."""
+    """Return a model and a batch: the same Transformer for all strategies that can split it."""
     strategy = find(name)
     return strategy.costs.example(strategy.most_ranks)
 
 
 def limit(name: str, case: Case) -> tuple[int, str]:
-    """Return the most ranks that have something to do, and what there is then one of on each.
+    """Return the largest useful number of ranks, and the name of what each rank then has one of.
 
-    Asynchronous workers may have minibatches of their own; their limit is how old gradients get.
+    Asynchronous workers may have separate minibatches; they are limited by stale gradients.
     """
     strategy = find(name)
     return strategy.costs.limit(case, strategy.most_ranks)
@@ -41,9 +41,9 @@ def rows(costs: dict[str, list[Cost]]) -> list[list[str]]:
     """Return the table's cells, a row per strategy, from the costs measured on `example(name)`.
 
     input    examples x positions x layers of the rank that holds most
-    bytes    of all ranks, and of the one that sends most
-    memory   of the rank that holds most: what stays, and activations at their peak; over one
-             device's with the same model
+    bytes    sent by all ranks, and by the rank that sends most
+    memory   of the rank that holds most: what stays, plus activations at their peak; and this sum
+             divided by one device's with the same model
     balance  the busiest rank's multiply-adds over the mean
     useful   `Strategy.useful_share`
     """

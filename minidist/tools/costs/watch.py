@@ -1,7 +1,7 @@
 """Watch a rank at work: what enters its layers, which products it computes, what its arrays hold.
 
-Layers are wrapped in modules that note what enters them; graphs are inspected before backward frees
-them. The steps that are watched are in tools/strategies/, beside the workers.
+Layers are wrapped in modules that record what enters them; graphs are inspected before backward
+frees them. The steps that are watched are in tools/strategies/, beside the workers.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,11 +23,11 @@ adamw = partial(optim.AdamW, lr=1e-3)  # of every step that is watched
 
 
 class Watch:
-    """What a rank has been seen to do.
+    """What a rank was seen to do.
 
-    entered  {layer: [(examples, positions), ...]}, per time that something entered
+    entered  {layer: [(examples, positions), ...]}, one entry per forward pass
     work     multiply-adds so far
-    peak     bytes of floats that graphs have held at most, without parameters
+    peak     the most bytes of floats that graphs held at once, without parameters
     kept     {what: arrays} that stay from step to step
     sent     payload bytes that this rank has sent
     """
@@ -37,7 +37,7 @@ class Watch:
         self.kept, self.sent = {}, 0
 
     def layers(self, layers: Iterable[nn.Module]) -> list["WatchedLayer"]:
-        """Return these layers, wrapped so that this watch notes what enters them."""
+        """Return these layers, wrapped so that this watch records what enters them."""
         return [WatchedLayer(layer, self) for layer in layers]
 
     def model(self, model: nn.Sequential) -> None:
@@ -45,7 +45,7 @@ class Watch:
         model.sequence[:] = self.layers(model.sequence)
 
     def stages(self, stages: list[Stage], model: nn.Module) -> None:
-        """Wrap the layers of a pipeline's rank; note each pass, beside those in flight."""
+        """Wrap the layers of a pipeline's rank; record each new pass and those in flight."""
 
         def passed(y: Tensor) -> Tensor:
             flight = [x for s in stages for x in (*s.outputs.values(), *s.deferred.values())]
@@ -63,23 +63,23 @@ class Watch:
                 stage.layers[-1].leaves = passed
 
     def enters(self, layer: nn.Module, x: Tensor | Array) -> None:
-        """Note that x enters a layer."""
+        """Record that x enters a layer."""
         data = x.data if isinstance(x, Tensor) else x
         positions = data.shape[1] if data.ndim == 3 or data.dtype.kind in "iu" else 1
         self.entered.setdefault(id(layer), []).append((len(data), positions))
 
     def graph(self, y: Tensor, others: Iterable = (), parameters: Iterable[Array] = ()) -> Tensor:
-        """Note the products below y, a new result, and what y's graph and others hold; return y."""
+        """Record the products below y, a new result, and what y's graph and others hold."""
         self.work += sum(map(_products, functions_below(y)))
         self.peak = max(self.peak, graph_bytes([y, *others], parameters))
         return y
 
     def sends(self, *groups: Group | None) -> None:
-        """Note what this rank has sent in these groups."""
+        """Record what this rank has sent in these groups."""
         self.sent = sum(g.ledger.total for g in groups if g is not None)
 
     def holds(self, homes: Iterable, optimizer=None, parameters=(), gradients=()) -> None:
-        """Note what stays: these flat vectors, an optimizer's state, and other arrays."""
+        """Record what stays: these flat vectors, an optimizer's state, and other arrays."""
         homes = list(dict.fromkeys(homes))
         state = [] if optimizer is None else optimizer.state
         self.kept = {
@@ -90,7 +90,7 @@ class Watch:
 
 
 class WatchedLayer(nn.Module):
-    """A layer that tells a watch what enters it, and `leaves`, if it is set, what comes out."""
+    """A layer that tells a watch what enters it; `leaves`, if set, is told what comes out."""
 
     def __init__(self, layer: nn.Module, watch: Watch):
         self.layer, self.flat, self.watch = layer, layer.flat, watch
@@ -116,8 +116,8 @@ def _products(function: Function) -> int:
 def graph_bytes(things: Iterable, parameters: Iterable[Array]) -> int:
     """Return the bytes of floats that backward from tensors, and what is deferred, will read.
 
-    Every buffer counts once and whole; parameters do not count. Unlike in `kept`, what a stage has
-    received does: nobody else holds it.
+    Every buffer counts once and whole; parameters do not count. Unlike in `kept`, received
+    activations count, because nobody else holds them.
     """
     saved, found = [], {}
     for thing in things:
@@ -135,7 +135,7 @@ def graph_bytes(things: Iterable, parameters: Iterable[Array]) -> int:
 
 
 def bytes_of(arrays: Iterable[Array]) -> int:
-    """Return the bytes of the union: what is a view of another array does not count again."""
+    """Return the bytes of all arrays together; views of the same memory count once."""
     total = reached = 0
     for start, nbytes in sorted((a.ctypes.data, a.nbytes) for a in arrays):
         total += max(0, start + nbytes - max(start, reached))

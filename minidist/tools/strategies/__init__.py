@@ -1,9 +1,9 @@
-"""Every strategy as one record, and what its judges need: workers, cases, closed forms.
+"""Every strategy as one record, and what its checks need: workers, cases, closed forms.
 
 A worker starts from the weights of a single-device model, takes one batch, and returns the
-gradients that it leaves on its rank. `record.py` says what a record holds, `cases.py` has what
-workers share; every other file here ends in a list STRATEGIES. To add a strategy, add a record to
-the file of its axis, or a file: all files are read, and records are ordered by their lessons.
+gradients of its rank. `record.py` describes a record, `cases.py` has what workers share; every
+other file here ends in a list STRATEGIES. To add a strategy, add a record to the file of its axis,
+or add a file: all files are read, and records are ordered by their lessons.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What a strategy is tried on, what it leaves on a rank, and what one device leaves."""
+"""The inputs on which a strategy is tried, its results on a rank, and one device's results."""
 
 import copy
 from collections import Counter
@@ -19,9 +19,9 @@ INPUT = "(input)"  # the name under which a floating input's gradient is compare
 
 @dataclass(frozen=True)
 class Case:
-    """What a strategy is tried on: inputs[B, ...] are tokens or floats, targets fit the loss.
+    """A model and a batch: inputs[B, ...] are tokens or floats, targets fit the loss.
 
-    options  what else the strategy's worker is given
+    options  further arguments of the strategy's worker
     """
 
     name: str
@@ -37,10 +37,10 @@ class Case:
 class Split:
     """How a strategy cuts a case.
 
-    data           ranks that have different examples, slowest in the order of ranks
-    micro_batches  parts of each one's examples
-    stages         names of parameters per virtual stage; or per layer, if each one communicates
-    tensor         ranks that hold parts of the same matrices
+    data           number of ranks with different examples; the slowest axis in the order of ranks
+    micro_batches  number of parts of each data rank's examples
+    stages         names of parameters per virtual stage; or per layer, if each layer communicates
+    tensor         number of ranks that hold parts of the same matrices
     """
 
     data: int = 1
@@ -60,22 +60,22 @@ class Split:
         }
 
     def behind(self, name: str) -> int:
-        """Return how many stages a gradient has come through; the input is with the first one."""
+        """Return how many stages this gradient has passed; the input belongs to the first one."""
         at = [k for k, names in enumerate(self.stages) if name in names]
         return len(self.stages) - 1 - max(at, default=0)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a strategy leaves on one rank.
+    """The result of a strategy on one rank.
 
     gradients  by name, host arrays: all of them on every rank
-    bytes      what others took from this rank for them
+    bytes      bytes that this rank sent to compute them
     reference  what `gradients` should be, bit for bit, if that is not one device's gradient
-    held       {name: (weights, their Shard or None)} of a rank whose matrices are split
-    used       of an asynchronous pipeline ("F" or "B", minibatch, version) of the rank's passes
-    said       what is known of the cause, if `gradients` are not the reference
-    operations {operation: bytes of it}
+    held       {name: (weights, their Shard or None)}, if the rank's matrices are split
+    used       ("F" or "B", minibatch, version) of the rank's passes in an asynchronous pipeline
+    said       what is known about the cause, if `gradients` differ from the reference
+    operations {operation: bytes that it moved}
     """
 
     gradients: dict[str, np.ndarray]
@@ -113,19 +113,19 @@ def collect(model: nn.Module, x: Tensor | None = None) -> dict[str, np.ndarray]:
 
 
 def bill(*groups: Group) -> Counter[str]:
-    """Return {operation: bytes} of what others have taken so far from this rank in these groups."""
+    """Return {operation: bytes that this rank has sent so far in these groups}."""
     return sum((group.ledger.bytes for group in groups), start=Counter())
 
 
 def as_input(inputs: np.ndarray) -> Tensor | np.ndarray:
-    """Wrap floating inputs in a tensor, whose gradient is compared too; leave tokens alone."""
+    """Wrap floating inputs in a tensor, whose gradient is compared too; do not wrap tokens."""
     return Tensor(inputs, requires_grad=True) if inputs.dtype.kind == "f" else inputs
 
 
 def random_weights(model: nn.Module, seed: int = 0) -> nn.Module:
     """Give all parameters of a model random values, in place; return it.
 
-    Biases, too, which are zeros at first: a zero may be added N times, or never, and nobody sees.
+    Biases, too, which are 0 at first: a bias of 0 may be added N times, or never, unnoticed.
     """
     for name, p in model.named_parameters().items():
         p.data[...] = 0.5 * generator(seed, f"random {name}").standard_normal(p.shape)

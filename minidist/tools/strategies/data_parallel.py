@@ -31,7 +31,7 @@ from minidist.tools.strategies.record import ANY, LAYERS, Costs, Strategy
 def replica_worker(
     group: Group, case: Case, reduce: Callable[[nn.Module, Group], None], micro_batches: int = 1
 ) -> Outcome:
-    """Run one batch on replicas, its examples dealt to ranks and micro-batches.
+    """Run one batch on replicas; its examples are dealt to ranks and micro-batches.
 
     reduce  (model, group) -> None: makes the ranks' gradients their sum, on every rank
     """
@@ -76,7 +76,7 @@ def zero_worker(group: Group, case: Case, stage: int, micro_batches: int = 1) ->
 
 
 def zero_cases(ranks: int, stage: int) -> list[Case]:
-    """The small cases; in stage 3 the Transformer is not tied. And two micro-batches."""
+    """The small cases, and two micro-batches; in stage 3 the Transformer is not tied."""
     cases = small_cases(ranks)
     if stage == 3:
         free = nn.Transformer(11, 8, 2, 2, 5, seed=2, dtype="float64", dropout=0.2)
@@ -105,13 +105,13 @@ def _backward(case: Case, examples: np.ndarray):
 
 
 def _data_parallel_outcome(group: Group, case: Case, pieces: list, moved: Counter) -> Outcome:
-    """Collect the gradients of a model that every rank holds, and of the input, which none does."""
+    """Collect the gradients of the model, which every rank holds, and of the split input."""
     gradients = collect(case.model) | _input_gradient(group, pieces)
     return Outcome(gradients, moved.total(), operations=dict(moved))
 
 
 def _input_gradient(group: Group, pieces: list) -> dict[str, np.ndarray]:
-    """Return the gradient of the whole input, if it is floats, of which every rank has a part."""
+    """Return the gradient of the whole input, if it is floats, put together from all ranks."""
     if not isinstance(pieces[0], Tensor):
         return {}
     rows = [np.zeros_like(x.data) if x.grad is None else x.grad for x in pieces]
@@ -122,7 +122,7 @@ def _input_gradient(group: Group, pieces: list) -> dict[str, np.ndarray]:
 
 
 def _loss(group: Group, case: Case, watch: Watch, model: nn.Module) -> Tensor:
-    """Return the loss of this rank's examples, divided by the targets of all."""
+    """Return the loss of this rank's examples, divided by the whole batch's number of targets."""
     weights = [p.data for p in model.parameters()]
     mine = shard(np.arange(len(case.inputs)), group.rank, group.size)
     y = case.loss(model(case.inputs[mine]), case.targets[mine], reduction_size=case.targets.size)

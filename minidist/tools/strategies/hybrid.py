@@ -48,7 +48,7 @@ def by_mesh(case: Case, ranks: int) -> Split:
 
 
 def hybrid_cases(ranks: int) -> list[Case]:
-    """A handful of meshes with so many ranks, and schedules, on a Transformer of five layers."""
+    """Several meshes of this many ranks, and schedules, on a Transformer of five layers."""
     tokens, nexts = generator(0, "hybrid cases").integers(0, 11, (2, 7, 8))
     meshes = {
         1: [(1, 1, "1f1b", {})],
@@ -75,7 +75,7 @@ def hybrid_cases(ranks: int) -> list[Case]:
 
 
 def hybrid_example(ranks: int) -> Case:
-    """Two stages where there are two ranks; other ranks split the matrices."""
+    """Return the example with two stages, if there are two ranks; other ranks split matrices."""
     return transformer_example(ranks, pp=min(2, ranks), micro_batches=8)
 
 

@@ -34,9 +34,9 @@ from minidist.tools.strategies.record import Costs, Strategy
 
 
 def servers_among(ranks: int) -> int:
-    """Return how many of so many ranks serve: two where at least two are left to work."""
+    """Return how many of these ranks serve: two if at least two are left to work, else one."""
     if ranks < 2:
-        raise ValueError(f"a server and a worker are 2 ranks, not {ranks}; use 2 or more")
+        raise ValueError(f"a server and a worker need 2 ranks, not {ranks}; use 2 or more")
     return 1 if ranks < 4 else 2
 
 
@@ -53,8 +53,8 @@ def stale_worker(
 ) -> Outcome:
     """Train on a stream of minibatches and replay it; by default, one minibatch's gradient.
 
-    With `minibatches` the batch is cut into so many, dealt to the workers in turn, and the outcome
-    is the weights at the end.
+    With `minibatches` the batch is cut into that many minibatches, dealt to the workers in turn,
+    and the outcome is the weights at the end.
     """
     servers = servers_among(group.size)
     check_options(Plan, options, "a plan", without=["servers"])
@@ -118,7 +118,7 @@ def _deal(minibatches: int, ranks: int) -> tuple[range, list[range]]:
 
 
 def _minibatch(case: Case, cut: list[np.ndarray], model: nn.Module, batch: int) -> None:
-    """Leave the gradient of one minibatch, the mean over its own targets."""
+    """Compute the gradient of one minibatch, the mean over its own targets."""
     rows = cut[batch]
     logits = model(case.inputs[rows], Randomness(case.seed, batch, rows))
     case.loss(logits, case.targets[rows]).backward()
@@ -147,7 +147,7 @@ def _one_clock(group: Group, case: Case, plan: Plan, dealt: dict[int, np.ndarray
 
 
 def _everyones_logs(group: Group, role: Server | Worker) -> list[list[list[Push]]]:
-    """Return the servers' logs, on every rank; they travel as a row per gradient."""
+    """Return the servers' logs, on every rank; they are sent as a row per gradient."""
     rows = [
         (update, push.worker, batch, version)
         for update, pushes in enumerate(role.log if isinstance(role, Server) else [])
@@ -184,7 +184,7 @@ def by_workers(case: Case, ranks: int) -> Split:
 
 
 def downpour_cases(ranks: int) -> list[Case]:
-    """Streams and a minibatch; and a stream with rare pulls and pushes and steps in between."""
+    """Streams, one minibatch, and a stream with rare pulls and pushes and local steps."""
     cases = stream_cases(ranks)
     rare = {"minibatches": 11, "n_fetch": 2, "n_push": 3, "local_lr": 0.05}
     return [*cases, replace(cases[0], name="MLP, n_fetch 2, n_push 3", options=rare)]
@@ -223,7 +223,7 @@ def server_costs(case: Case, ranks: int) -> list[Cost]:
 
 
 def server_limit(case: Case, ranks: int) -> tuple[int, str]:
-    """Asynchronous workers may have minibatches of their own; old gradients limit them."""
+    """Asynchronous workers may have separate minibatches; stale gradients limit them."""
     return len(case.inputs) + servers_among(ranks), "examples and servers"
 
 

@@ -40,8 +40,8 @@ def pipedream_worker(
 ) -> Outcome:
     """Train on a stream of minibatches and replay it; by default, one minibatch's gradient.
 
-    accumulates  whether an update sums `update_every` of them
-    minibatches  in so many the batch is cut; the outcome is then the weights at the end
+    accumulates  whether an update sums `update_every` minibatches' gradients
+    minibatches  the batch is cut into this many; the outcome is then the weights at the end
     """
     every = options.get("update_every") or max(1, group.size - 1)
     batch = cut_with_leaves(case, minibatches or 1)
@@ -96,7 +96,7 @@ def momentum(parameters: list[nn.Parameter]) -> optim.Optimizer:
 
 
 def _versions(group: Group, pipe: PipeDream, placement) -> list[dict[int, int]]:
-    """Return, per stage, the version that each minibatch's forward pass has used."""
+    """Return, per stage, the version that each minibatch's forward pass used."""
     used = np.array([(b, version) for letter, b, version in pipe.used if letter == "F"])
     counts = group.all_gather(np.array([len(used)]))
     everyones = np.split(group.all_gather(used.reshape(-1, 2)), np.cumsum(counts)[:-1])
@@ -107,7 +107,7 @@ def _versions(group: Group, pipe: PipeDream, placement) -> list[dict[int, int]]:
 
 
 def _updates(programs: Programs) -> list[list[int]]:
-    """Return, per stage, the minibatches with which it updates."""
+    """Return, per stage, the minibatches after which it updates."""
     found = {stage: program for (stage,), program in zip(programs.placement, programs, strict=True)}
     return [[a.micro_batch for a in found[s] if isinstance(a, Update)] for s in sorted(found)]
 
@@ -117,7 +117,7 @@ def by_layers_of_a_stream(case: Case, ranks: int) -> Split:
 
 
 def stream_bytes(case: Case, ranks: int, schedule: str) -> int:
-    """Return the bytes of all minibatches together: as many as of the whole batch at once."""
+    """Return the bytes of all minibatches together, the same as for the whole batch at once."""
     return costs.pipeline_bytes(case, programs(schedule, ranks, 1))
 
 

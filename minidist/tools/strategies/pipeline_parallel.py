@@ -31,9 +31,9 @@ from minidist.tools.strategies.record import Costs, Strategy
 def chosen(
     case: Case, ranks: int, most_chunks: int = 1, micro_batches=None, chunks=None, **_
 ) -> tuple[int, int]:
-    """Return (micro-batches, chunks per rank): those given.
+    """Return (micro-batches, chunks per rank), given or by default.
 
-    By default 2 micro-batches per rank, and as many chunks as there are layers for, up to a most.
+    The default is 2 micro-batches per rank, and as many chunks as the layers allow, up to a limit.
     """
     m = 2 * ranks if micro_batches is None else micro_batches
     fit = min(most_chunks, max(1, len(case.model.layers) // ranks))
@@ -41,7 +41,7 @@ def chosen(
 
 
 def order_of(case: Case, ranks: int, schedule: str, most_chunks: int) -> tuple[Programs, int]:
-    """Return the programs of a case on so many ranks, and the number of its micro-batches."""
+    """Return the programs of a case on these ranks, and the number of its micro-batches."""
     m, chunks = chosen(case, ranks, most_chunks, **case.options)
     return programs(schedule, ranks, m, chunks), m
 
@@ -73,7 +73,7 @@ def cut_with_leaves(case: Case, m: int) -> list[MicroBatch]:
 
 
 def input_gradient(batch: list[MicroBatch]) -> dict[str, np.ndarray]:
-    """Return what the first stage has left in the inputs, if they are floats."""
+    """Return the inputs' gradient, which the first stage computed, if they are floats."""
     rows = [getattr(part.inputs, "grad", None) for part in batch]
     return {} if any(row is None for row in rows) else {INPUT: np.concatenate(rows)}
 
@@ -155,7 +155,7 @@ def _pipeline(
     tests: str = "schedules executor pipeline equivalence memory",
     bound: bool = False,
 ) -> Strategy:
-    """most_chunks: per rank, where the model has layers enough."""
+    """most_chunks: the most chunks per rank, if the model has enough layers."""
     known = {"schedule": schedule, "most_chunks": most_chunks}
     return Strategy(
         name=schedule,

@@ -1,8 +1,8 @@
-"""A strategy is one record: all that is said and shown of it is read here.
+"""A strategy is one record, from which everything about it is read.
 
-`minidist verify`, the diagnosis of a wrong gradient, the table of costs, the tests that mutants
-meet and the README's table ask the record and know no names. The other files of this folder have
-one record per strategy, in a list STRATEGIES, beside the workers that the records refer to.
+`minidist verify`, the diagnosis of a wrong gradient, the table of costs, the tests run on mutants
+and the README's table read the record and know no names. The other files of this folder have one
+record per strategy, in a list STRATEGIES, and the workers that the records refer to.
 """
 
 from collections.abc import Callable, Iterable
@@ -50,17 +50,17 @@ SIAMESE = Models("an nn.Siamese", _of(nn.Siamese))
 
 @dataclass(frozen=True)
 class Costs:
-    """What a step costs, as closed forms, and a step that is measured.
+    """What a step costs, as closed forms, and a step to measure.
 
     bytes     (case, ranks) -> bytes that all ranks together send
     of_ranks  (case, ranks) -> what each rank should hold and compute
     step      (group, case, watch) -> None: one step with AdamW, watched
-    limit     (case, ranks) -> the most ranks that have something to do, and what each then has of
+    limit     (case, ranks) -> the largest useful number of ranks, and what each then has one of
     cuts      what is split: "examples", "layers", "matrices" ...
     useful    (case, ranks) -> one device's work over N times the busiest rank's time, as if
               communication took no time; None: no rank waits for another one's work
-    example   ranks -> the case in which the strategies are compared
-    bound     whether `of_ranks` only bounds the activations from above
+    example   ranks -> the case on which strategies are compared
+    bound     whether `of_ranks` is only an upper bound of the activations
     """
 
     bytes: Callable[[Case, int], int]
@@ -75,21 +75,21 @@ class Costs:
 
 @dataclass(frozen=True)
 class Strategy:
-    """A strategy as everything else sees it.
+    """A strategy as all other code sees it.
 
     idea     what it does, in a few words; `term` the same in Chinese
     paper    authors, year, section
     family   strategies whose mistakes the same tests find
-    files    the file of the idea, and others beside it, as paths below minidist/
+    files    the file of the idea, then further files, as paths below minidist/
     lesson   the name of its lesson
     worker   (group, case, **options) -> Outcome, on every rank
     promise  "exact": equal to one device within the bound; "replayed bitwise": equal, bit for bit,
              to a replay with the same stale weights
-    cases    ranks -> models and batches that the strategy fits on so many ranks
-    ranks    the numbers of ranks that it is shown on
+    cases    ranks -> models and batches that the strategy can split on these ranks
+    ranks    the numbers of ranks on which it is shown
     split    (case, ranks) -> how it cuts the case, for the diagnosis
-    models   those that it can split
-    tests    names of its own tests below tests/, beside its certificate
+    models   the models that it can split
+    tests    names of its own tests below tests/, in addition to its certificate
     """
 
     name: str
@@ -111,8 +111,8 @@ class Strategy:
     def check(self, case: Case, options: Iterable[str] = ()) -> None:
         """Raise ValueError for a model it cannot split, an unknown option, or unfit inputs.
 
-        All that is run on ranks passes here first. Inputs are checked by a forward pass on one
-        device, so that all strategies raise the same error.
+        Everything that runs on ranks is checked here first. A forward pass on one device checks the
+        inputs, so that all strategies raise the same error.
         """
         if not self.models.include(case.model):
             raise ValueError(
@@ -125,19 +125,19 @@ class Strategy:
 
     @property
     def most_ranks(self) -> int:
-        """How many ranks it is compared on: four, or as many as it can use."""
+        """The number of ranks on which it is compared: four, or fewer if it can use only these."""
         return max(size for size in self.ranks if size <= 4)
 
     def predict(self, case: Case, ranks: int) -> list[Cost]:
-        """Return what one step should cost each rank; of `sent`, the mean over the ranks."""
+        """Return what one step should cost each rank; `sent` is the mean over the ranks."""
         sent = self.costs.bytes(case, ranks) / ranks
         return [replace(cost, sent=sent) for cost in self.costs.of_ranks(case, ranks)]
 
     def useful_share(self, case: Case, ranks: int) -> float:
-        """Return one device's work over N times the busiest rank's, its waiting included.
+        """Return one device's work over N times the busiest rank's, including its waiting.
 
-        What is missing to 1: ranks that compute less than the busiest one, work that is done N
-        times, and the bubble; of an asynchronous pipeline, the bubble of a long stream.
+        It is below 1 because of ranks that compute less than the busiest one, of work that is done
+        N times, and of the bubble (of a long stream, if the pipeline is asynchronous).
         """
         if self.costs.useful is not None:
             return self.costs.useful(case, ranks)

@@ -36,7 +36,7 @@ def siamese_worker(group: Group, case: Case, micro_batches: int = 1) -> Outcome:
 
 
 def _outcome(group: Group, model: nn.Siamese, inputs: list[Tensor], moved: Counter) -> Outcome:
-    """Show to every rank what one of them holds: the join's gradient, each half of the input's."""
+    """Give every rank what only one holds: the join's gradient, and each half of the input's."""
     result = collect(model)
     for name in model.join.named_parameters():
         result[name] = group.broadcast(result[name], branch_placement.JOIN)
@@ -59,14 +59,14 @@ def siamese_cases(ranks: int) -> list[Case]:
 
 
 def siamese_example(ranks: int) -> Case:
-    """Return a model of its own, for the table of costs: no Transformer has two branches."""
+    """Return a separate model for the table of costs: no Transformer has two branches."""
     random = generator(0, "strategy table")
     labels, pairs = random.integers(0, 2, 8), random.standard_normal((8, 2, 64))
     return Case("example", nn.Siamese([64, 128, 64, 32], dtype="float64"), pairs, labels)
 
 
 class WatchedSiamese(nn.Siamese):
-    """A model whose graphs a watch inspects, each when it is new and with those in flight."""
+    """A model whose graphs a watch inspects: each new one, together with those in flight."""
 
     def __init__(self, model: nn.Siamese, watch: Watch):
         self.branch, (self.join,) = watch.layers(model.branch), watch.layers([model.join])

@@ -55,7 +55,7 @@ def by_heads(group: Group, case: Case) -> tuple[nn.Module, Callable]:
 
 
 def by_vocabulary(group: Group, case: Case) -> tuple[nn.Module, Callable]:
-    """Return a Transformer whose vocabulary is split, embedding and logits, and its split loss."""
+    """Return a Transformer whose embedding and logits are split by vocabulary, and its loss."""
     embedding, *blocks, head = case.model.layers
     embedding.token = VocabParallelEmbedding(embedding.token, group)
     head = VocabParallelHead(head, group, embedding.token.weight if head.tied else None)
@@ -63,7 +63,7 @@ def by_vocabulary(group: Group, case: Case) -> tuple[nn.Module, Callable]:
 
 
 def by_sequence(group: Group, case: Case) -> tuple[nn.Module, Callable]:
-    """Return a Transformer split by matrices and, between them, by sequence; and its loss."""
+    """Return a Transformer, its matrices and, between them, the sequence split; and its loss."""
     loss = _split_loss(group, case)
     return sequence_parallel(case.model, group), loss
 
@@ -171,7 +171,7 @@ def _record(
     family: str = "matrices",
     tests: str = "parallel_transformer",
 ) -> Strategy:
-    """formulas: of bytes, of what each rank holds, of the most ranks."""
+    """formulas: bytes sent, what each rank holds, the most ranks."""
     nbytes, of_ranks, limit = formulas
     step = partial(tensor_step, split=split, finish=finish)
     example = mlp_example if models is LINEAR else transformer_example

@@ -2,7 +2,7 @@
 
 log = EventLog()
 minidist.run(worker, 2, log=log)                    # what happened
-log = simulate(programs("1f1b", 4, 8)).timeline     # or what should: the same code draws it
+log = simulate(programs("1f1b", 4, 8)).timeline     # or what should happen: drawn the same way
 print(timeline.text(log))
 timeline.draw(log)
 timeline.save(log, "1f1b.svg")

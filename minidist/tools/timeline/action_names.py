@@ -1,7 +1,7 @@
-"""Names of events as pictures read them: "F3.1" is an action, "all_reduce w" is an all_reduce.
+"""The meaning of events' names in pictures: "F3.1" is an action, "all_reduce w" an all_reduce.
 
-A log is a *program's* if all that it computes are actions of `pipeline_parallel/actions.py`, from a
-simulator or from a run; several in one event, "W0 W1 W2", were done at once.
+A log is a *program's* if all its compute events are actions of `pipeline_parallel/actions.py`, from
+a simulator or from a run. Several actions in one event, "W0 W1 W2", were done together.
 """
 
 import re
@@ -22,7 +22,7 @@ Rows = dict[tuple[int, str], list[tuple[int, Event]]]  # what `tracks` returns
 
 
 def actions(name: str) -> list[Action]:
-    """Return the actions that an event's name lists; none if it is another kind of name."""
+    """Return the actions that an event's name lists; none if it names something else."""
     found = [PATTERN.fullmatch(word) for word in name.split(" ")]
     if not all(found):
         return []
@@ -30,13 +30,13 @@ def actions(name: str) -> list[Action]:
 
 
 def kind(name: str) -> str:
-    """Return the leading word of a name, without the number or label behind it."""
+    """Return the leading word of a name, without the number or label after it."""
     word = re.match(r"[<>]?[^\W\d]+", name)
     return word.group() if word else name or "?"
 
 
 def is_program(rows: Rows) -> bool:
-    """Say whether all that is computed are actions, none inside another event."""
+    """Return whether all compute events are actions, none of them inside another event."""
     found = [(d, e) for row in rows.values() for d, e in row if e.category == "compute"]
     return bool(found) and all(depth == 0 and actions(e.name) for depth, e in found)
 
@@ -48,7 +48,7 @@ def chunks_of(rows: Rows) -> int:
 
 
 def micro_batches(run: list[Action]) -> str:
-    """Return the numbers of actions done at once: "3", "0-2", "0,2,3"."""
+    """Return the numbers of actions done together: "3", "0-2", "0,2,3"."""
     found = [a.micro_batch for a in run]
     if len(found) > 1 and found == list(range(found[0], found[-1] + 1)):
         return f"{found[0]}-{found[-1]}"

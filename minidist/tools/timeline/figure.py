@@ -1,6 +1,6 @@
 """An event log as a figure.
 
-Colour is meaning. In a program's figure a bar bears its micro-batch, a lighter shade is a later
+Colours have meanings. In a program's figure a bar shows its micro-batch, a lighter shade is a later
 chunk, and transfers, in which a rank mostly waits, are thin.
 """
 
@@ -31,12 +31,12 @@ COLORS = {
     "communication": figures.COMMUNICATION,
 }
 DARK = {figures.FORWARD, figures.UPDATE}  # colours on which white is read better than ink
-WIDE = 50  # events in a row of a program from which the figure is wider
+WIDE = 50  # a program with this many events in a row gets a wider figure
 SIZES = (8, 6.5, 5)  # of the numbers in a program's bars, in points: the first that fits in all
 
 
 class Bar(NamedTuple):
-    """An event, the y of its upper edge, and how it looks."""
+    """An event, the y of its upper edge, and its style."""
 
     y: float
     height: float
@@ -58,8 +58,8 @@ class Bar(NamedTuple):
 def draw(log: EventLog, title: str | None = None) -> Any:
     """Return a figure: a row per thread of a rank, time from zero; needs matplotlib.
 
-    What happened inside an event hangs below it. Names, and bytes of communication, stand where
-    they fit. Communication is hatched as well.
+    What happened inside an event is drawn below it. Names, and bytes of communication, are written
+    if they fit. Communication is also hatched.
     """
     plt = figures.pyplot()
     rows, tops, bottom = _layout(log)
@@ -87,7 +87,7 @@ def draw(log: EventLog, title: str | None = None) -> Any:
 def draw_into(axes, log: EventLog, size: float = 8) -> None:
     """Draw a program without transfers into axes, one of several: a row per rank, bars numbered.
 
-    A later chunk's bars are lower, which is seen in print as well. size: of the numbers, in points.
+    A later chunk's bars are lower, which is visible in print, too. size: of the numbers, in points.
     """
     for event in log.events:
         (action,) = actions(event.name)
@@ -116,9 +116,10 @@ def _frame(axes, rows: Rows, tops: list[float], bottom: float, end) -> None:
 
 
 def _layout(log: EventLog) -> tuple[Rows, list[float], float]:
-    """Return tracks(log), the y of each row's upper edge, and that of the picture's lower edge.
+    """Return tracks(log), the y of each row's upper edge, and the y of the picture's lower edge.
 
-    A lane per depth is 1 high, of which a bar fills 0.8; ranks are further apart than threads.
+    Each depth has a lane of height 1, and a bar fills 0.8 of it; ranks are further apart than
+    threads.
     """
     rows, tops, y, before = tracks(log), [], 0.0, None
     for (rank, _), row in rows.items():
@@ -139,7 +140,7 @@ def row_names(rows: Rows) -> list[str]:
 
 
 def meaning(e: Event) -> str:
-    """Return the key of COLORS that tells what an event is."""
+    """Return the key of COLORS for an event."""
     if e.category == "communication":
         return "communication"
     word = MEANINGS.get(kind(e.name), kind(e.name))
@@ -147,7 +148,7 @@ def meaning(e: Event) -> str:
 
 
 def _bars(rows: Rows, tops: list[float], program: bool) -> list[Bar]:
-    """Return a bar per event; of a program, with shades for chunks, and transfers thin."""
+    """Return a bar per event; for a program, with shades for chunks and thin transfers."""
     found = [(top + d, e) for top, row in zip(tops, rows.values(), strict=True) for d, e in row]
     if not program:
         return [Bar(y, 0.8, e, meaning(e)) for y, e in found]
@@ -161,11 +162,11 @@ def _bars(rows: Rows, tops: list[float], program: bool) -> list[Bar]:
 
 
 def _fill(axes, bars: list[Bar], end, factor) -> None:
-    """Draw the bars; all of one look in one row are one collection."""
+    """Draw the bars; all bars of one style in one row are one collection."""
     spans = {}
     for bar in bars:
         start, length = bar.event.start * factor, bar.event.seconds * factor
-        span = float(start), float(max(length, end / 500))  # an instant is seen too
+        span = float(start), float(max(length, end / 500))  # an instant is visible too
         spans.setdefault((bar.y, bar.height, bar.meaning, bar.color), []).append(span)
     for (y, height, what, color), group in spans.items():
         axes.broken_barh(group, (y, height), **_look(what, color))
@@ -177,7 +178,7 @@ def _look(what: str, color) -> dict:
 
 
 def _legend(figure, plt, bars: list[Bar]) -> None:
-    """Add a key per meaning that occurs, with all its shades."""
+    """Add a legend entry per meaning that occurs, with all its shades."""
     from matplotlib.legend_handler import HandlerTuple
 
     found = {(bar.meaning, bar.shade): bar for bar in bars}
@@ -222,7 +223,7 @@ def _centred(axes, bar: Bar, words: str, size: float, factor) -> Any:
 
 
 def _number(figure, axes, bars: list[Bar], factor) -> None:
-    """Write micro-batches where they fit, all in the largest size in which nearly all do."""
+    """Write micro-batches where they fit, all in the largest size in which nearly all fit."""
 
     @cache
     def width(words: str, size: float) -> float:
@@ -243,7 +244,7 @@ def _number(figure, axes, bars: list[Bar], factor) -> None:
 
 
 def _write(figure, axes, bar: Bar, factor) -> None:
-    """Write the longest text that fits into the bar of an event: name and bytes, name, kind."""
+    """Write the longest text that fits into an event's bar: name and bytes, name, or kind."""
     e, room = bar.event, _room(axes, bar, factor)
     communicates = bar.meaning == "communication"
     texts = [f"{e.name}, {bytes_text(e.bytes)}"] if communicates and e.bytes else []

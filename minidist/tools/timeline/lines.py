@@ -1,11 +1,11 @@
 """An event log as lines of text.
 
-A row is a thread of a rank, so communication beside compute shows as two rows busy at one time.
-Events of one thread nest or are disjoint. Names may carry numbers and labels: "F0" is of the kind
-"F", "all_reduce layer.weight" of the kind "all_reduce".
+A row is a thread of a rank, so communication during compute is visible as two rows busy at the same
+time. Events of one thread nest or are disjoint. Names may have numbers and labels: "F0" is of the
+kind "F", "all_reduce layer.weight" of the kind "all_reduce".
 
-The log of a program (see action_names.py) becomes the picture of the papers on pipelines: per rank
-a row, per action a cell with its micro-batch; simulated, a cell is exactly as wide as it is long.
+The log of a program (see action_names.py) is drawn as in the papers on pipelines: a row per rank,
+and a cell per action with its micro-batch. If simulated, a cell's width is exactly its duration.
 """
 
 import math
@@ -36,7 +36,7 @@ PARTS = 8  # a picture of more parts, one below the other, is scaled down instea
 
 @dataclass(frozen=True)
 class Scale:
-    """How time becomes columns, of which `room` stand side by side and the rest below them."""
+    """How time becomes columns: `room` of them side by side, the others below."""
 
     columns: int
     per_unit: Fraction | float
@@ -50,12 +50,12 @@ class Scale:
 def text(log: EventLog, width: int = 100, end=None) -> str:
     """Return the log as lines of at most `width` characters, one per thread of a rank.
 
-    An event is its name in brackets, or without them, or a run of its kind's letter, as room
-    allows, at least one column long; inner events hide what is around them. An action of a program
-    is its name and a filling, F0-- or B0==; dots are where its rank idles or waits for a transfer.
-    The last lines say what letters mean and how long a column is.
+    An event is drawn as its name in brackets, its name alone, or repeated letters of its kind, as
+    room allows, and is at least one column long; inner events hide outer ones. An action of a
+    program is its name and a filling, F0-- or B0==; dots mean that the rank idles or waits for a
+    transfer. The last lines explain the letters and the length of a column.
 
-    end  the time up to which rows reach, to give two pictures the same scale
+    end  the end of all rows; set it to give two pictures the same scale
     """
     if width < 40:
         raise ValueError(f"a timeline needs 40 columns or more, not {width}")
@@ -95,19 +95,19 @@ def _parts(labels: list[str], axes: list[str], lines: list[str], room: int, marg
 
 
 def _unit(end, unit: str) -> tuple[str, float]:
-    """Return the unit of the scale, and how many of it a unit of the log is."""
+    """Return the unit of the scale, and how many of these make one unit of the log."""
     if unit != "s":
         return _printable(unit), 1
     return next(((u, f) for u, f in UNITS if end * f >= 1), UNITS[-1])
 
 
 def _computing(row: list[tuple[int, Event]]) -> list[tuple[int, Event]]:
-    """Return what a thread computes, without the transfers between; if that is nothing, them."""
+    """Return what a thread computes, without transfers; its transfers if it computes nothing."""
     return [(d, e) for d, e in row if e.category == "compute"] or row
 
 
 def _short_names(rows: Rows) -> dict[str, str]:
-    """Return what is written for an action; of two chunks the second one's is in lower case."""
+    """Return the names to write for actions; the second of two chunks is in lower case."""
     names, two = {}, chunks_of(rows) == 2
     for e in (e for row in rows.values() for _, e in row if e.category == "compute"):
         run = actions(e.name)
@@ -120,7 +120,7 @@ def _short_names(rows: Rows) -> dict[str, str]:
 
 
 def _exact(rows: Rows, names: dict[str, str], end, room: int) -> Scale | None:
-    """Return a scale on which all times are whole columns and all names fit, if there is one."""
+    """Return a scale on which all times are whole columns and all names fit, or None."""
     cells = [e for row in rows.values() for _, e in row]
     times = {t: Fraction(t).limit_denominator(1000) for e in cells for t in (e.start, e.end, end)}
     if any(abs(t - near) > 1e-9 * max(1, end) for t, near in times.items()):
@@ -138,7 +138,7 @@ def _exact(rows: Rows, names: dict[str, str], end, room: int) -> Scale | None:
 
 
 def _key(events: list[Event], names: dict[str, str], scale: Scale, unit: str, factor) -> list[str]:
-    """Return what the letters of a program mean, and the scale."""
+    """Return lines that explain the letters of a program, and the scale."""
     runs = [actions(e.name) for e in events if e.name in names]
     found = {run[0].sign for run in runs}
     words = [f"{sign} {meaning}" for sign, meaning in MEANINGS.items() if sign in found]
@@ -153,7 +153,7 @@ def _key(events: list[Event], names: dict[str, str], scale: Scale, unit: str, fa
 
 
 def _legend(events: list[Event], letters: dict[str, str]) -> list[str]:
-    """Return, per category, what the letters of kinds stand for."""
+    """Return, per category, which kinds the letters stand for."""
     lines = []
     for category in sorted({e.category for e in events}, key=lambda c: (c != "compute", c)):
         kinds = dict.fromkeys(kind(e.name) for e in events if e.category == category)
@@ -173,7 +173,7 @@ def _shortened(name: str, room: int) -> str:
 
 
 def _letters(kinds: list[str]) -> dict[str, str]:
-    """Return a character per kind: one of its own where that is free."""
+    """Return a character per kind: a letter of its name if one is free."""
     letters = {}
     for word in dict.fromkeys(kinds):
         own = [c for c in word[0] + word[0].swapcase() + word if c.isascii() and c.isalnum()]
@@ -183,7 +183,7 @@ def _letters(kinds: list[str]) -> dict[str, str]:
 
 
 def _axis(scale: Scale, first: int, end, factor) -> str:
-    """Return the scale above columns from `first`: a mark is the column of the time behind it."""
+    """Return the scale above columns from `first`: a mark is at the column of the time after it."""
     steps = (m * 10.0**k for k in count(-6) for m in (1, 2, 5))
     step = next(step for step in steps if step / factor * scale.per_unit >= 10 or not end)
     line = ""
@@ -201,7 +201,7 @@ def _cells(row: list[tuple[int, Event]], scale: Scale, letters: dict, names: dic
     for depth, e in row:
         start = min(scale.column(e.start), limit[depth] - 1)
         stop = min(max(scale.column(e.end), start + 1), limit[depth])
-        if edge[depth] < stop:  # else both are shorter than a column, and the later one shows
+        if edge[depth] < stop:  # else both are shorter than a column, and the later one is shown
             start = max(start, edge[depth])
         cells[start:stop] = [(e, stop - start)] * (stop - start)
         edge[depth], edge[depth + 1], limit[depth + 1] = stop, start, stop

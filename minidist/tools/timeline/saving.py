@@ -1,4 +1,4 @@
-"""An event log as a file, of the kind that its name ends with."""
+"""An event log as a file; the ending of its name chooses the format."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def check_path(path: str | Path) -> str:
 
 
 def save(log: EventLog, path: str | Path, title: str | None = None, width: int = 100) -> None:
-    """Write the picture as the file's ending says: .txt; .json for Perfetto; .png, .pdf, .svg."""
+    """Write the picture in the format of the ending: .txt, .json (Perfetto), .png, .pdf, .svg."""
     ending = check_path(path)
     try:
         if ending == ".txt":
