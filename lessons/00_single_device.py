@@ -90,8 +90,8 @@ print(f"and {16 * 175e9 / 1e12:.1f} TB of memory before the first example is rea
 #                  +--- activations ----+           Adam's m, v --+--+
 # ```
 #
-# Forward leaves something behind for backward, and one update leaves something for the next. What
-# is left behind fills the memory.
+# Forward keeps arrays for backward, and one update keeps averages for the next. These arrays fill
+# the memory.
 #
 # ## Math
 #
@@ -103,13 +103,13 @@ print(f"and {16 * 175e9 / 1e12:.1f} TB of memory before the first example is rea
 # ```
 #
 # The second line is all of data parallelism. Keep an eye on its `1/n`: `n` is the size of the whole
-# batch, not of the part (exercise 3).
+# batch, not the size of the part (exercise 3).
 #
 # ## Code
 #
-# The digits: 1,797 images of 8 x 8 pixels. We train on 1,500 and keep 297 to ask at the end. The
-# loop in `train` is what the rest of this course will change, one line at a time. First the update,
-# written out (Kingma and Ba 2015, algorithm 1):
+# The digits: 1,797 images of 8 x 8 pixels. We train on 1,500 and keep 297 for a test at the end.
+# The loop in `train` is what the rest of this course will change, one line at a time. First the
+# update, written out (Kingma and Ba 2015, algorithm 1):
 
 
 # %%
@@ -154,7 +154,7 @@ assert right > 0.95
 
 # %% [markdown]
 # The library's `optim.Adam` is the same rule, over one flat vector per layer instead of one array
-# per parameter. In float64 both end up with the same weights, up to rounding:
+# per parameter. In float64 both give the same weights, up to rounding:
 
 # %%
 ours, theirs = (nn.MLP([64, 128, 128, 10], dtype="float64") for _ in range(2))
@@ -169,7 +169,7 @@ assert apart < 1e-9
 # ## Measurement: memory
 #
 # Sixteen bytes per parameter in float32: 4 for itself, 4 for its gradient, 8 for Adam's two
-# averages. We ask the arrays:
+# averages. We measure the arrays:
 
 # %%
 SIZES = [64, 512, 512, 10]
@@ -185,11 +185,11 @@ print(f"{P:,} parameters: {parameters:,} bytes, gradients {gradients:,}, average
 assert (parameters, gradients, averages) == (4 * P, 4 * P, 8 * P)
 
 # %% [markdown]
-# Then there is what forward leaves for backward, the *activations*. The loss knows the function
-# that made it, each function knows those that made its inputs, and each keeps the arrays that its
-# backward will read. `kept_bytes` walks this graph and adds them up. For an MLP they are the input,
-# every layer's output (the last one as probabilities), and per example two integers of 8 bytes, its
-# row and its label.
+# Then there are the arrays that forward keeps for backward, the *activations*. The loss knows the
+# function that made it, each function knows those that made its inputs, and each keeps the arrays
+# that its backward will read. `kept_bytes` walks this graph and adds them up. For an MLP they are
+# the input, every layer's output (the last one as probabilities), and per example two integers of 8
+# bytes, its row and its label.
 
 
 # %%
@@ -268,7 +268,7 @@ figures.save(draw, "00_single_device")
 # Now three real models of Brown et al. (2020, table 2.1) with their batches, on a larger device:
 # 80 GB of memory and 1e14 operations per second (an NVIDIA A100 has that memory, and three times
 # that speed at its peak, in 16-bit numbers), and a link of 100 Gbit/s to its neighbours.
-# Communication: if devices share a batch, each must learn the sum of all gradients. Lesson 2 shows
+# Communication: if devices share a batch, each needs the sum of all gradients. Lesson 2 shows
 # that this takes two copies of the gradient through each link, here of 2 bytes per parameter.
 
 # %%
@@ -289,12 +289,12 @@ for name, P_real, tokens in [
 # 600,000 steps of 3.75 seconds: 26 days. So we share the batch.
 #
 # *Memory hurts next*, all at once: beyond 5 billion parameters (80 GB / 16) a step is not slow but
-# impossible. So we share the model as well, or what is kept beside it.
+# impossible. So we share the model as well, or its gradients and Adam's averages.
 #
-# *Communication hurts last, and then for good.* One device that takes a step sends nothing. Share
-# the step of the largest model among 600 devices, and each computes for 56 seconds and sends for 56
-# (exercise 2). It is the price of every cure, and each family of strategies is a choice of what to
-# split and, with it, what to send:
+# *Communication hurts last, and then always.* A single device sends nothing. Share the step of the
+# largest model among 600 devices, and each computes for 56 seconds and sends for 56 (exercise 2).
+# Every remedy has this price, and each family of strategies is a choice of what to split and,
+# therefore, what to send:
 #
 # | family | splits | sends | lessons |
 # |---|---|---|---|
@@ -305,9 +305,9 @@ for name, P_real, tokens in [
 # | sequence parallel | each example's positions | activations, in other places | 13 |
 # | hybrid | all of these, on a grid of devices | each axis its own | 16 |
 #
-# Lesson 20 puts them side by side. One promise holds for all, and this course checks it: the
-# gradient that they leave behind is the one that a single device would have computed; or, where
-# nobody waits (lessons 4 and 9), exactly the older one that the strategy says.
+# Lesson 20 compares them. One promise holds for all, and this course checks it: their gradient is
+# the one that a single device would have computed; or, where no device waits (lessons 4 and 9),
+# exactly the older one that the strategy promises.
 #
 # ## Exercise 1: what fits
 #
@@ -336,13 +336,13 @@ def forgets_adam(sizes, memory):
     return memory // formula(sizes, 1)
 
 
-# Prints what the check says of your answer; and of wrong ones that tempt, which it must refuse.
+# Prints what the check says about your answer, and about tempting wrong ones, which it must refuse.
 exercise.judge(1, check_batch, largest_batch, tempting=[forgets_adam])
 
 # %% [markdown]
 # ## Exercise 2: where sending wins
 #
-# N devices share a batch of so many `tokens` evenly. At which N, not rounded, does a step send for
+# N devices share a batch of `tokens` tokens evenly. At which N, not rounded, does a step send for
 # as long as it computes? Units are as in `SPEED` and `LINK`. *Hint:* set the two times equal; the
 # size of the model drops out.
 
@@ -373,13 +373,13 @@ exercise.judge(2, check_devices, devices, tempting=[one_copy])
 #
 # A batch of 100 examples in micro-batches of 48, 48 and 4. `mean_of_means` runs, nothing complains,
 # the loss goes down; yet its gradient is not the batch's. With pieces of 50 and 50 it would be. Why
-# did nobody notice? Whose examples weigh too much? Write `accumulate`. *Hint:* the second line of
-# the math; `nn.cross_entropy(logits, targets, reduction_size)` divides the sum by what you say.
+# did nobody notice? Which examples have too much weight? Write `accumulate`. *Hint:* see the second
+# line of the math; `nn.cross_entropy(logits, targets, reduction_size)` divides by `reduction_size`.
 
 
 # %%
 def accumulate(model, x, y, pieces):
-    """Leave the gradient of the batch's mean loss in p.grad, one piece of the batch at a time."""
+    """Compute the gradient of the batch's mean loss in p.grad, one piece of the batch at a time."""
     raise NotImplementedError  # your lines here
 
 
@@ -430,8 +430,8 @@ exercise.judge(3, check_pieces, accumulate, tempting=[mean_of_means, all_at_once
 # | activations | batch x widths | micro-batches, recompute | pipelines, sequence parallel |
 # | 16 bytes per parameter | parameters | none | ZeRO, pipelines, tensor parallel |
 #
-# Micro-batches, and recompute (lesson 1), buy memory with nothing but patience. They make no step
+# Micro-batches, and recompute (lesson 1), save memory and cost only time. They make no step
 # shorter, and no room for a model whose 16 bytes per parameter do not fit.
 #
-# All the ways out have one thing in common: they cut the *gradient* into parts. So the next lesson,
-# `01_autograd.py`, opens the box that makes it.
+# All these ways have one thing in common: they cut the *gradient* into parts. So the next lesson,
+# `01_autograd.py`, shows how a gradient is made.

@@ -3,8 +3,8 @@
 #
 # Lesson 0 called `loss.backward()` and got the gradient of every parameter. Every strategy in this
 # course moves such gradients about, sums them, delays them or cuts them up. Here we build the
-# machine that makes them, in forty lines, and look at the three handles by which later lessons hold
-# it: hooks, deferred weight gradients, and recomputation.
+# machine that makes them, in forty lines, and look at the three handles that later lessons use:
+# hooks, deferred weight gradients, and recomputation.
 #
 # Letters: `B` batch, `C` width, `x, y` values, `dx, dy` gradients of the loss with respect to them.
 
@@ -71,7 +71,7 @@ assert abs(slope - p.grad[5, 7]) < 1e-7
 #
 # ## Picture
 #
-# Forward writes down who was made from whom. Backward walks the same lines the other way.
+# Forward records which value was made from which. Backward follows the same lines in reverse.
 #
 # ```
 #     forward -->     x ---+
@@ -97,9 +97,9 @@ assert abs(slope - p.grad[5, 7]) < 1e-7
 #     x used in two places:   dx = the sum of both         what forward copies, backward adds
 # ```
 #
-# So an operation needs one thing beside its forward: how to turn `dy` into `dx`. The order of
-# creation, reversed, is an order in which every `dy` is complete before it is passed on: nothing is
-# used before it is made.
+# So an operation needs one thing besides its forward: how to turn `dy` into `dx`. In the reversed
+# order of creation every `dy` is complete before it is passed on, because no value is used before
+# it is made.
 #
 # ## Code
 #
@@ -158,7 +158,7 @@ def product(a, b, when):
 
 # %% [markdown]
 # That is all. We try it on a network that has a bias to un-broadcast and a value, `h`, that is used
-# twice, and hold it to the library: the same bits, for every input.
+# twice, and compare it with the library: the same bits, for every input.
 
 
 # %%
@@ -199,8 +199,8 @@ assert work["backward"] == 2 * work["forward"]
 # ## Handle 1: hooks
 #
 # A parameter's gradient may get contributions from several places. `add_hook` calls you when the
-# last one is in. The gradients of the last layers are finished first, while backward is still busy
-# below. A device can send them off in the meantime, as lesson 3 does.
+# last one is added. The gradients of the last layers are finished first, while backward still works
+# on the layers below. A device can send them in the meantime, as lesson 3 does.
 
 # %%
 model = nn.MLP([64, 128, 128, 10], dtype="float64")
@@ -221,8 +221,8 @@ assert layer_of == sorted(layer_of, reverse=True)
 # ## Handle 2: deferred weight gradients
 #
 # Of backward's two products, `dx = dy w^T` is urgent: the layer below waits for it, perhaps on
-# another device. `dw = x^T dy` is not: nobody needs it before the update. With `deferred=` backward
-# does only the urgent half and hands the other half over as a list of functions to call later. A
+# another device. `dw = x^T dy` is not urgent: only the update needs it. With `deferred=` backward
+# computes only the urgent half and returns the other half as a list of functions to call later. A
 # pipeline (lesson 10) fills its idle time with them.
 
 # %%
@@ -241,7 +241,7 @@ print("after calling them: the same bits as before")
 # %% [markdown]
 # ## Handle 3: recompute instead of remember
 #
-# Forward keeps every layer's activations until backward comes by. Chen et al. (Training Deep Nets
+# Forward keeps every layer's activations until their backward. Chen et al. (Training Deep Nets
 # with Sublinear Memory Cost, 2016) keep only the inputs of *segments* of `k` layers, and run a
 # segment forward again when backward reaches it. The field calls this *activation checkpointing*.
 # With `n` layers that keep `a` bytes each, and inputs of `i` bytes:
@@ -252,8 +252,8 @@ print("after calling them: the same bits as before")
 # ```
 #
 # Below, `n = 32` and `i = a`, so the best `k` is sqrt 32, about 5.7; 4 divides 32, and costs `12 a`
-# as 8 would. To watch the memory we write an operation of our own. It changes nothing, but notes
-# how many bytes are held whenever forward or backward passes by.
+# as 8 would. To watch the memory we write an operation of our own. It changes nothing, but records
+# how many bytes are held whenever forward or backward reaches it.
 
 
 # %%
@@ -268,7 +268,7 @@ class Log:
 
 
 class Probe(Function):
-    """Y = X  =>  dX = dY.  It stands before a layer, whose backward costs two of its forwards."""
+    """Y = X  =>  dX = dY.  It precedes a layer, whose backward costs two of its forwards."""
 
     def __init__(self, log):
         self.log = log
@@ -328,11 +328,11 @@ for way, peak in peaks.items():
     assert 0.96 * formulas[way] <= peak <= 1.05 * (formulas[way] + 2 * i)  # see below
 
 # %% [markdown]
-# The gradients are the same bits, and the work is 4/3. The formula counts what forward leaves
-# behind. What backward has in its hands comes on top: the gradient that goes into a layer and the
-# one that comes out, at most `2 i`. That is also why neither curve of the figure ends at 0: the
-# last gradient is still in hand, and with recompute what a segment keeps until it is done: its
-# result, the gradient that came in, and those of its weights.
+# The gradients are the same bits, and the work is 4/3. The formula counts what forward keeps.
+# Backward itself adds the gradient that goes into a layer and the one that comes out, at most
+# `2 i`. That is also why neither curve of the figure ends at 0: the last gradient still exists, and
+# with recompute also what a segment keeps until it is done: its result, the gradient that came in,
+# and the gradients of its weights.
 #
 # ## The figure
 
@@ -371,9 +371,9 @@ figures.save(draw, "01_autograd")
 # ## Exercise 1: a backward of your own
 #
 # Many language models normalise by the root mean square (Zhang and Sennrich 2019), and minidist
-# does not have it. Write its backward. The judge is `gradcheck`: it picks a random direction `v`
-# and random weights `u` of the outputs, and compares `<J^T u, v>`, from backward, with the slope of
-# `<u, f>` along `v`, from two forward passes.
+# does not have it. Write its backward. It is checked by `gradcheck`, which picks a random direction
+# `v` and random weights `u` of the outputs, and compares `<J^T u, v>`, from backward, with the
+# slope of `<u, f>` along `v`, from two forward passes.
 #
 # ```
 #     Y = X / r,   r = sqrt(mean of X^2 over the last axis + eps)
@@ -442,11 +442,11 @@ exercise.judge(2, check_segment, segment, tempting=[nearest_to_the_root])
 # %% [markdown]
 # ## Exercise 3: why did this break?
 #
-# Two batches are on their way: forward of the first, forward of the second, backward of the first,
+# Two batches are in flight: forward of the first, forward of the second, backward of the first,
 # update, backward of the second. Nothing complains, but the second batch's `dx` is not the gradient
 # of the loss that its forward computed. Which array did that backward read, and what had happened
-# to it? Write an `update` by which both gradients are right. *Hint:* a function keeps the very
-# arrays that its forward was given. (Lesson 9 is built on this.)
+# to it? Write an `update` with which both gradients are right. *Hint:* a function keeps the same
+# arrays that its forward was given, not copies. (Lesson 9 is built on this.)
 
 
 # %%
@@ -484,7 +484,7 @@ exercise.judge(3, check_update, update, tempting=[in_place])
 # recompute trades a third more work for most of that memory. `p.grad` is a sum of contributions,
 # and sums can be taken apart: over examples, over micro-batches, over devices.
 #
-# We can now make a gradient, know when each part of it is ready, and put half of backward off. But
-# it is still one device that does it all. To share the work, devices must talk: the next lesson,
+# We can now make a gradient, know when each part of it is ready, and defer half of backward. But
+# still one device does it all. To share the work, devices must communicate: the next lesson,
 # `02_collectives.py`, is about messages, and about what it costs to add up a vector that is spread
 # over many devices.

@@ -2,9 +2,9 @@
 # # 2. Collectives: how ranks add up what they hold
 #
 # Lesson 1 ended with one device that makes a gradient. From here on there are many: *ranks*,
-# processes that share nothing and can only send each other arrays. Each makes a gradient of its
-# own, and each needs the sum of all of them: an *all-reduce*. We build it from `send` and `recv`
-# alone, first the obvious way, then around a ring, and count what each costs. The library's
+# processes that share nothing and can only send each other arrays. Each makes its own gradient, and
+# each needs the sum of all of them: an *all-reduce*. We build it from `send` and `recv` alone,
+# first the obvious way, then around a ring, and count what each costs. The library's
 # versions are in `minidist/comm/collectives.py`.
 #
 # Letters: `N` ranks, `r` one of them, `S` bytes in the array that each rank holds.
@@ -28,9 +28,9 @@ clusters = {N: Cluster(N) for N in (2, 3, 4)}  # a process per rank; they stay u
 # %% [markdown]
 # ## Problem
 #
-# The obvious way: everyone sends to rank 0, rank 0 adds, rank 0 sends the sum to everyone. A
-# `group` is what a rank knows of the others: its own number, how many they are, and how to reach
-# them.
+# The obvious way: every rank sends to rank 0, rank 0 adds, rank 0 sends the sum to every rank. A
+# `group` is what a rank knows about the others: its own number, the number of ranks, and how to
+# reach them.
 
 
 # %%
@@ -70,18 +70,18 @@ print(f"64 ranks, 14 GB: {2 * 63 * big / link:.0f} s; a ring: {2 * 63 / 64 * big
 #         -- ca2 -->   -- ab0 -->   -- bc1 --> a          -- *0 -->    -- *1 -->    -- *2 --> a
 #     a0 *1 ca2    ab0 b1 *2    *0 bc1 c2             *0 *1 *2     *0 *1 *2     *0 *1 *2
 #
-# After the first half each rank owns the whole sum of one chunk; that half alone is a collective of
-# its own, *reduce-scatter*. The second half, in which everyone gets what everyone owns, is an
-# *all-gather*. Lesson 5 will put work between the two.
+# After the first half each rank owns the whole sum of one chunk; that half alone is a collective,
+# *reduce-scatter*. The second half, in which every rank gets all chunks, is an *all-gather*. Lesson
+# 5 will put work between the two.
 #
 # ## Math
 #
 #     reduce-scatter   N-1 steps, in each of them every rank sends one chunk     (N-1) S/N
-#     all-gather       N-1 steps more, the finished chunks go round              (N-1) S/N
+#     all-gather       N-1 more steps, the finished chunks go round              (N-1) S/N
 #     together         2(N-1) steps,   2(N-1)/N S bytes per rank  <  2 S,  however large N is
 #
 # Can it be less? Take one number of the array. Before any rank knows its sum, N-1 messages must
-# have brought the others' shares together; each of the other N-1 ranks has yet to hear of it. That
+# have brought the others' shares together; then each of the other N-1 ranks must receive it. That
 # is 2(N-1) messages per number, `2(N-1) S` for all ranks together, so the busiest rank sends at
 # least `2(N-1)/N S`: the ring is optimal in bytes (Patarasuk and Yuan 2009). In steps it is not.
 #
@@ -122,11 +122,11 @@ for cluster in clusters.values():
 print("our ring gives the library's bits on 2, 3 and 4 ranks")
 
 # %% [markdown]
-# Every rank sends first and receives then. That works because minidist's `send` is *buffered*: it
-# copies the array and returns at once, at the price of memory for what is under way. A *blocking*
-# send returns only when the other side has taken the message, and then this very ring stands still
-# for ever: exercise 3. There is a third protocol, *request and response*: send a question, then
-# receive the answer. Lesson 4 lives on it. (To work on meanwhile, `irecv` returns a `Request`, and
+# Every rank first sends, then receives. That works because minidist's `send` is *buffered*: it
+# copies the array and returns at once, at the price of memory for messages in flight. A *blocking*
+# send returns only when the other side has taken the message; with it this ring would wait
+# permanently: exercise 3. There is a third protocol, *request and response*: send a question, then
+# receive the answer. Lesson 4 uses it. (To work in the meantime, `irecv` returns a `Request`, and
 # its `wait()` the array.)
 #
 # ## Measurement: steps and bytes
@@ -143,7 +143,7 @@ print("our ring gives the library's bits on 2, 3 and 4 ranks")
 #     ring                2(N-1)            2(N-1)/N S          2(N-1)/N S
 #     halving_doubling    2 log2 N          2(N-1)/N S          2(N-1)/N S
 #
-# A group's `ledger` counts the bytes that others took from this rank. For steps and path we give
+# A group's `ledger` counts the bytes that this rank has sent. For steps and path we give
 # each rank a clock that runs on messages alone: a message costs `latency + bytes * per_byte`, a
 # rank sends one at a time and takes in one at a time, and each message says when it arrives.
 # Latency 1 and free bytes counts steps; free messages and one second per byte measures the path.
@@ -151,7 +151,7 @@ print("our ring gives the library's bits on 2, 3 and 4 ranks")
 
 # %%
 class Clock:
-    """A group whose messages carry the time; nothing else takes any."""
+    """A group whose messages carry the time; nothing else takes time."""
 
     def __init__(self, group, latency, per_byte):
         self.group, self.rank, self.size = group, group.rank, group.size
@@ -222,15 +222,15 @@ for N in range(2, 9):
 # saves traffic; the good ones spread it evenly. (Where N does not divide the array,
 # `minidist/planning/costs/collectives.py` has the exact bytes of every rank.)
 #
-# The loop asserts one thing more: all ranks get the same bits. Floating-point addition rounds, and
-# `(a + b) + c` rounds elsewhere than `a + (b + c)`; each way adds in an order of its own and has
-# last bits of its own. But its order is fixed, and each chunk is finished in one place and then
-# copied. So ranks that start with equal weights keep equal weights.
+# The loop also asserts that all ranks get the same bits. Floating-point addition rounds, and
+# `(a + b) + c` rounds differently from `a + (b + c)`; each way adds in its own order, so its last
+# bits differ from the others'. But its order is fixed, and each chunk is finished in one place and
+# then copied. So ranks that start with equal weights keep equal weights.
 #
 # ## Measurement: time
 #
-# Now the clock on the wall, on four ranks, for arrays of 256 bytes to 4 MB. (Times are your
-# machine's and not asserted.)
+# Now real time, on four ranks, for arrays of 256 bytes to 4 MB. (Times are your machine's and not
+# asserted.)
 
 
 # %%
@@ -262,14 +262,14 @@ for name, small, large in zip(NAMES, times[ELEMENTS[1]], times[ELEMENTS[-1]], st
 #
 # - *Small arrays pay for steps.* On four ranks the ring has six, the tree four; with a thousand
 #   ranks it would be 1998 against 20. (The naive way is fast here: the slow part of a message is to
-#   wake a sleeping rank, and rank 0, once awake, takes in all that lies there.)
+#   wake a sleeping rank, and rank 0, once awake, takes all messages that have arrived.)
 # - *Large arrays pay for bytes.* But why do all four ways of sending take about the same time with
 #   4 MB? Here a link is a memory copy by the cores: with fewer cores than ranks, all traffic queues
 #   for them, `2(N-1) S` for every way. Where every rank has a link, the path is what counts.
-# - *Shared memory*, the library's default, sends nothing: each rank puts its array where all see
-#   it, sums up one slice of all arrays and fetches the other slices. Its bytes per rank are the
-#   ring's. It takes three meetings up to 2 MB, whatever N: these are the time of a small array.
-#   `group.empty` makes arrays that lie there from the start.
+# - *Shared memory*, the library's default, sends nothing: each rank puts its array where all ranks
+#   see it, sums up one slice of all arrays and fetches the other slices. Its bytes per rank equal
+#   the ring's. Up to 2 MB it takes three meetings of all ranks, for any N: they are the time of a
+#   small array. `group.empty` makes arrays that are in shared memory from the start.
 #
 # The figure: left, what the busiest rank sends; right, what that costs on this machine.
 
@@ -317,8 +317,8 @@ figures.save(draw, "02_collectives")
 # %% [markdown]
 # ## Exercise 1: an assembly line
 #
-# Rank 0 has an array, everyone needs it, and the ranks stand in a line: each may send only to the
-# next. To hand the whole array on takes `N-1` messages of S bytes, one after the other, while all
+# Rank 0 has an array, every rank needs it, and the ranks form a line: each may send only to the
+# next. To hand on the whole array takes `N-1` messages of S bytes, one after the other, while all
 # but two ranks idle. Cut it into `K` chunks and let them flow. The check wants the array on every
 # rank, S bytes from each rank but the last, and `N + K - 2` steps by the clock.
 #
@@ -366,7 +366,7 @@ exercise.judge(1, check_broadcast, pipelined_broadcast, tempting=[all_in_then_al
 # ## Exercise 2: tree or ring?
 #
 # For which array do both take the same time, if a message costs `latency + bytes * per_byte`?
-# Return S for N ranks. Libraries choose their way by such numbers.
+# Return S for N ranks. Libraries choose their algorithm by such numbers.
 #
 # *Hint:* both rows of the table above, each as `steps * latency + path * per_byte`.
 
@@ -395,10 +395,10 @@ exercise.judge(2, check_equal, equal_at, tempting=[by_the_busiest_rank])
 # %% [markdown]
 # ## Exercise 3: why did this break?
 #
-# A ring whose `send` returns when the message has been taken. The library sees that nobody can ever
-# go on, and its error says who waits for whom. Which circle is it? Write an `exchange` with which
-# numbers go round on 2, 3 and 4 ranks. *Hint:* to break a circle it is enough that one rank does
-# something else than the others.
+# A ring whose `send` returns only when the message has been taken. The library detects that no rank
+# can go on, and its error says which rank waits for which. Which circle is it? Write an `exchange`
+# with which numbers go round on 2, 3 and 4 ranks. *Hint:* to break a circle it is enough that one
+# rank does something different.
 
 # %%
 TAKEN = 1
@@ -456,7 +456,7 @@ exercise.judge(3, check_exchange, exchange, tempting=[send_first, receive_first]
 #   nearly twice out of each of many. More ranks make it no cheaper; only a smaller S does.
 # - **A latency per step.** A hundred small arrays cost a hundred times the steps. Put them into one
 #   flat vector.
-# - **Everybody meets.** A collective ends when the slowest rank has come.
+# - **All ranks meet.** A collective ends when the slowest rank has arrived.
 #
 # We can now sum what all ranks hold, with the same bits everywhere. What should they sum, and is
 # that the gradient which one device would have computed? That is lesson 3, `03_data_parallel.py`.

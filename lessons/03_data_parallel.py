@@ -3,9 +3,9 @@
 #
 # Lesson 2 taught ranks to sum what they hold. What should they sum to train together? Here every
 # rank holds the whole model and a share of the batch. After backward, the ranks add up their
-# gradients; from then on each of them goes on as if it had seen the whole batch. You write it
-# yourself (the library's is `minidist/data_parallel/naive.py`), see what breaks when one just
-# averages, and at the end let the ranks talk while backward still runs (`bucketed.py`).
+# gradients; then each of them goes on as if it had seen the whole batch. You write it yourself (the
+# library's is `minidist/data_parallel/naive.py`), see what breaks if one simply averages, and at
+# the end let the ranks communicate while backward still runs (`bucketed.py`).
 #
 # Letters: `n` examples in the whole batch, `m_k` of them on rank `k`, `l_i` the loss of example
 # `i`, `w` the parameters, `P` of them, `S` bytes together; `N` ranks.
@@ -99,18 +99,18 @@ print(f"operations a second; ResNet-50 on ImageNet would take {days:.0f} days")
 #
 # The third line is the recipe. Let every rank divide its loss by the `n` of the *whole* batch
 # (`reduction_size=n`); then the gradients only have to be summed. No factor comes after the loss,
-# and a rank with an empty shard adds an honest zero.
+# and a rank with an empty shard adds zero.
 #
 # ## Code
 #
 # The ten lines that matter. `counts` are the sizes of the shards; the model arrives on every rank
-# as a copy of ours. Ranks compare their `label`s before any data moves: where two differ there is
-# an error, instead of a sum of a weight's gradient and another's.
+# as a copy of ours. Ranks compare their `label`s before any data moves: if two differ, an error is
+# raised, and the gradients of two different weights are never added.
 
 
 # %%
 def worker(group, model, x, y, counts):
-    """Leave the gradient of the whole batch on every rank."""
+    """Compute the gradient of the whole batch, on every rank."""
     start = sum(counts[: group.rank])
     mine = slice(start, start + counts[group.rank])  # my shard, perhaps empty
     logits = model(x[mine])
@@ -122,7 +122,7 @@ def worker(group, model, x, y, counts):
 
 
 def one_device(model, x, y):
-    """Return {name: gradient} of the mean loss; the reference that everything is held to."""
+    """Return {name: gradient} of the mean loss: the reference for all comparisons."""
     nn.cross_entropy(model(x), y).backward()
     gradients = {name: p.grad for name, p in model.named_parameters().items()}
     for p in model.parameters():
@@ -132,8 +132,8 @@ def one_device(model, x, y):
 
 # %% [markdown]
 # Is it right? We try it on the last batch of an epoch: 1797 images in batches of 64 leave 5 for the
-# end, which four ranks share as 2, 1, 1, 1. In float64, so that rounding stays near 1e-16 and a
-# mistake has nowhere to hide. `compare` asks for 1e-9 in every parameter on every rank.
+# end, which four ranks share as 2, 1, 1, 1. We use float64, so that rounding stays near 1e-16 and
+# cannot hide a mistake. `compare` asks for 1e-9 in every parameter on every rank.
 
 # %%
 model = nn.MLP([64, 32, 10], dtype="float64")
@@ -181,21 +181,21 @@ assert abs(wrong[-1] - 1 / 2) < 1e-9, "two ranks' means, divided by four"
 # With equal shards the mean of means *is* right, and that is what makes it dangerous: every test
 # with a round batch size passes. Then comes an uneven batch, usually the last one of an epoch, and
 # its gradient is off, here by 9% to 257%, without an error message. With two empty shards of four
-# it is cut in half. (Had we asked for the mean over an empty shard, `nn.cross_entropy` would have
-# refused: it is 0/0.) The recipe is that of Goyal et al. (2017, section 3, remark 3): each worker
-# divides its loss by the size of the whole minibatch, their `kn`, not by its own `n`.
+# it is cut in half. (For the mean over an empty shard, `nn.cross_entropy` raises an error: it is
+# 0/0.) The recipe is from Goyal et al. (2017, section 3, remark 3): each worker divides its loss by
+# the size of the whole minibatch, their `kn`, not by its own `n`.
 #
 # ## Measurement
 #
-# **Bytes.** Of S bytes `all_reduce` moves `2 (N-1)/N S` out of each rank, `2 (N-1) S` in all
-# (lesson 2; ranks differ a little where N does not divide a parameter). The batch size is nowhere
-# in the formula: more examples per rank cost no byte more.
+# **Bytes.** An `all_reduce` of S bytes moves `2 (N-1)/N S` out of each rank, `2 (N-1) S` in all
+# (lesson 2; ranks differ a little where N does not divide a parameter). The batch size is not in
+# the formula: more examples per rank cost no more bytes.
 
 
 # %%
 def bytes_of_a_step(group, model, x, y, counts):
     worker(group, model, x, y, counts)
-    return group.ledger.total  # payload that other ranks took from me
+    return group.ledger.total  # payload bytes that this rank has sent
 
 
 S = sum(p.data.nbytes for p in model.parameters())
@@ -209,7 +209,7 @@ assert sum(sent) == 2 * 3 * S, "to the byte"
 # - *strong scaling*: the batch stays, each rank's share shrinks. Ideal: a step takes 1/N.
 # - *weak scaling*: the share stays, the batch grows. Ideal: a step takes the same time.
 #
-# Either way the speed-up is images per second over those of one rank. Runs take turns, so that a
+# In both cases the speed-up is images per second, divided by one rank's. Runs take turns, so that a
 # hiccup hits all of them; times are your machine's, not asserted.
 
 # %%
@@ -238,8 +238,8 @@ for kind, row in SCALING.items():
 #
 # - *forward* and *backward* shrink with the share (strong) or stay (weak).
 # - *all_reduce* does neither: its bytes depend on the model alone. It also contains every wait: the
-#   sum is there when the slowest rank has come. With more ranks than cores, ranks compute in turns,
-#   and the early ones wait here for the late ones: four ranks on two cores gain nothing over two.
+#   sum is complete when the slowest rank has arrived. With more ranks than cores, ranks compute in
+#   turns, and early ones wait here for late ones: four ranks on two cores gain nothing over two.
 # - *update* never shrinks: each rank updates all P parameters. N ranks do the same work N times.
 #
 # So strong scaling runs into a wall: compute goes down as 1/N, the rest does not (exercise 2). Weak
@@ -286,11 +286,11 @@ def draw(plt):
 figures.save(draw, "03_data_parallel")
 
 # %% [markdown]
-# ## Buckets, and communication beside backward
+# ## Buckets, and communication during backward
 #
-# Two things are clumsy in our worker. It makes one call *per parameter*: each is a meeting of all
-# ranks, and a bias of 10 numbers pays for it as much as a matrix of 262,144. And all calls come
-# *after* backward, though backward finishes the last layer first; that gradient then lies idle.
+# Two things are slow in our worker. It makes one call *per parameter*: each is a meeting of all
+# ranks, which costs a bias of 10 numbers as much as a matrix of 262,144. And all calls come *after*
+# backward, although backward finishes the last layer first; that gradient then waits.
 #
 # So put parameters into *buckets*, last layers first, and let a second thread reduce a bucket as
 # soon as its gradients are complete (Li et al. 2020, section 3.2). A parameter's hook (lesson 1)
@@ -307,9 +307,9 @@ figures.save(draw, "03_data_parallel")
 #             for s in flat_slices(self.buckets[bucket]):      # a slice per flat vector
 #                 self.group.all_reduce(s.gradient, out=s.gradient)
 #
-# Buckets are launched in one order on all ranks, whatever completes first, and every bucket is
-# launched once per step, also where a parameter got no gradient: else two ranks would meet with
-# different buckets, or wait for ever. The bits are those of the naive way, whatever a bucket holds.
+# All ranks launch buckets in the same order, whatever completes first, and every bucket once per
+# step, even if a parameter got no gradient: otherwise two ranks would meet with different buckets,
+# or wait permanently. The bits equal the naive way's, whatever a bucket holds.
 
 
 # %%
@@ -340,15 +340,15 @@ _, calls = clusters[2].run(deep_step, 400_000, 1796, log=log)[0]
 for rank in range(2):
     backward = next(e for e in log.named("backward") if e.rank == rank)
     sent = [e for e in log.events if e.rank == rank and e.name.startswith("all_reduce bucket")]
-    assert len(sent) == calls and backward.start < sent[0].start < backward.end, "beside backward"
+    assert len(sent) == calls and backward.start < sent[0].start < backward.end, "during backward"
 print(timeline.text(log))
 
 # %% [markdown]
-# On every rank the first bucket is under way before backward ends (a long all_reduce may be a wait
-# for the other rank). And a layer's weight and bias, which lie side by side in one flat vector,
-# travel together unless a bucket ends between them. Does it save time? Overlap hides the time in
+# On every rank the first bucket is sent before backward ends (a long all_reduce may be a wait for
+# the other rank). And a layer's weight and bias, which are side by side in one flat vector, are
+# sent together unless a bucket ends between them. Does it save time? Overlap hides the time in
 # which *other* hardware moves bytes, a network card for instance. Here the second thread adds and
-# copies on the cores that backward needs, and there is next to nothing to hide.
+# copies on the cores that backward needs, so there is almost nothing to hide.
 #
 # ## Exercise 1: a bucket by hand
 #
@@ -417,9 +417,9 @@ exercise.judge(2, check_speedup, speedup, tempting=[forgets_the_update])
 # ## Exercise 3: why did this break?
 #
 # Somebody's model refuses an empty batch. So a rank without examples goes on to the next batch: it
-# has nothing to add anyway. Four ranks do two batches, and rank 3 has nothing of the first. Look at
-# the error: who is where? What has rank 3's gradient of batch 2 been added to, before anybody
-# noticed? Write the `step` that leaves the right gradient. *Hint:* a collective needs all ranks.
+# has nothing to add anyway. Four ranks do two batches, and rank 3 has no example of the first. Look
+# at the error: which rank is where? To what was rank 3's gradient of batch 2 added before anybody
+# noticed? Write a `step` that gives the right gradient. *Hint:* a collective needs all ranks.
 
 
 # %%
@@ -431,7 +431,7 @@ class NeverEmpty(nn.MLP):
 
 
 def step(group, model, x, y, n):
-    """Leave the whole batch's gradient in p.grad; x, y are my shard, n the batch's size."""
+    """Compute the whole batch's gradient in p.grad; x, y are my shard, n the batch's size."""
     raise NotImplementedError  # your lines here
 
 
@@ -468,12 +468,12 @@ exercise.judge(3, check_step, step, tempting=[skips_if_empty])
 #
 # - **Memory does not shrink.** Every rank holds all weights, all gradients and Adam's two averages.
 #   A model that does not fit one device does not fit a thousand.
-# - **Everybody waits for the slowest, every step.**
+# - **All ranks wait for the slowest, every step.**
 # - **The batch has to grow** to keep many ranks busy, and a larger batch means fewer updates per
 #   epoch: a question of learning, not of this lesson's arithmetic.
 #
 # The next lesson takes up the second point: `04_parameter_server.py` keeps the weights in one
-# place, and nobody has to wait. `05_zero.py` takes up the first: N copies of everything, N times
+# place, and no rank has to wait. `05_zero.py` takes up the first: N copies of everything, N times
 # the same update.
 
 # %%

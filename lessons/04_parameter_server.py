@@ -58,8 +58,8 @@ print(f"them; on average a rank has {1e3 * busy:.0f} ms of work")
 assert took > slowest > 1.5 * busy
 
 # %% [markdown]
-# No rank is slow, and yet a rank waits for others nearly half of its time: the more ranks, the
-# likelier is a hiccup on one of them in any step.
+# No rank is slow, and yet each rank waits for others nearly half of its time: the more ranks there
+# are, the likelier is a hiccup on one of them in any step.
 #
 # ## Picture
 #
@@ -72,7 +72,7 @@ assert took > slowest > 1.5 * busy
 #      worker 2   pull 0 | gradient of w0 | push -> update 0 | pull 1 | gradient of w1 | push ->
 #      worker 3   pull 0 | gradient of w0           | push -> update 1  <- one update too late
 #
-# Worker 3's gradient is that of version 0, and it is applied to version 1: its *staleness* is 1.
+# Worker 3's gradient is for version 0, and it is applied to version 1: its *staleness* is 1.
 #
 # ## Math
 #
@@ -82,20 +82,20 @@ assert took > slowest > 1.5 * busy
 #     asynchronous        w[t+1] = w[t] - lr g_k(w[t - d])
 #     bounded staleness   a worker begins clock c when all have done c - s
 #
-# Dean et al. (NIPS 2012, section 4.1) let every worker go as it can: Downpour SGD. Ho et al. (NIPS
-# 2013, section 2) bound it: *stale synchronous parallel*, SSP. How stale is a gradient on average?
-# From pull to push a worker is under way with one gradient. An update falls into at most one such
-# interval of each *other* worker, and makes one gradient one update staler:
+# Dean et al. (NIPS 2012, section 4.1) let every worker run at its own speed: Downpour SGD. Ho et
+# al. (NIPS 2013, section 2) bound the staleness: *stale synchronous parallel*, SSP. How stale is a
+# gradient on average? From pull to push a worker works on one gradient. An update falls into at
+# most one such interval of each *other* worker, and makes that gradient one update staler:
 #
 #     sum of d over all gradients <= (W - 1) times their number,     mean d <= W - 1
 #
-# whoever is slow; only the distribution depends on their speeds.
+# This holds whichever worker is slow; only the distribution depends on their speeds.
 #
 # ## Code
 #
 # An asynchronous server. `recv_any` takes a message from any of several ranks, here from the lowest
-# that has sent one (the library's server takes turns). The log says which gradient each update was
-# made of, and which version this gradient had been computed with.
+# that has sent one (the library's server takes turns). The log says which gradient each update
+# applied, and with which version this gradient was computed.
 
 # %%
 PULL, PUSH, DONE = range(3)
@@ -133,7 +133,7 @@ def work(group, model, flat, batches):
 
 
 def backward(model, batch, nap=0.0):
-    """Leave the gradient of a minibatch."""
+    """Compute the gradient of a minibatch."""
     time.sleep(nap)
     for p in model.parameters():
         p.grad = None
@@ -158,9 +158,9 @@ def ours(group, serve):
 
 
 # %% [markdown]
-# Is it right? Two runs differ, since ranks race. But each run has an oracle: the log alone says
-# what must come out. The library's `replay_server` goes through it on one rank, without messages,
-# and computes every gradient with the version that was recorded. Not a bit may differ.
+# Is it right? Two runs differ, because ranks race. But the log alone determines the result of its
+# run. The library's `replay_server` goes through the log on one rank, without messages, and
+# computes every gradient with the recorded version. Not a bit may differ.
 
 # %%
 ASYNCHRONOUS = Plan(staleness=None)
@@ -182,10 +182,10 @@ print("our server, and the replay of its log: the same bits")
 
 # %% [markdown]
 # And the library's? It has *plans*: who may read when, and what makes an update. `staleness=0` is
-# the synchronous server, `None` is Downpour, and `s` is the bound between them. With a `quorum` an
-# update waits for so many workers only. The others keep their late gradients in a *delayed buffer*
-# and push the sum another time; one that has missed `s` updates in a row is waited for. The
-# minibatches are those of the problem, hiccups and all.
+# the synchronous server, `None` is Downpour, and `s` is the bound between them. With `quorum=q` an
+# update waits for only `q` workers. The others keep their late gradients in a *delayed buffer* and
+# push the sum another time; the server waits for a worker that has missed `s` updates in a row. The
+# minibatches are the same as in the problem, with the same hiccups.
 
 # %%
 PLANS = {
@@ -220,11 +220,11 @@ assert seconds["synchronous"] > slowest, "the naps alone; no program can disturb
 
 # %% [markdown]
 # All four end with the bits of their replay. The synchronous server waits for the slowest worker in
-# *every* clock, SSP for one that is more than `s` clocks behind, Downpour for nobody; and the less
-# is waited, the older a gradient may get. (SSP's staleness can be above `s`, which counts clocks:
-# in each the three other workers make three updates.) With the quorum there are a few updates more
-# than 30: each takes three gradients or more, and late ones travel together. A bound does not help
-# with a worker that is *always* slow: after `s` clocks all have its pace.
+# *every* clock, SSP for one that is more than `s` clocks behind, Downpour for no worker. The less
+# the servers wait, the older a gradient may get. (SSP's staleness can be above `s`, which counts
+# clocks: in each clock the three other workers make three updates.) With the quorum there are a few
+# updates more than 30: each takes three gradients or more, and late ones are sent together. A bound
+# does not help against a worker that is *always* slow: after `s` clocks all run at its speed.
 #
 # ## Measurement: bytes, and the server as a bottleneck
 #
@@ -234,7 +234,7 @@ assert seconds["synchronous"] > slowest, "the naps alone; no program can disturb
 
 # %%
 def one_clock(group, plan):
-    """Return the bytes that others take from this rank in one clock."""
+    """Return the bytes that this rank sends in one clock."""
     role = join(group, mlp(), partial(optim.SGD, lr=LR), plan)
     train(role, backward, [0])
     return role.group.ledger.bytes["send"]
@@ -261,9 +261,9 @@ for name, row in loads.items():
 # A server's load grows with `W / S`; an all_reduce's stays below `4 P`. That is why Downpour has
 # `n_fetch` and `n_push`: with 3, a worker pulls before every third minibatch only, and pushes the
 # sum of three. And it is why pushes may be *sparse* (`Plan(sparse=True)`): a batch of 64 words
-# touches 64 rows of an embedding at most, and where the rule leaves zero gradients alone (SGD,
-# Adagrad) nobody need hear of the others. With 4,096 words of width 8 that is 64 x (8 x 8 + 8) =
-# 4,608 bytes, eight numbers and a row's place each, and not 262,144.
+# touches 64 rows of an embedding at most, and if the optimizer skips zero gradients (SGD, Adagrad),
+# the other rows need not be sent. With 4,096 words of width 8 that is 64 x (8 x 8 + 8) = 4,608
+# bytes, eight numbers and a row's place each, and not 262,144.
 #
 # ## Measurement: what staleness costs in learning
 #
@@ -293,9 +293,9 @@ assert final[8][0][1] < 1.2 * final[1][0][1], "a small rate forgives staleness"
 assert final[8][2][1] > 1.3 * final[1][2][1], "a large one does not"
 
 # %% [markdown]
-# The same number of gradients, each computed right, and yet at the large rate 8 workers have learnt
-# little or nothing: ln 10 = 2.3 is the loss of guessing. A step as long as the loss just allows
-# overshoots when its direction is that of older weights; lesson 9 computes by how much.
+# The same number of gradients, each computed correctly, and yet at the large rate 8 workers have
+# learnt little or nothing: ln 10 = 2.3 is the loss of guessing. The longest step that is still
+# stable overshoots if its direction belongs to older weights; lesson 9 computes by how much.
 
 
 # %%
@@ -339,8 +339,8 @@ figures.save(draw, "04_parameter_server")
 # %% [markdown]
 # ## Exercise 1: the bound
 #
-# May a worker begin clock `c`? `clocks` are the minibatches that each worker has done, its own
-# among them.
+# May a worker begin clock `c`? `clocks` has the number of minibatches that each worker has done,
+# including its own.
 #
 # *Hint:* the slowest decides.
 
@@ -364,11 +364,11 @@ exercise.judge(
 # %% [markdown]
 # ## Exercise 2: the delayed buffer
 #
-# `gradients` come one after the other; after the n-th the worker offers what has not travelled yet,
-# and `in_time[n]` says whether the server takes it. Return the list of what travels. What is left
-# at the end, if anything, travels too.
+# `gradients` come one after the other; after the n-th the worker offers what it has not sent yet,
+# and `in_time[n]` says whether the server takes it. Return the list of what is sent. What is left
+# at the end, if anything, is sent too.
 #
-# *Hint:* a sum that grows while nothing is taken, and begins anew when it has been sent.
+# *Hint:* keep a sum that grows while nothing is taken, and starts again when it has been sent.
 
 
 # %%
@@ -397,9 +397,9 @@ exercise.judge(2, finds_other_messages, delayed, tempting=[forgets_the_late])
 #
 # Somebody makes the server faster: a push is applied to the first half of `w` at once, and to the
 # second half when the next push comes. Every gradient is applied once, everywhere, in order. The
-# loss falls as before, but the replay of the log is off. The oracle can replay the run as that of
-# two servers with half of `w` each, if it is told both halves' versions. Which two has a worker
-# read that got version `v` from this server?
+# loss falls as before, but the replay of the log differs. The replay can treat the run as one of
+# two servers with half of `w` each, if it knows both halves' versions. Which two versions did a
+# worker read that got version `v` from this server?
 #
 # *Hint:* when the server answers a pull, how many updates are in the first half, how many in the
 # second? (Threads that share memory without a lock get into the same state, a *torn read*.)
@@ -407,7 +407,7 @@ exercise.judge(2, finds_other_messages, delayed, tempting=[forgets_the_late])
 
 # %%
 def serve_in_halves(group, w):
-    """As `serve`, but the second half of an update waits for the next one."""
+    """The same as `serve`, but the second half of an update waits for the next one."""
     version, log, working, late = 0, [], set(range(1, group.size)), 0.0
     first, second = np.split(w, 2)  # views
     while working:
@@ -455,7 +455,7 @@ exercise.judge(
 #
 # - **Bytes meet at the servers:** `2 W P / S` per clock in and out of each. With as many servers as
 #   workers that is `2 P`, about half of all_reduce's load, but on twice the ranks.
-# - **Staleness is paid in learning rate:** nobody waits, but more workers need smaller steps.
+# - **Staleness limits the learning rate:** no worker waits, but more workers need smaller steps.
 # - **No two runs are equal.** A log and a replay make one run repeatable; debugging begins there.
 # - **A server is a single point of failure,** and every worker still holds all weights while it
 #   computes.

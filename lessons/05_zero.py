@@ -1,10 +1,10 @@
 # %% [markdown]
-# # 5. ZeRO: no two ranks keep the same thing
+# # 5. ZeRO: every rank keeps a different part
 #
-# Data parallelism (lesson 3) makes a step faster, and no rank's memory smaller: every rank keeps
-# all parameters, all gradients and all of the optimizer's state, and all ranks keep the same. Here
-# each keeps a part, in three stages, and training stays what it is, up to rounding. The library's
-# version is `minidist/data_parallel/zero.py`; you write stage 1 yourself.
+# Data parallelism (lesson 3) makes a step faster, but no rank's memory smaller: every rank keeps
+# all parameters, all gradients and all of the optimizer's state. Here each rank keeps a part, in
+# three stages, and the result of training does not change, up to rounding. The library's version
+# is `minidist/data_parallel/zero.py`; you write stage 1 yourself.
 #
 # Letters: `N` ranks, `P` parameters, `b` of them in the largest layer; `s = P/N`, a rank's *shard*;
 # `M` micro-batches; `W` parameters, `dW` their gradient, `m, v` Adam's two averages, its *moments*.
@@ -36,7 +36,7 @@ WIDTHS = [64, *[256] * 7, 10]
 #
 # In float32 a parameter takes 4 bytes, its gradient 4, AdamW's two moments 8: sixteen bytes per
 # parameter (lesson 0), before the first activation. Four ranks take three steps of plain data
-# parallelism, with the gradient clipped to a length of 0.5; then each says what it holds, and a
+# parallelism, with the gradient clipped to a length of 0.5; then each reports what it holds, and a
 # checksum of its moments.
 
 
@@ -94,9 +94,9 @@ for rank, (held, checksum) in enumerate(found):
 #
 # ## Math
 #
-# AdamW is elementwise: new `w_i` needs `w_i`, `dw_i`, `m_i`, `v_i` and no other element. So whoever
-# has the sum of gradient `i` can do update `i` for all. And an all_reduce has had two halves all
-# the time (lesson 2). The update moves in between them, and the bytes stay:
+# AdamW is elementwise: new `w_i` needs `w_i`, `dw_i`, `m_i`, `v_i` and no other element. So the
+# rank that has the sum of gradient `i` can do update `i` for all ranks. And an all_reduce has two
+# halves (lesson 2). The update moves in between them, and the bytes do not change:
 #
 #     all_reduce = all_gather after reduce_scatter      (N-1)/N P + (N-1)/N P = 2 (N-1)/N P elements
 #     |dW|^2     = sum over ranks of |my part of dW|^2  clipping needs one number from each rank
@@ -106,7 +106,7 @@ for rank, (held, checksum) in enumerate(found):
 #                   2         4 P + 12 s +  4 b     W is whole; dW of one layer at a time
 #                   3               16 s + 12 b     W of two layers at a time, dW of one
 #
-# The stages are those of Rajbhandari et al., ZeRO (2020), section 5; section 7 has the traffic.
+# The stages are from Rajbhandari et al., ZeRO (2020), section 5; section 7 has the traffic.
 #
 # ## Code
 #
@@ -115,7 +115,7 @@ for rank, (held, checksum) in enumerate(found):
 
 # %%
 def train_by_hand(group, widths, steps=3, dtype="float32", total=None):
-    """Keep W and dW whole, and the moments of my shard alone. For `total` see exercise 3."""
+    """Keep W and dW whole, and only my shard's moments. For `total` see exercise 3."""
     model = nn.MLP(widths, dtype=dtype)
     flats = [layer.flat for layer in model.layers]
     cut = [np.array_split(np.arange(f.size), group.size)[group.rank] for f in flats]
@@ -132,7 +132,7 @@ def train_by_hand(group, widths, steps=3, dtype="float32", total=None):
             m_i[:] = 0.9 * m_i + 0.1 * g
             v_i[:] = 0.999 * v_i + 0.001 * g * g
             w -= 1e-2 * (m_i / (1 - 0.9**t)) / (np.sqrt(v_i / (1 - 0.999**t)) + 1e-8)
-            f.vector[:] = group.all_gather(w)  # everybody's parts
+            f.vector[:] = group.all_gather(w)  # all ranks' parts
         for p in model.parameters():
             p.grad = None
     return model, m, v
@@ -175,7 +175,7 @@ for name, weights in ways.items():
 # %% [markdown]
 # ## Measurement
 #
-# **Memory.** Whenever backward comes to a layer, the library adds up the bytes of weights and
+# **Memory.** Whenever backward reaches a layer, the library adds up the bytes of weights and
 # gradients, whole ones and shards. Their peak and the moments are compared, on every rank, with the
 # formula. In the same loop: the bytes that each rank sends.
 
@@ -197,15 +197,15 @@ for stage in range(4):
 
 # %% [markdown]
 # On 4 ranks stage 3 holds 5.9 bytes per parameter where data parallelism holds 16. On one rank it
-# holds 17.9: there is nothing to cut, and the `12 b` of whole layers come on top.
+# holds 17.9: there is nothing to cut, and the `12 b` of whole layers are added.
 #
-# **Traffic** was asserted beside it. Stages 1 and 2 move what data parallelism moves, `2 (N-1)/N P`
-# elements from each rank. Stage 3 gathers the weights once for forward and once more for backward,
-# and scatters gradients: three times `(N-1)/N P`.
+# **Traffic** was asserted in the same loop. Stages 1 and 2 move what data parallelism moves,
+# `2 (N-1)/N P` elements from each rank. Stage 3 gathers the weights once for forward and once more
+# for backward, and scatters gradients: three times `(N-1)/N P`.
 #
-# **Two places.** In stage 3 a layer's weights exist only while it computes. Layer k's lie in place
-# `k mod 2`; a second thread fills the other place with the next layer's meanwhile. The forward pass
-# of one step of a wider model on two ranks:
+# **Two buffers.** In stage 3 a layer's weights exist only while it computes. Layer k's weights are
+# in buffer `k mod 2`; a second thread fills the other buffer with the next layer's in the meantime.
+# The forward pass of one step of a wider model on two ranks:
 
 # %%
 LAYERS = 4
@@ -244,8 +244,8 @@ print(f"{sum(early)} of {len(early)} gathers began while the layer before comput
 assert any(early)  # how many is a matter of how busy the machine is
 
 # %% [markdown]
-# **And does it fit?** The point of it all. Two ranks may use what they use now and `12 P` bytes
-# more: a limit of the operating system on private memory. Plain data parallelism needs `16 P`,
+# **And does it fit?** That was the goal. Two ranks may use what they use now and `12 P` bytes more:
+# a limit of the operating system on private memory. Plain data parallelism needs `16 P`,
 # stage 3 on two ranks `8 P + 12 b`, here `9.5 P`.
 
 # %%
@@ -327,10 +327,10 @@ figures.save(draw, "05_zero")
 # %% [markdown]
 # ## Exercise 1: the paper's 120 GB
 #
-# In mixed precision the sixteen bytes are others: weights 2, gradients 2, and 12 that belong to the
-# optimizer (weights and two moments in float32). Return the bytes per rank of stages 0 (plain) to
-# 3, for P parameters on N ranks. *Hint:* leave out what is whole for a moment, `b`; what does each
-# stage divide by N?
+# In mixed precision the sixteen bytes are different: weights 2, gradients 2, and 12 that belong to
+# the optimizer (weights and two moments in float32). Return the bytes per rank of stages 0 (plain)
+# to 3, for P parameters on N ranks. *Hint:* ignore the whole layers, `b`; what does each stage
+# divide by N?
 
 
 # %%
@@ -354,8 +354,9 @@ exercise.judge(1, check_bytes, mixed_bytes, tempting=[cuts_nothing_before_stage_
 # ## Exercise 2: micro-batches
 #
 # With M micro-batches per step, which stage can wait for the last one, which cannot? Return the
-# elements that a rank sends per step, for an N that divides all layers. *Hint:* what has no place
-# to add up whole gradients must reduce each one; what has no weights must gather them for each.
+# elements that a rank sends per step, for an N that divides all layers. *Hint:* a stage without
+# memory for whole gradients must reduce each one; a stage without weights must gather them each
+# time.
 
 
 # %%
@@ -389,15 +390,15 @@ exercise.judge(2, check_sent, elements_sent, tempting=[as_if_m_were_1])
 # %% [markdown]
 # ## Exercise 3: why did this break?
 #
-# Somebody clips by what is at hand, a rank's own squares: `only_mine`. No error, all ranks agree
-# with each other in every bit, and the loss falls. Yet the weights are not one device's. How can
-# all ranks agree on something wrong? Return the sum that `train_by_hand` needs. *Hint:* who
-# updates an element, and who else has a say in it? `|dW|^2` is in the math above.
+# Somebody clips by a rank's own squares: `only_mine`. There is no error, all ranks agree with each
+# other in every bit, and the loss falls. Yet the weights are not one device's. How can all ranks
+# agree on something wrong? Return the sum that `train_by_hand` needs. *Hint:* which rank updates an
+# element, and on which ranks does the update depend? `|dW|^2` is in the math above.
 
 
 # %%
 def total(group, squares):
-    """Return |dW|^2 of the whole gradient; squares is that of this rank's part."""
+    """Return |dW|^2 of the whole gradient; squares is |dW|^2 of this rank's part."""
     raise NotImplementedError  # your lines here
 
 
@@ -419,12 +420,12 @@ exercise.judge(3, check_total, total, tempting=[only_mine])
 # %% [markdown]
 # ## What it costs, and the next problem
 #
-# - **Stages 1 and 2 cost no byte more** than data parallelism, and save N - 1 of N equal updates.
-#   Stage 2 with micro-batches pays: a reduction for each instead of one.
-# - **Stage 3 pays half as much again** in traffic, and compute waits for a layer that comes late.
-#   It pays off where weights do not fit otherwise.
-# - **Memory ends at three layers.** However many ranks there are, one layer's weights and gradient
-#   are whole while it computes, and the next one's weights beside it.
+# - **Stages 1 and 2 cost no more bytes** than data parallelism, and save N - 1 of N equal updates.
+#   Stage 2 with micro-batches costs more: a reduction for each instead of one.
+# - **Stage 3 costs 50% more traffic**, and compute waits for a layer that arrives late. It is worth
+#   it if the weights do not fit otherwise.
+# - **Memory cannot fall below three layers.** With any number of ranks, one layer's weights and
+#   gradient are whole while it computes, and so are the next layer's weights.
 # - **Activations are not cut at all.**
 #
 # A layer that is too large for one rank has to be cut inside (tensor parallelism), and a model can

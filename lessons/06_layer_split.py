@@ -78,8 +78,8 @@ for p in (1, 2, 4):
 #     [   backward      ] <--- [  backward  ] <-------- [     backward     ] <- dL/dL = 1
 #            dY[B, C]                 dY[B, C]
 #
-# A residual layer is `Y = X + f(X)`. We cut beside it, never inside: the sum is one activation, and
-# nothing else has to cross. What cutting inside costs is exercise 3.
+# A residual layer is `Y = X + f(X)`. We cut before or after it, never inside: the sum is one
+# activation, and nothing else has to cross. Exercise 3 shows what cutting inside costs.
 #
 # ## Math
 #
@@ -89,13 +89,13 @@ for p in (1, 2, 4):
 #
 # ## Code
 #
-# The lines that matter. Across a boundary no graph reaches: what arrives is a new leaf, whose
-# gradient is what is sent back.
+# The lines that matter. No graph crosses a boundary: the array that arrives is a new leaf, and the
+# gradient of this leaf is sent back.
 
 
 # %%
 def split_step(group, layers, x, y):
-    """Leave the gradient in this rank's layers: X[B, C_r] -> Y[B, C_r+1], dY -> dX."""
+    """Compute the gradient in this rank's layers: X[B, C_r] -> Y[B, C_r+1], dY -> dX."""
     before, after = group.rank - 1, group.rank + 1
     first, last = group.rank == 0, after == group.size
     h = leaf = Tensor(x) if first else Tensor(group.recv(before), requires_grad=True)
@@ -111,7 +111,7 @@ def split_step(group, layers, x, y):
 
 
 def on_ranks(group, model, cut, x, y):
-    """Return my layers' gradients, and the bytes that others took from me."""
+    """Return my layers' gradients, and the bytes that I sent."""
     mine = nn.Sequential([model.layers[i] for i in cut[group.rank]])
     split_step(group, mine.layers, x, y)
     return {name: p.grad for name, p in mine.named_parameters().items()}, group.ledger.total
@@ -148,7 +148,7 @@ for p in (2, 4):
 #
 # The big network on two and four ranks. A stem of 64 x 256 weights costs less than a residual layer
 # with two matrices of 256 x 256, so we do not cut by the number of layers but by their parameters:
-# `partition(costs, p)` finds the p stages, none empty, of which the dearest costs least.
+# `partition(costs, p)` finds p stages, none empty, such that the most expensive one costs least.
 
 # %%
 big = nn.ResidualMLP(**SIZES)
@@ -188,13 +188,13 @@ for p in (1, 2, 4):
 print(timeline.text(logs[4]))
 
 # %% [markdown]
-# Four devices take as long as one. This is not a matter of speed: a rank begins when its neighbour
-# has ended, so no two are ever busy at once. We bought memory and nothing else.
+# Four devices take as long as one. Faster devices would not help: a rank begins when its neighbour
+# has ended, so no two are ever busy at once. We gained memory and nothing else.
 #
 # ## What the cut decides
 #
-# While one rank works at a time, a step takes the sum of all stages, however it is cut. As soon as
-# the ranks work at once (lesson 7), they deliver one piece of work per time of the *slowest* stage.
+# While one rank works at a time, a step takes the sum of all stages, for every cut. As soon as the
+# ranks work at once (lesson 7), they finish one piece of work in the time of the *slowest* stage.
 # So cut to make the slowest stage fast. But what does a layer cost? One can count its
 # multiply-adds, or measure it. A small Transformer with a vocabulary of 1000: embedding, 6 blocks,
 # head.
@@ -224,14 +224,14 @@ assert costs["counted"][0] == 0 < costs["measured"][0]
 #
 # A chain leaves ranks idle because each layer needs the one before. A siamese network (Bromley et
 # al. 1993) has two branches that do not need each other: the same layers, on the two halves of a
-# pair. On two ranks both work from the first moment on; they meet in the *join*, on rank 0, which
-# compares what they gave. Both ranks hold the branch's weights, each has a part of their gradient,
-# and `all_reduce` adds the two.
+# pair. On two ranks both work from the start; they meet in the *join*, on rank 0, which compares
+# their outputs. Both ranks hold the branch's weights, each has a part of their gradient, and
+# `all_reduce` adds the two.
 
 
 # %%
 def pairs_step(group, model, x, y):
-    """Return the gradients of this rank's parameters, and the bytes that others took from it."""
+    """Return the gradients of this rank's parameters, and the bytes that it sent."""
     branch_placement.forward_backward(model, x, y, group)
     branch_placement.all_reduce_shared(model, group)
     own = branch_placement.own_parameters(model, group)
@@ -259,7 +259,7 @@ print(
 assert length(forks[2]) < length(forks[1]) > 0.060, "a wide margin: the naps alone are 30 and 60"
 
 # %% [markdown]
-# Half the time. It works for as many ranks as the graph has branches, and as evenly as those are.
+# Half the time. It works for one rank per branch, and best if the branches cost the same.
 
 
 # %%
@@ -358,7 +358,7 @@ exercise.judge(2, finds_another_share, idle_share, tempting=[of_a_full_pipeline]
 # Somebody needed an even cut and went through the middle of a residual layer,
 # `Y = X + f_1(f_0(X))`: rank 0 has the stem and `f_0`, rank 1 has `f_1` and the head. `X` and
 # `f_0(X)` both cross. The loss is right, training runs, nothing complains, and one layer's
-# gradients are wrong. Find out whose and why, and write it right.
+# gradients are wrong. Find out whose and why, and correct it.
 #
 # *Hint:* two values go to rank 1; how many gradients come back? On rank 0, `h.backward` frees the
 # graph of the stem, so give `f_0` a leaf of its own, `leaf = Tensor(s.data, requires_grad=True)`,
@@ -412,8 +412,8 @@ exercise.judge(3, finds_another_gradient, repaired, tempting=[inside_a_block])
 #
 # - **Memory is cut by p**, parameters, gradients and optimizer state alike; and the bytes that move
 #   depend on the batch and the width at the cut, not on the parameters.
-# - **Time is not cut at all.** `(p - 1)/p` of the ranks' time is idle: with 4 ranks one pays for
-#   four and gets one.
+# - **Time is not cut at all.** `(p - 1)/p` of the ranks' time is idle: 4 ranks are no faster than
+#   one.
 # - **The cut is a choice**, by memory or by time; where the graph forks there are better ones.
 #
 # While rank 1 works on one batch, rank 0 could begin with the next. But the next batch needs the

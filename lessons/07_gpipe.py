@@ -42,7 +42,7 @@ naps = nn.Sequential([Device(f"layers.{i}", 64, 0.040 / 64, 0.080 / 64) for i in
 
 
 def step(group, m):
-    """Do one batch of 64 in m pieces; return how many were between forward and backward at most."""
+    """Do one batch of 64 in m pieces; return the most that were between forward and backward."""
     pipeline = Pipeline(naps, group, "gpipe", m)
     pipeline.backward(images[:64], labels[:64])
     return pipeline.stages[0].peak
@@ -71,7 +71,7 @@ print(timeline.text(simulate(programs("gpipe", 4, 4)).timeline))
 #     gradient  d/dw (1/n) sum_j l_j = sum_i d/dw [(1/n) sum_{j in i} l_j]: micro-batches are summed
 #
 # The last line is lesson 3's: every micro-batch divides by `n`, the size of the *whole* batch, and
-# the sum is right, also where the micro-batches are uneven.
+# the sum is right even if the micro-batches are uneven.
 #
 # ## Code: a program is a value
 #
@@ -90,14 +90,13 @@ validate(ours, 4, 4)
 print("rank 1:", *add_communication(ours)[1])
 
 # %% [markdown]
-# `<F0` receives an activation, `>F0` sends one. That same value is validated, drawn (above),
-# simulated and executed. Who executes it needs to know what an action is, and nothing about
-# schedules:
+# `<F0` receives an activation, `>F0` sends one. The same value is validated, drawn (above),
+# simulated and executed. The executor knows actions, and nothing about schedules:
 
 
 # %%
 def execute(program, group, stage, batch, after=lambda action: None):
-    """Do what the program says; `stage` maps X[n/m, ...] to Y, and a loss ends the last one."""
+    """Run the program; `stage` maps X[n/m, ...] to Y, and the last one ends in a loss."""
     received, gradients, inputs, outputs = {}, {}, {}, {}
     for action in program:
         i, part = action.micro_batch, batch[action.micro_batch]
@@ -177,8 +176,8 @@ assert length(logs[8]) < length(logs[1]), "a wide margin: the naps alone are 165
 assert clusters[4].run(step, 8) == [8] * 4, "all at once, even on rank 3"
 
 # %% [markdown]
-# Each micro-batch pays for its messages and for waking up, some tenths of a millisecond, so the
-# measured bubble lies above the formula, and the more so the shorter the naps are.
+# Each micro-batch takes some tenths of a millisecond for its messages and for waking up, so the
+# measured bubble is larger than the formula, and the shorter the naps, the larger the difference.
 #
 # ## Measurement: memory
 #
@@ -221,8 +220,8 @@ for again, layers_kept in ((False, DEEP // 2), (True, 1)):
 
 # %% [markdown]
 # 0.13 MB is one activation: a micro-batch keeps its six layers' outputs, or with `recompute` only
-# the last one's, which `execute` holds. (The stage's input is a part of the batch, which lies there
-# anyway. In the figure, gradients that have come early lie there during the drain, too.)
+# the last one's, which `execute` holds. (The stage's input is a part of the batch, which is kept
+# anyway. In the figure, gradients that arrive early are also kept during the drain.)
 #
 # ## Measurement: does it pay?
 #
@@ -263,12 +262,12 @@ print(f"two ranks, m = 4, by the clock: {measured:.1f} ms, {cpu[1] / measured:.2
 assert cpu[32] > 1.2 * cpu[1], "small pieces cost more"
 
 # %% [markdown]
-# With m = 1 the second rank is for nothing. With m = 32 the bubble is nearly gone, but the pieces
-# have become so dear that little or nothing is left of the gain: the best m lies between. By the
-# clock messages are added, and whatever else this machine does meanwhile. One process whose matrix
+# With m = 1 the second rank contributes nothing. With m = 32 the bubble is nearly gone, but the
+# pieces have become so expensive that little or nothing is left of the gain: the best m is between.
+# Real time also includes messages, and whatever else this machine does. One process whose matrix
 # products use both cores has no bubble at all, nor has data parallelism (lesson 3): a model that
-# fits needs no pipeline. One that does not fit needs it, and so do devices whose link carries an
-# activation in time but not all gradients.
+# fits needs no pipeline. A model that does not fit needs one, and so do devices whose link can
+# carry activations in time but not all gradients.
 
 
 # %%
@@ -310,8 +309,8 @@ figures.save(draw, "07_gpipe")
 # %% [markdown]
 # ## Exercise 1: how many micro-batches?
 #
-# Write `enough(p, bubble)`: the least m for which p ranks idle at most the share `bubble`, a
-# `Fraction` above 0.
+# Write `enough(p, bubble)`: the least m for which p ranks are idle for at most the share `bubble`,
+# a `Fraction` above 0.
 #
 # *Hint:* solve `(p - 1)/(m + p - 1) <= bubble` for m; round up; m is at least 1.
 

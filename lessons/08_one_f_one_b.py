@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 8. 1F1B: the same bubble in less memory
 #
-# GPipe keeps all m micro-batches in flight (lesson 7). It need not: backward of the first one can
-# begin as soon as it has reached the last rank. The library's version is
+# GPipe keeps all m micro-batches in flight (lesson 7). That is not necessary: backward of the first
+# one can begin as soon as it has reached the last rank. The library's version is
 # `minidist/pipeline_parallel/one_f_one_b.py`: PipeDream-Flush (Narayanan et al., ICML 2021,
 # section 3.2).
 #
@@ -37,7 +37,7 @@ clusters = {p: Cluster(p) for p in (2, 3, 4)}
 # ## Problem
 #
 # Four ranks, two layers of width 256 each, micro-batches of 64 rows. To shrink the bubble we want
-# many of them. What does that take on each rank, beside its weights: how many micro-batches, and on
+# many of them. What must each rank hold then, besides its weights: how many micro-batches, and on
 # rank 0 how many bytes?
 
 # %%
@@ -45,7 +45,7 @@ ROWS, WIDTH = 64, 256
 
 
 def stash(group, schedule, m):
-    """Return the most micro-batches and the most bytes that this rank has held at once."""
+    """Return the most micro-batches and the most bytes that this rank held at once."""
     pipeline = Pipeline(nn.MLP([WIDTH] * 9), group, schedule, m)
     x, y = np.zeros((m * ROWS, WIDTH), np.float32), np.zeros(m * ROWS, int)
     tracemalloc.start()
@@ -88,8 +88,8 @@ for schedule in ("gpipe", "1f1b"):
 # ## Code: as soon as possible
 #
 # Let us not take the order from a paper but find it. Time goes in ticks, F and B take one each. In
-# every tick a rank does the oldest backward that it can, else the next forward, unless it holds
-# `most(r)` micro-batches already.
+# every tick a rank does the oldest backward that it can; otherwise the next forward, unless it
+# already holds `most(r)` micro-batches.
 
 
 # %%
@@ -127,8 +127,8 @@ for p in range(1, 7):
         assert ours == programs("1f1b", p, m), "the library's order, action by action"
 
 # %% [markdown]
-# With fewer than 4 it takes longer; with more, rank 0 holds more for nothing. At `p - r` the order
-# *is* 1F1B. It can also be said without a clock, by one rank for itself; that is exercise 1.
+# With fewer than 4 it takes longer; with more, rank 0 holds more without any gain. At `p - r` the
+# order *is* 1F1B. One rank can also find its order alone, without a clock; that is exercise 1.
 #
 # ## Measurement: the same bubble, the same gradient
 #
@@ -165,10 +165,10 @@ for ranks in zip(*gradients.values(), strict=True):
         assert np.allclose(a, b, rtol=1e-3, atol=1e-6), "equal but for the order of the sum"
 
 # %% [markdown]
-# Where 1F1B is a little slower, it is because transfers take time. GPipe pays for them while it
-# fills and drains; 1F1B in every round, since rank r + 1 waits for a forward which rank r begins
-# only when it has a gradient from rank r + 1. One more in flight hides that. With transfers that
-# take a fifth of F:
+# If 1F1B is a little slower, the reason is that transfers take time. GPipe waits for them only
+# while it fills and drains; 1F1B in every round, because rank r + 1 waits for a forward that rank r
+# begins only when it has a gradient from rank r + 1. One more micro-batch in flight hides that.
+# With transfers that take a fifth of F:
 
 # %%
 ways = programs("gpipe", 4, 8), programs("1f1b", 4, 8), as_soon_as_possible(4, 8, lambda r: 5 - r)
@@ -179,9 +179,10 @@ assert took[0] == took[2] < took[1]
 # %% [markdown]
 # ## Where the order bites: sends that wait
 #
-# minidist's `send` never waits. Many others return when the receiver has come: a *rendezvous*,
-# which needs no buffer. Then the place of every transfer matters. The naive place is a receive just
-# before its use, a send just after. Two ranks, three micro-batches; `>F1` sends the activation of
+# minidist's `send` never waits. In many other libraries a send returns when the receiver has taken
+# the message: a *rendezvous*, which needs no buffer. Then the place of every transfer matters. The
+# naive place is a receive just before its use, a send just after. Two ranks, three micro-batches;
+# `>F1` sends the activation of
 # micro-batch 1, `<B0` receives the gradient of 0:
 
 # %%
@@ -196,7 +197,7 @@ print("rank 0:", *naive[0], "\nrank 1:", *naive[1])
 
 # %%
 class Blocking:
-    """A group whose send returns when the message has been taken."""
+    """A group whose send returns only when the message has been taken."""
 
     def __init__(self, group):
         self.group, self.log = group, None
@@ -248,11 +249,11 @@ for way in (
         raise AssertionError("it cannot have come to an end")
 
 # %% [markdown]
-# Both wait in their own `send` for the acknowledgement that the other would give in `recv`.
-# The cure is one global order. Replay the programs, and write every transfer into *both* its ranks'
-# programs at the moment when it happens: then the earliest transfer that is not done is the next
-# one on both sides, and somebody can always go on. That is `rendezvous_safe=True`. Compare rank 1
-# below with rank 1 above: it takes the activation of micro-batch 1 before it sends gradient 0.
+# Both wait in their own `send` for the acknowledgement that the other would send in `recv`.
+# The cure is one global order. Replay the programs, and write every transfer into the programs of
+# *both* ranks when it happens: then the earliest transfer that is not done is the next one on both
+# sides, and some rank can always go on. That is `rendezvous_safe=True`. Compare rank 1 below with
+# rank 1 above: it takes the activation of micro-batch 1 before it sends gradient 0.
 
 # %%
 for p in (2, 3, 4):
@@ -344,9 +345,9 @@ exercise.judge(
 #
 # There is a cure without a global replay: where a program sends to a neighbour and then receives
 # from the same one, let the odd ranks receive first. Write `odd_receive_first(program, rank)` for a
-# program with naive transfers; return a list. It must come to an end with `buffer=0`.
+# program with naive transfers; return a list. With `buffer=0` it must finish.
 #
-# *Hint:* a receive that answers the very send before it cannot come first: exchange two
+# *Hint:* a receive that answers the send just before it cannot come first: exchange two
 # neighbouring actions only if peers agree and micro-batches differ. `actions.SENDS` and
 # `actions.RECEIVES` have the types.
 
@@ -379,13 +380,13 @@ exercise.judge(
 # %% [markdown]
 # ## Exercise 3: why did this break?
 #
-# To allocate nothing in the loop, a stage takes what arrives into buffers of its own, used in
-# turns. One buffer passed all tests on two ranks. On three, gradients are wrong, and no error is
-# raised. Return the least number of buffers that a rank needs under 1F1B. (Rank 0 receives no
-# activation; it is not asked.)
+# To allocate nothing in the loop, a stage copies what arrives into its own buffers, used in turns.
+# One buffer passed all tests on two ranks. On three, gradients are wrong, and no error is raised.
+# Return the least number of buffers that a rank needs under 1F1B. (Rank 0 receives no activation,
+# so it is not checked.)
 #
-# *Hint:* until when is a received activation needed, and by whom is it read for the last time? How
-# many are there at once on the last rank, and how many on the one before?
+# *Hint:* until when is a received activation needed, and which action reads it last? How many are
+# there at once on the last rank, and how many on the one before?
 
 
 # %%
@@ -433,11 +434,11 @@ exercise.judge(
 # %% [markdown]
 # ## What it costs, and the next problem
 #
-# - **Memory** for at most p micro-batches, however many there are: now m may grow, and the bubble
-#   (p - 1)/(m + p - 1) shrinks with it. The first rank still holds p times what the last one holds.
+# - **Memory** for at most p micro-batches, for any m: now m may grow, and the bubble
+#   (p - 1)/(m + p - 1) shrinks. The first rank still holds p times as many as the last one.
 # - **Order matters more.** Sends and receives cross, and a transport whose sends wait needs a plan.
 # - **The bubble is still there,** once per update: the pipeline drains because all gradients must
-#   be in before the weights may change.
+#   be complete before the weights may change.
 #
 # Must they? If a micro-batch may use weights that are a little old, the pipeline never drains: that
 # is PipeDream, lesson 9, `09_pipedream.py`.

@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 9. PipeDream: no flush, no bubble, and gradients of the past
 #
-# In lesson 8 the pipeline still ran empty before every update of the weights: the *flush*. Leave it
-# out, and the ranks hardly wait any more; but while a minibatch is on its way, the weights change
-# under it. This lesson is about which weights a pass uses, which have to be kept, and what that
-# does to learning. The library's version: `pipedream.py`, `weight_stashing.py` and
-# `weight_versions.py` in `minidist/pipeline_parallel`.
+# In lesson 8 the pipeline still drained before every update of the weights: the *flush*. Without
+# it the ranks hardly wait any more; but the weights change while a minibatch is in the pipeline.
+# This lesson is about which weights a pass uses, which must be kept, and how that affects
+# learning. The library's version: `pipedream.py`, `weight_stashing.py` and `weight_versions.py` in
+# `minidist/pipeline_parallel`.
 #
 # Letters: `p` stages, one per rank, `s` one of them (0 is the first); `b` a *minibatch*, that is,
 # the examples of one update; *version* `n` of a stage's weights: those with `n` updates in them.
@@ -47,8 +47,8 @@ print(f"one stream:   {stream_of_24.makespan} units, idle {float(stream_of_24.bu
 assert (6 * batch.makespan, stream_of_24.makespan) == (126, 81)
 
 # %% [markdown]
-# 45 of the 126 units go into running empty between the batches. What is left of a rank's idle time,
-# 9 units, is one fill and one drain for the whole training, however long.
+# 45 of the 126 units are lost by draining between the batches. The rest of a rank's idle time, 9
+# units, is one fill and one drain for the whole training, however long.
 #
 # ## Picture
 #
@@ -61,13 +61,14 @@ print(timeline.text(simulate(programs("pipedream", 4, 6), update=1).timeline))
 # %% [markdown]
 # Follow minibatch 3. On rank 0 `F3` comes before `U0`: it sees version 0. `B3` comes after `U2`: by
 # then the weights are version 3. On rank 3 `F3` and `B3` both come after `U2`: version 3. So a
-# minibatch meets different weights on its way, and on rank 0 even backward differs from forward.
+# minibatch sees different weights on different ranks, and on rank 0 even forward and backward
+# differ.
 #
 # ## Math
 #
-# Three ways to put order into this. *Weight stashing*: a stage keeps the weights that a minibatch's
-# forward has used until its backward is done. *Vertical sync*: all stages use, for a minibatch, the
-# version that the first one used. *2BW*, double-buffered weights: an update only after every `m`
+# There are three remedies. *Weight stashing*: a stage keeps the weights that a minibatch's forward
+# used until its backward is done. *Vertical sync*: for each minibatch all stages use the version
+# that the first stage used. *2BW*, double-buffered weights: an update only after every `m`
 # minibatches (they are micro-batches then, at least `p - 1`), so that two buffers are enough.
 #
 #     version that minibatch b uses on stage s                                  buffers kept
@@ -106,8 +107,8 @@ assert np.allclose(limits[:2], [2, 1]) and limits[3] < limits[0] / 4
 # ## Code
 #
 # A stage that updates. Its parameters are views of one vector, the newest buffer; a graph in flight
-# holds on to the arrays that its forward has seen. So *weight stashing is one line*: the update
-# writes to a new buffer. Without it backward finds weights that forward has never met.
+# keeps the arrays that its forward used. So *weight stashing is one line*: the update writes to a
+# new buffer. Without it backward uses weights that forward never used.
 
 
 # %%
@@ -127,7 +128,7 @@ class Updating(Stage):
         self.start_next()
 
     def start_next(self):
-        """Let the parameters be views of the newest buffer, without gradients."""
+        """Make the parameters views of the newest buffer, without gradients."""
         self.flat.bind(self.newest)
         for p in self.flat.parameters:
             p.grad = None
@@ -169,14 +170,14 @@ print("four stages, with and without stashing: the library's weights, bit for bi
 # %% [markdown]
 # ## Measurement: versions, memory, and the gradient of nothing
 #
-# Beside every vector of weights the library keeps the number of updates in it, and it records the
-# number of the vector that a pass really uses. An optimizer that keeps a diary tells us the rest:
-# each gradient it was given, and the weights it left.
+# With every vector of weights the library keeps the number of updates in it, and it records the
+# number of the vector that a pass really uses. An optimizer that keeps a log tells us the rest:
+# each gradient that it was given, and the weights that it produced.
 
 
 # %%
 class Diary(optim.SGD):
-    """SGD that remembers: weights[n] is version n, gradients[n] what led from n to n + 1."""
+    """SGD with a log: weights[n] is version n, gradients[n] the gradient from n to n + 1."""
 
     def __init__(self, parameters, lr):
         super().__init__(parameters, lr)
@@ -217,10 +218,10 @@ print(f"none: versions at F8 and B8 on the stages: {found}")
 assert found == [[5, 8], [6, 8], [7, 8], [8, 8]]
 
 # %% [markdown]
-# Are these gradients of anything? We put recorded weights together, a version per stage, and let
-# one device compute the gradient there. With stashing the formula says which versions to take.
-# Without it we try, for minibatch 8, all that there were on each stage between its forward and its
-# backward: 4 x 3 x 2 x 1 = 24 combinations.
+# Are these the gradients of any weights? We combine recorded weights, one version per stage, and
+# let one device compute the gradient there. With stashing the formula says which versions to take.
+# Without it we try, for minibatch 8, all versions that existed on each stage between its forward
+# and its backward: 4 x 3 x 2 x 1 = 24 combinations.
 
 
 # %%
@@ -248,9 +249,9 @@ print(f"none: minibatch 8, against the nearest of {len(between)} gradients: off 
 assert off < 1e-12 and nearest > 0.03
 
 # %% [markdown]
-# So a stale gradient *is* a gradient, of weights that were; without stashing it is one of nothing.
-# `minidist verify` holds whole trainings to this: one rank without a pipeline, told the versions,
-# ends with the same bits (`minidist/tools/replay.py`).
+# So a stale gradient *is* a gradient, of older weights; without stashing it is the gradient of no
+# weights at all. `minidist verify` checks whole trainings: one rank without a pipeline, given the
+# versions, ends with the same bits (`minidist/tools/replay.py`).
 #
 # ## Measurement: what staleness costs
 #
@@ -291,12 +292,12 @@ assert final["weight_stashing"][-1] < 0.6 * final["vertical_sync"][-1]
 assert final["weight_stashing"][-1] < final["none"][-1]
 
 # %% [markdown]
-# At the smallest rate no scheme loses more than a few percent; at the largest, the best of the
-# three without delay, vertical sync hardly learns at all. Stashing does better on the same
-# pipeline, since only its first stage is 3 updates behind, and its last is not at all. And no
-# stashing? At small rates it learns as well as stashing, since versions that differ little make a
-# small error; at the largest it ends worse. That it promises nothing, the 24 combinations have
-# shown.
+# At the smallest rate no scheme loses more than a few percent. At the largest, which is the best of
+# the three without delay, vertical sync hardly learns at all. Stashing does better on the same
+# pipeline, because only its first stage is 3 updates behind, and its last stage none. And no
+# stashing? At small rates it learns as well as stashing, because versions that differ little make a
+# small error; at the largest it ends worse. The 24 combinations have shown that it promises
+# nothing.
 
 
 # %%
@@ -342,8 +343,8 @@ figures.save(draw, "09_pipedream")
 # %% [markdown]
 # ## Exercise 1: how old is a gradient?
 #
-# How many updates does stage `s` of `p` make between `F` and `B` of minibatch `b`? Those are the
-# updates by which the gradient is late.
+# How many updates does stage `s` of `p` make between `F` and `B` of minibatch `b`? The gradient is
+# late by this number of updates.
 #
 # *Hint:* the formula for stashing says which version `F` sees. Which is the newest when `B` begins?
 
@@ -371,7 +372,7 @@ exercise.judge(1, finds_another_age, updates_between, tempting=[lambda b, s, p: 
 #
 # Find the closed form of `largest_stable(d)`.
 #
-# *Hint:* at the limit a root lies on the unit circle. Put `z = exp(i t)` into
+# *Hint:* at the limit a root is on the unit circle. Put `z = exp(i t)` into
 # `z^d (z - 1) = -a` and compare lengths and angles of both sides: `z - 1` has the length
 # `2 sin(t/2)` and the angle `(t + pi)/2`, and `-a` the angle `pi`.
 
@@ -395,8 +396,8 @@ exercise.judge(2, finds_another_rate, limit, tempting=[lambda d: 2 / (d + 1)])
 # ## Exercise 3: why did this break?
 #
 # To be sure that backward finds the stashed weights, somebody binds them again before it. All
-# gradients are right, the loss falls, nothing complains; but the weights at the end are not those
-# of weight stashing. Write the `update` that mends it.
+# gradients are right, the loss falls, nothing complains; but the final weights are not those of
+# weight stashing. Write an `update` that repairs it.
 #
 # *Hint:* which version does `flat.vector` hold when the update begins? Follow rank 0: of 16
 # updates, how many are in its weights at the end?
@@ -443,14 +444,14 @@ exercise.judge(3, finds_other_weights, Mended, tempting=[Careful])
 #
 # - **Memory for old weights**: `p - s` versions on stage `s`, most on the first, which also has the
 #   most activations in flight. 2BW needs two everywhere.
-# - **Another algorithm.** The gradient is exact, of weights that are gone. A rate that was the best
-#   without delay may be too large with it, and nothing but training tells.
+# - **Another algorithm.** The gradient is exact, but of weights that are gone. The best rate
+#   without delay may be too large with it, and only training shows it.
 # - **The slowest stage sets the pace.** With the bubble gone, a stage that takes twice as long
 #   costs twice the time. PipeDream gives it two ranks, which take turns (SOSP 2019, section 3.2):
 #   `programs("pipedream", 3, m, replicas=[2, 1])`.
 #
-# Is there a way to keep the update synchronous, one device's gradient but for rounding, and still
-# lose the bubble? Nearly. That is lesson 10, `10_interleaved_and_zero_bubble.py`.
+# Is there a way to keep the update synchronous, with one device's gradient up to rounding, and
+# still avoid the bubble? Nearly. That is lesson 10, `10_interleaved_and_zero_bubble.py`.
 
 # %%
 for cluster in clusters.values():

@@ -2,14 +2,14 @@
 # # 10. Interleaved and zero bubble: what the order of the work alone can win
 #
 # The schedule 1F1B of lesson 8 is synchronous and stashes little, but it idles while it fills and
-# drains. PipeDream (lesson 9) got rid of that by training with old weights. Two other ideas make
-# the bubble smaller and leave the gradient alone: *more, smaller stages* on each rank, and a
-# *backward in two halves*, only one of which anybody waits for. The library's versions are
+# drains. PipeDream (lesson 9) avoids that by training with old weights. Two other ideas make the
+# bubble smaller and do not change the gradient: *more, smaller stages* on each rank, and a
+# *backward in two halves*; other ranks wait for only one half. The library's versions are
 # `interleaved.py` and `zero_bubble.py` in `minidist/pipeline_parallel`.
 #
 # Letters: `p` ranks, `m` micro-batches, `v` chunks (stages) per rank; `F` forward, `B` backward,
 # `I` its half for the input, `W` its half for the weights, `B = I + W`; `TF`, `TI`, `TW`: the time
-# they take for all layers of one rank. `F3` is F of micro-batch 3, `F3.1` that of chunk 1. The
+# they take for all layers of one rank. `F3` is F of micro-batch 3, `F3.1` its F of chunk 1. The
 # *stash* of a rank: the micro-batches that wait for the end of their backward; one that waits in
 # one chunk counts 1/v.
 
@@ -46,7 +46,7 @@ CHUNKS = {"1f1b": 1, "interleaved": 2, "zb_h1": 1, "zb_h2": 1, "zb_v": 2}
 # ## Problem
 #
 # Four ranks, eight micro-batches. Two cores cannot be four devices, so the stages only sleep: 5 ms
-# for F, as much for I and for W. That makes a device of every rank, and 5 ms the unit of time.
+# each for F, I and W. So every rank acts as a device, and 5 ms is the unit of time.
 
 
 # %%
@@ -91,7 +91,7 @@ print(f"1F1B: {units:.1f} units, of which each rank works 24: {1 - 24 / units:.0
 assert units > 32  # (m + p - 1) 3 = 33
 
 # %% [markdown]
-# More micro-batches would help, as lesson 7 has shown; but the batch is what it is.
+# More micro-batches would help, as lesson 7 has shown; but the size of the batch is given.
 #
 # ## Picture
 #
@@ -102,9 +102,9 @@ assert units > 32  # (m + p - 1) 3 = 33
 #     I3 of a stage   ->  I3 of the stage before: it needs dX
 #     W3 of a stage   ->  nobody. Only the optimizer, at the end.
 #
-# A `B` that does both sends `dX` on after it has computed `dW` as well. Every stage on the way back
-# adds that wait, and the first rank pays for all of them. Below, `I` goes on as soon as it can, and
-# `W` comes when there is nothing better to do:
+# A `B` that does both sends `dX` only after it has also computed `dW`. Every stage on the way back
+# adds that wait, and the first rank waits for all of them. Below, `dX` is sent as soon as possible,
+# and `W` runs when there is nothing more urgent to do:
 
 # %%
 for schedule in ("1f1b", "zb_h1"):
@@ -131,8 +131,8 @@ for schedule in ("1f1b", "zb_h1"):
 # *Interleaved.* Rank `r` holds the stages `r`, `p + r`, `2p + r`... Micro-batches go in groups of
 # `p`; a group goes through all chunks before the next one starts. So the `i`-th pass is of
 # micro-batch `i mod p + p floor(i / pv)` and chunk `floor(i / p) mod v`, and backward takes the
-# chunks from the last. Micro-batch 0 comes to the last chunk after `(v-1) p` passes, and rank `r`
-# does two more for every rank behind it: one until F has got there, one until B is back.
+# chunks from the last. Micro-batch 0 reaches the last chunk after `(v-1) p` passes, and rank `r`
+# does two more for every later rank: one until F has reached that rank, one until B is back.
 
 
 # %%
@@ -153,11 +153,11 @@ def our_interleaved(rank, p, m, v):
 
 
 # %% [markdown]
-# *ZB-H1.* A stage has several layers, and between them runs the chain of `dX`. So its `I` is the
-# whole chain, and what is put off is a list of products, one per weight. A rank does as many
-# forwards before its first `I` as it does in 1F1B before its first `B`; then in turn an `I`, a `W`
-# that is `rank` micro-batches late (so every rank stashes `p`, as the first one of 1F1B), and an
-# `F`. The late `W` are left for the end, where 1F1B drains.
+# *ZB-H1.* A stage has several layers, and `dX` passes through all of them. So its `I` is the whole
+# chain, and a list of products, one per weight, is deferred. A rank does as many forwards before
+# its first `I` as in 1F1B before its first `B`; then in turn an `I`, a `W` that is `rank`
+# micro-batches late (so every rank stashes `p`, as the first one of 1F1B), and an `F`. The late `W`
+# are left for the end, where 1F1B drains.
 
 
 # %%
@@ -181,8 +181,8 @@ for p, m in product((2, 3, 4), (12, 24)):
 print("both programs equal the library's")
 
 # %% [markdown]
-# *ZB-H2* takes more forwards ahead, `2(p - rank) - 1`, until the first `I` arrives: nothing idles
-# after a rank's start, and `2p - 1` are stashed. *ZB-V* gets there in the memory of 1F1B: two
+# *ZB-H2* does more forwards first, `2(p - rank) - 1`, until the first `I` arrives: no rank idles
+# after its start, and `2p - 1` are stashed. *ZB-V* achieves this in the memory of 1F1B: two
 # chunks per rank, laid out as a V. Rank `r` holds the stages `r` and `2p - 1 - r`. So a micro-batch
 # turns around on the last rank, and its loss is computed on the first, where its backward begins
 # without a wait. The figure below shows all five.
@@ -190,10 +190,10 @@ print("both programs equal the library's")
 # ## Measurement: the formulas, exactly
 #
 # The simulator computes with fractions, so `==` is the right comparison. ZB-H2 and ZB-V are counted
-# from each rank's own start: their fill is left, `(p-1) TF`, in ZB-V half of it, which the step
-# before could hide if no rank waited for all others in between (section 4 of the paper). The
-# formulas have a domain: enough micro-batches (m >= 2p - 1 suffices for all), and W no longer than
-# F and I, since a longer W makes the next rank wait.
+# from each rank's own start. This leaves out their fill, `(p-1) TF`, in ZB-V half of it, which the
+# step before could hide if no rank waited for all others in between (section 4 of the paper). The
+# formulas hold for enough micro-batches (m >= 2p - 1 suffices for all), and for a W no longer than
+# F and I, because a longer W makes the next rank wait.
 
 
 # %%
@@ -224,7 +224,7 @@ print(f"ZB-V with (TF, TI, TW) = (2, 3, 1), p = 4: {idle('zb_v', 4, 12, (2, 3, 1
 #
 # First the gradient: eight layers on four ranks against one device. Then the bytes: an activation
 # and its gradient cross `pv - 1` boundaries instead of `p - 1`; ZB-V saves one, where it turns
-# around on a rank. Then, with the sleepers, time, beside what the simulator says.
+# around on a rank. Then the time of the sleeping stages, and what the simulator predicts.
 
 
 # %%
@@ -263,16 +263,16 @@ for schedule, v in CHUNKS.items():
     )
 
 # %% [markdown]
-# ZB-V is said to be the shortest, with a stash of 4. ZB-H2 takes no less than ZB-H1: its ranks work
-# without a pause, 24 of 24 units, but start and end one after another. That is worth something only
+# By the simulator ZB-V is the shortest, with a stash of 4. ZB-H2 is not shorter than ZB-H1: its
+# ranks work without a pause, 24 of 24 units, but start and end one after another. That helps only
 # if a rank may begin its next step before the others have ended this one.
-# Interleaved stashes up to `(2(p-1) + (v-1)p + 1)/v`, more than 1F1B's `p`. What is measured is
-# longer by what messages and waking cost, and by what else this machine does.
+# Interleaved stashes up to `(2(p-1) + (v-1)p + 1)/v`, more than 1F1B's `p`. The measured times are
+# longer, because of messages, of waking up, and of what else this machine does.
 #
 # ## Measurement: when latency eats the gain
 #
 # So far a transfer took no time. Let each take `L`, with `TF = TI = TW = 1`. With chunks there are
-# more of them, and less work between two:
+# more transfers, and less work between two of them:
 
 
 # %%
@@ -343,12 +343,12 @@ figures.save(draw, "10_interleaved_and_zero_bubble")
 # rank to another, for "1f1b" (`v` is 1), "interleaved" and "zb_v" (`v` is 2), from 2 ranks on. The
 # check counts them in the programs.
 #
-# *Hint:* how many stages are there, and how many boundaries between them lie between two ranks?
+# *Hint:* how many stages are there, and how many of their boundaries are between two ranks?
 
 
 # %%
 def crossings_of(schedule, p, m, v):
-    """Return how many messages go from a rank to another one, of all ranks together."""
+    """Return how many messages all ranks together send to other ranks."""
     raise NotImplementedError  # your lines here
 
 
@@ -474,9 +474,9 @@ exercise.judge(3, check_best, best, tempting=[always_zb_v])
 # - **Zero bubble:** between `I` and `W` a stage keeps what the products need. ZB-H2 keeps `2p - 1`
 #   micro-batches. No bubble at all needs `TF`, `TI` and `TW` alike; in attention the products
 #   without weights have no `W`, so there `TI` is the largest.
-# - **All of them** only reorder. The gradient is one device's, and so is the update. A rank's start
-#   and end are left, and anything that makes all ranks meet, as a global norm for clipping does,
-#   brings the bubble back.
+# - **All of them** only reorder. The gradient is one device's, and so is the update. Ranks still
+#   start and end one after another, and anything that makes all ranks meet, such as a global norm
+#   for clipping, brings the bubble back.
 #
 # And a pipeline cuts between layers. One layer that does not fit a device, or that is too slow, is
 # the next problem: lesson 11 cuts the matrix itself.

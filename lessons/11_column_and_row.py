@@ -3,7 +3,7 @@
 #
 # The pipelines of lessons 6 to 10 cut a model *between* layers. When a single layer is too big for
 # a rank, or too slow, the cut has to go through its matrix. There are two ways to cut a matrix, and
-# one of them leaves exactly what the other one takes. The library's versions are
+# the output of one is exactly the input of the other. The library's versions are
 # `minidist/tensor_parallel/column_parallel.py` and `row_parallel.py`, after Shoeybi et al. 2019
 # (Megatron-LM), section 3.
 #
@@ -41,7 +41,7 @@ C = 12288
 print(f"one MLP: 2 x 4 x {C}^2 weights, {16 * 8 * C**2 / 1e9:.1f} GB")
 
 # %% [markdown]
-# GPT-3 has 96 of them. A pipeline cuts this one at most into its two layers, of 9.7 GB each, and
+# GPT-3 has 96 of them. A pipeline can cut this one at most into its two layers, of 9.7 GB each, and
 # more ranks make neither product faster.
 #
 # ## Picture
@@ -55,9 +55,9 @@ print(f"one MLP: 2 x 4 x {C}^2 weights, {16 * 8 * C**2 / 1e9:.1f} GB")
 #
 # *Columns.* A column of W1 makes one column of H. It needs all of X, which every rank has, and
 # nothing from the other ranks. The activation acts on each number of H alone, so a rank applies it
-# to its own columns. *Rows.* A row of W2 is multiplied with one column of H only, and that is a
-# column which the same rank has just made. What comes out has the full shape of Y, but it is a
-# partial sum: this rank's columns' contribution. So the MLP needs one all_reduce, at its end.
+# to its own columns. *Rows.* A row of W2 is multiplied with one column of H only, and the same rank
+# has just made that column. The result has the full shape of Y, but it is a partial sum: the
+# contribution of this rank's columns. So the MLP needs one all_reduce, at its end.
 #
 # ## Math
 #
@@ -73,8 +73,8 @@ print(f"one MLP: 2 x 4 x {C}^2 weights, {16 * 8 * C**2 / 1e9:.1f} GB")
 # ## Code
 #
 # The paper calls the two places where ranks meet f and g. They are the lines that matter; between
-# them are two products that know nothing of ranks. (`part` copies a rank's columns or rows, and
-# remembers which they are, so that `unsplit` can join the gradients for the comparison.)
+# them are two products that know nothing about ranks. (`part` copies a rank's columns or rows, and
+# records which they are, so that `unsplit` can join the gradients for the comparison.)
 
 
 # %%
@@ -156,13 +156,13 @@ for N in (2, 4):
 # ## Why f and g are a pair
 #
 # It is no accident that g does forward what f does backward. The backward of a linear map A is its
-# adjoint A*, defined by `<A x, y> = <x, A* y>` for all x and y. Between ranks the inner product
-# has to say what it counts. An array that is *the same* on all ranks is one array, counted once.
-# Where each rank has an array *of its own*, there are N arrays, and all of them count.
+# adjoint A*, defined by `<A x, y> = <x, A* y>` for all x and y. Between ranks we must define what
+# the inner product counts. An array that is *the same* on all ranks is one array, counted once.
+# If each rank has its *own* array, there are N arrays, and all of them count.
 #
-# f takes one X and makes N copies, each for a use of its own. With `y_r` for what comes back to
-# rank r: `<f x, y> = sum_r <x, y_r> = <x, sum_r y_r>`. So f* is a sum over ranks, which is g; and
-# g* is f. We test it with random arrays:
+# f takes one X and makes N copies, each with its own use. If `y_r` comes back to rank r:
+# `<f x, y> = sum_r <x, y_r> = <x, sum_r y_r>`. So f* is a sum over ranks, which is g; and g* is f.
+# We test it with random arrays:
 
 
 # %%
@@ -189,9 +189,9 @@ for kind, before, after in ((CopyTo, "same", "own"), (ReduceFrom, "own", "same")
 # %% [markdown]
 # ## Measurement: bytes, and why columns come first
 #
-# Any order of cuts computes the right thing, if what does not fit is mended. Where the columns of a
-# column layer are needed whole, an all_gather joins them (`gather_output`); where X is whole, a row
-# layer takes its part (`scatter_input`), for which backward has to gather dX. Over all ranks, an
+# Any order of cuts computes the right thing, if inputs and outputs are adapted. If the output of a
+# column layer is needed whole, an all_gather joins its columns (`gather_output`); if X is whole, a
+# row layer takes its part (`scatter_input`), and backward has to gather dX. Over all ranks, an
 # all_reduce of S bytes moves 2(N-1) S, an all_gather to S bytes (N-1) S (lesson 2).
 
 
@@ -223,9 +223,9 @@ for ways, closed_form in CLOSED_FORMS.items():
     assert moved == closed_form * 3 * x.nbytes
 
 # %% [markdown]
-# All four leave one device's gradient. Column then row meets once each way, and only with arrays of
-# width C. Row then column meets in the middle, where arrays are 4C wide, and *before* the
-# activation, because `gelu(a + b)` is not `gelu(a) + gelu(b)`: 4.5 times the bytes.
+# All four give one device's gradient. In column then row the ranks meet once each way, and only
+# with arrays of width C. In row then column they meet in the middle, where arrays are 4C wide, and
+# *before* the activation, because `gelu(a + b)` is not `gelu(a) + gelu(b)`: 4.5 times the bytes.
 #
 # Memory next. A rank holds 1/N of both weights and of the first bias, and all of the second bias:
 
@@ -248,8 +248,8 @@ for N in (1, 2, 4):
 #     operations per byte      3 C / (N-1)
 #
 # (Backward is two products for forward's one, hence 3; a multiplication and its addition are 2
-# operations.) B cancels: against the bytes no larger batch helps, only a wider matrix. The fastest
-# of 100 steps on one rank and on two, with one BLAS thread each and 64 examples:
+# operations.) B cancels: a larger batch does not change the ratio, only a wider matrix does. The
+# fastest of 100 steps on one rank and on two, with one BLAS thread each and 64 examples:
 
 
 # %%
@@ -279,9 +279,9 @@ for C in (32, 256):
 assert fastest[1, 256] > 5 * fastest[1, 32]  # 64 times the operations; measured: about 20
 
 # %% [markdown]
-# On an idle machine two meetings cost about 0.1 ms. The narrow MLP, all of whose work is 0.1 ms,
-# loses by being split; the wide one, with 64 times the operations, wins. (Where other programs use
-# the cores, the ranks take turns, and two may be slower at both widths.)
+# On an idle machine two meetings cost about 0.1 ms. The narrow MLP, whose whole work takes 0.1 ms,
+# gets slower by the split; the wide one, with 64 times the operations, faster. (If other programs
+# use the cores, the ranks take turns, and two may be slower at both widths.)
 
 
 # %%
@@ -333,7 +333,7 @@ figures.save(draw, "11_column_and_row")
 # %% [markdown]
 # ## Exercise 1: the mean over ranks
 #
-# `Mean` is g with a division: every rank has an array of its own, and all get their mean. Write its
+# `Mean` is g with a division: every rank has its own array, and all get the mean. Write its
 # backward.
 #
 # *Hint:* `<mean(x_0, ..., x_{N-1}), y>`; y is the same on all ranks. What multiplies x_r?
@@ -369,7 +369,7 @@ exercise.judge(1, check_mean, Mean, tempting=[LikeG])
 # %% [markdown]
 # ## Exercise 2: why did this break?
 #
-# Below is a row layer of somebody's. In the first step its loss and all gradients equal one
+# Somebody wrote the row layer below. In the first step its loss and all gradients equal one
 # device's, so it passed its test. From the second step on it is wrong:
 
 
@@ -464,9 +464,9 @@ exercise.judge(3, check_price, price, tempting=[as_if_square])
 # ## What it costs, and the next problem
 #
 # - **Nothing hides the meetings** here. The next layer needs Y, so every rank waits for g, in every
-#   MLP; only dW1 could be computed beside f. Data parallelism meets once a step, beside backward.
+#   MLP; only dW1 could be computed during f. Data parallelism meets once a step, during backward.
 # - **Thin slices.** 1/N of a matrix computes less for each byte sent: `3C/(N-1)` operations.
-# - **X, Y and the row's bias are whole on every rank.** Only what lies between f and g is split.
+# - **X, Y and the row's bias are whole on every rank.** Only what is between f and g is split.
 #
 # An MLP is two of the four matrices of a Transformer's block. Attention has no obvious columns and
 # rows, and the vocabulary makes arrays larger than any in this lesson: lesson 12.

@@ -2,7 +2,7 @@
 # # 12. A Transformer on many ranks: heads, columns, rows and words
 #
 # Lesson 11 split an MLP: the first matrix by columns, the second by rows, with f before and g
-# behind. A Transformer has three more places to cut: attention, the embedding and the head with its
+# after. A Transformer has three more places to cut: attention, the embedding and the head with its
 # loss. All three turn out to be columns and rows again. The library's version is
 # `minidist/tensor_parallel/parallel_transformer.py`, after Shoeybi et al. 2019 (Megatron-LM),
 # section 3.
@@ -40,7 +40,7 @@ clusters = {N: Cluster(N) for N in (1, 2, 4)}
 # ## Problem
 #
 # With a large vocabulary the largest array of a training step is no matrix. `kept` lists the arrays
-# that forward leaves for backward; which is the largest?
+# that forward keeps for backward; which is the largest?
 
 
 # %%
@@ -49,7 +49,7 @@ def on_one_device(model, group):
 
 
 def largest_kept(group, build, B, T, V):
-    """Return (what, bytes) of the largest array that a forward pass leaves."""
+    """Return (what, bytes) of the largest array that a forward pass keeps."""
     model, loss = build(nn.Transformer(V, 32, 4, 1, T), group)
     tokens = generator(0, "words").integers(0, V, (B, T))
     return max(
@@ -64,8 +64,8 @@ assert size == B * T * V * 4
 print(f"GPT-2's 50,257 words, 8 x 1024 tokens: {8 * 1024 * 50257 * 4 / 1e9:.2f} GB")
 
 # %% [markdown]
-# It is the loss that keeps a probability for every word at every position. Cutting the blocks'
-# matrices alone would leave this array whole, on every rank.
+# It belongs to the loss, which keeps a probability for every word at every position. Cutting only
+# the blocks' matrices would leave this array whole, on every rank.
 #
 # ## Picture
 #
@@ -73,7 +73,7 @@ print(f"GPT-2's 50,257 words, 8 x 1024 tokens: {8 * 1024 * 50257 * 4 / 1e9:.2f} 
 #     |-- norm -> f -> QKV columns | attention of my heads | output rows -> g -> dropout -- + X
 #     |-- norm -> f -> expand columns |        gelu        | contract rows -> g -> dropout -- + X
 #
-# Heads do not look at each other, so between f and g a rank is on its own with H/N heads. One
+# Heads are independent of each other, so between f and g a rank computes its H/N heads alone. One
 # matrix, QKV, makes queries, keys and values: its 3C columns are [3, H, D]. A head needs its own
 # query, key and value, so a rank takes its heads out of each of the three blocks of columns:
 #
@@ -94,7 +94,7 @@ print(f"GPT-2's 50,257 words, 8 x 1024 tokens: {8 * 1024 * 50257 * 4 / 1e9:.2f} 
 #     M = max over r of max z_r       Z = sum over r of sum exp(z_r - M)
 #     loss = log Z - (z[y] - M)       dz_r = exp(z_r - M)/Z, less 1 in the column of word y
 #
-# Three all_reduces of B T numbers stand for a gather of B T V, and backward needs none at all.
+# Three all_reduces of B T numbers replace a gather of B T V, and backward needs none at all.
 #
 # ## Code
 #
@@ -145,9 +145,9 @@ class OurCrossEntropy(Function):
 
 # %% [markdown]
 # Is it right? All parameters, in float64, with dropout: a mask is a hash of seed, step, layer,
-# example and element (`Randomness`), so all ranks draw the same one. 103 words, which neither 2 nor
-# 4 divides: ranks take equal runs of words, and the last run is padded with zeros, whose gradient
-# is zero. The head is once a matrix of its own and once *tied*, the same matrix as the embedding.
+# example and element (`Randomness`), so all ranks draw the same one. Neither 2 nor 4 divides 103
+# words: ranks take equal runs of words, and the last run is padded with zeros, whose gradient is
+# zero. The head is once a separate matrix and once *tied*, the same matrix as the embedding.
 
 
 # %%
@@ -247,7 +247,7 @@ for tokens_a_step in TOKENS:
 # What is that in seconds? The largest model of Shoeybi et al. has C = 3072 and 72 blocks. Its
 # matrices are split over 8 GPUs, and its batch over 64 such groups (table 1), 8 x 1024 tokens for
 # each. A server has 300 GB/s between its 16 GPUs, and 100 GB/s to the other servers, for all 16
-# (section 5). With 2 bytes a number, this is what one GPU sends, and by bandwidth alone it takes:
+# (section 5). With 2 bytes a number, one GPU sends this, and by bandwidth alone it takes:
 
 # %%
 activation_bytes = 72 * 8 * 7 / 8 * 8 * 1024 * 3072 * 2
@@ -261,9 +261,9 @@ assert 6 < activation_bytes / gradient_bytes < 7
 
 # %% [markdown]
 # 8192 tokens are close to 3C = 9216. But a GPU sums the gradients of its eighth of the model only:
-# it sends six times as many bytes of activations as of gradients. Besides, gradients travel once a
-# step, however many micro-batches it has, and can do so beside backward. Activations make all wait
-# four times per block and micro-batch. Hence the rule: split matrices inside a machine; batch and
+# it sends six times as many bytes of activations as of gradients. Besides, gradients are sent once
+# a step, for any number of micro-batches, and during backward. Activations make all ranks wait four
+# times per block and micro-batch. Hence the rule: split matrices inside a machine; batch and
 # pipeline between machines (Narayanan et al. 2021, section 3.2, takeaway 1).
 
 
@@ -321,7 +321,7 @@ figures.save(draw, "12_parallel_transformer")
 # %% [markdown]
 # ## Exercise 1: why did this break?
 #
-# QKV has 3C columns. Somebody cut them in N equal runs, as one cuts `expand`. All shapes fit,
+# QKV has 3C columns. Somebody cut them into N equal runs, as one cuts `expand`. All shapes fit,
 # nothing fails, and yet the output is wrong. Why? Write `my_columns`.
 #
 # *Hint:* which of q, k and v does rank 0 of 2 get by equal runs? `np.arange(3 * width)`, reshaped
@@ -340,7 +340,7 @@ def my_columns(width, heads, rank, size):
 
 # %%
 def attend(group, choose, x):
-    """Return Y of an attention layer whose QKV is cut so, and Y of the whole layer."""
+    """Return Y of an attention layer whose QKV is cut this way, and Y of the whole layer."""
     whole = nn.CausalSelfAttention(16, 4, dtype="float64")
     split, columns = ParallelAttention(whole, group), choose(16, 4, group.rank, group.size)
     split.qkv = ColumnParallelLinear(whole.qkv, group, columns=columns)
@@ -358,7 +358,7 @@ def check_columns(choose):
 
 
 def every_nth_head(width, heads, rank, size):
-    """Whole heads, but others than those whose rows of W_o the rank has."""
+    """Whole heads, but not the ones whose rows of W_o the rank has."""
     return np.arange(3 * width).reshape(3, heads, -1)[:, rank::size].reshape(-1)
 
 
@@ -367,12 +367,12 @@ exercise.judge(1, check_columns, my_columns, tempting=[equal_runs, every_nth_hea
 # %% [markdown]
 # ## Exercise 2: the next word, without the logits
 #
-# To generate text every rank needs the most likely word, and has the logits of V/N words. Write
-# `next_words`: z_r[B, V/N] -> words[B], the same on all ranks, for at most two numbers per example
-# from each rank to each other. (There is no padding here. Of equal logits the first word wins.)
+# To generate text every rank needs the most likely word, but has the logits of V/N words only.
+# Write `next_words`: z_r[B, V/N] -> words[B], the same on all ranks, with at most two numbers per
+# example from each rank to each other. (There is no padding here. Of equal logits the first wins.)
 #
 # *Hint:* each rank has a candidate. `group.all_gather(x[None])` stacks what the ranks have to
-# [N, B]; all_reduce with op="max" finds the height, but not whose it is.
+# [N, B]; all_reduce with op="max" finds the largest logit, but not its word.
 
 
 # %%
@@ -415,7 +415,7 @@ exercise.judge(2, check_words, next_words, tempting=[join_the_logits, forget_whe
 # parts of some gradients (`p.shard` is not None) and all of others, norms for example. Write
 # `gradient_length`; one all_reduce is enough.
 #
-# *Hint:* how often would a norm's gradient count if every rank added its squares?
+# *Hint:* how many times would a norm's gradient count if every rank added its squares?
 
 
 # %%

@@ -1,14 +1,14 @@
 # %% [markdown]
 # # 13. Sequence parallelism: no activation is kept twice
 #
-# In lesson 12 the ranks split what lies inside the two branches of a block: attention's heads and
-# the MLP's columns. Norms, dropout and the sums between the branches are still done by every rank,
-# for all positions, with the same result. Here the sequence is split there (Korthikanti et al.
+# In lesson 12 the ranks split the inside of a block's two branches: attention's heads and the MLP's
+# columns. Every rank still does norms, dropout and the sums between the branches for all positions,
+# with the same result. Here the sequence is split there (Korthikanti et al.
 # 2022, section 4.2.2). The library's version is `minidist/tensor_parallel/sequence_parallel.py`.
 #
 # Letters: `N` ranks, `r` one of them; `B` examples of `T` positions, `C` the width, `H` heads;
 # `e` bytes a number, `S = B T C e` the bytes of one activation X[B, T, C]. A{+N} is a partial sum:
-# A is the sum of what the ranks have. A reduce_scatter leaves each rank its part of such a sum; an
+# A is the sum of what the ranks have. A reduce_scatter gives each rank its part of such a sum; an
 # all_gather joins the parts of all ranks (lesson 2).
 
 # %%
@@ -69,7 +69,7 @@ print(f"{'all, in S':18}", *[f"{size:6.3f}" for size in total.values()])
 assert total[4] > 1.4 * total[1] / 4
 
 # %% [markdown]
-# Four ranks keep 10.5 S each; a quarter of one device's 28.5 S would be 7.1. What does not shrink:
+# Four ranks keep 10.5 S each; a quarter of one device's 28.5 S would be 7.1. These do not shrink:
 # the norms' normalised input (`n`) and deviation (`r`), their output, which is the next matrix's
 # input, and dropout's masks. (The sums `x + ...` are done N times too, but keep nothing.)
 #
@@ -81,7 +81,7 @@ assert total[4] > 1.4 * total[1] / 4
 #                    |                                      |
 #                 identity | all_reduce                all_reduce | identity
 #
-#     sequence parallel: X_r[B, T/N, C]; between the branches each rank has positions of its own
+#     sequence parallel: X_r[B, T/N, C]; between the branches each rank has its own positions
 #
 #       X_r -> norm -> f' -> columns | heads or gelu | rows -> g' -> dropout -> + X_r
 #                      |                                       |
@@ -89,7 +89,7 @@ assert total[4] > 1.4 * total[1] / 4
 #
 # (forward | backward; the paper writes g for our f', and g with a bar for g'.) Norm, dropout and
 # sum act on each position alone, so T/N positions are enough for them. The matrices' inputs are
-# needed whole: every rank's heads look at all positions.
+# needed whole: every rank's heads attend to all positions.
 #
 # ## Math
 #
@@ -98,7 +98,7 @@ assert total[4] > 1.4 * total[1] / 4
 #     a block, sequence      4 reduce_scatters and 4 all_gathers         8 (N-1) S: the same
 #
 # An all_reduce is a reduce_scatter and then an all_gather. Tensor parallelism does both at once,
-# behind the rows. Sequence parallelism does norm, dropout and sum between the two. That is all.
+# after the rows. Sequence parallelism does norm, dropout and sum between the two. That is all.
 #
 # ## Code
 #
@@ -156,11 +156,11 @@ def our_block(block, x, group, into_columns=into_columns):
 
 
 # %% [markdown]
-# Two things need care. *Dropout:* a rank masks its positions only, with that part of one device's
+# Two things need care. *Dropout:* a rank masks its positions only, with their part of one device's
 # mask. A mask here is a hash of (seed, step, layer, example, element), so a rank asks for a window
 # of it; the block's `dropout_1` and `dropout_2` do. *Gradients:* norms and the rows' biases are on
-# every rank, but have seen T/N positions, so their gradients are partial sums. An all_reduce of
-# each completes them (`all_reduce_partial`). In lesson 12 they had seen all T, and were complete.
+# every rank, but see only T/N positions, so their gradients are partial sums. An all_reduce of
+# each completes them (`all_reduce_partial`). In lesson 12 they saw all T, and were complete.
 # We compare with one device, in float64.
 
 
@@ -198,8 +198,8 @@ for N in (2, 4):
 #
 # One thing is still kept N times. `functions.linear` needs its input for dW = X^T dY, and that
 # input is the gathered X, whole, on every rank. So make the gathering part of the product: keep
-# X_r, and gather X once more in backward. It buys memory with bytes, 2 (N-1) S per block. This is
-# what the library does.
+# X_r, and gather X once more in backward. It saves memory and costs bytes, 2 (N-1) S per block.
+# The library does this.
 
 
 # %%
@@ -287,8 +287,8 @@ for name, split in (("tensor parallel", False), ("sequence", True)):
     print(f"GPT-3, {name:15}: {size / 1e9:.0f} GB on each of 8 ranks")
 
 # %% [markdown]
-# Time: the paper's layers run 3% faster than with tensor parallelism alone (its table 4), since
-# norms and dropout see T/N positions. They hide the extra gather behind the product dY W^T, which
+# Time: the paper's layers run 3% faster than with tensor parallelism alone (its table 4), because
+# norms and dropout see T/N positions. They do the extra gather during the product dY W^T, which
 # does not need X; ours waits for it.
 
 
@@ -379,10 +379,10 @@ for name, distance in off(broken, want).items():
 
 # %% [markdown]
 # Which parameters are off, and why these? Write `complete(block, group)`, to be called after
-# backward, which repairs them and leaves the others alone. (Left as they are, the ranks' norms
-# would drift apart, each following its own positions.)
+# backward, which repairs them and does not change the others. (Without it the ranks' norms would
+# drift apart, each following its own positions.)
 #
-# *Hint:* a parameter that is split has a `p.shard`; of one that is not, every rank has the whole.
+# *Hint:* a parameter that is split has a `p.shard`; every rank has the whole of all others.
 
 
 # %%
@@ -420,7 +420,7 @@ exercise.judge(2, check_complete, complete, tempting=[sum_everything, average])
 # S: what all ranks send for all layers in forward and backward, with `Gathered` products. (The loss
 # and the sums of partial gradients are left out.)
 #
-# *Hint:* the embedding leaves like a branch that nobody entered; the head enters, never to leave.
+# *Hint:* the embedding ends like a branch, with g'; the head begins like one, with f'.
 
 
 # %%
@@ -457,9 +457,9 @@ exercise.judge(3, check_step, step_bytes, tempting=[only_blocks, head_keeps_X])
 # %% [markdown]
 # ## What it costs, and the next problem
 #
-# - **Bytes:** a quarter more than tensor parallelism, 10 (N-1) S for 8, for keeping X_r.
-# - **T must be a multiple of N**, and a parameter between the branches needs its partial gradients
-#   summed; forgotten, nothing fails but the gradient.
+# - **Bytes:** a quarter more than tensor parallelism, 10 (N-1) S instead of 8, for keeping X_r.
+# - **T must be a multiple of N**, and the partial gradients of parameters between the branches must
+#   be summed; if that is forgotten, no error is raised, but the gradient is wrong.
 # - **The communication has no slack:** the next product waits for the gather. It needs the fastest
 #   links there are, so N stays within a machine.
 # - **H T/C grows with T.** Attention's probabilities are split over heads, never over positions; a

@@ -4,7 +4,7 @@
 # Examples can be split over ranks (lesson 3), layers (lessons 6 to 10), and matrices (lessons 11 to
 # 13). Lesson 13 ended where tensor parallelism does: at the edge of a machine. To use more ranks,
 # all three splits are done at once, on a grid of ranks. The library's version is
-# `minidist/hybrid.py`; the analysis is that of Narayanan et al. (SC 2021), section 3.
+# `minidist/hybrid.py`; the analysis is from Narayanan et al. (SC 2021), section 3.
 #
 # Letters: `dp x pp x tp` ranks, split by data, pipeline and tensor; `L` blocks; `B` examples of `T`
 # tokens in the batch, `C` the width, `V` words; `e` bytes a number, `S = B T C e` the bytes of one
@@ -44,8 +44,8 @@ def fresh():
 # ## Problem
 #
 # One batch of 16 examples, 8 ranks. They can be arranged in ten ways. We do forward and backward in
-# each, compare all gradients with one device's, and count what every axis sends, what a rank holds
-# in parameters, and what it keeps for backward at its fullest.
+# each, compare all gradients with one device's, and count the bytes that every axis sends, a rank's
+# parameters, and the most that it keeps for backward.
 
 # %%
 MESHES = [(8 // (pp * tp), pp, tp) for tp, pp in product((1, 2, 4, 8), repeat=2) if pp * tp <= 8]
@@ -100,8 +100,8 @@ for mesh in MESHES:
 assert sum(sent[1, 1, 8].values()) > 24 * sum(sent[1, 8, 1].values())
 
 # %% [markdown]
-# The same gradient on every mesh, and up to 25 times the bytes. Bytes are not all: who sends least
-# may wait most, or hold most. This lesson counts all three.
+# The same gradient on every mesh, and up to 25 times the bytes. Bytes are not everything: a mesh
+# that sends least may wait most, or hold most. This lesson counts all three.
 #
 # ## Picture
 #
@@ -118,12 +118,12 @@ assert sum(sent[1, 1, 8].values()) > 24 * sum(sent[1, 8, 1].values())
 #                      v             v                 v             v
 #     second half    rank 4 <-tp-> rank 5   <-pp->   rank 6 <-tp-> rank 7      machine 1
 #
-# Rank 2 talks to 3 (tp), to 0 (pp), to 6 (dp), and to nobody else.
+# Rank 2 communicates with 3 (tp), with 0 (pp), with 6 (dp), and with no other rank.
 #
 # ## Math
 #
 #     dp   dw = sum_d dw_d                    examples: gradients of the same part, once a step
-#     pp   dE = dE_first + dE_last            layers: nothing to sum but a tied embedding E
+#     pp   dE = dE_first + dE_last            layers: only a tied embedding E is summed
 #     tp   dX = sum_t dX_t, Y = sum_t Y_t     matrices: inside the layers, in every micro-batch
 #
 # The sums run over different indices, so their order does not matter, and none needs a factor: the
@@ -132,7 +132,7 @@ assert sum(sent[1, 1, 8].values()) > 24 * sum(sent[1, 8, 1].values())
 #
 # ## Code
 #
-# So no axis has to know of the others. Each gets its own group, and that is the composition:
+# So no axis has to know about the others. Each gets its own group, and that is the composition:
 
 
 # %%
@@ -174,7 +174,7 @@ print("our lines leave the library's bits on every rank")
 #                                             rank the same; if pp > 1, the sum of dE
 #     dp   2 (dp-1) Q                         one all_reduce of Q, all that pp x tp ranks hold
 #
-# Q is P, but with norms, biases behind the rows, and positions (R bytes) counted tp times, and with
+# Q is P, but with norms, biases after the rows, and positions (R bytes) counted tp times, and with
 # the embedding twice if pp > 1, and padded to a multiple of tp words. The loss itself, a number, is
 # summed over pp and dp.
 
@@ -221,8 +221,8 @@ for mesh in MESHES:
 # Now 64 ranks in machines of 8, a model of 52 billion parameters: L = 64, C = 8192, T = 2048, 64
 # examples, one to a micro-batch, 16 bits a number and 16 bytes a parameter with AdamW's state. We
 # assume, per rank, 300 GB/s inside a machine, 50 GB/s between machines, 156 Tflop/s and 80 GB. An
-# axis is fast if its groups lie within a machine. The sum over dp runs beside backward (lesson 3)
-# of the last micro-batch, as no gradient is complete before; all else waits.
+# axis is fast if its groups are within a machine. The sum over dp runs during backward (lesson 3)
+# of the last micro-batch, because no gradient is complete before; everything else waits.
 
 
 # %%
@@ -256,13 +256,13 @@ slower = [at_size(*mesh, between=25e9)[0] for mesh in fitting[:2]]
 assert abs(slower[0] - slower[1]) < 0.01 < table[2, 4, 8][0] - table[4, 2, 8][0]
 
 # %% [markdown]
-# The rules of thumb, and the paper's takeaways 1 and 2 (sections 3.2 and 3.3), fall out of it:
+# The rules of thumb, and the paper's takeaways 1 and 2 (sections 3.2 and 3.3), follow from it:
 #
 # 1. *tp inside a machine*, and no wider: its bytes per rank are the most, and each layer waits.
 # 2. *pp across machines*, until the model fits: its bytes are the fewest, its bubble grows.
-# 3. *dp with all ranks that are left*: it talks once a step, in part beside backward. So no more
-#    tp x pp than memory needs: 4 x 2 x 8 before 2 x 4 x 8, and 8 x 1 x 8 if it only fitted. (At
-#    25 GB/s between machines these two draw level: over dp the first sends three times the bytes.)
+# 3. *dp with all ranks that are left*: it sends once a step, in part during backward. So no more tp
+#    x pp than memory needs: 4 x 2 x 8 before 2 x 4 x 8, and 8 x 1 x 8 if only it fitted. (At 25
+#    GB/s between machines the first two are equal: over dp the first sends three times the bytes.)
 #
 # In a rank's number tp is therefore the fastest axis, and dp, which can hide some of its bytes, the
 # slowest; `Mesh` takes them in this order. (Attention's T x T probabilities are taken as recomputed
@@ -302,18 +302,18 @@ def draw(plt):
 figures.save(draw, "16_hybrid")
 
 # %% [markdown]
-# ## Exercise 1: whom do I talk to?
+# ## Exercise 1: who are my peers?
 #
 # Write `peers(rank, axis, sizes)`: the ranks of this rank's group on an axis, in order, given
 # `sizes = {"dp": ..., "pp": ..., "tp": ...}`; no communication.
 #
-# *Hint:* an axis has a stride, the product of the sizes after it. Take your own coordinate out of
-# your number, and put each of 0 to size - 1 in.
+# *Hint:* an axis has a stride, the product of the sizes after it. Subtract your own coordinate from
+# your number, and add each of 0 to size - 1 instead.
 
 
 # %%
 def peers(rank, axis, sizes):
-    """Return the ranks that differ from this one on this axis alone, itself among them."""
+    """Return the ranks that differ from this one on this axis alone, including itself."""
     raise NotImplementedError  # your lines here
 
 
@@ -347,8 +347,8 @@ exercise.judge(1, check_peers, peers, tempting=[slowest_first])
 # ## Exercise 2: why did this break?
 #
 # An optimizer that clips scales the gradient by `min(1, max_norm / norm)`, with the norm of the
-# *whole* gradient, the root of the sum of all its squares. Here each rank took what it holds itself
-# (`clip_global_norm` refuses to: where parameters are spread over ranks it asks for `sum_squares`):
+# *whole* gradient, the root of the sum of all its squares. Here each rank took only what it holds
+# (`clip_global_norm` refuses this: if parameters are spread over ranks, it asks for `sum_squares`):
 
 
 # %%
@@ -369,12 +369,12 @@ print(f"one device scales by {right:.3f}, ranks 0 to 3 by", [f"{f:.3f}" for f in
 assert abs(eight.run(clip_factors, lambda hybrid, mesh: hybrid.sum_squares())[0] / right - 1) < 1e-9
 
 # %% [markdown]
-# Each rank scales by a factor of its own, so the step points elsewhere, and copies of a parameter
-# drift apart: ranks 0 and 1 hold the same norm layers. Summing all ranks' squares is no cure: some
-# parameters are there more than once. Write `whole_squares(hybrid, mesh)`, the sum of squares in
-# which each counts once.
+# Each rank scales by a different factor, so the step has a wrong direction, and copies of a
+# parameter drift apart: ranks 0 and 1 hold the same norm layers. Summing all ranks' squares is no
+# cure: several ranks hold some of the parameters. Write `whole_squares(hybrid, mesh)`, the sum of
+# squares in which each parameter counts once.
 #
-# *Hint:* go through `hybrid.named_parameters()`; `p.shard is None` where all tp ranks hold all of
+# *Hint:* go through `hybrid.named_parameters()`; `p.shard is None` if all tp ranks hold all of
 # p; `hybrid.pipeline.shared.get(name)` is the group of the two stages that share it, or None. Then
 # all_reduce a NumPy number, over those axes where ranks hold different things.
 
@@ -408,15 +408,15 @@ exercise.judge(2, check_squares, whole_squares, tempting=[own_squares, all_ranks
 # Between two stages every tp rank sends the same X[B, T, C] to its counterpart: `S tp` bytes where
 # S would do, over the slow links between machines. (Narayanan et al., section 4.1, call the cure
 # the scatter/gather communication optimization.) Write `move(x, mesh)` for two stages: all ranks of
-# stage 0 call it with the same x, those of stage 1 with None; there it returns x. Over pp each rank
-# may send `S/tp` only; what is missing is gathered within the machine.
+# stage 0 call it with the same x, the ranks of stage 1 with None; there it returns x. Over pp each
+# rank may send only `S/tp`; the rest is gathered within the machine.
 #
 # *Hint:* cut along T. `mesh.pp.send(part, 1)`, `mesh.pp.recv(0)`, `mesh.tp.all_gather(part, 1)`.
 
 
 # %%
 def move(x, mesh):
-    """Return x on the ranks of stage 1, None on those of stage 0."""
+    """Return x on the ranks of stage 1, None on the ranks of stage 0."""
     raise NotImplementedError  # your lines here
 
 
@@ -455,7 +455,7 @@ exercise.judge(3, check_move, move, tempting=[everyone_sends_all, one_sends_all]
 # - **Three sums to get right**, each over its own group, and one place where all meet: the norm.
 # - **A mesh is chosen before the program starts**, for one model, batch and machine. Our choice
 #   took a formula and 28 candidates; layers of unequal cost and mixed hardware make it a search.
-# - **One rank that stops stops all**: every rank is some group's missing member.
+# - **One rank that stops stops all**: it is missing in several groups.
 # - **dp still keeps everything dp times**: parameters, gradients and AdamW's moments, unless ZeRO
 #   (lesson 5) splits them over dp as well.
 #

@@ -4,8 +4,8 @@
 # Lesson 16 chose among the meshes of one strategy. This lesson, the last one, puts all strategies
 # of the library into one table: what a rank takes in, sends, holds and waits for, and how many
 # ranks a strategy can use. The first three and the work of a rank are measured, and equal closed
-# forms; from these, and simulated schedules, comes the share of its time that is of use. Rules
-# follow, and a function that chooses.
+# forms. These and simulated schedules give the useful share of a rank's time. Rules follow, and a
+# function that chooses.
 #
 # Letters: `N` ranks, `r` one of them; a batch of `B` examples, of `T` tokens each; a Transformer of
 # `L` blocks, width `C`, `H` heads, `V` different tokens; `X = T C` numbers of one example between
@@ -37,9 +37,9 @@ print(f"a batch of {B} examples x {T} tokens; {L} blocks of width {C}, {H} heads
 # %% [markdown]
 # ## Problem
 #
-# One batch, one step, four ranks. `minidist verify` shows that all strategies leave the gradient of
-# one device, or, if they are asynchronous, exactly the stale one that they promise. Here each runs
-# one step with AdamW, and its ranks are watched: what they send, hold and compute.
+# One batch, one step, four ranks. `minidist verify` shows that all strategies compute the gradient
+# of one device, or, if they are asynchronous, exactly the stale one that they promise. Here each
+# runs one step with AdamW, and its ranks are watched: what they send, hold and compute.
 
 # %%
 costs = {name: measure_costs(name, cases[name], clusters[RANKS[name]]) for name in cases}
@@ -53,8 +53,8 @@ for what, values in [("bytes", moved), ("memory of a rank", held), ("useful time
     print(f"{what}: {low} least, {high} {values[high] / values[low]:.1f} times as much")
 
 # %% [markdown]
-# One gradient, one batch, one model: 33 times the bytes, 7 times the memory, and of the ranks' time
-# a quarter or all of it is of use. No strategy is best at all three.
+# One gradient, one batch, one model: 33 times the bytes, 7 times the memory, and between a quarter
+# and all of the ranks' time is useful. No strategy is best at all three.
 #
 # ## Picture
 #
@@ -68,8 +68,8 @@ for what, values in [("bytes", moved), ("memory of a rank", held), ("useful time
 #     sequence      cuts                            matrices       and positions between them
 #     hybrid        cuts     examples  x  layers  x  matrices
 #
-# Where a cut is, something crosses it. Gradients cross a cut of examples, once a step. Activations
-# cross a cut of layers at the cut, and a cut of matrices in every layer.
+# Something crosses every cut. Gradients cross a cut of examples, once a step. Activations cross a
+# cut of layers at the cut, and a cut of matrices in every layer.
 #
 # ## Math
 #
@@ -151,8 +151,8 @@ print(f"{len(costs)} strategies: each rank costs what its closed form says")
 # %% [markdown]
 # ## Measurement: the table
 #
-# Still missing is the number of ranks beyond which there is nothing left to cut. Where the library
-# refuses one rank more, its words are shown; where it does not, that rank has nothing to do.
+# Still missing is the number of ranks beyond which there is nothing left to cut. If the library
+# refuses one more rank, its message is shown; if it does not, that rank has nothing to do.
 
 # %%
 for name in ("siamese", "gpipe", "zb_v", "pipedream", "column", "attention", "sequence"):
@@ -175,14 +175,14 @@ print(table.text(rows))
 # ranks (of the busiest). *Memory*: of the fullest rank, what stays + activations at their peak; *of
 # one*: against one device with the same model. *Balance*: the busiest rank's multiply-adds over the
 # mean. *Useful*: the u above, for pipelines replayed with 8 micro-batches, asynchronous ones with a
-# stream of 160. *Limit*: ranks, and of what there is one on each. `siamese` runs on two ranks and
-# a model of its own, `column` and `row` on an MLP; `hybrid` has pp = 2, tp = 2.
+# stream of 160. *Limit*: ranks, and what each of them then has one of. `siamese` runs on two ranks
+# and another model, `column` and `row` on an MLP; `hybrid` has pp = 2, tp = 2.
 #
-# Some rows are alike: `bucketed` sends what `naive` sends, but beside backward; the three kinds of
+# Some rows are alike: `bucketed` sends what `naive` sends, but during backward; the three kinds of
 # servers differ in who waits. Some numbers surprise. Servers show 2.00 and 50 %: two of four ranks
 # compute nothing. All pipelines have 1.30: a rank with the embedding has one block to compute, the
 # second one has two. `attention` and `vocab` have 1.00 and still 35 % and 25 %: the ranks do equal
-# work, most of it N times. The limits know no learning: more asynchronous ranks make older
+# work, most of it N times. The limits ignore learning: more asynchronous ranks make older
 # gradients (`pipedream`'s first rank is N - 1 updates late, lesson 9). Norms, residual sums and
 # optimizers are not in u, which counts products alone.
 #
@@ -208,25 +208,25 @@ assert useful["sequence"] == 1 and useful["attention"] < 0.5 and useful["vocab"]
 # 1. *The model fits and the batch is large*: `bucketed`. All of it is useful, and its bytes do not
 #    grow with the batch; those of pipelines and matrices do. (`naive` sends as much, later.)
 # 2. *Weights fit, AdamW's state does not*: `zero_1`, then `zero_2`: less memory, no more bytes.
-#    `zero_3` if weights do not fit either, for half as many bytes again.
+#    `zero_3` if weights do not fit either, for 50% more bytes.
 # 3. *The layers do not fit together, or links are slow*: a pipeline. It sends least of all and
-#    holds a part of everything, and pays with u. `1f1b`, not `gpipe`: as useful, in less memory;
-#    `zb_h1` if its activations fit; `interleaved` or `zb_v` if links take 2 to 2.3 times the bytes.
-#    Have many micro-batches: with N = 4 equal stages 4 leave a bubble of 43 %, 16 one of 16 %.
-#    `layer_split` is what a pipeline is without overlap: 25 %.
+#    holds a part of everything, but its u is smaller. `1f1b`, not `gpipe`: as useful, in less
+#    memory; `zb_h1` if its activations fit; `interleaved` or `zb_v` if links take 2 to 2.3 times
+#    the bytes. Have many micro-batches: with N = 4 equal stages 4 leave a bubble of 43 %, 16 one of
+#    16 %. `layer_split` is what a pipeline is without overlap: 25 %.
 # 4. *One layer does not fit, or there are fewer examples than ranks, and links are fast*:
 #    `sequence`. `attention`, `vocab`, `column` and `row` are its parts; alone they repeat the rest.
 # 5. *Fast links inside a machine, slow ones between*: `hybrid`: matrices inside, layers or examples
 #    across, and no more cuts of matrices and layers than memory needs (lesson 16).
 # 6. *Two inputs through one network*: `siamese`, on two ranks, and data parallelism over pairs.
-# 7. *Ranks of unequal speed, and a gradient may be old*: `ssp`, `downpour`, `pipedream`. Nobody
+# 7. *Ranks of unequal speed, and a gradient may be old*: `ssp`, `downpour`, `pipedream`. No rank
 #    waits; `pipedream` keeps N - r versions of weights (`pipedream_2bw` two), servers send 2 W P.
 #    The price is not in the table: stale gradients, which lessons 4 and 9 measure in learning.
 #
 # ## A function that chooses
 #
-# It is the formula for seconds under Math, over all candidates that fit; for the bytes of a rank it
-# takes the ranks' mean.
+# It applies the formula for seconds (under Math) to all candidates that fit; for the bytes of a
+# rank it takes the ranks' mean.
 
 
 # %%
@@ -260,7 +260,7 @@ for link, parts in ((10e9, (1, 0.36, 0.3, 0.2)), (1e8, (1, 0.2))):
 # %% [markdown]
 # The first answer goes beyond rule 1: `zero_2` sends what `bucketed` sends, and each rank updates a
 # quarter of the parameters. With less memory ZeRO's stages drop out, and what is left cuts layers.
-# Where links are 100 times slower pipelines win, and the more memory there is, the more of their
+# If links are 100 times slower, pipelines win, and the more memory there is, the more of their
 # bubble can be filled.
 #
 # ## Measurement: is the choice right?
@@ -268,7 +268,7 @@ for link, parts in ((10e9, (1, 0.36, 0.3, 0.2)), (1e8, (1, 0.2))):
 # Two ranks can be dp = 2, pp = 2 or tp = 2. Two models: *wide*, 2 blocks of width 192, with batches
 # of 2 examples of 4 tokens; *narrow*, 4 blocks of width 32, with 16 examples of 32. First the
 # machine's own `rates`: both ranks train the whole batch by themselves, and they sum 8 MB. Then the
-# three meshes, in turn, the best of 8 rounds, so that a slow moment of the machine meets all.
+# three meshes, in turn, the best of 8 rounds, so that a slow moment of the machine affects all.
 
 # %%
 SHAPES = {"wide": (32, 192, 8, 2, 4, 2), "narrow": (32, 32, 4, 4, 32, 16)}  # V, C, H, L, T, B
@@ -320,11 +320,11 @@ assert order["wide"][0] == "tp" and order["narrow"][-1] == "pp"
 # %% [markdown]
 # The same two ranks, and what is best for one model is not for the other. In *wide* dp sums 7 MB of
 # gradients and updates all of them on both ranks; tp does half of everything. In *narrow* there is
-# next to nothing to sum, and the formula calls dp and tp a tie. On an idle machine dp wins: norms
-# and residual sums, done by both tp ranks, and a wait in each of 21 all_reduces are not in it. So
-# trust it to find out what does *not* come into question, and measure those that are close. (pp
-# waits a third of the time. Where other programs want the cores that costs little: they get them.
-# What is measured is therefore printed, not asserted.)
+# almost nothing to sum, and by the formula dp and tp are equal. On an idle machine dp wins: the
+# formula ignores norms and residual sums, done by both tp ranks, and a wait in each of 21
+# all_reduces. So trust it to exclude candidates, and measure those that are close. (pp waits a
+# third of the time. If other programs want the cores, that costs little: they get them. The
+# measured times are therefore printed, not asserted.)
 
 
 # %%
@@ -415,10 +415,10 @@ print(f"planned {planned / 1e3:.0f} kB a rank; held {needed / 1e3:.0f} kB")
 assert needed > 1.1 * planned
 
 # %% [markdown]
-# Not everything is cut: a layer must be whole while it works, its weights twice (the next one is
-# coming), its gradient once. Others have remainders of their own, and a pipeline's first rank is
-# not its fullest. Write `least_ranks(name, memory)`: the smallest N of 1, 2, 4 and 8 on which no
-# rank holds more than `memory` bytes, or None.
+# Not everything is cut: a layer must be whole while it computes, two layers' weights (the next
+# one's are being gathered) and one gradient. Other strategies have other remainders, and a
+# pipeline's first rank is not its fullest. Write `least_ranks(name, memory)`: the smallest N of 1,
+# 2, 4 and 8 on which no rank holds more than `memory` bytes, or None.
 #
 # *Hint:* `STRATEGIES[name].predict(cases[name], N)` has a cost per rank, and a cost has `.memory`.
 
@@ -455,12 +455,12 @@ exercise.judge(2, check_ranks, least_ranks, tempting=[by_division, first_rank])
 # %% [markdown]
 # ## Exercise 3: how many servers?
 #
-# The table's limit of servers counts examples. Another one comes first: what goes through a server.
+# The table's limit of servers counts examples. Another limit is reached first: a server's traffic.
 # In a clock each of W workers pulls and pushes the server's slice of the model's P bytes. Write
-# `servers(W, P, link, seconds)`: the fewest servers of which none is busy with that for longer than
-# a worker computes, `seconds`, if `link` bytes a second pass a server, in and out together.
+# `servers(W, P, link, seconds)`: the fewest servers such that each one's traffic takes no longer
+# than a worker computes, `seconds`, if `link` bytes a second pass a server, in and out together.
 #
-# *Hint:* with S servers a slice has P/S bytes; W of them go out, W come in.
+# *Hint:* with S servers a slice has P/S bytes; W slices go out, W come in.
 
 
 # %%
@@ -486,13 +486,13 @@ exercise.judge(3, check_servers, servers, tempting=[pulls_alone])
 # %% [markdown]
 # ## What it costs, and the next problem
 #
-# - **A table is of one model and one batch.** With other sizes other rows win; therefore the forms
-#   are functions. They do not know overlap (`bucketed` hides what `naive` waits for), the time that
-#   every message takes, or work outside of products.
+# - **The table is for one model and one batch.** With other sizes other rows win; therefore the
+#   closed forms are functions. They ignore overlap (`bucketed` hides what `naive` waits for), the
+#   latency of messages, and work outside of products.
 # - **u is bounded by the worst cut**: 1.30 in nine rows. A cut by cost, not by number of layers
 #   (lesson 6), is the first thing to try.
-# - **The learning is not in it.** Larger batches for more data-parallel ranks, and stale gradients,
-#   change what a step is worth.
+# - **It says nothing about learning.** Larger batches for more data-parallel ranks, and stale
+#   gradients, change what a step achieves.
 #
 # The next problem is yours: a strategy of your own. `README.md` says how to add one; the assertion
 # beside the table will ask for its row.
