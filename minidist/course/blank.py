@@ -1,7 +1,7 @@
-"""Take the bodies of functions out of a source, and leave their signatures and docstrings.
+"""Remove the bodies of functions from a source, but keep their signatures and docstrings.
 
-What to take out is found in the syntax tree, so that the source needs no marks in it; all other
-lines stay as they are written.
+The functions are found in the syntax tree, so the source needs no marks; all other lines do not
+change.
 """
 
 import ast
@@ -15,7 +15,7 @@ def blank(source: str, messages: dict[str, str]) -> str:
 
     messages  {qualified name, as "ring_all_reduce" or "Mesh.rank_of": message}
 
-    ValueError: the source has no such function, or it stands on one line.
+    ValueError if the source has no such function, or the whole function is on one line.
     """
     known = functions(ast.parse(source))
     missing = sorted(messages.keys() - known.keys())
@@ -26,7 +26,7 @@ def blank(source: str, messages: dict[str, str]) -> str:
         function = known[name]
         first = function.body[0]
         if first.lineno == function.lineno:
-            raise ValueError(f"{name} stands on one line; give its body lines of its own")
+            raise ValueError(f"{name} is on one line; put its body on separate lines")
         start = first.lineno - 1
         if ast.get_docstring(function) is not None:
             start = first.end_lineno

@@ -1,4 +1,4 @@
-"""What a teacher hands out and keeps: the release, the instructor's folder, the autograder."""
+"""What a teacher hands out or keeps: the release, the instructor's folder, the autograder."""
 
 import secrets
 import zipfile
@@ -55,8 +55,8 @@ done
 ```
 
 `../autograder.zip` is for Gradescope: upload it as it is, on an image with Python 3.11 or newer.
-In it the grader runs as root and the student's code as another user. On a laptop, without root, it
-does not: what that leaves open stands in the docstring of `minidist/course/sandbox/__init__.py`.
+There the grader runs as root and the student's code as another user. On a laptop, without root,
+both are the same user: the docstring of `minidist/course/sandbox/__init__.py` names the risks.
 """
 
 

@@ -1,4 +1,4 @@
-"""Grade a student's folder: ask every task's questions in a sandbox, and judge the answers here."""
+"""Grade a student's folder: ask each task's questions in a sandbox, and judge the answers here."""
 
 import secrets
 import textwrap
@@ -19,9 +19,9 @@ LARGEST = 1 << 20  # bytes of a file that is handed in
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one task.
+    """The result of one task.
 
-    wrong    a text per question that failed: what was tried, and what is wrong with the answer
+    wrong    a text per failed question: what was asked, and what is wrong with the answer
     output   what the student's code printed, shortened
     """
 
@@ -37,10 +37,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Grade:
-    """What became of a lab.
+    """The result of a lab.
 
-    seed      what the questions were drawn from: the same seed, the same questions
-    defences  what kept the student's code in its place on this machine
+    seed      the questions were drawn from it: the same seed gives the same questions
+    defences  the defences of the sandbox that this machine had
     """
 
     lab: Lab
@@ -65,12 +65,12 @@ def grade(
 ) -> Grade:
     """Ask and judge every task. Nothing that the student's code does raises here.
 
-    folder   what is handed in; of it, FOLDER/minidist/ and the lab's own files in it are read
-    seed     None draws one that nobody knows; the grade names it
-    limits   of a task: of its time, memory, processes and files
-    without  defences to do without, see Sandbox
+    folder   the submission; only the lab's own files in FOLDER/minidist/ are read
+    seed     None draws an unpredictable one; the grade names it
+    limits   time, memory, processes and files per task
+    without  defences to leave out, see Sandbox
 
-    ValueError: there is no FOLDER/minidist, see `handed_in`.
+    ValueError if there is no FOLDER/minidist, see `handed_in`.
     """
     seed = secrets.randbits(32) if seed is None else seed
     files, unusable = handed_in(Path(folder), lab.files)
@@ -103,7 +103,7 @@ def _said(about: str, said: str) -> str:
 
 
 def judge(question: Question, answer: dict) -> str | None:
-    """Return the verdict; an answer of another form than was asked for is wrong too."""
+    """Return the verdict; an answer with an unexpected form is wrong, too."""
     floats = {name: a for name, a in answer.items() if np.asarray(a).dtype.kind in "fc"}
     nan = next((f"{name} has a NaN" for name, a in floats.items() if np.isnan(a).any()), None)
     try:
@@ -117,8 +117,8 @@ def judge(question: Question, answer: dict) -> str | None:
 def handed_in(folder: Path, paths: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     """Return {path: source} of a lab's files, and {path: why} of those that cannot be used.
 
-    A file that is not there is in neither. ValueError: there is no minidist/ in `folder`, and none
-    in the one folder in it.
+    A missing file is in neither. ValueError if there is no minidist/ in `folder`, nor in its only
+    subfolder.
     """
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
@@ -137,7 +137,7 @@ def handed_in(folder: Path, paths: list[str]) -> tuple[dict[str, str], dict[str,
 
 
 def _source(root: Path, path: Path) -> str:
-    """Read a file that lies in `root`, and is no more than a file."""
+    """Read a file that is in `root`, and is a regular file."""
     if not path.resolve(strict=True).is_relative_to(root):
         raise ValueError("it is a link that leads out of the folder")
     text = contents(path.resolve(), LARGEST)

@@ -1,7 +1,7 @@
 """A lab: its tasks, their points, and which functions of minidist each of them blanks out.
 
-A lab is a TOML file in `labs/`. Its questions (`questions/`) are asked by the grader, which alone
-knows the answers; its probes (`probes/`) put them to a student's code.
+A lab is a TOML file in `labs/`. The grader asks its questions (`questions/`) and alone knows the
+answers; its probes (`probes/`) run them on a student's code.
 """
 
 import tomllib
@@ -89,7 +89,7 @@ def labs() -> list[Lab]:
 
 
 def find(name: str) -> Lab:
-    """Return a lab by its name. ValueError: there is none."""
+    """Return a lab by its name; ValueError if there is none."""
     by_name = {lab.name: lab for lab in labs()}
     if name not in by_name:
         others = ", ".join([*by_name, "mutants"])  # that one is property_lab.py's
@@ -98,7 +98,7 @@ def find(name: str) -> Lab:
 
 
 def read(path: Path) -> Lab:
-    """Read a lab's TOML file. ValueError: a key is missing or unknown."""
+    """Read a lab's TOML file; ValueError if a key is missing or unknown."""
     found = tomllib.loads(path.read_text(encoding="utf-8"))
     tasks = [_fill(Task, task, path) for task in found.pop("task")]
     return _fill(Lab, {"name": path.stem, "tasks": tasks, **found}, path)

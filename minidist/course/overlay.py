@@ -1,7 +1,7 @@
-"""minidist with some of its files replaced: by a student's, by blanked or by mutated ones.
+"""minidist with some files replaced: by a student's, by blanked or by mutated ones.
 
 The result is a folder to put first on the path of a *new* process, where `import minidist` then
-finds it. The package that is running stays as it is.
+finds it. The running package does not change.
 """
 
 import shutil

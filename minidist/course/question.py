@@ -10,13 +10,13 @@ Answer = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Question:
-    """One call of a probe beside the student's code, and the verdict on what it returns.
+    """One call of a probe on the student's code, and the verdict on what it returns.
 
-    about  what is tried, as a report says it: "3 stages, 5 micro-batches"
+    about  what is asked, as a report shows it: "3 stages, 5 micro-batches"
     probe  a function of the lab's probes: (**given) -> {name: array}
     given  numbers, strings, arrays, and lists and dicts of them
     judge  answer -> None if it is right, else what is wrong: which rank, which number, and what
-           was expected. It is called beside the reference, where the student's code never is.
+           was expected. It runs in the grader's process, where the student's code never runs.
     """
 
     about: str
@@ -26,7 +26,7 @@ class Question:
 
 
 def expect(answer: Answer, want: dict[str, object]) -> str | None:
-    """Compare an answer with what was expected: same names, shapes and, exactly, values."""
+    """Compare an answer with what was expected: same names, shapes and exact values."""
     for name, value in want.items():
         value = np.asarray(value)
         if name not in answer:
@@ -42,6 +42,6 @@ def expect(answer: Answer, want: dict[str, object]) -> str | None:
 
 
 def counted(n: int, what: str) -> str:
-    """Return a number of things as English has it: "1 rank", "2 ranks", "3 batches"."""
+    """Return a number of things in correct English: "1 rank", "2 ranks", "3 batches"."""
     plural = "es" if what.endswith(("s", "ch")) else "s"
     return f"{n} {what}{plural * (n != 1)}"

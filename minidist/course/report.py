@@ -1,7 +1,7 @@
 """A grade as a text, as JUnit XML, and as Gradescope's results.json.
 
-Nothing here trusts what the student's code has said: it is shortened, and characters that steer a
-terminal or are none of XML are shown as their numbers.
+Nothing here trusts the output of the student's code: it is shortened, and characters that control a
+terminal or are not allowed in XML are shown as their numbers.
 """
 
 import json
@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from minidist.course.grader import Grade, Verdict
 
 LINES, WIDTH = 24, 160  # of what is said about one question
-QUESTIONS = 3  # so many failed questions of a task are shown
+QUESTIONS = 3  # the most failed questions of a task that are shown
 
 
 def text(grade: Grade, foot: bool = True) -> str:
@@ -89,17 +89,17 @@ def gradescope(grade: Grade) -> str:
 
 
 def gradescope_refusal(why: str) -> str:
-    """Return a results.json for what cannot be graded: without one, students are told nothing."""
+    """Return a results.json for an ungradable submission, so that the student sees the reason."""
     return json.dumps({"score": 0, "output": plain(why), "output_format": "text"}, indent=2) + "\n"
 
 
 def plain(said: str) -> str:
-    """Show what does not print, control characters and half characters, as its number."""
+    """Show unprintable characters (control characters, halves of pairs) as their numbers."""
     return "".join(c if c in "\t\n" or c.isprintable() else f"\\x{ord(c):02x}" for c in said)
 
 
 def _shown(verdict: Verdict) -> str:
-    """Return what is wrong with a task, in few and not too long lines."""
+    """Return what is wrong with a task, in a few short lines."""
     lines = []
     before = []
     for wrong in verdict.wrong[:QUESTIONS]:
@@ -121,7 +121,7 @@ def _short(lines: list[str]) -> list[str]:
 
 
 def _folded(line: str) -> list[str]:
-    """Fold a long line in two or three; of a longer one, leave the two ends."""
+    """Fold a long line into two or three; of a longer one, keep the two ends."""
     if len(line) > 2 * WIDTH:
         ends = WIDTH // 2 - 3  # what was expected, and what it means, often stand last
         return [f"{line[:ends]} ... {line[-ends:]}"]

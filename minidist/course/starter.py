@@ -1,4 +1,4 @@
-"""What a student begins with: a lab's files with the tasks' bodies taken out, and its tests."""
+"""What a student begins with: a lab's files with the tasks' bodies removed, and its tests."""
 
 from pathlib import Path
 
@@ -9,9 +9,9 @@ NAME = "lab.txt"  # the lab's name, for `minidist lab test` and `grade`
 
 TESTS = '''"""The public tests of this lab: `minidist lab test .` or `pytest`, here.
 
-A question is asked in a process of its own, in which `minidist` has your files in it, and is
-judged in this one. What is asked and how it is judged stands in
-minidist/course/questions/{name}.py and probes/{name}.py of the installed minidist.
+A question is asked in a separate process, whose `minidist` contains your files, and is judged in
+this one. See minidist/course/questions/{name}.py and probes/{name}.py of the installed minidist
+for what is asked and how it is judged.
 """
 
 from pathlib import Path
@@ -61,7 +61,7 @@ def pytest_addoption(parser):
 def write(lab: Lab, folder: Path) -> list[str]:
     """Write the starter of a lab into a new or empty folder; return the paths of its files.
 
-    ValueError: the folder has something in it, or cannot be made.
+    ValueError if the folder is not empty, or cannot be made.
     """
     files = {
         "README.md": handout(lab),
@@ -87,18 +87,16 @@ def write_files(folder: Path, files: dict[str, str]) -> list[str]:
 
 
 def lab_name(folder: Path) -> str:
-    """Return the name of the lab that a folder is of, from its lab.txt.
+    """Return the name of a folder's lab, from its lab.txt.
 
-    It may lie in the one folder in it that has one, as in zipped folders.
+    The file may also be in the only subfolder that has one, as in zipped folders.
     """
     root = holder(folder, NAME, Path.is_file)
     said = contents(root / NAME, 100) if root else None  # it is handed in: perhaps a link
     if said is None:
         if not folder.is_dir():
             raise ValueError(f"there is no folder {folder}")
-        raise ValueError(
-            f"{folder} has no {NAME}, which says what lab it is of; name it: --lab NAME"
-        )
+        raise ValueError(f"{folder} has no {NAME}, which names its lab; pass the name: --lab NAME")
     return said.decode("utf-8-sig", "replace").strip()
 
 
@@ -118,8 +116,8 @@ Read before: {read}.
 
 {write}
 
-and hand in these files, in these folders. Nothing else is taken; all the rest of minidist, with
-everything of the labs before, is there as it is in the package.
+and hand in these files, in these folders. Nothing else is used; all the rest of minidist, including
+the solutions of earlier labs, comes from the package.
 
 One command tests all tasks, from this folder:
 
@@ -128,8 +126,8 @@ minidist lab test .
 ```
 
 `pytest` does the same, question by question (`pytest -k {lab.number}.1 -x`). A task earns points
-when all its questions are answered right within the time limit; the grader asks the same questions
-with other numbers.
+if all its questions are answered correctly within the time limit; the grader asks the same
+questions with other numbers.
 
 {chr(10).join(_task(task) for task in lab.tasks)}"""
 
@@ -153,7 +151,7 @@ Numbers to hit:
 
 
 def written(task: Task) -> str:
-    """Return what is to be written in which file: "`A.f`, `g` in `minidist/a.py`"."""
+    """Return what to write in which file: "`A.f`, `g` in `minidist/a.py`"."""
     names: dict[str, list[str]] = {}
     for path, name in targets(task):
         names.setdefault(path, []).append(f"`{name}`")

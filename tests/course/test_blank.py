@@ -58,5 +58,5 @@ def test_a_body_goes_with_its_comments_and_all_around_it_stays():
 def test_what_cannot_be_taken_out_is_refused():
     with pytest.raises(ValueError, match=r"no function Pair\.third"):
         blank(SOURCE, {"Pair.third": ""})
-    with pytest.raises(ValueError, match="stands on one line"):
+    with pytest.raises(ValueError, match="is on one line"):
         blank("def f(): return 1", {"f": ""})

@@ -313,5 +313,5 @@ def test_replays_and_bytes():
     assert cause_of.replays(a, others) is None
     said = cause_of.bytes_held({"state": 8}, {"state": 4}, {"state": 8})
     assert said == "state: 8 bytes, not 4; as much as if it were not split"
-    said = "send: others took 5 bytes from rank 1, by the ledger, not 4"
+    said = "send: by the ledger rank 1 sent 5 bytes, not 4"
     assert cause_of.bytes_moved([4, 5], [4, 4], "send") == said

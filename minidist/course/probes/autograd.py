@@ -15,7 +15,7 @@ def adjoints(name, options, calls):
     calls  [{"arrays": ..., "grad": ...}]: what it is applied to, and the gradient of the result
 
     Returns, of call c: "y c", "d0 c", "d1 c", ..., and "written c", whether an array of the caller
-    is another one than before.
+    has changed.
     """
     room = next(m for m in (operators, functions, losses) if hasattr(m, name))
     results = [
@@ -43,7 +43,7 @@ def unbroadcast(grad, shape):
 
 
 class Node(Function):
-    """A function of a graph that an engine is tried on; it notes when its backward is called."""
+    """A function in a graph for testing an engine; it records when its backward is called."""
 
     def __init__(self, number, watch):
         self.number, self.watch = number, watch
@@ -180,7 +180,7 @@ def refusals(leaf):
 
 
 class Leaf:
-    """What `Deferred` needs of a leaf: it adds up what it is given, and counts."""
+    """The part of a leaf that `Deferred` needs: it adds up contributions, and counts them."""
 
     def __init__(self, zero):
         self.total, self.added, self.called, self.at_last = zero, 0, 0, zero
@@ -209,7 +209,7 @@ def one_product(pairs):
 
 
 def later(shapes, passes, together):
-    """Deliver what several passes of backward have put off.
+    """Deliver what several passes of backward have deferred.
 
     shapes    of the leaves
     passes    [[(leaf, kind, arrays)]]; kind "product", "array", "thunk" or "none"

@@ -1,7 +1,7 @@
 """What the collectives lab asks of a student's code; it runs beside that code, and judges nothing.
 
-Ranks are threads. Beside each array travels the time at which it is there, in steps: a rank sends
-one message and takes one message per step, and a message can be used when it is there.
+Ranks are threads. Each array is sent with its time of arrival, in steps: a rank sends one message
+and takes one message per step, and a message can be used when it has arrived.
 """
 
 import traceback
@@ -15,7 +15,7 @@ from minidist.course.probes import ranks
 
 
 class Watched:
-    """A channel that notes whom it has sent how many bytes, and how late it is."""
+    """A channel that records how many bytes it sent to whom, and its current step."""
 
     def __init__(self, group):
         self.channel, self.rank, self.size = group.channel("recv"), group.rank, group.size

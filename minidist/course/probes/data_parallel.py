@@ -120,7 +120,7 @@ def launches(buckets, arrivals):
 def overlapped(sizes, seed, x, y, counts, micro_batches, moved, buckets):
     """Return every rank's gradients, reduced in the buckets given; bytes and number of messages.
 
-    moved  whether gradients of earlier micro-batches lie elsewhere than in the flat vector
+    moved  whether gradients of earlier micro-batches are outside of the flat vector
     """
 
     def worker(group):

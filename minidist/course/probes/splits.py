@@ -19,10 +19,10 @@ from minidist.tensor_parallel import (
 
 
 def there_and_back(group, function, x, grad):
-    """Return Y, dX, and the bytes that others took from this rank on either way.
+    """Return Y, dX, and the bytes that this rank sent in forward and in backward.
 
-    There is no way back where Y has another shape than dY on some rank. `overwritten` says whether
-    X and dY are other than before.
+    There is no backward if Y and dY have different shapes on some rank. `overwritten` says whether
+    X and dY have changed.
     """
     given, (own, grad) = (x, grad), (x.copy(), grad.copy())  # not shared with other ranks
     x = Tensor(own, requires_grad=True)
@@ -49,7 +49,7 @@ def pair(name, xs, grads, axes):
 
 
 def refused(kind, N, shape):
-    """Say whether a layer that does not split is refused by a ValueError."""
+    """Return whether a layer that does not split is refused by a ValueError."""
 
     def worker(group):
         try:

@@ -1,4 +1,4 @@
 """What each lab asks a student's code, and what the answers must be: a file per lab.
 
-`arrays.py` compares what one process answers, `ranks.py` what several have.
+`arrays.py` compares the arrays of one process, `ranks.py` those of several ranks.
 """

@@ -1,6 +1,6 @@
-"""Hold arrays of an answer against others, and say what a difference looks like.
+"""Compare the arrays of an answer with what they should be, and describe a difference.
 
-The bound is that of tools/compare.py; `scale` is the largest number of all that belong together.
+The bound is the one of tools/compare.py; `scale` is the largest number of all arrays together.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ Causes = dict[str, np.ndarray]
 
 
 def near(got: np.ndarray, want: np.ndarray, scale: float = 0.0) -> bool:
-    """Tell whether an array is the other one, up to rounding."""
+    """Return whether two arrays are equal up to rounding."""
     if got.shape != want.shape or not np.isfinite(got).all():
         return False
     allowed = compare.BOUND * (compare.scale(want, scale) or 1e-3)
@@ -26,7 +26,7 @@ def differ(
 ) -> str | None:
     """Return None if answer[name] is `want`, else where it is not.
 
-    causes  {what would explain it: the array that one then gets}
+    causes  {an explanation: the array that it would give}
     """
     want = np.asarray(want)
     if name not in answer:
@@ -51,14 +51,14 @@ def differ(
 
 
 def apart(got: np.generic, want: np.generic) -> str:
-    """Return "1.5, not 2.5", with the digits that it takes to see a difference."""
+    """Return "1.5, not 2.5", with enough digits to show the difference."""
     digits = next((n for n in (6, 9, 12) if f"{got:.{n}g}" != f"{want:.{n}g}"), 17)
     narrow = f" (it is {got.dtype})" if got.dtype.kind == "f" and got.itemsize < 8 else ""
     return f"{got:.{digits}g}, not {want:.{digits}g}{narrow}"
 
 
 def first(verdicts: Iterable[str | None]) -> str | None:
-    """Return the first verdict that is one, or None."""
+    """Return the first verdict that is not None, or None."""
     return next((verdict for verdict in verdicts if verdict is not None), None)
 
 
@@ -66,7 +66,7 @@ def vjp(function: Callable, arrays: list[np.ndarray], grad: np.ndarray) -> list[
     """Return the gradient of <grad, function(*arrays)> with respect to each array.
 
     By complex steps: f(x + ih) = f(x) + ih f'(x) + O(h^2) for an analytic f, so the imaginary part
-    over h is the derivative, and nothing is subtracted that could cancel.
+    over h is the derivative, and no subtraction loses digits.
     """
     h, gradients = 1e-30, []
     for k, array in enumerate(arrays):
@@ -80,7 +80,7 @@ def vjp(function: Callable, arrays: list[np.ndarray], grad: np.ndarray) -> list[
 
 
 def summed_down(grad: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Sum a gradient of a broadcast shape over the places that one element went to."""
+    """Sum a gradient of a broadcast shape over all places to which one element was copied."""
     home = np.broadcast_to(np.arange(np.prod(shape, dtype=int)).reshape(shape), grad.shape)
     sums = np.bincount(home.reshape(-1), grad.reshape(-1), int(np.prod(shape)))
     return sums.reshape(shape)

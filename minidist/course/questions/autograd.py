@@ -1,6 +1,6 @@
 """What the autograd lab asks, and what the answers must be.
 
-Gradients are held against complex steps (`arrays.vjp`), which know nothing of adjoints.
+Gradients are compared with complex steps (`arrays.vjp`), which do not use adjoints.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,9 +25,9 @@ def adjoints(
 ) -> Question:
     """Ask for a function's results and gradients.
 
-    value      arrays -> the result; by complex steps its gradient, too, or else by
+    value      arrays -> the result; complex steps of it give the gradient, unless there are
     gradients  (*arrays, grad) -> [gradient per array]
-    causes     (*arrays, grad) -> [{cause: what it leads to} per array]
+    causes     (*arrays, grad) -> [{cause: the gradient that it would give} per array]
     """
 
     def judge(answer: Answer) -> str | None:
@@ -261,7 +261,7 @@ def listed(rng: Random) -> Question:
 
 
 def reach(leaves: int, nodes: list) -> tuple[set[int], set[int]]:
-    """Return the functions below the root, and the values that the root's gradient gets to."""
+    """Return the functions below the root, and the values that the root's gradient reaches."""
     below, reached = {len(nodes) - 1} if nodes else set(), {leaves + len(nodes) - 1}
     for n in reversed(range(len(nodes))):
         kind, inputs = nodes[n]
@@ -353,7 +353,7 @@ def log_softmax_of(x, axis=-1):
 
 
 def far_apart(rng: Random, rows: int, columns: int) -> np.ndarray:
-    """Draw rows of which one lies about 1000 above the others, and one as far below."""
+    """Draw rows, one of them about 1000 above the others, and one as far below."""
     x = rng.standard_normal((rows, columns))
     x[0] += 1000
     x[-1] -= 1000

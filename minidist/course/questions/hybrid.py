@@ -326,7 +326,7 @@ def flags(options: dict) -> str:
 
 
 def is_repeated(name: str) -> bool:
-    """Say whether every rank of tp holds all of this parameter of a Transformer."""
+    """Return whether every rank of tp holds all of this parameter of a Transformer."""
     whole = np.zeros((6, 6) if name.endswith("weight") else 6)
     return part(name, whole, 2, 0) is whole
 

@@ -24,9 +24,9 @@ def by_rank(answer: Answer, ranks: int) -> list[dict[str, np.ndarray]]:
 def ranks_differ(
     got: list[dict], want: list[dict], causes: Mapping[float, str] | None = None
 ) -> str | None:
-    """Compare each rank's arrays with what it should have, by the bound of tools/compare.py.
+    """Compare each rank's arrays with the expected ones, by the bound of tools/compare.py.
 
-    causes  {ratio of what was found to what was expected: what has gone wrong then}
+    causes  {ratio of found to expected: the mistake that gives this ratio}
     """
     for rank, (mine, expected) in enumerate(zip(got, want, strict=True)):
         for name, value in expected.items():

@@ -1,46 +1,47 @@
-"""Run a student's code in processes of its own, which return arrays and nothing else.
+"""Run a student's code in separate processes, which return arrays and nothing else.
 
     grader       knows the answers; never imports the student's code
     supervisor   inside/__main__.py: starts the student's process, watches it, leaves nothing of it
     student      inside/student.py: reads what it needs, gives up its rights, answers questions
 
-What keeps the student's code in its place, and from what:
+These defences confine the student's code:
 
-- its own process per task: `sys.exit`, `os._exit`, a crash, patched modules (numpy.testing, pytest,
-  the probes, this sandbox's own) end or spoil one task. It sees questions and no answers.
-- `minidist` as a copy with the tasks' bodies blanked, of `course/` this lab's probes alone, without
-  what Python has compiled: there is no answer to import or to read in it.
-- limits of the kernel and of the supervisor: time, memory, processes, size of files and of all
-  that is written.
-- the supervisor adopts orphans and kills until no descendant is left, on Linux also those that
+- A separate process per task: `sys.exit`, `os._exit`, a crash, patched modules (numpy.testing,
+  pytest, the probes, this sandbox's own) end or spoil one task. It sees questions and no answers.
+- `minidist` is a copy with the tasks' bodies blanked. Of `course/` it has only this lab's probes,
+  and no compiled files: there is no answer to import or to read in it.
+- The kernel and the supervisor limit time, memory, processes, the size of each file and of all
+  files together.
+- The supervisor adopts orphans and kills until no descendant is left, on Linux also those that
   forked twice and left the session. Folders are removed whatever their rights and depth.
 - Landlock (Linux 5.13): only the copy, the standard library, the dependencies and shared libraries
   can be read, only the scratch folder can be written to; no signal to the grader (6.12).
 - seccomp (Linux on x86-64 and aarch64): no processes, programs, signals, sockets; no change of the
   rights of files or of the limits of other processes.
-- root only: another user, whose processes are counted and killed by themselves; no network.
-- what comes back is read as numbers and texts of a known size. Only files that the lab names are
-  taken from what is handed in, and no link that leads out of it.
+- Only if the grader is root: another user, whose processes are counted and killed separately; no
+  network.
+- The answer is read as numbers and texts of a known size. Only files that the lab names are taken
+  from what is handed in, and no link that leads out of it.
 
-A grade names, in its line "defences", which of these the machine had. What a laptop does not defend
+A grade lists, in its line "defences", which of these the machine had. A laptop does not defend
 against:
 
-- Without Linux (on macOS) neither Landlock nor seccomp is there: the student's code can read, write
-  and signal whatever the user who grades can, among it the reference, and can use the network. A
-  process of theirs that leaves its session survives. Grade code that you do not trust on Linux.
-- On Linux older than 5.13, or where Landlock is turned off, seccomp is what there is: files of the
-  user who grades can be read and written. Root's student, another user, can read what is open to
-  all, and write to /tmp: close the folder of the reference (`chmod go-rwx`).
-- Where a container lets root be nobody else, the student's code runs as root, under the rest.
-- The memory of all processes together is measured every 0.1 s; between two looks more can be
-  taken.
-- The student's code runs beside what measures it: in its own process it can falsify a ledger, a
-  clock or a probe. A wrong number earns nothing; a right one can be had without what was asked for,
-  as from another algorithm. Read the code of who must not cheat.
-- A grader that is killed (SIGKILL) leaves its folder, minidist-lab-*, where temporary files are;
-  no process.
-- Names, sizes and times of files can be asked for everywhere: Landlock refuses to open them only.
-- Times are the machine's: a busy one can take a slow right answer for an endless loop.
+- Without Linux (on macOS) there is neither Landlock nor seccomp: the student's code can read, write
+  and signal whatever the grading user can, including the reference, and can use the network. A
+  student's process that leaves its session survives. Grade untrusted code on Linux.
+- On Linux older than 5.13, or if Landlock is turned off, seccomp remains: files of the grading user
+  can be read and written. If the grader is root, the student is another user, who can read what is
+  open to all, and write to /tmp: close the folder of the reference (`chmod go-rwx`).
+- If a container does not let root become another user, the student's code runs as root, under the
+  other defences.
+- The memory of all processes together is measured every 0.1 s; in between more can be taken.
+- The student's code runs in one process with what measures it: it can falsify a ledger, a clock or
+  a probe. A wrong number earns nothing, but a right one can come from a different algorithm. Where
+  cheating matters, read the code.
+- A grader that is killed (SIGKILL) leaves its folder, minidist-lab-*, among the temporary files,
+  but no process.
+- Names, sizes and times of files can be read everywhere: Landlock only refuses to open them.
+- Times are the machine's: on a busy machine a slow right answer can look like an endless loop.
 - A hole in Python, NumPy or the kernel.
 """
 
@@ -70,7 +71,7 @@ PROBES = "minidist.course.probes"
 
 @dataclass(frozen=True)
 class Heard:
-    """What came back: an answer per question, or why there is none; and what was printed."""
+    """The result: an answer per question, or why there is none; and what was printed."""
 
     answers: list[Answer | str]
     output: str
@@ -79,9 +80,9 @@ class Heard:
 class Sandbox:
     """minidist with a student's files in it, ready to be asked.
 
-    without  defences to do without ("landlock", "seccomp", "user"), as on a machine that lacks them
+    without  defences to leave out ("landlock", "seccomp", "user"), as on a machine without them
 
-    A context: at its end the folder and all processes are gone.
+    Use it as a context: at its end the folder and all processes are removed.
     """
 
     def __init__(self, lab: Lab, limits: Limits = USUAL, without: tuple[str, ...] = ()):
@@ -109,8 +110,8 @@ class Sandbox:
     def put(self, files: dict[str, str]) -> dict[str, str]:
         """Put a student's files in place; return {path: why} of those that cannot be imported.
 
-        The starter's version stands in for these, so that one bad file does not spoil the tasks of
-        the others.
+        The starter's version replaces these, so that one bad file does not spoil the tasks of the
+        others.
         """
         self.build(files)
         if not files or not any(self._imports(files).values()):
@@ -123,11 +124,11 @@ class Sandbox:
         return wrong
 
     def ask(self, questions: list[Question]) -> Heard:
-        """Put the questions, in one process, one after the other."""
+        """Ask the questions, in one process, one after the other."""
         return self._ask([(f"{PROBES}.{self.lab.name}", q.probe, q.given) for q in questions])
 
     def _ask(self, calls: list[tuple[str, str, dict]]) -> Heard:
-        """Have (module, function, keyword arguments) called, one after the other."""
+        """Call each (module, function, keyword arguments) there, one after the other."""
         if self.tree is None:
             self.build({})
         work = Path(tempfile.mkdtemp(prefix="ask-", dir=self._folder))
@@ -144,7 +145,7 @@ class Sandbox:
             remove(work)
 
     def build(self, files: dict[str, str], leave_out: tuple[str, ...] = ("course",)) -> None:
-        """Make the minidist that is asked from now on: the lab's, with these files in it."""
+        """Build the minidist to ask from now on: the lab's, with these files in it."""
         self.tree = Path(tempfile.mkdtemp(prefix="tree-", dir=self._folder))
         self.tree.chmod(0o755)
         overlay.build(self.tree, self.lab.blanked() | files, leave_out)
@@ -166,7 +167,7 @@ class Sandbox:
         return dict(zip(paths, said, strict=True))
 
     def _supervise(self, work: Path, questions: bytes) -> str:
-        """Let the supervisor run a process to its end; return how it ended."""
+        """Have the supervisor run a process to its end; return how it ended."""
         scratch = work / "scratch"
         scratch.mkdir(mode=0o700)
         if self._user is not None:

@@ -1,4 +1,4 @@
-"""What a student's process leaves or a student hands in: read with suspicion, removed entirely."""
+"""Read untrusted files, from a student or a student's process; remove their folders entirely."""
 
 import json
 import math
@@ -18,7 +18,7 @@ KINDS = "biufU"  # of NumPy's data types
 
 
 def read(path: Path) -> Answer | str | None:
-    """Read an answer, or the text of an error; None where there is none.
+    """Read an answer, or the text of an error; None if there is none.
 
     The file is the student's: it may be a pipe, a link, garbage, or claim any size.
     """
@@ -57,7 +57,7 @@ def _arrays(fields: list, rest: bytes) -> Answer:
 
 
 def contents(path: Path, most: int) -> bytes | None:
-    """Return the first bytes of a file, one more than `most` at most; None: it is no file."""
+    """Return the first bytes of a file, at most `most` + 1; None if it is no regular file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -81,7 +81,7 @@ def holder(folder: Path, name: str, is_there: Callable[[Path], bool]) -> Path | 
 def remove(folder: Path) -> None:
     """Remove a folder, however deep it is and whatever its rights.
 
-    Folders in it are lifted up to the first level, one by one, so that no path grows long.
+    Its folders are moved up to the first level, one by one, so that no path gets too long.
     """
     waiting = [folder]
     while waiting:

@@ -1,4 +1,4 @@
-"""What a student's processes may use, and who they belong to."""
+"""What a student's processes may use, and which user they run as."""
 
 import contextlib
 import os
@@ -12,12 +12,12 @@ LINUX = Path("/proc/self/task").is_dir()
 
 @dataclass(frozen=True)
 class Limits:
-    """What the student's code may use: of each task, unless it says otherwise.
+    """What the student's code may use, per task unless it says otherwise.
 
-    seconds    of the clock
-    memory     bytes of addresses of a process, and bytes of memory of all of them
-    processes  and threads
-    file       bytes of a file, and `disk` of all files
+    seconds    real time
+    memory     bytes of address space of each process, and bytes of memory of all of them
+    processes  number of processes and threads
+    file       bytes of one file; `disk`: bytes of all files
     """
 
     seconds: float = 20.0
@@ -31,9 +31,9 @@ USUAL = Limits()
 
 
 def claim_user() -> tuple[int, socket.socket]:
-    """Return a user who has no process, and what keeps other graders from taking the same.
+    """Return a user without processes, and a lock that keeps other graders from taking the same.
 
-    It is one of the users without a name that systemd, too, gives to services for a while.
+    It is one of the unnamed users that systemd also gives to services temporarily.
     """
     taken = {user for user, _ in _processes()}
     for number in random.SystemRandom().sample(range(61184, 65520), 1000):
@@ -50,7 +50,7 @@ def claim_user() -> tuple[int, socket.socket]:
 
 
 def most_processes(margin: int, user: int | None) -> int | None:
-    """Return the limit that leaves room for `margin` more; None: it cannot be counted."""
+    """Return the limit that leaves room for `margin` more processes; None if it is unknown."""
     if user is not None:
         return margin
     if not LINUX:

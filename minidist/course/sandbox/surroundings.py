@@ -1,4 +1,4 @@
-"""What a student's processes find around them: variables, libraries, a folder."""
+"""The environment of a student's processes: variables, libraries, a folder."""
 
 import functools
 import importlib.util
@@ -13,7 +13,7 @@ DEPENDENCIES = ["numpy", "cloudpickle", "threadpoolctl", "tqdm"]
 
 
 def environment() -> dict[str, str]:
-    """Return the little that the student's process is told; BLAS has one thread."""
+    """Return the few variables that the student's process gets; BLAS has one thread."""
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     threads = (
         "OPENBLAS_NUM_THREADS",
@@ -31,7 +31,7 @@ def environment() -> dict[str, str]:
 
 @functools.cache
 def dependencies() -> dict[str, list[str]]:
-    """Return what to load from where, what of it may be read, and what is hidden."""
+    """Return the folders to import from, those that may be read, and those to hide."""
     specs = [importlib.util.find_spec(name) for name in DEPENDENCIES]
     readable = [
         found for spec in specs for found in spec.submodule_search_locations or [spec.origin]

@@ -115,7 +115,5 @@ def bytes_moved(found: list[int], want: list[int], operation: str) -> str | None
     """Say which rank's bytes of an operation are wrong."""
     for rank, (n, formula) in enumerate(zip(found, want, strict=True)):
         if n != formula:
-            return (
-                f"{operation}: others took {n} bytes from rank {rank}, by the ledger, not {formula}"
-            )
+            return f"{operation}: by the ledger rank {rank} sent {n} bytes, not {formula}"
     return None

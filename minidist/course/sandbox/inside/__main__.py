@@ -1,11 +1,11 @@
-"""The supervisor: runs the student's processes, watches them, and leaves nothing of them behind.
+"""The supervisor: runs the student's processes, watches them, and removes everything afterwards.
 
     python -I -S inside < orders
 
-It is the grader's child and runs no code of the student's. The orders come pickled on its input:
-what to load once, then what to ask and where, one at a time. The end of the input is the grader's,
-and then all ends here too. The output has a line when all is loaded, and one of JSON per order: how
-the process ended, and what kept it in its place.
+It is the grader's child and never runs the student's code itself. The orders come pickled on its
+input: what to load once, then what to ask and where, one at a time. When the input ends, because
+the grader has ended, everything ends here, too. The output has a line when all is loaded, and a
+line of JSON per order: how the process ended, and which defences it had.
 """
 
 import json
@@ -65,7 +65,7 @@ def adopt_orphans() -> None:
 
 
 def start(order: dict, writer: int) -> None:
-    """Be the student's process: with no descriptor of the supervisor's, and a group of its own."""
+    """Become the student's process: in its own group, without the supervisor's descriptors."""
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()
@@ -88,7 +88,7 @@ def start(order: dict, writer: int) -> None:
 
 
 def watch(child: int, order: dict) -> str:
-    """Wait for the end of the process, of its time, of its space or of the grader; say which."""
+    """Wait until the process, its time, its space or the grader ends; return which it was."""
     deadline = time.monotonic() + order["seconds"]
     looks = 0
     while True:
@@ -185,7 +185,7 @@ def resident(child: int) -> int:
 
 
 def space(paths: list[str], enough: int) -> int:
-    """Return the bytes of files, also of their holes, and folders; each has 4096 at least."""
+    """Return the bytes of files, including holes, and folders; each counts at least 4096."""
     total, waiting = 0, list(paths)
     while waiting and total <= enough:
         path = waiting.pop()

@@ -1,7 +1,7 @@
-"""Landlock: a process of Linux 5.13 or newer gives up, for good, what it does not need.
+"""Landlock: a process on Linux 5.13 or newer permanently gives up the rights it does not need.
 
-It needs no root. What is allowed is a list of paths; everything else is refused, by the kernel, to
-this process and its children. Newer kernels refuse more: TCP (6.7), signals to processes outside
+It needs no root. A list of paths is allowed; the kernel refuses everything else to this process and
+its children. Newer kernels refuse more: TCP (6.7), signals to processes outside
 and abstract sockets (6.12). <https://docs.kernel.org/userspace-api/landlock.html>
 """
 
@@ -21,14 +21,14 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def version() -> int:
-    """Return the version of Landlock that the kernel has; 0: none."""
+    """Return the kernel's version of Landlock; 0 if it has none."""
     return max(0, _call(CREATE, None, 0, 1))
 
 
 def restrict(readable: list[str], writable: list[str]) -> int:
-    """Allow reading below some paths and files in others, and nothing else that Landlock knows.
+    """Allow reading below some paths and writing below others; refuse all else Landlock can refuse.
 
-    Set no_new_privs before. Returns the version; 0: nothing is restricted.
+    Set no_new_privs first. Returns the version; 0 means that nothing is restricted.
     """
     have = version()
     if have == 0:
@@ -49,7 +49,7 @@ def restrict(readable: list[str], writable: list[str]) -> int:
 
 
 def but(path: str, hidden: list[str]) -> list[str]:
-    """Return what covers `path` but for what is hidden: itself, or those of its entries."""
+    """Return paths that cover `path` without what is hidden: `path` itself, or some entries."""
     if any(inside(path, secret) for secret in hidden):
         return []
     if not any(inside(secret, path) for secret in hidden):
@@ -62,7 +62,7 @@ def but(path: str, hidden: list[str]) -> list[str]:
 
 
 def inside(path: str, folder: str) -> bool:
-    """Say whether a path is a folder, or lies in it, once links are followed."""
+    """Return whether a path is this folder, or is in it, after following links."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 

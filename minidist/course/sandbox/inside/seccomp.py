@@ -1,4 +1,4 @@
-"""seccomp: a process of Linux gives up, for good, a list of system calls.
+"""seccomp: a process on Linux permanently gives up a list of system calls.
 
 Refused are: processes (threads are allowed), programs, signals, sockets, the limits and priorities
 of other processes, what would outlive the process (System V's shared memory, message queues, keys),
@@ -108,7 +108,7 @@ def program(machine: str) -> bytes:
 
 
 def restrict() -> bool:
-    """Refuse the calls above from now on. Set no_new_privs before. False: nothing is refused."""
+    """Refuse the calls above from now on. Set no_new_privs first. False: nothing is refused."""
     libc = ctypes.CDLL(None, use_errno=True)
     bits = struct.calcsize("P") * 8  # a program of 32 bits has other calls
     if platform.machine() not in MACHINES or bits != 64 or not hasattr(libc, "prctl"):

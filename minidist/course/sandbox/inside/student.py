@@ -1,8 +1,8 @@
 """The process of the student's code: gives up its rights, then answers the questions.
 
 An answer is a file SCRATCH/<number>: a line of JSON, [[name, dtype, shape], ...] or the text of an
-error, and then the bytes of the arrays, one after the other. Shortly before the time is up it
-writes SCRATCH/place: the lines of the student's that it is at.
+error, and then the bytes of the arrays, one after the other. Shortly before the time is up the
+process writes SCRATCH/place: the lines of the student's code that it is executing.
 """
 
 import ctypes
@@ -21,8 +21,8 @@ import traceback
 import landlock
 import seccomp
 
-# What is read before the process may no longer read it: on a machine where Python lies in a folder
-# of root's, that is after it has become another user.
+# Modules to import while the process may still read them: if Python is in a folder of root's, it
+# cannot read them after it has become another user.
 STANDARD = """
 abc argparse array ast asyncio atexit base64 bisect builtins cmath codecs collections
 collections.abc colorsys concurrent.futures contextlib contextvars copy copyreg csv ctypes
@@ -45,7 +45,7 @@ NEW_NETWORK, NEW_IPC = 0x40000000, 0x08000000
 
 
 def load(order: dict) -> None:
-    """Import all that may be needed later, while it can be read."""
+    """Import all modules that may be needed later, while they can still be read."""
     path = list(sys.path)
     sys.path += order["dependencies"]
     for name in [*MODULES, *NUMPY, *STANDARD]:
@@ -57,7 +57,7 @@ def load(order: dict) -> None:
 
 
 def main(order: dict, told: int) -> None:
-    """Answer an order's questions. What keeps the process in its place is written to `told`."""
+    """Answer an order's questions; write the names of the active defences to `told`."""
     questions = pickle.loads(order["questions"])
     sys.path.insert(0, order["tree"])
     sys.argv[:] = [""]
@@ -72,7 +72,7 @@ def main(order: dict, told: int) -> None:
 
 
 def confine(order: dict) -> list[str]:
-    """Give up all that the student's code does not need; return what did it, for the report."""
+    """Give up all rights that the student's code does not need; return the active defences."""
     without, used = order["without"], []
     libc = ctypes.CDLL(None)
     linux = hasattr(libc, "prctl")
@@ -113,7 +113,7 @@ def limit(order: dict) -> None:
 
 
 def paths(order: dict) -> tuple[list[str], list[str]]:
-    """Return what may be read, and what may be written to."""
+    """Return the paths that may be read, and the paths that may be written to."""
     standard = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
     others = [os.path.join(path, "site-packages") for path in standard]
     hidden = [*order["hidden"], *others]
@@ -137,7 +137,7 @@ def paths(order: dict) -> tuple[list[str], list[str]]:
 
 
 def answer(questions: list, order: dict) -> None:
-    """Put the questions one after the other; write down what comes back, also if it raises."""
+    """Ask the questions one after the other; write each answer to a file, or the error."""
     for number, (module, probe, given) in enumerate(questions):
         try:
             said = encode(getattr(importlib.import_module(module), probe)(**given))
@@ -148,7 +148,7 @@ def answer(questions: list, order: dict) -> None:
 
 
 def note_place(order: dict) -> None:
-    """Write down where the threads are in the student's files; they go on."""
+    """Write down which lines of the student's files the threads execute; they go on."""
     try:
         with open(f"{order['scratch']}/place", "w") as file:
             file.write("\n".join(places(order["tree"], order["files"])))
@@ -157,7 +157,7 @@ def note_place(order: dict) -> None:
 
 
 def places(tree: str, theirs: list[str]) -> list[str]:
-    """Return the innermost lines of the student's files that threads are at."""
+    """Return, per thread, the innermost line of the student's files that it executes."""
     found = {}
     for frame in sys._current_frames().values():
         stack = shown(reversed(list(traceback.walk_stack(frame))), tree)
@@ -182,7 +182,7 @@ def encode(answer: dict) -> bytes:
 
 
 def failure(error: BaseException, tree: str, theirs: list[str]) -> str:
-    """Return what was raised and where: lines of the student's, and what these called last."""
+    """Return what was raised and where: the student's lines, and what they called last."""
     try:
         head = []
         if type(error).__name__ == "RankFailed" and error.__cause__.__traceback__:
@@ -209,14 +209,14 @@ def failure(error: BaseException, tree: str, theirs: list[str]) -> str:
 
 
 def told(error: BaseException) -> bool:
-    """Tell whether an error is one of minidist.errors, which say where they happened."""
+    """Return whether an error is one of minidist.errors, whose messages say where it happened."""
     return type(error).__module__ == "minidist.errors"
 
 
 def shown(stack, tree: str) -> list[tuple[str, str, str]]:
     """Return (file, where, line of the source or "") of the frames of a stack.
 
-    importlib's are left out. A line is "" where the file may not be read any more.
+    importlib's frames are left out. A line is "" if the file may not be read any more.
     """
     found = []
     for frame, number in stack:
