@@ -16,7 +16,7 @@ Reading order:
     train.py             the training loop of `minidist train`; sampling.py: text from a model
     course/              labs, their grader, and wrong implementations that the tests must kill
 
-What all of it stands on: backend.py (NumPy or CuPy), rng.py (numbers that depend on names alone),
+The foundation: backend.py (NumPy or CuPy), rng.py (numbers that depend on names alone),
 events.py (who did what, when), errors.py (what goes wrong between ranks), datasets.py.
 """
 

@@ -2,16 +2,16 @@
 
 labs/           what is asked: a TOML file per lab, with its tasks, points and hints
 lab.py          reads them
-blank.py        takes the bodies of functions out of a source
+blank.py        removes the bodies of functions from a source
 overlay.py      minidist with some files replaced: a student's, a blanked or a mutated one
 questions/      per lab: what a student's code is asked, and what its answers must be
-probes/         per lab: how it is asked; runs beside the student's code and judges nothing
-sandbox/        runs both in a process of its own, which returns arrays and nothing else
-                limits.py: what they may use, and who they belong to; surroundings.py: what they
-                find; leavings.py: what they leave, read with care, removed entirely; inside/:
-                what runs there, a supervisor, and the process that gives up its rights
+probes/         per lab: how it is asked; runs with the student's code and judges nothing
+sandbox/        runs both in a separate process, which returns arrays and nothing else
+                limits.py: what they may use, and their user; surroundings.py: their environment;
+                leavings.py: reads and removes the untrusted files that they leave; inside/: what
+                runs there, a supervisor, and the process that gives up its rights
 grader.py       asks, judges, adds up the points
-report.py       says it as a text, as JUnit XML, as Gradescope's results.json
+report.py       writes a grade as text, as JUnit XML, as Gradescope's results.json
 starter.py      what a student begins with: blanked files, a README, tests
 export.py       what a teacher hands out and keeps
 property_lab.py the lab in which students write properties that kill the mutants

@@ -1,19 +1,19 @@
-"""The lab of mutants: write properties that wrong implementations lack and the reference has.
+"""The lab of mutants: write properties that the reference has and wrong implementations lack.
 
-What is handed in is one file of functions `property_...()`, which raise when minidist is wrong.
-They run in a sandbox, beside each mutant of the zoo in turn. A mutant is worth its points when one
-of them raises; but if one raises beside the reference, nothing is worth anything.
+A student hands in one file of functions `property_...()`, which raise if minidist is wrong. They
+run in a sandbox, on each mutant of the zoo in turn. A mutant earns its points if one of them
+raises; but if one raises on the reference, all points are lost.
 
-The reference comes first, and then again at random places among the mutants: to raise at random,
-or by a clock, a count of runs or the number of a process, does not pay. Reference and mutants are
-all printed from their syntax trees, without comments and docstrings, and with other assignments
-strewn in each time: sums over files or bytecode, sizes, and times of change tell nothing.
+The reference comes first, and then again at random places among the mutants, so raising at random,
+or by a clock, a count of runs or a process number does not help. Reference and mutants are
+regenerated from their syntax trees, without comments and docstrings and with random dummy
+assignments, so checksums, sizes and timestamps do not tell them apart.
 
-What that leaves open: a property can search the code for a piece of a mutant or of the reference, a
-name or an operation, or leave the assignments out of what it compares. Read the properties of who
-must not cheat.
+This does not prevent everything: a property can search the code for a piece of a mutant or of the
+reference, a name or an operation, or ignore the assignments. Where cheating matters, read the
+properties.
 
-`tools/` is not there, which judges strategies already.
+`tools/` is left out, because it already judges strategies.
 """
 
 import ast
@@ -34,7 +34,7 @@ from minidist.course.sandbox import Sandbox
 from minidist.course.sandbox.limits import USUAL, Limits
 
 NAME, FILE, POINTS = "mutants", "properties.py", 2
-FIRST, BETWEEN = 2, 6  # times that the reference is asked: before the mutants, and among them
+FIRST, BETWEEN = 2, 6  # how many times the reference is run: before the mutants, and among them
 LEFT_OUT = ("course", "tools", "cli", "__main__.py", "train.py")
 
 STARTER = '''"""Properties that minidist has, and that wrong versions of it lack."""
@@ -47,12 +47,12 @@ from minidist.data_parallel.naive import all_reduce_gradients
 
 
 def close(got, want):
-    """Tell whether two arrays differ by rounding only."""
+    """Return whether two arrays differ by rounding only."""
     return np.allclose(got, want, rtol=1e-9, atol=1e-12)
 
 
 def property_two_replicas_get_the_sum_of_their_gradients():
-    """An example; it kills one mutant of data parallelism. What does it not see?"""
+    """An example; it kills one mutant of data parallelism. Which mistakes does it miss?"""
 
     def worker(group):
         model = nn.MLP([3, 4, 2], activation="gelu", dtype="float64")
@@ -86,9 +86,9 @@ def write(folder: Path) -> list[str]:
 def grade(
     folder: Path, lab: Lab, seed: int | None = None, limits: Limits = USUAL, **options
 ) -> Grade:
-    """Run the properties of FOLDER/minidist/properties.py beside the reference and every mutant.
+    """Run the properties of FOLDER/minidist/properties.py on the reference and every mutant.
 
-    seed  of the places of the reference, and of what is strewn in; None draws one
+    seed  for the places of the reference, and the dummy assignments; None draws one
     """
     seed = secrets.randbits(32) if seed is None else seed
     rng = np.random.default_rng(seed)
@@ -118,7 +118,7 @@ def grade(
 
 
 def _formed(answer: dict[str, np.ndarray] | str) -> dict[str, np.ndarray] | str:
-    """Return an answer of the probe's form as it is, and what is said to another, forged, one."""
+    """Return an answer with the probe's form unchanged; a message for any other, forged, one."""
     if isinstance(answer, str):
         return answer
     texts = all(array.dtype.kind == "U" and array.ndim == 1 for array in answer.values())
@@ -130,7 +130,7 @@ def _formed(answer: dict[str, np.ndarray] | str) -> dict[str, np.ndarray] | str:
 
 
 def _of_the_reference(answer: dict[str, np.ndarray] | str) -> list[str]:
-    """Return what the properties have against the reference; nothing, if they are right."""
+    """Return the complaints of the properties about the reference; none if they are right."""
     if isinstance(answer, str):
         return [f"beside the reference: {answer}"]
     if not answer["properties"].size:
@@ -141,18 +141,18 @@ def _of_the_reference(answer: dict[str, np.ndarray] | str) -> list[str]:
 
 
 def _alive(answer: dict[str, np.ndarray] | str) -> list[str]:
-    """Return why a mutant is not killed; nothing, if it is.
+    """Return why a mutant is not killed; nothing if it is.
 
-    A crash, and a time that is over, kill as well: the reference ended in time.
+    A crash and a timeout kill as well, because the reference ended in time.
     """
     killed = isinstance(answer, str) or answer["raised"].size
     return [] if killed else ["no property raises beside it"]
 
 
 def strewn(files: dict[str, str], rng: np.random.Generator) -> dict[str, str]:
-    """Return all files of the package, some of them replaced, printed with random assignments.
+    """Return all files of the package, some replaced, printed with random dummy assignments.
 
-    They stand at random places in functions, under random names.
+    The assignments are at random places in functions, with random names.
     """
 
     def some(line: re.Match) -> str:
@@ -195,26 +195,26 @@ def _handout(lab: Lab) -> str:
     rows = "\n".join(f"| {t.id} | `{name}` | {t.title} | {t.text} |" for t, name in named)
     return f"""# Lab {lab.number}: {lab.title}
 
-Somebody has changed one to five lines of minidist, {len(lab.tasks)} times, each time in another
-way: the mutants below. Write properties that tell them from the reference.
+Somebody has changed one to five lines of minidist, {len(lab.tasks)} times, each time in a different
+way: the mutants below. Write properties that distinguish them from the reference.
 
-Put functions `property_...()` without arguments into `minidist/{FILE}`; there is one as an example.
+Put functions `property_...()` without arguments into `minidist/{FILE}`; it has one as an example.
 A property runs something, mostly on ranks that are threads (`transport="thread"`), and raises
-(`assert`) when what comes out is wrong. Do not look for a mutant's mistake, state what is right: a
-gradient that one device would have computed, a schedule in which everything comes once, bytes that
-equal a formula, other sizes than 2, uneven shards, more than one step. `minidist.tools`, which has
-such judges, is not there.
+(`assert`) if the result is wrong. Do not look for a mutant's mistake; state what is right: a
+gradient that one device would have computed, a schedule with every action once, bytes that equal a
+formula, other sizes than 2, uneven shards, more than one step. `minidist.tools`, which has such
+checks, is left out.
 
 - A mutant that makes a property raise is killed: {POINTS} points, {lab.points} in all.
-- The reference must live: if a property raises beside it, nothing counts.
-- All properties together have the time limit of one task (20 s) beside each mutant.
+- The reference must live: if a property raises on it, nothing counts.
+- All properties together have the time limit of one task (20 s) for each mutant.
 
 ```
 minidist lab test .
 ```
 
-`minidist mutants --show NAME` shows a mutant's lines, and where such a mistake was seen. Look when
-you are done.
+`minidist mutants --show NAME` shows a mutant's lines, and where such a mistake was seen. Look only
+when you are done.
 
 | task | name | mutant | what a user sees |
 | --- | --- | --- | --- |

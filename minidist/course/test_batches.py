@@ -1,4 +1,4 @@
-"""The tests that mutants meet: those of a single device, which they pass, and those that kill them.
+"""The tests run on mutants: the single device's, which they pass, and the ones that kill them.
 
 All mutants meet the same tests; only the order differs, by the family of strategies that the mutant
 belongs to. A strategy's record names its family and its tests.

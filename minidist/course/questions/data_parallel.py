@@ -1,6 +1,6 @@
 """What the data-parallel lab asks, and what the answers must be.
 
-Gradients are held against one device's, on the whole batch.
+Gradients are compared with one device's, on the whole batch.
 """
 
 from collections.abc import Iterator
@@ -45,13 +45,13 @@ def one_device(given: dict, rows: slice = slice(None)) -> dict[str, np.ndarray]:
 
 
 def on_rank(r: int, name: str, answer: Answer, want, *others) -> str | None:
-    """Hold rank r's array, which an answer has as "<name> <rank>", against another."""
+    """Compare rank r's array, named "<name> <rank>" in the answer, with the expected one."""
     key = f"{name} {r}"
     return differ(name, {name: answer[key]} if key in answer else {}, want, *others)
 
 
 def summed(given: dict, answer: Answer) -> str | None:
-    """Hold every rank's gradients against one device's."""
+    """Compare every rank's gradients with one device's."""
     counts, want = given["counts"], one_device(given)
     N, ends = len(counts), np.cumsum([0, *counts])
     own = [one_device(given, slice(*two)) for two in pairwise(ends)]
@@ -67,7 +67,7 @@ def summed(given: dict, answer: Answer) -> str | None:
 
 
 def billed(answer: Answer, want: int, N: int, formula: str) -> str | None:
-    """Hold the bytes that all ranks sent together against a closed form."""
+    """Compare the bytes that all ranks sent together with a closed form."""
     moved = [int(answer[f"bytes {r}"]) for r in range(N)]
     if sum(moved) != want:
         return f"all ranks together sent {sum(moved)} bytes, not {want} = {formula}"
