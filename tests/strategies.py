@@ -2,6 +2,7 @@
 
 from collections import deque
 from contextlib import contextmanager
+from functools import cache
 from itertools import pairwise
 from unittest import mock
 
@@ -105,8 +106,13 @@ def every_program(ps, ms, most_chunks=3):
 @st.composite
 def schedules(draw, max_p=4, max_m=5):
     """Draw (programs, p, m): one of `every_program`."""
-    found = list(every_program([draw(st.integers(1, max_p))], [draw(st.integers(1, max_m))]))
+    found = programs_of(draw(st.integers(1, max_p)), draw(st.integers(1, max_m)))
     return draw(st.sampled_from(found))[1:]
+
+
+@cache
+def programs_of(p, m):
+    return list(every_program([p], [m]))
 
 
 @st.composite

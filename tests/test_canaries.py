@@ -1,5 +1,7 @@
 """Mistakes of the register, and faults of a worker or a case: each must turn `verify` red, on real
 processes, and the row must say where and by how much.
+
+`verify` is `check` for every case, on ranks of its own; here the ranks stay up from test to test.
 """
 
 from dataclasses import replace
@@ -9,7 +11,7 @@ import pytest
 
 from minidist.datasets import shard
 from minidist.tools import strategies
-from minidist.tools.equivalence import verify
+from minidist.tools.equivalence import check, verify
 from minidist.tools.strategies.data_parallel import naive_worker
 from tests.planted import mistaken, planted
 
@@ -43,22 +45,28 @@ def moves_more_than_it_should(group, case, **options):
     return replace(outcome, bytes=outcome.bytes + (8 if group.size > 1 else 0))
 
 
-def rows_with(monkeypatch, fault, size, strategy="naive"):
-    sound = strategies.STRATEGIES[strategy]
-    worker = mistaken(fault, sound.worker) if isinstance(fault, str) else fault
-    monkeypatch.setitem(strategies.STRATEGIES, strategy, replace(sound, worker=worker))
-    return list(verify([strategy], [size]))
+@pytest.fixture
+def rows_with(monkeypatch, cluster):
+    """Return a function: rows_with(fault, size) gives the rows of `verify` with a fault in it."""
+
+    def rows(fault, size, name="naive"):
+        sound = strategies.STRATEGIES[name]
+        worker = mistaken(fault, sound.worker) if isinstance(fault, str) else fault
+        monkeypatch.setitem(strategies.STRATEGIES, name, replace(sound, worker=worker))
+        return [check(name, case, size, cluster(size)) for case in sound.cases(size)]
+
+    return rows
 
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("fault", ["bucket_forgotten", "first_of_a_bucket_alone"])
-def test_verify_turns_red_for_buckets(monkeypatch, fault, size):
-    rows = rows_with(monkeypatch, fault, size, "bucketed")
+def test_verify_turns_red_for_buckets(rows_with, fault, size):
+    rows = rows_with(fault, size, "bucketed")
     assert all(not row["ok"] and row["error"] > 1e-9 for row in rows), rows
 
 
-def test_wrong_bytes_are_red_though_the_gradients_are_right(monkeypatch):
-    for row in rows_with(monkeypatch, moves_more_than_it_should, 2):
+def test_wrong_bytes_are_red_though_the_gradients_are_right(rows_with):
+    for row in rows_with(moves_more_than_it_should, 2):
         assert not row["ok"] and row["error"] <= 1e-9 and "bytes moved, not" in row["detail"]
 
 
@@ -66,8 +74,8 @@ def test_wrong_bytes_are_red_though_the_gradients_are_right(monkeypatch):
 @pytest.mark.parametrize(
     "fault", FAULTS + NAIVE, ids=lambda fault: getattr(fault, "__name__", fault)
 )
-def test_verify_turns_red(monkeypatch, fault, size):
-    rows = rows_with(monkeypatch, fault, size)
+def test_verify_turns_red(rows_with, fault, size):
+    rows = rows_with(fault, size)
     red = [row for row in rows if not row["ok"]]
     assert red and any(row["error"] > 1e-9 for row in red)
     for row in red:
@@ -81,13 +89,13 @@ def test_without_a_fault_verify_is_green():
     assert all(row["ok"] for row in verify(["naive"], [2]))
 
 
-def test_averaging_twice_shows_as_one_over_the_number_of_ranks(monkeypatch):
-    row = rows_with(monkeypatch, "divided_by_ranks_twice", 4)[0]
+def test_averaging_twice_shows_as_one_over_the_number_of_ranks(rows_with):
+    row = rows_with("divided_by_ranks_twice", 4)[0]
     assert "got/want = 0.25" in row["detail"]
 
 
-def test_a_missing_all_reduce_also_shows_in_the_bytes(monkeypatch):
-    row = rows_with(monkeypatch, "no_all_reduce", 2)[0]
+def test_a_missing_all_reduce_also_shows_in_the_bytes(rows_with):
+    row = rows_with("no_all_reduce", 2)[0]
     assert row["bytes"] == 0 < row["bytes_formula"] and "0 bytes moved, not" in row["detail"]
 
 
