@@ -23,8 +23,11 @@ ROOT = Path(__file__).parents[2]
 ATTACKS = {path.name: path for path in sorted(Path(__file__).with_name("attacks").iterdir())}
 SHORT = Limits(seconds=3, memory=1 << 29, processes=32)
 LEFT = [Path(folder, "minidist-attack.py") for folder in ("/tmp", "/dev/shm")]
-MORE = """crash disk endless_threads exit_on_import fleeing_child misleading_output not_utf8 rubbish
-shared_memory strange_error syntax_error""".split()  # -m slow
+# -m slow has the second and third of a kind; of each kind (answers, exits, loops, processes, space,
+# reading, patching, output) one is tried always.
+MORE = """answers_of_its_own crash disk endless_import endless_threads exit_on_import fleeing_child
+fork_bomb misleading_output not_utf8 os_exit output patched_tests reads_tests rubbish
+shared_memory stack strange_error syntax_error""".split()
 FIRST = [name for name in ATTACKS if name not in MORE]
 # What the limits and the supervisor hold by themselves, as where the kernel refuses nothing. It
 # needs another user: none of these may meet the processes and files of who runs the tests.

@@ -35,9 +35,48 @@ def points(result):
     return [verdict.points for verdict in result.verdicts]
 
 
-def test_the_reference_has_full_marks_and_the_starter_none(tmp_path):
-    assert points(grade(PACKAGE.parent, TINY)) == [10, 5]
-    starter = grade(folder(tmp_path, TINY.blanked()), TINY)
+FILL = "yield from map(Forward, range(m))"
+SHORT = 'print("filled", __file__)\nyield from map(Forward, range(m - 1))'
+WRONG = Edit(f"{GPIPE}:gpipe", SHORT, FILL).apply(RIGHT[GPIPE])
+DEADLOCK = """from minidist.errors import Deadlock
+
+
+def gpipe(rank, p, m):
+    return Late()
+
+
+class Late:
+    def __iter__(self):
+        raise Deadlock('all wait')
+"""
+HANDED_IN = {
+    "reference": RIGHT,
+    "starter": TINY.blanked(),
+    "one task": {OTHER: RIGHT[OTHER]},
+    "wrong": RIGHT | {GPIPE: WRONG},
+    "no Python": RIGHT | {GPIPE: "def gpipe(rank)\n"},
+    "a late error": RIGHT | {GPIPE: DEADLOCK},
+    "endless": RIGHT | {GPIPE: "def gpipe(s, p, m):\n    while True:\n        m += 1\n"},
+}
+OPTIONS = {"wrong": {"seed": 4}, "endless": {"limits": Limits(3)}}
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory):
+    """Return {what is handed in: its grade}; all are graded at the same time."""
+
+    def one(item):
+        name, files = item
+        place = folder(tmp_path_factory.mktemp("handed_in"), files)
+        return name, grade(place, TINY, **OPTIONS.get(name, {}))
+
+    with ThreadPoolExecutor(4) as threads:
+        return dict(threads.map(one, HANDED_IN.items()))
+
+
+def test_the_reference_has_full_marks_and_the_starter_none(graded):
+    assert points(graded["reference"]) == [10, 5]
+    starter = graded["starter"]
     assert points(starter) == [0, 0]
     for verdict in starter.verdicts:
         assert len(verdict.wrong) == verdict.questions == 3
@@ -45,17 +84,14 @@ def test_the_reference_has_full_marks_and_the_starter_none(tmp_path):
         assert all(stub in wrong for wrong in verdict.wrong)
 
 
-def test_a_task_alone_earns_its_points_and_a_missing_file_is_the_starters(tmp_path):
-    result = grade(folder(tmp_path, {OTHER: RIGHT[OTHER]}), TINY)
+def test_a_task_alone_earns_its_points_and_a_missing_file_is_the_starters(graded):
+    result = graded["one task"]
     assert points(result) == [0, 5] and result.points == 5
     assert result.verdicts[0].wrong == [f"there is no minidist/{GPIPE}"]
 
 
-def test_a_wrong_answer_says_what_is_wrong_and_what_was_printed(tmp_path):
-    fill = "yield from map(Forward, range(m))"
-    short = 'print("filled", __file__)\nyield from map(Forward, range(m - 1))'
-    wrong = Edit(f"{GPIPE}:gpipe", short, fill).apply(RIGHT[GPIPE])
-    result = grade(folder(tmp_path, RIGHT | {GPIPE: wrong}), TINY, seed=4)
+def test_a_wrong_answer_says_what_is_wrong_and_what_was_printed(graded):
+    result = graded["wrong"]
     said = report.text(result)
     assert points(result) == [0, 5]
     assert result.verdicts[0].output.startswith(f"filled minidist/{GPIPE}\n")
@@ -63,14 +99,13 @@ def test_a_wrong_answer_says_what_is_wrong_and_what_was_printed(tmp_path):
     assert " 5 / 15  points" in said and "seed: 4" in said
 
 
-def test_a_seed_gives_the_same_questions_again(tmp_path):
+def test_a_seed_gives_the_same_questions_again(tmp_path, graded):
     task = TINY.tasks[0]
     abouts = [[q.about for q in questions(TINY, task, seed)] for seed in (1, 1, 2)]
     assert abouts[0] == abouts[1] != abouts[2]
-    first = grade(folder(tmp_path, {}), TINY)
-    again = grade(tmp_path, TINY, seed=first.seed)
-    assert [v.wrong for v in first.verdicts] == [v.wrong for v in again.verdicts]
-    assert grade(tmp_path, TINY).seed != first.seed
+    again = grade(folder(tmp_path, HANDED_IN["wrong"]), TINY, seed=4)
+    assert [v.wrong for v in graded["wrong"].verdicts] == [v.wrong for v in again.verdicts]
+    assert graded["reference"].seed != graded["starter"].seed
 
 
 def test_a_folder_without_minidist_is_an_error(tmp_path):
@@ -122,15 +157,9 @@ def test_a_folder_that_is_a_link_to_the_package_is_not_taken(tmp_path):
     assert found == {} and why.keys() == {GPIPE, OTHER}
 
 
-def test_what_is_said_of_an_error_has_no_lines_but_the_packages(tmp_path):
-    cause = "from minidist.errors import Deadlock\n\n\ndef gpipe(rank, p, m):\n    return Late()\n"
-    late = "\n\nclass Late:\n    def __iter__(self):\n        raise Deadlock('all wait')\n"
-    for source, words in (
-        ("def gpipe(rank)\n", "SyntaxError"),
-        (cause + late, "Deadlock: all wait"),
-    ):
-        result = grade(folder(tmp_path, RIGHT | {GPIPE: source}), TINY)
-        lines = result.verdicts[0].wrong[0].splitlines()
+def test_what_is_said_of_an_error_has_no_lines_but_the_packages(graded):
+    for name, words in ("no Python", "SyntaxError"), ("a late error", "Deadlock: all wait"):
+        lines = graded[name].verdicts[0].wrong[0].splitlines()
         assert all(line.strip() for line in lines) and words in lines[-1]
         assert "frozen" not in str(lines) and "minidist-lab-" not in str(lines)
 
@@ -163,27 +192,15 @@ def test_an_error_is_shown_where_it_is_in_the_students_file():
     assert re.search(rf"^{GPIPE}, line \d+, in gpipe\nNotImplementedError: Task 9", starter)
 
 
-def test_an_endless_loop_is_shown_where_it_is(tmp_path):
-    loop = "def gpipe(s, p, m):\n    while True:\n        m += 1\n"
-    result = grade(folder(tmp_path, RIGHT | {GPIPE: loop}), TINY, limits=Limits(3))
-    first, *others = result.verdicts[0].wrong
+def test_an_endless_loop_is_shown_where_it_is(graded):
+    first, *others = graded["endless"].verdicts[0].wrong
     assert re.search(rf"stopped after 3 s; .*\n +{GPIPE}, line [23], in gpipe\n", first), first
     assert all("not asked any more" in other for other in others)
 
 
-def test_a_file_that_is_no_python_costs_the_tasks_in_it_alone(tmp_path):
-    for source in ("x = '\0'", "(" * 5000, "raise KeyboardInterrupt"):
-        result = grade(folder(tmp_path, RIGHT | {GPIPE: source}), TINY)
-        assert points(result) == [0, 5]
-        assert result.verdicts[0].wrong[0].startswith(f"{GPIPE}:")
-
-
-def test_folders_are_graded_at_the_same_time(tmp_path):
-    (tmp_path / "right").mkdir(), (tmp_path / "none").mkdir()
-    folders = [folder(tmp_path / "right", RIGHT), folder(tmp_path / "none", {})] * 2
-    with ThreadPoolExecutor(4) as threads:
-        results = list(threads.map(lambda place: grade(place, TINY, 1), folders))
-    assert [points(result) for result in results] == [[10, 5], [0, 0]] * 2
+def test_a_file_that_is_no_python_costs_the_tasks_in_it_alone(graded):
+    assert points(graded["no Python"]) == [0, 5]
+    assert graded["no Python"].verdicts[0].wrong[0].startswith(f"{GPIPE}:")
 
 
 @pytest.mark.parametrize(

@@ -121,10 +121,20 @@ def test_a_sandbox_that_does_not_start_is_no_students_fault(monkeypatch):
         ask("echo", {})
 
 
-def test_files_of_one_task_that_cannot_be_imported_do_not_spoil_the_others(sandbox):
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("x = '\0'", "null bytes"),
+        ("(" * 5000, ""),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+    ],
+    ids="raises no_text too_deep interrupts".split(),
+)
+def test_files_of_one_task_that_cannot_be_imported_do_not_spoil_the_others(sandbox, bad, said):
     source = (PACKAGE / OTHER).read_text(encoding="utf-8")
-    wrong = sandbox.put({GPIPE: "1 / 0", OTHER: source})
-    assert wrong.keys() == {GPIPE} and "ZeroDivisionError" in wrong[GPIPE]
+    wrong = sandbox.put({GPIPE: bad, OTHER: source})
+    assert wrong.keys() == {GPIPE} and said in wrong[GPIPE]
     assert (sandbox.tree / "minidist" / OTHER).read_text(encoding="utf-8") == source
     assert "Task 9.1" in (sandbox.tree / "minidist" / GPIPE).read_text(encoding="utf-8")
 
