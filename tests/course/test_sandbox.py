@@ -267,7 +267,7 @@ def test_all_that_minidist_imports_is_loaded_before_rights_are_given_up():
 
 
 def imported(path):
-    """Yield the modules of the standard library that a file of minidist imports."""
+    """Yield the modules of the standard library and of NumPy that a file of minidist imports."""
     inside = path.relative_to(PACKAGE).parts
     if inside[:2] == ("course", "probes") or inside[0] not in ("course", "__main__.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -275,13 +275,13 @@ def imported(path):
             if isinstance(node, ast.ImportFrom):
                 names = [node.module, *(f"{node.module}.{name}" for name in names)]
             if isinstance(node, ast.Import | ast.ImportFrom):
-                yield from (name for name in names if is_standard(name))
+                yield from (name for name in names if is_module(name))
 
 
-def is_standard(name):
+def is_module(name):
     import importlib.util
 
-    if name.split(".")[0] not in sys.stdlib_module_names:
+    if name.split(".")[0] not in {"numpy", *sys.stdlib_module_names}:
         return False
     try:
         return importlib.util.find_spec(name) is not None

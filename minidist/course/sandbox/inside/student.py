@@ -39,7 +39,8 @@ timeit token tokenize tomllib traceback tracemalloc types typing unittest.mock u
 weakref zipfile zlib
 """.split()
 MODULES = ["numpy", "cloudpickle", "threadpoolctl", "tqdm"]
-NUMPY = ["numpy.fft", "numpy.lib.stride_tricks", "numpy.linalg", "numpy.random", "numpy.testing"]
+NUMPY = """numpy.fft numpy.lib.stride_tricks numpy.linalg numpy.random numpy.testing
+numpy.typing""".split()
 NO_NEW_PRIVS, DEATH_SIGNAL = 38, 1
 NEW_NETWORK, NEW_IPC = 0x40000000, 0x08000000
 
