@@ -227,13 +227,10 @@ def test_a_sequence_that_does_not_split_is_refused_with_the_numbers(cluster):
         cluster(2, "thread").run(worker)
 
 
-@pytest.mark.parametrize(
-    "phase, time", [("forward", 3), ("backward_input", 2), ("backward_weights", 1)]
-)
-def test_a_rank_that_is_killed_in_the_middle_is_one_error_and_leaves_nothing(phase, time):
+def test_a_rank_that_is_killed_in_the_middle_is_one_error_and_leaves_nothing():
     """Its neighbours on the mesh wait for it in collectives and messages; they stop, too."""
 
-    def worker(group):
+    def worker(group, phase, time):
         if group.rank == 2:
             sound, calls = getattr(Stage, phase), []
 
@@ -249,8 +246,9 @@ def test_a_rank_that_is_killed_in_the_middle_is_one_error_and_leaves_nothing(pha
         hybrid.backward(np.zeros((8, 8), int), np.zeros((8, 8), int))
 
     with Cluster(4) as ranks:
-        pids = ranks.run(lambda group: os.getpid())
-        with pytest.raises(RankDied, match=r"rank 2 died .*killed by SIGKILL"):
-            ranks.run(worker)
-        assert gone(pids, within=2)
+        for phase, time in ("forward", 3), ("backward_input", 2), ("backward_weights", 1):
+            pids = ranks.run(lambda group: os.getpid())
+            with pytest.raises(RankDied, match=r"rank 2 died .*killed by SIGKILL"):
+                ranks.run(worker, phase, time)
+            assert gone(pids, within=2)
         assert ranks.run(lambda group: group.size) == [4] * 4

@@ -117,11 +117,16 @@ def test_the_weights_after_some_steps_equal_one_devices_and_plain_data_paralleli
             assert comparison.ok, (size, micro_batches, comparison)
 
 
+@pytest.fixture(scope="module")
+def alone(cluster):
+    """Return the weights of the Transformer after the same steps on one device."""
+    return trained(cluster(1, "thread"), 0, transformer())[0][0]
+
+
 @each_stage
-def test_the_same_on_processes(cluster, stage):
-    want = trained(cluster(1, "thread"), 0, transformer())[0][0]
+def test_the_same_on_processes(cluster, alone, stage):
     found = trained(cluster(4), stage, transformer(), micro_batches=2)
-    comparison = compare([weights for weights, _ in found], want)
+    comparison = compare([weights for weights, _ in found], alone)
     assert comparison.ok, comparison
     assert_same_bits(found[0][0], found[3][0])
 
@@ -157,10 +162,9 @@ def test_gradients_of_a_transformer_on_threads(
 
 @each_stage
 @pytest.mark.parametrize("shards", [1, 2, 4])
-def test_shards_may_have_copies_in_other_groups(cluster, stage, shards):
-    want = trained(cluster(1, "thread"), 0, transformer())[0][0]
+def test_shards_may_have_copies_in_other_groups(cluster, alone, stage, shards):
     found = trained(cluster(4, "thread"), stage, transformer(), micro_batches=2, shards=shards)
-    comparison = compare([weights for weights, _ in found], want)
+    comparison = compare([weights for weights, _ in found], alone)
     assert comparison.ok, comparison
     sizes = [layer.flat.size for layer in transformer().layers]
     for rank, (_, held) in enumerate(found):
@@ -353,14 +357,14 @@ def gather_threads():
     return [t for t in threading.enumerate() if t.name == "gather"]
 
 
-@pytest.mark.parametrize("stage, how", [(1, "killed"), (2, "raises"), (3, "killed"), (3, "raises")])
-def test_a_rank_that_ends_in_the_middle_leaves_nothing(stage, how):
+def test_a_rank_that_ends_in_the_middle_leaves_nothing():
     before = set(multiprocessing.active_children())
     with Cluster(2) as ranks:
-        with pytest.raises(RankDied if how == "killed" else RankFailed, match="rank 1"):
-            ranks.run(breaks_off, stage, how)
-        assert set(multiprocessing.active_children()) == before
-        assert len(trained(ranks, stage, transformer())) == 2
+        for stage, how in [(1, "killed"), (2, "raises"), (3, "killed"), (3, "raises")]:
+            with pytest.raises(RankDied if how == "killed" else RankFailed, match="rank 1"):
+                ranks.run(breaks_off, stage, how)
+            assert set(multiprocessing.active_children()) == before
+            assert len(trained(ranks, stage, transformer())) == 2
 
 
 def test_no_thread_is_left_by_a_training_or_by_a_failure():

@@ -116,7 +116,7 @@ SMALL = 1 << 18  # bytes: activations of two examples, and Python's own objects
 
 @each_stage
 @pytest.mark.parametrize("size", [1, 4])
-def test_the_allocator_sees_no_more_at_any_boundary_of_layers(stage, size):
+def test_the_allocator_sees_no_more_at_any_boundary_of_layers(cluster, stage, size):
     """tracemalloc counts all arrays, also messages that have come early.
 
     The others can be ahead by one collective: of one layer's gradient, and, in stage 3, where a
@@ -142,7 +142,7 @@ def test_the_allocator_sees_no_more_at_any_boundary_of_layers(stage, size):
 
     sizes = sizes_of(nn.MLP(WIDE))
     early = (2 if stage == 3 else 1) * 4 * max(sizes) * (size - 1) // size
-    for rank, (seen, found) in enumerate(run(worker, size)):
+    for rank, (seen, found) in enumerate(cluster(size).run(worker)):
         want = sum(zero_bytes_held(stage, sizes, size, rank).values())
         assert sum(found.values()) == want
         assert len(seen) == 2 * (1 if stage == 1 else 1 + len(sizes))

@@ -22,7 +22,7 @@ from tests.pipeline_parallel.training import (
 from tests.strategies import SYNCHRONOUS, cuts, pipelines, seeds
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(pipeline=pipelines(), data=st.data(), seed=seeds)
 def test_an_mlp(cluster, pipeline, data, seed):
     """Uneven layers and cuts; some parameters frozen; a batch from one example."""
@@ -42,7 +42,7 @@ def test_an_mlp(cluster, pipeline, data, seed):
     assert_equals_one_device(cluster(pipeline["p"]), case, STEPS, cut=cut, **pipeline["options"])
 
 
-@settings(max_examples=120)
+@settings(max_examples=40)
 @given(
     pipeline=pipelines(),
     data=st.data(),
@@ -63,7 +63,7 @@ def test_a_transformer(cluster, pipeline, data, seed, tied, dropout):
     assert_equals_one_device(cluster(pipeline["p"]), case, STEPS, cut=cut, **pipeline["options"])
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(pipeline=pipelines(), seed=seeds)
 def test_in_float32_within_its_own_bound(cluster, pipeline, seed):
     """1e-4 of the largest element, where float64 is held to 1e-9; SGD, since Adam divides by what

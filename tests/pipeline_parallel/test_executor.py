@@ -99,7 +99,7 @@ def assert_every_parameter_gets_every_micro_batch_once(ranks, made, m):
 @pytest.mark.parametrize(
     "p, ms",
     [
-        *((p, range(1, 7)) for p in range(1, 5)),
+        *((p, (1, 2, 3, 6)) for p in range(1, 5)),
         *(pytest.param(p, range(1, 13), marks=pytest.mark.slow) for p in range(1, 7)),
     ],
 )

@@ -90,7 +90,7 @@ def test_any_order_that_can_be_executed_is_valid(made):
 
 
 @pytest.mark.parametrize("changes", [1, 2])
-@settings(max_examples=400)
+@settings(max_examples=250)
 @given(
     drawn=with_or_without_communication(schedules() | linear_extensions()),
     random=st.randoms(use_true_random=False),
