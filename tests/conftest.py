@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import guard
+
 # minidist is imported inside the fixtures: `--impl` first decides which one that is.
 
 settings.register_profile(
@@ -30,6 +32,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # we are a job behind "&"
         signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send it to their children
+    config.add_cleanup(guard.start())
     if config.option.impl is None:
         return
     build, replaced = _overlay()
