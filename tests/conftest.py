@@ -11,6 +11,7 @@ from hypothesis import settings
 
 from tests import guard
 
+TESTS = Path(__file__).parent
 # minidist is imported inside the fixtures: `--impl` first decides which one that is.
 
 settings.register_profile(
@@ -33,6 +34,7 @@ def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # we are a job behind "&"
         signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send it to their children
     config.add_cleanup(guard.start())
+    config.option.loadscopereorder = False  # xdist: ours is the order in which files are started
     if config.option.impl is None:
         return
     build, replaced = _overlay()
@@ -50,6 +52,21 @@ def pytest_configure(config):
         [tree, *filter(None, [os.environ.get("PYTHONPATH")])]
     )
     os.environ["PYTHONSAFEPATH"] = "1"  # else those would find the checkout's, where they start
+
+
+LONGEST = """test_lessons course/test_labs course/test_attacks course/test_grader test_cli
+course/test_lab_command pipeline_parallel/test_equivalence data_parallel/test_server_canaries
+data_parallel/test_zero comm/test_diagnosis test_hybrid course/test_mutants""".split()
+
+
+def pytest_collection_modifyitems(items):
+    """Start the files that take longest first: `--dist loadfile` gives a file to one worker."""
+
+    def place(item):
+        name = item.path.relative_to(TESTS).with_suffix("").as_posix()
+        return LONGEST.index(name) if name in LONGEST else len(LONGEST)
+
+    items.sort(key=place)
 
 
 REPLACED = pytest.StashKey[list]()
