@@ -1,5 +1,6 @@
 """Every lesson runs as it stands, draws its figure, and has the parts that a lesson has."""
 
+import ast
 import os
 import re
 import shutil
@@ -79,8 +80,15 @@ def test_lesson_runs_as_it_stands_and_leaves_nothing_but_its_figure(lesson, tmp_
     assert is_picture(tmp_path / f"{lesson.stem}.png"), f"{lesson.name} left no figure of its name"
 
 
-@pytest.mark.parametrize("lesson", LESSONS[::4], ids=lambda path: path.stem)  # one way for all
-def test_lesson_answers_help_and_wrong_arguments_before_it_does_anything(lesson, tmp_path):
+@each_lesson
+def test_lesson_looks_at_its_arguments_before_it_does_anything(lesson):
+    statements = ast.parse(lesson.read_text(encoding="utf-8")).body
+    first = next(node for node in statements if not isinstance(node, ast.Import | ast.ImportFrom))
+    assert ast.unparse(first) == "figures.arguments()"
+
+
+def test_help_and_wrong_arguments_are_answered_at_once(tmp_path):
+    lesson = LESSONS[0]
     help = run_lesson(lesson, "--help")
     assert help.returncode == 0 and "--figures DIR" in help.stdout and not help.stderr
     assert help.stdout.startswith("usage:"), "something was printed before"
