@@ -6,8 +6,8 @@ Is it right?          `equivalence.py` with `compare.py`, `strategies/` (what is
 Why not?              `causes/`
 What did it do?       `timeline/`, `chrome_trace.py` (for Perfetto), both on `tracks.py`;
                       `measure_pipeline.py` (a schedule run for real, and its simulation)
-What does it cost?    `volume.py` (closed forms), `activations.py` (what a graph keeps),
-                      `costs/` (a step of every strategy, measured and predicted)
+What does it cost?    `activations.py` (what a graph keeps), `costs/` (a step of every strategy,
+                      measured; closed forms are in planning/costs/)
 How fast is it?       `bench/` (against others)
 For the lessons       `figures.py`, `exercise.py`, `devices.py`
 """
