@@ -48,7 +48,7 @@ def test_without_staleness_the_replay_is_one_device():
         ),
         ([in_turns(2, 4), in_turns(2, 3)], dealt(2, 4), r"given \[1, 3\], a server logged \[1\]"),
         ([in_turns(1, 3) + in_turns(1, 3)[2:]], dealt(1, 3), r"logged \[0, 1, 2, 2\]"),
-        ([[[Push(0, (0,), (1,))]]], dealt(1, 1), "an update needs a version that it precedes"),
+        ([[[Push(0, (0,), (1,))]]], dealt(1, 1), "an update needs a version made after it"),
     ],
 )
 def test_logs_that_no_run_can_leave_are_refused(logs, given, message):
