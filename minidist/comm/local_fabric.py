@@ -14,7 +14,7 @@ from minidist.comm.board import BLOCK, Alarm
 from minidist.comm.diagnosis import Snapshot, Wait, snapshot
 from minidist.comm.fabric import Communicator, Connect
 from minidist.comm.mailbox import Mailbox
-from minidist.comm.message import Key, Message
+from minidist.comm.message import Key, Message, new
 from minidist.comm.shared_memory import SharedMemory
 from minidist.events import EventLog
 
@@ -65,7 +65,8 @@ class LocalFabric:
 
     def send(self, to: int, key: Key, array: Array) -> None:
         self.mailbox.enter(key.run)
-        message = Message(to_host(array), True) if on_gpu(array) else Message(array, False)
+        gpu = on_gpu(array)
+        message = new(Message, (to_host(array) if gpu else array, gpu))
         with self.counting:
             self.posted += 1
             if key.kind == "message":
