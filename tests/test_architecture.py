@@ -5,6 +5,7 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -84,6 +85,15 @@ def modules_imported(path):
                 parent = (place.parent.with_suffix(".py"), place.parent / "__init__.py")
                 found.update([f for f in (*candidates, *parent) if f.is_file()][:1])
     return found
+
+
+def test_no_name_of_a_package_hides_one_of_its_modules():
+    """`import minidist.pipeline_parallel.programs as P` would bind the function of that name."""
+    for path in FILES:
+        package = ".".join(path.parent.relative_to(ROOT).parts)
+        if path.stem != "__init__" and "inside" not in path.parts:
+            found = getattr(importlib.import_module(package), path.stem, None)
+            assert found is None or isinstance(found, ModuleType), f"{package}.{path.stem}"
 
 
 def test_no_files_import_each_other():

@@ -145,8 +145,8 @@ def test_a_wrong_mesh_is_one_line_and_exit_status_2(capsys, arguments, message):
         (["train", "--dropout", "1.5"], r"a dropout rate lies in \[0, 1\), not 1.5"),
         (["train", "--lr", "nan"], "lr must be a finite number, at least 0, not nan"),
         (["train", "--lr", "1e30"], "the loss is nan at step"),
-        (["timeline", "--chunks", "2"], "1f1b has one chunk per rank, not 2; interleaved has"),
-        (["timeline", "--schedule", "zb_v", "--chunks", "3"], "zb_v has two chunks per rank"),
+        (["timeline", "--chunks", "2"], "1f1b has at most 1 chunk per rank, not 2; interleaved"),
+        (["timeline", "--schedule", "zb_v", "--chunks", "3"], "zb_v has at most 2 chunks per rank"),
         (["timeline", "--forward", "1,2"], "2 durations for 4 ranks with 4 virtual stages"),
         (
             ["timeline", "--micro-batches", "9" * 20],

@@ -166,7 +166,7 @@ WRONG = [
     ({"dp": 2, "pp": 2}, {}, "the mesh has no axis tp; give it size 1"),
     ({"pp": 1, "tp": 4}, {}, "the mesh has no axis dp; give it size 1"),
     ({"dp": 1, "pp": 1, "tp": 4}, {}, "cannot split 6 heads over 4 ranks; use a multiple of 4"),
-    ({"dp": 1, "pp": 4, "tp": 1}, {"chunks": 2}, "1f1b has one chunk per rank, not 2"),
+    ({"dp": 1, "pp": 4, "tp": 1}, {"chunks": 2}, "1f1b has at most 1 chunk per rank, not 2"),
     (
         {"dp": 1, "pp": 4, "tp": 1},
         {"chunks": 2, "schedule": "interleaved"},

@@ -7,8 +7,8 @@ overlay.py      minidist with some files replaced: a student's, a blanked or a m
 questions/      per lab: what a student's code is asked, and what its answers must be
 probes/         per lab: how it is asked; runs with the student's code and judges nothing
 sandbox/        runs both in a separate process, which returns arrays and nothing else
-                limits.py: what they may use, and their user; surroundings.py: their environment;
-                leavings.py: reads and removes the untrusted files that they leave; inside/: what
+                limits.py: what they may use, and their user; environment.py: their environment;
+                untrusted.py: reads and removes the untrusted files that they leave; inside/: what
                 runs there, a supervisor, and the process that gives up its rights
 grader.py       asks, judges, adds up the points
 report.py       writes a grade as text, as JUnit XML, as Gradescope's results.json

@@ -11,8 +11,8 @@ import numpy as np
 from minidist.course.lab import Lab, Task, targets
 from minidist.course.question import Question
 from minidist.course.sandbox import Sandbox
-from minidist.course.sandbox.leavings import contents, holder
 from minidist.course.sandbox.limits import USUAL, Limits
+from minidist.course.sandbox.untrusted import contents, holder
 
 LARGEST = 1 << 20  # bytes of a file that is handed in
 

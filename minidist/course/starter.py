@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from minidist.course.lab import Lab, Task, targets
-from minidist.course.sandbox.leavings import contents, holder
+from minidist.course.sandbox.untrusted import contents, holder
 
 NAME = "lab.txt"  # the lab's name, for `minidist lab test` and `grade`
 

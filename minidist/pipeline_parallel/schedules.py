@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import wraps
 from math import prod
 from numbers import Integral
+from typing import NamedTuple
 
 from minidist.errors import check_options
 from minidist.pipeline_parallel.actions import (
@@ -42,15 +43,19 @@ def programs(
     for number, what in ((p, "ranks"), (m, "micro-batches"), (chunks, "chunks")):
         if not isinstance(number, Integral) or number < 1:
             raise ValueError(f"a pipeline has one or more {what}, not {number!r}")
-    if chunks > 1 and schedule not in ("interleaved", "zb_v"):
-        raise ValueError(f"{schedule} has one chunk per rank, not {chunks}; interleaved has more")
+    build, most = SCHEDULES[schedule]
+    if most is not None and chunks > most:
+        raise ValueError(
+            f"{schedule} has at most {most} chunk{'s' * (most > 1)} per rank, not {chunks}; "
+            "interleaved takes any number"
+        )
     if (passes := prod(map(int, (p, m, chunks)))) > MOST_PASSES:
         raise ValueError(
             f"{p} ranks, {m} micro-batches and {chunks} chunks per rank make {passes} forward "
             f"passes, more than {MOST_PASSES}; use fewer micro-batches"
         )
-    check_options(SCHEDULES[schedule], options, schedule, also=["weights_last"])
-    result = SCHEDULES[schedule](p, m, chunks, **options)
+    check_options(build, options, schedule, also=["weights_last"])
+    result = build(p, m, chunks, **options)
     if weights_last and updates(result):
         raise ValueError(
             f"{schedule} updates the weights during its program, so no gradient may wait for the "
@@ -93,8 +98,6 @@ def _interleaved(p, m, chunks):
 
 
 def _zb_v(p, m, chunks):
-    if chunks > 2:
-        raise ValueError(f"zb_v has two chunks per rank, not {chunks}: the arms of the V")
     return Programs([zb_v(r, p, m) for r in range(p)], v_shaped(p))
 
 
@@ -102,14 +105,21 @@ def _any_chunks(build: Callable) -> Callable:
     return wraps(build)(lambda p, m, chunks, **options: build(p, m, **options))
 
 
+class Schedule(NamedTuple):
+    """How programs are built, (p, m, chunks, **options) -> Programs; None: any number of chunks."""
+
+    build: Callable[..., Programs]
+    most_chunks: int | None = 1
+
+
 SCHEDULES = {
-    "layer_split": _one_chunk(layer_split),
-    "gpipe": _one_chunk(gpipe),
-    "1f1b": _one_chunk(one_f_one_b),
-    "interleaved": _interleaved,
-    "zb_h1": _one_chunk(zb_h1),
-    "zb_h2": _one_chunk(zb_h2),
-    "zb_v": _zb_v,
-    "pipedream": _any_chunks(pipedream_programs),
-    "pipedream_2bw": _any_chunks(pipedream_2bw_programs),
+    "layer_split": Schedule(_one_chunk(layer_split)),
+    "gpipe": Schedule(_one_chunk(gpipe)),
+    "1f1b": Schedule(_one_chunk(one_f_one_b)),
+    "interleaved": Schedule(_interleaved, None),
+    "zb_h1": Schedule(_one_chunk(zb_h1)),
+    "zb_h2": Schedule(_one_chunk(zb_h2)),
+    "zb_v": Schedule(_zb_v, 2),
+    "pipedream": Schedule(_any_chunks(pipedream_programs)),
+    "pipedream_2bw": Schedule(_any_chunks(pipedream_2bw_programs)),
 }

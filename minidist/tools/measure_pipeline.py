@@ -38,9 +38,9 @@ from minidist.pipeline_parallel.executor import steps
 from minidist.pipeline_parallel.micro_batch import micro_batches as cut
 from minidist.planning import Simulation, simulate
 from minidist.rng import generator
+from minidist.tools.strategies import STRATEGIES
 
 WARM_UP = 2  # steps that are not counted
-SCHEME_OF = {"pipedream": "weight_stashing", "pipedream_2bw": "2bw"}  # of PipeDream
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,11 @@ def _worker(group: Group, schedule, m, chunks, width, rows, repeats, options) ->
 
 def _step(model: nn.MLP, group: Group, schedule, m: int, chunks: int, options):
     """Return a function that sends a batch's micro-batches through this rank's stages."""
-    if schedule in SCHEME_OF:
+    scheme = STRATEGIES[schedule].worker.keywords.get("scheme")
+    if scheme is not None:
         sgd = lambda parameters: optim.SGD(parameters, lr=1e-3)  # noqa: E731
         # The weights are from an earlier run, which does not matter: only time is measured.
-        scheme, options = SCHEME_OF[schedule], {"check_weights": False, **options}
+        options = {"check_weights": False, **options}
         return PipeDream(model, group, sgd, scheme, **options).train
     for p in model.parameters():
         p.grad = None

@@ -16,8 +16,8 @@ from minidist.course.overlay import PACKAGE
 from minidist.course.question import Question
 from minidist.course.sandbox import INSIDE, Sandbox, module
 from minidist.course.sandbox.inside import seccomp
-from minidist.course.sandbox.leavings import read, remove
 from minidist.course.sandbox.limits import LINUX, Limits
+from minidist.course.sandbox.untrusted import read, remove
 from tests.course.tiny import GPIPE, OTHER, TINY
 
 ROOT = Path(__file__).parents[2]

@@ -61,9 +61,9 @@ from pathlib import Path
 from minidist.course import overlay
 from minidist.course.lab import Lab
 from minidist.course.question import Answer, Question
-from minidist.course.sandbox.leavings import contents, read, remove
+from minidist.course.sandbox.environment import dependencies, open_to_all, variables
 from minidist.course.sandbox.limits import USUAL, Limits, claim_user, most_processes
-from minidist.course.sandbox.surroundings import dependencies, environment, open_to_all
+from minidist.course.sandbox.untrusted import contents, read, remove
 
 INSIDE = Path(__file__).with_name("inside")
 PROBES = "minidist.course.probes"
@@ -210,7 +210,7 @@ class Sandbox:
                 stderr=file,
                 start_new_session=True,  # Ctrl-C is the grader's, who then ends the supervisor
                 cwd="/",
-                env=environment(),
+                env=variables(),
             )
         try:
             self._tell(dependencies())

@@ -112,7 +112,7 @@ def collect(model: nn.Module, x: Tensor | None = None) -> dict[str, np.ndarray]:
     }
 
 
-def bill(*groups: Group) -> Counter[str]:
+def bytes_sent(*groups: Group) -> Counter[str]:
     """Return {operation: bytes that this rank has sent so far in these groups}."""
     return sum((group.ledger.bytes for group in groups), start=Counter())
 

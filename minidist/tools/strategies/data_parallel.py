@@ -21,7 +21,7 @@ from minidist.tools.strategies.cases import (
     Outcome,
     Split,
     as_input,
-    bill,
+    bytes_sent,
     collect,
     small_cases,
 )
@@ -37,7 +37,7 @@ def replica_worker(
     """
     pieces = [_backward(case, part) for part in _parts(group, case, micro_batches)]
     reduce(case.model, group)
-    return _data_parallel_outcome(group, case, pieces, bill(group))
+    return _data_parallel_outcome(group, case, pieces, bytes_sent(group))
 
 
 naive_worker = partial(replica_worker, reduce=naive.all_reduce_gradients)
@@ -51,7 +51,7 @@ def bucketed_worker(group: Group, case: Case, micro_batches: int = 1, cap: int =
     pieces = [_backward(case, part) for part in first]
     with reducer.reduce():
         pieces.append(_backward(case, last))
-    return _data_parallel_outcome(group, case, pieces, bill(reducer.group))
+    return _data_parallel_outcome(group, case, pieces, bytes_sent(reducer.group))
 
 
 def zero_worker(group: Group, case: Case, stage: int, micro_batches: int = 1) -> Outcome:
@@ -67,7 +67,7 @@ def zero_worker(group: Group, case: Case, stage: int, micro_batches: int = 1) ->
         pieces.append(x)
     gradients = [s.parameter.grad.copy() for s in sharded.shards]
     sharded.step(optim.SGD(sharded.parameters(), lr=0.0))
-    moved = bill(*sharded.groups)
+    moved = bytes_sent(*sharded.groups)
     result = {name: np.zeros_like(p.data) for name, p in model.named_parameters().items()}
     for s, gradient in zip(sharded.shards, gradients, strict=True):
         views = s.flat.views(group.all_gather(gradient))

@@ -11,7 +11,7 @@ from minidist.tools.strategies.cases import (
     Case,
     Outcome,
     Split,
-    bill,
+    bytes_sent,
     collect,
     random_weights,
     transformer_example,
@@ -35,7 +35,7 @@ def hybrid_worker(
     hybrid = Hybrid(case.model, mesh, schedule, micro_batches, **options)
     hybrid.backward(case.inputs, case.targets, case.seed)
     groups = [mesh.dp, mesh.pp, mesh.tp, *hybrid.pipeline.shared.values()]
-    moved = bill(*(g for g in groups if g is not None))
+    moved = bytes_sent(*(g for g in groups if g is not None))
     return Outcome(
         hybrid.whole(collect(hybrid.pipeline.model)), moved.total(), operations=dict(moved)
     )

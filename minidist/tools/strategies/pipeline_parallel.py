@@ -22,7 +22,7 @@ from minidist.tools.strategies.cases import (
     Outcome,
     Split,
     as_input,
-    bill,
+    bytes_sent,
     collect,
 )
 from minidist.tools.strategies.record import Costs, Strategy
@@ -61,7 +61,7 @@ def pipeline_worker(
     batch = cut_with_leaves(case, m)
     pipeline.run(batch)
     groups = [group, *(g for g in pipeline.shared.values() if g is not None)]
-    moved = bill(*groups)
+    moved = bytes_sent(*groups)
     mine = collect(pipeline.model) | input_gradient(batch)
     return Outcome(everyones(group, mine, case), moved.total(), operations=dict(moved))
 

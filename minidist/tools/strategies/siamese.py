@@ -11,7 +11,7 @@ from minidist.pipeline_parallel import branch_placement
 from minidist.planning.costs import branch_placement as costs
 from minidist.rng import Randomness, generator
 from minidist.tools.costs.watch import Watch, adamw
-from minidist.tools.strategies.cases import INPUT, Case, Outcome, bill, collect
+from minidist.tools.strategies.cases import INPUT, Case, Outcome, bytes_sent, collect
 from minidist.tools.strategies.record import SIAMESE, Costs, Strategy
 
 
@@ -32,7 +32,7 @@ def siamese_worker(group: Group, case: Case, micro_batches: int = 1) -> Outcome:
             Randomness(case.seed, 0, examples),
         )
     branch_placement.all_reduce_shared(model, group)
-    return _outcome(group, model, inputs, bill(group))
+    return _outcome(group, model, inputs, bytes_sent(group))
 
 
 def _outcome(group: Group, model: nn.Siamese, inputs: list[Tensor], moved: Counter) -> Outcome:

@@ -27,7 +27,7 @@ from minidist.tools.strategies.cases import (
     Outcome,
     Split,
     as_input,
-    bill,
+    bytes_sent,
     random_weights,
     transformer_example,
 )
@@ -82,7 +82,7 @@ def tensor_worker(
     loss(model(x, randomness), case.targets).backward()
     if finish is not None:
         finish(model, group)
-    moved = bill(group)
+    moved = bytes_sent(group)
     result = whole_gradients(model, group)
     if isinstance(x, Tensor):
         result[INPUT] = x.grad

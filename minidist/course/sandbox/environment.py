@@ -12,7 +12,7 @@ from minidist.course import overlay
 DEPENDENCIES = ["numpy", "cloudpickle", "threadpoolctl", "tqdm"]
 
 
-def environment() -> dict[str, str]:
+def variables() -> dict[str, str]:
     """Return the few variables that the student's process gets; BLAS has one thread."""
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     threads = (
