@@ -380,7 +380,7 @@ slow = pytest.mark.slow
     [
         ("train --steps 100000", 0.3),
         ("train --steps 100000 --dp 2 --pp 2 --tp 2", 1.0),
-        ("timeline --measured --pp 2 --micro-batches 200", 0.3),
+        pytest.param("timeline --measured --pp 2 --micro-batches 200", 0.3, marks=slow),
         *[pytest.param("train --steps 100000", after, marks=slow) for after in (0.0, 1.0)],
     ],
 )
@@ -420,7 +420,7 @@ COMMANDS = {
 @pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
 @pytest.mark.parametrize(
     "closed",
-    [">&-", *(pytest.param(c, marks=slow) for c in ("2>&-", "<&-")), "<&- >&- 2>&-"],
+    [*(pytest.param(c, marks=slow) for c in (">&-", "2>&-", "<&-")), "<&- >&- 2>&-"],
 )
 @pytest.mark.parametrize("command", COMMANDS)
 def test_closed_streams_are_no_error_and_the_others_are_as_ever(command, closed):

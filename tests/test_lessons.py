@@ -16,6 +16,8 @@ LESSONS = sorted((ROOT / "lessons").glob("*.py"))
 PARTS = ["problem", "picture", "math", "code", "measurement", "exercise", "what it costs"]
 SECONDS = 100
 
+QUICK = ("00", "01", "11", "12", "13")  # a few seconds each; -m slow and the notebooks run all
+
 each_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 
 
@@ -67,7 +69,14 @@ def run_lesson(lesson: Path | str, *arguments, path: Path = ROOT, seconds: float
 
 
 @pytest.mark.timeout(SECONDS + 20)
-@each_lesson
+@pytest.mark.parametrize(
+    "lesson",
+    [
+        pytest.param(path, marks=[] if path.stem[:2] in QUICK else [pytest.mark.slow])
+        for path in LESSONS
+    ],
+    ids=lambda path: path.stem,
+)
 def test_lesson_runs_as_it_stands_and_leaves_nothing_but_its_figure(lesson, tmp_path):
     before = changes()
     run = run_lesson(lesson, "--figures", tmp_path)

@@ -231,7 +231,7 @@ def pair(cluster):
     return ranks
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(seed=seeds, size=st.integers(2, 3))
 def test_messages_of_mixed_sizes_keep_their_order_however_late_the_receivers_are(
     cluster, seed, size

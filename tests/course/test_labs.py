@@ -30,6 +30,11 @@ NEEDS = {  # task: the tasks that its text says it builds on
 RIGHT_WAYS = read(Path(__file__).with_name("right_ways.toml"))
 TASKS = [(name, task.id) for name, lab in LABS.items() for task in lab.tasks]
 every_lab = pytest.mark.parametrize("name", LABS)
+QUICK = ("collectives", "pipelines")  # one lab of arrays, one of values; -m slow takes all
+each_lab_run = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in LABS],
+)
 
 
 def asked(question, probes):
@@ -100,14 +105,14 @@ def test_zeros_nothing_and_the_answers_to_other_questions_are_wrong(name):
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))]
 )
-@every_lab
+@each_lab_run
 def test_the_reference_gets_all_points_for_any_seed(tmp_path, name, seed):
     found = graded(tmp_path, LABS[name], reference(LABS[name]), seed)
     assert not [line for verdict in found.verdicts for line in verdict.wrong]
     assert found.points == 100
 
 
-@every_lab
+@each_lab_run
 def test_the_starter_gets_none_and_every_question_says_what_is_to_be_written(tmp_path, name):
     found = graded(tmp_path, LABS[name], starter(LABS[name]))
     assert found.points == 0 and len(found.verdicts) == len(LABS[name].tasks)
@@ -165,7 +170,12 @@ def test_one_and_the_same_body_for_everything_earns_nothing(tmp_path, name, body
 @pytest.mark.parametrize(
     "name, made",
     [
-        pytest.param(name, made, id=made[0].name, marks=[pytest.mark.slow] if at else [])
+        pytest.param(
+            name,
+            made,
+            id=made[0].name,
+            marks=[pytest.mark.slow] if at or name not in QUICK else [],
+        )
         for name, lab in LABS.items()
         for at, made in enumerate(together(lab))
     ],

@@ -30,6 +30,9 @@ def ask(probe, given, **options):
         return sandbox.ask([Question("", probe, given)]).answers[0], sandbox.defences
 
 
+slow = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def sandbox():
     with Sandbox(TINY, LIMITS) as sandbox:
@@ -301,7 +304,14 @@ sys.exit(main(["lab", "grade", sys.argv[1], "--lab", "tiny"]))
 
 
 @linux
-@pytest.mark.parametrize("signal", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
+@pytest.mark.parametrize(
+    "signal",
+    [
+        "SIGINT",
+        "SIGKILL",
+        *(pytest.param(s, marks=pytest.mark.slow) for s in ("SIGTERM", "SIGHUP")),
+    ],
+)
 def test_a_grader_that_is_ended_leaves_no_process_and_none_but_a_killed_one_a_folder(signal):
     import signal as signals
 

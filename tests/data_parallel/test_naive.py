@@ -127,9 +127,18 @@ def train(group, model, optimizer, inputs, targets, steps, micro_batches):
     return model.state()
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("transport", ["thread", pytest.param("process", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("transport", "optimizer", "micro_batches"),
+    [
+        ("thread", "sgd", 2),
+        ("thread", "adamw", 1),
+        *(
+            pytest.param(*way, marks=pytest.mark.slow)
+            for way in [("thread", "sgd", 1), ("thread", "adamw", 2)]
+            + [("process", rule, many) for rule in ("sgd", "adamw") for many in (1, 2)]
+        ),
+    ],
+)
 def test_the_weights_after_some_steps_equal_one_devices(
     cluster, transport, optimizer, micro_batches
 ):
