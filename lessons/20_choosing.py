@@ -328,7 +328,7 @@ assert order["wide"][0] == "tp" and order["narrow"][-1] == "pp"
 
 
 # %%
-LOOKS = {  # colour, marker
+MARKS = {  # colour, marker
     "examples": (figures.FORWARD, "o"),
     "servers": (figures.UPDATE, "D"),
     "layers": (figures.BACKWARD, "s"),
@@ -338,10 +338,13 @@ LOOKS = {  # colour, marker
 }
 
 
+assert {record.costs.cuts for record in STRATEGIES.values()} <= set(MARKS)
+
+
 def draw(plt):
     figure, axes = plt.subplots(figsize=(10, 6.5))
     places = {}  # {(height, bytes): names}: some cost the same
-    for words, (color, marker) in LOOKS.items():
+    for words, (color, marker) in MARKS.items():
         for name in [n for n, record in STRATEGIES.items() if record.costs.cuts == words]:
             x = moved[name] / single_device_cost(cases[name]).held["parameters"]
             places.setdefault((round(100 * held[name], 1), round(x, 2)), []).append(name)

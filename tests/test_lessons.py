@@ -36,7 +36,7 @@ def headings(lesson: Path) -> list[str]:
 
 
 def is_picture(path: Path) -> bool:
-    """Tell whether a file is a PNG of a figure, not an empty canvas."""
+    """Return whether a file is a PNG of a figure, not an empty canvas."""
     return path.is_file() and path.read_bytes()[:4] == b"\x89PNG" and path.stat().st_size > 10_000
 
 

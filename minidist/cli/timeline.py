@@ -106,7 +106,7 @@ def _in_words(simulation: Simulation) -> str:
             f"makespan     {_amount(simulation.makespan, simulation.unit)}",
             f"bubble       {float(simulation.bubble):.1%} of ranks x makespan is idle",
             f"span bubble  {float(simulation.span_bubble):.1%}, counted from each rank's own start",
-            f"peak stash   {peaks}: most passes through a stage, per rank, that wait for backward",
+            f"peak stash   {peaks}: per rank, the most forward passes that wait for their backward",
         )
     )
 

@@ -26,15 +26,15 @@ SETTINGS = {  # of each field of Settings: how its option is read, and what it i
     "lr": ({"type": float}, "highest learning rate"),
     "dropout": ({"type": float}, "dropout rate"),
     "tied": ({"action": "store_true"}, "let the output share the embedding's weights"),
-    "seed": ({"type": from_zero}, "of the weights, the order of the examples, and the sample"),
+    "seed": ({"type": from_zero}, "seed of the weights, the order of the examples, and the sample"),
     "dp": ({"type": whole}, "ranks that split the batch (default: what --ranks leaves)"),
     "pp": ({"type": whole}, "ranks that split the layers"),
     "tp": ({"type": whole}, "ranks that split the matrices"),
     "schedule": (
         {"choices": SYNCHRONOUS, "metavar": "NAME"},
-        f"of the pipeline, if --pp is above 1: {', '.join(SYNCHRONOUS)}",
+        f"schedule of the pipeline, used if --pp is above 1: {', '.join(SYNCHRONOUS)}",
     ),
-    "micro_batches": ({"type": whole}, "of each pipeline and update"),
+    "micro_batches": ({"type": whole}, "micro-batches per pipeline and update"),
 }
 
 
@@ -121,7 +121,7 @@ def _train(given, settings: Settings, corpus: Text, model: nn.Transformer) -> di
         f"{settings.steps} steps in {seconds:.0f} s: "
         f"loss {losses[0]:.3f} -> {mean:.3f} nats/character\n"
         f"bigram entropy of the text: {bigram:.3f} nats/character; "
-        f"the model is {'below' if mean < bigram else 'not below'} it"
+        f"the model's loss is {'below' if mean < bigram else 'not below'} it"
     )
     return state
 

@@ -31,7 +31,7 @@ class Communicator(Protocol):
     it raises CollectiveMismatch on every rank. A method that returns None has only compared: the
     arrays, on all ranks alike, are then left to the algorithms of collectives.py.
 
-    ledger  payload bytes that others take from this rank, counted where they are handed over; the
+    ledger  payload bytes that this rank sends, counted where they are handed over; the
             messages of the group are counted here, too
     """
 
@@ -74,7 +74,7 @@ class Fabric(Protocol):
     ) -> Communicator | None:
         """Return the communicator of a new group of these ranks; all ranks of the parent call this.
 
-        members  in the order of the group; none, for a rank that gets no group: then return None
+        members  in the order of the group; empty for a rank that joins none: then return None
         splits   the name of the group, which no other group of these ranks has: see Key
         parent   the communicator of the group that is split; None for the group of all ranks
         """

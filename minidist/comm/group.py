@@ -59,7 +59,7 @@ class Group:
     collective is a ValueError, and fails the run even where that thread's exceptions are lost.
 
     device  "cpu" or "gpu": where `empty` allocates
-    ledger  payload bytes that others have taken from this rank as a member of this very group
+    ledger  payload bytes that this rank has sent as a member of this very group
     log     None, or the EventLog of this rank
     fabric, communicator   what moves messages and arrays, see fabric.py
     """

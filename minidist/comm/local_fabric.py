@@ -14,7 +14,7 @@ from minidist.comm.board import BLOCK, Alarm
 from minidist.comm.diagnosis import Snapshot, Wait, snapshot
 from minidist.comm.fabric import Communicator, Connect
 from minidist.comm.mailbox import Mailbox
-from minidist.comm.message import Key, Message, new
+from minidist.comm.message import Key, Message, make_tuple
 from minidist.comm.shared_memory import SharedMemory
 from minidist.events import EventLog
 
@@ -66,7 +66,7 @@ class LocalFabric:
     def send(self, to: int, key: Key, array: Array) -> None:
         self.mailbox.enter(key.run)
         gpu = on_gpu(array)
-        message = new(Message, (to_host(array) if gpu else array, gpu))
+        message = make_tuple(Message, (to_host(array) if gpu else array, gpu))
         with self.counting:
             self.posted += 1
             if key.kind == "message":

@@ -172,7 +172,7 @@ class Mailbox:
             del self.waits[thread]
 
     def enter(self, run: int) -> None:
-        """Begin to communicate: perhaps another rank goes first, or the run is over."""
+        """Let another rank go first if an interleaving asks for it; raise if the run is over."""
         if self.turns is not None:
             self.turns.offer()
         self.check_open(run)

@@ -28,4 +28,4 @@ class Message(NamedTuple):
 
 
 # Fast path: skip at first reading. A NamedTuple's own constructor is a Python function (0.2 us).
-new = tuple.__new__  # new(Message, (array, was_on_gpu))
+make_tuple = tuple.__new__  # make_tuple(Message, (array, was_on_gpu))

@@ -20,7 +20,7 @@ from collections import deque
 
 import numpy as np
 
-from minidist.comm.message import Key, Message, new
+from minidist.comm.message import Key, Message, make_tuple
 from minidist.comm.shared_memory import LINE, SharedMemory
 
 SENT, TAIL, HEAD, ASLEEP = 0, 1, LINE // 8, 2 * LINE // 8
@@ -149,7 +149,7 @@ class RingBufferReader(_End):
             self.count = number
             self.head += length
             self.words[HEAD] = self.head
-            return key, new(Message, (array, was_on_gpu))
+            return key, make_tuple(Message, (array, was_on_gpu))
         if not late:
             return None
         self.count += 1

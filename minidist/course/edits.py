@@ -1,9 +1,9 @@
 """Edits of a function that find their place in its syntax tree.
 
-An edit pins no letters: layout, comments and quotes do not count, nor what a function calls its
-arguments and other local names. `f(part)` in an edit is `f(rows)` in the source, if `rows` is local
-there; then `part` is `rows` in all of the edit. Names of modules, attributes, keywords and `self`
-are what they are.
+An edit does not depend on the exact text: layout, comments and quotes do not count, nor what a
+function calls its arguments and other local names. `f(part)` in an edit is `f(rows)` in the source,
+if `rows` is local there; then `part` is `rows` in all of the edit. Names of modules, attributes,
+keywords and `self` are what they are.
 """
 
 import ast
@@ -51,7 +51,7 @@ class Edit:
         """Return the file's source with the edit made.
 
         ValueError: there is no such function; the place is not there, or more than once; `by` uses
-        a local name that nothing else in the edit names; a text is no Python.
+        a local name that nothing else in the edit names; a text is not valid Python.
         """
         function = functions(ast.parse(source)).get(self.name)
         if function is None:
@@ -77,7 +77,9 @@ class Edit:
         try:
             return ast.parse(textwrap.dedent(text)).body
         except SyntaxError as error:
-            raise ValueError(f"{self.function}: {text!r} is no Python: {error.msg}") from None
+            raise ValueError(
+                f"{self.function}: {text!r} is not valid Python: {error.msg}"
+            ) from None
 
     def _called(self) -> list[str]:
         names = self.function.partition("(")[2].rstrip(")")

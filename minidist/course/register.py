@@ -81,7 +81,7 @@ def read(path: Path) -> dict[str, Mistake]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path.name} is no TOML: {error}") from None
+        raise ValueError(f"{path.name} is not valid TOML: {error}") from None
     return {name: _mistake(name, table, path) for name, table in tables.items()}
 
 

@@ -53,6 +53,7 @@ def forward_backward(
     tensor that requires a gradient, the rank adds the gradient of the half that it reads.
     """
     check_ranks(group)
+    check_model(model)
     check_pairs(x)
     for p in model.parameters():
         p.spread = BRANCHES
@@ -101,6 +102,7 @@ def all_reduce_shared(model: Siamese, group: Group) -> None:
 
 
 def shared_parameters(model: Siamese) -> list[Parameter]:
+    check_model(model)
     return [p for layer in model.branch for p in layer.parameters()]
 
 
@@ -123,6 +125,11 @@ def sum_squares(model: Siamese, group: Group, own: float | None = None) -> float
 def own_branches(group: Group) -> list[int]:
     """Return the branches that this rank runs: one of them on two ranks, both on one rank."""
     return [i for i in range(2) if i % group.size == group.rank]
+
+
+def check_model(model: Siamese) -> None:
+    if not isinstance(model, Siamese):
+        raise ValueError(f"{type(model).__name__} has no two branches; use an nn.Siamese")
 
 
 def check_ranks(group: Group) -> None:

@@ -90,6 +90,10 @@ class ParallelTransformer(nn.Sequential):
         parts: Parts | None = None,
         check_weights: bool = True,
     ):
+        if not isinstance(model, nn.Transformer):
+            raise ValueError(
+                f"cannot split the matrices of {type(model).__name__}; use an nn.Transformer"
+            )
         if check_weights:
             check_same_weights(model, group)
         parts = Parts() if parts is None else parts

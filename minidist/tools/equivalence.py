@@ -111,7 +111,7 @@ def check(
     }
 
 
-def _causes(entry: Strategy, case: Case, outcomes: list[Outcome], billed: bool) -> list:
+def _causes(entry: Strategy, case: Case, outcomes: list[Outcome], right_bytes: bool) -> list:
     """Return what the numbers show about the cause and its place."""
     want = outcomes[0].reference
     if want is not None:
@@ -122,7 +122,7 @@ def _causes(entry: Strategy, case: Case, outcomes: list[Outcome], billed: bool) 
         for o in outcomes
     )
     got = [o.gradients for o in outcomes]
-    finding = Finding(got, one_device(case), case, entry.split(case, len(got)), held, billed)
+    finding = Finding(got, one_device(case), case, entry.split(case, len(got)), held, right_bytes)
     return [cause(finding), right_from(finding)]
 
 

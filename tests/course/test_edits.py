@@ -139,7 +139,7 @@ def test_a_function_that_is_not_there_is_named():
 
 def test_what_is_no_python_is_refused():
     for replace, by in (("return x +", "pass"), ("return x", "return )")):
-        with pytest.raises(ValueError, match=r"ring\.py:half: 'return .*' is no Python: "):
+        with pytest.raises(ValueError, match=r"ring\.py:half: 'return .*' is not valid Python: "):
             edited("half", replace, by)
 
 

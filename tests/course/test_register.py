@@ -89,7 +89,7 @@ def test_every_task_of_a_lab_has_a_mistake_and_what_is_said_is_a_pattern():
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("[a", "wrong.toml is no TOML"),
+        ("[a", "wrong.toml is not valid TOML"),
         ('[a]\nfunction = "b.py:c"', "wrong.toml: a: an edit has function, by"),
         ('[a]\nfunction = "b.py:c"\nby = "0"\nwhy = "0"', "wrong.toml: a: .*argument 'why'"),
         ('[again]\nfunction = "b.py:c"\nby = "0"', "wrong.toml: again is in another file"),

@@ -74,7 +74,7 @@ MISTAKES += ["newer_version_recorded", "buffer_not_emptied"]
 
 
 def is_red(ranks, plan, rule, around, **more):
-    """Tell whether the replay has other bits, or finds that such logs cannot be."""
+    """Return whether the replay has other bits, or finds that such logs cannot be."""
     try:
         found, _, want = run_and_replay(ranks, plan, rule, naps=NAPS, around=around, **more)
     except RankFailed as failed:

@@ -99,7 +99,7 @@ def ends(programs, duration, delay=0, buffer=None):
 
 
 def is_valid(programs, m):
-    """Say whether programs do all there is to do, once, and can be executed."""
+    """Return whether programs do all there is to do, once, and can be executed."""
     stages = sorted({k for own in programs.placement for k in own})
     seen = defaultdict(list)  # (stage, micro-batch) -> the ranks and signs of its passes, in order
     for r, at in nodes(programs):

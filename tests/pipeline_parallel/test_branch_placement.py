@@ -224,3 +224,14 @@ def test_a_model_without_branches_and_what_is_no_pair_are_errors(cluster):
         check("siamese", mlp, 1, transport="thread")
     with pytest.raises(RankFailed, match=r"pairs have the shape \[B, 2, \.\.\.\], not \[7, 6\]"):
         cluster(2, "thread").run(siamese_worker, replace(case, inputs=case.inputs[:, 0]))
+
+
+@pytest.mark.parametrize("call", ["forward_backward", "own_parameters"])
+def test_a_model_without_two_branches_is_refused(cluster, call):
+    def worker(group):
+        more = (np.zeros((1, 2, 4)), np.zeros(1, int)) if call == "forward_backward" else ()
+        with pytest.raises(ValueError, match=r"MLP has no two branches; use an nn\.Siamese"):
+            getattr(branch_placement, call)(nn.MLP([4, 4]), *more, group)
+        return "refused"
+
+    assert cluster(1, "thread").run(worker) == ["refused"]

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist import Tensor, nn, optim
+from minidist import Mesh, Tensor, nn, optim
 from minidist.autograd import recompute
 from minidist.autograd.deferred import compute
 from minidist.errors import RankFailed
+from minidist.hybrid import Hybrid
 from minidist.planning.costs.tensor_parallel import block_bytes
 from minidist.rng import Randomness
 from minidist.tensor_parallel import ParallelTransformer, unsplit, vocab_parallel
@@ -327,3 +328,25 @@ def test_a_frozen_model_communicates_no_gradient(cluster):
     for frozen, forward, _ in cluster(3).run(worker):
         assert frozen == {"all_gather": 2 * 2 * S // 3, "reduce_scatter": 2 * 2 * S // 3}
         assert forward == 2 * S // 3
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        lambda model, mesh: ParallelTransformer(model, mesh.tp),
+        lambda model, mesh: sequence_parallel(model, mesh.tp),
+        lambda model, mesh: Hybrid(model, mesh),
+        lambda model, mesh: Hybrid(model, mesh, split_sequence=True),
+    ],
+    ids=["matrices", "sequence", "hybrid", "hybrid, sequence"],
+)
+@pytest.mark.parametrize(
+    "model", [nn.MLP([4, 4]), nn.Siamese([4, 4])], ids=lambda model: type(model).__name__
+)
+def test_only_a_transformer_can_be_split_by_matrices(cluster, split, model):
+    def worker(group):
+        with pytest.raises(ValueError, match=r"split the matrices of \w+; use an nn\.Transformer"):
+            split(model, Mesh(group, dp=1, pp=1, tp=2))
+        return "refused"
+
+    assert cluster(2, "thread").run(worker) == ["refused"] * 2

@@ -89,7 +89,7 @@ def test_parts_of_the_batch_that_are_missing_alone_or_the_same_everywhere():
     parts = parts_of(split)
     own = "equals the local gradient: the all_reduce is missing"
     assert found(parts, split) == own
-    assert found(parts, split, billed=True).startswith(own + ", though as many bytes moved")
+    assert found(parts, split, right_bytes=True).startswith(own + ", though as many bytes moved")
     said = "equals 3 times the gradient of rank 1's examples: all had the same batch"
     assert found(scaled(parts[1], 3), split) == said
     assert "without the examples of data-parallel rank 2" in found(summed(parts[:2]), split)
@@ -287,7 +287,9 @@ def test_what_is_in_a_sum():
 def test_norms_of_parts_and_of_copies():
     assert cause_of.norms([5.0, 5.0], 5.0) is None
     assert "0.6, 0.8 of one device's; their squares add up" in cause_of.norms([3.0, 4.0], 5.0)
-    assert "2 times too large: all was counted 2 times" in cause_of.norms([2**0.5] * 2, 1.0)
+    assert "2 times too large: every element was counted 2 times" in cause_of.norms(
+        [2**0.5] * 2, 1.0
+    )
     assert cause_of.norms([1.3, 1.2], 1.0) == "the ranks' norms are 1.3, 1.2 of one device's"
 
 

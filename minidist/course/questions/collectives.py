@@ -134,7 +134,7 @@ def all_reduce(algorithm: str, op: str, arrays: list[np.ndarray], steps: int) ->
         return bytes_moved(answer) or steps_taken(answer)
 
     def where(wrong: str, r: int, answer: Answer, want: np.ndarray) -> str:
-        """Say which elements are wrong, as chunks."""
+        """Return which elements are wrong, as chunks."""
         got = answer.get(f"x {r}")
         if got is None or got.shape != want.shape:
             return ""

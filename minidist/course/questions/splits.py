@@ -42,7 +42,7 @@ def values(mine: list[dict]) -> list[dict]:
 
 
 def overwritten(mine: list[dict]) -> str | None:
-    """Say which rank's function has written into an array that it was only given."""
+    """Return which rank's function has written into an array that it was only given."""
     ways = "forward: X", "backward: dY"
     for r, found in enumerate(mine):
         for name, changed in zip(ways, found.get("overwritten", ()), strict=False):

@@ -14,7 +14,7 @@ NEAR = 1e-9
 
 
 def sums(inputs: list[np.ndarray], found: list[np.ndarray]) -> str | None:
-    """Say which ranks' arrays are in the wrong sums, and how many times.
+    """Return which ranks' arrays are in the wrong sums, and how many times.
 
     inputs  what each rank gave;  found: what each one got. Elements are compared chunk by chunk,
             as the algorithms cut them: into as many chunks as there are ranks.
@@ -54,17 +54,18 @@ def norms(got: list[float], want: float) -> str | None:
     ratios = ", ".join(f"{ratio:.4g}" for ratio in np.sqrt(squares))
     said = f"the ranks' norms are {ratios} of one device's"
     if abs(squares.sum() - 1) <= NEAR:
-        said += "; their squares add up to its square: each is of what its rank holds, not summed"
+        said += "; their squares add up to its square: each covers only what its rank holds"
     elif np.ptp(squares) <= NEAR and abs(squares[0] - round(squares[0])) <= NEAR:
         times = round(squares[0])
-        said += f"; the squared norm is {times} times too large: all was counted {times} times"
+        said += f"; the squared norm is {times} times too large: "
+        said += f"every element was counted {times} times"
     return said
 
 
 def versions(
     used: list[list[tuple[str, int, int]]], should: Callable[[int, int], int] | None = None
 ) -> str | None:
-    """Say which pass of an asynchronous pipeline used the wrong version of the weights.
+    """Return which pass of an asynchronous pipeline used the wrong version of the weights.
 
     used    per stage ("F" or "B", minibatch, version), as recorded
     should  (stage, minibatch) -> version
@@ -88,7 +89,7 @@ def versions(
 
 
 def replays(got: dict[str, np.ndarray], others: dict[str, Callable[[], dict]]) -> str | None:
-    """Say which other training gives these weights, bit for bit.
+    """Return which other training gives these weights, bit for bit.
 
     others  {what is different about that training: a function that replays it}
     """
@@ -112,7 +113,7 @@ def bytes_held(found: dict[str, int], want: dict[str, int], whole: dict[str, int
 
 
 def bytes_moved(found: list[int], want: list[int], operation: str) -> str | None:
-    """Say which rank's bytes of an operation are wrong."""
+    """Return which rank's bytes of an operation are wrong."""
     for rank, (n, formula) in enumerate(zip(found, want, strict=True)):
         if n != formula:
             return f"{operation}: by the ledger rank {rank} sent {n} bytes, not {formula}"

@@ -41,10 +41,11 @@ def with_local_masks(case: Case, shares: list[np.ndarray]) -> Gradients:
     return {name: sum(part[name] for part in found) for name in found[0]}
 
 
+@dataclass(frozen=True)
 class FirstPositions(Randomness):
     """Masks in which each of `parts` runs of positions has the mask of the first run."""
 
-    parts = 1
+    parts: int = 1
 
     def keep(self, name, rate, shape, window=None, full_shape=None):
         run = (shape[0], shape[1] // self.parts, *shape[2:])
@@ -56,8 +57,7 @@ def with_repeated_masks(case: Case, parts: int) -> Gradients | None:
     if not isinstance(case.model, nn.Transformer) or case.inputs.shape[1] % parts:
         return None
     model = copy.deepcopy(case.model)
-    randomness = FirstPositions(case.seed, 0, np.arange(len(case.inputs)))
-    object.__setattr__(randomness, "parts", parts)
+    randomness = FirstPositions(case.seed, 0, np.arange(len(case.inputs)), parts)
     case.loss(model(case.inputs, randomness), case.targets).backward()
     return collect(model)
 

@@ -42,7 +42,7 @@ def _local(f: Finding, found: list[Factors], parts: dict) -> str | None:
     own = [{key: float(key[0] == r * count // ranks) for key in parts} for r in range(ranks)]
     if count < 2 or not _are(found, *own):
         return None
-    but = ", though as many bytes moved: something else was summed" if f.billed else ""
+    but = ", though as many bytes moved: something else was summed" if f.right_bytes else ""
     return f"equals the local gradient: the all_reduce is missing{but}{f.where()}"
 
 

@@ -18,7 +18,7 @@ class Finding:
     got    per rank, by name;  want: one device's
     case   the model and the batch;  split: how they are cut
     held   per rank, {name: (the weights that it has, the weights that it should have)}
-    billed whether the expected number of bytes moved
+    right_bytes whether the expected number of bytes moved
     """
 
     got: list[Gradients]
@@ -26,7 +26,7 @@ class Finding:
     case: Case
     split: Split
     held: tuple[dict, ...] = ()
-    billed: bool = False
+    right_bytes: bool = False
 
     @cached_property
     def names(self) -> list[str]:
@@ -78,7 +78,7 @@ class Finding:
         return {what: count for count, what in found.items()}
 
     def where(self) -> str:
-        """Say which parameters are wrong, if not all are."""
+        """Return which parameters are wrong, if not all are."""
         wrong = [n for n in self.wrong if n != INPUT]
         if len(wrong) == len([n for n in self.names if n != INPUT]):
             return ""

@@ -15,6 +15,7 @@ from minidist.backend import Array
 from minidist.comm import Group
 from minidist.pipeline_parallel.partition import multiply_adds
 from minidist.pipeline_parallel.stage import Stage
+from minidist.pipeline_parallel.weight_versions import VersionedStage
 from minidist.rng import Randomness
 from minidist.tensor_parallel.sequence_parallel import GatheredLinear
 from minidist.tools.activations import arrays, owner
@@ -51,7 +52,7 @@ class Watch:
             flight = [x for s in stages for x in (*s.outputs.values(), *s.deferred.values())]
             weights = [p.data for p in model.parameters()]
             for s in stages:
-                if hasattr(s, "weights"):
+                if isinstance(s, VersionedStage):
                     weights += [version.weights for version in s.weights.in_flight.values()]
             return self.graph(y, flight, weights)
 
@@ -60,7 +61,7 @@ class Watch:
             if stage.last:
                 stage.loss = _then(passed, stage.loss)
             else:
-                stage.layers[-1].leaves = passed
+                stage.layers[-1].on_output = passed
 
     def enters(self, layer: nn.Module, x: Tensor | Array) -> None:
         """Record that x enters a layer."""
@@ -90,16 +91,16 @@ class Watch:
 
 
 class WatchedLayer(nn.Module):
-    """A layer that tells a watch what enters it; `leaves`, if set, is told what comes out."""
+    """A layer that reports its inputs to a watch, and its outputs to `on_output` if that is set."""
 
     def __init__(self, layer: nn.Module, watch: Watch):
         self.layer, self.flat, self.watch = layer, layer.flat, watch
-        self.leaves: Callable[[Tensor], Tensor] | None = None
+        self.on_output: Callable[[Tensor], Tensor] | None = None
 
     def forward(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:
         self.watch.enters(self.layer, x)
         y = self.layer(x, randomness)
-        return y if self.leaves is None else self.leaves(y)
+        return y if self.on_output is None else self.on_output(y)
 
 
 def _then(second: Callable, first: Callable) -> Callable:

@@ -180,7 +180,7 @@ def _zero(stage: int, idea: str, term: str) -> Strategy:
         name=f"zero_{stage}",
         idea=idea,
         term=term,
-        paper="Rajbhandari et al. 2020, section 5",
+        paper=f"Rajbhandari et al. 2020, section 5.{stage}",
         family="ZeRO",
         files=("data_parallel/zero.py",),
         lesson="05_zero",
@@ -230,6 +230,6 @@ STRATEGIES = [
         tests=("data_parallel/test_bucketed.py",),
     ),
     _zero(1, "the optimizer's state sharded", "参数切分: 优化器状态"),
-    _zero(2, "and the gradients", "参数切分: 梯度"),
-    _zero(3, "and the parameters, gathered layer by layer", "参数切分: 参数"),
+    _zero(2, "the optimizer's state and the gradients sharded", "参数切分: 梯度"),
+    _zero(3, "all sharded; the parameters are gathered layer by layer", "参数切分: 参数"),
 ]

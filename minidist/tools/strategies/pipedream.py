@@ -25,9 +25,9 @@ from minidist.tools.strategies.pipeline_parallel import (
     input_gradient,
     names_of,
 )
-from minidist.tools.strategies.record import Costs, Strategy
+from minidist.tools.strategies.record import LAYERS, Costs, Strategy
 
-STREAM = 20  # times as long as the example: the stream whose idle time is told
+STREAM = 20  # useful_share is computed for a stream this many times as long
 
 
 def pipedream_worker(
@@ -83,16 +83,17 @@ def _others(case: Case, pipe: PipeDream, batch, versions, updates) -> dict:
     } | {"that updates twice": partial(replay, *start, versions, updates, twice, case.loss)}
 
 
-def twice(parameters: list[nn.Parameter]) -> optim.Optimizer:
-    """Return an optimizer that takes every step twice."""
-    rule = momentum(parameters)
-    step = rule.step
-    rule.step = lambda: (step(), step())
-    return rule
+class TwiceSGD(optim.SGD):
+    """Takes every step twice: a mistake, with which a replay is compared."""
+
+    def step(self) -> None:
+        super().step()
+        super().step()
 
 
-def momentum(parameters: list[nn.Parameter]) -> optim.Optimizer:
-    return optim.SGD(parameters, lr=0.1, momentum=0.9)
+RATES = {"lr": 0.1, "momentum": 0.9}
+momentum = partial(optim.SGD, **RATES)
+twice = partial(TwiceSGD, **RATES)
 
 
 def _versions(group: Group, pipe: PipeDream, placement) -> list[dict[int, int]]:
@@ -180,6 +181,7 @@ def _stream(name: str, idea: str, term: str, paper: str, scheme: str, versions, 
         worker=partial(pipedream_worker, scheme=scheme, **more),
         promise="replayed bitwise",
         cases=stream_cases,
+        models=LAYERS,
         costs=Costs(
             partial(stream_bytes, schedule=name),
             partial(stream_costs, schedule=name, versions=versions),

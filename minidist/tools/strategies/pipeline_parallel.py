@@ -25,7 +25,7 @@ from minidist.tools.strategies.cases import (
     bytes_sent,
     collect,
 )
-from minidist.tools.strategies.record import Costs, Strategy
+from minidist.tools.strategies.record import LAYERS, Costs, Strategy
 
 
 def chosen(
@@ -168,6 +168,7 @@ def _pipeline(
         worker=partial(pipeline_worker, **known),
         promise="exact",
         cases=partial(pipeline_cases, most_chunks=most_chunks),
+        models=LAYERS,
         costs=Costs(
             partial(pipeline_bytes, **known),
             partial(pipeline_costs, **known),
@@ -241,7 +242,7 @@ STRATEGIES = [
         "zb_v",
         "no bubble, the memory of 1F1B, two chunks laid out as a V",
         "零气泡流水",
-        "Qi et al., arXiv 2401.10241, section 6",
+        "Qi et al. 2024, arXiv 2401.10241, section 6",
         "zero_bubble",
         "10_interleaved_and_zero_bubble",
         most_chunks=2,

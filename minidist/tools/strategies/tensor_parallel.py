@@ -197,7 +197,7 @@ SHOEYBI = "Shoeybi et al. 2019, section 3"
 STRATEGIES = [
     _record(
         "column",
-        "a weight cut by columns; f",
+        "a weight cut by columns (Megatron's f)",
         "张量并行, 矩阵按列切分",
         SHOEYBI,
         "column_parallel",
@@ -210,7 +210,7 @@ STRATEGIES = [
     ),
     _record(
         "row",
-        "a weight cut by rows; g",
+        "a weight cut by rows (Megatron's g)",
         "张量并行, 矩阵按行切分",
         SHOEYBI,
         "row_parallel",
