@@ -50,8 +50,8 @@ class Settings:
         if self.pp * self.tp > 1 and self.micro_batches > share:
             raise ValueError(
                 f"a batch of {self.batch} windows gives each of {self.dp} data-parallel ranks at "
-                f"most {share}, too few for {self.micro_batches} micro-batches; use micro_batches="
-                f"{share} or less, or a batch of {(self.micro_batches - 1) * self.dp + 1} or more"
+                f"most {share}, too few for {self.micro_batches} micro-batches; use {share} or "
+                f"fewer, or a batch of {(self.micro_batches - 1) * self.dp + 1} or more"
             )
 
     @property

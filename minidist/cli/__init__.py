@@ -35,6 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.print_help()
         return 2
     given = parser.parse_args(arguments)
+    if given.command is None:
+        parser.error("COMMAND is missing; `minidist --help` lists the commands")
     try:
         status = _run(given)
         sys.stdout.flush()
@@ -82,7 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"minidist {__version__}")
     _add_debug(parser)
-    parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help="one of those below")
+    parser.add_argument(
+        "command", metavar="COMMAND", nargs="?", choices=COMMANDS, help="one of those below"
+    )
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 

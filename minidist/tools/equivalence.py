@@ -2,7 +2,7 @@
 
 A strategy is run for real, on ranks, from the weights of a single-device model. Then the gradient
 of every parameter and of the input is compared with one device's, on every rank, in float64.
-`strategies.py` has the strategies, `compare.py` the bound.
+`strategies/` has the strategies, `compare.py` the bound.
 """
 
 from collections import Counter

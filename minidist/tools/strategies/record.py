@@ -56,7 +56,8 @@ class Costs:
     of_ranks  (case, ranks) -> what each rank should hold and compute
     step      (group, case, watch) -> None: one step with AdamW, watched
     limit     (case, ranks) -> the largest useful number of ranks, and what each then has one of
-    cuts      what is split: "examples", "layers", "matrices" ...
+    cuts      what is split: "examples", "servers", "layers", "matrices", "layers and matrices",
+              "branches"; the figure of lesson 20 has a mark for each
     useful    (case, ranks) -> one device's work over N times the busiest rank's time, as if
               communication took no time; None: no rank waits for another one's work
     example   ranks -> the case on which strategies are compared
