@@ -23,6 +23,8 @@ def planted(name: str) -> Iterator[None]:
             wrong = dict(_codes(compile(source, module.__file__, "exec")))
             for function_name in {edit.name for edit in mistake.edits if edit.path == path}:
                 function = unwrap(attrgetter(function_name)(module))
+                if wrong[function_name] == function.__code__:
+                    raise ValueError(f"{name} changes more than the body of {function_name}")
                 stack.callback(setattr, function, "__code__", function.__code__)
                 function.__code__ = wrong[function_name]
         yield

@@ -188,6 +188,17 @@ def test_every_package_says_what_it_is():
         assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
 
 
+def test_modules_are_attributes_of_their_package_before_anything_is_used():
+    code = (
+        "import minidist, minidist.pipeline_parallel as p;"
+        "print(minidist.comm.Group.__name__, minidist.backend.__name__, p.actions.__name__,"
+        " hasattr(minidist, 'nothing'), hasattr(p, '_nothing'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names = "Group minidist.backend minidist.pipeline_parallel.actions False False"
+    assert done.stdout.strip() == names
+
+
 def test_public_names_are_there():
     from minidist import errors, nn
     from minidist.tools import equivalence

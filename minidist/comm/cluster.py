@@ -189,14 +189,14 @@ class Cluster:
 
 
 def raise_first_failure(reports: dict[int, Report]) -> None:
-    """Raise the most important failure: a death before an exception, then by rank."""
+    """Raise the most important failure: a death, then our bug, then wrong input; then by rank."""
     for rank, report in sorted(reports.items()):
         if report.died:
             code = report.exitcode
             why = f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
             raise RankDied(f"rank {rank} died without a report ({why})", rank, code)
     failures = [(rank, report) for rank, report in sorted(reports.items()) if report.failed]
-    for rank, report in failures:
+    for rank, report in sorted(failures, key=lambda failure: failure[1].wrong_input):
         if not isinstance(report.error, CommError):
             message = f"rank {rank} failed:\n{report.traceback}"
             raise RankFailed(message, rank, report.wrong_input) from report.error

@@ -204,10 +204,12 @@ def test_recv_any_leaves_other_tags_alone_and_counts_ranks_as_its_group_does(ran
 def every_collective(group, shape, seed, op):
     """Call each collective once; return the results, and whether the inputs are what they were."""
     x = put(group, mine(group.rank, shape, seed))
-    before, root = x.copy(), group.size - 1
+    root = group.size - 1
     pieces = [put(group, mine(r, (r + 1, 2), seed + group.rank)) for r in range(group.size)]
     rows = put(group, mine(group.rank, (group.rank, 2), seed))
     five = put(group, np.stack([to_host(x)] * 5))
+    given = [x, rows, five, *pieces]
+    before = [array.copy() for array in given]
     results = {
         "all_reduce": group.all_reduce(x, op=op, label="x"),
         "reduce": group.reduce(x, root=root, op=op),
@@ -227,7 +229,7 @@ def every_collective(group, shape, seed, op):
         if result is not None:
             result[...] = -1  # fresh, hence writable and nobody else's
     group.barrier()
-    return found, bool((x == before).all())
+    return found, all(bool((a == b).all()) for a, b in zip(given, before, strict=True))
 
 
 @settings(max_examples=6)
@@ -266,6 +268,8 @@ def reductions(group, n, dtype, op):
         x, other = two[1], put(group, values)  # x is a part of an array
         found.append(billed(group, lambda x=x: group.all_reduce(x, op)))
         found.append(billed(group, lambda x=x: group.reduce_scatter(x, op=op)))
+        last = [0] * (group.size - 1) + [n]  # pieces that are not equal
+        found.append(billed(group, lambda x=x, last=last: group.reduce_scatter(x, last, op=op)))
         assert to_host(x).tobytes() == values.tobytes()
         found.append(billed(group, lambda x=x: group.all_reduce(x, op, out=x)))
         assert found[-1][0].tobytes() == to_host(x).tobytes()
@@ -284,8 +288,9 @@ def test_reductions_have_the_same_bits_and_bytes_wherever_the_arrays_are(ranks, 
         all_bytes, ends = all_reduce_bytes(None, n, want.itemsize, size), split_ends(n, size)
         for rank, found in enumerate(ranks(size).run(reductions, n, dtype, op)):
             piece = want[ends[rank] : ends[rank + 1]], want.nbytes - want.itemsize * sizes[rank]
-            whole = want, all_bytes[rank]
-            cycle = [whole, piece, whole, whole] * 3
+            whole, has = (want, all_bytes[rank]), rank == size - 1
+            last = want if has else want[:0], 0 if has else want.nbytes
+            cycle = [whole, piece, last, whole, whole] * 3
             for (got, moved), (array, nbytes) in zip(found, cycle, strict=True):
                 assert (got.dtype, got.tobytes()) == (array.dtype, array.tobytes()), (n, dtype, op)
                 assert moved == nbytes, (n, dtype, op)
@@ -302,6 +307,7 @@ def test_a_gather_into_out_has_the_same_bits_and_bytes_wherever_out_is(ranks, si
                 x[:] = put(group, whole[part])
                 got, moved = billed(group, lambda x=x, out=out: group.all_gather(x, out=out))
                 right = got.tobytes() == to_host(out).tobytes() == whole.tobytes()
+                right = right and group.all_gather(x, out=out) is out
                 if not right or moved != (group.size - 1) * x.nbytes:
                     wrong.append((own, moved))
         return wrong
@@ -431,21 +437,22 @@ def test_split_makes_groups_that_do_not_hear_each_other(ranks):
         backwards = group.split(color=0, key=-group.rank)
         loner = group.split(color=None if group.rank == 0 else 1)
         nested, again = pair.split(color=pair.rank), group.split(color=group.rank % 2)
-        for value, to in ((1, pair), (2, again)):
+        inside = pair.split(color=0)  # the same ranks as the pair, and a name of its own
+        for value, to in ((1, pair), (2, again), (3, inside)):
             to.send(np.array(value), to=1 - pair.rank)
         return (
             pair.all_gather(np.array([group.rank])).tolist(),
             backwards.all_gather(np.array([group.rank])).tolist(),
             None if loner is None else (loner.rank, loner.size),
             (nested.rank, nested.size, float(nested.all_reduce(np.array(3.0)))),
-            (int(again.recv(1 - pair.rank)), int(pair.recv(1 - pair.rank))),
+            tuple(int(g.recv(1 - pair.rank)) for g in (inside, again, pair)),
         )
 
     found = ranks(4).run(worker)
     assert [f[0] for f in found] == [[0, 2], [1, 3], [0, 2], [1, 3]]
     assert all(f[1] == [3, 2, 1, 0] for f in found)
     assert [f[2] for f in found] == [None, (0, 3), (1, 3), (2, 3)]
-    assert all(f[3:] == ((0, 1, 3.0), (2, 1)) for f in found)
+    assert all(f[3:] == ((0, 1, 3.0), (3, 2, 1)) for f in found)
 
 
 # Wrong programs.

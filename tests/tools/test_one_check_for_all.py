@@ -1,5 +1,7 @@
 """What every strategy is asked passes one check: the same ValueError wherever it comes from."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -149,3 +151,22 @@ def test_a_tied_embedding_that_is_frozen_cannot_come_apart(name):
     want = one_device(Case("given", model, TOKENS, TOKENS))
     for key, gradient in got.items():
         np.testing.assert_allclose(gradient, want[key], rtol=1e-9, atol=1e-12)
+
+
+@every_strategy
+@pytest.mark.parametrize("option", ["micro_batches", "minibatches"])
+@pytest.mark.parametrize("count", [0, -3, 1.5])
+def test_a_number_of_parts_below_one_is_the_same_error_in_every_strategy(name, option, count):
+    model, inputs, targets = fitting(name)
+    with pytest.raises(ValueError) as error:
+        gradients(name, model, inputs, targets, **{option: count})
+    said = str(error.value)
+    assert said == f"{option} is a whole number from 1, not {count!r}" or "no option" in said
+
+
+def test_two_strategies_of_one_name_are_refused(monkeypatch):
+    from minidist.tools.strategies import _records, siamese
+
+    monkeypatch.setattr(siamese, "STRATEGIES", [replace(STRATEGIES["siamese"], name="naive")])
+    with pytest.raises(ValueError, match="two strategies are named 'naive'; rename one of them"):
+        _records()

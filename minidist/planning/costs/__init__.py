@@ -15,6 +15,7 @@ strategy take a `Workload` and the number of ranks, and are fields of its record
 tools/strategies/. Letters: N ranks, r one of them; B examples, T positions, C width, H heads,
 V tokens; X = T C numbers of one example between two layers; P parameters.
 
-Domain of `*_costs`: an untied nn.Transformer without dropout, an nn.MLP with gelu, or an nn.Siamese
-with relu, in float64, under AdamW; N divides what a strategy splits.
+Domain of `*_bytes`: float64 where matrices are split, and there no layer frozen below one that is
+trained. Domain of `*_costs`: an untied nn.Transformer without dropout, an nn.MLP with gelu, or an
+nn.Siamese with relu, in float64, under AdamW; N divides what a strategy splits.
 """

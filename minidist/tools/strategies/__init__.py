@@ -26,11 +26,15 @@ __all__ = [
 ]
 
 
-def _records() -> list[Strategy]:
-    files = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
-    return [record for file in files for record in getattr(file, "STRATEGIES", [])]
+def _records() -> dict[str, Strategy]:
+    """Return {name: record} of all files but the two that define what a record is."""
+    names = {module.name for module in iter_modules(__path__)} - {"cases", "record"}
+    files = [import_module(f"{__name__}.{name}") for name in sorted(names)]
+    found: dict[str, Strategy] = {}
+    for record in sorted((r for file in files for r in file.STRATEGIES), key=lambda r: r.lesson):
+        if found.setdefault(record.name, record) is not record:
+            raise ValueError(f"two strategies are named {record.name!r}; rename one of them")
+    return found
 
 
-STRATEGIES: dict[str, Strategy] = {
-    record.name: record for record in sorted(_records(), key=lambda record: record.lesson)
-}
+STRATEGIES = _records()

@@ -5,8 +5,10 @@ and the README's table read the record and know no names. The other files of thi
 record per strategy, in a list STRATEGIES, and the workers that the records refer to.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Integral
+from types import MappingProxyType
 
 from minidist import nn
 from minidist.autograd import no_grad
@@ -109,7 +111,7 @@ class Strategy:
     models: Models = field(default=ANY)
     tests: tuple[str, ...] = ()
 
-    def check(self, case: Case, options: Iterable[str] = ()) -> None:
+    def check(self, case: Case, options: Mapping[str, object] = MappingProxyType({})) -> None:
         """Raise ValueError for a model it cannot split, an unknown option, or unfit inputs.
 
         Everything that runs on ranks is checked here first. A forward pass on one device checks the
@@ -121,6 +123,10 @@ class Strategy:
             )
         bound = getattr(self.worker, "keywords", {})
         check_options(self.worker, [*case.options, *options], self.name, without=bound)
+        for name, count in (case.options | options).items():
+            wrong = count is not None and (not isinstance(count, Integral) or count < 1)
+            if name in ("micro_batches", "minibatches") and wrong:
+                raise ValueError(f"{name} is a whole number from 1, not {count!r}")
         with no_grad():
             loss_of(case.model, case, as_input(case.inputs))
 
