@@ -436,8 +436,8 @@ def test_split_makes_groups_that_do_not_hear_each_other(ranks):
         pair = group.split(color=group.rank % 2)
         backwards = group.split(color=0, key=-group.rank)
         loner = group.split(color=None if group.rank == 0 else 1)
+        inside = pair.split(color=0)  # the first split of the pair, as the pair is of the group
         nested, again = pair.split(color=pair.rank), group.split(color=group.rank % 2)
-        inside = pair.split(color=0)  # the same ranks as the pair, and a name of its own
         for value, to in ((1, pair), (2, again), (3, inside)):
             to.send(np.array(value), to=1 - pair.rank)
         return (
