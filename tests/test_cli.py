@@ -325,7 +325,7 @@ def test_timeline_draws_every_schedule_and_says_its_numbers(capsys, schedule):
     assert re.search(rf"^makespan     {float(simulation.makespan):g} units$", printed, re.M)
     assert re.search(r"^bubble       \d+\.\d% of ranks x makespan is idle$", printed, re.M)
     assert re.search(r"^span bubble  \d+\.\d%, counted from each rank's own", printed, re.M)
-    assert re.search(r"^peak stash   \d\S* \d\S*: most passes through a stage", printed, re.M)
+    assert re.search(r"^peak stash   \d\S* \d\S*: per rank, the most forward passes", printed, re.M)
     with pytest.raises(SystemExit):
         main(["timeline", "--help"])
     assert schedule in capsys.readouterr().out
