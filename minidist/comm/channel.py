@@ -12,7 +12,8 @@ from minidist.comm.message import Key
 class Channel:
     """The messages of one collective call: what algorithms are written in, see collectives.py.
 
-    Messages between two ranks keep their order. Ranks are those of the group, `members` of all.
+    Messages between two ranks keep their order. Ranks are numbered as in the group; `members` has
+    their numbers in the world.
 
     ledger  counts payload; None for control traffic
     """

@@ -148,7 +148,7 @@ def _expressions(parent: ast.AST):
 
 
 def _runs(function: ast.FunctionDef, length: int):
-    """Yield every run of so many statements of one block."""
+    """Yield every run of `length` consecutive statements of a block."""
     for parent in ast.walk(function):
         for field in ("body", "orelse", "finalbody"):
             block = getattr(parent, field, None)

@@ -83,7 +83,7 @@ def hybrid_step(group: Group, case: Case, watch: Watch) -> None:
     """One step with AdamW, watched."""
     dp, tp, m, order = costs.mesh_of(group.size, **case.options)
     mesh = Mesh(group, dp=dp, pp=len(order), tp=tp)
-    hybrid = Hybrid(case.model, mesh, micro_batches=m)
+    hybrid = Hybrid(case.model, mesh, case.options.get("schedule", "1f1b"), m)
     pipe = hybrid.pipeline
     watch.stages(pipe.stages, pipe.model)
     hybrid.backward(case.inputs, case.targets)

@@ -6,7 +6,7 @@ record per strategy, in a list STRATEGIES, and the workers that the records refe
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from numbers import Integral
 from types import MappingProxyType
 
@@ -108,7 +108,7 @@ class Strategy:
     costs: Costs
     ranks: tuple[int, ...] = (1, 2, 3, 4)
     split: Callable[[Case, int], Split] = lambda case, ranks: Split()
-    models: Models = field(default=ANY)
+    models: Models = ANY
     tests: tuple[str, ...] = ()
 
     def check(self, case: Case, options: Mapping[str, object] = MappingProxyType({})) -> None:
