@@ -122,11 +122,12 @@ class Board:
             return not self.missing() or self.mailbox.is_over(self.run)
 
         with self.mailbox.waiting(Wait(operation, self.missing, call_site())):
+            if self.mailbox.pace is not None and self.mailbox.pace.wait_until(ready):
+                return
             self.mine[SLEEPS] = 1
             self._fence()
-            if self.mailbox.turns is None or not self.mailbox.turns.wait_until(ready):
-                while not ready():
-                    self.alarm.sleep(0.01)  # a call may be lost between the check and the sleep
+            while not ready():
+                self.alarm.sleep(0.01)  # a call may be lost between the check and the sleep
             self.mine[SLEEPS] = 0
 
     def _explain(self, signature: Signature, side: int) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import cloudpickle
@@ -15,6 +16,7 @@ import numpy as np
 
 from minidist.backend import check_device
 from minidist.comm.diagnosis import Silence, Snapshot, is_deadlock, lost_messages, table
+from minidist.comm.mpi_transport import MpiRanks
 from minidist.comm.process_transport import ProcessRanks
 from minidist.comm.report import Report
 from minidist.comm.thread_transport import ThreadRanks
@@ -42,6 +44,9 @@ class Ranks(Protocol):
     def pid_of(self, rank: int) -> int:
         """Return the process of a rank that does not answer."""
 
+    def decide(self, judge: Callable[[], dict[int, Report]]) -> dict[int, Report]:
+        """Return or raise what `judge` does; where several processes run this, one asks it."""
+
     def finish(self) -> None:
         """End a run in which every rank has reported."""
 
@@ -52,6 +57,8 @@ class Ranks(Protocol):
 TRANSPORTS: dict[str, Callable[[int, str, int | None], Ranks]] = {
     "process": ProcessRanks,  # (size, device, interleaving): starts the ranks, or a ValueError
     "thread": ThreadRanks,
+    "mpi": MpiRanks,
+    "mpi-subset": partial(MpiRanks, subset=True),
 }
 
 
@@ -141,9 +148,7 @@ class Cluster:
             self._start()
         try:
             self._ranks.submit(next(self._runs), logged, payload)
-            reports = self._collect(timeout)
-            if lost := lost_messages([report.unreceived for report in reports.values()]):
-                raise CommError(f"messages that nobody received: {lost}")
+            reports = self._ranks.decide(lambda: self._collect(timeout))
             self._ranks.finish()
         except BaseException:
             self._stop()
@@ -170,6 +175,8 @@ class Cluster:
                     pids = {rank: self._ranks.pid_of(rank) for rank in sorted(silent)}
                     print(silence.in_words(pids), table(now, finished), sep="\n", file=sys.stderr)
                 before = now
+        if lost := lost_messages([report.unreceived for report in reports.values()]):
+            raise CommError(f"messages that nobody received: {lost}")
         return reports
 
     def _stop(self, patience: float = 0.0) -> None:

@@ -3,8 +3,11 @@
 A *signature* is what the ranks of a group must agree on in a collective call. A *wait* is a thread
 that needs other ranks. A *snapshot* is all that one rank waits for, with its message counters. The
 caller takes one of every rank from time to time. Two in a row are a deadlock if they are equal,
-every rank that has not finished waits, and every message that was sent has arrived. A rank
-that computes or sleeps does not wait, however long it takes.
+every rank that has not finished waits, and every message that was sent has arrived. One would not
+do: it shows the ranks at different moments, between which a message may have been sent and have
+arrived (Mattern 1987, "Algorithms for distributed termination detection"; there it takes two equal
+rounds of the same counters, too). A rank that computes or sleeps does not wait, however long it
+takes.
 """
 
 import contextlib
@@ -14,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from minidist.errors import CollectiveMismatch
@@ -64,13 +67,15 @@ def call_site() -> str:
 class Wait:
     """A thread that waits: in which operation, for which ranks (none: it is about to continue).
 
-    helper: the thread of this rank that it waits for, if it is one
+    helper   the thread of this rank that it waits for, if it is one
+    meeting  which meeting it has come to, where this rank cannot know who else has
     """
 
     operation: str
     sources: Callable[[], list[int]]
     site: str
     helper: int | None = None
+    meeting: tuple | None = None
     thread: str = field(default_factory=lambda: threading.current_thread().name)
     since: float = field(default_factory=time.monotonic)
 
@@ -88,6 +93,7 @@ class Row:
     site: str
     since: float
     seconds: float = field(compare=False)
+    meeting: tuple | None = None
 
     def __str__(self):
         ranks = ", ".join(map(str, self.sources))
@@ -120,18 +126,37 @@ def snapshot(
 ) -> Snapshot:
     """Take a snapshot of a rank from {thread: wait} and the thread that runs its worker.
 
-    own: the rank is a process, so that every other thread of the process is the rank's, too.
-    Daemon threads count only where they wait or are waited for.
+    own: the rank is a process, so that every other thread of the process is the rank's, too, except
+    the one that calls this. Daemon threads count only where they wait or are waited for.
     """
-    waits = dict(waits)  # threads come and go
+    waits, now = dict(waits), time.monotonic()  # threads come and go
     others = [t.ident for t in threading.enumerate() if own and not t.daemon]
+    others = [thread for thread in others if thread != threading.get_ident()]
     helpers = [w.helper for w in waits.values() if w.helper is not None]
     rows = tuple(
-        Row(w.thread, w.operation, tuple(w.sources()), w.site, w.since, time.monotonic() - w.since)
+        Row(w.thread, w.operation, tuple(w.sources()), w.site, w.since, now - w.since, w.meeting)
         for w in waits.values()
     )
     computes = any(thread not in waits for thread in {worker, *others, *helpers})
     return Snapshot(rows, computes, posted, arrived)
+
+
+def without_those_who_came(snapshots: dict[int, Snapshot | None]) -> dict[int, Snapshot | None]:
+    """Return the snapshots without waiting for ranks that wait in the same meeting."""
+    came: dict[tuple, set[int]] = {}
+    for rank, found in snapshots.items():
+        for row in found.rows if found else ():
+            came.setdefault(row.meeting or (), set()).add(rank)
+
+    def corrected(row: Row) -> Row:
+        sources = [rank for rank in row.sources if rank not in came[row.meeting]]
+        return replace(row, sources=tuple(sources))
+
+    return {
+        rank: found
+        and replace(found, rows=tuple(corrected(row) if row.meeting else row for row in found.rows))
+        for rank, found in snapshots.items()
+    }
 
 
 def is_deadlock(before: dict, now: dict[int, Snapshot | None], finished: set[int]) -> bool:

@@ -12,8 +12,6 @@ from minidist.comm.message import Key, Message
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from minidist.comm.interleaving import Turns
-
 
 class Stopped(BaseException):
     """Raised in a thread whose run has ended or is torn down; `except Exception` misses it."""
@@ -32,6 +30,16 @@ class Polled(Protocol):
         """Make the next send lead to `Mailbox.notify`. Poll once more before sleeping."""
 
 
+class Pace(Protocol):
+    """How threads of a rank wait, other than by sleeping until `Mailbox.notify` wakes them."""
+
+    def offer(self) -> None:
+        """Called before a thread communicates: another rank may go first."""
+
+    def wait_until(self, condition: "Callable[[], bool]") -> bool:
+        """Return True when the condition holds; False, at once, if this thread has to sleep."""
+
+
 class Mailbox:
     """Messages by (source, key), first in, first out; no bound on number or size but memory.
 
@@ -42,6 +50,7 @@ class Mailbox:
 
     polled  {source: where its messages are polled}
     spins   how often to poll before sleeping
+    pace    how threads wait, where they do not sleep: in an interleaving, or if nothing wakes them
     """
 
     def __init__(self):
@@ -53,7 +62,7 @@ class Mailbox:
         self.waits: dict[int, Wait] = {}
         self.closed: BaseException | None = None  # why nobody communicates here any more
         self.over = -1  # the last run that has ended
-        self.turns: Turns | None = None  # this rank's part of an interleaving, if there is one
+        self.pace: Pace | None = None
         self.count = 0  # messages that ever arrived
         self.received: Counter[tuple[int, int]] = Counter()  # {(source, tag): messages} of this run
 
@@ -140,7 +149,11 @@ class Mailbox:
                     self._drain(source)
             return self.is_over(key.run) or self._has_any(sources, key)
 
-        if self.turns is None or not self.turns.wait_until(ready):
+        def ready_now() -> bool:
+            with self.lock:
+                return ready()
+
+        if self.pace is None or not self.pace.wait_until(ready_now):
             with self.lock:
                 self.arrived.wait_for(ready)
 
@@ -173,8 +186,8 @@ class Mailbox:
 
     def enter(self, run: int) -> None:
         """Let another rank go first if an interleaving asks for it; raise if the run is over."""
-        if self.turns is not None:
-            self.turns.offer()
+        if self.pace is not None:
+            self.pace.offer()
         self.check_open(run)
 
     def is_over(self, run: int) -> bool:

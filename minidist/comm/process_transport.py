@@ -29,7 +29,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -192,6 +192,9 @@ class ProcessRanks:
         return Report(
             exitcode=process.exitcode if process.exitcode is not None else -signal.SIGKILL
         )
+
+    def decide(self, judge: Callable[[], dict[int, Report]]) -> dict[int, Report]:
+        return judge()
 
     def finish(self) -> None:
         """End a run in which every rank has reported."""

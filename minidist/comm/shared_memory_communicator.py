@@ -7,6 +7,7 @@ are left to messages. Letters: N ranks. Every path moves the same bytes (see Gro
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from minidist.comm.ledger import Ledger
 from minidist.comm.local_fabric import LocalFabric
 from minidist.comm.shared_memory import NOWHERE, SharedMemory
 
+if TYPE_CHECKING:
+    from minidist.comm.mpi_communicator import MpiCommunicator
+
 PIECE = 1 << 17  # bytes: a piece of each of a few ranks' slices fits a core's cache
 STAGE = 1 << 21  # bytes: the stages of a few ranks fit the cache that cores share
 
@@ -28,7 +32,7 @@ class SharedMemoryCommunicator:
 
     def __init__(self, memory: SharedMemory, board: Board):
         self.memory, self.board, self.ledger = memory, board, Ledger()
-        self.me, self.others = board.me, len(board.members) - 1
+        self.members, self.me, self.others = board.members, board.me, len(board.members) - 1
 
     @classmethod
     def connect(
@@ -36,7 +40,7 @@ class SharedMemoryCommunicator:
         fabric: LocalFabric,
         members: list[int],
         splits: tuple[int, ...],
-        parent: "SharedMemoryCommunicator | None",
+        parent: "SharedMemoryCommunicator | MpiCommunicator | None",
     ) -> "SharedMemoryCommunicator | None":
         """Return a communicator of these ranks, each with a block of its own for their board."""
         memory = fabric.memory
@@ -45,12 +49,16 @@ class SharedMemoryCommunicator:
             block, blocks = fabric.block, [rank * memory.region + first for rank in members]
         else:
             block = fabric.new_block() if members else None
-            places = parent.board.meet(signature_of("split", (), None), memory.offset_of(block))
-            blocks = [places[parent.board.members.index(rank)] for rank in members]
+            places = parent.exchange(memory.offset_of(block))
+            blocks = [places[parent.members.index(rank)] for rank in members]
         return cls(memory, Board(fabric, blocks, members, block)) if members else None
 
     def meet(self, signature: Signature) -> None:
         self.board.meet(signature)
+
+    def exchange(self, number: int) -> list[int]:
+        """Return the number that each rank has given."""
+        return self.board.meet(signature_of("split", (), None), number)
 
     def all_reduce(
         self, signature: Signature, x: Array, op: str, out: Array | None

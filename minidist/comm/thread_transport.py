@@ -77,8 +77,8 @@ class ThreadRanks:
 
     def _serve(self, fabric: LocalFabric, run: int, logged: bool, payload: bytes) -> None:
         if self.turns is not None:
-            fabric.mailbox.turns = Turns(self.turns, fabric.rank)
-            fabric.mailbox.turns.offer()
+            fabric.mailbox.pace = Turns(self.turns, fabric.rank)
+            fabric.mailbox.pace.offer()
         report = execute(fabric, run, logged, payload, cloudpickle.loads)
         if self.turns is not None:
             self.turns.leave(fabric.rank)
@@ -97,6 +97,9 @@ class ThreadRanks:
     def snapshots(self) -> dict[int, Snapshot]:
         """Return what every rank waits for."""
         return {fabric.rank: fabric.snapshot() for fabric in self.fabrics}
+
+    def decide(self, judge: Callable[[], dict[int, Report]]) -> dict[int, Report]:
+        return judge()
 
     def finish(self) -> None:
         """End a run in which every rank has reported."""

@@ -219,7 +219,7 @@ def test_blas_threads_are_shared_out_among_the_ranks(cluster):
     [
         ((0,), "whole number of ranks from 1, not 0"),
         ((2, "pigeon"), "transport 'pigeon' does not exist; choose one of process, thread"),
-        ((2, "mpi"), "transport 'mpi' does not exist"),
+        ((2, "tcp"), "transport 'tcp' does not exist"),
         ((2, "thread", "abacus"), "unknown device 'abacus'"),
     ],
 )

