@@ -8,6 +8,7 @@ import argparse
 import errno
 import os
 import sys
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from importlib import import_module
 
 from minidist import __version__
@@ -26,11 +27,32 @@ COMMANDS = {  # a module of this package, and what its command does
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return its exit status: 1 it failed, 2 wrong input, 130 Ctrl-C."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     _open_closed_streams()
+    if not {"mpi", "--transport=mpi"} & set(arguments):
+        return _main(arguments)
+    with open(os.devnull, "w") as nowhere, ExitStack() as silence:
+        if _is_another_process():
+            silence.enter_context(redirect_stdout(nowhere))
+            silence.enter_context(redirect_stderr(nowhere))
+        return _main(arguments)
+
+
+def _is_another_process() -> bool:
+    """Return whether MPI has started this process, and a first one, which prints for all."""
+    from minidist.comm import mpi  # needs NumPy, which not every command does
+
+    try:
+        return not mpi.is_first()
+    except ValueError:  # there is no MPI: the command will say so
+        return False
+
+
+def _main(arguments: list[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # ASCII may lack a sampled character
-    arguments, parser = sys.argv[1:] if arguments is None else arguments, _parser()
+    parser = _parser()
     if not arguments:
         parser.print_help()
         return 2

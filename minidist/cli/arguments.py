@@ -57,8 +57,9 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
 
 
 def add_transport(parser: argparse.ArgumentParser) -> None:
-    from minidist.comm.cluster import TRANSPORTS  # needs NumPy, which not every command does
-
     parser.add_argument(
-        "--transport", choices=TRANSPORTS, default="process", help="what a rank is" + DEFAULT
+        "--transport",
+        choices=["process", "thread", "mpi"],
+        default="process",
+        help="what a rank is; mpi: started by `mpiexec -n N minidist ...`" + DEFAULT,
     )

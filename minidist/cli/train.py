@@ -7,6 +7,7 @@ from dataclasses import fields
 from minidist import nn
 from minidist.backend import DEVICES
 from minidist.cli.arguments import DEFAULT, add_timeout, add_transport, from_zero, whole
+from minidist.comm import mpi
 from minidist.comm import run as run_on_ranks
 from minidist.datasets import Text, text
 from minidist.pipeline_parallel.schedules import SCHEDULES, programs, updates
@@ -45,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "their gradients; then show that on the trained weights they equal one device's."
     )
     parser.add_argument(
-        "--ranks", type=whole, help="worker processes (default: dp x pp x tp, or 4 without these)"
+        "--ranks",
+        type=whole,
+        help="worker processes (default: dp x pp x tp; without these 4, or as many as MPI started)",
     )
     for field in fields(Settings):
         how, meaning = SETTINGS[field.name]
@@ -76,7 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Train, sample, certify; return 1 if the ranks' gradients are not one device's."""
-    given.dp = _data_parallel_ranks(given.ranks, given.dp, given.pp, given.tp)
+    most = mpi.processes() if given.transport == "mpi" else 4
+    given.dp = _data_parallel_ranks(given.ranks, given.dp, given.pp, given.tp, most)
     settings = Settings(**{field.name: getattr(given, field.name) for field in fields(Settings)})
     programs(given.schedule, given.pp, given.micro_batches)  # raises what the ranks would raise
     corpus = text(given.text, given.context)
@@ -133,10 +137,10 @@ def _who_has_what(settings: Settings) -> str:
     return f"{mesh} (data, pipeline, tensor), for batches of"
 
 
-def _data_parallel_ranks(ranks: int | None, dp: int | None, pp: int, tp: int) -> int:
+def _data_parallel_ranks(ranks: int | None, dp: int | None, pp: int, tp: int, default: int) -> int:
     """Return dp; where it is not given it follows from the rest."""
     if dp is None:
-        dp = (ranks or (4 if pp * tp == 1 else pp * tp)) // (pp * tp)
+        dp = (ranks or (default if pp * tp == 1 else pp * tp)) // (pp * tp)
     if ranks not in (None, dp * pp * tp) or dp < 1:
         raise ValueError(
             f"--ranks {ranks} is not --dp {dp or 1} x --pp {pp} x --tp {tp}; leave --ranks out"

@@ -2,19 +2,19 @@
 
 from collections import Counter
 
+BILLED = " (by formula)"
+
 
 class Ledger:
     """Payload bytes that other ranks take from this one, per operation.
 
-    Control traffic does not count, nor does what a rank gives to itself.
-
-    billed  operations whose bytes a library moves unseen. They are not counted where they are
-            handed over, but billed by their closed form: such a row proves nothing about bytes.
+    Control traffic does not count, nor does what a rank gives to itself. Bytes are counted where
+    they are handed over. Where a library moves them unseen, as MPI does, they are billed by their
+    closed form; the name of the row then ends in BILLED, since it proves nothing about bytes.
     """
 
     def __init__(self):
         self.bytes: Counter[str] = Counter()
-        self.billed: set[str] = set()
 
     @property
     def total(self) -> int:

@@ -41,6 +41,16 @@ def load() -> ModuleType:
     return MPI
 
 
+def processes() -> int:
+    """Return how many processes MPI has started."""
+    return load().COMM_WORLD.size
+
+
+def is_first() -> bool:
+    """Return whether this process is the one that decides, and prints, for all."""
+    return load().COMM_WORLD.rank == 0
+
+
 def check_world(size: int, processes: int, subset: bool) -> None:
     """Raise ValueError unless MPI has started the processes that `size` ranks need."""
     if size == processes or (subset and size < processes):

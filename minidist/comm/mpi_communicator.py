@@ -19,7 +19,7 @@ from minidist.backend import Array, beside, to_host
 from minidist.comm.board import GIVE_WAY
 from minidist.comm.collectives import split_sizes
 from minidist.comm.diagnosis import Signature, Wait, call_site, mismatch
-from minidist.comm.ledger import Ledger
+from minidist.comm.ledger import BILLED, Ledger
 from minidist.comm.mpi import load
 from minidist.comm.mpi_messages import ABANDONED
 
@@ -134,5 +134,4 @@ class MpiCommunicator:
 
     def _bill(self, operation: str, nbytes: int) -> None:
         if self.size > 1:
-            self.ledger.bytes[operation] += nbytes
-            self.ledger.billed.add(operation)
+            self.ledger.bytes[operation + BILLED] += nbytes

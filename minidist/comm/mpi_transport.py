@@ -19,10 +19,10 @@ for, since MPI moves messages only while it is called.
 import mmap
 import os
 import pickle
-import queue
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -101,7 +101,7 @@ class MpiRanks:
         self.me, self.run, self.thread = self.control.rank, 0, None
         self.pids = self.control.allgather(os.getpid())
         self.status, self.sending = MPI.Status(), []
-        self.finished = queue.SimpleQueue()  # gets the report of this process's rank, packed
+        self.finished: deque[tuple[int, bytes]] = deque()  # runs and reports of this rank, packed
         self.came_in: list[tuple[int, Report]] = []
         self.answers: dict[int, Snapshot] = {}
         self.asked: set[int] = set()  # ranks that have not answered the last question
@@ -186,7 +186,7 @@ class MpiRanks:
     def _work(self, fabric: LocalFabric, run: int, logged: bool, payload: bytes) -> None:
         report = execute(fabric, run, logged, payload, cloudpickle.loads)
         if report is not None:
-            self.finished.put((run, pack(report, cloudpickle.dumps)))
+            self.finished.append((run, pack(report, cloudpickle.dumps)))
 
     def decide(self, judge: Callable[[], dict[int, Report]]) -> dict[int, Report]:
         """Return what `judge` returns on process 0, or raise what it raises, on every process."""
@@ -266,16 +266,23 @@ class MpiRanks:
             if waiting and waited > SILENCE:
                 print(f"minidist: process {self.me} waits {waiting}", file=sys.stderr)
                 waiting = ""
-            with suppress(queue.Empty):  # the end of this process's rank also ends a pause
-                self._finish(*self.finished.get(timeout=pause.seconds()))
-                pause = Pause()
+            time.sleep(pause.seconds())
 
     def _serve(self) -> bool:
-        """Read what has come, move what is under way; return whether anything has come."""
+        """Hand on this rank's report, read what has come, move what is under way.
+
+        Return whether there was anything.
+        """
         self.sending = [request for request in self.sending if not request.test()[0]]
         if self.fabric is not None:
             self.sender.progress()
-        came = False
+        came = bool(self.finished)
+        while self.finished:
+            run, packed = self.finished.popleft()
+            if self.me == 0:
+                self._came_in(0, run, packed)
+            else:
+                self._tell(0, "report", (run, packed))
         while (message := self.control.improbe(status=self.status)) is not None:
             source, (kind, what), came = self.status.source, message.recv(), True
             match kind:
@@ -291,13 +298,6 @@ class MpiRanks:
                 case "outcome":
                     self.outcome = what
         return came
-
-    def _finish(self, run: int, packed: bytes) -> None:
-        """Hand over the report of this process's rank."""
-        if self.me == 0:
-            self._came_in(0, run, packed)
-        else:
-            self._tell(0, "report", (run, packed))
 
     def _came_in(self, rank: int, run: int, packed: bytes) -> None:
         if run == self.run:

@@ -15,12 +15,15 @@ import numpy as np
 
 from minidist import nn
 from minidist.comm import Cluster
+from minidist.comm.ledger import BILLED
 from minidist.errors import RankFailed, is_wrong_input
 from minidist.tools.causes import cause_of
 from minidist.tools.causes.finding import Finding
 from minidist.tools.causes.gradients import cause, right_from
 from minidist.tools.compare import compare
 from minidist.tools.strategies import STRATEGIES, Case, Outcome, Strategy, one_device
+
+SIZES = 1, 2, 3, 4, 8  # numbers of ranks that `verify` tries
 
 
 def strategies() -> list[str]:
@@ -97,6 +100,8 @@ def check(
         said += [words for words in _causes(entry, case, outcomes, moved == formula) if words]
     if moved != formula:
         said.append(f"{moved} bytes moved, not {formula}{_operations(outcomes)}")
+    if billed := {op: None for o in outcomes for op in o.operations if op.endswith(BILLED)}:
+        said.append(f"not counted: {', '.join(billed)}")
     return {
         "strategy": strategy,
         "case": case.name,
@@ -135,7 +140,7 @@ def _operations(outcomes: list[Outcome]) -> str:
 
 def verify(
     names: list[str] | None = None,
-    sizes: Iterable[int] = (1, 2, 3, 4, 8),
+    sizes: Iterable[int] = SIZES,
     transport: str = "process",
 ) -> Iterator[dict]:
     """Yield `check`'s row per number of ranks, strategy (None: all) and case."""
