@@ -94,7 +94,7 @@ def run(given: argparse.Namespace) -> int:
     print(
         f"certificate: {'ok' if row['ok'] else 'FAILED'}. {settings.ranks} ranks against one "
         f"device, in float64, {row['case']}:\n"
-        f"  largest gradient difference {row['difference']:.1e}; {row['detail']}, "
+        f"  largest gradient difference {row['difference']:.1e}; {row['detail']}; "
         f"allowed {BOUND:.0e}"
     )
     return 0 if row["ok"] else 1

@@ -16,7 +16,6 @@ another rank may be missing: all poll, first often, then seldom. That also moves
 for, since MPI moves messages only while it is called.
 """
 
-import mmap
 import os
 import pickle
 import sys
@@ -25,54 +24,20 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import cloudpickle
 from threadpoolctl import threadpool_limits
 
 from minidist.backend import keep_freed_memory
 from minidist.comm.diagnosis import SILENCE, Snapshot, without_those_who_came
-from minidist.comm.fabric import Communicator, Connect
+from minidist.comm.fabric import Connect
 from minidist.comm.local_fabric import LocalFabric
-from minidist.comm.mailbox import Mailbox, Stopped
+from minidist.comm.mailbox import Stopped
 from minidist.comm.mpi import check_world, load
-from minidist.comm.mpi_communicator import MpiCommunicator
-from minidist.comm.mpi_messages import ABANDONED, LINE, Sender, Source
+from minidist.comm.mpi_fabric import MpiRank, Pause
+from minidist.comm.mpi_messages import ABANDONED
 from minidist.comm.report import Report, execute, fair_share_of_cores, pack, unpack
-from minidist.comm.shared_memory import SharedMemory, create_file
-from minidist.comm.shared_memory_communicator import SharedMemoryCommunicator
 from minidist.errors import CommError
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
-SPINS = 300  # how often a rank checks for the others, and yields its core, before it pauses
-LONGEST_PAUSE = 0.001  # seconds between two checks of a thread that waits
-
-
-class Pause:
-    """Pauses between checks: a tenth of the time since the last event, so that waiting is short
-    where little is waited for, and seldom disturbs others where it takes long.
-    """
-
-    def __init__(self):
-        self.begin = time.monotonic()
-
-    def seconds(self) -> float:
-        return min((time.monotonic() - self.begin) / 10, LONGEST_PAUSE)
-
-
-class Polling:
-    """How threads of this rank wait; see `Pace` in mailbox.py."""
-
-    def offer(self) -> None:
-        """Others run on cores of their own."""
-
-    def wait_until(self, condition: Callable[[], bool]) -> bool:
-        pause = Pause()
-        while not condition():
-            time.sleep(pause.seconds())
-        return True
 
 
 class MpiRanks:
@@ -98,69 +63,19 @@ class MpiRanks:
         MPI = load()
         check_world(size, MPI.COMM_WORLD.size, subset)
         self.size, self.control = size, MPI.COMM_WORLD.Dup()
-        self.me, self.run, self.thread = self.control.rank, 0, None
+        self.me, self.status = self.control.rank, MPI.Status()
         self.pids = self.control.allgather(os.getpid())
-        self.status, self.sending = MPI.Status(), []
-        self.finished: deque[tuple[int, bytes]] = deque()  # runs and reports of this rank, packed
+        world = self.control.Split(0 if self.me < size else MPI.UNDEFINED)
+        self.rank = MpiRank(world, device, connect) if self.me < size else None
+        self.thread, self.run, self.running = None, 0, False
+        self.finished: deque[tuple[int, bytes]] = deque()  # (run, report) of this process's rank
+        self.sending: list[MPI.Request] = []
+        self.orders: deque[tuple[int, bool, bytes]] = deque()
+        self.outcomes: dict[int, bytes] = {}  # by run
         self.came_in: list[tuple[int, Report]] = []
         self.answers: dict[int, Snapshot] = {}
         self.asked: set[int] = set()  # ranks that have not answered the last question
-        self.orders, self.outcome, self.fabric = [], None, None
-        self.world = self.control.Split(0 if self.me < size else MPI.UNDEFINED, self.me)
-        if self.me < size:
-            self._join(MPI, device, connect)
-
-    def _join(self, MPI, device: str, connect: Connect | None) -> None:
-        """Make this process's rank."""
         keep_freed_memory()
-        self.messages = self.world.Dup()
-        self.line = MPI.BYTE.Create_contiguous(LINE).Commit()
-        host = self.world.Split_type(MPI.COMM_TYPE_SHARED)
-        firsts = self.world.allgather(host.bcast(self.me))
-        hosts = [list(dict.fromkeys(firsts)).index(first) for first in firsts]
-        self.made: list[MpiCommunicator] = []  # by `split`, in this run
-        self.ranks_here, mailbox = host.size, Mailbox()
-        self.sender = Sender(self.messages, self.line, mailbox)
-        memory = memory_of_host(host)
-        host.Free()
-        mailbox.polled = {
-            rank: Source(self.messages, self.line, rank, MPI.Status())
-            for rank in range(self.size)
-            if rank != self.me
-        }
-        mailbox.spins, mailbox.pace = SPINS, Polling()
-        self.fabric = LocalFabric(
-            self.me,
-            self.size,
-            device,
-            mailbox,
-            memory,
-            None,
-            SPINS,
-            self.sender.deliver,
-            connect or self._connect,
-        )
-        self.fabric.hosts = hosts
-
-    def _connect(
-        self,
-        fabric: LocalFabric,
-        members: list[int],
-        splits: tuple[int, ...],
-        parent: Communicator | None,
-        within_host: bool = False,
-    ) -> Communicator | None:
-        """Return a communicator of MPI, or of shared memory for a group within a host."""
-        if isinstance(parent, SharedMemoryCommunicator) or within_host:
-            return SharedMemoryCommunicator.connect(fabric, members, splits, parent)
-        if parent is None:
-            return MpiCommunicator(fabric, members, splits, self.world)
-        place = (members[0], members.index(self.me)) if members else (load().UNDEFINED, 0)
-        comm = parent.comm.Split(*place)
-        if not members:
-            return None
-        self.made.append(MpiCommunicator(fabric, members, splits, comm))
-        return self.made[-1]
 
     # What Cluster needs: see Ranks.
 
@@ -170,16 +85,16 @@ class MpiRanks:
             self._tell_all("order", (run, logged, payload))
         else:
             self._serve_until(lambda: self.orders, f"for process 0 to start run {run}")
-            theirs, logged, payload = self.orders.pop(0)
+            theirs, logged, payload = self.orders.popleft()
             if theirs != run:
                 raise CommError(
                     f"process {self.me} is in run {run} of this cluster, process 0 in run {theirs};"
                     " all processes have to call the same runs in the same order"
                 )
-        self.run, self.outcome, self.came_in = run, None, []
-        if self.fabric is not None:
-            self.limits = threadpool_limits(fair_share_of_cores(self.ranks_here))
-            name, order = f"rank {self.me}", (self.fabric, run, logged, payload)
+        self.run, self.running, self.came_in = run, True, []
+        if self.rank is not None:
+            self.limits = threadpool_limits(fair_share_of_cores(self.rank.here))
+            name, order = f"rank {self.me}", (self.rank.fabric, run, logged, payload)
             self.thread = threading.Thread(target=self._work, args=order, name=name, daemon=True)
             self.thread.start()
 
@@ -191,17 +106,17 @@ class MpiRanks:
     def decide(self, judge: Callable[[], dict[int, Report]]) -> dict[int, Report]:
         """Return what `judge` returns on process 0, or raise what it raises, on every process."""
         if self.me:
-            self._serve_until(lambda: self.outcome)
-            reports, error, cause = pickle.loads(self.outcome)
+            self._serve_until(lambda: self.run in self.outcomes)
+            reports, error, cause = pickle.loads(self.outcomes.pop(self.run))
             if error is not None:
                 raise error from cause
             return reports
         try:
             reports = judge()
         except BaseException as error:
-            self._tell_all("outcome", _packed_error(error))
+            self._tell_all("outcome", (self.run, _packed_error(error)))
             raise
-        self._tell_all("outcome", cloudpickle.dumps((reports, None, None)))
+        self._tell_all("outcome", (self.run, cloudpickle.dumps((reports, None, None))))
         return reports
 
     def reports(self, timeout: float | None) -> list[tuple[int, Report]]:
@@ -212,7 +127,7 @@ class MpiRanks:
 
     def snapshots(self, patience: float = 1.0) -> dict[int, Snapshot | None]:
         """Ask every rank what it waits for; None for one that does not answer in time."""
-        self.answers = {0: self.fabric.snapshot()}
+        self.answers = {0: self.rank.fabric.snapshot()}
         for rank in set(range(1, self.size)) - self.asked:  # one question at a time
             self.asked.add(rank)
             self._tell(rank, "question", None)
@@ -225,23 +140,28 @@ class MpiRanks:
     def finish(self) -> None:
         """End a run in which every rank has reported."""
         self._serve_until(lambda: not self.sending)
-        if self.thread is not None:
-            self.thread.join()
-            self.thread = None
-            self.limits.restore_original_limits()
-            for communicator in self.made:
-                communicator.comm.Free()
-            self.made = []
+        if self.rank is not None:
+            self._join()
+            self.rank.free_splits()
+        self.running = False
 
     def stop(self, patience: float = 0.0) -> None:
         """Stop this process's rank at its next communication; wait a second for it."""
-        ABANDONED.append(self)  # a failed run may have left transfers under way
-        if self.fabric is not None:
-            self.fabric.mailbox.close(Stopped())
-        if self.thread is not None:
-            self.thread.join(timeout=1)
-            self.limits.restore_original_limits()
+        if self.rank is not None:
+            self.rank.fabric.mailbox.close(Stopped())
+        if not self.running:
+            if self.rank is not None:
+                self.rank.free()
+            self.control.Free()
+            return
+        ABANDONED.append(self)  # there may be transfers under way
         self._serve_until(lambda: not self.sending, timeout=1)
+        if self.rank is not None:
+            self._join(timeout=1)
+
+    def _join(self, timeout: float | None = None) -> None:
+        self.thread.join(timeout)
+        self.limits.restore_original_limits()
 
     # Control: messages between process 0 and the others.
 
@@ -266,7 +186,7 @@ class MpiRanks:
             if waiting and waited > SILENCE:
                 print(f"minidist: process {self.me} waits {waiting}", file=sys.stderr)
                 waiting = ""
-            time.sleep(pause.seconds())
+            pause()
 
     def _serve(self) -> bool:
         """Hand on this rank's report, read what has come, move what is under way.
@@ -274,8 +194,8 @@ class MpiRanks:
         Return whether there was anything.
         """
         self.sending = [request for request in self.sending if not request.test()[0]]
-        if self.fabric is not None:
-            self.sender.progress()
+        if self.rank is not None:
+            self.rank.sender.progress()
         came = bool(self.finished)
         while self.finished:
             run, packed = self.finished.popleft()
@@ -291,12 +211,12 @@ class MpiRanks:
                 case "report":
                     self._came_in(source, *what)
                 case "question":
-                    self._tell(0, "answer", self.fabric.snapshot())
+                    self._tell(0, "answer", self.rank.fabric.snapshot())
                 case "answer":
                     self.asked.discard(source)
                     self.answers[source] = what
                 case "outcome":
-                    self.outcome = what
+                    self.outcomes.update([what])
         return came
 
     def _came_in(self, rank: int, run: int, packed: bytes) -> None:
@@ -313,18 +233,3 @@ def _packed_error(error: BaseException) -> bytes:
                 pickle.loads(packed)
                 return packed
     raise AssertionError("an error of minidist's own cannot be serialised")
-
-
-def memory_of_host(host: "MPI.Comm") -> SharedMemory:
-    """Return memory that the ranks of one host share: a nameless file of the first of them.
-
-    The others open it under /proc. So there is no name that a killed rank could leave behind.
-    """
-    file = create_file(host.size) if host.rank == 0 else -1
-    pid, number = host.bcast((os.getpid(), file))
-    if host.rank:
-        file = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
-    mapped = mmap.mmap(file, 0)
-    host.Barrier()  # the first one's file is open until all have it
-    os.close(file)
-    return SharedMemory(mapped, host.rank, host.size)

@@ -1,0 +1,141 @@
+"""The rank of a process that `mpiexec` has started: its fabric, and how it makes communicators.
+
+It is the fabric of a local rank, with a mailbox that is filled by MPI and polled by whoever waits,
+since MPI cannot wake a thread. Its memory is shared by the ranks of its host.
+"""
+
+import mmap
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from minidist.comm.fabric import Communicator, Connect
+from minidist.comm.local_fabric import LocalFabric
+from minidist.comm.mailbox import Mailbox
+from minidist.comm.mpi import load
+from minidist.comm.mpi_communicator import MpiCommunicator
+from minidist.comm.mpi_messages import LINE, Sender, Source
+from minidist.comm.shared_memory import SharedMemory, create_file
+from minidist.comm.shared_memory_communicator import SharedMemoryCommunicator
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+SPINS = 300  # how often a rank checks for the others, and yields its core, before it pauses
+LONGEST_PAUSE = 0.001  # seconds
+
+
+class Pause:
+    """Pauses between two checks: a tenth of the time since the last event.
+
+    So they are short where a rank waits briefly, and take no time of others where it waits long.
+    """
+
+    def __init__(self):
+        self.begin = time.monotonic()
+
+    def __call__(self) -> None:
+        time.sleep(min((time.monotonic() - self.begin) / 10, LONGEST_PAUSE))
+
+
+class Polling:
+    """How threads of this rank wait; see `Pace` in mailbox.py."""
+
+    def offer(self) -> None:
+        """No other rank has to go first."""
+
+    def wait_until(self, condition: Callable[[], bool]) -> bool:
+        pause = Pause()
+        while not condition():
+            pause()
+        return True
+
+
+class MpiRank:
+    """This process's rank among those of `world`; all of them make theirs at once.
+
+    here     how many of them are on this rank's host
+    connect  how to choose communicators; MPI's own if None
+    """
+
+    def __init__(self, world: "MPI.Comm", device: str, connect: Connect | None):
+        MPI = load()
+        self.world, self.messages = world, world.Dup()
+        self.line = MPI.BYTE.Create_contiguous(LINE).Commit()
+        self.split: list[MPI.Comm] = []  # communicators of groups, made in this run
+        mailbox = Mailbox()
+        mailbox.spins, mailbox.pace = SPINS, Polling()
+        mailbox.polled = {
+            rank: Source(self.messages, self.line, rank, MPI.Status())
+            for rank in range(world.size)
+            if rank != world.rank
+        }
+        self.sender = Sender(self.messages, self.line, mailbox)
+        host = world.Split_type(MPI.COMM_TYPE_SHARED)
+        self.here, memory, hosts = host.size, _memory_of(host), _hosts(world, host)
+        host.Free()
+        self.fabric = LocalFabric(
+            world.rank,
+            world.size,
+            device,
+            mailbox,
+            memory,
+            None,
+            SPINS,
+            self.sender.deliver,
+            connect or self.connect,
+        )
+        self.fabric.hosts = hosts
+
+    def connect(
+        self,
+        fabric: LocalFabric,
+        members: list[int],
+        splits: tuple[int, ...],
+        parent: Communicator | None,
+        within_host: bool = False,
+    ) -> Communicator | None:
+        """Return a communicator of MPI; for a group within a host, one of its memory."""
+        if within_host or isinstance(parent, SharedMemoryCommunicator):
+            return SharedMemoryCommunicator.connect(fabric, members, splits, parent)
+        if parent is None:
+            return MpiCommunicator(fabric, members, splits, self.world)
+        if not members:
+            parent.comm.Split(load().UNDEFINED)
+            return None
+        self.split.append(parent.comm.Split(members[0], members.index(fabric.rank)))
+        return MpiCommunicator(fabric, members, splits, self.split[-1])
+
+    def free_splits(self) -> None:
+        """Return to MPI what the groups of this run have used: it has room for some thousands."""
+        while self.split:
+            self.split.pop().Free()
+
+    def free(self) -> None:
+        """Return the rest to MPI, when no transfer is under way."""
+        self.free_splits()
+        self.messages.Free()
+        self.world.Free()
+        self.line.Free()
+
+
+def _hosts(world: "MPI.Comm", host: "MPI.Comm") -> list[int]:
+    """Return the number of each rank's host, in the order in which they appear."""
+    firsts = world.allgather(host.bcast(world.rank))
+    return [list(dict.fromkeys(firsts)).index(first) for first in firsts]
+
+
+def _memory_of(host: "MPI.Comm") -> SharedMemory:
+    """Return memory that the ranks of this host share: a nameless file of the first of them.
+
+    The others open it under /proc. So there is no name that a killed rank could leave behind.
+    """
+    file = create_file(host.size) if host.rank == 0 else -1
+    pid, number = host.bcast((os.getpid(), file))
+    if host.rank:
+        file = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
+    mapped = mmap.mmap(file, 0)
+    host.Barrier()  # the first one's file is open until all have it
+    os.close(file)
+    return SharedMemory(mapped, host.rank, host.size)
