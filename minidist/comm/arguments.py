@@ -99,7 +99,7 @@ def check_out(out: Array, x: Array) -> None:
 
 
 def check_algorithm(algorithm: str | None) -> None:
-    if algorithm is not None and algorithm not in list(ALGORITHMS):
+    if algorithm is not None and algorithm not in ALGORITHMS:
         names = ", ".join(ALGORITHMS)
         raise ValueError(f"unknown algorithm {algorithm!r}; choose one of {names}, or None")
 

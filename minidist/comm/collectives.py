@@ -1,4 +1,4 @@
-"""Collectives as algorithms, on send and recv alone.
+"""Collectives as algorithms, on send and recv alone; `hierarchical` on those of two groups.
 
 `channel.send(array, to)` copies and never waits; `channel.recv(source)` returns a fresh array.
 
@@ -9,6 +9,8 @@ one element, the larger first (some are empty where there are fewer elements tha
     ring                2 (N - 1)         2 (N - 1) / N S               large arrays, any N
     tree                2 ceil(log2 N)    up to ceil(log2 N) S          small arrays, any N
     halving_doubling    2 log2 N          2 (N - 1) / N S               N a power of two
+    hierarchical        3 collectives     all together, between         several hosts
+                                          h hosts: 2 (h - 1) S
 
 The order in which a chunk is added up is fixed, and each chunk is finished at one place, so results
 have the same bits on every rank and in every run. Where N does not divide the elements the bytes
@@ -17,9 +19,13 @@ differ a little from rank to rank; planning/costs/ has them exactly.
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from minidist.backend import Array
 from minidist.comm.channel import Channel
+
+if TYPE_CHECKING:
+    from minidist.comm.group import Group
 
 
 def split_sizes(n: int, parts: int) -> list[int]:
@@ -110,7 +116,38 @@ def halving_doubling(channel: Channel, x: Array, combine: Callable[..., Array]) 
         chunks(give)[...] = channel.recv(r ^ distance)
 
 
-ALGORITHMS = {"ring": ring, "tree": tree, "halving_doubling": halving_doubling}
+def hierarchical(inside: "Group", between: "Group | None", k: int, x: Array, op: str) -> None:
+    """All-reduce the flat array x in place, on two levels (2D-torus; Mikami et al. 2018).
+
+    `inside` is the group of this host's ranks. No host has fewer than k: the first k of each take a
+    slice of x. `between` is the group of the ranks with this rank's slice; None if it has none.
+
+                          host a: 3 ranks    host b: 2 ranks    k = 2
+                          a0    a1    a2     b0    b1           arrays
+        reduce_scatter    A.0   A.1   -      B.0   B.1          inside: slice 0 of A = a0 + a1 + a2
+        all_reduce        *.0   *.1   -      *.0   *.1          between a0, b0: A.0 + B.0
+        all_gather        *     *     *      *     *            inside
+    """
+    sizes = split_sizes(x.size, k) + [0] * (inside.size - k)
+    start = sum(sizes[: inside.rank])
+    mine = x[start : start + sizes[inside.rank]]
+    mine[...] = inside.reduce_scatter(x, sizes, op)
+    if between is not None:
+        between.all_reduce(mine, op, out=mine)
+    inside.all_gather(mine, out=x, sizes=sizes)
+
+
+def places_on(hosts: list[int]) -> tuple[list[int], int]:
+    """Return each rank's place among the ranks of its host, and how many places every host has.
+
+    Of ranks on hosts [0, 0, 1, 0, 1] the places are [0, 1, 0, 2, 1]; both hosts have 2.
+    """
+    places = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
+    return places, min(map(hosts.count, hosts))
+
+
+ON_MESSAGES = {"ring": ring, "tree": tree, "halving_doubling": halving_doubling}
+ALGORITHMS = [*ON_MESSAGES, "hierarchical"]
 
 
 def in_rank_order(channel: Channel, x: Array, combine: Callable[..., Array]) -> None:

@@ -58,6 +58,7 @@ class Fabric(Protocol):
     """One rank's end of what connects the ranks of a run; the transport makes it.
 
     rank, size  this rank's number among all ranks, and their number
+    hosts       the number of every rank's host, by first appearance: 0, 0, 1, 0, ...
     device      "cpu" or "gpu": where `empty` allocates
     run         the number of the run
     log         None, or this rank's EventLog
@@ -65,18 +66,24 @@ class Fabric(Protocol):
 
     rank: int
     size: int
+    hosts: list[int]
     device: str
     run: int
     log: EventLog | None
 
     def communicator(
-        self, members: list[int], splits: tuple[int, ...], parent: Communicator | None
+        self,
+        members: list[int],
+        splits: tuple[int, ...],
+        parent: Communicator | None,
+        within_host: bool = False,
     ) -> Communicator | None:
         """Return the communicator of a new group of these ranks; all ranks of the parent call this.
 
-        members  in the order of the group; empty for a rank that joins none: then return None
-        splits   the name of the group, which no other group of these ranks has: see Key
-        parent   the communicator of the group that is split; None for the group of all ranks
+        members      in the order of the group; empty for a rank that joins none: then return None
+        splits       the name of the group, which no other group of these ranks has: see Key
+        parent       the communicator of the group that is split; None for the group of all ranks
+        within_host  the members are ranks of one host, and want to use the memory that they share
         """
 
     def send(self, to: int, key: Key, array: Array) -> None:
@@ -92,6 +99,9 @@ class Fabric(Protocol):
     def empty(self, shape: int | tuple[int, ...], dtype: np.dtype) -> Array:
         """Return an uninitialised array where the communicators need not copy it."""
 
+    def in_place(self, array: Array | None) -> bool:
+        """Return whether an array is there: one from `empty`, or a contiguous part of one."""
+
     def waiting(self, wait: Wait) -> AbstractContextManager[None]:
         """Record, while in this context, that the thread waits."""
 
@@ -100,5 +110,5 @@ class Fabric(Protocol):
 
 
 Connect = Callable[
-    [Fabric, list[int], tuple[int, ...], Communicator | None], Communicator | None
+    [Fabric, list[int], tuple[int, ...], Communicator | None, bool], Communicator | None
 ]  # how a transport chooses communicators: Fabric.communicator, given the fabric

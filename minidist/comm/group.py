@@ -34,13 +34,14 @@ from minidist.comm.arguments import (
 )
 from minidist.comm.channel import Channel, Request
 from minidist.comm.collectives import (
-    ALGORITHMS,
+    ON_MESSAGES,
     all_to_all,
     from_root,
     gather_into,
+    hierarchical,
     in_rank_order,
+    places_on,
     reduce_pieces,
-    split_ends,
     to_root,
 )
 from minidist.comm.diagnosis import Wait, call_site, signature_of
@@ -77,6 +78,7 @@ class Group:
         self.rank, self.size = members.index(fabric.rank), len(members)
         self.in_collective = threading.Lock()
         self._collectives = self._splits = 0
+        self._levels: tuple[Group, Group | None, int] | None = None
         # Of the tag: to find a Key takes a quarter of the time that it takes to make one.
         self._key = lru_cache(1024)(partial(Key, self.run, splits, "message"))
         self._requests: dict[tuple[int, int], deque[Request]] = {}
@@ -162,7 +164,8 @@ class Group:
         label      a name that must agree between ranks, so that two equal shapes in swapped order
                    are an error
         algorithm  None: in shared memory and rank order; "ring", "tree" or "halving_doubling": on
-                   messages, see collectives.py; each gives the same bits everywhere and always
+                   messages; "hierarchical": inside each host, then between hosts. See
+                   collectives.py; each gives the same bits everywhere and always
         out        an array for the result; x itself for a reduction in place
         """
         x = numeric(x)
@@ -176,8 +179,10 @@ class Group:
             result = self.communicator.all_reduce(signature, x, op, out)
         else:
             result = self.communicator.meet(signature)
-        if result is None:
-            result, reduce_all = x.copy(), ALGORITHMS[algorithm] if algorithm else in_rank_order
+        if algorithm == "hierarchical":
+            result = self._reduce_on_two_levels(x, op, out)
+        elif result is None:
+            result, reduce_all = x.copy(), ON_MESSAGES.get(algorithm, in_rank_order)
             reduce_all(self.channel("all_reduce"), result.reshape(-1), combine)
         if out is None or out is result:
             return result
@@ -207,19 +212,27 @@ class Group:
 
     @collective
     def all_gather(
-        self, x: Array, axis: int = 0, label: str | None = None, out: Array | None = None
+        self,
+        x: Array,
+        axis: int = 0,
+        label: str | None = None,
+        out: Array | None = None,
+        sizes: list[int] | None = None,
     ) -> Array:
         """Return every rank's x, concatenated along `axis`, the only one in which they may differ.
 
         Bytes from each rank: (N-1)S.
 
-        out  a 1-D array for the result, of which each x is a part: as equal as can be, the larger
-             first. If it is from `empty` on all ranks, nothing is copied twice. x may be in it.
+        out    a 1-D array for the result, of which each x is a part. If it is from `empty` on all
+               ranks, nothing is copied twice. x may be in it.
+        sizes  elements of `out` per rank (default: as equal as can be, the larger first)
         """
         x = numeric(x, whole(axis, "an axis"))
         if out is not None:
             check_place(out)
-            return self._gather_into(out, x, label)
+            return self._gather_into(out, x, pieces_of(out.size, self.size, sizes), label)
+        if sizes is not None:
+            raise ValueError("sizes say how the ranks fill out; give out, or no sizes")
         channel = self._meet(
             "all_gather", x.dtype, _without(x.shape, axis), axis % x.ndim, label=label
         )
@@ -303,13 +316,10 @@ class Group:
         wish = [color is not None, color or 0, key]
         channel = self._meet("split", payload=False)
         wishes = all_to_all(channel, [np.array(wish, np.int64)] * self.size)
-        self._splits += 1
         wanted = [] if color is None else [1, color]
         chosen = [r for r in range(self.size) if wishes[r][:2].tolist() == wanted]
         chosen.sort(key=lambda r: (int(wishes[r][2]), r))
-        members, splits = [self.members[r] for r in chosen], (*self.splits, self._splits)
-        communicator = self.fabric.communicator(members, splits, self.communicator)
-        return communicator and type(self)(self.fabric, members, splits, communicator)
+        return self._group_of(chosen, type(self))
 
     @contextmanager
     def waiting(self, operation: str, thread: threading.Thread) -> Iterator[None]:
@@ -351,9 +361,43 @@ class Group:
         self.communicator.meet(signature_of(name, details, label))
         return self.channel(name, payload)
 
-    def _gather_into(self, out: Array, x: Array, label: str | None) -> Array:
+    def _group_of(
+        self, ranks: list[int], kind: "type[Group]", within_host: bool = False
+    ) -> "Group | None":
+        """Return the group of these ranks, in their order; None for a rank that gives none.
+
+        All ranks call this; those of one new group give the same list.
+        """
+        self._splits += 1
+        members, splits = [self.members[r] for r in ranks], (*self.splits, self._splits)
+        communicator = self.fabric.communicator(members, splits, self.communicator, within_host)
+        return communicator and kind(self.fabric, members, splits, communicator)
+
+    def _reduce_on_two_levels(self, x: Array, op: str, out: Array | None) -> Array:
+        """Reduce by `hierarchical`, in groups that the first call makes. Each has a ledger row."""
+        if self._levels is None:
+            hosts = [self.fabric.hosts[member] for member in self.members]
+            places, k = places_on(hosts)
+            neighbours = [r for r in range(self.size) if hosts[r] == hosts[self.rank]]
+            peers = [r for r in range(self.size) if places[r] == places[self.rank] < k]
+            inside = self._group_of(neighbours, Group, within_host=True)
+            self._levels = inside, self._group_of(peers, Group), k
+        inside, between, k = self._levels
+        result = out if self.fabric.in_place(out) else self.empty(x.shape, x.dtype)
+        if result is not x:
+            result[...] = beside(x, result)
+        hierarchical(inside, between, k, result.reshape(-1), op)
+        for where, group in (("inside", inside), ("between", between)):
+            if group is not None:
+                row = f"all_reduce {where} hosts"
+                self.ledger.bytes[row] = group.ledger.total
+                if group.ledger.billed:
+                    self.ledger.billed.add(row)
+        return beside(result, x)
+
+    def _gather_into(self, out: Array, x: Array, sizes: list[int], label: str | None) -> Array:
         """Fill the 1-D `out` on every rank with everyone's x."""
-        ends = split_ends(out.size, self.size)
+        ends = [0, *accumulate(sizes)]
         begin, stop = ends[self.rank], ends[self.rank + 1]
         if out.ndim != 1 or x.shape != (stop - begin,) or x.dtype != out.dtype:
             raise ValueError(
@@ -361,7 +405,7 @@ class Group:
                 f"{out.dtype}{list(out.shape)}, is 1-D and has {stop - begin} elements"
             )
         out[begin:stop] = x  # before the ranks meet, for x may be another rank's part of out
-        signature = signature_of("all_gather", (x.dtype, out.shape, "out"), label)
+        signature = signature_of("all_gather", (x.dtype, out.shape, "out", tuple(sizes)), label)
         if self.communicator.gather_into(signature, out, ends) is None:
             gather_into(self.channel("all_gather"), out, ends)
         return out

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -15,8 +15,18 @@ from minidist.comm.diagnosis import Snapshot, Wait, snapshot
 from minidist.comm.fabric import Communicator, Connect
 from minidist.comm.mailbox import Mailbox
 from minidist.comm.message import Key, Message, make_tuple
-from minidist.comm.shared_memory import SharedMemory
+from minidist.comm.shared_memory import NOWHERE, SharedMemory
 from minidist.events import EventLog
+
+
+def numbered(hosts: Sequence[Hashable] | None, size: int) -> list[int]:
+    """Return the number of each rank's host, by first appearance; all 0 if there are no names."""
+    if hosts is None:
+        return [0] * size
+    if len(hosts) != size:
+        raise ValueError(f"{len(hosts)} hosts are named for {size} ranks; name the host of each")
+    names = list(dict.fromkeys(hosts))
+    return [names.index(host) for host in hosts]
 
 
 @dataclass
@@ -25,10 +35,11 @@ class LocalFabric:
 
     deliver(to, key, message)  the transport's part of a send; the array has been copied when it
                                returns
-    connect(fabric, members, splits, parent)   makes communicators; see Fabric.communicator
+    connect(fabric, ...)       makes communicators; the other arguments are Fabric.communicator's
     spins                      how often to check for the others before sleeping; 0: sleep at once,
                                as threads do, which share one interpreter
     own_process                whether the rank is a process, and not one thread of the caller's
+    hosts                      the number of every rank's host; by default all are on one
     sent                       {(to, tag): messages} of this run, those of collectives left out
     posted                     messages ever sent
     run, worker, log           the number of the run; the thread that runs the worker; its events
@@ -45,6 +56,7 @@ class LocalFabric:
     deliver: Callable[[int, Key, Message], None]
     connect: Connect
     own_process: bool = True
+    hosts: list[int] | None = None
     sent: Counter[tuple[int, int]] = field(default_factory=Counter)
     posted: int = 0
     run: int = 0
@@ -54,14 +66,19 @@ class LocalFabric:
     counting: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self):
+        self.hosts = self.hosts or numbered(None, self.size)
         self.block = self._zeros()  # the first array in every region: at one offset in each
 
     # What Group needs.
 
     def communicator(
-        self, members: list[int], splits: tuple[int, ...], parent: Communicator | None
+        self,
+        members: list[int],
+        splits: tuple[int, ...],
+        parent: Communicator | None,
+        within_host: bool = False,
     ) -> Communicator | None:
-        return self.connect(self, members, splits, parent)
+        return self.connect(self, members, splits, parent, within_host)
 
     def send(self, to: int, key: Key, array: Array) -> None:
         self.mailbox.enter(key.run)
@@ -81,6 +98,9 @@ class LocalFabric:
         if self.device == "gpu":
             return device_module("gpu").empty(shape, dtype)
         return self.memory.empty(shape, dtype)
+
+    def in_place(self, array: Array | None) -> bool:
+        return self.memory.offset_of(array) != NOWHERE
 
     def waiting(self, wait: Wait) -> AbstractContextManager[None]:
         return self.mailbox.waiting(wait)

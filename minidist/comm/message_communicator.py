@@ -23,6 +23,7 @@ class MessageCommunicator:
         members: list[int],
         splits: tuple[int, ...],
         parent: Communicator | None,
+        within_host: bool = False,
     ) -> "MessageCommunicator | None":
         return cls(fabric, members, splits) if members else None
 

@@ -13,7 +13,8 @@ messages, which a rank takes when it waits for them. A message that is large, or
 buffer full, travels through the pair of sockets; in each process one thread reads whatever arrives
 there, at once, so that a send never waits for a recv. Neither has a name that could be left behind.
 The processes come from a fork server with NumPy loaded (or are spawned where there is none); they
-never import the caller's script, because workers travel by value.
+never import the caller's script, because workers travel by value. `hosts` is a pretence, as for
+ranks that are threads.
 """
 
 import mmap
@@ -29,7 +30,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -44,7 +45,7 @@ from minidist.comm.board import Alarm
 from minidist.comm.diagnosis import Snapshot
 from minidist.comm.fabric import Connect
 from minidist.comm.limits import check_size
-from minidist.comm.local_fabric import LocalFabric
+from minidist.comm.local_fabric import LocalFabric, numbered
 from minidist.comm.mailbox import Mailbox
 from minidist.comm.message import Key, Message
 from minidist.comm.report import Report, execute, fair_share_of_cores, pack, unpack
@@ -73,12 +74,14 @@ class ProcessRanks:
         device: str,
         interleaving: int | None = None,
         connect: Connect = SharedMemoryCommunicator.connect,
+        hosts: Sequence[Hashable] | None = None,
     ):
         if interleaving is not None:
             raise ValueError(
                 "only ranks that are threads can be interleaved; use transport='thread'"
             )
         check_size(size, "process")
+        hosts = numbered(hosts, size)
         if mp.current_process().daemon:
             raise ValueError("a rank cannot start processes of its own; use transport='thread'")
         self.size, self.processes, self.controls = size, [], []
@@ -86,12 +89,12 @@ class ProcessRanks:
         self.asked: set[int] = set()  # ranks that have not answered the last question
         with ExitStack() as theirs:  # what only the ranks need is closed here in any case
             try:
-                self._start(device, connect, theirs)
+                self._start(device, connect, hosts, theirs)
             except BaseException:
                 self.stop()
                 raise
 
-    def _start(self, device: str, connect: Connect, theirs: ExitStack) -> None:
+    def _start(self, device: str, connect: Connect, hosts: list[int], theirs: ExitStack) -> None:
         context = start_method()
         shared, alarms = Descriptors([create_file(self.size)]), []
         theirs.callback(shared.close)
@@ -116,6 +119,7 @@ class ProcessRanks:
                             self.size,
                             device,
                             connect,
+                            hosts,
                             end,
                             peers[rank],
                             shared,
@@ -294,6 +298,7 @@ def serve(
     size: int,
     device: str,
     connect: Connect,
+    hosts: list[int],
     control: Connection,
     peers: dict[int, Connection],
     shared: Descriptors,
@@ -318,6 +323,7 @@ def serve(
             spins,
             process.deliver,
             connect,
+            hosts=hosts,
         )
         if spins:
             process.open_ring_buffers(memory, size, spins)

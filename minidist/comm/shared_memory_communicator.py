@@ -41,6 +41,7 @@ class SharedMemoryCommunicator:
         members: list[int],
         splits: tuple[int, ...],
         parent: "SharedMemoryCommunicator | MpiCommunicator | None",
+        within_host: bool = False,
     ) -> "SharedMemoryCommunicator | None":
         """Return a communicator of these ranks, each with a block of its own for their board."""
         memory = fabric.memory

@@ -3,13 +3,16 @@
 Like processes they share only the memory of `Group.empty`: the worker, its arguments and messages
 are copied for each rank. A thread cannot be killed: after a failure elsewhere it stops at its next
 communication.
+
+`hosts` names the host of each rank, to pretend that there are several: all_reduce by "hierarchical"
+then does, and counts, what it would do there. Nothing else changes; memory is shared as before.
 """
 
 import mmap
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 
 import cloudpickle
 from threadpoolctl import threadpool_limits
@@ -19,7 +22,7 @@ from minidist.comm.diagnosis import Snapshot
 from minidist.comm.fabric import Connect
 from minidist.comm.interleaving import Interleaving, Turns
 from minidist.comm.limits import check_size
-from minidist.comm.local_fabric import LocalFabric
+from minidist.comm.local_fabric import LocalFabric, numbered
 from minidist.comm.mailbox import Mailbox, Stopped
 from minidist.comm.message import Key, Message
 from minidist.comm.report import Report, execute, fair_share_of_cores
@@ -34,8 +37,10 @@ class ThreadRanks:
         device: str,
         interleaving: int | None = None,
         connect: Connect = SharedMemoryCommunicator.connect,
+        hosts: Sequence[Hashable] | None = None,
     ):
         check_size(size, "thread")
+        hosts = numbered(hosts, size)
         self.size, self.queue, self.threads = size, queue.SimpleQueue(), []
         self.seed = interleaving
         descriptor = create_file(size)
@@ -56,6 +61,7 @@ class ThreadRanks:
                 deliver=_deliver_from(rank, mailboxes),
                 connect=connect,
                 own_process=False,
+                hosts=hosts,
             )
             for rank in range(size)
         ]

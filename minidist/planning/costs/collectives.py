@@ -2,21 +2,25 @@
 
 from math import log2
 
-from minidist.comm.collectives import split_ends, split_sizes
+from minidist.comm.collectives import places_on, split_ends, split_sizes
 
 
-def all_reduce_bytes(algorithm: str | None, n: int, itemsize: int, N: int) -> list[int]:
+def all_reduce_bytes(
+    algorithm: str | None, n: int, itemsize: int, N: int, hosts: list[int] | None = None
+) -> list[int]:
     """Return the payload bytes that each rank sends in one all_reduce of n elements.
 
     None: what the others reduce of this rank's array, n - s_r, and N - 1 times its slice s_r.
     "ring": every chunk but number r + 1, and then every chunk but number r + 2. "tree": n from each
     rank but 0 on the way up; n to each child on the way down. "halving_doubling" (N a power of
-    two): at each distance the half it gives, then the one it keeps. Where N divides n, all but the
-    tree give 2 (N - 1) / N n.
+    two): at each distance the half it gives, then the one it keeps. Where N divides n, all these
+    but the tree give 2 (N - 1) / N n. "hierarchical": what `level_bytes` has for both levels.
+
+    hosts  for "hierarchical": the number of each rank's host (default: all ranks are on one)
     """
     sizes = split_sizes(n, N)
     if algorithm is None:
-        elements = [n - own + (N - 1) * own for own in sizes]
+        elements = _in_rank_order(n, N)
     elif algorithm == "ring":
         elements = [2 * n - sizes[(r + 1) % N] - sizes[(r + 2) % N] for r in range(N)]
         elements = elements if N > 1 else [0]
@@ -24,9 +28,32 @@ def all_reduce_bytes(algorithm: str | None, n: int, itemsize: int, N: int) -> li
         elements = [n * (_children(r, N) + (r > 0)) for r in range(N)]
     elif algorithm == "halving_doubling":
         elements = [_halving_doubling(n, N, r) for r in range(N)]
+    elif algorithm == "hierarchical":
+        elements = [sum(levels) for levels in level_bytes(n, 1, hosts or [0] * N)]
     else:
         raise ValueError(f"no closed form for the algorithm {algorithm!r}")
     return [itemsize * count for count in elements]
+
+
+def level_bytes(n: int, itemsize: int, hosts: list[int]) -> list[tuple[int, int]]:
+    """Return the bytes that each rank sends (inside its host, to other hosts) by "hierarchical".
+
+    inside   what the others reduce of this rank's array, n - s_r, and its slice s_r to each rank
+             of its host; the first k ranks of a host have a slice, the others have s_r = 0
+    between  an all_reduce, in rank order, of s_r elements over h hosts: 2 (h - 1) n from all ranks
+    """
+    places, k = places_on(hosts)
+    sizes, found = split_sizes(n, k), []
+    for r, (host, place) in enumerate(zip(hosts, places, strict=True)):
+        own = sizes[place] if place < k else 0
+        inside = n - own + (hosts.count(host) - 1) * own
+        between = _in_rank_order(own, len(set(hosts)))[places[:r].count(place)] if own else 0
+        found.append((itemsize * inside, itemsize * between))
+    return found
+
+
+def _in_rank_order(n: int, N: int) -> list[int]:
+    return [n - own + (N - 1) * own for own in split_sizes(n, N)]
 
 
 def _children(r: int, N: int) -> int:
