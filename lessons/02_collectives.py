@@ -12,12 +12,15 @@
 # %%
 import os
 import time
+from functools import partial
 from math import ceil, log2
 
 import numpy as np
 
 from minidist import Cluster
-from minidist.comm.collectives import ALGORITHMS
+from minidist.comm.cluster import TRANSPORTS
+from minidist.comm.collectives import ON_MESSAGES
+from minidist.comm.thread_transport import ThreadRanks
 from minidist.rng import generator
 from minidist.tools import exercise, figures
 
@@ -174,7 +177,7 @@ class Clock:
         return max(self.now, self.out_is_free)
 
 
-WAYS = {"naive": naive, **ALGORITHMS}  # the library's algorithms: (group, x, combine), like ours
+WAYS = {"naive": naive, **ON_MESSAGES}  # the library's algorithms: (group, x, combine), like ours
 
 
 def predicted(name, N, S):
@@ -227,6 +230,26 @@ for N in range(2, 9):
 # bits differ from the others'. But its order is fixed, and each chunk is finished in one place and
 # then copied. So ranks that start with equal weights keep equal weights.
 #
+# So far all pairs of ranks were alike. Ranks on one machine, a *host*, share its memory; between
+# hosts is a network, which is slower. `algorithm="hierarchical"` reduces inside each host, then one
+# slice of the array between ranks of equal place, then gathers inside. Between h hosts pass
+# `2(h-1) S`, however many ranks they have. Here four threads pretend to be on two hosts:
+
+
+# %%
+def between_hosts(group, n):
+    group.all_reduce(share(group.rank, n), algorithm="hierarchical")
+    return group.ledger.bytes["all_reduce between hosts"]
+
+
+TRANSPORTS["two hosts"] = partial(ThreadRanks, hosts=[0, 0, 1, 1])
+with Cluster(4, transport="two hosts") as cluster:
+    moved = sum(cluster.run(between_hosts, n))
+assert moved == 2 * (2 - 1) * 4 * n
+print(f"bytes between 2 hosts of 2 ranks: hierarchical {moved / 4 / n:.0f} S;", end=" ")
+print(f"in the ring, where ranks 1 and 3 send to the other host, {2 * busiest['ring'][4]:.0f} S")
+
+# %% [markdown]
 # ## Measurement: time
 #
 # Now real time, on four ranks, for arrays of 256 bytes to 4 MB. (Times are your machine's and not
