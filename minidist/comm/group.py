@@ -46,6 +46,7 @@ from minidist.comm.collectives import (
 )
 from minidist.comm.diagnosis import Wait, call_site, signature_of
 from minidist.comm.fabric import Communicator, Fabric
+from minidist.comm.ledger import BILLED
 from minidist.comm.message import Key
 from minidist.comm.one_thread import collective
 
@@ -389,10 +390,8 @@ class Group:
         hierarchical(inside, between, k, result.reshape(-1), op)
         for where, group in (("inside", inside), ("between", between)):
             if group is not None:
-                row = f"all_reduce {where} hosts"
-                self.ledger.bytes[row] = group.ledger.total
-                if group.ledger.billed:
-                    self.ledger.billed.add(row)
+                billed = BILLED if any(op.endswith(BILLED) for op in group.ledger.bytes) else ""
+                self.ledger.bytes[f"all_reduce {where} hosts{billed}"] = group.ledger.total
         return beside(result, x)
 
     def _gather_into(self, out: Array, x: Array, sizes: list[int], label: str | None) -> Array:

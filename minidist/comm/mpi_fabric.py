@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from minidist.comm.fabric import Communicator, Connect
-from minidist.comm.local_fabric import LocalFabric
+from minidist.comm.local_fabric import LocalFabric, numbered
 from minidist.comm.mailbox import Mailbox
 from minidist.comm.mpi import load
 from minidist.comm.mpi_communicator import MpiCommunicator
@@ -73,7 +73,8 @@ class MpiRank:
         }
         self.sender = Sender(self.messages, self.line, mailbox)
         host = world.Split_type(MPI.COMM_TYPE_SHARED)
-        self.here, memory, hosts = host.size, _memory_of(host), _hosts(world, host)
+        first_here = world.allgather(host.bcast(world.rank))  # of every rank's host
+        self.here, memory = host.size, _memory_of(host)
         host.Free()
         self.fabric = LocalFabric(
             world.rank,
@@ -85,8 +86,8 @@ class MpiRank:
             SPINS,
             self.sender.deliver,
             connect or self.connect,
+            hosts=numbered(first_here, world.size),
         )
-        self.fabric.hosts = hosts
 
     def connect(
         self,
@@ -118,12 +119,6 @@ class MpiRank:
         self.messages.Free()
         self.world.Free()
         self.line.Free()
-
-
-def _hosts(world: "MPI.Comm", host: "MPI.Comm") -> list[int]:
-    """Return the number of each rank's host, in the order in which they appear."""
-    firsts = world.allgather(host.bcast(world.rank))
-    return [list(dict.fromkeys(firsts)).index(first) for first in firsts]
 
 
 def _memory_of(host: "MPI.Comm") -> SharedMemory:
