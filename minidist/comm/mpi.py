@@ -10,11 +10,14 @@ at once (MPI_THREAD_MULTIPLE).
 
 import os
 import sys
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+
+from minidist.comm.diagnosis import SILENCE
 
 
 @cache
@@ -35,8 +38,6 @@ def load() -> ModuleType:
             "use an MPI built with it, and import minidist before what else initialises MPI"
         )
     if MPI.COMM_WORLD.size > 1:
-        MPI.COMM_WORLD.Barrier()  # every rank has mapped the memory of the others
-        _forget_names(_mapped_files())
         _abort_on_error(MPI)
     return MPI
 
@@ -49,6 +50,25 @@ def processes() -> int:
 def is_first() -> bool:
     """Return whether this process is the one that decides, and prints, for all."""
     return load().COMM_WORLD.rank == 0
+
+
+def all_come(call: str) -> None:
+    """Return when every process has called this; say so on stderr if that takes long.
+
+    Then MPI's memory has been mapped by all, and needs no name any more.
+    """
+    world = load().COMM_WORLD
+    request, begin, said = world.Ibarrier(), time.monotonic(), False
+    while not request.Test():
+        time.sleep(0.0005)
+        if time.monotonic() - begin > SILENCE and not said:
+            print(
+                f"minidist: process {world.rank} of {world.size} waits for the others in {call}, "
+                "which every process of mpiexec has to call",
+                file=sys.stderr,
+            )
+            said = True
+    _forget_names(_mapped_files())
 
 
 def check_world(size: int, processes: int, subset: bool) -> None:

@@ -33,7 +33,7 @@ from minidist.comm.diagnosis import SILENCE, Snapshot, without_those_who_came
 from minidist.comm.fabric import Connect
 from minidist.comm.local_fabric import LocalFabric
 from minidist.comm.mailbox import Stopped
-from minidist.comm.mpi import check_world, load
+from minidist.comm.mpi import all_come, check_world, load
 from minidist.comm.mpi_fabric import MpiRank, Pause
 from minidist.comm.mpi_messages import ABANDONED
 from minidist.comm.report import Report, execute, fair_share_of_cores, pack, unpack
@@ -62,6 +62,7 @@ class MpiRanks:
             )
         MPI = load()
         check_world(size, MPI.COMM_WORLD.size, subset)
+        all_come(f"run, or Cluster, with {size} ranks")
         self.size, self.control = size, MPI.COMM_WORLD.Dup()
         self.me, self.status = self.control.rank, MPI.Status()
         self.pids = self.control.allgather(os.getpid())
