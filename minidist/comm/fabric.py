@@ -8,7 +8,7 @@
 What there is: `LocalFabric` (local_fabric.py), for ranks that are processes or threads of one
 machine; `SharedMemoryCommunicator`, for arrays on the host of one machine; `MessageCommunicator`,
 which works on every fabric. A new fabric or communicator is a file of its own and a row of
-`TRANSPORTS` in cluster.py; tests/comm/test_conformance.py says what it has to do.
+`TRANSPORTS` in cluster.py; tests/comm/conformance says what it has to do.
 """
 
 from collections.abc import Callable

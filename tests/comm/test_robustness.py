@@ -47,58 +47,23 @@ def test_groups_that_are_made_and_dropped_do_not_disturb_a_slow_rank(cluster, tr
 
 
 @both
-def test_two_threads_of_a_rank_may_work_in_groups_of_their_own(cluster, transport):
-    def worker(group):
-        groups, found = [group.split(0), group.split(0)], {}
-
-        def repeat(i):
-            found[i] = [float(groups[i].all_reduce(np.array(n + i, "f8"))) for n in range(50)]
-
-        threads = [threading.Thread(target=repeat, args=(i,)) for i in (0, 1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return found
-
-    want = {i: [3.0 * (n + i) for n in range(50)] for i in (0, 1)}
-    assert cluster(3, transport).run(worker, timeout=60) == [want] * 3
-
-
-@both
-def test_no_result_shares_memory_with_an_input_or_with_other_ranks(cluster, transport):
+def test_results_are_ordinary_arrays_and_keep_no_place_in_shared_memory(cluster, transport):
     def worker(group):
         x, shared = arrays(4, seed=group.rank), group.empty(4, "float64")
         shared[:] = x
-        pieces = [x[:2], x[2:]]
         results = [
             group.all_reduce(x),
             group.all_reduce(shared),
             group.all_reduce(x, algorithm="ring"),
             group.all_gather(x),
-            group.broadcast(x),
-            group.scatter(pieces),
-            group.reduce_scatter(x),
-            *group.all_to_all(pieces),
+            group.broadcast(shared),
+            group.scatter([shared[:2], shared[2:]]),
+            group.reduce_scatter(shared),
+            *group.all_to_all([shared[:2], shared[2:]]),
         ]
-        results += [r for r in (group.gather(x), group.reduce(x)) if r is not None]
-        kept = [result.copy() for result in results]
-        before = x.copy()
-        group.barrier()
-        for result in results:
-            result[...] = -1  # must reach neither x nor what others have got
-        group.barrier()
-        assert np.array_equal(x, before) and np.array_equal(shared, before)
-        x[...] = shared[...] = -2
-        group.barrier()
-        assert all((result == -1).all() for result in results)
-        again = [group.all_reduce(k) for k in kept[:2]]
-        memory = group.fabric.memory
-        assert all(memory.offset_of(result) == NOWHERE for result in results)
-        return [a.tolist() for a in again]
+        return [group.fabric.memory.offset_of(result) for result in results]
 
-    first, second = cluster(2, transport).run(worker)
-    assert first == second
+    assert cluster(2, transport).run(worker) == [[NOWHERE] * 9] * 2
 
 
 @both
@@ -192,19 +157,11 @@ def test_a_timeout_is_a_positive_number_of_seconds(cluster, timeout):
         cluster(1, "thread").run(lambda group: 1, timeout=timeout)
 
 
-@pytest.mark.parametrize(
-    "worker, message",
-    [
-        (lambda g: g.send(np.ones(1), to=0, tag="a"), "a tag is a whole number, not 'a'"),
-        (lambda g: g.split(1.5), "a color is a whole number or None, not 1.5"),
-        (lambda g: g.empty((-1,)), "no negative sides"),
-        (lambda g: Cluster(2), "cannot start processes of its own; use transport='thread'"),
-    ],
-)
-def test_odd_arguments_get_an_answer(cluster, worker, message):
+def test_a_rank_that_is_a_process_starts_no_processes(cluster):
     with pytest.raises(RankFailed) as caught:
-        cluster(1).run(worker)
-    assert message in str(caught.value.__cause__)  # the traceback shows the lines above
+        cluster(1).run(lambda group: Cluster(2))
+    said = "cannot start processes of its own; use transport='thread'"
+    assert said in str(caught.value.__cause__)  # the traceback shows the lines above
 
 
 def closes_stdout(group):

@@ -1,0 +1,33 @@
+"""The fixtures `ranks` and `processes`: one test, many machines.
+
+minidist is imported inside the functions: `--impl` first decides which one that is.
+"""
+
+import cloudpickle
+import pytest
+
+from tests.comm import conformance
+
+cloudpickle.register_pickle_by_value(conformance)  # or each new rank would import pytest
+
+
+def pytest_generate_tests(metafunc):
+    from minidist.backend import why_no_gpu
+    from tests.comm.conformance.machines import MACHINES
+
+    here = [name for name, m in MACHINES.items() if m.device == "cpu" or not why_no_gpu()]
+    processes = [name for name in here if MACHINES[name].transport != "thread"]
+    for fixture, names in {"ranks": here, "processes": processes}.items():
+        if fixture in metafunc.fixturenames:
+            metafunc.parametrize(fixture, names, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def ranks(request, cluster):
+    """Return a function: ranks(size) gives a cluster of this machine."""
+    from tests.comm.conformance.machines import Ranks
+
+    return Ranks(request.param, cluster)
+
+
+processes = ranks

@@ -1,0 +1,134 @@
+"""Ranks that wait permanently are told so, with a table; slow ones are left alone."""
+
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from minidist.errors import CommError, Deadlock
+from tests.comm.conformance.wrong_programs import fails
+
+HERE = os.path.basename(__file__)
+
+
+def test_a_rank_that_returns_early_while_others_wait(ranks):
+    def worker(group):
+        if group.rank != 1:
+            group.all_reduce(np.ones(3), label="w")
+
+    row = r"rank 0: waits in all_reduce\(sum, float64, \(3,\), label='w'\) for rank 1 since"
+    error = fails(ranks(3), worker, Deadlock, row, "rank 1: has finished")
+    assert str(error).count(f" at {HERE}:") == 2
+
+
+def test_ranks_whose_arrays_are_in_shared_memory_wait_for_one(ranks):
+    def worker(group):
+        if group.rank:
+            group.reduce_scatter(group.empty(4), label="w")
+
+    row = r"rank 2: waits in reduce_scatter\(.*label='w'\) for rank 0"
+    fails(ranks(3), worker, Deadlock, row, "rank 0: has finished")
+
+
+def test_a_cycle_of_receives(ranks):
+    def worker(group):
+        group.recv((group.rank + 1) % group.size, tag=4)
+
+    row = r"rank {}: waits in recv\(tag=4\) for rank {} since \d"
+    fails(ranks(3), worker, Deadlock, *[row.format(r, (r + 1) % 3) for r in range(3)])
+
+
+def test_a_tag_that_nobody_sends(ranks):
+    def worker(group):
+        if group.rank == 0:
+            group.send(np.ones(1), to=1, tag=1)
+        else:
+            group.recv(0, tag=2)
+
+    fails(ranks(2), worker, Deadlock, r"rank 1: waits in recv\(tag=2\) for rank 0")
+
+
+def test_a_rank_that_waits_for_any_of_several_of_which_none_will_send(ranks):
+    def worker(group):
+        if group.rank < 2:
+            group.recv_any([r for r in range(3) if r != group.rank], tag=5)
+
+    row = r"rank {}: waits in recv_any\(tag=5\) for ranks {}, 2 since \d"
+    rows = row.format(0, 1), row.format(1, 0), "rank 2: has finished"
+    assert str(fails(ranks(3), worker, Deadlock, *rows)).count(f" at {HERE}:") == 2
+
+
+def test_a_collective_beside_a_receive(ranks):
+    def worker(group):
+        group.barrier() if group.rank else group.recv(1)
+
+    fails(ranks(2), worker, Deadlock, "waits in barrier", r"waits in recv\(tag=0\)")
+
+
+def test_every_thread_that_waits_has_a_row(processes):
+    def worker(group):
+        helper = threading.Thread(target=group.recv, args=(1 - group.rank, 7), name="helper")
+        helper.start()  # no daemon: while it does not wait yet, the rank computes
+        group.recv(1 - group.rank, 8)
+
+    error = fails(processes(2), worker, Deadlock, r"recv\(tag=7\) \(helper\) for rank 1")
+    assert str(error).count("\n") == 4
+
+
+def test_a_message_that_nobody_received(ranks):
+    def worker(group):
+        group.send(np.ones(1), to=0, tag=group.rank)
+
+    fails(ranks(2), worker, CommError, "1 from rank 0 to rank 0 with tag 0; 1 from rank 1")
+
+
+# Right programs.
+
+
+def test_one_that_may_still_send_is_enough_for_a_rank_that_waits_for_any(ranks):
+    def worker(group):
+        if group.rank == 0:
+            return group.recv_any()[0]
+        if group.rank == 1:
+            time.sleep(0.6)  # six looks at what the ranks wait for
+            group.send(np.ones(1), to=0)
+
+    assert ranks(3).run(worker) == [1, None, None]
+
+
+@pytest.mark.parametrize("seconds", [1, pytest.param(30, marks=pytest.mark.slow)])
+def test_a_rank_that_sleeps_or_computes_while_others_wait_is_no_deadlock(ranks, seconds):
+    def worker(group):
+        if group.rank == 0:
+            time.sleep(seconds / 2)
+            end = time.monotonic() + seconds / 2
+            while time.monotonic() < end:
+                sum(range(1000))
+            group.send(np.ones(1), to=1)
+        elif group.rank == 1:
+            group.recv(0)
+        group.barrier()
+        return "well"
+
+    assert ranks(3).run(worker) == ["well"] * 3
+
+
+def test_a_thread_of_a_rank_that_will_send_is_no_deadlock(processes):
+    def worker(group):
+        def later():
+            time.sleep(0.8)  # eight looks at what the ranks wait for
+            group.send(np.ones(1), to=0)
+
+        if group.rank == 1:
+            thread = threading.Thread(target=later)
+            thread.start()
+            group.barrier()
+            thread.join()
+        else:
+            group.recv(1)
+            group.barrier()
+        return "well"
+
+    assert processes(2).run(worker) == ["well"] * 2

@@ -1,0 +1,70 @@
+"""Reductions and gathers have the same bits and bytes wherever the arrays are."""
+
+import itertools
+from functools import partial
+
+import numpy as np
+import pytest
+
+from minidist.backend import to_host
+from minidist.comm.collectives import split_ends
+from minidist.comm.shared_memory_communicator import PIECE, STAGE
+from minidist.planning.costs.collectives import all_reduce_bytes
+from tests.comm.conformance.inputs import DTYPES, KINDS, billed, mine, places, put, total
+
+
+def reductions(group, n, dtype, op):
+    """Reduce an array in each place, in every way; return the ways that were wrong."""
+    N, r, wrong = group.size, group.rank, []
+    values, want = mine(r, (n,), dtype=dtype), total(N, (n,), dtype=dtype, combine=KINDS[op])
+    ends, last = split_ends(n, N), [0] * (N - 1) + [n]  # pieces that are not equal
+    whole = want, all_reduce_bytes(None, n, want.itemsize, N)[r]
+    piece, rest = want[ends[r] : ends[r + 1]], want[: last[r]]
+
+    def check(way, call, want, nbytes):
+        got, moved = billed(group, call)
+        if (got.dtype, got.tobytes(), moved) != (want.dtype, want.tobytes(), nbytes):
+            wrong.append((way, moved, nbytes))
+
+    for two in places(group, np.stack([values] * 2)):
+        x, other = two[1], put(group, values)  # x is a part of an array
+        scatter = partial(group.reduce_scatter, x, op=op)
+        check("all_reduce", partial(group.all_reduce, x, op), *whole)
+        check("reduce_scatter", scatter, piece, want.nbytes - piece.nbytes)
+        check("by sizes", partial(scatter, sizes=last), rest, want.nbytes - rest.nbytes)
+        check("untouched", lambda x=x: x, values, 0)
+        check("in place", partial(group.all_reduce, x, op, out=x), *whole)
+        check("in place, out", lambda x=x: x, want, 0)
+        check("into another", partial(group.all_reduce, other, op, out=x), *whole)
+        check("into another, out", lambda x=x: x, want, 0)
+    return wrong
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_reductions_have_the_same_bits_and_bytes_wherever_the_arrays_are(ranks, size):
+    edges = [STAGE // 8 + more for more in ([-1, 0, 1, 12_345] if size == 3 else [12_345])]
+    several = [*edges, 2 * size * PIECE // 8 + 3]  # stages, pieces
+    plain = [(n, "float64", "sum") for n in [0, 1, size + 1, 101, *several]]
+    for case in [*plain, *itertools.product([7], DTYPES, KINDS if size == 3 else ["sum"])]:
+        assert ranks(size).run(reductions, *case) == [[]] * size, case
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_a_gather_into_out_has_the_same_bits_and_bytes_wherever_out_is(ranks, size):
+    def worker(group, n, dtype):
+        ends, whole = split_ends(n, group.size), mine(9, (n,), dtype=dtype)
+        part, wrong = slice(ends[group.rank], ends[group.rank + 1]), []
+        for own in (False, True):  # x: apart, or its own part of out
+            for out in places(group, np.zeros(n, dtype)):
+                x = out[part] if own else out[part].copy()
+                x[:] = put(group, whole[part])
+                got, moved = billed(group, lambda x=x, out=out: group.all_gather(x, out=out))
+                right = got.tobytes() == to_host(out).tobytes() == whole.tobytes()
+                right = right and group.all_gather(x, out=out) is out
+                if not right or moved != (group.size - 1) * x.nbytes:
+                    wrong.append((own, moved))
+        return wrong
+
+    for n in [0, 1, size - 1, size + 1, 101, 100_003]:
+        for dtype in ["float64"] if n > 200 else ["float64", "bool", "float16", "complex64"]:
+            assert ranks(size).run(worker, n, dtype) == [[]] * size
