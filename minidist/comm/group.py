@@ -46,7 +46,6 @@ from minidist.comm.collectives import (
 )
 from minidist.comm.diagnosis import Wait, call_site, signature_of
 from minidist.comm.fabric import Communicator, Fabric
-from minidist.comm.ledger import BILLED
 from minidist.comm.message import Key
 from minidist.comm.one_thread import collective
 
@@ -389,9 +388,9 @@ class Group:
             result[...] = beside(x, result)
         hierarchical(inside, between, k, result.reshape(-1), op)
         for where, group in (("inside", inside), ("between", between)):
-            if group is not None:
-                billed = BILLED if any(op.endswith(BILLED) for op in group.ledger.bytes) else ""
-                self.ledger.bytes[f"all_reduce {where} hosts{billed}"] = group.ledger.total
+            moved = {} if group is None else group.ledger.as_one(f"all_reduce {where} hosts")
+            for row, nbytes in moved.items():
+                self.ledger.bytes[row] = nbytes
         return beside(result, x)
 
     def _gather_into(self, out: Array, x: Array, sizes: list[int], label: str | None) -> Array:

@@ -20,5 +20,12 @@ class Ledger:
     def total(self) -> int:
         return sum(self.bytes.values())
 
+    def as_one(self, name: str) -> Counter[str]:
+        """Return all bytes as one row of this name, and those that were billed as another one."""
+        rows: Counter[str] = Counter()
+        for row, nbytes in self.bytes.items():
+            rows[name + BILLED if row.endswith(BILLED) else name] += nbytes
+        return rows
+
     def __repr__(self):
         return f"Ledger({dict(self.bytes)})"

@@ -9,6 +9,7 @@ import pytest
 
 from minidist import Cluster
 from minidist.comm.cluster import TRANSPORTS
+from minidist.comm.ledger import BILLED, Ledger
 from minidist.comm.message_communicator import MessageCommunicator
 from minidist.errors import CollectiveMismatch
 from minidist.events import EventLog
@@ -160,6 +161,13 @@ def test_groups_of_ranks_of_several_hosts_each_count_their_own(on_hosts):
         assert inner == [sum(i + r for r in members) for i in range(7)]
         assert outer == [6 * i + 15 for i in range(7)] and nothing == 0
         assert moved == [pairs[rank % 2][2 - rank // 2], level_bytes(7, 8, hosts)[rank]]
+
+
+def test_what_was_billed_has_a_row_of_its_own():
+    ledger = Ledger()
+    ledger.bytes.update({"all_reduce": 5, "all_reduce" + BILLED: 7, "all_gather": 2})
+    assert ledger.as_one("x") == {"x": 7, "x" + BILLED: 7} and ledger.total == 14
+    assert Ledger().as_one("x") == {}
 
 
 def test_its_groups_are_made_by_the_first_call_and_share_memory_inside_hosts(on_hosts):
