@@ -9,7 +9,7 @@ MPI moves the bytes unseen, in an order of its own. The ledger therefore gets wh
 say, and notes that it was billed.
 """
 
-from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,6 @@ import numpy as np
 
 from minidist.backend import Array, beside, to_host
 from minidist.comm.board import GIVE_WAY
-from minidist.comm.collectives import split_sizes
 from minidist.comm.diagnosis import Signature, Wait, call_site, mismatch
 from minidist.comm.ledger import BILLED, Ledger
 from minidist.comm.mpi import load
@@ -41,9 +40,11 @@ class MpiCommunicator:
         self.mailbox, self.run, self.spins = fabric.mailbox, fabric.run, fabric.spins
         self.members, self.splits, self.comm = members, splits, comm
         self.me, self.size = comm.rank, comm.size
-        self.meetings, self.ledger = 0, Ledger()
-        self.mine, self.largest = np.empty(2, np.uint64), np.empty(2, np.uint64)
-        self.MPI = load()
+        self.meetings, self.ledger, self.MPI = 0, Ledger(), load()
+        self.mine, self.largest = memoryview(bytearray(16)).cast("Q"), bytearray(16)
+        self.found = memoryview(self.largest).cast("Q")
+        uint64 = self.MPI.UINT64_T
+        self.spec = [self.mine, 2, uint64], [self.largest, 2, uint64], self.MPI.MAX
 
     # Meeting.
 
@@ -53,8 +54,8 @@ class MpiCommunicator:
             return
         self.meetings += 1
         self.mine[0], self.mine[1] = signature.fingerprint, signature.fingerprint ^ ALL_BITS
-        self._wait(self.comm.Iallreduce(self.mine, self.largest, self.MPI.MAX), signature.text)
-        if self.largest[0] ^ self.largest[1] != ALL_BITS:  # the largest is not the smallest
+        self._wait(self.comm.Iallreduce(*self.spec), signature.text)
+        if self.found[0] ^ self.found[1] != ALL_BITS:  # the largest is not the smallest
             call = f"{signature.text} at {call_site()}"
             raise mismatch(self.members, self.comm.allgather(call))
 
@@ -73,7 +74,7 @@ class MpiCommunicator:
         with self.mailbox.waiting(wait):
             self.mailbox.pace.wait_until(lambda: request.Test() or self.mailbox.is_over(self.run))
             if self.mailbox.is_over(self.run):
-                ABANDONED.append((request, self.mine, self.largest))
+                ABANDONED.append((request, self.spec))
         self.mailbox.check_open(self.run)
 
     # Moving arrays. What is decided here must be decided alike on all ranks.
@@ -91,7 +92,7 @@ class MpiCommunicator:
             result[...] = to_host(x)
         if self.size > 1:
             self.comm.Allreduce(self.MPI.IN_PLACE, result, reduction)
-            own = split_sizes(x.size, self.size)[self.me]
+            own = x.size // self.size + (self.me < x.size % self.size)
             self._bill("all_reduce", (x.size - own + (self.size - 1) * own) * x.itemsize)
         return result if in_place else beside(result, x)
 
@@ -127,11 +128,17 @@ class MpiCommunicator:
         The maximum of floats is not: which of two arguments MPI keeps where one of them is NaN
         depends on their order, and so could differ between ranks. MPI does not add truth values.
         """
-        kinds: dict[str, Callable] = {"sum": self.MPI.SUM, "prod": self.MPI.PROD}
-        if dtype.kind in "iu":
-            kinds |= {"max": self.MPI.MAX, "min": self.MPI.MIN}
-        return kinds.get(op) if dtype.kind in "iufc" and count < MOST else None
+        return _reduction(dtype.kind, op) if count < MOST else None
 
     def _bill(self, operation: str, nbytes: int) -> None:
         if self.size > 1:
             self.ledger.bytes[operation + BILLED] += nbytes
+
+
+@cache
+def _reduction(kind: str, op: str) -> "MPI.Op | None":
+    MPI = load()
+    reductions = {"sum": MPI.SUM, "prod": MPI.PROD}
+    if kind in "iu":
+        reductions |= {"max": MPI.MAX, "min": MPI.MIN}
+    return reductions.get(op) if kind != "b" else None
