@@ -139,12 +139,14 @@ def keep_freed_memory() -> None:
     """Let the C library keep freed blocks for reuse instead of returning them to the kernel.
 
     Every training step allocates and frees the same megabytes. By default glibc returns blocks
-    above 128 KiB to the kernel, and every page faults in again. Without glibc this does nothing;
-    results are the same either way.
+    above 128 KiB to the kernel, and every page faults in again. A thread's blocks come from an
+    arena of its own, whose empty heaps glibc returns in any case; so all threads that start after
+    this share the first arena. Without glibc this does nothing; results are the same either way.
     """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
-            m_trim_threshold, m_mmap_threshold = -1, -3
+            m_trim_threshold, m_mmap_threshold, m_arena_max = -1, -3, -8
+            mallopt(m_arena_max, 1)
             mallopt(m_mmap_threshold, 1 << 30)
             mallopt(m_trim_threshold, 1 << 30)
