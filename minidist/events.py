@@ -1,7 +1,8 @@
 """An optional log of events: which rank did what, when, and how many bytes it moved.
 
 Times are seconds of the machine's monotonic clock, which all its processes share, so a log made by
-several ranks can be read as one. (A simulator's clocks have their own unit.)
+several ranks can be read as one. (Between machines clocks are compared, see comm/mpi_clocks.py; a
+simulator's clocks have their own unit.)
 """
 
 import threading
@@ -66,12 +67,17 @@ class EventLog:
     def extend(self, other: "EventLog") -> None:
         self.events.extend(other.events)
 
+    def later(self, seconds: float) -> "EventLog":
+        """Return the same events by a clock that is this much ahead."""
+        moved = [replace(e, start=e.start + seconds, end=e.end + seconds) for e in self.events]
+        return EventLog(moved, self.rank, self.unit)
+
     def named(self, name: str) -> list[Event]:
         return [event for event in self.events if event.name == name]
 
     def from_zero(self) -> "EventLog":
         """Return the same events with the earliest start as time 0, in order of their starts."""
         zero = min((event.start for event in self.events), default=0.0)
-        moved = [replace(e, start=e.start - zero, end=e.end - zero) for e in self.events]
-        moved.sort(key=lambda e: (e.start, e.rank, e.thread))
-        return EventLog(moved, unit=self.unit)
+        events = self.later(-zero).events
+        events.sort(key=lambda e: (e.start, e.rank, e.thread))
+        return EventLog(events, unit=self.unit)

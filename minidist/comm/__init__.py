@@ -19,6 +19,7 @@ Read `group.py`, the contract, and `collectives.py`, the algorithms. Then follow
     recv, and every message              spin, poll, then sleep        mailbox.py
     empty                                allocate in shared memory     shared_memory.py
     run, Cluster                         start ranks, collect reports  cluster.py, *_transport.py
+    all of it, under mpiexec             MPI's messages, collectives   mpi_*.py, see README.md
     a program that is wrong              a table of calls or of waits  diagnosis.py
 
 `fabric.py` says what a Group needs of a machine, which is where other transports begin.

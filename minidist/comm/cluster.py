@@ -29,7 +29,8 @@ LOOK_EVERY = 0.4  # seconds without a report after which the ranks are asked wha
 class Ranks(Protocol):
     """What Cluster needs of a transport: ranks that are up, and wait for work.
 
-    A transport starts them; each rank calls `execute` (report.py) for every run.
+    A transport starts them, or, where something else has, joins them; each rank calls `execute`
+    (report.py) for every run.
     """
 
     def submit(self, run: int, logged: bool, payload: bytes) -> None:
@@ -76,7 +77,9 @@ def run(
 
     worker        any function, also of a script or a notebook cell; it is sent by value, as are
                   args and results
-    transport     "process" (at most 123 ranks), or "thread" for a debugger
+    transport     "process" (at most 123 ranks), "thread" for a debugger, or "mpi": the processes
+                  that mpiexec has started, each of which calls this and gets the results; with
+                  "mpi-subset" the first `size` of them are the ranks, and the others wait
     timeout       seconds after which the run ends in CommTimeout
     device        "cpu" or "gpu": `group.device`, where `group.empty` allocates
     log           an EventLog that gets every rank's events

@@ -55,11 +55,12 @@ class Polling:
 class MpiRank:
     """This process's rank among those of `world`; all of them make theirs at once.
 
-    here     how many of them are on this rank's host
+    hosts    the number of every rank's host
     connect  how to choose communicators; MPI's own if None
+    here     how many ranks are on this rank's host
     """
 
-    def __init__(self, world: "MPI.Comm", device: str, connect: Connect | None):
+    def __init__(self, world: "MPI.Comm", hosts: list[int], device: str, connect: Connect | None):
         MPI = load()
         self.world, self.messages = world, world.Dup()
         self.line = MPI.BYTE.Create_contiguous(LINE).Commit()
@@ -72,8 +73,7 @@ class MpiRank:
             if rank != world.rank
         }
         self.sender = Sender(self.messages, self.line, mailbox)
-        host = world.Split_type(MPI.COMM_TYPE_SHARED)
-        first_here = world.allgather(host.bcast(world.rank))  # of every rank's host
+        host = world.Split(hosts[world.rank])
         self.here, memory = host.size, _memory_of(host)
         host.Free()
         self.fabric = LocalFabric(
@@ -86,7 +86,7 @@ class MpiRank:
             SPINS,
             self.sender.deliver,
             connect or self.connect,
-            hosts=numbered(first_here, world.size),
+            hosts=hosts,
         )
 
     def connect(
@@ -119,6 +119,14 @@ class MpiRank:
         self.messages.Free()
         self.world.Free()
         self.line.Free()
+
+
+def hosts_of(comm: "MPI.Comm") -> list[int]:
+    """Return the number of the host of every process; the processes of a host share memory."""
+    host = comm.Split_type(load().COMM_TYPE_SHARED)
+    first_here = host.bcast(comm.rank)
+    host.Free()
+    return numbered(comm.allgather(first_here), comm.size)
 
 
 def _memory_of(host: "MPI.Comm") -> SharedMemory:

@@ -29,12 +29,13 @@ import cloudpickle
 from threadpoolctl import threadpool_limits
 
 from minidist.backend import keep_freed_memory
+from minidist.comm.mpi_clocks import seconds_behind_first
 from minidist.comm.diagnosis import SILENCE, Snapshot, without_those_who_came
 from minidist.comm.fabric import Connect
 from minidist.comm.local_fabric import LocalFabric
 from minidist.comm.mailbox import Stopped
 from minidist.comm.mpi import all_come, check_world, load
-from minidist.comm.mpi_fabric import MpiRank, Pause
+from minidist.comm.mpi_fabric import MpiRank, Pause, hosts_of
 from minidist.comm.mpi_messages import ABANDONED
 from minidist.comm.report import Report, execute, fair_share_of_cores, pack, unpack
 from minidist.errors import CommError
@@ -65,9 +66,10 @@ class MpiRanks:
         all_come(f"run, or Cluster, with {size} ranks")
         self.size, self.control = size, MPI.COMM_WORLD.Dup()
         self.me, self.status = self.control.rank, MPI.Status()
-        self.pids = self.control.allgather(os.getpid())
+        self.pids, hosts = self.control.allgather(os.getpid()), hosts_of(self.control)
+        self.behind = seconds_behind_first(self.control, hosts)
         world = self.control.Split(0 if self.me < size else MPI.UNDEFINED)
-        self.rank = MpiRank(world, device, connect) if self.me < size else None
+        self.rank = MpiRank(world, hosts[:size], device, connect) if self.me < size else None
         self.thread, self.run, self.running = None, 0, False
         self.finished: deque[tuple[int, bytes]] = deque()  # (run, report) of this process's rank
         self.sending: list[MPI.Request] = []
@@ -222,7 +224,9 @@ class MpiRanks:
 
     def _came_in(self, rank: int, run: int, packed: bytes) -> None:
         if run == self.run:
-            self.came_in.append((rank, unpack(packed)))
+            report = unpack(packed)
+            report.log = report.log and report.log.later(self.behind[rank])
+            self.came_in.append((rank, report))
 
 
 def _packed_error(error: BaseException) -> bytes:

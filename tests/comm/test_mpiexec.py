@@ -1,0 +1,286 @@
+"""What starts, and what ends, ranks that MPI starts: real `mpiexec`, of MPICH or Open MPI.
+
+The contract of Group and Cluster is in conformance/; here are the launcher, the command line, and
+what is left when a rank is killed.
+"""
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from minidist.comm import mpi
+
+pytestmark = pytest.mark.mpi
+
+BESIDE = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+MPIEXEC = shutil.which("mpiexec", path=BESIDE)
+OPEN_MPI = {  # more ranks than cores, and as root: MPICH asks for neither
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+MINIDIST = [sys.executable, "-m", "minidist"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def there_is_mpi():
+    try:
+        mpi.load()
+    except ValueError as error:
+        pytest.skip(str(error))
+    if MPIEXEC is None:
+        pytest.skip("there is no mpiexec, beside this Python or on the PATH")
+
+
+def mpiexec(ranks, *command, timeout=60, **settings):
+    """Run a command on some ranks; return the ended process, whose output is text."""
+    return subprocess.run(
+        [MPIEXEC, "-n", str(ranks), *command],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=os.environ | OPEN_MPI | settings,
+    )
+
+
+def script(tmp_path, body):
+    """Write a script that has imported what is needed; return the command that runs it."""
+    path = tmp_path / "script.py"
+    head = "import os, sys, time\nimport numpy as np\nimport minidist\n"
+    path.write_text(head + textwrap.dedent(body))
+    return [sys.executable, "-m", "mpi4py", str(path)]
+
+
+def memory_gigabytes():
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+
+
+def left_memory():
+    """Return the files of shared memory that no process has mapped."""
+    files = {str(path) for path in Path("/dev/shm").glob("*")}
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # the process has ended meanwhile
+            files -= {line.split()[-1] for line in maps.read_text().splitlines() if "/dev" in line}
+    return files
+
+
+# Starting.
+
+
+def test_every_process_gets_the_results_of_all_and_a_group_of_its_own(tmp_path):
+    command = script(
+        tmp_path,
+        """
+        def worker(group, base):
+            return base + group.rank
+
+        found = minidist.run(worker, 3, 10, transport="mpi")
+        with minidist.Cluster(3, transport="mpi") as cluster:  # ranks that stay up
+            again = [cluster.run(worker, base) for base in (20, 30)]
+        os.write(1, f"{found} {again}\\n".encode())  # in one piece
+        """,
+    )
+    done = mpiexec(3, *command)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[10, 11, 12] [[20, 21, 22], [30, 31, 32]]"] * 3
+
+
+def test_the_worker_and_its_arguments_are_those_of_process_0_as_with_local_ranks(tmp_path):
+    command = script(
+        tmp_path,
+        """
+        from mpi4py import MPI
+        mine = [MPI.COMM_WORLD.rank]
+        found = minidist.run(lambda group, x: x.append(7) or x, 2, mine, transport="mpi")
+        os.write(1, f"{found} {mine}\\n".encode())  # in one piece
+        """,
+    )
+    done = mpiexec(2, *command)
+    lines = sorted(done.stdout.splitlines())
+    assert lines == ["[[0, 7], [0, 7]] [0]", "[[0, 7], [0, 7]] [1]"], done.stderr
+
+
+@pytest.mark.parametrize("processes, ranks", [(2, 3), (3, 2), (1, 4)])
+def test_another_number_of_ranks_than_processes_is_named_with_the_command(
+    tmp_path, processes, ranks
+):
+    command = script(tmp_path, f"minidist.run(print, {ranks}, transport='mpi')")
+    done = mpiexec(processes, *command)
+    plural = "es" if processes > 1 else ""
+    assert done.returncode != 0
+    assert f"MPI has started {processes} process{plural} for {ranks} ranks" in done.stderr
+    assert f"start this with: mpiexec -n {ranks} python -m mpi4py {command[-1]}" in done.stderr
+
+
+def test_outside_mpiexec_the_error_says_how_to_start(tmp_path):
+    command = script(tmp_path, "minidist.run(print, 4, transport='mpi')")
+    done = subprocess.run([sys.executable, command[-1]], capture_output=True, text=True, timeout=60)
+    assert f"mpiexec -n 4 python -m mpi4py {command[-1]}" in done.stderr.splitlines()[-1]
+    arguments = ["verify", "--transport", "mpi", "--strategy", "naive"]
+    done = subprocess.run([*MINIDIST, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "MPI has started processes for 1" in done.stdout
+    arguments = ["train", "--transport", "mpi", "--ranks", "2"]
+    done = subprocess.run([*MINIDIST, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.endswith("with: mpiexec -n 2 minidist train --transport mpi --ranks 2\n")
+
+
+def test_a_missing_library_and_a_missing_thread_level_are_named_with_the_remedy(tmp_path):
+    body = "minidist.run(print, 1, transport='mpi')"
+    hidden = script(tmp_path, f"sys.modules['mpi4py'] = None\n{body}")
+    done = subprocess.run([sys.executable, hidden[-1]], capture_output=True, text=True, timeout=60)
+    assert "ValueError: transport='mpi' needs mpi4py" in done.stderr
+    done = mpiexec(1, *script(tmp_path, body), MPI4PY_RC_THREAD_LEVEL="serialized")
+    assert "ValueError: this MPI does not let several threads communicate at once" in done.stderr
+
+
+@pytest.mark.skipif(memory_gigabytes() < 12, reason="needs 12 GB of memory")
+def test_arrays_of_more_than_two_gigabytes_arrive_whole(tmp_path):
+    command = script(
+        tmp_path,
+        """
+        def worker(group):
+            n = 2**31 + 65
+            if group.rank == 0:
+                x = np.zeros(n, np.uint8)
+                x[:: 2**20 + 1] = x[-1] = 7
+                return group.send(x, to=1)
+            x = group.recv(0)
+            return x.shape == (n,), int(x.sum(dtype=int)), x[0], x[-1]
+
+        marks = len(range(0, 2**31 + 65, 2**20 + 1))
+        found = minidist.run(worker, 2, transport="mpi")[1]
+        assert found == (True, 7 * (marks + 1), 7, 7), found
+        """,
+    )
+    done = mpiexec(2, *command, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
+# The command line.
+
+
+def test_train_prints_once_and_ends_alike_on_every_process():
+    arguments = ["train", "--transport", "mpi", "--steps", "3", "--width", "16", "--sample", "5"]
+    done = mpiexec(2, *MINIDIST, *arguments, "--pp", "2", "--micro-batches", "2")
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall("certificate: ok. 2 ranks", done.stdout)) == 1
+    assert len(re.findall("3 steps in", done.stdout)) == 1
+
+
+def test_what_is_wrong_is_said_once_and_every_process_has_the_same_status():
+    done = mpiexec(2, *MINIDIST, "train", "--transport", "mpi", "--steps", "many")
+    assert done.returncode == 2 and done.stderr.count("'many' is not a whole number") == 1
+    done = mpiexec(2, *MINIDIST, "train", "--transport", "mpi", "--width", "7")
+    assert done.returncode == 2 and done.stderr.count("minidist: ") == 1, done.stderr
+
+
+def test_verify_says_which_rows_prove_nothing_about_bytes():
+    arguments = ["--strategy", "naive", "--strategy", "layer_split"]
+    done = mpiexec(3, *MINIDIST, "verify", "--transport", "mpi", *arguments)
+    *rows, summary, left_out = done.stdout.splitlines()
+    assert done.returncode == 0 and "all ok" in summary, done.stdout
+    assert left_out == "cases with more ranks are left out: MPI has started processes for 3"
+    several = [row for row in rows if " MLP" in row and " 1 rank " not in row]
+    assert {row.split()[1] for row in several} == {"naive", "layer_split"}
+    for row in several:
+        assert ("not counted: all_reduce (by formula)" in row) == (row.split()[1] == "naive")
+
+
+# Ending.
+
+
+@pytest.mark.parametrize("started", [["-m", "mpi4py"], []], ids=["mpi4py", "plain"])
+def test_an_uncaught_failure_ends_all_processes_with_the_remote_traceback(tmp_path, started):
+    python, *_, path = script(
+        tmp_path,
+        """
+        def worker(group):
+            if group.rank == 1:
+                raise KeyError("the reason")
+            while True:
+                pass
+
+        minidist.run(worker, 3, transport="mpi")
+        """,
+    )
+    begin, before = time.monotonic(), left_memory()
+    done = mpiexec(3, python, *started, path)
+    assert done.returncode != 0 and time.monotonic() - begin < 20
+    assert "RankFailed: rank 1 failed:" in done.stderr and "KeyError: 'the reason'" in done.stderr
+    assert left_memory() <= before
+
+
+ENDLESS = r"""
+def worker(group):
+    os.write(1, f"[rank {group.rank} is {os.getpid()}]\n".encode())  # in one piece
+    x, pair = group.empty(100_000), group.split(group.rank % 2)
+    x[:] = 1
+    while True:
+        group.all_reduce(x)
+        pair.all_reduce(x, algorithm="hierarchical")
+        group.send(x, to=(group.rank + 1) % group.size)
+        group.recv((group.rank - 1) % group.size)
+
+minidist.run(worker, 3, transport="mpi")
+"""
+
+
+def launch(tmp_path):
+    """Start three ranks that communicate; return the launcher and {rank: its process}."""
+    launcher = subprocess.Popen(
+        [MPIEXEC, "-n", "3", *script(tmp_path, ENDLESS)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | OPEN_MPI,
+        start_new_session=True,
+    )
+    said = ""
+    while len(pids := dict(re.findall(r"\[rank (\d) is (\d+)\]", said))) < 3:
+        said += (line := launcher.stdout.readline())
+        assert line, said
+    return launcher, {int(rank): int(pid) for rank, pid in pids.items()}
+
+
+def gone(pids, seconds=10):
+    """Return whether these processes end within this time."""
+    deadline = time.monotonic() + seconds
+    while alive := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return not alive
+
+
+@pytest.mark.timeout(300)
+def test_a_rank_killed_at_any_moment_ends_the_job_and_leaves_nothing(tmp_path):
+    draw, before = random.Random(0), left_memory()
+    for _ in range(50):
+        launcher, pids = launch(tmp_path)
+        time.sleep(draw.uniform(0, 0.2))
+        rank = draw.randrange(3)
+        os.kill(pids[rank], signal.SIGKILL)
+        said, _ = launcher.communicate(timeout=20)
+        assert launcher.returncode != 0
+        assert f"process rank {rank} with PID {pids[rank]}" in said or "signal 9" in said
+        assert gone(pids.values())
+        assert left_memory() <= before
+
+
+def test_ctrl_c_ends_all_processes_and_leaves_nothing(tmp_path):
+    before = left_memory()
+    launcher, pids = launch(tmp_path)
+    launcher.send_signal(signal.SIGINT)
+    launcher.communicate(timeout=20)
+    assert launcher.returncode != 0 and gone(pids.values()) and left_memory() <= before
