@@ -29,12 +29,12 @@ import cloudpickle
 from threadpoolctl import threadpool_limits
 
 from minidist.backend import keep_freed_memory
-from minidist.comm.mpi_clocks import seconds_behind_first
 from minidist.comm.diagnosis import SILENCE, Snapshot, without_those_who_came
 from minidist.comm.fabric import Connect
 from minidist.comm.local_fabric import LocalFabric
 from minidist.comm.mailbox import Stopped
 from minidist.comm.mpi import all_come, check_world, load
+from minidist.comm.mpi_clocks import seconds_behind_first
 from minidist.comm.mpi_fabric import MpiRank, Pause, hosts_of
 from minidist.comm.mpi_messages import ABANDONED
 from minidist.comm.report import Report, execute, fair_share_of_cores, pack, unpack
