@@ -8,6 +8,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minidist.comm.fabric import Communicator, Connect
@@ -122,11 +123,16 @@ class MpiRank:
 
 
 def hosts_of(comm: "MPI.Comm") -> list[int]:
-    """Return the number of the host of every process; the processes of a host share memory."""
+    """Return the number of the host of every process.
+
+    The processes of a host share memory, and see each other under /proc. Where they do not, as in
+    two containers, or without /proc, each counts as a host of its own.
+    """
     host = comm.Split_type(load().COMM_TYPE_SHARED)
-    first_here = host.bcast(comm.rank)
+    first_here, processes = host.bcast(comm.rank), Path("/proc/self/ns/pid")
     host.Free()
-    return numbered(comm.allgather(first_here), comm.size)
+    seen = os.readlink(processes) if processes.exists() else comm.rank
+    return numbered(comm.allgather((first_here, seen)), comm.size)
 
 
 def _memory_of(host: "MPI.Comm") -> SharedMemory:
