@@ -12,7 +12,7 @@ Read `group.py`, the contract, and `collectives.py`, the algorithms. Then follow
       flat arrays from `empty`           in place in shared memory     shared_memory_communicator.py
       other arrays                       messages                      collectives.py
     every other collective               messages                      collectives.py
-    send, and every message              to the transport              local_fabric.py
+    send, and every message              to the transport              mailbox_fabric.py
       up to 64 KB, between processes     ring buffer in shared memory  ring_buffer.py
       larger, or the ring buffer is full socket                        wire.py
       between threads, or to itself      mailbox                       mailbox.py

@@ -16,7 +16,7 @@ import numpy as np
 from minidist.comm.diagnosis import Signature, Wait, call_site, mismatch
 
 if TYPE_CHECKING:
-    from minidist.comm.local_fabric import LocalFabric
+    from minidist.comm.mailbox_fabric import MailboxFabric
 
 ARRIVED, SLEEPS, FINGERPRINT, OFFSET = 0, 1, 2, 4  # 8-byte words; the last two exist twice
 TEXT, TEXT_BYTES = 64, 480  # what is shown to people when ranks disagree; twice as well
@@ -58,7 +58,7 @@ class Board:
     """
 
     def __init__(
-        self, fabric: "LocalFabric", blocks: list[int], members: list[int], block: np.ndarray
+        self, fabric: "MailboxFabric", blocks: list[int], members: list[int], block: np.ndarray
     ):
         self.members, self.me, self.block = members, members.index(fabric.rank), block
         self.alarm, self.mailbox, self.spins = fabric.alarm, fabric.mailbox, fabric.spins

@@ -5,8 +5,8 @@
                    collectives, as far as it can do that better than messages
     Fabric         one per rank: messages, memory, and who waits for whom
 
-What there is: `LocalFabric` (local_fabric.py), for ranks that are processes or threads, and share
-memory with those of their machine; `SharedMemoryCommunicator`, for arrays in that memory;
+What there is: `MailboxFabric`, whose messages a transport delivers, and whose memory is shared
+with the other ranks of its machine; `SharedMemoryCommunicator`, for arrays in that memory;
 `MpiCommunicator`, for ranks of several machines; `MessageCommunicator`, which works on every
 fabric. A new fabric or communicator is a file of its own and a row of `TRANSPORTS` in cluster.py;
 tests/comm/conformance says what it has to do.

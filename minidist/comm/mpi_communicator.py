@@ -25,7 +25,7 @@ from minidist.comm.mpi_messages import ABANDONED
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from minidist.comm.local_fabric import LocalFabric
+    from minidist.comm.mailbox_fabric import MailboxFabric
 
 ALL_BITS = (1 << 64) - 1
 MOST = 1 << 31  # elements that every MPI can count
@@ -35,7 +35,7 @@ class MpiCommunicator:
     """A Communicator (see fabric.py) of MPI's collectives."""
 
     def __init__(
-        self, fabric: "LocalFabric", members: list[int], splits: tuple[int, ...], comm: "MPI.Comm"
+        self, fabric: "MailboxFabric", members: list[int], splits: tuple[int, ...], comm: "MPI.Comm"
     ):
         self.mailbox, self.run, self.spins = fabric.mailbox, fabric.run, fabric.spins
         self.members, self.splits, self.comm = members, splits, comm

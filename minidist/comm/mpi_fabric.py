@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minidist.comm.fabric import Communicator, Connect
-from minidist.comm.local_fabric import LocalFabric, numbered
 from minidist.comm.mailbox import Mailbox
+from minidist.comm.mailbox_fabric import MailboxFabric, numbered
 from minidist.comm.mpi import load
 from minidist.comm.mpi_communicator import MpiCommunicator
 from minidist.comm.mpi_messages import LINE, Sender, Source
@@ -77,7 +77,7 @@ class MpiRank:
         host = world.Split(hosts[world.rank])
         self.here, memory = host.size, _memory_of(host)
         host.Free()
-        self.fabric = LocalFabric(
+        self.fabric = MailboxFabric(
             world.rank,
             world.size,
             device,
@@ -92,7 +92,7 @@ class MpiRank:
 
     def connect(
         self,
-        fabric: LocalFabric,
+        fabric: MailboxFabric,
         members: list[int],
         splits: tuple[int, ...],
         parent: Communicator | None,

@@ -31,8 +31,8 @@ from threadpoolctl import threadpool_limits
 from minidist.backend import keep_freed_memory
 from minidist.comm.diagnosis import SILENCE, Snapshot, without_those_who_came
 from minidist.comm.fabric import Connect
-from minidist.comm.local_fabric import LocalFabric
 from minidist.comm.mailbox import Stopped
+from minidist.comm.mailbox_fabric import MailboxFabric
 from minidist.comm.mpi import all_come, check_world, load
 from minidist.comm.mpi_clocks import seconds_behind_first
 from minidist.comm.mpi_fabric import MpiRank, Pause, hosts_of
@@ -101,7 +101,7 @@ class MpiRanks:
             self.thread = threading.Thread(target=self._work, args=order, name=name, daemon=True)
             self.thread.start()
 
-    def _work(self, fabric: LocalFabric, run: int, logged: bool, payload: bytes) -> None:
+    def _work(self, fabric: MailboxFabric, run: int, logged: bool, payload: bytes) -> None:
         report = execute(fabric, run, logged, payload, cloudpickle.loads)
         if report is not None:
             self.finished.append((run, pack(report, cloudpickle.dumps)))

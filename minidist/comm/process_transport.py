@@ -45,8 +45,8 @@ from minidist.comm.board import Alarm
 from minidist.comm.diagnosis import Snapshot
 from minidist.comm.fabric import Connect
 from minidist.comm.limits import check_size
-from minidist.comm.local_fabric import LocalFabric, numbered
 from minidist.comm.mailbox import Mailbox
+from minidist.comm.mailbox_fabric import MailboxFabric, numbered
 from minidist.comm.message import Key, Message
 from minidist.comm.report import Report, execute, fair_share_of_cores, pack, unpack
 from minidist.comm.ring_buffer import NBYTES, RingBufferReader, RingBufferWriter
@@ -313,7 +313,7 @@ def serve(
     with threadpool_limits(fair_share_of_cores(size)):
         process = RankProcess(rank, control, peers)
         spins = SPINS if platform.machine() in ("x86_64", "AMD64") else 0
-        process.fabric = LocalFabric(
+        process.fabric = MailboxFabric(
             rank,
             size,
             device,

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from minidist.comm.local_fabric import LocalFabric
 from minidist.comm.logged_group import world
 from minidist.comm.mailbox import Stopped
+from minidist.comm.mailbox_fabric import MailboxFabric
 from minidist.errors import is_wrong_input
 from minidist.events import EventLog
 
@@ -37,7 +37,7 @@ class Report:
 
 
 def execute(
-    fabric: LocalFabric, run: int, logged: bool, payload: bytes, loads: Callable[[bytes], Any]
+    fabric: MailboxFabric, run: int, logged: bool, payload: bytes, loads: Callable[[bytes], Any]
 ) -> Report | None:
     """Unpack (worker, args), call worker(group, *args); None if the run was stopped meanwhile.
 

@@ -17,7 +17,7 @@ from minidist.comm.board import Board
 from minidist.comm.collectives import split_ends
 from minidist.comm.diagnosis import Signature, signature_of
 from minidist.comm.ledger import Ledger
-from minidist.comm.local_fabric import LocalFabric
+from minidist.comm.mailbox_fabric import MailboxFabric
 from minidist.comm.shared_memory import NOWHERE, SharedMemory
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class SharedMemoryCommunicator:
     @classmethod
     def connect(
         cls,
-        fabric: LocalFabric,
+        fabric: MailboxFabric,
         members: list[int],
         splits: tuple[int, ...],
         parent: "SharedMemoryCommunicator | MpiCommunicator | None",

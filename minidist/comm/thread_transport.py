@@ -22,8 +22,8 @@ from minidist.comm.diagnosis import Snapshot
 from minidist.comm.fabric import Connect
 from minidist.comm.interleaving import Interleaving, Turns
 from minidist.comm.limits import check_size
-from minidist.comm.local_fabric import LocalFabric, numbered
 from minidist.comm.mailbox import Mailbox, Stopped
+from minidist.comm.mailbox_fabric import MailboxFabric, numbered
 from minidist.comm.message import Key, Message
 from minidist.comm.report import Report, execute, fair_share_of_cores
 from minidist.comm.shared_memory import SharedMemory, create_file
@@ -50,7 +50,7 @@ class ThreadRanks:
         writers = [writer for _, writer in self.pipes]
         mailboxes = [Mailbox() for _ in range(size)]
         self.fabrics = [
-            LocalFabric(
+            MailboxFabric(
                 rank,
                 size,
                 device,
@@ -81,7 +81,7 @@ class ThreadRanks:
         for thread in self.threads:
             thread.start()
 
-    def _serve(self, fabric: LocalFabric, run: int, logged: bool, payload: bytes) -> None:
+    def _serve(self, fabric: MailboxFabric, run: int, logged: bool, payload: bytes) -> None:
         if self.turns is not None:
             fabric.mailbox.pace = Turns(self.turns, fabric.rank)
             fabric.mailbox.pace.offer()

@@ -1,4 +1,7 @@
-"""LocalFabric: one rank's end of a machine whose ranks share memory, as processes or threads do."""
+"""MailboxFabric: one rank's mailbox, the memory that it shares, and what it has sent and waits for.
+
+Threads, local processes and processes under MPI differ in how a message gets into a mailbox.
+"""
 
 import threading
 from collections import Counter
@@ -30,9 +33,10 @@ def numbered(hosts: Sequence[Hashable] | None, size: int) -> list[int]:
 
 
 @dataclass
-class LocalFabric:
+class MailboxFabric:
     """A Fabric (see fabric.py) of a mailbox, shared memory and an alarm.
 
+    alarm                      wakes the ranks of this machine; None if the mailbox has a pace
     deliver(to, key, message)  the transport's part of a send; the array has been copied when it
                                returns
     connect(fabric, ...)       makes communicators; the other arguments are Fabric.communicator's
@@ -51,7 +55,7 @@ class LocalFabric:
     device: str
     mailbox: Mailbox
     memory: SharedMemory
-    alarm: Alarm
+    alarm: Alarm | None
     spins: int
     deliver: Callable[[int, Key, Message], None]
     connect: Connect
