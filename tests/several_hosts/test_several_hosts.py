@@ -1,0 +1,149 @@
+"""Hosts are hosts: bytes between them are on the wire, at its rate, and nothing is left of them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.several_hosts import Hosts, why_not
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.hosts
+if reason := why_not():
+    pytest.skip(f"no several hosts: {reason}", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with Hosts(number=2, mbit=1000) as made:
+        yield made
+
+
+def rank(script, *args):
+    return [sys.executable, "-m", "mpi4py", str(script), *args]
+
+
+def test_an_allreduce_between_hosts_is_on_the_wire_at_its_rate(hosts):
+    """Each of 2 hosts has to send S bytes at least, whatever the algorithm."""
+    before = hosts.bytes_between()
+    done = hosts.mpiexec(4, rank(HERE / "allreduce.py"), stdout=subprocess.PIPE, check=True)
+    between, S, times = hosts.bytes_between() - before, 16 * 2**20, 5
+    found = json.loads(done.stdout)
+    assert found["hosts"] == ["host1", "host1", "host2", "host2"]
+    assert found["ranks"] == [2] * 4  # that share memory
+    assert min(map(min, found["sent"])) >= S
+    assert 2 * S * times <= between <= 1.05 * 2 * S * times
+    assert min(map(max, zip(*found["seconds"], strict=True))) >= 0.9 * 8 * S / 1e9
+    assert hosts.left_behind() == []
+
+
+def test_hosts_share_neither_processes_nor_memory_nor_names():
+    with Hosts(number=3) as hosts:
+        argv = ["sh", "-c", "hostname; readlink /proc/self/ns/* | sort; touch /dev/shm/mine"]
+        done = hosts.mpiexec(3, argv, stdout=subprocess.PIPE, text=True, check=True)
+        lines = done.stdout.split()
+        assert {"host1", "host2", "host3"} < set(lines)
+        for kind in ["net", "uts", "ipc", "mnt", "pid"]:
+            assert len({line for line in lines if line.startswith(kind + ":")}) == 3
+        assert hosts.left_behind() == [f"{name}: /dev/shm/mine" for name in hosts.names]
+
+
+def links():
+    return subprocess.run(["ip", "-brief", "link"], stdout=subprocess.PIPE, check=True).stdout
+
+
+def processes():
+    """Yield the folders of /proc of the processes that run on this machine."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if "\nState:\tZ" not in (folder / "status").read_text():
+                yield folder
+        except OSError:
+            continue  # it has ended
+
+
+def namespaces(folder):
+    try:
+        return {os.readlink(folder / "ns" / kind) for kind in ["net", "mnt", "pid"]}
+    except OSError:
+        return set()
+
+
+def namespaces_of(marker):
+    """Return the namespaces of what has the marker in its command line, but not our own."""
+    found = set()
+    for folder in processes():
+        if marker in (folder / "cmdline").read_text():
+            found |= namespaces(folder)
+    return found - namespaces(Path("/proc/self"))
+
+
+def none_is_left(made):
+    """Wait until no process is in the namespaces, for two seconds at most."""
+    end = time.monotonic() + 2
+    while any(made & namespaces(folder) for folder in processes()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not any(made & namespaces(folder) for folder in processes())
+
+
+ENDLESS = """
+import numpy
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+ones, total = numpy.ones(100_000), numpy.empty(100_000)
+world.Allreduce(ones, total)
+if world.rank == 0:
+    print("running", flush=True)
+while True:
+    world.Allreduce(ones, total)
+"""
+
+
+@pytest.mark.parametrize("end", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_nothing_is_left_of_a_job_that_is_stopped_in_the_middle(end, tmp_path):
+    script, before = tmp_path / "endless.py", links()
+    script.write_text(ENDLESS)
+    command = [sys.executable, "-m", "tests.several_hosts", "-n", "4", "--", *rank(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as job:
+        try:
+            assert job.stdout.readline() == b"running\n"
+            made = namespaces_of(str(script))
+            assert len(made) == 9  # of the login node and two hosts
+            if end == "SIGINT":
+                os.killpg(job.pid, signal.SIGINT)  # as a terminal does
+            else:
+                job.send_signal(signal.Signals[end])
+            job.communicate(timeout=10)  # until nobody holds its stdout
+        finally:
+            job.kill()
+    assert job.returncode == (130 if end == "SIGINT" else -signal.Signals[end])
+    assert none_is_left(made)
+    assert links() == before
+
+
+FAILS = """
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+world.Barrier()
+if world.rank == 3:
+    raise RuntimeError("planted")
+world.Barrier()
+"""
+
+
+def test_an_error_in_one_rank_ends_all_of_them_on_every_host(tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS)
+    with Hosts() as hosts:
+        made = namespaces(Path(f"/proc/{hosts.login.pid}"))
+        done = hosts.mpiexec(4, rank(script), capture_output=True, text=True, timeout=60)
+        assert done.returncode != 0
+        assert "RuntimeError: planted" in done.stderr
+        left = [line for line in hosts.left_behind() if "/dev/shm/mpich_shm_" not in line]
+        assert left == []  # MPICH itself leaves its segments; they end with the host
+    assert none_is_left(made - namespaces(Path("/proc/self")))
