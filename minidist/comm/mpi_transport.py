@@ -96,13 +96,13 @@ class MpiRanks:
                 )
         self.run, self.running, self.came_in = run, True, []
         if self.rank is not None:
-            self.limits = threadpool_limits(fair_share_of_cores(self.rank.here))
             name, order = f"rank {self.me}", (self.rank.fabric, run, logged, payload)
             self.thread = threading.Thread(target=self._work, args=order, name=name, daemon=True)
             self.thread.start()
 
     def _work(self, fabric: MailboxFabric, run: int, logged: bool, payload: bytes) -> None:
-        report = execute(fabric, run, logged, payload, cloudpickle.loads)
+        with threadpool_limits(fair_share_of_cores(self.rank.here)):  # the thread's that sets it
+            report = execute(fabric, run, logged, payload, cloudpickle.loads)
         if report is not None:
             self.finished.append((run, pack(report, cloudpickle.dumps)))
 
@@ -144,7 +144,7 @@ class MpiRanks:
         """End a run in which every rank has reported."""
         self._serve_until(lambda: not self.sending)
         if self.rank is not None:
-            self._join()
+            self.thread.join()
             self.rank.free_splits()
         self.running = False
 
@@ -160,11 +160,7 @@ class MpiRanks:
         ABANDONED.append(self)  # there may be transfers under way
         self._serve_until(lambda: not self.sending, timeout=1)
         if self.rank is not None:
-            self._join(timeout=1)
-
-    def _join(self, timeout: float | None = None) -> None:
-        self.thread.join(timeout)
-        self.limits.restore_original_limits()
+            self.thread.join(timeout=1)
 
     # Control: messages between process 0 and the others.
 
