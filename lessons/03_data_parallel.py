@@ -470,7 +470,7 @@ exercise.judge(3, check_step, step, tempting=[skips_if_empty])
 #   A model that does not fit one device does not fit a thousand.
 # - **All ranks wait for the slowest, every step.**
 # - **The batch has to grow** to keep many ranks busy, and a larger batch means fewer updates per
-#   epoch: a question of learning, not of this lesson's arithmetic.
+#   epoch: a question of learning, which lesson 21 measures.
 #
 # The next lesson takes up the second point: `04_parameter_server.py` keeps the weights in one
 # place, and no rank has to wait. `05_zero.py` takes up the first: N copies of everything, N times

@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 20. Which strategy when
 #
-# Lesson 16 chose among the meshes of one strategy. This lesson, the last one, puts all strategies
-# of the library into one table: what a rank takes in, sends, holds and waits for, and how many
-# ranks a strategy can use. The first three and the work of a rank are measured, and equal closed
-# forms. These and simulated schedules give the useful share of a rank's time. Rules follow, and a
-# function that chooses.
+# Lesson 16 chose among the meshes of one strategy. This lesson puts all strategies of the library
+# into one table: what a rank takes in, sends, holds and waits for, and how many ranks a strategy
+# can use. The first three and the work of a rank are measured, and equal closed forms. These and
+# simulated schedules give the useful share of a rank's time. Rules follow, and a function that
+# chooses.
 #
 # Letters: `N` ranks, `r` one of them; a batch of `B` examples, of `T` tokens each; a Transformer of
 # `L` blocks, width `C`, `H` heads, `V` different tokens; `X = T C` numbers of one example between
@@ -497,8 +497,9 @@ exercise.judge(3, check_servers, servers, tempting=[pulls_alone])
 # - **It says nothing about learning.** Larger batches for more data-parallel ranks, and stale
 #   gradients, change what a step achieves.
 #
-# The next problem is yours: a strategy of your own. `README.md` says how to add one; the assertion
-# beside the table will ask for its row.
+# Here there were four ranks. Lesson 21 asks how many are worth having. And a problem is yours: a
+# strategy of your own. `README.md` says how to add one; the assertion beside the table will ask for
+# its row.
 
 # %%
 for cluster in clusters.values():

@@ -1,0 +1,563 @@
+# %% [markdown]
+# # 21. How far does it scale?
+#
+# Lesson 3 ran one step on more and more ranks and saw it gain less and less. This lesson asks how
+# far it can go. Two laws, each fitted to a measurement, look ahead; a line of two numbers, latency
+# and bandwidth, says why; and three walls end it: too little work per rank, too many bytes, too
+# large a batch.
+#
+# Letters: `N` ranks; `B` examples of a batch, all ranks together; `P` parameters, of `S` bytes;
+# `alpha` seconds of latency, `beta` seconds per byte.
+#
+# The lesson also runs on MPI, on one machine or many; then rank 0 prints:
+#
+#     mpiexec -n 4 python -m mpi4py lessons/21_scaling.py
+
+# %%
+import os
+import platform
+import sys
+from time import perf_counter, sleep
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from minidist import Cluster, nn, no_grad, optim
+from minidist.comm.collectives import in_rank_order, ring
+from minidist.data_parallel.naive import all_reduce_gradients
+from minidist.datasets import digits
+from minidist.planning.costs.collectives import level_bytes
+from minidist.tools import exercise, figures
+
+figures.arguments()
+transport, first, world = "process", True, 4
+if "mpi4py" in sys.modules:  # python -m mpi4py
+    from mpi4py import MPI
+
+    transport, first, world = "mpi-subset", MPI.COMM_WORLD.rank == 0, max(2, MPI.COMM_WORLD.size)
+    sys.stdout = sys.stdout if first else open(os.devnull, "w")
+RANKS = [N for N in range(1, world + 1) if N <= 4 or N & (N - 1) == 0]  # 1, 2, 3, 4, 8, 16, ...
+clusters = {N: Cluster(N, transport) for N in RANKS}
+images, labels = digits()  # images[1797, 64] in float32, labels[1797]
+SIZES = [64, 512, 512, 10]
+S = sum(p.data.nbytes for p in nn.MLP(SIZES).parameters())
+
+
+def place(group):
+    """Return this rank's host, and the cores that it may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return platform.node(), os.sched_getaffinity(0)
+    return platform.node(), range(os.cpu_count() or 1)
+
+
+def turns(N):
+    """Return how many of N ranks share a core, on the fullest host."""
+    hosts = {}
+    for host, cores in clusters[N].run(place):
+        hosts.setdefault(host, []).append(cores)
+    return max(-(-len(ranks) // len(set().union(*ranks))) for ranks in hosts.values())
+
+
+SHARED = {N: turns(N) for N in RANKS}
+OWN = [N for N in RANKS[1:] if SHARED[N] == 1] or [2]  # numbers of ranks with a core each
+print(f"transport {transport!r}; {{ranks: how many share a core}} = {SHARED}")
+
+# %% [markdown]
+# ## Problem: what would 64 ranks buy?
+#
+# Nobody tries 64 ranks in order to learn that 8 were enough. We have a few, time what they do, and
+# ask two questions:
+#
+# - *strong scaling*: the batch stays, 384 images. How much sooner is a step done?
+# - *weak scaling*: the batch grows, 256 images a rank. How much more is done in the time?
+#
+# Each is a speed-up over *one rank with the same batch*. Runs take turns, and the best of a run's
+# rounds counts: other programs have disturbed it least.
+
+
+# %%
+def step_seconds(group, B, steps=4):
+    """Return the least seconds of a training step on a batch of B images; one to warm up."""
+    mine = np.array_split(np.arange(B) % len(images), group.size)[group.rank]
+    model, seconds = nn.MLP(SIZES), []
+    optimizer = optim.AdamW(model.parameters(), lr=1e-3)
+    with threadpool_limits(1):  # a rank is one core
+        for _ in range(steps):
+            group.barrier()
+            start = perf_counter()
+            nn.cross_entropy(model(images[mine]), labels[mine], reduction_size=B).backward()
+            if group.size > 1:
+                all_reduce_gradients(model, group)
+            optimizer.step()
+            optimizer.zero_grad()
+            seconds.append(perf_counter() - start)
+    return min(seconds[1:])
+
+
+STRONG, SHARE, SMALL = 384, 256, 32
+alone = sorted({SMALL, STRONG, *(SHARE * N for N in RANKS)})
+runs = [(1, B) for B in alone] + [(2, SMALL)]
+runs += [run for N in RANKS[1:] for run in dict.fromkeys([(N, STRONG), (N, SHARE * N)])]
+rounds = {run: [] for run in runs}
+for _ in range(4):
+    for N, B in runs:
+        rounds[N, B].append(max(clusters[N].run(step_seconds, B)))
+took = {run: min(seconds) for run, seconds in rounds.items()}
+strong = {N: took[1, STRONG] / took[N, STRONG] for N in RANKS}
+weak = {N: took[1, SHARE * N] / took[N, SHARE * N] for N in RANKS}
+for N in RANKS[1:]:
+    print(f"{N} ranks: strong {strong[N]:.2f} x, weak {weak[N]:.2f} x as fast as one")
+
+# %% [markdown]
+# ## Picture
+#
+#     one rank       |work work work work work work work work|same|
+#
+#     strong, N = 2  |work work work work|same|wait|             half the work each
+#     strong, N = 4  |work work|same| wait |                     less work, no less of the rest
+#
+#     weak, N = 4    |work work work work work work work work|same| wait |    4 times the images
+#
+#     same: each rank does it for itself: the optimizer, overhead of each operation
+#     wait: all_reduce
+#
+# ## Math
+#
+# Call `s` the share of a step that N ranks cannot shorten.
+#
+#     Amdahl      1 / (s + (1-s)/N)    s of one rank's time; strong: never more than 1/s
+#     Gustafson   N - (N-1) s          s of N ranks' time; weak: no bound, a loss of s per rank
+#     a step      (fixed + each B/N) + calls alpha + beta S
+#
+# [Amdahl 1967](https://doi.org/10.1145/1465482.1465560) said the first in words; as formulas both
+# are in [Gustafson 1988](https://doi.org/10.1145/42411.42415), who reports 1,016 to 1,021 on 1,024
+# processors. They do not contradict each other: they divide by different times. The third line says
+# where s comes from; `fixed` and `each` are seconds of one rank, per step and per image.
+#
+# ## Code
+#
+# Each law is a straight line in the right coordinates. Then so is a fit.
+
+
+# %%
+def amdahl(speedups):
+    """Fit s to {N: speed-up}:  1/speed-up - 1/N  =  s (1 - 1/N)."""
+    x, y = np.array([(1 - 1 / N, 1 / speedup - 1 / N) for N, speedup in speedups.items()]).T
+    return x @ y / (x @ x)
+
+
+def gustafson(speedups):
+    """Fit s to {N: speed-up}:  N - speed-up  =  s (N - 1)."""
+    x, y = np.array([(N - 1, N - speedup) for N, speedup in speedups.items()]).T
+    return x @ y / (x @ x)
+
+
+def line(x, y):
+    """Fit y = a + b x so that relative errors count alike: a microsecond matters only in a few."""
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    b, a = np.polyfit(x, y, 1, w=1 / y)
+    return a, b
+
+
+some = np.array([2, 4, 64])
+assert abs(amdahl(dict(zip(some, 1 / (0.1 + 0.9 / some), strict=True))) - 0.1) < 1e-12
+assert abs(gustafson(dict(zip(some, some - (some - 1) * 0.1, strict=True))) - 0.1) < 1e-12
+
+# %% [markdown]
+# ## Measurement: two laws
+#
+# Fitted to the numbers of ranks that have a core each. For one N, Amdahl's s is the *experimentally
+# determined serial fraction* of [Karp and Flatt 1990](https://doi.org/10.1145/78607.78614). As long
+# as it is the same for all N, the law holds; if it rises, something else has begun.
+
+# %%
+s_strong = np.clip(amdahl({N: strong[N] for N in OWN}), 0, 1)  # beyond: other programs compute
+s_weak = np.clip(gustafson({N: weak[N] for N in OWN}), 0, 1)
+print(f"Amdahl: s = {s_strong:.2f}: 64 ranks {1 / (s_strong + (1 - s_strong) / 64):.1f} x;", end="")
+print(f" Gustafson: s = {s_weak:.2f}: 64 ranks {64 - 63 * s_weak:.0f} x, {64 * SHARE:,} images")
+print("s for each N alone:", {N: round(float(amdahl({N: strong[N]})), 2) for N in RANKS[1:]})
+
+# %% [markdown]
+# On two cores s jumps at three ranks. That is the laptop's own wall: *more ranks than cores*, which
+# then take turns. Neither law knows of it. We keep it apart from the three walls that every cluster
+# has.
+#
+# ## Measurement: latency and bandwidth
+#
+# What does it cost to wait? We time all_reduce for arrays of 1 KB to 4 MB, in turns, and fit
+# `alpha + beta S`. Is the line right? In each round we leave out a size and predict it from the
+# others. On ranks with a core each, the range of predicted over measured must reach 1 within a
+# factor of 2, which is for caches and for other programs.
+
+# %%
+BYTES = 1 << np.arange(10, 24, 2)
+
+
+def all_reduce_seconds(group, calls=9):
+    """Return the median seconds of an all_reduce, for each size in BYTES."""
+    table = []
+    for array in [np.ones(size // 4, "float32") for size in BYTES]:
+        seconds = []
+        for _ in range(calls):
+            group.barrier()
+            start = perf_counter()
+            group.all_reduce(array)
+            seconds.append(perf_counter() - start)
+        table.append(np.median(seconds))
+    return table
+
+
+waits, links = {N: [] for N in RANKS[1:]}, {1: (0, 0)}
+for _ in range(9):
+    for N in waits:
+        waits[N].append(np.max(clusters[N].run(all_reduce_seconds), axis=0))
+least_waits = {N: np.min(waits[N], axis=0) for N in waits}
+for N in waits:
+    alpha, beta = links[N] = line(BYTES, least_waits[N])
+    errors = []
+    for size in BYTES:
+        rest, ratios = BYTES != size, []
+        for seconds in np.array(waits[N]):
+            a, b = line(BYTES[rest], seconds[rest])
+            ratios.append((a + b * size) / seconds[~rest].item())
+        assert N not in OWN or min(ratios) / 2 < 1 < 2 * max(ratios), (N, size, ratios)
+        errors.append(abs(np.median(ratios) - 1))
+    print(f"{N} ranks: alpha = {alpha * 1e6:.0f} us, 1/beta = {1 / beta / 1e9:.2f} GB/s,", end="")
+    print(f" a size left out is predicted within {max(errors):.0%}")
+
+# %% [markdown]
+# The same fit gives `fixed` and `each` from one rank's steps: work has a latency, too. Now a step
+# on N ranks can be predicted without running it. `calls` is 6, one per weight and bias; ranks that
+# share a core take turns.
+
+# %%
+fixed, each = line(alone, [took[1, B] for B in alone])
+calls = len(nn.MLP(SIZES).parameters())
+
+
+def predicted(N, B):
+    """Return the seconds of a step."""
+    alpha, beta = links[N]
+    return SHARED[N] * (fixed + each * B / N) + (N > 1) * (calls * alpha + beta * S)
+
+
+print(f"fixed = {fixed * 1e3:.2f} ms, each = {each * 1e6:.1f} us")
+for N, B in runs:
+    ms = f"{predicted(N, B) * 1e3:6.2f} ms predicted, {took[N, B] * 1e3:6.2f} measured"
+    print(f"{N} ranks, {B:4} images: {ms}")
+
+# %% [markdown]
+# ## Three walls
+#
+# **Work per rank.** `fixed` and `calls alpha` do not shrink with a rank's share. If the share is
+# small, they are all there is.
+
+# %%
+alpha, beta = links[2]
+still = fixed + calls * alpha
+print(f"{SMALL} images: two ranks are {took[1, SMALL] / took[2, SMALL]:.2f} x as fast as one")
+print(f"below {still / each:.0f} images a rank, most of the time is what does not shrink")
+
+# %% [markdown]
+# **Bytes.** `beta S` does not shrink either, and it grows with the model. Fewer and larger calls
+# (buckets, lesson 3) cure alpha; they do not cure beta. More images per rank do.
+
+# %%
+print(f"the gradient's {S / 1e6:.1f} MB take as long as {beta * S / each:.0f} images;", end="")
+print(f" calls below {alpha / beta / 1e3:.0f} KB wait more for latency than for bytes")
+
+# %% [markdown]
+# **Batch.** So give each rank enough images, and let the batch grow with N: weak scaling, no bound.
+# But a larger batch must also be *worth* more. We count the steps that a linear model needs until
+# its loss on all digits is 0.3, with the best learning rate for each batch (else we would compare
+# rates). Each of two ranks trains alone, with an order of examples of its own.
+
+
+# %%
+BATCHES = [2, 4, 8, 16, 32, 64, 128, 256]
+
+
+def steps_to_the_loss(B, rate, at_most, order, goal=0.3):
+    """Return how many steps of SGD it takes; at_most, if it takes more."""
+    model, random = nn.MLP([64, 10]), np.random.default_rng(order)
+    optimizer = optim.SGD(model.parameters(), lr=rate)
+    for step in range(1, at_most):
+        mine = random.integers(0, len(images), B)
+        nn.cross_entropy(model(images[mine]), labels[mine]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with no_grad():
+            if nn.cross_entropy(model(images), labels).data <= goal:
+                return step
+    return at_most
+
+
+def least_steps(group):
+    """Return the steps for each batch; the rate is doubled as long as that helps."""
+    rate, found = 0.2, []
+    with threadpool_limits(1):
+        for B in BATCHES:
+            best = steps_to_the_loss(B, rate, 1000, group.rank)
+            while (faster := steps_to_the_loss(B, 2 * rate, best, group.rank)) < best:
+                best, rate = faster, 2 * rate
+            found.append(best)
+    return found
+
+
+steps = np.mean(clusters[2].run(least_steps), axis=0)
+least, slope = line(1 / np.array(BATCHES), steps)
+B_crit = slope / least
+print("steps to the loss:", dict(zip(BATCHES, steps.tolist(), strict=True)))
+print(f"steps = {least:.1f} (1 + {B_crit:.0f} / B)")
+assert steps[0] > 1.6 * steps[1] and steps[-2] < 1.3 * steps[-1]
+assert max(abs((least + slope / np.array(BATCHES)) / steps - 1)) < 0.25
+
+# %% [markdown]
+# At first twice the batch halves the steps; at last it saves none: *perfect scaling*, *diminishing
+# returns*, *maximal data parallelism* ([Shallue et al.
+# 2019](https://jmlr.org/papers/v20/18-789.html)). The law is from [McCandlish et al.
+# 2018](https://arxiv.org/abs/1812.06162): a gradient has noise, a batch averages it, and beyond
+# `B_crit` little is left to average. `B_crit` belongs to the problem, not to the machine: no link
+# is fast enough to change it.
+#
+# ## Hosts
+#
+# Links between hosts are the slowest, and all k ranks of a host share one. A flat all_reduce sends
+# `2 k (h-1) S` bytes over the links of h hosts; a hierarchical one (lesson 2) sends `2 (h-1) S`,
+# less than `2 S` per host, however many hosts there are. Counted on threads:
+
+
+# %%
+class Watched:
+    """A group's messages; counts bytes between hosts, where rank r is on host[r]."""
+
+    def __init__(self, group, host):
+        self.group, self.host, self.crossed = group, host, 0
+        self.rank, self.size, self.recv = group.rank, group.size, group.recv
+
+    def send(self, array, to):
+        self.crossed += array.nbytes * (self.host[to] != self.host[self.rank])
+        self.group.send(array, to)
+
+
+def crossed(group, algorithm, host):
+    channel = Watched(group, host)
+    algorithm(channel, np.ones(12 * group.size), np.add)
+    return channel.crossed
+
+
+def total_crossed(algorithm, host):
+    """Return the bytes of all ranks, for an array of 96 bytes per rank."""
+    with Cluster(len(host), "thread") as ranks:
+        return sum(ranks.run(crossed, algorithm, host))
+
+
+for host in ([0, 0, 1, 1], [0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 2, 2]):
+    size, h = 96 * len(host), len(set(host))
+    flat = total_crossed(in_rank_order, host)
+    levels = sum(between for _, between in level_bytes(size // 8, 8, host))
+    assert flat == 2 * len(host) // h * (h - 1) * size and levels == 2 * (h - 1) * size
+    print(f"ranks on hosts {host}: flat {flat / size:.0f} S, hierarchical {levels / size:.0f} S")
+
+# %% [markdown]
+# The figure: a wall in each panel. (Hollow marks: ranks that share a core.)
+
+
+# %%
+def draw(plt):
+    figure, (left, center, right) = plt.subplots(1, 3, figsize=(13, 4.8))
+    figure.suptitle("Three walls: too little work per rank, too many bytes, too large a batch")
+    many, ticks = 2.0 ** np.arange(0, 6.01, 0.1), 2 ** np.arange(7)
+    for name, law, row, color, marker in [
+        ("weak, Gustafson", many - (many - 1) * s_weak, weak, figures.UPDATE, "s"),
+        ("strong, Amdahl", 1 / (s_strong + (1 - s_strong) / many), strong, figures.FORWARD, "o"),
+    ]:
+        left.plot(many, law, color=color, label=f"{name}: {law[-1]:.1f} x on 64")
+        for N in RANKS:
+            left.plot(N, row[N], marker, mfc=color if SHARED[N] == 1 else "white", mec=color, ms=7)
+    left.plot(many, many, ":", color=figures.INK, lw=1, label="ideal")
+    left.set(xscale="log", yscale="log", xlim=(0.9, 70), ylim=(0.6, 70), xlabel="ranks")
+    left.set(title="Work per rank: measured, and the laws", ylabel="times as fast as one rank")
+    left.set_xticks(ticks, ticks)
+    left.set_yticks(ticks, ticks)
+    sizes, colors = np.geomspace(BYTES[0], BYTES[-1]), [figures.COMMUNICATION, figures.BACKWARD]
+    for N, color in zip([2, RANKS[-1]], colors, strict=True):
+        alpha, beta = links[N]
+        words = f"{N} ranks: {alpha * 1e6:.0f} us + S / ({1 / beta / 1e9:.1f} GB/s)"
+        center.plot(sizes, 1e6 * (alpha + beta * sizes), color=color, label=words)
+        face = color if SHARED[N] == 1 else "white"
+        center.plot(BYTES, 1e6 * least_waits[N], "o", mfc=face, mec=color)
+    center.set(xscale="log", yscale="log", xlabel="S, bytes of the array", ylabel="us")
+    center.set(title="Bytes: an all_reduce takes alpha + beta S")
+    batches = np.geomspace(BATCHES[0], BATCHES[-1])
+    right.plot(BATCHES, steps, "o", color=figures.FORWARD)
+    law = f"{least:.0f} (1 + {B_crit:.0f} / B)"
+    right.plot(batches, least + slope / batches, color=figures.FORWARD, label=law)
+    right.plot(batches, slope / batches, "--", color=figures.INK, lw=1, label="half, if B doubles")
+    right.axhline(least, ls=":", color=figures.INK, lw=1, label="never fewer")
+    right.set(xscale="log", yscale="log", xlabel="B, examples of a batch", ylim=(8, 300))
+    right.set(title="Batch: steps until the loss is 0.3", ylabel="steps")
+    right.set_xticks(BATCHES, BATCHES)
+    right.set_yticks([10, 20, 50, 100, 200], [10, 20, 50, 100, 200])
+    for axes, corner in [(left, "upper left"), (center, "upper left"), (right, "upper right")]:
+        axes.minorticks_off()
+        axes.legend(loc=corner, fontsize=9)
+    return figure
+
+
+if first:
+    figures.save(draw, "21_scaling")
+
+# %% [markdown]
+# ## Exercise 1: where ranks are placed
+#
+# `mpiexec` may fill host after host, or deal ranks to hosts in turn. Write `crossing(host, S)`: the
+# bytes that a ring all_reduce of S bytes sends between hosts, all ranks together, if rank r is on
+# `host[r]`. N divides S.
+#
+# *Hint:* rank r sends only to r + 1, the last one to 0. How many bytes does each send (lesson 2)?
+
+
+# %%
+def crossing(host, S):
+    """Return the bytes that cross between hosts."""
+    raise NotImplementedError  # your lines here
+
+
+# %%
+def check_crossing(attempt):
+    for host in ("aabb", "abab", "aaabbb", "abcabc", "aabbcc", "aaaa"):
+        size, want = 96 * len(host), total_crossed(ring, host)
+        if (got := attempt(host, size)) != want:
+            return f"ranks on {host}, S = {size}: {want} bytes cross, not {got}"
+
+
+def all_of_them(host, S):
+    return 2 * (len(host) - 1) * S
+
+
+def one_ring_of_hosts(host, S):
+    return 2 * (len(set(host)) - 1) * S
+
+
+exercise.judge(1, check_crossing, crossing, tempting=[all_of_them, one_ring_of_hosts])
+
+# %% [markdown]
+# ## Exercise 2: why did this break?
+#
+# A profile says that four numbers take 60 ms to be summed. So a faster link is bought; the step
+# takes as long as before. Look at what was measured:
+
+
+# %%
+def work(group):
+    sleep(0.06 * (group.rank == group.size - 1))  # one rank has more to do
+
+
+def as_profiled(group, x):
+    """Return the sum, and the seconds that the all_reduce took."""
+    work(group)
+    start = perf_counter()
+    total = group.all_reduce(x)
+    return total, perf_counter() - start
+
+
+def five_times(group, attempt, x):
+    """Return whether the sums were right, and the median seconds of five tries."""
+    tries = []
+    for _ in range(5):
+        group.barrier()
+        tries.append(attempt(group, x))
+    right = all(np.array_equal(total, group.size * x) for total, _ in tries)
+    return right, np.median([seconds for _, seconds in tries])
+
+
+for r, (_, seconds) in enumerate(clusters[2].run(five_times, as_profiled, np.ones(4))):
+    print(f"rank {r}: {seconds * 1e3:.2f} ms in all_reduce")
+
+# %% [markdown]
+# Who waits, and for what? Write `timed(group, x)` in the same form: `work`, then the sum and the
+# seconds of the sum itself, on every rank.
+#
+# *Hint:* nobody may start a clock before all have arrived.
+
+
+# %%
+def timed(group, x):
+    """Return the sum, and the seconds that the all_reduce took."""
+    raise NotImplementedError  # your lines here
+
+
+# %%
+def check_timed(attempt):
+    for r, (right, seconds) in enumerate(clusters[2].run(five_times, attempt, np.ones(4))):
+        if not right:
+            return "the sum is wrong"
+        if not 0 < seconds < 0.03:
+            return f"rank {r} says {seconds * 1e3:.1f} ms, which is not what four numbers take"
+
+
+def starts_before_the_barrier(group, x):
+    work(group)
+    start = perf_counter()
+    group.barrier()
+    return group.all_reduce(x), perf_counter() - start
+
+
+exercise.judge(2, check_timed, timed, tempting=[as_profiled, starts_before_the_barrier])
+
+# %% [markdown]
+# ## Exercise 3: the best batch on N ranks
+#
+# Weak scaling lets B grow like N. Is that best? A step takes `same + each B / N` seconds (`same` is
+# what N ranks cannot shorten), and training `least (1 + B_crit / B)` steps. Write `best_batch(N,
+# same, each, B_crit)`: the B, with a fraction, with which training ends first.
+#
+# *Hint:* multiply; two terms depend on B. Where is one's fall the other's rise?
+
+
+# %%
+def best_batch(N, same, each, B_crit):
+    """Return the batch, all ranks together, for which steps x seconds per step is least."""
+    raise NotImplementedError  # your lines here
+
+
+# %%
+def training(B, N, same, each, B_crit):
+    return (1 + B_crit / B) * (same + each * B / N)
+
+
+def check_batch(attempt):
+    for N, *rest in [(1, 2e-3, 3e-5, 24), (16, 2e-3, 3e-5, 24), (1024, 0.1, 1e-3, 1e6)]:
+        grid = np.geomspace(1e-3, 1e9, 100_001)
+        want = grid[np.argmin(training(grid, N, *rest))]
+        if not abs((got := attempt(N, *rest)) / want - 1) < 1e-2:
+            return f"(N, same, each, B_crit) = {(N, *rest)}: {want:.1f} images, not {got:.1f}"
+
+
+def always_critical(N, same, each, B_crit):
+    return B_crit
+
+
+def grows_with_the_ranks(N, same, each, B_crit):
+    return N * (same * B_crit / each) ** 0.5
+
+
+exercise.judge(3, check_batch, best_batch, tempting=[always_critical, grows_with_the_ranks])
+
+# %% [markdown]
+# ## What it costs, and the next problem
+#
+# - **All ranks pay for what is not shortened**: at an efficiency of a half, half of them are bought
+#   for nothing.
+# - **A fit is good in its range.** Ours is from few ranks. A slower link, a shared switch, or one
+#   slow rank of thousands bends the line.
+# - **A larger batch is not free**: it takes more examples and another learning rate, and beyond
+#   `B_crit` it gains nothing.
+#
+# When data parallelism is at its walls, the other axes begin: lesson 16 cuts layers and matrices,
+# so that more ranks share an example, and lesson 20 compares what that costs.
+
+# %%
+for cluster in clusters.values():
+    cluster.close()
