@@ -28,6 +28,14 @@ def pytest_addoption(parser):
         help="test minidist with its files replaced by those in DIR/minidist, a student's folder "
         "(write --impl=DIR, or pytest takes DIR for tests)",
     )
+    parser.addoption(
+        "--machine",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="run the conformance suite on this machine of tests/comm/conformance/machines.py; may "
+        "be repeated (default: all but those of MPI)",
+    )
 
 
 def pytest_configure(config):
@@ -35,8 +43,15 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send it to their children
     config.add_cleanup(guard.start())
     config.option.loadscopereorder = False  # xdist: ours is the order in which files are started
-    if config.option.impl is None:
-        return
+    if config.option.impl is not None:
+        _replace_files(config)
+    if any(name.startswith("mpi") for name in config.option.machine):
+        from tests.one_report import OneReport
+
+        config.pluginmanager.register(OneReport(config))
+
+
+def _replace_files(config):
     build, replaced = _overlay()
     try:
         files = replaced(Path(config.option.impl))
@@ -56,7 +71,7 @@ def pytest_configure(config):
 
 LONGEST = """test_lessons course/test_labs course/test_attacks course/test_grader test_cli
 course/test_lab_command pipeline_parallel/test_equivalence data_parallel/test_server_canaries
-data_parallel/test_zero comm/test_diagnosis test_hybrid course/test_mutants""".split()
+data_parallel/test_zero comm/conformance/test_places test_hybrid course/test_mutants""".split()
 
 
 def pytest_collection_modifyitems(items):

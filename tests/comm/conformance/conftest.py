@@ -12,14 +12,16 @@ cloudpickle.register_pickle_by_value(conformance)  # or each new rank would impo
 
 
 def pytest_generate_tests(metafunc):
-    from minidist.backend import why_no_gpu
-    from tests.comm.conformance.machines import MACHINES
+    from tests.comm.conformance.machines import MACHINES, chosen, lacks
 
-    here = [name for name, m in MACHINES.items() if m.device == "cpu" or not why_no_gpu()]
+    names = chosen(metafunc.config.option.machine)
+    if "machine" in metafunc.fixturenames:
+        metafunc.parametrize("machine", names)
+    here = [name for name in names if not lacks(name)]
     processes = [name for name in here if MACHINES[name].transport != "thread"]
-    for fixture, names in {"ranks": here, "processes": processes}.items():
+    for fixture, found in {"ranks": here, "processes": processes}.items():
         if fixture in metafunc.fixturenames:
-            metafunc.parametrize(fixture, names, indirect=True, scope="module")
+            metafunc.parametrize(fixture, found, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")

@@ -40,3 +40,13 @@ def mine(rank, shape, seed=0, dtype="float64"):
 def total(size, shape, seed=0, dtype="float64", combine=np.add):
     """Return the reduction of these arrays in rank order."""
     return reduce(combine, [mine(rank, shape, seed, dtype) for rank in range(size)])
+
+
+def same(got, want, to_the_bit=True):
+    """Return whether an array is the one wanted; to a rounding, if its sum may have any order."""
+    if (got.dtype, got.shape) != (want.dtype, want.shape):
+        return False
+    if to_the_bit or want.dtype.kind in "bui":
+        return got.tobytes() == want.tobytes()
+    near = 64 * np.finfo(want.dtype).eps
+    return bool(np.allclose(got, want, near, near))

@@ -4,7 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import pytest
+
 from minidist import Cluster
+from minidist.backend import why_no_gpu
 from minidist.comm.cluster import TRANSPORTS
 from minidist.comm.fabric import Connect
 from minidist.comm.message_communicator import MessageCommunicator
@@ -14,12 +17,15 @@ from minidist.comm.message_communicator import MessageCommunicator
 class Machine:
     """A machine of the suite.
 
-    connect  makes the communicators; None: as the transport does it
+    connect        makes the communicators; None: as the transport does it
+    in_rank_order  whether reductions have the bits of a sum in rank order; MPI promises the same
+                   bits on every rank, and no order
     """
 
     transport: str
     connect: Connect | None = None
     device: str = "cpu"
+    in_rank_order: bool = True
 
 
 messages = MessageCommunicator.connect
@@ -30,25 +36,39 @@ MACHINES = {
     "thread, messages": Machine("thread", messages),
     "process, gpu": Machine("process", device="gpu"),
     "process, messages, gpu": Machine("process", messages, "gpu"),
+    "mpi": Machine("mpi-subset", in_rank_order=False),
+    "mpi, messages": Machine("mpi-subset", messages),
 }
+
+
+def chosen(names: list[str]) -> list[str]:
+    """Return the machines of the options; if there are none, those that need no `mpiexec`."""
+    if unknown := [name for name in names if name not in MACHINES]:
+        raise pytest.UsageError(f"no --machine {unknown[0]!r}; choose from {list(MACHINES)}")
+    return names or [name for name in MACHINES if not name.startswith("mpi")]
+
+
+def lacks(name: str) -> str | None:
+    """Return why this computer does not have the machine, or None."""
+    return why_no_gpu() if MACHINES[name].device == "gpu" else None
 
 
 class Ranks:
     """Clusters of one machine: ranks(size) is one of that size, which stays up.
 
-    own_process    whether each rank is a process
+    transport      its name; a row of TRANSPORTS
     outlives_rank  whether the death of a rank is an error of the run, and not the end of all
     """
 
     def __init__(self, name: str, cluster: Callable[[int, str, str], Cluster]):
         machine, self.cluster = MACHINES[name], cluster
-        self.transport, self.device = machine.transport, machine.device
-        self.own_process = machine.transport != "thread"
+        self.device, self.in_rank_order = machine.device, machine.in_rank_order
         self.outlives_rank = machine.transport == "process"
+        self.transport = machine.transport
         if machine.connect is not None:
             self.transport = name
-            start = TRANSPORTS[machine.transport]
-            TRANSPORTS.setdefault(name, partial(start, connect=machine.connect))
+            start = partial(TRANSPORTS[machine.transport], connect=machine.connect)
+            TRANSPORTS.setdefault(name, start)
 
     def __call__(self, size: int) -> Cluster:
         return self.cluster(size, self.transport, self.device)

@@ -3,12 +3,13 @@
 import os
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
 
 from minidist.errors import CommError, Deadlock
-from tests.comm.conformance.wrong_programs import fails
+from tests.comm.conformance.wrong_programs import fails, quietly
 
 HERE = os.path.basename(__file__)
 
@@ -69,7 +70,8 @@ def test_a_collective_beside_a_receive(ranks):
 
 def test_every_thread_that_waits_has_a_row(processes):
     def worker(group):
-        helper = threading.Thread(target=group.recv, args=(1 - group.rank, 7), name="helper")
+        call = partial(group.recv, 1 - group.rank, 7)
+        helper = threading.Thread(target=quietly, args=(call,), name="helper")
         helper.start()  # no daemon: while it does not wait yet, the rank computes
         group.recv(1 - group.rank, 8)
 
@@ -122,7 +124,7 @@ def test_a_thread_of_a_rank_that_will_send_is_no_deadlock(processes):
             group.send(np.ones(1), to=0)
 
         if group.rank == 1:
-            thread = threading.Thread(target=later)
+            thread = threading.Thread(target=quietly, args=(later,))
             thread.start()
             group.barrier()
             thread.join()

@@ -2,11 +2,9 @@
 
 import pytest
 
-from minidist.backend import why_no_gpu
-from tests.comm.conformance.machines import MACHINES
+from tests.comm.conformance.machines import lacks
 
 
-@pytest.mark.parametrize("name", MACHINES)
-def test_this_computer_has_every_machine(name):
-    if MACHINES[name].device == "gpu" and (reason := why_no_gpu()):
-        pytest.skip(f"{name}: no conformance test runs: {reason}")
+def test_this_computer_has_every_machine(machine):
+    if reason := lacks(machine):
+        pytest.skip(f"{machine}: no conformance test runs: {reason}")

@@ -39,13 +39,14 @@ def refused(ranks: Cluster, worker: Callable, message: str) -> str:
     return str(error)
 
 
+def quietly(call: Callable) -> None:
+    """Call it in a thread; what it raises is lost, for the run has its own report of that."""
+    with suppress(BaseException):
+        call()
+
+
 def side_by_side(*calls: Callable) -> None:
-    """Let each call run in a thread of its own; join them. What they raise is lost."""
-
-    def quietly(call):
-        with suppress(BaseException):
-            call()
-
+    """Let each call run quietly in a thread of its own; join them."""
     threads = [threading.Thread(target=quietly, args=(call,)) for call in calls]
     for thread in threads:
         thread.start()
