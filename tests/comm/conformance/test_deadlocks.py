@@ -79,6 +79,17 @@ def test_every_thread_that_waits_has_a_row(processes):
     assert str(error).count("\n") == 4
 
 
+def test_a_thread_of_the_caller_hides_no_deadlock(ranks):
+    ended = threading.Event()
+    caller = threading.Thread(target=ended.wait)  # as a logger may have
+    caller.start()
+    try:
+        fails(ranks(2), lambda group: group.recv(1 - group.rank), Deadlock, "rank 1: waits in recv")
+    finally:
+        ended.set()
+        caller.join()
+
+
 def test_a_message_that_nobody_received(ranks):
     def worker(group):
         group.send(np.ones(1), to=0, tag=group.rank)
