@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -122,16 +122,16 @@ class Snapshot:
 
 
 def snapshot(
-    waits: dict[int, Wait], worker: int | None, own: bool, posted: int, arrived: int
+    waits: dict[int, Wait], worker: int | None, older: Collection | None, posted: int, arrived: int
 ) -> Snapshot:
     """Take a snapshot of a rank from {thread: wait} and the thread that runs its worker.
 
-    own: the rank is a process, so that every other thread of the process is the rank's, too, except
-    the one that calls this. Daemon threads count only where they wait or are waited for.
+    older: the threads that the process had before the run; all others are the rank's, too. None: it
+    has other ranks' as well. Daemon threads count only where they wait or are waited for.
     """
     waits, now = dict(waits), time.monotonic()  # threads come and go
-    others = [t.ident for t in threading.enumerate() if own and not t.daemon]
-    others = [thread for thread in others if thread != threading.get_ident()]
+    threads = [] if older is None else threading.enumerate()
+    others = [thread.ident for thread in threads if not thread.daemon and thread not in older]
     helpers = [w.helper for w in waits.values() if w.helper is not None]
     rows = tuple(
         Row(w.thread, w.operation, tuple(w.sources()), w.site, w.since, now - w.since, w.meeting)

@@ -47,6 +47,7 @@ class MailboxFabric:
     sent                       {(to, tag): messages} of this run, those of collectives left out
     posted                     messages ever sent
     run, worker, log           the number of the run; the thread that runs the worker; its events
+    older                      the threads of this process that were there before the run
     blocks                     of the boards of groups that this run has made by `split`
     """
 
@@ -65,6 +66,7 @@ class MailboxFabric:
     posted: int = 0
     run: int = 0
     worker: int | None = None
+    older: list[threading.Thread] | None = None
     log: EventLog | None = None
     blocks: list[np.ndarray] = field(default_factory=list)
     counting: threading.Lock = field(default_factory=threading.Lock)
@@ -135,6 +137,7 @@ class MailboxFabric:
         self.sent.clear()
         self.blocks.clear()
         self.worker = threading.get_ident()
+        self.older = threading.enumerate() if self.own_process else None
 
     def end(self) -> None:
         """End the run on this rank: stop every thread that still communicates in it."""
@@ -154,4 +157,4 @@ class MailboxFabric:
         """Return what this rank waits for at this moment."""
         mailbox = self.mailbox
         mailbox.notify()
-        return snapshot(mailbox.waits, self.worker, self.own_process, self.posted, mailbox.count)
+        return snapshot(mailbox.waits, self.worker, self.older, self.posted, mailbox.count)

@@ -65,7 +65,7 @@ class MpiRank:
         MPI = load()
         self.world, self.messages = world, world.Dup()
         self.line = MPI.BYTE.Create_contiguous(LINE).Commit()
-        self.split: list[MPI.Comm] = []  # communicators of groups, made in this run
+        self.made: list[MPI.Comm] = []  # in this run, for its groups
         mailbox = Mailbox()
         mailbox.spins, mailbox.pace = SPINS, Polling()
         mailbox.polled = {
@@ -101,22 +101,24 @@ class MpiRank:
         """Return a communicator of MPI; for a group within a host, one of its memory."""
         if within_host or isinstance(parent, SharedMemoryCommunicator):
             return SharedMemoryCommunicator.connect(fabric, members, splits, parent)
-        if parent is None:
-            return MpiCommunicator(fabric, members, splits, self.world)
         if not members:
             parent.comm.Split(load().UNDEFINED)
             return None
-        self.split.append(parent.comm.Split(members[0], members.index(fabric.rank)))
-        return MpiCommunicator(fabric, members, splits, self.split[-1])
+        if parent is None:  # each run has its own, lest what one has left pairs with the next one's
+            comm = self.world.Dup()
+        else:
+            comm = parent.comm.Split(members[0], members.index(fabric.rank))
+        self.made.append(comm)
+        return MpiCommunicator(fabric, members, splits, comm)
 
-    def free_splits(self) -> None:
+    def free_groups(self) -> None:
         """Return to MPI what the groups of this run have used: it has room for some thousands."""
-        while self.split:
-            self.split.pop().Free()
+        while self.made:
+            self.made.pop().Free()
 
     def free(self) -> None:
         """Return the rest to MPI, when no transfer is under way."""
-        self.free_splits()
+        self.free_groups()
         self.messages.Free()
         self.world.Free()
         self.line.Free()

@@ -41,6 +41,20 @@ from minidist.comm.report import Report, execute, fair_share_of_cores, pack, unp
 from minidist.errors import CommError
 
 
+class RankThread(threading.Thread):
+    """A daemon, so that a rank that computes permanently cannot keep its process from ending.
+
+    The threads that a worker starts would inherit that, and then not count as the rank's.
+    """
+
+    def __init__(self, rank: int, work: Callable, *args):
+        super().__init__(target=work, args=args, name=f"rank {rank}", daemon=True)
+
+    def run(self):
+        self._daemonic = False  # as the threads see it that are started from here on
+        super().run()
+
+
 class MpiRanks:
     """One process's side of all ranks: its own rank, and its control."""
 
@@ -96,8 +110,8 @@ class MpiRanks:
                 )
         self.run, self.running, self.came_in = run, True, []
         if self.rank is not None:
-            name, order = f"rank {self.me}", (self.rank.fabric, run, logged, payload)
-            self.thread = threading.Thread(target=self._work, args=order, name=name, daemon=True)
+            order = self.rank.fabric, run, logged, payload
+            self.thread = RankThread(self.me, self._work, *order)
             self.thread.start()
 
     def _work(self, fabric: MailboxFabric, run: int, logged: bool, payload: bytes) -> None:
@@ -145,7 +159,7 @@ class MpiRanks:
         self._serve_until(lambda: not self.sending)
         if self.rank is not None:
             self.thread.join()
-            self.rank.free_splits()
+            self.rank.free_groups()
         self.running = False
 
     def stop(self, patience: float = 0.0) -> None:
