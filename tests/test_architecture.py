@@ -123,7 +123,7 @@ def test_only_the_backend_and_nccl_import_cupy():
 
 
 def test_only_development_time_files_import_what_is_not_a_core_dependency():
-    optional = {"torch", "matplotlib", "mpi4py", "hypothesis", "pytest", "scipy"}
+    optional = {"torch", "matplotlib", "mpi4py", "numpitron", "hypothesis", "pytest", "scipy"}
     importers = {
         path.relative_to(PACKAGE).as_posix(): {name.split(".")[0] for name in imports(path)}
         & optional

@@ -10,6 +10,7 @@ import os
 import sys
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from importlib import import_module
+from itertools import pairwise
 
 from minidist import __version__
 from minidist.errors import CommTimeout, RankFailed, is_wrong_input
@@ -29,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; return its exit status: 1 it failed, 2 wrong input, 130 Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else arguments
     _open_closed_streams()
-    if not {"mpi", "--transport=mpi"} & set(arguments):
+    if "--transport=mpi" not in arguments and ("--transport", "mpi") not in pairwise(arguments):
         return _main(arguments)
     with open(os.devnull, "w") as nowhere, ExitStack() as silence:
         if _is_another_process():

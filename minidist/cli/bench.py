@@ -4,9 +4,9 @@ import argparse
 import json
 
 from minidist.cli.arguments import DEFAULT, add_json, whole
-from minidist.tools.bench import comm, pipelines, steps
+from minidist.tools.bench import comm, mpi, pipelines, steps
 
-WORKLOADS = {"step": steps, "comm": comm, "pipeline": pipelines}
+WORKLOADS = {"step": steps, "comm": comm, "pipeline": pipelines, "mpi": mpi}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,9 +15,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "step: time training steps on one BLAS thread, in float32, interleaved with PyTorch "
         "eager. comm: time all_reduce, messages and data parallelism, interleaved with MPICH, "
         "gloo and DDP. pipeline: time two pipelined ranks, interleaved with one process and with "
-        "PyTorch's. Peers are development-time extras (pip install 'minidist[bench]'); where one "
-        "is missing or fails, its rows say why. Each row is printed when it is measured. Numbers "
-        "are medians of the rounds; ratio is ours over theirs, limit the largest ratio allowed."
+        "PyTorch's. mpi: time all_reduce and training steps under mpiexec, which it starts, "
+        "interleaved with MPI's own Allreduce, with processes and with NuMPItron. Peers are "
+        "development-time extras (pip install 'minidist[bench]'); where one is missing or fails, "
+        "its rows say why. Each row is printed when it is measured. Numbers are medians of the "
+        "rounds; ratio is ours over theirs, limit the largest ratio allowed."
     )
     parser.add_argument(
         "what",
@@ -30,17 +32,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=whole, default=5, help="how often each is measured" + DEFAULT
     )
+    parser.add_argument(
+        "--ranks", type=int, choices=(2, 4), help="how many ranks mpi starts (default: 2)"
+    )
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(given: argparse.Namespace) -> int:
     """Print a row per measurement; keep the rows measured so far, whatever ends the run."""
-    suite, rows = WORKLOADS[given.what], []
+    suite, rows, more = WORKLOADS[given.what], [], {}
+    if given.ranks is not None:
+        if suite is not mpi:
+            raise ValueError(f"the number of ranks of {given.what} is fixed; leave --ranks out")
+        more["ranks"] = given.ranks
     if not given.json:
         print(suite.HEAD, flush=True)
     try:
-        for row in suite.measure(given.rounds):
+        for row in suite.measure(given.rounds, **more):
             rows.append(row)
             if not given.json:
                 print(suite.line(row), flush=True)

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import sys
 import time
 from functools import partial
@@ -12,23 +13,24 @@ import pytest
 
 import minidist
 from minidist.cli import main
-from minidist.tools.bench import comm, pipelines, run_peer, steps
+from minidist.tools.bench import comm, mpi, pipelines, run_peer, steps
 
 
 def test_a_ratio_is_the_median_of_the_ratios_within_rounds():
     found = [{"ours": {"x": a}, "peer": {"x": b}} for a, b in [(1.0, 2.0), (9.0, 3.0), (2.0, 2.0)]]
-    row = comm._row("label", found, "x", "peer", 0.5)
+    row = comm.comparison("label", found, "x", "peer", 0.5)
     assert (row["ratio"], row["ours_ms"], row["peer_ms"]) == (1.0, 2000.0, 2000.0)
 
 
 def test_a_missing_peer_is_said_and_not_guessed(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    answer = run_peer.mpi_peer(["x"], 2)()
-    assert answer.startswith("MPICH is not installed")
+    monkeypatch.setattr(run_peer, "mpiexec", lambda: "/bin/mpiexec")
+    answer = run_peer.mpi_peer(["x"], 2, "mpi")()
+    assert answer.startswith("mpi4py not found")
     assert run_peer.torch_peer(["x"], "gloo", "2")().startswith("PyTorch is not installed")
-    row = comm._row("label", [{"ours": {"x": 1.0}, "MPICH": answer}], "x", "MPICH", 0.5)
+    row = comm.comparison("label", [{"ours": {"x": 1.0}, "MPICH": answer}], "x", "MPICH", 0.5)
     assert row["ratio"] is None and row["note"] == answer
-    assert "MPICH is not installed" in comm.line(row)
+    assert "mpi4py not found" in comm.line(row)
 
 
 def test_a_row_is_a_line():
@@ -60,6 +62,61 @@ def test_without_pytorch_a_pipeline_has_no_peer():
     found = [{"accumulate 4": 8.0, "both 4": 10.0, "gpipe 4 True": 5.0, "torch": answer}]
     row = pipelines._row(found, "gpipe", 4, last=True)
     assert row["peer"] is None and "PyTorch is not installed" in pipelines.line(row)
+
+
+def a_round_under_mpiexec(seconds: float) -> dict:
+    names = ["8 bytes", *(s + end for s in ("1 MB", "16 MB") for end in ("", ", new array"))]
+    found = {"ours": dict.fromkeys([*names, *mpi.STEPS], seconds)}
+    found["bare"] = dict.fromkeys(names, seconds / 2)
+    return found | {"process": dict.fromkeys(mpi.STEPS, 1.0), "NuMPItron": "not installed"}
+
+
+def test_the_rows_of_mpi_are_ratios_a_difference_and_what_is_missing():
+    found = [a_round_under_mpiexec(seconds) for seconds in (10e-6, 20e-6, 90e-6)]
+    rows = {(row["name"], row["peer"]): row for row in mpi.rows(found, 4)}
+    assert len(rows) == 9 and all("4 ranks" in name for name, _ in rows)
+    small = rows["all_reduce 8 bytes, 4 ranks", "bare"]
+    assert small["limit"] is None and small["note"] == "10.0 us more, at most 20"
+    large = rows["all_reduce 1 MB, new array, 4 ranks", "bare"]
+    assert (large["ratio"], large["limit"]) == (2.0, 1.1)
+    assert rows["step, tensor parallel, 4 ranks", "process"]["ratio"] == 20e-6
+    theirs = rows["step, data parallel, 4 ranks", "NuMPItron"]
+    assert (theirs["ratio"], theirs["limit"], theirs["note"]) == (None, 0.3, "not installed")
+    assert mpi.line(small).split()[-7:] == ["2.00", "10.0", "us", "more,", "at", "most", "20"]
+
+
+def test_the_slowest_rank_counts():
+    assert mpi.slowest([{"x": 1.0, "y": 4.0}, {"x": 2.0, "y": 3.0}]) == {"x": 2.0, "y": 4.0}
+
+
+def test_bench_mpi_without_mpiexec_says_what_to_install(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["bench", "mpi"]) == 2
+    errors = capsys.readouterr().err
+    assert re.fullmatch("minidist: mpiexec .* not found: pip install 'minidist\\[mpi\\]'\n", errors)
+
+
+def test_only_mpi_takes_a_number_of_ranks(capsys):
+    assert main(["bench", "comm", "--ranks", "4"]) == 2
+    assert "leave --ranks out" in capsys.readouterr().err
+
+
+def test_ranks_under_mpiexec_that_fail_are_an_error_with_their_own_words():
+    fails = [sys.executable, "-I", "-S", "-c", "raise ValueError('no')"]
+    with pytest.raises(RuntimeError, match=r"exit status 1:\n(?s:.*)ValueError: no"):
+        run_peer.answer_or_error(fails)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(run_peer.why_no_mpi() is not None, reason=str(run_peer.why_no_mpi()))
+def test_bench_mpi_measures_every_row_or_says_what_is_missing(capsys):
+    assert main(["bench", "mpi", "--rounds", "1", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["peer"] for row in rows] == ["bare"] * 5 + ["process"] * 2 + ["NuMPItron"] * 2
+    assert all(math.isfinite(row["ours_ms"]) and row["ours_ms"] > 0 for row in rows)
+    assert all(row["ratio"] > 0 for row in rows[:-2])
+    assert all((row["ratio"] is None) == bool(row["note"]) for row in rows[-2:])
 
 
 FAULTS = {

@@ -148,7 +148,7 @@ def _communication(size: int, rounds: int) -> Iterator[dict]:
 
     message = "8 bytes there and back"
     peers = {
-        "MPICH": mpi_peer([*SIZES, message], size),
+        "MPICH": mpi_peer([*SIZES, message], size, "mpi"),
         "gloo": torch_peer(SIZES, "gloo", str(size)),
     }
     with Cluster(size) as ranks:
@@ -157,19 +157,19 @@ def _communication(size: int, rounds: int) -> Iterator[dict]:
             for _ in range(rounds)
         ]
     for name in SIZES:
-        yield _row(f"all_reduce {name}, {size} ranks", found, name, "gloo", 0.25)
+        yield comparison(f"all_reduce {name}, {size} ranks", found, name, "gloo", 0.25)
         if name != "64 KB":
-            yield _row(f"all_reduce {name}, {size} ranks", found, name, "MPICH", 0.5)
+            yield comparison(f"all_reduce {name}, {size} ranks", found, name, "MPICH", 0.5)
             ordinary = f"{name}, ordinary"
             label = f"all_reduce {ordinary}, {size} ranks"
-            yield _row(label, found, ordinary, "MPICH", 1.0, name)
+            yield comparison(label, found, ordinary, "MPICH", 1.0, name)
     if size == 2:
-        yield _row(message, found, message, "MPICH", 3.0)
+        yield comparison(message, found, message, "MPICH", 3.0)
     check = statistics.median(f["ours"]["contract check"] for f in found)
     yield _plain(f"contract check, {size} ranks", check, 20e-6)
 
 
-def _row(label, found, name, peer, limit, peer_name=None) -> dict:
+def comparison(label, found, name, peer, limit, peer_name=None) -> dict:
     """Compare what we took for `name` with what a peer took, round by round."""
     ours = statistics.median(f["ours"][name] for f in found)
     row = {"name": label, "ours_ms": 1e3 * ours, "peer": peer, "limit": limit, "note": ""}
@@ -236,7 +236,7 @@ def _zero(rounds: int) -> dict:
     with Cluster(2) as two:
         found = [np.max(two.run(adamw_steps), axis=0).tolist() for _ in range(rounds)]
     found = [{"ours": {"step": ours}, "plain": {"step": plain}} for plain, ours in found]
-    return _row("zero_1 with AdamW, 2 ranks", found, "step", "plain", 1.1)
+    return comparison("zero_1 with AdamW, 2 ranks", found, "step", "plain", 1.1)
 
 
 FORM = "{:<36}{:>12} {:<6}{:>12}{:>7}{:>7}  {}"

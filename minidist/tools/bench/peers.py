@@ -1,6 +1,6 @@
-"""The times of MPICH, gloo, DDP and PyTorch's pipelines for the same work; for development only.
+"""The times of MPI, NuMPItron, gloo, DDP and PyTorch's pipelines; for development only.
 
-    mpiexec -n 2 python -m mpi4py -m minidist.tools.bench.peers mpi
+    mpiexec -n 2 python -m mpi4py -m minidist.tools.bench.peers mpi       (or transport, numpitron)
     python -m minidist.tools.bench.peers gloo 2       (starts two processes; or ddp, pipelines)
     python -m minidist.tools.bench.peers eager        (the steps of `torch_eager.py`, once)
 
@@ -8,6 +8,7 @@ Rank 0 prints one JSON object: {workload: median seconds}.
 """
 
 import json
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from minidist.backend import keep_freed_memory
 from minidist.tools.bench.comm import BATCH, SIZES, WIDTHS, median_seconds, warm_up
 
 
@@ -39,6 +41,76 @@ def mpi() -> None:
             world.Send(small, 0)
 
     found["8 bytes there and back"] = median_seconds(there_and_back, world.Barrier, 300)
+    if world.rank == 0:
+        print(json.dumps(found))
+
+
+def transport() -> None:
+    """Time all_reduce through a Group and bare, in turns, on the same ranks; then our steps."""
+    keep_freed_memory()  # before MPI's own threads start
+    from mpi4py import MPI
+
+    from minidist import Cluster
+    from minidist.tools.bench import mpi as suite
+
+    def all_reduce(x, out):
+        world.Allreduce(x, np.empty_like(x) if out is None else out)
+
+    world = MPI.COMM_WORLD
+    warm_up(world.Barrier, 20_000)
+    ours, bare = [], []
+    with Cluster(world.size, "mpi") as ranks:
+        for _ in range(suite.TURNS):
+            times = suite.times(all_reduce, world.Barrier)
+            bare.append(suite.slowest(world.allgather(times)))
+            ours.append(suite.slowest(ranks.run(suite.grouped)))
+        steps = suite.slowest(ranks.run(suite.training_steps))
+    if world.rank == 0:
+        print(json.dumps({"ours": _medians(ours) | steps, "bare": _medians(bare)}))
+
+
+def _medians(found: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(times[name] for times in found) for name in found[0]}
+
+
+def numpitron() -> None:
+    """Time a step of NuMPItron's Transformer, as its `train_shakespeare.py` takes one.
+
+    Data parallel, it sums the gradient of the embedding, and no other one, over the ranks: less
+    work than ours.
+    """
+    from mpi4py import MPI
+    from numpitron import distributed
+    from numpitron.nn import Transformer, softmax_cross_entropy
+    from numpitron.optimizer import Adam
+    from threadpoolctl import threadpool_limits
+
+    from minidist.tools.bench import mpi as suite
+
+    world = MPI.COMM_WORLD
+
+    def step_of(axis: str, tokens: np.ndarray):
+        distributed.init(**{f"{axis}_size": world.size})
+        random = np.random.default_rng(0)
+        sizes = (suite.WIDTH, suite.HEADS, suite.DEPTH, suite.VOCAB, suite.CONTEXT)
+        model = Transformer(*sizes, rng=random)
+        optimizer = Adam(model, learning_rate=1e-4)
+        model.scatter()
+        optimizer.scatter()
+
+        def step():
+            _, gradient = softmax_cross_entropy(model(tokens[0]), tokens[1])
+            model.backward(gradient)
+            optimizer.step()
+
+        return step
+
+    tokens = suite.batch()
+    with threadpool_limits(1):
+        shard = tokens[:, world.rank :: world.size]
+        found = {"data parallel": median_seconds(step_of("dp", shard), world.Barrier, 3)}
+        found["tensor parallel"] = median_seconds(step_of("tp", tokens), world.Barrier, 3)
+    found = suite.slowest(world.allgather(found))
     if world.rank == 0:
         print(json.dumps(found))
 
@@ -144,10 +216,9 @@ def eager() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "mpi":
-        mpi()
-    elif sys.argv[1] == "eager":
-        eager()
+    alone = {"mpi": mpi, "transport": transport, "numpitron": numpitron, "eager": eager}
+    if sys.argv[1] in alone:
+        alone[sys.argv[1]]()
     else:
         works = {"gloo": gloo, "ddp": ddp, "pipelines": pipelines}
         _with_gloo(works[sys.argv[1]], int(sys.argv[2]))

@@ -49,14 +49,31 @@ def torch_peer(workloads: Iterable[str], *work: str) -> Peer:
     return Peer([sys.executable, "-m", MODULE, *work], workloads, missing)
 
 
-def mpi_peer(workloads: Iterable[str], size: int) -> Peer:
-    """Return the peer MPICH on `size` ranks, or the MPI whose launcher is beside this Python."""
+def mpi_peer(workloads: Iterable[str], size: int, work: str, package: str = "mpi4py") -> Peer:
+    """Return the peer that runs this work of `peers.py`, which needs a package, on ranks of MPI."""
+    missing = why_no_mpi()
+    if missing is None and importlib.util.find_spec(package) is None:
+        missing = f"{package} is not installed: see minidist/tools/bench/README.md"
+    return Peer(mpi_command(size, work), workloads, missing)
+
+
+def mpi_command(size: int, work: str) -> list[str]:
+    """Return the command that runs this work of `peers.py` under mpiexec, which must be there."""
+    python = [sys.executable, "-m", "mpi4py", "-m", MODULE]  # an exception ends all ranks
+    return [mpiexec() or "mpiexec", "-n", str(size), *python, work]
+
+
+def mpiexec() -> str | None:
+    """Return the launcher that is beside this Python, or the one on the PATH, or None."""
     places = [os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]
-    launcher = shutil.which("mpiexec", path=os.pathsep.join(places))
-    installed = launcher is not None and importlib.util.find_spec("mpi4py") is not None
-    missing = None if installed else "MPICH is not installed: pip install 'minidist[bench]'"
-    command = [launcher, "-n", str(size), sys.executable, "-m", "mpi4py", "-m", MODULE, "mpi"]
-    return Peer(command, workloads, missing)
+    return shutil.which("mpiexec", path=os.pathsep.join(places))
+
+
+def why_no_mpi() -> str | None:
+    """Return what to install before ranks can be started under mpiexec; None if all is there."""
+    missing = [] if mpiexec() else ["mpiexec (of MPICH)"]
+    missing += [] if importlib.util.find_spec("mpi4py") else ["mpi4py"]
+    return f"{' and '.join(missing)} not found: pip install 'minidist[mpi]'" if missing else None
 
 
 def answer_of(command: list[str], workloads: Iterable[str]) -> Answer:
@@ -78,6 +95,17 @@ def answer_of(command: list[str], workloads: Iterable[str]) -> Answer:
     if wrong := [name for name in workloads if not _is_time(found.get(name))]:
         return f"failed: its answer has no time of {wrong[0]!r}"
     return found
+
+
+def answer_or_error(command: list[str]) -> dict:
+    """Run a command of our own that prints JSON in its last line; return that, or raise an error.
+
+    In it are all the command's own words, with the traceback.
+    """
+    status, output, errors = _run(command, TIMEOUT)
+    if status:
+        raise RuntimeError(f"{' '.join(command)} ended with exit status {status}:\n{errors}")
+    return json.loads(output.strip().rpartition("\n")[2])
 
 
 def why_not(answers: Iterable[Answer]) -> str:
