@@ -26,8 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="WORKLOAD",
         nargs="?",
         choices=WORKLOADS,
-        default="step",
-        help=", ".join(WORKLOADS) + DEFAULT,
+        help=f"{', '.join(WORKLOADS)} (default: step; with --transport, mpi)",
     )
     parser.add_argument(
         "--rounds", type=whole, default=5, help="how often each is measured" + DEFAULT
@@ -35,21 +34,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks", type=int, choices=(2, 4), help="how many ranks mpi starts (default: 2)"
     )
+    parser.add_argument(
+        "--transport",
+        choices=["mpi"],
+        help="measure the ranks of `mpiexec -n N minidist bench --transport mpi`, without peers",
+    )
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(given: argparse.Namespace) -> int:
     """Print a row per measurement; keep the rows measured so far, whatever ends the run."""
-    suite, rows, more = WORKLOADS[given.what], [], {}
-    if given.ranks is not None:
-        if suite is not mpi:
-            raise ValueError(f"the number of ranks of {given.what} is fixed; leave --ranks out")
+    what, rows, more = given.what or ("mpi" if given.transport else "step"), [], {}
+    if what != "mpi" and (given.ranks or given.transport):
+        raise ValueError(f"{what} has ranks of its own; leave --ranks and --transport out")
+    if given.ranks and given.transport:
+        raise ValueError("mpiexec has started the ranks; leave --ranks out")
+    if given.ranks:
         more["ranks"] = given.ranks
+    suite = WORKLOADS[what]
+    measure = mpi.measure_here if given.transport else suite.measure
     if not given.json:
         print(suite.HEAD, flush=True)
     try:
-        for row in suite.measure(given.rounds, **more):
+        for row in measure(given.rounds, **more):
             rows.append(row)
             if not given.json:
                 print(suite.line(row), flush=True)

@@ -17,12 +17,14 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+from minidist.backend import keep_freed_memory
 from minidist.comm.diagnosis import SILENCE
 
 
 @cache
 def load() -> ModuleType:
     """Return mpi4py.MPI, initialised; ValueError, with the remedy, where that cannot be."""
+    keep_freed_memory()  # before MPI starts threads that allocate
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # no mpi4py; mpi4py, and no library for it

@@ -28,7 +28,6 @@ from contextlib import suppress
 import cloudpickle
 from threadpoolctl import threadpool_limits
 
-from minidist.backend import keep_freed_memory
 from minidist.comm.diagnosis import SILENCE, Snapshot, without_those_who_came
 from minidist.comm.fabric import Connect
 from minidist.comm.mailbox import Stopped
@@ -92,7 +91,6 @@ class MpiRanks:
         self.came_in: list[tuple[int, Report]] = []
         self.answers: dict[int, Snapshot] = {}
         self.asked: set[int] = set()  # ranks that have not answered the last question
-        keep_freed_memory()
 
     # What Cluster needs: see Ranks.
 

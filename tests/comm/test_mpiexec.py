@@ -197,6 +197,24 @@ def test_verify_says_which_rows_prove_nothing_about_bytes():
         assert ("not counted: all_reduce (by formula)" in row) == (row.split()[1] == "naive")
 
 
+@pytest.mark.timeout(200)
+def test_bench_prints_one_table_of_the_ranks_that_mpiexec_has_started():
+    arguments = ["bench", "--transport", "mpi", "--rounds", "1"]
+    done = mpiexec(2, *MINIDIST, *arguments, timeout=180)
+    head, *rows = done.stdout.splitlines()
+    assert done.returncode == 0 and head.split()[:2] == ["float32", "minidist"], done.stderr
+    assert [row.split(",")[0] for row in rows[::2]] == [
+        "all_reduce 8 bytes",
+        "all_reduce 1 MB",
+        "all_reduce 16 MB",
+        "step",
+        "step",
+    ]
+    done = mpiexec(2, *MINIDIST, *arguments, "--ranks", "2")
+    assert done.returncode == 2
+    assert done.stderr == "minidist: mpiexec has started the ranks; leave --ranks out\n"
+
+
 # Ending.
 
 

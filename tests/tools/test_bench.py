@@ -99,7 +99,7 @@ def test_bench_mpi_without_mpiexec_says_what_to_install(monkeypatch, capsys, tmp
 
 def test_only_mpi_takes_a_number_of_ranks(capsys):
     assert main(["bench", "comm", "--ranks", "4"]) == 2
-    assert "leave --ranks out" in capsys.readouterr().err
+    assert "comm has ranks of its own; leave --ranks" in capsys.readouterr().err
 
 
 def test_ranks_under_mpiexec_that_fail_are_an_error_with_their_own_words():

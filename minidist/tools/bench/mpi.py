@@ -19,7 +19,7 @@ from minidist import nn, optim
 from minidist.data_parallel.bucketed import Bucketed
 from minidist.tensor_parallel import ParallelTransformer
 from minidist.tensor_parallel.vocab_parallel import cross_entropy
-from minidist.tools.bench.comm import HEAD, comparison, line, median_seconds
+from minidist.tools.bench.comm import HEAD, comparison, line, median_seconds, warm_up
 from minidist.tools.bench.run_peer import answer_or_error, mpi_command, mpi_peer, why_no_mpi
 
 __all__ = ["HEAD", "line", "measure"]
@@ -109,6 +109,39 @@ def training_steps(group) -> dict[str, float]:
 def slowest(found: list[dict[str, float]]) -> dict[str, float]:
     """Return each name's longest time over the ranks."""
     return {name: max(times[name] for times in found) for name in found[0]}
+
+
+def times_here() -> dict[str, dict[str, float]]:
+    """Return {"ours" | "bare": times}, of ranks that mpiexec has started; all processes call this.
+
+    A Group and the bare call take turns, and then come our steps.
+    """
+    from minidist import Cluster
+    from minidist.comm.mpi import load
+
+    def all_reduce(x, out):
+        world.Allreduce(x, np.empty_like(x) if out is None else out)
+
+    world, ours, bare = load().COMM_WORLD, [], []
+    warm_up(world.Barrier, 20_000)
+    with Cluster(world.size, "mpi") as ranks:
+        for _ in range(TURNS):
+            bare.append(slowest(world.allgather(times(all_reduce, world.Barrier))))
+            ours.append(slowest(ranks.run(grouped)))
+        steps = slowest(ranks.run(training_steps))
+    return {"ours": _medians(ours) | steps, "bare": _medians(bare)}
+
+
+def _medians(found: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(times[name] for times in found) for name in found[0]}
+
+
+def measure_here(rounds: int = 3) -> Iterator[dict]:
+    """Yield the rows of ranks that mpiexec has started, which can start no peers."""
+    from minidist.comm.mpi import processes
+
+    peers = dict.fromkeys(("process", "NuMPItron"), "not under mpiexec: use minidist bench mpi")
+    yield from rows([times_here() | peers for _ in range(rounds)], processes())
 
 
 def measure(rounds: int = 3, ranks: int = 2) -> Iterator[dict]:

@@ -8,7 +8,6 @@ Rank 0 prints one JSON object: {workload: median seconds}.
 """
 
 import json
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from minidist.backend import keep_freed_memory
 from minidist.tools.bench.comm import BATCH, SIZES, WIDTHS, median_seconds, warm_up
 
 
@@ -47,30 +45,12 @@ def mpi() -> None:
 
 def transport() -> None:
     """Time all_reduce through a Group and bare, in turns, on the same ranks; then our steps."""
-    keep_freed_memory()  # before MPI's own threads start
-    from mpi4py import MPI
-
-    from minidist import Cluster
+    from minidist.comm.mpi import is_first
     from minidist.tools.bench import mpi as suite
 
-    def all_reduce(x, out):
-        world.Allreduce(x, np.empty_like(x) if out is None else out)
-
-    world = MPI.COMM_WORLD
-    warm_up(world.Barrier, 20_000)
-    ours, bare = [], []
-    with Cluster(world.size, "mpi") as ranks:
-        for _ in range(suite.TURNS):
-            times = suite.times(all_reduce, world.Barrier)
-            bare.append(suite.slowest(world.allgather(times)))
-            ours.append(suite.slowest(ranks.run(suite.grouped)))
-        steps = suite.slowest(ranks.run(suite.training_steps))
-    if world.rank == 0:
-        print(json.dumps({"ours": _medians(ours) | steps, "bare": _medians(bare)}))
-
-
-def _medians(found: list[dict[str, float]]) -> dict[str, float]:
-    return {name: statistics.median(times[name] for times in found) for name in found[0]}
+    found = suite.times_here()
+    if is_first():
+        print(json.dumps(found))
 
 
 def numpitron() -> None:
