@@ -8,6 +8,7 @@ Read `group.py`, the contract, and `collectives.py`, the algorithms. Then follow
     all_reduce, arrays from `empty`      in place in shared memory     shared_memory_communicator.py
       other arrays                       staged through shared memory  the same
       algorithm="ring", "tree", ...      messages                      collectives.py
+      algorithm="hierarchical"           inside hosts, then between    collectives.py
     reduce_scatter, all_gather(out=)
       flat arrays from `empty`           in place in shared memory     shared_memory_communicator.py
       other arrays                       messages                      collectives.py

@@ -9,7 +9,7 @@ What there is: `MailboxFabric`, whose messages a transport delivers, and whose m
 with the other ranks of its machine; `SharedMemoryCommunicator`, for arrays in that memory;
 `MpiCommunicator`, for ranks of several machines; `MessageCommunicator`, which works on every
 fabric. A new fabric or communicator is a file of its own and a row of `TRANSPORTS` in cluster.py;
-tests/comm/conformance says what it has to do.
+tests/comm/conformance tests what it has to do.
 """
 
 from collections.abc import Callable
@@ -44,12 +44,15 @@ class Communicator(Protocol):
     def all_reduce(
         self, signature: Signature, x: Array, op: str, out: Array | None
     ) -> Array | None:
-        """Return the reduction, in rank order, of every rank's x; `out` itself if it is in that."""
+        """Return the reduction of every rank's x; `out` itself if the result is there.
+
+        In rank order, except where a library chooses the order, as MPI does.
+        """
 
     def reduce_scatter(
         self, signature: Signature, x: Array, ends: list[int], op: str
     ) -> Array | None:
-        """Return rows [ends[r], ends[r + 1]) of the reduction, in rank order, on rank r."""
+        """Return, on rank r, rows [ends[r], ends[r + 1]) of the reduction, in the same order."""
 
     def gather_into(self, signature: Signature, out: Array, ends: list[int]) -> Array | None:
         """Let rank r write its elements [ends[r], ends[r + 1]) of `out` into every rank's."""
@@ -84,7 +87,7 @@ class Fabric(Protocol):
         members      in the order of the group; empty for a rank that joins none: then return None
         splits       the name of the group, which no other group of these ranks has: see Key
         parent       the communicator of the group that is split; None for the group of all ranks
-        within_host  the members are ranks of one host, and want to use the memory that they share
+        within_host  whether the members are on one host, and reduce in the memory they share
         """
 
     def send(self, to: int, key: Key, array: Array) -> None:
@@ -101,7 +104,7 @@ class Fabric(Protocol):
         """Return an uninitialised array where the communicators need not copy it."""
 
     def in_place(self, array: Array | None) -> bool:
-        """Return whether an array is there: one from `empty`, or a contiguous part of one."""
+        """Return whether an array is from `empty`, or is a contiguous part of such an array."""
 
     def waiting(self, wait: Wait) -> AbstractContextManager[None]:
         """Record, while in this context, that the thread waits."""

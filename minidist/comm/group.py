@@ -4,7 +4,8 @@ Letters: N ranks in the group, S bytes in an array. Results are fresh arrays, or
 Collectives are called by all ranks of the group in the same order, by one thread of a rank at a
 time; before any data moves the ranks compare what they call. By default all_reduce works in shared
 memory: each rank reduces one slice, in rank order, and gives it to everyone, which moves 2(N-1)S
-bytes in all, as a ring does, and gives the same bits on every rank and in every run.
+bytes in all, as a ring does, and gives the same bits on every rank and in every run. Under MPI it
+calls MPI's, which gives the same bits on every rank, but adds in an order of its own.
 
 Errors: ValueError for an argument that no group could take; CollectiveMismatch, on all ranks, if
 their calls differ; Deadlock where no rank can ever continue (see diagnosis.py).
@@ -60,7 +61,7 @@ class Group:
     collective is a ValueError, and fails the run even where that thread's exceptions are lost.
 
     device  "cpu" or "gpu": where `empty` allocates
-    ledger  payload bytes that this rank has sent as a member of this very group
+    ledger  payload bytes that this rank has sent as a member of this very group, see ledger.py
     log     None, or the EventLog of this rank
     fabric, communicator   what moves messages and arrays, see fabric.py
     """
@@ -163,9 +164,10 @@ class Group:
         op         "sum", "max", "min" or "prod"
         label      a name that must agree between ranks, so that two equal shapes in swapped order
                    are an error
-        algorithm  None: in shared memory and rank order; "ring", "tree" or "halving_doubling": on
-                   messages; "hierarchical": inside each host, then between hosts. See
-                   collectives.py; each gives the same bits everywhere and always
+        algorithm  None: in shared memory and rank order, or, under MPI, by MPI; "ring", "tree" or
+                   "halving_doubling": on messages; "hierarchical": inside each host, then between
+                   hosts. See collectives.py. Each gives the same bits on every rank and, where MPI
+                   does not choose the order, in every run
         out        an array for the result; x itself for a reduction in place
         """
         x = numeric(x)
@@ -364,7 +366,7 @@ class Group:
     def _group_of(
         self, ranks: list[int], kind: "type[Group]", within_host: bool = False
     ) -> "Group | None":
-        """Return the group of these ranks, in their order; None for a rank that gives none.
+        """Return the group of these ranks, in their order; None for a rank whose list is empty.
 
         All ranks call this; those of one new group give the same list.
         """
@@ -374,7 +376,10 @@ class Group:
         return communicator and kind(self.fabric, members, splits, communicator)
 
     def _reduce_on_two_levels(self, x: Array, op: str, out: Array | None) -> Array:
-        """Reduce by `hierarchical`, in groups that the first call makes. Each has a ledger row."""
+        """Reduce by `hierarchical`, in groups that the first call makes.
+
+        The ledger gets a row for the bytes inside hosts, and one for those between hosts.
+        """
         if self._levels is None:
             hosts = [self.fabric.hosts[member] for member in self.members]
             places, k = places_on(hosts)
