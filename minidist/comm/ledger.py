@@ -2,15 +2,15 @@
 
 from collections import Counter
 
-BILLED = " (by formula)"
+BY_FORMULA = " (by formula)"
 
 
 class Ledger:
     """Payload bytes that other ranks take from this one, per operation.
 
     Control traffic does not count, nor does what a rank gives to itself. Bytes are counted where
-    they are handed over. Where a library moves them unseen, as MPI does, they are billed by their
-    closed form; the name of the row then ends in BILLED, since it proves nothing about bytes.
+    they are handed over. Where a library moves them unseen, as MPI does, they are computed by their
+    closed form; the name of the row then ends in BY_FORMULA, since it proves nothing about bytes.
     """
 
     def __init__(self):
@@ -21,10 +21,10 @@ class Ledger:
         return sum(self.bytes.values())
 
     def as_one(self, name: str) -> Counter[str]:
-        """Return all bytes as one row of this name, and those that were billed as another one."""
+        """Return the bytes that were counted as one row, and those by formula as another one."""
         rows: Counter[str] = Counter()
         for row, nbytes in self.bytes.items():
-            rows[name + BILLED if row.endswith(BILLED) else name] += nbytes
+            rows[name + BY_FORMULA if row.endswith(BY_FORMULA) else name] += nbytes
         return rows
 
     def __repr__(self):

@@ -5,8 +5,8 @@ it nor say who is missing. So the ranks first meet: they start a non-blocking re
 call, and poll it until it is done or the run ends. When all have come, and agree, they enter the
 collective itself.
 
-MPI moves the bytes unseen, in an order of its own. The ledger therefore gets what the closed forms
-say, and notes that it was billed.
+MPI moves the bytes unseen. The ledger therefore gets what the closed forms say, in rows whose names
+say so. MPI also adds in an order of its own, which gives the same bits on every rank.
 """
 
 from functools import cache
@@ -18,7 +18,7 @@ import numpy as np
 from minidist.backend import Array, beside, to_host
 from minidist.comm.board import GIVE_WAY
 from minidist.comm.diagnosis import Signature, Wait, call_site, mismatch
-from minidist.comm.ledger import BILLED, Ledger
+from minidist.comm.ledger import BY_FORMULA, Ledger
 from minidist.comm.mpi import load
 from minidist.comm.mpi_messages import ABANDONED
 
@@ -28,11 +28,18 @@ if TYPE_CHECKING:
     from minidist.comm.mailbox_fabric import MailboxFabric
 
 ALL_BITS = (1 << 64) - 1
-MOST = 1 << 31  # elements that every MPI can count
+MOST = 1 << 31  # elements: an MPI may count them in 32 bits
 
 
 class MpiCommunicator:
-    """A Communicator (see fabric.py) of MPI's collectives."""
+    """A Communicator (see fabric.py) of MPI's collectives.
+
+    To meet, a rank gives its fingerprint and the complement of it. Their maxima over all ranks are
+    complements of each other only where the fingerprints are equal.
+
+    mine, found  what this rank gives, and the maxima: two 8-byte words each
+    meetings     how often the group has met: part of the name of a meeting in a Wait
+    """
 
     def __init__(
         self, fabric: "MailboxFabric", members: list[int], splits: tuple[int, ...], comm: "MPI.Comm"
@@ -55,7 +62,7 @@ class MpiCommunicator:
         self.meetings += 1
         self.mine[0], self.mine[1] = signature.fingerprint, signature.fingerprint ^ ALL_BITS
         self._wait(self.comm.Iallreduce(*self.spec), signature.text)
-        if self.found[0] ^ self.found[1] != ALL_BITS:  # the largest is not the smallest
+        if self.found[0] ^ self.found[1] != ALL_BITS:  # the fingerprints differ
             call = f"{signature.text} at {call_site()}"
             raise mismatch(self.members, self.comm.allgather(call))
 
@@ -64,7 +71,7 @@ class MpiCommunicator:
         return self.comm.allgather(number)
 
     def _wait(self, request: "MPI.Request", operation: str) -> None:
-        """Return when every rank of the group has started this request, too."""
+        """Return when every rank of the group has started this request; raise if the run ends."""
         for _ in range(self.spins):
             if request.Test():
                 return
@@ -77,7 +84,7 @@ class MpiCommunicator:
                 ABANDONED.append((request, self.spec))
         self.mailbox.check_open(self.run)
 
-    # Moving arrays. What is decided here must be decided alike on all ranks.
+    # Moving arrays. All ranks must come to the same decisions here.
 
     def all_reduce(
         self, signature: Signature, x: Array, op: str, out: Array | None
@@ -93,7 +100,7 @@ class MpiCommunicator:
         if self.size > 1:
             self.comm.Allreduce(self.MPI.IN_PLACE, result, reduction)
             own = x.size // self.size + (self.me < x.size % self.size)
-            self._bill("all_reduce", (x.size - own + (self.size - 1) * own) * x.itemsize)
+            self._count("all_reduce", (x.size - own + (self.size - 1) * own) * x.itemsize)
         return result if in_place else beside(result, x)
 
     def reduce_scatter(
@@ -107,7 +114,7 @@ class MpiCommunicator:
             return None
         counts = [n * (x[:1].size or 1) for n in rows]
         self.comm.Reduce_scatter(np.ascontiguousarray(to_host(x)), result, counts, reduction)
-        self._bill("reduce_scatter", x.nbytes - result.nbytes)
+        self._count("reduce_scatter", x.nbytes - result.nbytes)
         return beside(result, x)
 
     def gather_into(self, signature: Signature, out: Array, ends: list[int]) -> Array | None:
@@ -117,22 +124,23 @@ class MpiCommunicator:
         counts = [stop - start for start, stop in pairwise(ends)]
         whole = np.ascontiguousarray(to_host(out))
         self.comm.Allgatherv(self.MPI.IN_PLACE, [whole, counts])
-        self._bill("all_gather", (self.size - 1) * counts[self.me] * out.itemsize)
+        self._count("all_gather", (self.size - 1) * counts[self.me] * out.itemsize)
         if whole is not out:
             out[...] = beside(whole, out)
         return out
 
     def _reduction(self, dtype: np.dtype, count: int, op: str) -> "MPI.Op | None":
-        """Return MPI's reduction, or None where it has none that is NumPy's.
+        """Return MPI's reduction, or None where it has none that does what NumPy does.
 
-        The maximum of floats is not: which of two arguments MPI keeps where one of them is NaN
+        The maximum of floats does not: where one of two arguments is NaN, the one that MPI keeps
         depends on their order, and so could differ between ranks. MPI does not add truth values.
         """
         return _reduction(dtype.kind, op) if count < MOST else None
 
-    def _bill(self, operation: str, nbytes: int) -> None:
+    def _count(self, operation: str, nbytes: int) -> None:
+        """Add to the ledger bytes that are computed, not counted."""
         if self.size > 1:
-            self.ledger.bytes[operation + BILLED] += nbytes
+            self.ledger.bytes[operation + BY_FORMULA] += nbytes
 
 
 @cache

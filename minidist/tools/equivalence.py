@@ -15,7 +15,7 @@ import numpy as np
 
 from minidist import nn
 from minidist.comm import Cluster
-from minidist.comm.ledger import BILLED
+from minidist.comm.ledger import BY_FORMULA
 from minidist.errors import RankFailed, is_wrong_input
 from minidist.tools.causes import cause_of
 from minidist.tools.causes.finding import Finding
@@ -100,8 +100,8 @@ def check(
         said += [words for words in _causes(entry, case, outcomes, moved == formula) if words]
     if moved != formula:
         said.append(f"{moved} bytes moved, not {formula}{_operations(outcomes)}")
-    if billed := {op: None for o in outcomes for op in o.operations if op.endswith(BILLED)}:
-        said.append(f"not counted: {', '.join(billed)}")
+    if computed := {op: None for o in outcomes for op in o.operations if op.endswith(BY_FORMULA)}:
+        said.append(f"not counted: {', '.join(computed)}")
     return {
         "strategy": strategy,
         "case": case.name,

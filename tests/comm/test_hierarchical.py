@@ -9,7 +9,7 @@ import pytest
 
 from minidist import Cluster
 from minidist.comm.cluster import TRANSPORTS
-from minidist.comm.ledger import BILLED, Ledger
+from minidist.comm.ledger import BY_FORMULA, Ledger
 from minidist.comm.message_communicator import MessageCommunicator
 from minidist.errors import CollectiveMismatch
 from minidist.events import EventLog
@@ -163,10 +163,10 @@ def test_groups_of_ranks_of_several_hosts_each_count_their_own(on_hosts):
         assert moved == [pairs[rank % 2][2 - rank // 2], level_bytes(7, 8, hosts)[rank]]
 
 
-def test_what_was_billed_has_a_row_of_its_own():
+def test_bytes_by_formula_have_a_row_of_their_own():
     ledger = Ledger()
-    ledger.bytes.update({"all_reduce": 5, "all_reduce" + BILLED: 7, "all_gather": 2})
-    assert ledger.as_one("x") == {"x": 7, "x" + BILLED: 7} and ledger.total == 14
+    ledger.bytes.update({"all_reduce": 5, "all_reduce" + BY_FORMULA: 7, "all_gather": 2})
+    assert ledger.as_one("x") == {"x": 7, "x" + BY_FORMULA: 7} and ledger.total == 14
     assert Ledger().as_one("x") == {}
 
 
