@@ -3,11 +3,11 @@
 A *signature* is what the ranks of a group must agree on in a collective call. A *wait* is a thread
 that needs other ranks. A *snapshot* is all that one rank waits for, with its message counters. The
 caller takes one of every rank from time to time. Two in a row are a deadlock if they are equal,
-every rank that has not finished waits, and every message that was sent has arrived. One would not
-do: it shows the ranks at different moments, between which a message may have been sent and have
-arrived (Mattern 1987, "Algorithms for distributed termination detection"; there it takes two equal
-rounds of the same counters, too). A rank that computes or sleeps does not wait, however long it
-takes.
+every rank that has not finished waits, and every message that was sent has arrived. One round of
+snapshots is not enough: it shows the ranks at different moments, between which a message may have
+been sent and received. Two equal rounds of counters are (Mattern 1987, "Algorithms for distributed
+termination detection": the four-counter method). A rank that computes or sleeps does not wait,
+however long it takes.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ class Wait:
     """A thread that waits: in which operation, for which ranks (none: it is about to continue).
 
     helper   the thread of this rank that it waits for, if it is one
-    meeting  which meeting it has come to, where this rank cannot know who else has
+    meeting  the name of the meeting it has come to, if this rank cannot know who else has come
     """
 
     operation: str
@@ -126,8 +126,9 @@ def snapshot(
 ) -> Snapshot:
     """Take a snapshot of a rank from {thread: wait} and the thread that runs its worker.
 
-    older: the threads that the process had before the run; all others are the rank's, too. None: it
-    has other ranks' as well. Daemon threads count only where they wait or are waited for.
+    older: the threads that the process had before the run; all others are the rank's, too. None:
+    the process has other ranks' threads as well. Daemon threads count only where they wait or are
+    waited for.
     """
     waits, now = dict(waits), time.monotonic()  # threads come and go
     threads = [] if older is None else threading.enumerate()
@@ -141,8 +142,11 @@ def snapshot(
     return Snapshot(rows, computes, posted, arrived)
 
 
-def without_those_who_came(snapshots: dict[int, Snapshot | None]) -> dict[int, Snapshot | None]:
-    """Return the snapshots without waiting for ranks that wait in the same meeting."""
+def without_arrived(snapshots: dict[int, Snapshot | None]) -> dict[int, Snapshot | None]:
+    """Return the snapshots, in which no rank waits for one that has come to the same meeting.
+
+    Where a rank cannot know who has come, as with MPI, it says that it waits for all others.
+    """
     came: dict[tuple, set[int]] = {}
     for rank, found in snapshots.items():
         for row in found.rows if found else ():

@@ -2,9 +2,9 @@
 
 A process is one rank, which `mpiexec` has started:
 
-    mpiexec -n 4 python -m mpi4py script.py      where script.py calls run(worker, 4, "mpi")
+    mpiexec -n 4 python -m mpi4py script.py    where script.py calls run(worker, 4, transport="mpi")
 
-Any MPI that mpi4py runs on will do (MPICH and Open MPI are tested), if its threads may communicate
+Any MPI that mpi4py supports works (MPICH and Open MPI are tested), if its threads may communicate
 at once (MPI_THREAD_MULTIPLE).
 """
 
@@ -23,11 +23,11 @@ from minidist.comm.diagnosis import SILENCE
 
 @cache
 def load() -> ModuleType:
-    """Return mpi4py.MPI, initialised; ValueError, with the remedy, where that cannot be."""
+    """Return mpi4py.MPI, initialised; ValueError, with the remedy, if it is missing or unfit."""
     keep_freed_memory()  # before MPI starts threads that allocate
     try:
         from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # no mpi4py; mpi4py, and no library for it
+    except (ImportError, RuntimeError) as error:  # no mpi4py; or no MPI library
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
             f"transport='mpi' needs mpi4py and an MPI library ({reason}): "
@@ -54,10 +54,12 @@ def is_first() -> bool:
     return load().COMM_WORLD.rank == 0
 
 
-def all_come(call: str) -> None:
-    """Return when every process has called this; say so on stderr if that takes long.
+def wait_for_all(call: str) -> None:
+    """Return when every process has called this; say so on stderr if it takes SILENCE seconds.
 
-    Then MPI's memory has been mapped by all, and needs no name any more.
+    call  what every process has to call, for that message
+
+    By then every process has mapped MPI's shared memory, which needs no name any more.
     """
     world = load().COMM_WORLD
     request, begin, said = world.Ibarrier(), time.monotonic(), False
@@ -85,7 +87,7 @@ def check_world(size: int, processes: int, subset: bool) -> None:
 
 
 def command(size: int) -> str:
-    """Return the command that starts this very program on `size` ranks."""
+    """Return the command that starts this program on `size` ranks."""
     program = sys.argv[0] or "-c ..."
     if os.path.basename(program) == "minidist" or program.endswith("minidist/__main__.py"):
         return " ".join([f"mpiexec -n {size} minidist", *sys.argv[1:]])
@@ -93,7 +95,7 @@ def command(size: int) -> str:
 
 
 def _mapped_files() -> set[Path]:
-    """Return the files of shared memory that this process has mapped."""
+    """Return the files of /dev/shm that this process has mapped; none without /proc."""
     maps = Path("/proc/self/maps")
     lines = maps.read_text().splitlines() if maps.exists() else []
     return {Path(line.split(maxsplit=5)[5]) for line in lines if " /dev/shm/" in line}
@@ -102,7 +104,7 @@ def _mapped_files() -> set[Path]:
 def _forget_names(files: Iterable[Path]) -> None:
     """Remove the names of MPI's shared memory; what is mapped stays.
 
-    A rank that is killed cannot do it later, and neither MPICH nor Open MPI does it for that rank.
+    A rank that is killed cannot remove them, and neither MPICH nor Open MPI does it for that rank.
     """
     for file in files:
         if file.name.startswith(("mpich_shm_", "sm_segment")):
@@ -113,7 +115,7 @@ def _forget_names(files: Iterable[Path]) -> None:
 def _abort_on_error(MPI: ModuleType) -> None:
     """End all ranks when this one ends with an exception, which the others would wait for.
 
-    `python -m mpi4py` does that, too; a script that is started without it deserves no less.
+    `python -m mpi4py` does that, too. This is for a script that is started without it.
     """
     show = sys.excepthook
 

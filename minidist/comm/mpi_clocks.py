@@ -19,9 +19,10 @@ ROUNDS = 10
 def seconds_behind_first(
     comm: "MPI.Comm", hosts: list[int], clock: Callable[[], float] = time.monotonic
 ) -> list[float]:
-    """Return what to add to each process's clock to read that of process 0; all call this.
+    """Return the seconds to add to each process's clock to get process 0's time; all call this.
 
-    hosts  the host of each process; those on the host of process 0 share its clock
+    hosts  the number of each process's host; those on the host of process 0 share its clock
+    clock  returns seconds
     """
     mine = 0.0
     for process in [p for p in range(comm.size) if hosts[p] != hosts[0]]:

@@ -1,7 +1,7 @@
 """The rank of a process that `mpiexec` has started: its fabric, and how it makes communicators.
 
-It is the fabric of a local rank, with a mailbox that is filled by MPI and polled by whoever waits,
-since MPI cannot wake a thread. Its memory is shared by the ranks of its host.
+It is the fabric of a local rank. Its messages come from MPI. MPI cannot wake a thread, so a thread
+that waits polls. Its memory is shared by the ranks of its host.
 """
 
 import mmap
@@ -30,7 +30,7 @@ LONGEST_PAUSE = 0.001  # seconds
 class Pause:
     """Pauses between two checks: a tenth of the time since the last event.
 
-    So they are short where a rank waits briefly, and take no time of others where it waits long.
+    So a short wait ends soon after its event, and a long one leaves the core to others.
     """
 
     def __init__(self):
@@ -54,18 +54,19 @@ class Polling:
 
 
 class MpiRank:
-    """This process's rank among those of `world`; all of them make theirs at once.
+    """This process's rank among those of `world`; all ranks call this at once.
 
     hosts    the number of every rank's host
     connect  how to choose communicators; MPI's own if None
     here     how many ranks are on this rank's host
+    made     MPI's communicators for the groups of this run, which are freed at its end
     """
 
     def __init__(self, world: "MPI.Comm", hosts: list[int], device: str, connect: Connect | None):
         MPI = load()
         self.world, self.messages = world, world.Dup()
         self.line = MPI.BYTE.Create_contiguous(LINE).Commit()
-        self.made: list[MPI.Comm] = []  # in this run, for its groups
+        self.made: list[MPI.Comm] = []
         mailbox = Mailbox()
         mailbox.spins, mailbox.pace = SPINS, Polling()
         mailbox.polled = {
@@ -98,13 +99,13 @@ class MpiRank:
         parent: Communicator | None,
         within_host: bool = False,
     ) -> Communicator | None:
-        """Return a communicator of MPI; for a group within a host, one of its memory."""
+        """Return a communicator of MPI; for a group within a host, one of shared memory."""
         if within_host or isinstance(parent, SharedMemoryCommunicator):
             return SharedMemoryCommunicator.connect(fabric, members, splits, parent)
         if not members:
             parent.comm.Split(load().UNDEFINED)
             return None
-        if parent is None:  # each run has its own, lest what one has left pairs with the next one's
+        if parent is None:  # of this run alone: what a failed run left must not pair with it
             comm = self.world.Dup()
         else:
             comm = parent.comm.Split(members[0], members.index(fabric.rank))
@@ -112,12 +113,12 @@ class MpiRank:
         return MpiCommunicator(fabric, members, splits, comm)
 
     def free_groups(self) -> None:
-        """Return to MPI what the groups of this run have used: it has room for some thousands."""
+        """Free the communicators of this run's groups: MPI has room for some thousands."""
         while self.made:
             self.made.pop().Free()
 
     def free(self) -> None:
-        """Return the rest to MPI, when no transfer is under way."""
+        """Free all that this rank has of MPI; no transfer may be under way."""
         self.free_groups()
         self.messages.Free()
         self.world.Free()
@@ -125,10 +126,10 @@ class MpiRank:
 
 
 def hosts_of(comm: "MPI.Comm") -> list[int]:
-    """Return the number of the host of every process.
+    """Return the number of every process's host; all processes call this.
 
-    The processes of a host share memory, and see each other under /proc. Where they do not, as in
-    two containers, or without /proc, each counts as a host of its own.
+    The processes of a host share memory, and see each other under /proc. Two containers do not, and
+    count as two hosts; without /proc every process counts as a host of its own.
     """
     host = comm.Split_type(load().COMM_TYPE_SHARED)
     first_here, processes = host.bcast(comm.rank), Path("/proc/self/ns/pid")
@@ -147,6 +148,6 @@ def _memory_of(host: "MPI.Comm") -> SharedMemory:
     if host.rank:
         file = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
     mapped = mmap.mmap(file, 0)
-    host.Barrier()  # the first one's file is open until all have it
+    host.Barrier()  # the first rank keeps its file open until all have opened it
     os.close(file)
     return SharedMemory(mapped, host.rank, host.size)

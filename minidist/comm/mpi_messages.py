@@ -5,7 +5,8 @@
 
 It is copied once, into that form, and MPI sends it while the rank goes on (`Isend`). It is received
 into memory of its own, of which the array is a view. MPI keeps the order of each source; the
-mailbox finds the key. A message is counted in lines of 64 bytes, so 2^31 of them are not too many.
+mailbox finds the key. MPI may count in 32 bits, so a message is counted in lines of 64 bytes: it
+has at most 2^37 bytes.
 """
 
 import pickle
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 LINE = 64  # bytes
-ABANDONED: list[Any] = []  # transfers that a failed run has left under way, with their memory
+# Transfers that a failed run has left under way. MPI cannot end all of them, and may still write
+# to their memory, so both are kept until the process ends.
+ABANDONED: list[Any] = []
 
 
 def pack(key: Key, message: Message) -> np.ndarray:
@@ -52,7 +55,7 @@ def _lines(nbytes: int) -> int:
 
 
 class Sender:
-    """A fabric's `deliver`: sends that are under way keep their memory here."""
+    """A fabric's `deliver`; it keeps the memory of sends that are under way."""
 
     def __init__(self, comm: "MPI.Comm", line: "MPI.Datatype", mailbox: Mailbox):
         self.comm, self.line, self.mailbox = comm, line, mailbox

@@ -11,9 +11,9 @@ thread that called is the rank's control:
 
 Process 0 does what the caller of local ranks does: it collects reports, asks every rank what it
 waits for, and finds out that a run has failed. The others answer its questions and get the outcome,
-so every process returns the same results, or raises the same error. Nobody blocks in MPI while
-another rank may be missing: all poll, first often, then seldom. That also moves what others wait
-for, since MPI moves messages only while it is called.
+so every process returns the same results, or raises the same error. No thread blocks in MPI while
+another rank may be missing: all poll, first often, then seldom. Polling also moves the messages
+that others wait for, since MPI moves them only while it is called.
 """
 
 import os
@@ -28,11 +28,11 @@ from contextlib import suppress
 import cloudpickle
 from threadpoolctl import threadpool_limits
 
-from minidist.comm.diagnosis import SILENCE, Snapshot, without_those_who_came
+from minidist.comm.diagnosis import SILENCE, Snapshot, without_arrived
 from minidist.comm.fabric import Connect
 from minidist.comm.mailbox import Stopped
 from minidist.comm.mailbox_fabric import MailboxFabric
-from minidist.comm.mpi import all_come, check_world, load
+from minidist.comm.mpi import check_world, load, wait_for_all
 from minidist.comm.mpi_clocks import seconds_behind_first
 from minidist.comm.mpi_fabric import MpiRank, Pause, hosts_of
 from minidist.comm.mpi_messages import ABANDONED
@@ -68,7 +68,9 @@ class MpiRanks:
         """Let the first `size` processes be ranks; all processes call this.
 
         connect  how to choose communicators: MPI's own, if None
-        subset   whether there may be more processes than ranks; those wait for the results
+        subset   whether there may be more processes than ranks; the others wait for the results
+
+        ValueError, with the command to type, if MPI has started another number of processes.
         """
         if interleaving is not None:
             raise ValueError(
@@ -76,7 +78,7 @@ class MpiRanks:
             )
         MPI = load()
         check_world(size, MPI.COMM_WORLD.size, subset)
-        all_come(f"run, or Cluster, with {size} ranks")
+        wait_for_all(f"run, or Cluster, with {size} ranks")
         self.size, self.control = size, MPI.COMM_WORLD.Dup()
         self.me, self.status = self.control.rank, MPI.Status()
         self.pids, hosts = self.control.allgather(os.getpid()), hosts_of(self.control)
@@ -113,7 +115,7 @@ class MpiRanks:
             self.thread.start()
 
     def _work(self, fabric: MailboxFabric, run: int, logged: bool, payload: bytes) -> None:
-        with threadpool_limits(fair_share_of_cores(self.rank.here)):  # the thread's that sets it
+        with threadpool_limits(fair_share_of_cores(self.rank.here)):  # per thread in some BLAS
             report = execute(fabric, run, logged, payload, cloudpickle.loads)
         if report is not None:
             self.finished.append((run, pack(report, cloudpickle.dumps)))
@@ -147,7 +149,7 @@ class MpiRanks:
             self.asked.add(rank)
             self._tell(rank, "question", None)
         self._serve_until(lambda: not self.asked, timeout=patience)
-        return without_those_who_came({rank: self.answers.get(rank) for rank in range(self.size)})
+        return without_arrived({rank: self.answers.get(rank) for rank in range(self.size)})
 
     def pid_of(self, rank: int) -> int:
         return self.pids[rank]
@@ -161,7 +163,10 @@ class MpiRanks:
         self.running = False
 
     def stop(self, patience: float = 0.0) -> None:
-        """Stop this process's rank at its next communication; wait a second for it."""
+        """Stop this process's rank at its next communication; wait a second for it.
+
+        `patience` has no use here: a rank that is a thread cannot be ended by force.
+        """
         if self.rank is not None:
             self.rank.fabric.mailbox.close(Stopped())
         if not self.running:
@@ -176,17 +181,20 @@ class MpiRanks:
 
     # Control: messages between process 0 and the others.
 
-    def _tell(self, process: int, kind: str, what) -> None:
+    def _tell(self, process: int, kind: str, what: object) -> None:
         self.sending.append(self.control.isend((kind, what), process))
 
-    def _tell_all(self, kind: str, what) -> None:
+    def _tell_all(self, kind: str, what: object) -> None:
         for process in range(1, self.control.size):
             self._tell(process, kind, what)
 
     def _serve_until(
         self, condition: Callable[[], object], waiting: str = "", timeout: float | None = None
     ) -> None:
-        """Serve the other processes until the condition holds, or for `timeout` seconds."""
+        """Serve the other processes until the condition holds, or for `timeout` seconds.
+
+        waiting  what this process waits for, to be printed once after SILENCE seconds
+        """
         begin, pause = time.monotonic(), Pause()
         while True:
             if self._serve():
@@ -200,9 +208,9 @@ class MpiRanks:
             pause()
 
     def _serve(self) -> bool:
-        """Hand on this rank's report, read what has come, move what is under way.
+        """Send this rank's report, read messages, free what has been sent.
 
-        Return whether there was anything.
+        Return whether there was a report or a message.
         """
         self.sending = [request for request in self.sending if not request.test()[0]]
         if self.rank is not None:
@@ -238,7 +246,7 @@ class MpiRanks:
 
 
 def _packed_error(error: BaseException) -> bytes:
-    """Serialise an error, with its cause if that can be."""
+    """Serialise an error, with its cause if that can be serialised, too."""
     for found in (error, CommError(f"process 0 was stopped by {error!r}")):
         for cause in (error.__cause__, None):
             with suppress(Exception):
