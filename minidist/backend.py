@@ -140,8 +140,8 @@ def keep_freed_memory() -> None:
 
     Every training step allocates and frees the same megabytes. By default glibc returns blocks
     above 128 KiB to the kernel, and every page faults in again. A thread's blocks come from an
-    arena of its own, whose empty heaps glibc returns in any case; so all threads that start after
-    this share the first arena. Without glibc this does nothing; results are the same either way.
+    arena of its own, whose empty heaps glibc always returns. So the threads that start after this
+    call share the first arena. Without glibc this does nothing; results are the same either way.
     """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -1,8 +1,8 @@
 """An optional log of events: which rank did what, when, and how many bytes it moved.
 
 Times are seconds of the machine's monotonic clock, which all its processes share, so a log made by
-several ranks can be read as one. (Between machines clocks are compared, see comm/mpi_clocks.py; a
-simulator's clocks have their own unit.)
+several ranks can be read as one. (Events of another machine are moved to the clock of process 0:
+comm/mpi_clocks.py. A simulator's clocks have their own unit.)
 """
 
 import threading
@@ -68,7 +68,7 @@ class EventLog:
         self.events.extend(other.events)
 
     def later(self, seconds: float) -> "EventLog":
-        """Return the same events by a clock that is this much ahead."""
+        """Return the same events by a clock that is `seconds` ahead."""
         moved = [replace(e, start=e.start + seconds, end=e.end + seconds) for e in self.events]
         return EventLog(moved, self.rank, self.unit)
 

@@ -27,25 +27,28 @@ COMMANDS = {  # a module of this package, and what its command does
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; return its exit status: 1 it failed, 2 wrong input, 130 Ctrl-C."""
+    """Run one command; return its exit status: 1 it failed, 2 wrong input, 130 Ctrl-C.
+
+    Under MPI every process runs the command, and only the first one prints.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     _open_closed_streams()
     if "--transport=mpi" not in arguments and ("--transport", "mpi") not in pairwise(arguments):
         return _main(arguments)
     with open(os.devnull, "w") as nowhere, ExitStack() as silence:
-        if _is_another_process():
+        if _is_not_the_first():
             silence.enter_context(redirect_stdout(nowhere))
             silence.enter_context(redirect_stderr(nowhere))
         return _main(arguments)
 
 
-def _is_another_process() -> bool:
-    """Return whether MPI has started this process, and a first one, which prints for all."""
+def _is_not_the_first() -> bool:
+    """Return whether this is one of several processes of MPI, and not the first of them."""
     from minidist.comm import mpi  # needs NumPy, which not every command does
 
     try:
         return not mpi.is_first()
-    except ValueError:  # there is no MPI: the command will say so
+    except ValueError:  # there is no MPI, and the command will say so
         return False
 
 

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks",
         type=whole,
-        help="worker processes (default: dp x pp x tp; without these 4, or as many as MPI started)",
+        help="how many (default: dp x pp x tp; without these 4, or all processes of MPI)",
     )
     for field in fields(Settings):
         how, meaning = SETTINGS[field.name]
@@ -79,8 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Train, sample, certify; return 1 if the ranks' gradients are not one device's."""
-    most = mpi.processes() if given.transport == "mpi" else 4
-    given.dp = _data_parallel_ranks(given.ranks, given.dp, given.pp, given.tp, most)
+    default = mpi.processes() if given.transport == "mpi" else 4
+    given.dp = _data_parallel_ranks(given.ranks, given.dp, given.pp, given.tp, default)
     settings = Settings(**{field.name: getattr(given, field.name) for field in fields(Settings)})
     programs(given.schedule, given.pp, given.micro_batches)  # raises what the ranks would raise
     corpus = text(given.text, given.context)
@@ -138,7 +138,7 @@ def _who_has_what(settings: Settings) -> str:
 
 
 def _data_parallel_ranks(ranks: int | None, dp: int | None, pp: int, tp: int, default: int) -> int:
-    """Return dp; where it is not given it follows from the rest."""
+    """Return dp; where it is not given it follows from the rest. `default`: ranks, if none is."""
     if dp is None:
         dp = (ranks or (default if pp * tp == 1 else pp * tp)) // (pp * tp)
     if ranks not in (None, dp * pp * tp) or dp < 1:

@@ -38,8 +38,8 @@ def run(given: argparse.Namespace) -> int:
         if not given.json:
             print(_line(row), flush=True)
     print(json.dumps(rows, indent=2) if given.json else _summary(rows))
-    if (most := max(sizes)) < max(equivalence.SIZES) and not given.json:
-        print(f"cases with more ranks are left out: MPI has started processes for {most}")
+    if (largest := max(sizes)) < max(equivalence.SIZES) and not given.json:
+        print(f"cases with more ranks are left out: MPI has started processes for {largest}")
     return 0 if all(row["ok"] for row in rows) else 1
 
 

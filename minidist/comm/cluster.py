@@ -29,7 +29,7 @@ LOOK_EVERY = 0.4  # seconds without a report after which the ranks are asked wha
 class Ranks(Protocol):
     """What Cluster needs of a transport: ranks that are up, and wait for work.
 
-    A transport starts them, or, where something else has, joins them; each rank calls `execute`
+    A transport starts them, or takes those that mpiexec has started; each rank calls `execute`
     (report.py) for every run.
     """
 
@@ -46,7 +46,10 @@ class Ranks(Protocol):
         """Return the process of a rank that does not answer."""
 
     def decide(self, judge: Callable[[], dict[int, Report]]) -> dict[int, Report]:
-        """Return or raise what `judge` does; where several processes run this, one asks it."""
+        """Return what `judge()` returns, or raise what it raises.
+
+        Where several processes call this, one of them calls `judge`, and all get its outcome.
+        """
 
     def finish(self) -> None:
         """End a run in which every rank has reported."""
@@ -79,7 +82,8 @@ def run(
                   args and results
     transport     "process" (at most 123 ranks), "thread" for a debugger, or "mpi": the processes
                   that mpiexec has started, each of which calls this and gets the results; with
-                  "mpi-subset" the first `size` of them are the ranks, and the others wait
+                  "mpi-subset" the first `size` of them are the ranks, and the others wait for the
+                  results. The worker and its arguments are those of process 0
     timeout       seconds after which the run ends in CommTimeout
     device        "cpu" or "gpu": `group.device`, where `group.empty` allocates
     log           an EventLog that gets every rank's events
@@ -87,6 +91,8 @@ def run(
 
     Each rank's BLAS gets cores // size threads, so one rank alone uses them all: to compare numbers
     of ranks fairly, use `threadpoolctl.threadpool_limits(1)` in the worker.
+
+    Errors: those of Cluster.run, and ValueError, with a remedy, if `size` ranks are impossible.
     """
     with Cluster(size, transport, device, interleaving) as cluster:
         return cluster.run(worker, *args, timeout=timeout, log=log)

@@ -1,4 +1,4 @@
-"""Collectives as algorithms, on send and recv alone; `hierarchical` on those of two groups.
+"""Collectives as algorithms, on send and recv alone; `hierarchical` calls those of two groups.
 
 `channel.send(array, to)` copies and never waits; `channel.recv(source)` returns a fresh array.
 
@@ -117,10 +117,12 @@ def halving_doubling(channel: Channel, x: Array, combine: Callable[..., Array]) 
 
 
 def hierarchical(inside: "Group", between: "Group | None", k: int, x: Array, op: str) -> None:
-    """All-reduce the flat array x in place, on two levels (2D-torus; Mikami et al. 2018).
+    """All-reduce the flat array x in place, on two levels.
 
-    `inside` is the group of this host's ranks. No host has fewer than k: the first k of each take a
-    slice of x. `between` is the group of the ranks with this rank's slice; None if it has none.
+    This is the 2D-torus all_reduce of Mikami et al. 2018 (arXiv 1811.05233), with hosts as rows.
+    `inside` is the group of this host's ranks. No host has fewer than k ranks, and the first k of
+    each host have a slice of x each. `between` is the group of the ranks that have this rank's
+    slice; None if this rank has none.
 
                           host a: 3 ranks    host b: 2 ranks    k = 2
                           a0    a1    a2     b0    b1           arrays

@@ -34,7 +34,7 @@ class Pace(Protocol):
     """How threads of a rank wait, other than by sleeping until `Mailbox.notify` wakes them."""
 
     def offer(self) -> None:
-        """Called before a thread communicates: another rank may go first."""
+        """Let another rank go first, perhaps; called before a thread communicates."""
 
     def wait_until(self, condition: "Callable[[], bool]") -> bool:
         """Return True when the condition holds; False, at once, if this thread has to sleep."""
@@ -50,7 +50,7 @@ class Mailbox:
 
     polled  {source: where its messages are polled}
     spins   how often to poll before sleeping
-    pace    how threads wait, where they do not sleep: in an interleaving, or if nothing wakes them
+    pace    how threads wait, if they do not sleep: in an interleaving, or where nothing wakes them
     """
 
     def __init__(self):

@@ -1,6 +1,7 @@
 """MailboxFabric: one rank's mailbox, the memory that it shares, and what it has sent and waits for.
 
-Threads, local processes and processes under MPI differ in how a message gets into a mailbox.
+Threads, local processes and processes under MPI all use it. They differ in how a message gets into
+a mailbox.
 """
 
 import threading
@@ -23,7 +24,10 @@ from minidist.events import EventLog
 
 
 def numbered(hosts: Sequence[Hashable] | None, size: int) -> list[int]:
-    """Return the number of each rank's host, by first appearance; all 0 if there are no names."""
+    """Return the number of each rank's host, by first appearance; all 0 if no host is named.
+
+    ValueError unless there is one name for each of the `size` ranks.
+    """
     if hosts is None:
         return [0] * size
     if len(hosts) != size:

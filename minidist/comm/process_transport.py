@@ -13,8 +13,8 @@ messages, which a rank takes when it waits for them. A message that is large, or
 buffer full, travels through the pair of sockets; in each process one thread reads whatever arrives
 there, at once, so that a send never waits for a recv. Neither has a name that could be left behind.
 The processes come from a fork server with NumPy loaded (or are spawned where there is none); they
-never import the caller's script, because workers travel by value. `hosts` is a pretence, as for
-ranks that are threads.
+never import the caller's script, because workers travel by value. `hosts` simulates several hosts,
+as in thread_transport.py.
 """
 
 import mmap

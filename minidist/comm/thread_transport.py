@@ -4,8 +4,8 @@ Like processes they share only the memory of `Group.empty`: the worker, its argu
 are copied for each rank. A thread cannot be killed: after a failure elsewhere it stops at its next
 communication.
 
-`hosts` names the host of each rank, to pretend that there are several: all_reduce by "hierarchical"
-then does, and counts, what it would do there. Nothing else changes; memory is shared as before.
+`hosts` names a host for each rank, to simulate several: all_reduce by "hierarchical" then sends and
+counts what it would send between such hosts. Nothing else changes: all ranks share memory.
 """
 
 import mmap

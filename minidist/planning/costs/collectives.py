@@ -14,7 +14,7 @@ def all_reduce_bytes(
     "ring": every chunk but number r + 1, and then every chunk but number r + 2. "tree": n from each
     rank but 0 on the way up; n to each child on the way down. "halving_doubling" (N a power of
     two): at each distance the half it gives, then the one it keeps. Where N divides n, all these
-    but the tree give 2 (N - 1) / N n. "hierarchical": what `level_bytes` has for both levels.
+    but the tree give 2 (N - 1) / N n. "hierarchical": both levels of `level_bytes` together.
 
     hosts  for "hierarchical": the number of each rank's host (default: all ranks are on one)
     """
@@ -36,7 +36,7 @@ def all_reduce_bytes(
 
 
 def level_bytes(n: int, itemsize: int, hosts: list[int]) -> list[tuple[int, int]]:
-    """Return the bytes that each rank sends (inside its host, to other hosts) by "hierarchical".
+    """Return the bytes (inside its host, to other hosts) that each rank sends in "hierarchical".
 
     inside   what the others reduce of this rank's array, n - s_r, and its slice s_r to each rank
              of its host; the first k ranks of a host have a slice, the others have s_r = 0
