@@ -230,10 +230,11 @@ for N in range(2, 9):
 # bits differ from the others'. But its order is fixed, and each chunk is finished in one place and
 # then copied. So ranks that start with equal weights keep equal weights.
 #
-# So far all pairs of ranks were alike. Ranks on one machine, a *host*, share its memory; between
-# hosts is a network, which is slower. `algorithm="hierarchical"` reduces inside each host, then one
-# slice of the array between ranks of equal place, then gathers inside. Between h hosts pass
-# `2(h-1) S`, however many ranks they have. Here four threads pretend to be on two hosts:
+# So far all pairs of ranks were alike. Ranks on one machine, a *host*, share its memory; a network
+# between hosts is slower. `algorithm="hierarchical"` first reduces inside each host, so that each
+# of its ranks has the sum of one slice. Ranks with the same slice then reduce it between hosts, and
+# each host gathers the slices. Between h hosts `2(h-1) S` bytes pass, for any number of ranks. Here
+# four threads simulate two hosts:
 
 
 # %%

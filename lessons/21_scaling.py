@@ -2,12 +2,13 @@
 # # 21. How far does it scale?
 #
 # Lesson 3 ran one step on more and more ranks and saw it gain less and less. This lesson asks how
-# far it can go. Two laws, each fitted to a measurement, look ahead; a line of two numbers, latency
-# and bandwidth, says why; and three walls end it: too little work per rank, too many bytes, too
-# large a batch.
+# far it can go. Two laws, each fitted to a measurement, predict it for more ranks. A line of two
+# numbers, latency and bandwidth, explains it. Three walls end it: too little work per rank, too
+# many bytes, too large a batch.
 #
-# Letters: `N` ranks; `B` examples of a batch, all ranks together; `P` parameters, of `S` bytes;
-# `alpha` seconds of latency, `beta` seconds per byte.
+# Letters: `N` ranks; `B` examples of a batch, all ranks together; `S` bytes of the gradient, or of
+# any array that is summed; `alpha` seconds of latency, `beta` seconds per byte; `h` hosts of `k`
+# ranks each.
 #
 # The lesson also runs on MPI, on one machine or many; then rank 0 prints:
 #
@@ -71,8 +72,8 @@ print(f"transport {transport!r}; {{ranks: how many share a core}} = {SHARED}")
 # - *strong scaling*: the batch stays, 384 images. How much sooner is a step done?
 # - *weak scaling*: the batch grows, 256 images a rank. How much more is done in the time?
 #
-# Each is a speed-up over *one rank with the same batch*. Runs take turns, and the best of a run's
-# rounds counts: other programs have disturbed it least.
+# Each is a speed-up over *one rank with the same batch*. Runs take turns, and the shortest round of
+# a run counts, because other programs disturbed it least.
 
 
 # %%
@@ -136,7 +137,7 @@ for N in RANKS[1:]:
 #
 # ## Code
 #
-# Each law is a straight line in the right coordinates. Then so is a fit.
+# In the right coordinates each law is a straight line through 0. To fit it is one division.
 
 
 # %%
@@ -153,7 +154,7 @@ def gustafson(speedups):
 
 
 def line(x, y):
-    """Fit y = a + b x so that relative errors count alike: a microsecond matters only in a few."""
+    """Fit y = a + b x, with the relative errors of all points weighted alike; return a and b."""
     x, y = np.asarray(x, float), np.asarray(y, float)
     b, a = np.polyfit(x, y, 1, w=1 / y)
     return a, b
@@ -166,12 +167,13 @@ assert abs(gustafson(dict(zip(some, some - (some - 1) * 0.1, strict=True))) - 0.
 # %% [markdown]
 # ## Measurement: two laws
 #
-# Fitted to the numbers of ranks that have a core each. For one N, Amdahl's s is the *experimentally
-# determined serial fraction* of [Karp and Flatt 1990](https://doi.org/10.1145/78607.78614). As long
-# as it is the same for all N, the law holds; if it rises, something else has begun.
+# Both are fitted to the numbers of ranks that have a core each. For one N, Amdahl's s is the
+# *experimentally determined serial fraction* of [Karp and Flatt
+# 1990](https://doi.org/10.1145/78607.78614). As long as it is the same for all N, the law holds; if
+# it rises, overhead grows with N.
 
 # %%
-s_strong = np.clip(amdahl({N: strong[N] for N in OWN}), 0, 1)  # beyond: other programs compute
+s_strong = np.clip(amdahl({N: strong[N] for N in OWN}), 0, 1)  # beyond, if other programs disturb
 s_weak = np.clip(gustafson({N: weak[N] for N in OWN}), 0, 1)
 print(f"Amdahl: s = {s_strong:.2f}: 64 ranks {1 / (s_strong + (1 - s_strong) / 64):.1f} x;", end="")
 print(f" Gustafson: s = {s_weak:.2f}: 64 ranks {64 - 63 * s_weak:.0f} x, {64 * SHARE:,} images")
@@ -186,8 +188,9 @@ print("s for each N alone:", {N: round(float(amdahl({N: strong[N]})), 2) for N i
 #
 # What does it cost to wait? We time all_reduce for arrays of 1 KB to 4 MB, in turns, and fit
 # `alpha + beta S`. Is the line right? In each round we leave out a size and predict it from the
-# others. On ranks with a core each, the range of predicted over measured must reach 1 within a
-# factor of 2, which is for caches and for other programs.
+# others: predicted over measured is a ratio. On ranks with a core each, the smallest ratio of the
+# rounds must be below 2 and the largest above 1/2. The factor of 2 allows for caches and for other
+# programs.
 
 # %%
 BYTES = 1 << np.arange(10, 24, 2)
@@ -250,7 +253,7 @@ for N, B in runs:
 # ## Three walls
 #
 # **Work per rank.** `fixed` and `calls alpha` do not shrink with a rank's share. If the share is
-# small, they are all there is.
+# small, they are nearly all of the step.
 
 # %%
 alpha, beta = links[2]
@@ -260,7 +263,7 @@ print(f"below {still / each:.0f} images a rank, most of the time is what does no
 
 # %% [markdown]
 # **Bytes.** `beta S` does not shrink either, and it grows with the model. Fewer and larger calls
-# (buckets, lesson 3) cure alpha; they do not cure beta. More images per rank do.
+# (buckets, lesson 3) save latency, but no bytes. More images per rank make both a smaller share.
 
 # %%
 print(f"the gradient's {S / 1e6:.1f} MB take as long as {beta * S / each:.0f} images;", end="")
@@ -269,8 +272,8 @@ print(f" calls below {alpha / beta / 1e3:.0f} KB wait more for latency than for 
 # %% [markdown]
 # **Batch.** So give each rank enough images, and let the batch grow with N: weak scaling, no bound.
 # But a larger batch must also be *worth* more. We count the steps that a linear model needs until
-# its loss on all digits is 0.3, with the best learning rate for each batch (else we would compare
-# rates). Each of two ranks trains alone, with an order of examples of its own.
+# its loss on all digits is 0.3, with the best learning rate for each batch (otherwise we would
+# compare rates). Each of two ranks trains alone, with its own order of examples.
 
 
 # %%
@@ -278,7 +281,7 @@ BATCHES = [2, 4, 8, 16, 32, 64, 128, 256]
 
 
 def steps_to_the_loss(B, rate, at_most, order, goal=0.3):
-    """Return how many steps of SGD it takes; at_most, if it takes more."""
+    """Return how many steps of SGD reach the goal; at_most, if more are needed."""
     model, random = nn.MLP([64, 10]), np.random.default_rng(order)
     optimizer = optim.SGD(model.parameters(), lr=rate)
     for step in range(1, at_most):
@@ -317,14 +320,15 @@ assert max(abs((least + slope / np.array(BATCHES)) / steps - 1)) < 0.25
 # returns*, *maximal data parallelism* ([Shallue et al.
 # 2019](https://jmlr.org/papers/v20/18-789.html)). The law is from [McCandlish et al.
 # 2018](https://arxiv.org/abs/1812.06162): a gradient has noise, a batch averages it, and beyond
-# `B_crit` little is left to average. `B_crit` belongs to the problem, not to the machine: no link
+# `B_crit` little noise is left. `B_crit` belongs to the problem, not to the machine: no link
 # is fast enough to change it.
 #
 # ## Hosts
 #
-# Links between hosts are the slowest, and all k ranks of a host share one. A flat all_reduce sends
-# `2 k (h-1) S` bytes over the links of h hosts; a hierarchical one (lesson 2) sends `2 (h-1) S`,
-# less than `2 S` per host, however many hosts there are. Counted on threads:
+# Links between hosts are the slowest, and all k ranks of a host share one. A flat all_reduce, in
+# which every rank exchanges slices with every other, sends `2 k (h-1) S` bytes over the links of h
+# hosts. A hierarchical one (lesson 2) sends `2 (h-1) S`: less than `2 S` per host, whatever h is.
+# Counted on threads:
 
 
 # %%
@@ -360,7 +364,7 @@ for host in ([0, 0, 1, 1], [0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 2, 2]):
     print(f"ranks on hosts {host}: flat {flat / size:.0f} S, hierarchical {levels / size:.0f} S")
 
 # %% [markdown]
-# The figure: a wall in each panel. (Hollow marks: ranks that share a core.)
+# The figure has a wall in each panel. (Hollow marks: ranks that share a core.)
 
 
 # %%
@@ -445,8 +449,8 @@ exercise.judge(1, check_crossing, crossing, tempting=[all_of_them, one_ring_of_h
 # %% [markdown]
 # ## Exercise 2: why did this break?
 #
-# A profile says that four numbers take 60 ms to be summed. So a faster link is bought; the step
-# takes as long as before. Look at what was measured:
+# A profile says that an all_reduce of four numbers takes 60 ms. So somebody buys a faster link, and
+# the step takes as long as before. Look at what was measured:
 
 
 # %%
@@ -511,9 +515,9 @@ exercise.judge(2, check_timed, timed, tempting=[as_profiled, starts_before_the_b
 #
 # Weak scaling lets B grow like N. Is that best? A step takes `same + each B / N` seconds (`same` is
 # what N ranks cannot shorten), and training `least (1 + B_crit / B)` steps. Write `best_batch(N,
-# same, each, B_crit)`: the B, with a fraction, with which training ends first.
+# same, each, B_crit)`: the B with which training ends first. It need not be a whole number.
 #
-# *Hint:* multiply; two terms depend on B. Where is one's fall the other's rise?
+# *Hint:* multiply; two terms depend on B. For which B does one fall as fast as the other rises?
 
 
 # %%
@@ -548,8 +552,8 @@ exercise.judge(3, check_batch, best_batch, tempting=[always_critical, grows_with
 # %% [markdown]
 # ## What it costs, and the next problem
 #
-# - **All ranks pay for what is not shortened**: at an efficiency of a half, half of them are bought
-#   for nothing.
+# - **All ranks pay for what is not shortened**: at an efficiency of one half, half of the ranks
+#   contribute nothing.
 # - **A fit is good in its range.** Ours is from few ranks. A slower link, a shared switch, or one
 #   slow rank of thousands bends the line.
 # - **A larger batch is not free**: it takes more examples and another learning rate, and beyond
