@@ -2,8 +2,8 @@
 
     mpiexec -n 4 python -m mpi4py -m pytest tests/comm/conformance --machine mpi
 
-A run over MPI is a call that all processes make. So they must run the same tests in the same order,
-with the same examples, and agree on what failed; else they would wait for each other.
+All processes make a run under MPI together. So they must run the same tests in the same order, with
+the same examples, and agree on what failed; otherwise they would wait for each other.
 """
 
 import faulthandler
@@ -34,13 +34,13 @@ class OneReport:
                 f"--machine mpi needs {RANKS} processes, and MPI has started {self.world.size}: "
                 f"mpiexec -n {RANKS} python -m mpi4py -m pytest {shlex.join(sys.argv[1:])}"
             )
-        config.option.timeout = 0  # no signal ends a call of MPI's that waits; a watchdog ends all
+        config.option.timeout = 0  # a signal cannot end a call that waits in MPI; a watchdog can
         self.seconds, self.stderr = float(config.getini("timeout")), os.dup(2)
         if self.world.rank:
             sys.stdout = open(os.devnull, "w")  # before the terminal reporter takes it
         settings.register_profile(
             "one report",
-            settings.get_profile("repo"),  # derandomized; and no clock may choose examples:
+            settings.get_profile("repo"),  # derandomized; nor may a clock choose examples:
             phases=[Phase.explicit, Phase.generate],
             report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck),
@@ -48,7 +48,7 @@ class OneReport:
         settings.load_profile("one report")
 
     def agree(self, mine):
-        """Return what every process has given. Who waits for the others sleeps meanwhile."""
+        """Return what every process has given. A process that waits for the others sleeps."""
         request = self.world.Ibarrier()
         while not request.Test():
             time.sleep(0.001)

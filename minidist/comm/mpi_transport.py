@@ -43,14 +43,15 @@ from minidist.errors import CommError
 class RankThread(threading.Thread):
     """A daemon, so that a rank that computes permanently cannot keep its process from ending.
 
-    The threads that a worker starts would inherit that, and then not count as the rank's.
+    The threads that a worker starts inherit the flag, and daemons do not count as the rank's. So it
+    is cleared when the thread runs, since Python reads it when the thread starts.
     """
 
     def __init__(self, rank: int, work: Callable, *args):
         super().__init__(target=work, args=args, name=f"rank {rank}", daemon=True)
 
     def run(self):
-        self._daemonic = False  # as the threads see it that are started from here on
+        self._daemonic = False  # `daemon` cannot be set any more
         super().run()
 
 

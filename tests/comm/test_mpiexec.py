@@ -7,7 +7,6 @@ what is left when a rank is killed.
 import os
 import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,11 +18,11 @@ from pathlib import Path
 import pytest
 
 from minidist.comm import mpi
+from tests.several_hosts import find_mpiexec
 
 pytestmark = pytest.mark.mpi
 
-BESIDE = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-MPIEXEC = shutil.which("mpiexec", path=BESIDE)
+MPIEXEC = find_mpiexec()
 OPEN_MPI = {  # more ranks than cores, and as root: MPICH asks for neither
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -43,7 +42,7 @@ def there_is_mpi():
 
 
 def mpiexec(ranks, *command, timeout=60, **settings):
-    """Run a command on some ranks; return the ended process, whose output is text."""
+    """Run a command on some ranks; return the completed process. settings: of the environment."""
     return subprocess.run(
         [MPIEXEC, "-n", str(ranks), *command],
         capture_output=True,

@@ -5,7 +5,7 @@
         hosts.bytes_between()
 
 A host has its own name, address, processes, /dev/shm, and a link of limited rate. Hosts share the
-file system (as a cluster's do) and the cores and the clock (as no cluster's do). By hand:
+file system, as in a cluster, and, unlike in a cluster, the cores and the clock. By hand:
 
     python -m tests.several_hosts --hosts 2 --mbit 1000 -n 4 -- python -m mpi4py script.py
 
@@ -28,7 +28,8 @@ COMMANDS = ["ip", "tc", "unshare", "nsenter", "mount", "hostname", "ps"]
 class Hosts:
     """host1, host2, ... on one switch, for as long as the context is open.
 
-    mbit: megabits per second that a link carries, in each direction.
+    mbit: megabits per second that a link carries, in each direction. RuntimeError if the hosts
+    cannot be made.
     """
 
     def __init__(self, number: int = 2, mbit: float = 1000):
@@ -89,7 +90,7 @@ class Hosts:
 
 
 def launcher(places: str) -> list:
-    """Return mpiexec with what it needs to reach the places: host1:2,host2:2."""
+    """Return mpiexec with the arguments to reach places like "host1:2,host2:2": host, ranks."""
     mpiexec, agent = find_mpiexec(), HERE / "ssh"
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True).stdout
     if "Open MPI" in version:  # as root; and hosts do not know that they share cores

@@ -16,7 +16,7 @@ from mpi4py import MPI
 import minidist
 from minidist import Group
 
-S, ROUNDS = 16 * 2**20, 5
+S, ROUNDS = 16 * 2**20, 5  # bytes of the array; measurements
 
 
 def bytes_sent() -> int:

@@ -1,4 +1,4 @@
-# Be host number $1: a name, memory, processes and a link of its own, of rate $2 in both directions.
+# Become host number $1: a name, memory, processes and a link of its own, of rate $2 each way.
 # File descriptor 3 is the network namespace of the switch.
 set -e
 trap 'echo failed' EXIT
