@@ -1,4 +1,4 @@
-"""Collectives as algorithms, on send and recv alone; `hierarchical` calls those of two groups.
+"""Collectives as algorithms, on send and recv alone; `hierarchical`, on two groups.
 
 `channel.send(array, to)` copies and never waits; `channel.recv(source)` returns a fresh array.
 

@@ -2,7 +2,7 @@
 
     Group          checks arguments, numbers messages, and calls the two below
     Communicator   one per group and rank: compares what the ranks call, and moves the arrays of
-                   collectives, as far as it can do that better than messages
+                   collectives, where it can do that better than messages
     Fabric         one per rank: messages, memory, and who waits for whom
 
 What there is: `MailboxFabric`, whose messages a transport delivers, and whose memory is shared

@@ -37,7 +37,7 @@ def load() -> ModuleType:
         raise ValueError(
             "this MPI does not let several threads communicate at once: it was initialised with "
             f"thread level {MPI.Query_thread()}, and MPI_THREAD_MULTIPLE is {MPI.THREAD_MULTIPLE}; "
-            "use an MPI built with it, and import minidist before what else initialises MPI"
+            "use an MPI built with it, and let mpi4py initialise it, at its default thread level"
         )
     if MPI.COMM_WORLD.size > 1:
         _abort_on_error(MPI)
