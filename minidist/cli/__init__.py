@@ -34,12 +34,26 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     _open_closed_streams()
     if "--transport=mpi" not in arguments and ("--transport", "mpi") not in pairwise(arguments):
+        _warn_of_copies()
         return _main(arguments)
     with open(os.devnull, "w") as nowhere, ExitStack() as silence:
         if _is_not_the_first():
             silence.enter_context(redirect_stdout(nowhere))
             silence.enter_context(redirect_stderr(nowhere))
         return _main(arguments)
+
+
+def _warn_of_copies() -> None:
+    """Say so if mpiexec has started several processes, which do not know of each other."""
+    if {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE"} & set(os.environ):
+        from minidist.comm import mpi
+
+        if (copies := mpi.launched()) > 1:
+            print(
+                f"minidist: mpiexec has started {copies} processes, and each does all of this; "
+                "--transport mpi makes them ranks",
+                file=sys.stderr,
+            )
 
 
 def _is_not_the_first() -> bool:

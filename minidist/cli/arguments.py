@@ -63,3 +63,11 @@ def add_transport(parser: argparse.ArgumentParser) -> None:
         default="process",
         help="what a rank is; mpi: started by `mpiexec -n N minidist ...`" + DEFAULT,
     )
+
+
+def check_several(processes: int) -> None:
+    """Raise ValueError if MPI has started one process only, though `--transport mpi` was given."""
+    if processes == 1:
+        from minidist.comm.mpi import command  # needs NumPy, which not every command does
+
+        raise ValueError(f"MPI has started 1 process only; start this with: {command(4)}")

@@ -6,7 +6,14 @@ from dataclasses import fields
 
 from minidist import nn
 from minidist.backend import DEVICES
-from minidist.cli.arguments import DEFAULT, add_timeout, add_transport, from_zero, whole
+from minidist.cli.arguments import (
+    DEFAULT,
+    add_timeout,
+    add_transport,
+    check_several,
+    from_zero,
+    whole,
+)
 from minidist.comm import mpi
 from minidist.comm import run as run_on_ranks
 from minidist.datasets import Text, text
@@ -79,7 +86,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Train, sample, certify; return 1 if the ranks' gradients are not one device's."""
-    default = mpi.processes() if given.transport == "mpi" else 4
+    default = 4
+    if given.transport == "mpi":
+        default = mpi.processes()
+        if not (given.ranks or given.dp):
+            check_several(default)
     given.dp = _data_parallel_ranks(given.ranks, given.dp, given.pp, given.tp, default)
     settings = Settings(**{field.name: getattr(given, field.name) for field in fields(Settings)})
     programs(given.schedule, given.pp, given.micro_batches)  # raises what the ranks would raise
@@ -92,7 +103,7 @@ def run(given: argparse.Namespace) -> int:
         print(f"\n{sample(model, corpus, first, given.sample, given.seed)}\n")
     row = certify(model, corpus, settings, given.transport)
     print(
-        f"certificate: {'ok' if row['ok'] else 'FAILED'}. {settings.ranks} ranks against one "
+        f"certificate: {'ok' if row['ok'] else 'FAILED'}. {_counted(settings.ranks)} against one "
         f"device, in float64, {row['case']}:\n"
         f"  largest gradient difference {row['difference']:.1e}; {row['detail']}; "
         f"allowed {BOUND:.0e}"
@@ -107,7 +118,7 @@ def _train(given, settings: Settings, corpus: Text, model: nn.Transformer) -> di
     print(
         f"{corpus.source}: {len(corpus.tokens):,} characters, {corpus.vocab} different; "
         f"{size:,} parameters\n"
-        f"{ranks} rank{'s' * (ranks > 1)}, {_who_has_what(settings)} {settings.batch} windows",
+        f"{_counted(ranks)}, {_who_has_what(settings)} {settings.batch} windows",
         flush=True,
     )
     bigram, begin = corpus.bigram_entropy(), time.perf_counter()
@@ -128,6 +139,10 @@ def _train(given, settings: Settings, corpus: Text, model: nn.Transformer) -> di
         f"the model's loss is {'below' if mean < bigram else 'not below'} it"
     )
     return state
+
+
+def _counted(ranks: int) -> str:
+    return f"{ranks} rank{'s' * (ranks > 1)}"
 
 
 def _who_has_what(settings: Settings) -> str:

@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from minidist.cli.arguments import add_json, add_transport
+from minidist.cli.arguments import add_json, add_transport, check_several
 from minidist.comm import mpi
 from minidist.tools import equivalence
 from minidist.tools.compare import BOUND
@@ -32,14 +32,18 @@ def run(given: argparse.Namespace) -> int:
     """Print a row per case; return 1 if one fails."""
     rows, sizes, transport = [], equivalence.SIZES, given.transport
     if transport == "mpi":
+        check_several(mpi.processes())
         sizes, transport = [n for n in sizes if n <= mpi.processes()], "mpi-subset"
     for row in equivalence.verify(given.strategy, sizes, transport):
         rows.append(row)
         if not given.json:
             print(_line(row), flush=True)
     print(json.dumps(rows, indent=2) if given.json else _summary(rows))
-    if (largest := max(sizes)) < max(equivalence.SIZES) and not given.json:
-        print(f"cases with more ranks are left out: MPI has started processes for {largest}")
+    larger = {n: equivalence.number_of_cases(given.strategy, n) for n in equivalence.SIZES}
+    larger = {n: cases for n, cases in larger.items() if cases and n not in sizes}
+    if larger and not given.json:
+        cases = f"{sum(larger.values())} cases on {min(larger)} ranks or more"
+        print(f"{cases} are left out: mpiexec -n {max(larger)}")
     return 0 if all(row["ok"] for row in rows) else 1
 
 

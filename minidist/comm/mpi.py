@@ -39,9 +39,20 @@ def load() -> ModuleType:
             f"thread level {MPI.Query_thread()}, and MPI_THREAD_MULTIPLE is {MPI.THREAD_MULTIPLE}; "
             "use an MPI built with it, and let mpi4py initialise it, at its default thread level"
         )
+    if MPI.COMM_WORLD.size == 1 < launched():
+        raise ValueError(
+            f"mpiexec has started {launched()} processes, and mpi4py's MPI sees 1: they belong to "
+            "different MPIs; use the mpiexec beside this Python, and one MPI per environment"
+        )
     if MPI.COMM_WORLD.size > 1:
         _abort_on_error(MPI)
     return MPI
+
+
+def launched() -> int:
+    """Return how many processes a launcher says that it has started; 1 without one."""
+    sizes = [os.environ.get(name) for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")]
+    return next((int(size) for size in sizes if size), 1)
 
 
 def processes() -> int:
@@ -80,6 +91,9 @@ def check_world(size: int, processes: int, subset: bool) -> None:
     if size == processes or (subset and size < processes):
         return
     started = f"{processes} process{'es' if processes > 1 else ''}"
+    _forget_names(_mapped_files())
+    if not is_first():
+        time.sleep(0.5)  # the first one ends all, with one message
     raise ValueError(
         f"transport='mpi' has one rank per process, and MPI has started {started} for {size} "
         f"rank{'s' if size > 1 else ''}; start this with: {command(size)}"

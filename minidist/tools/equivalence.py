@@ -154,6 +154,12 @@ def verify(
                     yield check(name, case, size, cluster)
 
 
+def number_of_cases(names: list[str] | None, size: int) -> int:
+    """Return how many rows `verify` has for these strategies on this number of ranks."""
+    chosen = [find(name) for name in (strategies() if names is None else names)]
+    return sum(len(list(strategy.cases(size))) for strategy in chosen if size in strategy.ranks)
+
+
 @dataclass(frozen=True)
 class Certificate:
     """A strategy's promise, and the rows of `check` that show it."""
