@@ -136,6 +136,7 @@ def _abort_on_error(MPI: ModuleType) -> None:
     def show_and_abort(*error):
         show(*error)
         sys.stderr.flush()
+        _forget_names(_mapped_files())
         MPI.COMM_WORLD.Abort(1)
 
     sys.excepthook = show_and_abort

@@ -9,6 +9,7 @@ MPI moves the bytes unseen. The ledger therefore gets what the closed forms say,
 say so. MPI also adds in an order of its own, which gives the same bits on every rank.
 """
 
+import time
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ import numpy as np
 
 from minidist.backend import Array, beside, to_host
 from minidist.comm.board import GIVE_WAY
-from minidist.comm.diagnosis import Signature, Wait, call_site, mismatch
+from minidist.comm.diagnosis import Signature, Wait, call_site, mismatch, signature_of
 from minidist.comm.ledger import BY_FORMULA, Ledger
 from minidist.comm.mpi import load
 from minidist.comm.mpi_messages import ABANDONED
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from minidist.comm.mailbox_fabric import MailboxFabric
 
 ALL_BITS = (1 << 64) - 1
+MOMENT = 0.2  # seconds
 MOST = 1 << 31  # elements: an MPI may count them in 32 bits
 
 
@@ -47,6 +49,7 @@ class MpiCommunicator:
         self.mailbox, self.run, self.spins = fabric.mailbox, fabric.run, fabric.spins
         self.members, self.splits, self.comm = members, splits, comm
         self.me, self.size = comm.rank, comm.size
+        self.stopped_everywhere = fabric.mailbox.pace.stopped_everywhere
         self.meetings, self.ledger, self.MPI = 0, Ledger(), load()
         self.mine, self.largest = memoryview(bytearray(16)).cast("Q"), bytearray(16)
         self.found = memoryview(self.largest).cast("Q")
@@ -59,30 +62,47 @@ class MpiCommunicator:
         self.mailbox.enter(self.run)
         if self.size == 1:
             return
-        self.meetings += 1
-        self.mine[0], self.mine[1] = signature.fingerprint, signature.fingerprint ^ ALL_BITS
-        self._wait(self.comm.Iallreduce(*self.spec), signature.text)
+        with self.mailbox.lock:  # who has started a meeting has done so before the run was stopped
+            self.mailbox.check_open(self.run)
+            self.meetings += 1
+            self.mine[0], self.mine[1] = signature.fingerprint, signature.fingerprint ^ ALL_BITS
+            request = self.comm.Iallreduce(*self.spec)
+        self._wait(request, signature.text)
         if self.found[0] ^ self.found[1] != ALL_BITS:  # the fingerprints differ
             call = f"{signature.text} at {call_site()}"
             raise mismatch(self.members, self.comm.allgather(call))
 
     def exchange(self, number: int) -> list[int]:
-        """Return the number that each rank has given; for ranks that have met."""
+        """Return the number that each rank has given."""
+        self.meet(signature_of("split", (), None))
         return self.comm.allgather(number)
 
     def _wait(self, request: "MPI.Request", operation: str) -> None:
-        """Return when every rank of the group has started this request; raise if the run ends."""
+        """Return when every rank of the group has started this request; raise if one never will.
+
+        A rank whose run has been stopped still waits until all ranks have been, and a moment
+        longer: if all had started, all come to know of it, and all enter the collective.
+        """
         for _ in range(self.spins):
             if request.Test():
                 return
             GIVE_WAY()  # a rank that this one waits for may need this core
+        came, stopped_since = False, None
+
+        def over() -> bool:
+            nonlocal came, stopped_since
+            came = request.Test()
+            if not came and self.stopped_everywhere.is_set():
+                stopped_since = stopped_since or time.monotonic()
+            return came or (stopped_since and time.monotonic() - stopped_since > MOMENT)
+
         missing = [rank for rank in self.members if rank != self.members[self.me]]
         wait = Wait(operation, lambda: missing, call_site(), meeting=(self.splits, self.meetings))
         with self.mailbox.waiting(wait):
-            self.mailbox.pace.wait_until(lambda: request.Test() or self.mailbox.is_over(self.run))
-            if self.mailbox.is_over(self.run):
-                ABANDONED.append((request, self.spec))
-        self.mailbox.check_open(self.run)
+            self.mailbox.pace.wait_until(over)
+        if not came:
+            ABANDONED.append((request, self.spec))
+            self.mailbox.check_open(self.run)
 
     # Moving arrays. All ranks must come to the same decisions here.
 
@@ -109,20 +129,22 @@ class MpiCommunicator:
         reduction = self._reduction(x.dtype, x.size, op)
         rows = [stop - start for start, stop in pairwise(ends)]
         result = np.empty((rows[self.me], *x.shape[1:]), x.dtype)
+        whole = None if reduction is None else np.ascontiguousarray(to_host(x))
         self.meet(signature)
         if reduction is None:
             return None
-        counts = [n * (x[:1].size or 1) for n in rows]
-        self.comm.Reduce_scatter(np.ascontiguousarray(to_host(x)), result, counts, reduction)
+        counts = [n * (x.size // max(1, len(x))) for n in rows]
+        self.comm.Reduce_scatter(whole, result, counts, reduction)
         self._count("reduce_scatter", x.nbytes - result.nbytes)
         return beside(result, x)
 
     def gather_into(self, signature: Signature, out: Array, ends: list[int]) -> Array | None:
+        possible = out.size < MOST and out.dtype.isnative
+        whole = np.ascontiguousarray(to_host(out)) if possible else None
         self.meet(signature)
-        if out.size >= MOST:
+        if not possible:
             return None
         counts = [stop - start for start, stop in pairwise(ends)]
-        whole = np.ascontiguousarray(to_host(out))
         self.comm.Allgatherv(self.MPI.IN_PLACE, [whole, counts])
         self._count("all_gather", (self.size - 1) * counts[self.me] * out.itemsize)
         if whole is not out:
@@ -133,9 +155,10 @@ class MpiCommunicator:
         """Return MPI's reduction, or None where it has none that does what NumPy does.
 
         The maximum of floats does not: where one of two arguments is NaN, the one that MPI keeps
-        depends on their order, and so could differ between ranks. MPI does not add truth values.
+        depends on their order, and so could differ between ranks. MPI does not add truth values,
+        nor numbers in another byte order than the machine's.
         """
-        return _reduction(dtype.kind, op) if count < MOST else None
+        return _reduction(dtype.kind, op) if count < MOST and dtype.isnative else None
 
     def _count(self, operation: str, nbytes: int) -> None:
         """Add to the ledger bytes that are computed, not counted."""

@@ -6,11 +6,13 @@ that waits polls. Its memory is shared by the ranks of its host.
 
 import mmap
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minidist.comm.diagnosis import signature_of
 from minidist.comm.fabric import Communicator, Connect
 from minidist.comm.mailbox import Mailbox
 from minidist.comm.mailbox_fabric import MailboxFabric, numbered
@@ -41,7 +43,13 @@ class Pause:
 
 
 class Polling:
-    """How threads of this rank wait; see `Pace` in mailbox.py."""
+    """How threads of this rank wait; see `Pace` in mailbox.py.
+
+    stopped_everywhere  set when no rank starts anything more in the present run
+    """
+
+    def __init__(self):
+        self.stopped_everywhere = threading.Event()
 
     def offer(self) -> None:
         """No other rank has to go first."""
@@ -68,7 +76,8 @@ class MpiRank:
         self.line = MPI.BYTE.Create_contiguous(LINE).Commit()
         self.made: list[MPI.Comm] = []
         mailbox = Mailbox()
-        mailbox.spins, mailbox.pace = SPINS, Polling()
+        self.polling = Polling()
+        mailbox.spins, mailbox.pace = SPINS, self.polling
         mailbox.polled = {
             rank: Source(self.messages, self.line, rank, MPI.Status())
             for rank in range(world.size)
@@ -102,6 +111,8 @@ class MpiRank:
         """Return a communicator of MPI; for a group within a host, one of shared memory."""
         if within_host or isinstance(parent, SharedMemoryCommunicator):
             return SharedMemoryCommunicator.connect(fabric, members, splits, parent)
+        if parent is not None:
+            parent.meet(signature_of("split", (), None))  # so that all come to what follows
         if not members:
             parent.comm.Split(load().UNDEFINED)
             return None

@@ -21,9 +21,10 @@ import pickle
 import sys
 import threading
 import time
+import traceback
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import cloudpickle
 from threadpoolctl import threadpool_limits
@@ -104,13 +105,12 @@ class MpiRanks:
         else:
             self._serve_until(lambda: self.orders, f"for process 0 to start run {run}")
             theirs, logged, payload = self.orders.popleft()
-            if theirs != run:
-                raise CommError(
-                    f"process {self.me} is in run {run} of this cluster, process 0 in run {theirs};"
-                    " all processes have to call the same runs in the same order"
-                )
-        self.run, self.running, self.came_in = run, True, []
+            self.run = theirs
+            with self._failing_together():
+                self._check_same(run, theirs)
+        self.run, self.running, self.came_in, self.packed = run, True, [], {}
         if self.rank is not None:
+            self.rank.polling.stopped_everywhere = threading.Event()
             order = self.rank.fabric, run, logged, payload
             self.thread = RankThread(self.me, self._work, *order)
             self.thread.start()
@@ -124,18 +124,36 @@ class MpiRanks:
     def decide(self, judge: Callable[[], dict[int, Report]]) -> dict[int, Report]:
         """Return what `judge` returns on process 0, or raise what it raises, on every process."""
         if self.me:
-            self._serve_until(lambda: self.run in self.outcomes)
-            reports, error, cause = pickle.loads(self.outcomes.pop(self.run))
+            with self._failing_together():
+                self._serve_until(lambda: self.run in self.outcomes)
+            packed, error, cause = pickle.loads(self.outcomes.pop(self.run))
             if error is not None:
                 raise error from cause
-            return reports
+            return {rank: self._unpacked(rank, report) for rank, report in packed.items()}
         try:
             reports = judge()
         except BaseException as error:
             self._tell_all("outcome", (self.run, _packed_error(error)))
             raise
-        self._tell_all("outcome", (self.run, cloudpickle.dumps((reports, None, None))))
+        self._tell_all("outcome", (self.run, pickle.dumps((self.packed, None, None))))
         return reports
+
+    def _check_same(self, mine: int, theirs: int) -> None:
+        if mine != theirs:
+            raise CommError(
+                f"process {self.me} is in run {mine} of this cluster, process 0 in run {theirs}; "
+                "all processes have to call the same runs in the same order"
+            )
+
+    @contextmanager
+    def _failing_together(self) -> Iterator[None]:
+        """Report what is raised here, as Ctrl-C is, to process 0, which ends the run for all."""
+        try:
+            yield
+        except BaseException as error:
+            report = Report(error=error, traceback="".join(traceback.format_exception(error)))
+            self._tell(0, "report", (self.run, pack(report, cloudpickle.dumps)))
+            raise
 
     def reports(self, timeout: float | None) -> list[tuple[int, Report]]:
         """Return the (rank, Report) pairs that have come in; wait `timeout` for the first."""
@@ -159,15 +177,13 @@ class MpiRanks:
         """End a run in which every rank has reported."""
         self._serve_until(lambda: not self.sending)
         if self.rank is not None:
+            self.rank.polling.stopped_everywhere.set()  # a rank reports after it has stopped
             self.thread.join()
             self.rank.free_groups()
         self.running = False
 
     def stop(self, patience: float = 0.0) -> None:
-        """Stop this process's rank at its next communication; wait a second for it.
-
-        `patience` has no use here: a rank that is a thread cannot be ended by force.
-        """
+        """Stop this process's rank at its next communication; wait a second for it."""
         if self.rank is not None:
             self.rank.fabric.mailbox.close(Stopped())
         if not self.running:
@@ -175,10 +191,13 @@ class MpiRanks:
                 self.rank.free()
             self.control.Free()
             return
-        ABANDONED.append(self)  # there may be transfers under way
-        self._serve_until(lambda: not self.sending, timeout=1)
+        everywhere = self.control.Ibarrier()
+        self._serve_until(lambda: not self.sending and everywhere.Test(), timeout=1)
+        ABANDONED.append((everywhere, self.sending))
         if self.rank is not None:
+            self.rank.polling.stopped_everywhere.set()
             self.thread.join(timeout=1)
+            ABANDONED.append((self.rank.sender.pending, self.rank.fabric.mailbox.polled))
 
     # Control: messages between process 0 and the others.
 
@@ -241,9 +260,14 @@ class MpiRanks:
 
     def _came_in(self, rank: int, run: int, packed: bytes) -> None:
         if run == self.run:
-            report = unpack(packed)
-            report.log = report.log and report.log.later(self.behind[rank])
-            self.came_in.append((rank, report))
+            self.packed[rank] = packed
+            self.came_in.append((rank, self._unpacked(rank, packed)))
+
+    def _unpacked(self, rank: int, packed: bytes) -> Report:
+        """Return a report, its events by the clock of process 0."""
+        report = unpack(packed)
+        report.log = report.log and report.log.later(self.behind[rank])
+        return report
 
 
 def _packed_error(error: BaseException) -> bytes:

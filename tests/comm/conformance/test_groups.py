@@ -182,3 +182,15 @@ def test_a_group_of_an_earlier_run_is_refused(ranks):
     with pytest.raises(RankFailed, match="this group is of a run that has ended") as caught:
         two.run(use, timeout=8)
     assert caught.value.rank == 0 and two.run(lambda group: "well") == ["well"] * 2
+
+
+def test_a_group_whose_key_turns_the_ranks_round_reduces_and_gathers_in_its_own_order(ranks):
+    def worker(group):
+        turned = group.split(0, key=-group.rank)
+        out = turned.empty(3, "int64")
+        turned.all_gather(np.array([turned.rank * 10]), out=out)
+        piece = turned.reduce_scatter(np.arange(6).reshape(3, 2))
+        return turned.rank, out.tolist(), piece.tolist()
+
+    found = ranks(3).run(worker)
+    assert found == [(2 - r, [0, 10, 20], [[12 - 6 * r, 15 - 6 * r]]) for r in range(3)]
