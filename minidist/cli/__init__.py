@@ -6,6 +6,7 @@ sets `run`, a function that takes the parsed arguments and returns the exit stat
 
 import argparse
 import errno
+import io
 import os
 import sys
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
@@ -37,10 +38,16 @@ def main(arguments: list[str] | None = None) -> int:
         _warn_of_copies()
         return _main(arguments)
     with open(os.devnull, "w") as nowhere, ExitStack() as silence:
-        if _is_not_the_first():
+        said = io.StringIO()
+        if several := _is_not_the_first():
             silence.enter_context(redirect_stdout(nowhere))
-            silence.enter_context(redirect_stderr(nowhere))
-        return _main(arguments)
+            silence.enter_context(redirect_stderr(said))
+        status = _main(arguments)
+    if status and several is not None:
+        from minidist.comm import mpi
+
+        mpi.end_together(status, said.getvalue())
+    return status
 
 
 def _warn_of_copies() -> None:
@@ -56,14 +63,14 @@ def _warn_of_copies() -> None:
             )
 
 
-def _is_not_the_first() -> bool:
-    """Return whether this is one of several processes of MPI, and not the first of them."""
+def _is_not_the_first() -> bool | None:
+    """Return whether this is a process of MPI's, and not the first one; None without MPI."""
     from minidist.comm import mpi  # needs NumPy, which not every command does
 
     try:
         return not mpi.is_first()
     except ValueError:  # there is no MPI, and the command will say so
-        return False
+        return None
 
 
 def _main(arguments: list[str]) -> int:

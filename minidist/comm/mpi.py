@@ -20,6 +20,9 @@ from types import ModuleType
 from minidist.backend import keep_freed_memory
 from minidist.comm.diagnosis import SILENCE
 
+PATIENCE = 5.0  # seconds
+ENDS = 4711  # a tag
+
 
 @cache
 def load() -> ModuleType:
@@ -106,6 +109,28 @@ def command(size: int) -> str:
     if os.path.basename(program) == "minidist" or program.endswith("minidist/__main__.py"):
         return " ".join([f"mpiexec -n {size} minidist", *sys.argv[1:]])
     return f"mpiexec -n {size} python -m mpi4py {' '.join([program, *sys.argv[1:]])}"
+
+
+def end_together(status: int, said: str) -> None:
+    """Return if all processes end with a failure; if only some do, say why, and end the others.
+
+    Those would wait for this one. They have PATIENCE seconds to come to their own failure.
+    """
+    world, reply = load().COMM_WORLD, load().Status()
+    missing = set(range(world.size)) - {world.rank}
+    sent = [world.isend(status, process, ENDS) for process in missing]
+    deadline = time.monotonic() + PATIENCE
+    while missing and time.monotonic() < deadline:
+        time.sleep(0.001)
+        message = world.improbe(tag=ENDS, status=reply)
+        if message is not None:
+            message.recv()
+            missing.discard(reply.source)
+        sent = [request for request in sent if not request.test()[0]]
+    if missing:
+        sys.__stderr__.write(said)
+        sys.__stderr__.flush()
+        world.Abort(status)
 
 
 def _mapped_files() -> set[Path]:

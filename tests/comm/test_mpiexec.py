@@ -187,6 +187,15 @@ def test_what_is_wrong_is_said_once_and_every_process_has_the_same_status():
     assert done.returncode == 2 and done.stderr.count("minidist: ") == 1, done.stderr
 
 
+def test_what_fails_in_one_process_alone_is_said_and_ends_the_others(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("hello world " * 1000)
+    train = [*MINIDIST, "train", "--transport", "mpi", "--steps", "2", "--width", "16", "--text"]
+    alone = [*train, str(text), ":", "-n", "1", *train, str(tmp_path / "missing.txt")]
+    done = mpiexec(1, *alone)
+    assert done.returncode == 2 and done.stderr.count("cannot read the text") == 1, done.stderr
+
+
 def test_verify_says_which_rows_prove_nothing_about_bytes():
     arguments = ["--strategy", "naive", "--strategy", "layer_split"]
     done = mpiexec(3, *MINIDIST, "verify", "--transport", "mpi", *arguments)
