@@ -38,8 +38,8 @@ class Pause:
     def __init__(self):
         self.begin = time.monotonic()
 
-    def __call__(self) -> None:
-        time.sleep(min((time.monotonic() - self.begin) / 10, LONGEST_PAUSE))
+    def __call__(self, longest: float = LONGEST_PAUSE) -> None:
+        time.sleep(min((time.monotonic() - self.begin) / 10, longest))
 
 
 class Polling:

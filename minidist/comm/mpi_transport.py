@@ -40,6 +40,11 @@ from minidist.comm.mpi_messages import ABANDONED
 from minidist.comm.report import Report, execute, fair_share_of_cores, pack, unpack
 from minidist.errors import CommError
 
+BUSY, IDLE = (
+    0.0005,
+    0.01,
+)  # seconds of the longest pause, in which a rank's thread has MPI for itself
+
 
 class RankThread(threading.Thread):
     """A daemon, so that a rank that computes permanently cannot keep its process from ending.
@@ -225,7 +230,11 @@ class MpiRanks:
             if waiting and waited > SILENCE:
                 print(f"minidist: process {self.me} waits {waiting}", file=sys.stderr)
                 waiting = ""
-            pause()
+            pause(BUSY if self._has_sends() else IDLE)
+
+    def _has_sends(self) -> bool:
+        """Return whether others may wait for what this process moves by calling MPI."""
+        return bool(self.sending or (self.rank and self.rank.sender.pending))
 
     def _serve(self) -> bool:
         """Send this rank's report, read messages, free what has been sent.
