@@ -40,10 +40,8 @@ from minidist.comm.mpi_messages import ABANDONED
 from minidist.comm.report import Report, execute, fair_share_of_cores, pack, unpack
 from minidist.errors import CommError
 
-BUSY, IDLE = (
-    0.0005,
-    0.01,
-)  # seconds of the longest pause, in which a rank's thread has MPI for itself
+BUSY = 0.0005  # seconds: the longest pause of the control while something of it is under way
+IDLE = 0.01  # seconds: otherwise, when the rank's thread should have MPI for itself
 
 
 class RankThread(threading.Thread):
