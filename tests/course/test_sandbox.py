@@ -274,11 +274,12 @@ def imported(path):
     inside = path.relative_to(PACKAGE).parts
     if inside[:2] == ("course", "probes") or inside[0] not in ("course", "__main__.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = [alias.name for alias in getattr(node, "names", [])]
+            if not isinstance(node, ast.Import | ast.ImportFrom):
+                continue
+            names = [alias.name for alias in node.names]
             if isinstance(node, ast.ImportFrom):
                 names = [node.module, *(f"{node.module}.{name}" for name in names)]
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                yield from (name for name in names if is_module(name))
+            yield from (name for name in names if is_module(name))
 
 
 def is_module(name):
