@@ -233,8 +233,8 @@ for N in waits:
 
 # %% [markdown]
 # The same fit gives `fixed` and `each` from one rank's steps: work has a latency, too. `calls` is
-# 6, one per weight and bias; ranks that share a core take turns. `alpha` and `beta` are those of
-# this N. On several ranks the prediction is mostly too low: ranks also wait for the slowest, and
+# 6, one per weight and bias; ranks that share a core take turns. `alpha` and `beta` were measured
+# on this N. On several ranks the prediction is mostly too low: ranks also wait for the slowest, and
 # share caches and memory.
 
 # %%

@@ -34,7 +34,7 @@ def pytest_addoption(parser):
         default=[],
         metavar="NAME",
         help="run the conformance suite on this machine of tests/comm/conformance/machines.py; may "
-        "be repeated (default: all but those of MPI)",
+        "be repeated (default: all but the MPI machines)",
     )
 
 

@@ -39,11 +39,11 @@ def main(arguments: list[str] | None = None) -> int:
         return _main(arguments)
     with open(os.devnull, "w") as nowhere, ExitStack() as silence:
         said = io.StringIO()
-        if several := _is_not_the_first():
+        if other := _is_not_the_first():
             silence.enter_context(redirect_stdout(nowhere))
             silence.enter_context(redirect_stderr(said))
         status = _main(arguments)
-    if status and several is not None:
+    if status and other is not None:
         from minidist.comm import mpi
 
         mpi.end_together(status, said.getvalue())

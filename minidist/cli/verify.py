@@ -39,8 +39,9 @@ def run(given: argparse.Namespace) -> int:
         if not given.json:
             print(_line(row), flush=True)
     print(json.dumps(rows, indent=2) if given.json else _summary(rows))
-    larger = {n: equivalence.number_of_cases(given.strategy, n) for n in equivalence.SIZES}
-    larger = {n: cases for n, cases in larger.items() if cases and n not in sizes}
+    left_out = [n for n in equivalence.SIZES if n not in sizes]
+    larger = {n: equivalence.number_of_cases(given.strategy, n) for n in left_out}
+    larger = {n: cases for n, cases in larger.items() if cases}
     if larger and not given.json:
         cases = f"{sum(larger.values())} cases on {min(larger)} ranks or more"
         print(f"{cases} are left out: mpiexec -n {max(larger)}")

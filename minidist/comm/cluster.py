@@ -83,7 +83,7 @@ def run(
     transport     "process" (at most 123 ranks), "thread" for a debugger, or "mpi": the processes
                   that mpiexec has started, each of which calls this and gets the results; with
                   "mpi-subset" the first `size` of them are the ranks, and the others wait for the
-                  results. The worker and its arguments are those of process 0
+                  results. All ranks run the worker of process 0, with its arguments
     timeout       seconds after which the run ends in CommTimeout
     device        "cpu" or "gpu": `group.device`, where `group.empty` allocates
     log           an EventLog that gets every rank's events
@@ -92,7 +92,7 @@ def run(
     Each rank's BLAS gets cores // size threads, so one rank alone uses them all: to compare numbers
     of ranks fairly, use `threadpoolctl.threadpool_limits(1)` in the worker.
 
-    Errors: those of Cluster.run, and ValueError, with a remedy, if `size` ranks are impossible.
+    Errors: what Cluster.run raises, and ValueError, with a remedy, if `size` ranks are impossible.
     """
     with Cluster(size, transport, device, interleaving) as cluster:
         return cluster.run(worker, *args, timeout=timeout, log=log)

@@ -368,7 +368,7 @@ class Group:
     ) -> "Group | None":
         """Return the group of these ranks, in their order; None for a rank whose list is empty.
 
-        All ranks call this; those of one new group give the same list.
+        All ranks call this; the ranks of one new group give the same list.
         """
         self._splits += 1
         members, splits = [self.members[r] for r in ranks], (*self.splits, self._splits)

@@ -20,8 +20,8 @@ from types import ModuleType
 from minidist.backend import keep_freed_memory
 from minidist.comm.diagnosis import SILENCE
 
-PATIENCE = 5.0  # seconds
-ENDS = 4711  # a tag
+PATIENCE = 5.0  # seconds between the failures of two processes that fail alike
+ENDS = 4711  # the tag of a message that a process ends with a failure
 
 
 @cache
@@ -48,7 +48,7 @@ def load() -> ModuleType:
             "different MPIs; use the mpiexec beside this Python, and one MPI per environment"
         )
     if MPI.COMM_WORLD.size > 1:
-        _abort_on_error(MPI)
+        _abort_on_error()
     return MPI
 
 
@@ -129,8 +129,7 @@ def end_together(status: int, said: str) -> None:
         sent = [request for request in sent if not request.test()[0]]
     if missing:
         sys.__stderr__.write(said)
-        sys.__stderr__.flush()
-        world.Abort(status)
+        _abort(status)
 
 
 def _mapped_files() -> set[Path]:
@@ -151,7 +150,16 @@ def _forget_names(files: Iterable[Path]) -> None:
                 file.unlink()
 
 
-def _abort_on_error(MPI: ModuleType) -> None:
+def _abort(status: int) -> None:
+    """End all processes. The launcher may drop what it has not read by then, so give it time."""
+    for stream in (sys.stdout, sys.stderr, sys.__stderr__):
+        stream.flush()
+    time.sleep(0.5)
+    _forget_names(_mapped_files())
+    load().COMM_WORLD.Abort(status)
+
+
+def _abort_on_error() -> None:
     """End all ranks when this one ends with an exception, which the others would wait for.
 
     `python -m mpi4py` does that, too. This is for a script that is started without it.
@@ -160,8 +168,6 @@ def _abort_on_error(MPI: ModuleType) -> None:
 
     def show_and_abort(*error):
         show(*error)
-        sys.stderr.flush()
-        _forget_names(_mapped_files())
-        MPI.COMM_WORLD.Abort(1)
+        _abort(1)
 
     sys.excepthook = show_and_abort

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from minidist.comm.mailbox_fabric import MailboxFabric
 
 ALL_BITS = (1 << 64) - 1
-MOMENT = 0.2  # seconds
+MOMENT = 0.2  # seconds in which ranks that have met come to know of it
 MOST = 1 << 31  # elements: an MPI may count them in 32 bits
 
 

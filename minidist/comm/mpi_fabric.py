@@ -62,7 +62,7 @@ class Polling:
 
 
 class MpiRank:
-    """This process's rank among those of `world`; all ranks call this at once.
+    """This process's rank in `world`; all ranks of it call this at once.
 
     hosts    the number of every rank's host
     connect  how to choose communicators; MPI's own if None

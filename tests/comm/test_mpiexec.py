@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 
 from minidist.comm import mpi
-from tests.several_hosts import find_mpiexec
+from minidist.tools.bench import run_peer
 
 pytestmark = pytest.mark.mpi
 
-MPIEXEC = find_mpiexec()
+MPIEXEC = run_peer.mpiexec()
 OPEN_MPI = {  # more ranks than cores, and as root: MPICH asks for neither
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

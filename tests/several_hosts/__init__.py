@@ -17,8 +17,9 @@ import importlib.util
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
+
+from minidist.tools.bench import run_peer
 
 HERE = Path(__file__).parent
 NAMESPACES = ["--net", "--uts", "--ipc", "--mount"]
@@ -60,7 +61,7 @@ class Hosts:
         self.login.stdout.close()
 
     def run(self, argv: list, **options) -> subprocess.CompletedProcess:
-        """Run a command on the login node; options are those of subprocess.run."""
+        """Run a command on the login node; subprocess.run takes the options."""
         pid = self.login.pid
         enter = ["nsenter", "--target", str(pid), *NAMESPACES]
         enter += [f"--pid=/proc/{pid}/ns/pid_for_children"]
@@ -91,7 +92,7 @@ class Hosts:
 
 def launcher(places: str) -> list:
     """Return mpiexec with the arguments to reach places like "host1:2,host2:2": host, ranks."""
-    mpiexec, agent = find_mpiexec(), HERE / "ssh"
+    mpiexec, agent = run_peer.mpiexec(), HERE / "ssh"
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True).stdout
     if "Open MPI" in version:  # as root; and hosts do not know that they share cores
         allow = ["--allow-run-as-root", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
@@ -99,11 +100,6 @@ def launcher(places: str) -> list:
     if "HYDRA" in version:  # MPICH
         return [mpiexec, "-launcher", "ssh", "-launcher-exec", agent, "-hosts", places]
     raise RuntimeError(f"{mpiexec} is neither MPICH's nor Open MPI's")
-
-
-def find_mpiexec() -> str | None:
-    """Return the mpiexec beside this Python, where pip puts it, or the one on PATH."""
-    return shutil.which("mpiexec", path=Path(sys.executable).parent) or shutil.which("mpiexec")
 
 
 def why_not() -> str | None:
@@ -114,6 +110,6 @@ def why_not() -> str | None:
         return "namespaces need root"
     if not importlib.util.find_spec("mpi4py"):
         return "mpi4py is not installed"
-    if not find_mpiexec():
+    if not run_peer.mpiexec():
         return "no mpiexec beside this Python or on PATH"
     return None
