@@ -9,19 +9,26 @@ import functools
 import importlib.util
 import math
 import sys
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 Array = Any  # numpy.ndarray or cupy.ndarray
-DEVICES = ("cpu", "gpu")
+DEVICES = ("cpu", "gpu", "gpu:N")
 
 
 def array_module(*arrays: Array) -> ModuleType:
     """Return cupy if any argument is on a GPU, else numpy (always, before CuPy is imported)."""
-    cupy = sys.modules.get("cupy")
-    return cupy.get_array_module(*arrays) if cupy else np
+    return sys.modules["cupy"] if "cupy" in sys.modules and any(map(on_gpu, arrays)) else np
+
+
+def on_gpu(x) -> bool:
+    """Return whether x is a CuPy array. (While another thread imports CuPy it may lack ndarray.)"""
+    if isinstance(x, np.ndarray):
+        return False
+    return isinstance(x, getattr(sys.modules.get("cupy"), "ndarray", ()))
 
 
 def as_array(x) -> Array:
@@ -34,8 +41,33 @@ def to_host(x) -> np.ndarray:
     return array_module(x).asnumpy(x) if on_gpu(x) else np.asarray(x)
 
 
+def host_copy(x: Array) -> np.ndarray:
+    """Return x as a NumPy array of its own: one copy, wherever x is."""
+    return to_host(x) if on_gpu(x) else x.copy()
+
+
+def to_device(x, device: str) -> Array:
+    """Return x as an array on `device`; a copy only if it has to move.
+
+    device  "cpu"; "gpu:N"; or "gpu", the GPU that this thread uses: see `use_device`
+    """
+    if device == "cpu":
+        return to_host(x)
+    cupy = device_module(device)
+    with nullcontext() if device == "gpu" else cupy.cuda.Device(device_number(device)):
+        return cupy.asarray(x)
+
+
+def beside(x, other: Array) -> Array:
+    """Return x as an array on the device of `other`; a copy only if it has to move."""
+    if not on_gpu(other):
+        return to_host(x)
+    with other.device:
+        return array_module(other).asarray(x)
+
+
 def device_module(device: str) -> ModuleType:
-    """Return numpy for "cpu", cupy for "gpu"; ValueError where there is none."""
+    """Return numpy for "cpu", cupy for a GPU; ValueError where there is none."""
     check_device(device)
     if device == "cpu":
         return np
@@ -44,18 +76,38 @@ def device_module(device: str) -> ModuleType:
     return cupy
 
 
-def to_device(x, device: str) -> Array:
-    """Return x as an array on `device`, "cpu" or "gpu"; a copy only if it has to move."""
-    return to_host(x) if device == "cpu" else device_module(device).asarray(x)
+def check_device(device: str) -> None:
+    """Raise ValueError unless `device` is "cpu", or "gpu" or "gpu:N" on a machine that has it."""
+    if device == "cpu":
+        return
+    kind, colon, number = device.partition(":")
+    if kind != "gpu" or (colon and not (number.isascii() and number.isdigit())):
+        raise ValueError(f"unknown device {device!r}; choose one of {', '.join(DEVICES)}")
+    if reason := why_no_gpu():
+        raise ValueError(f"device {device!r} is not available here. {reason}, or use device 'cpu'")
+    if colon and int(number) >= (count := gpus()):
+        there = "is one GPU, gpu:0" if count == 1 else f"are {count}, gpu:0 to gpu:{count - 1}"
+        raise ValueError(f"device {device!r} does not exist: there {there}")
 
 
-def beside(x, other: Array) -> Array:
-    """Return x as an array on the device of `other`; a copy only if it has to move."""
-    return to_device(x, "gpu" if on_gpu(other) else "cpu")
+def device_number(device: str, rank: int = 0) -> int:
+    """Return which GPU a rank uses: N for "gpu:N"; for "gpu" the ranks take turns."""
+    check_device(device)
+    return int(device.partition(":")[2] or rank % gpus())
 
 
-def on_gpu(x) -> bool:
-    return not isinstance(x, np.ndarray) and array_module(x) is not np
+def use_device(device: str, rank: int = 0) -> None:
+    """Let this thread use the rank's GPU. Every thread of a rank calls this before anything else.
+
+    CuPy has a current GPU per thread; a thread that does not call this uses number 0.
+    """
+    if device != "cpu":
+        device_module(device).cuda.Device(device_number(device, rank)).use()
+
+
+def gpus() -> int:
+    """Return the number of GPUs of this machine."""
+    return 0 if why_no_gpu() else device_module("gpu").cuda.runtime.getDeviceCount()
 
 
 @functools.cache
@@ -63,19 +115,17 @@ def why_no_gpu() -> str | None:
     """Return None if CuPy finds a GPU, else the reason and the remedy in one sentence."""
     if importlib.util.find_spec("cupy") is None:
         return "CuPy is not installed: pip install 'minidist[gpu]'"
-    import cupy
+    try:
+        import cupy
 
-    if not cupy.is_available():
+        found = cupy.is_available()
+    except ImportError as error:
+        return f"CuPy is installed but cannot be imported ({error}): install it anew"
+    except RuntimeError:  # CuPy 13 raises where there is no driver; CuPy 14 returns False
+        found = False
+    if not found:
         return "CuPy is installed but finds no usable GPU: check the driver with nvidia-smi"
     return None
-
-
-def check_device(device: str) -> None:
-    """Raise ValueError unless `device` is "cpu", or "gpu" on a machine that has one."""
-    if device not in DEVICES:
-        raise ValueError(f"unknown device {device!r}; choose one of {', '.join(DEVICES)}")
-    if device == "gpu" and (reason := why_no_gpu()):
-        raise ValueError(f"device 'gpu' is not available here. {reason}, or use device 'cpu'")
 
 
 def elements(shape) -> int:

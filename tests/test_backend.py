@@ -5,6 +5,8 @@ import math
 import platform
 import subprocess
 import sys
+import threading
+import types
 
 import numpy as np
 import pytest
@@ -53,10 +55,123 @@ def test_the_gpu_where_there_is_none_is_an_error_with_reason_and_remedy():
     backend.check_device("cpu")
 
 
-def test_without_cupy_the_reason_says_how_to_install_it(monkeypatch):
+@pytest.fixture
+def fresh(monkeypatch):
+    """Forget whether there is a GPU, before the test and after it."""
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    backend.why_no_gpu.cache_clear()
+    yield
+    backend.why_no_gpu.cache_clear()
+    sys.modules.pop("cupy", None)
+
+
+@pytest.fixture
+def cupy_of(fresh, monkeypatch, tmp_path):
+    """Return a function that lets `import cupy` run this code."""
+    monkeypatch.syspath_prepend(tmp_path)
+    return (tmp_path / "cupy.py").write_text
+
+
+def test_without_cupy_the_reason_says_how_to_install_it(fresh, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'minidist\[gpu\]'"):
         backend.check_device("gpu")
+    assert backend.gpus() == 0
+
+
+NO_GPU = {
+    "def is_available(): return False": "finds no usable GPU: check the driver",  # CuPy 14
+    "def is_available(): raise RuntimeError('driver')": "finds no usable GPU",  # CuPy 13
+    "raise ImportError('libcudart.so.12')": r"cannot be imported \(libcudart.so.12\)",
+}
+
+
+@pytest.mark.parametrize("code", NO_GPU)
+def test_whatever_cupy_does_without_a_gpu_is_a_reason(cupy_of, code):
+    cupy_of(code)
+    with pytest.raises(ValueError, match=NO_GPU[code]):
+        backend.check_device("gpu")
+
+
+def gpus_there(number: int) -> str:
+    """Return the code of a CuPy with this many GPUs, in which `used` is the current one."""
+    return (
+        "def is_available(): return True\n"
+        "class cuda:\n"
+        f"    class runtime: getDeviceCount = staticmethod(lambda: {number})\n"
+        "    class Device:\n"
+        "        def __init__(self, number): self.number = number\n"
+        "        def use(self): cuda.used = self.number\n"
+    )
+
+
+def test_ranks_take_turns_on_the_gpus_unless_one_is_named(cupy_of):
+    cupy_of(gpus_there(3))
+    assert [backend.device_number("gpu", rank) for rank in range(5)] == [0, 1, 2, 0, 1]
+    assert [backend.device_number("gpu:2", rank) for rank in range(3)] == [2, 2, 2]
+    for device, used in (("gpu", 1), ("cpu", 1), ("gpu:0", 0)):
+        backend.use_device(device, rank=4)
+        assert sys.modules["cupy"].cuda.used == used
+
+
+@pytest.mark.parametrize(
+    ("number", "there"), [(1, "there is one GPU, gpu:0"), (4, "there are 4, gpu:0 to gpu:3")]
+)
+def test_a_gpu_that_does_not_exist_is_an_error_with_those_that_do(cupy_of, number, there):
+    cupy_of(gpus_there(number))
+    backend.check_device(f"gpu:{number - 1}")
+    with pytest.raises(ValueError, match=f"'gpu:{number}' does not exist: {there}"):
+        backend.check_device(f"gpu:{number}")
+
+
+@pytest.mark.parametrize("device", ["gpu:", "gpu:-1", "gpu:1.5", "gpu:one", "gpu1", "cpu:0", ""])
+def test_a_device_that_is_none_is_an_error_whatever_the_machine_has(device):
+    with pytest.raises(ValueError, match=f"unknown device '{device}'; choose one of cpu, gpu"):
+        backend.check_device(device)
+
+
+def test_a_thread_may_ask_for_modules_while_another_one_imports_cupy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))  # nothing is in it yet
+    x = np.ones(1)
+    assert backend.array_module(x, 2.0) is np and not backend.on_gpu(x)
+    assert backend.as_array([1]).tolist() == [1] and backend.to_host(2.5) == 2.5
+
+
+def test_a_host_copy_is_one_copy(place):
+    x = place(arrays(3))
+    copy = backend.host_copy(x)
+    copy[:] = 0
+    assert isinstance(copy, np.ndarray) and host(x).all()
+
+
+@pytest.mark.gpu
+def test_arrays_move_between_gpus():
+    if backend.gpus() < 2:
+        pytest.skip(f"{backend.gpus()} GPUs")
+    x = arrays(2, 3)
+    one, other = backend.to_device(x, "gpu:0"), backend.to_device(x, "gpu:1")
+    assert (one.device.id, other.device.id) == (0, 1)
+    assert backend.beside(one, other).device.id == 1 and backend.beside(one, one) is one
+    assert backend.to_device(other, "gpu").device.id == 0  # this thread's
+    np.testing.assert_array_equal(backend.to_host(backend.to_device(one, "gpu:1")), x)
+
+
+@pytest.mark.gpu
+def test_a_thread_uses_the_gpu_of_its_rank():
+    if reason := backend.why_no_gpu():
+        pytest.skip(f"no GPU: {reason}")
+    found = []
+
+    def work(rank):
+        backend.use_device("gpu", rank)
+        found.append(backend.to_device(np.ones(1), "gpu").device.id)
+
+    for rank in range(3):
+        thread = threading.Thread(target=work, args=(rank,))
+        thread.start()
+        thread.join()
+    assert found == [rank % backend.gpus() for rank in range(3)]
+    assert backend.to_device(np.ones(1), "gpu").device.id == 0
 
 
 @given(shape=shapes(min_side=0), dtype=st.sampled_from(["float16", "float32", "float64", "int64"]))
