@@ -9,11 +9,14 @@ import functools
 import importlib.util
 import math
 import sys
+import time
 from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+
+from minidist.events import Clock
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 DEVICES = ("cpu", "gpu", "gpu:N")
@@ -126,6 +129,34 @@ def why_no_gpu() -> str | None:
     if not found:
         return "CuPy is installed but finds no usable GPU: check the driver with nvidia-smi"
     return None
+
+
+class DeviceClock(Clock):
+    """When this thread's GPU gets to a moment. Marking one neither waits nor makes the GPU wait.
+
+    A moment is a CUDA event; seconds are those of the machine's monotonic clock. Elapsed times are
+    float32 milliseconds: to 0.5 us in the first seconds, to 0.25 ms after an hour.
+    """
+
+    def __init__(self, device: str = "gpu"):
+        self.cuda = device_module(device).cuda
+        self.first = self.now()
+        self.first.synchronize()
+        self.start = time.monotonic()
+
+    def now(self) -> Any:
+        moment = self.cuda.Event()
+        moment.record()  # in the current stream
+        return moment
+
+    def seconds(self, moment: Any) -> float:
+        moment.synchronize()
+        return self.start + self.cuda.get_elapsed_time(self.first, moment) / 1e3
+
+
+def clock(device: str) -> Clock:
+    """Return the clock by which work on a device is timed; call this on a thread that uses it."""
+    return Clock() if device == "cpu" else DeviceClock(device)
 
 
 def elements(shape) -> int:

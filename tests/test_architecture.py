@@ -23,7 +23,7 @@ AXES = {"data_parallel", "tensor_parallel", "pipeline_parallel", "expert_paralle
 BELOW_AXES = BASE | MODELS | THIN | {"autograd", "comm"}
 
 MAY_IMPORT = {
-    "backend": set(),
+    "backend": {"events"},
     "rng": set(),
     "errors": set(),
     "events": set(),

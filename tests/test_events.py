@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from minidist import run
-from minidist.events import Event, EventLog
+from minidist.backend import why_no_gpu
+from minidist.comm import mailbox_fabric
+from minidist.events import Clock, Event, EventLog
 
 
 @pytest.mark.parametrize("transport", ["process", "thread"])
@@ -52,6 +54,69 @@ def test_ranks_share_a_clock():
 
 def test_without_a_log_there_is_none():
     assert run(lambda group: group.log, 1, transport="thread") == [None]
+
+
+class Queue(Clock):
+    """A device's clock: a moment is a number in its queue, and is known when somebody waits."""
+
+    def __init__(self):
+        self.marks = self.waits = 0
+
+    def now(self):
+        self.marks += 1
+        return f"mark {self.marks}"
+
+    def seconds(self, moment):
+        self.waits += 1
+        return float(moment.split()[1])
+
+
+def test_a_log_with_a_device_s_clock_waits_for_nothing_until_it_is_settled():
+    queue = Queue()
+    log = EventLog(rank=3, clock=queue)
+    with log.span("outer"), log.span("inner"):
+        pass
+    assert queue.waits == 0
+    assert [(e.rank, e.name, e.start, e.end) for e in log.settled().events] == [
+        (3, "inner", 2.0, 3.0),
+        (3, "outer", 1.0, 4.0),
+    ]
+    assert (queue.marks, queue.waits) == (4, 4)
+    assert log.settled().settled().events == log.settled().events
+
+
+def test_operations_and_spans_of_a_run_are_timed_by_the_clock_of_its_device(monkeypatch):
+    monkeypatch.setattr(mailbox_fabric, "clock", lambda device: Queue())
+
+    def worker(group):
+        with group.log.span("work"):
+            group.barrier()
+
+    log = EventLog()
+    run(worker, 2, transport="thread", log=log)
+    for rank in (0, 1):
+        times = [(e.name, e.start, e.end) for e in log.events if e.rank == rank]
+        assert times == [("barrier", 2.0, 3.0), ("work", 1.0, 4.0)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("transport", ["process", "thread"])
+def test_on_a_gpu_spans_are_in_the_machine_s_seconds(transport):
+    if reason := why_no_gpu():
+        pytest.skip(f"no GPU: {reason}")
+
+    def worker(group):
+        with group.log.span("work"):
+            x = group.empty(8)
+            x[:] = 1
+            time.sleep(0.01)
+            group.all_reduce(x)
+
+    log, before = EventLog(), time.monotonic()
+    run(worker, 2, transport=transport, device="gpu", log=log)
+    for inner, outer in zip(log.named("all_reduce"), log.named("work"), strict=True):
+        assert before < outer.start <= inner.start < inner.end <= outer.end < time.monotonic()
+        assert outer.seconds >= 0.01
 
 
 def test_from_zero_moves_all_times_alike():

@@ -1,6 +1,5 @@
 """A group that records each operation in an event log: its name, its time and its bytes."""
 
-import time
 from collections.abc import Callable
 from functools import wraps
 
@@ -13,7 +12,7 @@ def logged(operation: Callable) -> Callable:
 
     @wraps(operation)
     def call(self: Group, *args, **kwargs):
-        start, before = time.monotonic(), self.ledger.total
+        start, before = self.log.clock.now(), self.ledger.total
         try:
             return operation(self, *args, **kwargs)
         finally:

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from minidist.backend import Array, device_module, on_gpu, to_device, to_host
+from minidist.backend import Array, clock, device_module, on_gpu, to_device, to_host
 from minidist.comm.board import BLOCK, Alarm
 from minidist.comm.diagnosis import Snapshot, Wait, snapshot
 from minidist.comm.fabric import Communicator, Connect
@@ -136,7 +136,8 @@ class MailboxFabric:
 
     def begin(self, run: int, logged: bool = False) -> None:
         """Start a run, when all ranks have ended the one before."""
-        self.run, self.log = run, EventLog(rank=self.rank) if logged else None
+        self.run = run
+        self.log = EventLog(rank=self.rank, clock=clock(self.device)) if logged else None
         self.mailbox.drop_runs_before(run)
         self.sent.clear()
         self.blocks.clear()

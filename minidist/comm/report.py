@@ -51,7 +51,8 @@ def execute(
         worker, args = loads(payload)
         result = worker(group, *args)
         fabric.mailbox.check_open(run)
-        report = Report(result, unreceived=fabric.unreceived(), log=fabric.log)
+        log = fabric.log and fabric.log.settled()
+        report = Report(result, unreceived=fabric.unreceived(), log=log)
     except BaseException as error:
         cause = fabric.mailbox.closed or error
         if cause is error or not isinstance(cause, Stopped):  # else nobody waits for a report
