@@ -212,7 +212,7 @@ def erf(x: Array) -> Array:
     if on_gpu(x):
         from cupyx.scipy.special import erf as gpu_erf
 
-        return gpu_erf(x)
+        return gpu_erf(widen(x)).astype(x.dtype, copy=False)
     return np.asarray(np.frompyfunc(math.erf, 1, 1)(x), x.dtype)
 
 
