@@ -29,6 +29,11 @@ def pytest_addoption(parser):
         "(write --impl=DIR, or pytest takes DIR for tests)",
     )
     parser.addoption(
+        "--device",
+        choices=["strict"],
+        help="run the tests marked gpu on tests/strict_device, a stand-in for CuPy, never a GPU",
+    )
+    parser.addoption(
         "--machine",
         action="append",
         default=[],
@@ -45,6 +50,8 @@ def pytest_configure(config):
     config.option.loadscopereorder = False  # xdist: ours is the order in which files are started
     if config.option.impl is not None:
         _replace_files(config)
+    if config.option.device == "strict":
+        _import_first(str(TESTS / "strict_device"))
     if any(name.startswith("mpi") for name in config.option.machine):
         from tests.one_report import OneReport
 
@@ -62,11 +69,16 @@ def _replace_files(config):
     config.add_cleanup(holder.cleanup)
     config.stash[REPLACED] = list(files)
     config.option.importmode = "append"  # the tests' own root goes behind it
-    sys.path.insert(0, tree)
-    os.environ["PYTHONPATH"] = os.pathsep.join(  # for ranks, which are new processes
-        [tree, *filter(None, [os.environ.get("PYTHONPATH")])]
+    _import_first(tree)
+    os.environ["PYTHONSAFEPATH"] = "1"  # else ranks would find the checkout's, where they start
+
+
+def _import_first(folder: str):
+    """Let this process and those it starts, ranks and workers of xdist, look for modules here."""
+    sys.path.insert(0, folder)
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
     )
-    os.environ["PYTHONSAFEPATH"] = "1"  # else those would find the checkout's, where they start
 
 
 LONGEST = """test_lessons course/test_labs course/test_attacks course/test_grader test_cli
@@ -99,8 +111,13 @@ def _overlay():
 
 
 def pytest_report_header(config):
+    lines = []
     if config.option.impl is not None:
-        return f"minidist with {', '.join(config.stash[REPLACED])} of {config.option.impl}"
+        replaced = ", ".join(config.stash[REPLACED])
+        lines.append(f"minidist with {replaced} of {config.option.impl}")
+    if config.option.device == "strict":
+        lines.append("device: a stand-in for CuPy, never a GPU (tests/strict_device)")
+    return lines
 
 
 @pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])

@@ -1,0 +1,70 @@
+"""Reductions give device arrays, of no dimension too (CuPy: _core/_routines_math.pyx and others).
+
+They take no `initial` and no `where`.
+"""
+
+import numpy as np
+
+from ._storage import Storage, launch, operand, operands, store
+
+
+def reduction(name: str, takes_dtype: bool):
+    """Return the method; float16 is summed in float32 (_routines_math.pyx:_sum_auto_dtype)."""
+
+    def compute(self, axis, dtype, out, keepdims):
+        x = operand(self)
+        half = takes_dtype and x.dtype == np.float16 and dtype is None
+        how = {"dtype": np.float32 if half else dtype} if takes_dtype else {}
+        with np.errstate(all="ignore"):
+            host = np.asarray(getattr(x, name)(axis=axis, keepdims=bool(keepdims), **how))
+            host = host.astype(np.float16) if half else host
+        return launch(host) if out is None else store(out, host)
+
+    def with_dtype(self, axis=None, dtype=None, out=None, keepdims=False):
+        return compute(self, axis, dtype, out, keepdims)
+
+    def without(self, axis=None, out=None, keepdims=False):
+        return compute(self, axis, None, out, keepdims)
+
+    return with_dtype if takes_dtype else without
+
+
+class Reductions(Storage):
+    __slots__ = ()
+
+    sum, prod, mean = (reduction(name, True) for name in ("sum", "prod", "mean"))
+    max, min = reduction("max", False), reduction("min", False)
+    all, any = reduction("all", False), reduction("any", False)
+
+    def argmax(self, axis=None, out=None, dtype=None, keepdims=False):
+        return launch(operand(self).argmax(axis, keepdims=keepdims))
+
+    def argsort(self, axis=-1):
+        """Sort stably, as Thrust does (_routines_sorting.pyx:_ndarray_argsort)."""
+        return launch(operand(self).argsort(axis, kind="stable"))
+
+    def cumsum(self, axis=None, dtype=None, out=None):
+        with np.errstate(all="ignore"):
+            host = operand(self).cumsum(axis, dtype)
+        return launch(host) if out is None else store(out, host)
+
+    def dot(self, b, out=None):
+        host = np.dot(*operands(self, b))
+        return launch(host) if out is None else store(out, host)
+
+    def _add_reduceat(self, indices, axis, dtype, out):
+        """Subtract prefix sums (_routines_indexing.pyx:_add_reduceat): their rounding stays.
+
+        CuPy's `append` copies the length of the axis up to the device; its scan adds in another
+        order than this one, which is sequential.
+        """
+        import cupy
+
+        axis %= self.ndim
+        ends = cupy.append(indices, self.shape[axis])
+        sums = self.cumsum(axis, dtype)
+        first = cupy.zeros([1 if i == axis else n for i, n in enumerate(self.shape)], sums.dtype)
+        sums = cupy.concatenate((first, sums), axis)
+        mask = (ends[:-1] >= ends[1:]).reshape(-1, *[1] * (self.ndim - axis - 1))
+        runs = sums.take(ends[1:], axis) - sums.take(ends[:-1], axis)
+        return cupy.where(mask, self.take(ends[:-1], axis), runs)

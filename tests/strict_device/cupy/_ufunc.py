@@ -1,0 +1,107 @@
+"""Functions by element (CuPy: _core/_kernel.pyx, ufunc), computed by NumPy's of the same name.
+
+The loops, hence the dtypes, are the wheel's. Keywords that CuPy lacks (`where`, `initial`) are not
+there, results are always C-contiguous, and nothing warns of overflow or division by zero.
+"""
+
+import numpy as np
+
+from ._storage import launch, operand, store
+from ._wheel import loops
+
+WEAK = (int, float, complex)
+KINDS = {bool: 0, int: 1, float: 2, complex: 2, np.bool_: 0, np.integer: 1, np.inexact: 2}
+
+
+def kind(t: type) -> int:
+    """Return 0 for bool, 1 for integers, 2 for the rest (_kernel.pyx:_get_kind_score)."""
+    return next(score for base, score in KINDS.items() if issubclass(t, base))
+
+
+class ufunc:
+    """A function by element; call it, or `at`, `reduce`, `accumulate`, `reduceat`."""
+
+    def __init__(self, name: str, function=None, path: str = "cupy"):
+        self.__name__ = self.name = name
+        self.numpy = function or getattr(np, name)
+        self.loops = loops(f"{path}.{name}")
+        self.nin = len(self.loops[0][0])
+        self.found = {}
+
+    def __repr__(self):
+        return f"<ufunc 'cupy_{self.name}'>"
+
+    def __call__(self, *args, out=None, dtype=None, casting="same_kind"):
+        """Compute; every argument is an array of this device or a scalar (ufunc.__call__)."""
+        if not self.nin <= len(args) <= self.nin + 1:
+            raise TypeError(f"Wrong number of arguments for {self.name!r}")
+        (*inputs,), given = args[: self.nin], args[self.nin :]
+        inputs = [operand(x) for x in inputs]
+        out = given[0] if given else out
+        ins, result = self.loop(inputs, dtype)
+        with np.errstate(all="ignore"):
+            values = [np.asarray(x).astype(t, copy=False) for x, t in zip(inputs, ins, strict=True)]
+            host = np.asarray(self.numpy(*values, order="C")).astype(result, copy=False)
+        return launch(host) if out is None else store(out, host, casting)
+
+    def loop(self, inputs, dtype):
+        """Return the dtypes of the first loop that fits (_Ops.guess_routine)."""
+        if dtype is not None:
+            fitting = (loop for loop in self.loops if np.dtype(loop[1]) == dtype)
+            found = next(fitting, None)
+        else:
+            weak = tuple(type(x) if type(x) in WEAK else None for x in inputs)
+            types = tuple(np.asarray(x).dtype for x in inputs)
+            key = types, weak
+            if key not in self.found:
+                self.found[key] = self.first(types, weak)
+            found = self.found[key]
+        if found is None:
+            raise TypeError(f"Wrong type ({dtype or types}) of arguments for cupy_{self.name}")
+        return found
+
+    def first(self, types, weak):
+        """Return the first loop to which all can be cast safely (_guess_routine_from_in_types).
+
+        A Python scalar takes the arrays' dtype, unless its kind is higher (NumPy's NEP 50).
+        """
+        strong = [kind(t.type) for t, w in zip(types, weak, strict=True) if w is None]
+        scalars = [kind(w) for w in weak if w is not None]
+        if not strong or (scalars and max(scalars) > max(strong)):
+            weak = [None] * len(weak)
+        for ins, result in self.loops:
+            wanted = [np.dtype(c) for c in ins]
+            if all(map(fits, types, weak, wanted)):
+                return wanted, np.dtype(result)
+        return None
+
+    def at(self, a, indices, b=None):
+        """Add to elements, repeats too (ufunc.at); only `add` is in use."""
+        if self.name != "add":
+            raise NotImplementedError(f"`cupy_{self.name}.at` is not supported yet")
+        a._scatter_add(indices, b)
+
+    def reduce(self, array, axis=0, dtype=None, out=None, keepdims=False):
+        if self.name not in ("add", "multiply"):
+            raise NotImplementedError(f"`cupy_{self.name}.reduce` is not supported yet")
+        method = array.sum if self.name == "add" else array.prod
+        return method(axis, dtype, out, keepdims)
+
+    def reduceat(self, array, indices, axis=0, dtype=None, out=None):
+        if self.name != "add":
+            raise NotImplementedError(f"`cupy_{self.name}.reduceat` is not supported yet")
+        return array._add_reduceat(indices, axis, dtype, out)
+
+
+def fits(given: np.dtype, weak: type | None, wanted: np.dtype) -> bool:
+    if np.can_cast(given, wanted):
+        return True
+    return weak is not None and np.result_type(weak(0), wanted) == wanted
+
+
+NAMES = """absolute add bitwise_and bitwise_or bitwise_xor copysign cos divide equal exp exp2 expm1
+    floor_divide greater greater_equal invert isfinite isinf isnan left_shift less less_equal log
+    log1p logical_and logical_not logical_or logical_xor maximum minimum multiply negative not_equal
+    positive power reciprocal remainder right_shift sign sin sqrt square subtract tanh
+    true_divide""".split()
+UFUNCS = {name: ufunc(name) for name in NAMES}

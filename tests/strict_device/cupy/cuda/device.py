@@ -1,0 +1,60 @@
+"""Several devices, of which each thread has one that is current (CuPy: cuda/device.pyx, Device)."""
+
+import os
+import threading
+
+from .. import _counters
+
+COUNT = int(os.environ.get("STRICT_DEVICE_COUNT", "2"))
+THREAD = threading.local()
+
+
+def current() -> int:
+    """Return the number of this thread's device; a thread starts on device 0."""
+    return getattr(THREAD, "device", 0)
+
+
+def set_current(number: int) -> None:
+    if not 0 <= number < COUNT:
+        from .runtime import CUDARuntimeError
+
+        raise CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
+    THREAD.device = number
+
+
+def is_available() -> bool:
+    return COUNT > 0
+
+
+class Device:
+    """One device; `with Device(n):` and `Device(n).use()` make it this thread's."""
+
+    def __init__(self, device=None):
+        self.id = current() if device is None else int(device)
+
+    def use(self):
+        set_current(self.id)
+
+    def synchronize(self):
+        _counters.waited()
+
+    def __enter__(self):
+        THREAD.entered = [*getattr(THREAD, "entered", []), current()]
+        self.use()
+        return self
+
+    def __exit__(self, *_):
+        *THREAD.entered, before = THREAD.entered
+        set_current(before)
+
+    def __int__(self):
+        return self.id
+
+    def __eq__(self, other):
+        return self.id == other.id if isinstance(other, Device) else NotImplemented
+
+    def __hash__(self):
+        return hash(self.id)
+
+    def __repr__(self):
+        return f"<CUDA Device {self.id}>"

@@ -1,0 +1,23 @@
+"""The calls of the CUDA runtime that minidist makes (CuPy: cupy_backends/cuda/api/runtime.pyx)."""
+
+from . import device as _device
+
+
+class CUDARuntimeError(RuntimeError):
+    """A call of the runtime failed."""
+
+
+def getDeviceCount() -> int:
+    return _device.COUNT
+
+
+def getDevice() -> int:
+    return _device.current()
+
+
+def setDevice(device: int) -> None:
+    _device.set_current(device)
+
+
+def deviceSynchronize() -> None:
+    _device.Device().synchronize()
