@@ -36,7 +36,7 @@ def on_gpu(x) -> bool:
 
 def as_array(x) -> Array:
     """Return x itself if it is a NumPy or CuPy array, else `np.asarray(x)`."""
-    return x if isinstance(x, np.ndarray) or on_gpu(x) else np.asarray(x)
+    return x if is_array(x) else np.asarray(x)
 
 
 def to_host(x) -> np.ndarray:
@@ -165,6 +165,29 @@ def elements(shape) -> int:
     if any(side < 0 for side in sides):
         raise ValueError(f"a shape has no negative sides, but {shape} has")
     return math.prod(sides)
+
+
+def is_array(x) -> bool:
+    """Return whether x is a NumPy or CuPy array."""
+    return isinstance(x, np.ndarray) or on_gpu(x)
+
+
+def same_device(x: Array, other: Array) -> bool:
+    """Return whether both arrays are on the host, or both on one GPU."""
+    return on_gpu(x) == on_gpu(other) and (not on_gpu(x) or x.device == other.device)
+
+
+def address(x: Array) -> int:
+    """Return where an array begins, in bytes; only of use among arrays of one device."""
+    return x.data.ptr if on_gpu(x) else x.ctypes.data
+
+
+def empty_beside(other: Array, shape, dtype) -> Array:
+    """Return an uninitialised array on the device of `other`."""
+    if not on_gpu(other):
+        return empty(shape, dtype)
+    with other.device:
+        return array_module(other).empty(shape, dtype)
 
 
 def empty(shape, dtype) -> np.ndarray:

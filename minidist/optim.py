@@ -11,7 +11,7 @@ import numpy as np
 
 from minidist.autograd import Tensor
 from minidist.autograd.tensor import tick
-from minidist.backend import Array, array_module, on_gpu, widen
+from minidist.backend import Array, array_module, beside, on_gpu, widen
 from minidist.nn.flat_parameters import flat_slices
 
 # Elements: parameter, gradient and two moments in float32 take 512 KiB of a core's cache.
@@ -131,6 +131,7 @@ class Optimizer:
             raise ValueError(f"step_at needs one flat slice; this optimizer has {len(self.slices)}")
         self._begin_step()
         data, state = self.slices[0].data, self.state[0]
+        positions, gradient = beside(positions, data), beside(gradient, data)
         new, own = widen(data[positions]), [array[positions] for array in state]
         self.rule(new, widen(gradient), *own)
         data[positions] = new

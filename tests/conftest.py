@@ -123,11 +123,18 @@ def pytest_report_header(config):
 @pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 def device(request):
     """Run a test on the host and, where there is one, on a GPU."""
+    if request.param == "gpu":
+        request.getfixturevalue("gpu")
+    return request.param
+
+
+@pytest.fixture
+def gpu():
+    """Skip a test that needs a GPU where there is none; the test is marked gpu, too."""
     from minidist.backend import why_no_gpu
 
-    if request.param == "gpu" and (reason := why_no_gpu()):
+    if reason := why_no_gpu():
         pytest.skip(f"no GPU: {reason}")
-    return request.param
 
 
 @pytest.fixture

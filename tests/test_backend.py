@@ -145,7 +145,7 @@ def test_a_host_copy_is_one_copy(place):
 
 
 @pytest.mark.gpu
-def test_arrays_move_between_gpus():
+def test_arrays_move_between_gpus(gpu):
     if backend.gpus() < 2:
         pytest.skip(f"{backend.gpus()} GPUs")
     x = arrays(2, 3)
@@ -157,9 +157,7 @@ def test_arrays_move_between_gpus():
 
 
 @pytest.mark.gpu
-def test_a_thread_uses_the_gpu_of_its_rank():
-    if reason := backend.why_no_gpu():
-        pytest.skip(f"no GPU: {reason}")
+def test_a_thread_uses_the_gpu_of_its_rank(gpu):
     found = []
 
     def work(rank):

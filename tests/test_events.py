@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from minidist import run
-from minidist.backend import why_no_gpu
 from minidist.comm import mailbox_fabric
 from minidist.events import Clock, Event, EventLog
 
@@ -101,10 +100,7 @@ def test_operations_and_spans_of_a_run_are_timed_by_the_clock_of_its_device(monk
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("transport", ["process", "thread"])
-def test_on_a_gpu_spans_are_in_the_machine_s_seconds(transport):
-    if reason := why_no_gpu():
-        pytest.skip(f"no GPU: {reason}")
-
+def test_on_a_gpu_spans_are_in_the_machine_s_seconds(gpu, transport):
     def worker(group):
         with group.log.span("work"):
             x = group.empty(8)

@@ -148,6 +148,15 @@ def test_a_step_at_some_positions_in_half_precision_rounds_once_whatever_the_rul
     np.testing.assert_array_equal(flats[0].vector, flats[1].vector, strict=True)
 
 
+def test_a_step_at_takes_positions_and_gradient_from_the_host(device):
+    model = nn.MLP([2, 3], dtype="float64").to(device)
+    before = model.state()["layers.0.bias"]
+    model.freeze("layers.0.weight")
+    optim.Adagrad(model.parameters(), 0.5).step_at(np.array([2, 0]), np.array([1.0, -3.0]))
+    moved = model.state()["layers.0.bias"] - before
+    np.testing.assert_allclose(moved, [0.5, 0, -0.5], rtol=1e-6)
+
+
 def test_a_step_at_some_positions_is_refused_where_zero_gradients_matter():
     model = nn.MLP([2, 2])
     rules = [

@@ -28,7 +28,7 @@ import numpy as np
 
 from minidist import nn
 from minidist.autograd import Function, Tensor
-from minidist.backend import Array, on_gpu, to_host
+from minidist.backend import Array, address, host_copy
 from minidist.comm import Group
 from minidist.comm.collectives import split_ends
 from minidist.nn.flat_parameters import FlatParameters
@@ -113,8 +113,9 @@ class Zero:
         self.groups = [self.group, self.copies]
         self.next: int | None = None  # layer to reduce next, from the last one down: in backward
         flats = [layer.flat for layer in layers]
-        most = max(flat.vector.nbytes for flat in flats)
-        self.places = [flats[0].empty((most,), "uint8") for _ in range({1: 0, 2: 1, 3: 3}[stage])]
+        largest = max(flats, key=lambda flat: flat.vector.nbytes)
+        places = range({1: 0, 2: 1, 3: 3}[stage])
+        self.places = [largest.empty((largest.vector.nbytes,), "uint8") for _ in places]
         for flat in flats if stage > 1 else []:
             flat.bind(flat.vector, as_vector(self.places[0], flat))
         self.shards = [self._cut(k, flat) for k, flat in enumerate(flats)]
@@ -252,7 +253,7 @@ class Zero:
         for k, s in enumerate(self.shards):
             whole = s.flat.views(self.group.all_gather(s.parameter.data, label=f"layer {k}"))
             result |= {p.name: w for p, w in zip(s.flat.parameters, whole, strict=True)}
-        return {name: to_host(array.copy()) for name, array in result.items()}
+        return {name: host_copy(array) for name, array in result.items()}
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Copy global arrays by name, the same on every rank, into all weights.
@@ -279,7 +280,7 @@ class Zero:
         homes = [home for s in self.shards for home in (s.flat, s.home)]
         alive = [array for home in homes for array in (home.vector, home.gradient)]
         alive += [p.grad for p in self.model.parameters() if p.grad is not None] + self.places
-        starts = [a.data.ptr if on_gpu(a) else a.ctypes.data for a in alive]
+        starts = map(address, alive)
         total = end = 0
         for start, array in sorted(zip(starts, alive, strict=True), key=lambda pair: pair[0]):
             total += max(0, start + array.nbytes - max(start, end))

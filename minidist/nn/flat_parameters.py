@@ -9,10 +9,11 @@ Contiguous, in the order of the parameters; a tied parameter has one entry; a fr
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from minidist.autograd import Tensor
 from minidist.autograd.tensor import tick
-from minidist.backend import Array, array_module, beside, on_gpu, to_device
-from minidist.backend import empty as host_empty
+from minidist.backend import Array, array_module, beside, empty_beside, same_device, to_device
 from minidist.nn.shard import Shard
 
 PARTS = "the ranks that hold its parts: pass sum_squares=, which adds up the squares of all ranks"
@@ -66,8 +67,10 @@ class Parameter(Tensor):
 
 
 class FlatParameters:
-    """One vector, from `empty(shape, dtype)`; `parameters` become views of it.
+    """One vector, where the parameters were; they become views of it.
 
+    allocator         empty(shape, dtype) -> array, such as group.empty; ordinary memory is used if
+                      it is None, or if its arrays are not where the parameters are
     vector, gradient  1-D arrays of `size` elements
     offsets           where each parameter begins in them
     locked            None, or in words why no optimizer may update the vector now
@@ -75,23 +78,30 @@ class FlatParameters:
 
     locked: str | None = None
 
-    def __init__(self, parameters: list[Parameter], empty: Callable[..., Array] = host_empty):
+    def __init__(self, parameters: list[Parameter], allocator: Callable[..., Array] | None = None):
         dtypes = {str(p.dtype) for p in parameters}
         if len(dtypes) > 1:
             raise ValueError(f"one flat vector holds one dtype, not {' and '.join(sorted(dtypes))}")
         self.parameters = list(parameters)
         self.shapes = [p.shape for p in parameters]
-        self.offsets, self.size, self.empty = [], 0, empty
+        self.offsets, self.size, self.allocator = [], 0, allocator
         for p in parameters:
             self.offsets.append(self.size)
             self.size += p.size
         dtype = parameters[0].dtype if parameters else "float32"
-        self.vector, self.gradient = empty((self.size,), dtype), empty((self.size,), dtype)
+        self.vector, self.gradient = (self.empty((self.size,), dtype) for _ in range(2))
         for p, view in zip(self.parameters, self.views(self.vector), strict=True):
             view[...] = beside(p.data, view)
             p.home, p.grad = self, None
-        device = "gpu" if parameters and on_gpu(parameters[0].data) else "cpu"
-        self.bind(to_device(self.vector, device), to_device(self.gradient, device))
+        self.bind(self.vector)
+
+    def empty(self, shape, dtype) -> Array:
+        """Return an uninitialised array where the parameters are, from the allocator if it can."""
+        here = self.parameters[0].data if self.parameters else np.empty(0)
+        space = None if self.allocator is None else self.allocator(shape, dtype)
+        if space is None or not same_device(space, here):
+            return empty_beside(here, shape, dtype)
+        return space
 
     def views(self, vector: Array) -> list[Array]:
         """Cut a vector of `size` elements into arrays of the parameters' shapes."""
@@ -141,12 +151,12 @@ class FlatParameters:
             p.grad = None if p.grad is None else p.grad_buffer
 
     def __getstate__(self):
-        kept = {k: v for k, v in vars(self).items() if k not in ("gradient", "empty")}
+        kept = {k: v for k, v in vars(self).items() if k not in ("gradient", "allocator")}
         return kept | {"at_home": [p.home is self for p in self.parameters]}
 
     def __setstate__(self, state):
         at_home = state.pop("at_home")
-        vars(self).update(state, empty=host_empty)
+        vars(self).update(state, allocator=None)
         for p, here in zip(self.parameters, at_home, strict=True):
             if here:
                 p.home = self

@@ -18,10 +18,9 @@ from minidist.backend import (
     as_array,
     beside,
     check_device,
+    host_copy,
     to_device,
-    to_host,
 )
-from minidist.backend import empty as host_empty
 from minidist.nn.flat_parameters import FlatParameters, Parameter
 from minidist.rng import Randomness, generator
 
@@ -95,7 +94,7 @@ class Module:
         for layer in self.layers:
             own = [p for p in layer.parameters() if p.requires_grad and p not in taken]
             taken.update(own)
-            same = host_empty if layer.flat is None else layer.flat.empty
+            same = None if layer.flat is None else layer.flat.allocator
             layer.flat = FlatParameters(own, empty or same)
         return self
 
@@ -117,7 +116,7 @@ class Module:
 
         ValueError if a strategy has moved parameters elsewhere; the message says how to get them.
         """
-        return {name: to_host(p.data.copy()) for name, p in self._here().items()}
+        return {name: host_copy(p.data) for name, p in self._here().items()}
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Copy arrays by name into the parameters, which keep their dtype and device.

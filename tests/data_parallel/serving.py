@@ -47,16 +47,19 @@ def deal(plan, size, count):
     return {w: list(range(w - plan.servers, count, len(workers))) for w in workers}
 
 
-def session(group, plan, rule, model, data, count, naps=None, turns=None, around=None):
+def session(
+    group, plan, rule, model, data, count, naps=None, turns=None, around=None, device="cpu"
+):
     """Train on `count` minibatches; return what this rank has at the end.
 
     naps    {rank: seconds that each of its minibatches takes}
     turns   {rank: how often the others may go first, in each of its minibatches}
+    device  where the weights are
     around  a context manager: group -> a fault, on every rank
     """
     if around is not None:
         with around(group):
-            return session(group, plan, rule, model, data, count, naps, turns)
+            return session(group, plan, rule, model, data, count, naps, turns, device=device)
 
     def pause():
         time.sleep((naps or {}).get(group.rank, 0))
@@ -65,7 +68,7 @@ def session(group, plan, rule, model, data, count, naps=None, turns=None, around
             group.recv(group.rank)
 
     with threadpool_limits(1):
-        role = join(group, model, OPTIMIZERS[rule], plan)
+        role = join(group, model.to(device), OPTIMIZERS[rule], plan)
         mine = deal(plan, group.size, count).get(group.rank, [])
         train(role, backward_on(*data, pause), mine)
     found = {"weights": model.state(), "bytes": role.group.ledger.bytes["send"]}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import Tensor, nn, optim
-from minidist.backend import to_device, why_no_gpu
+from minidist.backend import to_device
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.datasets import Sampler, shard
 from minidist.rng import Randomness
@@ -186,9 +186,7 @@ def test_ranks_differ_before_the_sync_and_agree_bit_for_bit_after(cluster):
 
 
 @pytest.mark.gpu
-def test_ranks_on_a_gpu_leave_the_gradient_of_one_device(cluster):
-    if reason := why_no_gpu():
-        pytest.skip(f"no GPU: {reason}")
+def test_ranks_on_a_gpu_leave_the_gradient_of_one_device(gpu, cluster):
     case = mlp_case((nn.MLP([6, 16, 4], activation="gelu", dtype="float64"), [6, 4]), 7, seed=0)
 
     def worker(group, case):

@@ -93,6 +93,30 @@ def test_stale_sparse_pushes_are_replayed_to_the_bit(cluster, plan):
         assert_same_bits(mine["weights"], want)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(2, sparse=sparse, **how)
+        for sparse in (False, True)
+        for how in ({}, {"staleness": 1}, {"staleness": 1, "quorum": 2})
+    ],
+    ids=str,
+)
+def test_servers_on_a_gpu_are_replayed_there_to_the_bit(gpu, cluster, plan):
+    found, _, want = run_and_replay(
+        cluster(5, "thread", "gpu"),
+        plan,
+        "adagrad",
+        bag_of_words().to("gpu"),
+        sentences(9),
+        9,
+        device="gpu",
+    )
+    for mine in found:
+        assert_same_bits(mine["weights"], want)
+
+
 def test_a_push_moves_the_rows_that_its_batch_touched_and_nothing_else(cluster):
     tokens, targets = sentences(7)
     plan = Plan(staleness=None, sparse=True)

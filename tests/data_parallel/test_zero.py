@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import Cluster, Tensor, nn, no_grad, optim
+from minidist.backend import on_gpu, to_device
 from minidist.data_parallel.zero import Zero
 from minidist.datasets import shard
 from minidist.errors import RankDied, RankFailed
@@ -121,6 +122,36 @@ def test_the_weights_after_some_steps_equal_one_devices_and_plain_data_paralleli
 def alone(cluster):
     """Return the weights of the Transformer after the same steps on one device."""
     return trained(cluster(1, "thread"), 0, transformer())[0][0]
+
+
+@pytest.mark.gpu
+@each_stage
+@pytest.mark.parametrize("flattened", [True, False])
+@pytest.mark.parametrize(("model_on", "ranks_on"), [("gpu", "gpu"), ("gpu", "cpu"), ("cpu", "gpu")])
+def test_buffers_are_where_the_model_is_whatever_the_ranks_device(
+    gpu, cluster, stage, flattened, model_on, ranks_on
+):
+    def worker(group, stage, device, flattened):
+        model = nn.MLP([4, 5, 3], "gelu", dtype="float64").freeze(
+            "layers.0.weight", "layers.0.bias"
+        )
+        model.to(device)
+        zero = Zero(model.flatten(group.empty) if flattened else model, group, stage)
+        optimizer = optim.AdamW(zero.parameters(), 0.1)
+        for _ in range(2):
+            mine = shard(np.arange(6), group.rank, group.size)
+            x = to_device(arrays(6, 4)[mine], device)
+            zero.backward(nn.cross_entropy(model(x), mine % 3, reduction_size=6))
+            optimizer.clip_global_norm(0.1, zero.sum_squares)
+            zero.step(optimizer)
+        assert {on_gpu(place) for place in zero.places} <= {device == "gpu"}
+        zero.load_state(zero.state())
+        return zero.state()
+
+    (want,) = cluster(1, "thread").run(worker, 1, "cpu", True)
+    found = cluster(2, "thread", ranks_on).run(worker, stage, model_on, flattened)
+    comparison = compare(found, want)
+    assert comparison.ok, comparison
 
 
 @each_stage

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from minidist import nn
+from minidist import backend, nn
 from minidist.nn.flat_parameters import FlatParameters, flat_slices
 from minidist.nn.module import constant
 from tests.strategies import mlps, transformers
@@ -81,6 +81,20 @@ def test_the_allocator_is_an_argument():
 
     nn.MLP([3, 2]).flatten(empty)
     assert asked == [((8,), "float32")] * 2
+
+
+@pytest.mark.gpu
+def test_a_model_on_a_gpu_is_flattened_there(gpu, monkeypatch):
+    def never(*_):
+        raise AssertionError("the host has no part in this")
+
+    model = nn.MLP([3, 2]).to("gpu")
+    monkeypatch.setattr(backend, "to_host", never)
+    monkeypatch.setattr(backend, "empty", never)
+    model.flatten().astype("float64").freeze("layers.0.bias")
+    flat = model.flatten(lambda shape, dtype: np.empty(shape, dtype)).layers[0].flat
+    for array in (flat.vector, flat.gradient, flat.empty((2,), "uint8")):
+        assert backend.on_gpu(array)
 
 
 def test_one_vector_holds_one_dtype():
