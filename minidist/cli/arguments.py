@@ -65,6 +65,15 @@ def add_transport(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="where the arrays are: cpu, gpu (rank r has GPU r modulo their number) or gpu:N"
+        + DEFAULT,
+    )
+
+
 def check_several(processes: int) -> None:
     """Raise ValueError if MPI has started one process only, though `--transport mpi` was given."""
     if processes == 1:

@@ -5,9 +5,10 @@ import time
 from dataclasses import fields
 
 from minidist import nn
-from minidist.backend import DEVICES
+from minidist.backend import check_device
 from minidist.cli.arguments import (
     DEFAULT,
+    add_device,
     add_timeout,
     add_transport,
     check_several,
@@ -78,14 +79,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_timeout(parser)
     add_transport(parser)
-    parser.add_argument(
-        "--device", choices=DEVICES, default="cpu", help="where the arrays are" + DEFAULT
-    )
+    add_device(parser)
     parser.set_defaults(run=run)
 
 
 def run(given: argparse.Namespace) -> int:
     """Train, sample, certify; return 1 if the ranks' gradients are not one device's."""
+    check_device(given.device)
     default = 4
     if given.transport == "mpi":
         default = mpi.processes()
@@ -101,10 +101,11 @@ def run(given: argparse.Namespace) -> int:
     if given.sample > 0:
         first = corpus.decode(corpus.tokens[:1])
         print(f"\n{sample(model, corpus, first, given.sample, given.seed)}\n")
-    row = certify(model, corpus, settings, given.transport)
+    row = certify(model, corpus, settings, given.transport, given.device)
+    against = "against one device" if given.device == "cpu" else f"on {given.device} against a host"
     print(
-        f"certificate: {'ok' if row['ok'] else 'FAILED'}. {_counted(settings.ranks)} against one "
-        f"device, in float64, {row['case']}:\n"
+        f"certificate: {'ok' if row['ok'] else 'FAILED'}. {_counted(settings.ranks)} {against}, "
+        f"in float64, {row['case']}:\n"
         f"  largest gradient difference {row['difference']:.1e}; {row['detail']}; "
         f"allowed {BOUND:.0e}"
     )

@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from minidist.cli.arguments import add_json, add_transport, check_several
+from minidist.cli.arguments import add_device, add_json, add_transport, check_several
 from minidist.comm import mpi
 from minidist.tools import equivalence
 from minidist.tools.compare import BOUND
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_json(parser)
     add_transport(parser)
+    add_device(parser)
     parser.set_defaults(run=run)
 
 
@@ -34,7 +35,7 @@ def run(given: argparse.Namespace) -> int:
     if transport == "mpi":
         check_several(mpi.processes())
         sizes, transport = [n for n in sizes if n <= mpi.processes()], "mpi-subset"
-    for row in equivalence.verify(given.strategy, sizes, transport):
+    for row in equivalence.verify(given.strategy, sizes, transport, given.device):
         rows.append(row)
         if not given.json:
             print(_line(row), flush=True)

@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from types import FunctionType
 
-import numpy as np
-
 from minidist.autograd import Tensor, functions_below
 from minidist.autograd.deferred import Product
+from minidist.backend import Array, is_array
 
 
-def kept(*outputs: Tensor) -> list[tuple[str, np.ndarray]]:
+def kept(*outputs: Tensor) -> list[tuple[str, Array]]:
     """Return ("Function.attribute", array) for each array that backward from the outputs will read.
 
     Every buffer is returned once and whole, however many views of it there are. Leaves do not
@@ -31,10 +30,10 @@ def kept_bytes(*outputs: Tensor) -> int:
     return sum(array.nbytes for _, array in kept(*outputs))
 
 
-def arrays(value) -> Iterator[np.ndarray]:
+def arrays(value) -> Iterator[Array]:
     """Yield the arrays in what a Function saves: in tuples, deferred products, closures."""
     match value:
-        case np.ndarray():
+        case _ if is_array(value):
             yield value
         case tuple() | list():
             for item in value:
@@ -45,8 +44,8 @@ def arrays(value) -> Iterator[np.ndarray]:
             yield from arrays([cell.cell_contents for cell in cells or ()])
 
 
-def owner(array: np.ndarray) -> np.ndarray:
+def owner(array: Array) -> Array:
     """Return the array that owns the memory of this view."""
-    while isinstance(array.base, np.ndarray):
+    while is_array(array.base):
         array = array.base
     return array

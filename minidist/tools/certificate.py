@@ -10,9 +10,13 @@ from minidist.train import Settings
 
 
 def certify(
-    model: nn.Transformer, text: Text, settings: Settings, transport: str = "process"
+    model: nn.Transformer,
+    text: Text,
+    settings: Settings,
+    transport: str = "process",
+    device: str = "cpu",
 ) -> dict:
-    """Compare the gradients of the ranks with one device's, in float64.
+    """Compare the gradients of the ranks, on this device, with those of one host, in float64.
 
     The batch has 2 windows per rank and one more, so the shards are uneven.
     """
@@ -26,4 +30,4 @@ def certify(
         strategy, asked = "hybrid", ("dp", "pp", "tp", "schedule", "micro_batches")
         options = {key: getattr(settings, key) for key in asked}
     case = strategies.Case(name, model, inputs[rows], targets[rows], options=options)
-    return equivalence.check(strategy, case, ranks, transport=transport)
+    return equivalence.check(strategy, case, ranks, transport=transport, device=device)

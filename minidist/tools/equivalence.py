@@ -14,7 +14,8 @@ from functools import partial
 import numpy as np
 
 from minidist import nn
-from minidist.comm import Cluster
+from minidist.backend import as_array
+from minidist.comm import Cluster, Group
 from minidist.comm.ledger import BY_FORMULA
 from minidist.errors import RankFailed, is_wrong_input
 from minidist.tools.causes import cause_of
@@ -36,14 +37,20 @@ def find(name: str) -> Strategy:
     return STRATEGIES[name]
 
 
-def _outcomes(strategy, case, size, cluster, transport, options) -> list[Outcome]:
+def _on_device(group: Group, worker: Callable, case: Case) -> Outcome:
+    """Run a strategy's worker with model and arrays on the ranks' device."""
+    return worker(group, case if group.device == "cpu" else case.to(group.device)).to_host()
+
+
+def _outcomes(strategy, case, size, cluster, transport, device, options) -> list[Outcome]:
     if cluster is not None and cluster.size != size:
         raise ValueError(f"the cluster has {cluster.size} ranks, not {size}")
     strategy.check(case, options)
     worker = partial(strategy.worker, **case.options | options)
-    with nullcontext(cluster) if cluster is not None else Cluster(size, transport) as ranks:
+    new = None if cluster is not None else Cluster(size, transport, device)
+    with new or nullcontext(cluster) as ranks:
         try:
-            return ranks.run(worker, case)
+            return ranks.run(_on_device, worker, case)
         except RankFailed as failed:
             if is_wrong_input(failed):
                 raise ValueError(str(failed.__cause__)) from failed
@@ -59,16 +66,18 @@ def gradients(
     loss: Callable = nn.cross_entropy,
     transport: str = "process",
     cluster: Cluster | None = None,
+    device: str = "cpu",
     **options,
 ) -> dict[str, np.ndarray]:
     """Return {global name: gradient} after one batch under `strategy` on `size` real ranks.
 
     The ranks start from the weights of `model`, a single-device model, which does not change.
     ValueError if the results of two ranks differ by more than the bound. `cluster`: running ranks
-    to use instead of new ones.
+    to use instead of new ones. `device`: where new ranks have the model and all arrays; "cpu":
+    where they are now.
     """
-    case = Case("given", model, np.asarray(inputs), np.asarray(targets), loss)
-    outcomes = _outcomes(find(strategy), case, size, cluster, transport, options)
+    case = Case("given", model, as_array(inputs), as_array(targets), loss)
+    outcomes = _outcomes(find(strategy), case, size, cluster, transport, device, options)
     found = [outcome.gradients for outcome in outcomes]
     agreement = compare(found, found[0])
     if not agreement.ok:
@@ -82,14 +91,15 @@ def check(
     size: int,
     cluster: Cluster | None = None,
     transport: str = "process",
+    device: str = "cpu",
     **options,
 ) -> dict:
-    """Run one case on `size` ranks; return its row, as a dictionary.
+    """Run one case on `size` ranks; return its row, as a dictionary. Options as in `gradients`.
 
     It holds strategy, case, ranks, promise, error, difference, bytes, bytes_formula, ok, detail.
     """
     entry = find(strategy)
-    outcomes = _outcomes(entry, case, size, cluster, transport, options)
+    outcomes = _outcomes(entry, case, size, cluster, transport, device, options)
     found, reference = [o.gradients for o in outcomes], outcomes[0].reference
     comparison = (
         compare(found, one_device(case)) if reference is None else compare(found, reference, 0.0)
@@ -142,13 +152,14 @@ def verify(
     names: list[str] | None = None,
     sizes: Iterable[int] = SIZES,
     transport: str = "process",
+    device: str = "cpu",
 ) -> Iterator[dict]:
     """Yield `check`'s row per number of ranks, strategy (None: all) and case."""
     names = strategies() if names is None else names
     for name in names:
         find(name)
     for size in sizes:
-        with Cluster(size, transport) as cluster:
+        with Cluster(size, transport, device) as cluster:
             for name in names:
                 for case in find(name).cases(size) if size in find(name).ranks else []:
                     yield check(name, case, size, cluster)

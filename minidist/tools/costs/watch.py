@@ -11,7 +11,7 @@ import numpy as np
 
 from minidist import nn, optim
 from minidist.autograd import Function, Tensor, functions_below
-from minidist.backend import Array
+from minidist.backend import Array, address
 from minidist.comm import Group
 from minidist.pipeline_parallel.partition import multiply_adds
 from minidist.pipeline_parallel.stage import Stage
@@ -138,7 +138,7 @@ def graph_bytes(things: Iterable, parameters: Iterable[Array]) -> int:
 def bytes_of(arrays: Iterable[Array]) -> int:
     """Return the bytes of all arrays together; views of the same memory count once."""
     total = reached = 0
-    for start, nbytes in sorted((a.ctypes.data, a.nbytes) for a in arrays):
+    for start, nbytes in sorted((address(a), a.nbytes) for a in arrays):
         total += max(0, start + nbytes - max(start, reached))
         reached = max(reached, start + nbytes)
     return total

@@ -3,13 +3,13 @@
 import copy
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from minidist import nn
 from minidist.autograd import Tensor
-from minidist.backend import to_host
+from minidist.backend import Array, host_copy, to_device, to_host
 from minidist.comm import Group
 from minidist.datasets import example_indices
 from minidist.rng import Randomness, generator
@@ -31,6 +31,12 @@ class Case:
     loss: Callable = nn.cross_entropy
     seed: int = 0
     options: dict = field(default_factory=dict)
+
+    def to(self, device: str) -> "Case":
+        """Return the same case with the model and all arrays on a device."""
+        model = copy.deepcopy(self.model).to(device)
+        inputs, targets = (to_device(array, device) for array in (self.inputs, self.targets))
+        return replace(self, model=model, inputs=inputs, targets=targets)
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,20 @@ class Outcome:
     said: str | None = None
     operations: dict[str, int] = field(default_factory=dict)
 
+    def to_host(self) -> "Outcome":
+        """Return the same with host arrays, wherever the strategy has run."""
+        held = {name: (to_host(weights), shard) for name, (weights, shard) in self.held.items()}
+        return replace(
+            self,
+            gradients=_to_host(self.gradients),
+            reference=None if self.reference is None else _to_host(self.reference),
+            held=held,
+        )
+
+
+def _to_host(arrays: dict[str, Array]) -> dict[str, np.ndarray]:
+    return {name: to_host(array) for name, array in arrays.items()}
+
 
 def one_device(case: Case) -> dict[str, np.ndarray]:
     """Return the gradients that one device computes; zero where a parameter is unused or frozen."""
@@ -107,7 +127,7 @@ def collect(model: nn.Module, x: Tensor | None = None) -> dict[str, np.ndarray]:
     if isinstance(x, Tensor):
         named[INPUT] = x
     return {
-        name: to_host(p.xp.zeros_like(p.data) if p.grad is None else p.grad).copy()
+        name: np.zeros(p.shape, p.dtype) if p.grad is None else host_copy(p.grad)
         for name, p in named.items()
     }
 
