@@ -71,6 +71,8 @@ class FlatParameters:
 
     allocator         empty(shape, dtype) -> array, such as group.empty; ordinary memory is used if
                       it is None, or if its arrays are not where the parameters are
+    before            the FlatParameters that this replaces: its allocator is the default, and where
+                      it is, a vector of no parameters is, too
     vector, gradient  1-D arrays of `size` elements
     offsets           where each parameter begins in them
     locked            None, or in words why no optimizer may update the vector now
@@ -78,17 +80,24 @@ class FlatParameters:
 
     locked: str | None = None
 
-    def __init__(self, parameters: list[Parameter], allocator: Callable[..., Array] | None = None):
+    def __init__(
+        self,
+        parameters: list[Parameter],
+        allocator: Callable[..., Array] | None = None,
+        before: "FlatParameters | None" = None,
+    ):
         dtypes = {str(p.dtype) for p in parameters}
         if len(dtypes) > 1:
             raise ValueError(f"one flat vector holds one dtype, not {' and '.join(sorted(dtypes))}")
         self.parameters = list(parameters)
         self.shapes = [p.shape for p in parameters]
-        self.offsets, self.size, self.allocator = [], 0, allocator
+        self.offsets, self.size = [], 0
+        self.allocator = allocator or (before and before.allocator)
         for p in parameters:
             self.offsets.append(self.size)
             self.size += p.size
         dtype = parameters[0].dtype if parameters else "float32"
+        self.vector = before.vector if before else np.empty(0)
         self.vector, self.gradient = (self.empty((self.size,), dtype) for _ in range(2))
         for p, view in zip(self.parameters, self.views(self.vector), strict=True):
             view[...] = beside(p.data, view)
@@ -97,7 +106,7 @@ class FlatParameters:
 
     def empty(self, shape, dtype) -> Array:
         """Return an uninitialised array where the parameters are, from the allocator if it can."""
-        here = self.parameters[0].data if self.parameters else np.empty(0)
+        here = self.parameters[0].data if self.parameters else self.vector
         space = None if self.allocator is None else self.allocator(shape, dtype)
         if space is None or not same_device(space, here):
             return empty_beside(here, shape, dtype)

@@ -94,8 +94,7 @@ class Module:
         for layer in self.layers:
             own = [p for p in layer.parameters() if p.requires_grad and p not in taken]
             taken.update(own)
-            same = None if layer.flat is None else layer.flat.allocator
-            layer.flat = FlatParameters(own, empty or same)
+            layer.flat = FlatParameters(own, empty, before=layer.flat)
         return self
 
     def freeze(self, *names: str) -> "Module":
