@@ -302,10 +302,9 @@ figures.save(draw, "03_data_parallel")
 #             self.orders.put(self.launched)                   # a queue to the second thread
 #             self.launched += 1
 #
-#     def _communicate(self):                                  # the second thread
-#         while (bucket := self.orders.get()) is not None:
-#             for s in flat_slices(self.buckets[bucket]):      # a slice per flat vector
-#                 self.group.all_reduce(s.gradient, out=s.gradient)
+#     def all_reduce(self, bucket):                            # the second thread, for each order
+#         for s in flat_slices(self.buckets[bucket]):          # a slice per flat vector
+#             self.group.all_reduce(s.gradient, out=s.gradient)
 #
 # All ranks launch buckets in the same order, whatever completes first, and every bucket once per
 # step, even if a parameter got no gradient: otherwise two ranks would meet with different buckets,

@@ -63,7 +63,7 @@ class Fabric(Protocol):
 
     rank, size  this rank's number among all ranks, and their number
     hosts       the number of every rank's host, by first appearance: 0, 0, 1, 0, ...
-    device      "cpu" or "gpu": where `empty` allocates
+    device      "cpu", "gpu" or "gpu:N": where `empty` allocates
     run         the number of the run
     log         None, or this rank's EventLog
     """
@@ -102,6 +102,12 @@ class Fabric(Protocol):
 
     def empty(self, shape: int | tuple[int, ...], dtype: np.dtype) -> Array:
         """Return an uninitialised array where the communicators need not copy it."""
+
+    def use_device(self) -> None:
+        """Let this thread use the rank's GPU; a thread of CuPy begins with the first one.
+
+        On "gpu" the n-th rank of a host uses the GPU n modulo their number.
+        """
 
     def in_place(self, array: Array | None) -> bool:
         """Return whether an array is from `empty`, or is a contiguous part of such an array."""

@@ -13,7 +13,7 @@ their calls differ; Deadlock where no rank can ever continue (see diagnosis.py).
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
@@ -33,6 +33,7 @@ from minidist.comm.arguments import (
     whole,
     whole_64,
 )
+from minidist.comm.beside import Beside
 from minidist.comm.channel import Channel, Request
 from minidist.comm.collectives import (
     ON_MESSAGES,
@@ -322,6 +323,13 @@ class Group:
         chosen = [r for r in range(self.size) if wishes[r][:2].tolist() == wanted]
         chosen.sort(key=lambda r: (int(wishes[r][2]), r))
         return self._group_of(chosen, type(self))
+
+    def beside(self, work: Callable, name: str) -> Beside:
+        """Return a queue; a second thread calls `work` with what is put there, see beside.py.
+
+        The work communicates in a group of its own: `split(0)`.
+        """
+        return Beside(self, work, name)
 
     @contextmanager
     def waiting(self, operation: str, thread: threading.Thread) -> Iterator[None]:

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from minidist.backend import Array, clock, device_module, on_gpu, to_device, to_host
+from minidist.backend import Array, clock, device_module, on_gpu, to_device, to_host, use_device
 from minidist.comm.board import BLOCK, Alarm
 from minidist.comm.diagnosis import Snapshot, Wait, snapshot
 from minidist.comm.fabric import Communicator, Connect
@@ -109,6 +109,9 @@ class MailboxFabric:
             return device_module("gpu").empty(shape, dtype)
         return self.memory.empty(shape, dtype)
 
+    def use_device(self) -> None:
+        use_device(self.device, self.hosts[: self.rank].count(self.hosts[self.rank]))
+
     def in_place(self, array: Array | None) -> bool:
         return self.memory.offset_of(array) != NOWHERE
 
@@ -136,6 +139,7 @@ class MailboxFabric:
 
     def begin(self, run: int, logged: bool = False) -> None:
         """Start a run, when all ranks have ended the one before."""
+        self.use_device()
         self.run = run
         self.log = EventLog(rank=self.rank, clock=clock(self.device)) if logged else None
         self.mailbox.drop_runs_before(run)

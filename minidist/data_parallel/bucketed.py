@@ -14,8 +14,6 @@ order, so the result does not depend on where buckets begin. Overlap pays where 
 its own hardware; where ranks fill all cores, buckets only save messages.
 """
 
-import queue
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -71,6 +69,7 @@ class Bucketed:
         self.buckets = plan(parameters, cap) if buckets is None else buckets
         self.bucket_of = {p: b for b, bucket in enumerate(self.buckets) for p in bucket}
         self.missing: list[int] | None = None  # gradients per bucket to come; None: not reducing
+        self.orders, self.replaced = self.group.beside(self.all_reduce, "buckets"), []
         for p in parameters:
             p.add_hook(self.ready)
 
@@ -78,20 +77,14 @@ class Bucketed:
     def reduce(self) -> Iterator[None]:
         """Reduce all gradients while the `with` block runs backward; at its end they are sums."""
         self.missing, self.launched = [len(bucket) for bucket in self.buckets], 0
-        self.orders, self.answers = queue.SimpleQueue(), queue.SimpleQueue()
-        thread = threading.Thread(target=self._communicate, name="buckets", daemon=True)
-        thread.start()
         try:
             yield
             self.launch_until(len(self.buckets))
         finally:
             self.missing = None
-            self.orders.put(None)
-        with self.group.waiting("the end of all buckets", thread):
-            error = self.answers.get()
-        thread.join()
-        if error is not None:
-            raise error
+            self.orders.end()
+        self.orders.wait("the end of all buckets")
+        self.replaced.clear()
 
     def ready(self, p: Parameter) -> None:
         """Note that a gradient is complete; launch the buckets whose turn it is."""
@@ -109,21 +102,12 @@ class Bucketed:
             self.orders.put(bucket)
         self.launched = stop
 
-    def _communicate(self) -> None:
-        """Reduce buckets in the order of their launch; this is the second thread."""
-        error = None
-        try:
-            while (bucket := self.orders.get()) is not None:
-                self.all_reduce(bucket)
-        except BaseException as raised:  # the first thread raises it
-            error = raised
-        self.answers.put(error)
-
     def all_reduce(self, bucket: int) -> None:
-        """Sum one bucket's gradients, where they are in their flat vectors."""
+        """Sum one bucket's gradients, where they are in their flat vectors; in a second thread."""
         ranks = [summed_ranks(p, self.group) for p in self.buckets[bucket]]
         for p in self.buckets[bucket]:
             if p.grad is not p.grad_buffer:
+                self.replaced.append(p.grad)  # its memory must not be reused before `wait`
                 p.grad_buffer[...] = 0 if p.grad is None else p.grad
                 p.grad = p.grad_buffer
         for s in flat_slices(self.buckets[bucket]):

@@ -21,7 +21,6 @@ much as one all_reduce.
               backward, into two buffers in turn: one is filled while the other is used.
 """
 
-import threading
 from collections import Counter
 
 import numpy as np
@@ -303,7 +302,7 @@ class Gatherer:
     def __init__(self, shards: list[LayerShard], group: Group):
         self.shards, self.group = shards, group
         self.coming: int | None = None  # the layer whose weights a second thread gathers
-        self.thread = self.error = None
+        self.beside = group.beside(self.gather, "gather")
 
     def need(self, k: int, then: int) -> None:
         """Wait until layer k's weights are here; start to gather those of layer `then`."""
@@ -311,26 +310,14 @@ class Gatherer:
             self.gather(k)
         if 0 <= then < len(self.shards):
             self.coming = then
-            self.thread = threading.Thread(
-                target=self._gather_beside, args=(then,), name="gather", daemon=True
-            )
-            self.thread.start()
+            self.beside.put(then)
+            self.beside.end()
 
     def wait(self) -> int | None:
         """Wait for the layer that is coming; return its number, or None if there is none."""
         came, self.coming = self.coming, None
-        if came is not None:
-            with self.group.waiting(f"the weights of layer {came}", self.thread):
-                self.thread.join()
-            if self.error is not None:
-                raise self.error
+        self.beside.wait(f"the weights of layer {came}")
         return came
-
-    def _gather_beside(self, k: int) -> None:
-        try:
-            self.gather(k)
-        except BaseException as raised:  # the first thread raises it
-            self.error = raised
 
     def gather(self, k: int) -> None:
         """Fill layer k's flat vector with every rank's shard."""
