@@ -15,11 +15,12 @@ import numpy as np
 
 from minidist.backend import Array, clock, device_module, on_gpu, to_device, to_host, use_device
 from minidist.comm.board import BLOCK, Alarm
+from minidist.comm.device_memory import TABLE, DeviceMemory
 from minidist.comm.diagnosis import Snapshot, Wait, snapshot
 from minidist.comm.fabric import Communicator, Connect
 from minidist.comm.mailbox import Mailbox
 from minidist.comm.message import Key, Message, make_tuple
-from minidist.comm.shared_memory import NOWHERE, SharedMemory
+from minidist.comm.shared_memory import SharedMemory
 from minidist.events import EventLog
 
 
@@ -53,6 +54,8 @@ class MailboxFabric:
     run, worker, log           the number of the run; the thread that runs the worker; its events
     older                      the threads of this process that were there before the run
     blocks                     of the boards of groups that this run has made by `split`
+    table, device_memory       shared memory for the list of this rank's GPU memory, until the ranks
+                               have met; then what they share on GPUs, or None
     """
 
     rank: int
@@ -73,11 +76,15 @@ class MailboxFabric:
     older: list[threading.Thread] | None = None
     log: EventLog | None = None
     blocks: list[np.ndarray] = field(default_factory=list)
+    table: np.ndarray | None = None
+    device_memory: DeviceMemory | None = None
     counting: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self):
         self.hosts = self.hosts or numbered(None, self.size)
         self.block = self._zeros()  # the first array in every region: at one offset in each
+        if self.alarm is not None and self.device != "cpu":
+            self.table = self.memory.empty(1, TABLE)  # the second; untouched so far, hence zeros
 
     # What Group needs.
 
@@ -105,15 +112,18 @@ class MailboxFabric:
         return source, to_device(array, "gpu") if was_on_gpu else array
 
     def empty(self, shape: int | tuple[int, ...], dtype: np.dtype) -> Array:
-        if self.device == "gpu":
-            return device_module("gpu").empty(shape, dtype)
+        if self.device_memory is not None:
+            return self.device_memory.empty(shape, dtype)
+        if self.device != "cpu":
+            return device_module(self.device).empty(shape, dtype)
         return self.memory.empty(shape, dtype)
 
     def use_device(self) -> None:
         use_device(self.device, self.hosts[: self.rank].count(self.hosts[self.rank]))
 
     def in_place(self, array: Array | None) -> bool:
-        return self.memory.offset_of(array) != NOWHERE
+        memories = self.memory, self.device_memory
+        return any(m is not None and m.offset_of(array) != m.nowhere for m in memories)
 
     def waiting(self, wait: Wait) -> AbstractContextManager[None]:
         return self.mailbox.waiting(wait)

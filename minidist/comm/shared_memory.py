@@ -50,7 +50,18 @@ def size_class(nbytes: int) -> int:
 
 
 class SharedMemory:
-    """All regions, mapped. This rank allocates in its own, from `rank * region` onwards."""
+    """All regions, mapped. This rank allocates in its own, from `rank * region` onwards.
+
+    The attributes of the class, and the methods without an underscore, are DeviceMemory's, too.
+
+    device   where it is
+    nowhere  the place of an array that is not in it
+    stage    bytes of a stage: those of a few ranks fit the cache that cores share
+    piece    bytes to be reduced at once: a piece of each of a few ranks' slices fits a core's cache
+    xp       the module of its arrays
+    """
+
+    device, nowhere, stage, piece, xp = "cpu", NOWHERE, 1 << 21, 1 << 17, np
 
     def __init__(self, mapped: mmap.mmap, rank: int, size: int):
         self.map, self.rank = mapped, rank
@@ -117,3 +128,6 @@ class SharedMemory:
     def view(self, offset: int, count: int, dtype: np.dtype) -> np.ndarray:
         """Return `count` elements of any rank's region, without a copy."""
         return np.frombuffer(self.map, dtype, count, offset)
+
+    def settle(self) -> None:
+        """Return when what this thread does here is done: on the host, at once."""

@@ -1,20 +1,24 @@
-"""A communicator for host arrays of one machine: ranks read and write each other's memory.
+"""A communicator for arrays of one machine: ranks read and write each other's memory.
 
-When ranks meet, each publishes the offset of its array in shared memory, or NOWHERE, so that all
-choose the same path. If every array is in shared memory, it is reduced, or written to, in place.
-Otherwise all_reduce copies through stages, a little shared memory of each rank, and the other two
-are left to messages. Letters: N ranks. Every path moves the same bytes (see Group).
+When ranks meet, each publishes the place of its array in shared memory, or that it has none, so
+that all choose the same path. If every array is in shared memory, it is reduced, or written to, in
+place. Otherwise all_reduce copies through stages, a little shared memory of each rank, and the
+other two are left to messages. Arrays of GPUs are reduced on the GPUs, in DeviceMemory, if all
+ranks come with one, and otherwise on the host. Letters: N ranks. Every path moves the same bytes
+(see Group), and gives the same bits.
 """
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minidist.backend import Array, beside, on_gpu, to_host
+from minidist.backend import Array, beside, on_gpu, to_device
 from minidist.comm.arguments import ufunc
 from minidist.comm.board import Board
 from minidist.comm.collectives import split_ends
+from minidist.comm.device_memory import DEVICE, DeviceMemory
 from minidist.comm.diagnosis import Signature, signature_of
 from minidist.comm.ledger import Ledger
 from minidist.comm.mailbox_fabric import MailboxFabric
@@ -23,15 +27,20 @@ from minidist.comm.shared_memory import NOWHERE, SharedMemory
 if TYPE_CHECKING:
     from minidist.comm.mpi_communicator import MpiCommunicator
 
-PIECE = 1 << 17  # bytes: a piece of each of a few ranks' slices fits a core's cache
-STAGE = 1 << 21  # bytes: the stages of a few ranks fit the cache that cores share
+Memory = SharedMemory | DeviceMemory
 
 
 class SharedMemoryCommunicator:
-    """A Communicator (see fabric.py) of shared memory, and a board on which its ranks meet."""
+    """A Communicator (see fabric.py) of shared memory, and a board on which its ranks meet.
 
-    def __init__(self, memory: SharedMemory, board: Board):
-        self.memory, self.board, self.ledger = memory, board, Ledger()
+    memory  of the host;  device_memory  of the GPUs, or None
+    """
+
+    def __init__(
+        self, memory: SharedMemory, board: Board, device_memory: DeviceMemory | None = None
+    ):
+        self.memory, self.device_memory, self.board = memory, device_memory, board
+        self.ledger = Ledger()
         self.members, self.me, self.others = board.members, board.me, len(board.members) - 1
 
     @classmethod
@@ -52,7 +61,12 @@ class SharedMemoryCommunicator:
             block = fabric.new_block() if members else None
             places = parent.exchange(memory.offset_of(block))
             blocks = [places[parent.members.index(rank)] for rank in members]
-        return cls(memory, Board(fabric, blocks, members, block)) if members else None
+        if not members:
+            return None
+        board = Board(fabric, blocks, members, block)
+        if parent is None and fabric.table is not None and len(members) > 1:
+            share_device_memory(fabric, board)
+        return cls(memory, board, fabric.device_memory)
 
     def meet(self, signature: Signature) -> None:
         self.board.meet(signature)
@@ -66,73 +80,102 @@ class SharedMemoryCommunicator:
     ) -> Array | None:
         if not self.others:
             return x if out is x else x.copy()
-        place, combine = self.memory.offset_of(out), ufunc(op)
-        if place != NOWHERE and out is not x:
-            out[...] = to_host(x)
+        here = self._memory_of(x)
+        if out is not x and here.offset_of(out) != here.nowhere:
+            out[...] = beside(x, out)
             x = out
-        places = self.board.meet(signature, place)
-        if NOWHERE not in places:
-            self._reduce_in_place(places, x.size, x.dtype, combine)
+        memory, places = self._meet(signature, here, out)
+        combine = ufunc(op, memory.xp)
+        if places:
+            self._reduce_in_place(memory, places, x.size, x.dtype, combine)
             return out
-        direct = out is x and x.flags.c_contiguous and not on_gpu(x)
-        result = x if direct else np.empty(x.shape, x.dtype)
-        flat = np.ascontiguousarray(to_host(x)).reshape(-1)
-        self._reduce_staged(signature, flat, combine, result.reshape(-1))
+        flat = memory.xp.ascontiguousarray(to_device(x, memory.device)).reshape(-1)
+        direct = out is x and x.flags.c_contiguous and on_gpu(x) == on_gpu(flat)
+        result = x if direct else memory.xp.empty(x.shape, x.dtype)
+        self._reduce_staged(memory, signature, flat, combine, result.reshape(-1))
         return beside(result, x)
 
     def reduce_scatter(
         self, signature: Signature, x: Array, ends: list[int], op: str
     ) -> Array | None:
-        places = self._places(signature, x)
-        if NOWHERE in places or x.ndim != 1:
+        memory, places = self._meet(signature, self._memory_of(x), x)
+        if not places or x.ndim != 1:
             return None
-        begin, stop = ends[self.me], ends[self.me + 1]
-        result = np.empty(stop - begin, x.dtype)
+        mine = slice(ends[self.me], ends[self.me + 1])
+        result = memory.xp.empty(mine.stop - mine.start, x.dtype)
         self.ledger.bytes["reduce_scatter"] += x.nbytes - result.nbytes  # the others read it
-        sources = [self.memory.view(place, x.size, x.dtype)[begin:stop] for place in places]
-        reduce_slice(sources, [result], 0, len(result), ufunc(op))
-        self.board.barrier("reduce_scatter, every slice reduced")  # now x may be written to again
+        sources = [memory.view(place, x.size, x.dtype)[mine] for place in places]
+        reduce_slices(sources, [result], ufunc(op, memory.xp), memory.piece)
+        self._barrier(memory, "reduce_scatter, every slice reduced")  # x may be written to again
         return result
 
     def gather_into(self, signature: Signature, out: Array, ends: list[int]) -> Array | None:
-        places = self._places(signature, out)
-        if NOWHERE in places:
+        memory, places = self._meet(signature, self._memory_of(out), out)
+        if not places:
             return None
         mine = slice(ends[self.me], ends[self.me + 1])
         for rank, place in enumerate(places):
             if rank != self.me:
-                self.memory.view(place, len(out), out.dtype)[mine] = out[mine]
+                memory.view(place, len(out), out.dtype)[mine] = out[mine]
                 self.ledger.bytes["all_gather"] += out[mine].nbytes
-        self.board.barrier("all_gather, every piece written")
+        self._barrier(memory, "all_gather, every piece written")
         return out
 
-    def _places(self, signature: Signature, x: Array) -> list[int]:
-        """Meet; return where each rank's array is. One rank alone has nothing to move."""
-        return self.board.meet(signature, self.memory.offset_of(x) if self.others else NOWHERE)
+    def _memory_of(self, x: Array) -> Memory:
+        """Return the memory in which an array is reduced without leaving the host, or the GPU."""
+        return self.device_memory if self.device_memory and on_gpu(x) else self.memory
+
+    def _meet(
+        self, signature: Signature, here: Memory, array: Array | None
+    ) -> tuple[Memory, list[int]]:
+        """Meet; return in which memory all ranks reduce, and the places of their arrays there.
+
+        No places if an array is elsewhere, or if one rank alone has nothing to move.
+        """
+        here.settle()
+        places = self.board.meet(signature, here.offset_of(array) if self.others else NOWHERE)
+        on_gpus = [place >= DEVICE for place in places]
+        memory = self.device_memory if all(on_gpus) else self.memory
+        known = any(on_gpus) == all(on_gpus) and memory.nowhere not in places
+        return memory, places if known else []
+
+    def _barrier(self, memory: Memory, operation: str) -> None:
+        memory.settle()
+        self.board.barrier(operation)
 
     def _reduce_in_place(
-        self, places: list[int], count: int, dtype: np.dtype, combine: Callable[..., Array]
+        self,
+        memory: Memory,
+        places: list[int],
+        count: int,
+        dtype: np.dtype,
+        combine: Callable[..., Array],
     ) -> None:
         """Reduce arrays in shared memory, one per rank, each into itself; they begin at `places`.
 
         Each rank reduces its slice of all of them and writes the total into all of them. Nobody
         else touches that slice, so one barrier, at the end, is enough.
         """
-        arrays = [self.memory.view(place, count, dtype) for place in places]
-        ends = split_ends(count, len(arrays))
+        ends = split_ends(count, len(places))
         start, stop = ends[self.me], ends[self.me + 1]
         read, written = start + count - stop, self.others * (stop - start)
         self.ledger.bytes["all_reduce"] += (read + written) * dtype.itemsize
-        reduce_slice(arrays, arrays, start, stop, combine)
-        self.board.barrier("all_reduce, every slice reduced")
+        slices = [memory.view(place, count, dtype)[start:stop] for place in places]
+        reduce_slices(slices, slices, combine, memory.piece)
+        self._barrier(memory, "all_reduce, every slice reduced")
 
     def _reduce_staged(
-        self, signature: Signature, x: np.ndarray, combine: Callable[..., Array], result: np.ndarray
+        self,
+        memory: Memory,
+        signature: Signature,
+        x: Array,
+        combine: Callable[..., Array],
+        result: Array,
     ) -> None:
         """Reduce flat x, wherever it is, into flat `result`, which may be x: through stages.
 
-        A stage is a little shared memory of each rank, which stays in the caches however large x
-        is:
+        A stage is a little shared memory of each rank, which on the host stays in the caches
+        however large x is:
 
             put what others reduce into my stage | meet | reduce my slice, write the total into
             `result` and the others' stages | meet | fetch from my stage what others have reduced
@@ -140,44 +183,69 @@ class SharedMemoryCommunicator:
         and again for the next part of x. Between two such rounds only its rank touches a stage.
         """
         size, me = self.others + 1, self.me
-        step = max(1, STAGE // x.itemsize // size) * size  # so that slices add up to those of all x
-        stage = self.memory.empty(min(step, x.size), x.dtype)
-        place = self.memory.offset_of(stage)
+        step = max(1, memory.stage // x.itemsize // size) * size  # so slices add up to those of x
+        stage = memory.empty(min(step, x.size), x.dtype)
         for low in range(0, x.size, step):
             part, total = x[low : low + step], result[low : low + step]
             ends = split_ends(part.size, size)
             start, stop = ends[me], ends[me + 1]
+            mine = slice(start, stop)
             stage[:start], stage[stop : part.size] = part[:start], part[stop:]
-            places = self.board.meet(signature, place)
-            stages = [self.memory.view(p, part.size, x.dtype) for p in places]
-            before, after = stages[:me], stages[me + 1 :]
-            sources, targets = [*before, part, *after], [*before, total, *after]
-            reduce_slice(sources, targets, start, stop, combine)
+            _, places = self._meet(signature, memory, stage)
+            stages = [memory.view(place, part.size, x.dtype)[mine] for place in places]
+            sources = [*stages[:me], part[mine], *stages[me + 1 :]]
+            targets = [*stages[:me], total[mine], *stages[me + 1 :]]
+            reduce_slices(sources, targets, combine, memory.piece)
             read, written = start + part.size - stop, self.others * (stop - start)
             self.ledger.bytes["all_reduce"] += (read + written) * x.itemsize
-            self.board.barrier("all_reduce, every slice reduced")
+            self._barrier(memory, "all_reduce, every slice reduced")
             total[:start], total[stop:] = stage[:start], stage[stop : part.size]
 
 
-def reduce_slice(
-    sources: list[np.ndarray],
-    targets: list[np.ndarray],
-    start: int,
-    stop: int,
-    combine: Callable[..., Array],
+def reduce_slices(
+    sources: list[Array], targets: list[Array], combine: Callable[..., Array], piece: int
 ) -> None:
-    """Reduce [start, stop) of two or more sources, in their order, into every target.
+    """Reduce two or more sources, in their order, into every target; all have one size.
 
-    It goes in pieces that fit a core's cache, so that the targets are written while they are hot.
-    The first target may be the first source, but no other one. `combine` is a ufunc of NumPy.
+    It goes in pieces of so many bytes, so that the targets are written while they are hot. The
+    first target may be the first source, but no other one. `combine` is a ufunc.
     """
-    step = max(1, PIECE // sources[0].itemsize)
-    for low in range(start, stop, step):
-        piece = slice(low, min(low + step, stop))
-        first, second, *others = [source[piece] for source in sources]
-        total, *copies = [target[piece] for target in targets]
+    step = max(1, piece // sources[0].itemsize)
+    for low in range(0, sources[0].size, step):
+        part = slice(low, low + step)
+        first, second, *others = [source[part] for source in sources]
+        total, *copies = [target[part] for target in targets]
         combine(first, second, out=total)
         for other in others:
             combine(total, other, out=total)
         for copy in copies:
-            copy[:] = total
+            copy[...] = total
+
+
+def share_device_memory(fabric: MailboxFabric, board: Board) -> None:
+    """Give the fabric memory on its GPU that all ranks can open; none, on all, if one cannot.
+
+    All ranks call this, once. The first that cannot says why.
+    """
+    signature, reason = signature_of("open the memory of all GPUs", (), None), None
+    table, fabric.table = fabric.table, None
+    try:
+        memory = DeviceMemory(fabric.memory, table, fabric.own_process)
+        memory.grow(1)
+    except (RuntimeError, MemoryError) as error:
+        reason = error
+    board.meet(signature)
+    try:
+        for rank in board.members if reason is None else []:
+            memory.open(rank, 0)
+    except (RuntimeError, ValueError) as error:
+        reason = error
+    able = board.meet(signature, int(reason is None))
+    if all(able):
+        fabric.device_memory = memory
+    elif able.index(0) == board.me:
+        print(
+            f"minidist: arrays on GPUs are reduced on the host, because rank {board.me} cannot "
+            f"share GPU memory: {reason}",
+            file=sys.stderr,
+        )

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from minidist import Cluster, run
-from minidist.comm.shared_memory import create_file
-from minidist.comm.shared_memory_communicator import STAGE
+from minidist.comm.shared_memory import SharedMemory, create_file
 from minidist.errors import CommTimeout
 
 both = pytest.mark.parametrize("transport", ["process", "thread"])
@@ -47,10 +46,10 @@ def test_threads_of_a_rank_reduce_in_groups_of_their_own(cluster, transport):
 def test_a_stage_is_given_back(cluster, transport):
     def worker(group):
         memory = group.fabric.memory
-        group.all_reduce(np.ones(STAGE // 4))
+        group.all_reduce(np.ones(SharedMemory.stage // 4))
         top, kept = memory.top, memory.kept
         for _ in range(5):
-            group.all_reduce(np.ones(STAGE // 2))
+            group.all_reduce(np.ones(SharedMemory.stage // 2))
         return top == memory.top, kept == memory.kept
 
     assert cluster(2, transport).run(worker) == [(True, True)] * 2

@@ -9,7 +9,7 @@ import pytest
 
 from minidist.backend import to_host
 from minidist.comm.collectives import split_ends
-from minidist.comm.shared_memory_communicator import PIECE, STAGE
+from minidist.comm.shared_memory import SharedMemory
 from minidist.planning.costs.collectives import all_reduce_bytes
 from minidist.tools.causes import cause_of
 from tests.comm.conformance.inputs import DTYPES, KINDS, billed, mine, places, put, same, total
@@ -50,8 +50,10 @@ def reductions(group, n, dtype, op, in_rank_order):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_reductions_have_the_same_bits_and_bytes_wherever_the_arrays_are(ranks, size):
-    edges = [STAGE // 8 + more for more in ([-1, 0, 1, 12_345] if size == 3 else [12_345])]
-    several = [*edges, 2 * size * PIECE // 8 + 3]  # stages, pieces
+    edges = [
+        SharedMemory.stage // 8 + more for more in ([-1, 0, 1, 12_345] if size == 3 else [12_345])
+    ]
+    several = [*edges, 2 * size * SharedMemory.piece // 8 + 3]  # stages, pieces
     plain = [(n, "float64", "sum") for n in [0, 1, size + 1, 101, *several]]
     for case in [*plain, *itertools.product([7], DTYPES, KINDS if size == 3 else ["sum"])]:
         found = ranks(size).run(reductions, *case, ranks.in_rank_order)
