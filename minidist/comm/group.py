@@ -20,7 +20,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from minidist.backend import Array, array_module, beside
+from minidist.backend import Array, array_module, beside, elements
 from minidist.comm.arguments import (
     check_algorithm,
     check_out,
@@ -343,6 +343,7 @@ class Group:
 
         On the CPU that is memory which all ranks see; on a GPU it is an ordinary array.
         """
+        elements(shape)  # refuses negative sides wherever the array is to be
         return self.fabric.empty(shape, numeric_dtype(dtype))
 
     # Parts of the above.

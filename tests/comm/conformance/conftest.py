@@ -12,7 +12,7 @@ cloudpickle.register_pickle_by_value(conformance)  # or each new rank would impo
 
 
 def pytest_generate_tests(metafunc):
-    from tests.comm.conformance.machines import MACHINES, chosen, lacks
+    from tests.comm.conformance.machines import MACHINES, chosen, lacks, marks
 
     names = chosen(metafunc.config.option.machine)
     if "machine" in metafunc.fixturenames:
@@ -21,7 +21,8 @@ def pytest_generate_tests(metafunc):
     processes = [name for name in here if MACHINES[name].transport != "thread"]
     for fixture, found in {"ranks": here, "processes": processes}.items():
         if fixture in metafunc.fixturenames:
-            metafunc.parametrize(fixture, found, indirect=True, scope="module")
+            marked = [pytest.param(name, marks=marks(name)) for name in found]
+            metafunc.parametrize(fixture, marked, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")

@@ -53,6 +53,10 @@ def lacks(name: str) -> str | None:
     return why_no_gpu() if MACHINES[name].device == "gpu" else None
 
 
+def marks(name: str) -> list:
+    return [pytest.mark.gpu] if MACHINES[name].device == "gpu" else []
+
+
 class Ranks:
     """Clusters of one machine: ranks(size) is one of that size, which stays up.
 

@@ -130,8 +130,10 @@ def test_a_piece_may_be_anywhere_in_out(ranks):
 def test_what_is_written_right_after_a_collective_does_not_reach_the_others(ranks, shared):
     def worker(group, shared):
         n, wrong = 400_001, 0
-        ends, make = split_ends(n, group.size), group.empty if shared else np.empty
-        x, out, whole = make(n, "float64"), make(n, "float64"), np.arange(n, dtype="float64")
+        ends, whole = split_ends(n, group.size), np.arange(n, dtype="float64")
+        x, out = (
+            group.empty(n, "float64") if shared else put(group, whole.copy()) for _ in range(2)
+        )
         for step in range(8):
             x[:] = group.rank + step
             piece = group.reduce_scatter(x)

@@ -188,7 +188,7 @@ def test_a_group_whose_key_turns_the_ranks_round_reduces_and_gathers_in_its_own_
     def worker(group):
         turned = group.split(0, key=-group.rank)
         out = turned.empty(3, "int64")
-        turned.all_gather(np.array([turned.rank * 10]), out=out)
+        turned.all_gather(put(group, np.array([turned.rank * 10])), out=out)
         piece = turned.reduce_scatter(np.arange(6).reshape(3, 2))
         return turned.rank, out.tolist(), piece.tolist()
 
