@@ -28,6 +28,8 @@ def swapaxes(a, axis1, axis2):
 def concatenate(tup, axis=0, out=None, *, dtype=None, casting="same_kind"):
     """Copy every array into its place, one launch each (_routines_manipulation.pyx)."""
     hosts = operands(*tup)
+    if not all(x.ndim for x in hosts):
+        raise TypeError("zero-dimensional arrays cannot be concatenated")
     host = np.concatenate(hosts, axis, dtype=dtype, casting=casting)
     for x in hosts[1:] if len(hosts) <= 8 else ():  # more of one dtype are one kernel
         _counters.launched(x.size)
