@@ -284,6 +284,40 @@ def test_without_a_gpu_there_is_one_clear_error(capsys):
     assert re.match("minidist: device 'gpu' is not available here. .*CuPy", capsys.readouterr().err)
 
 
+@pytest.mark.gpu
+def test_train_certifies_on_the_device_it_trained_on_and_says_which(gpu, capsys, monkeypatch):
+    where = []
+    monkeypatch.setattr(equivalence, "Cluster", spy(equivalence.Cluster, where))
+    arguments = ["--device", "gpu", "--transport", "thread", "--ranks", "2", *TINY]
+    assert main(["train", *arguments]) == 0
+    assert "certificate: ok. 2 ranks on gpu against the host, in float64" in capsys.readouterr().out
+    assert where == ["gpu"]
+
+
+@pytest.mark.gpu
+def test_verify_runs_on_a_gpu(gpu, capsys, monkeypatch):
+    where = []
+    monkeypatch.setattr(equivalence, "Cluster", spy(equivalence.Cluster, where))
+    names = ["--strategy", "naive", "--strategy", "zero_3"]
+    assert main(["verify", "--device", "gpu", "--transport", "thread", *names]) == 0
+    assert "28 rows, all ok" in capsys.readouterr().out and set(where) == {"gpu"}
+
+
+def spy(make, devices):
+    """Return the class Cluster as a function that also notes the devices it is called with."""
+
+    def call(size, transport, device):
+        devices.append(device)
+        return make(size, transport, device)
+
+    return call
+
+
+def test_a_simulation_has_no_device(capsys):
+    assert main(["timeline", "--device", "gpu"]) == 2
+    assert "add --measured, or leave --device out" in capsys.readouterr().err
+
+
 def test_verify_prints_rows_and_json_has_the_promised_fields(capsys):
     names = ["--strategy", "naive", "--strategy", "gpipe"]
     assert main(["verify", "--transport", "thread", *names]) == 0

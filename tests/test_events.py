@@ -7,7 +7,8 @@ import pytest
 
 from minidist import run
 from minidist.comm import mailbox_fabric
-from minidist.events import Clock, Event, EventLog
+from minidist.events import Event, EventLog
+from tests.clocks import QueueClock
 
 
 @pytest.mark.parametrize("transport", ["process", "thread"])
@@ -55,23 +56,8 @@ def test_without_a_log_there_is_none():
     assert run(lambda group: group.log, 1, transport="thread") == [None]
 
 
-class Queue(Clock):
-    """A device's clock: a moment is a number in its queue, and is known when somebody waits."""
-
-    def __init__(self):
-        self.marks = self.waits = 0
-
-    def now(self):
-        self.marks += 1
-        return f"mark {self.marks}"
-
-    def seconds(self, moment):
-        self.waits += 1
-        return float(moment.split()[1])
-
-
 def test_a_log_with_a_device_s_clock_waits_for_nothing_until_it_is_settled():
-    queue = Queue()
+    queue = QueueClock()
     log = EventLog(rank=3, clock=queue)
     with log.span("outer"), log.span("inner"):
         pass
@@ -85,7 +71,7 @@ def test_a_log_with_a_device_s_clock_waits_for_nothing_until_it_is_settled():
 
 
 def test_operations_and_spans_of_a_run_are_timed_by_the_clock_of_its_device(monkeypatch):
-    monkeypatch.setattr(mailbox_fabric, "clock", lambda device: Queue())
+    monkeypatch.setattr(mailbox_fabric, "clock", lambda device: QueueClock())
 
     def worker(group):
         with group.log.span("work"):

@@ -3,7 +3,7 @@
 import argparse
 import shutil
 
-from minidist.cli.arguments import DEFAULT, add_timeout, time, times, whole
+from minidist.cli.arguments import DEFAULT, add_device, add_timeout, time, times, whole
 from minidist.events import EventLog
 from minidist.pipeline_parallel import SCHEDULES, programs
 from minidist.pipeline_parallel.actions import COMPUTE
@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run it on real processes, and simulate it with the times measured",
     )
     add_timeout(parser)
+    add_device(parser)
     parser.add_argument(
         "--out", metavar="FILE", help=".txt, .json (Chrome trace, for Perfetto), .png, .pdf, .svg"
     )
@@ -69,7 +70,7 @@ def run(given: argparse.Namespace) -> int:
     durations = {name: default for name, (_, default, _) in DURATIONS.items()} | _durations(given)
     simulation = simulate(programs(*shape), **durations)
     if given.measured:
-        log = _measured(title, shape, given.timeout, width)
+        log = _measured(title, shape, given, width)
     else:
         log = simulation.timeline
         print(f"{title}\n\n{timeline.text(log, width)}\n\n{_in_words(simulation)}")
@@ -84,6 +85,8 @@ def _check(given: argparse.Namespace) -> None:
     if given.measured and (durations := _durations(given)):
         option = "--" + next(iter(durations)).replace("_", "-")
         raise ValueError(f"--measured takes all times from the run; leave {option} out")
+    if given.device != "cpu" and not given.measured:
+        raise ValueError("a simulation needs no device; add --measured, or leave --device out")
     if given.out is not None:
         timeline.check_path(given.out)
     if given.pp > MOST_RANKS:
@@ -115,13 +118,13 @@ def _amount(time, unit: str) -> str:
     return f"{time * 1e3:.1f} ms" if unit == "s" else f"{float(time):g} {unit}"
 
 
-def _measured(title: str, shape: tuple, timeout: float | None, width: int) -> EventLog:
+def _measured(title: str, shape: tuple, given: argparse.Namespace, width: int) -> EventLog:
     """Run a schedule, print the real and the simulated picture; return the real log."""
     from minidist.comm.report import fair_share_of_cores  # needs NumPy, as does the next one
     from minidist.tools.measure_pipeline import WARM_UP, measure_pipeline
 
     print(f"{title}\n", flush=True)
-    real = measure_pipeline(*shape, timeout=timeout)
+    real = measure_pipeline(*shape, timeout=given.timeout, device=given.device)
     end = max(real.makespan, real.simulation.makespan)
     print(
         f"measured: the step of median makespan, of {len(real.makespans)} after {WARM_UP} to warm "

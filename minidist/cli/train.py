@@ -102,7 +102,9 @@ def run(given: argparse.Namespace) -> int:
         first = corpus.decode(corpus.tokens[:1])
         print(f"\n{sample(model, corpus, first, given.sample, given.seed)}\n")
     row = certify(model, corpus, settings, given.transport, given.device)
-    against = "against one device" if given.device == "cpu" else f"on {given.device} against a host"
+    against = (
+        "against one device" if given.device == "cpu" else f"on {given.device} against the host"
+    )
     print(
         f"certificate: {'ok' if row['ok'] else 'FAILED'}. {_counted(settings.ranks)} {against}, "
         f"in float64, {row['case']}:\n"

@@ -13,14 +13,14 @@ Letters: n layers, p stages; B batch, T sequence, C width, V vocabulary.
 import copy
 import math
 import statistics
-import time
 from collections.abc import Sequence
 from itertools import accumulate
 from numbers import Real
 
 from minidist.autograd import Function, Tensor, attention, functions, functions_below, operators
 from minidist.autograd.tensor import recording
-from minidist.backend import Array, on_gpu
+from minidist.backend import Array, clock, on_gpu
+from minidist.events import Clock
 from minidist.nn import Module
 from minidist.rng import Randomness
 
@@ -119,30 +119,30 @@ def measured_costs(
     """
     if repeats < 1:
         raise ValueError(f"cannot take the median of {repeats} repeats; use 1 or more")
-    if any(on_gpu(p.data) for p in model.parameters()):
-        raise ValueError(
-            "a GPU still computes when its caller goes on, so the measured seconds would be wrong; "
-            "measure copy.deepcopy(model).to('cpu')"
-        )
+    timer = clock("gpu" if any(on_gpu(p.data) for p in model.parameters()) else "cpu")
     model = copy.deepcopy(model)
-    seconds = [[] for _ in model.layers]
+    spans = [[] for _ in model.layers]
     with recording(True):
         inputs = [leaf for leaf, _ in _run(model, x, randomness)]
         for _ in range(1 + repeats):
-            for layer, leaf, taken in zip(model.layers, inputs, seconds, strict=True):
-                taken.append(_seconds(layer, leaf, randomness))
-    return [statistics.median(taken[1:]) for taken in seconds]
+            for layer, leaf, taken in zip(model.layers, inputs, spans, strict=True):
+                taken.append(_span(layer, leaf, randomness, timer))
+    return [
+        statistics.median(timer.seconds(stop) - timer.seconds(start) for start, stop in taken[1:])
+        for taken in spans
+    ]
 
 
-def _seconds(layer: Module, x: Tensor | Array, randomness: Randomness | None) -> float:
+def _span(layer: Module, x: Tensor | Array, randomness: Randomness | None, timer: Clock) -> tuple:
+    """Return when a forward and a backward pass begin and end."""
     for leaf in [x, *layer.parameters()]:
         if isinstance(leaf, Tensor):
             leaf.grad = None  # a second gradient would be added, the first is written
-    start = time.perf_counter()
+    start = timer.now()
     y = layer(x, randomness)
     if y.requires_grad:
         y.backward(y.xp.ones_like(y.data))
-    return time.perf_counter() - start
+    return start, timer.now()
 
 
 def _run(model: Module, x: Tensor | Array, randomness: Randomness | None) -> list[tuple]:

@@ -39,7 +39,7 @@ def find(name: str) -> Strategy:
 
 def _on_device(group: Group, worker: Callable, case: Case) -> Outcome:
     """Run a strategy's worker with model and arrays on the ranks' device."""
-    return worker(group, case if group.device == "cpu" else case.to(group.device)).to_host()
+    return worker(group, case.to(group.device)).to_host()
 
 
 def _outcomes(strategy, case, size, cluster, transport, device, options) -> list[Outcome]:
@@ -73,8 +73,7 @@ def gradients(
 
     The ranks start from the weights of `model`, a single-device model, which does not change.
     ValueError if the results of two ranks differ by more than the bound. `cluster`: running ranks
-    to use instead of new ones. `device`: where new ranks have the model and all arrays; "cpu":
-    where they are now.
+    to use instead of new ones. `device`: where new ranks have the model and all arrays.
     """
     case = Case("given", model, as_array(inputs), as_array(targets), loss)
     outcomes = _outcomes(find(strategy), case, size, cluster, transport, device, options)

@@ -19,6 +19,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from minidist import nn, optim
+from minidist.backend import to_device
 from minidist.comm import Group, run
 from minidist.events import Event, EventLog
 from minidist.pipeline_parallel import PipeDream, Pipeline, add_communication, programs
@@ -82,12 +83,14 @@ def measure_pipeline(
     rows: int = 64,
     repeats: int = 5,
     timeout: float | None = None,
+    device: str = "cpu",
     **options,
 ) -> Measured:
     """Run a schedule on `stages` processes: first warm up, then measure steps; simulate it.
 
     width, rows  shape of X[rows, width], one micro-batch's activation and input of a stage
     repeats      number of measured steps
+    device       where the ranks compute; on a GPU the log has its times, not the host's
     options      options of the schedule, see `programs`
     """
     bare = programs(schedule, stages, micro_batches, chunks, **options)
@@ -95,8 +98,8 @@ def measure_pipeline(
         raise ValueError("a pipeline with replicas of a stage is not measured; leave them out")
     settings = schedule, micro_batches, chunks, width, rows, WARM_UP + repeats, options
     log = EventLog()
-    parts = run(_worker, stages, *settings, timeout=timeout, log=log)
-    runs = [_together(parts, i) for i in range(WARM_UP, WARM_UP + repeats)]
+    parts = run(_worker, stages, *settings, timeout=timeout, device=device, log=log)
+    runs = [_together(log, parts, i) for i in range(WARM_UP, WARM_UP + repeats)]
     spans = [max(e.end for e in r.events) - min(e.start for e in r.events) for r in runs]
     durations, overhead, latency = _medians(bare, runs)
     simulation = simulate(
@@ -114,19 +117,19 @@ def measure_pipeline(
 
 
 def _worker(group: Group, schedule, m, chunks, width, rows, repeats, options) -> list[range]:
-    """Run the steps; return which of this rank's events belong to each."""
+    """Run the steps; return the numbers of this rank's events that belong to each."""
     with threadpool_limits(1):
         stages = group.size * chunks
-        model = nn.MLP([width] * (2 * stages + 1))
+        model = nn.MLP([width] * (2 * stages + 1)).to(group.device)
         inputs = generator(0, "examples").standard_normal((rows * m, width)).astype("float32")
-        batch = cut(inputs, np.arange(rows * m) % width, m)
+        batch = cut(to_device(inputs, group.device), np.arange(rows * m) % width, m)
         parts = []
         for _ in range(repeats):
             step = _step(model, group, schedule, m, chunks, options)
             group.barrier()
             begin = len(group.log.events)
             step(batch)
-            parts.append(group.log.events[begin:])
+            parts.append(range(begin, len(group.log.events)))
         return parts
 
 
@@ -143,9 +146,10 @@ def _step(model: nn.MLP, group: Group, schedule, m: int, chunks: int, options):
     return Pipeline(model, group, schedule, m, chunks, **options).run
 
 
-def _together(parts: list[list[list[Event]]], i: int) -> EventLog:
+def _together(log: EventLog, parts: list[list[range]], i: int) -> EventLog:
     """Return the events of all ranks in step i."""
-    return EventLog([e for rank in parts for e in rank[i]])
+    own = [[e for e in log.events if e.rank == rank] for rank in range(len(parts))]
+    return EventLog([own[rank][k] for rank, steps in enumerate(parts) for k in steps[i]])
 
 
 def _medians(bare: Programs, runs: list[EventLog]) -> tuple[dict[str, list[float]], float, float]:

@@ -9,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist import Tensor, nn, no_grad
+from minidist.backend import to_device
+from minidist.pipeline_parallel import partition as module
 from minidist.pipeline_parallel.partition import counted_costs, measured_costs, partition
 from minidist.rng import Randomness
+from tests.clocks import QueueClock
 from tests.strategies import arrays, assert_same_bits
 
 
@@ -176,6 +179,17 @@ def test_every_repeat_passes_through_all_layers_and_one_more_warms_up():
     model = nn.Sequential([Counting("a"), Counting("b")])
     measured_costs(model, arrays(2, 2), repeats=3)
     assert calls == ["a", "b"] * (1 + 1 + 3)  # once to know what each layer is given
+
+
+def test_layers_are_timed_by_the_clock_of_their_device_which_is_read_at_the_end(monkeypatch):
+    monkeypatch.setattr(module, "clock", lambda device: QueueClock(apart=0.25))
+    assert measured_costs(nn.MLP([2, 3, 2]), arrays(1, 2, dtype="float32"), repeats=2) == [0.25] * 2
+
+
+@pytest.mark.gpu
+def test_a_model_on_a_gpu_is_measured_there(gpu):
+    costs = measured_costs(nn.MLP([2, 3, 2]).to("gpu"), to_device(arrays(1, 2), "gpu"), repeats=2)
+    assert len(costs) == 2 and min(costs) > 0
 
 
 def test_a_median_needs_a_repeat():

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from minidist.planning.costs.single_device import single_device_cost
-from minidist.tools.costs.measured import measure_costs
+from minidist.tools.costs import measured
+from minidist.tools.costs.measured import measure_costs, rates
 from minidist.tools.costs.table import HEADINGS, example, limit, markdown, rows, text
 from minidist.tools.equivalence import find
 from minidist.tools.strategies import STRATEGIES
+from tests.clocks import QueueClock
 
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
 
@@ -27,6 +29,28 @@ def test_each_rank_costs_what_the_closed_forms_say(cluster, size):
                 assert cost.held["activations"] <= form.held["activations"]
                 form = replace(form, held=cost.held)
             assert replace(form, sent=cost.sent) == cost, name
+
+
+def test_rates_are_amounts_over_the_best_time_by_the_clock_of_the_device(cluster, monkeypatch):
+    monkeypatch.setattr(measured, "clock", lambda device: QueueClock(apart=0.5))
+    case = find("naive").costs.example(2)
+    P = sum(p.size for p in case.model.parameters())
+    found = rates(case, cluster(2, "thread"), rounds=2)
+    assert found["update"] == P / 0.5 and found["link"] == 8 * (1 << 20) / 0.5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["naive", "zero_3", "parameter_server", "pipedream", "sequence"])
+def test_on_a_gpu_each_rank_costs_what_the_closed_forms_say(gpu, cluster, name):
+    strategy = find(name)
+    case = strategy.costs.example(2)
+    found, forms = measure_costs(name, case, cluster(2, "thread", "gpu")), strategy.predict(case, 2)
+    for cost, form in zip(found, forms, strict=True):
+        for what in ("parameters", "gradients", "optimizer state"):
+            assert cost.held[what] == form.held[what]
+        assert cost.work == form.work
+    assert sum(cost.sent for cost in found) == sum(form.sent for form in forms)
+    assert min(rates(case, cluster(2, "thread", "gpu"), rounds=1).values()) > 0
 
 
 @every_strategy

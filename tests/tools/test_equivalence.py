@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from minidist import nn
+from minidist.backend import on_gpu
 from minidist.tools import equivalence
 from minidist.tools import strategies as listed
 from minidist.tools.compare import compare
-from minidist.tools.equivalence import certificate, gradients, strategies
-from minidist.tools.strategies import Case, one_device
+from minidist.tools.equivalence import certificate, check, gradients, strategies
+from minidist.tools.strategies import Case, Outcome, one_device
 from minidist.tools.strategies.cases import small_cases
 from minidist.tools.strategies.data_parallel import naive_worker
 from tests.strategies import arrays
@@ -30,6 +31,34 @@ def test_gradients_have_the_names_of_the_parameters_and_leave_the_model_alone():
     assert compare([got], {name: want[name] for name in got}).ok
     for name, p in case.model.named_parameters().items():
         assert p.grad is None and np.array_equal(p.data, before[name])
+
+
+def devices(group, case) -> Outcome:
+    """Return, as a strategy would, arrays of the case and in words where they are."""
+    arrays = {"inputs": case.inputs, "targets": case.targets, "weight": case.model.parameters()[0]}
+    arrays["weight"] = arrays["weight"].data
+    said = f"{ {name: on_gpu(array) for name, array in arrays.items()} }"
+    return Outcome(arrays, 0, arrays, {"w": (arrays["weight"], None)}, said=said)
+
+
+def test_a_strategy_has_model_and_arrays_on_its_device_and_its_outcome_is_on_the_host(
+    cluster, device
+):
+    for outcome in cluster(2, "thread", device).run(equivalence._on_device, devices, a_case()):
+        assert outcome.said.count(str(device == "gpu")) == 3
+        found = [*outcome.gradients.values(), *outcome.reference.values(), outcome.held["w"][0]]
+        assert all(isinstance(array, np.ndarray) for array in found) and len(found) == 7
+
+
+@pytest.mark.gpu
+def test_what_is_given_on_a_gpu_is_compared_too(gpu):
+    case = a_case()
+    want, there = gradients("naive", case.model, case.inputs, case.targets, 2), case.to("gpu")
+    for device in ("cpu", "gpu"):
+        given = there.model, there.inputs, there.targets
+        got = gradients("zero_3", *given, 2, transport="thread", device=device)
+        assert compare([got], want).ok
+    assert check("naive", there, 2, transport="thread", device="gpu")["ok"]
 
 
 def test_one_device_agrees_with_central_differences():

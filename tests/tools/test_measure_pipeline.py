@@ -32,6 +32,16 @@ def test_every_schedule_is_measured_simulated_and_drawn(schedule):
         assert ("lower case: chunk 1" in picture) == (chunks(schedule) == 2)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
+def test_on_a_gpu_a_schedule_is_measured_by_its_clock(gpu, schedule):
+    real = measure_pipeline(schedule, 2, 3, width=8, rows=2, repeats=1, device="gpu")
+    assert min(real.makespans) > 0 and list(tracks(real.log)) == [(0, "main"), (1, "main")]
+    assert {sign for sign, each in real.durations.items() if any(each)} == set(
+        SIGNS.get(schedule, "FB")
+    )
+
+
 def test_one_rank_sends_nothing():
     real = measure_pipeline("gpipe", 1, 2, width=32, rows=2, repeats=1)
     assert (real.overhead, real.latency) == (0, 0)

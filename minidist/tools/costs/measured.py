@@ -8,10 +8,7 @@ planning/costs/; lesson 20 shows that both agree.
         print(rank, cost.sent, cost.held["activations"])
 """
 
-from time import perf_counter
-
-import numpy as np
-
+from minidist.backend import clock
 from minidist.comm import Cluster, Group
 from minidist.planning.costs.cost import Cost
 from minidist.tools.costs.watch import Watch, adamw, bytes_of
@@ -29,7 +26,7 @@ def measure_costs(name: str, case: Case, cluster: Cluster) -> list[Cost]:
 
 def _step(group: Group, name: str, case: Case) -> Cost:
     watch = Watch()
-    find(name).costs.step(group, case, watch)
+    find(name).costs.step(group, case.to(group.device), watch)
     entered = list(watch.entered.values())
     return Cost(
         examples=sum(rows for rows, _ in entered[-1]) if entered else 0,
@@ -54,7 +51,8 @@ def rates(case: Case, cluster: Cluster, rounds: int = 5) -> dict[str, float]:
 
 
 def _rates(group: Group, case: Case, rounds: int) -> dict[str, float]:
-    model, watch = case.model, Watch()
+    case, watch, timer = case.to(group.device), Watch(), clock(group.device)
+    model = case.model
     optimizer, numbers = adamw(model.parameters()), group.empty((1 << 20,), "float64")
     acts = {
         "speed": lambda: case.loss(model(case.inputs), case.targets).backward(),
@@ -62,15 +60,19 @@ def _rates(group: Group, case: Case, rounds: int) -> dict[str, float]:
         "link": lambda: group.all_reduce(numbers, out=numbers),
     }
     watch.graph(case.loss(model(case.inputs), case.targets))
-    seconds = dict.fromkeys(acts, np.inf)
+    taken = {what: [] for what in acts}
     for what in rounds * list(acts):
         group.barrier()
-        start = perf_counter()
+        start = timer.now()
         acts[what]()
-        seconds[what] = min(seconds[what], perf_counter() - start)
+        taken[what].append((start, timer.now()))
         if what == "update":
             optimizer.zero_grad()
     P = sum(p.size for p in model.parameters())
     sent = 2 * (group.size - 1) / group.size * numbers.nbytes
     amounts = {"speed": 3 * watch.work, "update": P, "link": sent}
+    seconds = {
+        what: min(timer.seconds(stop) - timer.seconds(start) for start, stop in spans)
+        for what, spans in taken.items()
+    }
     return {what: amounts[what] / seconds[what] for what in acts}

@@ -9,7 +9,7 @@ import numpy as np
 
 from minidist import nn
 from minidist.autograd import Tensor
-from minidist.backend import Array, host_copy, to_device, to_host
+from minidist.backend import Array, host_copy, on_gpu, to_device, to_host
 from minidist.comm import Group
 from minidist.datasets import example_indices
 from minidist.rng import Randomness, generator
@@ -33,7 +33,9 @@ class Case:
     options: dict = field(default_factory=dict)
 
     def to(self, device: str) -> "Case":
-        """Return the same case with the model and all arrays on a device."""
+        """Return the same case with the model and all arrays on a device; itself on the host."""
+        if device == "cpu" and not on_gpu(self.inputs):
+            return self
         model = copy.deepcopy(self.model).to(device)
         inputs, targets = (to_device(array, device) for array in (self.inputs, self.targets))
         return replace(self, model=model, inputs=inputs, targets=targets)

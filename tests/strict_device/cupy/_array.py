@@ -23,7 +23,7 @@ class ndarray(Operators, Indexing, Reductions, Storage):
         at = MemoryPointer(Memory(size), 0) if memptr is None else memptr
         raw = at.mem.buffer.reshape(-1).view(np.uint8)[at.offset :]
         self._host = np.ndarray(shape, dtype, raw, 0, strides, order)
-        self._memory = at.mem
+        self._memory, self.base = at.mem, None
 
     shape = property(lambda self: self._host.shape)
     dtype = property(lambda self: self._host.dtype)

@@ -15,12 +15,17 @@ def unavailable(where: int, here: int) -> str:
 
 
 class Storage:
-    """`_host`: the host array that plays the device array's part; `_memory`: its allocation."""
+    """`_host`: the host array that plays the device array's part; `_memory`: its allocation.
 
-    __slots__ = ("__weakref__", "_host", "_memory")
+    base  of a view: the array that it is a view of, which is none itself (core.pyx:_view)
+    """
+
+    __slots__ = ("__weakref__", "_host", "_memory", "base")
 
     def _view(self, host: np.ndarray) -> "Storage":
-        return wrap(host, self._memory)
+        view = wrap(host, self._memory)
+        view.base = self if self.base is None else self.base
+        return view
 
 
 def wrap(host: np.ndarray, memory: Memory | None = None) -> Storage:
@@ -29,6 +34,7 @@ def wrap(host: np.ndarray, memory: Memory | None = None) -> Storage:
 
     result = ndarray.__new__(ndarray)
     result._host, result._memory = host, Memory.of(host) if memory is None else memory
+    result.base = None
     return result
 
 
