@@ -336,7 +336,7 @@ def test_verify_ends_with_the_strategies_that_fail_and_exit_status_1(capsys, mon
     row = {"case": "a case", "ranks": 2, "promise": "exact", "error": 1.0, "detail": "1 off"}
     row |= {"bytes": 8, "bytes_formula": 8}
     rows = [row | {"strategy": name, "ok": name == "naive"} for name in ("naive", "row", "row")]
-    monkeypatch.setattr(equivalence, "verify", lambda names, sizes, transport: rows)
+    monkeypatch.setattr(equivalence, "verify", lambda names, sizes, transport, device: rows)
     assert main(["verify"]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "2 of 3 rows FAILED: row"
 
