@@ -113,6 +113,12 @@ def gpus() -> int:
     return 0 if why_no_gpu() else device_module("gpu").cuda.runtime.getDeviceCount()
 
 
+def settle(x: Array) -> None:
+    """Return when this thread's work on an array is done: on a GPU, all work of its stream."""
+    if on_gpu(x):
+        array_module(x).cuda.get_current_stream().synchronize()
+
+
 @functools.cache
 def why_no_gpu() -> str | None:
     """Return None if CuPy finds a GPU, else the reason and the remedy in one sentence."""

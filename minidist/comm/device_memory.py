@@ -148,7 +148,7 @@ class DeviceMemory:
     # The order of events.
 
     def settle(self) -> None:
-        """Return when this thread's stream is done, so that other ranks may use what it used."""
+        """Return when this thread's stream is done: others may now use what it has used."""
         self.cuda.get_current_stream().synchronize()
 
     def close(self) -> bool:

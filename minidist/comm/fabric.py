@@ -91,7 +91,10 @@ class Fabric(Protocol):
         """
 
     def send(self, to: int, key: Key, array: Array) -> None:
-        """Send a copy. Never wait for the receiver; `array` may be written to right after."""
+        """Send a copy. Never wait for the receiver; `array` may be written to right after.
+
+        array  an array, or the `once(array)` of message.py, which several sends share
+        """
 
     def recv(self, sources: list[int], key: Key, operation: str) -> tuple[int, Array]:
         """Return (source, array): the oldest message of `key`; wait for it if need be.

@@ -48,7 +48,7 @@ from minidist.comm.collectives import (
 )
 from minidist.comm.diagnosis import Wait, call_site, signature_of
 from minidist.comm.fabric import Communicator, Fabric
-from minidist.comm.message import Key
+from minidist.comm.message import Key, once
 from minidist.comm.one_thread import collective
 
 
@@ -239,7 +239,7 @@ class Group:
         channel = self._meet(
             "all_gather", x.dtype, _without(x.shape, axis), axis % x.ndim, label=label
         )
-        return array_module(x).concatenate(all_to_all(channel, [x] * self.size), axis=axis)
+        return array_module(x).concatenate(all_to_all(channel, [once(x)] * self.size), axis=axis)
 
     @collective
     def all_to_all(self, arrays: list[Array], label: str | None = None) -> list[Array]:
@@ -259,7 +259,7 @@ class Group:
         """Return root's x on all ranks; only root's x counts. Bytes: (N-1)S from root."""
         x = numeric(x) if self.rank == self._valid(root, "root") else None
         channel = self._meet("broadcast", f"root={root}", label=label)
-        return from_root(channel, [x] * self.size, root)
+        return from_root(channel, [once(x)] * self.size, root)
 
     @collective
     def scatter(
@@ -341,7 +341,7 @@ class Group:
     def empty(self, shape: int | tuple[int, ...], dtype: np.dtype | str = "float32") -> Array:
         """Return an uninitialised array where `all_reduce(x, out=x)` need not copy it.
 
-        On the CPU that is memory which all ranks see; on a GPU it is an ordinary array.
+        That is memory which all ranks of the machine see, also on GPUs, see device_memory.py.
         """
         elements(shape)  # refuses negative sides wherever the array is to be
         return self.fabric.empty(shape, numeric_dtype(dtype))

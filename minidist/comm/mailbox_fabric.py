@@ -13,13 +13,13 @@ from typing import NoReturn
 
 import numpy as np
 
-from minidist.backend import Array, clock, device_module, on_gpu, to_device, to_host, use_device
+from minidist.backend import Array, clock, device_module, on_gpu, settle, to_device, use_device
 from minidist.comm.board import BLOCK, Alarm
 from minidist.comm.device_memory import TABLE, DeviceMemory
 from minidist.comm.diagnosis import Snapshot, Wait, snapshot
 from minidist.comm.fabric import Communicator, Connect
 from minidist.comm.mailbox import Mailbox
-from minidist.comm.message import Key, Message, make_tuple
+from minidist.comm.message import Key, Message, Once, make_tuple, once
 from minidist.comm.shared_memory import SharedMemory
 from minidist.events import EventLog
 
@@ -97,10 +97,13 @@ class MailboxFabric:
     ) -> Communicator | None:
         return self.connect(self, members, splits, parent, within_host)
 
-    def send(self, to: int, key: Key, array: Array) -> None:
+    def send(self, to: int, key: Key, array: Array | Once) -> None:
         self.mailbox.enter(key.run)
-        gpu = on_gpu(array)
-        message = make_tuple(Message, (to_host(array) if gpu else array, gpu))
+        array = once(array)
+        gpu = isinstance(array, Once)
+        if gpu:
+            array = array.host if self.own_process else array.array
+        message = make_tuple(Message, (array, gpu))
         with self.counting:
             self.posted += 1
             if key.kind == "message":
@@ -109,6 +112,9 @@ class MailboxFabric:
 
     def recv(self, sources: list[int], key: Key, operation: str) -> tuple[int, Array]:
         source, (array, was_on_gpu) = self.mailbox.take(sources, key, operation)
+        if was_on_gpu and on_gpu(array):  # another thread's, whose stream gets its memory again
+            array = array.copy()
+            settle(array)
         return source, to_device(array, "gpu") if was_on_gpu else array
 
     def empty(self, shape: int | tuple[int, ...], dtype: np.dtype) -> Array:
@@ -157,6 +163,10 @@ class MailboxFabric:
         self.blocks.clear()
         self.worker = threading.get_ident()
         self.older = threading.enumerate() if self.own_process else None
+
+    def close(self) -> bool:
+        """Close what this rank has open on GPUs; return whether it may free its own memory."""
+        return self.device_memory is None or self.device_memory.close()
 
     def end(self) -> None:
         """End the run on this rank: stop every thread that still communicates in it."""

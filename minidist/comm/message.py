@@ -1,8 +1,11 @@
 """What travels from one rank to another: an array, under a key that says where it belongs."""
 
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+
+from minidist.backend import Array, on_gpu, to_host
 
 
 class Key(NamedTuple):
@@ -21,10 +24,29 @@ class Key(NamedTuple):
 
 
 class Message(NamedTuple):
-    """An array on the host, and whether the sender had it on a GPU."""
+    """An array, and whether the sender had it on a GPU. Between processes it is on the host."""
 
-    array: np.ndarray
+    array: Array
     was_on_gpu: bool
+
+
+class Once:
+    """An array of a GPU that is sent to several ranks: the first send copies it to the host."""
+
+    def __init__(self, array: Array):
+        self.array, self.nbytes = array, array.nbytes
+
+    @cached_property
+    def host(self) -> np.ndarray:
+        return to_host(self.array)
+
+    def copy(self) -> Array:
+        return self.array.copy()
+
+
+def once(array: Array) -> Array | Once:
+    """Return what to send of an array that is sent to several ranks, and does not change."""
+    return Once(array) if on_gpu(array) else array
 
 
 # Fast path: skip at first reading. A NamedTuple's own constructor is a Python function (0.2 us).

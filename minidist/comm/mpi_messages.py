@@ -64,7 +64,9 @@ class Sender:
 
     def deliver(self, to: int, key: Key, message: Message) -> None:
         if to == self.comm.rank:
-            self.mailbox.put(to, key, Message(message.array.copy(), message.was_on_gpu))
+            array, was_on_gpu = message
+            own = array if was_on_gpu else array.copy()  # what was on a GPU has been copied
+            self.mailbox.put(to, key, Message(own, was_on_gpu))
             return
         packed = pack(key, message)
         request = self.comm.Isend([packed, len(packed) // LINE, self.line], to)

@@ -328,6 +328,8 @@ def serve(
         if spins:
             process.open_ring_buffers(memory, size, spins)
         process.work()
+        if not process.fabric.close():
+            os._exit(0)  # the driver frees what others still have open
 
 
 class RankProcess:
@@ -406,7 +408,9 @@ class RankProcess:
 
     def deliver(self, to: int, key: Key, message: Message) -> None:
         if to == self.rank:
-            self.mailbox.put(to, key, Message(message.array.copy(), message.was_on_gpu))
+            array, was_on_gpu = message
+            own = array if was_on_gpu else array.copy()  # what was on a GPU has been copied
+            self.mailbox.put(to, key, Message(own, was_on_gpu))
             return
         try:
             with self.sending[to]:

@@ -9,6 +9,7 @@ from ._reductions import Reductions
 from ._storage import Storage, launch, operand, wrap
 from .cuda.device import Device
 from .cuda.memory import Memory, MemoryPointer
+from .cuda.stream import get_current_stream
 
 
 class ndarray(Operators, Indexing, Reductions, Storage):
@@ -83,6 +84,7 @@ class ndarray(Operators, Indexing, Reductions, Storage):
 
     def get(self, stream=None, order="C", out=None, blocking=True):
         """Copy to the host, and wait for it (core.pyx:get)."""
+        self._memory.use(self._host, False)
         if out is not None:
             if out.dtype != self.dtype or out.shape != self.shape:
                 raise (TypeError if out.dtype != self.dtype else ValueError)("out does not fit")
@@ -91,7 +93,7 @@ class ndarray(Operators, Indexing, Reductions, Storage):
         if self.size:
             _counters.copied_to_host(self.nbytes)
             if blocking:
-                _counters.waited()
+                get_current_stream().synchronize()
         return result
 
     def set(self, arr, stream=None):
@@ -102,6 +104,7 @@ class ndarray(Operators, Indexing, Reductions, Storage):
             raise ValueError(f"Shape mismatch. Old shape: {self.shape}, new shape: {arr.shape}")
         if not self.flags.forc:
             raise RuntimeError("Cannot set to non-contiguous array")
+        self._memory.use(self._host, True)
         self._host[...] = arr
         _counters.copied_to_device(arr.nbytes)
 
@@ -174,6 +177,7 @@ class ndarray(Operators, Indexing, Reductions, Storage):
     def copy(self, order="C"):
         """Copy to the current device, from whichever this is on (core.pyx:copy)."""
         _counters.launched(self.size)
+        self._memory.use(self._host, False)
         return wrap(self._host.copy(order))
 
     def fill(self, value):
@@ -181,7 +185,7 @@ class ndarray(Operators, Indexing, Reductions, Storage):
         if np.shape(value if not isinstance(value, ndarray) else operand(value)) != ():
             raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
         value = operand(value) if isinstance(value, ndarray) else np.asarray(value, self.dtype)
-        operand(self)[...] = value
+        operand(self, writes=True)[...] = value
         _counters.launched(self.size)
 
     def view(self, dtype=None, type=None):

@@ -80,7 +80,7 @@ class Indexing(Storage):
         parts, advanced = parts_of(slices, self._host)
         if not advanced:
             return self._assign(self[slices], value)
-        x = operand(self)
+        x = operand(self, writes=True)
         wait_for_mask(parts)
         value = value if isinstance(value, Storage) else upload(value, self.dtype)
         refuse_repeats(x, parts)
@@ -94,16 +94,18 @@ class Indexing(Storage):
             return place.fill(value)
         same = place.shape == value.shape and place.strides == value.strides
         if same and place.dtype == value.dtype and place.flags.c_contiguous:
+            place._memory.use(place._host, True)
+            value._memory.use(value._host, False)
             place._host[...] = value._host  # a copy of memory, between devices too
         else:
-            into, host = operand(place), operand(value)
+            into, host = operand(place, writes=True), operand(value)
             with np.errstate(all="ignore"):
                 into[...] = host.reshape(host.shape[max(0, host.ndim - into.ndim) :])
         _counters.launched(place.size)
 
     def _scatter_add(self, indices, value):
         """Add at places that may repeat, with atomics (_scatter_op_single)."""
-        x = operand(self)
+        x = operand(self, writes=True)
         parts, advanced = parts_of(indices, x)
         if advanced and self.dtype.name not in ADDS:
             raise TypeError(f"cupy.add.at only supports {', '.join(ADDS)} as data type")

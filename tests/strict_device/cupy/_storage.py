@@ -38,7 +38,7 @@ def wrap(host: np.ndarray, memory: Memory | None = None) -> Storage:
     return result
 
 
-def operand(x):
+def operand(x, writes: bool = False):
     """Return what a kernel works on: an array of the current device, or a scalar.
 
     _kernel.pyx:_preprocess_arg, _check_peer_access: anything else is refused. The devices here
@@ -47,6 +47,7 @@ def operand(x):
     if isinstance(x, Storage):
         if x._memory.device_id != device.current():
             raise ValueError(unavailable(x._memory.device_id, device.current()))
+        x._memory.use(x._host, writes)
         return x._host
     if isinstance(x, bool | int | float | complex | np.generic):
         return x
@@ -72,7 +73,7 @@ def store(out: Storage, host, casting: str = "same_kind") -> Storage:
     """Write a kernel's result into `out` (_kernel.pyx:_get_out_args_from_optionals)."""
     if not isinstance(out, Storage):
         raise TypeError(f"Output arguments type must be cupy.ndarray, not {type(out)}")
-    host, into = np.asarray(host), operand(out)
+    host, into = np.asarray(host), operand(out, writes=True)
     if into.shape != host.shape:
         raise ValueError(f"Out shape is mismatched: {into.shape} for {host.shape}")
     if not np.can_cast(host.dtype, into.dtype, casting):

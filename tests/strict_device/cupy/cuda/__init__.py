@@ -2,7 +2,7 @@
 
 from . import runtime
 from .device import Device
-from .memory import Memory, MemoryPointer
+from .memory import Memory, MemoryPointer, UnownedMemory
 from .stream import Event, Stream, get_current_stream, get_elapsed_time
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Memory",
     "MemoryPointer",
     "Stream",
+    "UnownedMemory",
     "get_current_stream",
     "get_elapsed_time",
     "runtime",

@@ -36,7 +36,13 @@ class Device:
         set_current(self.id)
 
     def synchronize(self):
+        """Wait for all streams of the device."""
+        from . import order, stream
+
         _counters.waited()
+        with order.LOCK:
+            for key in [key for key in order.CLOCKS if key[0] == self.id]:
+                stream.host_waits(dict(order.CLOCKS[key]))
 
     def __enter__(self):
         THREAD.entered = [*getattr(THREAD, "entered", []), current()]

@@ -2,22 +2,46 @@
 
 import numpy as np
 
-from . import device
+from . import allocations, device, order
+from .stream import key
 
 
 class Memory:
-    """An allocation on the current device.  buffer: the host array that plays its part."""
+    """An allocation on the current device.  buffer: the host array that plays its part.
+
+    CuPy's pool gives it, when it is released, to the next array of the stream that it was made on.
+    """
 
     def __init__(self, size: int):
-        self.buffer = np.full(size, 0xFF, np.uint8)  # nan in every floating dtype
-        self.device_id = device.current()
+        self._init(np.full(size, 0xFF, np.uint8))  # nan in every floating dtype
 
     @classmethod
     def of(cls, host: np.ndarray) -> "Memory":
         """Return the current device's memory that holds this fresh array."""
         result = cls.__new__(cls)
-        result.buffer, result.device_id = host, device.current()
+        result._init(host)
+        if order.active:
+            result.use(host, True)
         return result
+
+    def _init(self, buffer: np.ndarray) -> None:
+        self.buffer, self.device_id = buffer, device.current()
+        self.uses, self.stream = None, key() if order.active else None
+
+    def use(self, host: np.ndarray, writes: bool) -> None:
+        """Let a work of the current stream use the bytes of this array."""
+        if order.active and host.size:
+            with order.LOCK:
+                order.raise_found()
+                if self.uses is None:
+                    self.uses, self.stream = order.Uses(), self.stream or key()
+                begin, end = bounds(host)
+                self.uses.add(begin, end, key(), writes)
+
+    def __del__(self):
+        if order is not None and self.uses is not None:
+            with order.LOCK:
+                self.uses.freed(self.stream)
 
     @property
     def ptr(self) -> int:
@@ -26,6 +50,39 @@ class Memory:
     @property
     def size(self) -> int:
         return self.buffer.nbytes
+
+
+class UnownedMemory:
+    """Memory that CuPy does not release (memory.pyx:UnownedMemory): a part of an allocation.
+
+    device_id  the device that uses it, not necessarily the one that has it
+    """
+
+    def __init__(self, ptr: int, size: int, owner, device_id: int = -1):
+        self.allocation, self.owner = allocations.at(ptr), owner
+        self.device_id = self.allocation.device if device_id < 0 else device_id
+        self.start, self.ptr, self.size = ptr - self.allocation.address, ptr, size
+        if self.start + size > self.allocation.size:
+            raise ValueError(f"{size} bytes from {ptr} are more than was allocated")
+
+    @property
+    def buffer(self) -> np.ndarray:
+        return self.allocation.buffer[self.start : self.start + self.size]
+
+    def use(self, host: np.ndarray, writes: bool) -> None:
+        if host.size:
+            with order.LOCK:
+                order.raise_found()
+                begin, end = (place - self.allocation.address for place in bounds(host))
+                self.allocation.use(begin, end, key(), writes)
+
+
+def bounds(host: np.ndarray) -> tuple[int, int]:
+    """Return the addresses of the first byte of an array, and of the first after it."""
+    if host.flags.forc:
+        begin = host.__array_interface__["data"][0]
+        return begin, begin + host.nbytes
+    return np.lib.array_utils.byte_bounds(host)
 
 
 class MemoryPointer:

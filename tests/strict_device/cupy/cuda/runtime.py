@@ -1,5 +1,6 @@
 """The calls of the CUDA runtime that minidist makes (CuPy: cupy_backends/cuda/api/runtime.pyx)."""
 
+from . import allocations as _allocations
 from . import device as _device
 
 
@@ -21,3 +22,10 @@ def setDevice(device: int) -> None:
 
 def deviceSynchronize() -> None:
     _device.Device().synchronize()
+
+
+malloc, free = _allocations.malloc, _allocations.free
+ipcGetMemHandle, ipcOpenMemHandle = _allocations.ipcGetMemHandle, _allocations.ipcOpenMemHandle
+ipcCloseMemHandle = _allocations.ipcCloseMemHandle
+deviceCanAccessPeer = _allocations.deviceCanAccessPeer
+_deviceEnsurePeerAccess = _allocations._deviceEnsurePeerAccess

@@ -1,10 +1,13 @@
-"""Streams and events: here every call is finished when it returns (CuPy: cuda/stream.pyx)."""
+"""Streams and events (CuPy: cuda/stream.pyx).
+
+Every call is finished when it returns; order.py finds what a GPU might do in another order.
+"""
 
 import threading
 import time
 
 from .. import _counters
-from . import device
+from . import allocations, device, order
 
 THREAD = threading.local()
 
@@ -13,13 +16,15 @@ class Event:
     """A point in a stream; its time is the host's."""
 
     def __init__(self, block=False, disable_timing=False, interprocess=False):
-        self.timing, self.time = not disable_timing, None
+        self.timing, self.time, self.clock = not disable_timing, None, {}
 
     def record(self, stream=None):
         self.time = time.perf_counter()
+        self.clock = clock_of(get_current_stream() if stream is None else stream)
 
     def synchronize(self):
         _counters.waited()
+        host_waits(self.clock)
 
     @property
     def done(self) -> bool:
@@ -43,12 +48,19 @@ class Stream:
     def __init__(self, null=False, non_blocking=False, ptds=False):
         self.ptr = 0 if null else id(self)
         self.device_id = -1 if null else device.current()
+        self.non_blocking = non_blocking
+        if not null:
+            order.active = True
+            if not non_blocking:
+                order.BLOCKING.add(key(self))
 
     def use(self):
+        check_device(self)
         streams()[device.current()] = self
         return self
 
     def __enter__(self):
+        check_device(self)
         entered().append(get_current_stream())
         return self.use()
 
@@ -57,6 +69,7 @@ class Stream:
 
     def synchronize(self):
         _counters.waited()
+        host_waits(clock_of(self))
 
     def record(self, event=None):
         event = Event() if event is None else event
@@ -64,11 +77,41 @@ class Stream:
         return event
 
     def wait_event(self, event):
-        pass
+        with order.LOCK:
+            order.learn(order.CLOCKS[key(self)], event.clock)
 
     @property
     def done(self) -> bool:
         return True
+
+
+def key(stream: Stream | None = None) -> tuple[int, int]:
+    """Return the device and the number of a stream, or of the current one."""
+    stream = get_current_stream() if stream is None else stream
+    return (device.current() if stream.device_id < 0 else stream.device_id), stream.ptr
+
+
+def clock_of(stream: Stream) -> dict:
+    """Return how many works of every stream are done when this one's are."""
+    with order.LOCK:
+        return dict(order.work(key(stream)))
+
+
+def host_waits(clock: dict) -> None:
+    """Let the host know what is done, and other processes see it."""
+    with order.LOCK:
+        order.learn(order.HOST, clock)
+        allocations.flush(clock)
+        order.raise_found()
+
+
+def check_device(stream: Stream) -> None:
+    """Refuse a stream of another device (stream.pyx:check_stream_device_match)."""
+    if stream.device_id not in (-1, device.current()):
+        raise RuntimeError(
+            f"The device that the stream is created on ({stream.device_id}) does not match with "
+            f"the current device ({device.current()})"
+        )
 
 
 def streams() -> dict[int, Stream]:

@@ -1,0 +1,88 @@
+"""What is known to be done before what: work on a device has no order but that of its streams.
+
+Not a part of CuPy. The stand-in does all work at once; this finds what a GPU might do in another
+order. Each stream has a clock: how many works of every stream are done before its next one. An
+event keeps the clock of the stream that records it, a stream that waits for the event learns it,
+and so does the host, when it waits for a stream or an event. A work that reads what another one
+writes, or writes what another one reads, must have it in its clock, or it is a race, an error.
+
+The host is one here, for all threads: that misses races, and invents none. The null stream and the
+streams that are not non-blocking wait for each other. Where a process has only null streams, and no
+memory that others see, all has an order, and nothing is recorded.
+"""
+
+import threading
+from collections import defaultdict
+
+LOCK = threading.RLock()
+CLOCKS: dict[tuple, dict[tuple, int]] = defaultdict(dict)  # by stream: {stream: its works}
+HOST: dict[tuple, int] = {}
+BLOCKING: set[tuple] = set()
+FOUND: list[str] = []  # races that were found where no error can be raised
+active = False  # whether there is a stream besides the null streams
+
+
+class Race(RuntimeError):
+    """Two works use the same memory, in no order."""
+
+
+def learn(clock: dict, other: dict) -> None:
+    for stream, tick in other.items():
+        if clock.get(stream, 0) < tick:
+            clock[stream] = tick
+
+
+def work(stream: tuple) -> dict:
+    """Return the clock of a stream at its next work, which this begins."""
+    clock = CLOCKS[stream]
+    learn(clock, HOST)
+    device, number = stream
+    for other in list(BLOCKING):
+        if other[0] == device and (number == 0 or stream in BLOCKING):
+            learn(clock, CLOCKS[other if number == 0 else (device, 0)])
+    clock[stream] = clock.get(stream, 0) + 1
+    return clock
+
+
+class Uses:
+    """The latest uses of the bytes of an allocation: (begin, end, stream, tick, writes)."""
+
+    def __init__(self):
+        self.uses = []
+
+    def add(self, begin: int, end: int, stream: tuple, writes: bool) -> int:
+        """Record a use of these bytes, and return its tick; raise Race if it is in no order.
+
+        A use makes earlier ones of the same stream superfluous, if it covers them and is as strong.
+        """
+        clock, kept = work(stream), []
+        for use in self.uses:
+            first, last, other, tick, wrote = use
+            apart = last <= begin or end <= first
+            if not apart and (wrote or writes) and clock.get(other, 0) < tick:
+                raise Race(
+                    f"stream {stream} {'writes' if writes else 'reads'} memory that stream {other} "
+                    f"{'writes' if wrote else 'reads'}; neither waits for the other"
+                )
+            covered = begin <= first and last <= end and other == stream and writes >= wrote
+            if not covered and (len(self.uses) < 64 or HOST.get(other, 0) < tick):
+                kept.append(use)
+        self.uses = [*kept, (begin, end, stream, clock[stream], writes)]
+        return clock[stream]
+
+    def freed(self, stream: tuple) -> None:
+        """Find works of other streams that the stream which gets the memory next may not know."""
+        clock = work(stream)
+        for *_, other, tick, wrote in self.uses:
+            if clock.get(other, 0) < tick:
+                FOUND.append(
+                    f"memory of stream {stream} is released, and stream {other} still "
+                    f"{'writes' if wrote else 'reads'} it"
+                )
+                return
+
+
+def raise_found() -> None:
+    """Raise what was found where an array died."""
+    if FOUND:
+        raise Race(FOUND.pop())
