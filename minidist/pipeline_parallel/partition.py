@@ -81,11 +81,12 @@ def counted_costs(
     """Return the multiply-adds of each layer's matrix products in one forward pass on x.
 
     Counted are linear layers, products of two tensors, and the two products of attention, over all
-    T x T scores as they are computed. Everything else counts as 0: a look-up in an embedding,
-    norms, activations, sums, and whatever is inside `recompute`. Backward does twice as many where
-    the input needs a gradient.
+    scores that are computed. Everything else counts as 0: a look-up in an embedding, norms,
+    activations, sums, and whatever is inside `recompute`. Backward does twice as many where the
+    input needs a gradient; attention in blocks computes its scores once more.
 
-    Per example: a Transformer's block 12 T C^2 + 2 T^2 C, its head T C V, its embedding 0.
+    Per example: a Transformer's block 12 T C^2 + 2 S C, its head T C V, its embedding 0, with S =
+    `attention.computed_scores(T)`: T^2 up to 128 positions.
     """
     with recording(True):
         outputs = [output for _, output in _run(model, x, randomness)]
@@ -101,8 +102,9 @@ def multiply_adds(function: Function) -> int:
             return math.prod(shape) * x.shape[-1]
         case operators.MatMul(result_shape=shape, a=a):
             return math.prod(shape) * a.shape[-1]
-        case attention.CausalAttention(q=q, p=p):  # Q K^T and P V
-            return 2 * p.size * q.shape[-1]
+        case attention.CausalAttention(q=q) | attention.BlockwiseAttention(q=q):
+            B, H, T, D = q.shape
+            return 2 * B * H * attention.computed_scores(T) * D  # Q K^T and P V
     return 0
 
 

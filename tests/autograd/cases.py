@@ -239,6 +239,13 @@ def _(draw, normal):
     return attention.causal_attention, [normal(3, B, H, T, D)]
 
 
+@case(attention.BlockwiseAttention)
+def _(draw, normal):
+    B, H, D = (draw(st.integers(1, 3)) for _ in "BHD")
+    T = draw(st.sampled_from([1, 2, attention.BLOCK + 1]))
+    return lambda x: attention.BlockwiseAttention()(x), [normal(3, B, H, T, D)]
+
+
 @case(losses.CrossEntropy)
 def _(draw, normal):
     shape, classes = draw(shapes(max_axes=2)), draw(st.integers(1, 4))

@@ -110,6 +110,13 @@ def test_counted_costs_of_a_transformer_are_its_closed_form(tied):
     assert counted_costs(model, tokens(model)) == [0, block, block, B * T * C * V]
 
 
+def test_blocks_of_queries_leave_out_the_scores_of_all_keys_after_them():
+    T, C, V = 200, 8, 5
+    scores = 64 * 64 + 64 * 128 + 64 * 192 + 8 * 200
+    block = 12 * T * C**2 + 2 * scores * C
+    assert counted_costs(transformer(V, C, 1, T), np.zeros((1, T), int))[1] == block
+
+
 def test_counted_costs_of_an_mlp_are_products_of_its_sizes():
     model = nn.MLP([6, 9, 5, 3], dtype="float64")
     for x in (arrays(4, 6), Tensor(arrays(4, 6))):

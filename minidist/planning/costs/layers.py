@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from minidist import nn
+from minidist.autograd.attention import computed_scores, kept_scores
 
 ITEMSIZE = 8  # of float64, in which costs are measured
 
@@ -41,10 +42,10 @@ def transformer_layers(
     vocabulary  parts; None: not split, so that no rows are looked up for other ranks
     """
     C, H = width_of(model), heads_of(model)
-    X, scores = T * C, H * T * T
+    X, scores = T * C, H * kept_scores(T)
     own = 8 * C * C + 10 * C + (4 * C * C + 3 * C) // heads
     kept = ITEMSIZE * (16 * X + 2 * T + (4 * X + scores) // heads)
-    work = 8 * T * C * C + (4 * T * C * C + 2 * T * X) // heads
+    work = 8 * T * C * C + (4 * T * C * C + 2 * computed_scores(T) * C) // heads
     return _between_ends(model, T, Layer(own, kept, work), vocabulary)
 
 
@@ -54,7 +55,8 @@ def split_transformer_layers(
     """Return the layers of a Transformer that is split by matrices, and by sequence if asked."""
     C, H = width_of(model), heads_of(model)
     kept = block_activation_bytes(1, T, C, H, ITEMSIZE, N, sequence, dropout=False)
-    block = Layer(block_parameters(C, N), kept, (12 * T * C * C + 2 * T * T * C) // N)
+    work = (12 * T * C * C + 2 * computed_scores(T) * C) // N
+    block = Layer(block_parameters(C, N), kept, work)
     return _between_ends(model, T, block, N, N if sequence else 1)
 
 
@@ -110,7 +112,8 @@ def block_activation_bytes(
         on every rank, or split by sequence
             two norms: n[B, T, C] and r[B, T] each; the inputs of QKV and expand     4 BTC + 2 BT
         split by heads, or columns
-            Q, K, V; probabilities P[B, H, T, T]; the input of the output product    4 BTC + B H T T
+            Q, K, V; the output of attention, which is the next product's input      4 BTC
+            probabilities P[B, H, T, T]; beyond 128 positions log Z[B, H, T]         B H kept_scores
             gelu: its input and its tanh [B, T, F]; the input of contract           12 BTC
 
     and two masks of one byte per element of X, if there is dropout. For float32 and float64 only:
@@ -118,10 +121,11 @@ def block_activation_bytes(
 
     Compared with Korthikanti et al. 2022, section 4 (`korthikanti_bytes`), at their 2 bytes a
     number, we also keep gelu's tanh (8 BTC bytes) and the norms' r (4 BT). We do not drop out
-    probabilities, which would take a mask and a dropped-out copy: 3 B H T T. They keep a norm's
-    input where we keep n, of the same size.
+    probabilities, which would take a mask and a dropped-out copy: 3 B H T T; and of the
+    probabilities themselves, 2 B H T T, we keep `kept_scores(T)` in place of T T. They keep a
+    norm's input where we keep n, of the same size.
     """
-    X, P = B * T * C, B * H * T * T
+    X, P = B * T * C, B * H * kept_scores(T)
     outside = (4 * X + 2 * B * T) * itemsize + (2 * X if dropout else 0)
     inside = (16 * X + P) * itemsize
     return outside // (N if sequence else 1) + inside // N
