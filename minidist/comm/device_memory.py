@@ -151,17 +151,15 @@ class DeviceMemory:
         """Return when this thread's stream is done: others may now use what it has used."""
         self.cuda.get_current_stream().synchronize()
 
-    def close(self) -> bool:
+    def close(self) -> None:
         """Close what this rank has opened; wait until the others have closed what is this rank's.
 
-        Return whether all have: to free memory that another process has open is undefined.
+        Until then this process must not end: it is undefined what happens to memory that is freed
+        while another process has it open.
         """
         self.runtime.deviceSynchronize()
         self.opened.clear()
         self.tables[self.rank]["closed"] = 1
         deadline = time.monotonic() + PATIENCE
-        while not all(table["closed"] for table in self.tables):
-            if time.monotonic() > deadline:
-                return False
+        while not all(table["closed"] for table in self.tables) and time.monotonic() < deadline:
             time.sleep(0.001)
-        return True

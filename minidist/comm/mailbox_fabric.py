@@ -112,10 +112,13 @@ class MailboxFabric:
 
     def recv(self, sources: list[int], key: Key, operation: str) -> tuple[int, Array]:
         source, (array, was_on_gpu) = self.mailbox.take(sources, key, operation)
-        if was_on_gpu and on_gpu(array):  # another thread's, whose stream gets its memory again
-            array = array.copy()
-            settle(array)
-        return source, to_device(array, "gpu") if was_on_gpu else array
+        if not was_on_gpu:
+            return source, array
+        if not on_gpu(array):
+            return source, to_device(array, "gpu")
+        own = array.copy()
+        settle(own)  # then the memory of `array` goes back to the stream of the thread that sent it
+        return source, own
 
     def empty(self, shape: int | tuple[int, ...], dtype: np.dtype) -> Array:
         if self.device_memory is not None:
@@ -164,9 +167,10 @@ class MailboxFabric:
         self.worker = threading.get_ident()
         self.older = threading.enumerate() if self.own_process else None
 
-    def close(self) -> bool:
-        """Close what this rank has open on GPUs; return whether it may free its own memory."""
-        return self.device_memory is None or self.device_memory.close()
+    def close(self) -> None:
+        """Close what this rank has open on GPUs, before its process ends."""
+        if self.device_memory is not None:
+            self.device_memory.close()
 
     def end(self) -> None:
         """End the run on this rank: stop every thread that still communicates in it."""

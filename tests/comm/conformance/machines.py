@@ -35,7 +35,10 @@ MACHINES = {
     "process, messages": Machine("process", messages),
     "thread, messages": Machine("thread", messages),
     "process, gpu": Machine("process", device="gpu"),
+    "process, one gpu": Machine("process", device="gpu:0"),
     "process, messages, gpu": Machine("process", messages, "gpu"),
+    "thread, gpu": Machine("thread", device="gpu"),
+    "thread, messages, gpu": Machine("thread", messages, "gpu"),
     "mpi": Machine("mpi-subset", in_rank_order=False),
     "mpi, messages": Machine("mpi-subset", messages),
 }
@@ -50,11 +53,11 @@ def chosen(names: list[str]) -> list[str]:
 
 def lacks(name: str) -> str | None:
     """Return why this computer does not have the machine, or None."""
-    return why_no_gpu() if MACHINES[name].device == "gpu" else None
+    return why_no_gpu() if MACHINES[name].device != "cpu" else None
 
 
 def marks(name: str) -> list:
-    return [pytest.mark.gpu] if MACHINES[name].device == "gpu" else []
+    return [pytest.mark.gpu] if MACHINES[name].device != "cpu" else []
 
 
 class Ranks:

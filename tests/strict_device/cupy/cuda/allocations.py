@@ -115,7 +115,7 @@ def free(ptr: int) -> None:
     if allocation.file is not None:
         users = [pid for pid in allocation.users.tolist() if pid and runs(pid)]
         if users:
-            order.FOUND.append(f"memory is freed that processes {users} have open")
+            order.note(f"memory is freed that processes {users} have open")
         os.close(allocation.descriptor)
     allocation.end()
 
@@ -178,7 +178,7 @@ def ipcCloseMemHandle(devPtr: int) -> None:
     allocation.opened -= 1
     if not allocation.opened:
         if allocation.dirty:
-            order.FOUND.append("memory is closed while a stream still writes it")
+            order.note("memory is closed while a stream still writes it")
         allocation.change_users(os.getpid(), 0)
         os.close(allocation.descriptor)
         allocation.end()

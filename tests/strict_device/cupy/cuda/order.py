@@ -11,6 +11,7 @@ streams that are not non-blocking wait for each other. Where a process has only 
 memory that others see, all has an order, and nothing is recorded.
 """
 
+import sys
 import threading
 from collections import defaultdict
 
@@ -75,11 +76,17 @@ class Uses:
         clock = work(stream)
         for *_, other, tick, wrote in self.uses:
             if clock.get(other, 0) < tick:
-                FOUND.append(
+                note(
                     f"memory of stream {stream} is released, and stream {other} still "
                     f"{'writes' if wrote else 'reads'} it"
                 )
                 return
+
+
+def note(text: str) -> None:
+    """Print what is wrong where no error can be raised; the next work raises it, too."""
+    FOUND.append(text)
+    print("strict device:", text, file=sys.stderr)
 
 
 def raise_found() -> None:
