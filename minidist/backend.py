@@ -224,12 +224,8 @@ def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
     """a @ b, in float32 and rounded once for float16, as GPUs do (NumPy has no BLAS for it)."""
     if a.dtype != np.float16 or on_gpu(a):
         return array_module(a).matmul(a, b, out=out)
-    return into(out, wide_matmul(a, b).astype(np.float16, copy=False))
-
-
-def wide_matmul(a: Array, b: Array, out: Array | None = None) -> Array:
-    """a @ b; of float16 the sums, which are float32, are not rounded."""
-    return array_module(a).matmul(widen(a), widen(b), out=out)
+    product = np.matmul(widen(a), widen(b)).astype(np.float16)
+    return into(out, product)
 
 
 def into(out: Array | None, value: Array) -> Array:

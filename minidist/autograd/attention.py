@@ -11,11 +11,13 @@ Letters: B batch, T positions, H heads, D head width, S scores, Z[B, H, T, 1] a 
 import math
 
 from minidist.autograd.functions import sum_columns
+from minidist.autograd.products import batched_matmul, sum_dtype
 from minidist.autograd.tensor import Function, Tensor
-from minidist.backend import Array, array_module, matmul, wide_matmul, widen
+from minidist.backend import Array, array_module, on_gpu, widen
 
 WHOLE = 128  # positions up to which P is kept: on a CPU, to compute it again takes longer there
-BLOCK = 64  # positions of a block
+BLOCK = 64  # positions of a block on a CPU, whose cache then holds a head's scores
+GPU_BLOCK = 256  # on a GPU, where each block costs launches
 
 
 class CausalAttention(Function):
@@ -25,66 +27,65 @@ class CausalAttention(Function):
     """
 
     def forward(self, qkv: Array) -> Array:
-        self.q, self.k, self.v = q, k, v = qkv
+        self.q, self.k, self.v = q, k, v = for_cublas(qkv)
         self.scale = 1 / math.sqrt(q.shape[-1])
-        p = wide_matmul(q * self.scale, transposed(k))
+        p = batched_matmul(q * self.scale, transposed(k))
         softmax_of_seen(p, 0)
         self.p = p.astype(q.dtype, copy=False)
-        return matmul(self.p, v, out=empty_output(q))
+        return batched_matmul(self.p, v, out=empty_output(q))
 
     def backward(self, grad: Array) -> Array:
-        q, k, v, p = self.q, self.k, self.v, self.p
-        dqkv = empty_gradient(q)
-        wide_matmul(p.swapaxes(-1, -2), grad, out=dqkv[2])
-        ds = wide_matmul(grad, transposed(v))
+        q, k, v, p, grad = self.q, self.k, self.v, self.p, for_cublas(grad)
+        dq, dk, dv = dqkv = empty_gradient(q)
+        batched_matmul(p.swapaxes(-1, -2), grad, out=dv)
+        ds = batched_matmul(grad, transposed(v))
         ds -= sum_columns(ds * p)
         ds *= p
         ds *= self.scale
         ds = ds.astype(q.dtype, copy=False)
-        wide_matmul(ds, k, out=dqkv[0])
-        wide_matmul(ds.swapaxes(-1, -2), q, out=dqkv[1])
+        batched_matmul(ds, k, out=dq)
+        batched_matmul(ds.swapaxes(-1, -2), q, out=dk)
         return dqkv.astype(grad.dtype, copy=False)
 
 
 class BlockwiseAttention(Function):
     """The same, a block of positions at a time; it keeps Q, K, V, O and log Z.
 
-    Dao et al., FlashAttention, 2022: backward computes P again, as exp(S - log Z), and takes
-    <dO, O> for <dP, P> (appendix B.2). Here a block of queries meets all its keys at once, so that
-    no partial result is rescaled. In backward a block of keys meets all its queries; only dQ is a
-    sum over blocks.
+    Dao et al., FlashAttention, 2022: backward computes P again, and takes <dO, O> for <dP, P>
+    (appendix B.2); P = exp(S - log Z) as in FlashAttention-2 (Dao 2023, section 3.1). Here a block
+    of queries meets all its keys at once, so that no partial result is rescaled. In backward a
+    block of keys meets all its queries; only dQ is a sum over blocks.
     """
 
     def forward(self, qkv: Array) -> Array:
-        self.q, self.k, self.v = q, k, v = qkv
+        self.q, self.k, self.v = q, k, v = for_cublas(qkv)
         self.scale = 1 / math.sqrt(q.shape[-1])
-        qs, kt = q * self.scale, transposed(k)
-        self.o = empty_output(q)
-        self.log_z = array_module(q).empty((*q.shape[:-1], 1), widen(q[:0]).dtype)
-        for a, b in blocks(q.shape[-2]):
-            p = wide_matmul(qs[..., a:b, :], kt[..., :b])  # [B, H, b - a, b]
+        scaled, kt, self.o = q * self.scale, transposed(k), empty_output(q)
+        self.log_z = array_module(q).empty((*q.shape[:-1], 1), sum_dtype(q))
+        for a, b in blocks_of(q):
+            p = batched_matmul(scaled[..., a:b, :], kt[..., :b])  # [B, H, b - a, b]
             self.log_z[..., a:b, :] = softmax_of_seen(p, a)
-            matmul(p.astype(q.dtype, copy=False), v[..., :b, :], out=self.o[..., a:b, :])
+            p = p.astype(q.dtype, copy=False)
+            batched_matmul(p, v[..., :b, :], out=self.o[..., a:b, :])
         return self.o
 
     def backward(self, grad: Array) -> Array:
-        q, k, v, xp = self.q, self.k, self.v, array_module(grad)
-        qs, kt, vt = q * self.scale, transposed(k), transposed(v)
-        mean = sum_columns(widen(grad) * self.o)  # of dP, by P
+        q, k, v, grad = self.q, self.k, self.v, for_cublas(grad)
+        mean = sum_columns(widen(grad) * self.o)  # <dO, O>: of dP, by P
         dq, dk, dv = dqkv = empty_gradient(q)
-        dq.fill(0)
-        for a, b in blocks(q.shape[-2]):
-            p = wide_matmul(qs[..., a:, :], kt[..., a:b])  # [B, H, T - a, b - a]
+        scaled, kt, vt = q * self.scale, transposed(k), transposed(v)
+        for a, b in blocks_of(q):
+            p = batched_matmul(scaled[..., a:, :], kt[..., a:b])  # [B, H, T - a, b - a]
             hide_later(p, 0)
             p -= self.log_z[..., a:, :]
-            xp.exp(p, out=p)
-            ds = wide_matmul(grad[..., a:, :], vt[..., a:b])
+            array_module(p).exp(p, out=p)
+            ds = batched_matmul(grad[..., a:, :], vt[..., a:b])
             ds -= mean[..., a:, :]
             ds *= p
             p, ds = p.astype(q.dtype, copy=False), ds.astype(q.dtype, copy=False)
-            wide_matmul(p.swapaxes(-1, -2), grad[..., a:, :], out=dv[..., a:b, :])
-            wide_matmul(ds.swapaxes(-1, -2), qs[..., a:, :], out=dk[..., a:b, :])
-            dq[..., a:, :] += wide_matmul(ds, k[..., a:b, :])
+            batched_matmul(p.swapaxes(-1, -2), grad[..., a:, :], out=dv[..., a:b, :])
+            batched_matmul(ds.swapaxes(-1, -2), scaled[..., a:, :], out=dk[..., a:b, :])
+            batched_matmul(ds, k[..., a:b, :], out=dq[..., a:, :], add=a > 0)
         dq *= self.scale
         return dqkv.astype(grad.dtype, copy=False)
 
@@ -102,13 +103,17 @@ def kept_scores(T: int) -> int:
 
 
 def computed_scores(T: int) -> int:
-    """Return how many scores per head its forward pass computes, masked ones included."""
-    return T * T if T <= WHOLE else sum((b - a) * b for a, b in blocks(T))
+    """Return how many scores per head its forward pass computes on a CPU, with the hidden ones."""
+    return T * T if T <= WHOLE else sum((b - a) * b for a, b in blocks(T, BLOCK))
 
 
-def blocks(T: int) -> list[tuple[int, int]]:
+def blocks(T: int, length: int) -> list[tuple[int, int]]:
     """Return each block's first position and the one after its last; the last may be shorter."""
-    return [(a, min(a + BLOCK, T)) for a in range(0, T, BLOCK)]
+    return [(a, min(a + length, T)) for a in range(0, T, length)]
+
+
+def blocks_of(q: Array) -> list[tuple[int, int]]:
+    return blocks(q.shape[-2], GPU_BLOCK if on_gpu(q) else BLOCK)
 
 
 def softmax_of_seen(scores: Array, first: int) -> Array:
@@ -135,9 +140,15 @@ def hide_later(scores: Array, first: int) -> None:
     square += xp.triu(xp.full((n, n), -xp.inf, scores.dtype), 1)  # a query sees its own position
 
 
+def for_cublas(x: Array) -> Array:
+    """Return X[..., B, H, T, D], contiguous on a GPU: then cuBLAS reads blocks where they are."""
+    return array_module(x).ascontiguousarray(x) if on_gpu(x) else x
+
+
 def transposed(x: Array) -> Array:
-    """Return X^T, copied: a product of small matrices is faster on a CPU if rows are contiguous."""
-    return array_module(x).ascontiguousarray(x.swapaxes(-1, -2))
+    """Return X^T; on a CPU a copy, because there a product with contiguous rows is faster."""
+    x = x.swapaxes(-1, -2)
+    return x if on_gpu(x) else array_module(x).ascontiguousarray(x)
 
 
 def empty_output(q: Array) -> Array:
@@ -147,6 +158,8 @@ def empty_output(q: Array) -> Array:
 
 
 def empty_gradient(q: Array) -> Array:
-    """Return dQKV[3, B, H, T, D], in memory [B, T, 3, H, D]: dY[B, T, 3 C] of the layer before."""
-    B, H, T, D = q.shape
-    return array_module(q).empty((B, T, 3, H, D), widen(q[:0]).dtype).transpose(2, 0, 3, 1, 4)
+    """Return dQKV[3, B, H, T, D]; on a CPU in memory [B, T, 3, H, D]: dY of the layer before."""
+    xp, (B, H, T, D) = array_module(q), q.shape
+    if on_gpu(q):
+        return xp.empty((3, B, H, T, D), sum_dtype(q))
+    return xp.empty((B, T, 3, H, D), sum_dtype(q)).transpose(2, 0, 3, 1, 4)

@@ -1,9 +1,13 @@
 """Device memory is host memory with a device's number (CuPy: cuda/memory.pyx)."""
 
+import weakref
+
 import numpy as np
 
 from . import allocations, device, order
 from .stream import key
+
+LIVE = weakref.WeakSet()  # what holds memory: see `at`
 
 
 class Memory:
@@ -27,6 +31,7 @@ class Memory:
     def _init(self, buffer: np.ndarray) -> None:
         self.buffer, self.device_id = buffer, device.current()
         self.uses, self.stream = None, key() if order.active else None
+        LIVE.add(self)
 
     def use(self, host: np.ndarray, writes: bool) -> None:
         """Let a work of the current stream use the bytes of this array."""
@@ -64,6 +69,7 @@ class UnownedMemory:
         self.start, self.ptr, self.size = ptr - self.allocation.address, ptr, size
         if self.start + size > self.allocation.size:
             raise ValueError(f"{size} bytes from {ptr} are more than was allocated")
+        LIVE.add(self)
 
     @property
     def buffer(self) -> np.ndarray:
@@ -75,6 +81,15 @@ class UnownedMemory:
                 order.raise_found()
                 begin, end = (place - self.allocation.address for place in bounds(host))
                 self.allocation.use(begin, end, key(), writes)
+
+
+def at(address: int, nbytes: int) -> Memory | UnownedMemory:
+    """Return the current device's memory with these bytes; LookupError if no array has them."""
+    for memory in list(LIVE):
+        if memory.device_id == device.current() and memory.ptr <= address:
+            if address + nbytes <= memory.ptr + memory.size:
+                return memory
+    raise LookupError(f"no array of device {device.current()} has {nbytes} bytes from {address}")
 
 
 def bounds(host: np.ndarray) -> tuple[int, int]:

@@ -3,6 +3,8 @@
 from . import allocations as _allocations
 from . import device as _device
 
+CUDA_R_32F, CUDA_R_64F, CUDA_R_16F = 0, 1, 2  # cuBLAS' names of dtypes
+
 
 class CUDARuntimeError(RuntimeError):
     """A call of the runtime failed."""

@@ -1,0 +1,115 @@
+"""Products of batches of slices and transposed matrices, where cuBLAS reads them in place."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist.autograd.products import batched_matmul, layout
+from tests.strategies import arrays, host, seeds
+
+SUMS = {"float16": "float32", "float32": "float32", "float64": "float64"}
+ROUNDING = {"float16": 1e-3, "float32": 1e-6, "float64": 1e-14}
+
+
+def as_stored(how, x, place):
+    """Return X[B, H, n, m] with its elements elsewhere, as a part or a view of a larger array."""
+    B, H, n, m = x.shape
+    match how:
+        case "contiguous":
+            return place(x)
+        case "rows of a slice":
+            larger = place(np.full((B, H, n + 2, m), np.nan, x.dtype))
+            larger[..., 1 : n + 1, :] = place(x)
+            return larger[..., 1 : n + 1, :]
+        case "columns of a slice":
+            larger = place(np.full((B, H, n, m + 3), np.nan, x.dtype))
+            larger[..., 2 : m + 2] = place(x)
+            return larger[..., 2 : m + 2]
+        case "transposed":
+            return place(np.ascontiguousarray(x.swapaxes(-1, -2))).swapaxes(-1, -2)
+        case "heads beside each other":
+            return place(np.ascontiguousarray(x.transpose(0, 2, 1, 3))).transpose(0, 2, 1, 3)
+        case "every second column":
+            larger = place(np.repeat(x, 2, axis=-1))
+            return larger[..., ::2]
+
+
+STORED = [
+    "contiguous",
+    "rows of a slice",
+    "columns of a slice",
+    "transposed",
+    "heads beside each other",
+    "every second column",
+]
+
+
+@pytest.mark.parametrize("dtype", SUMS)
+@pytest.mark.parametrize("a_stored", STORED)
+@pytest.mark.parametrize("b_stored", STORED)
+def test_operands_may_be_stored_anyhow(a_stored, b_stored, dtype, place):
+    a, b = arrays(2, 3, 4, 5).astype(dtype), arrays(2, 3, 5, 6, seed=1).astype(dtype)
+    want = a.astype("float64") @ b.astype("float64")
+    y = batched_matmul(as_stored(a_stored, a, place), as_stored(b_stored, b, place))
+    assert y.dtype == SUMS[dtype]
+    np.testing.assert_allclose(host(y), want, rtol=0, atol=10 * ROUNDING[SUMS[dtype]])
+
+
+@pytest.mark.parametrize("dtype", SUMS)
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("add", [False, True])
+def test_the_result_may_be_stored_anyhow_and_be_a_sum(add, stored, dtype, place):
+    a, b = arrays(2, 3, 4, 5).astype(dtype), arrays(2, 3, 5, 6, seed=1).astype(dtype)
+    before = arrays(2, 3, 4, 6, seed=2).astype("float16")
+    want = a.astype("float64") @ b.astype("float64") + add * before
+    for out_dtype in {dtype, SUMS[dtype]}:
+        out = as_stored(stored, before.astype(out_dtype), place)
+        assert batched_matmul(place(a), place(b), out=out, add=add) is out
+        np.testing.assert_allclose(host(out), want, rtol=0, atol=30 * ROUNDING[out_dtype])
+
+
+def test_without_add_what_was_there_does_not_matter(place):
+    out = place(np.full((1, 1, 2, 2), np.nan))
+    batched_matmul(place(arrays(1, 1, 2, 3)), place(arrays(1, 1, 3, 2)), out=out)
+    assert np.isfinite(host(out)).all()
+
+
+@pytest.mark.parametrize("B, n, k, m", [(0, 2, 3, 4), (1, 0, 3, 4), (1, 2, 0, 4), (1, 2, 3, 0)])
+@pytest.mark.parametrize("add", [False, True])
+def test_nothing_to_multiply_or_to_sum_is_zero(B, n, k, m, add, place):
+    out = place(np.ones((B, 2, n, m)))
+    batched_matmul(place(np.ones((B, 2, n, k))), place(np.ones((B, 2, k, m))), out=out, add=add)
+    assert (host(out) == add).all()
+
+
+def test_half_precision_is_summed_in_float32(place):
+    ones = np.ones((1, 1, 1, 4096), "float16")
+    y = batched_matmul(place(ones), place(ones.swapaxes(-1, -2)))
+    assert (y.dtype, float(host(y)[0, 0, 0, 0])) == ("float32", 4096)  # 2048 + 1 is 2048 in float16
+    product = batched_matmul(place(ones * 300), place(ones.swapaxes(-1, -2)))
+    assert float(host(product)[0, 0, 0, 0]) == 300 * 4096  # above 65504
+
+
+@given(sides=st.lists(st.integers(1, 3), min_size=4, max_size=4), seed=seeds)
+def test_a_layout_says_where_each_element_is(sides, seed):
+    random = np.random.default_rng(seed)
+    larger = np.arange(6**4).reshape(6, 6, 6, 6)
+    x = larger[tuple(slice(None, side) for side in sides)].transpose(random.permutation(4))
+    if where := layout(x):
+        flat = x.base.reshape(-1)[x.reshape(-1)[0] :]
+        for i, matrix in enumerate(x.reshape(-1, *x.shape[-2:])):
+            for row, column in np.ndindex(matrix.shape):
+                across, along = (column, row) if where.transposed else (row, column)
+                at = i * where.stride + across * where.leading + along
+                assert flat[at] == matrix[row, column]
+
+
+def test_a_batch_of_heads_of_one_example_is_read_in_place():
+    """The layouts of attention: slices of contiguous arrays, and their transposes."""
+    x = np.empty((2, 3, 8, 4))
+    assert layout(x[..., 2:5, :]) == (False, 4, 32)
+    assert layout(x[..., :2]) == (False, 4, 32)
+    assert layout(x.swapaxes(-1, -2)[..., 2:5]) == (True, 4, 32)
+    rows = np.empty((2, 8, 3, 4)).transpose(0, 2, 1, 3)
+    assert layout(rows) is None and layout(rows[:1]) == (False, 12, 4)
