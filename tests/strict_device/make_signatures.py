@@ -1,84 +1,101 @@
-"""Print the signatures of the names in use, as the installed CuPy wheel has them.
+"""Write down the signatures of all names of the stand-in, as an installed CuPy wheel has them.
 
-    python make_signatures.py > signatures/cupy-14.txt        (in an environment with that wheel)
+    <an environment with CuPy>/bin/python tests/strict_device/make_signatures.py
 
-It needs neither a GPU nor a driver: CuPy's Cython functions carry their signature in the first line
-of their docstring. A ufunc's line also has its loops (`ff->f`), in the order in which CuPy tries
-them. The stand-in reads these loops; a test compares its functions with the signatures.
+writes signatures/cupy-14.txt, or 13. It needs neither a GPU nor a driver: CuPy's Cython functions
+have their signature in the first line of the docstring. A ufunc's line has its loops (`ff->f`)
+instead, in the order in which CuPy tries them. A name that the wheel does not have is an error.
 """
 
+import importlib
 import inspect
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
 
-MODULES = {
-    "cupy": """arange array asarray ascontiguousarray asnumpy broadcast_to concatenate empty
-        empty_like expand_dims full full_like get_array_module is_available moveaxis ones ones_like
-        split stack swapaxes take take_along_axis tril triu where zeros zeros_like
-        append argmax argsort array_equal copyto cumsum max min sum mean
-        get_default_memory_pool matmul ElementwiseKernel ReductionKernel""",
-    "cupy.ndarray": """all any argmax argsort astype copy cumsum dot fill flatten get item max mean
-        min prod ravel reshape set squeeze sum swapaxes take tobytes tolist transpose view""",
-    "cupy.ufunc": "at reduce accumulate reduceat outer",
-    "cupy.cuda": "Device Event MemoryPointer Stream get_current_stream get_elapsed_time",
-    "cupy.cuda.Device": "use synchronize",
-    "cupy.cuda.Event": "record synchronize",
-    "cupy.cuda.Stream": "record synchronize use wait_event",
-    "cupy.cuda.MemoryPointer": "copy_from_device_async copy_from_host_async copy_to_host_async",
-    "cupy.cuda.runtime": """deviceCanAccessPeer deviceSynchronize free getDevice getDeviceCount
-        ipcCloseMemHandle ipcGetMemHandle ipcOpenMemHandle malloc memcpy memcpyAsync
-        memGetInfo setDevice""",
-}
-UFUNCS = """absolute add bitwise_and bitwise_or bitwise_xor copysign cos divide equal exp exp2 expm1
-    floor_divide greater greater_equal invert isfinite isinf isnan left_shift less less_equal log
-    log1p logical_and logical_not logical_or logical_xor maximum minimum multiply negative not_equal
-    positive power reciprocal remainder right_shift sign sin sqrt square subtract tanh
-    true_divide""".split()
+FOLDER = Path(__file__).parent
+MODULES = "cupy", "cupy.cuda", "cupy.cuda.nccl", "cupy.cuda.runtime", "cupyx.scipy.special"
 
 
-def lines(cupy) -> list[str]:
-    """Return one line per name: `cupy.sum(a, axis=None, ...)`, a ufunc's with its loops."""
-    result = []
-    for module, names in MODULES.items():
-        holder = find(cupy, module)
-        result += [f"{module}.{name}{signature(getattr(holder, name))}" for name in names.split()]
-    for name in UFUNCS:
-        ufunc = getattr(cupy, name)
-        result.append(f"cupy.{name}{signature(ufunc)} {' '.join(ufunc.types)}")
-    import cupyx.scipy.special
+def names() -> list[str]:
+    """Return the public names of the stand-in, which must be the cupy that is imported here."""
+    found = []
+    for path in MODULES:
+        try:
+            module = importlib.import_module(path)
+        except ModuleNotFoundError:
+            continue
+        for name, value in vars(module).items():
+            if name.startswith("_") or isinstance(value, ModuleType):
+                continue
+            found.append(f"{path}.{name}")
+            ours = [base for base in getattr(value, "__mro__", ()) if "cupy" in base.__module__]
+            own = {attribute for base in ours for attribute in vars(base)}
+            found += [f"{path}.{name}.{a}" for a in own if not a.startswith("_")]
+    return sorted(found)
 
-    erf = cupyx.scipy.special.erf
-    return [*result, f"cupyx.scipy.special.erf(x, /) {' '.join(erf.types)}"]
+
+def frozen(version: int) -> dict[str, str]:
+    """Return name -> the rest of its line: a signature, a ufunc's loops, or nothing."""
+    text = (FOLDER / "signatures" / f"cupy-{version}.txt").read_text()
+    return dict(re.match(r"([\w.]+)(.*)", line).groups() for line in text.splitlines())
 
 
-def find(cupy, path: str):
-    holder = cupy
-    for name in path.split(".")[1:]:
-        holder = getattr(holder, name)
-    return holder
+def find(path: str):
+    """Return the object of this name; AttributeError if there is none."""
+    module = max((m for m in MODULES if path.startswith(f"{m}.")), key=len)
+    value = importlib.import_module(module)
+    for part in path.removeprefix(f"{module}.").split("."):
+        value = getattr(value, part)
+    return value
+
+
+def line(path: str) -> str:
+    """Return the name and its signature, if it has one."""
+    value = find(path)
+    if isinstance(getattr(value, "types", None), list):
+        return f"{path} {' '.join(value.types)}"
+    if isinstance(value, type) and value.__module__ == "numpy":
+        return path
+    return path + signature(value) if callable(value) else path
 
 
 def signature(function) -> str:
-    """Return `(names=defaults)` without types, from the object or from its docstring."""
+    """Return `(names=defaults)` without types, from the object or from its docstring; or ""."""
     try:
         found = inspect.signature(function)
         bare = [p.replace(annotation=p.empty) for p in found.parameters.values()]
         return str(inspect.Signature(bare)).replace("<class 'float'>", "float")
     except (ValueError, TypeError):
-        return from_docstring(function.__doc__)
+        return _from_docstring(function.__doc__ or "")
 
 
-def from_docstring(text: str) -> str:
+def _from_docstring(text: str) -> str:
     """Return the parameters in a docstring's first line: names and defaults, no Cython types."""
-    first = text.strip().splitlines()[0].replace("\\*", "*")
-    found = re.search(r"\((.*)\)", first)
+    found = re.search(r"\((.*)\)", text.strip().partition("\n")[0])
     if not found:
-        return "(...)"
-    parts = [part.strip() for part in found.group(1).split(", ")]
-    typeless = [re.sub(r"^(?:[\w.]+(?: \w+)* )(?=[\w])", "", part) for part in parts]
-    return f"({', '.join(typeless)})".replace("u'", "'")
+        return ""
+    parts = found.group(1).replace("\\", "").split(", ")
+    typeless = [re.sub(r"^[\w.]+(?: \w+)* (?=\w)", "", part.strip()) for part in parts]
+    return (
+        f"({', '.join(typeless)})".replace("u'", "'").replace("(self, ", "(").replace("(self", "(")
+    )
+
+
+def main() -> None:
+    command = [sys.executable, __file__, "--names"]
+    env = os.environ | {"PYTHONPATH": str(FOLDER)}
+    of_stand_in = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
+    sys.path.remove(str(FOLDER))  # where this file is, and the stand-in
+    import cupy
+
+    lines = [line(path) for path in of_stand_in.stdout.split()]
+    version = cupy.__version__.partition(".")[0]
+    (FOLDER / "signatures" / f"cupy-{version}.txt").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
-    import cupy
-
-    print("\n".join(lines(cupy)))
+    print(*names(), sep="\n") if "--names" in sys.argv else main()

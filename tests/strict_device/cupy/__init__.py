@@ -62,7 +62,8 @@ from ._functions import (
     where,
 )
 from ._matmul import matmul
-from ._ufunc import UFUNCS, ufunc
+from ._ufunc import UFUNCS as _UFUNCS
+from ._ufunc import ufunc
 from .cuda.device import is_available
 
-globals().update(UFUNCS)
+globals().update(_UFUNCS)

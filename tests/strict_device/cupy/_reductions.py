@@ -8,7 +8,7 @@ import numpy as np
 from ._storage import Storage, launch, operand, operands, store
 
 
-def reduction(name: str, takes_dtype: bool):
+def reduction(name: str, takes_dtype: bool, keep=False):
     """Return the method; float16 is summed in float32 (_routines_math.pyx:_sum_auto_dtype)."""
 
     def compute(self, axis, dtype, out, keepdims):
@@ -20,7 +20,7 @@ def reduction(name: str, takes_dtype: bool):
             host = host.astype(np.float16) if half else host
         return launch(host) if out is None else store(out, host)
 
-    def with_dtype(self, axis=None, dtype=None, out=None, keepdims=False):
+    def with_dtype(self, axis=None, dtype=None, out=None, keepdims=keep):
         return compute(self, axis, dtype, out, keepdims)
 
     def without(self, axis=None, out=None, keepdims=False):
@@ -32,7 +32,7 @@ def reduction(name: str, takes_dtype: bool):
 class Reductions(Storage):
     __slots__ = ()
 
-    sum, prod, mean = (reduction(name, True) for name in ("sum", "prod", "mean"))
+    sum, mean, prod = reduction("sum", True), reduction("mean", True), reduction("prod", True, None)
     max, min = reduction("max", False), reduction("min", False)
     all, any = reduction("all", False), reduction("any", False)
 

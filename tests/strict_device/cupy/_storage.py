@@ -33,7 +33,7 @@ def wrap(host: np.ndarray, memory: Memory | None = None) -> Storage:
     from . import ndarray
 
     result = ndarray.__new__(ndarray)
-    result._host, result._memory = host, Memory.of(host) if memory is None else memory
+    result._host, result._memory = host, Memory._of(host) if memory is None else memory
     result.base = None
     return result
 

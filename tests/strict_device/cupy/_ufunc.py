@@ -4,11 +4,15 @@ The loops, hence the dtypes, are the wheel's. Keywords that CuPy lacks (`where`,
 there, results are always C-contiguous, and nothing warns of overflow or division by zero.
 """
 
+import re
+from functools import cached_property
+from pathlib import Path
+
 import numpy as np
 
 from ._storage import launch, operand, store
-from ._wheel import loops
 
+SIGNATURES = Path(__file__).parents[1] / "signatures" / "cupy-14.txt"  # by make_signatures.py
 WEAK = (int, float, complex)
 KINDS = {bool: 0, int: 1, float: 2, complex: 2, np.bool_: 0, np.integer: 1, np.inexact: 2}
 
@@ -23,10 +27,18 @@ class ufunc:
 
     def __init__(self, name: str, function=None, path: str = "cupy"):
         self.__name__ = self.name = name
-        self.numpy = function or getattr(np, name)
-        self.loops = loops(f"{path}.{name}")
-        self.nin = len(self.loops[0][0])
-        self.found = {}
+        self._numpy, self._path = function or getattr(np, name), f"{path}.{name}"
+        self._found = {}
+
+    @cached_property
+    def _loops(self) -> list[tuple[str, str]]:
+        """Return ("ff", "f") for ff->f and so on, in the order in which CuPy tries them."""
+        (line,) = re.findall(rf"^{re.escape(self._path)} (.*)$", SIGNATURES.read_text(), re.M)
+        return [tuple(word.split("->")) for word in line.split() if "V" not in word]
+
+    @cached_property
+    def nin(self) -> int:
+        return len(self._loops[0][0])
 
     def __repr__(self):
         return f"<ufunc 'cupy_{self.name}'>"
@@ -38,29 +50,29 @@ class ufunc:
         (*inputs,), given = args[: self.nin], args[self.nin :]
         inputs = [operand(x) for x in inputs]
         out = given[0] if given else out
-        ins, result = self.loop(inputs, dtype)
+        ins, result = self._loop(inputs, dtype)
         with np.errstate(all="ignore"):
             values = [np.asarray(x).astype(t, copy=False) for x, t in zip(inputs, ins, strict=True)]
-            host = np.asarray(self.numpy(*values, order="C")).astype(result, copy=False)
+            host = np.asarray(self._numpy(*values, order="C")).astype(result, copy=False)
         return launch(host) if out is None else store(out, host, casting)
 
-    def loop(self, inputs, dtype):
+    def _loop(self, inputs, dtype):
         """Return the dtypes of the first loop that fits (_Ops.guess_routine)."""
         if dtype is not None:
-            fitting = (loop for loop in self.loops if np.dtype(loop[1]) == dtype)
+            fitting = (loop for loop in self._loops if np.dtype(loop[1]) == dtype)
             found = next(fitting, None)
         else:
             weak = tuple(type(x) if type(x) in WEAK else None for x in inputs)
             types = tuple(np.asarray(x).dtype for x in inputs)
             key = types, weak
-            if key not in self.found:
-                self.found[key] = self.first(types, weak)
-            found = self.found[key]
+            if key not in self._found:
+                self._found[key] = self._first(types, weak)
+            found = self._found[key]
         if found is None:
             raise TypeError(f"Wrong type ({dtype or types}) of arguments for cupy_{self.name}")
         return found
 
-    def first(self, types, weak):
+    def _first(self, types, weak):
         """Return the first loop to which all can be cast safely (_guess_routine_from_in_types).
 
         A Python scalar takes the arrays' dtype, unless its kind is higher (NumPy's NEP 50).
@@ -69,7 +81,7 @@ class ufunc:
         scalars = [kind(w) for w in weak if w is not None]
         if not strong or (scalars and max(scalars) > max(strong)):
             weak = [None] * len(weak)
-        for ins, result in self.loops:
+        for ins, result in self._loops:
             wanted = [np.dtype(c) for c in ins]
             if all(map(fits, types, weak, wanted)):
                 return wanted, np.dtype(result)

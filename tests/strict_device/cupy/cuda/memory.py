@@ -20,7 +20,7 @@ class Memory:
         self._init(np.full(size, 0xFF, np.uint8))  # nan in every floating dtype
 
     @classmethod
-    def of(cls, host: np.ndarray) -> "Memory":
+    def _of(cls, host: np.ndarray) -> "Memory":
         """Return the current device's memory that holds this fresh array."""
         result = cls.__new__(cls)
         result._init(host)

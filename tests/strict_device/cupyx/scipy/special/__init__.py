@@ -3,11 +3,11 @@
 import math
 
 import numpy as np
-from cupy._ufunc import ufunc
+from cupy import _ufunc
 
 
 def _erf(x, order):
     return np.asarray(np.frompyfunc(math.erf, 1, 1)(x), x.dtype)
 
 
-erf = ufunc("erf", _erf, "cupyx.scipy.special")
+erf = _ufunc.ufunc("erf", _erf, "cupyx.scipy.special")
