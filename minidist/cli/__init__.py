@@ -23,7 +23,7 @@ COMMANDS = {  # a module of this package, and what its command does
     "timeline": "draw a pipeline's schedule, simulated or measured, with its bubble and its memory",
     "mutants": "run the property tests against wrong implementations of the strategies",
     "lab": "list labs, hand them out, test and grade them",
-    "bench": "measure steps, communication and pipelines against PyTorch, MPI and gloo",
+    "bench": "measure steps, communication, pipelines and GPUs against PyTorch, MPI and gloo",
 }
 
 

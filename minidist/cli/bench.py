@@ -4,9 +4,19 @@ import argparse
 import json
 
 from minidist.cli.arguments import DEFAULT, add_json, whole
-from minidist.tools.bench import comm, mpi, pipelines, steps
+from minidist.tools.bench import comm, gpu, mpi, pipelines, steps
 
-WORKLOADS = {"step": steps, "comm": comm, "pipeline": pipelines, "mpi": mpi}
+WORKLOADS = {"step": steps, "comm": comm, "pipeline": pipelines, "mpi": mpi, "gpu": gpu}
+SIZES = {  # of each field of gpu.Sizes: what it is
+    "width": "of the MLP and the Transformer",
+    "depth": "their layers, or blocks",
+    "heads": "attention heads",
+    "context": "tokens per example",
+    "batch": "examples",
+    "vocab": "different tokens",
+    "product": "rows of each matrix of a product",
+    "megabytes": "of an all_reduce",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "eager. comm: time all_reduce, messages and data parallelism, interleaved with MPICH, "
         "gloo and DDP. pipeline: time two pipelined ranks, interleaved with one process and with "
         "PyTorch's. mpi: time all_reduce and training steps under mpiexec, which it starts, "
-        "interleaved with MPI's own Allreduce, with processes and with NuMPItron. Peers are "
+        "interleaved with MPI's own Allreduce, with processes and with NuMPItron. gpu: time "
+        "training steps and products on a GPU, interleaved with PyTorch, and all_reduce between "
+        "ranks of one GPU. Peers are "
         "development-time extras (pip install 'minidist[bench]'); where one is missing or fails, "
         "its rows say why. Each row is printed when it is measured. Numbers are medians of the "
         "rounds; ratio is ours over theirs, limit the largest ratio allowed."
@@ -39,6 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["mpi"],
         help="measure the ranks of `mpiexec -n N minidist bench --transport mpi`, without peers",
     )
+    for name, meaning in SIZES.items():
+        usual = getattr(gpu.Sizes, name)
+        words = f"gpu: {meaning} (default: {usual})"
+        parser.add_argument(f"--{name}", type=whole, metavar="N", help=words)
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -52,12 +68,17 @@ def run(given: argparse.Namespace) -> int:
         raise ValueError("mpiexec has started the ranks; leave --ranks out")
     if given.ranks:
         more["ranks"] = given.ranks
+    if sizes := {name: n for name in SIZES if (n := getattr(given, name)) is not None}:
+        if what != "gpu":
+            raise ValueError(f"the sizes of {what} are fixed; leave --{next(iter(sizes))} out")
+        more["sizes"] = gpu.Sizes(**sizes)
     suite = WORKLOADS[what]
     measure = mpi.measure_here if given.transport else suite.measure
+    measured = measure(given.rounds, **more)
     if not given.json:
         print(suite.HEAD, flush=True)
     try:
-        for row in measure(given.rounds, **more):
+        for row in measured:
             rows.append(row)
             if not given.json:
                 print(suite.line(row), flush=True)

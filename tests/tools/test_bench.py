@@ -12,8 +12,11 @@ from functools import partial
 import pytest
 
 import minidist
+from minidist.backend import why_no_gpu
 from minidist.cli import main
 from minidist.tools.bench import comm, mpi, pipelines, run_peer, steps
+from minidist.tools.bench import gpu as gpu_bench
+from tests.clocks import QueueClock
 
 
 def test_a_ratio_is_the_median_of_the_ratios_within_rounds():
@@ -117,6 +120,69 @@ def test_bench_mpi_measures_every_row_or_says_what_is_missing(capsys):
     assert all(math.isfinite(row["ours_ms"]) and row["ours_ms"] > 0 for row in rows)
     assert all(row["ratio"] > 0 for row in rows[:-2])
     assert all((row["ratio"] is None) == bool(row["note"]) for row in rows[-2:])
+
+
+SMALL = "width 8 depth 2 heads 2 context 4 batch 2 vocab 7 product 4 megabytes 1".split()
+SMALL = [f"--{word}" if word.isalpha() else word for word in SMALL]
+
+
+@pytest.mark.gpu
+def test_bench_gpu_times_every_row_by_the_clock_of_the_device(device_bench, capsys):
+    assert main(["bench", "gpu", "--rounds", "2", "--json", *SMALL]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    steps, products = ["MLP step", "Transformer step"], ["product, float32", "product, float16"]
+    sums = [f"all_reduce 1 MB, {ranks} ranks" for ranks in (2, 4)]
+    asked = [f"{name} asks for" for name in steps]
+    assert [row["name"] for row in rows] == [*steps, *products, *asked, *sums]
+    timed = [row for row in rows if row["name"] not in asked]
+    assert [row["ours_ms"] for row in timed] == pytest.approx([250.0] * 6)
+    assert [row["ratio"] for row in timed[-2:]] == [1.0, 1.0]
+    assert all(
+        row["note"].startswith("5.12e-10 TFLOP/s") for row in rows if "product" in row["name"]
+    )
+    assert all("copies to the GPU" in gpu_bench.line(row) for row in rows if row["name"] in asked)
+
+
+@pytest.fixture
+def device_bench(gpu, monkeypatch):
+    """Let the bench run on threads, by a clock that nobody may read before all is done."""
+    monkeypatch.setattr(gpu_bench, "run", partial(minidist.run, transport="thread"))
+    monkeypatch.setattr(gpu_bench, "clock", lambda device: QueueClock(apart=0.25))
+    monkeypatch.setattr(gpu_bench, "asks_for", lambda step: step() or gpu_bench.in_words(SEEN))
+
+
+SEEN = [("Memcpy HtoD (Pageable -> Device)", True), ("elementwise", True), ("gemm", True)]
+SEEN += [("cudaStreamSynchronize", False), ("cuLaunchKernel", False), ("Memcpy DtoH", True)]
+SEEN += [("cudaDeviceSynchronize", False)]
+
+
+def test_what_a_step_asks_of_a_gpu_is_in_words_what_the_profiler_has_seen():
+    words = "1 copies to the GPU, 1 to the host, 1 waits, 2 launches"
+    assert gpu_bench.in_words(SEEN) == words
+    with pytest.raises(ValueError, match="has seen no work of the GPU"):
+        gpu_bench.in_words([name for name in SEEN if not name[1]])
+
+
+def test_ranks_that_share_no_memory_of_a_gpu_have_one_time_and_say_why():
+    found = [{"staging": 2.0}, {"staging": 3.0}]
+    row = comm.comparison("label", [gpu_bench.slowest(found)], "all_reduce", "staging", None)
+    assert (row["ours_ms"], row["ratio"]) == (3000.0, None) and "cannot share" in row["note"]
+    found = [{"staging": 2.0, "all_reduce": 1.0}, {"staging": 3.0, "all_reduce": 1.5}]
+    row = comm.comparison("label", [gpu_bench.slowest(found)], "all_reduce", "staging", None)
+    assert (row["ours_ms"], row["ratio"], row["note"]) == (1500.0, 0.5, "")
+
+
+@pytest.mark.skipif(why_no_gpu() is None, reason="there is a GPU")
+def test_bench_gpu_without_a_gpu_says_why_in_one_line(capsys):
+    assert main(["bench", "gpu"]) == 2
+    printed = capsys.readouterr()
+    assert re.fullmatch("minidist: there is no GPU to measure. CuPy .*\n", printed.err)
+    assert printed.out == ""
+
+
+def test_only_the_bench_of_a_gpu_has_other_sizes(capsys):
+    assert main(["bench", "step", "--width", "8"]) == 2
+    assert "the sizes of step are fixed; leave --width out" in capsys.readouterr().err
 
 
 FAULTS = {

@@ -3,6 +3,7 @@
     mpiexec -n 2 python -m mpi4py -m minidist.tools.bench.peers mpi       (or transport, numpitron)
     python -m minidist.tools.bench.peers gloo 2       (starts two processes; or ddp, pipelines)
     python -m minidist.tools.bench.peers eager        (the steps of `torch_eager.py`, once)
+    python -m minidist.tools.bench.peers gpu '{"width": 1024}'           (the workloads of `gpu.py`)
 
 Rank 0 prints one JSON object: {workload: median seconds}.
 """
@@ -195,8 +196,21 @@ def eager() -> None:
     print(json.dumps({n: median_seconds(make(), lambda: None, 1) for n, make in STEPS.items()}))
 
 
+def gpu() -> None:
+    """Time the workloads of `gpu.py`, of the sizes in the second argument."""
+    import torch
+
+    from minidist.tools.bench import torch_eager
+    from minidist.tools.bench.gpu import Sizes, times
+
+    sizes = Sizes(**json.loads(sys.argv[2]))
+    works = torch_eager.mlp_step, torch_eager.transformer_step, torch_eager.product
+    with torch.device("cuda"):
+        print(json.dumps(times(sizes.workloads(*works), torch_eager.TorchClock())))
+
+
 if __name__ == "__main__":
-    alone = {"mpi": mpi, "transport": transport, "numpitron": numpitron, "eager": eager}
+    alone = {"mpi": mpi, "transport": transport, "numpitron": numpitron, "eager": eager, "gpu": gpu}
     if sys.argv[1] in alone:
         alone[sys.argv[1]]()
     else:

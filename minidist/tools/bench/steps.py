@@ -10,17 +10,18 @@ from threadpoolctl import threadpool_limits
 
 from minidist import nn, optim
 from minidist.autograd import Tensor
-from minidist.backend import keep_freed_memory
+from minidist.backend import keep_freed_memory, to_device
 from minidist.tools.bench.run_peer import Peer, torch_peer
 
 CHAIN = 1000
 
 
-def mlp_step():
-    """MLP 784-512-512-10, batch 128, SGD."""
+def mlp_step(widths=(784, 512, 512, 10), rows=128, device="cpu"):
+    """MLP, by default 784-512-512-10 and batch 128; SGD."""
     random = np.random.default_rng(0)
-    images, labels = random.standard_normal((128, 784), np.float32), random.integers(0, 10, 128)
-    model = nn.MLP([784, 512, 512, 10])
+    images = to_device(random.standard_normal((rows, widths[0]), np.float32), device)
+    labels = random.integers(0, widths[-1], rows)
+    model = nn.MLP(widths).to(device)
     optimizer = optim.SGD(model.parameters(), lr=1e-3)
 
     def step():
@@ -31,10 +32,10 @@ def mlp_step():
     return step
 
 
-def transformer_step():
-    """Vocabulary 96, width 128, 4 blocks, 4 heads, context 64, batch 16, AdamW."""
-    tokens = np.random.default_rng(0).integers(0, 96, (2, 16, 64))
-    model = nn.Transformer(96, 128, 4, 4, 64)
+def transformer_step(vocab=96, width=128, heads=4, depth=4, context=64, batch=16, device="cpu"):
+    """Transformer; AdamW."""
+    tokens = np.random.default_rng(0).integers(0, vocab, (2, batch, context))
+    model = nn.Transformer(vocab, width, heads, depth, context).to(device)
     optimizer = optim.AdamW(model.parameters(), lr=1e-4)
 
     def step():

@@ -1,17 +1,26 @@
-"""The workloads of `steps.py` in PyTorch eager (needs the extra `bench`)."""
+"""The workloads of `steps.py` and `gpu.py` in PyTorch eager (needs the extra `bench`).
+
+They are where `with torch.device(...)` says; by default on the host, with one thread.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import nn
+from torch.autograd import DeviceType
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
+from torch.profiler import ProfilerActivity, profile
+
+from minidist.events import Clock
 
 torch.set_num_threads(1)
 
 
-def mlp_step():
-    images, labels = torch.randn(128, 784), torch.randint(0, 10, (128,))
-    model = nn.Sequential(
-        nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
-    )
+def mlp_step(widths=(784, 512, 512, 10), rows=128):
+    images, labels = torch.randn(rows, widths[0]), torch.randint(0, widths[-1], (rows,))
+    layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
+    model = nn.Sequential(*layers[:-1])
     return _step(model, torch.optim.SGD(model.parameters(), lr=1e-3), images, labels)
 
 
@@ -43,9 +52,9 @@ class Transformer(nn.Module):
         return self.head(self.norm(self.blocks(x)))
 
 
-def transformer_step():
-    tokens = torch.randint(0, 96, (2, 16, 64))
-    model = Transformer(96, 128, 4, 4, 64)
+def transformer_step(vocab=96, width=128, heads=4, depth=4, context=64, batch=16):
+    tokens = torch.randint(0, vocab, (2, batch, context))
+    model = Transformer(vocab, width, heads, depth, context)
     return _step(model, torch.optim.AdamW(model.parameters(), lr=1e-4), tokens[0], tokens[1])
 
 
@@ -74,3 +83,35 @@ def chain_step():
 
 
 STEPS = {"MLP step": mlp_step, "Transformer step": transformer_step, "1,000 tiny ops": chain_step}
+
+
+def product(size, dtype):
+    a, b = torch.rand(2, size, size, dtype=getattr(torch, dtype))
+    return lambda: torch.matmul(a, b)
+
+
+class TorchClock(Clock):
+    """The clock of PyTorch's current GPU; see backend.DeviceClock."""
+
+    def __init__(self):
+        self.first = self.now()
+
+    def now(self):
+        moment = torch.cuda.Event(enable_timing=True)
+        moment.record()
+        return moment
+
+    def seconds(self, moment):
+        moment.synchronize()
+        return self.first.elapsed_time(moment) / 1e3
+
+
+def profiled(step: Callable) -> list[tuple[str, bool]]:
+    """Return (name, whether it is work of the GPU) of all that a step does, and one last wait.
+
+    The profiler reads CUDA's own tracing, which sees the work of other libraries, too.
+    """
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        step()
+        torch.cuda.synchronize()
+    return [(event.name, event.device_type == DeviceType.CUDA) for event in seen.events()]
