@@ -85,7 +85,8 @@ def run(
                   "mpi-subset" the first `size` of them are the ranks, and the others wait for the
                   results. All ranks run the worker of process 0, with its arguments
     timeout       seconds after which the run ends in CommTimeout
-    device        "cpu" or "gpu": `group.device`, where `group.empty` allocates
+    device        `group.device`, where `group.empty` allocates: "cpu"; "gpu", and rank r uses GPU r
+                  modulo their number; or "gpu:N", and all ranks use GPU N
     log           an EventLog that gets every rank's events
     interleaving  a seed, for threads: the same seed, the same order of events
 

@@ -61,7 +61,7 @@ class Group:
     communicate at once need a group each, from `split(0)` before they start. A second thread in a
     collective is a ValueError, and fails the run even where that thread's exceptions are lost.
 
-    device  "cpu" or "gpu": where `empty` allocates
+    device  "cpu", "gpu" or "gpu:N": where `empty` allocates, see `run`
     ledger  payload bytes that this rank has sent as a member of this very group, see ledger.py
     log     None, or the EventLog of this rank
     fabric, communicator   what moves messages and arrays, see fabric.py

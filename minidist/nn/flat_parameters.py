@@ -153,7 +153,7 @@ class FlatParameters:
                 p.grad_buffer[...] = 0 if p.grad is None else p.grad
 
     def to(self, device: str) -> None:
-        """Move vector and gradient to "cpu" or "gpu"; keep the gradients so far."""
+        """Move vector and gradient to a device; keep the gradients so far."""
         self.collect_gradients()
         self.bind(to_device(self.vector, device), to_device(self.gradient, device))
         for p in self.parameters:

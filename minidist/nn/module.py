@@ -143,7 +143,7 @@ class Module:
         return parameters
 
     def to(self, device: str) -> "Module":
-        """Move all parameters to "cpu" or "gpu"; ValueError if there is no GPU."""
+        """Move all parameters to "cpu", "gpu" or "gpu:N"; ValueError if there is none."""
         check_device(device)
         for layer in self.layers:
             if layer.flat is not None:

@@ -11,7 +11,8 @@ import time
 import numpy as np
 import pytest
 
-from minidist import Cluster, run
+from minidist import Cluster, nn, run
+from minidist.backend import gpus
 from minidist.comm.cluster import raise_first_failure
 from minidist.comm.report import Report
 from minidist.errors import CollectiveMismatch, CommError, CommTimeout, RankDied, RankFailed
@@ -210,3 +211,24 @@ def test_when_the_caller_is_stopped_every_rank_goes_with_it(tmp_path, sent):
 def test_errors_can_be_pickled():
     for error in (RankFailed("text", 3), RankDied("text", 1, -9), CommTimeout("text")):
         assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("transport", ["process", "thread"])
+def test_ranks_take_turns_on_the_gpus_or_share_the_one_that_is_named(gpu, transport):
+    def worker(group):
+        model = nn.MLP([2, 2]).to(group.device).flatten(group.empty)
+        arrays = model.layers[0].flat.vector, group.empty(3), group.all_reduce(group.empty(1))
+        return [array.device.id for array in arrays]
+
+    last = gpus() - 1
+    found = run(worker, 3, device="gpu", transport=transport)
+    assert found == [[rank % gpus()] * 3 for rank in range(3)]
+    found = run(worker, 3, device=f"gpu:{last}", transport=transport)
+    assert found == [[last] * 3] * 3
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_does_not_exist_is_an_error_before_any_rank_starts(gpu):
+    with pytest.raises(ValueError, match=rf"'gpu:{gpus()}' does not exist: there (is|are) .*gpu:0"):
+        Cluster(2, device=f"gpu:{gpus()}")
