@@ -462,8 +462,9 @@ exercise.judge(3, check_step, step_bytes, tempting=[only_blocks, head_keeps_X])
 #   be summed; if that is forgotten, no error is raised, but the gradient is wrong.
 # - **The communication has no slack:** the next product waits for the gather. It needs the fastest
 #   links there are, so N stays within a machine.
-# - **H T/C grows with T.** Attention's probabilities are split over heads, never over positions; a
-#   long sequence needs another cut, or to recompute them.
+# - **H T/C grows with T.** Attention's probabilities are split over heads, never over positions.
+#   Beyond 128 positions `autograd/attention.py` computes them again in backward, block by block
+#   (Dao et al. 2022), and keeps H/C. What is left grows with T, and then needs another cut.
 #
 # Ranks beyond one machine have to be put on another axis: layers or examples. Lesson 16 does all
 # three at once.

@@ -266,7 +266,7 @@ assert abs(slower[0] - slower[1]) < 0.01 < table[2, 4, 8][0] - table[4, 2, 8][0]
 #
 # In a rank's number tp is therefore the fastest axis, and dp, which can hide some of its bytes, the
 # slowest; `Mesh` takes them in this order. (Attention's T x T probabilities are taken as recomputed
-# here, hence only 10 + 24/tp.)
+# here, as `autograd/attention.py` does beyond 128 positions: hence only 10 + 24/tp.)
 
 
 # %%

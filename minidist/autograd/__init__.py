@@ -1,7 +1,7 @@
 """Reverse-mode differentiation on arrays. It knows nothing about ranks.
 
-Read `tensor.py`, `operators.py`, `functions.py`, `attention.py`, `losses.py`, then `deferred.py`,
-`recomputation.py` and `gradient_check.py`.
+Read `tensor.py`, `operators.py`, `functions.py`, `attention.py` with `products.py`, `losses.py`,
+then `deferred.py`, `recomputation.py` and `gradient_check.py`.
 """
 
 from minidist.autograd import attention, deferred, functions, losses, operators

@@ -113,3 +113,4 @@ def test_a_batch_of_heads_of_one_example_is_read_in_place():
     assert layout(x.swapaxes(-1, -2)[..., 2:5]) == (True, 4, 32)
     rows = np.empty((2, 8, 3, 4)).transpose(0, 2, 1, 3)
     assert layout(rows) is None and layout(rows[:1]) == (False, 12, 4)
+    assert layout(np.broadcast_to(x[..., :1, :], x.shape)) is None
