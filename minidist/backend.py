@@ -213,11 +213,13 @@ def widen(x: Array) -> Array:
     return x.astype(np.float32) if x.dtype == np.float16 else x
 
 
-def sum_over(x: Array, axis: int | tuple | None = None, keepdims: bool = False) -> Array:
+def sum_over(
+    x: Array, axis: int | tuple | None = None, keepdims: bool = False, out: Array | None = None
+) -> Array:
     """x.sum(axis), in float32 and rounded once for float16, in which 2048 + 1 is 2048."""
-    half = x.dtype == np.float16
-    y = x.sum(axis=axis, keepdims=keepdims, dtype=np.float32 if half else None)
-    return y.astype(np.float16) if half else y
+    if x.dtype != np.float16:
+        return x.sum(axis=axis, keepdims=keepdims, out=out)
+    return into(out, x.sum(axis=axis, keepdims=keepdims, dtype=np.float32).astype(np.float16))
 
 
 def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
@@ -236,12 +238,8 @@ def into(out: Array | None, value: Array) -> Array:
     return out
 
 
-def erf(x: Array) -> Array:
-    """The error function, by element; on the host through `math.erf`, 0.1 us per element."""
-    if on_gpu(x):
-        from cupyx.scipy.special import erf as gpu_erf
-
-        return gpu_erf(widen(x)).astype(x.dtype, copy=False)
+def erf(x: np.ndarray) -> np.ndarray:
+    """The error function, by element, through `math.erf`: 0.1 us per element."""
     return np.asarray(np.frompyfunc(math.erf, 1, 1)(x), x.dtype)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from minidist.autograd import Tensor
+from minidist.autograd.kernels import Elementwise, Reduction
 from minidist.autograd.tensor import tick
 from minidist.backend import Array, array_module, beside, on_gpu, widen
 from minidist.nn.flat_parameters import flat_slices
@@ -94,6 +95,7 @@ class Optimizer:
             if home.locked:
                 raise ValueError(home.locked)
         self.lr = float(self.lr)  # a NumPy scalar would widen every piece to float64
+        self._check_device()
         if self.state is None:
             self.state = [
                 [array_module(s.data).zeros_like(widen(s.data)) for _ in range(self.state_arrays)]
@@ -102,6 +104,14 @@ class Optimizer:
         for p in self.parameters:
             p.updated = tick()  # a graph that used it before must not run backward any more
         self.steps += 1
+
+    def _check_device(self) -> None:
+        for s, state in zip(self.slices, self.state or (), strict=False):
+            if state and on_gpu(state[0]) != on_gpu(s.data):
+                raise ValueError(
+                    "the model was moved to another device after the optimizer's first step; make "
+                    "the optimizer after model.to"
+                )
 
     def step(self) -> None:
         self.collect_gradients()
@@ -149,8 +159,10 @@ class Optimizer:
 
     def clip_global_norm(
         self, max_norm: float, sum_squares: Callable[[float], float] | None = None
-    ) -> float:
+    ) -> float | Array:
         """Scale all gradients by min(1, max_norm / norm); return norm, the length before.
+
+        On a GPU without `sum_squares` nothing waits: the norm is an array there, of no dimension.
 
         max_norm     at least 0; with infinity the norm is only measured
         sum_squares  for parameters spread over ranks (`Parameter.spread`): a function that takes
@@ -165,22 +177,69 @@ class Optimizer:
                 f"{spread[0]}"
             )
         self.collect_gradients()
+        if sum_squares is None and any(on_gpu(s.data) for s in self.slices):
+            return self._clip_on_gpu(max_norm)
         squares = float(sum(sum_of_squares(s.gradient) for s in self.slices))
         norm = math.sqrt(squares if sum_squares is None else float(sum_squares(squares)))
         if norm > max_norm:
             for s in self.slices:
                 gradient = s.gradient
                 gradient *= max_norm / norm
-            for p in self.parameters:
-                p.grad = p.grad_buffer
+            self._use_buffers()
         return norm
 
+    def _clip_on_gpu(self, max_norm: float) -> Array:
+        gradients = [s.gradient for s in self.slices]
+        squares = array_module(gradients[0]).empty(len(gradients), np.float64)
+        for i, gradient in enumerate(gradients):
+            sum_of_squares(gradient, out=squares[i])
+        norm = _root_of_sum(squares)
+        for gradient in gradients:
+            _clip(norm, max_norm, gradient)
+        self._use_buffers()
+        return norm
 
-def sum_of_squares(x: Array) -> Array:
-    """Return the sum of the squares of a vector, pieces added up in float64."""
-    wide = array_module(x).float64
+    def _use_buffers(self) -> None:
+        for p in self.parameters:
+            p.grad = p.grad_buffer
+
+
+_sum_of_squares = Reduction(
+    "sum_of_squares",
+    "T x",
+    "float64 total",
+    each="double(x) * double(x)",
+    combine="a + b",
+    finish="total = a",
+    kind="double",
+    axis=None,
+)
+_root_of_sum = Reduction("root_of_sum", "T x", "T root", "x", "a + b", "root = sqrt(a)", axis=None)
+_clip = Elementwise(
+    "clip",
+    "float64 norm, float64 max_norm",
+    "T g",
+    "if (norm > max_norm) g = g * T(max_norm / norm)",
+)
+
+
+def sum_of_squares(x: Array, out: Array | None = None) -> Array:
+    """Return the sum of the squares of a vector in float64; on the host, pieces are added up."""
+    if on_gpu(x):
+        return _sum_of_squares(widen(x), out=out)
     pieces = [widen(x[start : start + PIECE]) for start in range(0, len(x), PIECE)]
-    return sum(((piece @ piece).astype(wide) for piece in pieces), start=0.0)
+    return sum(((piece @ piece).astype(np.float64) for piece in pieces), start=0.0)
+
+
+_sgd = Elementwise("sgd", "T g, T lr, T decay", "T p", "p -= lr * (g + decay * p)")
+_momentum = Elementwise(
+    "momentum",
+    "T g, T lr, T decay, T mu",
+    "T p, T m",
+    """
+    m = mu * m + (g + decay * p);
+    p -= lr * m""",
+)
 
 
 class SGD(Optimizer):
@@ -204,6 +263,9 @@ class SGD(Optimizer):
         return not self.momentum and not self.weight_decay
 
     def rule(self, p, g, m=None):
+        if on_gpu(p):
+            numbers = g, self.lr, self.weight_decay
+            return _sgd(*numbers, p) if m is None else _momentum(*numbers, self.momentum, p, m)
         if self.weight_decay:
             g = g + self.weight_decay * p
         if m is not None:
@@ -211,6 +273,16 @@ class SGD(Optimizer):
             m += g
             g = m
         p -= self.lr * g
+
+
+_adagrad = Elementwise(
+    "adagrad",
+    "T g, T lr, T eps",
+    "T p, T a",
+    """
+    a += g * g;
+    p -= lr * (g / (sqrt(a) + eps))""",
+)
 
 
 class Adagrad(Optimizer):
@@ -230,8 +302,23 @@ class Adagrad(Optimizer):
         return True
 
     def rule(self, p, g, a):
+        if on_gpu(p):
+            return _adagrad(g, self.lr, self.eps, p, a)
         a += g * g
-        p -= self.lr * (g / (array_module(a).sqrt(a) + self.eps))
+        p -= self.lr * (g / (np.sqrt(a) + self.eps))
+
+
+_adam = Elementwise(
+    "adam",
+    "T g, T l2, T kept, T b1, T rest1, T b2, T rest2, T scale, T eps, T rate",
+    "T p, T m, T v",
+    """
+    T gradient = g + l2 * p;
+    p *= kept;
+    m = b1 * m + rest1 * gradient;
+    v = b2 * v + rest2 * (gradient * gradient);
+    p -= rate * (m / (sqrt(v) * scale + eps))""",
+)
 
 
 class Adam(Optimizer):
@@ -254,18 +341,25 @@ class Adam(Optimizer):
         super().__init__(parameters, lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
     def rule(self, p, g, m, v):
-        self.moments(p, g + self.weight_decay * p if self.weight_decay else g, m, v)
+        self.moments(p, g, m, v, l2=self.weight_decay)
 
-    def moments(self, p, g, m, v):
+    def moments(self, p, g, m, v, l2=0.0, kept=1.0):
+        """Update with g + l2 p for the gradient and kept p for the weight."""
         b1, b2 = self.betas
+        scale, rate = 1 / math.sqrt(1 - b2**self.steps), self.lr / (1 - b1**self.steps)
+        if on_gpu(p):
+            return _adam(g, l2, kept, b1, 1 - b1, b2, 1 - b2, scale, self.eps, rate, p, m, v)
+        g = g + l2 * p if l2 else g
+        if kept != 1:
+            p *= kept
         m *= b1
         m += (1 - b1) * g
         v *= b2
         v += (1 - b2) * (g * g)
-        root = array_module(v).sqrt(v)
-        root *= 1 / math.sqrt(1 - b2**self.steps)
+        root = np.sqrt(v)
+        root *= scale
         root += self.eps
-        p -= (self.lr / (1 - b1**self.steps)) * (m / root)
+        p -= rate * (m / root)
 
 
 class AdamW(Adam):
@@ -285,6 +379,4 @@ class AdamW(Adam):
         super().__init__(parameters, lr, betas, eps, weight_decay)
 
     def rule(self, p, g, m, v):
-        if self.weight_decay:
-            p *= 1 - self.lr * self.weight_decay
-        self.moments(p, g, m, v)
+        self.moments(p, g, m, v, kept=1 - self.lr * self.weight_decay)

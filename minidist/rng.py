@@ -3,12 +3,13 @@
 A parameter is drawn from a generator named after it, so every rank draws the same array and a rank
 that owns a shard keeps the same slice of it. A dropout mask is a hash of (seed, step, layer name,
 example, element): every rank and every micro-batch that computes an element makes the same choice
-to keep or drop it. All numbers are drawn on the host.
+to keep or drop it. All numbers are drawn on the host, but masks for a GPU: it hashes the same bits
+itself (`autograd.kernels.dropout`).
 """
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -41,11 +42,13 @@ class Randomness:
     seed, step   integers; another step gives other masks
     examples     global index of each row of the batch, [B]: its position in the data set, on
                  whatever rank the row is
+    copies       the examples on each GPU that hashed a mask, by device number: they travel once
     """
 
     seed: int
     step: int
     examples: np.ndarray
+    copies: dict = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self):
         examples = np.asarray(self.examples)
@@ -58,14 +61,22 @@ class Randomness:
         A rank that holds a part of each example passes the `full_shape` of one example (without B)
         and its `window` into it, one slice per axis. By default it holds whole examples.
         """
-        full_shape = tuple(shape[1:] if full_shape is None else full_shape)
+        full_shape = self.full_shape(shape, full_shape)
+        element = np.arange(math.prod(full_shape), dtype=np.uint64).reshape(full_shape)
+        element = element if window is None else element[tuple(window)]
+        example = np.asarray(self.examples, np.uint64).reshape(-1, *[1] * element.ndim)
+        counter = example * np.uint64(math.prod(full_shape)) + element
+        return hash_uniform(self.key(name), counter) >= rate
+
+    def key(self, name: str) -> int:
+        """Return the 64-bit key of the masks of layer `name`."""
+        return _digest(self.seed, self.step, name)
+
+    def full_shape(self, shape, full_shape=None) -> tuple[int, ...]:
+        """Return the shape of one whole example, by default of an array of this `shape`."""
         if len(self.examples) != shape[0]:
             raise ValueError(
                 f"Randomness has {len(self.examples)} example indices for a batch of {shape[0]}; "
                 "give one global index per row"
             )
-        element = np.arange(math.prod(full_shape), dtype=np.uint64).reshape(full_shape)
-        element = element if window is None else element[tuple(window)]
-        example = np.asarray(self.examples, np.uint64).reshape(-1, *[1] * element.ndim)
-        counter = example * np.uint64(math.prod(full_shape)) + element
-        return hash_uniform(_digest(self.seed, self.step, name), counter) >= rate
+        return tuple(shape[1:] if full_shape is None else full_shape)

@@ -462,3 +462,22 @@ def test_a_part_made_by_hand_has_no_global_norm_of_its_own():
     nn.FlatParameters([part])
     with pytest.raises(ValueError, match=r"alone is not the global one.*pass sum_squares="):
         optim.SGD([part], lr=0.1).clip_global_norm(1.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("there", ["cpu", "gpu"])
+def test_a_model_that_moves_after_the_first_step_needs_a_new_optimizer(there):
+    model = nn.MLP([2, 3]).to(there)
+    late, early, stateless = (
+        make(model.parameters(), 0.1) for make in [optim.Adam] * 2 + [optim.SGD]
+    )
+    early.step()
+    stateless.step()
+    before = model.to({"cpu": "gpu", "gpu": "cpu"}[there]).state()
+    with pytest.raises(ValueError, match=r"moved to another device.*after model.to"):
+        early.step()
+    assert all((model.state()[name] == before[name]).all() for name in before)
+    assert early.steps == 1
+    for optimizer in (late, stateless):
+        optimizer.step()

@@ -10,7 +10,12 @@ Letters: B batch, T positions, H heads, D head width, S scores, Z[B, H, T, 1] a 
 
 import math
 
-from minidist.autograd.functions import sum_columns
+from minidist.autograd.kernels import (
+    probabilities_again,
+    scores_backward,
+    softmax_of_seen,
+    sum_columns,
+)
 from minidist.autograd.products import batched_matmul, sum_dtype
 from minidist.autograd.tensor import Function, Tensor
 from minidist.backend import Array, array_module, on_gpu, widen
@@ -39,9 +44,7 @@ class CausalAttention(Function):
         dq, dk, dv = dqkv = empty_gradient(q)
         batched_matmul(p.swapaxes(-1, -2), grad, out=dv)
         ds = batched_matmul(grad, transposed(v))
-        ds -= sum_columns(ds * p)
-        ds *= p
-        ds *= self.scale
+        scores_backward(ds, p, scale=self.scale)
         ds = ds.astype(q.dtype, copy=False)
         batched_matmul(ds, k, out=dq)
         batched_matmul(ds.swapaxes(-1, -2), q, out=dk)
@@ -76,12 +79,9 @@ class BlockwiseAttention(Function):
         scaled, kt, vt = q * self.scale, transposed(k), transposed(v)
         for a, b in blocks_of(q):
             p = batched_matmul(scaled[..., a:, :], kt[..., a:b])  # [B, H, T - a, b - a]
-            hide_later(p, 0)
-            p -= self.log_z[..., a:, :]
-            array_module(p).exp(p, out=p)
+            probabilities_again(p, self.log_z[..., a:, :])
             ds = batched_matmul(grad[..., a:, :], vt[..., a:b])
-            ds -= mean[..., a:, :]
-            ds *= p
+            scores_backward(ds, p, mean[..., a:, :])
             p, ds = p.astype(q.dtype, copy=False), ds.astype(q.dtype, copy=False)
             batched_matmul(p.swapaxes(-1, -2), grad[..., a:, :], out=dv[..., a:b, :])
             batched_matmul(ds.swapaxes(-1, -2), scaled[..., a:, :], out=dk[..., a:b, :])
@@ -114,30 +114,6 @@ def blocks(T: int, length: int) -> list[tuple[int, int]]:
 
 def blocks_of(q: Array) -> list[tuple[int, int]]:
     return blocks(q.shape[-2], GPU_BLOCK if on_gpu(q) else BLOCK)
-
-
-def softmax_of_seen(scores: Array, first: int) -> Array:
-    """Overwrite S[..., n, s] with its softmax over the keys that are seen; return log Z[..., n, 1].
-
-    Query i is at position `first` + i.
-    """
-    xp = array_module(scores)
-    hide_later(scores, first)
-    largest = scores.max(axis=-1, keepdims=True)
-    scores -= largest
-    z = sum_columns(xp.exp(scores, out=scores))
-    scores /= z
-    return largest + xp.log(z, out=z)
-
-
-def hide_later(scores: Array, first: int) -> None:
-    """Set the scores of keys later than their query to -inf; query i is at `first` + i.
-
-    They are a triangle that ends with the last column; nothing else is touched.
-    """
-    n = scores.shape[-1] - first
-    xp, square = array_module(scores), scores[..., :n, first:]
-    square += xp.triu(xp.full((n, n), -xp.inf, scores.dtype), 1)  # a query sees its own position
 
 
 def for_cublas(x: Array) -> Array:

@@ -1,17 +1,15 @@
 """The functions that neural networks are made of, each forward beside its adjoint.
 
 Letters: B batch, C width, V vocabulary. Attention and the losses have files of their own. A thunk
-in a result is a parameter's gradient that may be computed later (see `tensor.Function`). Row sums
-are products with a vector of ones: on a CPU, BLAS does them several times faster than a reduction
-along short rows.
+in a result is a parameter's gradient that may be computed later (see `tensor.Function`). What has a
+C text of its own for a GPU is in kernels.py.
 """
 
-import math
 from collections.abc import Sequence
 
-import numpy as np
-
+from minidist.autograd import kernels
 from minidist.autograd.deferred import Product
+from minidist.autograd.kernels import sum_rows, sum_rows_of_product
 from minidist.autograd.operators import Concatenate
 from minidist.autograd.tensor import Function, Gradient, Tensor
 from minidist.backend import (
@@ -19,9 +17,9 @@ from minidist.backend import (
     array_module,
     as_array,
     beside,
-    erf,
     into,
     matmul,
+    on_gpu,
     to_host,
     widen,
 )
@@ -63,32 +61,15 @@ class Linear(Function):
         return (dx, dw, db)[: len(self.inputs)]
 
 
-def sum_rows(x: Array, out: Array | None = None) -> Array:
-    """Sum X[N, C] over its rows, as the product of a vector of ones with it."""
-    return matmul(array_module(x).ones(len(x), x.dtype), x, out=out)
-
-
-def sum_columns(x: Array) -> Array:
-    """Sum X[..., C] over its last axis, kept with length 1, as a product with a vector of ones."""
-    ones = array_module(x).ones((x.shape[-1], 1), x.dtype)
-    return (x.reshape(-1, x.shape[-1]) @ ones).reshape(*x.shape[:-1], 1)
-
-
-def mean_columns(x: Array) -> Array:
-    return sum_columns(x) / x.shape[-1]
-
-
 class Relu(Function):
     """Y = max(X, 0)  =>  dX = dY where Y > 0."""
 
     def forward(self, x: Array) -> Array:
-        xp = array_module(x)
-        # A row of zeros, because a scalar defeats SIMD.
-        self.y = xp.maximum(x, xp.zeros(x.shape[-1:], x.dtype))
+        self.y = kernels.relu(x)
         return self.y
 
     def backward(self, grad: Array) -> Array:
-        return grad * (self.y > 0)
+        return kernels.relu_backward(grad, self.y)
 
 
 class GeluTanh(Function):
@@ -97,35 +78,14 @@ class GeluTanh(Function):
     Hendrycks and Gimpel 2016, section 2: the approximation.
     """
 
-    k, a = math.sqrt(2 / math.pi), 0.044715
-
     def forward(self, x: Array) -> Array:
-        k, a, dtype, x = self.k, self.a, x.dtype, widen(x)  # in half precision x^3 overflows at 41
-        t = as_array(x * x)
-        t *= k * a
-        t += k
-        t *= x
-        array_module(x).tanh(t, out=t)
-        self.x, self.t = x, t
-        y = t + 1
-        y *= x
-        y *= 0.5
-        return y.astype(dtype, copy=False)
+        self.x = widen(x)  # in half precision x^3 overflows at 41
+        y, self.t = kernels.gelu(self.x)
+        return y.astype(x.dtype, copy=False)
 
     def backward(self, grad: Array) -> Array:
-        k, a, x, t = self.k, self.a, self.x, self.t
-        inner = x * x  # (1 - t^2) x/2 (k + 3 k a x^2) + (1 + t)/2, with few passes over memory
-        inner *= 3 * k * a
-        inner += k
-        inner *= x
-        slope = as_array(t * t)
-        array_module(t).subtract(1, slope, out=slope)
-        inner *= slope
-        inner += t
-        inner += 1
-        inner *= grad
-        inner *= 0.5
-        return inner.astype(grad.dtype, copy=False)
+        dx = kernels.gelu_backward(widen(grad), self.x, self.t)
+        return dx.astype(grad.dtype, copy=False)
 
 
 class GeluErf(Function):
@@ -135,13 +95,13 @@ class GeluErf(Function):
     """
 
     def forward(self, x: Array) -> Array:
-        self.x, self.cdf = x, 0.5 * (1 + erf(x * math.sqrt(0.5)))
-        return x * self.cdf
+        self.x = x
+        y, self.cdf = kernels.gelu_erf(x)
+        return y.astype(x.dtype, copy=False)
 
     def backward(self, grad: Array) -> Array:
-        x = widen(self.x)
-        density = array_module(grad).exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
-        return (grad * (self.cdf + x * density)).astype(grad.dtype, copy=False)
+        dx = kernels.gelu_erf_backward(grad, widen(self.x), self.cdf)
+        return dx.astype(grad.dtype, copy=False)
 
 
 class Softmax(Function):
@@ -195,65 +155,45 @@ class LayerNorm(Function):
         self.eps = eps
 
     def forward(self, x: Array, gain: Array, bias: Array) -> Array:
-        wide = widen(x)
-        n = wide - mean_columns(wide)
-        r = 1 / array_module(x).sqrt(mean_columns(n * n) + self.eps)
-        n *= r
-        self.n, self.r, self.gain = n, r, gain
-        y = n * gain
-        y += bias
+        self.gain = widen(gain)
+        y, self.n, self.r = kernels.layer_norm(widen(x), self.gain, widen(bias), self.eps)
         return y.astype(x.dtype, copy=False)
 
     def backward(self, grad: Array) -> tuple[Gradient, ...]:
-        n, r, gain = self.n, self.r, self.gain
-        wide = widen(grad)
-        width = n.shape[-1]
+        n, wide = self.n, widen(grad)
 
         def dgain(out=None):
-            total = sum_rows((wide * n).reshape(-1, width))
-            return into(out, total.astype(grad.dtype, copy=False))
+            if wide is grad:
+                return sum_rows_of_product(wide, n, out)
+            return into(out, sum_rows_of_product(wide, n).astype(grad.dtype))
 
         def dbias(out=None):
-            return sum_rows(grad.reshape(-1, width), out=out)
+            return sum_rows(grad.reshape(-1, n.shape[-1]), out=out)
 
-        d = wide * gain
-        dx = n * mean_columns(d * n)
-        d -= mean_columns(d)
-        d -= dx
-        d *= r
-        return d.astype(grad.dtype, copy=False), dgain, dbias
+        dx = kernels.layer_norm_backward(wide, self.gain, n, self.r)
+        return dx.astype(grad.dtype, copy=False), dgain, dbias
 
 
 class Embedding(Function):
     """Y = W[indices]  =>  dW[v] = sum of dY over the places where indices = v.
 
     W[V, C], indices[...] of integers.
-    The sum sorts the places by index and adds up each run. The order is the same every time, and so
-    are the bits.
     """
 
     def __init__(self, indices: Array):
-        self.indices = check_indices(indices, "token")
+        self.indices = indices
 
     def forward(self, w: Array) -> Array:
-        if self.indices.size and self.indices.max() >= len(w):
-            raise ValueError(f"token {self.indices.max()} is outside a vocabulary of {len(w)}")
+        self.indices = check_indices(self.indices, "token", len(w), w)
         self.shape = w.shape
-        return w[beside(self.indices, w)]
+        return kernels.rows_of(w, self.indices)
 
     def backward(self, grad: Array) -> Gradient:
-        xp, shape, indices = array_module(grad), self.shape, self.indices.reshape(-1)
+        shape, indices = self.shape, self.indices.reshape(-1)
 
         def dw(out=None):
-            out = xp.empty(shape, grad.dtype) if out is None else out
-            out.fill(0)
-            if indices.size:
-                order = np.argsort(indices, kind="stable")  # all of it on the host
-                rows, starts = np.unique(indices[order], return_index=True)
-                ordered = grad.reshape(-1, shape[1])[beside(order, grad)]
-                sums = xp.add.reduceat(ordered, beside(starts, grad), axis=0)
-                out[beside(rows, grad)] = sums
-            return out
+            out = array_module(grad).empty(shape, grad.dtype) if out is None else out
+            return kernels.sum_into_rows(grad.reshape(-1, shape[1]), indices, out)
 
         return dw
 
@@ -261,15 +201,15 @@ class Embedding(Function):
 class Dropout(Function):
     """Y = X keep / (1 - rate)  =>  dX = dY keep / (1 - rate)  (Srivastava et al. 2014)."""
 
-    def __init__(self, keep: Array, rate: float):
-        self.keep, self.factor = keep, 1 / (1 - float(rate))
+    def __init__(self, *mask):
+        self.mask = mask  # what kernels.dropout takes after x
 
     def forward(self, x: Array) -> Array:
-        self.keep = beside(self.keep, x)
-        return x * self.keep * self.factor
+        self.apply = kernels.dropout(x, *self.mask)
+        return self.apply(x)
 
     def backward(self, grad: Array) -> Array:
-        return grad * self.keep * self.factor
+        return self.apply(grad)
 
 
 def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
@@ -322,15 +262,30 @@ def dropout(
     If a rank holds a part of each example, it passes `window` and `full_shape`: see
     `Randomness.keep`.
     """
-    keep = randomness.keep(name, rate, x.shape, window, full_shape)
-    return Dropout(keep, rate)(x)
+    return Dropout(rate, name, randomness, window, full_shape)(x)
 
 
-def check_indices(indices: Tensor | Array, what: str) -> np.ndarray:
-    """Return integer indices on the host, none negative: a GPU would wrap them silently."""
-    indices = to_host(indices.data if isinstance(indices, Tensor) else indices)
+def check_indices(
+    indices: Tensor | Array,
+    what: str,
+    count: int,
+    other: Array | None = None,
+    domain: str = "a vocabulary of {}",
+) -> Array:
+    """Return integer indices beside `other`, by default on the host; they must be in [0, count).
+
+    Those that are on the host, or go there, are checked here: ValueError. Those that stay on a GPU
+    are not, because to look at them would wait for the device. The kernels that use them make nan
+    of one that is outside, so that it shows in the loss.
+    """
+    indices = as_array(indices.data if isinstance(indices, Tensor) else indices)
     if indices.dtype.kind not in "iu":
         raise ValueError(f"{what} indices must be integers, not {indices.dtype}")
+    if on_gpu(indices) and other is not None and on_gpu(other):
+        return indices
+    indices = to_host(indices)
     if indices.size and indices.min() < 0:
         raise ValueError(f"{what} index {indices.min()} is negative")
-    return indices
+    if indices.size and indices.max() >= count:
+        raise ValueError(f"{what} {indices.max()} is outside {domain.format(count)}")
+    return indices if other is None else beside(indices, other)

@@ -6,9 +6,10 @@ mean over all targets, even if parts are uneven or empty. The default is the num
 passed: the loss is then their mean, right for one device and one batch.
 """
 
+from minidist.autograd import kernels
 from minidist.autograd.functions import check_indices
 from minidist.autograd.tensor import Function, Tensor
-from minidist.backend import Array, array_module, as_array, beside, widen
+from minidist.backend import Array, as_array, beside, widen
 
 
 class CrossEntropy(Function):
@@ -18,23 +19,16 @@ class CrossEntropy(Function):
         self.targets, self.reduction_size = targets, reduction_size
 
     def forward(self, logits: Array) -> Array:
-        xp, wide = array_module(logits), widen(logits)
-        rows = wide.reshape(-1, logits.shape[-1])
-        targets = beside(self.targets.reshape(-1), logits)
-        shifted = rows - rows.max(axis=-1, keepdims=True)
-        self.picked = (xp.arange(len(rows)), targets)
-        picked = shifted[self.picked]
-        probabilities = xp.exp(shifted, out=shifted)
-        sums = probabilities @ xp.ones((rows.shape[-1], 1), rows.dtype)
-        probabilities /= sums
-        self.probabilities, self.shape = probabilities, logits.shape
-        loss = (xp.log(sums[:, 0]) - picked).sum() / self.reduction_size
-        return loss.astype(logits.dtype)
+        self.targets = beside(self.targets, logits).reshape(-1)
+        self.shape = logits.shape
+        rows = widen(logits).reshape(-1, logits.shape[-1])
+        loss, self.saved = kernels.cross_entropy(rows, self.targets, self.reduction_size)
+        return loss.astype(logits.dtype, copy=False)
 
     def backward(self, grad: Array) -> Array:
-        dx = self.probabilities
-        dx[self.picked] -= 1
-        dx *= widen(grad) / self.reduction_size
+        dx = kernels.cross_entropy_backward(
+            widen(grad), self.targets, self.reduction_size, self.saved
+        )
         return dx.reshape(self.shape).astype(grad.dtype, copy=False)
 
 
@@ -61,15 +55,12 @@ def cross_entropy(
 
     By default that is the number of targets.
     """
-    targets = check_indices(targets, "target")
+    V = logits.shape[-1]
+    targets = check_indices(targets, "target", V, logits.data, "the {} classes of the logits")
     if targets.shape != logits.shape[:-1]:
         raise ValueError(
             f"logits {list(logits.shape)} need targets {list(logits.shape[:-1])}, "
             f"got {list(targets.shape)}"
-        )
-    if targets.size and targets.max() >= logits.shape[-1]:
-        raise ValueError(
-            f"target {targets.max()} is outside the {logits.shape[-1]} classes of the logits"
         )
     return CrossEntropy(targets, reduction_size_or(targets, reduction_size))(logits)
 

@@ -19,7 +19,7 @@ import numpy as np
 from minidist import nn
 from minidist.autograd import Function, Tensor, functions
 from minidist.autograd.deferred import Product
-from minidist.autograd.functions import sum_rows
+from minidist.autograd.kernels import sum_rows
 from minidist.backend import matmul
 from minidist.collective_functions import reduce_scatter, reduce_scatter_along
 from minidist.comm import Group

@@ -41,9 +41,7 @@ class VocabParallelEmbedding(nn.Module):
         self.weight = embedding.weight.part(nn.Shard(0, self.tokens, self.vocab), SPLIT)
 
     def forward(self, indices: Array, randomness: Randomness | None = None) -> Tensor:
-        tokens = check_indices(indices, "token")
-        if tokens.size and tokens.max() >= self.vocab:
-            raise ValueError(f"token {tokens.max()} is outside a vocabulary of {self.vocab}")
+        tokens = check_indices(indices, "token", self.vocab)
         local = tokens - self.tokens[0]
         own = (local >= 0) & (local < len(self.tokens))
         rows = functions.embedding(np.where(own, local, 0), self.weight)
@@ -121,14 +119,12 @@ def cross_entropy(
 
     vocab  V without padding
     """
-    targets = check_indices(targets, "target")
+    targets = check_indices(targets, "target", vocab)
     if targets.shape != logits.shape[:-1]:
         raise ValueError(
             f"logits {list(logits.shape)} need targets {list(logits.shape[:-1])}, "
             f"got {list(targets.shape)}"
         )
-    if targets.size and targets.max() >= vocab:
-        raise ValueError(f"target {targets.max()} is outside a vocabulary of {vocab}")
     n = reduction_size_or(targets, reduction_size)
     return VocabParallelCrossEntropy(targets, vocab, n, group)(logits)
 

@@ -61,6 +61,7 @@ from ._functions import (
     triu,
     where,
 )
+from ._kernels import ElementwiseKernel, ReductionKernel
 from ._matmul import matmul
 from ._ufunc import UFUNCS as _UFUNCS
 from ._ufunc import ufunc

@@ -1,0 +1,340 @@
+"""Each kernel on a GPU against its NumPy text, and whole training steps on both.
+
+The bound for one kernel, relative to the largest number of the result: 1e-14 in float64, 3e-6 in
+float32, 2e-3 in float16, which is computed in float32 and rounded once. The embedding's gradient
+and dropout have the host's bits.
+"""
+
+import numpy as np
+import pytest
+
+from minidist import Tensor, nn, optim
+from minidist.autograd import functions, kernels, recompute
+from minidist.backend import on_gpu, to_device, to_host
+from minidist.rng import Randomness
+from tests.strategies import arrays
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
+BOUND = {"float64": 1e-14, "float32": 3e-6, "float16": 2e-3}
+DTYPES = pytest.mark.parametrize("dtype", list(BOUND))
+WIDE = pytest.mark.parametrize("dtype", ["float64", "float32"])
+SHAPES = [(1,), (7,), (0,), (3, 1), (2, 3, 4), (4, 0), (0, 5), (5, 300)]
+
+
+def gpu(x):
+    return to_device(x, "gpu")
+
+
+def equal(got, want, bound=None):
+    assert on_gpu(got)
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    largest = abs(want).max(initial=0)
+    np.testing.assert_allclose(
+        to_host(got), want, rtol=0, atol=(bound or BOUND[str(want.dtype)]) * largest
+    )
+
+
+def same(function, *arguments):
+    """Check a function of host arrays against the same on the GPU; return both results."""
+    want = function(*[x.copy() if isinstance(x, np.ndarray) else x for x in arguments])
+    got = function(*[gpu(x) if isinstance(x, np.ndarray) else x for x in arguments])
+    for g, w in zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]:
+        equal(g, w)
+    return want
+
+
+@WIDE
+@pytest.mark.parametrize("shape", SHAPES)
+def test_activations(shape, dtype):
+    x, grad = arrays(*shape, dtype=dtype) * 3, arrays(*shape, seed=1, dtype=dtype)
+    y = same(kernels.relu, x)
+    same(kernels.relu_backward, grad, y)
+    _, t = same(kernels.gelu, x)
+    same(kernels.gelu_backward, grad, x, t)
+    _, cdf = same(kernels.gelu_erf, x)
+    same(kernels.gelu_erf_backward, grad, x, cdf)
+
+
+@WIDE
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s[-1]])
+@pytest.mark.parametrize("mean", [0, 100])
+def test_layer_norm(shape, dtype, mean):
+    x, grad = arrays(*shape, dtype=dtype) + mean, arrays(*shape, seed=1, dtype=dtype)
+    x = x.astype(dtype)
+    gain, bias = arrays(shape[-1], seed=2, dtype=dtype), arrays(shape[-1], seed=3, dtype=dtype)
+    exact = kernels.layer_norm(*(a.astype("float64") for a in (x, gain, bias)), 1e-5)
+    found = kernels.layer_norm(gpu(x), gpu(gain), gpu(bias), 1e-5)
+    for g, w in zip(found, exact, strict=True):  # where the mean is 100, so are the host's errors
+        equal(g, w.astype(dtype), BOUND[dtype] * (1 + 10 * mean))
+    _, n, r = (w.astype(dtype) for w in exact)
+    same(kernels.layer_norm_backward, grad, gain, n, r)
+    same(kernels.sum_rows_of_product, grad, n)
+    same(kernels.sum_rows, grad.reshape(-1, shape[-1]))
+
+
+@WIDE
+@pytest.mark.parametrize("shape", [(1, 1), (2, 3, 3), (2, 4, 9), (0, 5, 5), (2, 2, 200, 200)])
+def test_softmax_of_the_keys_that_are_seen(shape, dtype):
+    """Each function overwrites its first argument."""
+    first, scores = shape[-1] - shape[-2], arrays(*shape, dtype=dtype) * 10
+    mean, dp = arrays(*shape[:-1], 1, seed=1, dtype=dtype), arrays(*shape, seed=2, dtype=dtype)
+
+    def overwritten(function):
+        return lambda x, *others: (function(x, *others), x)
+
+    log_z, p = same(overwritten(kernels.softmax_of_seen), scores, first)
+    np.testing.assert_allclose(p.sum(-1), 1, rtol=1e-5)
+    seen = np.arange(shape[-1]) <= first + np.arange(shape[-2])[:, None]
+    assert (p[..., ~seen] == 0).all() and (p[..., seen] > 0).all()
+    backward = overwritten(kernels.scores_backward)
+    for p_as_kept in [p, p.astype("float16")][: 1 + (dtype == "float32")]:  # of float16, p is
+        for others in [(p_as_kept, None, 0.7), (p_as_kept, mean)]:
+            want, got = dp.copy(), gpu(dp)
+            backward(want, *others)
+            backward(got, *[gpu(x) if isinstance(x, np.ndarray) else x for x in others])
+            equal(got, want)
+    if first == 0:
+        want, got = scores.copy(), gpu(scores)
+        kernels.probabilities_again(want, log_z)
+        kernels.probabilities_again(got, gpu(log_z))
+        equal(got, want, BOUND[dtype] * 30)  # exp of a difference of numbers up to 30
+
+
+@WIDE
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (0, 4), (300, 65)])
+@pytest.mark.parametrize("kind", ["uint8", "int32", "int64", "uint64"])
+def test_cross_entropy(shape, dtype, kind):
+    logits = (arrays(*shape, dtype=dtype) * 10 + 50).astype(dtype)
+    targets = np.random.default_rng(0).integers(0, shape[1], shape[0]).astype(kind)
+    want, saved = kernels.cross_entropy(logits, targets, 7.0)
+    got, saved_gpu = kernels.cross_entropy(gpu(logits), gpu(targets), 7.0)
+    equal(got, np.asarray(want))
+    one = np.array(0.5, dtype)
+    want = kernels.cross_entropy_backward(one, targets, 7.0, saved)
+    equal(kernels.cross_entropy_backward(gpu(one), gpu(targets), 7.0, saved_gpu), want)
+
+
+def test_softmax_of_large_and_of_hidden_numbers():
+    rows = np.array([[1e30, -1e30, 0], [-np.inf, 3, -np.inf], [-1e30] * 3], "float32")
+    loss, (_, peak, total) = kernels.cross_entropy(gpu(rows), gpu(np.array([0, 1, 2])), 1.0)
+    assert float(loss) == np.float32(np.log(np.float32(3)))
+    assert to_host(peak).tolist() == [[np.float32(1e30)], [3], [np.float32(-1e30)]]
+    assert to_host(total).tolist() == [[1], [1], [3]]
+    rows[0, 1] = np.nan
+    assert np.isnan(float(kernels.cross_entropy(gpu(rows), gpu(np.array([0, 1, 2])), 1.0)[0]))
+
+
+RUNS = [0, 1, 2, 7, 8, 9, 16, 17, 128, 129, 130, 137, 300, 600]
+
+
+@DTYPES
+@pytest.mark.parametrize("kind", ["uint8", "int64"])
+def test_the_embeddings_gradient_has_the_hosts_bits(dtype, kind):
+    """A row per length of a run: all branches of the pairwise sum."""
+    indices = np.repeat(np.arange(len(RUNS)), RUNS).astype(kind)
+    indices = np.random.default_rng(0).permutation(indices)
+    grad = arrays(len(indices), 2, dtype=dtype) + np.array(1, dtype)
+    want = kernels.sum_into_rows(grad, indices, np.empty((len(RUNS) + 1, 2), dtype))
+    out = gpu(np.full_like(want, 9))
+    assert kernels.sum_into_rows(gpu(grad), gpu(indices), out) is out
+    assert to_host(out).tobytes() == want.tobytes()
+    exact = np.zeros(want.shape)
+    np.add.at(exact, indices, grad.astype("float64"))
+    error = abs(want - exact).max() / abs(exact).max()
+    assert error < {"float16": 1e-3, "float32": 1e-6, "float64": 1e-14}[dtype]
+
+
+def test_the_embeddings_gradient_carries_no_rounding_of_earlier_rows():
+    """As CuPy's add.reduceat does, which subtracts prefix sums."""
+    grad = np.array([[1e6], [1e-3], [1e-3]], "float32")
+    w = Tensor(gpu(np.zeros((3, 1), "float32")), requires_grad=True)
+    functions.embedding(np.array([0, 1, 2]), w).backward(gpu(grad))
+    assert to_host(w.grad).tolist() == grad.tolist()
+
+
+@DTYPES
+@pytest.mark.parametrize("indices", [[[0, 2], [2, 1]], [[]], 1])
+def test_rows_of(dtype, indices):
+    same(kernels.rows_of, arrays(3, 4, dtype=dtype), np.array(indices, int))
+
+
+@pytest.mark.parametrize("wrong", [-1, 4])
+def test_an_index_on_the_gpu_that_is_outside_makes_nan_and_waits_for_nothing(wrong):
+    w = Tensor(gpu(arrays(4, 2)), requires_grad=True)
+    y = functions.embedding(gpu(np.array([3, wrong])), w)
+    assert np.isnan(to_host(y.data)).tolist() == [[False, False], [True, True]]
+    y.sum().backward()
+    assert to_host(w.grad).tolist() == [[0, 0], [0, 0], [0, 0], [1, 1]]
+    logits = Tensor(gpu(arrays(2, 4)), requires_grad=True)
+    loss = nn.cross_entropy(logits, gpu(np.array([0, wrong])))
+    assert np.isnan(loss.item())
+    loss.backward()
+    assert np.isnan(to_host(logits.grad)).tolist() == [[False] * 4, [True] * 4]
+
+
+@DTYPES
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, np.float32(0.3), 0.999])
+def test_dropout_has_the_hosts_bits(dtype, rate):
+    x, randomness = arrays(3, 4, 6, dtype=dtype), Randomness(3, 4, np.array([5, 0, 2**40]))
+    for window, whole in [(None, None), ((slice(2, 6), slice(0, 6)), (9, 6))]:
+        want = kernels.dropout(x, rate, "layer", randomness, window, whole)(x)
+        got = kernels.dropout(gpu(x), rate, "layer", randomness, window, whole)(gpu(x))
+        assert to_host(got).tobytes() == want.tobytes()
+
+
+def test_dropout_of_an_empty_batch_and_of_examples_without_axes():
+    for x in (np.ones((0, 3)), np.ones(4)):
+        randomness = Randomness(0, 0, np.arange(len(x)))
+        same(lambda x, r=randomness: kernels.dropout(x, 0.5, "layer", r)(x), x)
+
+
+@pytest.mark.parametrize(
+    ("window", "first"),
+    [
+        ((slice(0, 2), slice(0, 6)), 0),
+        ((slice(2, 4), slice(None)), 12),
+        ((slice(3, 4), slice(2, 5)), 20),
+        ((slice(1, 1), slice(0, 6)), 6),
+        ((slice(0, 2), slice(0, 3)), None),
+        ((slice(0, 4, 2), slice(0, 6)), None),
+    ],
+)
+def test_a_window_of_dropout_is_one_run_of_elements(window, first):
+    elements = np.arange(24).reshape(4, 6)[window]
+    if first is None:
+        with pytest.raises(ValueError, match="consecutive elements of each example"):
+            kernels.first_of((4, 6), window, elements.size)
+    else:
+        assert kernels.first_of((4, 6), window, elements.size) == first
+        assert not elements.size or elements.reshape(-1)[0] == first
+
+
+RULES = {
+    "SGD": lambda p: optim.SGD(p, 0.1),
+    "SGD with decay": lambda p: optim.SGD(p, 0.1, weight_decay=0.1),
+    "momentum": lambda p: optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.1),
+    "Adagrad": lambda p: optim.Adagrad(p, 0.1),
+    "Adam": lambda p: optim.Adam(p, 0.01),
+    "Adam with decay": lambda p: optim.Adam(p, np.float64(0.01), weight_decay=0.1),
+    "AdamW": lambda p: optim.AdamW(p, 0.01),
+}
+
+
+@DTYPES
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_and_its_state(rule, dtype):
+    results = []
+    for device in ("cpu", "gpu"):
+        layer = nn.Linear(5, 7, dtype=dtype).flatten().to(device)
+        optimizer = RULES[rule](layer.parameters())
+        for step in range(3):
+            for i, p in enumerate(layer.parameters()):
+                p.grad = to_device(arrays(*p.shape, seed=2 * step + i, dtype=dtype), device)
+            optimizer.step()
+        results.append([layer.flat.vector, *optimizer.state[0]])
+    for want, got in zip(*results, strict=True):
+        equal(got, want, 3e-6 if str(want.dtype) == "float32" else None)
+
+
+@DTYPES
+@pytest.mark.parametrize("max_norm", [0, 0.5, 7, np.inf])
+@pytest.mark.parametrize("gradient", ["normal", "zero", "nan", "inf", "none"])
+def test_clipping_on_the_gpu_is_clipping_on_the_host(dtype, max_norm, gradient):
+    found = []
+    for device in ("cpu", "gpu"):
+        model = nn.MLP([3, 4, 2], dtype=dtype).to(device)
+        for i, p in enumerate(model.parameters()):
+            g = arrays(*p.shape, seed=i, dtype=dtype) * {"zero": 0}.get(gradient, 1)
+            if i == 1 and gradient in ("nan", "inf"):
+                g[0] = gradient
+            if gradient != "none" or i != 1:
+                p.grad = to_device(g.astype(dtype), device)
+        with np.errstate(invalid="ignore"):
+            norm = optim.SGD(model.parameters(), 0.1).clip_global_norm(max_norm)
+        for p in model.parameters():
+            assert p.grad is None or on_gpu(p.grad) == (device == "gpu")
+        found.append([float(norm), *[to_host(s.flat.gradient) for s in model.layers]])
+        assert device == "cpu" or all(p.grad is p.grad_buffer for p in model.parameters())
+    for want, got in zip(*found, strict=True):
+        np.testing.assert_allclose(got, want, rtol=BOUND[dtype] * 3, atol=BOUND[dtype])
+
+
+def test_a_clip_over_ranks_takes_the_sum_of_all_ranks():
+    model = nn.MLP([3, 2]).to("gpu")
+    for p in model.parameters():
+        p.grad = gpu(np.ones(p.shape, "float32"))
+    norm = optim.SGD(model.parameters(), 0.1).clip_global_norm(2.0, lambda own: 2 * own)
+    assert norm == 4.0  # of 8 ones, twice
+    assert all(
+        to_host(p.grad).tolist() == np.full(p.shape, 0.5).tolist() for p in model.parameters()
+    )
+
+
+def train(model, device, dropout, loss_of, make):
+    model = model.to(device)
+    optimizer = make(model.parameters())
+    losses = []
+    for step in range(3):
+        loss = loss_of(model, Randomness(0, step, np.arange(4)) if dropout else None)
+        loss.backward()
+        optimizer.clip_global_norm(1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, model.state()
+
+
+MAKERS = {
+    "SGD": lambda p: optim.SGD(p, 0.1, momentum=0.9),
+    "AdamW": lambda p: optim.AdamW(p, 0.01, eps=1e-2),  # noise of gradients near 0 is not scaled up
+}
+
+
+@pytest.mark.parametrize("rule", MAKERS)
+@pytest.mark.parametrize(("tied", "dropout", "recomputed"), [(0, 0.0, 0), (1, 0.2, 0), (0, 0.2, 1)])
+@pytest.mark.parametrize(("dtype", "bound"), [("float64", 1e-12), ("float32", 2e-4)])
+def test_three_steps_of_a_transformer(tied, dropout, recomputed, dtype, bound, rule):
+    tokens = np.random.default_rng(0).integers(0, 5, (4, 6))
+
+    def loss_of(model, randomness):
+        first, *others = model.layers
+        y = first(tokens, randomness)
+        for layer in others:
+            y = recompute(layer, y, randomness) if recomputed else layer(y, randomness)
+        return nn.cross_entropy(y, tokens)
+
+    found = [
+        train(
+            nn.Transformer(5, 8, 2, 2, 6, dtype=dtype, dropout=dropout, tied=tied),
+            device,
+            dropout,
+            loss_of,
+            MAKERS[rule],
+        )
+        for device in ("cpu", "gpu")
+    ]
+    np.testing.assert_allclose(found[1][0], found[0][0], rtol=bound)
+    for name, want in found[0][1].items():
+        np.testing.assert_allclose(found[1][1][name], want, rtol=0, atol=bound, err_msg=name)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("rule", MAKERS)
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [("float64", 1e-13), ("float32", 2e-5), ("float16", 0.02)]
+)
+def test_three_steps_of_a_perceptron(activation, dtype, bound, rule):
+    x, targets = arrays(4, 5, dtype=dtype), np.array([0, 1, 2, 1])
+    found = [
+        train(
+            nn.MLP([5, 8, 3], activation, dtype=dtype),
+            device,
+            0,
+            lambda model, _, device=device: nn.cross_entropy(model(to_device(x, device)), targets),
+            MAKERS[rule],
+        )
+        for device in ("cpu", "gpu")
+    ]
+    np.testing.assert_allclose(found[1][0], found[0][0], rtol=bound)
+    for name, want in found[0][1].items():
+        np.testing.assert_allclose(found[1][1][name], want, rtol=0, atol=bound, err_msg=name)
