@@ -7,7 +7,7 @@ input's shape.
 import numpy as np
 
 from minidist.autograd.tensor import Axis, Function, Gradient
-from minidist.backend import Array, array_module, as_array, matmul, sum_over, widen
+from minidist.backend import Array, array_module, as_array, matmul, on_gpu, sum_over, widen
 
 
 class Add(Function):
@@ -199,7 +199,8 @@ class Transpose(Function):
 class GetItem(Function):
     """Y = A[index], basic or advanced  =>  dA = 0, plus dY at index (repeats add up).
 
-    On a GPU repeats are added with atomics, so the last bits vary.
+    On a GPU repeats are added with atomics, so the last bits vary; an index that is an array is
+    checked, for which an array on the GPU waits.
     """
 
     def __init__(self, index):
@@ -207,17 +208,53 @@ class GetItem(Function):
 
     def forward(self, a: Array) -> Array:
         self.shape = a.shape
+        if on_gpu(a) and not is_basic(self.index):
+            check_index(self.index, a.shape)
         return a[self.index]
 
-    def backward(self, grad: Array) -> Array:
-        xp = array_module(grad)
-        da = xp.zeros(self.shape, grad.dtype)
-        parts = self.index if isinstance(self.index, tuple) else (self.index,)
-        if all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in parts):
-            da[self.index] = grad  # basic indexing names every element at most once
-        else:
-            xp.add.at(da, self.index, grad)
+    def backward(self, grad: Array) -> Gradient:
+        shape, index = self.shape, self.index
+
+        def da(out=None):
+            xp = array_module(grad)
+            out = xp.empty(shape, grad.dtype) if out is None else out
+            out.fill(0)
+            if is_basic(index):
+                out[index] = grad
+            else:
+                xp.add.at(out, index, grad)
+            return out
+
         return da
+
+
+def is_basic(index) -> bool:
+    """Return whether an index has no arrays, and so names every element at most once."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in parts)
+
+
+def check_index(index, shape: tuple[int, ...]) -> None:
+    """Raise IndexError if an array in the index names no element: a GPU would wrap it silently."""
+    parts = [
+        part if part is None or part is Ellipsis or isinstance(part, slice) else as_array(part)
+        for part in (index if isinstance(index, tuple) else (index,))
+    ]
+    used = [axes_of(part) for part in parts]
+    for i, part in enumerate(parts):
+        if not (is_basic(part) or part.dtype == bool) and part.size:
+            after = any(before is Ellipsis for before in parts[:i])
+            size = shape[len(shape) - sum(used[i:]) if after else sum(used[:i])]
+            for extreme in (int(part.min()), int(part.max())):
+                if not -size <= extreme < size:
+                    raise IndexError(f"index {extreme} is outside an axis of {size}")
+
+
+def axes_of(part) -> int:
+    """Return how many axes of an array a part of an index takes."""
+    if part is None or part is Ellipsis:
+        return 0
+    return part.ndim if not isinstance(part, slice) and part.dtype == bool else 1
 
 
 class Concatenate(Function):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minidist.autograd.deferred import Deferred
-from minidist.backend import Array, array_module, as_array, sum_over
+from minidist.backend import Array, array_module, as_array, on_gpu, sum_over
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -245,7 +245,7 @@ class Function:
 
     def __call__(self, *inputs: "Tensor | ArrayLike") -> Tensor:
         """Apply to tensors; Python numbers take their dtype, arrays must already have it."""
-        arrays, edges, dtype, tracked = [], [], None, False
+        arrays, edges, dtype, tracked, kinds = [], [], None, False, set()
         for x in inputs:
             if isinstance(x, Tensor):
                 edges.append((x.creator or x) if x.requires_grad else None)
@@ -260,12 +260,15 @@ class Function:
                 edges.append(None)
                 x = as_array(x)
             arrays.append(x)
+            kinds.add(isinstance(x, np.ndarray))
             if dtype is None:
                 dtype = x.dtype
             elif x.dtype != dtype:
                 raise ValueError(
                     f"{type(self).__name__} of {dtype} and {x.dtype}; use .astype on one of them"
                 )
+        if len(kinds) == 2:
+            arrays = self._on_one_device(inputs, arrays)
         out = Tensor.__new__(Tensor)
         out.data = as_array(self.forward(*arrays))
         if tracked and _recording.on:
@@ -274,6 +277,19 @@ class Function:
             self.inputs, self.result_shape = edges, out.data.shape
             self.order = next(_clock)
         return out
+
+    def _on_one_device(self, inputs: tuple, arrays: list) -> list:
+        """Make scalars of the host Python numbers; ValueError for arrays: others are on a GPU."""
+        for i, (given, x) in enumerate(zip(inputs, arrays, strict=True)):
+            if isinstance(x, np.ndarray):
+                if x.ndim or isinstance(given, Tensor):
+                    raise ValueError(
+                        f"{type(self).__name__} of an array on the host, {x.dtype}{list(x.shape)}, "
+                        "and one on a GPU; move one of them with backend.to_device, or a model "
+                        "with model.to"
+                    )
+                arrays[i] = x.item()
+        return arrays
 
 
 def propagate(
@@ -291,6 +307,11 @@ def propagate(
             f"backward needs grad= of shape {root.shape}: only one element may default to 1"
         )
     grad = root.xp.ones_like(root.data) if grad is None else as_array(grad)
+    if on_gpu(grad) != on_gpu(root.data):
+        raise ValueError(
+            "grad and the tensor are not on the same device: one is on the host, one on a GPU; "
+            "move grad with backend.to_device"
+        )
     if grad.shape != root.shape or grad.dtype != root.dtype:
         raise ValueError(
             f"grad is {grad.dtype}{list(grad.shape)}, the tensor is {root.dtype}{list(root.shape)}"

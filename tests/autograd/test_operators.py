@@ -131,3 +131,49 @@ def test_concatenate(place):
     a, b = arrays(2, 1), arrays(2, 3, seed=1)
     got = functions.concatenate([Tensor(place(a)), Tensor(place(b))], axis=1)
     equal(got, np.concatenate([a, b], axis=1))
+
+
+@pytest.mark.parametrize(
+    ("index", "outside"),
+    [
+        (np.array([0, 3]), 3),
+        (np.array([[-4, 0]]), -4),
+        ([0, 3], 3),
+        ((slice(None), np.array([0, 4])), 4),
+        ((Ellipsis, np.array([5, 0])), 5),
+        ((0, Ellipsis, np.array([5])), 5),
+        ((None, np.array([0, 2]), slice(None), np.array([0, -6])), -6),
+        ((np.ones((3, 4), bool), np.array([5])), 5),
+        ((np.array([2]), np.array([-5]), Ellipsis), -5),
+    ],
+)
+def test_an_array_of_indices_that_are_outside_is_an_error_on_any_device(index, outside, place):
+    t = Tensor(place(arrays(3, 4, 5)))
+    parts = index if isinstance(index, tuple) else (index,)
+    on_device = tuple(place(p) if isinstance(p, np.ndarray) else p for p in parts)
+    for there in (index, on_device):
+        with pytest.raises(IndexError, match=f"index {outside} is out"):
+            _ = t[there]
+
+
+def test_an_array_of_indices_gives_the_elements_of_numpy_on_any_device(place):
+    x = arrays(3, 4, 5)
+    masks = np.arange(12).reshape(3, 4) % 2 == 0
+    for index in [
+        np.array([-3, 2, 0]),
+        (slice(1), np.array([[3], [-4]])),
+        (Ellipsis, np.array([4, -5])),
+        (np.array([0, 1]), None, np.array([3, 0])),
+        masks,
+        (masks, np.array([0])),
+        np.array([], int),
+    ]:
+        parts = index if isinstance(index, tuple) else (index,)
+        on_device = tuple(place(p) if isinstance(p, np.ndarray) else p for p in parts)
+        t = Tensor(place(x), requires_grad=True)
+        y = t[on_device]
+        equal(y, x[index])
+        y.sum().backward()
+        want = np.zeros_like(x)
+        np.add.at(want, index, 1)
+        equal(t.grad, want)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from minidist import Tensor, no_grad
+from minidist import Tensor, nn, no_grad
+from minidist.backend import to_device, to_host
 from tests.strategies import arrays, host, leaf, seeds, watch_dtypes
 
 
@@ -158,3 +159,43 @@ def test_a_tensor_shows_its_data_and_what_made_it():
     assert repr(Tensor(np.array([1.0, 2.0]))) == "Tensor([1. 2.], dtype=float64)"
     assert "grad_fn=Multiply" in repr(x * 2)
     assert (len(x), x.ndim, x.size, x.sum().item()) == (2, 1, 2, float(x.sum()))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("gpu")
+def test_a_function_of_arrays_on_the_host_and_on_a_gpu_names_itself_and_the_remedy():
+    t, x = Tensor(to_device(arrays(2, 3), "gpu"), requires_grad=True), arrays(2, 3, seed=1)
+    message = r"{} of an array on the host, float64\[{}\], and one on a GPU; .*to_device"
+    for use in (lambda: t * x, lambda: x * t, lambda: t * Tensor(x)):
+        with pytest.raises(ValueError, match=message.format("Multiply", "2, 3")):
+            use()
+    with pytest.raises(ValueError, match=message.format("Add", "")):
+        _ = t + Tensor(np.array(2.0))
+    model = nn.MLP([3, 2], dtype="float64").to("gpu")
+    with pytest.raises(ValueError, match=message.format("Linear", "2, 3")):
+        model(x)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_numpy_scalar_is_a_number_on_any_device(dtype, place):
+    x = arrays(2, 3, dtype=dtype)
+    for scalar in (np.dtype(dtype).type(0.1), np.array(0.1, dtype), 0.1):
+        t = Tensor(place(x), requires_grad=True)
+        y = (scalar * t + scalar) / scalar - scalar
+        y.backward(place(np.ones_like(x)))
+        assert y.dtype == t.grad.dtype == dtype
+        want = (scalar * x + scalar) / scalar - scalar
+        np.testing.assert_allclose(to_host(y.data), want, rtol=np.finfo(dtype).eps * 8)
+    with pytest.raises(ValueError, match=f"Multiply of {dtype} and int64"):
+        _ = t * np.int64(2)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("gpu")
+def test_a_gradient_of_the_host_is_refused_for_a_tensor_on_a_gpu_and_the_other_way_round():
+    for there, here in [("gpu", "cpu"), ("cpu", "gpu")]:
+        t = Tensor(to_device(arrays(2, 3), there), requires_grad=True)
+        for root in (t * 2, t):
+            with pytest.raises(ValueError, match=r"not on the same device.*to_device"):
+                root.backward(to_device(np.ones((2, 3)), here))
+        assert t.grad is None
