@@ -7,7 +7,7 @@ import numpy as np
 from . import allocations, device, order
 from .stream import key
 
-LIVE = weakref.WeakSet()  # what holds memory: see `at`
+LIVE: set[weakref.ref] = set()  # what holds memory: see `at`
 
 
 class Memory:
@@ -31,7 +31,7 @@ class Memory:
     def _init(self, buffer: np.ndarray) -> None:
         self.buffer, self.device_id = buffer, device.current()
         self.uses, self.stream = None, key() if order.active else None
-        LIVE.add(self)
+        LIVE.add(weakref.ref(self, LIVE.discard))
 
     def use(self, host: np.ndarray, writes: bool) -> None:
         """Let a work of the current stream use the bytes of this array."""
@@ -69,7 +69,7 @@ class UnownedMemory:
         self.start, self.ptr, self.size = ptr - self.allocation.address, ptr, size
         if self.start + size > self.allocation.size:
             raise ValueError(f"{size} bytes from {ptr} are more than was allocated")
-        LIVE.add(self)
+        LIVE.add(weakref.ref(self, LIVE.discard))
 
     @property
     def buffer(self) -> np.ndarray:
@@ -85,9 +85,10 @@ class UnownedMemory:
 
 def at(address: int, nbytes: int) -> Memory | UnownedMemory:
     """Return the current device's memory with these bytes; LookupError if no array has them."""
-    for memory in list(LIVE):
-        if memory.device_id == device.current() and memory.ptr <= address:
-            if address + nbytes <= memory.ptr + memory.size:
+    for reference in list(LIVE):  # a copy in one go: other threads make and release arrays
+        memory = reference()
+        if memory is not None and memory.device_id == device.current():
+            if memory.ptr <= address and address + nbytes <= memory.ptr + memory.size:
                 return memory
     raise LookupError(f"no array of device {device.current()} has {nbytes} bytes from {address}")
 
