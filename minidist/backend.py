@@ -58,7 +58,7 @@ def to_device(x, device: str) -> Array:
         return to_host(x)
     cupy = device_module(device)
     with nullcontext() if device == "gpu" else cupy.cuda.Device(device_number(device)):
-        return cupy.asarray(x)
+        return _on_current_gpu(x, cupy)
 
 
 def beside(x, other: Array) -> Array:
@@ -66,7 +66,22 @@ def beside(x, other: Array) -> Array:
     if not on_gpu(other):
         return to_host(x)
     with other.device:
-        return array_module(other).asarray(x)
+        return _on_current_gpu(x, array_module(other))
+
+
+def _on_current_gpu(x, cupy: ModuleType) -> Array:
+    """Return x as an array on this thread's GPU; wait for both GPUs if it is on another one.
+
+    Nothing else orders the work of two GPUs; and CuPy copies between them what is contiguous.
+    """
+    if not on_gpu(x) or x.device == cupy.cuda.Device():
+        return cupy.asarray(x)
+    with x.device:
+        whole = cupy.ascontiguousarray(x)
+        settle(whole)
+    copy = cupy.asarray(whole)
+    settle(copy)
+    return copy
 
 
 def device_module(device: str) -> ModuleType:

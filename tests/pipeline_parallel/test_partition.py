@@ -195,7 +195,8 @@ def test_layers_are_timed_by_the_clock_of_their_device_which_is_read_at_the_end(
 
 @pytest.mark.gpu
 def test_a_model_on_a_gpu_is_measured_there(gpu):
-    costs = measured_costs(nn.MLP([2, 3, 2]).to("gpu"), to_device(arrays(1, 2), "gpu"), repeats=2)
+    model = nn.MLP([2, 3, 2], dtype="float64")
+    costs = measured_costs(model.to("gpu"), to_device(arrays(1, 2), "gpu"), repeats=2)
     assert len(costs) == 2 and min(costs) > 0
 
 
