@@ -130,20 +130,25 @@ class DeviceMemory:
     def open(self, rank: int, number: int):
         """Return another rank's chunk, as memory of this rank's GPU."""
         if (rank, number) not in self.opened:
-            pid, device, pointer, nbytes, handle = self.tables[rank]["chunks"][number]
-            owner = None
+            pid, device, pointer, nbytes, handle = self.tables[rank]["chunks"][number].item()
             if not nbytes:
-                raise ValueError(f"rank {rank} has not exported GPU memory")
-            if pid != os.getpid():
-                pointer = self.runtime.ipcOpenMemHandle(handle.tobytes())
-                owner = Owner(self.runtime.ipcCloseMemHandle, pointer)
-            elif device != self.number:
-                if not self.runtime.deviceCanAccessPeer(self.number, int(device)):
-                    raise ValueError(f"GPU {self.number} cannot use the memory of GPU {device}")
-                self.runtime._deviceEnsurePeerAccess(int(device))
-            memory = self.cuda.UnownedMemory(int(pointer), int(nbytes), owner, self.number)
+                raise ValueError(f"rank {rank} has no GPU memory to share")
+            with self.cuda.Device(self.number):
+                pointer, owner = self._map(pid, device, pointer, handle)
+            memory = self.cuda.UnownedMemory(pointer, nbytes, owner, self.number)
             self.opened[rank, number] = memory
         return self.opened[rank, number]
+
+    def _map(self, pid: int, device: int, pointer: int, handle: np.ndarray) -> tuple:
+        """Return another rank's chunk as an address of this process, and the address's owner."""
+        if pid != os.getpid():
+            pointer = self.runtime.ipcOpenMemHandle(handle.tobytes())
+            return pointer, Owner(self.runtime.ipcCloseMemHandle, pointer)
+        if device != self.number:
+            if not self.runtime.deviceCanAccessPeer(self.number, device):
+                raise ValueError(f"GPU {self.number} cannot use the memory of GPU {device}")
+            self.runtime._deviceEnsurePeerAccess(device)
+        return pointer, None
 
     # The order of events.
 

@@ -134,7 +134,7 @@ class SharedMemoryCommunicator:
         """
         here.settle()
         places = self.board.meet(signature, here.offset_of(array) if self.others else NOWHERE)
-        on_gpus = [place >= DEVICE for place in places]
+        on_gpus = [place >= DEVICE for place in places] if self.device_memory else [False]
         memory = self.device_memory if all(on_gpus) else self.memory
         known = any(on_gpus) == all(on_gpus) and memory.nowhere not in places
         return memory, places if known else []
