@@ -6,11 +6,10 @@
     Fabric         one per rank: messages, memory, and who waits for whom
 
 What there is: `MailboxFabric`, whose messages a transport delivers, and whose memory is shared
-with the other ranks of its machine; `SharedMemoryCommunicator`, for arrays in that memory, which
-may be memory of GPUs;
-`MpiCommunicator`, for ranks of several machines; `MessageCommunicator`, which works on every
-fabric. A new fabric or communicator is a file of its own and a row of `TRANSPORTS` in cluster.py;
-tests/comm/conformance tests what it has to do.
+with the other ranks of its machine; `SharedMemoryCommunicator`, for arrays in that memory, on the
+host or on GPUs; `MpiCommunicator`, for ranks of several machines; `MessageCommunicator`, which
+works on every fabric. A new fabric or communicator is a file of its own and a row of `TRANSPORTS`
+in cluster.py; tests/comm/conformance tests what it has to do.
 """
 
 from collections.abc import Callable

@@ -84,7 +84,7 @@ class ndarray(Operators, Indexing, Reductions, Storage):
 
     def get(self, stream=None, order="C", out=None, blocking=True):
         """Copy to the host, and wait for it (core.pyx:get)."""
-        self._memory.use(self._host, False)
+        self._memory._use(self._host, False)
         if out is not None:
             if out.dtype != self.dtype or out.shape != self.shape:
                 raise (TypeError if out.dtype != self.dtype else ValueError)("out does not fit")
@@ -104,7 +104,7 @@ class ndarray(Operators, Indexing, Reductions, Storage):
             raise ValueError(f"Shape mismatch. Old shape: {self.shape}, new shape: {arr.shape}")
         if not self.flags.forc:
             raise RuntimeError("Cannot set to non-contiguous array")
-        self._memory.use(self._host, True)
+        self._memory._use(self._host, True)
         self._host[...] = arr
         _counters.copied_to_device(arr.nbytes)
 
@@ -177,7 +177,7 @@ class ndarray(Operators, Indexing, Reductions, Storage):
     def copy(self, order="C"):
         """Copy to the current device, from whichever this is on (core.pyx:copy)."""
         _counters.launched(self.size)
-        self._memory.use(self._host, False)
+        self._memory._use(self._host, False)
         return wrap(self._host.copy(order))
 
     def fill(self, value):

@@ -94,8 +94,8 @@ class Indexing(Storage):
             return place.fill(value)
         same = place.shape == value.shape and place.strides == value.strides
         if same and place.dtype == value.dtype and place.flags.c_contiguous:
-            place._memory.use(place._host, True)
-            value._memory.use(value._host, False)
+            place._memory._use(place._host, True)
+            value._memory._use(value._host, False)
             place._host[...] = value._host  # a copy of memory, between devices too
         else:
             into, host = operand(place, writes=True), operand(value)

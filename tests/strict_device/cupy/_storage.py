@@ -47,7 +47,7 @@ def operand(x, writes: bool = False):
     if isinstance(x, Storage):
         if x._memory.device_id != device.current():
             raise ValueError(unavailable(x._memory.device_id, device.current()))
-        x._memory.use(x._host, writes)
+        x._memory._use(x._host, writes)
         return x._host
     if isinstance(x, bool | int | float | complex | np.generic):
         return x

@@ -144,7 +144,7 @@ def ipcGetMemHandle(devPtr: int) -> bytes:
     return struct.pack("4q", *values).ljust(64, b"\0")
 
 
-def ipcOpenMemHandle(handle: bytes, flags: int = 1) -> int:
+def ipcOpenMemHandle(handle: bytes) -> int:
     """Map another process's allocation; the same pointer if that was done already."""
     if len(handle) != 64:
         raise ValueError(f"a handle has 64 bytes, not {len(handle)}")

@@ -25,7 +25,7 @@ class Memory:
         result = cls.__new__(cls)
         result._init(host)
         if order.active:
-            result.use(host, True)
+            result._use(host, True)
         return result
 
     def _init(self, buffer: np.ndarray) -> None:
@@ -33,7 +33,7 @@ class Memory:
         self.uses, self.stream = None, key() if order.active else None
         LIVE.add(weakref.ref(self, LIVE.discard))
 
-    def use(self, host: np.ndarray, writes: bool) -> None:
+    def _use(self, host: np.ndarray, writes: bool) -> None:
         """Let a work of the current stream use the bytes of this array."""
         if order.active and host.size:
             with order.LOCK:
@@ -41,7 +41,13 @@ class Memory:
                 if self.uses is None:
                     self.uses, self.stream = order.Uses(), self.stream or key()
                 begin, end = bounds(host)
-                self.uses.add(begin, end, key(), writes)
+                here, stream = key()
+                copied = stream == 0 and here != self.device_id
+                if copied:
+                    order.between(here, self.device_id)
+                self.uses.add(begin, end, (here, stream), writes)
+                if copied:
+                    order.between(here, self.device_id)
 
     def __del__(self):
         if order is not None and self.uses is not None:
@@ -69,13 +75,10 @@ class UnownedMemory:
         self.start, self.ptr, self.size = ptr - self.allocation.address, ptr, size
         if self.start + size > self.allocation.size:
             raise ValueError(f"{size} bytes from {ptr} are more than was allocated")
+        self.buffer = self.allocation.buffer[self.start : self.start + size]
         LIVE.add(weakref.ref(self, LIVE.discard))
 
-    @property
-    def buffer(self) -> np.ndarray:
-        return self.allocation.buffer[self.start : self.start + self.size]
-
-    def use(self, host: np.ndarray, writes: bool) -> None:
+    def _use(self, host: np.ndarray, writes: bool) -> None:
         if host.size:
             with order.LOCK:
                 order.raise_found()

@@ -45,6 +45,16 @@ def work(stream: tuple) -> dict:
     return clock
 
 
+def between(device: int, other: int) -> None:
+    """Let the null streams of two devices wait for each other, as a copy between them does.
+
+    CUDA's programming guide, "Peer-to-Peer Memory Copy": such a copy in the null stream starts when
+    all earlier work of both devices is done, and ends before any later one starts.
+    """
+    for one, two in ((device, other), (other, device)):
+        learn(CLOCKS[one, 0], CLOCKS[two, 0])
+
+
 class Uses:
     """The latest uses of the bytes of an allocation: (begin, end, stream, tick, writes)."""
 
