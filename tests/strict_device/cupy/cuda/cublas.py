@@ -71,6 +71,6 @@ def matrices(address, dtype, rows, columns, op, leading, stride, count, writes=F
     elements = (count - 1) * stride + (columns - 1) * leading + rows
     nbytes = elements * dtype.itemsize
     flat = host(address, nbytes).view(dtype)
-    memory.at(address, nbytes).use(flat, writes)
+    memory.at(address, nbytes)._use(flat, writes)
     steps = [step * dtype.itemsize for step in (stride, 1, leading)]
     return np.lib.stride_tricks.as_strided(flat, (count, rows, columns), steps)
