@@ -3,6 +3,7 @@
 They are where `with torch.device(...)` says; by default on the host, with one thread.
 """
 
+import functools
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -13,6 +14,7 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 from torch.profiler import ProfilerActivity, profile
 
 from minidist.events import Clock
+from minidist.tools.bench.steps import LONG
 
 torch.set_num_threads(1)
 
@@ -82,7 +84,12 @@ def chain_step():
     return step
 
 
-STEPS = {"MLP step": mlp_step, "Transformer step": transformer_step, "1,000 tiny ops": chain_step}
+STEPS = {
+    "MLP step": mlp_step,
+    "Transformer step": transformer_step,
+    "Transformer, 512 positions": functools.partial(transformer_step, **LONG),
+    "1,000 tiny ops": chain_step,
+}
 
 
 def product(size, dtype):
