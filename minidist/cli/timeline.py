@@ -85,8 +85,12 @@ def _check(given: argparse.Namespace) -> None:
     if given.measured and (durations := _durations(given)):
         option = "--" + next(iter(durations)).replace("_", "-")
         raise ValueError(f"--measured takes all times from the run; leave {option} out")
-    if given.device != "cpu" and not given.measured:
-        raise ValueError("a simulation needs no device; add --measured, or leave --device out")
+    if given.device != "cpu":
+        from minidist.backend import check_device  # needs NumPy
+
+        if not given.measured:
+            raise ValueError("a simulation needs no device; add --measured, or leave --device out")
+        check_device(given.device)
     if given.out is not None:
         timeline.check_path(given.out)
     if given.pp > MOST_RANKS:
