@@ -8,7 +8,7 @@ import pytest
 from minidist import run
 from minidist.comm import mailbox_fabric
 from minidist.events import Event, EventLog
-from tests.clocks import QueueClock
+from tests.clocks import QueueClock, clock_of_a_gpu
 
 
 @pytest.mark.parametrize("transport", ["process", "thread"])
@@ -82,6 +82,14 @@ def test_operations_and_spans_of_a_run_are_timed_by_the_clock_of_its_device(monk
     for rank in (0, 1):
         times = [(e.name, e.start, e.end) for e in log.events if e.rank == rank]
         assert times == [("barrier", 2.0, 3.0), ("work", 1.0, 4.0)]
+
+
+@pytest.mark.gpu
+def test_ranks_on_a_gpu_have_its_clock(gpu, monkeypatch):
+    monkeypatch.setattr(mailbox_fabric, "clock", clock_of_a_gpu)
+    log = EventLog()
+    run(lambda group: group.barrier(), 2, transport="thread", device="gpu", log=log)
+    assert [e.seconds for e in log.events] == [0.25] * 2
 
 
 @pytest.mark.gpu

@@ -16,7 +16,7 @@ from minidist.backend import why_no_gpu
 from minidist.cli import main
 from minidist.tools.bench import comm, mpi, pipelines, run_peer, steps
 from minidist.tools.bench import gpu as gpu_bench
-from tests.clocks import QueueClock
+from tests.clocks import clock_of_a_gpu
 
 
 def test_a_ratio_is_the_median_of_the_ratios_within_rounds():
@@ -147,7 +147,7 @@ def test_bench_gpu_times_every_row_by_the_clock_of_the_device(device_bench, caps
 def device_bench(gpu, monkeypatch):
     """Let the bench run on threads, by a clock that nobody may read before all is done."""
     monkeypatch.setattr(gpu_bench, "run", partial(minidist.run, transport="thread"))
-    monkeypatch.setattr(gpu_bench, "clock", lambda device: QueueClock(apart=0.25))
+    monkeypatch.setattr(gpu_bench, "clock", clock_of_a_gpu)
     monkeypatch.setattr(gpu_bench, "asks_for", lambda step: step() or gpu_bench.in_words(SEEN))
 
 
