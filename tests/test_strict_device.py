@@ -38,8 +38,9 @@ def test_what_is_marked_gpu_passes_on_the_stand_in():
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT)
-def test_the_conformance_suite_passes_on_the_stand_in():
-    passed("-m", "gpu", "tests/comm/conformance")
+@pytest.mark.parametrize("tests", ["tests/comm/conformance", "tests/tools/test_equivalence.py"])
+def test_what_takes_longer_passes_on_the_stand_in(tests):
+    passed("-m", "gpu", tests)
 
 
 def test_without_the_option_nothing_is_found_that_is_called_cupy():

@@ -171,6 +171,27 @@ def test_every_strategy_keeps_its_promise(cluster, strategy):
         assert row["bytes"] == row["bytes_formula"] > 0 and row["error"] <= 1e-9
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("strategy", strategies())
+def test_every_strategy_keeps_its_promise_on_gpus(gpu, cluster, strategy):
+    entry = equivalence.find(strategy)
+    row = equivalence.check(strategy, entry.cases(2)[0], 2, cluster(2, "thread", "gpu"))
+    assert row["ok"], f"{strategy}, {row['case']}: {row['detail']}"
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("transport, size", [("thread", 2), ("process", 2), ("process", 3)])
+@pytest.mark.parametrize("strategy", strategies())
+def test_every_case_of_a_strategy_keeps_its_promise_on_gpus(
+    gpu, cluster, strategy, transport, size
+):
+    entry = equivalence.find(strategy)
+    for case in entry.cases(size) if size in entry.ranks else ():
+        row = equivalence.check(strategy, case, size, cluster(size, transport, "gpu"))
+        assert row["ok"], f"{strategy}, {row['case']}: {row['detail']}"
+
+
 @pytest.mark.parametrize("strategy, ranks", [("naive", 3), ("siamese", 2), ("pipedream", 3)])
 def test_a_certificate_has_a_promise_and_its_evidence(strategy, ranks):
     paper = certificate(strategy, 3)
