@@ -52,7 +52,7 @@ class Kernel:
         self.inputs, self.outputs = parameters(in_params), parameters(out_params)
         self.name, self.preamble = name, preamble
 
-    def take(self, args) -> tuple[list, list]:
+    def _take(self, args) -> tuple[list, list]:
         """Return what the kernel reads and writes, as host arrays and numbers."""
         nin, nargs = len(self.inputs), len(self.inputs) + len(self.outputs)
         if len(args) not in (nin, nargs):
@@ -63,15 +63,14 @@ class Kernel:
         for x in args[nin:]:
             if not isinstance(x, Storage):
                 raise TypeError("Output arguments type must be cupy.ndarray")
-        found = [operand(x) for x in args]
-        return found[:nin], found[nin:]
+        return [operand(x) for x in args[:nin]], [operand(x, writes=True) for x in args[nin:]]
 
-    def dtypes(self, inputs: list, outputs: list) -> dict[str, np.dtype]:
+    def _dtypes(self, inputs: list, outputs: list) -> dict[str, np.dtype]:
         return letters(
             [*zip(self.outputs, outputs, strict=False), *zip(self.inputs, inputs, strict=True)]
         )
 
-    def shape(self, inputs: list, outputs: list) -> tuple[int, ...]:
+    def _shape(self, inputs: list, outputs: list) -> tuple[int, ...]:
         """Broadcast all arrays that are not raw (_kernel.pyx:_broadcast)."""
         given = zip([*self.inputs, *self.outputs], [*inputs, *outputs], strict=False)
         arrays = [x for p, x in given if isinstance(x, np.ndarray) and not p.raw]
@@ -102,27 +101,27 @@ class ElementwiseKernel(Kernel):
     def __call__(self, *args, size=-1, stream=None, block_size=128):
         import cupy
 
-        inputs, outputs = self.take(args)
-        types = self.dtypes(inputs, outputs)
-        shape = (size,) if size != -1 else self.shape(inputs, outputs)
+        inputs, outputs = self._take(args)
+        types = self._dtypes(inputs, outputs)
+        shape = (size,) if size != -1 else self._shape(inputs, outputs)
         results = list(args[len(inputs) :])
         if not results:
             if size == -1 and any(p.raw for p in self.outputs):
                 raise ValueError("Output array size is Undecided")
             results = [cupy.empty(shape, p.dtype or types[p.letter]) for p in self.outputs]
-            outputs = [operand(x) for x in results]
+            outputs = [operand(x, writes=True) for x in results]
         for p, x in zip(self.outputs, outputs, strict=True):
             if not p.raw and x.shape != shape:
                 raise ValueError(f"Out shape is mismatched: {x.shape} for {shape}")
-        self.check_overlap(inputs, outputs)
+        self._check_overlap(inputs, outputs)
         if 0 not in shape:
-            self.run(inputs, outputs, shape, types)
+            self._run(inputs, outputs, shape, types)
         _counters.launched(int(np.prod(shape)))
         if self.no_return:
             return None
         return results[0] if len(results) == 1 and not self.return_tuple else tuple(results)
 
-    def check_overlap(self, inputs, outputs) -> None:
+    def _check_overlap(self, inputs, outputs) -> None:
         """Refuse what is undefined: an element that one thread reads and another one writes."""
         for p, x in zip(self.inputs, inputs, strict=True):
             for y in outputs:
@@ -140,7 +139,7 @@ class ElementwiseKernel(Kernel):
                 if same and not in_place and np.shares_memory(x, y):
                     raise ValueError(f"{self.name}: {p.name} overlaps an output")
 
-    def run(self, inputs, outputs, shape, types) -> None:
+    def _run(self, inputs, outputs, shape, types) -> None:
         count = int(np.prod(shape))
         variables = {"i": np.arange(count)}
         for p, x in zip(self.inputs + self.outputs, inputs + outputs, strict=True):
@@ -189,9 +188,9 @@ class ReductionKernel(Kernel):
 
         if out is not None and len(self.outputs) != 1:
             raise NotImplementedError("")
-        inputs, outputs = self.take(args if out is None else (*args, out))
-        types = self.dtypes(inputs, outputs)
-        shape = self.shape(inputs, [])
+        inputs, outputs = self._take(args if out is None else (*args, out))
+        types = self._dtypes(inputs, outputs)
+        shape = self._shape(inputs, [])
         axes = range(len(shape)) if axis is None else np.atleast_1d(axis) % len(shape)
         reduced = tuple(sorted(int(n) for n in axes))
         kept = tuple(n for n in range(len(shape)) if n not in reduced)
@@ -202,15 +201,15 @@ class ReductionKernel(Kernel):
         results = list(args[len(inputs) :]) or ([] if out is None else [out])
         if not results:
             results = [cupy.empty(final, p.dtype or types[p.letter]) for p in self.outputs]
-        outputs = [operand(x) for x in results]
+        outputs = [operand(x, writes=True) for x in results]
         if any(y.shape != final for y in outputs):
             raise ValueError(f"Out shape is mismatched: not {final}")
         if outputs[0].size:
-            self.run(inputs, outputs, shape, reduced + kept, len(reduced), types)
+            self._run(inputs, outputs, shape, reduced + kept, len(reduced), types)
         _counters.launched(outputs[0].size)
         return results[0]
 
-    def run(self, inputs, outputs, shape, order, reduced, types) -> None:
+    def _run(self, inputs, outputs, shape, order, reduced, types) -> None:
         length, count = int(np.prod([shape[n] for n in order[:reduced]])), outputs[0].size
         variables = {}
         for p, x in zip(self.inputs, inputs, strict=True):
