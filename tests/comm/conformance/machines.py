@@ -41,6 +41,7 @@ MACHINES = {
     "thread, messages, gpu": Machine("thread", messages, "gpu"),
     "mpi": Machine("mpi-subset", in_rank_order=False),
     "mpi, messages": Machine("mpi-subset", messages),
+    "mpi, gpu": Machine("mpi-subset", device="gpu", in_rank_order=False),
 }
 
 
