@@ -1,0 +1,58 @@
+"""Functions with two texts: NumPy for arrays on the host, C for arrays on a GPU, in few launches.
+
+The NumPy text is the definition. The C text computes the same in another order: a GPU sums in a
+tree, rounds a b + c once, and in float32 takes numbers below 1e-38 for 0. Both take float32 or
+float64; half precision is widened before. Read `launch.py`, then any of the others.
+"""
+
+from minidist.autograd.kernels.activations import (
+    gelu,
+    gelu_backward,
+    gelu_erf,
+    gelu_erf_backward,
+    relu,
+    relu_backward,
+)
+from minidist.autograd.kernels.embeddings import rows_of, sum_into_rows
+from minidist.autograd.kernels.launch import Elementwise, Reduction
+from minidist.autograd.kernels.masks import dropout, first_of
+from minidist.autograd.kernels.normalization import layer_norm, layer_norm_backward
+from minidist.autograd.kernels.probabilities import (
+    cross_entropy,
+    cross_entropy_backward,
+    probabilities_again,
+    scores_backward,
+    softmax_of_seen,
+)
+from minidist.autograd.kernels.sums import (
+    mean_columns,
+    sum_columns,
+    sum_rows,
+    sum_rows_of_product,
+)
+
+__all__ = [
+    "Elementwise",
+    "Reduction",
+    "cross_entropy",
+    "cross_entropy_backward",
+    "dropout",
+    "first_of",
+    "gelu",
+    "gelu_backward",
+    "gelu_erf",
+    "gelu_erf_backward",
+    "layer_norm",
+    "layer_norm_backward",
+    "mean_columns",
+    "probabilities_again",
+    "relu",
+    "relu_backward",
+    "rows_of",
+    "scores_backward",
+    "softmax_of_seen",
+    "sum_columns",
+    "sum_into_rows",
+    "sum_rows",
+    "sum_rows_of_product",
+]

@@ -1,0 +1,73 @@
+"""A C text for a GPU, as a function: CuPy compiles it at its first call and keeps it.
+
+The text is written once for float32 and float64: `T` is the dtype of the arrays that are named so.
+CuPy documentation, User-Defined Kernels.
+"""
+
+import functools
+from dataclasses import dataclass
+
+from minidist.backend import Array, array_module, device_module
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """A C text that runs once per element of its arrays, broadcast together; one launch.
+
+    inputs, outputs  parameters in the order of the call, "T x, raw int64 order": an array or a
+                     number, `raw` if the text indexes it. Outputs that are not passed are new
+    text             statements; `i` is the element's index in row-major order
+
+    CuPy documentation, User-Defined Kernels.
+    """
+
+    name: str
+    inputs: str
+    outputs: str
+    text: str
+
+    @functools.cached_property
+    def kernel(self):
+        xp = device_module("gpu")
+        return xp.ElementwiseKernel(self.inputs, self.outputs, self.text, self.name)
+
+    def __call__(self, *arrays, **size):
+        return self.kernel(*arrays, **size)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A C text that reduces the first of its arrays along an axis; one launch.
+
+    each      expression, of type `kind`: what one element contributes
+    combine   expression: two such values, a and b, as one
+    finish    expression that assigns the outputs from the total, a
+    identity  expression: the value of no elements
+    axis      -1, kept with length 1; 0; or None for all elements
+    """
+
+    name: str
+    inputs: str
+    outputs: str
+    each: str
+    combine: str
+    finish: str
+    identity: str = "0"
+    kind: str = "T"
+    preamble: str = ""
+    axis: int | None = -1
+
+    @functools.cached_property
+    def kernel(self):
+        texts = self.each, self.combine, self.finish, self.identity, self.name, self.kind
+        more = {"preamble": self.preamble}
+        return device_module("gpu").ReductionKernel(self.inputs, self.outputs, *texts, **more)
+
+    def __call__(self, x: Array, *others, out: Array | None = None):
+        outputs = self.outputs.count(",") + 1
+        where = {"axis": self.axis, "keepdims": self.axis == -1}
+        if outputs == 1:
+            return self.kernel(x, *others, out=out, **where)
+        made = [array_module(x).empty((*x.shape[:-1], 1), x.dtype) for _ in range(outputs)]
+        self.kernel(x, *others, *made, **where)
+        return made

@@ -1,0 +1,70 @@
+"""Dropout: a GPU hashes each element of the mask where it uses it, to the bits of the host's."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from minidist.autograd.kernels.launch import Elementwise
+from minidist.backend import Array, beside, on_gpu, widen
+from minidist.rng import Randomness
+
+# rng.hash_uniform(key, counter) >= rate in integers: threshold = rate 2^53.
+_dropout = Elementwise(
+    "dropout",
+    "T x, raw int64 examples, uint64 key, uint64 threshold, uint64 first, uint64 whole, "
+    "int64 part, T factor",
+    "T y",
+    """
+    unsigned long long z = examples[i / part] * whole + first + i % part;
+    z = z * 0x9E3779B97F4A7C15ULL + key;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
+    z = (z ^ (z >> 31)) >> 11;
+    y = x * T(z >= threshold) * factor""",
+)
+
+
+def dropout(
+    x: Array, rate: float, name: str, randomness: Randomness, window=None, full_shape=None
+) -> Callable[[Array], Array]:
+    """Return the function X -> X keep / (1 - rate) for arrays like X[B, ...]; it is its adjoint.
+
+    The mask is that of `Randomness.keep`. On a GPU it is hashed again where it is used: there is
+    no mask in memory, and the indices of the examples are all that travels, once.
+    """
+    factor = 1 / (1 - float(rate))
+    if not on_gpu(x):
+        keep = randomness.keep(name, rate, x.shape, window, full_shape)
+        return lambda x: x * keep * factor
+    full_shape, part = randomness.full_shape(x.shape, full_shape), math.prod(x.shape[1:])
+    numbers = randomness.key(name), math.ceil(rate * 2**53), first_of(full_shape, window, part)
+    settings = (
+        examples_beside(randomness, x),
+        *map(np.uint64, (*numbers, math.prod(full_shape))),
+        part,
+        float(x.dtype.type(factor)),
+    )
+    return lambda x: _dropout(widen(x), *settings).astype(x.dtype, copy=False)
+
+
+def examples_beside(randomness: Randomness, x: Array) -> Array:
+    """Return the indices of the examples on the GPU of x; only the first call copies them."""
+    device = x.device.id
+    if device not in randomness.copies:
+        randomness.copies[device] = beside(np.asarray(randomness.examples, np.int64), x)
+    return randomness.copies[device]
+
+
+def first_of(full_shape: tuple[int, ...], window, part: int) -> int:
+    """Return where a window of `part` consecutive elements begins in an array of this shape."""
+    first = last = 0
+    for side, cut in zip(full_shape, window or [slice(None)] * len(full_shape), strict=True):
+        begin, end, _ = cut.indices(side)
+        first, last = first * side + begin, last * side + max(begin, end - 1)
+    if part and last - first + 1 != part:
+        raise ValueError(
+            f"a window of dropout on a GPU has consecutive elements of each example "
+            f"{list(full_shape)}; cut its first axis alone"
+        )
+    return first

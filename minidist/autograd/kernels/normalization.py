@@ -1,0 +1,78 @@
+"""Layer normalisation (Ba, Kiros, Hinton 2016), forward and backward, over rows of C columns."""
+
+import numpy as np
+
+from minidist.autograd.kernels.launch import Elementwise, Reduction
+from minidist.autograd.kernels.sums import mean_columns
+from minidist.backend import Array, on_gpu
+
+# The mean and the sum of squares around it, of parts (Chan, Golub, LeVeque 1983, equation 2.1).
+_moments = Reduction(
+    "moments",
+    "T x, T eps",
+    "T mean, T r",
+    each="Moments{1, x, 0}",
+    combine="merge(a, b)",
+    finish="mean = a.mean, r = 1 / sqrt(a.squares / a.count + eps)",
+    identity="Moments{0, 0, 0}",
+    kind="Moments",
+    preamble="""
+struct Moments { T count, mean, squares; };
+__device__ Moments merge(Moments x, Moments y) {
+    T count = x.count + y.count, d = y.mean - x.mean;
+    T share = count > 0 ? y.count / count : T(0);
+    return Moments{count, x.mean + d * share, x.squares + y.squares + d * d * x.count * share};
+}""",
+)
+_normalize = Elementwise(
+    "normalize",
+    "T x, T mean, T r, T gain, T bias",
+    "T y, T n",
+    "n = (x - mean) * r; y = n * gain + bias",
+)
+_norm_means = Reduction(
+    "norm_means",
+    "T grad, T gain, T n, T columns",
+    "T mean, T along",
+    each="Pair{grad * gain, grad * gain * n}",
+    combine="add(a, b)",
+    finish="mean = a.first / columns, along = a.second / columns",
+    identity="Pair{0, 0}",
+    kind="Pair",
+    preamble="""
+struct Pair { T first, second; };
+__device__ Pair add(Pair x, Pair y) {
+    return Pair{x.first + y.first, x.second + y.second};
+}""",
+)
+_norm_backward = Elementwise(
+    "norm_backward",
+    "T grad, T gain, T n, T r, T mean, T along",
+    "T dx",
+    "dx = r * (grad * gain - mean - n * along)",
+)
+
+
+def layer_norm(x: Array, gain: Array, bias: Array, eps: float) -> tuple[Array, Array, Array]:
+    """Return Y = n gain + bias, n = (X - mean) r and r = 1 / sqrt(var + eps). 2 launches."""
+    if on_gpu(x):
+        mean, r = _moments(x, eps)
+        return *_normalize(x, mean, r, gain, bias), r
+    n = x - mean_columns(x)
+    r = 1 / np.sqrt(mean_columns(n * n) + eps)
+    n *= r
+    y = n * gain
+    y += bias
+    return y, n, r
+
+
+def layer_norm_backward(grad: Array, gain: Array, n: Array, r: Array) -> Array:
+    """dX = r (d - mean d - n mean(d n)), d = dY gain. 2 launches."""
+    if on_gpu(grad):
+        return _norm_backward(grad, gain, n, r, *_norm_means(grad, gain, n, n.shape[-1]))
+    d = grad * gain
+    dx = n * mean_columns(d * n)
+    d -= mean_columns(d)
+    d -= dx
+    d *= r
+    return d

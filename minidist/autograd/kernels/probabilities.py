@@ -1,0 +1,150 @@
+"""Softmax where a GPU should see each row twice at most: attention's scores, and cross entropy."""
+
+import math
+
+import numpy as np
+
+from minidist.autograd.kernels.launch import Elementwise, Reduction
+from minidist.autograd.kernels.sums import sum_columns
+from minidist.backend import Array, on_gpu, widen
+
+# A row's maximum and the sum of exp(x - maximum), in one pass (Milakov and Gimelshein 2018, section
+# 3), and the logarithm of the sum of exp(x).
+_softmax_sums = Reduction(
+    "softmax_sums",
+    "T x",
+    "T peak, T total, T log_z",
+    each="Exponentials{x, 1}",
+    combine="join(a, b)",
+    finish="peak = a.peak, total = a.total, log_z = a.peak + log(a.total)",
+    identity="Exponentials{-T(1) / T(0), 0}",
+    kind="Exponentials",
+    preamble="""
+struct Exponentials { T peak, total; };
+__device__ Exponentials join(Exponentials x, Exponentials y) {
+    T peak = x.peak > y.peak ? x.peak : y.peak;
+    T left = x.peak == peak ? T(1) : exp(x.peak - peak);
+    T right = y.peak == peak ? T(1) : exp(y.peak - peak);
+    return Exponentials{peak, x.total * left + y.total * right};
+}""",
+)
+_softmax = Elementwise("softmax", "T peak, T total", "T x", "x = exp(x - peak) / total")
+_hide_later = Elementwise(
+    "hide_later",
+    "int64 queries, int64 keys, int64 first, T hidden",
+    "T x",
+    "if (i % keys > first + i / keys % queries) x = hidden",
+)
+_probabilities_again = Elementwise(
+    "probabilities_again",
+    "T log_z, int64 queries, int64 keys",
+    "T x",
+    "x = i % keys > i / keys % queries ? T(0) : exp(x - log_z)",
+)
+_products = Reduction("products", "T dp, T p", "T mean", "dp * p", "a + b", "mean = a")
+_scores_backward = Elementwise(
+    "scores_backward", "T p, T mean, T scale", "T dp", "dp = (dp - mean) * p * scale"
+)
+
+
+def softmax_of_seen(scores: Array, first: int) -> Array:
+    """Overwrite S[..., n, s] with its softmax over the keys that are seen; return log Z[..., n, 1].
+
+    Query i is at position `first` + i. 3 launches.
+    """
+    hide_later(scores, first)
+    if on_gpu(scores):
+        peak, total, log_z = _softmax_sums(scores)
+        _softmax(peak, total, scores)
+        return log_z
+    largest = scores.max(axis=-1, keepdims=True)
+    scores -= largest
+    z = sum_columns(np.exp(scores, out=scores))
+    scores /= z
+    return largest + np.log(z, out=z)
+
+
+def hide_later(scores: Array, first: int) -> None:
+    """Set the scores of keys later than their query to -inf; query i is at `first` + i.
+
+    They are a triangle that ends with the last column; on the host nothing else is touched.
+    """
+    if on_gpu(scores):
+        _hide_later(*scores.shape[-2:], first, -math.inf, scores)
+        return
+    n = scores.shape[-1] - first
+    square = scores[..., :n, first:]
+    square += np.triu(np.full((n, n), -np.inf, scores.dtype), 1)  # a query sees its own position
+
+
+def probabilities_again(scores: Array, log_z: Array) -> None:
+    """Overwrite S[..., n, s] with exp(S - log Z) over the keys that are seen; query i is at i."""
+    if on_gpu(scores):
+        _probabilities_again(log_z, *scores.shape[-2:], scores)
+        return
+    hide_later(scores, 0)
+    scores -= log_z
+    np.exp(scores, out=scores)
+
+
+def scores_backward(dp: Array, p: Array, mean: Array | None = None, scale: float = 1.0) -> None:
+    """Overwrite dP[..., n, s] with dS = scale P (dP - mean); by default mean is <dP, P>, by row."""
+    if on_gpu(dp):
+        p = widen(p)
+        _scores_backward(p, _products(dp, p) if mean is None else mean, scale, dp)
+        return
+    dp -= sum_columns(dp * p) if mean is None else mean
+    dp *= p
+    if scale != 1:
+        dp *= scale
+
+
+_row_losses = Elementwise(
+    "row_losses",
+    "raw T logits, T peak, T total, I target, int64 columns, T size, T outside",
+    "T loss",
+    """
+    long long at = target;
+    bool inside = at >= 0 && at < columns;
+    T picked = inside ? logits[i * columns + at] : outside;
+    loss = (log(total) - (picked - peak)) / size""",
+)
+_cross_entropy_backward = Elementwise(
+    "cross_entropy_backward",
+    "T logit, T peak, T total, I target, T grad, int64 columns, T size, T outside",
+    "T dx",
+    """
+    long long at = target;
+    bool inside = at >= 0 && at < columns;
+    T expected = inside ? T(i % columns == at) : outside;
+    dx = (exp(logit - peak) / total - expected) * (grad / size)""",
+)
+
+
+def cross_entropy(logits: Array, targets: Array, size: float) -> tuple[Array, tuple]:
+    """Return the sum of -log softmax(X[N, C])[target] / size, and what backward needs.
+
+    On a GPU a target outside [0, C) makes the loss nan: to look at it would wait for the device.
+    """
+    if on_gpu(logits):
+        peak, total, _ = _softmax_sums(logits)
+        rows = logits, peak.reshape(-1), total.reshape(-1), targets
+        loss = _row_losses(*rows, logits.shape[-1], size, math.nan).sum()
+        return loss, (logits, peak, total)
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    picked = shifted[np.arange(len(logits)), targets]
+    probabilities = np.exp(shifted, out=shifted)
+    sums = sum_columns(probabilities)
+    probabilities /= sums
+    return (np.log(sums[:, 0]) - picked).sum() / size, (probabilities,)
+
+
+def cross_entropy_backward(grad: Array, targets: Array, size: float, saved: tuple) -> Array:
+    """dX = (softmax(X) - onehot) dL / size; the host's probabilities are overwritten."""
+    if on_gpu(grad):
+        columns = saved[0].shape[-1]
+        return _cross_entropy_backward(*saved, targets[:, None], grad, columns, size, math.nan)
+    (dx,) = saved
+    dx[np.arange(len(dx)), targets] -= 1
+    dx *= grad / size
+    return dx
