@@ -51,32 +51,59 @@ class Kernel:
             raise ValueError(f'Invalid kernel name: "{name}"')
         self.inputs, self.outputs = parameters(in_params), parameters(out_params)
         self.name, self.preamble = name, preamble
+        if any(p.raw for p in self.outputs):
+            raise NotImplementedError("the stand-in has no raw outputs")
 
-    def _take(self, args) -> tuple[list, list]:
-        """Return what the kernel reads and writes, as host arrays and numbers."""
+    def _take(self, args) -> tuple[list, list, dict]:
+        """Return what the kernel reads and writes, host arrays and numbers; and letters' dtypes."""
         nin, nargs = len(self.inputs), len(self.inputs) + len(self.outputs)
         if len(args) not in (nin, nargs):
             raise TypeError(
                 f"Wrong number of arguments for {self.name}: {nin} or {nargs} (with outputs), "
                 f"but given {len(args)}"
             )
-        for x in args[nin:]:
-            if not isinstance(x, Storage):
-                raise TypeError("Output arguments type must be cupy.ndarray")
-        return [operand(x) for x in args[:nin]], [operand(x, writes=True) for x in args[nin:]]
+        if not all(isinstance(x, Storage) for x in args[nin:]):
+            raise TypeError("Output arguments type must be cupy.ndarray")
+        inputs = [operand(x) for x in args[:nin]]
+        outputs = [operand(x, writes=True) for x in args[nin:]]
+        given = [*zip(self.outputs, outputs, strict=False), *zip(self.inputs, inputs, strict=True)]
+        return inputs, outputs, letters(given)
 
-    def _dtypes(self, inputs: list, outputs: list) -> dict[str, np.dtype]:
-        return letters(
-            [*zip(self.outputs, outputs, strict=False), *zip(self.inputs, inputs, strict=True)]
-        )
-
-    def _shape(self, inputs: list, outputs: list) -> tuple[int, ...]:
+    def _shape(self, *arrays) -> tuple[int, ...]:
         """Broadcast all arrays that are not raw (_kernel.pyx:_broadcast)."""
-        given = zip([*self.inputs, *self.outputs], [*inputs, *outputs], strict=False)
-        arrays = [x for p, x in given if isinstance(x, np.ndarray) and not p.raw]
-        if not arrays:
+        given = zip([*self.inputs, *self.outputs], arrays, strict=False)
+        found = [x.shape for p, x in given if isinstance(x, np.ndarray) and not p.raw]
+        if not found:
             raise ValueError("Loop size is undecided.")
-        return np.broadcast_shapes(*[x.shape for x in arrays])
+        return np.broadcast_shapes(*found)
+
+    def _made(self, shape, types) -> list[Storage]:
+        """Return new outputs of this shape."""
+        import cupy
+
+        return [cupy.empty(shape, p.dtype or types[p.letter]) for p in self.outputs]
+
+    def _launch(self, inputs, results, types, shape, order, length: int) -> None:
+        """Compute `length` elements of `shape` into each one of the results."""
+        outputs = [operand(x, writes=True) for x in results]
+        count, variables = outputs[0].size, {}
+        _counters.launched(count)
+        if count:
+            for p, x in zip(self.inputs, inputs, strict=True):
+                if not isinstance(x, np.ndarray):
+                    variables[p.name] = scalar(x, p.dtype or types[p.letter])
+                elif p.raw:
+                    variables[p.name] = Raw(p.name, x.reshape(-1))
+                else:
+                    variables[p.name] = np.broadcast_to(x, shape).transpose(order).flatten()
+            for p, y in zip(self.outputs, outputs, strict=True):
+                variables[p.name] = y.flatten()
+            written = self._compute(variables, types, count, length)
+            for p, y in zip(self.outputs, outputs, strict=True):
+                y[...] = written[p.name].reshape(y.shape)
+
+    def _compute(self, variables: dict, types: dict, count: int, length: int) -> dict:
+        raise NotImplementedError
 
 
 class ElementwiseKernel(Kernel):
@@ -99,24 +126,14 @@ class ElementwiseKernel(Kernel):
             raise ValueError("Can not use 'i' as a parameter name")
 
     def __call__(self, *args, size=-1, stream=None, block_size=128):
-        import cupy
-
-        inputs, outputs = self._take(args)
-        types = self._dtypes(inputs, outputs)
-        shape = (size,) if size != -1 else self._shape(inputs, outputs)
-        results = list(args[len(inputs) :])
-        if not results:
-            if size == -1 and any(p.raw for p in self.outputs):
-                raise ValueError("Output array size is Undecided")
-            results = [cupy.empty(shape, p.dtype or types[p.letter]) for p in self.outputs]
-            outputs = [operand(x, writes=True) for x in results]
-        for p, x in zip(self.outputs, outputs, strict=True):
-            if not p.raw and x.shape != shape:
+        inputs, outputs, types = self._take(args)
+        shape = self._shape(*inputs, *outputs) if size == -1 else (size,)
+        for x in outputs:
+            if x.shape != shape:
                 raise ValueError(f"Out shape is mismatched: {x.shape} for {shape}")
         self._check_overlap(inputs, outputs)
-        if 0 not in shape:
-            self._run(inputs, outputs, shape, types)
-        _counters.launched(int(np.prod(shape)))
+        results = list(args[len(inputs) :]) or self._made(shape, types)
+        self._launch(inputs, results, types, shape, range(len(shape)), 1)
         if self.no_return:
             return None
         return results[0] if len(results) == 1 and not self.return_tuple else tuple(results)
@@ -124,36 +141,17 @@ class ElementwiseKernel(Kernel):
     def _check_overlap(self, inputs, outputs) -> None:
         """Refuse what is undefined: an element that one thread reads and another one writes."""
         for p, x in zip(self.inputs, inputs, strict=True):
-            for y in outputs:
-                same = isinstance(x, np.ndarray) and np.may_share_memory(x, y)
-                in_place = (
-                    same
-                    and not p.raw
-                    and (x.ctypes.data, x.strides, x.shape)
-                    == (
-                        y.ctypes.data,
-                        y.strides,
-                        y.shape,
-                    )
-                )
-                if same and not in_place and np.shares_memory(x, y):
+            for y in outputs if isinstance(x, np.ndarray) else []:
+                same = x.ctypes.data == y.ctypes.data and x.strides == y.strides
+                if (p.raw or not same) and np.shares_memory(x, y):
                     raise ValueError(f"{self.name}: {p.name} overlaps an output")
 
-    def _run(self, inputs, outputs, shape, types) -> None:
-        count = int(np.prod(shape))
-        variables = {"i": np.arange(count)}
-        for p, x in zip(self.inputs + self.outputs, inputs + outputs, strict=True):
-            if not isinstance(x, np.ndarray):
-                variables[p.name] = scalar(x, p.dtype or types[p.letter])
-            elif p.raw:
-                variables[p.name] = Raw(p.name, x.reshape(-1))
-            else:
-                variables[p.name] = np.broadcast_to(x, shape).flatten()
+    def _compute(self, variables, types, count, length):
         constant = ["i", *(p.name for p in self.inputs)]
-        threads = Threads(count, types, self.preamble, variables, constant)
+        known = {"i": np.arange(count), **variables}
+        threads = Threads(count, types, self.preamble, known, constant)
         threads.run(self.operation)
-        for p, y in zip(self.outputs, outputs, strict=True):
-            y[...] = threads.variables[p.name].reshape(shape)
+        return threads.variables
 
 
 class ReductionKernel(Kernel):
@@ -182,75 +180,65 @@ class ReductionKernel(Kernel):
         self.identity, self.kind = identity, reduce_type or self.outputs[0].letter
         if re.search(r"\.\s*[ab]\b", reduce_expr) or re.search(r"\.\s*a\b", post_map_expr):
             raise SyntaxError("a field named like a parameter of the macro")
+        if any(p.raw for p in self.inputs):
+            raise NotImplementedError("the stand-in reduces no raw arrays")
 
     def __call__(self, *args, out=None, axis=None, keepdims=False, stream=None):
-        import cupy
-
         if out is not None and len(self.outputs) != 1:
             raise NotImplementedError("")
-        inputs, outputs = self._take(args if out is None else (*args, out))
-        types = self._dtypes(inputs, outputs)
-        shape = self._shape(inputs, [])
+        inputs, outputs, types = self._take(args if out is None else (*args, out))
+        shape = self._shape(*inputs)
         axes = range(len(shape)) if axis is None else np.atleast_1d(axis) % len(shape)
-        reduced = tuple(sorted(int(n) for n in axes))
-        kept = tuple(n for n in range(len(shape)) if n not in reduced)
-        if reduced + kept != tuple(range(len(shape))) and any(p.raw for p in self.inputs):
-            raise NotImplementedError("Illegal conditions")
+        reduced = sorted(int(n) for n in axes)
+        kept = [n for n in range(len(shape)) if n not in reduced]
         short = [1 if n in reduced else side for n, side in enumerate(shape)]
         final = tuple(short if keepdims else [shape[n] for n in kept])
-        results = list(args[len(inputs) :]) or ([] if out is None else [out])
-        if not results:
-            results = [cupy.empty(final, p.dtype or types[p.letter]) for p in self.outputs]
-        outputs = [operand(x, writes=True) for x in results]
         if any(y.shape != final for y in outputs):
             raise ValueError(f"Out shape is mismatched: not {final}")
-        if outputs[0].size:
-            self._run(inputs, outputs, shape, reduced + kept, len(reduced), types)
-        _counters.launched(outputs[0].size)
+        results = list(args[len(inputs) :]) or ([out] if outputs else self._made(final, types))
+        length = int(np.prod([shape[n] for n in reduced]))
+        self._launch(inputs, results, types, shape, reduced + kept, length)
         return results[0]
 
-    def _run(self, inputs, outputs, shape, order, reduced, types) -> None:
-        length, count = int(np.prod([shape[n] for n in order[:reduced]])), outputs[0].size
-        variables = {}
-        for p, x in zip(self.inputs, inputs, strict=True):
-            if isinstance(x, np.ndarray):
-                variables[p.name] = np.broadcast_to(x, shape).transpose(order).flatten()
-            else:
-                variables[p.name] = scalar(x, p.dtype or types[p.letter])
+    def _compute(self, variables, types, count, length):
         names = [p.name for p in self.inputs]
 
         def threads(number, **known):
             return Threads(number, types, self.preamble, known, names)
 
-        one = threads(count)
-        kind = one.types[self.kind]
-        total = one.convert(one.value(self.identity), kind)
+        def combined(x, y, number):
+            both = threads(number, a=x, b=y)
+            return both.convert(both.value(self.reduce), kind)
+
+        kind = threads(count).types[self.kind]
+        first = threads(count)
+        total = first.convert(first.value(self.identity), kind)
         if length:
             each = threads(length * count, **variables)
-            rows = over(each.convert(each.value(self.map), kind), lambda x: x.reshape(length, -1))
-            while (size := len(next(iter(rows.values())) if isinstance(rows, dict) else rows)) > 1:
-                half = (size + 1) // 2
-                tail = over(rows, lambda x, half=half: x[half:].ravel())
-                head = over(rows, lambda x, half=half, size=size: x[: size - half].ravel())
-                both = threads((size - half) * count, a=head, b=tail)
-                sums = both.convert(both.value(self.reduce), kind)
-                sums = over(sums, lambda x: x.reshape(-1, count))
-                odd = over(rows, lambda x, half=half, size=size: x[size - half : half])
-                rows = over(sums, lambda x, y: np.concatenate([x, y]), odd)
-            last = threads(count, a=total, b=over(rows, lambda x: x[0]))
-            total = last.convert(last.value(self.reduce), kind)
-        scalars = {name: x for name, x in variables.items() if x.ndim == 0}
-        written = {p.name: y.flatten() for p, y in zip(self.outputs, outputs, strict=True)}
-        end = threads(count, a=total, **scalars, **written)
+            rows = each.convert(each.value(self.map), kind)  # [length, count], flat
+            while length > 1:
+                half, odd = length // 2 * count, length % 2 * count
+                low, high = (each_field(rows, slice(n * half, (n + 1) * half)) for n in (0, 1))
+                rest = each_field(rows, slice(2 * half, 2 * half + odd))
+                rows = joined(combined(low, high, half), rest)
+                length = length // 2 + length % 2
+            total = combined(total, rows, count)
+        numbers = {n: variables[n] for n in names if not variables[n].ndim}
+        written = {p.name: variables[p.name] for p in self.outputs}
+        end = threads(count, a=total, **numbers, **written)
         end.value(self.finish)
-        for p, y in zip(self.outputs, outputs, strict=True):
-            y[...] = end.variables[p.name].reshape(y.shape)
+        return end.variables
 
 
-def over(value, function, other=None):
-    """Apply a function to an array, or to each field of a struct."""
-    if not isinstance(value, dict):
-        return function(value) if other is None else function(value, other)
-    if other is None:
-        return {field: function(x) for field, x in value.items()}
-    return {field: function(x, other[field]) for field, x in value.items()}
+def each_field(value, index):
+    """Index an array, or each field of a struct."""
+    if isinstance(value, dict):
+        return {field: x[index] for field, x in value.items()}
+    return value[index]
+
+
+def joined(value, other):
+    """Concatenate two arrays, or each field of two structs."""
+    if isinstance(value, dict):
+        return {field: np.concatenate([x, other[field]]) for field, x in value.items()}
+    return np.concatenate([value, other])
