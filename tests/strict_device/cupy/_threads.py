@@ -261,7 +261,8 @@ class Threads:
     def _make(self, kind, values):
         fields, values = self.types[kind], [(node, self.do(node)) for node in values]
         for (node, value), dtype in zip(values, fields.values(), strict=True):
-            if node[0] != "number" and wider(value).dtype != dtype:
+            constant = node[0] == "number" or (node[0] == "unary" and node[2][0] == "number")
+            if not constant and wider(value).dtype != dtype:
                 raise TypeError(f"C: braces would narrow {value.dtype} to {dtype}")
         pairs = zip(fields.items(), values, strict=True)
         return {field: self.convert(value, dtype) for (field, dtype), (_, value) in pairs}
