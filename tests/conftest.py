@@ -82,8 +82,9 @@ def _import_first(folder: str):
 
 
 LONGEST = """test_lessons test_strict_device course/test_labs course/test_attacks
-course/test_grader test_cli course/test_lab_command pipeline_parallel/test_equivalence data_parallel/test_server_canaries
-data_parallel/test_zero comm/conformance/test_places test_hybrid course/test_mutants""".split()
+course/test_grader test_cli course/test_lab_command pipeline_parallel/test_equivalence
+data_parallel/test_server_canaries data_parallel/test_zero comm/conformance/test_places
+test_hybrid course/test_mutants""".split()
 
 
 def pytest_collection_modifyitems(items):

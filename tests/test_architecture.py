@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,53 @@ def test_only_the_backend_and_nccl_import_cupy():
         if any(name.split(".")[0] in ("cupy", "cupyx") for name in imports(path))
     }
     assert importers <= {"backend.py", "comm/nccl_transport.py"} and "backend.py" in importers
+
+
+OF_ARRAYS = ["autograd", "nn", *sorted(AXES), "comm/group.py", "comm/collectives.py"]
+OF_ARRAYS += ["collective_functions.py", "hybrid.py", "optim.py", "replicas.py", "train.py"]
+NO_ARRAYS = {"dtype", "errstate", "finfo", "iinfo", "promote_types", "random", "uint64"}
+ON_THE_HOST = {  # what is of the host there: tokens, positions, sizes, numbers that are sent
+    "autograd/kernels.py": "*",  # the texts of NumPy, beside those of CUDA
+    "autograd/operators.py": "argsort cumsum",
+    "autograd/products.py": "array matmul",
+    "comm/group.py": "array",
+    "data_parallel/parameter_server.py": "array",
+    "data_parallel/server_plan.py": "zeros",
+    "data_parallel/sparse_update.py": """arange array concatenate diff flatnonzero logical_or repeat
+        searchsorted unique zeros""",
+    "data_parallel/zero.py": "array",
+    "hybrid.py": "arange array",
+    "nn/flat_parameters.py": "empty",
+    "nn/module.py": "full",
+    "nn/shard.py": "argsort where",
+    "optim.py": "sqrt",  # in the texts of NumPy
+    "pipeline_parallel/holders.py": "array",
+    "pipeline_parallel/micro_batch.py": "arange array_split",
+    "replicas.py": "array ascontiguousarray",
+    "tensor_parallel/column_parallel.py": "arange",
+    "tensor_parallel/parallel_attention.py": "arange",
+    "tensor_parallel/vocab_parallel.py": "arange flatnonzero where",
+    "train.py": "arange",
+}
+
+
+def called_on_numpy(path):
+    """Return which functions of NumPy a file calls by name: `np.exp(x)`, `np.add.reduceat(x)`."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    calls = [ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)]
+    names = [re.fullmatch(r"np\.(\w+)[.\w]*", call) for call in calls]
+    return {name[1] for name in names if name} - NO_ARRAYS
+
+
+def test_arrays_that_may_be_on_a_gpu_meet_the_functions_of_their_own_module():
+    """`array_module(x).exp(x)`, not `np.exp(x)`. What is surely on the host is listed by name."""
+    files = [path for path in FILES for part in OF_ARRAYS if path.is_relative_to(PACKAGE / part)]
+    found = {path.relative_to(PACKAGE).as_posix(): called_on_numpy(path) for path in files}
+    listed = {path: set(names.split()) for path, names in ON_THE_HOST.items()}
+    for path, names in found.items():
+        if listed.get(path) != {"*"}:
+            assert names == listed.get(path, set()), f"{path}: functions of NumPy on arrays"
+    assert set(listed) <= set(found)
 
 
 def test_only_development_time_files_import_what_is_not_a_core_dependency():
