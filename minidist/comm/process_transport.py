@@ -357,8 +357,9 @@ class RankProcess:
         threading.Thread(target=self.read, name="reader", daemon=True).start()
         while (order := self.orders.get()) is not None:
             report = execute(self.fabric, *order, pickle.loads)
-            self.answer(order[0], pack(report, cloudpickle.dumps))
-            self.done += 1
+            packed = pack(report, cloudpickle.dumps)
+            self.done += 1  # before the caller knows, who may then go
+            self.answer(order[0], packed)
 
     def read(self) -> None:
         """Put messages into the mailbox and orders into their queue; answer questions."""

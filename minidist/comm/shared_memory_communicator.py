@@ -227,7 +227,7 @@ def share_device_memory(fabric: MailboxFabric, board: Board) -> None:
 
     All ranks call this, once. The first that cannot says why.
     """
-    signature, reason = signature_of("open the memory of all GPUs", (), None), None
+    signature, reason, memory = signature_of("open the memory of all GPUs", (), None), None, None
     table, fabric.table = fabric.table, None
     try:
         memory = DeviceMemory(fabric.memory, table, fabric.own_process)
@@ -243,9 +243,13 @@ def share_device_memory(fabric: MailboxFabric, board: Board) -> None:
     able = board.meet(signature, int(reason is None))
     if all(able):
         fabric.device_memory = memory
-    elif able.index(0) == board.me:
+        return
+    if able.index(0) == board.me:
         print(
             f"minidist: arrays on GPUs are reduced on the host, because rank {board.me} cannot "
             f"share GPU memory: {reason}",
             file=sys.stderr,
         )
+    if memory is not None:
+        memory.opened.clear()
+    board.meet(signature)  # all have closed what the others now free

@@ -53,7 +53,7 @@ def test_a_rank_allocates_chunks_as_it_needs_them(cluster, transport):
 
     def worker(group):
         memory, sizes = group.fabric.device_memory, []
-        kept = [group.empty(n, "uint8") for n in (1, 10_000, 20 << 20, 3, 96 << 20)]
+        kept = [group.empty(n, "uint8") for n in (1, 10_000, 20 << 20, 3)]
         for chunk in memory.chunks:
             sizes.append(chunk.size >> 20)
         total = []
@@ -63,7 +63,7 @@ def test_a_rank_allocates_chunks_as_it_needs_them(cluster, transport):
         return sizes, total
 
     with Cluster(2, transport, "gpu") as ranks:
-        assert ranks.run(worker) == [([2, 64, 20, 96], [3, 3, 3])] * 2
+        assert ranks.run(worker) == [([2, 64, 20], [3, 3])] * 2
 
 
 @both
@@ -88,11 +88,12 @@ def test_ranks_end_at_once_and_close_what_they_have_opened(capfd):
         x[...] = 1
         return float(group.all_reduce(x, out=x)[0])
 
-    ranks = Cluster(3, device="gpu")
-    assert ranks.run(worker) == [3.0] * 3
-    start = time.monotonic()
-    ranks.close()
-    assert time.monotonic() - start < 1.5  # by themselves: force comes after 2 s
+    for _ in range(5):
+        ranks = Cluster(3, device="gpu")
+        assert ranks.run(worker) == [3.0] * 3
+        start = time.monotonic()
+        ranks.close()
+        assert time.monotonic() - start < 1.5  # by themselves: force comes after 2 s
     assert capfd.readouterr().err == ""
 
 
@@ -114,8 +115,8 @@ def test_a_rank_that_is_killed_leaves_nothing(capfd):
     assert capfd.readouterr().err == ""
 
 
-def ranks_without(variable: str, transport: str, device: str) -> subprocess.CompletedProcess:
-    """Return a run of two ranks, on a machine that lacks what the variable says."""
+def ranks_without(lacks: str, transport: str, device: str) -> subprocess.CompletedProcess:
+    """Return a run of two ranks, on a machine that lacks what a variable=value says."""
     program = f"""
 import minidist, numpy as np
 from minidist.backend import to_device, to_host
@@ -132,7 +133,7 @@ with minidist.Cluster(2, {transport!r}, {device!r}) as ranks:
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env=os.environ | {variable: "1"},
+        env=os.environ | dict([lacks.split("=")]),
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
@@ -142,34 +143,34 @@ with minidist.Cluster(2, {transport!r}, {device!r}) as ranks:
     return done
 
 
-IPC, PEERS = "STRICT_IPC_REFUSED", "STRICT_NO_PEER_ACCESS"
+IPC, PEERS = "STRICT_IPC_REFUSED=1", "STRICT_NO_PEER_ACCESS=all"
+ONE_WAY = "STRICT_NO_PEER_ACCESS=1>0"
 
 
 @pytest.mark.parametrize(
-    ("variable", "transport", "device", "why"),
+    ("lacks", "transport", "device", "rank", "why"),
     [
-        (IPC, "process", "gpu:0", "cudaErrorMapBufferObjectFailed"),
-        (PEERS, "process", "gpu", "cudaErrorPeerAccessUnsupported"),
-        (PEERS, "thread", "gpu", "GPU 0 cannot use the memory of GPU 1"),
+        (IPC, "process", "gpu:0", 0, "cudaErrorMapBufferObjectFailed"),
+        (PEERS, "process", "gpu", 0, "cudaErrorPeerAccessUnsupported"),
+        (PEERS, "thread", "gpu", 0, "GPU 0 cannot use the memory of GPU 1"),
+        (ONE_WAY, "process", "gpu", 1, "cudaErrorPeerAccessUnsupported"),  # rank 0 has opened it
     ],
 )
 def test_ranks_that_cannot_share_memory_reduce_on_the_host_and_say_why(
-    runtime, variable, transport, device, why
+    runtime, lacks, transport, device, rank, why
 ):
-    done = ranks_without(variable, transport, device)
+    done = ranks_without(lacks, transport, device)
     assert done.stdout.split() == ["False"] * 2
     (line,) = done.stderr.splitlines()  # one for all ranks and runs
-    assert line.startswith(
-        "minidist: arrays on GPUs are reduced on the host, because rank 0 cannot"
-    )
-    assert why in line
+    start = f"minidist: arrays on GPUs are reduced on the host, because rank {rank} cannot"
+    assert line.startswith(start) and why in line
 
 
 @pytest.mark.parametrize(
-    ("variable", "transport", "device"), [(IPC, "thread", "gpu"), (PEERS, "process", "gpu:1")]
+    ("lacks", "transport", "device"), [(IPC, "thread", "gpu"), (PEERS, "process", "gpu:1")]
 )
-def test_threads_need_no_handle_and_one_gpu_needs_no_peer(runtime, variable, transport, device):
-    done = ranks_without(variable, transport, device)
+def test_threads_need_no_handle_and_one_gpu_needs_no_peer(runtime, lacks, transport, device):
+    done = ranks_without(lacks, transport, device)
     assert done.stdout.split() == ["True"] * 2 and done.stderr == ""
 
 

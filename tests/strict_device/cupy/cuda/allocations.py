@@ -19,7 +19,7 @@ from . import device, order
 
 PAGE = mmap.PAGESIZE
 REFUSED = "STRICT_IPC_REFUSED"  # in the environment: no handle can be opened, as in some containers
-NO_PEERS = "STRICT_NO_PEER_ACCESS"  # in the environment: no GPU sees another one's memory
+NO_PEERS = "STRICT_NO_PEER_ACCESS"  # in the environment: "all", or "1>0": GPU 1 cannot see GPU 0's
 LIVE: dict[int, "Allocation"] = {}  # by address
 PEERS: set[tuple[int, int]] = set()  # (device, the one whose memory it may use)
 
@@ -185,7 +185,8 @@ def ipcCloseMemHandle(devPtr: int) -> None:
 
 
 def deviceCanAccessPeer(device: int, peerDevice: int) -> int:
-    return int(device != peerDevice and NO_PEERS not in os.environ)
+    lacks = os.environ.get(NO_PEERS)
+    return int(device != peerDevice and lacks not in ("all", f"{device}>{peerDevice}"))
 
 
 def _deviceEnsurePeerAccess(peerDevice: int) -> None:
