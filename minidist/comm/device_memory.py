@@ -16,15 +16,22 @@ A place is one number of 64 bits, the same on all ranks: DEVICE, the rank, the c
 """
 
 import os
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from minidist.backend import Array, device_module, elements, on_gpu
+from minidist.comm.board import Board
+from minidist.comm.diagnosis import signature_of
 from minidist.comm.shared_memory import SharedMemory, size_class
+
+if TYPE_CHECKING:
+    from minidist.comm.mailbox_fabric import MailboxFabric
 
 DEVICE = 1 << 63  # the first bit of a place on a GPU; alone it is no place, as NOWHERE on the host
 RANK, CHUNK = 52, 40  # bits after the rank and after the chunk
@@ -168,3 +175,36 @@ class DeviceMemory:
         deadline = time.monotonic() + PATIENCE
         while not all(table["closed"] for table in self.tables) and time.monotonic() < deadline:
             time.sleep(0.001)
+
+
+def share_device_memory(fabric: "MailboxFabric", board: Board) -> None:
+    """Give the fabric memory on its GPU that all ranks can open; none, on all, if one cannot.
+
+    All ranks call this, once. The first that cannot says why.
+    """
+    signature, reason, memory = signature_of("open the memory of all GPUs", (), None), None, None
+    table, fabric.table = fabric.table, None
+    try:
+        memory = DeviceMemory(fabric.memory, table, fabric.own_process)
+        memory.grow(1)
+    except (RuntimeError, MemoryError) as error:
+        reason = error
+    board.meet(signature)
+    try:
+        for rank in board.members if reason is None else []:
+            memory.open(rank, 0)
+    except (RuntimeError, ValueError) as error:
+        reason = error
+    able = board.meet(signature, int(reason is None))
+    if all(able):
+        fabric.device_memory = memory
+        return
+    if able.index(0) == board.me:
+        print(
+            f"minidist: arrays on GPUs are reduced on the host, because rank {board.me} cannot "
+            f"share GPU memory: {reason}",
+            file=sys.stderr,
+        )
+    if memory is not None:
+        memory.opened.clear()
+    board.meet(signature)  # all have closed what the others now free

@@ -8,7 +8,6 @@ ranks come with one, and otherwise on the host. Letters: N ranks. Every path mov
 (see Group), and gives the same bits.
 """
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from minidist.backend import Array, beside, on_gpu, to_device
 from minidist.comm.arguments import ufunc
 from minidist.comm.board import Board
 from minidist.comm.collectives import split_ends
-from minidist.comm.device_memory import DEVICE, DeviceMemory
+from minidist.comm.device_memory import DEVICE, DeviceMemory, share_device_memory
 from minidist.comm.diagnosis import Signature, signature_of
 from minidist.comm.ledger import Ledger
 from minidist.comm.mailbox_fabric import MailboxFabric
@@ -220,36 +219,3 @@ def reduce_slices(
             combine(total, other, out=total)
         for copy in copies:
             copy[...] = total
-
-
-def share_device_memory(fabric: MailboxFabric, board: Board) -> None:
-    """Give the fabric memory on its GPU that all ranks can open; none, on all, if one cannot.
-
-    All ranks call this, once. The first that cannot says why.
-    """
-    signature, reason, memory = signature_of("open the memory of all GPUs", (), None), None, None
-    table, fabric.table = fabric.table, None
-    try:
-        memory = DeviceMemory(fabric.memory, table, fabric.own_process)
-        memory.grow(1)
-    except (RuntimeError, MemoryError) as error:
-        reason = error
-    board.meet(signature)
-    try:
-        for rank in board.members if reason is None else []:
-            memory.open(rank, 0)
-    except (RuntimeError, ValueError) as error:
-        reason = error
-    able = board.meet(signature, int(reason is None))
-    if all(able):
-        fabric.device_memory = memory
-        return
-    if able.index(0) == board.me:
-        print(
-            f"minidist: arrays on GPUs are reduced on the host, because rank {board.me} cannot "
-            f"share GPU memory: {reason}",
-            file=sys.stderr,
-        )
-    if memory is not None:
-        memory.opened.clear()
-    board.meet(signature)  # all have closed what the others now free
