@@ -160,7 +160,7 @@ class SharedMemoryCommunicator:
         read, written = start + count - stop, self.others * (stop - start)
         self.ledger.bytes["all_reduce"] += (read + written) * dtype.itemsize
         slices = [memory.view(place, count, dtype)[start:stop] for place in places]
-        reduce_slices(slices, slices, combine, memory.piece)
+        reduce_slices(slices, _sum_here(memory, slices), combine, memory.piece)
         self._barrier(memory, "all_reduce, every slice reduced")
 
     def _reduce_staged(
@@ -194,11 +194,19 @@ class SharedMemoryCommunicator:
             stages = [memory.view(place, part.size, x.dtype)[mine] for place in places]
             sources = [*stages[:me], part[mine], *stages[me + 1 :]]
             targets = [*stages[:me], total[mine], *stages[me + 1 :]]
-            reduce_slices(sources, targets, combine, memory.piece)
+            reduce_slices(sources, _sum_here(memory, targets), combine, memory.piece)
             read, written = start + part.size - stop, self.others * (stop - start)
             self.ledger.bytes["all_reduce"] += (read + written) * x.itemsize
             self._barrier(memory, "all_reduce, every slice reduced")
             total[:start], total[stop:] = stage[:start], stage[stop : part.size]
+
+
+def _sum_here(memory: Memory, targets: list[Array]) -> list[Array]:
+    """Return targets of `reduce_slices`, of which the first gets every partial sum.
+
+    On a GPU it is memory of this rank's own, so that what is another GPU's is written once.
+    """
+    return targets if memory.xp is np else [memory.xp.empty_like(targets[0]), *targets]
 
 
 def reduce_slices(
