@@ -5,7 +5,7 @@ import threading
 
 from .. import _counters
 
-COUNT = int(os.environ.get("STRICT_DEVICE_COUNT", "2"))
+COUNT = int(os.environ.get("STRICT_DEVICE_COUNT", "4"))
 THREAD = threading.local()
 
 
@@ -31,6 +31,10 @@ class Device:
 
     def __init__(self, device=None):
         self.id = current() if device is None else int(device)
+
+    @property
+    def pci_bus_id(self) -> str:
+        return f"0000:{0x10 + self.id:02X}:00.0"
 
     def use(self):
         set_current(self.id)

@@ -5,11 +5,13 @@ Every call is finished when it returns; order.py finds what a GPU might do in an
 
 import threading
 import time
+import weakref
 
 from .. import _counters
 from . import allocations, device, order
 
 THREAD = threading.local()
+LIVE: "weakref.WeakValueDictionary[int, Stream]" = weakref.WeakValueDictionary()  # by ptr
 
 
 class Event:
@@ -49,6 +51,7 @@ class Stream:
         self.ptr = 0 if null else id(self)
         self.device_id = -1 if null else device.current()
         self.non_blocking = non_blocking
+        LIVE[self.ptr] = self
         if not null:
             order.active = True
             if not non_blocking:
