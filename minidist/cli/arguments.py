@@ -59,9 +59,10 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
 def add_transport(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--transport",
-        choices=["process", "thread", "mpi"],
+        choices=["process", "thread", "mpi", "nccl"],
         default="process",
-        help="what a rank is; mpi: started by `mpiexec -n N minidist ...`" + DEFAULT,
+        help="what a rank is; mpi: started by `mpiexec -n N minidist ...`; nccl: a process with a "
+        "GPU of its own" + DEFAULT,
     )
 
 

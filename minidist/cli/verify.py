@@ -3,8 +3,9 @@
 import argparse
 import json
 
+from minidist.backend import gpus
 from minidist.cli.arguments import add_device, add_json, add_transport, check_several
-from minidist.comm import mpi
+from minidist.comm import mpi, nccl
 from minidist.tools import equivalence
 from minidist.tools.compare import BOUND
 
@@ -35,6 +36,9 @@ def run(given: argparse.Namespace) -> int:
     if transport == "mpi":
         check_several(mpi.processes())
         sizes, transport = [n for n in sizes if n <= mpi.processes()], "mpi-subset"
+    if transport == "nccl":
+        nccl.check_device(given.device, "nccl")
+        sizes = [n for n in sizes if n <= gpus()]
     for row in equivalence.verify(given.strategy, sizes, transport, given.device):
         rows.append(row)
         if not given.json:
@@ -45,7 +49,10 @@ def run(given: argparse.Namespace) -> int:
     larger = {n: cases for n, cases in larger.items() if cases}
     if larger and not given.json:
         cases = f"{sum(larger.values())} cases on {min(larger)} ranks or more"
-        print(f"{cases} are left out: mpiexec -n {max(larger)}")
+        here = (
+            f"mpiexec -n {max(larger)}" if given.transport == "mpi" else f"{gpus()} GPUs are here"
+        )
+        print(f"{cases} are left out: {here}")
     return 0 if all(row["ok"] for row in rows) else 1
 
 

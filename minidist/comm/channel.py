@@ -4,9 +4,9 @@ from collections import deque
 from collections.abc import Callable
 
 from minidist.backend import Array
-from minidist.comm.fabric import Fabric
+from minidist.comm.fabric import Communicator, Fabric
 from minidist.comm.ledger import Ledger
-from minidist.comm.message import Key
+from minidist.comm.message import Key, Once
 
 
 class Channel:
@@ -15,14 +15,22 @@ class Channel:
     Messages between two ranks keep their order. Ranks are numbered as in the group; `members` has
     their numbers in the world.
 
-    ledger  counts payload; None for control traffic
+    ledger   counts payload; None for control traffic
+    library  the group's communicator if it can `transfer`, see transfers.py; else None
     """
 
     def __init__(
-        self, fabric: Fabric, members: list[int], key: Key, operation: str, ledger: Ledger | None
+        self,
+        fabric: Fabric,
+        members: list[int],
+        key: Key,
+        operation: str,
+        ledger: Ledger | None,
+        library: Communicator | None = None,
     ):
         self.fabric, self.members, self.key = fabric, members, key
         self.operation, self.ledger = operation, ledger
+        self.library = library
         self.rank, self.size = members.index(fabric.rank), len(members)
 
     def send(self, array: Array, to: int) -> None:
@@ -34,6 +42,15 @@ class Channel:
     def recv(self, source: int) -> Array:
         """Return the next array from this rank, which is fresh."""
         return self.fabric.recv([self.members[source]], self.key, self.operation)[1]
+
+    def transfer(self, outgoing: dict[int, Array | Once], sources: list[int]) -> dict[int, Array]:
+        """Give each array to its rank; return, by rank, what each source gives to this one.
+
+        Only where there is a library. All ranks of the group call this in the same place.
+        """
+        if self.ledger is not None:
+            self.ledger.bytes[self.operation] += sum(x.nbytes for x in outgoing.values())
+        return self.library.transfer(self.key, self.operation, outgoing, sources)
 
 
 class Request:

@@ -15,10 +15,12 @@ import cloudpickle
 import numpy as np
 
 from minidist.backend import check_device
+from minidist.comm import nccl, nccl_communicator
 from minidist.comm.diagnosis import Silence, Snapshot, is_deadlock, lost_messages, table
 from minidist.comm.mpi_transport import MpiRanks
 from minidist.comm.process_transport import ProcessRanks
 from minidist.comm.report import Report
+from minidist.comm.shared_memory_communicator import SharedMemoryCommunicator
 from minidist.comm.thread_transport import ThreadRanks
 from minidist.errors import CommError, CommTimeout, Deadlock, RankDied, RankFailed
 from minidist.events import EventLog
@@ -58,11 +60,26 @@ class Ranks(Protocol):
         """End every rank: by itself if it is idle within `patience` seconds, else by force."""
 
 
+def nccl_ranks(size: int, device: str, interleaving: int | None = None) -> Ranks:
+    """Start processes that have a GPU each; NCCL moves the arrays of their collectives."""
+    nccl.check_ranks(size, device)
+    below = SharedMemoryCommunicator.connect
+    return ProcessRanks(size, device, interleaving, partial(nccl_communicator.connect, below))
+
+
+def mpi_nccl_ranks(size: int, device: str, interleaving: int | None = None) -> Ranks:
+    """Take the processes that mpiexec has started, on hosts with a GPU for each of their ranks."""
+    nccl.check_device(device, "mpi-nccl")
+    return MpiRanks(size, device, interleaving, over=nccl_communicator.connect)
+
+
 TRANSPORTS: dict[str, Callable[[int, str, int | None], Ranks]] = {
     "process": ProcessRanks,  # (size, device, interleaving): starts the ranks, or a ValueError
     "thread": ThreadRanks,
     "mpi": MpiRanks,
     "mpi-subset": partial(MpiRanks, subset=True),
+    "nccl": nccl_ranks,
+    "mpi-nccl": mpi_nccl_ranks,
 }
 
 
@@ -83,7 +100,9 @@ def run(
     transport     "process" (at most 123 ranks), "thread" for a debugger, or "mpi": the processes
                   that mpiexec has started, each of which calls this and gets the results; with
                   "mpi-subset" the first `size` of them are the ranks, and the others wait for the
-                  results. All ranks run the worker of process 0, with its arguments
+                  results. All ranks run the worker of process 0, with its arguments. "nccl":
+                  processes with a GPU each, whose collectives NCCL does; "mpi-nccl": likewise,
+                  and mpiexec has started them
     timeout       seconds after which the run ends in CommTimeout
     device        `group.device`, where `group.empty` allocates: "cpu"; "gpu", and rank r uses GPU r
                   modulo their number; or "gpu:N", and all ranks use GPU N

@@ -7,9 +7,10 @@
 
 What there is: `MailboxFabric`, whose messages a transport delivers, and whose memory is shared
 with the other ranks of its machine; `SharedMemoryCommunicator`, for arrays in that memory, on the
-host or on GPUs; `MpiCommunicator`, for ranks of several machines; `MessageCommunicator`, which
-works on every fabric. A new fabric or communicator is a file of its own and a row of `TRANSPORTS`
-in cluster.py; tests/comm/conformance tests what it has to do.
+host or on GPUs; `MpiCommunicator`, for ranks of several machines; `NcclCommunicator`, over one of
+these two, for ranks with a GPU each; `MessageCommunicator`, which works on every fabric. A new
+fabric or communicator is a file of its own and a row of `TRANSPORTS` in cluster.py;
+tests/comm/conformance tests what it has to do.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,7 @@ import numpy as np
 from minidist.backend import Array
 from minidist.comm.diagnosis import Signature, Wait
 from minidist.comm.ledger import Ledger
-from minidist.comm.message import Key
+from minidist.comm.message import Key, Once
 from minidist.events import EventLog
 
 
@@ -32,11 +33,13 @@ class Communicator(Protocol):
     it raises CollectiveMismatch on every rank. A method that returns None has only compared: the
     arrays, on all ranks alike, are then left to the algorithms of collectives.py.
 
-    ledger  payload bytes that this rank sends, counted where they are handed over; the
-            messages of the group are counted here, too
+    ledger     payload bytes that this rank sends, counted where they are handed over; the
+               messages of the group are counted here, too
+    transfers  whether it has `transfer`; messages do without
     """
 
     ledger: Ledger
+    transfers: bool
 
     def meet(self, signature: Signature) -> None:
         """Return when every rank of the group has come with this signature."""
@@ -56,6 +59,15 @@ class Communicator(Protocol):
 
     def gather_into(self, signature: Signature, out: Array, ends: list[int]) -> Array | None:
         """Let rank r write its elements [ends[r], ends[r + 1]) of `out` into every rank's."""
+
+    def transfer(
+        self, key: Key, operation: str, outgoing: dict[int, Array | Once], sources: list[int]
+    ) -> dict[int, Array]:
+        """Give each array to its rank; return, by rank, the fresh one that each source gives.
+
+        It does not compare: the ranks have met, and all call this. They are numbered as in the
+        group; `key` and `operation` are those of the call's messages.
+        """
 
 
 class Fabric(Protocol):

@@ -4,8 +4,8 @@ Letters: N ranks in the group, S bytes in an array. Results are fresh arrays, or
 Collectives are called by all ranks of the group in the same order, by one thread of a rank at a
 time; before any data moves the ranks compare what they call. By default all_reduce works in shared
 memory: each rank reduces one slice, in rank order, and gives it to everyone, which moves 2(N-1)S
-bytes in all, as a ring does, and gives the same bits on every rank and in every run. Under MPI it
-calls MPI's, which gives the same bits on every rank, but adds in an order of its own.
+bytes in all, as a ring does, and gives the same bits on every rank and in every run. With MPI or
+NCCL it calls the library's, which gives the same bits on every rank, but in an order of its own.
 
 Errors: ValueError for an argument that no group could take; CollectiveMismatch, on all ranks, if
 their calls differ; Deadlock where no rank can ever continue (see diagnosis.py).
@@ -37,19 +37,17 @@ from minidist.comm.beside import Beside
 from minidist.comm.channel import Channel, Request
 from minidist.comm.collectives import (
     ON_MESSAGES,
-    all_to_all,
-    from_root,
     gather_into,
     hierarchical,
     in_rank_order,
     places_on,
     reduce_pieces,
-    to_root,
 )
 from minidist.comm.diagnosis import Wait, call_site, signature_of
 from minidist.comm.fabric import Communicator, Fabric
 from minidist.comm.message import Key, once
 from minidist.comm.one_thread import collective
+from minidist.comm.transfers import all_to_all, from_root, to_root
 
 
 class Group:
@@ -357,7 +355,8 @@ class Group:
         self._collectives += 1
         key = Key(self.run, self.splits, "collective", self._collectives)
         ledger = self.ledger if payload else None
-        return Channel(self.fabric, self.members, key, operation, ledger)
+        library = self.communicator if payload and self.communicator.transfers else None
+        return Channel(self.fabric, self.members, key, operation, ledger, library)
 
     def _valid(self, rank: int, what: str) -> int:
         rank = whole(rank, what)
@@ -416,7 +415,8 @@ class Group:
                 f"x is {x.dtype}{list(x.shape)}; rank {self.rank}'s part of out, "
                 f"{out.dtype}{list(out.shape)}, is 1-D and has {stop - begin} elements"
             )
-        out[begin:stop] = x  # before the ranks meet, for x may be another rank's part of out
+        # Before the ranks meet, for x may be another rank's part of out.
+        out[begin:stop] = beside(x, out)
         signature = signature_of("all_gather", (x.dtype, out.shape, "out", tuple(sizes)), label)
         if self.communicator.gather_into(signature, out, ends) is None:
             gather_into(self.channel("all_gather"), out, ends)

@@ -9,8 +9,9 @@ class Ledger:
     """Payload bytes that other ranks take from this one, per operation.
 
     Control traffic does not count, nor does what a rank gives to itself. Bytes are counted where
-    they are handed over. Where a library moves them unseen, as MPI does, they are computed by their
-    closed form; the name of the row then ends in BY_FORMULA, since it proves nothing about bytes.
+    they are handed over. Where a library moves them unseen, as MPI and NCCL do, they are computed
+    by their closed form; the name of the row then ends in BY_FORMULA, since it proves nothing about
+    bytes.
     """
 
     def __init__(self):

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -56,6 +56,7 @@ class MailboxFabric:
     blocks                     of the boards of groups that this run has made by `split`
     table, device_memory       shared memory for the list of this rank's GPU memory, until the ranks
                                have met; then what they share on GPUs, or None
+    opened                     {name of a group: its communicator of NCCL}, of this run
     """
 
     rank: int
@@ -78,6 +79,7 @@ class MailboxFabric:
     blocks: list[np.ndarray] = field(default_factory=list)
     table: np.ndarray | None = None
     device_memory: DeviceMemory | None = None
+    opened: dict[tuple[int, ...], Any] = field(default_factory=dict)
     counting: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self):
@@ -164,6 +166,7 @@ class MailboxFabric:
         self.mailbox.drop_runs_before(run)
         self.sent.clear()
         self.blocks.clear()
+        self.close_opened()  # now that no rank uses one any more, else this would wait
         self.worker = threading.get_ident()
         self.older = threading.enumerate() if self.own_process else None
 
@@ -175,6 +178,12 @@ class MailboxFabric:
     def end(self) -> None:
         """End the run on this rank: stop every thread that still communicates in it."""
         self.mailbox.end(self.run)
+
+    def close_opened(self, failed: bool = False) -> None:
+        """Destroy the communicators of NCCL, in one order on all ranks; or abort what they do."""
+        for name in sorted(self.opened):
+            library = self.opened.pop(name)
+            library.abort() if failed else library.destroy()
 
     def unreceived(self) -> dict[tuple[int, int, int], int]:
         """Return {(source, to, tag): messages sent minus received} of this run, as this rank knows.

@@ -43,6 +43,8 @@ class MpiCommunicator:
     meetings     how often the group has met: part of the name of a meeting in a Wait
     """
 
+    transfers = False
+
     def __init__(
         self, fabric: "MailboxFabric", members: list[int], splits: tuple[int, ...], comm: "MPI.Comm"
     ):

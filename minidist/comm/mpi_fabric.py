@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,11 +67,20 @@ class MpiRank:
 
     hosts    the number of every rank's host
     connect  how to choose communicators; MPI's own if None
+    over     how to choose those above them, given `connect`
     here     how many ranks are on this rank's host
     made     MPI's communicators for the groups of this run, which are freed at its end
     """
 
-    def __init__(self, world: "MPI.Comm", hosts: list[int], device: str, connect: Connect | None):
+    def __init__(
+        self,
+        world: "MPI.Comm",
+        hosts: list[int],
+        device: str,
+        connect: Connect | None,
+        over: Callable | None = None,
+    ):
+        connect = connect or self.connect
         MPI = load()
         self.world, self.messages = world, world.Dup()
         self.line = MPI.BYTE.Create_contiguous(LINE).Commit()
@@ -96,7 +106,7 @@ class MpiRank:
             None,
             SPINS,
             self.sender.deliver,
-            connect or self.connect,
+            connect if over is None else partial(over, connect),
             hosts=hosts,
         )
 
@@ -130,6 +140,7 @@ class MpiRank:
 
     def free(self) -> None:
         """Free all that this rank has of MPI; no transfer may be under way."""
+        self.fabric.close_opened()
         self.free_groups()
         self.messages.Free()
         self.world.Free()

@@ -69,10 +69,12 @@ class MpiRanks:
         interleaving: int | None = None,
         connect: Connect | None = None,
         subset: bool = False,
+        over: Callable | None = None,
     ):
         """Let the first `size` processes be ranks; all processes call this.
 
         connect  how to choose communicators: MPI's own, if None
+        over     how to choose those above them, see MpiRank
         subset   whether there may be more processes than ranks; the others wait for the results
 
         ValueError, with the command to type, if MPI has started another number of processes.
@@ -89,7 +91,7 @@ class MpiRanks:
         self.pids, hosts = self.control.allgather(os.getpid()), hosts_of(self.control)
         self.behind = seconds_behind_first(self.control, hosts)
         world = self.control.Split(0 if self.me < size else MPI.UNDEFINED)
-        self.rank = MpiRank(world, hosts[:size], device, connect) if self.me < size else None
+        self.rank = MpiRank(world, hosts[:size], device, connect, over) if self.me < size else None
         self.thread, self.run, self.running = None, 0, False
         self.finished: deque[tuple[int, bytes]] = deque()  # (run, report) of this process's rank
         self.sending: list[MPI.Request] = []
@@ -199,6 +201,7 @@ class MpiRanks:
         ABANDONED.append((everywhere, self.sending))
         if self.rank is not None:
             self.rank.polling.stopped_everywhere.set()
+            self.rank.fabric.close_opened(failed=True)  # the rank may wait for a kernel
             self.thread.join(timeout=1)
             ABANDONED.append((self.rank.sender.pending, self.rank.fabric.mailbox.polled))
 

@@ -35,6 +35,8 @@ class SharedMemoryCommunicator:
     memory  of the host;  device_memory  of the GPUs, or None
     """
 
+    transfers = False
+
     def __init__(
         self, memory: SharedMemory, board: Board, device_memory: DeviceMemory | None = None
     ):

@@ -226,6 +226,66 @@ def test_bench_prints_one_table_of_the_ranks_that_mpiexec_has_started():
     assert done.stderr == "minidist: mpiexec has started the ranks; leave --ranks out\n"
 
 
+# GPUs: on the stand-in for CuPy, which has 4.
+
+
+def on_stand_in(command):
+    root = Path(__file__).parents[2]
+    folders = os.pathsep.join([str(root / "tests" / "strict_device"), str(root)])
+    return mpiexec(3, *command, PYTHONPATH=folders)
+
+
+def test_nccl_moves_what_ranks_under_mpi_reduce_and_a_failure_aborts_it(tmp_path):
+    """Without the abort, rank 0 would wait permanently for the kernel of rank 1."""
+    command = script(
+        tmp_path,
+        """
+        from cupy.cuda import _nccl_root
+
+        def reduce(group):
+            half = group.split(group.rank // 2)
+            return [g.all_reduce(np.arange(2.0)).tolist() for g in (group, half)], _nccl_root.calls
+
+        def fail(group):
+            group.all_reduce(np.ones(1))
+            if group.rank == 1:
+                group.communicator._start = lambda *_: 1 // 0
+            try:
+                group.all_reduce(np.ones(1))
+            except RuntimeError as error:
+                sys.said = str(error)[:10]
+
+        for worker in (reduce, fail, lambda group: group.all_reduce(np.ones(1)).tolist()):
+            try:
+                found = minidist.run(worker, 3, transport="mpi-nccl", device="gpu")
+            except minidist.errors.RankFailed as error:
+                found = error.rank, getattr(sys, "said", None)
+            if minidist.comm.mpi.is_first():
+                print(found)
+        """,
+    )
+    done = on_stand_in(command)
+    ended = 1, "NCCL_ERROR"
+    pair = [[[0.0, 3.0], [0.0, 2.0]], ["allReduce"] * 2]
+    alone = [[[0.0, 3.0], [0.0, 1.0]], ["allReduce"]]
+    found = [list(map(tuple, (pair, pair, alone))), ended, [[3.0]] * 3]
+    assert done.stdout.splitlines() == list(map(str, found)), done.stderr
+
+
+def test_ranks_under_mpi_that_share_a_gpu_are_named(tmp_path):
+    command = script(
+        tmp_path,
+        """
+        try:
+            minidist.run(lambda group: None, 3, transport="mpi-nccl", device="gpu:2")
+        except minidist.errors.RankFailed as error:
+            print(error.__cause__)
+        """,
+    )
+    done = on_stand_in(command)
+    assert done.stdout.count("ranks 0 and 1 are on one GPU, 0x12000 on the PCI bus of host 0") == 3
+
+
 # Ending.
 
 

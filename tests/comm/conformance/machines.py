@@ -11,6 +11,7 @@ from minidist.backend import why_no_gpu
 from minidist.comm.cluster import TRANSPORTS
 from minidist.comm.fabric import Connect
 from minidist.comm.message_communicator import MessageCommunicator
+from minidist.comm.nccl import check_ranks
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ MACHINES = {
     "process, messages, gpu": Machine("process", messages, "gpu"),
     "thread, gpu": Machine("thread", device="gpu"),
     "thread, messages, gpu": Machine("thread", messages, "gpu"),
+    "process, nccl": Machine("nccl", device="gpu", in_rank_order=False),
     "mpi": Machine("mpi-subset", in_rank_order=False),
     "mpi, messages": Machine("mpi-subset", messages),
     "mpi, gpu": Machine("mpi-subset", device="gpu", in_rank_order=False),
@@ -54,7 +56,14 @@ def chosen(names: list[str]) -> list[str]:
 
 def lacks(name: str) -> str | None:
     """Return why this computer does not have the machine, or None."""
-    return why_no_gpu() if MACHINES[name].device != "cpu" else None
+    if MACHINES[name].device == "cpu":
+        return None
+    if MACHINES[name].transport == "nccl" and why_no_gpu() is None:
+        try:
+            check_ranks(4, "gpu")
+        except ValueError as error:
+            return str(error)
+    return why_no_gpu()
 
 
 def marks(name: str) -> list:
@@ -71,7 +80,7 @@ class Ranks:
     def __init__(self, name: str, cluster: Callable[[int, str, str], Cluster]):
         machine, self.cluster = MACHINES[name], cluster
         self.device, self.in_rank_order = machine.device, machine.in_rank_order
-        self.outlives_rank = machine.transport == "process"
+        self.outlives_rank = machine.transport in ("process", "nccl")
         self.transport = machine.transport
         if machine.connect is not None:
             self.transport = name

@@ -1,0 +1,41 @@
+"""Collectives that only move arrays: where there is a library, it does all transfers of a call.
+
+Without a library they are the algorithms of collectives.py, on messages. With one, each rank names
+all that it sends and all whom it hears from before anything moves, so that no transfer can wait for
+one that the library would only start after it.
+"""
+
+from minidist.backend import Array
+from minidist.comm import collectives
+from minidist.comm.channel import Channel
+from minidist.comm.message import Once
+
+
+def all_to_all(channel: Channel, pieces: list[Array | Once]) -> list[Array]:
+    """Give pieces[r] to rank r; return what each rank gave to this one, in rank order."""
+    if channel.library is None:
+        return collectives.all_to_all(channel, pieces)
+    others = [r for r in range(channel.size) if r != channel.rank]
+    found = channel.transfer({r: pieces[r] for r in others}, others)
+    return [found[r] if r in found else pieces[r].copy() for r in range(channel.size)]
+
+
+def from_root(channel: Channel, pieces: list[Array | Once] | None, root: int) -> Array:
+    """Return this rank's one of root's pieces; the other ranks need not have any."""
+    if channel.library is None:
+        return collectives.from_root(channel, pieces, root)
+    if channel.rank != root:
+        return channel.transfer({}, [root])[root]
+    channel.transfer({r: pieces[r] for r in range(channel.size) if r != root}, [])
+    return pieces[root].copy()
+
+
+def to_root(channel: Channel, x: Array, root: int) -> list[Array] | None:
+    """Return every rank's x on root, in rank order, as fresh arrays; None elsewhere."""
+    if channel.library is None:
+        return collectives.to_root(channel, x, root)
+    if channel.rank != root:
+        channel.transfer({root: x}, [])
+        return None
+    found = channel.transfer({}, [r for r in range(channel.size) if r != root])
+    return [found[r] if r in found else x.copy() for r in range(channel.size)]
