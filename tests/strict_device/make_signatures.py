@@ -4,7 +4,8 @@
 
 writes signatures/cupy-14.txt, or 13. It needs neither a GPU nor a driver: CuPy's Cython functions
 have their signature in the first line of the docstring. A ufunc's line has its loops (`ff->f`)
-instead, in the order in which CuPy tries them. A name that the wheel does not have is an error.
+instead, in the order in which CuPy tries them. A name that the wheel does not have is an error. It
+needs the NCCL library, too (pip install nvidia-nccl-cu12), or CuPy has no names for it.
 """
 
 import importlib
@@ -61,8 +62,10 @@ def find(path: str):
 
 
 def line(path: str) -> str:
-    """Return the name and its signature, if it has one."""
+    """Return the name and its signature, if it has one, or its value, if it is a whole number."""
     value = find(path)
+    if type(value) is int:
+        return f"{path} = {value}"
     if isinstance(getattr(value, "types", None), list):
         return f"{path} {' '.join(value.types)}"
     if isinstance(value, type) and value.__module__ == "numpy":

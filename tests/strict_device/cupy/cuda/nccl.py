@@ -218,7 +218,7 @@ class NcclCommunicator:
                 except LookupError as error:
                     raise NcclError(_root.ARGUMENT, f"{name}: {error}") from None
                 part = (ctypes.c_char * nbytes).from_address(address)
-                holder.use(np.frombuffer(part, np.uint8), writes)
+                holder._use(np.frombuffer(part, np.uint8), writes)
 
     def _check_overlap(self, name, source, target, nbytes, given, taken) -> None:
         """Refuse places that overlap, but for NCCL's own: In-place Operations."""
