@@ -20,7 +20,10 @@ CLOCKS: dict[tuple, dict[tuple, int]] = defaultdict(dict)  # by stream: {stream:
 HOST: dict[tuple, int] = {}
 BLOCKING: set[tuple] = set()
 FOUND: list[str] = []  # races that were found where no error can be raised
-active = False  # whether there is a stream besides the null streams
+SEEN: dict[tuple, int] = {}  # how often the host had waited when a stream learned what it knows
+waits = alive = 0  # how often the host has waited; streams besides the null streams
+active = False  # whether there is one; when the last of them is gone, `era` begins anew
+era = 0
 
 
 class Race(RuntimeError):
@@ -33,12 +36,29 @@ def learn(clock: dict, other: dict) -> None:
             clock[stream] = tick
 
 
+def count_streams(more: int) -> None:
+    """Note a stream that is made, or destroyed: with the last one, earlier uses are forgotten."""
+    global active, alive, era
+    with LOCK:
+        alive += more
+        active = alive > 0
+        era += not active
+
+
+def host_learns(clock: dict) -> None:
+    global waits
+    waits += 1
+    learn(HOST, clock)
+
+
 def work(stream: tuple) -> dict:
     """Return the clock of a stream at its next work, which this begins."""
     clock = CLOCKS[stream]
-    learn(clock, HOST)
+    if SEEN.get(stream) != waits:
+        SEEN[stream] = waits
+        learn(clock, HOST)
     device, number = stream
-    for other in list(BLOCKING):
+    for other in list(BLOCKING) if BLOCKING else ():
         if other[0] == device and (number == 0 or stream in BLOCKING):
             learn(clock, CLOCKS[other if number == 0 else (device, 0)])
     clock[stream] = clock.get(stream, 0) + 1
@@ -59,13 +79,15 @@ class Uses:
     """The latest uses of the bytes of an allocation: (begin, end, stream, tick, writes)."""
 
     def __init__(self):
-        self.uses = []
+        self.uses, self.era = [], era
 
     def add(self, begin: int, end: int, stream: tuple, writes: bool) -> int:
         """Record a use of these bytes, and return its tick; raise Race if it is in no order.
 
         A use makes earlier ones of the same stream superfluous, if it covers them and is as strong.
         """
+        if self.era != era:
+            self.uses, self.era = [], era
         clock, kept = work(stream), []
         for use in self.uses:
             first, last, other, tick, wrote = use
@@ -84,7 +106,7 @@ class Uses:
     def freed(self, stream: tuple) -> None:
         """Find works of other streams that the stream which gets the memory next may not know."""
         clock = work(stream)
-        for *_, other, tick, wrote in self.uses:
+        for *_, other, tick, wrote in self.uses if self.era == era else ():
             if clock.get(other, 0) < tick:
                 note(
                     f"memory of stream {stream} is released, and stream {other} still "

@@ -3,6 +3,7 @@
 Every call is finished when it returns; order.py finds what a GPU might do in another order.
 """
 
+import itertools
 import threading
 import time
 import weakref
@@ -12,6 +13,7 @@ from . import allocations, device, order
 
 THREAD = threading.local()
 LIVE: "weakref.WeakValueDictionary[int, Stream]" = weakref.WeakValueDictionary()  # by ptr
+NUMBERS = itertools.count(16, 16)  # for none to be taken for one that is gone
 
 
 class Event:
@@ -48,14 +50,19 @@ class Stream:
     null: "Stream"
 
     def __init__(self, null=False, non_blocking=False, ptds=False):
-        self.ptr = 0 if null else id(self)
+        self.ptr = 0 if null else next(NUMBERS)
         self.device_id = -1 if null else device.current()
         self.non_blocking = non_blocking
         LIVE[self.ptr] = self
         if not null:
-            order.active = True
+            order.count_streams(1)
             if not non_blocking:
                 order.BLOCKING.add(key(self))
+
+    def __del__(self):
+        if self.ptr and order is not None:
+            order.BLOCKING.discard((self.device_id, self.ptr))
+            order.count_streams(-1)
 
     def use(self):
         check_device(self)
@@ -103,7 +110,7 @@ def clock_of(stream: Stream) -> dict:
 def host_waits(clock: dict) -> None:
     """Let the host know what is done, and other processes see it."""
     with order.LOCK:
-        order.learn(order.HOST, clock)
+        order.host_learns(clock)
         allocations.flush(clock)
         order.raise_found()
 
