@@ -170,11 +170,6 @@ class MailboxFabric:
         self.worker = threading.get_ident()
         self.older = threading.enumerate() if self.own_process else None
 
-    def close(self) -> None:
-        """Close what this rank has open on GPUs, before its process ends."""
-        if self.device_memory is not None:
-            self.device_memory.close()
-
     def end(self) -> None:
         """End the run on this rank: stop every thread that still communicates in it."""
         self.mailbox.end(self.run)
@@ -184,6 +179,12 @@ class MailboxFabric:
         for name in sorted(self.opened):
             library = self.opened.pop(name)
             library.abort() if failed else library.destroy()
+
+    def close(self) -> None:
+        """Close what this rank has open on GPUs, before its process ends."""
+        self.close_opened()
+        if self.device_memory is not None:
+            self.device_memory.close()
 
     def unreceived(self) -> dict[tuple[int, int, int], int]:
         """Return {(source, to, tag): messages sent minus received} of this run, as this rank knows.

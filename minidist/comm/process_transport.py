@@ -360,7 +360,6 @@ class RankProcess:
             packed = pack(report, cloudpickle.dumps)
             self.done += 1  # before the caller knows, who may then go
             self.answer(order[0], packed)
-        self.fabric.close_opened()
 
     def read(self) -> None:
         """Put messages into the mailbox and orders into their queue; answer questions."""

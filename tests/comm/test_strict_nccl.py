@@ -122,9 +122,10 @@ def stream_of_another_gpu(rank):
 
 def not_waited_for(rank):
     """Write x on a stream; no event lets NCCL's stream wait for it."""
-    with rank.cupy.cuda.Stream(non_blocking=True):
+    ours, nccls = (rank.cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    with ours:
         rank.arrays[0][...] = 1.0
-    return rank.sum(stream=rank.cupy.cuda.Stream(non_blocking=True).ptr)
+    return rank.sum(stream=nccls.ptr)
 
 
 def destroyed(rank):
