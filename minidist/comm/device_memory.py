@@ -41,7 +41,7 @@ LINE = 512  # bytes: where an array begins, as in CuPy's pool
 PATIENCE = 5.0  # seconds that a rank which ends gives the others to close what it has exported
 
 ROW = [("pid", "u8"), ("device", "u8"), ("pointer", "u8"), ("nbytes", "u8"), ("handle", "u1", 64)]
-TABLE = np.dtype([("chunks", ROW, 255), ("closed", "u8")])
+TABLE = np.dtype([("chunks", ROW, 1023), ("closed", "u8")])
 
 
 class Owner:
