@@ -157,6 +157,19 @@ def test_an_array_that_is_a_part_of_out_is_reduced_as_it_was(ranks):
     assert ranks(2).run(worker) == [[2.0, 4.0, 6.0, 8.0, 10.0]] * 2
 
 
+def test_nccl_works_on_the_stream_that_has_made_the_array(ranks):
+    """On another one it would read what is not written yet: the stand-in calls that a race."""
+
+    def worker(group):
+        import cupy
+
+        with cupy.cuda.Stream(non_blocking=True):
+            x = to_device(np.arange(2.0), "gpu")
+            return group.all_reduce(x).tolist(), group.broadcast(x, root=1).tolist()
+
+    assert ranks(2).run(worker) == [([0.0, 2.0], [0.0, 1.0])] * 2
+
+
 def test_a_thread_of_the_worker_uses_the_gpu_of_its_rank(ranks):
     """A thread begins with GPU 0, on which no rank but the first has anything."""
 
@@ -244,6 +257,24 @@ def test_nccl_sends_what_collectives_move_whatever_its_shape_and_the_host_sends_
             "all_to_all": send + recv * 2,
         },
     ]
+
+
+def test_groups_that_threads_use_at_once_have_a_communicator_each(ranks):
+    def worker(group):
+        groups, found = [group.split(0) for _ in range(6)], {}
+
+        def work(i):
+            found[i] = groups[i].all_reduce(np.full(1, float(i))).item()
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return found
+
+    for _ in range(3):
+        assert ranks(2).run(worker) == [{i: 2.0 * i for i in range(6)}] * 2
 
 
 # One rank per GPU, and a library.
