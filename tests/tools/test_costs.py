@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from minidist.autograd import attention
 from minidist.planning.costs.single_device import single_device_cost
 from minidist.tools.costs import measured
 from minidist.tools.costs.measured import measure_costs, rates
@@ -29,6 +30,23 @@ def test_each_rank_costs_what_the_closed_forms_say(cluster, size):
                 assert cost.held["activations"] <= form.held["activations"]
                 form = replace(form, held=cost.held)
             assert replace(form, sent=cost.sent) == cost, name
+
+
+HALVES = {"pp": 2, "schedule": "zb_h1", "micro_batches": 4}
+
+
+@pytest.mark.parametrize("name", ["naive", "zb_h1", "zb_h2", "zb_v", "sequence", "hybrid"])
+def test_the_closed_forms_hold_where_attention_keeps_no_probabilities(cluster, monkeypatch, name):
+    monkeypatch.setattr(attention, "WHOLE", 8)
+    strategy = find(name)
+    size, options = (4, {"options": HALVES}) if name == "hybrid" else (2, {})
+    case = replace(strategy.costs.example(size), **options)
+    found, forms = measure_costs(name, case, cluster(size, "thread")), strategy.predict(case, size)
+    for cost, form in zip(found, forms, strict=True):
+        if strategy.costs.bound or options:
+            assert cost.held["activations"] <= form.held["activations"]
+            form = replace(form, held=cost.held)
+        assert (cost.held, cost.work) == (form.held, form.work)
 
 
 def test_rates_are_amounts_over_the_best_time_by_the_clock_of_the_device(cluster, monkeypatch):

@@ -9,11 +9,15 @@ ITEMSIZE = 8  # of float64, in which costs are measured
 
 
 class Layer(NamedTuple):
-    """Number of parameters on a rank; per example, bytes of activations and multiply-adds."""
+    """Number of parameters on a rank; per example, bytes of activations and multiply-adds.
+
+    deferred  the most bytes by which its deferred weight gradient may hold more than its forward
+    """
 
     parameters: int
     activations: int
     work: int
+    deferred: int = 0
 
 
 def whole_layers(model: nn.Module, T: int) -> list[Layer]:
@@ -56,22 +60,27 @@ def split_transformer_layers(
     C, H = width_of(model), heads_of(model)
     kept = block_activation_bytes(1, T, C, H, ITEMSIZE, N, sequence, dropout=False)
     work = (12 * T * C * C + 2 * computed_scores(T) * C) // N
-    block = Layer(block_parameters(C, N), kept, work)
+    later = ITEMSIZE * 4 * (T * C - T * C // N)  # what is outside of the split becomes 8 X from 4 X
+    block = Layer(block_parameters(C, N), kept, work, later)
     return _between_ends(model, T, block, N, N if sequence else 1)
 
 
 def _between_ends(
     model: nn.Transformer, T: int, block: Layer, vocabulary: int | None, sequence: int = 1
 ) -> list[Layer]:
-    """Return the embedding, equal blocks and the head with the loss."""
+    """Return the embedding, equal blocks and the head with the loss.
+
+    For deferred weight gradients the embedding and the head's norm hold a gradient of X. A block
+    holds 20 X then, no more than after its forward: 8 X outside of split matrices, 12 X inside.
+    """
     V, C = model.vocab, width_of(model)
     X, n = T * C, vocabulary or 1
     looked_up = 0 if vocabulary is None else ITEMSIZE * (X + T)  # rows, and whose
     ends = ITEMSIZE * (2 * X + T) // sequence + ITEMSIZE * T * V // n
     return [
-        Layer(V * C // n + T * C, looked_up, 0),
+        Layer(V * C // n + T * C, looked_up, 0, ITEMSIZE * X // sequence),
         *[block] * (len(model.layers) - 2),
-        Layer(2 * C + V * C // n, ends, X * V // n),
+        Layer(2 * C + V * C // n, ends, X * V // n, ITEMSIZE * X // sequence),
     ]
 
 

@@ -1,6 +1,5 @@
 """What a pipeline moves, holds and waits for, under any programs.  p ranks, m micro-batches."""
 
-from collections import Counter
 from collections.abc import Callable
 from math import ceil
 
@@ -10,6 +9,7 @@ from minidist import nn
 from minidist.autograd import Tensor, no_grad
 from minidist.pipeline_parallel.actions import (
     Backward,
+    BackwardInput,
     BackwardWeight,
     Forward,
     Programs,
@@ -75,8 +75,8 @@ def pipeline_costs(
 ) -> list[Cost]:
     """Return the cost of each rank of one pipeline; its program says what it keeps, and how long.
 
-    If backward is in two halves, activations are an upper bound: between I and W a pass holds less
-    than before I.
+    If backward is in two halves, activations are an upper bound: between I and W a layer holds at
+    most `Layer.deferred` more than before I, and mostly less.
 
     own       the layers, if their matrices are split
     dp        pipelines that share the batch
@@ -89,10 +89,19 @@ def pipeline_costs(
         held = [layer for stage in mine for layer in stage]
         largest = ceil(examples / m)  # examples of a micro-batch
         each = [sum(layer.activations for layer in stage) * largest for stage in mine]
-        flight, peak = Counter(), 0
+        more = [sum(layer.deferred for layer in stage) * largest for stage in mine]
+        now, peak = 0, 0
         for a in program:
-            flight[a.chunk] += isinstance(a, Forward) - isinstance(a, Backward | BackwardWeight)
-            peak = max(peak, sum(n * each[c] for c, n in flight.items()))
+            match a:
+                case Forward(chunk=c):
+                    now += each[c]
+                    peak = max(peak, now)
+                case Backward(chunk=c):
+                    now -= each[c]
+                case BackwardInput(chunk=c):
+                    now += more[c]
+                case BackwardWeight(chunk=c):
+                    now -= each[c] + more[c]
         P = sum(layer.parameters for layer in held)
         elements = (versions(len(programs), r) * P, P, 2 * P)
         result.append(cost_of(held, examples, positions_of(case), elements, peak))
