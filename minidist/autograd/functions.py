@@ -7,9 +7,11 @@ C text of its own for a GPU is in kernels.py.
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from minidist.autograd import kernels
 from minidist.autograd.deferred import Product
-from minidist.autograd.kernels import sum_rows, sum_rows_of_product
+from minidist.autograd.kernels import mean_columns, sum_rows, sum_rows_of_product
 from minidist.autograd.operators import Concatenate
 from minidist.autograd.tensor import Function, Gradient, Tensor
 from minidist.backend import (
@@ -155,12 +157,23 @@ class LayerNorm(Function):
         self.eps = eps
 
     def forward(self, x: Array, gain: Array, bias: Array) -> Array:
-        self.gain = widen(gain)
-        y, self.n, self.r = kernels.layer_norm(widen(x), self.gain, widen(bias), self.eps)
+        self.gain = gain
+        if on_gpu(x):
+            self.gain = widen(gain)
+            y, self.n, self.r = kernels.layer_norm(x, self.gain, bias, self.eps)
+            return y.astype(x.dtype, copy=False)
+        wide = widen(x)
+        n = wide - mean_columns(wide)
+        r = 1 / np.sqrt(mean_columns(n * n) + self.eps)
+        n *= r
+        self.n, self.r = n, r
+        y = n * gain
+        y += bias
         return y.astype(x.dtype, copy=False)
 
     def backward(self, grad: Array) -> tuple[Gradient, ...]:
-        n, wide = self.n, widen(grad)
+        n, r, gain = self.n, self.r, self.gain
+        wide = widen(grad)
 
         def dgain(out=None):
             if wide is grad:
@@ -170,8 +183,15 @@ class LayerNorm(Function):
         def dbias(out=None):
             return sum_rows(grad.reshape(-1, n.shape[-1]), out=out)
 
-        dx = kernels.layer_norm_backward(wide, self.gain, n, self.r)
-        return dx.astype(grad.dtype, copy=False), dgain, dbias
+        if on_gpu(grad):
+            dx = kernels.layer_norm_backward(wide, gain, n, r)
+            return dx.astype(grad.dtype, copy=False), dgain, dbias
+        d = wide * gain
+        dx = n * mean_columns(d * n)
+        d -= mean_columns(d)
+        d -= dx
+        d *= r
+        return d.astype(grad.dtype, copy=False), dgain, dbias
 
 
 class Embedding(Function):
@@ -201,15 +221,15 @@ class Embedding(Function):
 class Dropout(Function):
     """Y = X keep / (1 - rate)  =>  dX = dY keep / (1 - rate)  (Srivastava et al. 2014)."""
 
-    def __init__(self, *mask):
-        self.mask = mask  # what kernels.dropout takes after x
+    def __init__(self, rate: float, name: str, randomness: Randomness, *part):
+        self.mask = rate, name, randomness, *part
 
     def forward(self, x: Array) -> Array:
-        self.apply = kernels.dropout(x, *self.mask)
-        return self.apply(x)
+        self.drop = kernels.dropout(x, *self.mask)
+        return self.drop(x)
 
     def backward(self, grad: Array) -> Array:
-        return self.apply(grad)
+        return self.drop(grad)
 
 
 def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:

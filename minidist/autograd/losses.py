@@ -6,10 +6,13 @@ mean over all targets, even if parts are uneven or empty. The default is the num
 passed: the loss is then their mean, right for one device and one batch.
 """
 
+import numpy as np
+
 from minidist.autograd import kernels
 from minidist.autograd.functions import check_indices
+from minidist.autograd.kernels import sum_columns
 from minidist.autograd.tensor import Function, Tensor
-from minidist.backend import Array, as_array, beside, widen
+from minidist.backend import Array, as_array, beside, on_gpu, widen
 
 
 class CrossEntropy(Function):
@@ -19,16 +22,29 @@ class CrossEntropy(Function):
         self.targets, self.reduction_size = targets, reduction_size
 
     def forward(self, logits: Array) -> Array:
-        self.targets = beside(self.targets, logits).reshape(-1)
         self.shape = logits.shape
         rows = widen(logits).reshape(-1, logits.shape[-1])
-        loss, self.saved = kernels.cross_entropy(rows, self.targets, self.reduction_size)
-        return loss.astype(logits.dtype, copy=False)
+        targets = beside(self.targets.reshape(-1), logits)
+        if on_gpu(logits):
+            loss, self.saved = kernels.cross_entropy(rows, targets, self.reduction_size)
+            return loss.astype(logits.dtype, copy=False)
+        shifted = rows - rows.max(axis=-1, keepdims=True)
+        self.picked = (np.arange(len(rows)), targets)
+        picked = shifted[self.picked]
+        probabilities = np.exp(shifted, out=shifted)
+        sums = sum_columns(probabilities)
+        probabilities /= sums
+        self.probabilities = probabilities
+        loss = (np.log(sums[:, 0]) - picked).sum() / self.reduction_size
+        return loss.astype(logits.dtype)
 
     def backward(self, grad: Array) -> Array:
-        dx = kernels.cross_entropy_backward(
-            widen(grad), self.targets, self.reduction_size, self.saved
-        )
+        if on_gpu(grad):
+            dx = kernels.cross_entropy_backward(grad, self.saved, self.reduction_size)
+        else:
+            dx = self.probabilities
+            dx[self.picked] -= 1
+            dx *= widen(grad) / self.reduction_size
         return dx.reshape(self.shape).astype(grad.dtype, copy=False)
 
 

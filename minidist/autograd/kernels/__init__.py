@@ -1,8 +1,9 @@
 """Functions with two texts: NumPy for arrays on the host, C for arrays on a GPU, in few launches.
 
-The NumPy text is the definition. The C text computes the same in another order: a GPU sums in a
-tree, rounds a b + c once, and in float32 takes numbers below 1e-38 for 0. Both take float32 or
-float64; half precision is widened before. Read `launch.py`, then any of the others.
+The NumPy text is the definition. It is beside the C text, or in the Function that uses it. The C
+text computes the same in another order: a GPU sums in a tree, rounds a b + c once, and in float32
+takes numbers below 1e-38 for 0. Both take float32 or float64; half precision is widened before.
+Read `launch.py`, then any of the others.
 """
 
 from minidist.autograd.kernels.activations import (

@@ -79,7 +79,7 @@ def rows_of(table: Array, indices: Array) -> Array:
     if not on_gpu(table):
         return table[indices]
     y = array_module(table).empty((*indices.shape, table.shape[1]), table.dtype)
-    return _rows_of(table, indices, *table.shape, math.nan, y)
+    return _rows_of(table, indices.reshape(-1), *table.shape, math.nan, y)
 
 
 def sum_into_rows(grad: Array, indices: Array, out: Array) -> Array:

@@ -1,10 +1,7 @@
-"""Layer normalisation (Ba, Kiros, Hinton 2016), forward and backward, over rows of C columns."""
-
-import numpy as np
+"""Layer normalisation on a GPU; its NumPy text is functions.LayerNorm."""
 
 from minidist.autograd.kernels.launch import Elementwise, Reduction
-from minidist.autograd.kernels.sums import mean_columns
-from minidist.backend import Array, on_gpu
+from minidist.backend import Array, widen
 
 # The mean and the sum of squares around it, of parts (Chan, Golub, LeVeque 1983, equation 2.1).
 _moments = Reduction(
@@ -54,25 +51,13 @@ _norm_backward = Elementwise(
 
 
 def layer_norm(x: Array, gain: Array, bias: Array, eps: float) -> tuple[Array, Array, Array]:
-    """Return Y = n gain + bias, n = (X - mean) r and r = 1 / sqrt(var + eps). 2 launches."""
-    if on_gpu(x):
-        mean, r = _moments(x, eps)
-        return *_normalize(x, mean, r, gain, bias), r
-    n = x - mean_columns(x)
-    r = 1 / np.sqrt(mean_columns(n * n) + eps)
-    n *= r
-    y = n * gain
-    y += bias
-    return y, n, r
+    """Return Y, n and r of `functions.LayerNorm` on a GPU. 2 launches."""
+    x = widen(x)
+    mean, r = _moments(x, eps)
+    return *_normalize(x, mean, r, widen(gain), widen(bias)), r
 
 
 def layer_norm_backward(grad: Array, gain: Array, n: Array, r: Array) -> Array:
-    """dX = r (d - mean d - n mean(d n)), d = dY gain. 2 launches."""
-    if on_gpu(grad):
-        return _norm_backward(grad, gain, n, r, *_norm_means(grad, gain, n, n.shape[-1]))
-    d = grad * gain
-    dx = n * mean_columns(d * n)
-    d -= mean_columns(d)
-    d -= dx
-    d *= r
-    return d
+    """Return dX of `functions.LayerNorm` on a GPU. 2 launches."""
+    grad, gain = widen(grad), widen(gain)
+    return _norm_backward(grad, gain, n, r, *_norm_means(grad, gain, n, n.shape[-1]))
