@@ -1,8 +1,8 @@
 """Each kernel on a GPU against its NumPy text, and whole training steps on both.
 
 The bound for one kernel, relative to the largest number of the result: 1e-14 in float64, 3e-6 in
-float32, 2e-3 in float16, which is computed in float32 and rounded once. The embedding's gradient
-and dropout have the host's bits.
+float32, 2e-3 in float16, which is computed in float32 and rounded once. Dropout has the host's
+bits.
 """
 
 import numpy as np
@@ -139,24 +139,30 @@ def test_cross_entropy_of_large_and_of_hidden_logits():
     assert np.isnan(nn.cross_entropy(Tensor(gpu(rows)), targets, 1).item())
 
 
-RUNS = [0, 1, 2, 7, 8, 9, 16, 17, 128, 129, 130, 137, 300, 600]
+RUNS = [0, 1, 2, 7, 130, 600]  # how often an index occurs
 
 
 @DTYPES
 @pytest.mark.parametrize("kind", ["uint8", "int64"])
-def test_the_embeddings_gradient_has_the_hosts_bits(dtype, kind):
-    """A row per length of a run: all branches of the pairwise sum."""
+def test_the_embeddings_gradient_is_the_sum_of_each_run_and_has_the_same_bits_each_time(
+    dtype, kind
+):
+    """A row per length of a run; the sum in float64, rounded once, is the definition."""
     indices = np.repeat(np.arange(len(RUNS)), RUNS).astype(kind)
     indices = np.random.default_rng(0).permutation(indices)
     grad = arrays(len(indices), 2, dtype=dtype) + np.array(1, dtype)
-    want = kernels.sum_into_rows(grad, indices, np.empty((len(RUNS) + 1, 2), dtype))
-    out = gpu(np.full_like(want, 9))
-    assert kernels.sum_into_rows(gpu(grad), gpu(indices), out) is out
-    assert to_host(out).tobytes() == want.tobytes()
-    exact = np.zeros(want.shape)
+    exact = np.zeros((len(RUNS) + 1, 2))
     np.add.at(exact, indices, grad.astype("float64"))
-    error = abs(want - exact).max() / abs(exact).max()
-    assert error < {"float16": 1e-3, "float32": 1e-6, "float64": 1e-14}[dtype]
+    found = []
+    for _ in range(2):
+        out = gpu(np.full(exact.shape, 9, dtype))
+        assert kernels.sum_into_rows(gpu(grad), gpu(indices), out) is out
+        found.append(to_host(out))
+    assert found[0].tobytes() == found[1].tobytes()
+    rounding = {"float16": 2**-11, "float32": 2**-24, "float64": 1e-14}[dtype]
+    np.testing.assert_allclose(found[0], exact, rtol=rounding * 1.001, atol=0)
+    on_host = kernels.sum_into_rows(grad, indices, np.empty(exact.shape, dtype))
+    equal(gpu(found[0]), on_host)
 
 
 def test_the_embeddings_gradient_carries_no_rounding_of_earlier_rows():

@@ -22,7 +22,7 @@ from minidist import optim
 from minidist.autograd import kernels
 
 ARRAY, INDEXER, SCALAR = 1, 2, 3  # _kernel.pxd:_ArgKind
-DOUBLE = {"sum_of_squares", "clip"}  # these are to compute in double
+DOUBLE = {"sum_of_squares", "clip", "sum_runs"}  # these are to compute in double
 HALF = {"rows_of", "sum_runs", "relu_backward", "clip"}  # these are to take float16, too
 HEADERS = ("complex.cuh", "carray.cuh", "atomics.cuh", "math_constants.h")
 WHEEL = Path(cupy.__file__).parents[1] / "nvidia" / "cuda_runtime"
@@ -47,7 +47,7 @@ def all_kernels() -> list:
 
 def argument(parameter, dtype: np.dtype, output: bool):
     """Describe what a call passes: arrays where the text could be told apart by their type."""
-    if output or parameter.raw or (parameter.ctype in "ITS" and parameter.name not in NUMBERS):
+    if output or parameter.raw or (parameter.ctype in "IT" and parameter.name not in NUMBERS):
         return _kernel._ArgInfo(ARRAY, cupy.ndarray, dtype, 2, True, True)
     return _kernel._ArgInfo(SCALAR, _scalar.CScalar, dtype, 0, True, True)
 
@@ -100,8 +100,7 @@ def main() -> None:
     for kernel in all_kernels():
         for T in ["float32", "float64"] + ["float16"] * (kernel.name in HALF):
             for index in ("int64", "uint8"):
-                wide = np.dtype("float32" if T == "float16" else T)
-                letters = {"T": np.dtype(T), "S": wide, "I": np.dtype(index)}
+                letters = {"T": np.dtype(T), "I": np.dtype(index)}
                 ptx, said = compiled(source(kernel, letters), kernel.name)
                 entry = ptx.partition(".entry")[2]  # after the functions of the headers
                 if T == "float32" and ".f64" in entry and kernel.name not in DOUBLE:

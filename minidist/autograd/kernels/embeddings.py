@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from minidist.autograd.kernels.launch import Elementwise
-from minidist.backend import Array, array_module, on_gpu, widen
+from minidist.backend import Array, array_module, on_gpu
 
 _rows_of = Elementwise(
     "rows_of",
@@ -29,48 +29,17 @@ _run_starts = Elementwise(
     }
     start = low""",
 )
-# NumPy's reduceat: the first element of a run plus the pairwise sum of the others, which is cut in
-# halves, multiples of 8, down to 128 and there sums 8 interleaved parts. `stack` has the sums of
-# the left halves that still wait for their right ones.
 _sum_runs = Elementwise(
     "sum_runs",
-    "raw S grad, raw int64 order, raw int64 starts, int64 columns",
+    "raw T grad, raw int64 order, raw int64 starts, int64 columns",
     "T sum",
     """
     long long run = i / columns, column = i % columns;
-    long long begin = starts[run], others = starts[run + 1] - begin - 1;
-    S stack[32];
-    int depth = 0;
-    for (long long at = 0; at < others; ) {
-        long long low = 0, size = others, k;
-        int rights = 0;
-        while (size > 128) {
-            long long half = size / 2 - size / 2 % 8;
-            bool left = at < low + half;
-            low = left ? low : low + half;
-            size = left ? half : size - half;
-            rights = left ? 0 : rights + 1;
-        }
-        at += size;
-        low += begin + 1;
-        long long even = low + size - size % 8, stop = low + size;
-        S leaf = grad[order[low] * columns + column];
-        if (size >= 8) {
-            S lane[8];
-            for (k = 0; k < 8; k++) lane[k] = grad[order[low + k] * columns + column];
-            for (k = low + 8; k < even; k++) {
-                lane[(k - low) % 8] += grad[order[k] * columns + column];
-            }
-            leaf = ((lane[0] + lane[1]) + (lane[2] + lane[3]))
-                + ((lane[4] + lane[5]) + (lane[6] + lane[7]));
-            low = even - 1;
-        }
-        for (k = low + 1; k < stop; k++) leaf += grad[order[k] * columns + column];
-        for (; rights > 0; rights--) leaf = stack[--depth] + leaf;
-        stack[depth++] = leaf;
+    double total = 0;
+    for (long long k = starts[run]; k < starts[run + 1]; k++) {
+        total += double(grad[order[k] * columns + column]);
     }
-    S total = others < 0 ? S(0) : S(grad[order[begin] * columns + column]);
-    sum = others > 0 ? total + stack[0] : total""",
+    sum = T(total)""",
 )
 
 
@@ -85,13 +54,14 @@ def rows_of(table: Array, indices: Array) -> Array:
 def sum_into_rows(grad: Array, indices: Array, out: Array) -> Array:
     """out[V, C] = for each row v, the sum of dY[N, C] where indices[N] = v, in their order.
 
-    The sum sorts the places by index and adds up each run. The order is the same every time, and
-    on a GPU as on the host, and so are the bits; float16 is summed in float32 and rounded once.
+    The places are sorted by index, and each run of equal indices is added up in one fixed order:
+    every call gives the same bits. A GPU adds one element after the other in float64, and rounds
+    once. The host adds pairwise, in float32 for float16; so its last bits differ from the GPU's.
     """
     if on_gpu(grad):
         order = indices.argsort()  # on a GPU it is stable: CuPy has no other
         starts = _run_starts(indices, order, indices.size, size=len(out) + 1)
-        return _sum_runs(widen(grad), order, starts, out.shape[1], out)
+        return _sum_runs(grad, order, starts, out.shape[1], out)
     out.fill(0)
     if indices.size:
         order = np.argsort(indices, kind="stable")
