@@ -5,7 +5,7 @@ import re
 
 TOKEN = re.compile(
     r"\s+|//[^\n]*|(?P<number>0x[0-9a-fA-F]+U?L*|\d+\.?\d*(?:e[-+]?\d+)?U?L*)|(?P<name>[A-Za-z_]\w*)"
-    r"|(?P<symbol>\+\+|--|<<|>>|[-+*/<>=!]=|&&|\|\||[-+*/%<>=!&|^?:.,;(){}\[\]])"
+    r"|(?P<symbol>\+\+|<<|>>|[-+*/<>=!]=|&&|\|\||[-+*/%<>=!&|^?:.,;(){}\[\]])"
 )
 LEVELS = ["||", "&&", "|", "^", "&", "== !=", "< <= > >=", "<< >>", "+ -", "* / %"]
 
@@ -112,10 +112,7 @@ class Parser:
             return None
         found = []
         while not found or self.maybe(","):
-            name, size = self.take(), None
-            if self.maybe("["):
-                size, _ = int(self.take()), self.take("]")
-            found.append((kind, name, size, self.assignment() if self.maybe("=") else None))
+            found.append((kind, self.take(), self.assignment() if self.maybe("=") else None))
         return "declare", found
 
     def parenthesis(self) -> tuple:
@@ -153,8 +150,6 @@ class Parser:
     def unary(self) -> tuple:
         if symbol := self.maybe("-", "!"):
             return "unary", symbol, self.unary()
-        if symbol := self.maybe("++", "--"):
-            return "step", symbol, "before", self.unary()
         return self.postfix(self.primary())
 
     def primary(self) -> tuple:
@@ -175,14 +170,14 @@ class Parser:
         return "name", word
 
     def postfix(self, value: tuple) -> tuple:
-        while symbol := self.maybe("[", ".", "++", "--"):
+        while symbol := self.maybe("[", ".", "++"):
             if symbol == "[":
                 value = "index", value, self.expression()
                 self.take("]")
             elif symbol == ".":
                 value = "field", value, self.take()
             else:
-                value = "step", symbol, "after", value
+                value = "increment", value
         return value
 
 

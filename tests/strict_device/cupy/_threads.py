@@ -154,11 +154,9 @@ class Threads:
             self.do(node)
 
     def _declare(self, names):
-        for kind, name, size, value in names:
+        for kind, name, value in names:
             dtype = self.types[kind]
-            if size is not None:
-                self.variables[name] = np.full((self.count, size), 0, dtype)
-            elif value is not None:
+            if value is not None:
                 self.variables[name] = self.convert(self.do(value), dtype)
             else:  # not initialised
                 unset = np.nan if np.dtype(dtype).kind == "f" else 77
@@ -200,14 +198,10 @@ class Threads:
         return self.do(right)
 
     def _assign(self, target, value):
+        what, name, *_ = target
         value = self.do(value)
-        if target[0] == "index":
-            array, at = self.variables[target[1][1]], self.do(target[2])
-            rows = np.flatnonzero(self.mask)
-            value = np.broadcast_to(value, self.count)[rows]
-            array[rows, np.broadcast_to(at, self.count)[rows]] = value
-            return value
-        name = target[1]
+        if what != "name":
+            raise TypeError("C: only a variable is assigned to here, no element and no field")
         if name in self.constant or isinstance(self._name(name), Raw):
             raise TypeError(f"C: {name} is an input, which is const")
         old = self.variables[name]
@@ -215,10 +209,10 @@ class Threads:
         self.variables[name] = self.blend(self.convert(value, kind), old)
         return self.variables[name]
 
-    def _step(self, symbol, when, target):
+    def _increment(self, target):
         old = self.do(target)
-        new = self._assign(target, ("binary", symbol[0], target, ("number", "1")))
-        return new if when == "before" else old
+        self._assign(target, ("binary", "+", target, ("number", "1")))
+        return old
 
     def _choose(self, condition, then, other):
         chosen, before = np.asarray(self.do(condition), bool), self.mask
@@ -243,13 +237,10 @@ class Threads:
         return -wider(value) if symbol == "-" else ~np.asarray(value, bool)
 
     def _index(self, array, at):
-        array, at = self.do(array), wider(self.do(at))
-        if isinstance(array, Raw):
-            return array.read(at, self.mask)
-        at = np.broadcast_to(at, self.count)
-        if (self.mask & ((at < 0) | (at >= array.shape[1]))).any():
-            raise IndexError("C: outside a local array")
-        return array[np.arange(self.count), np.where(self.mask, at, 0)]
+        array = self.do(array)
+        if not isinstance(array, Raw):
+            raise TypeError("C: only an input that is raw has elements")
+        return array.read(wider(self.do(at)), self.mask)
 
     def _field(self, value, field):
         return self.do(value)[field]
