@@ -43,7 +43,7 @@ def numeric_dtype(dtype: np.dtype | str) -> np.dtype:
 
 def refuse_masked(x) -> None:
     masked = sys.modules.get("numpy.ma")  # before its import, of 1 MB, there is no masked array
-    if masked is not None and isinstance(x, masked.MaskedArray):
+    if isinstance(x, getattr(masked, "MaskedArray", ())):  # another thread may be importing it
         raise ValueError(
             "masked arrays do not travel between ranks; use .filled(), .compressed() or .data"
         )
