@@ -131,6 +131,7 @@ def test_squared_error_is_divided_by_the_reduction_size(place):
     y, t = arrays(3, 2), arrays(3, 2, seed=1)
     outputs = Tensor(place(y))
     close(losses.squared_error(outputs, place(t)), ((y - t) ** 2).mean())
+    close(losses.squared_error(outputs, t), ((y - t) ** 2).mean())  # targets go where outputs are
     close(losses.squared_error(outputs, Tensor(place(t)), 4), ((y - t) ** 2).sum() / 4)
 
 

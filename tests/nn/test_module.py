@@ -229,6 +229,14 @@ def test_to_gpu_without_a_gpu_is_one_clear_error():
         model.to("tpu")
 
 
+def test_a_state_is_loaded_where_the_model_is(device):
+    model = small_transformer(tied=True, dtype="float32").to(device)
+    state = {name: array.astype("float64") + 1 for name, array in model.state().items()}
+    model.load_state(state)
+    assert all(on_gpu(p.data) is (device == "gpu") for p in model.parameters())
+    assert_same_bits(model.state(), {k: v.astype("float32") for k, v in state.items()})
+
+
 def test_to_moves_parameters_and_gradients_and_back(device):
     model = small_transformer(tied=True, dtype="float64").freeze("head.norm.bias")
     backward(model)
