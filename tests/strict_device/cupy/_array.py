@@ -90,6 +90,8 @@ class ndarray(Operators, Indexing, Reductions, Storage):
                 raise (TypeError if out.dtype != self.dtype else ValueError)("out does not fit")
             out[...] = self._host
         result = np.array(self._host, order=order) if out is None else out
+        if result.strides != self.strides:
+            _counters.launched(self.size)  # first it is made contiguous on the device
         if self.size:
             _counters.copied_to_host(self.nbytes)
             if blocking:

@@ -4,10 +4,8 @@ import numpy as np
 
 from . import _counters
 from ._array import ndarray
-from ._storage import wrap
+from ._storage import launch, operands, wrap
 from .cuda import device
-
-MIXED = "Unsupported dtype object: an array of this type cannot be made of host and device arrays"
 
 
 def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocking=False):
@@ -15,32 +13,19 @@ def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocki
     if isinstance(obj, ndarray):
         moved = obj if obj.device.id == device.current() else obj.copy()
         return moved.astype(obj.dtype if dtype is None else dtype, copy=copy and moved is obj)
-    if any(isinstance(x, ndarray) for x in leaves(obj)):
-        return _from_nested(obj, dtype)
-    host = np.array(obj, dtype, order="C", ndmin=ndmin)  # contiguous: see core.pyx:_array_default
+    if isinstance(obj, list | tuple) and any(isinstance(x, ndarray) for x in obj):
+        return _joined(obj, dtype)
+    fortran = isinstance(obj, np.ndarray) and obj.flags.fnc  # see core.pyx:_array_default
+    host = np.array(obj, dtype, order="F" if fortran else "C", ndmin=ndmin)
     if host.dtype.kind not in "?biufc":
         raise ValueError(f"Unsupported dtype {host.dtype}")  # _dtype.pyx:check_supported_dtype
     _counters.copied_to_device(host.nbytes)
-    return wrap(host.reshape(host.shape))
+    return wrap(host)
 
 
-def leaves(obj):
-    if isinstance(obj, list | tuple):
-        for part in obj:
-            yield from leaves(part)
-    else:
-        yield obj
-
-
-def _from_nested(obj, dtype):
-    """Join device arrays in lists (core.pyx:_array_from_nested_cupy_sequence); no host arrays."""
-    parts = list(leaves(obj))
-    if not all(isinstance(x, ndarray) for x in parts):
-        raise TypeError(MIXED)
-    host = np.array([x._host for x in parts], dtype)
-    _counters.launched(host.size)
-    outer = np.shape(np.empty_like(obj, dtype=object)) if parts[0].ndim == 0 else (len(parts),)
-    return wrap(host.reshape(outer + parts[0].shape))
+def _joined(parts, dtype):
+    """Stack device arrays, not mixed with others (core.pyx:_array_from_nested_cupy_sequence)."""
+    return launch(np.stack(operands(*parts), dtype=dtype))
 
 
 def asarray(a, dtype=None, order=None, *, blocking=False):
@@ -89,10 +74,14 @@ def ones(shape, dtype=float, order="C"):
 
 
 def empty_like(prototype, dtype=None, order="K", subok=None, shape=None):
-    """Make an array like a *device* array (_creation/basic.py:_new_like_order_and_strides)."""
-    if not isinstance(prototype, ndarray):
-        raise TypeError(f"expected cupy.ndarray, got {type(prototype)}")
-    return ndarray(prototype.shape if shape is None else shape, dtype or prototype.dtype)
+    """Make an array like another one, which may be the host's, on the current device.
+
+    With its strides, if it has as many dimensions (_creation/basic.py:_new_like_order_and_strides);
+    a shape of () is taken for none.
+    """
+    like = prototype._host if isinstance(prototype, ndarray) else prototype
+    strides = np.empty_like(like, dtype, shape=shape or like.shape).strides
+    return ndarray(shape or like.shape, dtype or like.dtype, strides=strides)
 
 
 def full_like(a, fill_value, dtype=None, order="K", subok=None, shape=None):

@@ -62,7 +62,7 @@ def take(a, indices, axis=None, out=None):
 
 def take_along_axis(a, indices, axis):
     """Index by arrays, the others' by `arange` (_indexing/indexing.py:take_along_axis)."""
-    x, places = operands(a, indices)
+    x, places = operands(a, indices if isinstance(indices, Storage) else array(indices))
     if places.dtype.kind not in "iu":
         raise IndexError("`indices` must be an integer array")
     for length in x.shape[1:]:

@@ -9,7 +9,7 @@ import numpy as np
 from . import _counters
 from ._storage import Storage, launch, operand, store
 
-ADDS = "int32 float16 float32 float64 complex64 complex128 uint32 uint64".split()
+ADDS = "int32 float16 float32 float64 uint32 uint64".split()  # and int64 since CuPy 14
 
 
 def parts_of(slices, x: np.ndarray) -> tuple[tuple, bool]:

@@ -5,6 +5,13 @@ import numpy as np
 from ._storage import Storage
 from ._ufunc import UFUNCS
 
+FAST_POWERS = {
+    (int, 2): "square",
+    (float, 2.0): "square",
+    (float, 0.5): "sqrt",
+    (float, -1.0): "reciprocal",
+}
+
 
 def defers_to(x, other) -> bool:
     """Return whether the other operand's method is called instead (_should_use_rop)."""
@@ -77,15 +84,12 @@ class Operators(Storage):
     __hash__ = None
 
     def __pow__(self, other):
-        """x ** 2 and ** 0.5 are square and sqrt (core.pyx:__pow__)."""
-        fast = {2: "square", 0.5: "sqrt", -1.0: "reciprocal"}
-        if (
-            type(other) in (int, float)
-            and other in fast
-            and not (type(other) is int and other != 2)
-        ):
-            return UFUNCS[fast[other]](self * 1.0 if type(other) is float else self)
-        return binary("power")(self, other)
+        """x ** 2 is a square, and so on (core.pyx:__pow__, since CuPy 14)."""
+        name = FAST_POWERS.get((type(other), other)) if isinstance(other, int | float) else None
+        if name is None:
+            return binary("power")(self, other)
+        whole = type(other) is float and self.dtype.kind not in "fc"
+        return UFUNCS[name](self, dtype=np.result_type(self.dtype, other) if whole else None)
 
     def __matmul__(self, other):
         if isinstance(other, Storage):
