@@ -245,7 +245,7 @@ class Function:
 
     def __call__(self, *inputs: "Tensor | ArrayLike") -> Tensor:
         """Apply to tensors; Python numbers take their dtype, arrays must already have it."""
-        arrays, edges, dtype, tracked, kinds = [], [], None, False, set()
+        arrays, edges, dtype, tracked, mixed = [], [], None, False, False
         for x in inputs:
             if isinstance(x, Tensor):
                 edges.append((x.creator or x) if x.requires_grad else None)
@@ -260,14 +260,15 @@ class Function:
                 edges.append(None)
                 x = as_array(x)
             arrays.append(x)
-            kinds.add(isinstance(x, np.ndarray))
             if dtype is None:
-                dtype = x.dtype
+                dtype, kind = x.dtype, type(x)
             elif x.dtype != dtype:
                 raise ValueError(
                     f"{type(self).__name__} of {dtype} and {x.dtype}; use .astype on one of them"
                 )
-        if len(kinds) == 2:
+            elif type(x) is not kind:
+                mixed = True
+        if mixed:
             arrays = self._on_one_device(inputs, arrays)
         out = Tensor.__new__(Tensor)
         out.data = as_array(self.forward(*arrays))
@@ -279,7 +280,9 @@ class Function:
         return out
 
     def _on_one_device(self, inputs: tuple, arrays: list) -> list:
-        """Make scalars of the host Python numbers; ValueError for arrays: others are on a GPU."""
+        """If some are on a GPU, make the host's scalars numbers; ValueError for its arrays."""
+        if not any(on_gpu(x) for x in arrays):
+            return arrays  # of subclasses of numpy.ndarray
         for i, (given, x) in enumerate(zip(inputs, arrays, strict=True)):
             if isinstance(x, np.ndarray):
                 if x.ndim or isinstance(given, Tensor):
