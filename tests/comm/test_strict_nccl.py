@@ -120,14 +120,6 @@ def stream_of_another_gpu(rank):
     return rank.sum(stream=stream.ptr)
 
 
-def not_waited_for(rank):
-    """Write x on a stream; no event lets NCCL's stream wait for it."""
-    ours, nccls = (rank.cupy.cuda.Stream(non_blocking=True) for _ in range(2))
-    with ours:
-        rank.arrays[0][...] = 1.0
-    return rank.sum(stream=nccls.ptr)
-
-
 def destroyed(rank):
     rank.comm.destroy()
     return rank.sum()
@@ -232,14 +224,18 @@ def test_one_thread_at_a_time_is_in_a_communicator(library):
     assert "another thread" in refused and right == [10.0, 12.0, 14.0, 16.0]
 
 
-def test_nccl_waits_for_its_stream_alone(library):
+@pytest.mark.parametrize("place", ["source", "target"])
+def test_nccl_waits_for_its_stream_alone(library, place):
+    """The array is written on another stream, and no event lets the null stream wait for that."""
     from cupy.cuda import order
 
     found = []
 
     def program(rank):
+        with rank.cupy.cuda.Stream(non_blocking=True):
+            array = rank.cupy.zeros(4)
         with pytest.raises(order.Race, match="neither waits for the other"):
-            not_waited_for(rank)
+            rank.sum(**{place: array.data.ptr})
         found.append(rank.rank)
 
     outcomes(library, program)
