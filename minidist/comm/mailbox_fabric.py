@@ -166,7 +166,7 @@ class MailboxFabric:
         self.mailbox.drop_runs_before(run)
         self.sent.clear()
         self.blocks.clear()
-        self.close_opened()  # now that no rank uses one any more, else this would wait
+        self.free_groups()  # now that no rank uses one any more, else this would wait
         self.worker = threading.get_ident()
         self.older = threading.enumerate() if self.own_process else None
 
@@ -174,15 +174,18 @@ class MailboxFabric:
         """End the run on this rank: stop every thread that still communicates in it."""
         self.mailbox.end(self.run)
 
-    def close_opened(self, failed: bool = False) -> None:
-        """Destroy the communicators of NCCL, in one order on all ranks; or abort what they do."""
+    def free_groups(self, failed: bool = False) -> None:
+        """Destroy the communicators of NCCL, in one order on all ranks; if `failed`, abort them.
+
+        To destroy one waits for its kernels, which end only if the other ranks start theirs.
+        """
         for name in sorted(self.opened):
             library = self.opened.pop(name)
             library.abort() if failed else library.destroy()
 
-    def close(self) -> None:
-        """Close what this rank has open on GPUs, before its process ends."""
-        self.close_opened()
+    def close(self, failed: bool = False) -> None:
+        """Close what this rank has open on GPUs, before it ends; `failed` as in `free_groups`."""
+        self.free_groups(failed)
         if self.device_memory is not None:
             self.device_memory.close()
 

@@ -140,7 +140,7 @@ class MpiRank:
 
     def free(self) -> None:
         """Free all that this rank has of MPI; no transfer may be under way."""
-        self.fabric.close_opened()
+        self.fabric.close()
         self.free_groups()
         self.messages.Free()
         self.world.Free()

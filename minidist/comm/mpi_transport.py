@@ -201,7 +201,7 @@ class MpiRanks:
         ABANDONED.append((everywhere, self.sending))
         if self.rank is not None:
             self.rank.polling.stopped_everywhere.set()
-            self.rank.fabric.close_opened(failed=True)  # the rank may wait for a kernel
+            self.rank.fabric.close(failed=True)  # the rank may wait for a kernel
             self.thread.join(timeout=1)
             ABANDONED.append((self.rank.sender.pending, self.rank.fabric.mailbox.polled))
 

@@ -412,7 +412,7 @@ def test_an_abort_ends_a_thread_that_waits_for_the_kernel_of_a_rank_that_is_gone
             time.sleep(0.2)
             assert threads[0].is_alive()
             fabric = SimpleNamespace(opened={(): comms[0]})
-            MailboxFabric.close_opened(fabric, failed=True)
+            MailboxFabric.free_groups(fabric, failed=True)
         for thread in threads:
             thread.join(5)
             assert not thread.is_alive()
