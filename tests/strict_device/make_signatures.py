@@ -20,16 +20,10 @@ from types import ModuleType
 FOLDER = Path(__file__).parent
 MODULES = "cupy", "cupy.cuda", "cupy.cuda.nccl", "cupy.cuda.runtime", "cupyx.scipy.special"
 # Not `cupy.cuda.cublas`, which only a machine with that library can import.
-OWN = {
-    f"cupy.cuda.{kind}.{name}" for kind in ("Memory", "UnownedMemory") for name in ("buffer", "use")
-}
 
 
 def names() -> list[str]:
-    """Return the public names of the stand-in, which must be the cupy that is imported here.
-
-    OWN are attributes that only the stand-in's own files use.
-    """
+    """Return the public names of the stand-in, which must be the cupy that is imported here."""
     found = []
     for path in MODULES:
         try:
@@ -43,7 +37,7 @@ def names() -> list[str]:
             ours = [base for base in getattr(value, "__mro__", ()) if "cupy" in base.__module__]
             own = {attribute for base in ours for attribute in vars(base)}
             found += [f"{path}.{name}.{a}" for a in own if not a.startswith("_")]
-    return sorted(set(found) - OWN)
+    return sorted(set(found))
 
 
 def frozen(version: int) -> dict[str, str]:
