@@ -11,9 +11,9 @@ Letters: B batch, T positions, H heads, D head width, S scores, Z[B, H, T, 1] a 
 import math
 
 from minidist.autograd.kernels import (
-    probabilities_again,
+    causal_softmax,
+    recompute_probabilities,
     scores_backward,
-    softmax_of_seen,
     sum_columns,
 )
 from minidist.autograd.products import batched_matmul, sum_dtype
@@ -35,7 +35,7 @@ class CausalAttention(Function):
         self.q, self.k, self.v = q, k, v = for_cublas(qkv)
         self.scale = 1 / math.sqrt(q.shape[-1])
         p = batched_matmul(q * self.scale, transposed(k))
-        softmax_of_seen(p, 0)
+        causal_softmax(p, 0)
         self.p = p.astype(q.dtype, copy=False)
         return batched_matmul(self.p, v, out=empty_output(q))
 
@@ -67,7 +67,7 @@ class BlockwiseAttention(Function):
         self.log_z = array_module(q).empty((*q.shape[:-1], 1), sum_dtype(q))
         for a, b in blocks_of(q):
             p = batched_matmul(scaled[..., a:b, :], kt[..., :b])  # [B, H, b - a, b]
-            self.log_z[..., a:b, :] = softmax_of_seen(p, a)
+            self.log_z[..., a:b, :] = causal_softmax(p, a)
             p = p.astype(q.dtype, copy=False)
             batched_matmul(p, v[..., :b, :], out=self.o[..., a:b, :])
         return self.o
@@ -79,7 +79,7 @@ class BlockwiseAttention(Function):
         scaled, kt, vt = q * self.scale, transposed(k), transposed(v)
         for a, b in blocks_of(q):
             p = batched_matmul(scaled[..., a:, :], kt[..., a:b])  # [B, H, T - a, b - a]
-            probabilities_again(p, self.log_z[..., a:, :])
+            recompute_probabilities(p, self.log_z[..., a:, :])
             ds = batched_matmul(grad[..., a:, :], vt[..., a:b])
             scores_backward(ds, p, mean[..., a:, :])
             p, ds = p.astype(q.dtype, copy=False), ds.astype(q.dtype, copy=False)

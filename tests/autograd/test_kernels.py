@@ -96,7 +96,7 @@ def test_softmax_of_the_keys_that_are_seen(shape, dtype):
     def overwritten(function):
         return lambda x, *others: (function(x, *others), x)
 
-    log_z, p = same(overwritten(kernels.softmax_of_seen), scores, first)
+    log_z, p = same(overwritten(kernels.causal_softmax), scores, first)
     np.testing.assert_allclose(p.sum(-1), 1, rtol=1e-5)
     seen = np.arange(shape[-1]) <= first + np.arange(shape[-2])[:, None]
     assert (p[..., ~seen] == 0).all() and (p[..., seen] > 0).all()
@@ -109,8 +109,8 @@ def test_softmax_of_the_keys_that_are_seen(shape, dtype):
             equal(got, want)
     if first == 0:
         want, got = scores.copy(), gpu(scores)
-        kernels.probabilities_again(want, log_z)
-        kernels.probabilities_again(got, gpu(log_z))
+        kernels.recompute_probabilities(want, log_z)
+        kernels.recompute_probabilities(got, gpu(log_z))
         equal(got, want, BOUND[dtype] * 30)  # exp of a difference of numbers up to 30
 
 

@@ -18,12 +18,12 @@ from minidist.autograd.kernels.embeddings import rows_of, sum_into_rows
 from minidist.autograd.kernels.launch import Elementwise, Reduction
 from minidist.autograd.kernels.masks import dropout, first_of
 from minidist.autograd.kernels.normalization import layer_norm, layer_norm_backward
-from minidist.autograd.kernels.probabilities import (
+from minidist.autograd.kernels.softmax import (
+    causal_softmax,
     cross_entropy,
     cross_entropy_backward,
-    probabilities_again,
+    recompute_probabilities,
     scores_backward,
-    softmax_of_seen,
 )
 from minidist.autograd.kernels.sums import (
     mean_columns,
@@ -35,6 +35,7 @@ from minidist.autograd.kernels.sums import (
 __all__ = [
     "Elementwise",
     "Reduction",
+    "causal_softmax",
     "cross_entropy",
     "cross_entropy_backward",
     "dropout",
@@ -46,12 +47,11 @@ __all__ = [
     "layer_norm",
     "layer_norm_backward",
     "mean_columns",
-    "probabilities_again",
+    "recompute_probabilities",
     "relu",
     "relu_backward",
     "rows_of",
     "scores_backward",
-    "softmax_of_seen",
     "sum_columns",
     "sum_into_rows",
     "sum_rows",

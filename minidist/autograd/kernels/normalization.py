@@ -3,7 +3,8 @@
 from minidist.autograd.kernels.launch import Elementwise, Reduction
 from minidist.backend import Array, widen
 
-# The mean and the sum of squares around it, of parts (Chan, Golub, LeVeque 1983, equation 2.1).
+# The mean, and the sum of squared differences from it. `merge` has the formula for two parts of a
+# sample (Chan, Golub, LeVeque 1979, "Updating formulae ... for computing sample variances").
 _moments = Reduction(
     "moments",
     "T x, T eps",

@@ -1,4 +1,4 @@
-"""Softmax where a GPU should see each row twice at most: attention's scores, and cross entropy."""
+"""Softmax of attention's scores, and cross-entropy; a GPU reads each row of them twice."""
 
 import math
 
@@ -9,7 +9,7 @@ from minidist.autograd.kernels.sums import sum_columns
 from minidist.backend import Array, on_gpu, widen
 
 # A row's maximum and the sum of exp(x - maximum), in one pass (Milakov and Gimelshein 2018, section
-# 3), and the logarithm of the sum of exp(x).
+# 3.1: `join` is their operator on two parts of a row), and log Z, Z the sum of exp(x).
 _softmax_sums = Reduction(
     "softmax_sums",
     "T x",
@@ -29,14 +29,14 @@ __device__ Exponentials join(Exponentials x, Exponentials y) {
 }""",
 )
 _softmax = Elementwise("softmax", "T peak, T total", "T x", "x = exp(x - peak) / total")
-_hide_later = Elementwise(
-    "hide_later",
+_causal_mask = Elementwise(
+    "causal_mask",
     "int64 queries, int64 keys, int64 first, T hidden",
     "T x",
     "if (i % keys > first + i / keys % queries) x = hidden",
 )
-_probabilities_again = Elementwise(
-    "probabilities_again",
+_recompute_probabilities = Elementwise(
+    "recompute_probabilities",
     "T log_z, int64 queries, int64 keys",
     "T x",
     "x = i % keys > i / keys % queries ? T(0) : exp(x - log_z)",
@@ -47,12 +47,12 @@ _scores_backward = Elementwise(
 )
 
 
-def softmax_of_seen(scores: Array, first: int) -> Array:
-    """Overwrite S[..., n, s] with its softmax over the keys that are seen; return log Z[..., n, 1].
+def causal_softmax(scores: Array, first: int) -> Array:
+    """Overwrite S[..., n, s] with its softmax over the keys s that query n sees; return log Z.
 
-    Query i is at position `first` + i. 3 launches.
+    The query in row i is at position `first` + i. log Z[..., n, 1]. On a GPU 3 launches.
     """
-    hide_later(scores, first)
+    causal_mask(scores, first)
     if on_gpu(scores):
         peak, total, log_z = _softmax_sums(scores)
         _softmax(peak, total, scores)
@@ -64,31 +64,37 @@ def softmax_of_seen(scores: Array, first: int) -> Array:
     return largest + np.log(z, out=z)
 
 
-def hide_later(scores: Array, first: int) -> None:
-    """Set the scores of keys later than their query to -inf; query i is at `first` + i.
+def causal_mask(scores: Array, first: int) -> None:
+    """Set the scores of keys later than their query to -inf; the query in row i is at `first` + i.
 
-    They are a triangle that ends with the last column; on the host nothing else is touched.
+    These scores are a triangle, whose right side is the last column. Nothing else is touched.
     """
     if on_gpu(scores):
-        _hide_later(*scores.shape[-2:], first, -math.inf, scores)
+        _causal_mask(*scores.shape[-2:], first, -math.inf, scores)
         return
     n = scores.shape[-1] - first
     square = scores[..., :n, first:]
     square += np.triu(np.full((n, n), -np.inf, scores.dtype), 1)  # a query sees its own position
 
 
-def probabilities_again(scores: Array, log_z: Array) -> None:
-    """Overwrite S[..., n, s] with exp(S - log Z) over the keys that are seen; query i is at i."""
+def recompute_probabilities(scores: Array, log_z: Array) -> None:
+    """Overwrite S[..., n, s] with P = exp(S - log Z), 0 for the keys that query n does not see.
+
+    The query in row i is at position i.
+    """
     if on_gpu(scores):
-        _probabilities_again(log_z, *scores.shape[-2:], scores)
+        _recompute_probabilities(log_z, *scores.shape[-2:], scores)
         return
-    hide_later(scores, 0)
+    causal_mask(scores, 0)
     scores -= log_z
     np.exp(scores, out=scores)
 
 
 def scores_backward(dp: Array, p: Array, mean: Array | None = None, scale: float = 1.0) -> None:
-    """Overwrite dP[..., n, s] with dS = scale P (dP - mean); by default mean is <dP, P>, by row."""
+    """Overwrite dP[..., n, s] with dS = scale P (dP - mean), the adjoint of a softmax.
+
+    mean[..., n, 1]  by default <dP, P>, the sum of dP P over a row
+    """
     if on_gpu(dp):
         p = widen(p)
         _scores_backward(p, _products(dp, p) if mean is None else mean, scale, dp)
@@ -124,7 +130,7 @@ _cross_entropy_backward = Elementwise(
 def cross_entropy(logits: Array, targets: Array, size: float) -> tuple[Array, tuple]:
     """Return the loss of `losses.CrossEntropy` of rows on a GPU, and what backward needs.
 
-    A target outside [0, C) makes it nan: to look at the targets would wait for the device.
+    A target outside [0, C) makes it nan, because a check would wait for the GPU.
     """
     peak, total, _ = _softmax_sums(logits)
     rows = logits, peak.reshape(-1), total.reshape(-1), targets
