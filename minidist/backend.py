@@ -72,7 +72,7 @@ def beside(x, other: Array) -> Array:
 def _on_current_gpu(x, cupy: ModuleType) -> Array:
     """Return x as an array on this thread's GPU; wait for both GPUs if it is on another one.
 
-    Nothing else orders the work of two GPUs; and CuPy copies between them what is contiguous.
+    Nothing else orders the work of two GPUs. CuPy copies only contiguous arrays between them.
     """
     if not on_gpu(x) or x.device == cupy.cuda.Device():
         return cupy.asarray(x)
@@ -153,10 +153,11 @@ def why_no_gpu() -> str | None:
 
 
 class DeviceClock(Clock):
-    """When this thread's GPU gets to a moment. Marking one neither waits nor makes the GPU wait.
+    """The times at which this thread's GPU gets to a moment in its queue of work.
 
-    A moment is a CUDA event; seconds are those of the machine's monotonic clock. Elapsed times are
-    float32 milliseconds: to 0.5 us in the first seconds, to 0.25 ms after an hour.
+    A moment is a CUDA event. To record one makes neither the host nor the GPU wait. Seconds are
+    those of the machine's monotonic clock. CUDA gives elapsed times as float32 milliseconds: exact
+    to 0.5 us in the first seconds, to 0.25 ms after an hour.
     """
 
     def __init__(self, device: str = "gpu"):

@@ -162,7 +162,7 @@ class Optimizer:
     ) -> float | Array:
         """Scale all gradients by min(1, max_norm / norm); return norm, the length before.
 
-        On a GPU without `sum_squares` nothing waits: the norm is an array there, of no dimension.
+        On a GPU without `sum_squares` the host does not wait: the norm is a 0-d array of the GPU.
 
         max_norm     at least 0; with infinity the norm is only measured
         sum_squares  for parameters spread over ranks (`Parameter.spread`): a function that takes
@@ -344,7 +344,7 @@ class Adam(Optimizer):
         self.moments(p, g, m, v, l2=self.weight_decay)
 
     def moments(self, p, g, m, v, l2=0.0, kept=1.0):
-        """Update with g + l2 p for the gradient and kept p for the weight."""
+        """p *= kept, then Adam's step with the gradient g + l2 p, p as it was before."""
         b1, b2 = self.betas
         scale, rate = 1 / math.sqrt(1 - b2**self.steps), self.lr / (1 - b1**self.steps)
         if on_gpu(p):

@@ -3,8 +3,8 @@
 A parameter is drawn from a generator named after it, so every rank draws the same array and a rank
 that owns a shard keeps the same slice of it. A dropout mask is a hash of (seed, step, layer name,
 example, element): every rank and every micro-batch that computes an element makes the same choice
-to keep or drop it. All numbers are drawn on the host, but masks for a GPU: it hashes the same bits
-itself (`autograd.kernels.dropout`).
+to keep or drop it. All numbers are drawn on the host, except a mask for a GPU: the GPU computes the
+same hash itself (`autograd.kernels.dropout`).
 """
 
 import hashlib

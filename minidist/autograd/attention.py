@@ -20,7 +20,7 @@ from minidist.autograd.products import batched_matmul, sum_dtype
 from minidist.autograd.tensor import Function, Tensor
 from minidist.backend import Array, array_module, on_gpu, widen
 
-WHOLE = 128  # positions up to which P is kept: on a CPU, to compute it again takes longer there
+WHOLE = 128  # positions; P is kept up to here, where a CPU would take longer to compute it again
 BLOCK = 64  # positions of a block on a CPU, whose cache then holds a head's scores
 GPU_BLOCK = 256  # on a GPU, where each block costs launches
 
@@ -74,7 +74,7 @@ class BlockwiseAttention(Function):
 
     def backward(self, grad: Array) -> Array:
         q, k, v, grad = self.q, self.k, self.v, for_cublas(grad)
-        mean = sum_columns(widen(grad) * self.o)  # <dO, O>: of dP, by P
+        mean = sum_columns(widen(grad) * self.o)  # <dO, O> = <dP, P>
         dq, dk, dv = dqkv = empty_gradient(q)
         scaled, kt, vt = q * self.scale, transposed(k), transposed(v)
         for a, b in blocks_of(q):

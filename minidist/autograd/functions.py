@@ -2,7 +2,7 @@
 
 Letters: B batch, C width, V vocabulary. Attention and the losses have files of their own. A thunk
 in a result is a parameter's gradient that may be computed later (see `tensor.Function`). What has a
-C text of its own for a GPU is in kernels.py.
+C text of its own for a GPU is in kernels/.
 """
 
 from collections.abc import Sequence

@@ -199,8 +199,8 @@ class Transpose(Function):
 class GetItem(Function):
     """Y = A[index], basic or advanced  =>  dA = 0, plus dY at index (repeats add up).
 
-    On a GPU repeats are added with atomics, so the last bits vary; an index that is an array is
-    checked, for which an array on the GPU waits.
+    On a GPU repeats are added with atomics, so the last bits vary. There an index that is an array
+    is checked; if the index is on the GPU, too, the host waits for it.
     """
 
     def __init__(self, index):

@@ -2,7 +2,7 @@
 
 float16 is multiplied as it is, summed in float32, and rounded only where `out` is float16.
 
-On a host the work is NumPy's, in float32 for float16. On a GPU `cupy.matmul` copies operands that
+On the host the work is NumPy's, in float32 for float16. On a GPU `cupy.matmul` copies operands that
 are transposed or slices, and widens float16 (CuPy 13.6 and 14.2, _core/_routines_linalg.pyx), so
 that tensor cores are idle. Therefore cuBLAS is called here, which reads matrices where they are.
 """
@@ -85,9 +85,9 @@ def layout(x: Array) -> Layout | None:
 
 
 def _gemm(a: Array, b: Array, y: Array, where: Layout, add: bool) -> None:
-    """Y = A B or Y += A B, with rows for cuBLAS' columns: in its eyes Y^T = B^T A^T.
+    """Y = A B or Y += A B, as Y^T = B^T A^T: cuBLAS stores matrices by columns, NumPy by rows.
 
-    Documentation of cuBLAS, cublasGemmStridedBatchedEx.
+    cuBLAS' documentation, cublasGemmStridedBatchedEx.
     """
     xp, (n, k), m = array_module(a), a.shape[-2:], b.shape[-1]
     cublas, runtime = xp.cuda.cublas, xp.cuda.runtime

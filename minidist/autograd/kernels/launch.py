@@ -1,7 +1,7 @@
 """A C text for a GPU, as a function: CuPy compiles it at its first call and keeps it.
 
-The text is written once for float32 and float64: `T` is the dtype of the arrays that are named so.
-CuPy documentation, User-Defined Kernels.
+The text is written once for float32 and float64: `T` is the dtype of the arrays of that type.
+Source: CuPy's documentation, "User-Defined Kernels".
 """
 
 import functools
@@ -17,8 +17,6 @@ class Elementwise:
     inputs, outputs  parameters in the order of the call, "T x, raw int64 order": an array or a
                      number, `raw` if the text indexes it. Outputs that are not passed are new
     text             statements; `i` is the element's index in row-major order
-
-    CuPy documentation, User-Defined Kernels.
     """
 
     name: str

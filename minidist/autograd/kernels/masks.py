@@ -1,4 +1,4 @@
-"""Dropout: a GPU hashes each element of the mask where it uses it, to the bits of the host's."""
+"""Dropout: a GPU hashes each element of the mask where it uses it; the host has the same mask."""
 
 import math
 from collections.abc import Callable
@@ -28,10 +28,12 @@ _dropout = Elementwise(
 def dropout(
     x: Array, rate: float, name: str, randomness: Randomness, window=None, full_shape=None
 ) -> Callable[[Array], Array]:
-    """Return the function X -> X keep / (1 - rate) for arrays like X[B, ...]; it is its adjoint.
+    """Return the function X -> X keep / (1 - rate) of arrays X[B, ...]; it is its own adjoint.
 
-    The mask is that of `Randomness.keep`. On a GPU it is hashed again where it is used: there is
-    no mask in memory, and the indices of the examples are all that travels, once.
+    The mask and the arguments after x are those of `Randomness.keep`. On a GPU the mask is hashed
+    in each call, and is never in memory; the host sends only the indices of the examples, once.
+
+    ValueError, on a GPU, for a window whose elements are not consecutive.
     """
     factor = 1 / (1 - float(rate))
     if not on_gpu(x):
@@ -57,7 +59,10 @@ def examples_beside(randomness: Randomness, x: Array) -> Array:
 
 
 def first_of(full_shape: tuple[int, ...], window, part: int) -> int:
-    """Return where a window of `part` consecutive elements begins in an array of this shape."""
+    """Return where a window of `part` consecutive elements begins in an array of this shape.
+
+    ValueError if they are not consecutive.
+    """
     first = last = 0
     for side, cut in zip(full_shape, window or [slice(None)] * len(full_shape), strict=True):
         begin, end, _ = cut.indices(side)
