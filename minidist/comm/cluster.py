@@ -67,10 +67,13 @@ def nccl_ranks(size: int, device: str, interleaving: int | None = None) -> Ranks
     return ProcessRanks(size, device, interleaving, partial(nccl_communicator.connect, below))
 
 
-def mpi_nccl_ranks(size: int, device: str, interleaving: int | None = None) -> Ranks:
+def mpi_nccl_ranks(
+    size: int, device: str, interleaving: int | None = None, subset: bool = False
+) -> Ranks:
     """Take the processes that mpiexec has started, on hosts with a GPU for each of their ranks."""
     nccl.check_device(device, "mpi-nccl")
-    return MpiRanks(size, device, interleaving, over=nccl_communicator.connect)
+    over = nccl_communicator.connect
+    return MpiRanks(size, device, interleaving, subset=subset, over=over)
 
 
 TRANSPORTS: dict[str, Callable[[int, str, int | None], Ranks]] = {

@@ -44,6 +44,7 @@ MACHINES = {
     "mpi": Machine("mpi-subset", in_rank_order=False),
     "mpi, messages": Machine("mpi-subset", messages),
     "mpi, gpu": Machine("mpi-subset", device="gpu", in_rank_order=False),
+    "mpi, nccl": Machine("mpi-nccl", device="gpu", in_rank_order=False),
 }
 
 
@@ -58,7 +59,7 @@ def lacks(name: str) -> str | None:
     """Return why this computer does not have the machine, or None."""
     if MACHINES[name].device == "cpu":
         return None
-    if MACHINES[name].transport == "nccl" and why_no_gpu() is None:
+    if MACHINES[name].transport.endswith("nccl") and why_no_gpu() is None:
         try:
             check_ranks(4, "gpu")
         except ValueError as error:
@@ -81,11 +82,14 @@ class Ranks:
         machine, self.cluster = MACHINES[name], cluster
         self.device, self.in_rank_order = machine.device, machine.in_rank_order
         self.outlives_rank = machine.transport in ("process", "nccl")
-        self.transport = machine.transport
+        self.transport, options = machine.transport, {}
         if machine.connect is not None:
+            options["connect"] = machine.connect
+        if machine.transport == "mpi-nccl":
+            options["subset"] = True
+        if options:
             self.transport = name
-            start = partial(TRANSPORTS[machine.transport], connect=machine.connect)
-            TRANSPORTS.setdefault(name, start)
+            TRANSPORTS.setdefault(name, partial(TRANSPORTS[machine.transport], **options))
 
     def __call__(self, size: int) -> Cluster:
         return self.cluster(size, self.transport, self.device)
