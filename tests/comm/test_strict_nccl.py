@@ -232,7 +232,8 @@ def test_nccl_waits_for_its_stream_alone(library, place):
     found = []
 
     def program(rank):
-        with rank.cupy.cuda.Stream(non_blocking=True):
+        other = rank.cupy.cuda.Stream(non_blocking=True)
+        with other:
             array = rank.cupy.zeros(4)
         with pytest.raises(order.Race, match="neither waits for the other"):
             rank.sum(**{place: array.data.ptr})
