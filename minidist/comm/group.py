@@ -163,10 +163,10 @@ class Group:
         op         "sum", "max", "min" or "prod"
         label      a name that must agree between ranks, so that two equal shapes in swapped order
                    are an error
-        algorithm  None: in shared memory and rank order, or, under MPI, by MPI; "ring", "tree" or
+        algorithm  None: in shared memory and rank order, or by MPI or NCCL; "ring", "tree" or
                    "halving_doubling": on messages; "hierarchical": inside each host, then between
-                   hosts. See collectives.py. Each gives the same bits on every rank and, where MPI
-                   does not choose the order, in every run
+                   hosts. See collectives.py. Each gives the same bits on every rank and, where no
+                   library chooses the order, in every run
         out        an array for the result; x itself for a reduction in place
         """
         x = numeric(x)
