@@ -57,7 +57,6 @@ from ._functions import (
     swapaxes,
     take,
     take_along_axis,
-    tril,
     triu,
     where,
 )

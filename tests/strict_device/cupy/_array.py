@@ -211,6 +211,3 @@ class ndarray(Operators, Indexing, Reductions, Storage):
 
     def swapaxes(self, axis1, axis2):
         return self._view(self._host.swapaxes(axis1, axis2))
-
-    def squeeze(self, axis=None):
-        return self._view(self._host.squeeze(axis))

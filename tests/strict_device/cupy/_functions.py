@@ -74,10 +74,6 @@ def triu(m, k=0):
     return launch(np.triu(operands(m)[0], k))
 
 
-def tril(m, k=0):
-    return launch(np.tril(operands(m)[0], k))
-
-
 def where(condition, x=None, y=None):
     """Choose by element; numbers may be Python's (_sorting/search.py:where)."""
     if x is None or y is None:

@@ -5,7 +5,7 @@ They take no `initial` and no `where`.
 
 import numpy as np
 
-from ._storage import Storage, launch, operand, operands, store
+from ._storage import Storage, launch, operand, store
 
 
 def reduction(name: str, takes_dtype: bool, keep=False):
@@ -46,10 +46,6 @@ class Reductions(Storage):
     def cumsum(self, axis=None, dtype=None, out=None):
         with np.errstate(all="ignore"):
             host = operand(self).cumsum(axis, dtype)
-        return launch(host) if out is None else store(out, host)
-
-    def dot(self, b, out=None):
-        host = np.dot(*operands(self, b))
         return launch(host) if out is None else store(out, host)
 
     def _add_reduceat(self, indices, axis, dtype, out):
