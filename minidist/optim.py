@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from minidist.autograd import Tensor
-from minidist.autograd.kernels import Elementwise, Reduction
+from minidist.autograd.kernels import rules
 from minidist.autograd.tensor import tick
 from minidist.backend import Array, array_module, beside, on_gpu, widen
 from minidist.nn.flat_parameters import flat_slices
@@ -193,9 +193,9 @@ class Optimizer:
         squares = array_module(gradients[0]).empty(len(gradients), np.float64)
         for i, gradient in enumerate(gradients):
             sum_of_squares(gradient, out=squares[i])
-        norm = _root_of_sum(squares)
+        norm = rules.root_of_sum(squares)
         for gradient in gradients:
-            _clip(norm, max_norm, gradient)
+            rules.clip(norm, max_norm, gradient)
         self._use_buffers()
         return norm
 
@@ -204,42 +204,12 @@ class Optimizer:
             p.grad = p.grad_buffer
 
 
-_sum_of_squares = Reduction(
-    "sum_of_squares",
-    "T x",
-    "float64 total",
-    each="double(x) * double(x)",
-    combine="a + b",
-    finish="total = a",
-    kind="double",
-    axis=None,
-)
-_root_of_sum = Reduction("root_of_sum", "T x", "T root", "x", "a + b", "root = sqrt(a)", axis=None)
-_clip = Elementwise(
-    "clip",
-    "float64 norm, float64 max_norm",
-    "T g",
-    "if (norm > max_norm) g = g * T(max_norm / norm)",
-)
-
-
 def sum_of_squares(x: Array, out: Array | None = None) -> Array:
     """Return the sum of the squares of a vector in float64; on the host, pieces are added up."""
     if on_gpu(x):
-        return _sum_of_squares(widen(x), out=out)
+        return rules.sum_of_squares(widen(x), out=out)
     pieces = [widen(x[start : start + PIECE]) for start in range(0, len(x), PIECE)]
     return sum(((piece @ piece).astype(np.float64) for piece in pieces), start=0.0)
-
-
-_sgd = Elementwise("sgd", "T g, T lr, T decay", "T p", "p -= lr * (g + decay * p)")
-_momentum = Elementwise(
-    "momentum",
-    "T g, T lr, T decay, T mu",
-    "T p, T m",
-    """
-    m = mu * m + (g + decay * p);
-    p -= lr * m""",
-)
 
 
 class SGD(Optimizer):
@@ -265,7 +235,11 @@ class SGD(Optimizer):
     def rule(self, p, g, m=None):
         if on_gpu(p):
             numbers = g, self.lr, self.weight_decay
-            return _sgd(*numbers, p) if m is None else _momentum(*numbers, self.momentum, p, m)
+            return (
+                rules.sgd(*numbers, p)
+                if m is None
+                else rules.momentum(*numbers, self.momentum, p, m)
+            )
         if self.weight_decay:
             g = g + self.weight_decay * p
         if m is not None:
@@ -273,16 +247,6 @@ class SGD(Optimizer):
             m += g
             g = m
         p -= self.lr * g
-
-
-_adagrad = Elementwise(
-    "adagrad",
-    "T g, T lr, T eps",
-    "T p, T a",
-    """
-    a += g * g;
-    p -= lr * (g / (sqrt(a) + eps))""",
-)
 
 
 class Adagrad(Optimizer):
@@ -303,22 +267,9 @@ class Adagrad(Optimizer):
 
     def rule(self, p, g, a):
         if on_gpu(p):
-            return _adagrad(g, self.lr, self.eps, p, a)
+            return rules.adagrad(g, self.lr, self.eps, p, a)
         a += g * g
         p -= self.lr * (g / (np.sqrt(a) + self.eps))
-
-
-_adam = Elementwise(
-    "adam",
-    "T g, T l2, T kept, T b1, T rest1, T b2, T rest2, T scale, T eps, T rate",
-    "T p, T m, T v",
-    """
-    T gradient = g + l2 * p;
-    p *= kept;
-    m = b1 * m + rest1 * gradient;
-    v = b2 * v + rest2 * (gradient * gradient);
-    p -= rate * (m / (sqrt(v) * scale + eps))""",
-)
 
 
 class Adam(Optimizer):
@@ -348,7 +299,7 @@ class Adam(Optimizer):
         b1, b2 = self.betas
         scale, rate = 1 / math.sqrt(1 - b2**self.steps), self.lr / (1 - b1**self.steps)
         if on_gpu(p):
-            return _adam(g, l2, kept, b1, 1 - b1, b2, 1 - b2, scale, self.eps, rate, p, m, v)
+            return rules.adam(g, l2, kept, b1, 1 - b1, b2, 1 - b2, scale, self.eps, rate, p, m, v)
         g = g + l2 * p if l2 else g
         if kept != 1:
             p *= kept

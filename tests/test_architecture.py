@@ -127,8 +127,6 @@ OF_ARRAYS = ["autograd", "nn", *sorted(AXES), "comm/group.py", "comm/collectives
 OF_ARRAYS += ["collective_functions.py", "hybrid.py", "optim.py", "replicas.py", "train.py"]
 NO_ARRAYS = {"dtype", "errstate", "finfo", "iinfo", "promote_types", "random", "uint64"}
 ON_THE_HOST = {  # what is of the host there: tokens, positions, sizes, numbers that are sent
-    "autograd/functions.py": "sqrt",  # in texts of NumPy, as in the next one
-    "autograd/losses.py": "arange exp log",
     "autograd/operators.py": "argsort cumsum",
     "autograd/products.py": "array matmul",
     "comm/group.py": "array",

@@ -7,8 +7,6 @@ C text of its own for a GPU is in kernels/.
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from minidist.autograd import kernels
 from minidist.autograd.deferred import Product
 from minidist.autograd.kernels import mean_columns, sum_rows, sum_rows_of_product
@@ -164,7 +162,7 @@ class LayerNorm(Function):
             return y.astype(x.dtype, copy=False)
         wide = widen(x)
         n = wide - mean_columns(wide)
-        r = 1 / np.sqrt(mean_columns(n * n) + self.eps)
+        r = 1 / array_module(x).sqrt(mean_columns(n * n) + self.eps)
         n *= r
         self.n, self.r = n, r
         y = n * gain

@@ -6,13 +6,11 @@ mean over all targets, even if parts are uneven or empty. The default is the num
 passed: the loss is then their mean, right for one device and one batch.
 """
 
-import numpy as np
-
 from minidist.autograd import kernels
 from minidist.autograd.functions import check_indices
 from minidist.autograd.kernels import sum_columns
 from minidist.autograd.tensor import Function, Tensor
-from minidist.backend import Array, as_array, beside, on_gpu, widen
+from minidist.backend import Array, array_module, as_array, beside, on_gpu, widen
 
 
 class CrossEntropy(Function):
@@ -23,19 +21,19 @@ class CrossEntropy(Function):
 
     def forward(self, logits: Array) -> Array:
         self.shape = logits.shape
-        rows = widen(logits).reshape(-1, logits.shape[-1])
+        xp, rows = array_module(logits), widen(logits).reshape(-1, logits.shape[-1])
         targets = beside(self.targets.reshape(-1), logits)
         if on_gpu(logits):
             loss, self.saved = kernels.cross_entropy(rows, targets, self.reduction_size)
             return loss.astype(logits.dtype, copy=False)
         shifted = rows - rows.max(axis=-1, keepdims=True)
-        self.picked = (np.arange(len(rows)), targets)
+        self.picked = (xp.arange(len(rows)), targets)
         picked = shifted[self.picked]
-        probabilities = np.exp(shifted, out=shifted)
+        probabilities = xp.exp(shifted, out=shifted)
         sums = sum_columns(probabilities)
         probabilities /= sums
         self.probabilities = probabilities
-        loss = (np.log(sums[:, 0]) - picked).sum() / self.reduction_size
+        loss = (xp.log(sums[:, 0]) - picked).sum() / self.reduction_size
         return loss.astype(logits.dtype)
 
     def backward(self, grad: Array) -> Array:

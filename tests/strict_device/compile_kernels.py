@@ -18,7 +18,6 @@ import numpy as np
 from cupy._core import _carray, _kernel, _reduction, _scalar, core
 from cupy_backends.cuda.libs import nvrtc
 
-from minidist import optim
 from minidist.autograd import kernels
 
 ARRAY, INDEXER, SCALAR = 1, 2, 3  # _kernel.pxd:_ArgKind
@@ -42,7 +41,7 @@ def all_kernels() -> list:
     names = [found.name for found in pkgutil.iter_modules(kernels.__path__)]
     modules = [importlib.import_module(f"{kernels.__name__}.{name}") for name in names]
     kinds = kernels.Elementwise | kernels.Reduction
-    return [x for m in [*modules, optim] for x in vars(m).values() if isinstance(x, kinds)]
+    return [x for module in modules for x in vars(module).values() if isinstance(x, kinds)]
 
 
 def argument(parameter, dtype: np.dtype, output: bool):
