@@ -78,9 +78,9 @@ def _on_current_gpu(x, cupy: ModuleType) -> Array:
         return cupy.asarray(x)
     with x.device:
         whole = cupy.ascontiguousarray(x)
-        settle(whole)
+        synchronize(whole)
     copy = cupy.asarray(whole)
-    settle(copy)
+    synchronize(copy)
     return copy
 
 
@@ -128,7 +128,7 @@ def gpus() -> int:
     return 0 if why_no_gpu() else device_module("gpu").cuda.runtime.getDeviceCount()
 
 
-def settle(x: Array) -> None:
+def synchronize(x: Array) -> None:
     """Return when this thread's work on an array is done: on a GPU, all work of its stream."""
     if on_gpu(x):
         array_module(x).cuda.get_current_stream().synchronize()

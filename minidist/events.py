@@ -4,8 +4,8 @@ Times are seconds of the machine's monotonic clock, which all its processes shar
 several ranks can be read as one. (Events of another machine are moved to the clock of process 0:
 comm/mpi_clocks.py. A simulator's clocks have their own unit.)
 
-A GPU does its work long after it was asked to. So a log may be given the GPU's own clock: its
-moments are marks in the GPU's queue of work, which `settled` turns into seconds when all is done.
+A GPU does its work long after the host has asked for it. So a log may have the GPU's own clock: its
+moments are marks in the GPU's queue of work. `in_seconds` turns them into times when all is done.
 """
 
 import threading
@@ -58,7 +58,7 @@ class EventLog:
     `span` adds what the worker does.
 
     unit   unit of the times: "s", or the unit of a simulator's durations
-    clock  gives the times of new events; with a GPU's, call `settled` before you read them
+    clock  gives the times of new events; with a GPU's, call `in_seconds` before you read them
     """
 
     events: list[Event] = field(default_factory=list)
@@ -82,7 +82,7 @@ class EventLog:
         thread = "main" if own else current.name
         self.events.append(Event(self.rank, name, start, self.clock.now(), category, bytes, thread))
 
-    def settled(self) -> "EventLog":
+    def in_seconds(self) -> "EventLog":
         """Return the same events with times in seconds; wait until a GPU has done its work."""
         if type(self.clock) is Clock:
             return self

@@ -56,18 +56,18 @@ def test_without_a_log_there_is_none():
     assert run(lambda group: group.log, 1, transport="thread") == [None]
 
 
-def test_a_log_with_a_device_s_clock_waits_for_nothing_until_it_is_settled():
+def test_a_log_with_a_device_s_clock_waits_for_nothing_until_its_seconds_are_read():
     queue = QueueClock()
     log = EventLog(rank=3, clock=queue)
     with log.span("outer"), log.span("inner"):
         pass
     assert queue.waits == 0
-    assert [(e.rank, e.name, e.start, e.end) for e in log.settled().events] == [
+    assert [(e.rank, e.name, e.start, e.end) for e in log.in_seconds().events] == [
         (3, "inner", 2.0, 3.0),
         (3, "outer", 1.0, 4.0),
     ]
     assert (queue.marks, queue.waits) == (4, 4)
-    assert log.settled().settled().events == log.settled().events
+    assert log.in_seconds().in_seconds().events == log.in_seconds().events
 
 
 def test_operations_and_spans_of_a_run_are_timed_by_the_clock_of_its_device(monkeypatch):

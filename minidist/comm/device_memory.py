@@ -10,7 +10,7 @@ the CUDA runtime, so no chunk is from CuPy's pool. A process cannot open its own
 are threads use the pointers.
 
 Nothing orders what two processes ask of a GPU. So a rank that has used memory waits until its GPU
-is done (`settle`), and then tells the others.
+is done (`synchronize`), and then tells the others.
 
 A place is one number of 64 bits, the same on all ranks: DEVICE, the rank, the chunk, the byte.
 """
@@ -159,7 +159,7 @@ class DeviceMemory:
 
     # The order of events.
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Return when this thread's stream is done: others may now use what it has used."""
         self.cuda.get_current_stream().synchronize()
 

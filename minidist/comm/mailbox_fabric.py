@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from minidist.backend import Array, clock, device_module, on_gpu, settle, to_device, use_device
+from minidist.backend import Array, clock, device_module, on_gpu, synchronize, to_device, use_device
 from minidist.comm.board import BLOCK, Alarm
 from minidist.comm.device_memory import TABLE, DeviceMemory
 from minidist.comm.diagnosis import Snapshot, Wait, snapshot
@@ -119,7 +119,7 @@ class MailboxFabric:
         if not on_gpu(array):
             return source, to_device(array, "gpu")
         own = array.copy()
-        settle(own)  # then the memory of `array` goes back to the stream of the thread that sent it
+        synchronize(own)  # the memory of `array` may then go back to the sender's stream
         return source, own
 
     def empty(self, shape: int | tuple[int, ...], dtype: np.dtype) -> Array:

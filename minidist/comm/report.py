@@ -51,7 +51,7 @@ def execute(
         worker, args = loads(payload)
         result = worker(group, *args)
         fabric.mailbox.check_open(run)
-        log = fabric.log and fabric.log.settled()
+        log = fabric.log and fabric.log.in_seconds()
         report = Report(result, unreceived=fabric.unreceived(), log=log)
     except BaseException as error:
         cause = fabric.mailbox.closed or error

@@ -129,5 +129,5 @@ class SharedMemory:
         """Return `count` elements of any rank's region, without a copy."""
         return np.frombuffer(self.map, dtype, count, offset)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Return when what this thread does here is done: on the host, at once."""

@@ -133,7 +133,7 @@ class SharedMemoryCommunicator:
 
         No places if an array is elsewhere, or if one rank alone has nothing to move.
         """
-        here.settle()
+        here.synchronize()
         places = self.board.meet(signature, here.offset_of(array) if self.others else NOWHERE)
         on_gpus = [place >= DEVICE for place in places] if self.device_memory else [False]
         memory = self.device_memory if all(on_gpus) else self.memory
@@ -141,7 +141,7 @@ class SharedMemoryCommunicator:
         return memory, places if known else []
 
     def _barrier(self, memory: Memory, operation: str) -> None:
-        memory.settle()
+        memory.synchronize()
         self.board.barrier(operation)
 
     def _reduce_in_place(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Sequence
 import cloudpickle
 from threadpoolctl import threadpool_limits
 
-from minidist.backend import settle
+from minidist.backend import synchronize
 from minidist.comm.board import Alarm
 from minidist.comm.diagnosis import Snapshot
 from minidist.comm.fabric import Connect
@@ -133,7 +133,7 @@ def _deliver_from(rank: int, mailboxes: list[Mailbox]) -> Callable[[int, Key, Me
 
     def deliver(to: int, key: Key, message: Message) -> None:
         copy = Message(message.array.copy(), message.was_on_gpu)
-        settle(copy.array)  # the receiver's stream knows nothing of this one
+        synchronize(copy.array)  # the receiver's stream knows nothing of this one
         mailboxes[to].put(rank, key, copy)
 
     return deliver

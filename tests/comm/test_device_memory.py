@@ -179,7 +179,7 @@ def test_threads_need_no_handle_and_one_gpu_needs_no_peer(runtime, lacks, transp
 
 def without_waiting(group):
     """Reduce in shared memory without waiting for the GPU before the others are told."""
-    group.fabric.device_memory.settle = lambda: None
+    group.fabric.device_memory.synchronize = lambda: None
     x = group.empty(1000, "float64")
     x[...] = group.rank + 1
     return to_host(group.all_reduce(x, out=x)).tolist()
