@@ -9,10 +9,13 @@ large it is, and its handle, by which another process opens it. A handle names a
 the CUDA runtime, so no chunk is from CuPy's pool. A process cannot open its own handles: ranks that
 are threads use the pointers.
 
-Nothing orders what two processes ask of a GPU. So a rank that has used memory waits until its GPU
-is done (`synchronize`), and then tells the others.
+Nothing orders the work of two processes on a GPU. So a rank that has used memory waits until its
+GPU is done (`synchronize`), and then tells the others.
 
-A place is one number of 64 bits, the same on all ranks: DEVICE, the rank, the chunk, the byte.
+A place is one number of 64 bits, which means the same on all ranks. From the highest bit: DEVICE,
+the rank, the chunk, the byte.
+
+CUDA's Programming Guide, "Interprocess Communication"; CUDA Runtime API, cudaIpcOpenMemHandle.
 """
 
 import os
@@ -33,19 +36,19 @@ from minidist.comm.shared_memory import SharedMemory, size_class
 if TYPE_CHECKING:
     from minidist.comm.mailbox_fabric import MailboxFabric
 
-DEVICE = 1 << 63  # the first bit of a place on a GPU; alone it is no place, as NOWHERE on the host
-RANK, CHUNK = 52, 40  # bits after the rank and after the chunk
-GRAIN = 1 << 21  # bytes that the runtime allocates at once: whatever is smaller has neighbours
+DEVICE = 1 << 63  # set in every place on a GPU; alone it means "no place", as NOWHERE on the host
+RANK, CHUNK = 52, 40  # how many bits are below the rank, and below the chunk
+GRAIN = 1 << 21  # bytes; a handle of a smaller allocation would share its neighbours' memory, too
 USUAL = 1 << 26  # bytes of a chunk, unless one array needs more
-LINE = 512  # bytes: where an array begins, as in CuPy's pool
-PATIENCE = 5.0  # seconds that a rank which ends gives the others to close what it has exported
+LINE = 512  # bytes; every array begins at a multiple, as in CuPy's pool
+PATIENCE = 5.0  # seconds; how long a rank that ends waits for the others to close its chunks
 
 ROW = [("pid", "u8"), ("device", "u8"), ("pointer", "u8"), ("nbytes", "u8"), ("handle", "u1", 64)]
 TABLE = np.dtype([("chunks", ROW, 1023), ("closed", "u8")])
 
 
 class Owner:
-    """Calls `end(*args)` when all that refers to it is gone, unless the process ends before."""
+    """Calls `end(*args)` when nothing refers to it any more, unless the process ends before."""
 
     def __init__(self, end: Callable, *args):
         weakref.finalize(self, end, *args).atexit = False
@@ -54,11 +57,11 @@ class Owner:
 class DeviceMemory:
     """The chunks of all ranks. This rank allocates in its own.
 
-    shared  memory of the host, in which every rank has its `table`, at one place of its region
+    shared  memory of the host; every rank has its `table` there, at the same offset of its region
     export  whether the other ranks are processes, and need handles
     chunks  this rank's, in the order of its table
-    opened  chunks of all ranks, by (rank, number), that this rank has used
-    free    parts to be used again, by stream and size: work of another stream may not be done yet
+    opened  {(rank, number): chunk}, of those that this rank has mapped
+    free    {(stream, bytes): parts to be used again}; another stream may still be using a part
     """
 
     device, nowhere, stage, piece = "gpu", DEVICE, 1 << 24, 1 << 62  # see SharedMemory
@@ -97,7 +100,10 @@ class DeviceMemory:
         return self.newest, self.top - nbytes
 
     def grow(self, nbytes: int):
-        """Return a new chunk of at least this size, after it has come into this rank's table."""
+        """Return a new chunk of at least this size, which is in this rank's table from now on.
+
+        MemoryError if the table is full.
+        """
         nbytes = -(-nbytes // GRAIN) * GRAIN
         rows = self.tables[self.rank]["chunks"]
         if len(self.chunks) == len(rows):
@@ -160,7 +166,7 @@ class DeviceMemory:
     # The order of events.
 
     def synchronize(self) -> None:
-        """Return when this thread's stream is done: others may now use what it has used."""
+        """Return when this thread's stream is done: other ranks may then use what it has used."""
         self.cuda.get_current_stream().synchronize()
 
     def close(self) -> None:
@@ -178,9 +184,9 @@ class DeviceMemory:
 
 
 def share_device_memory(fabric: "MailboxFabric", board: Board) -> None:
-    """Give the fabric memory on its GPU that all ranks can open; none, on all, if one cannot.
+    """Give the fabric memory on its GPU that all ranks can open; no rank gets any if one cannot.
 
-    All ranks call this, once. The first that cannot says why.
+    All ranks call this, once. The first rank that cannot prints the reason.
     """
     signature, reason, memory = signature_of("open the memory of all GPUs", (), None), None, None
     table, fabric.table = fabric.table, None
@@ -207,4 +213,4 @@ def share_device_memory(fabric: "MailboxFabric", board: Board) -> None:
         )
     if memory is not None:
         memory.opened.clear()
-    board.meet(signature)  # all have closed what the others now free
+    board.meet(signature)  # when all have closed the others' chunks, these may be freed

@@ -1,4 +1,4 @@
-"""The NCCL library: imported when it is first needed; what it can reduce, and who may use it.
+"""The NCCL library: load it, check that every rank has a GPU of its own, list what it can reduce.
 
 NCCL moves arrays from GPU to GPU, and has one rank per GPU:
 
@@ -78,7 +78,7 @@ def check_ranks(size: int, device: str) -> None:
 
 
 def address_of(gpu: "Device") -> int:
-    """Return the address of a GPU on the PCI bus, by which NCCL, too, tells GPUs apart.
+    """Return the address of a GPU on the PCI bus; NCCL tells GPUs apart by it, too.
 
     0000:3B:00.0 is 0x3b000.
     """
@@ -124,7 +124,7 @@ def reduction(dtype: np.dtype, op: str) -> tuple[int, int, int] | None:
 
 @contextmanager
 def grouped() -> Iterator[None]:
-    """Let NCCL start together what is called in this context; of one thread."""
+    """Let NCCL start together all that this thread calls in the context (NCCL: "Group Calls")."""
     load().groupStart()
     try:
         yield

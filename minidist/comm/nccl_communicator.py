@@ -2,25 +2,27 @@
 
 A kernel of NCCL that one rank does not start never ends on the others. So the ranks first meet on
 the host, as they do without NCCL. When all have come, and agree, they start the kernel on the
-current stream, and do not wait for it. Which way an array takes follows from what they compare: its
-dtype, its shape and the operation, not where it is. So an array on the host takes the same way, by
-way of the GPU. What NCCL cannot reduce is left to the communicator on which they meet.
+current stream, and do not wait for it. All must choose the same path for an array. So the choice
+depends on what they compare (dtype, shape, operation) and not on where the array is: an array on
+the host is copied to the GPU, and its result back. The communicator on which the ranks meet does
+what NCCL cannot reduce.
 
-NCCL moves the bytes of reductions unseen: see ledger.py. It adds in an order of its own, which
-gives the same bits on every rank. Kernels of two groups may run at once, as with buckets; then a
-GPU needs room for both (NCCL's user guide, "Using multiple NCCL communicators concurrently").
+Nobody sees how many bytes NCCL moves for a reduction: see ledger.py. It adds in an order of its
+own, which gives the same bits on every rank. Kernels of two groups may run at once, as with
+buckets; then a GPU needs room for both (NCCL's user guide, "Using multiple NCCL communicators
+concurrently").
 
-The messages of `Group.send` are not NCCL's. A send of NCCL is a kernel, too: it ends when the
+NCCL does not move the messages of `Group.send`. Its send is a kernel, too: it ends when the
 receiver runs its recv, and a communicator runs one kernel after the other. So this program, which
-`Group` allows, would never end; the first kernel of each rank waits for the second one of another:
+`Group` allows, would never end: the first kernel of each rank waits for the second one of another.
 
     rank 0   send to 1, send to 2        rank 1   send to 2, recv from 0
     rank 2   recv from 0, recv from 1
 
-A communicator for each ordered pair would break the circle, but these are N (N - 1), and their
-kernels must all fit on a GPU at once. So messages pass through the host, which costs a copy from
-one GPU and a copy to the other. In a collective all ranks have met, and each knows all that it
-sends and receives: `transfer` starts that as one group, in which nothing waits for its turn.
+A communicator for each ordered pair would break the circle, but there are N (N - 1) pairs, and
+their kernels must all fit on a GPU at once. So messages pass through the host, which costs a copy
+from one GPU and a copy to the other. In a collective all ranks have met, and each knows all that
+it sends and receives: `transfer` starts that as one group, in which nothing waits for its turn.
 """
 
 import pickle
@@ -102,7 +104,7 @@ class NcclCommunicator:
         parts, *kinds = kinds
         in_place = on_gpu(out) and out.flags.c_contiguous
         result = out if in_place else device_module("gpu").empty(x.shape, x.dtype)
-        if in_place and out is not x:  # of which it may be a part
+        if in_place and out is not x:  # x may be a part of out, so it is copied before NCCL writes
             out[...] = to_device(x, "gpu")
         source = out if in_place else _on_gpu(x)
         self._meet(signature)

@@ -130,4 +130,4 @@ class SharedMemory:
         return np.frombuffer(self.map, dtype, count, offset)
 
     def synchronize(self) -> None:
-        """Return when what this thread does here is done: on the host, at once."""
+        """Return when this thread's work in this memory is done: on the host at once."""

@@ -131,7 +131,7 @@ class SharedMemoryCommunicator:
     ) -> tuple[Memory, list[int]]:
         """Meet; return in which memory all ranks reduce, and the places of their arrays there.
 
-        No places if an array is elsewhere, or if one rank alone has nothing to move.
+        No places if one rank's array is elsewhere, or if the group has one rank only.
         """
         here.synchronize()
         places = self.board.meet(signature, here.offset_of(array) if self.others else NOWHERE)
@@ -216,7 +216,7 @@ def reduce_slices(
 ) -> None:
     """Reduce two or more sources, in their order, into every target; all have one size.
 
-    It goes in pieces of so many bytes, so that the targets are written while they are hot. The
+    It goes in pieces of `piece` bytes, so that targets are written while they are in the cache. The
     first target may be the first source, but no other one. `combine` is a ufunc.
     """
     step = max(1, piece // sources[0].itemsize)

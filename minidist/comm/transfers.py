@@ -1,8 +1,8 @@
-"""Collectives that only move arrays: where there is a library, it does all transfers of a call.
+"""Collectives that only move arrays. Where there is a library, it does all transfers of a call.
 
-Without a library they are the algorithms of collectives.py, on messages. With one, each rank names
-all that it sends and all whom it hears from before anything moves, so that no transfer can wait for
-one that the library would only start after it.
+Without a library they are the algorithms of collectives.py, on messages. With one, each rank lists
+all arrays that it sends and all ranks that it receives from, before anything moves. The library
+starts them together, so that no transfer waits for one that would start after it.
 """
 
 from minidist.backend import Array
