@@ -75,8 +75,9 @@ def pipeline_costs(
 ) -> list[Cost]:
     """Return the cost of each rank of one pipeline; its program says what it keeps, and how long.
 
-    If backward is in two halves, activations are an upper bound: between I and W a layer holds at
-    most `Layer.deferred` more than before I, and mostly less.
+    Activations are the peak at the ends of forward passes, which is where tools/costs measures it.
+    If backward is in two halves, they are an upper bound: between I and W a layer holds at most
+    `Layer.deferred` more than before I, and mostly less.
 
     own       the layers, if their matrices are split
     dp        pipelines that share the batch

@@ -5,8 +5,8 @@
     all_reduce  between ranks of one GPU, in memory that all see through CUDA IPC, against copies
                 through the host's memory ("staging")
 
-Each round takes all of them once; ours run on new ranks, PyTorch's in a process of its own, so that
-each has the GPU's memory to itself. Times are the GPU's: medians of some calls that are queued
+In each round all of them run: ours on new ranks, PyTorch's in a process of its own, so that each
+has the GPU's memory to itself. Times are the GPU's: medians of REPEATS calls, which are queued
 without a wait. A ratio is the median over rounds of the ratios within a round.
 """
 

@@ -1,10 +1,11 @@
-"""What is known to be done before what: work on a device has no order but that of its streams.
+"""Find races between streams by vector clocks: only streams and events order a device's work.
 
 Not a part of CuPy. The stand-in does all work at once; this finds what a GPU might do in another
-order. Each stream has a clock: how many works of every stream are done before its next one. An
-event keeps the clock of the stream that records it, a stream that waits for the event learns it,
-and so does the host, when it waits for a stream or an event. A work that reads what another one
-writes, or writes what another one reads, must have it in its clock, or it is a race, an error.
+order. Each stream has a clock: how many operations of every stream are done before its next one.
+An event keeps the clock of the stream that records it. A stream that waits for the event merges it
+into its own, and so does the host when it waits for a stream or an event. If two operations use the
+same bytes, and one of them writes, the earlier must be in the clock of the later. Otherwise it is a
+race, and an error.
 
 The host is one here, for all threads: that misses races, and invents none. The null stream and the
 streams that are not non-blocking wait for each other. Where a process has only null streams, and no
