@@ -6,7 +6,7 @@ from collections.abc import Callable
 from minidist.backend import Array
 from minidist.comm.fabric import Communicator, Fabric
 from minidist.comm.ledger import Ledger
-from minidist.comm.message import Key, Once
+from minidist.comm.message import Key, Staged
 
 
 class Channel:
@@ -43,7 +43,7 @@ class Channel:
         """Return the next array from this rank, which is fresh."""
         return self.fabric.recv([self.members[source]], self.key, self.operation)[1]
 
-    def transfer(self, outgoing: dict[int, Array | Once], sources: list[int]) -> dict[int, Array]:
+    def transfer(self, outgoing: dict[int, Array | Staged], sources: list[int]) -> dict[int, Array]:
         """Give each array to its rank; return, by rank, what each source gives to this one.
 
         Only where there is a library. All ranks of the group call this in the same place.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from minidist.backend import Array
 from minidist.comm.channel import Channel
-from minidist.comm.message import once
+from minidist.comm.message import staged
 
 if TYPE_CHECKING:
     from minidist.comm.group import Group
@@ -167,7 +167,7 @@ def in_rank_order(channel: Channel, x: Array, combine: Callable[..., Array]) -> 
 def gather_into(channel: Channel, x: Array, ends: list[int]) -> None:
     """Fill the flat array x on every rank: elements [ends[r], ends[r + 1]) from rank r."""
     N, r = channel.size, channel.rank
-    mine = once(x[ends[r] : ends[r + 1]])
+    mine = staged(x[ends[r] : ends[r + 1]])
     for step in range(1, N):
         channel.send(mine, to=(r + step) % N)
     for source in [(r - step) % N for step in range(1, N)]:

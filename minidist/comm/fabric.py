@@ -22,7 +22,7 @@ import numpy as np
 from minidist.backend import Array
 from minidist.comm.diagnosis import Signature, Wait
 from minidist.comm.ledger import Ledger
-from minidist.comm.message import Key, Once
+from minidist.comm.message import Key, Staged
 from minidist.events import EventLog
 
 
@@ -61,7 +61,7 @@ class Communicator(Protocol):
         """Let rank r write its elements [ends[r], ends[r + 1]) of `out` into every rank's."""
 
     def transfer(
-        self, key: Key, operation: str, outgoing: dict[int, Array | Once], sources: list[int]
+        self, key: Key, operation: str, outgoing: dict[int, Array | Staged], sources: list[int]
     ) -> dict[int, Array]:
         """Give each array to its rank; return, by rank, the fresh one that each source gives.
 
@@ -105,7 +105,7 @@ class Fabric(Protocol):
     def send(self, to: int, key: Key, array: Array) -> None:
         """Send a copy. Never wait for the receiver; `array` may be written to right after.
 
-        array  an array, or the `once(array)` of message.py, which several sends share
+        array  an array, or the `staged(array)` of message.py, which several sends share
         """
 
     def recv(self, sources: list[int], key: Key, operation: str) -> tuple[int, Array]:

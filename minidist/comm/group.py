@@ -45,7 +45,7 @@ from minidist.comm.collectives import (
 )
 from minidist.comm.diagnosis import Wait, call_site, signature_of
 from minidist.comm.fabric import Communicator, Fabric
-from minidist.comm.message import Key, once
+from minidist.comm.message import Key, staged
 from minidist.comm.one_thread import collective
 from minidist.comm.transfers import all_to_all, from_root, to_root
 
@@ -237,7 +237,7 @@ class Group:
         channel = self._meet(
             "all_gather", x.dtype, _without(x.shape, axis), axis % x.ndim, label=label
         )
-        return array_module(x).concatenate(all_to_all(channel, [once(x)] * self.size), axis=axis)
+        return array_module(x).concatenate(all_to_all(channel, [staged(x)] * self.size), axis=axis)
 
     @collective
     def all_to_all(self, arrays: list[Array], label: str | None = None) -> list[Array]:
@@ -257,7 +257,7 @@ class Group:
         """Return root's x on all ranks; only root's x counts. Bytes: (N-1)S from root."""
         x = numeric(x) if self.rank == self._valid(root, "root") else None
         channel = self._meet("broadcast", f"root={root}", label=label)
-        return from_root(channel, [once(x)] * self.size, root)
+        return from_root(channel, [staged(x)] * self.size, root)
 
     @collective
     def scatter(

@@ -19,7 +19,7 @@ from minidist.comm.device_memory import TABLE, DeviceMemory
 from minidist.comm.diagnosis import Snapshot, Wait, snapshot
 from minidist.comm.fabric import Communicator, Connect
 from minidist.comm.mailbox import Mailbox
-from minidist.comm.message import Key, Message, Once, make_tuple, once
+from minidist.comm.message import Key, Message, Staged, make_tuple, staged
 from minidist.comm.shared_memory import SharedMemory
 from minidist.events import EventLog
 
@@ -99,10 +99,10 @@ class MailboxFabric:
     ) -> Communicator | None:
         return self.connect(self, members, splits, parent, within_host)
 
-    def send(self, to: int, key: Key, array: Array | Once) -> None:
+    def send(self, to: int, key: Key, array: Array | Staged) -> None:
         self.mailbox.enter(key.run)
-        array = once(array)
-        gpu = isinstance(array, Once)
+        array = staged(array)
+        gpu = isinstance(array, Staged)
         if gpu:
             array = array.host if self.own_process else array.array
         message = make_tuple(Message, (array, gpu))

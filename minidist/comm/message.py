@@ -30,8 +30,8 @@ class Message(NamedTuple):
     was_on_gpu: bool
 
 
-class Once:
-    """An array of a GPU that is sent to several ranks: the first send copies it to the host."""
+class Staged:
+    """An array of a GPU, and its copy on the host, which the first of several sends makes."""
 
     def __init__(self, array: Array):
         self.array, self.nbytes = array, array.nbytes
@@ -44,9 +44,9 @@ class Once:
         return self.array.copy()
 
 
-def once(array: Array) -> Array | Once:
-    """Return what to send of an array that is sent to several ranks, and does not change."""
-    return Once(array) if on_gpu(array) else array
+def staged(array: Array) -> Array | Staged:
+    """Return what to send of an array that several ranks get, unchanged until the last send."""
+    return Staged(array) if on_gpu(array) else array
 
 
 # Fast path: skip at first reading. A NamedTuple's own constructor is a Python function (0.2 us).

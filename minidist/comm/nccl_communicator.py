@@ -39,7 +39,7 @@ from minidist.comm.collectives import split_sizes
 from minidist.comm.diagnosis import Signature
 from minidist.comm.fabric import Communicator, Connect
 from minidist.comm.ledger import BY_FORMULA
-from minidist.comm.message import Key, Once
+from minidist.comm.message import Key, Staged
 
 if TYPE_CHECKING:
     from minidist.comm.mailbox_fabric import MailboxFabric
@@ -156,7 +156,7 @@ class NcclCommunicator:
 
     @on_its_gpu
     def transfer(
-        self, key: Key, operation: str, outgoing: dict[int, Array | Once], sources: list[int]
+        self, key: Key, operation: str, outgoing: dict[int, Array | Staged], sources: list[int]
     ) -> dict[int, Array]:
         """Send a header for each array; start all sends and receives of arrays on GPUs at once.
 
@@ -165,7 +165,7 @@ class NcclCommunicator:
         self._join()
         given, found = {}, {}
         for to, x in outgoing.items():
-            x = x.array if isinstance(x, Once) else x
+            x = x.array if isinstance(x, Staged) else x
             header = pickle.dumps((on_gpu(x), x.shape, x.dtype))
             self.fabric.send(self.members[to], key, np.frombuffer(header, np.uint8))
             if on_gpu(x):

@@ -8,10 +8,10 @@ starts them together, so that no transfer waits for one that would start after i
 from minidist.backend import Array
 from minidist.comm import collectives
 from minidist.comm.channel import Channel
-from minidist.comm.message import Once
+from minidist.comm.message import Staged
 
 
-def all_to_all(channel: Channel, pieces: list[Array | Once]) -> list[Array]:
+def all_to_all(channel: Channel, pieces: list[Array | Staged]) -> list[Array]:
     """Give pieces[r] to rank r; return what each rank gave to this one, in rank order."""
     if channel.library is None:
         return collectives.all_to_all(channel, pieces)
@@ -20,7 +20,7 @@ def all_to_all(channel: Channel, pieces: list[Array | Once]) -> list[Array]:
     return [found[r] if r in found else pieces[r].copy() for r in range(channel.size)]
 
 
-def from_root(channel: Channel, pieces: list[Array | Once] | None, root: int) -> Array:
+def from_root(channel: Channel, pieces: list[Array | Staged] | None, root: int) -> Array:
     """Return this rank's one of root's pieces; the other ranks need not have any."""
     if channel.library is None:
         return collectives.from_root(channel, pieces, root)
