@@ -8,9 +8,7 @@ driver. It prints a line per kernel and dtype, with what the compiler said. That
 in double is an error, but where it is meant to be.
 """
 
-import importlib
 import os
-import pkgutil
 from pathlib import Path
 
 import cupy
@@ -19,10 +17,13 @@ from cupy._core import _carray, _kernel, _reduction, _scalar, core
 from cupy_backends.cuda.libs import nvrtc
 
 from minidist.autograd import kernels
+from tests.strict_device.all_kernels import all_kernels
 
 ARRAY, INDEXER, SCALAR = 1, 2, 3  # _kernel.pxd:_ArgKind
 DOUBLE = {"sum_of_squares", "clip", "sum_runs"}  # these are to compute in double
 HALF = {"rows_of", "sum_runs", "relu_backward", "clip"}  # these are to take float16, too
+NUMBERS = """b1 b2 columns decay eps factor hidden kept l2 lr mu outside rate rest1 rest2 scale
+size""".split()  # parameters without a dtype of their own, for which calls pass numbers
 HEADERS = ("complex.cuh", "carray.cuh", "atomics.cuh", "math_constants.h")
 WHEEL = Path(cupy.__file__).parents[1] / "nvidia" / "cuda_runtime"
 OPTIONS = (
@@ -36,23 +37,11 @@ OPTIONS = (
 )
 
 
-def all_kernels() -> list:
-    """Return every Elementwise and Reduction of the library."""
-    names = [found.name for found in pkgutil.iter_modules(kernels.__path__)]
-    modules = [importlib.import_module(f"{kernels.__name__}.{name}") for name in names]
-    kinds = kernels.Elementwise | kernels.Reduction
-    return [x for module in modules for x in vars(module).values() if isinstance(x, kinds)]
-
-
 def argument(parameter, dtype: np.dtype, output: bool):
-    """Describe what a call passes: arrays where the text could be told apart by their type."""
+    """Describe what a call passes for a parameter: an array, or a number."""
     if output or parameter.raw or (parameter.ctype in "IT" and parameter.name not in NUMBERS):
         return _kernel._ArgInfo(ARRAY, cupy.ndarray, dtype, 2, True, True)
     return _kernel._ArgInfo(SCALAR, _scalar.CScalar, dtype, 0, True, True)
-
-
-NUMBERS = """b1 b2 columns decay eps factor hidden kept l2 lr mu outside rate rest1 rest2 scale
-size""".split()  # of the parameters that have the dtype of arrays, those that are numbers
 
 
 def source(kernel, letters: dict[str, np.dtype]) -> str:

@@ -35,12 +35,14 @@ class Elementwise:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A C text that reduces the first of its arrays along an axis; one launch.
+    """A C text that reduces its arrays, broadcast together, along an axis; one launch.
 
+    inputs, outputs  as for Elementwise, but none is raw
     each      expression, of type `kind`: what one element contributes
     combine   expression: two such values, a and b, as one
     finish    expression that assigns the outputs from the total, a
     identity  expression: the value of no elements
+    preamble  the definitions of `kind` and of the functions that the expressions call
     axis      -1, kept with length 1; 0; or None for all elements
     """
 
