@@ -134,15 +134,6 @@ class NcclCommunicator:
                 end.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits
             self.destroy()
 
-    def device_id(self) -> int:
-        return self.device
-
-    def rank_id(self) -> int:
-        return self._rank
-
-    def size(self) -> int:
-        return self._size
-
     # The calls. Counts are of elements of `datatype`.
 
     def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):

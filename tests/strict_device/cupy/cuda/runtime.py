@@ -18,10 +18,6 @@ def getDevice() -> int:
     return _device.current()
 
 
-def setDevice(device: int) -> None:
-    _device.set_current(device)
-
-
 def deviceSynchronize() -> None:
     _device.Device().synchronize()
 
