@@ -100,15 +100,16 @@ def run(
 
     worker        any function, also of a script or a notebook cell; it is sent by value, as are
                   args and results
-    transport     "process" (at most 123 ranks), "thread" for a debugger, or "mpi": the processes
-                  that mpiexec has started, each of which calls this and gets the results; with
-                  "mpi-subset" the first `size` of them are the ranks, and the others wait for the
-                  results. All ranks run the worker of process 0, with its arguments. "nccl":
-                  processes with a GPU each, whose collectives NCCL does; "mpi-nccl": likewise,
-                  and mpiexec has started them
+    transport     "process": a process of this machine, at most 123 of them
+                  "thread": a thread of this process, for a debugger
+                  "mpi": the processes that mpiexec has started. Each calls this and gets the
+                  results; all ranks run the worker of process 0, with its arguments
+                  "mpi-subset": likewise, with the first `size` of them; the others wait for results
+                  "nccl", "mpi-nccl": as "process" and "mpi", with a GPU for each rank; NCCL moves
+                  the arrays of collectives
     timeout       seconds after which the run ends in CommTimeout
-    device        `group.device`, where `group.empty` allocates: "cpu"; "gpu", and rank r uses GPU r
-                  modulo their number; or "gpu:N", and all ranks use GPU N
+    device        `group.device`, where `group.empty` allocates: "cpu"; "gpu", where the n-th rank
+                  of a host uses GPU n modulo their number; or "gpu:N", where all ranks use GPU N
     log           an EventLog that gets every rank's events
     interleaving  a seed, for threads: the same seed, the same order of events
 
