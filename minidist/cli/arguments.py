@@ -70,7 +70,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         default="cpu",
-        help="where the arrays are: cpu, gpu (rank r has GPU r modulo their number) or gpu:N"
+        help="where the arrays are: cpu, gpu (rank n of a host has GPU n modulo their number) or gpu:N"
         + DEFAULT,
     )
 
