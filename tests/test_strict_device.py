@@ -12,6 +12,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 LIMIT = 600  # seconds; two cores that do nothing else need about 30
+CONFORMANCE = "tests/comm/conformance"
 SLOWER = [  # those that start many processes
     "tests/comm",
     "tests/test_cli.py",
@@ -44,6 +45,7 @@ def test_what_is_marked_gpu_passes_on_the_stand_in():
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT)
-@pytest.mark.parametrize("tests", [*SLOWER, "tests/tools/test_equivalence.py"])
+@pytest.mark.parametrize("tests", [*SLOWER, CONFORMANCE, "tests/tools/test_equivalence.py"])
 def test_what_takes_longer_passes_on_the_stand_in(tests):
-    passed("-m", "gpu", tests)
+    apart = [f"--ignore={CONFORMANCE}"] if tests == "tests/comm" else []
+    passed("-m", "gpu", *apart, tests)
