@@ -70,7 +70,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         default="cpu",
-        help="where the arrays are: cpu, gpu (rank n of a host has GPU n modulo their number) or gpu:N"
+        help="where the arrays are: cpu, gpu (the ranks of a host take turns on its GPUs) or gpu:N"
         + DEFAULT,
     )
 
