@@ -30,7 +30,7 @@ class Memory:
 
     def _init(self, buffer: np.ndarray) -> None:
         self.buffer, self.device_id = buffer, device.current()
-        self.uses, self.stream = None, key() if order.active else None
+        self.uses, self.stream = None, key() if order.active else (self.device_id, 0)
         LIVE.add(weakref.ref(self, LIVE.discard))
 
     def _use(self, host: np.ndarray, writes: bool) -> None:
@@ -39,7 +39,7 @@ class Memory:
             with order.LOCK:
                 order.raise_found()
                 if self.uses is None:
-                    self.uses, self.stream = order.Uses(), self.stream or key()
+                    self.uses = order.Uses()
                 begin, end = bounds(host)
                 here, stream = key()
                 copied = stream == 0 and here != self.device_id
