@@ -231,3 +231,16 @@ def test_work_beside_ends_with_its_first_error(cluster):
         return done, [t.name for t in threading.enumerate() if t.name == "beside"]
 
     assert cluster(1, "thread", "gpu").run(worker) == [([1, 1], [])]
+
+
+def test_memory_that_was_there_before_a_second_stream_is_not_that_streams(stand_in):
+    """The stand-in begins to watch when there is a second stream: see strict_device/cupy/cuda."""
+    cupy = device_module("gpu")
+    x = cupy.zeros(3)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        x += 1
+    cupy.cuda.get_current_stream().wait_event(stream.record())
+    x += 1
+    del x  # the null stream's memory, and its own last use: nothing to wait for
+    cupy.zeros(3)
