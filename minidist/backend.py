@@ -153,7 +153,7 @@ def why_no_gpu() -> str | None:
 
 
 class DeviceClock(Clock):
-    """The times at which this thread's GPU gets to a moment in its queue of work.
+    """The times at which the GPU of its maker's thread gets to a moment in its queue of work.
 
     A moment is a CUDA event. To record one makes neither the host nor the GPU wait. Seconds are
     those of the machine's monotonic clock. CUDA gives elapsed times as float32 milliseconds: exact
@@ -162,13 +162,15 @@ class DeviceClock(Clock):
 
     def __init__(self, device: str = "gpu"):
         self.cuda = device_module(device).cuda
+        self.gpu = self.cuda.Device()  # there is no time between events of two GPUs
         self.first = self.now()
         self.first.synchronize()
         self.start = time.monotonic()
 
     def now(self) -> Any:
-        moment = self.cuda.Event()
-        moment.record()  # in the current stream
+        with self.gpu:  # a thread that the worker has started may use another one
+            moment = self.cuda.Event()
+            moment.record()  # in the current stream
         return moment
 
     def seconds(self, moment: Any) -> float:

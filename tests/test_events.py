@@ -1,5 +1,6 @@
 """The log that a run may be given."""
 
+import threading
 import time
 
 import numpy as np
@@ -107,6 +108,20 @@ def test_on_a_gpu_spans_are_in_the_machine_s_seconds(gpu, transport):
     for inner, outer in zip(log.named("all_reduce"), log.named("work"), strict=True):
         assert before < outer.start <= inner.start < inner.end <= outer.end < time.monotonic()
         assert outer.seconds >= 0.01
+
+
+@pytest.mark.gpu
+def test_a_thread_of_the_worker_s_is_timed_by_the_clock_of_its_rank(gpu):
+    """It uses GPU 0, and the clock is of the rank's GPU."""
+
+    def worker(group):
+        thread = threading.Thread(target=group.barrier)
+        thread.start()
+        thread.join()
+
+    log = EventLog()
+    run(worker, 2, transport="thread", device="gpu", log=log)
+    assert len(log.named("barrier")) == 2 and min(e.seconds for e in log.events) >= 0
 
 
 def test_from_zero_moves_all_times_alike():

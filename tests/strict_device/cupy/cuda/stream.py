@@ -21,6 +21,7 @@ class Event:
 
     def __init__(self, block=False, disable_timing=False, interprocess=False):
         self.timing, self.time, self.clock = not disable_timing, None, {}
+        self.device_id = device.current()
 
     def record(self, stream=None):
         self.time = time.perf_counter()
@@ -36,8 +37,9 @@ class Event:
 
 
 def get_elapsed_time(start_event, end_event) -> float:
-    """Return milliseconds; both events must be recorded, with timing."""
-    if not (start_event.timing and end_event.timing):
+    """Return milliseconds; both events must be recorded, with timing, on one device."""
+    one_device = start_event.device_id == end_event.device_id
+    if not (start_event.timing and end_event.timing and one_device):
         from .runtime import CUDARuntimeError
 
         raise CUDARuntimeError("cudaErrorInvalidResourceHandle: invalid resource handle")
