@@ -213,6 +213,34 @@ def test_a_second_thread_works_on_a_stream_of_its_own(cluster, transport):
         assert first == again != own
 
 
+@both
+def test_what_follows_a_wait_follows_the_work_of_the_second_stream(cluster, transport):
+    def worker(group):
+        x = to_device(np.zeros(3), "gpu")
+        beside = group.beside(x.fill, "beside")
+        beside.put(group.rank + 1)
+        beside.wait("the second thread")
+        return to_host(x * 2).tolist()  # it is a race if this stream has not waited
+
+    assert cluster(2, transport, "gpu").run(worker) == [[2.0] * 3, [4.0] * 3]
+
+
+def test_a_message_between_two_streams_of_threads_is_in_order(cluster):
+    def worker(group):
+        own, found = group.split(0), []
+
+        def exchange():
+            own.send(to_device(np.ones(4), "gpu"), to=1 - group.rank)
+            found.append(own.recv(1 - group.rank))
+
+        beside = group.beside(exchange, "beside")
+        beside.put()
+        beside.wait("the second thread")
+        return to_host(found[0]).tolist()
+
+    assert cluster(2, "thread", "gpu:0").run(worker) == [[1.0] * 4] * 2
+
+
 def test_work_beside_ends_with_its_first_error(cluster):
     def worker(group):
         done, beside = [], None
