@@ -306,6 +306,20 @@ def test_verify_runs_on_a_gpu(gpu, capsys, monkeypatch):
     assert "28 rows, all ok" in capsys.readouterr().out and set(where) == {"gpu"}
 
 
+@pytest.mark.gpu
+def test_nccl_takes_no_more_ranks_than_the_device_has_gpus(gpu, capsys):
+    pytest.importorskip("cupy.cuda.nccl")
+    nccl = ["--transport", "nccl", "--device", "gpu:0"]
+    assert main(["train", *nccl, "--ranks", "2", *TINY]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and re.fullmatch(
+        "minidist: NCCL has one rank per GPU, .* share 1 GPU: .*\n", err
+    )
+    assert main(["verify", *nccl, "--strategy", "naive"]) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.endswith("on 2 ranks or more are left out: NCCL has one rank per GPU, here 1")
+
+
 def spy(make, devices):
     """Return the class Cluster as a function that also notes the devices it is called with."""
 

@@ -15,7 +15,7 @@ from minidist.cli.arguments import (
     from_zero,
     whole,
 )
-from minidist.comm import mpi
+from minidist.comm import mpi, nccl
 from minidist.comm import run as run_on_ranks
 from minidist.datasets import Text, text
 from minidist.pipeline_parallel.schedules import SCHEDULES, programs, updates
@@ -96,6 +96,8 @@ def run(given: argparse.Namespace) -> int:
     programs(given.schedule, given.pp, given.micro_batches)  # raises what the ranks would raise
     corpus = text(given.text, given.context)
     windows(corpus, settings)  # likewise
+    if given.transport == "nccl":
+        nccl.check_ranks(settings.ranks, given.device)
     model = settings.model(corpus.vocab)
     model.load_state(_train(given, settings, corpus, model))
     if given.sample > 0:

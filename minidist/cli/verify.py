@@ -3,7 +3,6 @@
 import argparse
 import json
 
-from minidist.backend import gpus
 from minidist.cli.arguments import add_device, add_json, add_transport, check_several
 from minidist.comm import mpi, nccl
 from minidist.tools import equivalence
@@ -38,7 +37,7 @@ def run(given: argparse.Namespace) -> int:
         sizes, transport = [n for n in sizes if n <= mpi.processes()], "mpi-subset"
     if transport == "nccl":
         nccl.check_device(given.device, "nccl")
-        sizes = [n for n in sizes if n <= gpus()]
+        sizes = [n for n in sizes if n <= nccl.room(given.device)]
     for row in equivalence.verify(given.strategy, sizes, transport, given.device):
         rows.append(row)
         if not given.json:
@@ -50,7 +49,9 @@ def run(given: argparse.Namespace) -> int:
     if larger and not given.json:
         cases = f"{sum(larger.values())} cases on {min(larger)} ranks or more"
         here = (
-            f"mpiexec -n {max(larger)}" if given.transport == "mpi" else f"{gpus()} GPUs are here"
+            f"mpiexec -n {max(larger)}"
+            if given.transport == "mpi"
+            else f"NCCL has one rank per GPU, here {nccl.room(given.device)}"
         )
         print(f"{cases} are left out: {here}")
     return 0 if all(row["ok"] for row in rows) else 1

@@ -63,11 +63,15 @@ def check_device(device: str, transport: str) -> None:
     load()
 
 
+def room(device: str) -> int:
+    """Return how many ranks of this machine can have a GPU each on "gpu" or "gpu:N"."""
+    return gpus() if device == "gpu" else 1
+
+
 def check_ranks(size: int, device: str) -> None:
     """Raise ValueError, with the remedy, unless `size` ranks of this machine have a GPU each."""
     check_device(device, "nccl")
-    count = gpus() if device == "gpu" else 1
-    if size > count:
+    if size > (count := room(device)):
         raise ValueError(
             f"NCCL has one rank per GPU, and {size} ranks would share {count} GPU"
             f"{'s' if count > 1 else ''}: use no more ranks than that, or {REMEDY}"
