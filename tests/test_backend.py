@@ -158,6 +158,20 @@ def test_arrays_move_between_gpus(gpu):
 
 
 @pytest.mark.gpu
+def test_a_copy_to_another_gpu_waits_for_the_streams_of_both(gpu):
+    if backend.gpus() < 2:
+        pytest.skip(f"{backend.gpus()} GPUs")
+    cuda, there = backend.device_module("gpu").cuda, backend.to_device(np.zeros(1), "gpu:0")
+    with cuda.Device(1), cuda.Stream(non_blocking=True):
+        x = backend.to_device(np.ones(1000), "gpu:1")
+        x += 1
+        with cuda.Device(0), cuda.Stream(non_blocking=True):
+            copy = backend.beside(x, there)
+        x += 1  # another stream than the one that copies
+    assert (host(copy * 1) == 2).all() and (host(x) == 3).all()
+
+
+@pytest.mark.gpu
 def test_a_thread_uses_the_gpu_of_its_rank(gpu):
     found = []
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -64,6 +65,30 @@ def test_a_rank_allocates_chunks_as_it_needs_them(cluster, transport):
 
     with Cluster(2, transport, "gpu") as ranks:
         assert ranks.run(worker) == [([2, 64, 20], [3, 3])] * 2
+
+
+def test_where_no_memory_is_left_the_pool_gives_back_what_nobody_uses(runtime, monkeypatch):
+    def worker(group):
+        if group.rank:
+            return True
+        memory, xp, asked = group.fabric.device_memory, device_module("gpu"), []
+        pool = SimpleNamespace(free_all_blocks=lambda: asked.append("free"))
+
+        def malloc(nbytes):
+            asked.append(nbytes)
+            if "free" not in asked:
+                raise runtime.CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
+            return usual(nbytes)
+
+        usual = runtime.malloc
+        with monkeypatch.context() as patched:
+            patched.setattr(runtime, "malloc", malloc)
+            patched.setattr(xp, "get_default_memory_pool", lambda: pool, raising=False)
+            size = memory.grow(1).size
+        return asked == [size, "free", size]
+
+    with Cluster(2, "thread", "gpu") as ranks:
+        assert ranks.run(worker) == [True] * 2
 
 
 @both
