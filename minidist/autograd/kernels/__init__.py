@@ -14,7 +14,7 @@ from minidist.autograd.kernels.activations import (
     relu,
     relu_backward,
 )
-from minidist.autograd.kernels.dropout import dropout, first_of
+from minidist.autograd.kernels.dropout_mask import dropout, first_of
 from minidist.autograd.kernels.embeddings import rows_of, sum_into_rows
 from minidist.autograd.kernels.launch import Elementwise, Reduction
 from minidist.autograd.kernels.normalization import layer_norm, layer_norm_backward
