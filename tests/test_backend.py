@@ -168,6 +168,7 @@ def test_a_copy_to_another_gpu_waits_for_the_streams_of_both(gpu):
         with cuda.Device(0), cuda.Stream(non_blocking=True):
             copy = backend.beside(x, there)
         x += 1  # another stream than the one that copies
+        backend.synchronize(x)
     assert (host(copy * 1) == 2).all() and (host(x) == 3).all()
 
 
