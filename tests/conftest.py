@@ -88,7 +88,12 @@ test_hybrid course/test_mutants""".split()
 
 
 def pytest_collection_modifyitems(items):
-    """Start the files that take longest first: `--dist loadfile` gives a file to one worker."""
+    """Let what is marked gpu skip where there is none. Start the files that take longest first:
+    `--dist loadfile` gives a file to one worker.
+    """
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.fixturenames.insert(0, "gpu")
 
     def place(item):
         name = item.path.relative_to(TESTS).with_suffix("").as_posix()
@@ -131,7 +136,7 @@ def device(request):
 
 @pytest.fixture
 def gpu():
-    """Skip a test that needs a GPU where there is none; the test is marked gpu, too."""
+    """Skip a test where there is no GPU; what is marked gpu uses this first."""
     from minidist.backend import why_no_gpu
 
     if reason := why_no_gpu():
