@@ -3,8 +3,10 @@
     O = P V,  P = softmax(Q K^T / sqrt D) over positions s <= t      (Vaswani et al. 2017, eq. 1)
 
 One function in two forms. `CausalAttention` is the definition: it computes all T x T scores of a
-head at once, and keeps P. `BlockwiseAttention` holds T x 64 of them at a time and keeps one number
-per query, so that memory grows with T and not with T^2. `causal_attention` chooses.
+head at once, and keeps P. `BlockwiseAttention` holds T x 64 of them at a time (256 on a GPU) and
+keeps one number per query, so that memory grows with T and not with T^2. Unlike FlashAttention it
+saves memory, not traffic: on a GPU a block's scores are written and read again between kernels.
+`causal_attention` chooses.
 Letters: B batch, T positions, H heads, D head width, S scores, Z[B, H, T, 1] a softmax's sum.
 """
 
@@ -20,7 +22,7 @@ from minidist.autograd.products import batched_matmul, sum_dtype
 from minidist.autograd.tensor import Function, Tensor
 from minidist.backend import Array, array_module, on_gpu, widen
 
-WHOLE = 128  # positions; P is kept up to here, where a CPU would take longer to compute it again
+WHOLE = 128  # positions; P is kept up to here, where a CPU takes longer to compute it again
 BLOCK = 64  # positions of a block on a CPU, whose cache then holds a head's scores
 GPU_BLOCK = 256  # on a GPU, where each block costs launches
 

@@ -57,8 +57,8 @@ def check_device(device: str, transport: str) -> None:
     """Raise ValueError, with the remedy, unless arrays are on GPUs, and there is NCCL."""
     if device == "cpu":
         raise ValueError(
-            f"transport={transport!r} moves arrays from GPU to GPU; give device='gpu', or use "
-            "another transport"
+            f"transport {transport!r} moves arrays from GPU to GPU; give device 'gpu', or use "
+            "transport 'process'"
         )
     load()
 

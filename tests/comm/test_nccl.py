@@ -310,7 +310,7 @@ def test_the_same_address_on_two_hosts_is_two_gpus():
 def test_a_missing_library_and_arrays_on_the_host_are_refused_with_the_remedy(
     monkeypatch, stand_in
 ):
-    with pytest.raises(ValueError, match="give device='gpu'"):
+    with pytest.raises(ValueError, match="give device 'gpu'"):
         Cluster(2, "nccl", "cpu")
     nccl.load.cache_clear()
     monkeypatch.setattr(stand_in, "available", False)
