@@ -50,9 +50,12 @@ def processes(inside):
 
 
 def files():
-    """Return the files of the repository with their times of change, rights and sizes."""
+    """Return the files of the repository with their times of change, rights and sizes.
+
+    A folder has no time here: it changes when another process of the tests makes its __pycache__.
+    """
     return {
-        path: (found.st_mtime_ns, found.st_mode, found.st_size)
+        path: (found.st_mode, *(() if path.is_dir() else (found.st_mtime_ns, found.st_size)))
         for folder in ("minidist", "tests")
         for path in (ROOT / folder).rglob("*")
         if "__pycache__" not in path.parts and (found := path.lstat())
