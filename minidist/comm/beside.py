@@ -45,13 +45,14 @@ class Beside:
 
     def put(self, *args) -> None:
         """Let the second thread call `work(*args)` after all that it has to do already."""
-        if self.ended:
+        if begins := self.ended:
             self.ended, self.orders, self.answers = False, queue.SimpleQueue(), queue.SimpleQueue()
             self.thread = threading.Thread(
                 target=self._run, args=(self.orders, self.answers), name=self.name, daemon=True
             )
-            self.thread.start()
         self.orders.put((args, self.cuda and self.cuda.get_current_stream().record()))
+        if begins:  # only now: it begins to work before `start` returns
+            self.thread.start()
 
     def end(self) -> None:
         """Let the second thread end after what it has to do already."""
