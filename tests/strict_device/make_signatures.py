@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 FOLDER = Path(__file__).parent
-MODULES = "cupy", "cupy.cuda", "cupy.cuda.nccl", "cupy.cuda.runtime", "cupyx.scipy.special"
+MODULES = "cupy", "cupy.cuda", "cupy.cuda.nccl", "cupy.cuda.runtime"
 # Not `cupy.cuda.cublas`, which only a machine with that library can import.
 
 

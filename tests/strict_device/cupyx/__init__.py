@@ -1,1 +1,0 @@
-"""A stand-in for cupyx: what minidist uses of it."""
