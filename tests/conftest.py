@@ -129,8 +129,6 @@ def pytest_report_header(config):
 @pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 def device(request):
     """Run a test on the host and, where there is one, on a GPU."""
-    if request.param == "gpu":
-        request.getfixturevalue("gpu")
     return request.param
 
 

@@ -145,7 +145,7 @@ def test_a_host_copy_is_one_copy(place):
 
 
 @pytest.mark.gpu
-def test_arrays_move_between_gpus(gpu):
+def test_arrays_move_between_gpus():
     if backend.gpus() < 2:
         pytest.skip(f"{backend.gpus()} GPUs")
     x = arrays(2, 3)
@@ -158,7 +158,7 @@ def test_arrays_move_between_gpus(gpu):
 
 
 @pytest.mark.gpu
-def test_a_copy_to_another_gpu_waits_for_the_streams_of_both(gpu):
+def test_a_copy_to_another_gpu_waits_for_the_streams_of_both():
     if backend.gpus() < 2:
         pytest.skip(f"{backend.gpus()} GPUs")
     cuda, there = backend.device_module("gpu").cuda, backend.to_device(np.zeros(1), "gpu:0")
@@ -173,7 +173,7 @@ def test_a_copy_to_another_gpu_waits_for_the_streams_of_both(gpu):
 
 
 @pytest.mark.gpu
-def test_a_thread_uses_the_gpu_of_its_rank(gpu):
+def test_a_thread_uses_the_gpu_of_its_rank():
     found = []
 
     def work(rank):

@@ -288,7 +288,7 @@ def test_without_a_gpu_there_is_one_clear_error(capsys):
 
 
 @pytest.mark.gpu
-def test_train_certifies_on_the_device_it_trained_on_and_says_which(gpu, capsys, monkeypatch):
+def test_train_certifies_on_the_device_it_trained_on_and_says_which(capsys, monkeypatch):
     where = []
     monkeypatch.setattr(equivalence, "Cluster", spy(equivalence.Cluster, where))
     arguments = ["--device", "gpu", "--transport", "thread", "--ranks", "2", *TINY]
@@ -298,7 +298,7 @@ def test_train_certifies_on_the_device_it_trained_on_and_says_which(gpu, capsys,
 
 
 @pytest.mark.gpu
-def test_verify_runs_on_a_gpu(gpu, capsys, monkeypatch):
+def test_verify_runs_on_a_gpu(capsys, monkeypatch):
     where = []
     monkeypatch.setattr(equivalence, "Cluster", spy(equivalence.Cluster, where))
     names = ["--strategy", "naive", "--strategy", "zero_3"]
@@ -307,7 +307,7 @@ def test_verify_runs_on_a_gpu(gpu, capsys, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_nccl_takes_no_more_ranks_than_the_device_has_gpus(gpu, capsys):
+def test_nccl_takes_no_more_ranks_than_the_device_has_gpus(capsys):
     pytest.importorskip("cupy.cuda.nccl")
     nccl = ["--transport", "nccl", "--device", "gpu:0"]
     assert main(["train", *nccl, "--ranks", "2", *TINY]) == 2

@@ -8,7 +8,7 @@ import pytest
 
 from minidist.backend import device_module, to_device, to_host
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
+pytestmark = pytest.mark.gpu
 
 X = np.array([[0.5, -2, 3], [4, 0, -6]], "float32")
 N = np.array([[-7, 7, 3], [2**40, 0, -1]])

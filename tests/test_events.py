@@ -86,7 +86,7 @@ def test_operations_and_spans_of_a_run_are_timed_by_the_clock_of_its_device(monk
 
 
 @pytest.mark.gpu
-def test_ranks_on_a_gpu_have_its_clock(gpu, monkeypatch):
+def test_ranks_on_a_gpu_have_its_clock(monkeypatch):
     monkeypatch.setattr(mailbox_fabric, "clock", clock_of_a_gpu)
     log = EventLog()
     run(lambda group: group.barrier(), 2, transport="thread", device="gpu", log=log)
@@ -95,7 +95,7 @@ def test_ranks_on_a_gpu_have_its_clock(gpu, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("transport", ["process", "thread"])
-def test_on_a_gpu_spans_are_in_the_machine_s_seconds(gpu, transport):
+def test_on_a_gpu_spans_are_in_the_machine_s_seconds(transport):
     def worker(group):
         with group.log.span("work"):
             x = group.empty(8)
@@ -111,7 +111,7 @@ def test_on_a_gpu_spans_are_in_the_machine_s_seconds(gpu, transport):
 
 
 @pytest.mark.gpu
-def test_a_thread_of_the_worker_s_is_timed_by_the_clock_of_its_rank(gpu):
+def test_a_thread_of_the_worker_s_is_timed_by_the_clock_of_its_rank():
     """It uses GPU 0, and the clock is of the rank's GPU."""
 
     def worker(group):

@@ -298,7 +298,7 @@ def test_clipping_adds_up_the_squares_of_all_ranks():
 @pytest.mark.gpu
 @pytest.mark.parametrize("max_norm", [0.0, 0.5, math.inf])
 @pytest.mark.parametrize("values", [(0, 0), (3, -4), (math.inf, 1), (math.nan, 1)])
-def test_clipping_on_a_gpu_leaves_what_it_leaves_on_the_host(gpu, max_norm, values):
+def test_clipping_on_a_gpu_leaves_what_it_leaves_on_the_host(max_norm, values):
     """The gradients are not in the flat vector, where they are scaled; `p.grad` is what counts."""
     found = []
     for device in ("cpu", "gpu"):
@@ -483,7 +483,6 @@ def test_a_part_made_by_hand_has_no_global_norm_of_its_own():
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("there", ["cpu", "gpu"])
 def test_a_model_that_moves_after_the_first_step_needs_a_new_optimizer(there):
     model = nn.MLP([2, 3]).to(there)

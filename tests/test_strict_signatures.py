@@ -51,7 +51,7 @@ def taken(function) -> dict:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("version", [13, 14])
-def test_the_stand_in_takes_nothing_that_the_wheel_does_not_take(gpu, version):
+def test_the_stand_in_takes_nothing_that_the_wheel_does_not_take(version):
     if not is_stand_in(cupy()):
         pytest.skip("this is CuPy itself")
     frozen = make_signatures.frozen(version)

@@ -14,7 +14,7 @@ from minidist.backend import on_gpu, to_device, to_host
 from minidist.rng import Randomness
 from tests.strategies import arrays
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
+pytestmark = pytest.mark.gpu
 BOUND = {"float64": 1e-14, "float32": 3e-6, "float16": 2e-3}
 DTYPES = pytest.mark.parametrize("dtype", list(BOUND))
 WIDE = pytest.mark.parametrize("dtype", ["float64", "float32"])

@@ -162,7 +162,6 @@ def test_a_tensor_shows_its_data_and_what_made_it():
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("gpu")
 def test_a_function_of_arrays_on_the_host_and_on_a_gpu_names_itself_and_the_remedy():
     t, x = Tensor(to_device(arrays(2, 3), "gpu"), requires_grad=True), arrays(2, 3, seed=1)
     message = r"{} of an array on the host, float64\[{}\], and one on a GPU; .*to_device"
@@ -191,7 +190,6 @@ def test_a_numpy_scalar_is_a_number_on_any_device(dtype, place):
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("gpu")
 def test_a_gradient_of_the_host_is_refused_for_a_tensor_on_a_gpu_and_the_other_way_round():
     for there, here in [("gpu", "cpu"), ("cpu", "gpu")]:
         t = Tensor(to_device(arrays(2, 3), there), requires_grad=True)

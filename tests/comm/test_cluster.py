@@ -215,7 +215,7 @@ def test_errors_can_be_pickled():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("transport", ["process", "thread"])
-def test_ranks_take_turns_on_the_gpus_or_share_the_one_that_is_named(gpu, transport):
+def test_ranks_take_turns_on_the_gpus_or_share_the_one_that_is_named(transport):
     def worker(group):
         model = nn.MLP([2, 2]).to(group.device).flatten(group.empty)
         arrays = model.layers[0].flat.vector, group.empty(3), group.all_reduce(group.empty(1))
@@ -229,6 +229,6 @@ def test_ranks_take_turns_on_the_gpus_or_share_the_one_that_is_named(gpu, transp
 
 
 @pytest.mark.gpu
-def test_a_gpu_that_does_not_exist_is_an_error_before_any_rank_starts(gpu):
+def test_a_gpu_that_does_not_exist_is_an_error_before_any_rank_starts():
     with pytest.raises(ValueError, match=rf"'gpu:{gpus()}' does not exist: there (is|are) .*gpu:0"):
         Cluster(2, device=f"gpu:{gpus()}")

@@ -30,7 +30,7 @@ from tests.comm.conformance.inputs import DTYPES, KINDS, mine, same, total
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank would import pytest
 cloudpickle.register_pickle_by_value(conformance)
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)

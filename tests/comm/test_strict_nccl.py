@@ -12,7 +12,7 @@ import pytest
 
 from minidist.comm import nccl as ours
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
+pytestmark = pytest.mark.gpu
 F8, SUM, MAX = 8, 0, 2  # ncclFloat64; ncclSum, ncclMax
 
 

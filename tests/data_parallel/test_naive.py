@@ -186,7 +186,7 @@ def test_ranks_differ_before_the_sync_and_agree_bit_for_bit_after(cluster):
 
 
 @pytest.mark.gpu
-def test_ranks_on_a_gpu_leave_the_gradient_of_one_device(gpu, cluster):
+def test_ranks_on_a_gpu_leave_the_gradient_of_one_device(cluster):
     case = mlp_case((nn.MLP([6, 16, 4], activation="gelu", dtype="float64"), [6, 4]), 7, seed=0)
 
     def worker(group, case):

@@ -103,7 +103,7 @@ def test_stale_sparse_pushes_are_replayed_to_the_bit(cluster, plan):
     ],
     ids=str,
 )
-def test_servers_on_a_gpu_are_replayed_there_to_the_bit(gpu, cluster, plan):
+def test_servers_on_a_gpu_are_replayed_there_to_the_bit(cluster, plan):
     found, _, want = run_and_replay(
         cluster(5, "thread", "gpu"),
         plan,

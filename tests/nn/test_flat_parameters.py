@@ -84,7 +84,7 @@ def test_the_allocator_is_an_argument():
 
 
 @pytest.mark.gpu
-def test_a_model_on_a_gpu_is_flattened_there(gpu, monkeypatch):
+def test_a_model_on_a_gpu_is_flattened_there(monkeypatch):
     def never(*_):
         raise AssertionError("the host has no part in this")
 

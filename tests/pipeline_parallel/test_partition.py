@@ -194,7 +194,7 @@ def test_layers_are_timed_by_the_clock_of_their_device_which_is_read_at_the_end(
 
 
 @pytest.mark.gpu
-def test_a_model_on_a_gpu_is_measured_there(gpu, monkeypatch):
+def test_a_model_on_a_gpu_is_measured_there(monkeypatch):
     model, x = nn.MLP([2, 3, 2], dtype="float64").to("gpu"), to_device(arrays(1, 2), "gpu")
     assert min(measured_costs(model, x, repeats=2)) > 0
     monkeypatch.setattr(module, "clock", clock_of_a_gpu)

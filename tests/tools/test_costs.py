@@ -59,7 +59,7 @@ def test_rates_are_amounts_over_the_best_time_by_the_clock_of_the_device(cluster
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["naive", "zero_3", "parameter_server", "pipedream", "sequence"])
-def test_on_a_gpu_each_rank_costs_what_the_closed_forms_say(gpu, cluster, name, monkeypatch):
+def test_on_a_gpu_each_rank_costs_what_the_closed_forms_say(cluster, name, monkeypatch):
     strategy = find(name)
     case = strategy.costs.example(2)
     found, forms = measure_costs(name, case, cluster(2, "thread", "gpu")), strategy.predict(case, 2)

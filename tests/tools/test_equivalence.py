@@ -51,7 +51,7 @@ def test_a_strategy_has_model_and_arrays_on_its_device_and_its_outcome_is_on_the
 
 
 @pytest.mark.gpu
-def test_what_is_given_on_a_gpu_is_compared_too(gpu):
+def test_what_is_given_on_a_gpu_is_compared_too():
     case = a_case()
     want, there = gradients("naive", case.model, case.inputs, case.targets, 2), case.to("gpu")
     for device in ("cpu", "gpu"):
@@ -173,7 +173,7 @@ def test_every_strategy_keeps_its_promise(cluster, strategy):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("strategy", strategies())
-def test_every_strategy_keeps_its_promise_on_gpus(gpu, cluster, strategy):
+def test_every_strategy_keeps_its_promise_on_gpus(cluster, strategy):
     entry = equivalence.find(strategy)
     row = equivalence.check(strategy, entry.cases(2)[0], 2, cluster(2, "thread", "gpu"))
     assert row["ok"], f"{strategy}, {row['case']}: {row['detail']}"

@@ -34,7 +34,7 @@ def test_every_schedule_is_measured_simulated_and_drawn(schedule):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("schedule", ["1f1b", "pipedream"])
-def test_on_a_gpu_a_schedule_is_measured_by_its_clock(gpu, schedule):
+def test_on_a_gpu_a_schedule_is_measured_by_its_clock(schedule):
     real = measure_pipeline(schedule, 2, 3, width=8, rows=2, repeats=1, device="gpu")
     assert min(real.makespans) > 0 and list(tracks(real.log)) == [(0, "main"), (1, "main")]
     assert {sign for sign, each in real.durations.items() if any(each)} == set(
