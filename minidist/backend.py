@@ -226,25 +226,47 @@ def empty(shape, dtype) -> np.ndarray:
     return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
+def is_half(dtype: np.dtype) -> bool:
+    """Return whether it is float16, or bfloat16 of ml_dtypes, whose kind NumPy calls "V"."""
+    return dtype.itemsize == 2 and (dtype.kind == "f" or dtype.name == "bfloat16")
+
+
+def is_float(dtype: np.dtype) -> bool:
+    return dtype.kind == "f" or is_half(dtype)
+
+
+def float_dtype(name) -> np.dtype:
+    """Return a float dtype; ValueError for another one, or for bfloat16 without ml_dtypes."""
+    if name == "bfloat16":
+        if importlib.util.find_spec("ml_dtypes") is None:
+            raise ValueError("bfloat16 needs ml_dtypes: pip install 'minidist[bfloat16]'")
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    if not is_float(np.dtype(name)):
+        raise ValueError(f"parameters are floats, not {np.dtype(name)}")
+    return np.dtype(name)
+
+
 def widen(x: Array) -> Array:
-    """Return float16 as float32, anything else unchanged: half precision is for storage only."""
-    return x.astype(np.float32) if x.dtype == np.float16 else x
+    """Return half precision as float32, anything else unchanged: it is for storage only."""
+    return x.astype(np.float32) if is_half(x.dtype) else x
 
 
 def sum_over(
     x: Array, axis: int | tuple | None = None, keepdims: bool = False, out: Array | None = None
 ) -> Array:
     """x.sum(axis), in float32 and rounded once for float16, in which 2048 + 1 is 2048."""
-    if x.dtype != np.float16:
+    if not is_half(x.dtype):
         return x.sum(axis=axis, keepdims=keepdims, out=out)
-    return into(out, x.sum(axis=axis, keepdims=keepdims, dtype=np.float32).astype(np.float16))
+    return into(out, x.sum(axis=axis, keepdims=keepdims, dtype=np.float32).astype(x.dtype))
 
 
 def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
     """a @ b, in float32 and rounded once for float16, as GPUs do (NumPy has no BLAS for it)."""
-    if a.dtype != np.float16 or on_gpu(a):
+    if not is_half(a.dtype) or on_gpu(a):
         return array_module(a).matmul(a, b, out=out)
-    product = np.matmul(widen(a), widen(b)).astype(np.float16)
+    product = np.matmul(widen(a), widen(b)).astype(a.dtype)
     return into(out, product)
 
 

@@ -71,17 +71,21 @@ def check_options(
 ) -> None:
     """Raise a ValueError that names the options of `what` if one of those given is no option.
 
-    The options are the keyword-only arguments of `function`, its arguments with a default, and the
-    names in `also`, except the names in `without`. If `function` takes **options, any other name is
-    accepted here.
+    The options are those of `function` and the names in `also`, except the names in `without`. If
+    `function` takes **options, any other name is accepted here.
     """
-    import inspect
-
-    arguments = inspect.signature(function).parameters.values()
-    open_ended = any(a.kind is a.VAR_KEYWORD for a in arguments)
-    known = [a.name for a in arguments if a.kind is a.KEYWORD_ONLY or a.default is not a.empty]
-    known = [name for name in [*known, *also] if name not in without]
+    names, open_ended = options_of(function)
+    known = [name for name in [*names, *also] if name not in without]
     for name in given:
         if name in without or not (open_ended or name in known):
             has = f"it has {', '.join(known)}" if known else "it has none"
             raise ValueError(f"{what} has no option {name!r}; {has}")
+
+
+def options_of(function: Callable) -> tuple[list[str], bool]:
+    """Return the arguments that are keyword-only or have a default; and if it takes **options."""
+    import inspect
+
+    arguments = inspect.signature(function).parameters.values()
+    known = [a.name for a in arguments if a.kind is a.KEYWORD_ONLY or a.default is not a.empty]
+    return known, any(a.kind is a.VAR_KEYWORD for a in arguments)

@@ -55,6 +55,9 @@ class Optimizer:
     """
 
     state_arrays = 0
+    loss_scale = 1.0  # by what the gradients are to be multiplied in backward: not at all
+    scale = None  # the LossScale that chooses it
+    copies: list[Array] | tuple = ()  # float32 copies of the flat slices, see mixed_precision.py
 
     def __init__(self, parameters: list[Tensor], lr: float, **settings):
         self.parameters = [p for p in parameters if p.requires_grad]
@@ -85,6 +88,11 @@ class Optimizer:
         raise NotImplementedError
 
     @property
+    def kind(self) -> str:
+        """The rule's name."""
+        return type(self).__name__
+
+    @property
     def skips_zeros(self) -> bool:
         """Whether the rule does not change an element and its state if the gradient is zero."""
         return False
@@ -113,19 +121,28 @@ class Optimizer:
                     "the optimizer after model.to"
                 )
 
-    def step(self) -> None:
+    def step(self, copies: list[Array] | None = None, factor: float = 1.0) -> None:
+        """Update all parameters once.
+
+        copies  float32 copies of the flat slices: they are updated, and rounded into the parameters
+        factor  of all gradients, applied in float32
+        """
         self.collect_gradients()
         self._begin_step()
-        for s, state in zip(self.slices, self.state, strict=True):
+        for s, wide, state in zip(
+            self.slices, copies or [s.data for s in self.slices], self.state, strict=True
+        ):
             data, gradient = s.data, s.gradient
             piece = len(data) if on_gpu(data) else PIECE
             for start in range(0, len(data), piece or 1):
                 cut = slice(start, start + piece)
-                old = data[cut]
+                old = wide[cut]
                 new = widen(old)  # half precision is updated in float32: 1e-8 is 0 in float16
-                self.rule(new, widen(gradient[cut]), *[array[cut] for array in state])
-                if new is not old:
-                    old[...] = new
+                g = widen(gradient[cut])
+                g = g if factor == 1 else g * factor
+                self.rule(new, g, *[array[cut] for array in state])
+                if new is not old or copies:
+                    data[cut] = new
 
     def step_at(self, positions: Array, gradient: Array) -> None:
         """Update these elements of the only flat slice; all others have gradient zero.
@@ -201,7 +218,9 @@ class Optimizer:
 
     def _use_buffers(self) -> None:
         for p in self.parameters:
-            p.grad = p.grad_buffer
+            over, p.grad = p.summed_over, p.grad_buffer
+            if over:
+                p.note_sum(over)  # a part of a sum is still one
 
 
 def sum_of_squares(x: Array, out: Array | None = None) -> Array:

@@ -3,17 +3,22 @@
 sum_gradients       dW{+N} -> dW on every rank; never twice over the same ranks
 sum_squares_over    the squared norm of a gradient that is spread over ranks
 check_same_weights  check that replicas have the same weights
+sum_statistics      let a batch norm use the statistics of a group
+check_batch_norm    check that every batch norm gets the statistics of the whole batch
+from_holders        arrays by name, of which each rank holds some
 """
 
 import hashlib
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 
 from minidist.autograd import Tensor
 from minidist.backend import Array, to_host
 from minidist.comm import Group
-from minidist.nn import Module
+from minidist.nn import BatchNorm, Module
+from minidist.nn.module import check_state
 from minidist.optim import sum_of_squares
 
 
@@ -22,7 +27,7 @@ def sum_gradients(parameters: Iterable[Tensor], group: Group) -> None:
     for p in parameters:
         if p.requires_grad:
             ranks = summed_ranks(p, group)
-            grad = p.xp.zeros_like(p.data) if p.grad is None else p.grad
+            grad = p.xp.zeros_like(p.data, p.grad_dtype) if p.grad is None else p.grad
             p.grad = group.all_reduce(grad, label=p.name)
             p.note_sum(ranks)
 
@@ -43,11 +48,12 @@ def summed_ranks(p: Tensor, group: Group) -> frozenset[int]:
 
 
 def sum_squares_over(
-    counted: Iterable[Tensor], held: Iterable[Tensor], own: float | None, *groups: Group
+    counted: Iterable[Tensor | Array], held: Iterable[Tensor], own: float | None, *groups: Group
 ) -> float:
     """Return the sum of the squares of gradients over all ranks of these groups.
 
-    counted  the parameters that this rank counts, so that each counts once over all ranks
+    counted  the parameters, or the parts of gradients, that this rank counts, so that each counts
+             once over all ranks
     held     all parameters of this rank
     own      an optimizer's own sum of squares, or None; ValueError if it is not the sum of `held`
     """
@@ -62,9 +68,9 @@ def sum_squares_over(
     return float(total)
 
 
-def squares(parameters: Iterable[Tensor]) -> float:
-    flat = [p.grad.reshape(-1) for p in parameters if p.grad is not None]
-    return float(sum(sum_of_squares(gradient) for gradient in flat))
+def squares(counted: Iterable[Tensor | Array]) -> float:
+    gradients = [x.grad if isinstance(x, Tensor) else x for x in counted]
+    return float(sum(sum_of_squares(g.reshape(-1)) for g in gradients if g is not None))
 
 
 def check_same_weights(model: Module, group: Group) -> None:
@@ -101,9 +107,79 @@ def check_same_state(state: dict[str, Array], group: Group) -> None:
         )
 
 
+def check_batch_norm(model: Module, ranks: int = 1, micro_batches: int = 1) -> None:
+    """Raise ValueError if a BatchNorm would use the statistics of a part of the batch.
+
+    The gradient would then be another one.
+    """
+    if max(ranks, micro_batches) == 1:
+        return
+    for norm in model.modules(BatchNorm):
+        if not norm.training:
+            continue
+        if micro_batches > 1:
+            raise ValueError(
+                f"{norm.name} needs the statistics of the whole batch, not of one of "
+                f"{micro_batches} micro-batches; sync_batch_norm sums over ranks only, so use one "
+                "micro-batch"
+            )
+        if norm.sum_over_ranks is None:
+            raise ValueError(
+                f"{norm.name} needs the statistics of the whole batch, not of the examples on one "
+                f"of {ranks} ranks; call sync_batch_norm(model, group) before training "
+                "(data_parallel/sync_batch_norm.py)"
+            )
+
+
+def sum_statistics(norm: BatchNorm, group: Group) -> None:
+    """Let a norm add up its statistics over ranks that hold parts of every batch.
+
+    ValueError if it adds them up over other ranks already, which would be left out.
+    """
+    if left_out := set(norm.ranks) - set(group.members):
+        raise ValueError(
+            f"{norm.name} adds up over the ranks {list(norm.ranks)}, and would leave out "
+            f"{sorted(left_out)}; call sync_batch_norm last, with a group of all ranks that hold "
+            "parts of the batch, such as mesh.over('dp', 'tp')"
+        )
+    norm.sum_over_ranks, norm.ranks = partial(group.all_reduce, label=norm.name), group.members
+
+
 def fingerprint(name: str, array: Array) -> int:
     """Return 64 bits of an array's name, dtype, shape and data."""
     data = np.ascontiguousarray(to_host(array))
     digest = hashlib.blake2b(f"{name} {data.dtype} {data.shape}".encode(), digest_size=8)
     digest.update(data.reshape(-1).view(np.uint8))
     return int.from_bytes(digest.digest(), "little")
+
+
+def shapes_of(model: Module) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the global arrays, by name."""
+    return {name: p.whole_shape for name, p in model.named_parameters().items()}
+
+
+def from_holders(mine: dict, names: Iterable[str], group: Group) -> dict:
+    """Return arrays by name: this rank's own, the others from the first rank that has them."""
+    has = group.all_gather(np.array([[name in mine for name in names]]))
+    result = {}
+    for name, ranks in zip(names, has.T, strict=True):
+        if ranks.any():
+            sent = group.broadcast(mine.get(name), int(ranks.argmax()), label=name)
+            result[name] = mine.get(name, sent)
+    return result
+
+
+def load_own(
+    model: Module,
+    state: dict[str, np.ndarray],
+    shapes: dict[str, tuple[int, ...]],
+    group: Group | None,
+) -> None:
+    """Load this rank's part from the state of the whole model, whose arrays have these shapes.
+
+    group  ranks that must have the same state, or None to skip this comparison
+    """
+    check_state(state, shapes)
+    if group is not None:
+        check_same_state(state, group)
+    model.load_state({name: state[name] for name in model.named_parameters()})

@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from minidist.positions import Positions
+
 
 def generator(seed: int, name: str) -> np.random.Generator:
     """Return NumPy's default generator, seeded with (seed, name)."""
-    return np.random.default_rng([seed, _digest(name)])
+    return np.random.default_rng([seed, digest(name)])
 
 
-def _digest(*words) -> int:
+def digest(*words) -> int:
+    """Return a 64-bit number of some words and numbers: a key for `hash_uniform`."""
     text = "\0".join(map(str, words)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
@@ -37,17 +40,24 @@ def hash_uniform(key: int, counter: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Randomness:
-    """What dropout needs to know about the whole batch: pass it as `model(x, randomness)`.
+    """What a layer needs to know about the whole batch: pass it as `model(x, randomness)`.
 
     seed, step   integers; another step gives other masks
     examples     global index of each row of the batch, [B]: its position in the data set, on
                  whatever rank the row is
+    batch        number of examples of the whole update, over all ranks and micro-batches; by
+                 default those of `examples`: right for one device and one batch
+    positions    the positions of the sequence that the columns of x[B, T, ...] are; None: all
+    loss_scale   what multiplies the gradient that enters backward (see mixed_precision.py)
     copies       the examples on each GPU that hashed a mask, by device number: they travel once
     """
 
     seed: int
     step: int
     examples: np.ndarray
+    batch: int | None = None
+    positions: Positions | None = None
+    loss_scale: float = 1.0
     copies: dict = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self):
@@ -59,18 +69,25 @@ class Randomness:
         """Return the boolean mask [B, ...] of what dropout at `rate` keeps in layer `name`.
 
         A rank that holds a part of each example passes the `full_shape` of one example (without B)
-        and its `window` into it, one slice per axis. By default it holds whole examples.
+        and its `window` into it, one slice per axis. By default it holds whole examples, or the
+        rows `positions` of each.
         """
+        held = self.held(window, full_shape)
         full_shape = self.full_shape(shape, full_shape)
         element = np.arange(math.prod(full_shape), dtype=np.uint64).reshape(full_shape)
+        element = element if held is None else element[held.indices]
         element = element if window is None else element[tuple(window)]
         example = np.asarray(self.examples, np.uint64).reshape(-1, *[1] * element.ndim)
         counter = example * np.uint64(math.prod(full_shape)) + element
         return hash_uniform(self.key(name), counter) >= rate
 
+    def held(self, window=None, full_shape=None) -> Positions | None:
+        """Return the rows of each example that an array has, unless its caller says which."""
+        return self.positions if window is None and full_shape is None else None
+
     def key(self, name: str) -> int:
         """Return the 64-bit key of the masks of layer `name`."""
-        return _digest(self.seed, self.step, name)
+        return digest(self.seed, self.step, name)
 
     def full_shape(self, shape, full_shape=None) -> tuple[int, ...]:
         """Return the shape of one whole example, by default of an array of this `shape`."""
@@ -79,4 +96,11 @@ class Randomness:
                 f"Randomness has {len(self.examples)} example indices for a batch of {shape[0]}; "
                 "give one global index per row"
             )
-        return tuple(shape[1:] if full_shape is None else full_shape)
+        if full_shape is not None or self.positions is None:
+            return tuple(shape[1:] if full_shape is None else full_shape)
+        if len(shape) < 2 or shape[1] != len(self.positions):
+            raise ValueError(
+                f"Randomness has {len(self.positions)} positions for an array of {list(shape)}; "
+                "give one position per column"
+            )
+        return (self.positions.length, *shape[2:])

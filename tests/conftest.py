@@ -177,3 +177,14 @@ def look_often():
     usual, cluster.LOOK_EVERY = cluster.LOOK_EVERY, 0.1
     yield
     cluster.LOOK_EVERY = usual
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_blas_thread():
+    """Give BLAS one thread here, as ranks have: workers of xdist share the cores, and a product
+    that waits for a core which another worker has takes milliseconds.
+    """
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1):
+        yield

@@ -73,18 +73,18 @@ class Relu(Function):
 
 
 class GeluTanh(Function):
-    """Y = X/2 (1 + tanh(k (X + a X^3))), k = sqrt(2/pi), a = 0.044715.
+    """Y = X s, s = (1 + tanh(k (X + a X^3))) / 2, k = sqrt(2/pi), a = 0.044715.
 
     Hendrycks and Gimpel 2016, section 2: the approximation.
     """
 
     def forward(self, x: Array) -> Array:
         self.x = widen(x)  # in half precision x^3 overflows at 41
-        y, self.t = kernels.gelu(self.x)
+        y, self.s = kernels.gelu(self.x)
         return y.astype(x.dtype, copy=False)
 
     def backward(self, grad: Array) -> Array:
-        dx = kernels.gelu_backward(widen(grad), self.x, self.t)
+        dx = kernels.gelu_backward(widen(grad), self.x, self.s)
         return dx.astype(grad.dtype, copy=False)
 
 

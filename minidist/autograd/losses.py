@@ -4,6 +4,8 @@ Pass the number of targets of the whole optimizer update, over all ranks and mic
 `reduction_size`. Then gradients of parts only have to be summed: the sum is the gradient of the
 mean over all targets, even if parts are uneven or empty. The default is the number of targets
 passed: the loss is then their mean, right for one device and one batch.
+
+The loss of float16 is float32, and so is the gradient that enters it: a loss scale may be large.
 """
 
 from minidist.autograd import kernels
@@ -20,12 +22,12 @@ class CrossEntropy(Function):
         self.targets, self.reduction_size = targets, reduction_size
 
     def forward(self, logits: Array) -> Array:
-        self.shape = logits.shape
+        self.shape, self.dtype = logits.shape, logits.dtype
         xp, rows = array_module(logits), widen(logits).reshape(-1, logits.shape[-1])
         targets = beside(self.targets.reshape(-1), logits)
         if on_gpu(logits):
             loss, self.saved = kernels.cross_entropy(rows, targets, self.reduction_size)
-            return loss.astype(logits.dtype, copy=False)
+            return loss
         shifted = rows - rows.max(axis=-1, keepdims=True)
         self.picked = (xp.arange(len(rows)), targets)
         picked = shifted[self.picked]
@@ -33,8 +35,7 @@ class CrossEntropy(Function):
         sums = sum_columns(probabilities)
         probabilities /= sums
         self.probabilities = probabilities
-        loss = (xp.log(sums[:, 0]) - picked).sum() / self.reduction_size
-        return loss.astype(logits.dtype)
+        return (xp.log(sums[:, 0]) - picked).sum() / self.reduction_size
 
     def backward(self, grad: Array) -> Array:
         if on_gpu(grad):
@@ -42,8 +43,8 @@ class CrossEntropy(Function):
         else:
             dx = self.probabilities
             dx[self.picked] -= 1
-            dx *= widen(grad) / self.reduction_size
-        return dx.reshape(self.shape).astype(grad.dtype, copy=False)
+            dx *= grad / self.reduction_size
+        return dx.reshape(self.shape).astype(self.dtype, copy=False)
 
 
 class SquaredError(Function):
@@ -54,12 +55,24 @@ class SquaredError(Function):
 
     def forward(self, y: Array) -> Array:
         self.difference = y - beside(self.targets, y)
-        loss = (widen(self.difference) ** 2).sum() / self.reduction_size
-        return loss.astype(y.dtype)
+        return (widen(self.difference) ** 2).sum() / self.reduction_size
 
     def backward(self, grad: Array) -> Array:
-        dy = widen(self.difference) * (2 * widen(grad) / self.reduction_size)
-        return dy.astype(grad.dtype, copy=False)
+        dy = widen(self.difference) * (2 * grad / self.reduction_size)
+        return dy.astype(self.difference.dtype, copy=False)
+
+
+class ScaleGradient(Function):
+    """Y = X  =>  dX = s dY: the gradient of s times the loss, while the loss stays as it is."""
+
+    def __init__(self, scale: float):
+        self.scale = scale
+
+    def forward(self, x: Array) -> Array:
+        return x
+
+    def backward(self, grad: Array) -> Array:
+        return grad * self.scale
 
 
 def cross_entropy(
@@ -93,6 +106,11 @@ def squared_error(
             f"targets {targets.dtype}{list(targets.shape)}: they must agree"
         )
     return SquaredError(targets, reduction_size_or(targets, reduction_size))(outputs)
+
+
+def scaled(loss: Tensor, scale: float) -> Tensor:
+    """Return the loss, which leaves `scale` times its gradient in backward (loss scaling)."""
+    return loss if scale == 1 else ScaleGradient(float(scale))(loss)
 
 
 def reduction_size_or(targets: Array, given: float | None) -> float:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minidist.autograd.deferred import Deferred
-from minidist.backend import Array, array_module, as_array, on_gpu, sum_over
+from minidist.backend import Array, array_module, as_array, is_float, on_gpu, sum_over
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -68,6 +68,7 @@ class Tensor:
     requires_grad  whether backward reaches it; a leaf (which no function made) keeps its gradient
     creator        the Function that made it, or None for a leaf
     grad_buffer    where a leaf's first gradient is written, or None (see nn.FlatParameters)
+    grad_dtype     None, or the buffer's dtype where gradients are added up in a wider one
     summed         None, or (weak reference to an array, numbers): see `summed_over`
     updated        when a leaf was last changed in place, on the clock of `tick`; 0: never
     ops            the module operators.py; the package sets it, because operators.py imports this
@@ -76,6 +77,7 @@ class Tensor:
     ops: ModuleType
     grad = None
     grad_buffer = None
+    grad_dtype: np.dtype | None = None
     summed = None
     updated = 0
     requires_grad = False
@@ -88,7 +90,7 @@ class Tensor:
         self, data: "ArrayLike | Tensor", requires_grad: bool = False, name: str | None = None
     ):
         self.data = as_array(data.data if isinstance(data, Tensor) else data)
-        if requires_grad and self.data.dtype.kind != "f":
+        if requires_grad and not is_float(self.data.dtype):
             raise ValueError(f"only floats have gradients, not {self.data.dtype}; use .astype")
         if requires_grad:
             self.requires_grad = True
@@ -156,7 +158,7 @@ class Tensor:
     def accumulate(self, contribution: Gradient) -> None:
         """Add an array, or what a thunk returns, to `.grad`; never write to a foreign array."""
         if callable(contribution):
-            fresh = self.grad is None and self.grad_buffer is not None
+            fresh = self.grad is None and self.grad_buffer is not None and self.grad_dtype is None
             contribution = contribution(out=self.grad_buffer) if fresh else contribution()
         contribution = as_array(unbroadcast(contribution, self.shape))
         over = None if self.summed is None else self.summed_over

@@ -6,7 +6,7 @@ from operator import index
 
 import numpy as np
 
-from minidist.backend import Array, on_gpu
+from minidist.backend import Array, is_half, on_gpu
 from minidist.comm.collectives import ALGORITHMS, split_sizes
 
 REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
@@ -36,7 +36,7 @@ def numeric_dtype(dtype: np.dtype | str) -> np.dtype:
         raise ValueError(
             f"{dtype!r} is not a dtype; use a numeric one, such as 'float32'"
         ) from None
-    if dtype.kind not in "biufc":
+    if dtype.kind not in "biufc" and not is_half(dtype):
         raise ValueError(f"arrays of {dtype} do not travel between ranks; use numbers")
     return dtype
 

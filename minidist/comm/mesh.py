@@ -33,6 +33,17 @@ class Mesh:
                 color = color * axes[other] + self.coordinates[other]
             setattr(self, name, group.split(color, key=self.coordinates[name]))
 
+    def over(self, *names: str) -> Group:
+        """Return the group of the ranks that differ from this one on these axes only.
+
+        They are numbered in the order of their ranks. An axis that the mesh lacks has size 1. Every
+        rank calls this with the same names.
+        """
+        wide = [name for name in names if self.axes.get(name, 1) > 1]
+        if len(wide) == 1:
+            return getattr(self, wide[0])
+        return self.group.split(self.rank_of(**dict.fromkeys(wide, 0)), key=self.group.rank)
+
     def coordinates_of(self, rank: int) -> dict[str, int]:
         """Return {axis: coordinate} of a rank of the group."""
         coordinates = {}

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minidist.backend import Array, on_gpu, to_host
+from minidist.backend import Array, float_dtype, on_gpu, to_host
 
 
 class Key(NamedTuple):
@@ -28,6 +28,15 @@ class Message(NamedTuple):
 
     array: Array
     was_on_gpu: bool
+
+
+def name_of(dtype: np.dtype) -> str:
+    """Return a name by which another process finds the dtype; `.str` of bfloat16 is "V2"."""
+    return dtype.str if dtype.kind != "V" else dtype.name
+
+
+def dtype_of(name: str) -> np.dtype:
+    return float_dtype(name) if name == "bfloat16" else np.dtype(name)
 
 
 class Staged:

@@ -160,7 +160,8 @@ class MpiCommunicator:
         depends on their order, and so could differ between ranks. MPI does not add truth values,
         nor numbers in another byte order than the machine's.
         """
-        return _reduction(dtype.kind, op) if count < MOST and dtype.isnative else None
+        possible = count < MOST and dtype.isnative and dtype.kind != "V"  # bfloat16
+        return _reduction(dtype.kind, op) if possible else None
 
     def _count(self, operation: str, nbytes: int) -> None:
         """Add to the ledger bytes that are computed, not counted."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minidist.comm.mailbox import Mailbox
-from minidist.comm.message import Key, Message
+from minidist.comm.message import Key, Message, dtype_of, name_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -30,7 +30,7 @@ ABANDONED: list[Any] = []
 def pack(key: Key, message: Message) -> np.ndarray:
     """Return the bytes of a message, in whole lines; a copy."""
     array, was_on_gpu = message
-    header = pickle.dumps((*key, was_on_gpu, array.dtype.str, array.shape))
+    header = pickle.dumps((*key, was_on_gpu, name_of(array.dtype), array.shape))
     begin = _lines(8 + len(header)) * LINE
     packed = np.empty(begin + _lines(array.nbytes) * LINE, np.uint8)
     packed[:8].view(np.int64)[0] = len(header)
@@ -44,7 +44,7 @@ def unpack(packed: np.ndarray) -> tuple[Key, Message]:
     """Return what was packed; the array is a view."""
     length = int(packed[:8].view(np.int64)[0])
     *key, was_on_gpu, dtype, shape = pickle.loads(packed[8 : 8 + length])
-    begin, dtype = _lines(8 + length) * LINE, np.dtype(dtype)
+    begin, dtype = _lines(8 + length) * LINE, dtype_of(dtype)
     nbytes = dtype.itemsize * int(np.prod(shape, dtype=object))
     array = packed[begin : begin + nbytes].view(dtype).reshape(shape)
     return Key(*key), Message(array, was_on_gpu)

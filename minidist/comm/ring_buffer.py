@@ -20,7 +20,7 @@ from collections import deque
 
 import numpy as np
 
-from minidist.comm.message import Key, Message, make_tuple
+from minidist.comm.message import Key, Message, dtype_of, make_tuple, name_of
 from minidist.comm.shared_memory import LINE, SharedMemory
 
 SENT, TAIL, HEAD, ASLEEP = 0, 1, LINE // 8, 2 * LINE // 8
@@ -81,7 +81,7 @@ class RingBufferWriter(_End):
         which, written = self.numbers.get(head), b""
         if which is None:
             key, was_on_gpu, dtype, shape = head
-            written = marshal.dumps((*key, was_on_gpu, dtype.str, shape))
+            written = marshal.dumps((*key, was_on_gpu, name_of(dtype), shape))
         width, nbytes = len(written), array.nbytes
         if width > WIDEST:
             return False
@@ -157,7 +157,7 @@ class RingBufferReader(_End):
 
     def _learn(self, which: int, written: memoryview) -> None:
         run, group, kind, number, was_on_gpu, dtype, shape = marshal.loads(written)
-        self.heads[which] = Key(run, group, kind, number), was_on_gpu, np.dtype(dtype), shape
+        self.heads[which] = Key(run, group, kind, number), was_on_gpu, dtype_of(dtype), shape
 
     def request_wake_up(self) -> None:
         self.words[ASLEEP] = 1

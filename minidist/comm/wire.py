@@ -5,7 +5,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from minidist.comm.message import Key, Message
+from minidist.comm.message import Key, Message, dtype_of, name_of
 
 SMALL = 1 << 14  # bytes of an array up to which it travels with its header
 WAKE_UP = b""
@@ -21,7 +21,7 @@ def write_message(connection: Connection, key: Key, message: Message) -> None:
     array, was_on_gpu = message
     array = np.ascontiguousarray(array).reshape(array.shape)
     small = array.tobytes() if array.nbytes <= SMALL else None
-    connection.send((*key, was_on_gpu, array.dtype.str, array.shape, small))
+    connection.send((*key, was_on_gpu, name_of(array.dtype), array.shape, small))
     if small is None:
         connection.send_bytes(array.reshape(-1).view(np.uint8))
 
@@ -32,7 +32,7 @@ def read_message(connection: Connection) -> tuple[Key, Message] | None:
     if header == WAKE_UP:
         return None
     *key, was_on_gpu, dtype, shape, small = pickle.loads(header)
-    array = np.empty(shape, dtype)
+    array = np.empty(shape, dtype_of(dtype))
     if small is None:
         connection.recv_bytes_into(array.reshape(-1).view(np.uint8))
     elif small:

@@ -7,7 +7,15 @@ Near a kink (relu, max) differences say nothing, so those arrays keep away from 
 import numpy as np
 from hypothesis import strategies as st
 
-from minidist.autograd import attention, functions, losses, operators, recompute
+from minidist.autograd import (
+    attention,
+    batch_norm,
+    convolution,
+    functions,
+    losses,
+    operators,
+    recompute,
+)
 from minidist.autograd.recomputation import Recompute
 from minidist.rng import Randomness
 from tests.strategies import broadcastable, seeds, shapes
@@ -219,6 +227,12 @@ def _(draw, normal):
     return lambda y: losses.squared_error(y, targets.astype(y.dtype), n), [y]
 
 
+@case(losses.ScaleGradient)
+def _(draw, normal):
+    """By -2 and by -1/2: together by 1, as differences have it."""
+    return lambda x: losses.scaled(losses.scaled(x, -2), -0.5), [normal(*draw(shapes()))]
+
+
 @case(functions.Softmax)
 def _(draw, normal):
     x = normal(*draw(shapes(min_axes=1)))
@@ -244,6 +258,31 @@ def _(draw, normal):
     B, H, D = (draw(st.integers(1, 3)) for _ in "BHD")
     T = draw(st.sampled_from([1, 2, attention.BLOCK + 1]))
     return lambda x: attention.BlockwiseAttention()(x), [normal(3, B, H, T, D)]
+
+
+@case(convolution.Convolution)
+def _(draw, normal):
+    B, C, F = (draw(st.integers(1, 3)) for _ in "BCF")
+    stride, padding = draw(st.integers(1, 3)), (draw(st.integers(0, 2)), draw(st.integers(0, 2)))
+    kernel = [draw(st.integers(1, 3)) for _ in range(2)]
+    sides = [draw(st.integers(max(1, k - 2 * p), 6)) for k, p in zip(kernel, padding, strict=True)]
+    inputs = [normal(B, C, *sides), normal(F, C, *kernel), normal(F)]
+    inputs = inputs[: draw(st.sampled_from([2, 3]))]
+    return lambda *a: convolution.convolution(*a, stride=stride, padding=padding), inputs
+
+
+@case(batch_norm.BatchNorm)
+def _(draw, normal):
+    C, rest = draw(st.integers(1, 3)), draw(shapes(max_axes=2))
+    x = normal(draw(st.integers(2, 4)), C, *rest)
+    fixed = (normal(C), positive(normal(C))) if draw(st.booleans()) else None
+
+    def apply(x, gain, bias):
+        to = x.xp.asarray
+        ready = fixed and tuple(to(a.astype(x.dtype)) for a in fixed)
+        return batch_norm.BatchNorm(1e-2, ready)(x, gain, bias)
+
+    return apply, [x, normal(C), normal(C)]
 
 
 @case(losses.CrossEntropy)

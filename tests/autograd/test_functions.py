@@ -1,5 +1,6 @@
 """Values of the functions against formulas written out plainly, and what they refuse."""
 
+import importlib.util
 import math
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from minidist import Tensor
 from minidist.autograd import functions, losses
+from minidist.backend import float_dtype
 from minidist.rng import Randomness
 from tests.strategies import arrays, host, leaf, seeds
 
@@ -125,6 +127,18 @@ def test_dropout_scales_what_it_keeps_and_drops_the_same_in_backward(place):
     assert set(np.unique(host(y))) == {0, 1 / 0.75}
     close(x.grad, host(y))
     assert abs((host(y) > 0).mean() - 0.75) < 0.04  # four standard deviations of 2000 draws
+
+
+def test_dropout_keeps_the_dtype():
+    dtypes = ["float16", "float32", "float64"]
+    if importlib.util.find_spec("ml_dtypes"):  # its bfloat16 times a float is float32
+        dtypes.append(float_dtype("bfloat16"))
+    randomness = Randomness(seed=0, step=3, examples=np.arange(5))
+    for dtype in dtypes:
+        x = Tensor(np.ones((5, 4), dtype), requires_grad=True)
+        y = functions.dropout(x, 0.25, "dropout", randomness)
+        y.backward(np.ones_like(y.data))
+        assert x.dtype == y.dtype == x.grad.dtype
 
 
 def test_squared_error_is_divided_by_the_reduction_size(place):

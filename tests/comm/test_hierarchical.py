@@ -81,7 +81,7 @@ def test_two_hosts_whose_ranks_take_turns(on_hosts):
         assert_right(ranks, [0, 1, 0, 1])
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, pytest.param(5, marks=pytest.mark.slow)])
 def test_every_partition_of_ranks_into_hosts(on_hosts, size):
     for hosts in partitions(size):
         with on_hosts(hosts) as ranks:

@@ -63,3 +63,20 @@ def test_ranks_that_do_not_make_the_same_mesh_are_told_so(cluster):
 def test_a_coordinate_outside_its_axis_is_refused(cluster):
     with pytest.raises(RankFailed, match="tp=2 is outside the axis of size 2"):
         cluster(2, "thread").run(lambda group: Mesh(group, tp=2).rank_of(tp=2))
+
+
+@pytest.mark.parametrize("names", [("dp",), ("cp",), ("dp", "cp"), ("pp", "tp"), ("none",)])
+def test_a_group_over_several_axes_has_the_ranks_that_differ_on_these_alone(cluster, names):
+    axes = {"dp": 2, "pp": 1, "cp": 2, "tp": 2}
+
+    def worker(group):
+        mesh = Mesh(group, **axes)
+        over, alike = mesh.over(*names), [name for name in axes if name not in names]
+        places = [mesh.coordinates_of(rank) for rank in range(group.size)]
+        want = [
+            r for r, at in enumerate(places) if all(at[n] == mesh.coordinates[n] for n in alike)
+        ]
+        wide = [name for name in names if axes.get(name, 1) > 1]
+        return list(over.members) == want, len(wide) != 1 or over is getattr(mesh, wide[0])
+
+    assert cluster(8, "thread").run(worker) == [(True, True)] * 8

@@ -115,13 +115,16 @@ with minidist.Cluster(1, transport) as few:  # starts the fork server, which kee
 """
 
 
+REFUSED = r"31 process ranks need \d+ open .* 256: enough for \d+ "
+REFUSED += ".*use fewer ranks, .*ulimit -Hn.* transport='thread'"
+
+
 @pytest.mark.parametrize(
     "size, transport, soft, hard, message",
     [
         (19, "process", 64, 256, "True"),
         (31, "process", 256, 1024, "True"),
-        (31, "process", 256, 256, r"31 process ranks need \d+ open .* 256: enough for \d+ "),
-        (31, "process", 256, 256, "use fewer ranks, .*ulimit -Hn.* transport='thread'"),
+        (31, "process", 256, 256, REFUSED),
         (90, "thread", 64, 256, "True"),
         (200, "thread", 64, 256, r"200 thread ranks need \d+ open files, .* 256: enough for \d+ "),
     ],

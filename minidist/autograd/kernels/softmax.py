@@ -37,9 +37,9 @@ _causal_mask = Elementwise(
 )
 _recompute_probabilities = Elementwise(
     "recompute_probabilities",
-    "T log_z, int64 queries, int64 keys",
+    "T log_z, int64 queries, int64 keys, int64 first",
     "T x",
-    "x = i % keys > i / keys % queries ? T(0) : exp(x - log_z)",
+    "x = i % keys > first + i / keys % queries ? T(0) : exp(x - log_z)",
 )
 _products = Reduction("products", "T dp, T p", "T mean", "dp * p", "a + b", "mean = a")
 _scores_backward = Elementwise(
@@ -77,15 +77,15 @@ def causal_mask(scores: Array, first: int) -> None:
     square += np.triu(np.full((n, n), -np.inf, scores.dtype), 1)  # a query sees its own position
 
 
-def recompute_probabilities(scores: Array, log_z: Array) -> None:
+def recompute_probabilities(scores: Array, log_z: Array, first: int = 0) -> None:
     """Overwrite S[..., n, s] with P = exp(S - log Z), 0 for the keys that query n does not see.
 
-    The query in row i is at position i.
+    The query in row i is at position `first` + i.
     """
     if on_gpu(scores):
-        _recompute_probabilities(log_z, *scores.shape[-2:], scores)
+        _recompute_probabilities(log_z, *scores.shape[-2:], first, scores)
         return
-    causal_mask(scores, 0)
+    causal_mask(scores, first)
     scores -= log_z
     np.exp(scores, out=scores)
 
@@ -140,4 +140,4 @@ def cross_entropy(logits: Array, targets: Array, size: float) -> tuple[Array, tu
 
 def cross_entropy_backward(grad: Array, saved: tuple, size: float) -> Array:
     """Return dX[N, C] of `losses.CrossEntropy` on a GPU, from what `cross_entropy` has saved."""
-    return _cross_entropy_backward(*saved, widen(grad), saved[0].shape[-1], size, math.nan)
+    return _cross_entropy_backward(*saved, grad, saved[0].shape[-1], size, math.nan)

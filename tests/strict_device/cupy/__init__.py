@@ -44,6 +44,7 @@ from ._creation import (
 )
 from ._functions import (
     append,
+    argpartition,
     array_equal,
     broadcast_to,
     concatenate,
@@ -51,6 +52,7 @@ from ._functions import (
     max,
     min,
     moveaxis,
+    packbits,
     split,
     stack,
     sum,
@@ -58,6 +60,7 @@ from ._functions import (
     take,
     take_along_axis,
     triu,
+    unpackbits,
     where,
 )
 from ._kernels import ElementwiseKernel, ReductionKernel

@@ -101,3 +101,24 @@ def max(a, axis=None, out=None, keepdims=False):
 def min(a, axis=None, out=None, keepdims=False):
     operands(a)
     return a.min(axis, out, keepdims)
+
+
+def argpartition(a, kth, axis=-1):
+    """Sort it all (_core/_routines_sorting.pyx:_ndarray_argpartition)."""
+    operands(a)
+    return a.argsort(axis)
+
+
+def packbits(a, axis=None, bitorder="big"):
+    """Pack booleans or integers, flattened (_binary/packing.py:packbits)."""
+    (host,) = operands(a)
+    if host.dtype.kind not in "biu" or axis is not None:
+        raise TypeError("Expected an input array of integer or boolean data type")
+    return launch(np.packbits(host, bitorder=bitorder))
+
+
+def unpackbits(a, axis=None, bitorder="big"):
+    (host,) = operands(a)
+    if host.dtype != np.uint8 or axis is not None:
+        raise TypeError("Expected an input array of unsigned byte data type")
+    return launch(np.unpackbits(host, bitorder=bitorder))
