@@ -1,0 +1,53 @@
+"""Batch normalisation (Ioffe and Szegedy 2015)."""
+
+from collections.abc import Sequence
+
+from minidist.autograd import Tensor
+from minidist.autograd import batch_norm as functions
+from minidist.autograd.tensor import is_recording
+from minidist.nn.module import Module, Parameter, check_sizes, constant
+from minidist.rng import Randomness
+
+
+class BatchNorm(Module):
+    """Y = (X - mean) / sqrt(var + eps) * gain[C] + bias[C], per channel of X[B, C] or [B, C, H, W].
+
+    Mean and variance are those of the batch in training, and the running ones after `eval()`. They
+    make the examples of a batch depend on each other: a strategy that splits a batch gives another
+    gradient, unless it sums the statistics over ranks (data_parallel/sync_batch_norm.py).
+
+    running_mean, running_var  frozen parameters; each forward pass that trains and records moves
+                     them by `momentum` of the difference to the batch's mean and its unbiased
+                     variance, divided by count - 1
+    sum_over_ranks   see autograd.batch_norm.BatchNorm; None: the batch is whole
+    ranks            which those are, in the world (see replicas.sum_statistics)
+    """
+
+    training = True
+    sum_over_ranks: functions.SumOverRanks | None = None
+    ranks: Sequence[int] = ()
+
+    def __init__(self, channels: int, eps=1e-5, momentum=0.1, *, name="norm", dtype="float32"):
+        check_sizes(channels=channels)
+        self.eps, self.momentum, self.name = eps, momentum, name
+        self.gain = constant(f"{name}.gain", (channels,), 1, dtype)
+        self.bias = constant(f"{name}.bias", (channels,), 0, dtype)
+        self.running_mean = constant(f"{name}.running_mean", (channels,), 0, dtype)
+        self.running_var = constant(f"{name}.running_var", (channels,), 1, dtype)
+        for running in (self.running_mean, self.running_var):
+            running.requires_grad = False
+
+    def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
+        if not self.training:
+            fixed = self.running_mean.data, self.running_var.data
+            return functions.BatchNorm(self.eps, fixed)(x, self.gain, self.bias)
+        function = functions.BatchNorm(self.eps, sum_over_ranks=self.sum_over_ranks)
+        y = function(x, self.gain, self.bias)
+        if is_recording():  # a pass that is computed again moves them once
+            count = function.count
+            self._move(self.running_mean, function.mean)
+            self._move(self.running_var, function.var * (count / (count - 1)))
+        return y
+
+    def _move(self, running: Parameter, value) -> None:
+        running.data += self.momentum * (value - running.data)

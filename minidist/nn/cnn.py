@@ -1,0 +1,104 @@
+"""A small residual convolutional network (He et al. 2016) with batch normalisation.
+
+It has average pooling where images become smaller, and at the end.
+"""
+
+from minidist.autograd import Tensor, functions
+from minidist.backend import Array
+from minidist.nn.batch_norm import BatchNorm
+from minidist.nn.conv import Conv2d
+from minidist.nn.linear import Linear
+from minidist.nn.module import Module, Sequential
+from minidist.nn.pooling import AveragePool
+from minidist.rng import Randomness
+
+
+class ConvNorm(Module):
+    """Y[B, F, H/s, W/s] = norm(conv(X[B, C, H, W])), windows of k x k, stride s; no bias.
+
+    The norm subtracts every channel's mean, and with it a bias. s divides H and W if k is odd.
+    """
+
+    def __init__(self, channels_in, channels_out, k=3, stride=1, *, name, seed=0, dtype="float32"):
+        self.conv = Conv2d(
+            channels_in,
+            channels_out,
+            k,
+            stride,
+            padding=k // 2,
+            bias=False,
+            name=f"{name}.conv",
+            seed=seed,
+            dtype=dtype,
+        )
+        self.norm = BatchNorm(channels_out, name=f"{name}.norm", dtype=dtype)
+
+    def forward(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:
+        return self.norm(self.conv(x))
+
+
+class Stem(Module):
+    """Y[B, F, H, W] = relu(norm(conv(X[B, C, H, W])))."""
+
+    def __init__(self, channels_in, channels_out, *, name="stem", seed=0, dtype="float32"):
+        self.first = ConvNorm(channels_in, channels_out, name=name, seed=seed, dtype=dtype)
+
+    def forward(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:
+        return functions.relu(self.first(x if isinstance(x, Tensor) else Tensor(x)))
+
+
+class ConvBlock(Module):
+    """Y = relu(X' + norm(conv(relu(norm(conv(X)))))): He et al. 2016, figure 2.
+
+    With as many channels out as in, X' = X. Otherwise Y[B, F, H/2, W/2] has half the rows and
+    columns of X[B, C, H, W], and X' is X, pooled, under a convolution of 1 x 1.
+    """
+
+    def __init__(self, channels_in, channels_out, *, name="block", seed=0, dtype="float32"):
+        more, grows = {"seed": seed, "dtype": dtype}, channels_in != channels_out
+        stride = 2 if grows else 1
+        self.first = ConvNorm(
+            channels_in, channels_out, stride=stride, name=f"{name}.first", **more
+        )
+        self.second = ConvNorm(channels_out, channels_out, name=f"{name}.second", **more)
+        self.pool = AveragePool(stride) if grows else None
+        self.skip = (
+            ConvNorm(channels_in, channels_out, 1, name=f"{name}.skip", **more) if grows else None
+        )
+
+    def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
+        y = self.second(functions.relu(self.first(x)))
+        return functions.relu(y + (x if self.skip is None else self.skip(self.pool(x))))
+
+
+class PooledHead(Module):
+    """logits[B, classes] = mean of each image X[B, C, H, W], times W[C, classes], plus b."""
+
+    def __init__(self, channels, classes, *, name="head", seed=0, dtype="float32"):
+        self.pool = AveragePool()
+        self.linear = Linear(channels, classes, name=name, seed=seed, dtype=dtype)
+
+    def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
+        return self.linear(self.pool(x))
+
+
+class CNN(Sequential):
+    """images[B, C, H, W] -> logits[B, classes].  Layers: stem, residual blocks, head.
+
+    It has batch norms. So where ranks split the batch, call data_parallel/sync_batch_norm.py first,
+    and sum the gradients by `all_reduce_gradients`: running statistics are parameters without one.
+
+    widths   channels of the blocks, one number each; the stem has as many as the first. Where the
+             number changes, H and W halve, and must be even
+    """
+
+    def __init__(self, channels, classes, widths=(16, 32), seed=0, dtype="float32"):
+        more = {"seed": seed, "dtype": dtype}
+        if not widths:
+            raise ValueError("a CNN has one block or more: give the channels of each as widths")
+        blocks = [
+            ConvBlock(before, width, name=f"blocks.{i}", **more)
+            for i, (before, width) in enumerate(zip((widths[0], *widths), widths, strict=False))
+        ]
+        stem = Stem(channels, widths[0], **more)
+        super().__init__([stem, *blocks, PooledHead(widths[-1], classes, **more)])

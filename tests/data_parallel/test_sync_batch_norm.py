@@ -1,0 +1,204 @@
+"""Batch norms that share statistics leave one device's gradients and running statistics."""
+
+import copy
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidist import Tensor, nn, no_grad, optim
+from minidist.autograd import recompute
+from minidist.data_parallel.naive import all_reduce_gradients
+from minidist.data_parallel.sync_batch_norm import sync_batch_norm
+from minidist.datasets import Sampler, shard
+from minidist.tools.compare import compare
+from minidist.tools.equivalence import check, gradients
+from minidist.tools.strategies import Case, one_device
+from tests.strategies import arrays, seeds
+
+
+@st.composite
+def normed(draw):
+    """Draw (model, shape of an example): norms of images, or of rows, in float64."""
+    seed = draw(st.integers(0, 99))
+    if draw(st.booleans()):
+        channels, widths = draw(st.integers(1, 3)), draw(st.sampled_from([(2,), (3, 4)]))
+        return nn.CNN(channels, 4, widths, seed=seed, dtype="float64"), (channels, 4, 2)
+    C, F, more = draw(st.integers(1, 4)), draw(st.integers(1, 5)), {"dtype": "float64"}
+    layers = [
+        nn.Linear(C, F, activation="gelu", name="first", seed=seed, **more),
+        nn.Residual([nn.BatchNorm(F, **more)]),
+        nn.Linear(F, 4, name="second", seed=seed, **more),
+    ]
+    return nn.Sequential(layers), (C,)
+
+
+def case_of(drawn, examples, seed):
+    model, shape = drawn
+    labels = np.random.default_rng(seed).integers(0, 4, examples)
+    return Case("drawn", model, 2 * arrays(examples, *shape, seed=seed) + 1, labels)
+
+
+splits = {"size": st.integers(1, 4), "examples": st.integers(2, 9), "seed": seeds}
+
+
+@given(drawn=normed(), **splits)
+def test_gradients_and_running_statistics_equal_one_devices(cluster, drawn, size, examples, seed):
+    case = case_of(drawn, examples, seed)
+    row = check("sync_batch_norm", case, size, cluster(size, "thread"))
+    assert row["ok"], row["detail"]
+
+
+@settings(max_examples=5)
+@given(drawn=normed(), **splits)
+def test_on_processes(cluster, drawn, size, examples, seed):
+    row = check("sync_batch_norm", case_of(drawn, examples, seed), size, cluster(size))
+    assert row["ok"], row["detail"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", range(1, 9))
+@pytest.mark.parametrize("examples", range(2, 18))
+def test_every_number_of_examples_on_every_number_of_ranks(cluster, size, examples):
+    drawn = nn.CNN(2, 4, (2, 3), dtype="float64"), (2, 4, 2)
+    row = check("sync_batch_norm", case_of(drawn, examples, examples), size, cluster(size))
+    assert row["ok"], row["detail"]
+
+
+def train(group, model, images, labels, steps):
+    """Train with uneven batches, the last of an epoch with one image; return the state."""
+    sync_batch_norm(model, group)
+    optimizer = optim.AdamW(model.parameters(), lr=0.01)
+    shares = iter(Sampler(len(images), 6, 3, group.rank, group.size))
+    for _ in range(steps):
+        share = next(shares)
+        loss = nn.cross_entropy(model(images[share.examples]), labels[share.examples], share.total)
+        loss.backward()
+        all_reduce_gradients(model, group)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.state()
+
+
+@pytest.mark.parametrize("transport", ["thread", pytest.param("process", marks=pytest.mark.slow)])
+def test_weights_and_running_statistics_after_some_steps(cluster, transport):
+    model = nn.CNN(2, 4, (2, 3), dtype="float64")
+    work = model, arrays(13, 2, 4, 4) + 1, np.arange(13) % 4, 5
+    (want,) = cluster(1, transport).run(train, *work)
+    assert np.abs(want["stem.norm.running_mean"]).max() > 0.01
+    for size in (2, 3, 4):
+        got = cluster(size, transport).run(train, *work)
+        comparison = compare(got, want)
+        assert comparison.ok, comparison
+        for name, array in got[0].items():
+            assert all(state[name].tobytes() == array.tobytes() for state in got), name
+
+
+def statistics_of(group, x):
+    """Return the running statistics of one norm after one batch, split over the ranks."""
+    norm = sync_batch_norm(nn.BatchNorm(x.shape[1], momentum=1, dtype=x.dtype), group)
+    norm(Tensor(x[shard(np.arange(len(x)), group.rank, group.size)]))
+    return norm.running_mean.data, norm.running_var.data
+
+
+@pytest.mark.parametrize("mean", [0, 1e4])
+def test_single_precision_keeps_the_digits_of_a_small_variance(cluster, mean):
+    """Sums in float32 would have none left: 1e8 has steps of 8."""
+    x = arrays(7, 3, 4, dtype="float32") + np.float32(mean)
+    rows = np.moveaxis(x.astype("float64"), 1, -1).reshape(-1, 3)
+    for got, var in cluster(3, "thread").run(statistics_of, x):
+        np.testing.assert_allclose(var, rows.var(axis=0, ddof=1), rtol=1e-5)
+        np.testing.assert_allclose(got, rows.mean(axis=0), rtol=1e-6, atol=1e-6)
+
+
+def test_the_variance_of_equal_numbers_far_from_0_is_not_below_0(cluster):
+    """By rounding, their mean square minus the square of their mean may be."""
+    x = np.repeat(1e8 * arrays(1, 30), 7, axis=0)
+    for _, var in cluster(3, "thread").run(statistics_of, x):
+        assert (var >= 0).all()
+
+
+def test_own_statistics_give_another_gradient(cluster):
+    """What is missing without synchronisation is no rounding error."""
+    case = case_of((nn.CNN(1, 4, (4, 6), dtype="float64"), (1, 4, 4)), 8, seed=0)
+
+    def worker(group, case):
+        for norm in case.model.modules(nn.BatchNorm):
+            norm.sum_over_ranks = lambda sums: sums
+        mine = shard(np.arange(8), group.rank, group.size)
+        nn.cross_entropy(case.model(case.inputs[mine]), case.targets[mine], 8).backward()
+        all_reduce_gradients(case.model, group)
+        return case.model.layers[0].first.conv.weight.grad
+
+    got, want = cluster(2, "thread").run(worker, case)[0], one_device(case)["stem.conv.weight"]
+    assert np.abs(got - want).max() > 0.1 * np.abs(want).max()
+
+
+def test_ranks_together_need_two_numbers_per_channel(cluster):
+    def worker(group, count):
+        norm = sync_batch_norm(nn.BatchNorm(3, dtype="float64"), group)
+        try:
+            return norm(Tensor(arrays(count if group.rank == 1 else 0, 3))).shape
+        except ValueError as error:
+            return str(error)
+
+    assert cluster(2, "thread").run(worker, 2) == [(0, 3), (2, 3)]
+    for said in cluster(2, "thread").run(worker, 1):
+        assert "batch norm has 1 numbers per channel" in said
+
+
+def test_evaluation_sends_nothing_and_recomputation_moves_the_statistics_once(cluster):
+    x = arrays(6, 3)
+
+    def worker(group):
+        norm = sync_batch_norm(nn.BatchNorm(3, dtype="float64"), group)
+        mine = Tensor(x[group.rank :: 2], requires_grad=True)
+        recompute(norm, mine).sum().backward()
+        moved, sent = norm.running_mean.data.copy(), group.ledger.total
+        with no_grad():
+            norm.eval()(mine)
+        return moved, sent < group.ledger.total
+
+    for moved, sent in cluster(2, "thread").run(worker):
+        np.testing.assert_allclose(moved, 0.1 * x.mean(axis=0), rtol=1e-12)
+        assert not sent
+
+
+def test_a_first_layer_sends_nothing_in_backward(cluster):
+    def worker(group):
+        y = sync_batch_norm(nn.BatchNorm(3, dtype="float64"), group)(Tensor(arrays(4, 3)))
+        sent = group.ledger.total
+        y.sum().backward()
+        return sent, group.ledger.total - sent
+
+    sent = cluster(2, "thread").run(worker)
+    assert (sum(s for s, _ in sent), [more for _, more in sent]) == (2 * (2 * 3 + 1) * 8, [0, 0])
+
+
+SPLIT = ["naive", "bucketed", "zero_1", "zero_2", "zero_3", "parameter_server", "downpour"]
+CUT = ["gpipe", "1f1b", "interleaved", "zb_v", "pipedream_2bw"]
+
+
+@pytest.mark.parametrize("strategy", SPLIT)
+def test_strategies_that_split_examples_refuse_and_name_the_remedy(strategy):
+    case = case_of((nn.CNN(1, 4, (2, 2, 2), dtype="float64"), (1, 4, 4)), 8, seed=0)
+    with pytest.raises(ValueError, match=r"call sync_batch_norm\(model, group\) before training"):
+        gradients(strategy, case.model, case.inputs, case.targets, 3, transport="thread")
+
+
+@pytest.mark.parametrize("strategy", CUT)
+def test_micro_batches_are_refused(strategy):
+    case = case_of((nn.CNN(1, 4, (2,) * 7, dtype="float64"), (1, 4, 4)), 8, seed=0)
+    with pytest.raises(ValueError, match="sync_batch_norm sums over ranks only"):
+        gradients(strategy, case.model, case.inputs, case.targets, 3, transport="thread")
+
+
+def test_one_micro_batch_and_fixed_statistics_need_no_synchronisation(cluster):
+    case = case_of((nn.CNN(1, 4, (2, 2), dtype="float64"), (1, 4, 4)), 8, seed=0)
+    row = check("gpipe", case, 2, cluster(2, "thread"), micro_batches=1)
+    assert row["ok"], row["detail"]
+    still = copy.deepcopy(case.model).eval()
+    fixed = Case("fixed", still, case.inputs, case.targets)
+    row = check("naive", fixed, 3, cluster(3, "thread"))
+    assert row["ok"], row["detail"]
