@@ -1,0 +1,43 @@
+"""Cuts of a sequence: a function (T, N) -> [the `Positions` of rank 0, of rank 1, ...].
+
+    T = 8, N = 2            plain  0 0 0 0 1 1 1 1      zigzag  0 0 1 1 1 1 0 0
+
+Letters: T positions, N ranks, r one of them. The query at position t meets t + 1 keys. So under
+the plain cut the last rank computes about 2N - 1 times as much as the first. Zig-zag cuts 2N
+pieces, and gives rank r the pieces r and 2N - 1 - r: then all compute the same (Dubey et al., The
+Llama 3 Herd of Models, 2024, section 3.3.2). Pieces are as equal as possible, the larger first; if
+T < 2N, some are empty.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+from minidist.backend import Array, array_module
+from minidist.comm.collectives import split_ends
+from minidist.positions import Positions
+
+Cut = Callable[[int, int], list[Positions]]
+
+
+def plain(T: int, N: int) -> list[Positions]:
+    """Give each rank one run of neighbours."""
+    return [Positions((piece,), T) for piece in _pieces(T, N, N)]
+
+
+def zigzag(T: int, N: int) -> list[Positions]:
+    """Give rank r the pieces r and 2N - 1 - r of 2N."""
+    pieces = _pieces(T, N, 2 * N)
+    return [Positions((pieces[r], pieces[2 * N - 1 - r]), T) for r in range(N)]
+
+
+def columns(x: Array, held: Positions) -> Array:
+    """Return the columns of X[B, T, ...] at these positions, for example tokens or targets."""
+    return array_module(x).concatenate([x[:, a:b] for a, b in held.runs], axis=1)
+
+
+def _pieces(T: int, N: int, number: int) -> list[tuple[int, int]]:
+    if T < N:
+        raise ValueError(
+            f"cannot cut {T} positions over {N} ranks; use at least {N}, or {T} ranks at most"
+        )
+    return list(pairwise(split_ends(T, number)))

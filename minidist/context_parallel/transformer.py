@@ -1,0 +1,86 @@
+"""Context parallelism of a Transformer: every layer but attention works on each position alone.
+
+Letters: N ranks, r this one.  A rank holds the whole model and T/N positions of every example.
+
+    held = zigzag(T, N)[r]
+    model = context_parallel(model, group)
+    logits = model(columns(tokens, held), Randomness(seed, step, examples, positions=held))
+    nn.cross_entropy(logits, columns(targets, held), reduction_size=targets.size).backward()
+    sum_gradients(model.parameters(), group)
+
+`positions` tells the embedding and dropout where the columns are in the sequence; `reduction_size`
+divides the loss by all targets; each rank's gradients are a sum over its positions, dW{+N}.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from minidist import nn
+from minidist.autograd import Tensor
+from minidist.comm import Group
+from minidist.context_parallel.cuts import Cut, zigzag
+from minidist.context_parallel.ring_attention import ring_attention
+from minidist.context_parallel.ulysses import ulysses
+from minidist.positions import Positions
+from minidist.rng import Randomness
+
+ATTENTION = {"ring": ring_attention, "ulysses": ulysses}
+
+
+def context_parallel(
+    model: nn.Sequential, group: Group, attention: str = "ring", cut: Cut = zigzag
+) -> nn.Sequential:
+    """Make the blocks of a Transformer attend over sequences cut over the group; return it.
+
+    The lines to write around it are at the head of this file; `sum_gradients` is in replicas.py.
+
+    model      an nn.Transformer, or a tensor_parallel.ParallelTransformer; changed in place
+    attention  "ring" or "ulysses"
+    cut        (T, N) -> the positions of each rank; the tokens must be cut by the same
+    """
+    if attention not in ATTENTION:
+        raise ValueError(f"unknown attention {attention!r}; choose one of {', '.join(ATTENTION)}")
+    attend = partial(attend_over, group=group, attention=ATTENTION[attention], cut=cut)
+    blocks = [layer for layer in model.layers if hasattr(layer, "attention")]
+    if not blocks:
+        raise ValueError(
+            f"no layer of this {type(model).__name__} attends to other positions; "
+            "use an nn.Transformer"
+        )
+    for block in blocks:
+        block.attention.attend = attend
+    for mixture in nn.mixtures(model):
+        mixture.gather_choices = partial(gather_choices, group=group, cut=cut)
+    return model
+
+
+def attend_over(
+    qkv: Tensor, randomness: Randomness | None, *, group: Group, attention: Callable, cut: Cut
+) -> Tensor:
+    """Attend over the whole sequence from this rank's part: QKV[3, B, H, T/N, D] -> O."""
+    own = None if randomness is None else randomness.positions
+    if own is None:
+        own = Positions(((0, qkv.shape[3]),), qkv.shape[3])
+    held = cut(own.length, group.size)
+    if own.indices.tolist() != held[group.rank].indices.tolist():
+        raise ValueError(
+            f"rank {group.rank} of {group.size} was given positions {own.runs} of {own.length}, "
+            f"but its cut says {held[group.rank].runs}; cut tokens and targets by the same "
+            "function, and pass Randomness(..., positions=)"
+        )
+    return attention(qkv, group, held)
+
+
+def gather_choices(
+    chosen: np.ndarray, randomness: Randomness | None, *, group: Group, cut: Cut
+) -> np.ndarray:
+    """Return the experts that all positions chose, chosen[B, T/N, k] -> [B, T, k].
+
+    Every rank needs them, because the queue of an expert is in the order of positions.
+    """
+    pieces = group.all_gather(chosen, axis=1, label="chosen experts")
+    held = cut(pieces.shape[1], group.size)
+    order = np.concatenate([positions.indices for positions in held])
+    return pieces[:, np.argsort(order)]

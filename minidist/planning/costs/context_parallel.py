@@ -1,0 +1,130 @@
+"""What a sequence cut over ranks moves, holds and computes.  N ranks hold T_0, ..., T_(N-1) of T.
+
+One of Q, K, V or O has n bytes per position, for all examples and heads.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from minidist.autograd import attention
+from minidist.autograd.attention import computed_scores, kept_scores
+from minidist.context_parallel.cuts import zigzag
+from minidist.context_parallel.ring_attention import QUERIES
+from minidist.planning.costs.cost import (
+    ITEMSIZE,
+    Cost,
+    Workload,
+    cost_of,
+    positions_of,
+    trained_bytes,
+)
+from minidist.planning.costs.layers import Layer, heads_of, transformer_layers, width_of
+from minidist.positions import Positions
+
+
+def ring_bytes(sizes: list[int], n: int) -> list[tuple[int, int]]:
+    """Return the bytes that each rank sends in one layer's forward and backward.
+
+    forward   every K, V but those of the next rank, which end here: 2 n (T - T_(r+1))
+    backward  K, V again; dK, dV of every rank but this one: 2 n (T - T_r)
+    All ranks together: 2 (N - 1) n T forward, 4 (N - 1) n T backward.
+    """
+    T, N = sum(sizes), len(sizes)
+    forward = [2 * n * (T - sizes[(r + 1) % N]) for r in range(N)]
+    return [(sent, sent + 2 * n * (T - own)) for sent, own in zip(forward, sizes, strict=True)]
+
+
+def ulysses_bytes(sizes: list[int], n: int) -> list[tuple[int, int]]:
+    """Return the bytes that each rank sends in one layer's forward and backward.
+
+    To heads: its T_r positions of the heads of N - 1 others. To the sequence: T - T_r positions
+    of its own heads. Forward Q, K, V go to the heads and O comes back; backward dO goes, and dQ,
+    dK, dV come back. All ranks together: 4 (N - 1)/N n T forward, and as much backward.
+    """
+    T, N = sum(sizes), len(sizes)
+    there, back = [own * (N - 1) * n // N for own in sizes], [(T - own) * n // N for own in sizes]
+    return [(3 * a + b, a + 3 * b) for a, b in zip(there, back, strict=True)]
+
+
+def context_bytes(case: Workload, N: int, attention: Callable) -> int:
+    """Return the bytes of every layer's attention, and of an all_reduce of all gradients."""
+    n = ITEMSIZE * len(case.inputs) * width_of(case.model)
+    layer = sum(map(sum, attention([len(own) for own in held_by(case, N)], n)))
+    return (len(case.model.layers) - 2) * layer + 2 * (N - 1) * trained_bytes(case.model)
+
+
+def held_by(case: Workload, N: int) -> list[Positions]:
+    """Return the positions of each rank, by the cut of the case."""
+    return case.options.get("cut", zigzag)(case.inputs.shape[1], N)
+
+
+def ring_scores(held: Positions) -> int:
+    """Return how many scores per head a rank computes in forward, with the hidden ones.
+
+    A block of queries at positions below t meets t keys, on whatever ranks these are.
+    """
+    blocks = [(t, min(t + QUERIES, b)) for a, b in held.runs for t in range(a, b, QUERIES)]
+    return sum((stop - start) * stop for start, stop in blocks)
+
+
+def ring_keeps(C: int, H: int, held: list[Positions]) -> list[tuple[int, int]]:
+    """Return, per rank and example, the numbers that attention keeps, and its multiply-adds.
+
+    Q, K, V, O and log Z of the rank's positions, whatever the length of the sequence.
+    """
+    return [(len(own) * (4 * C + H), 2 * C * ring_scores(own)) for own in held]
+
+
+def ulysses_keeps(C: int, H: int, held: list[Positions]) -> list[tuple[int, int]]:
+    """Return the same: Q, K, V and what else attention keeps of its heads, O of its positions.
+
+    O is kept a second time, of the heads, where probabilities are computed again in backward.
+    """
+    T, N = held[0].length, len(held)
+    of_heads = ((3 + (T > attention.WHOLE)) * T * C + H * kept_scores(T)) // N
+    return [(of_heads + len(own) * C, 2 * C * computed_scores(T) // N) for own in held]
+
+
+def context_costs(case: Workload, N: int, keeps: Callable) -> list[Cost]:
+    """Return every rank's cost, with `ring_keeps` or `ulysses_keeps`."""
+    held = held_by(case, N)
+    kept = keeps(width_of(case.model), heads_of(case.model), held)
+    return [_cost(case, len(own), *each) for own, each in zip(held, kept, strict=True)]
+
+
+ring_costs: Callable = partial(context_costs, keeps=ring_keeps)
+ulysses_costs: Callable = partial(context_costs, keeps=ulysses_keeps)
+
+
+def _cost(case: Workload, T: int, kept: int, work: int) -> Cost:
+    """Return the cost of a rank: all layers at its T positions, and attention over all of them.
+
+    kept, work  of attention, per example: numbers kept, multiply-adds
+    """
+    C, (first, *blocks, last) = width_of(case.model), transformer_layers(case.model, T)
+    blocks = [at_positions(b, T, C, kept, work) for b in blocks]
+    P = sum(p.size for p in case.model.parameters())
+    return cost_of([first, *blocks, last], len(case.inputs), T, (P, P, 2 * P))
+
+
+def at_positions(block: Layer, T: int, C: int, kept: int, work: int, tp: int = 1) -> Layer:
+    """Return a block at T positions, given what its attention keeps and computes.
+
+    tp  ranks that split its matrices and heads
+    """
+    activations = ITEMSIZE * (4 * T * C + 2 * T + (12 * T * C + kept) // tp)
+    return block._replace(activations=activations, work=(12 * T * C * C + work) // tp)
+
+
+def balance(case: Workload, N: int, costs: Callable) -> float:
+    """Return the mean work of the ranks over the busiest one's: 1 if none waits for another."""
+    work = [cost.work for cost in costs(case, N)]
+    return sum(work) / (N * max(work))
+
+
+def positions_limit(case: Workload, ranks: int) -> tuple[int, str]:
+    return positions_of(case), "positions"
+
+
+def heads_limit(case: Workload, ranks: int) -> tuple[int, str]:
+    return heads_of(case.model), "heads"

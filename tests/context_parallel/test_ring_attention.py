@@ -1,0 +1,144 @@
+"""Ring attention: one device's attention, from pieces that no rank sees together."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist.context_parallel import plain, ring_attention, zigzag
+from minidist.context_parallel.ring_attention import RingAttention, join
+from minidist.planning.costs import context_parallel as costs
+from tests.context_parallel.judges import attend, errors, inputs
+from tests.strategies import arrays, cut_sequences, seeds
+
+
+def run(cluster, held, qkv, grad, device="cpu"):
+    ranks = cluster(len(held), "thread", device)
+    return ranks.run(attend, ring_attention.ring_attention, held, qkv, grad)
+
+
+@given(
+    held=cut_sequences(),
+    B=st.integers(0, 2),
+    H=st.integers(1, 3),
+    D=st.integers(1, 5),
+    block=st.sampled_from([1, 3, 128]),
+    seed=seeds,
+    spread=st.sampled_from([0.1, 1, 5]),
+)
+def test_outputs_gradients_and_bytes_are_as_they_should_be(
+    cluster, held, B, H, D, block, seed, spread
+):
+    qkv, grad = inputs(B, H, D, held, seed, spread)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ring_attention, "QUERIES", block)
+        found = run(cluster, held, qkv, grad)
+    assert max(errors(found, held, qkv, grad).values()) <= 1e-9
+    n = 8 * B * H * D
+    assert [sent for _, _, sent in found] == costs.ring_bytes([len(own) for own in held], n)
+
+
+def test_the_bytes_of_all_ranks_are_n_less_1_rounds_of_k_and_v_and_twice_that_backward():
+    for held in (plain(13, 4), zigzag(13, 4), zigzag(4, 4), plain(1, 1)):
+        N, T, n = len(held), held[0].length, 1
+        forward, backward = map(sum, zip(*costs.ring_bytes(list(map(len, held)), n), strict=True))
+        assert forward == 2 * (N - 1) * n * T and backward == 2 * forward
+
+
+@pytest.mark.parametrize("spread", [30, 3000])
+def test_scores_beyond_the_range_of_exp_stay_finite(cluster, device, spread):
+    held = zigzag(12, 3)
+    qkv, grad = inputs(1, 2, 4, held)
+    qkv[:2] *= spread
+    assert max(errors(run(cluster, held, qkv, grad, device), held, qkv, grad).values()) < 1e-6
+
+
+@pytest.mark.gpu
+def test_a_gpu_gets_the_same(cluster):
+    for held in (zigzag(13, 3), plain(13, 3), zigzag(3, 3)):
+        qkv, grad = inputs(2, 2, 3, held)
+        found = run(cluster, held, qkv, grad, "gpu")
+        assert max(errors(found, held, qkv, grad).values()) <= 1e-9
+
+
+@given(parts=st.lists(st.integers(1, 4), min_size=1, max_size=5), seed=seeds)
+def test_softmaxes_over_disjoint_keys_join_to_the_softmax_over_all_in_any_order(parts, seed):
+    scores, v = 5 * arrays(3, sum(parts), seed=seed), arrays(sum(parts), 2, seed=seed + 1)
+    o, log_z = np.zeros((3, 2)), np.full((3, 1), -np.inf)
+    pieces = np.split(np.arange(sum(parts)), np.cumsum(parts)[:-1])
+    for keys in np.random.default_rng(seed).permutation(np.array(pieces, object)):
+        keys = np.asarray(keys, int)
+        z = np.exp(scores[:, keys]).sum(1, keepdims=True)
+        join(o, log_z, np.exp(scores[:, keys]) / z @ v[keys], np.log(z))
+    z = np.exp(scores).sum(1, keepdims=True)
+    np.testing.assert_allclose(o, np.exp(scores) / z @ v, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(log_z, np.log(z), rtol=1e-9, atol=1e-12)
+
+
+class Watched:
+    """A group that writes down what its rank does: "send", "receive", and products as shapes."""
+
+    def __init__(self, group):
+        self.group, self.rank, self.size, self.did = group, group.rank, group.size, []
+
+    def send(self, array, to, tag):
+        self.did.append(("send", tag))
+        self.group.send(array, to, tag)
+
+    def recv(self, source, tag):
+        array = self.group.recv(source, tag)
+        self.did.append(("receive", tag))
+        return array
+
+
+def watched_forward(group, held, qkv):
+    """Return what a rank does in forward, in order; products as (rows of Q, rows of K)."""
+    watched, matmul = Watched(group), ring_attention.batched_matmul
+
+    def counting(a, b, **more):
+        watched.did.append(("product", a.shape[-2], b.shape[-1]))
+        return matmul(a, b, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ring_attention, "batched_matmul", counting)
+        RingAttention(watched, held).forward(qkv[..., held[group.rank].indices, :])
+    return watched.did
+
+
+@pytest.mark.parametrize("cut", [plain, zigzag])
+def test_the_next_block_is_under_way_before_the_products_with_this_one(cluster, cut):
+    held = cut(24, 3)
+    for did in cluster(3).run(watched_forward, held, inputs(1, 1, 5, held)[0]):
+        steps = [what for what, *_ in did]
+        assert [what for what in steps if what != "product"] == ["send", "receive"] * 2
+        received = [i for i, what in enumerate(steps) if what == "receive"]
+        assert steps[0] == steps[received[0] + 1] == "send"  # at once, before any product
+        if cut is zigzag:  # where every rank computes in every hop
+            assert "product" == steps[1] == steps[received[0] - 1] == steps[received[1] + 1]
+
+
+@pytest.mark.parametrize("T", [24, 25, 300])
+def test_the_scores_that_are_computed_are_the_closed_form_and_zigzag_balances_them(cluster, T):
+    per_rank = {}
+    for cut in (plain, zigzag):
+        held = cut(T, 3)
+        ranks = cluster(3).run(watched_forward, held, inputs(1, 1, 7, held)[0])
+        # a product [n, s] of scores, then one [n, 7] of outputs
+        counted = [[step[1:] for step in did if step[0] == "product"][::2] for did in ranks]
+        per_rank[cut] = [sum(n * s for n, s in shapes) for shapes in counted]
+        assert per_rank[cut] == [costs.ring_scores(own) for own in held]
+        assert max(n for shapes in counted for n, _ in shapes) <= ring_attention.QUERIES
+    busiest = {cut: max(work) / (sum(work) / 3) for cut, work in per_rank.items()}
+    assert busiest[plain] > 1.4 and busiest[zigzag] < (1.001 if T % 6 == 0 else 1.1)
+
+
+def test_torch_agrees(cluster):
+    torch = pytest.importorskip("torch")
+    held = zigzag(150, 3)
+    qkv, grad = inputs(2, 3, 4, held, seed=5)
+    x = torch.tensor(qkv, requires_grad=True)
+    y = torch.nn.functional.scaled_dot_product_attention(*x, is_causal=True)
+    y.backward(torch.tensor(grad))
+    for (got, dx, _), own in zip(run(cluster, held, qkv, grad), held, strict=True):
+        np.testing.assert_allclose(got, y.detach().numpy()[..., own.indices, :], atol=1e-12)
+        np.testing.assert_allclose(dx, x.grad.numpy()[..., own.indices, :], atol=1e-12)
