@@ -1,0 +1,19 @@
+"""Experts over ranks: every rank has other examples and other experts.
+
+Read `dispatch.py` (rows to the experts' ranks and back), then `sharded_experts.py` (who holds which
+expert, and whose gradients are summed).
+"""
+
+from minidist.expert_parallel.dispatch import Dispatch
+from minidist.expert_parallel.sharded_experts import (
+    ExpertParallel,
+    expert_parameters,
+    keep_own_experts,
+)
+
+__all__ = [
+    "Dispatch",
+    "ExpertParallel",
+    "expert_parameters",
+    "keep_own_experts",
+]

@@ -1,0 +1,76 @@
+"""Which expert each position goes to, and which choices are dropped: whole numbers, on the host.
+
+Letters: E experts, k choices per position, R rows: the choices that are kept. With E = 4, k = 1,
+and a capacity of 1, for one example:
+
+    position          0  1  2  3
+    chosen expert     2  0  2  3        expert 1 has no row
+    place in queue    0  0  1  0        place 1 is beyond the capacity: position 2 is dropped
+
+Queues are decided for each example alone (GShard's groups, Lepikhin et al. 2020, section 2.2, of
+one sequence). So a rank or a micro-batch decides what one device would, whoever else is there.
+"""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Which expert each position goes to.
+
+    experts  their number, E
+    chosen   [B, T, k], the experts of each position, best first
+    kept     [B, T, k], whether a choice is within the expert's capacity
+    """
+
+    experts: int
+    chosen: np.ndarray
+    kept: np.ndarray
+
+    @property
+    def counts(self) -> np.ndarray:
+        """How many choices of each example fall on each expert, dropped ones too: [B, E]."""
+        return one_hot(self.chosen, self.experts).sum(axis=(1, 2))
+
+    @property
+    def load(self) -> np.ndarray:
+        """The rows that each expert computes: [E]."""
+        return np.bincount(self.chosen[self.kept], minlength=self.experts)
+
+    def order(self) -> np.ndarray:
+        """Return the flat indices in [B T k] of the choices that are kept, by expert: [R]."""
+        kept = np.flatnonzero(self.kept)
+        return kept[np.argsort(self.chosen.reshape(-1)[kept], kind="stable")]
+
+    def at(self, positions: np.ndarray) -> "Routing":
+        """Return the part of a rank that holds these positions of each sequence."""
+        return Routing(self.experts, self.chosen[:, positions], self.kept[:, positions])
+
+
+def route(chosen: np.ndarray, experts: int, capacity: int | None = None) -> Routing:
+    """Return the routing of chosen[B, T, k], given how many rows of an example an expert takes.
+
+    An expert's queue is in the order of positions. So only earlier positions decide what is
+    dropped, and the model stays causal. (In GShard's order, algorithm 1, all first choices come
+    before all second ones: there a later token may drop an earlier one's second choice.)
+    """
+    if capacity is None:
+        return Routing(experts, chosen, np.ones(chosen.shape, bool))
+    B, T, k = chosen.shape
+    queue = chosen.reshape(B, T * k, 1)
+    length = np.cumsum(one_hot(queue[..., 0], experts), axis=1)  # with this choice in it
+    place = np.take_along_axis(length, queue, axis=2) - 1
+    return Routing(experts, chosen, place.reshape(B, T, k) < capacity)
+
+
+def one_hot(indices: np.ndarray, size: int) -> np.ndarray:
+    return (indices[..., None] == np.arange(size)).astype(np.int64)
+
+
+def rows_of_capacity(factor: float | None, k: int, positions: int, experts: int) -> int | None:
+    """Return ceil(k T / E factor), exactly: the factor is the decimal number that is printed."""
+    return None if factor is None else math.ceil(Fraction(str(factor)) * k * positions / experts)

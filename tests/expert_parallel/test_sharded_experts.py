@@ -1,0 +1,219 @@
+"""Experts over ranks: gradients, weights, norms and state are one device's."""
+
+import copy
+from contextlib import nullcontext
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidist import Mesh, nn, optim
+from minidist.data_parallel.naive import all_reduce_gradients
+from minidist.datasets import shard
+from minidist.errors import RankFailed
+from minidist.expert_parallel import ExpertParallel, expert_parameters, keep_own_experts
+from minidist.replicas import from_holders, shapes_of, sum_gradients
+from minidist.rng import Randomness
+from minidist.tensor_parallel import ParallelTransformer, unsplit, vocab_parallel
+from minidist.tools.compare import compare
+from minidist.tools.equivalence import check, find
+from minidist.tools.strategies import Case, collect, one_device
+from tests.planted import planted
+from tests.strategies import seeds, transformers
+
+with_experts = transformers(experts=(1, 2, 3, 5))
+
+
+def case_of(model, examples, seed):
+    shape = (2, examples, model.context)
+    tokens, targets = np.random.default_rng(seed).integers(0, model.vocab, shape)
+    return Case("drawn", model, tokens, targets, seed=seed % 100)
+
+
+def model_of(experts=4, top_k=2, capacity=0.75, **more):
+    options = {"top_k": top_k, "capacity": capacity, "balance": 0.3, "seed": 3, "dtype": "float64"}
+    return nn.Transformer(7, 8, 4, 2, 5, experts=experts, **options | more)
+
+
+@given(with_experts, seeds, st.integers(1, 4), st.integers(1, 6), st.integers(1, 3))
+@settings(max_examples=20)
+def test_gradients_and_bytes_are_right_on_threads(cluster, model, seed, size, examples, parts):
+    case = case_of(model, examples, seed)
+    case.options["micro_batches"] = parts
+    row = check("expert", case, size, cluster(size, "thread"))
+    assert row["ok"], row["detail"]
+
+
+@pytest.mark.slow
+@given(with_experts, seeds, st.integers(1, 4), st.integers(1, 9), st.integers(1, 4))
+@settings(max_examples=300)
+def test_gradients_and_bytes_are_right_on_many_models(cluster, model, seed, size, examples, parts):
+    case = case_of(model, examples, seed)
+    case.options["micro_batches"] = parts
+    row = check("expert", case, size, cluster(size))
+    assert row["ok"], row["detail"]
+
+
+def trained(group, case, steps, recompute=False):
+    """Return (weights, norms, loads of the last step) after some steps with clipping."""
+    model = ExpertParallel(copy.deepcopy(case.model), group)
+    return trained_by(case, steps, model, model.sum_gradients, model.sum_squares, group)
+
+
+def trained_by(case, steps, model, sum_up, sum_squares, group=None):
+    optimizer = optim.AdamW(model.parameters(), lr=0.05)
+    rows, norms = np.arange(len(case.inputs)), []
+    mine = rows if group is None else shard(rows, group.rank, group.size)
+    for step in range(steps):
+        logits = model(case.inputs[mine], Randomness(case.seed, step, mine, len(rows)))
+        nn.cross_entropy(logits, case.targets[mine], case.targets.size).backward()
+        sum_up()
+        norms.append(optimizer.clip_global_norm(0.5, sum_squares))
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.state(), norms, [m.report for m in nn.mixtures(model)]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("experts, k, capacity", [(4, 2, 0.75), (2, 1, None), (5, 1, 0.5)])
+def test_clipped_steps_end_in_the_weights_norms_and_loads_of_one_device(
+    cluster, size, experts, k, capacity
+):
+    case = case_of(model_of(experts, k, capacity, dropout=0.2), 4, 1)
+    want, norms, reports = trained_by(case, 3, copy.deepcopy(case.model), lambda: None, None)
+    found = cluster(size, "thread").run(trained, case, 3)
+    assert compare([weights for weights, _, _ in found], want).ok
+    for _, own, _ in found:
+        assert own == pytest.approx(norms, rel=1e-9)
+    for i, whole in enumerate(reports):
+        parts = [own[i] for _, _, own in found]
+        np.testing.assert_array_equal(sum(p.load for p in parts), whole.load)
+        np.testing.assert_array_equal(sum(p.dropped for p in parts), whole.dropped)
+        assert sum(p.balance for p in parts) == pytest.approx(whole.balance)
+    assert capacity is None or any(whole.dropped.any() for whole in reports)
+
+
+def loaded(group, state, wrong):
+    """Return the state, what the rank holds, and what its model is told of other experts."""
+    whole = model_of(5)
+    first = whole.layers[1].mixture.experts[0].expand.weight
+    model = ExpertParallel(whole, group)
+    model.load_state({"nothing": np.zeros(1)} if wrong else state)
+    return model.state(), {p.name for p in expert_parameters(model)}, first.elsewhere
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_state_is_one_device_s_and_each_expert_is_on_one_rank(cluster, size):
+    want = model_of(5, seed=9).state()
+    found = cluster(size, "thread").run(loaded, want, False)
+    for state, _, _ in found:
+        assert list(state) == list(want)
+        for name, array in want.items():
+            np.testing.assert_array_equal(state[name], array)
+    names = [name for _, held, _ in found for name in held]
+    assert sorted(names) == sorted(name for name in want if ".experts." in name)
+    assert [elsewhere is None for *_, elsewhere in found] == [True] + [False] * (size - 1)
+    with pytest.raises(RankFailed, match="state and model differ"):
+        cluster(size, "thread").run(loaded, want, True)
+
+
+def test_ranks_that_load_other_states_are_refused(cluster):
+    def worker(group):
+        ExpertParallel(model_of(5), group).load_state(model_of(5, seed=group.rank).state())
+
+    with pytest.raises(RankFailed, match="parameters differ between ranks"):
+        cluster(2, "thread").run(worker)
+
+
+def misused(group, how):
+    model = ExpertParallel(model_of(), group)
+    tokens = np.zeros((2, 5), int)
+    batch = None if how == "no batch" else 4
+    logits = model(tokens, Randomness(0, 0, [0, 1], batch))
+    nn.cross_entropy(logits, tokens, reduction_size=20).backward()
+    if how == "no sum_squares":
+        optim.SGD(model.parameters(), lr=1).clip_global_norm(1.0)
+    if how == "clipped parts":
+        optim.SGD(model.parameters(), lr=1).clip_global_norm(1.0, model.sum_squares)
+    model.sum_gradients()
+    if how == "twice around a clip":
+        optimizer = optim.SGD(model.parameters(), lr=1)
+        optimizer.clip_global_norm(1e-3, model.sum_squares)
+        optimizer.clip_global_norm(1e-6, model.sum_squares)  # of what is clipped already
+        model.sum_gradients()
+    if how == "twice":
+        model.sum_gradients()
+    all_reduce_gradients(model, group)
+
+
+@pytest.mark.parametrize(
+    "how, words",
+    [
+        ("no batch", r"balancing loss is divided by all of it; pass Randomness\(.*batch=B\)"),
+        ("no sum_squares", "ranks that hold different experts: pass sum_squares=model.sum_squares"),
+        ("clipped parts", r"is not yet summed over the 2 ranks; call sum_gradients\(\)"),
+        ("twice", "would be summed over them again"),
+        ("twice around a clip", "would be summed over them again"),
+        ("by the sum of replicas", "would be summed over them again"),
+    ],
+)
+def test_what_would_be_silently_wrong_is_refused(cluster, how, words):
+    with pytest.raises(RankFailed, match=words):
+        cluster(2, "thread").run(misused, how)
+
+
+def made(group, experts, seeds=(0, 0)):
+    model = nn.Transformer(5, 4, 2, 1, 3, seeds[group.rank], experts=experts)
+    ExpertParallel(model, group)
+
+
+def test_models_without_experts_and_unequal_ones_are_refused(cluster):
+    with pytest.raises(RankFailed, match="this Transformer has no experts"):
+        cluster(2, "thread").run(made, 0)
+    with pytest.raises(RankFailed, match="parameters differ between ranks"):
+        cluster(2, "thread").run(made, 2, (0, 1))
+
+
+def on_a_mesh(group, case):
+    """Return all gradients: experts over dp, and the matrices of each of them over tp."""
+    mesh = Mesh(group, dp=2, tp=2)
+    shapes = shapes_of(case.model)
+    keep_own_experts(case.model, mesh.dp)
+    model = ParallelTransformer(case.model, mesh.tp, check_weights=False)
+    loss = partial(vocab_parallel.cross_entropy, group=mesh.tp, vocab=model.vocab)
+    rows = np.arange(len(case.inputs))
+    mine = shard(rows, mesh.dp.rank, 2)
+    logits = model(case.inputs[mine], Randomness(case.seed, 0, mine, len(rows)))
+    loss(logits, case.targets[mine], reduction_size=case.targets.size).backward()
+    own = set(expert_parameters(model))
+    sum_gradients([p for p in model.parameters() if p not in own], mesh.dp)
+    named = model.named_parameters()
+    parts = {name: unsplit(g, named[name], mesh.tp) for name, g in collect(model).items()}
+    return from_holders(parts, shapes, mesh.dp)
+
+
+def test_experts_over_one_axis_and_their_matrices_over_another(cluster):
+    case = case_of(model_of(3, tied=True, dropout=0.1), 3, 5)
+    found = cluster(4, "thread").run(on_a_mesh, case)
+    assert compare(found, one_device(case)).ok
+
+
+MISTAKES = {
+    "experts_averaged": "only in experts",
+    "gates_counted_as_experts": "the all_reduce is missing, only in gates",
+    "capacity_of_local_tokens": "what experts drop is decided on the tokens of the part",
+    "balance_of_local_examples": "the balancing loss is divided by the examples of the part",
+    "rows_left_in_order_of_experts": "differs on rank",
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_verify_turns_red_and_says_why(cluster, name):
+    case = find("expert").cases(3)[0]
+    for context, ok in ((nullcontext(), True), (planted(name), False)):
+        with context:
+            row = check("expert", case, 3, cluster(3, "thread"))
+        assert row["ok"] == ok
+    assert MISTAKES[name] in row["detail"]
