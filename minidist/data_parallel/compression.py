@@ -1,0 +1,193 @@
+"""Gradients that are sent in part, and what is left out is remembered: error feedback.
+
+Letters: g a rank's gradient of one parameter, n elements; e what this rank still owes; C what it
+sends; N ranks. In every step, on every rank and for every parameter,
+
+    v = g + e,    send C(v),    e' = v - C(v),        so        e' + C(v) = v:
+
+nothing is lost, only late. (Karimireddy et al. 2019, Error Feedback Fixes SignSGD, algorithm 2;
+the idea is in Seide et al. 2014, 1-bit SGD.) Every rank adds up, in rank order, what all have sent.
+
+    TopK   the k elements largest in size           Stich, Cordonnier, Jaggi 2018, algorithm 1
+    Sign   one bit per element, and the mean size   Karimireddy et al. 2019, algorithm 1
+    Int8   127 levels, rounded at random            Alistarh et al. 2017 (QSGD), sections 3.1, 4
+    PowerSGD (power_sgd.py)   two thin matrices     Vogels, Karimireddy, Jaggi 2019
+
+The first two papers remember lr v, not v: the same where lr does not change.
+
+The arithmetic. e, v and C are float64, whatever the gradient is, and e' + C(v) == v holds without
+any rounding. For TopK this costs nothing: C(v) is 0, or v rounded to the gradient's dtype, and
+float64 has room for what the rounding leaves. For the others v - C(v) would need more than 53 bits
+where v is much smaller than C(v). So v and C are first rounded to multiples of one number, between
+2^-52 and 2^-49 of the largest of them (`on_grid`); their differences then fit 53 bits. What is
+rounded are sums, as everywhere: g + e, and the sum over the ranks, to the gradient's dtype.
+
+Layouts, as in naive.py: X[B/dp, ...] -> dW{+dp} -> the same dW on every rank. The memory e is a
+partial sum: all ranks' e together are what the weights have not yet got. Bytes of all N ranks:
+
+    TopK    N (N - 1) k (itemsize + 4)    values, and where they belong, uint32
+    Sign    N (N - 1) (ceil(n / 8) + 8)   packed bits, and a float64
+    Int8    N (N - 1) (n + 8)             levels, and a float64
+
+An all_gather has N (N - 1) where the all_reduce of naive.py has 2 (N - 1): what has been compressed
+cannot be added up on the way. So the more ranks there are, the more must be left out.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from minidist.backend import Array, array_module
+from minidist.comm import Group
+from minidist.nn import Module, Parameter
+from minidist.replicas import check_batch_norm, check_same_weights, summed_ranks
+from minidist.rng import digest, hash_uniform
+
+LEVELS = 127  # of Int8, on each side of 0
+
+
+class Sent(NamedTuple):
+    """What a compressor has done with v on this rank; arrays of the parameter's shape.
+
+    total  the sum over the ranks of what they have sent, in the gradient's dtype
+    v      this rank's v, float64, as it was compressed
+    own    C(v), float64: what this rank has sent. v - own is exact
+    """
+
+    total: Array
+    v: Array
+    own: Array
+
+
+Compressor = Callable[[Array, Parameter, Group, int], Sent]  # (v, parameter, group, step)
+
+
+class ErrorFeedback:
+    """Sum a model's gradients over the ranks, compressed; add what was left out to the next ones.
+
+        feedback = ErrorFeedback(model, group, TopK(share=0.01))
+        loss(x, y).backward()
+        feedback.all_reduce_gradients()           # every rank, once per step, also with no batch
+
+    errors  {name: e}, float64; a parameter without an entry owes nothing
+    steps   number of steps so far
+    """
+
+    def __init__(self, model: Module, group: Group, compress: Compressor):
+        check_batch_norm(model, group.size)
+        check_same_weights(model, group)
+        self.model, self.group, self.compress = model, group, compress
+        self.errors: dict[str, Array] = {}
+        self.steps = 0
+
+    def all_reduce_gradients(self) -> None:
+        """Give every rank the sum of what all ranks send of their gradients; None adds zero."""
+        for name, p in self.model.named_parameters().items():
+            if p.requires_grad:
+                ranks = summed_ranks(p, self.group)
+                grad = p.xp.zeros_like(p.data) if p.grad is None else p.grad
+                v = grad.astype("float64") + self.errors.get(name, 0.0)
+                sent = self.compress(v, p, self.group, self.steps)
+                self.errors[name] = sent.v - sent.own
+                p.grad = sent.total
+                p.note_sum(ranks)
+        self.steps += 1
+
+
+def on_grid(*arrays: Array) -> list[Array]:
+    """Round float64 arrays to multiples of one u, so that their differences are exact.
+
+    Let max be the largest |x| of all. Between 3 max and 5 max the numbers of float64 are multiples
+    of u > 2^-52 max. Add 4 max, and x is rounded to such a multiple, by 2^-50 max at most; subtract
+    4 max, and that is exact (Sterbenz's lemma). Differences are below 2^53 u, so they fit 53 bits.
+    """
+    xp = array_module(*arrays)
+    most = abs(arrays[0]).max()
+    for x in arrays[1:]:
+        most = xp.maximum(most, abs(x).max())
+    return [(x + 4 * most) - 4 * most for x in arrays]
+
+
+def kept(n: int, share: float) -> int:
+    """Return k: how many of n elements TopK sends, at least one."""
+    return max(1, int(share * n))
+
+
+class TopK:
+    """Send the k = share n elements of v that are largest in size, and where they are.
+
+    share  of each parameter's elements, above 0 and up to 1: then nothing is left out
+    """
+
+    def __init__(self, share: float):
+        if not 0 < share <= 1:
+            raise ValueError(f"share is a number above 0 and up to 1, not {share!r}")
+        self.share = share
+
+    def __call__(self, v: Array, p: Parameter, group: Group, step: int) -> Sent:
+        xp, flat = array_module(v), v.reshape(-1)
+        k = kept(flat.size, self.share)
+        own = xp.zeros_like(flat)
+        places = xp.argpartition(abs(flat), flat.size - k)[flat.size - k :].astype("uint32")
+        values = flat[places].astype(p.dtype)
+        own[places] = values
+        every_place = group.all_gather(places, label=f"{p.name}: places")
+        every_value = group.all_gather(values, label=f"{p.name}: values")
+        total = xp.zeros(flat.size, p.dtype)
+        for r in range(group.size):  # a rank's places are all different; two ranks' may not be
+            theirs = slice(r * k, (r + 1) * k)
+            total[every_place[theirs]] += every_value[theirs]
+        return Sent(total.reshape(p.shape), v, own.reshape(p.shape))
+
+
+class Sign:
+    """Send a bit per element, whether v < 0, and the mean of |v|: C(v) = mean |v| sign v."""
+
+    def __call__(self, v: Array, p: Parameter, group: Group, step: int) -> Sent:
+        xp, flat = array_module(v), v.reshape(-1)
+        flat, scale = on_grid(flat, abs(flat).mean().reshape(1))
+        bits = xp.packbits(flat < 0)
+        scales = group.all_gather(scale, label=f"{p.name}: scales")
+        packed = group.all_gather(bits, label=f"{p.name}: bits").reshape(group.size, -1)
+
+        def decoded(bits: Array, scale: Array) -> Array:
+            return xp.where(xp.unpackbits(bits)[: flat.size] == 1, -scale, scale)
+
+        ranks = [decoded(packed[r], scales[r : r + 1]) for r in range(group.size)]
+        total = in_rank_order(ranks).astype(p.dtype).reshape(p.shape)
+        return Sent(total, flat.reshape(p.shape), ranks[group.rank].reshape(p.shape))
+
+
+class Int8:
+    """Send an int8 per element and the largest |v| over 127: C(v) = level x that.
+
+    v is rounded to the level below or above, with probabilities that make the mean of C(v) equal v.
+    QSGD divides by the norm in its theory, by the largest element in practice. It needs no memory,
+    because errors of mean 0 cancel out; here they are remembered, too. They are below one level.
+
+    seed  the draws are a hash of (seed, step, rank, parameter, element)
+    """
+
+    def __init__(self, seed: int = 0):
+        self.seed = seed
+
+    def __call__(self, v: Array, p: Parameter, group: Group, step: int) -> Sent:
+        xp, flat = array_module(v), v.reshape(-1)
+        flat, level = on_grid(flat, (abs(flat).max() / LEVELS).reshape(1))
+        key = digest(self.seed, step, group.rank, p.name)
+        draws = hash_uniform(key, xp.arange(flat.size, dtype="uint64"))
+        below = abs(flat) / xp.where(level > 0, level, 1.0) + draws
+        sizes = xp.minimum(below, LEVELS).astype("int8")  # a cast to integers rounds down
+        scales = group.all_gather(level, label=f"{p.name}: scales")
+        numbers = group.all_gather(xp.where(flat < 0, -sizes, sizes), label=f"{p.name}: levels")
+        numbers = numbers.reshape(group.size, -1)
+        ranks = [numbers[r].astype("float64") * scales[r : r + 1] for r in range(group.size)]
+        total = in_rank_order(ranks).astype(p.dtype).reshape(p.shape)
+        return Sent(total, flat.reshape(p.shape), ranks[group.rank].reshape(p.shape))
+
+
+def in_rank_order(arrays: list[Array]) -> Array:
+    """Return the sum of one array per rank, added up from rank 0: the same bits on every rank."""
+    total = arrays[0].copy()
+    for array in arrays[1:]:
+        total += array
+    return total

@@ -1,0 +1,57 @@
+"""One rank's shard of what several ranks have copies of, and how an optimizer updates it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from minidist import nn
+from minidist.comm import Group
+from minidist.comm.collectives import split_ends
+from minidist.nn.flat_parameters import FlatParameters, FlatSlice
+from minidist.optim import Optimizer
+
+ONLY_STEP = (
+    "these are shards: call zero.step(optimizer), or hybrid.step(optimizer), "
+    "which gives all ranks the new weights"
+)
+
+
+class LayerShard:
+    """What this rank keeps of a run of a layer's flat vector, as a parameter of its own.
+
+    run    the elements that the ranks of the group have copies of; cut as equally as can be
+    own    this rank's elements of the run
+    name   of the parameter
+    """
+
+    def __init__(self, run: FlatSlice, name: str, group: Group):
+        self.run, self.flat, self.group = run, run.home, group
+        ends = split_ends(run.stop - run.start, group.size)
+        self.own = slice(ends[group.rank], ends[group.rank + 1])
+        self.parameter = nn.Parameter(run.data[self.own], name)
+        self.parameter.grad_dtype = run.gradient.dtype
+        first = run.start + self.own.start
+        mine = FlatSlice(run.home, first, first + len(self.parameter))
+        self.parameter.cuts = mine.slices
+        self.parameter.spread = "ZeRO's shards: pass sum_squares=zero.sum_squares"
+        self.home = FlatParameters([self.parameter])  # copies
+        self.home.locked, self.home.part_of = ONLY_STEP, run.home
+
+
+@contextmanager
+def unlocked(shards: list[LayerShard], optimizer: Optimizer) -> Iterator[None]:
+    """Let this optimizer, which must have all these shards, update them meanwhile."""
+    if missing := {s.parameter for s in shards} - set(optimizer.parameters):
+        raise ValueError(
+            f"the optimizer lacks the {missing.pop().name}; make it with parameters() of the Zero "
+            "or Hybrid, not with model.parameters()"
+        )
+    for s in shards:
+        s.flat.check_home()
+        s.home.locked = None
+    try:
+        yield
+    finally:
+        for s in shards:
+            s.home.locked = ONLY_STEP
+    for s in shards:
+        s.flat.changed(s.parameter.updated)  # an optimizer that follows others' changes knows it

@@ -1,0 +1,88 @@
+"""PowerSGD: a gradient's matrix is sent as two thin ones.
+
+Vogels, Karimireddy, Jaggi, PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+Optimization (NeurIPS 2019), algorithm 1, with the error feedback of its algorithm 2
+(compression.py).
+
+Letters: M_k = g + e of rank k, reshaped to [n, m] if it has more axes; M their sum; r the rank of
+the approximation; P[n, r], Q[m, r].
+
+    P   = sum_k M_k Q          all_reduce, then Gram and Schmidt: P^T P = 1
+    Q'  = sum_k M_k^T P        all_reduce
+    M  ~= P Q'^T = P P^T M     the part of M in the span of P; a rank's own part is P (M_k^T P)^T
+
+One such round is a step of power iteration. Q' is the next step's Q (warm start), so the span turns
+towards M's largest singular vectors from step to step; the first Q is drawn by name. All sums are
+linear: an all_reduce adds them up on the way, and its bytes do not grow with N as an all_gather's
+do. (The paper has means where we have sums: our loss is already divided by the whole batch. The
+scale of Q does not matter to the span.)
+
+If r is at least the rank of M, P spans all of M, and P P^T M = M up to rounding. Vectors are sent
+as they are. Bytes of all ranks: 2 (N - 1) itemsize times r (n + m) for a matrix, n for a vector.
+"""
+
+import numpy as np
+
+from minidist.backend import Array, array_module, beside
+from minidist.comm import Group
+from minidist.data_parallel.compression import Sent, on_grid
+from minidist.nn import Parameter
+from minidist.rng import generator
+
+
+class PowerSGD:
+    """Compress a matrix to rank r; an argument of `ErrorFeedback`.
+
+    rank  r; a matrix of fewer rows or columns gets as many as these. None: no matrix gets fewer
+    seed  of the first Q
+    q     {name: Q[m, r] of the step before}
+    """
+
+    def __init__(self, rank: int | None, seed: int = 0):
+        if rank is not None and rank < 1:
+            raise ValueError(f"the rank of an approximation is 1 or more, not {rank}")
+        self.rank, self.seed = rank, seed
+        self.q: dict[str, Array] = {}
+
+    def __call__(self, v: Array, p: Parameter, group: Group, step: int) -> Sent:
+        if v.ndim < 2:
+            return Sent(group.all_reduce(v.astype(p.dtype), label=p.name), v, v)
+        matrix = v.reshape(len(v), -1)
+        q = self.q[p.name] if p.name in self.q else self.first(p, matrix)
+        left = group.all_reduce((matrix @ q).astype(p.dtype), label=f"{p.name}: P")
+        left = orthogonalize(left.astype("float64"))
+        own = (matrix.T @ left).astype(p.dtype)
+        right = self.q[p.name] = group.all_reduce(own, label=f"{p.name}: Q")
+        total = (left @ right.T).astype(p.dtype).reshape(p.shape)
+        return Sent(total, *on_grid(v, (left @ own.T).reshape(p.shape)))
+
+    def first(self, p: Parameter, matrix: Array) -> Array:
+        """Return the first Q of a parameter, normal numbers, the same on every rank."""
+        columns = matrix.shape[1]
+        r = approximation_rank(matrix.shape, self.rank)
+        drawn = generator(self.seed, f"PowerSGD {p.name}").standard_normal((columns, r))
+        return beside(drawn.astype(p.dtype), matrix)
+
+
+def approximation_rank(shape: tuple[int, int], rank: int | None) -> int:
+    """Return the rank of the approximation of a matrix."""
+    return min(shape) if rank is None else min(rank, *shape)
+
+
+def orthogonalize(p: Array) -> Array:
+    """Return an orthonormal basis of the columns of P[n, r], float64: Gram and Schmidt, twice each.
+
+    A column in the span of those before it becomes 0. What rounding leaves of it would be a
+    direction of its own, and not even an orthogonal one.
+    """
+    xp, p = array_module(p), p.copy()
+    tiny = 1e3 * np.finfo("float64").eps
+    for j in range(p.shape[1]):
+        column, before = p[:, j], p[:, :j]
+        length = xp.sqrt((column * column).sum())
+        for _ in range(2 if j else 0):
+            column -= before @ (before.T @ column)
+        rest = xp.sqrt((column * column).sum())
+        new = rest > tiny * length
+        column *= xp.where(new, 1.0, 0.0) / xp.where(new, rest, 1.0)
+    return p

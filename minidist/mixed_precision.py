@@ -1,0 +1,184 @@
+"""Mixed precision: weights and activations in 16 bits, and what 16 bits lose kept in 32.
+
+Micikevicius et al., Mixed Precision Training (ICLR 2018). Three things repair what float16 loses:
+
+    3.1  master copies    an update is often smaller than half the distance between two float16
+                          numbers; added to a float32 copy of the weight, it is not lost
+    3.2  loss scaling     half of a model's gradients may be below 6e-8, float16's smallest number;
+                          the loss is multiplied by a power of two, and the gradient divided by it
+    3.3  float32 sums     products, norms and softmax add up in float32 (see backend.widen)
+
+    model.astype("float16")                                    # grad_dtype="float32": wider sums
+    optimizer = MixedPrecision(optim.AdamW(hybrid.parameters(), lr=3e-4), mesh.group)
+    hybrid.backward(inputs, targets, loss_scale=optimizer.loss_scale)
+    optimizer.clip_global_norm(1.0, hybrid.sum_squares)
+    hybrid.step(optimizer)
+
+It is an optimizer around an optimizer, so that every strategy that takes an optimizer takes it: a
+rank has float32 copies of what it updates, with ZeRO of its shards only. A step: are all gradients
+of all ranks finite? If so, unscale, clip, update the copies, round them into the weights. If not,
+no rank updates anything: one all_reduce of a byte per rank decides it for all of them.
+
+Bytes per parameter, with Adam: 2 weight, 2 gradient (4 if it is float32), and 12 that the optimizer
+keeps: the copy and two moments. In float32 alone there are 16, too: 4, 4 and 8.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import numpy as np
+
+from minidist.autograd.tensor import tick
+from minidist.backend import Array, array_module, widen
+from minidist.comm import Group
+from minidist.optim import Optimizer, check_setting
+
+
+class LossScale:
+    """What the gradient is multiplied by in backward: a power of two, so that nothing is rounded.
+
+    A step whose gradient overflows is skipped. The scale is then halved, and doubled after `every`
+    good steps in a row: so it stays close to the largest one that does not overflow.
+
+    every  None: the scale is static
+    """
+
+    def __init__(self, value: float = 2.0**16, every: int | None = 2000):
+        if not 0 < value < math.inf or math.frexp(value)[0] != 0.5:
+            raise ValueError(f"a loss scale is a power of two, not {value!r}: others would round")
+        if every is not None and every < 1:
+            raise ValueError(f"the scale is doubled after 1 good step or more, not {every}")
+        self.value, self.every = float(value), every
+        self.good, self.skipped = 0, 0
+
+    @property
+    def state(self) -> dict[str, float]:
+        """What a run goes on from, JSON: the scale, good steps in a row, skipped steps."""
+        return {"value": self.value, "good": self.good, "skipped": self.skipped}
+
+    @state.setter
+    def state(self, state: dict[str, float]) -> None:
+        self.value, self.good, self.skipped = state["value"], state["good"], state["skipped"]
+
+    def update(self, overflow: bool) -> None:
+        """Record a step; choose the scale of the next one. ValueError: 1 is too large, too."""
+        self.skipped += overflow
+        self.good = 0 if overflow else self.good + 1
+        if self.every is None:
+            return
+        if overflow:
+            if self.value <= 1:
+                raise ValueError(
+                    "gradients are not finite, though the loss is not scaled; use a lower learning "
+                    "rate, or bfloat16"
+                )
+            self.value /= 2
+        elif self.good == self.every:
+            self.value, self.good = self.value * 2, 0
+
+
+class MixedPrecision:
+    """An optimizer of half-precision parameters that updates float32 copies of them.
+
+    optimizer  of this rank's parameters, or shards, in float16 or bfloat16
+    group      all ranks that train the model: they skip a step together
+    scale      of the loss; by default dynamic
+    """
+
+    def __init__(self, optimizer: Optimizer, group: Group, scale: LossScale | None = None):
+        self.optimizer, self.group = optimizer, group
+        self.scale = LossScale() if scale is None else scale
+        self._copies = [
+            s.data.astype(np.promote_types(s.data.dtype, "float32")) for s in self.slices
+        ]
+        self.followed = tick()  # when the copies were last those of the weights
+        self.factor = 1.0  # by which clipping shortens the gradient
+
+    parameters = property(lambda self: self.optimizer.parameters)
+    slices = property(lambda self: self.optimizer.slices)
+    kind = property(lambda self: self.optimizer.kind)
+    loss_scale = property(lambda self: self.scale.value)
+
+    @property
+    def lr(self) -> float:
+        return self.optimizer.lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self.optimizer.lr = value
+
+    @property
+    def steps(self) -> int:
+        return self.optimizer.steps
+
+    @steps.setter
+    def steps(self, value: int) -> None:
+        self.optimizer.steps = value
+
+    @property
+    def state(self) -> list[list[Array]] | None:
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, value: list[list[Array]] | None) -> None:
+        self.optimizer.state = value
+
+    @property
+    def copies(self) -> list[Array]:
+        """The float32 copies, one per flat slice, of the weights as they are now.
+
+        Weights that something else has changed since the last step, such as load_state, are taken
+        over. An assignment to `p.data[...]` is undone, unless `p.home.changed()` follows it.
+        """
+        if any(home.last_changed() > self.followed for home in self.optimizer.homes):
+            self.followed = tick()
+            for s, copy in zip(self.slices, self._copies, strict=True):
+                xp = array_module(copy)
+                kept = copy.astype(s.data.dtype) == s.data
+                copy[...] = xp.where(kept, copy, widen(s.data))
+        return self._copies
+
+    def clip_global_norm(
+        self, max_norm: float, sum_squares: Callable[[float], float] | None = None
+    ) -> float:
+        """Note by what the step is to shorten the gradient; return its norm, without the scale.
+
+        The gradients do not change: small ones would be lost. See Optimizer.clip_global_norm.
+        """
+        check_setting("max_norm", max_norm)
+        norm = float(self.optimizer.clip_global_norm(math.inf, sum_squares)) / self.loss_scale
+        self.factor = max_norm / norm if max_norm < norm < math.inf else 1.0
+        return norm
+
+    def step(self) -> None:
+        """Update, if the gradients of all ranks are finite; choose the next scale."""
+        factor, self.factor = self.factor / self.loss_scale, 1.0
+        overflow = self.overflow()
+        if not overflow:
+            self.optimizer.step(self.copies, factor)
+            self.followed = tick()
+        self.scale.update(overflow)
+
+    def overflow(self) -> bool:
+        """Return whether any gradient of any rank is infinite or no number; all return the same."""
+        self.optimizer.collect_gradients()
+        finite = all(bool(array_module(s.data).isfinite(s.gradient).all()) for s in self.slices)
+        flag = np.array(not finite, np.uint8)
+        return bool(self.group.all_reduce(flag, op="max", label="overflow"))
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+
+def overflow_allowed() -> AbstractContextManager:
+    """Return a context without NumPy's warnings of overflow, which skips a step."""
+    return np.errstate(over="ignore", invalid="ignore")
+
+
+def underflow(gradients: dict[str, np.ndarray], dtype, scale: float = 1.0) -> float:
+    """Return which share of the nonzero elements is 0 in `dtype`, multiplied by the scale."""
+    arrays = [np.asarray(g, np.float64) * scale for g in gradients.values()]
+    with overflow_allowed():
+        lost = sum(int(((g != 0) & (g.astype(dtype) == 0)).sum()) for g in arrays)
+    return lost / max(1, sum(int((g != 0).sum()) for g in arrays))

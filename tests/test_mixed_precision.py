@@ -1,0 +1,393 @@
+"""Mixed precision: who skips a step, what is divided by the scale, and what is kept in float32."""
+
+import importlib.util
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist import Mesh, mixed_precision, nn, optim
+from minidist.autograd.losses import scaled
+from minidist.backend import widen
+from minidist.course.register import find
+from minidist.data_parallel.naive import all_reduce_gradients
+from minidist.data_parallel.zero import Zero
+from minidist.datasets import Text, shard
+from minidist.hybrid import Hybrid
+from minidist.mixed_precision import LossScale, MixedPrecision, overflow_allowed, underflow
+from minidist.nn.mixture_of_experts import MixtureOfExperts
+from minidist.planning.costs.mixed_precision import mixed_bytes_held
+from minidist.rng import Randomness
+from minidist.tools import equivalence
+from minidist.tools.costs.watch import bytes_of
+from minidist.train import Settings, train
+from tests.planted import planted
+from tests.strategies import arrays, assert_same_bits, leaf, mlps, seeds
+
+X, Y = arrays(6, 4, dtype="float16"), np.arange(6) % 3
+MISTAKES = """scale_not_divided_out divided_by_the_next_scale no_float32_copies
+overflow_decided_alone skipped_step_counted""".split()
+TEXT = Text(np.random.default_rng(0).integers(0, 5, 400), "abcde", "five characters")
+
+
+def mlp(grad_dtype=None):
+    return nn.MLP([4, 8, 3], "gelu").astype("float16", grad_dtype)
+
+
+# The scale.
+
+
+@given(overflows=st.lists(st.booleans(), max_size=60), every=st.integers(1, 4))
+def test_the_scale_is_halved_by_an_overflow_and_doubled_after_good_steps(overflows, every):
+    scale, good, want = LossScale(2.0**64, every), 0, 2.0**64
+    for overflow in overflows:
+        scale.update(overflow)
+        good = 0 if overflow else good + 1
+        want = want / 2 if overflow else want * 2 if good % every == 0 else want
+        assert scale.value == want
+    assert scale.skipped == sum(overflows)
+
+
+def test_a_static_scale_stays_and_a_scale_that_cannot_be_halved_is_an_error():
+    static = LossScale(8.0, every=None)
+    for overflow in (True, False, False):
+        static.update(overflow)
+    assert (static.value, static.skipped) == (8.0, 1)
+    with pytest.raises(ValueError, match="not finite, though the loss is not scaled"):
+        LossScale(1.0).update(True)
+
+
+@pytest.mark.parametrize("value, every", [(3.0, 1), (0.0, 1), (-2.0, 1), (np.inf, 1), (2.0, 0)])
+def test_a_scale_that_rounds_is_refused(value, every):
+    with pytest.raises(ValueError, match=r"power of two|1 good step or more"):
+        LossScale(value, every)
+
+
+@given(drawn=mlps(), seed=seeds, exponent=st.integers(-20, 20))
+def test_a_power_of_two_multiplies_every_bit_of_the_gradient_and_not_the_loss(
+    drawn, seed, exponent
+):
+    model, sizes = drawn
+    x, y = arrays(5, sizes[0], seed=seed), arrays(5, sizes[-1], seed=seed + 1)
+    losses, gradients = [], []
+    for scale in (1.0, 2.0**exponent):
+        loss = nn.squared_error(model(x), y)
+        scaled(loss, scale).backward()
+        losses.append(float(loss))
+        gradients.append({n: p.grad / scale for n, p in model.named_parameters().items()})
+        model.zero_grad()
+    assert losses[0] == losses[1]
+    assert_same_bits(*gradients)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**10])
+def test_what_a_dtype_loses_of_gradients(scale):
+    gradients = {"w": np.array([0, 1, 2.0**-24, 2.0**-26]), "b": np.array([1e-30])}
+    assert underflow(gradients, "float16", scale) == (2 / 4 if scale == 1 else 1 / 4)
+    assert underflow(gradients, "float32", scale) == 0
+
+
+# Who skips a step.
+
+
+def stepped(group, stage, alone, grad_dtype=None):
+    """Take a good step and one in which rank `alone` overflows; return what has changed."""
+    model = mlp(grad_dtype).flatten(group.empty)
+    share = Zero(model, group, stage)
+    optimizer = MixedPrecision(optim.Adam(share.parameters(), 0.1), group, LossScale(2.0**4))
+    mine, seen = shard(np.arange(6), group.rank, group.size), []
+    with overflow_allowed():
+        for step in range(2):
+            loss = nn.cross_entropy(model(X[mine]), Y[mine], reduction_size=6)
+            share.backward(scaled(loss, optimizer.loss_scale))
+            if step and group.rank == alone:
+                share.shards[-1].parameter.grad[...] = np.inf
+            share.step(optimizer)
+            kept = [a.copy() for arrays in (optimizer.copies, *optimizer.state) for a in arrays]
+            seen.append((optimizer.steps, optimizer.loss_scale, share.state(), kept))
+    return seen
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("alone", [0, 2])
+def test_no_rank_steps_where_one_alone_overflows(cluster, stage, alone):
+    for before, after in cluster(3, "thread").run(stepped, stage, alone):
+        assert before[:2] == (1, 2.0**4) and after[:2] == (1, 2.0**3)
+        assert_same_bits(before[2], after[2])
+        assert all(np.array_equal(a, b) for a, b in zip(before[3], after[3], strict=True))
+
+
+@pytest.mark.parametrize("mesh", [(1, 2, 1), (1, 1, 2), (2, 1, 1)])
+def test_on_a_mesh_no_rank_steps_either(cluster, mesh):
+    def worker(group):
+        model = nn.Transformer(5, 8, 2, 2, 4).astype("float16")
+        dp, pp, tp = mesh
+        hybrid = Hybrid(model, Mesh(group, dp=dp, pp=pp, tp=tp), micro_batches=2)
+        optimizer = MixedPrecision(optim.SGD(hybrid.parameters(), 0.1), group)
+        tokens = np.arange(16).reshape(4, 4) % 5
+        hybrid.backward(tokens, tokens, loss_scale=1.0)
+        if group.rank == 1:
+            hybrid.parameters()[0].grad[...] = np.nan
+        before = hybrid.state()
+        hybrid.step(optimizer)
+        assert_same_bits(before, hybrid.state())
+        return optimizer.steps, optimizer.loss_scale
+
+    assert cluster(2, "thread").run(worker) == [(0, 2.0**15)] * 2
+
+
+# What is kept in float32.
+
+
+def test_updates_that_float16_cannot_show_add_up():
+    """1 - 1e-4 is 1 in float16; after 100 such steps the weight is 0.99, loaded or not."""
+    model = nn.MLP([1, 1]).astype("float16")
+    weight = model.parameters()[0]
+    weight.data[...] = 1
+    optimizer = MixedPrecision(optim.SGD(model.parameters(), 1e-4), Alone(), LossScale(2.0**10))
+    for _ in range(100):
+        weight.grad = np.full((1, 1), 2.0**10, "float16")
+        optimizer.step()
+        optimizer.zero_grad()
+        model.load_state(model.state())  # which is the copies, rounded
+    assert weight.data == np.float16(0.99)
+
+
+class Alone:
+    """A group of one rank, of which an optimizer needs no more."""
+
+    def all_reduce(self, x, op, label):
+        return x
+
+
+def test_weights_that_were_loaded_are_not_undone_by_the_copies():
+    model = mlp()
+    optimizer = MixedPrecision(optim.SGD(model.parameters(), 0.5), Alone(), LossScale(1.0))
+    model.load_state({name: w + 1 for name, w in model.state().items()})
+    want = {n: w - np.float16(0.5) for n, w in model.state().items()}
+    for p in model.parameters():
+        p.grad = np.ones(p.shape, p.dtype)
+    optimizer.step()
+    assert_same_bits(model.state(), want)
+
+
+@pytest.mark.parametrize("how", ["zero 1", "zero 2", "zero 3", "hybrid 0", "hybrid 1"])
+def test_weights_are_compared_with_the_copies_only_where_something_else_has_changed_them(
+    cluster, monkeypatch, how
+):
+    kind, stage = how.split()
+    monkeypatch.setattr(mixed_precision, "widen", mock.Mock(side_effect=widen))  # ranks get copies
+
+    def worker(group):
+        model = nn.Transformer(5, 8, 2, 2, 4).astype("float16")
+        if kind == "hybrid":
+            share = Hybrid(model, Mesh(group, dp=2, pp=1, tp=1), zero=int(stage), micro_batches=1)
+        else:
+            share = Zero(model.flatten(group.empty), group, int(stage))
+        optimizer = MixedPrecision(optim.SGD(share.parameters(), 0.5), group, LossScale(1.0))
+
+        def step():
+            for p in share.parameters():
+                p.grad = np.ones(p.shape, p.dtype)
+            share.step(optimizer)
+
+        step()
+        step()
+        group.barrier()
+        before = mixed_precision.widen.call_count
+        group.barrier()
+        loaded = {name: w + 1 for name, w in share.state().items()}
+        share.load_state(loaded)
+        step()
+        return before, loaded, share.state()
+
+    for before, loaded, state in cluster(2, "thread").run(worker):
+        assert not before
+        assert_same_bits(state, {name: w - np.float16(0.5) for name, w in loaded.items()})
+    assert mixed_precision.widen.called
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("grad_dtype, g", [("float16", 2), ("float32", 4)])
+def test_a_parameter_takes_2_2_and_12_bytes_or_4_for_a_float32_gradient(
+    cluster, stage, grad_dtype, g
+):
+    def worker(group):
+        model = mlp(grad_dtype).flatten(group.empty)
+        share = Zero(model, group, stage) if stage else None
+        parameters = share.parameters() if stage else model.parameters()
+        optimizer = MixedPrecision(optim.Adam(parameters, 0.1), group)
+        mine = shard(np.arange(6), group.rank, group.size)
+        loss = nn.cross_entropy(model(X[mine]), Y[mine], reduction_size=6)
+        if stage:
+            share.backward(loss)
+            share.step(optimizer)
+        else:
+            loss.backward()
+            all_reduce_gradients(model, group)
+            optimizer.step()
+        homes = [layer.flat for layer in model.layers]
+        homes += [s.home for s in share.shards] if stage else []
+        places = share.places if stage else []
+        return {
+            "parameters": bytes_of([*(home.vector for home in homes), *places[1:]]),
+            "gradients": bytes_of([*(home.gradient for home in homes), *places[:1]]),
+            "optimizer state": bytes_of(
+                [a for arrays in (optimizer.copies, *optimizer.state) for a in arrays]
+            ),
+        }
+
+    sizes = [4 * 8 + 8, 8 * 3 + 3]
+    for rank, held in enumerate(cluster(2, "thread").run(worker)):
+        assert held == mixed_bytes_held(stage, sizes, 2, rank, g)
+    assert sum(mixed_bytes_held(0, sizes, 1, 0).values()) == 16 * sum(sizes)
+
+
+def test_the_ledger_counts_half_the_bytes_of_float32(cluster):
+    def worker(group, dtype, grad_dtype):
+        model = nn.MLP([4, 8, 3]).astype(dtype, grad_dtype)
+        nn.cross_entropy(model(X.astype(dtype)), Y).backward()
+        all_reduce_gradients(model, group)
+        return group.ledger.bytes["all_reduce"], {str(p.grad.dtype) for p in model.parameters()}
+
+    def sent(*dtypes):
+        found = cluster(2).run(worker, *dtypes)
+        return sum(nbytes for nbytes, _ in found), found[0][1]
+
+    P = 4 * 8 + 8 + 8 * 3 + 3
+    assert sent("float32", None) == sent("float16", "float32") == (2 * 4 * P, {"float32"})
+    assert sent("float16", None) == (2 * 2 * P, {"float16"})
+
+
+# What is divided by the scale.
+
+
+def test_the_norm_is_that_of_the_gradient_without_its_scale(cluster):
+    norms = {}
+    for scale in (1.0, 2.0**10):
+
+        def worker(group, scale=scale):
+            model = mlp()
+            zero = Zero(model.flatten(group.empty), group, 2)
+            optimizer = MixedPrecision(optim.SGD(zero.parameters(), 1.0), group, LossScale(scale))
+            mine = shard(np.arange(6), group.rank, group.size)
+            loss = nn.cross_entropy(model(X[mine]), Y[mine], reduction_size=6)
+            zero.backward(scaled(loss, scale))
+            before = zero.state()
+            norm = optimizer.clip_global_norm(0.125, zero.sum_squares)
+            zero.step(optimizer)
+            moved = [(w - before[n]).astype("float64") for n, w in zero.state().items()]
+            return norm, float(np.sqrt(sum((d * d).sum() for d in moved)))
+
+        norms[scale] = cluster(2, "thread").run(worker)
+    for (want, _), (got, moved) in zip(norms[1.0], norms[2.0**10], strict=True):
+        ratio = got / want
+        assert ratio == pytest.approx(1, 1e-2), (
+            f"{ratio:.4g} times the norm: the gradient was measured with its loss scale"
+        )
+        assert want > 0.125 and moved == pytest.approx(0.125, 1e-2)
+
+
+def test_the_experts_balancing_loss_is_scaled_with_the_loss():
+    found = {}
+    for scale in (1.0, 2.0**10):
+        mixture = MixtureOfExperts(8, 4, balance=1.0)
+        x = leaf(2, 3, 8, dtype="float32")
+        y = mixture(x, Randomness(0, 0, np.arange(2), loss_scale=scale))
+        y.backward(np.zeros_like(y.data))  # only the balancing loss has a gradient
+        found[scale] = mixture.gate.weight.grad.copy()
+    assert np.abs(found[1.0]).max() > 0
+    ratio = np.abs(found[2.0**10]).max() / np.abs(found[1.0]).max()
+    assert np.array_equal(found[2.0**10], found[1.0] * 2.0**10), (
+        f"{ratio / 2**10:.4g} of the balancing loss's gradient: it entered backward without the "
+        "loss scale"
+    )
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_found_and_named(cluster, name):
+    ranks, cases = cluster(3, "thread"), equivalence.find("mixed_precision").cases(3)
+    (case,) = [case for case in cases if case.name == "MLP, ZeRO 2, overflow"]
+    with planted(name):
+        row = equivalence.check("mixed_precision", case, 3, ranks)
+    assert not row["ok"] and find(name).diagnosis in row["detail"]
+
+
+def test_a_norm_with_the_scale_in_it_is_found_and_named(cluster):
+    name = "clipped_before_it_is_unscaled"
+    with planted(name), pytest.raises(AssertionError, match=find(name).diagnosis):
+        test_the_norm_is_that_of_the_gradient_without_its_scale(cluster)
+
+
+def test_an_unscaled_balancing_loss_is_found_and_named():
+    name = "balance_not_scaled"
+    with planted(name), pytest.raises(AssertionError, match=find(name).diagnosis):
+        test_the_experts_balancing_loss_is_scaled_with_the_loss()
+
+
+# Training.
+
+
+def trained(cluster, precision="float16", **axes):
+    settings = Settings(
+        steps=8, batch=6, context=8, width=16, micro_batches=2, precision=precision, **axes
+    )
+    return cluster(settings.ranks, "thread").run(train, TEXT, settings)
+
+
+@pytest.mark.parametrize(
+    "axes", [{"dp": 2}, {"tp": 2}, {"cp": 2}, {"dp": 2, "ep": 2, "experts": 2}]
+)
+def test_every_axis_trains_in_float16_as_one_rank_does(cluster, axes):
+    (want, _), *_ = trained(cluster, experts=axes.get("experts", 0))
+    found = trained(cluster, **axes)
+    for losses, state in found:
+        np.testing.assert_allclose(losses, want, rtol=5e-3)
+        assert {str(w.dtype) for w in state.values()} == {"float16"}
+        assert_same_bits(state, found[0][1])
+
+
+def test_a_pipeline_and_zero_change_no_bit_of_float16(cluster):
+    """The same micro-batches are added in the same order, and ranks in the order of ranks."""
+
+    def worker(group, dp, pp, zero):
+        model = nn.Transformer(5, 8, 2, 2, 4).astype("float16")
+        mesh = Mesh(group, dp=dp, pp=pp, tp=1)
+        hybrid = Hybrid(model, mesh, "1f1b", micro_batches=2, zero=zero)
+        optimizer = MixedPrecision(
+            optim.AdamW(hybrid.parameters(), 0.05), group, LossScale(2.0**24, 2)
+        )
+        tokens = np.random.default_rng(0).integers(0, 5, (6, 4))
+        with overflow_allowed():
+            for step in range(12):
+                hybrid.backward(tokens, tokens, 0, step, loss_scale=optimizer.loss_scale)
+                optimizer.clip_global_norm(0.5, hybrid.sum_squares)
+                hybrid.step(optimizer)
+        return hybrid.state() | {"": np.array([optimizer.steps, optimizer.loss_scale])}
+
+    for dp in (1, 2):
+        want = cluster(dp, "thread").run(worker, dp, 1, 0)[0]
+        assert 0 < want[""][0] < 12
+        for pp, zero in [(1, 1), (2, 0), (2, 1)]:
+            for state in cluster(dp * pp, "thread").run(worker, dp, pp, zero):
+                assert_same_bits(state, want)
+
+
+@pytest.mark.parametrize("transport", ["process", "thread"])
+def test_bfloat16_trains_and_travels(cluster, transport):
+    pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes: pip install ml_dtypes")
+    (want, _), *_ = trained(cluster, "float32")
+    settings = Settings(
+        steps=8, batch=6, context=8, width=16, micro_batches=2, precision="bfloat16", pp=2
+    )
+    for losses, state in cluster(2, transport).run(train, TEXT, settings):
+        np.testing.assert_allclose(losses, want, rtol=2e-2)
+        assert {str(w.dtype) for w in state.values()} == {"bfloat16"}
+
+
+def test_without_ml_dtypes_an_error_names_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'minidist\[bfloat16\]'"):
+        nn.MLP([2, 2]).astype("bfloat16")
