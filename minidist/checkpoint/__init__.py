@@ -1,0 +1,45 @@
+"""Checkpoints: what a run needs to go on, written so that a rank may die at any moment.
+
+    checkpoint.save(folder, model.state(), step)          # one device
+    state, step = checkpoint.load(folder)
+
+    checkpoint.save(folder, parts_of(model, optimizer), step, group)      # every rank its own parts
+    restore(Saved.newest(folder), model, optimizer)                       # ... on any other mesh
+
+A checkpoint is a folder in `folder`, with a safetensors file for each rank that holds something no
+earlier rank holds, and a manifest, which is written last:
+
+    FOLDER/step-00000200/rank-000.safetensors
+                         rank-001.safetensors
+                         manifest.json      names, global shapes, dtypes; which slice of which
+                                            array each file holds; a checksum for each file
+
+    writing.py   temporary names, fsync, rename; the manifest last; the last two are kept
+    reading.py   the newest checkpoint that has a manifest; each file is checked before it is used
+    checksum.py  of every byte that a file holds
+    parts.py     what a rank holds of a model and its optimizer: slices of global arrays
+    background.py   in a second thread, while training goes on
+    training.py  the checkpoints of a training run
+    grow.py      going on with more characters, or more blocks
+    gpt2.py      GPT-2's published weights in an nn.Transformer
+"""
+
+from minidist.checkpoint.gpt2 import load_gpt2
+from minidist.checkpoint.grow import Grown
+from minidist.checkpoint.parts import Part, parts_of, restore
+from minidist.checkpoint.reading import Saved, load
+from minidist.checkpoint.training import Keep, Training
+from minidist.checkpoint.writing import save
+
+__all__ = [
+    "Grown",
+    "Keep",
+    "Part",
+    "Saved",
+    "Training",
+    "load",
+    "load_gpt2",
+    "parts_of",
+    "restore",
+    "save",
+]

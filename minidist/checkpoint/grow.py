@@ -1,0 +1,85 @@
+"""Go on with a larger model: other text with more characters, more blocks.
+
+a new character      its rows are drawn by the parameter's name and the character; old
+                     characters' rows keep every bit
+a new block          the arrays that write to the residual stream are 0, so that it adds
+                     nothing: the loss is the same before and after (function-preserving:
+                     Chen, Goodfellow, Shlens 2016, Net2Net, whose deeper net begins with
+                     layers that are the identity)
+the optimizer        has zeros for what is new
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from minidist.checkpoint.reading import Saved
+from minidist.nn import Slice
+from minidist.rng import generator
+
+VOCABULARY = {"embedding.token.weight": 0, "head.linear.weight": 1}  # and its axis
+WRITES = tuple(f"{part}.{kind}" for part in (".output", ".contract") for kind in ("weight", "bias"))
+
+
+def changes(before: Mapping, told: Mapping) -> list[str]:
+    """Return in words how a run grows that was told `before`; [] if it goes on as it was.
+
+    ValueError if it would have to shrink, or to change what does not grow.
+    """
+    was, now = before["data"], told["data"]
+    found = []
+    blocks = told["settings"]["depth"] - before["settings"]["depth"]
+    if blocks < 0:
+        raise ValueError("a model of fewer blocks is another model; use another folder")
+    if blocks:
+        found.append(f"{blocks} new block{'s' * (blocks > 1)}")
+    if was == now:
+        return found
+    if "characters" not in was or "characters" not in now:
+        raise ValueError(
+            f"the checkpoint is of a run on {was['source']}, not on {now['source']}; give it the "
+            "same, or another folder"
+        )
+    if lost := sorted(set(was["characters"]) - set(now["characters"])):
+        raise ValueError(
+            f"the character {lost[0]!r} of {was['source']} is none of the new ones; use "
+            "Text.including(characters)"
+        )
+    new = len(now["characters"]) - len(was["characters"])
+    return [*found, f"{now['source']}, {new} new character{'s' * (new != 1)}"]
+
+
+class Grown:
+    """A checkpoint as a larger model sees it: it has all arrays, in the larger shapes.
+
+    fresh  the larger model's weights as they are drawn, by name
+    """
+
+    def __init__(self, saved: Saved, told: Mapping, fresh: Mapping[str, np.ndarray]):
+        self.saved, self.fresh, self.seed = saved, fresh, told["settings"]["seed"]
+        self.path, self.about = saved.path, saved.about
+        was, now = (each["data"].get("characters", "") for each in (saved.about["told"], told))
+        self.characters = now
+        self.old = np.array([now.index(c) for c in was], np.int64)  # where the old rows go
+
+    def part(self, cut: Slice) -> np.ndarray:
+        """Return the elements of a slice: a vector."""
+        return cut.of(self.whole(cut.name))
+
+    def whole(self, name: str) -> np.ndarray:
+        """Return a global array in the larger model's shape."""
+        state, _, parameter = name.rpartition("/")
+        drawn = self.fresh[parameter]
+        if name not in self.saved.shapes:  # of a new block
+            return np.zeros_like(drawn) if state or parameter.endswith(WRITES) else drawn
+        old = self.saved.whole(name)
+        if parameter not in VOCABULARY or len(self.old) == len(self.characters):
+            return old
+        new = np.zeros(drawn.shape, old.dtype)
+        axis = VOCABULARY[parameter]
+        rows = np.moveaxis(new, axis, 0)  # a view
+        rows[self.old] = np.moveaxis(old, axis, 0)
+        for i in set(range(len(rows))) - set(self.old.tolist()) if not state else ():
+            random = generator(self.seed, f"{parameter} {self.characters[i]}")
+            rows[i] = random.standard_normal(rows[i].shape) * drawn.std()
+        return new

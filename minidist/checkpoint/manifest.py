@@ -1,0 +1,127 @@
+"""The manifest of a checkpoint: a JSON object, and how it is written and read.
+
+    {"format": "minidist checkpoint", "version": 2, "step": 200, "about": {...},
+     "arrays": {"head.norm.gain": {"shape": [64], "dtype": "float32"}, ...},
+     "files": {"rank-000.safetensors": {"bytes": 4096, "header": "9a3f00c1d2e4a5b6",
+               "holds": {"head.norm.gain": {"array": "head.norm.gain", "axis": null, "runs": null,
+                                            "start": 0, "stop": 32,
+                                            "checksum": "77e0b3d210c5f46a"}}}},
+     "checksum": "01c2ffe09bb8a37d"}
+
+A file's key names a vector or an array in it; its entry says which elements of which global array
+these are (see nn.Slice). Every byte has a checksum: a file's header and each of its arrays, and the
+manifest, whose checksum is that of the rest of it.
+"""
+
+import json
+import re
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from minidist.checkpoint.checksum import checksum
+from minidist.nn import Shard, Slice
+
+FORMAT, VERSION = "minidist checkpoint", 2
+NAME = "manifest.json"
+FOLDER = re.compile(r"step-(\d{8,})")
+FILE = re.compile(r"rank-\d{3,}\.safetensors")
+
+
+def safetensors() -> ModuleType:
+    """Import the library, or raise a ValueError that says how to get it."""
+    try:
+        import_module("safetensors.numpy")
+        return import_module("safetensors")
+    except ImportError as error:
+        raise ValueError(
+            "checkpoints need the package safetensors: pip install 'minidist[checkpoint]'"
+        ) from error
+
+
+def folders(folder: Path) -> dict[int, Path]:
+    """Return the folders of checkpoints by step, oldest first, whole or not."""
+    try:
+        found = {path: FOLDER.fullmatch(path.name) for path in folder.iterdir()}
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ValueError(f"cannot read the folder {folder}: {error.strerror}") from error
+    return dict(sorted((int(match[1]), path) for path, match in found.items() if match))
+
+
+def whole_ones(folder: Path) -> dict[int, Path]:
+    """Return the folders that have a manifest, by step, oldest first: only those count."""
+    return {step: path for step, path in folders(folder).items() if (path / NAME).exists()}
+
+
+def describe(cut: Slice) -> dict:
+    """Return a slice as JSON; a part that is the whole array is described as such."""
+    shard = cut.shard
+    if shard is not None and np.array_equal(shard.indices, np.arange(shard.full)):
+        shard = None
+    where = {"axis": None, "runs": None}
+    if shard is not None:
+        indices = shard.indices.tolist()
+        breaks = [i for i, (a, b) in enumerate(pairwise(indices), 1) if b != a + 1]
+        ends = pairwise([0, *breaks, len(indices)])
+        runs = [[indices[a], indices[b - 1] + 1] for a, b in ends if a < b]
+        where = {"axis": shard.axis, "runs": runs}
+    return {"array": cut.name, **where, "start": cut.start, "stop": cut.stop}
+
+
+def slice_of(described: dict, shape: list[int]) -> Slice:
+    """Return the slice that `describe` has described."""
+    axis, shard = described["axis"], None
+    if axis is not None:
+        indices = np.concatenate([np.arange(0), *(np.arange(a, b) for a, b in described["runs"])])
+        shard = Shard(axis, indices, shape[axis])
+    return Slice(described["array"], tuple(shape), shard, described["start"], described["stop"])
+
+
+def header(path: Path) -> bytes:
+    """Return what is before the arrays in a safetensors file: 8 bytes, n, and n bytes of JSON."""
+    with open(path, "rb") as file:
+        length = file.read(8)
+        return length + file.read(min(int.from_bytes(length, "little"), path.stat().st_size))
+
+
+def encode(manifest: dict) -> bytes:
+    """Return the text of a manifest, with its checksum."""
+    return json.dumps(manifest | {"checksum": own_checksum(manifest)}, indent=1).encode()
+
+
+def own_checksum(manifest: dict) -> str:
+    rest = {key: value for key, value in manifest.items() if key != "checksum"}
+    return checksum(json.dumps(rest, sort_keys=True).encode())
+
+
+def read(path: Path) -> dict:
+    """Return the manifest in a file; ValueError if it is damaged, foreign or of a newer version."""
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is damaged: it is no JSON. Without it the folder is no checkpoint: remove the "
+            "folder to go on from the one before"
+        ) from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise ValueError(f"{path} is foreign: it is not the manifest of a minidist checkpoint")
+    if found.get("version") != VERSION:
+        raise ValueError(
+            f"{path} has version {found.get('version')}, and this minidist reads version "
+            f"{VERSION}; use the minidist that wrote it"
+        )
+    if found.get("checksum") != own_checksum(found):
+        raise ValueError(
+            f"{path} is damaged: its checksum is wrong; remove its folder to go on from the "
+            "checkpoint before"
+        )
+    if strange := [name for name in found["files"] if not FILE.fullmatch(name)]:
+        raise ValueError(f"{path} names {strange[0]!r}, which is no file of a checkpoint")
+    return found

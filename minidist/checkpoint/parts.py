@@ -1,0 +1,128 @@
+"""What a rank holds of a model and of its optimizer, as slices of global arrays.
+
+Whatever cuts a model (split matrices, stages of a pipeline, shards of ZeRO, experts on other
+ranks), a rank's parameters say which elements of which global arrays they hold (nn.Slice). So a
+checkpoint is a set of (slice, values), and loading it on another mesh is to slice again.
+
+    embedding.token.weight                a weight
+    optimizer.0/embedding.token.weight    the first array of its optimizer's state, as long as it
+"""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from minidist.autograd.tensor import tick
+from minidist.backend import Array, array_module, beside, to_host, widen
+from minidist.nn import Parameter, Slice
+from minidist.optim import Optimizer
+
+if TYPE_CHECKING:
+    from minidist.checkpoint.reading import Saved
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Elements of a global array, and their values: a vector, or an array of the global shape."""
+
+    cut: Slice
+    values: Array
+
+    def on_host(self) -> np.ndarray:
+        """Return the values on the host, in one piece, shaped like the part they are all of."""
+        values = np.ascontiguousarray(to_host(self.values)).reshape(-1)
+        values = values.astype(values.dtype.newbyteorder("="), copy=False)
+        whole = len(values) == np.prod(self.cut.part_shape)
+        return values.reshape(self.cut.part_shape) if whole else values
+
+
+class Holder(Protocol):
+    """A model, or what split it: Hybrid, Pipeline."""
+
+    def named_parameters(self) -> dict[str, Parameter]: ...
+
+
+def parts_of(model: Holder, optimizer: Optimizer) -> list[Part]:
+    """Return what this rank holds of the weights and of the optimizer's state.
+
+    Of 16-bit weights it is their float32 copies: the weights are the copies, rounded.
+    What an optimizer changes is not copied: save it before the next update.
+    """
+    found, slices = [], optimizer.slices
+    weights = optimizer.copies or [s.data for s in slices]
+    for s, values, state in zip(
+        slices, weights, optimizer.state or [()] * len(slices), strict=True
+    ):
+        for cut, at in placed(s.slices):
+            found.append(Part(cut, values[at]))
+            found += [Part(of_state(cut, i), array[at]) for i, array in enumerate(state)]
+    for p in model.named_parameters().values():
+        if not p.requires_grad and not p.elsewhere:  # frozen, such as a batch norm's running mean
+            found.append(Part(p.slices[0], p.data.copy()))  # a forward pass may change it
+    return found
+
+
+def placed(cuts: tuple[Slice, ...]) -> list[tuple[Slice, slice]]:
+    """Return each slice with its place in the vector that they make up together."""
+    ends = np.cumsum([0, *map(len, cuts)]).tolist()
+    return [(cut, slice(*ends)) for cut, ends in zip(cuts, pairwise(ends), strict=True)]
+
+
+def of_state(cut: Slice, number: int) -> Slice:
+    """Return the same elements of an array of the optimizer's state."""
+    return replace(cut, name=f"optimizer.{number}/{cut.name}")
+
+
+def about(optimizer: Optimizer) -> dict:
+    """Return what a manifest says of an optimizer."""
+    return {
+        "kind": optimizer.kind,
+        "steps": optimizer.steps,
+        "arrays": len(optimizer.state[0]) if optimizer.state else 0,
+        "loss_scale": optimizer.scale and optimizer.scale.state,
+    }
+
+
+def restore(saved: "Saved", model: Holder, optimizer: Optimizer) -> None:
+    """Give this rank its parts of the weights and the optimizer's state, between two steps.
+
+    ValueError if the checkpoint lacks an array or has it in another shape, in a dtype that the
+    parameter cannot hold, or the state of another kind of optimizer.
+    """
+    of = saved.about["optimizer"]
+    if of["kind"] != optimizer.kind:
+        raise ValueError(f"{saved.path} has the state of {of['kind']}, not of {optimizer.kind}")
+    held = [p for p in model.named_parameters().values() if not p.elsewhere]
+    for p in dict.fromkeys([*held, *optimizer.parameters]):
+        values = [saved.part(cut) for cut in p.slices]
+        fill(p.data, values, p.name, rounds=bool(optimizer.scale) and p.requires_grad)
+        p.updated = tick()
+    for s, copy in zip(optimizer.slices, optimizer.copies, strict=False):
+        fill(copy, [saved.part(cut) for cut in s.slices], "a float32 copy")
+    if optimizer.scale and of.get("loss_scale"):
+        optimizer.scale.state = of["loss_scale"]
+    optimizer.steps, optimizer.state = of["steps"], None
+    if of["arrays"]:
+        optimizer.state = [
+            [state_of(saved, s, i) for i in range(of["arrays"])] for s in optimizer.slices
+        ]
+
+
+def state_of(saved: "Saved", s, number: int) -> Array:
+    """Return one array of the optimizer's state for a flat slice."""
+    array = array_module(s.data).empty_like(widen(s.data))
+    fill(array, [saved.part(of_state(cut, number)) for cut in s.slices], "the optimizer's state")
+    return array
+
+
+def fill(array: Array, values: list[np.ndarray], name: str, rounds: bool = False) -> None:
+    """Write vectors, one after the other, into an array; ValueError if that rounds, or it may."""
+    vector = np.concatenate([np.empty(0, array.dtype), *values]) if len(values) != 1 else values[0]
+    if not rounds and not np.can_cast(vector.dtype, array.dtype, "safe"):
+        raise ValueError(
+            f"{name} is {array.dtype} in the model, and would round the {vector.dtype} of the "
+            "checkpoint; use a model of its dtype"
+        )
+    array[...] = beside(vector.astype(array.dtype, copy=False), array).reshape(array.shape)

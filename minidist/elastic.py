@@ -1,0 +1,75 @@
+"""Training that survives the death of ranks: it goes on with those that are left.
+
+    4 ranks, dp=4 ... rank 2 dies ... 3 ranks, dp=3, from the last checkpoint ...
+
+The global batches stay the same, so only the order of sums differs from a run that nobody left. On
+one machine a dead rank could be started again; here its place stays empty, as after the loss of a
+computer. Ranks are processes of this machine: MPI ends all of its processes when one dies.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from minidist.checkpoint import Keep, manifest
+from minidist.comm import run
+from minidist.datasets import Digits, Text
+from minidist.errors import RankDied
+from minidist.train import Settings, train
+
+
+def with_fewer(settings: Settings, ranks: int) -> Settings:
+    """Return the same run on the largest mesh of at most so many ranks that it fits.
+
+    Of meshes of one size, the one that cuts the model as before: first dp shrinks, then pp, cp, tp.
+    """
+    axes = "tp cp pp dp".split()
+    found = []
+    for sizes in product(*(range(1, getattr(settings, axis) + 1) for axis in axes)):
+        if np.prod(sizes) > ranks:
+            continue
+        for ep in range(1, settings.ep + 1):
+            try:
+                mesh = dict(zip(axes, sizes, strict=True))
+                fitting = replace(settings, **mesh, ep=ep)
+            except ValueError:  # this mesh does not fit
+                continue
+            found.append((fitting.ranks, *sizes, ep, fitting))
+    return max(found, key=lambda candidate: candidate[:-1])[-1]
+
+
+def in_words(settings: Settings) -> str:
+    sizes = {axis: getattr(settings, axis) for axis in ("dp", "pp", "cp", "tp", "ep")}
+    return ", ".join(f"{axis}={n}" for axis, n in sizes.items() if n > 1 or axis == "dp")
+
+
+def train_elastic(
+    data: Text | Digits,
+    settings: Settings,
+    keep: Keep,
+    say: Callable[[str], None] = print,
+    **where,
+) -> tuple[list[float], dict[str, np.ndarray], Settings]:
+    """Train until it is done; return losses, weights, and on which mesh it ended.
+
+    say  is told of each death: where the run goes on, and on which mesh
+
+    where  device and timeout, see run
+
+    RankDied is raised if the last rank dies.
+    """
+    while True:
+        try:
+            losses, state = run(train, settings.ranks, data, settings, keep, **where)[0]
+            return losses, state, settings
+        except RankDied as death:
+            if settings.ranks == 1:
+                raise
+            settings = with_fewer(settings, settings.ranks - 1)
+            whole = manifest.whole_ones(Path(keep.folder))
+            keep = replace(keep, resume=bool(whole))
+            step = max(whole, default=0)
+            say(f"{death}; goes on after step {step} with {in_words(settings)}")

@@ -1,0 +1,87 @@
+"""Saving in a second thread: what is saved is what there was when the save began."""
+
+import errno
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from minidist import checkpoint
+from minidist.checkpoint import background, writing
+from minidist.checkpoint.background import Background
+from minidist.errors import RankFailed
+from tests.strategies import assert_same_bits
+
+pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
+
+
+@pytest.fixture(autouse=True)
+def gate(monkeypatch):
+    """What a second thread may wait for; a worker finds it by the name of the class."""
+    monkeypatch.setattr(Background, "gate", threading.Event(), raising=False)
+
+
+def test_updates_that_wait_for_the_copy_do_not_change_what_is_saved(cluster, tmp_path, monkeypatch):
+    finish = writing.write_checkpoint
+
+    def held(*arguments):
+        assert Background.gate.wait(20)
+        finish(*arguments)
+
+    monkeypatch.setattr(background.writing, "write_checkpoint", held)
+
+    def worker(group):
+        array, saver = np.full(1 << 16, 1.0), Background(group)
+        for step in (1, 2):
+            saver.save(tmp_path, writing.whole_parts({"a": array}), step, {})
+            saver.wait_for_copy()
+            array += 1
+            if step == 1:
+                first = any(tmp_path.rglob("manifest.json"))  # nothing is written yet
+                Background.gate.set()
+        saver.wait()
+        return first, checkpoint.load(tmp_path)
+
+    for early, (found, step) in cluster(2, "thread").run(worker):
+        assert not early and step == 2
+        assert_same_bits(found, {"a": np.full(1 << 16, 2.0)})
+    whole = checkpoint.Saved(tmp_path / "step-00000001").whole("a")
+    np.testing.assert_array_equal(whole, np.full(1 << 16, 1.0))
+
+
+def test_an_update_waits_for_the_copy(cluster, tmp_path, monkeypatch):
+    copy = Background._copy
+
+    def held(self, parts):
+        assert Background.gate.wait(20)
+        return copy(self, parts)
+
+    monkeypatch.setattr(Background, "_copy", held)
+
+    def worker(group):
+        saver = Background(group)
+        saver.save(tmp_path, writing.whole_parts({"a": np.ones(3)}), 1, {})
+        waited = not saver.copied.is_set()
+        threading.Timer(0.05, Background.gate.set).start()
+        saver.wait_for_copy()
+        waited = waited and Background.gate.is_set()
+        saver.wait()
+        return waited
+
+    assert cluster(1, "thread").run(worker) == [True]
+
+
+def test_an_error_of_the_second_thread_ends_the_run(cluster, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(writing, "write", full)
+
+    def worker(group):
+        saver = Background(group)
+        saver.save(tmp_path, writing.whole_parts({"a": np.ones(3)}), 1, {})
+        saver.wait()
+
+    with pytest.raises(RankFailed, match="No space left on device; those before it are whole"):
+        cluster(2, "thread").run(worker)

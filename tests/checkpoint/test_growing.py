@@ -1,0 +1,126 @@
+"""A run that goes on with another text, more characters, more blocks."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from minidist import checkpoint, nn
+from minidist.checkpoint import Keep, Saved
+from minidist.cli import main
+from minidist.datasets import Text
+from minidist.train import Settings, train
+from tests.strategies import assert_same_bits
+
+pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
+
+SETTINGS = Settings(steps=3, batch=6, context=8, width=12, micro_batches=1)
+TEXT = Text(np.random.default_rng(0).integers(0, 5, 400), "bcdfg", "five characters")
+OTHER = Text(np.random.default_rng(1).integers(0, 4, 400), "aceh", "others").including("bcdfg")
+GROW = {
+    "the same": (TEXT, {}),
+    "a text": (OTHER, {}),
+    "blocks": (TEXT, {"depth": 4}),
+    "both": (OTHER, {"depth": 3}),
+}
+
+
+def grown(cluster, folder, text, more, mesh=None, **options):
+    """Train, then go on with something larger for no step at all; return both states."""
+    settings = replace(SETTINGS, **options)
+    before = cluster(1, "thread").run(train, TEXT, settings, Keep(str(folder)))[0][1]
+    settings = replace(settings, steps=0, **more, **(mesh or {}))
+    keep = Keep(str(folder), resume=True)
+    return before, cluster(settings.ranks, "thread").run(train, text, settings, keep)[0][1]
+
+
+@pytest.mark.parametrize("experts", [0, 3])
+@pytest.mark.parametrize("tied", [False, True])
+def test_more_blocks_leave_every_bit_of_the_logits(cluster, tmp_path, experts, tied):
+    options = {"experts": experts, "tied": tied}
+    before, after = grown(cluster, tmp_path, TEXT, {"depth": 4}, **options)
+    logits = []
+    for depth, state in ((2, before), (4, after)):
+        model = replace(SETTINGS, depth=depth, **options).model(TEXT)
+        model.load_state(state)
+        logits.append(model(TEXT.tokens[:80].reshape(10, 8)).data)
+    np.testing.assert_array_equal(*logits)
+    assert all(np.array_equal(after[name], array) for name, array in before.items())
+    assert after["blocks.3.attention.qkv.weight"].any()  # only what writes is 0
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_old_characters_keep_their_rows_and_new_ones_are_drawn_by_name(cluster, tmp_path, tied):
+    before, after = grown(cluster, tmp_path, OTHER, {}, tied=tied)
+    assert OTHER.characters == "abcdefgh" and OTHER.decode(OTHER.tokens[:9]).strip("aceh") == ""
+    old = [OTHER.characters.index(c) for c in TEXT.characters]
+    rows = {"embedding.token.weight": 0} | ({} if tied else {"head.linear.weight": 1})
+    for name, array in before.items():
+        kept = after[name] if name not in rows else after[name].take(old, axis=rows[name])
+        np.testing.assert_array_equal(kept, array, err_msg=name)
+    fewer = Text(np.zeros(80, int), "a", "only a").including("bcdfg")
+    again = grown(cluster, tmp_path / "fewer", fewer, {}, tied=tied)[1]
+    for name, axis in rows.items():
+        new = [after[name].take(i, axis=axis) for i in (0, 4, 7)]
+        assert len({row.tobytes() for row in new}) == 3 and all(row.any() for row in new)
+        scale = before[name].std() / np.std(new)
+        assert 0.4 < scale < 2.5
+    row = again["embedding.token.weight"][0]
+    fresh = nn.Transformer(6, 12, 4, 1, 8).state()["embedding.token.weight"].std()
+    both = row / fresh, after["embedding.token.weight"][0]
+    assert np.corrcoef(*both)[0, 1] > 0.999  # whatever other characters there are
+
+
+@pytest.mark.parametrize("mesh", [{"tp": 2}, {"dp": 2, "zero": 1}, {"pp": 2}], ids=str)
+@pytest.mark.parametrize(
+    "how", ["both", *(pytest.param(h, marks=pytest.mark.slow) for h in GROW if h != "both")]
+)
+def test_every_mesh_begins_with_the_same_larger_model(cluster, tmp_path, how, mesh):
+    text, more = GROW[how]
+    want = grown(cluster, tmp_path / "one", text, more)[1]
+    assert_same_bits(grown(cluster, tmp_path / "many", text, more, mesh)[1], want)
+
+
+def test_the_optimizer_has_zeros_for_what_is_new(cluster, tmp_path):
+    text, more = GROW["both"]
+    grown(cluster, tmp_path, text, more)
+    old, _ = checkpoint.load(tmp_path)
+    fresh = replace(SETTINGS, **more).model(text).state()
+    run = {"settings": {"seed": 0}, "data": {"characters": text.characters}}
+    larger = checkpoint.Grown(Saved.newest(tmp_path), run, fresh)
+    for i in range(2):
+        rows = larger.whole(f"optimizer.{i}/embedding.token.weight")
+        want = old[f"optimizer.{i}/embedding.token.weight"]
+        new = [text.characters.index(c) for c in "aeh"]
+        assert not rows[new].any() and want.any()
+        np.testing.assert_array_equal(np.delete(rows, new, axis=0), want)
+        assert not larger.whole(f"optimizer.{i}/blocks.2.expand.weight").any()
+
+
+def test_the_steps_begin_again_and_go_on_after_the_old_ones(cluster, tmp_path):
+    settings, keep = replace(SETTINGS, dp=2), Keep(str(tmp_path), every=2)
+    run = cluster(2, "thread").run
+    run(train, TEXT, settings, keep)
+    keep = replace(keep, resume=True)
+    larger = replace(settings, depth=3)
+    losses, state = run(train, OTHER, larger, keep)[0]
+    assert len(losses) == 3
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000005", "step-00000006"]
+    assert Saved.newest(tmp_path).about["began"] == 3
+    again = run(train, OTHER, larger, keep)[0]  # all is done: it neither grows nor trains
+    assert again[0] == losses
+    assert_same_bits(again[1], state)
+
+
+def test_the_command_learns_another_text_with_a_deeper_model(tmp_path, capsys):
+    for name, words in (("one", "the cat sat. "), ("two", "a dog, a bug! ")):
+        (tmp_path / name).write_text(words * 50)
+    common = "train --transport thread --ranks 2 --batch 8 --context 8 --width 8 --heads 2".split()
+    common += ["--steps", "2", "--sample", "0", "--checkpoint", str(tmp_path / "kept")]
+    assert main([*common, "--text", str(tmp_path / "one"), "--depth", "1"]) == 0
+    capsys.readouterr()
+    more = ["--text", str(tmp_path / "two"), "--depth", "2", "--resume"]
+    assert main([*common, *more]) == 0
+    out = capsys.readouterr().out
+    assert "goes on after step 2, from" in out and "; 1 new block; " in out
+    assert "two, 7 new characters\n" in out and "2 steps in" in out and "certificate: ok" in out

@@ -1,0 +1,313 @@
+"""Saved on one mesh, loaded on another: every bit of the weights and of the optimizer's state."""
+
+import copy
+import json
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidist import Mesh, checkpoint, nn, optim
+from minidist.checkpoint import Saved, parts_of, restore
+from minidist.checkpoint.manifest import describe, slice_of
+from minidist.checkpoint.parts import about
+from minidist.data_parallel.zero import Zero
+from minidist.hybrid import Hybrid
+from minidist.pipeline_parallel import Pipeline
+from minidist.tensor_parallel import ParallelTransformer
+from minidist.tools.compare import compare
+from tests.strategies import assert_same_bits, seeds
+
+pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
+
+TOKENS = np.arange(40).reshape(8, 5) * 7 % 11
+MESHES = [  # dp, pp, cp, tp, ep, zero
+    (dp, pp, cp, tp, ep, zero)
+    for dp, pp, cp, tp, ep in product((1, 2, 3), (1, 2, 3), (1, 2), (1, 2, 3), (1, 2, 3))
+    for zero in (0, 1)
+    if dp * pp * cp * tp <= 6 and dp % ep == 0
+]
+
+
+def transformer(seed=0, tied=False, experts=4):
+    more = {"tied": tied, "experts": experts, "dropout": 0.1}
+    return nn.Transformer(11, 12, 6, 4, 5, seed, "float64", **more)
+
+
+def on_mesh(group, model, mesh, schedule="1f1b"):
+    *sizes, ep, zero = mesh
+    axes = Mesh(group, **dict(zip(("dp", "pp", "cp", "tp"), sizes, strict=True)))
+    return Hybrid(model, axes, schedule, ep=ep, zero=zero, micro_batches=2)
+
+
+def adamw(holder):
+    return optim.AdamW(holder.parameters(), lr=1e-2, weight_decay=0.1)
+
+
+def stepped(hybrid, steps=2):
+    optimizer = adamw(hybrid)
+    for step in range(steps):
+        hybrid.backward(TOKENS, TOKENS, step=step)
+        hybrid.step(optimizer)
+    return optimizer
+
+
+def state_on_one_device(model):
+    """Return {name: array} as a checkpoint of one device has it, with drawn numbers."""
+    random = np.random.default_rng(7)
+    optimizer = adamw(model)
+    optimizer.state = [[random.random(len(s.data)) for _ in range(2)] for s in optimizer.slices]
+    optimizer.steps = 9
+    return parts_of(model, optimizer), about(optimizer)
+
+
+def save_on(group, folder, mesh, step, options, source=None):
+    """Save what training on this mesh leaves, or what is loaded from `source`."""
+    hybrid = on_mesh(group, transformer(5, **options), mesh)
+    optimizer = adamw(hybrid)
+    if source is not None:
+        restore(Saved.newest(source), hybrid, optimizer)
+    else:
+        optimizer = stepped(hybrid)
+    checkpoint.save(
+        folder, parts_of(hybrid, optimizer), step, group, {"optimizer": about(optimizer)}
+    )
+    return hybrid.state()
+
+
+drawn = given(
+    st.sampled_from(MESHES), st.sampled_from(MESHES), st.booleans(), st.sampled_from([0, 4]), seeds
+)
+
+
+@drawn
+@settings(max_examples=2)
+def test_what_is_saved_on_one_mesh_is_loaded_on_another_bit_for_bit(
+    cluster, tmp_path_factory, a, b, tied, experts, seed
+):
+    there_and_back(cluster, tmp_path_factory, a, b, tied, experts, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@drawn
+@settings(max_examples=100)
+def test_many_meshes(cluster, tmp_path_factory, a, b, tied, experts, seed):
+    there_and_back(cluster, tmp_path_factory, a, b, tied, experts, seed)
+
+
+def there_and_back(cluster, tmp_path_factory, a, b, tied, experts, seed):
+    """One device -> mesh a -> mesh b -> one device; weights, averages and step."""
+    if not experts:
+        a, b = ((*mesh[:4], 1, mesh[5]) for mesh in (a, b))
+    folders = [tmp_path_factory.mktemp("mesh") for _ in range(3)]
+    options = {"tied": tied, "experts": experts}
+    parts, told = state_on_one_device(transformer(seed % 99, **options))
+    checkpoint.save(folders[0], parts, 9, about={"optimizer": told})
+    for source, target, mesh in zip(folders, folders[1:], (a, b), strict=False):
+        ranks = cluster(int(np.prod(mesh[:4])), "thread")
+        ranks.run(save_on, target, mesh, 9, options, source)
+    found = [checkpoint.load(folder) for folder in folders]
+    assert found[0][1] == found[1][1] == found[2][1] == 9
+    assert len(found[0][0]) == 3 * len(transformer(**options).named_parameters())
+    for state, _ in found[1:]:
+        assert_same_bits(dict(sorted(state.items())), dict(sorted(found[0][0].items())))
+    assert all(Saved.newest(folder).about == {"optimizer": told} for folder in folders)
+
+
+@pytest.mark.parametrize(
+    "mesh, schedule",
+    [
+        ((2, 2, 1, 1, 2, 1), "zb_v"),
+        ((1, 2, 1, 2, 1, 0), "1f1b"),
+        pytest.param((2, 2, 1, 1, 2, 1), "1f1b", marks=pytest.mark.slow),
+        pytest.param((1, 2, 1, 2, 1, 0), "zb_v", marks=pytest.mark.slow),
+    ],
+)
+def test_a_trained_mesh_saves_what_its_state_is(cluster, tmp_path, mesh, schedule):
+    def worker(group):
+        hybrid = on_mesh(group, transformer(), mesh, schedule)
+        optimizer = stepped(hybrid)
+        checkpoint.save(tmp_path, parts_of(hybrid, optimizer), 2, group)
+        return hybrid.state()
+
+    (state, *_) = cluster(int(np.prod(mesh[:4])), "thread").run(worker)
+    found, _ = checkpoint.load(tmp_path)
+    assert_same_bits({name: found[name] for name in state}, state)
+    assert any(array.any() for name, array in found.items() if name.startswith("optimizer.1/"))
+
+
+# What else cuts a model: ZeRO's stages, a pipeline, matrices alone. Frozen parameters, too.
+
+
+def zero(group, model, stage):
+    held = Zero(model.flatten(group.empty), group, stage)
+
+    def step(optimizer, mine):
+        held.backward(nn.cross_entropy(model(TOKENS[mine]), TOKENS[mine], TOKENS.size))
+        held.step(optimizer)
+
+    return model, adamw(held), step
+
+
+def pipeline(group, model, stage):
+    held = Pipeline(model, group, "zb_v", 3)
+
+    def step(optimizer, mine):
+        held.backward(TOKENS, TOKENS)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return held, adamw(held), step
+
+
+def one_device(group, model, stage):
+    def step(optimizer, mine):
+        nn.cross_entropy(model(TOKENS), TOKENS).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, adamw(model), step
+
+
+def matrices(group, model, stage):
+    held = ParallelTransformer(model, group)
+    return held, adamw(held), None
+
+
+CUTS = {"zero_1": (zero, 1), "zero_2": (zero, 2), "zero_3": (zero, 3), "zb_v": (pipeline, 0)}
+CUTS |= {"one device": (one_device, 0), "matrices": (matrices, 0)}
+FIRST = ["zero_1", "zero_2", "zb_v", "one device"]
+
+
+def frozen_transformer():
+    model = nn.Transformer(11, 6, 3, 4, 5, 0, "float64")
+    return model.freeze("blocks.1.expand.weight", "blocks.2.norm_1.gain")
+
+
+def go(group, kind, source, target):
+    """Load from source, train a step, save in target."""
+    build, stage = CUTS[kind]
+    holder, optimizer, step = build(group, frozen_transformer(), stage)
+    if source is not None:
+        restore(Saved.newest(source), holder, optimizer)
+    mine = np.array_split(np.arange(len(TOKENS)), group.size)[group.rank]
+    if step is not None:
+        step(optimizer, mine)
+    told = {"optimizer": about(optimizer)}
+    checkpoint.save(target, parts_of(holder, optimizer), optimizer.steps, group, told)
+
+
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize("first", ["zero_3", *(pytest.param(k, marks=slow) for k in FIRST)])
+def test_training_goes_on_under_another_strategy(cluster, tmp_path, first):
+    """A step under each, from the checkpoint of the one before, is a step of one device."""
+    order = [first, *(kind for kind in CUTS if kind != first)]
+    source = None
+    for i, kind in enumerate(order):
+        ranks = 1 if kind == "one device" else 3
+        cluster(ranks, "thread").run(go, kind, source, tmp_path / f"{i}")
+        source = tmp_path / f"{i}"
+    found, steps = checkpoint.load(source)
+    model = frozen_transformer()
+    _, optimizer, step = one_device(None, model, 0)
+    for _ in range(len(CUTS) - 1):
+        step(optimizer, None)
+    want = {part.cut.name: part.on_host() for part in parts_of(model, optimizer)}
+    assert steps == optimizer.steps and found.keys() == want.keys()
+    assert (comparison := compare([found], want)).ok, comparison
+
+
+def test_a_rank_reads_only_the_files_that_have_its_parts(cluster, tmp_path):
+    mesh = (1, 3, 1, 1, 1, 0)
+
+    def worker(group, load):
+        hybrid = on_mesh(group, transformer(), mesh)
+        optimizer = adamw(hybrid)
+        if not load:
+            return checkpoint.save(
+                tmp_path, parts_of(hybrid, optimizer), 1, group, {"optimizer": about(optimizer)}
+            )
+        saved = Saved.newest(tmp_path)
+        restore(saved, hybrid, optimizer)
+        return list(saved.opened)
+
+    cluster(3, "thread").run(worker, False)
+    found = cluster(3, "thread").run(worker, True)
+    assert found == [[f"rank-00{rank}.safetensors"] for rank in range(3)]
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_every_element_is_written_once(cluster, tmp_path, zero):
+    def worker(group):
+        hybrid = on_mesh(group, transformer(experts=0), (2, 1, 1, 2, 1, zero))
+        checkpoint.save(tmp_path, parts_of(hybrid, stepped(hybrid, 1)), 2, group)
+
+    cluster(4, "thread").run(worker)
+    saved = Saved.newest(tmp_path)
+    for name, shape in saved.shapes.items():
+        cuts = [slice_of(described, shape) for _, _, described in saved.stored[name]]
+        positions = np.concatenate([cut.positions() for cut in cuts])
+        assert sorted(positions[positions >= 0]) == list(range(np.prod(shape))), name
+
+
+# What is refused.
+
+
+def saved_model(folder, **options):
+    model = nn.Transformer(11, 6, 3, 1, 5, 0, **{"dtype": "float32"} | options)
+    optimizer = adamw(model)
+    checkpoint.save(folder, parts_of(model, optimizer), 1, about={"optimizer": about(optimizer)})
+    return model
+
+
+@pytest.mark.parametrize(
+    "depth, width, dtype, kind, message",
+    [
+        (2, 6, "float32", optim.AdamW, "has no array blocks.1.norm_1.gain: it is of another"),
+        (1, 9, "float32", optim.AdamW, r"is \[11, 6\] in .*, and \[11, 9\] in the model"),
+        (1, 6, "float16", optim.AdamW, "is float16 in the model, and would round the float32"),
+        (1, 6, "float32", optim.SGD, "has the state of AdamW, not of SGD"),
+    ],
+)
+def test_a_checkpoint_of_another_model_or_optimizer_is_refused(
+    tmp_path, depth, width, dtype, kind, message
+):
+    saved_model(tmp_path)
+    model = nn.Transformer(11, width, 3, depth, 5, 1, dtype)
+    optimizer = kind(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=message):
+        restore(Saved.newest(tmp_path), model, optimizer)
+
+
+def test_a_wider_model_takes_the_numbers_as_they_are(tmp_path):
+    want = saved_model(tmp_path).state()
+    model = nn.Transformer(11, 6, 3, 1, 5, 1, "float64")
+    restore(Saved.newest(tmp_path), model, adamw(model))
+    assert_same_bits({n: a.astype("float32") for n, a in model.state().items()}, want)
+
+
+def test_a_part_that_no_file_holds_is_missed(tmp_path):
+    model = nn.MLP([6, 2])
+    parts = parts_of(model, adamw(model))
+    parts[0] = checkpoint.Part(parts[0].cut.within(0, 7), parts[0].values.reshape(-1)[:7])
+    checkpoint.save(tmp_path, parts, 1)
+    with pytest.raises(ValueError, match=r"step-00000001 lack 5 elements of layers\.0\.weight"):
+        checkpoint.load(tmp_path)
+
+
+def test_a_slice_is_described_so_that_it_is_found_again():
+    whole = np.arange(60).reshape(5, 12)
+    for indices, axis in ([0, 1, 4, 5, 8, 9], 1), ([2, 3, 5, 6], 0), ([], 1), (range(12), 1):
+        shard = nn.Shard(axis, np.array(indices, int), whole.shape[axis])
+        size = len(shard.indices) * whole.shape[1 - axis]
+        cut = nn.Slice("w", whole.shape, shard, size // 3, size)
+        again = slice_of(json.loads(json.dumps(describe(cut))), [5, 12])
+        np.testing.assert_array_equal(again.of(whole), cut.of(whole))
+        real = cut.positions() >= 0
+        np.testing.assert_array_equal(whole.reshape(-1)[cut.positions()[real]], cut.of(whole)[real])
+    copy.deepcopy(cut)

@@ -1,0 +1,181 @@
+"""`minidist train --checkpoint`: a run that went on is the run that was never interrupted."""
+
+import re
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from minidist import checkpoint
+from minidist.checkpoint import Keep
+from minidist.cli import main
+from minidist.datasets import Text, digit_images
+from minidist.errors import RankFailed
+from minidist.tools.compare import compare
+from minidist.train import Settings, told, train
+from tests.strategies import assert_same_bits
+
+pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
+
+TEXT = Text(np.random.default_rng(0).integers(0, 5, 400), "abcde", "five characters")
+SMALL = Settings(steps=5, batch=6, context=8, width=12, dropout=0.2, micro_batches=2)
+MESHES = [
+    {},
+    {"dp": 3},
+    {"pp": 2, "tied": True},
+    {"tp": 2},
+    {"cp": 2},
+    {"dp": 2, "zero": 1},
+    {"dp": 2, "ep": 2, "experts": 3, "zero": 1},
+    {"dp": 2, "pp": 2, "schedule": "zb_v"},
+]
+
+
+@pytest.fixture
+def interrupted(cluster, tmp_path, monkeypatch):
+    return partial(interrupt, cluster, tmp_path, monkeypatch)
+
+
+def interrupt(cluster, folder, monkeypatch, first, second=None, data=TEXT, at=3, device="cpu"):
+    """Train `at` steps under one mesh, the others under the second; return its losses, state.
+
+    The first run is told of all steps, and dies when it has saved.
+    """
+    keep = Keep(str(folder), every=at)
+
+    def worker(group):
+        try:
+            train(group, data, first, keep)
+        except Exception as error:
+            if "died" not in str(error):
+                raise
+
+    def dies(self, done, steps):
+        original(self, done, steps)
+        if done == at:
+            self.end()
+            raise ValueError("died")
+
+    original = checkpoint.Training.after
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.Training, "after", dies)
+        cluster(first.ranks, "thread", device).run(worker)
+    second, keep = second or first, replace(keep, resume=True)
+    return cluster(second.ranks, "thread", device).run(train, data, second, keep)[0]
+
+
+def everyday(cases, few):
+    """Return the cases as parameters; only these few are not slow."""
+
+    def slow(case):
+        values = case if isinstance(case, tuple) else (case,)
+        return pytest.param(*values, marks=pytest.mark.slow)
+
+    return [case if case in few else slow(case) for case in cases]
+
+
+@pytest.mark.parametrize("mesh", everyday(MESHES, [{}, *MESHES[-2:]]), ids=str)
+def test_a_run_that_goes_on_on_its_mesh_is_the_uninterrupted_run_bit_for_bit(
+    cluster, interrupted, mesh
+):
+    settings = replace(SMALL, **mesh)
+    want = cluster(settings.ranks, "thread").run(train, TEXT, settings)[0]
+    losses, state = interrupted(settings)
+    assert losses == want[0]
+    assert_same_bits(state, want[1])
+
+
+@pytest.mark.parametrize("a, b", [({"dp": 2}, {"pp": 2}), ({"tp": 2, "zero": 1}, {"cp": 3})])
+def test_a_run_that_goes_on_on_another_mesh_is_within_the_bound(
+    cluster, interrupted, monkeypatch, a, b
+):
+    made = Settings.model
+    monkeypatch.setattr(Settings, "model", lambda self, data: made(self, data).astype("float64"))
+    want = cluster(1, "thread").run(train, TEXT, SMALL)[0]
+    losses, state = interrupted(replace(SMALL, **a), replace(SMALL, **b))
+    np.testing.assert_allclose(losses, want[0], rtol=1e-9)
+    assert (comparison := compare([state], want[1])).ok, comparison
+
+
+def test_digits_go_on_with_their_running_statistics(cluster, interrupted):
+    settings, data = Settings(steps=3, batch=20, dp=2), digit_images()
+    want = cluster(2, "thread").run(train, data, settings)[0]
+    losses, state = interrupted(settings, data=data, at=2)
+    assert losses == want[0]
+    assert_same_bits(state, want[1])
+    assert any("running_var" in name for name in state)
+
+
+@pytest.mark.parametrize(
+    "settings, text, message",
+    [
+        ({"width": 16}, TEXT, "is of a run with width = 12, not 16; give it the same"),
+        ({"seed": 1}, TEXT, "with seed = 0, not 1"),
+        ({"batch": 4}, TEXT, "with batch = 6, not 4"),
+        ({"depth": 1}, TEXT, "a model of fewer blocks is another model"),
+        ({}, Text(TEXT.tokens, "abcdf", "others"), "the character 'e' of five characters is none"),
+    ],
+)
+def test_a_run_that_was_told_something_else_does_not_go_on(
+    cluster, tmp_path, settings, text, message
+):
+    cluster(1, "thread").run(train, TEXT, SMALL, Keep(str(tmp_path)))
+    keep = Keep(str(tmp_path), resume=True)
+    with pytest.raises(RankFailed, match=message):
+        cluster(1, "thread").run(train, text, replace(SMALL, **settings), keep)
+
+
+def test_a_run_on_text_does_not_go_on_with_digits(tmp_path, cluster):
+    cluster(1, "thread").run(train, TEXT, Settings(steps=1, width=4, batch=5), Keep(str(tmp_path)))
+    run = told(digit_images(), Settings(width=4, batch=5))
+    with pytest.raises(ValueError, match="of a run on five characters, not on handwritten digits"):
+        Keep(str(tmp_path), resume=True).newest(run)
+
+
+def test_a_checkpoint_of_something_else_is_no_run(tmp_path):
+    checkpoint.save(tmp_path, {"a": np.ones(3)}, 1)
+    with pytest.raises(ValueError, match=r"is not from `minidist train`; use checkpoint.load"):
+        Keep(str(tmp_path), resume=True).newest({})
+
+
+TINY = "train --transport thread --ranks 2 --batch 8 --context 8 --width 8 --heads 2 --depth 1"
+
+
+def command(capsys, *more, status=0):
+    assert main([*TINY.split(), "--sample", "0", *map(str, more)]) == status
+    return capsys.readouterr()
+
+
+def test_the_command_saves_and_goes_on(tmp_path, capsys):
+    (tmp_path / "text").write_text("the cat sat on the mat. " * 40)
+    more = ["--text", tmp_path / "text", "--checkpoint", tmp_path / "kept", "--every", 2]
+    command(capsys, *more, "--steps", 4)
+    assert [p.name for p in sorted((tmp_path / "kept").iterdir())] == [
+        "step-00000002",
+        "step-00000004",
+    ]
+    out = command(capsys, *more, "--steps", 5, "--resume", "--ranks", 1).out
+    assert re.search(r"goes on after step 4, from .*step-00000004\n", out)
+    assert "1 step in" in out and "certificate: ok" in out
+    again = command(capsys, *more, "--steps", 5, "--resume").out
+    assert "step-00000005; no update is left of --steps 5\n" in again
+    assert re.search("loss .* -> .*", again)[0] == re.search("loss .* -> .*", out)[0]
+
+
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        (["--resume"], "--resume needs --checkpoint FOLDER"),
+        (["--every", "5"], "--every needs --checkpoint FOLDER"),
+        (["--resume", "--checkpoint", "nowhere"], "nowhere has no checkpoint; leave --resume out"),
+        (["--checkpoint", "kept"], "kept has a checkpoint of step 1; go on from it with --resume"),
+        (["--checkpoint", "file"], "cannot read the folder file: Not a directory"),
+    ],
+)
+def test_the_command_refuses_before_it_trains(tmp_path, monkeypatch, capsys, more, message):
+    monkeypatch.chdir(tmp_path)
+    checkpoint.save("kept", {"a": np.ones(3)}, 1)
+    (tmp_path / "file").write_text("")
+    said = command(capsys, *more, status=2)
+    assert message in said.err and not said.out and said.err.count("\n") == 1

@@ -1,0 +1,168 @@
+"""Ranks die at random moments: no run is lost, and the numbers are those of the same meshes."""
+
+import os
+import random
+import re
+import signal
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from minidist.checkpoint import Keep, Training
+from minidist.cli import main
+from minidist.comm import run
+from minidist.datasets import Text
+from minidist.elastic import in_words, train_elastic, with_fewer
+from minidist.errors import RankDied
+from minidist.train import Settings, train
+from tests.strategies import assert_same_bits
+
+pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
+
+TEXT = Text(np.random.default_rng(0).integers(0, 5, 2000), "abcde", "five characters")
+SETTINGS = Settings(steps=60, batch=8, context=8, width=16, dropout=0.1, micro_batches=2)
+
+
+@pytest.mark.parametrize(
+    "mesh, ranks, fewer",
+    [
+        ({"dp": 4}, 3, "dp=3"),
+        ({"dp": 2, "tp": 2}, 3, "dp=1, tp=2"),
+        ({"pp": 4, "depth": 4}, 3, "dp=1, pp=3"),
+        ({"tp": 4}, 3, "dp=1, tp=2"),
+        ({"dp": 2, "pp": 2, "tp": 2}, 7, "dp=1, pp=2, tp=2"),
+        ({"dp": 4, "ep": 4, "experts": 4}, 3, "dp=3, ep=3"),
+        ({"cp": 3}, 1, "dp=1"),
+    ],
+    ids=str,
+)
+def test_the_largest_mesh_that_fits_cuts_the_model_as_before(mesh, ranks, fewer):
+    assert in_words(with_fewer(replace(SETTINGS, **mesh), ranks)) == fewer
+
+
+def ranks_of_this_process():
+    """Return the processes of ranks: the children of the fork server, which is a child of this."""
+    parents = {}
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{entry}/stat") as file:
+                state, parent = file.read().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if state not in "ZX":
+            parents[int(entry)] = int(parent)
+    return [pid for pid, parent in parents.items() if parents.get(parent) == os.getpid()]
+
+
+def kill_some(stop, seed, most, folder, before):
+    """Kill a rank at a random moment, `most` times at most, once there is a first checkpoint."""
+    draw, begun = random.Random(seed), False
+    for _ in range(most):
+        deadline, ranks = time.monotonic() + draw.uniform(0.0, 0.6), []
+        while not stop.is_set() and (time.monotonic() < deadline or not ranks):
+            time.sleep(0.002)
+            # Not rglob: it looks into folders, and an old checkpoint's may have just been removed.
+            begun = begun or any(folder.glob("step-*/manifest.json"))
+            ranks = [pid for pid in ranks_of_this_process() if pid not in before] if begun else []
+        if stop.is_set():
+            return
+        os.kill(draw.choice(ranks), signal.SIGKILL)
+        time.sleep(0.3)
+
+
+def survive(folder, changes, seed, most=2):
+    """Train while ranks die; compare with the same meshes, which nobody leaves."""
+    settings, keep = replace(SETTINGS, **changes), Keep(str(folder / "killed"), every=3)
+    said, stop, before = [], threading.Event(), ranks_of_this_process()
+    killer = threading.Thread(target=kill_some, args=(stop, seed, most, folder / "killed", before))
+    killer.start()
+    try:
+        losses, state, last = train_elastic(TEXT, settings, keep, said.append)
+    finally:
+        stop.set()
+        killer.join()
+    keep, done = replace(keep, folder=str(folder / "calm")), 0
+    for words in said:
+        began = int(re.search(r"goes on after step (\d+) with", words)[1])
+        if began > done:
+            calm(settings, keep, stop_at=began)
+        done = began
+        settings, keep = with_fewer(settings, settings.ranks - 1), replace(keep, resume=began > 0)
+    want = calm(settings, keep)
+    assert settings == last and len(losses) == settings.steps
+    assert losses == want[0], said
+    assert_same_bits(state, want[1])
+    return len(said)
+
+
+def calm(settings, keep, stop_at=None):
+    """Train on threads until it is done, or until a checkpoint has been saved."""
+
+    def worker(group):
+        try:
+            return train(group, TEXT, settings, keep)
+        except StopIteration:
+            return None
+
+    def after(self, done, steps):
+        original(self, done, steps)
+        if done == stop_at:
+            self.end()
+            raise StopIteration
+
+    original = Training.after
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Training, "after", after)
+        return run(worker, settings.ranks, transport="thread")[0]
+
+
+SHORT = {"dp": 3, "steps": 25}  # the seed lets a rank die 7 ms after the first checkpoint
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [SHORT, pytest.param(SHORT | {"precision": "float16"}, marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_a_run_whose_rank_dies_is_not_lost(tmp_path, changes):
+    assert survive(tmp_path, changes, seed=31, most=1) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mesh", [{"dp": 4}, {"dp": 2, "tp": 2}, {"dp": 2, "pp": 2}, {"cp": 3}])
+def test_a_hundred_kills(tmp_path, mesh):
+    kills = seed = 0
+    while kills < 25:
+        seed += 1
+        kills += survive(tmp_path / f"{seed}", mesh, seed)
+
+
+def test_the_death_of_the_last_rank_ends_the_run(tmp_path):
+    stop, before = threading.Event(), ranks_of_this_process()
+    saved, keep = tmp_path / "saved", Keep(str(tmp_path / "never"), every=10**6)
+    (saved / "step-0").mkdir(parents=True)
+    (saved / "step-0" / "manifest.json").touch()  # the killer need not wait for a checkpoint
+    killer = threading.Thread(target=kill_some, args=(stop, 0, 1, saved, before))
+    killer.start()
+    try:
+        with pytest.raises(RankDied, match="rank 0 died"):
+            train_elastic(TEXT, replace(SETTINGS, steps=10**6), keep)
+    finally:
+        stop.set()
+        killer.join()
+
+
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        ([], "--elastic needs --checkpoint FOLDER, to go on from"),
+        (["--checkpoint", "x", "--transport", "thread"], "--elastic needs --transport process"),
+    ],
+)
+def test_the_command_refuses_what_cannot_be_elastic(capsys, more, message):
+    assert main(["train", "--elastic", *more]) == 2
+    assert message in capsys.readouterr().err
