@@ -1,17 +1,22 @@
 """The model split by layers. Read `actions.py`, `layer_split.py`, `gpipe.py`, `one_f_one_b.py`,
 `communication.py`, `executor.py`, `stage.py`, `micro_batch.py`, `holders.py`, `pipeline.py`; then
-`execution_order.py`, `validation.py`, `interleaved.py`, `zero_bubble.py`, `schedules.py`; then
-`pipedream.py`, `weight_stashing.py`, `weight_versions.py`. `partition.py` and
-`branch_placement.py` are independent.
+`execution_order.py`, `validation.py`, `interleaved.py`, `looped_bfs.py`, `zero_bubble.py`,
+`interleaved_zb.py`, `dualpipe_v.py`, `controllable_memory.py`, `timed_order.py`, `zb_auto.py`,
+`schedules.py`, `reduction.py`; then `pipedream.py`, `weight_stashing.py`, `weight_versions.py`.
+`partition.py` and `branch_placement.py` are independent. For an order of your own: `text.py`, then
+`words.py`, `torch_csv.py`, `random_order.py`.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from minidist.first_use import on_first_use
 
 if TYPE_CHECKING:
     from minidist.pipeline_parallel.communication import add_communication
     from minidist.pipeline_parallel.pipeline import Pipeline
+    from minidist.pipeline_parallel.reduction import add_reductions
     from minidist.pipeline_parallel.schedules import SCHEDULES, programs
+    from minidist.pipeline_parallel.text import read, write
     from minidist.pipeline_parallel.validation import grid, validate
     from minidist.pipeline_parallel.weight_stashing import PipeDream
 
@@ -20,9 +25,12 @@ __all__ = [
     "PipeDream",
     "Pipeline",
     "add_communication",
+    "add_reductions",
     "grid",
     "programs",
+    "read",
     "validate",
+    "write",
 ]
 
 # Each name is imported when it is first used: schedules need no NumPy, stages of a model do.
@@ -31,24 +39,12 @@ _MODULE_OF = {
     "PipeDream": "weight_stashing",
     "Pipeline": "pipeline",
     "add_communication": "communication",
+    "add_reductions": "reduction",
     "grid": "validation",
     "programs": "schedules",
+    "read": "text",
     "validate": "validation",
+    "write": "text",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name in _MODULE_OF:
-        value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-        return value
-    try:
-        if not name.startswith("_"):
-            return import_module(f"{__name__}.{name}")  # a module of this package
-    except ModuleNotFoundError as error:
-        if error.name != f"{__name__}.{name}":
-            raise
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = on_first_use(__name__, _MODULE_OF)

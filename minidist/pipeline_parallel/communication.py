@@ -20,6 +20,7 @@ from minidist.pipeline_parallel.actions import (
     communicates,
     last_stage,
     other_end,
+    pairs_of,
     passes_backward,
     placement_of,
 )
@@ -80,7 +81,7 @@ def add_communication(
                 result[rank].append(send)
                 if rendezvous_safe:
                     result[send.peer].append(other_end(send, rank))
-    return Programs(result, placement_of(programs))
+    return Programs(result, placement_of(programs), pairs_of(programs))
 
 
 def _one_by_one(programs) -> Iterator[list[tuple[int, Action]]]:

@@ -22,21 +22,33 @@ from minidist.pipeline_parallel.actions import (
     communicates,
     last_stage,
     other_end,
+    pairs_of,
     passes_backward,
     placement_of,
 )
 
 
-def in_order(programs: list[list[Action]]) -> Iterator[list[tuple[int, Action]]]:
+def in_order(
+    programs: list[list[Action]], overlap: bool = False
+) -> Iterator[list[tuple[int, Action]]]:
     """Yield (rank, action) pairs, round by round, so that each comes after what it needs.
 
     In a round every rank that can run takes one step. Stuck if no rank can.
+
+    overlap  the backward of `Programs.pairs` begins with its forward, so the forward waits for what
+             both need
     """
     needs, gives = dependencies(programs)
+    beside = {(r, f): b for r, f, b in pairs_of(programs)} if overlap else {}
     done, ahead = set(), [iter(program) for program in programs]
     waiting = {r: first for r, rest in enumerate(ahead) if (first := next(rest, None))}
     while waiting:
-        ready = [(r, action) for r, action in waiting.items() if needs(r, action) <= done]
+        ready = [
+            (r, action)
+            for r, action in waiting.items()
+            if needs(r, action) <= done
+            and (not beside or (r, action) not in beside or needs(r, beside[r, action]) <= done)
+        ]
         if not ready:
             raise Stuck.at(waiting)
         yield ready

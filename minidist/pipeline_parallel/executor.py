@@ -14,6 +14,7 @@ from minidist.pipeline_parallel.actions import (
     Forward,
     RecvActivation,
     RecvGradient,
+    Reduce,
     SendActivation,
     SendGradient,
     Transfer,
@@ -26,7 +27,7 @@ def execute(program: list[Action], group: Group, stages: list[Stage]) -> None:
     """Run this rank's program, with one stage per chunk.
 
     Consecutive BackwardWeights of one chunk are computed together. Compute actions become events of
-    the group's log, named like the action; the group itself logs transfers.
+    the group's log, named like the action; the group itself logs transfers, the thread that sums R.
     """
     for action, run in steps(program):
         stage, i = stages[action.chunk], action.micro_batch
@@ -50,6 +51,8 @@ def execute(program: list[Action], group: Group, stages: list[Stage]) -> None:
                     stage.backward_weights([a.micro_batch for a in run])
                 case Update():
                     stage.update(i)
+                case Reduce():
+                    stage.reduce()
                 case _:
                     raise ValueError(f"{action!r} is no action")
 
@@ -63,8 +66,8 @@ def steps(program: list[Action]) -> Iterator[tuple[Action, list[Action]]]:
 
 
 def computing(log: EventLog | None, run: list[Action]) -> AbstractContextManager[None]:
-    """Return a context that logs the compute actions run together; for a transfer, an empty one."""
-    if log is None or isinstance(run[0], Transfer):
+    """Return a context that logs the compute actions run together; others are logged elsewhere."""
+    if log is None or isinstance(run[0], Transfer | Reduce):
         return nullcontext()
     return log.span(" ".join(map(str, run)))
 

@@ -23,7 +23,7 @@ def interleaved(rank: int, p: int, m: int, chunks: int) -> Iterator[Action]:
     if m % p:
         nearest = max(p, p * round(m / p))
         raise ValueError(
-            f"interleaved needs micro-batches in groups of {p}, one per rank: "
+            f"interleaving needs micro-batches in groups of {p}, one per rank: "
             f"{m} of them do not divide into such groups; use {nearest}"
         )
     total = m * chunks

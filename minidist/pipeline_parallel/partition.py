@@ -3,7 +3,8 @@
 Once full, a pipeline finishes one micro-batch in the time of its slowest stage. PipeDream
 (Narayanan et al. 2019, section 3.1) finds the cuts by dynamic programming: the best way to cut
 layers[i:] into k stages is a first stage and the best way to cut the rest into k - 1. PipeDream
-also replicates stages and counts the transfers between them; this file only cuts layers.
+also replicates stages and counts the transfers between them (planning/pipedream.py); this file only
+cuts layers.
 
     costs  3  1  4 | 1  5 | 9      p = 3: stages of 8, 6 and 9
 
@@ -17,7 +18,15 @@ from collections.abc import Sequence
 from itertools import accumulate
 from numbers import Real
 
-from minidist.autograd import Function, Tensor, attention, functions, functions_below, operators
+from minidist.autograd import (
+    Function,
+    Tensor,
+    attention,
+    convolution,
+    functions,
+    functions_below,
+    operators,
+)
 from minidist.autograd.tensor import recording
 from minidist.backend import Array, clock, on_gpu
 from minidist.events import Clock
@@ -80,10 +89,10 @@ def counted_costs(
 ) -> list[int]:
     """Return the multiply-adds of each layer's matrix products in one forward pass on x.
 
-    Counted are linear layers, products of two tensors, and the two products of attention, over all
-    scores that are computed. Everything else counts as 0: a look-up in an embedding, norms,
-    activations, sums, and whatever is inside `recompute`. Backward does twice as many where the
-    input needs a gradient; attention in blocks computes its scores once more.
+    Counted are linear layers, convolutions, products of two tensors, and the two products of
+    attention, over all scores that are computed. Everything else counts as 0: a look-up in an
+    embedding, norms, activations, sums, and whatever is inside `recompute`. Backward does twice as
+    many where the input needs a gradient; attention in blocks computes its scores once more.
 
     Per example: a Transformer's block 12 T C^2 + 2 S C, its head T C V, its embedding 0, with S =
     `attention.computed_scores(T)`: T^2 up to 128 positions.
@@ -100,6 +109,8 @@ def multiply_adds(function: Function) -> int:
     match function:
         case functions.Linear(result_shape=shape, x=x):
             return math.prod(shape) * x.shape[-1]
+        case convolution.Convolution(result_shape=shape, w=w):
+            return math.prod(shape) * w[0].size
         case operators.MatMul(result_shape=shape, a=a):
             return math.prod(shape) * a.shape[-1]
         case attention.CausalAttention(q=q) | attention.BlockwiseAttention(q=q):

@@ -1,6 +1,6 @@
-"""A model cut into stages, trained under any synchronous schedule.
+"""A model cut into stages, trained under any synchronous schedule, yours too.
 
-    pipeline = Pipeline(model, group, "1f1b", micro_batches=8)
+    pipeline = Pipeline(model, group, "1f1b", micro_batches=8)          # or Pipeline(.., programs)
     optimizer = optim.AdamW(pipeline.parameters(), lr=3e-4)             # of this rank's layers
     loss = pipeline.backward(inputs, targets)                           # the whole batch's
     optimizer.clip_global_norm(1.0, pipeline.sum_squares)
@@ -15,6 +15,7 @@ its gradient on each of the two ranks; the parts are summed once, after the prog
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 
@@ -22,15 +23,30 @@ from minidist import nn
 from minidist.autograd import Tensor
 from minidist.backend import Array
 from minidist.comm import Group
-from minidist.pipeline_parallel.actions import last_stage
+from minidist.pipeline_parallel.actions import (
+    Action,
+    communicates,
+    digest,
+    last_stage,
+    micro_batches_of,
+)
 from minidist.pipeline_parallel.communication import add_communication
 from minidist.pipeline_parallel.executor import execute
-from minidist.pipeline_parallel.holders import from_holders, holders, load_own, shapes_of, take_over
+from minidist.pipeline_parallel.holders import holders, take_over
 from minidist.pipeline_parallel.micro_batch import MicroBatch, micro_batches
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.pipeline_parallel.schedules import programs, updates
+from minidist.pipeline_parallel.reduction import Reduction, add_reductions
+from minidist.pipeline_parallel.schedules import order_of
 from minidist.pipeline_parallel.stage import Stage
-from minidist.replicas import check_same_weights, sum_gradients, sum_squares_over
+from minidist.replicas import (
+    check_batch_norm,
+    check_same_weights,
+    from_holders,
+    load_own,
+    shapes_of,
+    sum_gradients,
+    sum_squares_over,
+)
 
 STAGES = "the stages of a pipeline: pass sum_squares=pipeline.sum_squares"
 
@@ -40,46 +56,47 @@ class Pipeline:
 
     model            the whole model, the same on every rank; this rank's layers are taken over, so
                      ask the pipeline for the state
-    schedule, micro_batches, chunks, options
-                     as for `programs`
+    schedule         a name, and micro_batches (by default 4), chunks and options as for `programs`;
+                     or programs, yours too, from which both numbers are taken (see `order_of`)
     cut              layers per virtual stage, as ranges (see partition.py), the same on every rank,
                      even if costs were measured; by default equal numbers of layers
     recompute        keep only the inputs of a stage (see Stage)
     rendezvous_safe  see `add_communication`
     loss             (outputs, targets, reduction_size=) -> a scalar tensor, on the last stage
     check_weights    whether the ranks first compare their weights (see check_same_weights)
+    sums             (layers) -> None, if there are copies of the stages: sums the layers' gradients
+                     over the ranks that have them; begun at each R (see reduction.py)
     """
 
     def __init__(
         self,
         model: nn.Sequential,
         group: Group,
-        schedule: str = "1f1b",
-        micro_batches: int = 4,
-        chunks: int = 1,
+        schedule: str | list[list[Action]] = "1f1b",
+        micro_batches: int | None = None,
+        chunks: int | None = None,
         loss: Callable = nn.cross_entropy,
         cut: list[range] | None = None,
         recompute: bool = False,
         rendezvous_safe: bool = False,
         check_weights: bool = True,
+        sums: Callable[[list[nn.Module]], None] | None = None,
         **options,
     ):
-        self.group, self.m, self.loss = group, micro_batches, loss
-        bare = programs(schedule, group.size, micro_batches, chunks, **options)
-        if updates(bare):
-            raise ValueError(
-                f"{schedule} updates the weights itself, stage by stage; use PipeDream"
-            )
-        self.programs = add_communication(bare, rendezvous_safe)
-        placement, last = bare.placement, last_stage(bare.placement)
+        order = order_of(schedule, group.size, micro_batches, chunks, **options)
+        self.group, self.loss = group, loss
+        self.m = micro_batches_of(order) if micro_batches is None else micro_batches
+        order = order if sums is None else add_reductions(order)
+        self.programs = order if communicates(order) else add_communication(order, rendezvous_safe)
+        placement, last = order.placement, last_stage(order.placement)
         self.cut = cut_of(len(model.layers), last + 1, cut)
         lengths = [len(part) for part in self.cut]
-        group.barrier(
-            label=f"{schedule}, {micro_batches} micro-batches, stages of {lengths} layers"
-        )
+        name = schedule if isinstance(schedule, str) else f"programs {digest(order)}"
+        group.barrier(label=f"{name}, {self.m} micro-batches, stages of {lengths} layers")
         self.check_group = group if check_weights else None
         if check_weights:
             check_same_weights(model, group)
+        check_batch_norm(model, micro_batches=self.m)
         self.shapes = shapes_of(model)
         self.stages = [
             Stage([model.layers[i] for i in self.cut[k]], k == 0, k == last, loss, recompute)
@@ -92,6 +109,14 @@ class Pipeline:
                 self.shared[name] = group.split(0 if group.rank in ranks else None)
         layers = [layer for stage in self.stages for layer in stage.layers]
         self.model = take_over(model, layers, STAGES)
+        self.reduction = None if sums is None else self.sums_beside(sums)
+
+    def sums_beside(self, sums: Callable[[list[nn.Module]], None]) -> Reduction:
+        """Return what sums the layers of this rank's stages during its program."""
+        named, ranks = self.named_parameters(), self.shared.items()
+        shared = {named[name] for name, group in ranks if group is not None}
+        program = self.programs[self.group.rank]
+        return Reduction(program, self.stages, shared, self.group, sums)
 
     def parameters(self) -> list[nn.Parameter]:
         return self.model.parameters()
@@ -100,7 +125,13 @@ class Pipeline:
         return self.model.named_parameters()
 
     def backward(
-        self, inputs: Tensor | Array, targets: Array, seed: int = 0, step: int = 0, examples=None
+        self,
+        inputs: Tensor | Array,
+        targets: Array,
+        seed: int = 0,
+        step: int = 0,
+        examples=None,
+        loss_scale: float = 1.0,
     ) -> float:
         """Compute the whole batch's gradient, in this rank's parameters; return this rank's loss.
 
@@ -109,7 +140,9 @@ class Pipeline:
         Every rank gets the batch. Inputs are needed only by the rank of the first stage, targets
         only by the rank of the last. See `micro_batches` for the other arguments.
         """
-        return self.run(micro_batches(inputs, targets, self.m, seed, step, examples))
+        return self.run(
+            micro_batches(inputs, targets, self.m, seed, step, examples, loss_scale=loss_scale)
+        )
 
     def run(self, batch: list[MicroBatch]) -> float:
         """The same, for micro-batches that are cut already."""
@@ -118,8 +151,11 @@ class Pipeline:
         for stage in self.stages:
             stage.begin(batch)
         before = self.take_shared_gradients()
-        execute(self.programs[self.group.rank], self.group, self.stages)
+        with nullcontext() if self.reduction is None else self.reduction.within():
+            execute(self.programs[self.group.rank], self.group, self.stages)
         self.sum_shared_gradients(before)
+        if self.reduction is not None:
+            self.reduction.finish()
         return sum((part for stage in self.stages for part in stage.losses.values()), start=0.0)
 
     def sum_squares(self, own: float | None = None) -> float:

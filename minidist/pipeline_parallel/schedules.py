@@ -1,25 +1,36 @@
-"""Every schedule by name, as programs: lists of actions, one per rank."""
+"""Every schedule by name, as programs: lists of actions, one per rank. And your own, checked."""
 
+from collections import Counter
 from collections.abc import Callable
 from functools import wraps
 from math import prod
 from numbers import Integral
 from typing import NamedTuple
 
-from minidist.errors import check_options
+from minidist.errors import check_options, options_of
 from minidist.pipeline_parallel.actions import (
+    Action,
     Backward,
     BackwardInput,
     BackwardWeight,
     Programs,
-    Update,
     looped,
+    micro_batches_of,
+    pairs_of,
+    placement_of,
+    updates,
 )
+from minidist.pipeline_parallel.controllable_memory import v_half, v_min
+from minidist.pipeline_parallel.dualpipe_v import dualpipe_v
 from minidist.pipeline_parallel.gpipe import gpipe
 from minidist.pipeline_parallel.interleaved import interleaved
+from minidist.pipeline_parallel.interleaved_zb import interleaved_zb
 from minidist.pipeline_parallel.layer_split import layer_split
+from minidist.pipeline_parallel.looped_bfs import looped_bfs
 from minidist.pipeline_parallel.one_f_one_b import one_f_one_b
 from minidist.pipeline_parallel.pipedream import pipedream_2bw_programs, pipedream_programs
+from minidist.pipeline_parallel.validation import validate
+from minidist.pipeline_parallel.zb_auto import zb_auto
 from minidist.pipeline_parallel.zero_bubble import v_shaped, zb_h1, zb_h2, zb_v
 
 MOST_PASSES = 1_000_000  # passes forward, over all ranks: some hundred MB of actions
@@ -30,11 +41,13 @@ def programs(
 ) -> Programs:
     """Return the compute actions of p ranks for m micro-batches (asynchronous: m in all).
 
-    chunks        stages per rank: any number for "interleaved", always 2 for "zb_v"
+    chunks        stages per rank: any number for "interleaved", "interleaved_zb" and "looped_bfs";
+                  always 2 for the V-shaped "zb_v", "dualpipe_v", "v_half" and "v_min"
     weights_last  defer every weight half to the end, where all micro-batches together take one
                   product per weight. dX is sent before dW is computed, as in zb_h1. This costs the
                   memory of m micro-batches
-    options       "pipedream" takes replicas, "pipedream_2bw" takes update_every
+    options       "pipedream" takes replicas, "pipedream_2bw" takes update_every, "zb_auto" takes
+                  forward, backward_input, backward_weight, latency and memory
 
     There are at most MOST_PASSES passes forward, p times m times chunks.
     """
@@ -64,9 +77,56 @@ def programs(
     return put_weights_last(result) if weights_last else result
 
 
-def updates(programs: Programs) -> bool:
-    """Return whether these programs update the weights themselves, that is, are asynchronous."""
-    return any(isinstance(a, Update) for program in programs for a in program)
+def order_of(
+    schedule: str | list[list[Action]],
+    p: int,
+    micro_batches: int | None = None,
+    chunks: int | None = None,
+    **options,
+) -> Programs:
+    """Return what a `Pipeline` of p ranks runs: a schedule by its name, or your own programs.
+
+    micro_batches, chunks  of a name, by default 4 and 1; own programs have them, so that a number
+                           given here is only compared
+
+    ValueError, for own programs with the grid and a mark, where they cannot be run.
+    """
+    if isinstance(schedule, str):
+        numbers = (4 if micro_batches is None else micro_batches, 1 if chunks is None else chunks)
+        result, name = programs(schedule, p, *numbers, **options), schedule
+    elif not isinstance(schedule, list):
+        raise ValueError(f"a schedule is a name or a list of programs, not {schedule!r}")
+    else:
+        if options:
+            raise ValueError(f"programs have no option {next(iter(options))!r}; a name has")
+        result, name = Programs(schedule, placement_of(schedule), pairs_of(schedule)), "a program"
+        check_own(result, p, micro_batches, chunks)
+    if updates(result):
+        raise ValueError(f"{name} updates the weights itself, stage by stage; use PipeDream")
+    return result
+
+
+def check_own(programs: Programs, p: int, micro_batches: int | None, chunks: int | None) -> None:
+    """Raise ValueError for programs that p ranks cannot run, or whose numbers are others."""
+    m = micro_batches_of(programs)
+    if micro_batches not in (None, m):
+        raise ValueError(
+            f"these programs are of {m} micro-batches, not {micro_batches}; leave the number out"
+        )
+    validate(programs, p, m)
+    if chunks is not None and any(len(own) != chunks for own in programs.placement):
+        counts = [len(own) for own in programs.placement]
+        raise ValueError(f"these programs have {counts} chunks, not {chunks}; leave chunks out")
+    holders = Counter(k for own in programs.placement for k in own)
+    if (k := next((k for k, n in holders.items() if n > 1), None)) is not None:
+        raise ValueError(
+            f"{holders[k]} ranks hold stage {k}; replicas are PipeDream's, or the dp of Hybrid"
+        )
+
+
+def takes(schedule: str) -> list[str]:
+    """Return the names of the options that this schedule has of its own."""
+    return options_of(SCHEDULES[schedule].build)[0]
 
 
 def put_weights_last(programs: Programs) -> Programs:
@@ -80,7 +140,8 @@ def put_weights_last(programs: Programs) -> Programs:
         ]
         done = [(a.chunk, a.micro_batch) for a in first if isinstance(a, BackwardInput)]
         result.append([*first, *(BackwardWeight(i, chunk) for chunk, i in sorted(done))])
-    return Programs(result, programs.placement)
+    pairs = [(r, f, BackwardInput(b.micro_batch, b.chunk)) for r, f, b in programs.pairs]
+    return Programs(result, programs.placement, pairs)
 
 
 def _one_chunk(program: Callable) -> Callable:
@@ -93,8 +154,14 @@ def _one_chunk(program: Callable) -> Callable:
     return every_rank
 
 
-def _interleaved(p, m, chunks):
-    return Programs([interleaved(r, p, m, chunks) for r in range(p)], looped(p, chunks))
+def _looped(program: Callable) -> Callable:
+    """Place stage k on rank k mod p, for a program(rank, p, m, chunks, **options)."""
+
+    @wraps(program)
+    def every_rank(p, m, chunks, **options):
+        return Programs([program(r, p, m, chunks, **options) for r in range(p)], looped(p, chunks))
+
+    return every_rank
 
 
 def _zb_v(p, m, chunks):
@@ -116,10 +183,16 @@ SCHEDULES = {
     "layer_split": Schedule(_one_chunk(layer_split)),
     "gpipe": Schedule(_one_chunk(gpipe)),
     "1f1b": Schedule(_one_chunk(one_f_one_b)),
-    "interleaved": Schedule(_interleaved, None),
+    "interleaved": Schedule(_looped(interleaved), None),
+    "looped_bfs": Schedule(_looped(looped_bfs), None),
     "zb_h1": Schedule(_one_chunk(zb_h1)),
     "zb_h2": Schedule(_one_chunk(zb_h2)),
+    "zb_auto": Schedule(_any_chunks(zb_auto)),
+    "interleaved_zb": Schedule(_looped(interleaved_zb), None),
     "zb_v": Schedule(_zb_v, 2),
+    "dualpipe_v": Schedule(_any_chunks(dualpipe_v), 2),
+    "v_half": Schedule(_any_chunks(v_half), 2),
+    "v_min": Schedule(_any_chunks(v_min), 2),
     "pipedream": Schedule(_any_chunks(pipedream_programs)),
     "pipedream_2bw": Schedule(_any_chunks(pipedream_2bw_programs)),
 }

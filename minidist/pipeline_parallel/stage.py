@@ -12,9 +12,10 @@ however uneven, only have to be summed.
 from collections.abc import Callable
 
 from minidist import nn
-from minidist.autograd import Tensor, deferred, recompute
+from minidist.autograd import Tensor, deferred, losses, recompute
 from minidist.backend import Array
 from minidist.pipeline_parallel.micro_batch import MicroBatch
+from minidist.pipeline_parallel.reduction import Reduction
 
 
 class Stage:
@@ -25,6 +26,7 @@ class Stage:
     recompute    keep only X, and run the layers again in backward
     peak         the most micro-batches that have been in flight at once
     losses       {micro-batch: its part of the loss}, on the last stage
+    reduction    sums its gradients over the ranks that have copies of it; None: there are none
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Stage:
     ):
         self.layers, self.first, self.last = list(layers), first, last
         self.loss, self.recompute, self.peak = loss, recompute, 0
+        self.reduction: Reduction | None = None
         self.begin([])
 
     def begin(self, batch: list[MicroBatch]) -> None:
@@ -69,8 +72,12 @@ class Stage:
         y = x if isinstance(x, Tensor) or x.dtype.kind in "iu" else Tensor(x)
         for layer in self.layers:
             y = layer(y, micro_batch.randomness)
+        if not isinstance(y, Tensor):
+            raise ValueError("no gradient passes a stage of tokens alone; give it the embedding")
         if self.last:
             y = self.loss(y, micro_batch.targets, reduction_size=micro_batch.total)
+            context = micro_batch.randomness
+            y = losses.scaled(y, 1.0 if context is None else context.loss_scale)
         return y
 
     def output(self, i: int) -> Array:
@@ -105,3 +112,8 @@ class Stage:
     def backward_weights(self, micro_batches: list[int]) -> None:
         """Compute what was deferred for these micro-batches, one product per weight."""
         deferred.compute(later for i in micro_batches for later in self.deferred.pop(i))
+
+    def reduce(self) -> None:
+        """Let a second thread begin to sum the gradients over the ranks (see reduction.py)."""
+        if self.reduction is not None:
+            self.reduction.begin(self)

@@ -12,10 +12,13 @@ from minidist.pipeline_parallel.actions import (
     BackwardWeight,
     Forward,
     Programs,
+    Reduce,
     Transfer,
     Update,
     communicates,
     last_stage,
+    pairs_of,
+    passes_backward,
     placement_of,
 )
 from minidist.pipeline_parallel.communication import neighbours
@@ -32,25 +35,29 @@ def validate(programs: list[list[Action]], p: int, m: int) -> None:
     Structure: there are p programs. For each of m micro-batches every virtual stage does F once,
     then B once, or I once and then W once. An Update comes once, after what it applies; if there
     are updates, every stage's last one applies micro-batch m - 1, and replicas of a stage have the
-    same updates. Transfers, if any: one receive before each use, one send after each result,
-    nothing else. Executability: there is an order in which every rank finishes.
+    same updates. If there is an R, every chunk has one, after its last part of a backward, and
+    there are no updates. Transfers, if any: one receive before each use, one send after each
+    result, nothing else. Executability: there is an order in which every rank finishes. Pairs: a
+    forward and the backward next to it, which can begin together.
     """
     if len(programs) != p:
         raise ValueError(f"there are {len(programs)} programs for {p} ranks")
     if len(placement_of(programs)) != p:
         raise ValueError(f"the placement is for {len(placement_of(programs))} ranks, not {p}")
-    for rank in range(p):
+    for rank, own in enumerate(placement_of(programs)):
+        if not own or min(own) < 0:
+            raise ValueError(f"rank {rank} holds the stages {own}; a rank has one or more, from 0")
         _check_rank(programs, rank, m)
+    if m < 1:
+        raise ValueError(f"the programs of {p} ranks have no micro-batch; begin one with F0")
     _check_stages(programs, m)
+    _check_reductions(programs)
     _check_updates(programs, m)
     if communicates(programs):
         _check_transfers(programs)
-    try:
-        for _ in in_order(programs):
-            pass
-    except Stuck as stuck:
-        rank, action = next(iter(stuck.waiting.items()))
-        raise _fault(programs, rank, programs[rank].index(action), str(stuck)) from None
+    _check_order(programs)
+    if pairs_of(programs):
+        _check_pairs(_without_transfers(programs))
 
 
 def _check_rank(programs, rank: int, m: int) -> None:
@@ -59,6 +66,8 @@ def _check_rank(programs, rank: int, m: int) -> None:
     done: dict[tuple, str] = {}  # {(micro-batch, chunk): signs of its actions so far}
     last = {}  # {(micro-batch, chunk), or an Update: place of its last action}
     for at, action in enumerate(programs[rank]):
+        if isinstance(action, Reduce):
+            continue
         if not isinstance(action, (*COMPUTE, *SENDS, *RECEIVES)):
             raise _fault(programs, rank, at, f"{action!r} is no action")
         i, c = place = action.micro_batch, action.chunk
@@ -75,7 +84,9 @@ def _check_rank(programs, rank: int, m: int) -> None:
                 raise _fault(programs, rank, at, f"{action} comes before {late}, which it applies")
         elif type(action) in BEFORE:
             if BEFORE[type(action)] != so_far:
-                needed, found = BEFORE[type(action)] or "nothing", so_far or "nothing"
+                needed, found = (
+                    " and ".join(signs) or "nothing" for signs in (BEFORE[type(action)], so_far)
+                )
                 what = f"{action} must come after {needed} of its micro-batch, not after {found}"
                 what = f"{action} comes twice" if action.sign in so_far else what
                 raise _fault(programs, rank, at, what)
@@ -103,11 +114,14 @@ def _check_stages(programs, m: int) -> None:
         if type(a) is Forward
     )
     for stage in range(1 + last_stage(placement)):
-        rank = next((r for r, own in enumerate(placement) if stage in own), 0)
+        rank = next((r for r, own in enumerate(placement) if stage in own), None)
+        if rank is None:
+            raise ValueError(f"no rank holds stage {stage}; a placement has every stage from 0")
         for i in range(m):
             if takes[stage, i] != 1:
                 what = f"micro-batch {i} goes {takes[stage, i]} times, not once, through stage "
-                raise _fault(programs, rank, len(programs[rank]), what + str(stage))
+                what += f"{stage}; micro-batches count from 0"
+                raise _fault(programs, rank, len(programs[rank]), what)
 
 
 def _check_updates(programs, m: int) -> None:
@@ -129,10 +143,42 @@ def _check_updates(programs, m: int) -> None:
             raise _fault(programs, rank, len(programs[rank]), what)
 
 
+def _check_reductions(programs) -> None:
+    """Check that, if any, all gradients are summed inside the programs, once, when complete."""
+    if not any(isinstance(a, Reduce) for program in programs for a in program):
+        return
+    for rank, own in enumerate(placement_of(programs)):
+        missing = {Reduce(chunk) for chunk in range(len(own))}
+        for at, action in enumerate(programs[rank]):
+            what = None
+            if isinstance(action, Update):
+                what = "sums its gradients itself, so no R may; leave out one of them"
+            elif not isinstance(action, Reduce):
+                continue
+            elif action not in missing:
+                known = 0 <= action.chunk < len(own)
+                what = (
+                    "comes twice" if known else f"is foreign: here are chunks 0 to {len(own) - 1}"
+                )
+            elif late := [a for a in programs[rank][at:] if _is_summed_by(a, action)]:
+                what = f"comes before {late[-1]}, whose gradient it sums"
+            if what:
+                raise _fault(programs, rank, at, f"{action} {what}")
+            missing.remove(action)
+        for action in sorted(missing, key=str):
+            what = f"{action} is missing; the gradients of other chunks are summed"
+            raise _fault(programs, rank, len(programs[rank]), what)
+
+
+def _is_summed_by(action: Action, reduce: Reduce) -> bool:
+    """Return whether an R must wait for this action."""
+    parts = isinstance(action, Backward | BackwardInput | BackwardWeight)
+    return parts and action.chunk == reduce.chunk
+
+
 def _check_transfers(programs) -> None:
     """Check that each use has one receive before it, each result one send after it; no others."""
-    bare = [[a for a in program if not isinstance(a, Transfer)] for program in programs]
-    transfers = neighbours(Programs(bare, placement_of(programs)))
+    transfers = neighbours(_without_transfers(programs))
     for rank, program in enumerate(programs):
         position, due = {a: at for at, a in reversed(list(enumerate(program)))}, set()
         for at, action in enumerate(program):
@@ -149,6 +195,37 @@ def _check_transfers(programs) -> None:
             if isinstance(action, Transfer) and (action not in due or position[action] != at):
                 what = "comes twice" if action in due else f"with rank {action.peer} is not due"
                 raise _fault(programs, rank, at, f"{action} {what}")
+
+
+def _without_transfers(programs) -> Programs:
+    bare = [[a for a in program if not isinstance(a, Transfer)] for program in programs]
+    return Programs(bare, placement_of(programs), pairs_of(programs))
+
+
+def _check_order(programs, overlap: bool = False) -> None:
+    """Check that there is an order in which all ranks finish."""
+    try:
+        for _ in in_order(programs, overlap):
+            pass
+    except Stuck as stuck:
+        rank, action = next(iter(stuck.waiting.items()))
+        what = f"{stuck}, if pairs overlap; remove the pair" if overlap else str(stuck)
+        raise _fault(programs, rank, programs[rank].index(action), what) from None
+
+
+def _check_pairs(programs: Programs) -> None:
+    """Check that pairs are neighbours, forward first, and that they can begin together."""
+    for rank, forward, backward in sorted(programs.pairs, key=str):
+        if not 0 <= rank < len(programs):
+            raise ValueError(f"{forward} and {backward} are a pair on rank {rank}, which is none")
+        program = programs[rank]
+        at = program.index(forward) if forward in program else len(program)
+        pair = f"{forward} and {backward} are a pair"
+        if not (isinstance(forward, Forward) and passes_backward(backward)):
+            raise _fault(programs, rank, at, f"{pair}, not a forward and then a backward")
+        if program[at + 1 : at + 2] != [backward]:
+            raise _fault(programs, rank, at, f"{pair}, but {backward} is not next to {forward}")
+    _check_order(programs, overlap=True)
 
 
 def _fault(programs, rank: int, at: int, what: str) -> ValueError:

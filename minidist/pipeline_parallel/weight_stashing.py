@@ -26,7 +26,7 @@ from minidist.optim import Optimizer
 from minidist.pipeline_parallel.actions import last_stage
 from minidist.pipeline_parallel.communication import add_communication
 from minidist.pipeline_parallel.executor import execute
-from minidist.pipeline_parallel.holders import from_holders, holders, load_own, shapes_of, take_over
+from minidist.pipeline_parallel.holders import holders, take_over
 from minidist.pipeline_parallel.micro_batch import MicroBatch
 from minidist.pipeline_parallel.partition import cut_of
 from minidist.pipeline_parallel.pipedream import pipedream_2bw_programs, pipedream_programs
@@ -37,7 +37,13 @@ from minidist.pipeline_parallel.weight_versions import (
     newest,
     vertical_sync,
 )
-from minidist.replicas import check_same_weights
+from minidist.replicas import (
+    check_batch_norm,
+    check_same_weights,
+    from_holders,
+    load_own,
+    shapes_of,
+)
 
 SCHEMES = {  # programs(p, m, **options), which version a forward pass uses, new buffers or not
     "weight_stashing": (pipedream_programs, newest, True),
@@ -85,6 +91,8 @@ class PipeDream:
         if scheme == "vertical_sync" and options.get("replicas"):
             raise ValueError("replicas of a stage see different minibatches: no vertical sync")
         self.group, self.options = group, options
+        every = options.get("update_every") or max(1, group.size - 1)
+        check_batch_norm(model, micro_batches=every if scheme == "2bw" else 1)
         self.programs_for, choose, stash = SCHEMES[scheme]
         placement = self.programs_for(group.size, 1, **options).placement
         last = last_stage(placement)
@@ -106,7 +114,6 @@ class PipeDream:
         layers = [model.layers[i] for i in self.cut[k]]
         self.model = take_over(model, layers, UNSYNCHRONISED)
         self.stage = VersionedStage(layers, k == 0, k == last, loss)
-        every = options.get("update_every") or max(1, group.size - 1)
         choose = partial(choose, p=group.size, every=every)
         self.stage.weights = WeightVersions(self.model.parameters(), optimizer, choose, stash)
         if placement.count([k]) > 1:

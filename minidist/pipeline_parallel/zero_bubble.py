@@ -15,7 +15,13 @@ waits for I (dX = dY W^T). No rank waits for W (dW = X^T dY), so W can fill the 
 
 from collections.abc import Iterator
 
-from minidist.pipeline_parallel.actions import Action, BackwardInput, BackwardWeight, Forward
+from minidist.pipeline_parallel.actions import (
+    KINDS,
+    Action,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+)
 
 
 def zb_h1(rank: int, p: int, m: int) -> Iterator[Action]:
@@ -58,7 +64,6 @@ def zb_v(rank: int, p: int, m: int) -> Iterator[Action]:
         I0 W0 x (p - rank)
         W1 W0 x m
     """
-    kinds = {"F": Forward, "I": BackwardInput, "W": BackwardWeight}
     count = dict.fromkeys(("F0", "I0", "W0", "F1", "I1", "W1"), 0)
 
     def has_next(step: str) -> bool:
@@ -78,5 +83,5 @@ def zb_v(rank: int, p: int, m: int) -> Iterator[Action]:
             if turn.startswith("F0 I0") and count["F1"] == m and step == "F0":
                 break
             if has_next(step):
-                yield kinds[step[0]](count[step], int(step[1]))
+                yield KINDS[step[0]](count[step], int(step[1]))
                 count[step] += 1

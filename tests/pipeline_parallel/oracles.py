@@ -13,6 +13,7 @@ from minidist.pipeline_parallel.actions import (
     Forward,
     RecvActivation,
     RecvGradient,
+    Reduce,
     SendActivation,
     SendGradient,
     Transfer,
@@ -24,6 +25,12 @@ GRADIENT = (Backward, BackwardInput)
 
 def nodes(programs):
     return [(r, at) for r, program in enumerate(programs) for at in range(len(program))]
+
+
+def pairs_of(programs):
+    """Return {node of a pair's backward: the node of its forward}."""
+    found = {(r, programs[r].index(forward)) for r, forward, _ in programs.pairs}
+    return {(r, at + 1): (r, at) for r, at in found}
 
 
 def key_of(programs, r, a):
@@ -42,9 +49,13 @@ def edges(programs, delay=0, buffer=None):
     updates = defaultdict(list)
     explicit = any(isinstance(a, Transfer) for program in programs for a in program)
     for r, at in nodes(programs):
-        if at:
-            yield (r, at - 1), (r, at), 0
         a = programs[r][at]
+        before = [b for b in range(at) if not isinstance(programs[r][b], Reduce)]
+        summed = [b for b in range(at) if b not in before] if isinstance(a, Reduce) else []
+        for earlier in before[-1:] + summed[-1:]:  # an R waits for the one before it; nothing else
+            yield (r, earlier), (r, at), 0
+        if isinstance(a, Reduce):
+            continue
         if isinstance(a, Transfer):
             key = key_of(programs, r, a)
             gives = isinstance(a, SendActivation | SendGradient)
@@ -78,19 +89,27 @@ def edges(programs, delay=0, buffer=None):
                 yield (taken[n - buffer] if n - buffer < len(taken) else given[n]), given[n], 0
 
 
-def ends(programs, duration, delay=0, buffer=None):
-    """Return {node: when it ends}, or None if there is a cycle: the longest path to each node."""
+def ends(programs, duration, delay=0, buffer=None, pair=None):
+    """Return {node: when it ends}, or None if there is a cycle: the longest path to each node.
+
+    pair  how long a pair takes, if its two run at once: they start together, and end together. The
+          node of a pair is its forward's
+    """
     before, after, missing = defaultdict(list), defaultdict(set), {}
+    paired = {} if pair is None else pairs_of(programs)
     for a, b, between in edges(programs, delay, buffer):
-        before[b].append((a, between))
-        after[a].add(b)
-    for node in nodes(programs):
+        if paired.get(b) != a:
+            a, b = paired.get(a, a), paired.get(b, b)
+            before[b].append((a, between))
+            after[a].add(b)
+    for node in (node for node in nodes(programs) if node not in paired):
         missing[node] = {a for a, _ in before[node]}
-    ready, result = [node for node in missing if not missing[node]], {}
+    ready, result, together = [node for node in missing if not missing[node]], {}, paired.values()
     while ready:
         node = ready.pop()
         start = max((result[a] + between for a, between in before[node]), default=0)
-        result[node] = start + duration(node[0], programs[node[0]][node[1]])
+        alone = duration(node[0], programs[node[0]][node[1]])
+        result[node] = start + (pair if node in together else alone)
         for b in after[node]:
             missing[b].discard(node)
             if not missing[b] and b not in result:
@@ -104,6 +123,8 @@ def is_valid(programs, m):
     seen = defaultdict(list)  # (stage, micro-batch) -> the ranks and signs of its passes, in order
     for r, at in nodes(programs):
         a = programs[r][at]
+        if isinstance(a, Reduce):
+            continue
         if not (0 <= a.micro_batch < m and 0 <= a.chunk < len(programs.placement[r])):
             return False
         if not isinstance(a, Transfer | Update):
@@ -115,6 +136,7 @@ def is_valid(programs, m):
                 return False
     return (
         _updates_are_right(programs, m, stages)
+        and _sums_are_right(programs)
         and _transfers_are_right(programs)
         and ends(programs, lambda r, a: 0) is not None
     )
@@ -143,6 +165,20 @@ def _updates_are_right(programs, m, stages):
         if len(lists) != 1 or not max(lists) or max(max(lists)) != m - 1:
             return False
     return True
+
+
+def _sums_are_right(programs):
+    everything = [a for program in programs for a in program]
+    if not any(isinstance(a, Reduce) for a in everything):
+        return True
+    for program, own in zip(programs, programs.placement, strict=True):
+        if sorted(a.chunk for a in program if isinstance(a, Reduce)) != list(range(len(own))):
+            return False
+        for c in range(len(own)):
+            mine = [a for a in program if a.chunk == c and not isinstance(a, Transfer)]
+            if not isinstance(mine[-1], Reduce):
+                return False
+    return not any(isinstance(a, Update) for a in everything)
 
 
 def _transfers_are_right(programs):
@@ -183,7 +219,7 @@ def ticks(programs, duration, delay, buffer):
     receive; if `buffer` are, the sender waits. 0: both ends stand at the transfer for `delay`.
     """
     at, free, done = [0] * len(programs), [0] * len(programs), [0] * len(programs)
-    there, fill, asked, now = {}, Counter(), {}, 0
+    there, fill, asked, now, summed = {}, Counter(), {}, 0, [0] * len(programs)
     while any(at[r] < len(program) for r, program in enumerate(programs)):
         moved = True
         while moved:
@@ -192,7 +228,9 @@ def ticks(programs, duration, delay, buffer):
                 if at[r] == len(program) or free[r] > now:
                     continue
                 a = program[at[r]]
-                if not isinstance(a, Transfer):
+                if isinstance(a, Reduce):
+                    summed[r] = max(summed[r], now) + duration(r, a)
+                elif not isinstance(a, Transfer):
                     free[r] = now + duration(r, a)
                 elif buffer == 0 and r != a.peer:
                     key = key_of(programs, r, a)
@@ -219,6 +257,18 @@ def ticks(programs, duration, delay, buffer):
                 at[r], moved, done[r] = at[r] + 1, True, free[r] if free[r] > now else now
         later = [t for t in [*free, *there.values()] if t > now]
         if not later:
-            return None if any(at[r] < len(program) for r, program in enumerate(programs)) else done
+            stuck = any(at[r] < len(program) for r, program in enumerate(programs))
+            return None if stuck else [*done, *summed]
         now = min(later)
-    return done
+    return [*done, *summed]
+
+
+def assert_same(got, want):
+    """Compare all that programs are: lists compare equal without placement and pairs."""
+    assert got.placement == want.placement, f"placement {got.placement}, not {want.placement}"
+    for r, (mine, theirs) in enumerate(zip(got, want, strict=True)):
+        for at, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+            assert a == b, f"rank {r}, action {at} is {a}, not {b}"
+    lost = [f"{f} and {b} on rank {r}" for r, f, b in want.pairs - got.pairs]
+    assert not lost, f"pairs that were lost: {', '.join(lost)}"
+    assert got.pairs == want.pairs

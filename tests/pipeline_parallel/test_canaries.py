@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from minidist import nn
-from minidist.pipeline_parallel import add_communication, pipeline, validate
+from minidist.pipeline_parallel import add_communication, pipeline, programs, validate
 from minidist.pipeline_parallel.actions import BackwardWeight, Programs
 from minidist.tools.strategies import Case
 from minidist.tools.strategies.pipeline_parallel import pipeline_bytes
@@ -118,7 +118,7 @@ def test_a_weight_half_that_is_forgotten_is_found(cluster, schedule):
 
 
 def test_validate_finds_the_faults_of_programs_before_they_run():
-    made = pipeline.programs("zb_h1", 3, 4)
+    made = programs("zb_h1", 3, 4)
     for change in (the_last_micro_batch_skipped, an_empty_schedule, a_weight_half_forgotten):
         with pytest.raises(ValueError, match=r"rank \d, action \d+: "):
             validate(Programs([change(program) for program in made], made.placement), 3, 4)

@@ -19,7 +19,7 @@ from tests.pipeline_parallel.training import (
     mlp_case,
     transformer_case,
 )
-from tests.strategies import SYNCHRONOUS, cuts, pipelines, seeds
+from tests.strategies import SYNCHRONOUS, chunks_of, cuts, fitting, pipelines, seeds
 
 
 @settings(max_examples=50)
@@ -103,16 +103,14 @@ def test_a_residual_network_on_the_digits_cut_by_layers(cluster, schedule, p):
     images, labels = datasets.digits()
     model = nn.ResidualMLP(64, 12, 4, 10, dtype="float64")
     case = Case("residual", model, images[:14].astype("float64"), labels[:14])
-    options = {"schedule": schedule, "micro_batches": 6, "chunks": 1}
-    if schedule == "interleaved":
-        options["chunks"] = 2
+    options = {"schedule": schedule, "micro_batches": 6, "chunks": chunks_of(schedule)}
     assert_equals_one_device(cluster(p), case, STEPS, **options)
 
 
 FULL = [
     (schedule, p, m)
     for schedule, p, m in product(SYNCHRONOUS, range(1, 6), range(1, 13))
-    if schedule != "interleaved" or m % p == 0
+    if fitting(schedule, p, m) == m
 ]
 
 
@@ -122,8 +120,8 @@ FULL = [
 @pytest.mark.parametrize("schedule", SYNCHRONOUS)
 def test_the_full_grid(cluster, schedule, kind):
     for number, (_, p, m) in enumerate(row for row in FULL if row[0] == schedule):
-        chunks = 2 if schedule == "interleaved" else 1
-        stages = p * (2 if schedule in ("interleaved", "zb_v") else 1)
+        chunks = chunks_of(schedule)
+        stages = p * chunks
         if kind == "mlp":
             case = mlp_case([3 + i % 3 for i in range(stages + 2)], 7, number)
         else:

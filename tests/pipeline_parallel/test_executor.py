@@ -10,7 +10,7 @@ from hypothesis import given
 from minidist import nn
 from minidist.errors import CommError, RankDied, RankFailed
 from minidist.events import EventLog
-from minidist.pipeline_parallel import Pipeline, add_communication, programs
+from minidist.pipeline_parallel import Pipeline, add_communication, add_reductions, programs
 from minidist.pipeline_parallel.actions import (
     BackwardWeight,
     Forward,
@@ -20,6 +20,7 @@ from minidist.pipeline_parallel.actions import (
     Transfer,
     Update,
     last_stage,
+    updates,
 )
 from minidist.pipeline_parallel.executor import execute, steps
 from tests.strategies import arrays, every_program, linear_extensions
@@ -65,6 +66,9 @@ class CountingStage:
         self.backward_input(i)
         self.backward_weights([i])
 
+    def reduce(self):
+        self.summed = self.gradient.copy()
+
     def update(self, i):
         self.applied += self.gradient
         self.gradient[:] = 0
@@ -109,6 +113,22 @@ def test_every_parameter_ends_with_every_micro_batch_once(cluster, p, ms):
         for _, bare, _, _ in every_program([p], [m]):
             made += [add_communication(bare, rendezvous_safe=safe) for safe in (False, True)]
         assert_every_parameter_gets_every_micro_batch_once(cluster(p, "thread"), made, m)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_a_sum_finds_every_micro_batch_in_the_gradient(cluster, p):
+    def worker(group, made, m):
+        for ours in made:
+            own, last = ours.placement[group.rank], last_stage(ours.placement)
+            stages = [CountingStage(k == 0, k == last, m) for k in own]
+            execute(ours[group.rank], group, stages)
+            for stage in stages:
+                assert stage.summed.tolist() == [1] * m == stage.gradient.tolist()
+
+    for m in (1, 2, 6):
+        bare = [found for _, found, _, _ in every_program([p], [m]) if not updates(found)]
+        made = [add_communication(add_reductions(found)) for found in bare]
+        cluster(p, "thread").run(worker, made, m)
 
 
 @given(drawn=linear_extensions())

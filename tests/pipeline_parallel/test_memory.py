@@ -13,10 +13,11 @@ import pytest
 from minidist import Tensor, nn
 from minidist.events import EventLog
 from minidist.pipeline_parallel import Pipeline, programs
+from minidist.pipeline_parallel.actions import last_stage
 from minidist.pipeline_parallel.micro_batch import micro_batches
 from minidist.pipeline_parallel.stage import Stage
 from minidist.planning import simulate
-from tests.strategies import arrays
+from tests.strategies import arrays, fitting
 
 WIDTH, ROWS = 8, 6  # of every layer; examples per micro-batch
 
@@ -79,7 +80,7 @@ class Watched(Stage):
 
 def watched(group, schedule, m, chunks=1, layers=2, options=None):
     """Return the most bytes that this rank's stages hold together, and their `peak`."""
-    stages = group.size * (2 if schedule == "zb_v" else chunks)
+    stages = 1 + last_stage(programs(schedule, group.size, m, chunks).placement)
     model = nn.MLP([WIDTH] * (layers * stages + 1), "gelu", dtype="float64")
     pipeline = Pipeline(model, group, schedule, m, chunks, **(options or {}))
     found = []
@@ -117,7 +118,7 @@ KINDS = {"first": (True, False), "middle": (False, False), "last": (False, True)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layers", [2, 3])
 def test_what_a_stage_keeps_of_one_micro_batch_has_a_formula(kind, layers):
-    """Per layer of gelu(X W + b): X, and of gelu its input and its tanh. Y is kept by who uses it.
+    """Per layer of gelu(X W + b): X, and of gelu its input and factor. Y is kept by who uses it.
 
     After I there are X and dY per layer. The first stage's X is the batch's. The last layer has no
     gelu; the loss keeps its probabilities, two vectors of indices, of which one is the batch's, and
@@ -165,10 +166,22 @@ def test_measured_activations_are_the_peak_stash_times_those_of_one_micro_batch(
             assert counted == [peaks[r]]
 
 
-@pytest.mark.parametrize("schedule, chunks", [("interleaved", 2), ("interleaved", 3), ("zb_v", 1)])
+SEVERAL = [
+    ("interleaved", 2),
+    ("interleaved", 3),
+    ("looped_bfs", 2),
+    ("interleaved_zb", 2),
+    ("zb_v", 2),
+    ("v_half", 2),
+    ("v_min", 2),
+    ("dualpipe_v", 2),
+]
+
+
+@pytest.mark.parametrize("schedule, chunks", SEVERAL)
 @pytest.mark.parametrize("p", [1, 2, 3])
 def test_of_several_chunks_the_rank_holds_what_its_program_says(cluster, schedule, chunks, p):
-    for m in (p, 2 * p):
+    for m in {fitting(schedule, p, m) for m in (p, 2 * p)}:
         made = programs(schedule, p, m, chunks)
         stages = 1 + max(k for own in made.placement for k in own)
         peaks = simulate(made).peak_stash
@@ -176,7 +189,7 @@ def test_of_several_chunks_the_rank_holds_what_its_program_says(cluster, schedul
             kinds = kinds_of(made.placement[r], stages)
             assert held == most_in_flight(made[r], kinds), (r, m)
             middle = {0, stages - 1}.isdisjoint(made.placement[r])
-            if schedule == "interleaved" and middle:  # its chunks are alike
+            if schedule in ("interleaved", "looped_bfs") and middle:  # its chunks are alike
                 assert held == peaks[r] * chunks * kinds[0][0]
 
 
@@ -242,7 +255,8 @@ def test_with_recompute_the_allocator_sees_the_inputs_and_one_micro_batch(cluste
 
 
 def ledger_of(group, case_of, schedule, m, chunks, options):
-    model, x, y = case_of(group.size * (2 if schedule == "zb_v" else chunks))
+    stages = 1 + last_stage(programs(schedule, group.size, m, chunks).placement)
+    model, x, y = case_of(stages)
     pipeline = Pipeline(model, group, schedule, m, chunks, **options)
     pipeline.backward(x, y)
     shared = {n: g.ledger.bytes for n, g in pipeline.shared.items() if g is not None}
@@ -255,13 +269,12 @@ def transformer(stages, B=5, T=3, C=4):
 
 
 @pytest.mark.parametrize("safe", [False, True])
-@pytest.mark.parametrize(
-    "schedule, chunks", [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb_h1", 1), ("zb_v", 1)]
-)
+@pytest.mark.parametrize("schedule, chunks", [("gpipe", 1), ("1f1b", 1), ("zb_h1", 1), *SEVERAL])
 def test_a_boundary_moves_b_t_c_numbers_each_way_and_nothing_else(cluster, schedule, chunks, safe):
     """Whatever m: B T C itemsize per boundary and direction. Tied: 2 (N - 1)/N S more per rank."""
     one, S = 5 * 3 * 4 * 8, 7 * 4 * 8
     for p, m in ((2, 2), (2, 8), (3, 3), (4, 4)):
+        m = fitting(schedule, p, m)
         placement = programs(schedule, p, m, chunks).placement
         holder = {k: r for r, own in enumerate(placement) for k in own}
         want = Counter()

@@ -127,11 +127,12 @@ def formula(scheme, b, p, s, every):
 def test_versions_are_those_of_the_formula_for_both_passes_and_the_replay_has_the_same_bits(
     cluster, scheme, p, optimizer
 ):
+    ranks = cluster(p, "process" if p == 3 else "thread")
     for count in (1, 3, 13) if optimizer is momentum else (13,):  # no rule decides what is used
         every = max(1, p - 1)
         options = [{}] if scheme != "2bw" else [{}, {"update_every": every + 1}]
         for more, case in product(options, (mlp_case(p + 1, 17), transformer_case(p + 1, 14))):
-            found, got, want = run_and_replay(cluster(p), case, scheme, count, optimizer, **more)
+            found, got, want = run_and_replay(ranks, case, scheme, count, optimizer, **more)
             k = more.get("update_every", every)
             said = cause_of.versions(
                 [mine["used"] for mine in found], lambda s, b, k=k: formula(scheme, b, p, s, k)

@@ -17,7 +17,7 @@ from tests.pipeline_parallel.training import (
     mlp_case,
     transformer_case,
 )
-from tests.strategies import SYNCHRONOUS, arrays, assert_same_bits
+from tests.strategies import SYNCHRONOUS, arrays, assert_same_bits, chunks_of, fitting
 
 
 class Deaf(nn.Module):
@@ -48,9 +48,8 @@ def test_unused_parameters_have_no_gradient_and_a_stage_that_ignores_its_input_s
         [linear, Idle(3, "a"), Deaf(3), Idle(3, "c")],
     ):
         case = Case("odd", nn.Sequential(layers), arrays(4, 3), np.array([0, 1, 2, 1]))
-        options = {"schedule": schedule, "micro_batches": 2, "chunks": 1}
-        if schedule == "interleaved":
-            options["chunks"] = 2
+        m = fitting(schedule, 2, 2)
+        options = {"schedule": schedule, "micro_batches": m, "chunks": chunks_of(schedule)}
         for recompute in (False, True):
             more = {"recompute": recompute, **options}
             assert_equals_one_device(cluster(2), case, 1, **more)
@@ -314,3 +313,15 @@ def test_a_pipeline_has_the_transfers_that_were_asked_for(cluster, safe):
 
     want = add_communication(programs("1f1b", 2, 3), rendezvous_safe=safe)
     assert cluster(2, "thread").run(worker) == [want] * 2
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_first_stage_of_tokens_alone_is_refused(cluster, recompute):
+    def worker(group):
+        case = transformer_case(2, 4, 0, False, 0.0)
+        cut = [range(0), range(len(case.model.layers))]
+        pipeline = Pipeline(case.model, group, micro_batches=2, cut=cut, recompute=recompute)
+        pipeline.backward(case.inputs, case.targets)
+
+    with pytest.raises(RankFailed, match="no gradient passes a stage of tokens alone; give it the"):
+        cluster(2, "thread").run(worker)

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from minidist.pipeline_parallel import add_communication, grid, programs, validate
+from minidist.pipeline_parallel import (
+    add_communication,
+    add_reductions,
+    grid,
+    programs,
+    validate,
+)
 from minidist.pipeline_parallel.actions import (
     RECEIVES,
     SENDS,
@@ -17,13 +23,20 @@ from minidist.pipeline_parallel.actions import (
     Forward,
     Programs,
     RecvActivation,
+    Reduce,
     Transfer,
     Update,
 )
 from tests.pipeline_parallel.oracles import is_valid
-from tests.strategies import linear_extensions, schedules, with_or_without_communication
+from tests.strategies import (
+    linear_extensions,
+    schedules,
+    with_or_without_communication,
+    with_or_without_reductions,
+)
 
 COMPUTE = [Forward, Backward, BackwardInput, BackwardWeight, Update]
+ANY = with_or_without_communication(with_or_without_reductions(schedules() | linear_extensions()))
 
 
 def verdict(made, p, m):
@@ -66,7 +79,7 @@ def changed(made, random):
         case "give":
             other = random.choice(made)
             other.insert(random.randint(0, len(other)), program.pop(at))
-        case "number":
+        case "number" if not isinstance(a, Reduce):
             program[at] = replace(a, micro_batch=a.micro_batch + random.choice([-1, 1, 2]))
         case "chunk":
             program[at] = replace(a, chunk=a.chunk + random.choice([-1, 1]))
@@ -74,7 +87,8 @@ def changed(made, random):
             kind = random.choice([*SENDS, *RECEIVES])
             program[at] = kind(a.micro_batch, a.chunk, a.peer, a.peer_chunk)
         case "kind":
-            program[at] = random.choice(COMPUTE)(a.micro_batch, a.chunk)
+            kind = random.choice([*COMPUTE, Reduce])
+            program[at] = Reduce(a.chunk) if kind is Reduce else kind(a.micro_batch, a.chunk)
         case "peer" if isinstance(a, Transfer):
             program[at] = random.choice(
                 [replace(a, peer=(a.peer + 1) % len(made)), replace(a, peer_chunk=a.peer_chunk + 1)]
@@ -83,7 +97,7 @@ def changed(made, random):
 
 
 @settings(max_examples=100)
-@given(made=with_or_without_communication(linear_extensions()))
+@given(made=ANY)
 def test_any_order_that_can_be_executed_is_valid(made):
     validate(*made)
     assert is_valid(made[0], made[2])
@@ -92,7 +106,7 @@ def test_any_order_that_can_be_executed_is_valid(made):
 @pytest.mark.parametrize("changes", [1, 2])
 @settings(max_examples=250)
 @given(
-    drawn=with_or_without_communication(schedules() | linear_extensions()),
+    drawn=ANY,
     random=st.randoms(use_true_random=False),
 )
 def test_a_program_that_chance_changed_gets_the_verdict_of_the_oracle(changes, drawn, random):
@@ -104,7 +118,7 @@ def test_a_program_that_chance_changed_gets_the_verdict_of_the_oracle(changes, d
 
 
 @settings(max_examples=100)
-@given(drawn=with_or_without_communication(schedules()), random=st.randoms(use_true_random=False))
+@given(drawn=ANY, random=st.randoms(use_true_random=False))
 def test_a_program_that_is_shuffled_gets_the_verdict_of_the_oracle(drawn, random):
     made, p, m = drawn
     made = Programs(made, made.placement)
@@ -123,6 +137,13 @@ def one_f_one_b(full=False):
 def with_change(rank, change, full=False):
     made = one_f_one_b(full)
     change(made[rank])
+    return made
+
+
+def with_sums(change, chunks=2):
+    """Return the actions of two ranks with an R per chunk, of which rank 1's are changed."""
+    made = add_reductions(programs("interleaved", 2, 2, chunks))
+    change(made[1])
     return made
 
 
@@ -146,6 +167,14 @@ def with_change(rank, change, full=False):
             with_change(1, lambda x: x.append(RecvActivation(1, peer=1)), True),
             "<F1 with rank 1 is not due",
         ),
+        (with_sums(lambda x: x.append(Reduce(1))), "action 10: R.1 comes twice"),
+        (with_sums(lambda x: x.remove(Reduce(1))), "action 9: R.1 is missing; the gradients of"),
+        (with_sums(lambda x: x.append(Reduce(2))), "R.2 is foreign: here are chunks 0 to 1"),
+        (
+            with_sums(lambda x: x.insert(5, x.pop(6))),
+            "rank 1, action 5: R.1 comes before B1.1, whose gradient it sums",
+        ),
+        (with_sums(lambda x: x.append(Update(1)), 1), "U1 sums its gradients itself, so no R may"),
         (
             Programs(
                 [
@@ -168,12 +197,50 @@ def test_the_message_names_the_fault_and_marks_it(made, message):
     assert below[:1] == ([str(made[rank][at])] if at < len(made[rank]) else [])
 
 
+def paired(forward, backward, order="F0 F1 B0 B1", rank=0):
+    """Return 1F1B on two ranks, rank 0 in another order, with a pair on one rank."""
+    kinds = {"F": Forward, "B": Backward}
+    made = programs("1f1b", 2, 2)
+    made[0] = [kinds[word[0]](int(word[1])) for word in order.split()]
+    return Programs(made, made.placement, [(rank, forward, backward)])
+
+
+def test_a_pair_is_a_forward_and_the_backward_next_to_it_which_can_begin_together():
+    made = programs("1f1b", 3, 4)
+    pairs = {(0, Forward(3), Backward(1)), (1, Forward(2), Backward(1))}
+    made = Programs(made, made.placement, pairs)
+    for full in (made, add_communication(made), add_communication(made, rendezvous_safe=True)):
+        assert full.pairs == pairs
+        validate(full, 3, 4)
+
+
+@pytest.mark.parametrize(
+    "made, message",
+    [
+        (paired(Forward(0), Backward(0)), "0, action 0: F0 and B0 are a pair, but B0 is not next"),
+        (paired(Forward(2), Backward(0)), "action 4: F2 and B0 are a pair, but B0 is not next"),
+        (paired(Backward(0), Forward(1), "F0 B0 F1 B1"), "B0 and F1 .* not a forward and then"),
+        (paired(Forward(1), BackwardWeight(0)), "F1 and W0 .* not a forward and then a backward"),
+        (paired(Forward(0), Backward(0), "F0 B0 F1 B1"), "rank 1 before F0, if pairs overlap"),
+        (paired(Forward(0), Backward(0), rank=2), "F0 and B0 are a pair on rank 2, which is none"),
+    ],
+)
+def test_a_pair_that_cannot_be_is_refused(made, message):
+    for programs_ in (made, add_communication(made)):
+        try:
+            validate(programs_, 2, 2)
+        except ValueError as error:
+            assert re.search(message, str(error))
+        else:
+            pytest.fail(f"a pair that cannot overlap was accepted: not {message}")
+
+
 def test_the_number_of_programs_is_checked():
     with pytest.raises(ValueError, match="there are 2 programs for 3 ranks"):
         validate(one_f_one_b(), 3, 2)
     with pytest.raises(ValueError, match="the placement is for 1 ranks, not 2"):
         validate(Programs(one_f_one_b(), [[0]]), 2, 2)
-    with pytest.raises(ValueError, match="micro-batch 0 goes 0 times, not once, through stage 1"):
+    with pytest.raises(ValueError, match="no rank holds stage 1; a placement has every stage"):
         validate(Programs(one_f_one_b(), [[0], [2]]), 2, 2)
     with pytest.raises(ValueError, match="there is no program for any rank"):
         validate([], 0, 2)

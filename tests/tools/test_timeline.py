@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from minidist import run
 from minidist.events import Event, EventLog
-from minidist.pipeline_parallel import SCHEDULES, add_communication, programs
+from minidist.pipeline_parallel import SCHEDULES, add_communication, add_reductions, programs
 from minidist.planning import simulate
 from minidist.tools import figures, timeline
 from minidist.tools.chrome_trace import check_chrome_trace, chrome_trace, save_chrome_trace
 from minidist.tools.timeline import figure, text
 from minidist.tools.tracks import tracks
+from tests.strategies import chunks_of, fitting
 
 
 def by_hand():
@@ -345,6 +346,30 @@ PICTURES = {
         "F forward, B backward, . idle, lower case: chunk 1",
         "6 columns are 1 unit",
     ],
+    ("looped_bfs", 2, 3, 2): [
+        "units  |0          |2          |4          |6          |8          |10",
+        "rank 0 F0-F1-F2-f0-f1-f2-.........b2====b1====b0====B2====B1====B0====",
+        "rank 1 ...F0-F1-F2-f0-f1-f2-b2====b1====b0====B2====B1====B0====......",
+        "F forward, B backward, . idle, lower case: chunk 1",
+        "6 columns are 1 unit",
+    ],
+    ("interleaved_zb", 2, 2, 2): [
+        "units  |0          |2          |4          |6",
+        "rank 0 F0-F1-f0-f1-...i0=w0~i1=w1~I0=W0~I1=W1~",
+        "rank 1 ...F0-F1-f0-i0=f1-i1=w0~I0=w1~I1=W0~W1~",
+        "F forward, I input half of backward, W weight half of backward, . idle, lower case: "
+        "chunk 1",
+        "6 columns are 1 unit",
+    ],
+    ("dualpipe_v", 2, 4, 2): [
+        "units  |0          |2          |4          |6          |8          |10         |12",
+        "rank 0 F0-F1-F2-f0-i0=w0~f1-F3-b1====f2-B0====b2====f3-...B1====b3====I2=W2~I3=W3~",
+        "rank 1 ...F0-f0-F1-f1-F2-b0====f2-B0====F3-b1====f3-B1====b2====B2====i3=I3=w3~W3~",
+        "F forward, B backward, I input half of backward, W weight half of backward, . idle, "
+        "lower case:",
+        "  chunk 1",
+        "6 columns are 1 unit",
+    ],
     ("zb_h1", 3, 4): [
         "units  |0             |5             |10",
         "rank 0 F0-F1-F2-......I0=W0~F3-I1=W1~I2=W2~I3=W3~",
@@ -357,6 +382,24 @@ PICTURES = {
         "units  |0          |2          |4          |6          |8",
         "rank 0 F0-F1-F2-f0-i0=w0~f1-i1=w1~I0=W0~f2-i2=w2~I1=W1~I2=W2~...",
         "rank 1 ...F0-f0-F1-f1-i0=w0~F2-I0=W0~f2-i1=w1~I1=i2=I2=W1~w2~W2~",
+        "F forward, I input half of backward, W weight half of backward, . idle, lower case: "
+        "chunk 1",
+        "6 columns are 1 unit",
+    ],
+    ("v_half", 3, 3, 2): [
+        "units  |0          |2          |4          |6          |8          |10",
+        "rank 0 F0-F1-F2-......f0-i0=w0~f1-i1=w1~I0=W0~......f2-i2=I1=w2~W1~...I2=W2~",
+        "rank 1 ...F0-F1-...f0-...f1-i0=w0~F2-I0=W0~i1=w1~f2-...I1=i2=W1~w2~I2=W2~...",
+        "rank 2 ......F0-f0-F1-f1-......i0=I0=w0~F2-W0~f2-i1=I1=w1~W1~i2=I2=w2~W2~...",
+        "F forward, I input half of backward, W weight half of backward, . idle, lower case: "
+        "chunk 1",
+        "6 columns are 1 unit",
+    ],
+    ("v_min", 3, 3, 2): [
+        "units  |0          |2          |4          |6          |8          |10",
+        "rank 0 F0-F1-.........f0-i0=w0~f1-F2-i1=I0=w1~W0~...f2-i2=I1=w2~W1~...I2=W2~",
+        "rank 1 ...F0-F1-...f0-...f1-i0=w0~...I0=F2-W0~i1=f2-w1~I1=i2=W1~w2~I2=W2~...",
+        "rank 2 ......F0-f0-F1-f1-......i0=I0=w0~W0~F2-f2-i1=I1=w1~W1~i2=I2=w2~W2~...",
         "F forward, I input half of backward, W weight half of backward, . idle, lower case: "
         "chunk 1",
         "6 columns are 1 unit",
@@ -404,9 +447,10 @@ def test_a_picture_too_wide_for_one_line_stands_in_parts():
 def test_every_cell_of_an_exact_picture_is_as_wide_as_its_action_is_long(
     name, p, n, lengths, width
 ):
-    chunks = 2 if name in ("interleaved", "zb_v") else 1
+    chunks = chunks_of(name)
     kinds = ("forward", "backward_input", "backward_weight", "update")
-    log = simulated(name, p, n * p, chunks, **dict(zip(kinds, lengths, strict=True)), latency=1)
+    m = fitting(name, p, n * p)
+    log = simulated(name, p, m, chunks, **dict(zip(kinds, lengths, strict=True)), latency=1)
     lines = text(log, width).split("\n")
     scale = next(line for line in lines if " columns are 1 unit" in line or "scaled" in line)
     if "scaled" in scale:
@@ -465,6 +509,36 @@ def test_waits_for_explicit_transfers_are_idle_in_text_and_thin_in_a_figure(draw
     assert heights == {0.8: 16, 0.2: len(waits.events) - 16}
 
 
+def test_the_sums_that_r_begins_have_a_row_and_a_track_of_their_own(drawn):
+    log = simulate(add_reductions(programs("looped_bfs", 1, 2, 2)), reduce=2).timeline
+    assert text(log).split("\n") == [
+        "units       |0          |2          |4          |6",
+        "rank 0 main F0-F1-f0-f1-b1====b0====B1====B0====......",
+        "rank 0 sums ........................r#####......R#####",
+        "F forward, B backward, R sum over ranks, . idle, lower case: chunk 1",
+        "6 columns are 1 unit",
+    ]
+    figure = drawn(log)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
+        "rank 0 main",
+        "rank 0 sums",
+    ]
+    legend = [entry.get_text() for entry in figure.legends[0].get_texts()]
+    assert legend[-1] == "sum over ranks (chunks 0, 1)"
+    trace = chrome_trace(log)
+    check_chrome_trace(trace)
+    sums = [e for e in trace["traceEvents"] if e.get("cat") == "communication"]
+    assert [e["name"] for e in sums] == ["R.1", "R"] and {e["tid"] for e in sums} == {1}
+
+
+def test_of_a_real_sum_the_picture_shows_the_action_and_not_what_is_inside():
+    events = [Event(0, "F0", 0, 2), Event(0, "B0", 2, 6), Event(0, "R", 6, 9, "communication")]
+    inside = Event(0, "all_reduce copies", 7, 8, "communication")
+    assert text(EventLog([*events, inside], unit="units")).split("\n")[1] == (
+        "rank 0 F0--B0======R#####"
+    )
+
+
 def test_weight_halves_done_at_once_are_one_cell():
     events = [Event(0, "F0", 0, 2), Event(0, "I0", 2, 4), Event(0, "W0 W1 W2", 4, 10)]
     lines = text(EventLog(events, unit="units")).split("\n")
@@ -491,14 +565,15 @@ def test_a_trace_of_a_simulation_has_a_millisecond_per_unit():
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_a_programs_figure_has_a_bar_and_a_number_per_action(drawn, name):
-    chunks = 2 if name in ("interleaved", "zb_v") else 1
+    chunks = chunks_of(name)
     log = simulated(name, 2, 4, chunks, update=1)
     figure = drawn(log, name)
     assert bars(figure) == len(log.events)
     numbers = [words.get_text() for words in figure.axes[0].texts]
     assert sorted(numbers) == sorted(e.name[1:].partition(".")[0] for e in log.events)
     colors = {tuple(group.get_facecolor()[0].round(3)) for group in figure.axes[0].collections}
-    assert len(colors) == chunks * len({e.name[0] for e in log.events})
+    kinds = {e.name[0].replace("I", "B") for e in log.events}  # these two have one colour
+    assert len(colors) == chunks * len(kinds)
     assert figure.axes[0].get_xlabel() == "time (units)"
     labels = [key.get_text() for key in figure.legends[0].get_texts()]
     assert all(("(chunks 0, 1)" in label) == (chunks == 2) for label in labels)

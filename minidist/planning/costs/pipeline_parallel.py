@@ -59,6 +59,21 @@ def pipeline_bytes(case: Workload, programs: Programs) -> int:
     )
 
 
+def replicated_bytes(case: Workload, cut: list[range], replicas: list[int], m: int) -> int:
+    """Return the bytes of m minibatches through stages that have replicas.
+
+    2 B T C itemsize per boundary, for all B examples together. And in each round of k minibatches
+    the k replicas of a stage sum its gradients: 2 (k - 1) times its parameters' bytes.
+    """
+    sizes, moved = boundary_bytes(case), 0
+    for part, k in zip(cut, replicas, strict=True):
+        if part.stop < len(case.model.layers):
+            moved += 2 * sizes[part.stop - 1]
+        own = [p for i in part for p in case.model.layers[i].parameters() if p.requires_grad]
+        moved += ceil(m / k) * 2 * (k - 1) * sum(p.data.nbytes for p in own)
+    return moved
+
+
 def stages_of(own: list[Layer], programs: Programs) -> list[list[Layer]]:
     """Return the layers of each virtual stage."""
     cut = cut_of(len(own), 1 + last_stage(programs.placement))

@@ -9,11 +9,11 @@ from minidist import nn
 from minidist.comm import Group
 from minidist.pipeline_parallel import Pipeline
 from minidist.pipeline_parallel.actions import Programs
-from minidist.pipeline_parallel.holders import from_holders
 from minidist.pipeline_parallel.micro_batch import MicroBatch, micro_batches
 from minidist.pipeline_parallel.schedules import programs
 from minidist.planning.costs import pipeline_parallel as costs
 from minidist.planning.costs.cost import Cost
+from minidist.replicas import from_holders
 from minidist.rng import generator
 from minidist.tools.costs.watch import Watch, adamw
 from minidist.tools.strategies.cases import (
@@ -57,8 +57,14 @@ def pipeline_worker(
 ) -> Outcome:
     """Run one batch through a synchronous pipeline."""
     m, chunks = chosen(case, group.size, most_chunks, micro_batches, chunks)
-    pipeline = Pipeline(case.model, group, schedule, m, chunks, case.loss, **options)
-    batch = cut_with_leaves(case, m)
+    return run_batch(
+        group, case, Pipeline(case.model, group, schedule, m, chunks, case.loss, **options)
+    )
+
+
+def run_batch(group: Group, case: Case, pipeline: Pipeline) -> Outcome:
+    """Run the case's batch; return all gradients and the bytes sent for them."""
+    batch = cut_with_leaves(case, pipeline.m)
     pipeline.run(batch)
     groups = [group, *(g for g in pipeline.shared.values() if g is not None)]
     moved = bytes_sent(*groups)
@@ -119,9 +125,13 @@ def pipeline_cases(ranks: int, most_chunks: int) -> list[Case]:
 
 
 def pipeline_step(group: Group, case: Case, watch: Watch, schedule: str, most_chunks: int) -> None:
-    """One step with AdamW, watched."""
     m, chunks = chosen(case, group.size, most_chunks, **case.options)
     pipe = Pipeline(case.model, group, schedule, m, chunks, case.loss)
+    step_with_adamw(group, case, watch, pipe)
+
+
+def step_with_adamw(group: Group, case: Case, watch: Watch, pipe: Pipeline) -> None:
+    """Take one step, watched."""
     watch.stages(pipe.stages, pipe.model)
     pipe.backward(case.inputs, case.targets)
     watch.sends(group, *pipe.shared.values())
@@ -152,7 +162,7 @@ def _pipeline(
     lesson: str,
     most_chunks: int = 1,
     family: str = "pipeline",
-    tests: str = "schedules executor pipeline equivalence memory",
+    tests: str = "schedules looped_bfs executor pipeline equivalence memory",
     bound: bool = False,
 ) -> Strategy:
     """most_chunks: the most chunks per rank, if the model has enough layers."""
@@ -163,7 +173,7 @@ def _pipeline(
         term=term,
         paper=paper,
         family=family,
-        files=(f"pipeline_parallel/{file}.py",),
+        files=tuple(f"pipeline_parallel/{name}.py" for name in file.split()),
         lesson=lesson,
         worker=partial(pipeline_worker, **known),
         promise="exact",
@@ -183,7 +193,10 @@ def _pipeline(
     )
 
 
-ZERO_BUBBLE = {"family": "zero bubble", "tests": "zero_bubble validation"}
+ZERO_BUBBLE = {
+    "family": "zero bubble",
+    "tests": "zero_bubble interleaved_zb dualpipe_v validation",
+}
 STRATEGIES = [
     _pipeline(
         "layer_split",
@@ -219,6 +232,15 @@ STRATEGIES = [
         most_chunks=2,
     ),
     _pipeline(
+        "looped_bfs",
+        "all micro-batches pass a chunk before the next one begins",
+        "广度优先流水",
+        "Lamy-Poirier 2023",
+        "looped_bfs",
+        "10_interleaved_and_zero_bubble",
+        most_chunks=2,
+    ),
+    _pipeline(
         "zb_h1",
         "backward in two halves, in the memory of 1F1B",
         "零气泡流水, 流水线气泡",
@@ -239,6 +261,28 @@ STRATEGIES = [
         bound=True,
     ),
     _pipeline(
+        "zb_auto",
+        "the best zero-bubble order that a search finds for given times and memory",
+        "自动搜索调度, 零气泡流水",
+        "Qi et al. 2024, section 3.1",
+        "zb_auto timed_order",
+        "10_interleaved_and_zero_bubble",
+        family="zero bubble",
+        tests="zb_auto",
+        bound=True,
+    ),
+    _pipeline(
+        "interleaved_zb",
+        "several small stages per rank, backward in two halves",
+        "交错流水, 零气泡",
+        "Qi et al. 2024, section 2.1, over chunks, as in PyTorch",
+        "interleaved_zb",
+        "10_interleaved_and_zero_bubble",
+        most_chunks=2,
+        **ZERO_BUBBLE,
+        bound=True,
+    ),
+    _pipeline(
         "zb_v",
         "no bubble, the memory of 1F1B, two chunks laid out as a V",
         "零气泡流水",
@@ -247,5 +291,29 @@ STRATEGIES = [
         "10_interleaved_and_zero_bubble",
         most_chunks=2,
         **ZERO_BUBBLE,
+    ),
+    _pipeline(
+        "dualpipe_v",
+        "forward of one micro-batch during backward of another, two chunks laid out as a V",
+        "双向流水, 前向与反向重叠",
+        "DeepSeek-AI 2024, section 3.2.1; Qi et al. 2025 (cut in half)",
+        "dualpipe_v",
+        "10_interleaved_and_zero_bubble",
+        most_chunks=2,
+        **ZERO_BUBBLE,
+    ),
+    *(
+        _pipeline(
+            name,
+            f"{share} the memory of 1F1B, two chunks laid out as a V",
+            "可控显存流水",
+            "Qi et al. 2024 (controllable memory), sections 2, 3",
+            "controllable_memory",
+            "10_interleaved_and_zero_bubble",
+            most_chunks=2,
+            family="controllable memory",
+            tests="controllable_memory validation",
+        )
+        for name, share in (("v_half", "about half"), ("v_min", "about a third of"))
     ),
 ]

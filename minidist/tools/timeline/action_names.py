@@ -1,23 +1,24 @@
 """The meaning of events' names in pictures: "F3.1" is an action, "all_reduce w" an all_reduce.
 
 A log is a *program's* if all its compute events are actions of `pipeline_parallel/actions.py`, from
-a simulator or from a run. Several actions in one event, "W0 W1 W2", were done together.
+a simulator or from a run. Several actions in one event, "W0 W1 W2", were done together. R is drawn
+like them, though it is communication; in a run, what it consists of is inside it.
 """
 
 import re
 
 from minidist.events import Event
-from minidist.pipeline_parallel.actions import COMPUTE, Action
+from minidist.pipeline_parallel.actions import Action, Reduce, action_of
 
-KINDS = {kind.sign: kind for kind in COMPUTE}
 MEANINGS = {
     "F": "forward",
     "B": "backward",
     "I": "input half of backward",
     "W": "weight half of backward",
     "U": "update",
+    "R": "sum over ranks",
 }
-PATTERN = re.compile(r"([FBIWU])(\d+)(?:\.(\d+))?", re.ASCII)
+PATTERN = re.compile(r"(?:([FBIWU])(\d+)|R)(?:\.(\d+))?", re.ASCII)
 Rows = dict[tuple[int, str], list[tuple[int, Event]]]  # what `tracks` returns
 
 
@@ -26,13 +27,18 @@ def actions(name: str) -> list[Action]:
     found = [PATTERN.fullmatch(word) for word in name.split(" ")]
     if not all(found):
         return []
-    return [KINDS[sign](int(i), int(chunk or 0)) for sign, i, chunk in (m.groups() for m in found)]
+    return [action_of(sign, i, int(chunk or 0)) for sign, i, chunk in map(re.Match.groups, found)]
 
 
 def kind(name: str) -> str:
     """Return the leading word of a name, without the number or label after it."""
     word = re.match(r"[<>]?[^\W\d]+", name)
     return word.group() if word else name or "?"
+
+
+def is_drawn(e: Event) -> bool:
+    """Return whether a program's picture has this event as an action."""
+    return e.category == "compute" or bool(actions(e.name))
 
 
 def is_program(rows: Rows) -> bool:
@@ -48,8 +54,8 @@ def chunks_of(rows: Rows) -> int:
 
 
 def micro_batches(run: list[Action]) -> str:
-    """Return the numbers of actions done together: "3", "0-2", "0,2,3"."""
-    found = [a.micro_batch for a in run]
+    """Return the numbers of actions done together: "3", "0-2", "0,2,3"; of R there are none."""
+    found = [a.micro_batch for a in run if not isinstance(a, Reduce)]
     if len(found) > 1 and found == list(range(found[0], found[-1] + 1)):
         return f"{found[0]}-{found[-1]}"
     return ",".join(map(str, found))

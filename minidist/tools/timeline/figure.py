@@ -14,13 +14,14 @@ from minidist.tools.timeline.action_names import (
     Rows,
     actions,
     chunks_of,
+    is_drawn,
     is_program,
     kind,
     micro_batches,
 )
 from minidist.tools.tracks import tracks
 
-WEIGHT = "#F0E442"  # yellow, and sky blue below: of Okabe and Ito like the rest
+WEIGHT = "#F0E442"  # yellow, and below sky blue and vermilion: of Okabe and Ito like the rest
 COLORS = {
     "compute": "#56B4E9",  # any other name
     "forward": figures.FORWARD,
@@ -28,6 +29,7 @@ COLORS = {
     MEANINGS["I"]: figures.BACKWARD,
     MEANINGS["W"]: WEIGHT,
     "update": figures.UPDATE,
+    MEANINGS["R"]: "#D55E00",
     "communication": figures.COMMUNICATION,
 }
 DARK = {figures.FORWARD, figures.UPDATE}  # colours on which white is read better than ink
@@ -141,7 +143,7 @@ def row_names(rows: Rows) -> list[str]:
 
 def meaning(e: Event) -> str:
     """Return the key of COLORS for an event."""
-    if e.category == "communication":
+    if e.category == "communication" and not actions(e.name):
         return "communication"
     word = MEANINGS.get(kind(e.name), kind(e.name))
     return word if word in COLORS else "compute"
@@ -155,7 +157,7 @@ def _bars(rows: Rows, tops: list[float], program: bool) -> list[Bar]:
     step = 0.6 / max(1, chunks_of(rows) - 1)
     return [
         Bar(y + 0.3, 0.2, e, meaning(e))
-        if e.category == "communication"
+        if not is_drawn(e)
         else Bar(y, 0.8, e, meaning(e), step * actions(e.name)[0].chunk)
         for y, e in found
     ]

@@ -21,6 +21,7 @@ from minidist.tools.timeline.action_names import (
     Rows,
     actions,
     chunks_of,
+    is_drawn,
     is_program,
     kind,
     micro_batches,
@@ -29,7 +30,7 @@ from minidist.tools.timeline.figure import row_names
 from minidist.tools.tracks import tracks
 
 UNITS = (("s", 1.0), ("ms", 1e3), ("us", 1e6))  # the first in which the end is 1 or more
-FILL = {"F": "-", "B": "=", "I": "=", "W": "~", "U": "+"}  # behind the name of an action
+FILL = {"F": "-", "B": "=", "I": "=", "W": "~", "U": "+", "R": "#"}  # behind the name of an action
 IDLE = "."
 PARTS = 8  # a picture of more parts, one below the other, is scaled down instead
 
@@ -102,14 +103,14 @@ def _unit(end, unit: str) -> tuple[str, float]:
 
 
 def _computing(row: list[tuple[int, Event]]) -> list[tuple[int, Event]]:
-    """Return what a thread computes, without transfers; its transfers if it computes nothing."""
-    return [(d, e) for d, e in row if e.category == "compute"] or row
+    """Return the actions of a thread, without transfers; its transfers if it has no actions."""
+    return [(d, e) for d, e in row if is_drawn(e)] or row
 
 
 def _short_names(rows: Rows) -> dict[str, str]:
     """Return the names to write for actions; the second of two chunks is in lower case."""
     names, two = {}, chunks_of(rows) == 2
-    for e in (e for row in rows.values() for _, e in row if e.category == "compute"):
+    for e in (e for row in rows.values() for _, e in row if is_drawn(e)):
         run = actions(e.name)
         name = run[0].sign + micro_batches(run)
         if two:

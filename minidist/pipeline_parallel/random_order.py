@@ -1,0 +1,49 @@
+"""An order that no paper has: drawn at random from all orders that ranks can execute.
+
+    placement 0 2 | 1, m = 2      rank 0   F0 F0.1 B0.1 F1 B0 F1.1 I1.1 B1 W1.1
+                                  rank 1   F0 B0 F1 I1 W1
+
+All actions of all micro-batches are put in one random order in which each comes after what it
+needs, a topological order; each rank takes its own of them in this order. So it can be executed.
+"""
+
+from collections import deque
+from random import Random
+
+from minidist.pipeline_parallel.actions import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    Programs,
+)
+
+
+def random_placement(random: Random, p: int, stages: int) -> list[list[int]]:
+    """Return any placement of S >= p stages on p ranks: each has one or more, in any order."""
+    shuffled = random.sample(range(stages), stages)
+    placement = [[k] for k in shuffled[:p]]
+    for k in shuffled[p:]:
+        random.choice(placement).append(k)
+    return placement
+
+
+def random_order(random: Random, placement: list[list[int]], m: int) -> Programs:
+    """Return any programs of m micro-batches; of some passes, backward is in two halves."""
+    where = {k: (r, c) for r, own in enumerate(placement) for c, k in enumerate(own)}
+    ahead = []  # per micro-batch what is left of its way through the stages; and weight halves
+    for i in range(m):
+        way = [(where[k][0], Forward(i, where[k][1])) for k in sorted(where)]
+        for k in sorted(where, reverse=True):
+            way.append((where[k][0], random.choice([Backward, BackwardInput])(i, where[k][1])))
+        ahead.append(deque(way))
+    result = [[] for _ in placement]
+    while ahead:
+        way = random.choice(ahead)
+        rank, action = way.popleft()
+        result[rank].append(action)
+        if isinstance(action, BackwardInput):
+            ahead.append(deque([(rank, BackwardWeight(action.micro_batch, action.chunk))]))
+        if not way:
+            ahead.remove(way)
+    return Programs(result, placement)

@@ -1,0 +1,64 @@
+"""Words of a text with their places, and the cells of a program: one action, or a pair of two."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from minidist.pipeline_parallel.actions import (
+    Action,
+    Programs,
+    pairs_of,
+)
+
+NUMBER = r"(\d{1,9})"
+LONGEST = 40  # characters of a word that an error shows
+
+
+class Word(NamedTuple):
+    """A piece of a text, and where it is: lines and columns count from 1."""
+
+    text: str
+    source: str
+    line: int
+    column: int = 1
+
+    def __str__(self):
+        return repr(self.text if len(self.text) <= LONGEST else self.text[:LONGEST] + "...")
+
+    def parts(self, pattern: str) -> Iterator["Word"]:
+        """Yield the pieces that match a pattern."""
+        for found in re.finditer(pattern, self.text):
+            yield self._replace(text=found[0], column=self.column + found.start())
+
+    def fault(self, what: str) -> ValueError:
+        return ValueError(f"{self.source}, line {self.line}, column {self.column}: {what}")
+
+
+def from_cells(rows: list[list[list[Action]]], placement: list[list[int]] | None) -> Programs:
+    """Return programs, given the cells of every rank."""
+    pairs = [(r, *cell) for r, row in enumerate(rows) for cell in row if len(cell) == 2]
+    return Programs([[a for cell in row for a in cell] for row in rows], placement, pairs)
+
+
+def to_cells(
+    programs: list[list[Action]], word: Callable[[int, Action], str], pair: str
+) -> list[list[str]]:
+    """Return the cells of every rank as text: word(rank, action), and two in a pair's brackets."""
+    beside = {(r, f): b for r, f, b in pairs_of(programs)}
+    rows, unwritten = [], set(beside)
+    for r, program in enumerate(programs):
+        row, rest = [], list(reversed(program))
+        while rest:
+            action = rest.pop()
+            cell = word(r, action)
+            if rest and (r, action) in unwritten and beside[r, action] == rest[-1]:
+                unwritten.remove((r, action))
+                cell = pair.format(cell, word(r, rest.pop()))
+            row.append(cell)
+        rows.append(row)
+    for r, forward in unwritten:
+        raise ValueError(
+            f"rank {r}: {forward} and {beside[r, forward]} are a pair, and no neighbours; "
+            "`validate` shows where they are"
+        )
+    return rows
