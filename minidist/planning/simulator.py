@@ -6,7 +6,8 @@ it is made; the rank that needs it moves its own clock to that time or later. So
 is sorted, and the cost of an action does not depend on the number of ranks. Each thing is made by
 one rank and needed by one rank; therefore the result does not depend on the order in which the
 ranks are resumed (a Kahn process network: Kahn, The Semantics of a Simple Language for Parallel
-Programming, 1974).
+Programming, 1974). A rank has a second clock, for R: one begins where the rank is then, or when the
+R before it has ended; and nothing waits for it but the end.
 
 It knows actions, not schedules. All arithmetic is +, /, and comparison: Fractions stay exact.
 """
@@ -26,6 +27,7 @@ from minidist.pipeline_parallel.actions import (
     BackwardInput,
     BackwardWeight,
     Forward,
+    Reduce,
     Transfer,
     Update,
     communicates,
@@ -36,16 +38,19 @@ from minidist.pipeline_parallel.actions import (
 from minidist.pipeline_parallel.communication import add_communication
 from minidist.pipeline_parallel.execution_order import Stuck, message
 
+BESIDE = "communication", 0, "sums"  # category, bytes and thread of an R, as in a real run
+
 
 @dataclass(frozen=True)
 class Simulation:
     """The result of a replay. Times are in the unit of the durations.
 
-    makespan      from zero to the end of the last action
+    makespan      from zero to the end of the last action, which may be an R
     spans         per rank, from the start of its first compute action to the end of its last
-    busy          per rank, the time it computes
+    busy          per rank, the time it computes; not the time of an R, which runs beside it
     peak_stash    per rank, the most forward passes at once that wait for (the last part of) their
-                  backward, in stages: a pass through one of v chunks counts 1/v
+                  backward, in stages: a pass through one of v chunks counts 1/v; v is the mean over
+                  the ranks, if they have different numbers of chunks
     """
 
     makespan: float
@@ -66,7 +71,7 @@ class Simulation:
 
     @property
     def bubble(self):
-        """The share of makespan times ranks in which nothing is computed."""
+        """The share of makespan times ranks in which nothing is computed: the idle share."""
         return self._idle_share(self.makespan)
 
     @property
@@ -95,14 +100,18 @@ def simulate(
     bandwidth=None,
     buffer: int | None = None,
     update=0,
+    reduce=0,
     overhead=0,
     unit: str = "units",
+    backward=None,
 ) -> Simulation:
     """Replay programs; transfers are added if the programs have none.
 
-    forward, backward_input, backward_weight, update
-               duration for one full stage: a number, or a list of one per rank, or of one per
-               virtual stage. A chunk takes 1/v of it where it is not given per virtual stage.
+    forward, backward_input, backward_weight, update, reduce
+               duration for one full stage: a number, or a list of one per virtual stage, or of one
+               per rank. A chunk takes 1/v of it where it is not given per virtual stage, with
+               v chunks per rank: the mean for one number, the rank's own for one per rank.
+    backward   the same, for a B; None: as long as its two halves
     latency    time of a transfer
     bandwidth  transfers per unit of time: one takes latency + 1/bandwidth; None: latency alone
     buffer     how many activations from one virtual stage to the next, or gradients back, may wait
@@ -124,10 +133,9 @@ def simulate(
     durations = {Forward: forward, BackwardInput: backward_input, BackwardWeight: backward_weight}
     durations = {kind: _per_chunk(programs, given) for kind, given in durations.items()}
     inputs, weights = durations[BackwardInput], durations[BackwardWeight]
-    durations[Backward] = [
-        [a + b for a, b in zip(*both, strict=True)] for both in zip(inputs, weights, strict=True)
-    ]
-    durations[Update] = _per_chunk(programs, update)
+    whole = [[a + b for a, b in zip(*r, strict=True)] for r in zip(inputs, weights, strict=True)]
+    durations[Backward] = whole if backward is None else _per_chunk(programs, backward)
+    durations[Update], durations[Reduce] = (_per_chunk(programs, t) for t in (update, reduce))
     delay = latency if bandwidth is None else latency + _divided(1, bandwidth)
     return Replay(programs, durations, delay, overhead, buffer, unit).run()
 
@@ -136,18 +144,26 @@ def _per_chunk(programs, given) -> list[list]:
     """Return the duration per rank and chunk."""
     placement = placement_of(programs)
     stages, p = 1 + last_stage(placement), len(programs)
-    given = list(given) if hasattr(given, "__len__") else [given] * p
+    one = not hasattr(given, "__len__")
+    given = [given] if one else list(given)
     if wrong := [time for time in given if not _is_time(time)]:
         raise ValueError(f"a duration is a number from 0, not {wrong[0]!r}")
-    if len(given) == p:
-        return [[_divided(given[r], len(own)) for _ in own] for r, own in enumerate(placement)]
+    if one:
+        return [[_divided(given[0], _mean_chunks(placement)) for _ in own] for own in placement]
     if len(given) == stages:
         return [[given[k] for k in own] for own in placement]
+    if len(given) == p:
+        return [[_divided(given[r], len(own)) for _ in own] for r, own in enumerate(placement)]
     counts = f"or {p}" if p == stages else f"{p}, or {stages}"
     raise ValueError(
         f"{len(given)} durations for {p} ranks with {stages} virtual stages: "
         f"give one number, {counts}"
     )
+
+
+def _mean_chunks(placement: list[list[int]]) -> int | Fraction:
+    v = Fraction(sum(map(len, placement)), len(placement))
+    return v.numerator if v.denominator == 1 else v
 
 
 def _is_time(given) -> bool:
@@ -172,7 +188,7 @@ class Replay:
         self.programs, self.durations, self.delay, self.buffer = programs, durations, delay, buffer
         self.overhead, self.unit = overhead, unit
         self.placement, self.explicit = placement_of(programs), communicates(programs)
-        self.last = last_stage(self.placement)
+        self.last, self.v = last_stage(self.placement), _mean_chunks(self.placement)
         self.holders: dict[int, list[int]] = {}  # of a stage: its ranks; several are replicas
         for r, own in enumerate(self.placement):
             for k in own:
@@ -211,10 +227,16 @@ class Replay:
 
     def _rank(self, r: int, log: EventLog | None) -> Generator:
         """Run one program; return (end, span, busy, peak stash)."""
-        clock = busy = stash = peak = 0
+        clock = busy = stash = peak = summed = 0  # summed: when all R so far have ended
         first = end = None
         own = self.placement[r]
         for action in self.programs[r]:
+            if type(action) is Reduce:  # beside what follows
+                start = max(clock, summed)
+                summed = start + self.durations[Reduce][r][action.chunk]
+                if log is not None and summed > start:
+                    log.events.append(Event(r, str(action), start, summed, *BESIDE))
+                continue
             start, compute = clock, not isinstance(action, Transfer)
             if not compute:
                 clock = yield from self._transfer(r, action, clock)
@@ -243,7 +265,7 @@ class Replay:
                 category = "compute" if compute else "communication"
                 log.events.append(Event(r, str(action), start, until, category))
         span = 0 if first is None else end - first
-        return clock, span, busy, _divided(peak, len(own))
+        return max(clock, summed), span, busy, _divided(peak, self.v)
 
     def _meet_replicas(self, r: int, action: Update, k: int, clock) -> Generator:
         """Wait until all ranks that hold this stage have reached this update."""

@@ -4,6 +4,7 @@ import pytest
 
 from minidist.pipeline_parallel import SCHEDULES, add_communication, programs
 from minidist.planning import simulate
+from tests.strategies import chunks_of
 
 
 def spans(simulation, rank):
@@ -22,7 +23,7 @@ def test_a_sender_goes_on_when_its_send_is_over_and_the_receiver_need_not_wait_f
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 def test_transfers_that_are_written_down_cost_what_implied_ones_cost(schedule):
-    bare = programs(schedule, 3, 6, 2 if schedule in ("interleaved", "zb_v") else 1)
+    bare = programs(schedule, 3, 6, chunks_of(schedule))
     times = {"latency": 2, "overhead": 1, "forward": 3}
     implied, written = simulate(bare, **times), simulate(add_communication(bare), **times)
     for name in ("makespan", "spans", "busy", "peak_stash"):

@@ -18,6 +18,7 @@ from minidist.pipeline_parallel.actions import (
     BackwardWeight,
     Forward,
     Programs,
+    Reduce,
     SendActivation,
     Transfer,
     Update,
@@ -25,14 +26,14 @@ from minidist.pipeline_parallel.actions import (
 from minidist.pipeline_parallel.execution_order import Stuck
 from minidist.planning import simulate, simulator
 from tests.pipeline_parallel.oracles import ends, ticks
-from tests.strategies import linear_extensions, schedules
+from tests.strategies import linear_extensions, schedules, with_or_without_reductions
 
 times = st.fractions(Fraction(1, 7), 5, max_denominator=12)
 whole = st.integers(1, 4)
-cases = linear_extensions() | schedules()
+cases = with_or_without_reductions(linear_extensions() | schedules())
 
 
-def duration_of(made, forward, inputs, weights, update=0):
+def duration_of(made, forward, inputs, weights, update=0, reduce=0):
     """Return (rank, action) -> its time, for numbers that hold for a full stage."""
     kinds = {
         Forward: forward,
@@ -40,21 +41,27 @@ def duration_of(made, forward, inputs, weights, update=0):
         BackwardInput: inputs,
         BackwardWeight: weights,
         Update: update,
+        Reduce: reduce,
     }
 
     def duration(r, a):
         if isinstance(a, Transfer):
             return 0
-        return Fraction(kinds[type(a)]) / len(made.placement[r])
+        return kinds[type(a)] / v
 
+    v = chunks_per_rank(made)
     return duration
+
+
+def chunks_per_rank(made):
+    return Fraction(sum(map(len, made.placement)), len(made))
 
 
 def assert_equals_the_longest_path(made, simulation, duration, delay=0, buffer=None):
     when = ends(made, duration, delay, buffer)
     assert simulation.makespan == max(when.values(), default=0)
     for r, program in enumerate(made):
-        compute = [at for at, a in enumerate(program) if not isinstance(a, Transfer)]
+        compute = [at for at, a in enumerate(program) if not isinstance(a, Transfer | Reduce)]
         spent = [duration(r, program[at]) for at in compute]
         starts = [when[r, at] - time for at, time in zip(compute, spent, strict=True)]
         assert simulation.busy[r] == sum(spent)
@@ -62,14 +69,14 @@ def assert_equals_the_longest_path(made, simulation, duration, delay=0, buffer=N
 
 
 @settings(max_examples=150)
-@given(drawn=cases, f=times, i=times, w=times, u=times, latency=times | st.just(0))
-def test_any_program_takes_as_long_as_its_longest_path(drawn, f, i, w, u, latency):
+@given(drawn=cases, f=times, i=times, w=times, u=times, r=times, latency=times | st.just(0))
+def test_program_takes_as_long_as_its_longest_path(drawn, f, i, w, u, r, latency):
     made, _, _ = drawn
-    found = simulate(made, f, i, w, latency=latency, update=u)
-    assert_equals_the_longest_path(made, found, duration_of(made, f, i, w, u), latency)
+    found = simulate(made, f, i, w, latency=latency, update=u, reduce=r)
+    assert_equals_the_longest_path(made, found, duration_of(made, f, i, w, u, r), latency)
     assert isinstance(found.makespan, Fraction | int) and isinstance(found.bubble, Fraction | int)
     again = (
-        simulate(made, f, i, w, latency=latency / 2, bandwidth=2 / latency, update=u)
+        simulate(made, f, i, w, latency=latency / 2, bandwidth=2 / latency, update=u, reduce=r)
         if latency
         else found
     )
@@ -110,8 +117,8 @@ def test_with_transfers_and_bounded_buffers_too(drawn, f, i, w, latency, buffer,
 def test_a_clock_that_ticks_says_the_same(drawn, f, i, w, latency, buffer, safe):
     """Also at rendezvous; and both say "deadlock" of the same programs."""
     made = add_communication(drawn[0], rendezvous_safe=safe)
-    v = len(made.placement[0])
-    duration = duration_of(made, f * v, i * v, w * v)
+    v = chunks_per_rank(made)
+    duration = duration_of(made, f * v, i * v, w * v, reduce=w * v)
     want = ticks(made, lambda r, a: int(duration(r, a)), latency, buffer)
     if want is None:
         with pytest.raises(Stuck) as caught:
@@ -120,8 +127,17 @@ def test_a_clock_that_ticks_says_the_same(drawn, f, i, w, latency, buffer, safe)
         for r, a in caught.value.waiting.items():
             assert a in made[r] and f"rank {r} before {a}" in str(caught.value)
     else:
-        found = simulate(made, f * v, i * v, w * v, latency=latency, buffer=buffer)
+        found = simulate(made, f * v, i * v, w * v, latency=latency, buffer=buffer, reduce=w * v)
         assert found.makespan == max(want)
+
+
+def test_durations_of_stages_follow_them_to_their_ranks():
+    made = [[Forward(0), Backward(0)], [Forward(0), Backward(0)]]
+    found = simulate(Programs(made, [[1], [0]]), [3, 5], [0, 0], [0, 0])
+    assert found.busy == [5, 3]
+    made[0][1:1] = [Forward(0, 1), Backward(0, 1)]
+    assert simulate(Programs(made, [[0, 1], [2]]), 3, 0, 0).busy == [4, 2]  # equal stages: 2 each
+    assert simulate(Programs(made, [[0, 1], [2]]), [3, 3], 0, 0).busy == [3, 3]
 
 
 def test_a_deadlock_names_the_action_before_which_each_rank_waits():
@@ -168,19 +184,32 @@ def test_the_result_does_not_depend_on_the_order_in_which_ranks_are_resumed(
 @given(drawn=cases, f=times, i=times, w=times, latency=times, explicit=st.booleans())
 def test_the_timeline_has_every_action_when_it_happens(drawn, f, i, w, latency, explicit):
     made = add_communication(drawn[0]) if explicit else drawn[0]
-    found, duration = simulate(made, f, i, w, latency=latency), duration_of(made, f, i, w)
+    found = simulate(made, f, i, w, latency=latency, reduce=f)
+    duration = duration_of(made, f, i, w, reduce=f)
     when, events = ends(made, duration, latency), found.timeline.events
     compute = [e for e in events if e.category == "compute"]
+    sums = [e for e in events if e.thread == "sums"]
     want = {
         (r, str(a), when[r, at])
         for r, program in enumerate(made)
         for at, a in enumerate(program)
         if duration(r, a)
     }
-    assert {(e.rank, e.name, e.end) for e in compute} == want and len(compute) == len(want)
+    shown = [*compute, *sums]
+    assert {(e.rank, e.name, e.end) for e in shown} == want and len(shown) == len(want)
+    assert all(e.category == "communication" and e.name[0] == "R" for e in sums)
     assert sum(e.end - e.start for e in compute) == sum(found.busy)
     assert max(e.end for e in events) == found.makespan
-    assert simulate(made, f, i, w, latency=latency) == found
+    assert simulate(made, f, i, w, latency=latency, reduce=f) == found
+
+
+@pytest.mark.parametrize(
+    "backward, busy", [(None, [12, 12]), (2, [4, 4]), ([5, 7], [10, 14]), ([1, 2, 3, 4], [8, 12])]
+)
+def test_a_backward_takes_as_long_as_its_halves_or_as_is_said(backward, busy):
+    made = programs("interleaved", 2, 2, chunks=2)
+    halves = {"backward_input": [2] * 4, "backward_weight": [1] * 4}
+    assert simulate(made, 0, backward=backward, **halves).busy == busy
 
 
 @given(p=st.integers(1, 4), m=st.integers(1, 4), data=st.data())

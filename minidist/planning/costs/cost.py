@@ -10,11 +10,15 @@ from minidist.planning.costs.layers import ITEMSIZE, Layer
 
 
 class Workload(Protocol):
-    """A model, its batch, and the options of the strategy; `tools.strategies.Case` is one."""
+    """A model, its batch, the options of the strategy; `tools.strategies.Case` is one.
+
+    seed  of dropout's masks
+    """
 
     model: nn.Module
     inputs: np.ndarray
     options: dict
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ def cost_of(
     """
     P = sum(layer.parameters for layer in own)
     held = (P, P, 2 * P) if held is None else held
-    kept = examples * sum(layer.activations for layer in own) if flight is None else flight
+    once = sum(layer.once for layer in own)
+    kept = examples * sum(layer.activations for layer in own) + once if flight is None else flight
     kinds = ("parameters", "gradients", "optimizer state")
     return Cost(
         examples,

@@ -2,14 +2,26 @@
 
 import numpy as np
 
+from minidist import nn
 from minidist.comm.collectives import split_sizes
 from minidist.planning.costs.cost import Cost, Workload, cost_of, positions_of, trained_bytes
-from minidist.planning.costs.layers import Layer, whole_layers
+from minidist.planning.costs.layers import Layer, cnn_layers, whole_layers
 
 
 def data_parallel_bytes(case: Workload, N: int) -> int:
     """Return 2 (N - 1) S: S bytes of parameters that are not frozen, scattered and gathered."""
     return 2 * (N - 1) * trained_bytes(case.model)
+
+
+def sync_batch_norm_bytes(case: Workload, N: int) -> int:
+    """Return the bytes of `data_parallel_bytes`, and 2 (N - 1) times those of batch norms' sums.
+
+    Per norm of C channels these are 2 C + 1 numbers in float64 forward, and backward 2 C of the
+    model's dtype.
+    """
+    gains = [norm.gain.data for norm in case.model.modules(nn.BatchNorm)]
+    sums = sum(8 * (2 * gain.size + 1) + 2 * gain.nbytes for gain in gains)
+    return data_parallel_bytes(case, N) + 2 * (N - 1) * sums
 
 
 def zero_bytes(case: Workload, N: int, stage: int) -> int:
@@ -31,10 +43,15 @@ def zero_costs(case: Workload, N: int, stage: int) -> list[Cost]:
     return [replica_cost(case, N, r, elements[r]) for r in range(N)]
 
 
-def replica_cost(case: Workload, N: int, r: int, held: tuple[int, int, int] | None = None) -> Cost:
-    """Return the cost of rank r, which has all layers and its share of the examples."""
-    share = len(np.array_split(np.arange(len(case.inputs)), N)[r])
-    return cost_of(_layers(case), share, positions_of(case), held)
+def replica_cost(
+    case: Workload, N: int, r: int, held: tuple[int, int, int] | None = None, minibatches: int = 1
+) -> Cost:
+    """Return the cost of rank r, which has all layers and its share of each minibatch."""
+    batches = np.array_split(np.arange(len(case.inputs)), minibatches)
+    shares = [len(np.array_split(batch, N)[r]) for batch in batches]
+    layers, positions = _layers(case), positions_of(case)
+    flight = cost_of(layers, max(shares), positions).held["activations"]
+    return cost_of(layers, sum(shares), positions, held, flight)
 
 
 def examples_limit(case: Workload, ranks: int) -> tuple[int, str]:
@@ -43,6 +60,8 @@ def examples_limit(case: Workload, ranks: int) -> tuple[int, str]:
 
 
 def _layers(case: Workload) -> list[Layer]:
+    if isinstance(case.model, nn.CNN):
+        return cnn_layers(case.model, case.inputs.shape[1:])
     return whole_layers(case.model, positions_of(case))
 
 

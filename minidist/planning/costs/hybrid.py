@@ -1,79 +1,196 @@
-"""What a mesh of data, pipeline and tensor ranks moves, holds and waits for."""
+"""What a mesh of data, pipeline, context, tensor and expert ranks moves, holds and waits for."""
 
-from minidist.pipeline_parallel import programs
-from minidist.pipeline_parallel.actions import Programs
+from dataclasses import replace
+from itertools import product
+from typing import NamedTuple
+
+from minidist.comm.collectives import split_sizes
+from minidist.context_parallel.cuts import Cut, zigzag
+from minidist.nn import mixtures
+from minidist.pipeline_parallel.actions import Programs, micro_batches_of
+from minidist.pipeline_parallel.schedules import order_of
+from minidist.planning.costs import context_parallel as context
 from minidist.planning.costs.cost import ITEMSIZE, Cost, Workload, positions_of
+from minidist.planning.costs.expert_parallel import (
+    arriving,
+    drawn,
+    expert_mesh_costs,
+    expert_numbers,
+)
 from minidist.planning.costs.layers import Layer, heads_of, split_transformer_layers, width_of
 from minidist.planning.costs.pipeline_parallel import (
     layout,
     pipeline_costs,
     pipeline_useful_share,
+    stages_of,
 )
 from minidist.planning.costs.tensor_parallel import repeated, vocabulary
 
+OVER_CONTEXT = {  # by name of the attention: bytes of a layer, and what a rank keeps of it
+    "ring": (context.ring_bytes, context.ring_keeps),
+    "ulysses": (context.ulysses_bytes, context.ulysses_keeps),
+}
 
-def mesh_of(
+
+class Split(NamedTuple):
+    """How a case is split on a mesh: the ranks of each axis, and what else its options say."""
+
+    dp: int
+    pp: int
+    cp: int
+    tp: int
+    ep: int
+    m: int
+    order: Programs
+    sequence: bool
+    zero: int
+    attention: str
+    positions: Cut
+
+
+def split_of(
     N: int,
     dp: int = 1,
     pp: int = 1,
+    cp: int = 1,
     tp: int | None = None,
-    schedule: str = "1f1b",
-    micro_batches: int = 4,
-    chunks: int = 1,
+    ep: int = 1,
+    schedule: str | list = "1f1b",
+    micro_batches: int | None = None,
+    chunks: int | None = None,
+    split_sequence: bool = False,
+    zero: int = 0,
+    attention: str = "ring",
+    positions: Cut = zigzag,
     **_,
-) -> tuple[int, int, int, Programs]:
-    """Return (dp, tp, m, the programs of each pipeline), for the options of a case on N ranks."""
-    return dp, N // (dp * pp), micro_batches, programs(schedule, pp, micro_batches, chunks)
+) -> Split:
+    """Return how the options of a case split it on N ranks; by default all are on tp."""
+    order = order_of(schedule, pp, micro_batches, chunks)
+    more = split_sequence, zero, attention, positions
+    return Split(dp, pp, cp, N // (dp * pp * cp), ep, micro_batches_of(order), order, *more)
 
 
 def hybrid_bytes(case: Workload, N: int) -> int:
-    """Return the bytes that the axes move, each by its formula, with S = B T C itemsize.
+    """Return the bytes that all axes move."""
+    return sum(bytes_by_axis(case, N).values())
 
-    tp  8 (N - 1) S per block (10 with the sequence split), 4 (5) for embedding and head, and three
-        all_reduces of B T in the loss; if the sequence is split, the gradients of repeated parts
-    pp  2 S per boundary from each of tp ranks (S/tp if the sequence is split); a tied embedding
-    dp  an all_reduce of all parameters that a rank holds, on each of pp x tp ranks
-    and the loss, a number, over pp and over dp.
+
+def bytes_by_axis(case: Workload, N: int) -> dict[str, int]:
+    """Return the bytes that all ranks send, each axis by its formula, with S = B T C itemsize.
+
+    tp    8 (tp - 1) S per block (10 with the sequence split), 4 (5) for embedding and head, and
+          three all_reduces of B T in the loss; if the sequence is split, the gradients of repeated
+          parts. With experts, 4 S of a block are 4 times the rows that they get
+    pp    2 S per boundary from each of tp ranks (S/tp if the sequence is split); a tied embedding
+    cp    the attention of every block, and the choices of experts, k whole numbers per position
+    ep    every row whose expert is on another rank, there and back, forward and backward; and E
+          whole numbers per block, micro-batch and pair of ranks: how many rows will come
+    data  an all_reduce of what ranks of dp x cp have copies of: the same with ZeRO stage 1
+    loss  a number, over pp and over dp x cp
     """
-    dp, tp, _, order = mesh_of(N, **case.options)
-    pp, split = len(order), case.options.get("split_sequence", False)
-    _, crossed, copies = layout(case.model, order)
-    named, depth, width = (
-        case.model.named_parameters(),
-        len(case.model.layers) - 2,
-        width_of(case.model),
-    )
-    S = ITEMSIZE * case.inputs.size * width
-    whole = set(repeated(named))
+    s, model, (B, T) = split_of(N, **case.options), case.model, case.inputs.shape
+    C, L, tp = width_of(model), len(model.layers) - 2, s.tp
+    S, data = ITEMSIZE * B * T * C, s.dp * s.cp
+    rows = drawn(case, s.dp) if model.experts else None
+    _, crossed, copies = layout(model, s.order)
+    held = held_bytes(case, tp)
+    experts = expert_numbers(case)
+    in_blocks = 4 * L * S + 4 * (L * S if rows is None else rows.sum() * C * ITEMSIZE)
+    over_tp = (10 * L + 5) * S if s.sequence else in_blocks + 4 * S
+    over_tp += 6 * B * T * ITEMSIZE
+    if s.sequence:
+        over_tp += 2 * s.dp * sum(held[name] // tp for name in repeated(held))
+    over_pp = len(crossed) * 2 * S * (1 if s.sequence else tp)
+    over_pp += data * sum(2 * (copies[name] - 1) * held[name] for name in held)
+    dense = sum(held[name] * copies[name] for name in held if name not in experts)
+    return {
+        "tp": (tp - 1) * int(over_tp),
+        "pp": over_pp,
+        "cp": L * sum(map(sum, attention_bytes(case, s))) + choices_bytes(case, s),
+        "ep": expert_bytes(case, s, rows),
+        "data": 2 * (data - 1) * dense + 2 * (data // s.ep - 1) * sum(held[n] for n in experts),
+        "loss": 2 * ITEMSIZE * tp * ((s.pp - 1) * data + (data - 1) * s.pp),
+    }
+
+
+def held_bytes(case: Workload, tp: int) -> dict[str, int]:
+    """Return the bytes of each trained parameter that tp ranks hold together, with padding."""
+    named = case.model.named_parameters()
+    whole, padded = set(repeated(named)), -(-case.model.vocab // tp) * tp
     held = {n: ITEMSIZE * p.size * (tp if n in whole else 1) for n, p in named.items()}
-    for name in vocabulary(named):
-        held[name] = ITEMSIZE * width * tp * -(-case.model.vocab // tp)  # with padding
-    held = {name: size * named[name].requires_grad for name, size in held.items()}
-    over_tp = (tp - 1) * ((10 * depth + 5 if split else 8 * depth + 4) * S + 48 * case.inputs.size)
-    over_tp += 2 * (tp - 1) * sum(held[name] // tp for name in whole) * dp if split else 0
-    over_pp = len(crossed) * 2 * S * (1 if split else tp)
-    over_pp += dp * sum(2 * (copies[name] - 1) * held[name] for name in named)
-    over_dp = 2 * (dp - 1) * sum(held[name] * copies[name] for name in named)
-    loss = 2 * ITEMSIZE * ((pp - 1) * dp * tp + (dp - 1) * pp * tp)
-    return over_tp + over_pp + over_dp + loss
+    held |= {n: ITEMSIZE * width_of(case.model) * padded for n in vocabulary(named)}
+    return {n: size * named[n].requires_grad for n, size in held.items()}
+
+
+def attention_bytes(case: Workload, s: Split) -> list[tuple[int, int]]:
+    """Return the bytes that one block's attention sends from each rank of cp, for all examples."""
+    sizes = [len(own) for own in s.positions(case.inputs.shape[1], s.cp)]
+    layer, _ = OVER_CONTEXT[s.attention]
+    return layer(sizes, ITEMSIZE * len(case.inputs) * width_of(case.model))
+
+
+def choices_bytes(case: Workload, s: Split) -> int:
+    """Return the bytes of an all_gather over cp, per block, of k whole numbers per position."""
+    choices = sum(8 * mixture.top_k for mixture in mixtures(case.model))
+    return (s.cp - 1) * s.tp * case.inputs.size * choices
+
+
+def expert_bytes(case: Workload, s: Split, rows) -> int:
+    """Return what travels to experts and back, given the rows [dp, blocks, E] for each expert."""
+    if s.ep == 1:
+        return 0
+    away = 0
+    for first in range(0, s.dp, s.ep):
+        travelling = arriving(rows[first : first + s.ep])
+        away += int(travelling.sum() - travelling.trace().sum())
+    _, blocks, E = rows.shape
+    counts = 8 * s.m * blocks * (s.ep - 1) * E * (s.dp // s.ep) * s.cp
+    return s.tp * (4 * away * width_of(case.model) * ITEMSIZE + counts)
 
 
 def hybrid_costs(case: Workload, N: int) -> list[Cost]:
-    """Every rank has a part of the matrices of its stage's layers, and a share of the examples."""
-    dp, tp, m, order = mesh_of(N, **case.options)
-    stages = pipeline_costs(case, order, m, _layers(case, tp), dp)
-    return [stages[i // tp % len(order)] for i in range(N)]
+    """Every rank has a part of the matrices of its stage's layers, examples and positions.
+
+    With ZeRO, a layer's optimizer state is cut over the ranks of dp x cp. ValueError for experts on
+    several stages, in several micro-batches, or with a cut sequence.
+    """
+    s, result = split_of(N, **case.options), []
+    if case.model.experts and s.pp == s.m == s.cp == 1:
+        return expert_mesh_costs(case, s.dp, s.ep, s.tp, s.zero)
+    for d, p, c, _ in product(*map(range, (s.dp, s.pp, s.cp, s.tp))):
+        own = layers_of(case, s, c)
+        cost = pipeline_costs(case, s.order, s.m, own, s.dp)[p]
+        stages = stages_of(own, s.order)
+        held = [layer.parameters for k in s.order.placement[p] for layer in stages[k]]
+        if s.zero:
+            data, r = s.dp * s.cp, d * s.cp + c
+            state = 2 * ITEMSIZE * sum(split_sizes(n, data)[r] for n in held)
+            cost = replace(cost, held=cost.held | {"optimizer state": state})
+        held_here = len(s.positions(positions_of(case), s.cp)[c])
+        result.append(replace(cost, positions=held_here))
+    return result
 
 
 def hybrid_useful_share(case: Workload, N: int) -> float:
-    dp, tp, m, order = mesh_of(N, **case.options)
-    return pipeline_useful_share(case, order, m, N, _layers(case, tp), dp)
+    s = split_of(N, **case.options)
+    every = [layers_of(case, s, c) for c in range(s.cp)]
+    busiest = max(every, key=lambda layers: sum(layer.work for layer in layers))
+    return pipeline_useful_share(case, s.order, s.m, N, busiest, s.dp)
 
 
 def hybrid_limit(case: Workload, ranks: int) -> tuple[int, str]:
-    number = len(case.inputs) * len(case.model.layers) * heads_of(case.model)
-    return number, "examples x layers x heads"
+    number = case.inputs.size * len(case.model.layers) * heads_of(case.model)
+    return number, "examples x positions x layers x heads"
 
 
-def _layers(case: Workload, tp: int) -> list[Layer]:
-    return split_transformer_layers(case.model, positions_of(case), tp)
+def layers_of(case: Workload, s: Split, c: int) -> list[Layer]:
+    """Return the layers of a rank at coordinate c of cp: parts of the matrices, some positions."""
+    whole = split_transformer_layers(case.model, positions_of(case), s.tp)
+    if s.cp == 1:
+        return whole
+    held, C = s.positions(positions_of(case), s.cp), width_of(case.model)
+    T = len(held[c])
+    kept, work = OVER_CONTEXT[s.attention][1](C, heads_of(case.model), held)[c]
+    first, *blocks, last = split_transformer_layers(case.model, T, s.tp)
+    first = first._replace(parameters=whole[0].parameters)  # the embedding of all positions
+    return [first, *(context.at_positions(b, T, C, kept, work, s.tp) for b in blocks), last]

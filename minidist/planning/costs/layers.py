@@ -12,12 +12,14 @@ class Layer(NamedTuple):
     """Number of parameters on a rank; per example, bytes of activations and multiply-adds.
 
     deferred  the most bytes by which its deferred weight gradient may hold more than its forward
+    once      bytes of activations that do not depend on the number of examples
     """
 
     parameters: int
     activations: int
     work: int
     deferred: int = 0
+    once: int = 0
 
 
 def whole_layers(model: nn.Module, T: int) -> list[Layer]:
@@ -25,10 +27,45 @@ def whole_layers(model: nn.Module, T: int) -> list[Layer]:
     return transformer_layers(model, T) if isinstance(model, nn.Transformer) else mlp_layers(model)
 
 
+def cnn_layers(model: nn.CNN, image: tuple[int, int, int], channels: int = 1) -> list[Layer]:
+    """Return the layers of a CNN for images [C, H, W]; its blocks are cut into `channels` parts.
+
+    A convolution of k x k from C to F channels has F C k^2 weights and as many multiply-adds per
+    output place; it keeps its input. Its norm has 2 F trained parameters, keeps n[F, H, W], and
+    once for all examples 3 F numbers: mean, variance and r. A relu keeps its output, which is the
+    next layer's input.
+    """
+    stem, *blocks, head = model.layers
+    C, H, W = image
+    F, places = stem.first.norm.gain.size, H * W
+    result = [of_convolutions([(C, F, 3)], places, C * places + 2 * F * places)]
+    for block in blocks:
+        C, F = F, block.second.norm.gain.size
+        own = F // channels  # between the two convolutions
+        parts, kept = [(C, own, 3), (own, F, 3)], 2 * own + 2 * F
+        if block.skip is not None:
+            places //= 4
+            parts, kept = [*parts, (C, F, 1)], kept + F + C
+        result.append(of_convolutions(parts, places, kept * places))
+    return [*result, pooled_head(head)]
+
+
+def pooled_head(head: nn.Module) -> Layer:
+    """Return the head of a CNN, which keeps X[C], and the loss, which keeps its probabilities."""
+    C, classes = head.linear.weight.shape
+    return Layer(C * classes + classes, ITEMSIZE * (C + classes), C * classes)
+
+
+def of_convolutions(parts: list[tuple[int, int, int]], places: int, kept: int) -> Layer:
+    """Return the layer of convolutions (C, F, k), each with its norm, that keeps these numbers."""
+    weights, norms = sum(C * F * k * k for C, F, k in parts), sum(F for _, F, _ in parts)
+    return Layer(weights + 2 * norms, ITEMSIZE * kept, weights * places, once=3 * ITEMSIZE * norms)
+
+
 def mlp_layers(model: nn.MLP, rows: int = 1, columns: int = 1) -> list[Layer]:
     """Return the layers of an MLP whose weights are cut into `rows` or `columns` parts.
 
-    A layer keeps X[C], gelu's input and its tanh; the loss keeps its probabilities.
+    A layer keeps X[C], gelu's input and factor; the loss keeps its probabilities.
     """
     result = []
     for i, (C, F) in enumerate(layer.weight.shape for layer in model.layers):
@@ -73,6 +110,8 @@ def _between_ends(
     For deferred weight gradients the embedding and the head's norm hold a gradient of X. A block
     holds 20 X then, no more than after its forward: 8 X outside of split matrices, 12 X inside.
     """
+    if model.experts:
+        raise ValueError("what experts keep depends on the routing: see costs/expert_parallel.py")
     V, C = model.vocab, width_of(model)
     X, n = T * C, vocabulary or 1
     looked_up = 0 if vocabulary is None else ITEMSIZE * (X + T)  # rows, and whose
@@ -123,13 +162,13 @@ def block_activation_bytes(
         split by heads, or columns
             Q, K, V; the output of attention, which is the next product's input      4 BTC
             probabilities P[B, H, T, T]; beyond 128 positions log Z[B, H, T]         B H kept_scores
-            gelu: its input and its tanh [B, T, F]; the input of contract           12 BTC
+            gelu Y = X s: X and s [B, T, F]; the input of contract                  12 BTC
 
     and two masks of one byte per element of X, if there is dropout. For float32 and float64 only:
     float16 keeps some intermediate results in float32.
 
     Compared with Korthikanti et al. 2022, section 4 (`korthikanti_bytes`), at their 2 bytes a
-    number, we also keep gelu's tanh (8 BTC bytes) and the norms' r (4 BT). We do not drop out
+    number, we also keep gelu's factor s (8 BTC bytes) and the norms' r (4 BT). We do not drop out
     probabilities, which would take a mask and a dropped-out copy: 3 B H T T; and of the
     probabilities themselves, 2 B H T T, we keep `kept_scores(T)` in place of T T. They keep a
     norm's input where we keep n, of the same size.

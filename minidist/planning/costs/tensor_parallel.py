@@ -56,7 +56,7 @@ def _bytes(case: Workload, N: int, numbers: int) -> int:
 
 def repeated(names: Iterable[str]) -> list[str]:
     """Return the parameters of a Transformer that every rank of the tensor axis holds whole."""
-    ends = ("output.bias", "contract.bias", "position.weight")
+    ends = ("output.bias", "contract.bias", "position.weight", "gate.weight")
     return [name for name in names if ".norm" in name or name.endswith(ends)]
 
 

@@ -1,0 +1,105 @@
+"""Which layers each rank of a planned pipeline holds, and how many parameters they have.
+
+cut="layers", 4 blocks in 3 stages     [embedding, b] [b, b] [b, head]
+cut="blocks", 4 blocks in 2 stages     [embedding, b, b] [b, b, head]
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from minidist.planning.costs.stash import placement
+from minidist.planning.costs.transformer_size import TransformerSize
+from minidist.planning.plan import Plan
+
+
+def check_split(size: TransformerSize, plan: Plan) -> None:
+    """Raise ValueError for a plan whose tp or ep does not cut the model into equal parts."""
+    if size.heads % plan.tp:
+        raise ValueError(f"tp={plan.tp} does not divide {size.heads} heads; use a divisor of them")
+    if plan.ep > 1 and not size.experts:
+        raise ValueError(f"ep={plan.ep} needs experts, and the model has 0; use ep=1")
+    if size.experts % plan.ep:
+        raise ValueError(
+            f"ep={plan.ep} does not divide {size.experts} experts; use a divisor of them"
+        )
+
+
+class Stage(NamedTuple):
+    """The layers of one virtual stage."""
+
+    embedding: bool
+    blocks: int
+    head: bool
+
+
+@lru_cache(maxsize=4096)
+def cut_of(layers: int, stages: int, cut: str) -> tuple[Stage, ...]:
+    """Return the virtual stages of a model of this many blocks, in order."""
+    if cut == "blocks":
+        if layers % stages:
+            raise ValueError(
+                f'{layers} blocks do not make {stages} equal stages; use cut="layers", or stages '
+                f"that divide {layers}"
+            )
+        lengths = [layers // stages] * stages
+    else:
+        if stages > layers + 2:
+            raise ValueError(
+                f"cannot cut {layers + 2} layers into {stages} stages; use at most {layers + 2}"
+            )
+        few, longer = divmod(layers + 2, stages)
+        lengths = [few + (k >= stages - longer) for k in range(stages)]  # the first are shorter
+        lengths[0] -= 1
+        lengths[-1] -= 1
+    return tuple(Stage(k == 0, n, k == stages - 1) for k, n in enumerate(lengths))
+
+
+def stages_of(size: TransformerSize, plan: Plan, rank: int) -> list[Stage]:
+    """Return the virtual stages, one per chunk, of a rank of the pipeline."""
+    if not 0 <= rank < plan.pp:
+        raise ValueError(f"rank {rank} is not in a pipeline of {plan.pp}; use 0 to {plan.pp - 1}")
+    stages = cut_of(size.layers, plan.pp * plan.chunks, plan.cut)
+    own = placement(plan.schedule, plan.pp, plan.chunks)[rank]
+    return [stages[k] for k in own]
+
+
+class Parameters(NamedTuple):
+    """Of one layer on one rank: dense ones, the same on all ranks of dp x cp, and experts'."""
+
+    dense: int
+    experts: int = 0
+
+
+def layer_parameters(size: TransformerSize, plan: Plan, rank: int) -> list[Parameters]:
+    """Return the parameters of each layer on a rank of the pipeline; on tp, of the fullest rank.
+
+    A matrix [C, n C] and the bias of its split columns are cut over tp; every rank of tp has the
+    norms, the biases of split rows, the positions and the gate. The vocabulary is padded, so that
+    tp cuts it evenly. A tied head on the embedding's own rank has no weight of its own.
+    """
+    stages = stages_of(size, plan, rank)
+    shared = size.tied and any(stage.embedding for stage in stages)
+    return [layer for stage in stages for layer in stage_parameters(size, plan, stage, shared)]
+
+
+def stage_parameters(
+    size: TransformerSize, plan: Plan, stage: Stage, shared: bool
+) -> list[Parameters]:
+    """Return the parameters of each layer of a stage; shared: the head has the embedding's."""
+    C, (embedding, blocks, head) = size.width, stage
+    tokens = -(-size.vocab // plan.tp) * C
+    return [
+        *[Parameters(tokens + size.sequence * C)] * embedding,
+        *[block_parameters(size, plan)] * blocks,
+        *[Parameters(2 * C + (0 if shared else tokens))] * head,
+    ]
+
+
+def block_parameters(size: TransformerSize, plan: Plan) -> Parameters:
+    """Return the parameters of a block: with experts, of the rank that has most experts."""
+    C, n = size.width, plan.tp
+    if not size.experts:
+        return Parameters((12 * C * C + 7 * C) // n + 6 * C)
+    own = -(-size.experts // plan.ep)
+    expert = (8 * C * C + 4 * C) // n + C
+    return Parameters((4 * C * C + 3 * C) // n + 5 * C + C * size.experts, own * expert)

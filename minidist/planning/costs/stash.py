@@ -1,0 +1,98 @@
+"""How many forward passes a pipeline's ranks hold at once, by chunk: from the programs, for any m.
+
+One entry of a rank with v chunks is a point of its program, after a forward pass:
+
+    (held_0, ..., held_v-1, waiting_0, ..., waiting_v-1)
+
+held     micro-batches whose activations a chunk holds
+waiting  how many of these are between I and W, the halves of their backward
+
+    1F1B, rank 0 of 4:  F0 F1 F2 F3 B0 F4 B1 ...      4 held from F3 on: ((4, 0),)
+
+Letters: p ranks, m micro-batches, v chunks. Where forward passes do not run ahead of backward, the
+entries are the same for all m from 2 p. Where they do, they grow by the same number with each
+micro-batch (gpipe, looped_bfs); any other schedule repeats itself every p micro-batches.
+"""
+
+from functools import lru_cache
+from itertools import groupby
+from operator import ge
+
+from minidist.pipeline_parallel.actions import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+    Programs,
+    looped,
+)
+from minidist.pipeline_parallel.schedules import programs
+from minidist.pipeline_parallel.zero_bubble import v_shaped
+from minidist.planning.plan import V_SHAPED
+
+FULL = 4  # after this many times p micro-batches, any pipeline repeats itself
+GROWING = "gpipe", "looped_bfs"
+BOUNDED = {"1f1b": 1, "zb_h1": 1} | dict.fromkeys(  # from this many times p micro-batches
+    ("interleaved", "interleaved_zb", "zb_h2", *V_SHAPED), 2
+)
+
+Entry = tuple[int, ...]
+
+
+@lru_cache(maxsize=4096)
+def in_flight(schedule: str, p: int, m: int, v: int) -> tuple[tuple[Entry, ...], ...]:
+    """Return each rank's entries that no other entry of the rank exceeds in all numbers."""
+    if m > (most := BOUNDED.get(schedule, m) * p):
+        return in_flight(schedule, p, most, v)
+    short, more = (1, 1) if schedule in GROWING else (FULL * p + m % p, p)
+    if m <= short + more:
+        made = programs(schedule, p, m, v)
+        return tuple(entries(made, r) for r in range(p))
+    first, second = (in_flight(schedule, p, n, v) for n in (short, short + more))
+    times = (m - short) // more
+    return tuple(
+        tuple(
+            tuple(a + times * (b - a) for a, b in zip(x, y, strict=True))
+            for x, y in zip(one, other, strict=True)
+        )
+        for one, other in zip(first, second, strict=True)
+    )
+
+
+@lru_cache(maxsize=1024)
+def placement(schedule: str, p: int, v: int) -> list[list[int]]:
+    """Return the virtual stages of each rank, for any m."""
+    return v_shaped(p) if schedule in V_SHAPED else looped(p, v)
+
+
+def entries(made: Programs, r: int) -> tuple[Entry, ...]:
+    """Return the entries of one rank of these programs, sorted.
+
+    Of forward passes in a row only the last one counts: it holds more than those before.
+    """
+    v = len(made.placement[r])
+    now, found, grown = [0] * (2 * v), set(), False
+    for action in [*made[r], None]:
+        if grown and type(action) is not Forward:
+            found.add(tuple(now))
+        grown = type(action) is Forward
+        match action:
+            case Forward(chunk=c):
+                now[c] += 1
+            case Backward(chunk=c):
+                now[c] -= 1
+            case BackwardInput(chunk=c):
+                now[v + c] += 1
+            case BackwardWeight(chunk=c):
+                now[c] -= 1
+                now[v + c] -= 1
+    return tuple(sorted(largest(found)))
+
+
+def largest(found: set[Entry]) -> list[Entry]:
+    """Return the entries that no other one exceeds; only one with a larger sum can do so."""
+    kept = []
+    for total, group in groupby(sorted(found, key=sum, reverse=True), key=sum):
+        above = [e for e in kept if sum(e) > total]
+        kept += [e for e in group if not any(all(map(ge, other, e)) for other in above)]
+    return kept

@@ -1,0 +1,142 @@
+"""Bytes that a rank of a plan sends in a step, along each axis, and in how many operations.
+
+With S bytes of a micro-batch's activation X[b, T/cp, C], and n ranks of the axis, a rank sends
+
+    tp   8 (n - 1)/n S per block: an all_reduce twice each way (Narayanan et al. 2021, section 3.2);
+         10 with the sequence split: an all_gather and a reduce_scatter twice each way, and two more
+         gathers for dW. Embedding and head together half a block's; three small sums of the loss
+    pp   S forward and S backward per boundary to another rank, S/tp if the sequence is split; a
+         tied embedding's gradient, if embedding and head are on two ranks
+    cp   2 (n - 1) S/tp forward and twice that backward per block: ring attention
+    ep   4 (n - 1)/n k S per block: rows go to experts and back, and so do their gradients
+    dp   over n = dp x cp ranks, (n - 1)/n P times 2 g in stage 0 of ZeRO, g + w in stage 1,
+         m g + w in stage 2, m g + 2 m w in stage 3: w bytes a weight, g a gradient; experts over
+         dp/ep x cp
+
+Full recomputation repeats the forward part of tp, cp and ep. Experts' rows are taken as balanced,
+and none as dropped. The loss itself, one number, is left out.
+"""
+
+from fractions import Fraction
+from math import ceil
+
+from minidist.planning.costs.kept import positions
+from minidist.planning.costs.memory import BYTES, micro_batch
+from minidist.planning.costs.stages import check_split, layer_parameters, stages_of
+from minidist.planning.costs.stash import placement
+from minidist.planning.costs.transformer_size import TransformerSize
+from minidist.planning.plan import Plan
+
+WHOLE = 8  # bytes of a whole number
+
+Sent = dict[str, tuple[int, int]]
+
+
+def traffic(size: TransformerSize, plan: Plan, batch: int, per_parameter: int = 16) -> Sent:
+    """Return {axis: (bytes that the busiest rank sends in a step, operations it takes part in)}.
+
+    An operation is a collective; on pp and cp, a message. The busiest rank of one axis need not be
+    that of another.
+    """
+    each = [sent(size, plan, batch, r, per_parameter) for r in range(plan.pp)]
+    return {axis: max(own[axis] for own in each) for axis in each[0]}
+
+
+def sent(
+    size: TransformerSize, plan: Plan, batch: int, rank: int = 0, per_parameter: int = 16
+) -> Sent:
+    """Return the same for a rank 0 to pp - 1 of the pipeline; on the other axes all are alike."""
+    check_split(size, plan)
+    rows = micro_batch(plan, batch) * positions(size, plan)
+    found = {
+        "dp": over_data(size, plan, rank, per_parameter),
+        "pp": over_pipeline(size, plan, rank, rows, per_parameter),
+        "tp": over_tensor(size, plan, rank, rows),
+        "cp": over_context(size, plan, rank, rows),
+        "ep": over_experts(size, plan, rank, rows),
+    }
+    return {axis: (ceil(nbytes), number) for axis, (nbytes, number) in found.items()}
+
+
+def passes(size: TransformerSize, plan: Plan, rank: int) -> int:
+    """Return how often a rank runs a block forward in a step, without recomputation."""
+    return plan.micro_batches * sum(stage.blocks for stage in stages_of(size, plan, rank))
+
+
+def over_tensor(size: TransformerSize, plan: Plan, rank: int, rows: int) -> tuple[Fraction, int]:
+    if plan.tp == 1:
+        return Fraction(0), 0
+    C, m, full = size.width, plan.micro_batches, plan.recompute == "full"
+    stages, blocks = stages_of(size, plan, rank), passes(size, plan, rank)
+    embedding, head = (any(column) for column in list(zip(*stages, strict=True))[::2])
+    chosen = size.top_k if size.experts else 1
+    parts = -(-size.experts // plan.ep) if size.experts else 1  # an expert has its own f and g
+    if plan.sequence:
+        per_block, operations = 5 * (1 + chosen) + 2 * (1 + chosen) * full, 5 * (1 + parts)
+        ends, at_ends = 2 * embedding + 3 * head, 2 * embedding + 3 * head
+    else:
+        per_block, operations = 4 * (1 + chosen) + 2 * (1 + chosen) * full, 2 * (1 + parts)
+        ends, at_ends = 2 * embedding + 2 * head, embedding + head
+    operations += (2 if plan.sequence else 1) * (1 + parts) * full
+    moved = (per_block * blocks + ends * m) * rows * C * plan.itemsize + head * m * 6 * rows * 4
+    count = operations * blocks + (at_ends + 3 * head) * m
+    if plan.sequence:  # gradients of norms, of biases of split rows, of positions and gates
+        held = sum(stage.blocks for stage in stages)
+        own = held * (5 + parts + size.experts) * C + embedding * size.sequence * C + head * 2 * C
+        moved += 2 * own * plan.itemsize
+        count += held * (5 + parts + bool(size.experts)) + embedding + 2 * head
+    return Fraction(plan.tp - 1, plan.tp) * moved, count
+
+
+def over_pipeline(
+    size: TransformerSize, plan: Plan, rank: int, rows: int, per_parameter: int
+) -> tuple[Fraction, int]:
+    p, m, g = plan.pp, plan.micro_batches, BYTES[plan.precision, per_parameter][1]
+    if p == 1:
+        return Fraction(0), 0
+    own = placement(plan.schedule, p, plan.chunks)
+    rank_of = {k: r for r, held in enumerate(own) for k in held}
+    last, split = len(rank_of) - 1, plan.tp if plan.sequence else 1
+    ways = [k + step for k in own[rank] for step in (1, -1) if 0 <= k + step <= last]
+    messages = m * sum(rank_of[k] != rank for k in ways)
+    moved = Fraction(messages * rows * size.width * plan.itemsize, split)
+    tied = size.tied and rank_of[0] != rank_of[last] and rank in (rank_of[0], rank_of[last])
+    return moved + tied * g * -(-size.vocab // plan.tp) * size.width, messages + tied
+
+
+def over_context(size: TransformerSize, plan: Plan, rank: int, rows: int) -> tuple[Fraction, int]:
+    """A rank sends n - 1 times its keys and values, and these and their gradients in backward."""
+    others, full = plan.cp - 1, plan.recompute == "full"
+    each = Fraction((6 + 2 * full) * rows * size.width * plan.itemsize, plan.tp)
+    if size.experts:
+        each += WHOLE * size.top_k * rows * (1 + full)  # all choices, for the queues of experts
+    messages = 3 + full + (1 + full) * bool(size.experts)
+    return passes(size, plan, rank) * others * each, passes(size, plan, rank) * others * messages
+
+
+def over_experts(size: TransformerSize, plan: Plan, rank: int, rows: int) -> tuple[Fraction, int]:
+    if not size.experts or plan.ep == 1:
+        return Fraction(0), 0
+    full, away = plan.recompute == "full", Fraction(plan.ep - 1, plan.ep)
+    each = (4 + 2 * full) * size.top_k * rows * size.width * plan.itemsize
+    counts = WHOLE * size.experts * (1 + full)  # how many rows will come
+    blocks = passes(size, plan, rank)
+    return blocks * away * (each + counts), blocks * (5 + 3 * full)
+
+
+def over_data(
+    size: TransformerSize, plan: Plan, rank: int, per_parameter: int
+) -> tuple[Fraction, int]:
+    """Gradients of a layer are summed in one operation; ZeRO scatters them and gathers weights."""
+    w, g, _ = BYTES[plan.precision, per_parameter]
+    m, n, copies = plan.micro_batches, plan.data, plan.data // plan.ep
+    layers = layer_parameters(size, plan, rank)
+    scatters, gathers = {0: (1, 1), 1: (1, 1), 2: (m, 1), 3: (m, 2 * m)}[plan.zero]
+    width = 2 * g if plan.zero == 0 else scatters * g + gathers * w
+    moved = sum(
+        Fraction(n - 1, n) * layer.dense + Fraction(copies - 1, copies) * layer.experts
+        for layer in layers
+    )
+    operations = 1 if plan.zero == 0 else scatters + gathers
+    count = (len(layers) if n > 1 else 0) + (copies > 1) * sum(x.experts > 0 for x in layers)
+    return width * moved, operations * count

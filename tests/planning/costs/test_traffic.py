@@ -1,0 +1,229 @@
+"""What ranks send, in all, is what `verify` equals on real ranks; and the busiest one is found."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from minidist import nn, optim, run
+from minidist.comm import Mesh
+from minidist.events import EventLog
+from minidist.hybrid import Hybrid
+from minidist.planning import Plan, TransformerSize, traffic
+from minidist.planning.costs import hybrid
+from minidist.planning.costs.data_parallel import zero_bytes
+from minidist.planning.costs.mixed_precision import mixed_bytes
+from minidist.planning.costs.traffic import sent
+from minidist.tools.strategies.cases import Case
+
+V, C, H, L, T, B = 12, 16, 4, 4, 8, 24
+DENSE = [
+    (dp, pp, cp, tp, schedule, chunks, sequence, zero)
+    for dp, pp, cp, tp, (schedule, chunks), sequence, zero in product(
+        (1, 2),
+        (1, 2, 3),
+        (1, 2),
+        (1, 2, 4),
+        (("gpipe", 1), ("zb_v", 2), ("interleaved", 2)),
+        (False, True),
+        (0, 1),
+    )
+    if not (sequence and (cp > 1 or tp == 1)) and pp * chunks <= L + 2
+]
+
+
+def case(plan, tied=False, experts=0, dtype="float64", vocab=V):
+    options = {"experts": experts, "top_k": 2, "capacity": None} if experts else {}
+    model = nn.Transformer(vocab, C, H, L, T, dtype=dtype, tied=tied, **options)
+    tokens = np.zeros((B, T), int)
+    names = ("dp", "pp", "cp", "ep", "schedule", "micro_batches", "chunks", "zero")
+    options = {name: getattr(plan, name) for name in names}
+    options["split_sequence"] = plan.sequence
+    return Case("plan", model, tokens, tokens, options=options)
+
+
+def total(size, plan):
+    """Return the bytes of all ranks per axis."""
+    each = [sent(size, plan, B, r) for r in range(plan.pp)]
+    copies = plan.ranks // plan.pp
+    return {axis: copies * sum(own[axis][0] for own in each) for axis in each[0]}
+
+
+def plan_of(dp, pp, cp, tp, schedule, chunks, sequence, zero, **more):
+    given = {"schedule": schedule, "chunks": chunks, "sequence": sequence, "zero": zero}
+    return Plan(dp, pp, tp, cp, micro_batches=pp, precision="float32", **given, **more)
+
+
+EVERY = [(False, slice(0, None, 5)), (True, slice(1, None, 5))]
+EVERY += [pytest.param(tied, slice(None), marks=pytest.mark.slow) for tied in (False, True)]
+
+
+@pytest.mark.parametrize("tied, some", EVERY)
+def test_all_ranks_together_send_what_the_measured_closed_forms_say(tied, some):
+    """In float32 half the bytes of float64."""
+    for given in DENSE[some]:
+        plan = plan_of(*given)
+        want = hybrid.bytes_by_axis(case(plan, tied), plan.ranks)
+        got = total(TransformerSize(L, C, H, T, V, tied), plan)
+        got["data"] = got.pop("dp")
+        del want["loss"]  # one number
+        assert {axis: 2 * n for axis, n in got.items()} == want, plan
+
+
+@pytest.mark.parametrize("tp, vocab", [(2, 13), (4, 13), (4, 14)])
+def test_a_tied_gradient_between_stages_has_the_rows_of_a_padded_vocabulary(tp, vocab):
+    """13 tokens are 2 x 7, or 4 x 4; a number of a gradient has 4 bytes."""
+    size, rows = TransformerSize(L, C, H, T, vocab), {2: 7, 4: 4}[tp]
+    plan = Plan(1, 2, tp, micro_batches=2, precision="float32")
+    kept = [
+        sent(replace(size, tied=tied), plan, B, r)["pp"] for tied in (False, True) for r in (0, 1)
+    ]
+    for without, tied in zip(kept[:2], kept[2:], strict=True):
+        assert (tied[0] - without[0], tied[1] - without[1]) == (rows * C * 4, 1)
+    want = hybrid.bytes_by_axis(case(plan, True, vocab=vocab), plan.ranks)
+    assert 2 * total(size, plan)["pp"] == want["pp"]
+
+
+@pytest.mark.parametrize(
+    "dp, ep, cp, tp, zero", [(2, 2, 1, 1, 0), (4, 2, 1, 2, 1), (2, 2, 2, 1, 0), (1, 1, 2, 2, 0)]
+)
+def test_experts_that_are_all_chosen_send_what_the_measured_closed_forms_say(dp, ep, cp, tp, zero):
+    """Two experts, two choices: every expert gets every position. Whole numbers keep 8 bytes."""
+    plan = Plan(dp, 1, tp, cp, ep, precision="float32", zero=zero)
+    size = TransformerSize(L, C, H, T, V, tied=False, experts=2, top_k=2)
+    want = hybrid.bytes_by_axis(case(plan, experts=2), plan.ranks)
+    got, rows = total(size, plan), B * T * L * tp
+    whole = {"ep": (ep - 1) * 8 * 2 * L * dp // ep * cp * tp, "cp": (cp - 1) * 8 * 2 * rows}
+    got["data"] = got.pop("dp")
+    for axis, n in got.items():
+        assert 2 * (n - whole.get(axis, 0)) + whole.get(axis, 0) == want[axis], axis
+
+
+@pytest.mark.parametrize("stage, N, m", list(product((1, 2, 3), (2, 4), (1, 2))))
+def test_zero_sends_what_its_closed_form_says(stage, N, m):
+    plan = Plan(N, zero=stage, micro_batches=m, precision="float32")
+    workload = case(plan, dtype="float32")
+    size = TransformerSize.of(workload.model)
+    said = "weights are gathered for forward, and again for backward" if stage == 3 else plan
+    assert total(size, plan)["dp"] == zero_bytes(workload, N, stage), said
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_half_precision_sends_what_its_closed_form_says(stage):
+    plan, N = Plan(4, zero=stage), 4
+    for g in (2, 4):
+        workload = case(plan, dtype="float32")
+        grad = {2: "float16", 4: "float32"}[g]
+        workload.options.update(dtype="float16", grad_dtype=grad, zero=stage)
+        found = sent(TransformerSize.of(workload.model), plan, B, per_parameter=14 + g)
+        agreed = (N - 1) * 2  # by which the ranks agree about an overflow
+        assert N * found["dp"][0] == mixed_bytes(workload, N) - agreed
+
+
+def test_the_busiest_rank_of_each_axis_is_found():
+    size, plan = TransformerSize(L, C, H, T, V), Plan(2, 3, 2, micro_batches=4)
+    each = [sent(size, plan, B, r) for r in range(3)]
+    found = traffic(size, plan, B)
+    assert found == {axis: max(own[axis] for own in each) for axis in found}
+    assert set(found) == {"dp", "pp", "tp", "cp", "ep"} and found["cp"] == found["ep"] == (0, 0)
+    assert each[1]["pp"][1] == 8  # of 4 micro-batches, to both neighbours
+
+
+def step(group, model, axes, options):
+    hybrid = Hybrid(model, Mesh(group, **axes), micro_batches=2, **options)
+    hybrid.backward(*[np.zeros((4, T), int)] * 2)
+    hybrid.step(optim.SGD(hybrid.parameters(), lr=0.0))
+
+
+LOSS = "all_reduce maximum", "all_reduce sum of exponentials", "all_reduce logit of the target"
+SPLIT = "all_reduce f", "all_reduce g", *LOSS
+SEQUENCE = "reduce_scatter", "all_gather sequence", "all_gather sequence, once more"
+SEQUENCE = *SEQUENCE, "all_gather reduce_scatter", *LOSS
+NAMES = "all_reduce blocks", "all_reduce head", "all_reduce embedding"
+COUNTED = [  # axis, options, experts, the names of its operations, or beginnings of names
+    ("tp", {}, 0, SPLIT, ()),
+    ("tp", {}, 2, SPLIT, ()),
+    ("tp", {"split_sequence": True}, 0, SEQUENCE, NAMES),
+    ("dp", {}, 0, ["all_reduce copies"], ()),
+    ("dp", {"zero": 1}, 0, (), ("reduce_scatter shard", "all_gather shard")),
+    ("pp", {}, 0, ["send"], ()),
+    ("cp", {}, 0, ["send"], ()),
+    ("cp", {}, 2, ["send", "all_gather chosen experts"], ()),
+    ("ep", {"ep": 2}, 2, ["all_to_all counts", "all_to_all rows"], ()),
+]
+
+
+@pytest.mark.parametrize("axis, options, experts, names, beginnings", COUNTED)
+def test_two_real_ranks_take_part_in_so_many_operations(axis, options, experts, names, beginnings):
+    axes = dict.fromkeys(("dp", "pp", "cp", "tp"), 1) | {"dp" if axis == "ep" else axis: 2}
+    more = {"experts": experts, "capacity": None} if experts else {}
+    model, log = nn.Transformer(V, C, H, 2, T, **more), EventLog()
+    run(step, 2, model, axes, options, transport="thread", log=log)
+    words = {"sequence": options.get("split_sequence", False), "zero": options.get("zero", 0)}
+    plan = Plan(**axes, ep=options.get("ep", 1), micro_batches=2, precision="float32", **words)
+    for r in (0, 1):
+        found = Counter(e.name for e in log.events if e.rank == r)
+        count = sum(n for name, n in found.items() if name in names or name.startswith(beginnings))
+        size, at = TransformerSize.of(model), r if axis == "pp" else 0
+        assert count == sent(size, plan, 4, at)[axis][1]
+
+
+def test_a_rank_of_ep_sums_over_tp_only_for_the_experts_that_it_has():
+    """4 real ranks, dp=2 x tp=2; each has 2 of 4 experts."""
+    model, log = nn.Transformer(V, C, H, 2, T, experts=4, capacity=None), EventLog()
+    run(
+        step, 4, model, {"dp": 2, "pp": 1, "cp": 1, "tp": 2}, {"ep": 2}, transport="thread", log=log
+    )
+    plan = Plan(2, tp=2, ep=2, micro_batches=2, precision="float32")
+    want = sent(TransformerSize.of(model), plan, 4)["tp"][1]
+    for r in range(4):
+        assert sum(e.name in SPLIT for e in log.events if e.rank == r) == want
+
+
+def test_parts_that_all_ranks_have_are_summed_if_the_sequence_is_split():
+    """Of 2 ranks, each number is sent once: 2 (n - 1)/n. A gate is [C, E], an expert's bias C."""
+    plan = Plan(tp=2, sequence=True, precision="float32")
+
+    def moved(experts, T):
+        rows = B * T  # in a block 10 (n - 1)/n S, with experts 5 + 5 k; 5 at both ends
+        in_blocks = L * (15 if experts else 10) + 5
+        return sent(TransformerSize(L, C, H, T, V, experts=experts), plan, B)["tp"][0] - (
+            in_blocks * rows * C * 4 // 2 + 6 * rows * 4 // 2
+        )
+
+    norms, ends = 4 * C, T * C + 2 * C  # positions, and the last norm
+    assert moved(0, T) == (L * (norms + C + C) + ends) * 4
+    assert moved(6, T) == (L * (norms + C + 6 * C + 6 * C) + ends) * 4
+
+
+@pytest.mark.parametrize("experts, chosen", [(0, 1), (4, 2)])
+def test_recomputation_gathers_and_scatters_a_split_sequence_again(experts, chosen):
+    """Forward has an all_gather and a reduce_scatter for attention, and for what is chosen."""
+    size, rows = TransformerSize(L, C, H, T, V, experts=experts), B * T
+    plans = (Plan(tp=2, sequence=True, recompute=r) for r in ("none", "full"))
+    kept, again = (traffic(size, plan, B)["tp"] for plan in plans)
+    assert again[0] - kept[0] == L * 2 * (1 + chosen) * rows * C * 2 // 2
+    assert again[1] - kept[1] == L * 2 * (1 + (experts or 1))
+
+
+def test_recomputation_repeats_the_forward_part():
+    size, rows = TransformerSize(L, C, H, T, V), B * T
+    kept, again = (traffic(size, Plan(tp=2, recompute=r), B)["tp"] for r in ("none", "full"))
+    assert again[0] - kept[0] == L * 2 * rows * C * 2  # two all_reduces per block: 2 S of 2 ranks
+    assert again[1] - kept[1] == 2 * L
+
+
+def test_recomputation_repeats_messages_and_rows_of_the_forward_pass():
+    """Of cp, 2 of 6 again; of experts, 2 of 4 and all counts."""
+    size = TransformerSize(L, C, H, T, V, experts=2)
+
+    def both(axis, size=size, **axes):
+        return (traffic(size, Plan(**axes, recompute=r), B)[axis] for r in ("none", "full"))
+
+    kept, again = both("cp", TransformerSize(L, C, H, T, V), cp=2)
+    assert again[0] * 6 == kept[0] * 8 and again[1] * 3 == kept[1] * 4
+    kept, again = both("ep", dp=2, ep=2)
+    counts = L * 8
+    assert (again[0] - 2 * counts) * 4 == (kept[0] - counts) * 6 and again[1] * 5 == kept[1] * 8

@@ -1,0 +1,49 @@
+"""Parameters and products of any size: equal to those of real models of small sizes."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidist import nn
+from minidist.pipeline_parallel.partition import counted_costs
+from minidist.planning import TransformerSize
+
+small = st.integers(1, 3)
+sizes = st.tuples(small, small, small, st.integers(1, 6), st.integers(2, 9), st.booleans())
+
+
+@settings(max_examples=25)
+@given(sizes, st.sampled_from([0, 1, 3]))
+def test_a_real_model_has_as_many_parameters_and_products(drawn, experts):
+    """All experts are chosen, so that their products do not depend on the routing."""
+    L, H, D, T, V, tied = drawn
+    more = {"experts": experts, "top_k": experts, "capacity": None} if experts else {}
+    model = nn.Transformer(V, H * D, H, L, T, tied=tied, **more)
+    size, tokens = TransformerSize.of(model), np.zeros((2, T), int)
+    assert size.parameters == sum(p.size for p in model.parameters())
+    _, *blocks, head = counted_costs(model, tokens)
+    assert blocks == [size.block_multiply_adds(2 * T)] * L
+    assert size.flops(2) == 6 * (sum(blocks) + head)
+    assert size.flops(2, recompute=True) == size.flops(2, "full") == 8 * sum(blocks) + 6 * head
+
+
+def test_selective_recomputation_runs_attentions_two_products_again():
+    size = TransformerSize(3, 16, 4, 8, 12)
+    assert size.flops(5, "selective") - size.flops(5) == 3 * 2 * (2 * 5 * 8 * 8 * 16)
+    assert size.flops(5, "none") == size.flops(5)
+
+
+WRONG = [
+    ({"width": 10}, "width 10 does not split into 4 heads; use a multiple of 4"),
+    ({"layers": 0}, "layers is a whole number from 1, not 0"),
+    ({"experts": 1}, "cannot choose 2 of 1 experts"),
+    ({"experts": -1}, "experts is a whole number from 1, not -1"),
+]
+
+
+@pytest.mark.parametrize("given, said", WRONG)
+def test_a_size_that_cannot_be_is_refused(given, said):
+    sizes = {"layers": 2, "width": 16, "heads": 4, "sequence": 8, "vocab": 12}
+    with pytest.raises(ValueError, match=said):
+        TransformerSize(**(sizes | given))
