@@ -1,0 +1,126 @@
+"""A graph of values and of ops, each with an index description of what it computes.
+
+    Op("matmul", ("x", "W"), "y", "bi,io->bo")            Y[b, o] = sum_i X[b, i] W[i, o]
+    Op("softmax", ("s",), "p", "bt->bt", frozenset("t"))  P[b, :] = softmax of S[b, :]
+
+`trace` in tracing.py makes one of a model. A description has a term for each input and one for the
+output, with a letter for each axis, as einsum's. Letters belong to one op. They say how the op can
+be computed in parts:
+
+    a letter of the output      part r makes part r of the output: the parts are concatenated
+    a letter of inputs only     part r makes a sum of its terms: the parts are partial sums
+    a whole letter              cannot be cut: the op needs all of this axis at once
+
+A part has what the letter cuts, and all of the values without that letter. A matmul is bilinear,
+the sum in it is linear: so are "sum", "take", "slice", "scale" and "embedding" (in its weight). An
+"add" of partial sums is right only if all its inputs are partial sums.
+
+    kind             output
+    matmul           einsum of the description
+    add, multiply    elementwise; an input that lacks a letter is repeated along it
+    sum              a sum over letters that the output lacks;  scale  the same times options[0]
+    take, slice      X[..., i, ...] with i = options[0];  X[..., i:j, ...] with options (i, j)
+    embedding        Y[b, t, c] = W[tokens[b, t], c], of tokens and W: the rows of W are summed over
+    relu, gelu_tanh, gelu_erf, exp, log      elementwise
+    softmax, log_softmax                     over the whole letter
+    causal_softmax   of options[0] S[..., t, s] over s <= t
+    normalize        (X - mean) / sqrt(var + options[0]) over the whole letter
+    cross_entropy, squared_error             of outputs and targets, divided by options[0]
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+KINDS = ("parameter", "input", "result")
+
+
+@dataclass(frozen=True)
+class Value:
+    """An array: its name, shape and dtype.
+
+    kind   "parameter", "input" or "result"
+    whole  the shape that the model gives it, if some of its axes are cut into factors here: the
+           columns [3C] of a weight are [3, H, D] where heads are made of them
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: "str | np.dtype"
+    kind: str
+    whole: tuple[int, ...] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        import numpy as np  # planners that need no sizes in bytes load faster without it
+
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Op:
+    """A computation; `inputs` and `output` are names of values; see the head of this file.
+
+    whole    letters that cannot be cut
+    options  numbers that the kind needs
+    """
+
+    kind: str
+    inputs: tuple[str, ...]
+    output: str
+    indices: str
+    whole: frozenset[str] = frozenset()
+    options: tuple = ()
+
+    @property
+    def terms(self) -> tuple[list[str], str]:
+        """Return the letters of each input, and the letters of the output."""
+        inputs, output = self.indices.split("->")
+        return inputs.split(","), output
+
+    @property
+    def letters(self) -> str:
+        """Return every letter once: of the output first."""
+        inputs, output = self.terms
+        return "".join(dict.fromkeys(output + "".join(inputs)))
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Values by name, and ops in an order in which each comes after those that it needs.
+
+    ValueError if an op needs what no earlier op makes, or a letter has two lengths.
+    """
+
+    values: dict[str, Value]
+    ops: list[Op]
+
+    def __post_init__(self):
+        known = {name for name, value in self.values.items() if value.kind != "result"}
+        for op in self.ops:
+            if missing := [name for name in op.inputs if name not in known]:
+                raise ValueError(f"{op.output} needs {missing[0]}, which no earlier op makes")
+            self.lengths(op)
+            known.add(op.output)
+
+    def lengths(self, op: Op) -> dict[str, int]:
+        """Return the length of every letter of an op."""
+        inputs, output = op.terms
+        if len(inputs) != len(op.inputs):
+            raise ValueError(f"{op.indices} does not describe {len(op.inputs)} inputs")
+        found = {}
+        for name, term in zip((*op.inputs, op.output), (*inputs, output), strict=True):
+            shape = self.values[name].shape
+            if len(term) != len(shape) or len(set(term)) != len(term):
+                raise ValueError(f"{op.indices}: {term!r} does not describe {name}{list(shape)}")
+            for letter, n in zip(term, shape, strict=True):
+                if found.setdefault(letter, n) != n:
+                    raise ValueError(f"{op.indices}: {letter!r} is {found[letter]} and {n} long")
+        return found
+
+    def users(self, name: str) -> list[Op]:
+        """Return the ops that need a value."""
+        return [op for op in self.ops if name in op.inputs]

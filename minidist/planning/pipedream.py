@@ -1,0 +1,223 @@
+"""PipeDream's planner: from a profile of the layers to stages, each with its number of replicas.
+
+Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN Training (SOSP 2019), section
+3.1. A full pipeline finishes a minibatch in the time of its slowest stage. The k replicas of a
+stage take turns, so a stage that takes T seconds counts T / k; the price is the sum of their
+gradients. The best pipeline is a best shorter pipeline and one more stage: dynamic programming.
+
+    layers   0  1 | 2  3  4 | 5        4 ranks:  T(0, 2, 1)   transfer after layer 1
+    ranks      0  | 1 and 2 | 3                  T(2, 5, 2)   transfer after layer 4   T(5, 6, 1)
+
+    T(i, j, k) = max(C, 2 (k - 1) w / bandwidth) / k                              cost="paper"
+               = (C + 4 (k - 1) / k w / bandwidth) / k                            cost="released"
+    A(i, j, N) = min(T(i, j, N),
+                     min over s, k of max(A(i, s, N - k), 2 a / bandwidth, T(s, j, k)))
+
+C seconds and w parameter bytes of layers i to j - 1; a the bytes of the activation after layer
+s - 1, whose gradient comes back. "released" is the optimizer that the authors published
+(msr-fiddle/pipedream, optimizer_graph_hierarchical.py): there the sum waits for the computation,
+and transfers are free. On a machine of several levels a unit of a level, for example a node of 8
+ranks, is a whole pipeline of the level below: its A takes the place of C. (There the released code
+divides the sum of the first stage, and of no other, by the units of the level below; ours divides
+none.)
+
+Letters: n layers, N ranks (or units) of a level, k replicas, i to j - 1 the layers of a stage.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from numbers import Integral, Rational, Real
+
+from minidist.pipeline_parallel.pipedream import pipedream_programs
+from minidist.planning.simulator import simulate
+
+COSTS = "paper", "released"
+Profile = Sequence[tuple[Real, Real, Real]]  # seconds, activation bytes, parameter bytes per layer
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Layers first to stop - 1 on several replicas; each is a pipeline, or, without one, a rank."""
+
+    first: int
+    stop: int
+    replicas: int
+    inside: tuple["Stage", ...] = ()
+
+    def flat(self, copies: int = 1) -> list[tuple[int, int, int]]:
+        """Return (first, stop, ranks) of the stages that ranks have."""
+        if not self.inside:
+            return [(self.first, self.stop, copies * self.replicas)]
+        return [flat for stage in self.inside for flat in stage.flat(copies * self.replicas)]
+
+
+def pipedream(
+    profile: Profile, ranks: int, bandwidth, cost: str = "paper"
+) -> tuple[list[tuple[int, int, int]], Real]:
+    """Return ([(first layer, last + 1, replicas) of each stage], seconds per minibatch).
+
+    All ranks are used. The seconds are what the slowest stage or transfer takes, divided by its
+    replicas: what a long stream takes per minibatch (see `simulated_seconds`). Ints and Fractions
+    stay exact. Time n^3 N^2 per level, n^2 N^2 for the highest one.
+
+    profile    per layer: seconds of forward and backward, bytes of its output, of its parameters
+    bandwidth  bytes per second; or [(ranks per node, bytes per second inside), (nodes, bytes per
+               second between them)], or more levels. Where a node is replicated, replica i of a
+               stage belongs to node i mod nodes: so minibatches do not change the node.
+    cost       "paper" or "released", see above
+    """
+    stages, seconds = nested(profile, ranks, bandwidth, cost)
+    return [flat for stage in stages for flat in stage.flat()], seconds
+
+
+def options_of(stages: list[tuple[int, int, int]]) -> dict:
+    """Return the options with which `PipeDream(model, group, optimizer, ...)` runs such stages."""
+    return {
+        "cut": [range(first, stop) for first, stop, _ in stages],
+        "replicas": [replicas for _, _, replicas in stages],
+    }
+
+
+def nested(profile: Profile, ranks: int, bandwidth, cost: str = "paper") -> tuple:
+    """Return (the stages of the highest level, seconds); a stage knows what is inside of it."""
+    layers, levels = _checked(profile, ranks, bandwidth, cost)
+    n = len(layers)
+    seconds = [layer[0] for layer in layers]
+    spans = [(i, j) for i in range(n) for j in range(i + 1, n + 1)]
+    best = {(i, j): (sum(seconds[i:j]), ()) for i, j in spans}  # on one rank
+    for units, rate in levels:
+        highest = (units, rate) == levels[-1]
+        best = _level(layers, best, units, rate, cost, range(1 if highest else n))
+    seconds, stages = best[0, n]
+    return stages, seconds
+
+
+def _level(layers, below: dict, units: int, rate, cost: str, starts: range) -> dict:
+    """Return {(i, j): (seconds, stages)} of the best pipeline of layers i to j - 1 on all units.
+
+    below   the same for one unit
+    starts  the i that are asked for
+    """
+    n = len(layers)
+    turns = {
+        (i, j, k): stage_seconds(layers[i:j], seconds, k, rate, cost)
+        for (i, j), (seconds, _) in below.items()
+        for k in range(1, units + 1)
+    }
+    moves = [transfer_seconds(layer, rate, cost) for layer in layers]
+    best = {}
+    for i in starts:
+        for j in range(i + 1, n + 1):
+            for N in range(1, units + 1):
+                slowest, s, k = turns[i, j, N], i, N  # one stage
+                for at in range(i + 1, j):
+                    for last in range(1, N):
+                        seconds = max(best[i, at, N - last][0], moves[at - 1], turns[at, j, last])
+                        if seconds < slowest:
+                            slowest, s, k = seconds, at, last
+                before = best[i, s, N - k][1] if s > i else ()
+                best[i, j, N] = slowest, (*before, Stage(s, j, k, below[s, j][1]))
+    return {(i, j): found for (i, j, N), found in best.items() if N == units}
+
+
+def stage_seconds(layers: Profile, seconds: Real, k: int, rate: Real, cost: str) -> Real:
+    """Return T: seconds per minibatch of k replicas, of which one alone takes `seconds`."""
+    both = seconds, sum_seconds(layers, k, rate, cost)
+    return (max(both) if cost == "paper" else sum(both)) / k
+
+
+def sum_seconds(layers: Profile, k: int, rate: Real, cost: str) -> Real:
+    """Return what k replicas are charged for the sum of their gradients, after one minibatch each.
+
+    A ring sends 2 (k - 1) / k times the parameters' bytes from each replica; the paper charges k
+    times that, the released optimizer twice.
+    """
+    w = sum(layer[2] for layer in layers)
+    return (2 if cost == "paper" else Fraction(4, k)) * (k - 1) * w / rate
+
+
+def transfer_seconds(layer: tuple, rate: Real, cost: str) -> Real:
+    """Return the seconds that a layer's output and its gradient take to the next stage."""
+    return 2 * layer[1] / rate if cost == "paper" else Fraction(0)
+
+
+def simulated_seconds(
+    profile: Profile, stages: Sequence[Stage], ranks: int, bandwidth, cost: str = "paper"
+) -> Real:
+    """Return the seconds per minibatch of PipeDream's programs on virtual clocks, once full.
+
+    stages  of `nested`. What takes time beside the stages, a transfer or, in the paper's cost, a
+            sum, is a stage of its own for the simulator.
+
+    It is what `pipedream` returns if there is one stage, or no stage has replicas. Otherwise it may
+    be more: a replica waits for its own next minibatch, although it would have time for another
+    one's.
+    """
+    layers, levels = _checked(profile, ranks, bandwidth, cost)
+    loads = [load for load in _loads(layers, stages, levels, cost) if load[0]] or [(0, 1)]
+    seconds, replicas = zip(*loads, strict=True)
+    half, p, turn = [each / 2 for each in seconds], sum(replicas), math.lcm(*replicas)
+
+    def makespan(m: int) -> Real:
+        return simulate(pipedream_programs(p, m, list(replicas)), half, half, 0).makespan
+
+    full, more = 4 * p * turn, 2 * p * turn
+    return (makespan(full + more) - makespan(full)) / more
+
+
+def _loads(
+    layers, stages, levels, cost: str, copies: int = 1, waits: Real = 0
+) -> Iterator[tuple[Real, int]]:
+    """Yield (seconds, how many take turns) of all that minibatches pass through, in order.
+
+    copies  how many of these pipelines there are
+    waits   seconds that each of them waits for sums, per minibatch of its own
+    """
+    *below, (_, rate) = levels
+    for stage in stages:
+        own, k = layers[stage.first : stage.stop], stage.replicas
+        added = sum_seconds(own, k, rate, cost)
+        if stage is not stages[0]:
+            yield transfer_seconds(layers[stage.first - 1], rate, cost), copies
+        if cost == "paper":
+            yield added, copies * k
+            added = 0
+        added += k * waits
+        if below:
+            yield from _loads(layers, stage.inside, below, cost, copies * k, added)
+        else:
+            yield sum(layer[0] for layer in own) + added, copies * k
+
+
+def _checked(profile: Profile, ranks: int, bandwidth, cost: str) -> tuple[list, list]:
+    """Return the layers and the levels, in exact numbers where they are given so."""
+    if not isinstance(ranks, Integral) or ranks < 1:
+        raise ValueError(f"there is no pipeline on {ranks!r} ranks; use 1 or more")
+    if cost not in COSTS:
+        raise ValueError(f"unknown cost {cost!r}; choose one of {', '.join(COSTS)}")
+    if not len(profile):
+        raise ValueError("the profile has no layer, so there is no stage; profile one or more")
+    for i, layer in enumerate(profile):
+        if len(layer) != 3 or not all(0 <= number < math.inf for number in layer):
+            raise ValueError(
+                f"layer {i} has the profile {layer}; give seconds, activation bytes and parameter "
+                "bytes, finite numbers from 0"
+            )
+    levels = [(ranks, bandwidth)] if isinstance(bandwidth, Real) else list(bandwidth)
+    if math.prod(units for units, _ in levels) != ranks or not all(rate > 0 for _, rate in levels):
+        raise ValueError(
+            f"{levels} are no levels of {ranks} ranks; give (units, bytes per second above 0) from "
+            f"the lowest level up, with units whose product is {ranks}"
+        )
+    return (
+        [tuple(map(_exact, layer)) for layer in profile],
+        [(units, _exact(rate)) for units, rate in levels],
+    )
+
+
+def _exact(number: Real) -> Real:
+    if isinstance(number, Rational):
+        return Fraction(int(number.numerator), int(number.denominator))
+    return number

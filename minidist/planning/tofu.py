@@ -1,0 +1,228 @@
+"""Tofu: cut every op and every value into equal parts, step by step; the least bytes travel.
+
+Wang, Huang and Li, Supporting Very Large Models using Automatic Dataflow Graph Partitioning (2019).
+Partition-n-reduce: a step cuts an op along one letter of its index description into k parts.
+
+    "bi,io->bo"    cut b    needs X[b/k, i], all of W          makes Y[b/k, o]    concatenated
+                   cut o    needs all of X, W[i, o/k]          makes Y[b, o/k]    concatenated
+                   cut i    needs X[b, i/k], W[i/k, o]         makes Y[b, o]{+k}  reduced
+
+It cuts a value along one of its axes: nothing is kept twice, not even parameters. A rank fetches
+what its part of an op needs and it does not have, and sends what it makes for others. N ranks take
+one step for each prime factor k of N: a step halves the parts of the last one. Then a value of S
+bytes makes these bytes travel in an op, all ranks together:
+
+    S A - S / M    A: product of k over the steps whose letter the value lacks
+                   M: product of k over the steps that cut another axis of the value itself
+
+A product does not change with the order of the steps. An axis can be cut if N divides its length:
+then a step can give the elements whose digit of this step is i to part i, and cuts meet evenly.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from minidist.planning.gradients import adjoint, d, has_gradient
+from minidist.planning.graph import Graph, Op
+
+Letter = str | None  # None: the first of the k parts does all of it, because no letter can be cut
+Axis = int | None  # None: the first of the k parts keeps all of it, because no axis can be cut
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """What each step cuts.
+
+    factors  k of each step; their product is the number of ranks
+    values   {name: the axis of each step}, of a value and of its gradient
+    ops      {name: the letter of each step}; "x of y": the gradient of x in the backward of y
+    """
+
+    factors: tuple[int, ...]
+    values: dict[str, tuple[Axis, ...]]
+    ops: dict[str, tuple[Letter, ...]]
+
+
+class Work(NamedTuple):
+    """An op of forward or backward.
+
+    operands  (value, its letters): what it needs and, last, what it makes; a gradient has the name
+              of its value
+    letters   those that can be cut
+    """
+
+    name: str
+    operands: tuple[tuple[str, str], ...]
+    letters: tuple[Letter, ...]
+
+
+def tofu(graph: Graph, ranks: int, together: int = 1) -> tuple[Cuts, int]:
+    """Return the cuts, and the bytes that all ranks together send in a training step.
+
+    together  steps that are searched at once: 1 as in the paper; all of them find the fewest bytes
+    """
+    if ranks < 1 or together < 1:
+        raise ValueError(
+            f"a graph cannot be cut over {ranks} ranks, {together} steps at once; use 1 or more"
+        )
+    works = works_of(graph, ranks)
+    cuts = Cuts((), dict.fromkeys(graph.values, ()), {work.name: () for work in works})
+    factors = prime_factors(ranks)
+    for step in range(0, len(factors), together):
+        cuts = cut_again(graph, works, cuts, factors[step : step + together], ranks)
+    return cuts, cost(graph, works, cuts)
+
+
+def cut_again(graph: Graph, works: list[Work], cuts: Cuts, factors: tuple, ranks: int) -> Cuts:
+    """Return the cuts with further steps, into these factors, so that the fewest bytes travel."""
+    first, after = coalesced(graph), (*cuts.factors, *factors)
+    roots = {work.name: [first[name] for name, _ in work.operands] for work in works}
+
+    def steps(choices: list) -> list[tuple]:
+        return list(product(choices, repeat=len(factors)))
+
+    def term(work: Work) -> Callable:
+        letters = [cuts.ops[work.name] + more for more in steps(work.letters)]
+        before = [cuts.values[name] for name, _ in work.operands]
+
+        @cache
+        def cheapest(*axes: tuple) -> tuple[int, tuple]:
+            kept = [one + more for one, more in zip(before, axes, strict=True)]
+            costs = [bytes_of(graph, work, own, kept, after) for own in letters]
+            return min(costs), letters[costs.index(min(costs))]
+
+        return cheapest
+
+    cheapest = {work.name: term(work) for work in works}
+    axes = least(
+        [(roots[name], lambda *axes, name=name: cheapest[name](*axes)[0]) for name in roots],
+        {name: steps(axes_of(graph, name, ranks)) for name in dict.fromkeys(first.values())},
+    )
+    return Cuts(
+        after,
+        {name: before + axes[first[name]] for name, before in cuts.values.items()},
+        {name: cheapest[name](*(axes[root] for root in roots[name]))[1] for name in roots},
+    )
+
+
+def least(terms: list[tuple[list, Callable]], options: dict) -> dict:
+    """Return the choice of each variable that gives the least sum of the terms.
+
+    terms  (variables, cost of their choices); options  {variable: its possible choices}
+    Dynamic programming: for each choice of the live variables, which later terms need again, only
+    the best choice of the earlier ones is kept.
+    """
+    last = {name: i for i, (names, _) in enumerate(terms) for name in names}
+    live, states = [], {(): (0, None)}
+    for i, (names, cost) in enumerate(terms):
+        new = [name for name in dict.fromkeys(names) if name not in live]
+        live, kept = live + new, [name for name in live + new if last[name] > i]
+        best = {}
+        for state, (before, trail) in states.items():
+            for more in product(*(options[name] for name in new)):
+                chosen = dict(zip(live, state + more, strict=True))
+                total = before + cost(*(chosen[name] for name in names))
+                key = tuple(chosen[name] for name in kept)
+                if key not in best or total < best[key][0]:
+                    best[key] = total, (trail, dict(zip(new, more, strict=True)))
+        live, states = kept, best
+    ((_, trail),) = states.values()
+    choices = {name: choice[0] for name, choice in options.items()}
+    while trail is not None:
+        trail, chosen = trail
+        choices |= chosen
+    return choices
+
+
+def cost(graph: Graph, works: list[Work], cuts: Cuts) -> int:
+    """Return the bytes that all ranks together send in a training step."""
+    return sum(
+        bytes_of(
+            graph,
+            work,
+            cuts.ops[work.name],
+            [cuts.values[name] for name, _ in work.operands],
+            cuts.factors,
+        )
+        for work in works
+    )
+
+
+def bytes_of(graph: Graph, work: Work, letters: tuple, kept: list[tuple], factors: tuple) -> int:
+    """Return the bytes that travel in one op, if its steps cut these letters: S A - S / M.
+
+    kept  of each operand, the axes that the steps cut it by
+    """
+    total = 0
+    for (name, own), axes in zip(work.operands, kept, strict=True):
+        steps = list(zip(factors, letters, axes, strict=True))
+        size = graph.values[name].nbytes
+        lacking = [k for k, letter, _ in steps if letter is not None and letter not in own]
+        other = [
+            k
+            for k, letter, axis in steps
+            if (letter is None or letter in own) and letter != (None if axis is None else own[axis])
+        ]
+        total += size * prod(lacking) - size // prod(other)
+    return total
+
+
+def works_of(graph: Graph, ranks: int) -> list[Work]:
+    """Return the ops of forward and backward: an op, and then what its backward makes of it.
+
+    So values are needed again soon after they were made.
+    """
+    return [work for op in graph.ops for work in _works(graph, op, ranks)]
+
+
+def axes_of(graph: Graph, name: str, ranks: int) -> list[Axis]:
+    """Return the axes that a value can be cut by: N divides their length."""
+    shape = graph.values[name].shape
+    return [axis for axis, n in enumerate(shape) if n % ranks == 0] or [None]
+
+
+def coalesced(graph: Graph) -> dict[str, str]:
+    """Return {value: the first of the values that are cut like it}: the coarsened graph.
+
+    An op that sums nothing is cut like its output, with those inputs that have all its letters.
+    """
+    first = {name: name for name in graph.values}
+    for op in graph.ops:
+        terms, output = op.terms
+        alike = [name for name, own in zip(op.inputs, terms, strict=True) if own == output]
+        if set("".join(terms)) <= set(output) and alike:
+            ends = {first[name] for name in (*alike, op.output)}
+            one = next(name for name in graph.values if name in ends)
+            first = {name: one if end in ends else end for name, end in first.items()}
+    return first
+
+
+def prime_factors(n: int) -> tuple[int, ...]:
+    """Return the prime factors, the largest first."""
+    found, k = (), 2
+    while n > 1:
+        while n % k == 0:
+            found, n = (k, *found), n // k
+        k += 1
+    return found
+
+
+def _works(graph: Graph, op: Op, ranks: int) -> Iterator[Work]:
+    n = graph.lengths(op)
+    letters = [x for x in op.letters if x not in op.whole and n[x] % ranks == 0] or [None]
+
+    def work(name: str, done: Op) -> Work:
+        terms, output = done.terms
+        needs = dict.fromkeys(zip(done.inputs, terms, strict=True))
+        operands = [*needs, (done.output, output)]
+        return Work(name, tuple((values.get(x, x), own) for x, own in operands), tuple(letters))
+
+    values = {d(name): name for name in (*op.inputs, op.output)}
+    yield work(op.output, op)
+    for place, name in enumerate(op.inputs):
+        if has_gradient(graph.values, name):
+            yield work(f"{name} of {op.output}", adjoint(op, place, d(name)))
