@@ -241,8 +241,8 @@ for got in clusters[4].run(on_ranks, our_lean_block, all_reduce_partial):
 #
 # 4: what two norms keep as wide as X, and the inputs of two matrices; 2/e: two masks of one byte a
 # number; 2/C: a deviation per position and norm. 16: q, k, v; the heads' output; gelu's input, its
-# tanh and its output, each four times as wide as X. H T/C: attention's T x T probabilities. Besides
-# memory we count the bytes of a block's forward and backward, over all ranks.
+# factor and its output, each four times as wide as X. H T/C: attention's T x T probabilities.
+# Besides memory we count the bytes of a block's forward and backward, over all ranks.
 
 # %%
 WAYS = {"tensor parallel": the_librarys, "sequence, X kept": our_block, "sequence": our_lean_block}
@@ -274,8 +274,8 @@ for N, cluster in clusters.items():
 
 # %% [markdown]
 # Now the last row of each N is one device's 28.531 S, divided by N. The paper counts differently: 2
-# bytes a number, no tanh, and a dropout of attention's probabilities. In its letters (s = T, b = B,
-# h = C, a = H, t = N; equations 2 and 4) a layer keeps
+# bytes a number, no factor of gelu, and a dropout of attention's probabilities. In its letters
+# (s = T, b = B, h = C, a = H, t = N; equations 2 and 4) a layer keeps
 #
 #     tensor parallel   sbh (10 + 24/t + 5 as/(ht)) bytes          sequence   sbh (34 + 5 as/h) / t
 #

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 16. Three axes at once: data x pipeline x tensor
+# # 16. Several axes at once: data x pipeline x tensor, and two more
 #
 # Examples can be split over ranks (lesson 3), layers (lessons 6 to 10), and matrices (lessons 11 to
 # 13). Lesson 13 ended where tensor parallelism does: at the edge of a machine. To use more ranks,
@@ -16,7 +16,7 @@ from itertools import product
 
 import numpy as np
 
-from minidist import Cluster, Mesh, nn
+from minidist import Cluster, Mesh, nn, optim
 from minidist.datasets import shard, text
 from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel import Pipeline, programs
@@ -84,7 +84,7 @@ want = {name: p.grad.copy() for name, p in alone.named_parameters().items()}
 P = sum(p.data.nbytes for p in alone.parameters())
 
 
-def error(got):
+def error(got, want=want):
     """Return the largest difference from one device, relative to each array's largest element."""
     return max(abs(got[name] - want[name]).max() / abs(want[name]).max() for name in want)
 
@@ -207,7 +207,9 @@ for mesh in MESHES:
 # %% [markdown]
 # Read it by columns.
 #
-# - *dp* sends what depends on P, not on the batch, once a step. It splits no parameters.
+# - *dp* sends what depends on P, not on the batch, once a step. It splits no parameters. `Hybrid`
+#   begins with a stage when its last backward ends, so with several chunks per rank most of it is
+#   sent during backward (`pipeline_parallel/reduction.py`).
 # - *pp* sends least: activations at the cuts, not in each layer. But the bubble,
 #   `(pp-1)/(m+pp-1)` of all time, grows with pp; m is `B/(2 dp)`, 2 examples to a micro-batch.
 #   (The paper divides by the time without a bubble: `(p-1)/m`; section 3.3.1, with t = 1.)
@@ -300,6 +302,46 @@ def draw(plt):
 
 
 figures.save(draw, "16_hybrid")
+
+# %% [markdown]
+# ## The other two axes, and ZeRO
+#
+# Positions (lesson 14) and experts (lesson 15) are axes, too. They leave the others as they are
+# and change the groups of the sums:
+#
+#     cp   positions of every example: dw is summed over dp x cp, in one sum
+#     ep   experts: neighbours on dp hold different ones; an expert's dw is summed over dp/ep x cp
+#
+# And what ranks have copies of need not be updated on all of them: with `zero=1` (lesson 5) a rank
+# updates its shard, keeps AdamW's moments of this shard alone, and gets the other new weights.
+
+
+# %%
+def all_axes(group, model, zero):
+    """Return the gradients, and the bytes of AdamW's moments on this rank."""
+    mesh = Mesh(group, dp=2, pp=1, cp=2, tp=2)
+    hybrid = Hybrid(model, mesh, "1f1b", B // (2 * GRAIN), ep=2, zero=zero)
+    optimizer = optim.AdamW(hybrid.parameters(), lr=1e-3)
+    hybrid.backward(inputs, targets)
+    gradients = hybrid.gradients()
+    hybrid.step(optimizer)
+    return gradients, sum(x.nbytes for moments in optimizer.state for x in moments)
+
+
+def with_experts():
+    return nn.Transformer(V, C, HEADS, 2, T, 0, "float64", dropout=0.1, experts=4)
+
+
+alone = with_experts()
+nn.cross_entropy(alone(inputs, Randomness(0, 0, np.arange(B))), targets).backward()
+want_of_experts = {name: p.grad for name, p in alone.named_parameters().items()}
+moments = {}
+for zero in (0, 1):
+    results = eight.run(all_axes, with_experts(), zero)
+    assert max(error(got, want_of_experts) for got, _ in results) < 1e-9
+    moments[zero] = max(nbytes for _, nbytes in results)
+    print(f"2 x 1 x 2 x 2, 4 experts over 2, zero={zero}: {moments[zero] / 1e3:.0f} kB of moments")
+assert 2 < moments[0] / moments[1] < 4  # experts are on 2 ranks each, everything else on 4
 
 # %% [markdown]
 # ## Exercise 1: who are my peers?
@@ -456,8 +498,7 @@ exercise.judge(3, check_move, move, tempting=[everyone_sends_all, one_sends_all]
 # - **A mesh is chosen before the program starts**, for one model, batch and machine. Our choice
 #   took a formula and 28 candidates; layers of unequal cost and mixed hardware make it a search.
 # - **One rank that stops stops all**: it is missing in several groups.
-# - **dp still keeps everything dp times**: parameters, gradients and AdamW's moments, unless ZeRO
-#   (lesson 5) splits them over dp as well.
+# - **dp still keeps parameters and gradients dp times**, and, without `zero=1`, AdamW's moments.
 #
 # Every lesson has ended with what its strategy costs. What remains is the choice among them for a
 # given model and machine: lesson 20 measures all of them side by side.

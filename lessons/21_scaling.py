@@ -579,7 +579,8 @@ exercise.judge(3, check_batch, best_batch, tempting=[always_critical, grows_with
 #   `B_crit` it gains nothing.
 #
 # When data parallelism is at its walls, the other axes begin: lesson 16 cuts layers and matrices,
-# so that more ranks share an example, and lesson 20 compares what that costs.
+# so that more ranks share an example, and lesson 20 compares what that costs. And with more ranks,
+# one of them dies more often: lesson 22.
 
 # %%
 for cluster in clusters.values():

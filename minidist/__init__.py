@@ -3,24 +3,30 @@
 Reading order:
 
     autograd/            a tensor remembers how it was computed; it knows no ranks
-    nn/, optim.py        a single-device Transformer and MLP, and their optimizers
+    nn/, optim.py        single-device Transformer, MLP and CNN, and their optimizers
     comm/                ranks, messages, collectives; it knows no gradients
     replicas.py          what ranks with copies or parts of a model sum, measure and compare
     data_parallel/       the first strategy: naive.py, then bucketed.py
     pipeline_parallel/   layers on ranks, and every schedule as a list of actions
     collective_functions.py   collectives that backward passes through: f, g and their like
     tensor_parallel/     matrices split over ranks: column_parallel.py, row_parallel.py first
-    hybrid.py            data x pipeline x tensor on a mesh
+    context_parallel/    a sequence that no rank holds whole: ring_attention.py, ulysses.py
+    expert_parallel/     experts on ranks, and rows that travel to them: dispatch.py
+    hybrid.py            data x pipeline x context x tensor on a mesh, experts within data
+    mixed_precision.py   16-bit weights with float32 copies; loss scaling
+    checkpoint/          what a run needs to go on when a rank dies, on any other mesh
     planning/            what a program will cost: simulator.py replays it on virtual clocks
     tools/               observers; equivalence.py compares a strategy's gradient with one device's
     train.py             the training loop of `minidist train`; sampling.py: text from a model
+    elastic.py           training that goes on without the ranks that die
     course/              labs, their grader, and wrong implementations that the tests must kill
 
 The foundation: backend.py (NumPy or CuPy), rng.py (numbers that depend on names alone),
-events.py (who did what, when), errors.py (what goes wrong between ranks), datasets.py.
+events.py (who did what, when), errors.py (what goes wrong between ranks), datasets.py,
+first_use.py (names that are imported late).
 """
 
-from importlib import import_module
+from minidist.first_use import on_first_use
 
 TYPE_CHECKING = False  # editors take it for true; importing it from `typing` would be slow
 
@@ -41,19 +47,4 @@ _MODULE_OF = {
     "run": "comm",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name in _MODULE_OF:
-        value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-        return value
-    try:
-        if not name.startswith("_"):
-            return import_module(f"{__name__}.{name}")  # a module of this package
-    except ModuleNotFoundError as error:
-        if error.name != f"{__name__}.{name}":
-            raise
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = on_first_use(__name__, _MODULE_OF)

@@ -37,6 +37,12 @@ class Text:
             raise ValueError(f"the character {unknown[0]!r} does not occur in {self.source}")
         return np.array([self.characters.index(c) for c in string], np.int64)
 
+    def including(self, characters: str) -> "Text":
+        """Return the same text, whose vocabulary has these characters, too."""
+        union = "".join(sorted({*self.characters, *characters}))
+        places = np.array([union.index(c) for c in self.characters])
+        return Text(places[self.tokens], union, self.source)
+
     def decode(self, tokens) -> str:
         return "".join(self.characters[t] for t in tokens)
 
@@ -102,6 +108,26 @@ def digits(dtype="float32") -> tuple[np.ndarray, np.ndarray]:
         stored = np.load(file)
         images, labels = stored["images"], stored["labels"]
     return (images.reshape(-1, 64) / 16).astype(dtype), labels.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Digits:
+    """The digits as images[n, 1, 8, 8] and labels[n]: 1500 to train on, 297 held out.
+
+    The same ones are held out in every run.
+    """
+
+    train: tuple[np.ndarray, np.ndarray]
+    held_out: tuple[np.ndarray, np.ndarray]
+    source: str = "handwritten digits"
+
+
+def digit_images(dtype="float32") -> Digits:
+    """Return the digits, cut into images to train on and images that are held out."""
+    images, labels = digits(dtype)
+    images, order = images.reshape(-1, 1, 8, 8), generator(0, "held out").permutation(len(images))
+    parts = (order[:1500], order[1500:])
+    return Digits(*((images[part], labels[part]) for part in parts))
 
 
 def example_indices(inputs: Tensor | Array, targets: Array, examples=None) -> np.ndarray:

@@ -1,46 +1,67 @@
-"""Data x pipeline x tensor: a Transformer over a mesh of ranks, one code path for all meshes.
+"""Data x pipeline x context x tensor, experts within data: a Transformer over a mesh of ranks.
 
-    mesh = Mesh(group, dp=2, pp=2, tp=2)                 # tp fastest: the ranks that talk most
-    hybrid = Hybrid(model, mesh, "1f1b", micro_batches=4)
+    mesh = Mesh(group, dp=2, pp=2, cp=2, tp=2)           # tp fastest: the ranks that talk most
+    hybrid = Hybrid(model, mesh, "1f1b", micro_batches=4, ep=2, zero=1)
     optimizer = optim.AdamW(hybrid.parameters(), lr=3e-4)
     loss = hybrid.backward(inputs, targets)              # the whole batch's, over all ranks
     optimizer.clip_global_norm(1.0, hybrid.sum_squares)
-    optimizer.step(); optimizer.zero_grad()
+    hybrid.step(optimizer)
 
 Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM
 (SC 2021), section 3. The axes are independent of each other; only their sums must be combined:
 
-    dp   examples of the batch: gradients are summed over dp, once, at the end
+    dp   examples of the batch: gradients are summed over dp, once; the sum of a stage's begins when
+         its last backward ends, beside the backward of the rank's other chunks (reduction.py)
     pp   layers: stages hold different parameters; a tied one is summed between its two stages
+    cp   positions of every example: gradients are summed over cp, in one sum with dp
     tp   matrices: a rank holds a part of each; a parameter that all ranks hold has the same
          gradient on all of them (or, with the sequence split, a part of it, summed over tp)
+    ep   experts: runs of ep neighbours on dp hold different ones, and rows travel between them; an
+         expert's gradient is summed over the ranks that hold it too, dp/ep x cp
 
-The loss is divided by the targets of the whole batch, so no sum needs a factor.
+The loss is divided by the targets of the whole batch, so no sum needs a factor. What ranks have
+copies of is updated on each of them, or in shards: ZeRO stage 1 (data_parallel/copies.py).
 """
 
 from functools import partial
+from numbers import Integral
 
 import numpy as np
 
 from minidist import nn
 from minidist.backend import Array, to_host
-from minidist.comm import Mesh
+from minidist.comm import Group, Mesh
+from minidist.context_parallel import Cut, columns, context_parallel, zigzag
+from minidist.data_parallel.copies import Copies, Runs, ShardedCopies
 from minidist.datasets import example_indices, shard
+from minidist.expert_parallel import expert_parameters, keep_own_experts
+from minidist.nn.flat_parameters import flat_slices
+from minidist.optim import Optimizer
 from minidist.pipeline_parallel import Pipeline
-from minidist.pipeline_parallel.holders import from_holders, load_own, shapes_of
+from minidist.pipeline_parallel.actions import Action
 from minidist.pipeline_parallel.micro_batch import micro_batches
-from minidist.replicas import check_same_weights, sum_squares_over
+from minidist.replicas import (
+    check_same_weights,
+    from_holders,
+    load_own,
+    shapes_of,
+    sum_squares_over,
+)
 from minidist.tensor_parallel import ParallelTransformer, counted_here, unsplit, vocab_parallel
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
 
 
 class Hybrid:
-    """This rank's part of a Transformer on a mesh with the axes dp, pp and tp.
+    """This rank's part of a Transformer on a mesh with the axes dp, pp, tp and, if asked for, cp.
 
     model          a single-device Transformer, the same on every rank; its layers are taken over
     schedule, micro_batches, options
                    as for Pipeline; each dp rank cuts its share of the batch into micro_batches
     split_sequence sequence parallelism over tp (see tensor_parallel/sequence_parallel.py)
+    ep             ranks that hold different experts: runs of ep neighbours on the axis dp
+    zero           1: ranks with the same parameters share the optimizer's state (ZeRO stage 1)
+    attention, positions
+                   over cp: "ring" or "ulysses", and the cut of the sequence (context_parallel/)
     check_weights  whether the ranks first compare their weights (see check_same_weights)
     """
 
@@ -48,37 +69,83 @@ class Hybrid:
         self,
         model: nn.Transformer,
         mesh: Mesh,
-        schedule: str = "1f1b",
-        micro_batches: int = 4,
+        schedule: str | list[list[Action]] = "1f1b",
+        micro_batches: int | None = None,
         split_sequence: bool = False,
+        ep: int = 1,
+        zero: int = 0,
+        attention: str = "ring",
+        positions: Cut = zigzag,
         check_weights: bool = True,
         **options,
     ):
-        if missing := {"dp", "pp", "tp"} - set(mesh.axes):
-            raise ValueError(f"the mesh has no axis {sorted(missing)[0]}; give it size 1")
+        if zero not in (0, 1):
+            raise ValueError(f"zero is 0 or 1 on a mesh, not {zero!r}; Zero has stages 2 and 3")
+        check_axes(mesh, model, split_sequence, ep)
         self.check_group = mesh.group if check_weights else None
         if check_weights:
             check_same_weights(model, mesh.group)
-        self.mesh, self.split_sequence = mesh, split_sequence
+        self.mesh, self.split_sequence, self.positions = mesh, split_sequence, positions
+        self.cp, self.data = mesh.over("cp"), mesh.over("dp", "cp")
+        # Sums run in a second thread, beside the collectives of cp and of mesh.tp.
+        if self.data is self.cp and self.cp.size > 1:
+            self.data = self.data.split(0)
+        self.tp_sums = mesh.tp.split(0) if split_sequence else mesh.tp
+        self.ep = mesh.dp.split(mesh.dp.rank // ep)
+        self.same_experts = self.data if ep == 1 else self.data.split(mesh.dp.rank % ep)
         self.shapes = shapes_of(model)
-        if split_sequence:
-            model = sequence_parallel(model, mesh.tp, check_weights=False)
-        else:
-            model = ParallelTransformer(model, mesh.tp, check_weights=False)
+        self.experts = [p.name for p in expert_parameters(model)]
+        model = self.split(model, attention)
         loss = partial(vocab_parallel.cross_entropy, group=mesh.tp, vocab=model.vocab)
-        options |= {"loss": loss, "check_weights": False}
+        options |= {"loss": loss, "check_weights": False, "sums": self.sum_gradients}
         self.pipeline = Pipeline(model, mesh.pp, schedule, micro_batches, **options)
+        self.copies = (ShardedCopies if zero else Copies)(self.runs(), self.pipeline.parameters())
         for p in self.parameters():
             p.spread = "a mesh: pass sum_squares=hybrid.sum_squares"
 
+    def split(self, model: nn.Transformer, attention: str) -> ParallelTransformer:
+        """Return this rank's experts, matrices and attention, of all layers."""
+        if self.ep.size > 1:
+            keep_own_experts(model, self.ep)
+        cut = sequence_parallel if self.split_sequence else ParallelTransformer
+        model = cut(model, self.mesh.tp, check_weights=False)
+        if self.cp.size > 1:
+            model = context_parallel(model, self.cp, attention, self.positions)
+        return model
+
+    def runs(self) -> Runs:
+        """Return runs of this rank's flat vectors, each with the ranks that have copies of it."""
+        found, experts = [], set(self.experts)
+        for layer in self.pipeline.model.layers:
+            for group, is_expert in (self.data, False), (self.same_experts, True):
+                own = [p for p in layer.flat.parameters if (p.name in experts) == is_expert]
+                found += [(run, group) for run in flat_slices(own)]
+        return found
+
+    @property
+    def groups(self) -> list[Group]:
+        """All groups that it communicates through, each with a ledger."""
+        axes = [getattr(self.mesh, name) for name in self.mesh.axes]
+        shared = [group for group in self.pipeline.shared.values() if group is not None]
+        return list(
+            dict.fromkeys([*axes, self.tp_sums, self.data, self.ep, self.same_experts, *shared])
+        )
+
     def parameters(self) -> list[nn.Parameter]:
-        return self.pipeline.parameters()
+        """Return what this rank's optimizer updates: the parameters or, with ZeRO, its shards."""
+        return self.copies.parameters()
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         return self.pipeline.named_parameters()
 
     def backward(
-        self, inputs: Array, targets: Array, seed: int = 0, step: int = 0, examples=None
+        self,
+        inputs: Array,
+        targets: Array,
+        seed: int = 0,
+        step: int = 0,
+        examples=None,
+        loss_scale: float = 1.0,
     ) -> float:
         """Compute the whole batch's gradient, in this rank's parameters; return the whole loss.
 
@@ -86,6 +153,7 @@ class Hybrid:
 
         inputs, targets  tokens [B, T] of the whole batch, on every rank
         examples         their global indices, [B], for dropout; by default 0, 1, ...
+        loss_scale       what multiplies the gradient, not the loss (see mixed_precision.py)
         """
         examples = example_indices(inputs, targets, examples)
         if any(p.grad is not None for p in self.parameters()):
@@ -94,24 +162,33 @@ class Hybrid:
                 "call zero_grad() first, or pass both batches at once, as micro_batches="
             )
         mine = shard(np.arange(len(inputs)), self.mesh.dp.rank, self.mesh.dp.size)
+        held = self.positions(inputs.shape[1], self.cp.size)[self.cp.rank]
+        x, y, total = columns(inputs[mine], held), columns(targets[mine], held), targets.size
         batch = micro_batches(
-            inputs[mine], targets[mine], self.pipeline.m, seed, step, examples[mine], targets.size
+            x,
+            y,
+            self.pipeline.m,
+            seed,
+            step,
+            examples[mine],
+            total=total,
+            batch=len(inputs),
+            positions=None if held.whole else held,
+            loss_scale=loss_scale,
         )
         loss = self.pipeline.run(batch)
-        self.sum_gradients()
-        for p in self.parameters():
-            p.note_sum(frozenset(self.mesh.dp.members))
-        return float(self.mesh.dp.all_reduce(self.mesh.pp.all_reduce(np.array(loss))))
+        return float(self.data.all_reduce(self.mesh.pp.all_reduce(np.array(loss))))
 
-    def sum_gradients(self) -> None:
-        """Sum what the pipeline has left: over tp, if the sequence is split, and over dp."""
-        if self.split_sequence:
-            all_reduce_partial(self.pipeline.model, self.mesh.tp)
-        for layer in self.pipeline.model.layers:
+    def sum_gradients(self, layers: list[nn.Module]) -> None:
+        """Sum these layers' gradients: over tp, if the sequence is split, then over dp and cp.
+
+        The pipeline calls it when they are complete, in a second thread (see reduction.py).
+        """
+        for layer in layers:
+            if self.split_sequence:
+                all_reduce_partial(layer, self.tp_sums)
             layer.flat.collect_gradients()
-            self.mesh.dp.all_reduce(layer.flat.gradient, out=layer.flat.gradient, label="dp")
-            for p in layer.flat.parameters:
-                p.grad = p.grad_buffer
+        self.copies.sum_gradients({layer.flat for layer in layers})
 
     def sum_squares(self, own: float | None = None) -> float:
         """Return the sum of the squares of the whole gradient: every parameter counts once.
@@ -120,7 +197,16 @@ class Hybrid:
         own  from Optimizer.clip_global_norm, this rank's own sum, used only as a check
         """
         once = counted_here(self.pipeline.counted_here(), self.mesh.tp)
-        return sum_squares_over(once, self.parameters(), own, self.mesh.tp, self.mesh.pp)
+        mine, axes = self.copies.counted_here(once), (self.mesh.tp, self.mesh.pp, self.data)
+        return sum_squares_over(mine, self.parameters(), own, *axes)
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Update what this rank updates; give every rank the new weights; drop the gradients."""
+        self.copies.step(optimizer)
+
+    def gradients(self) -> dict[str, np.ndarray]:
+        """Return the whole gradients by name, on every rank and on the host, before the step."""
+        return self.whole(self.copies.gradients())
 
     def state(self) -> dict[str, np.ndarray]:
         """Return the weights of the whole model, on every rank and on the host, by name."""
@@ -134,4 +220,24 @@ class Hybrid:
         """Return the whole arrays of all parameters, given the parts that this rank holds."""
         named = self.named_parameters()
         mine = {n: to_host(unsplit(x, named[n], self.mesh.tp)) for n, x in own.items()}
+        mine |= from_holders(mine, self.experts, self.ep)
         return from_holders(mine, self.shapes, self.mesh.pp)
+
+
+def check_axes(mesh: Mesh, model: nn.Transformer, split_sequence: bool, ep: int) -> None:
+    """Raise ValueError if the mesh has other axes than Hybrid, or axes that do not go together."""
+    if missing := {"dp", "pp", "tp"} - set(mesh.axes):
+        raise ValueError(f"the mesh has no axis {sorted(missing)[0]}; give it size 1")
+    if unknown := set(mesh.axes) - {"dp", "pp", "cp", "tp"}:
+        raise ValueError(
+            f"Hybrid has no axis {sorted(unknown)[0]}; make the mesh of dp, pp, cp and tp, "
+            "and give ep as an argument"
+        )
+    if split_sequence and mesh.axes.get("cp", 1) > 1:
+        raise ValueError(
+            f"cp={mesh.axes['cp']} cuts the sequence already; leave out split_sequence, or use cp=1"
+        )
+    if not isinstance(ep, Integral) or ep < 1 or mesh.dp.size % ep:
+        raise ValueError(f"ep={ep!r} does not divide dp={mesh.dp.size}; use a divisor of it")
+    if ep > 1 and not getattr(model, "experts", 0):
+        raise ValueError(f"ep={ep} needs experts; use nn.Transformer(..., experts={ep})")

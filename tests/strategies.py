@@ -1,6 +1,5 @@
 """What hypothesis draws: shapes, arrays, splits, models; and how tests look into a graph."""
 
-from collections import deque
 from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
@@ -12,17 +11,15 @@ from hypothesis import strategies as st
 from minidist import Tensor, nn
 from minidist.autograd import Function
 from minidist.backend import to_host
-from minidist.pipeline_parallel import SCHEDULES, add_communication, programs
-from minidist.pipeline_parallel.actions import (
-    Backward,
-    BackwardInput,
-    BackwardWeight,
-    Forward,
-    Programs,
-    looped,
-)
-from minidist.pipeline_parallel.schedules import updates
+from minidist.context_parallel import plain, zigzag
+from minidist.pipeline_parallel import SCHEDULES, add_communication, add_reductions, programs
+from minidist.pipeline_parallel.actions import Forward, Programs, looped, passes_backward, updates
+from minidist.pipeline_parallel.execution_order import Stuck, in_order
+from minidist.pipeline_parallel.random_order import random_order, random_placement
 from minidist.pipeline_parallel.zero_bubble import v_shaped
+from minidist.planning.graph import Graph, Op, Value
+from minidist.planning.plan import Machine
+from minidist.positions import Positions
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -61,9 +58,9 @@ def mlps(draw):
 
 
 @st.composite
-def transformers(draw, dropout=(0.0, 0.3)):
-    """Draw a small Transformer in float64."""
-    heads = draw(st.integers(1, 3))
+def transformers(draw, dropout=(0.0, 0.3), experts=(0, 0, 1, 3)):
+    """Draw a small Transformer in float64, perhaps with experts."""
+    heads, experts = draw(st.integers(1, 3)), draw(st.sampled_from(experts))
     return nn.Transformer(
         vocab=draw(st.integers(2, 9)),
         width=heads * draw(st.integers(1, 3)),
@@ -74,10 +71,27 @@ def transformers(draw, dropout=(0.0, 0.3)):
         dtype="float64",
         dropout=draw(st.sampled_from(dropout)),
         tied=draw(st.booleans()),
+        experts=experts,
+        top_k=draw(st.integers(1, max(1, experts))),
+        capacity=draw(st.sampled_from([None, 0.5, 1.0])) if experts else None,
     )
 
 
-SYNCHRONOUS = [name for name in SCHEDULES if not updates(programs(name, 2, 2))]
+SYNCHRONOUS = [name for name in SCHEDULES if not updates(programs(name, 2, 4))]
+LOOPED = [name for name in SYNCHRONOUS if SCHEDULES[name].most_chunks is None]
+GROUPED = ("interleaved", "interleaved_zb")  # p micro-batches at a time
+
+
+def chunks_of(schedule):
+    """Return how many chunks a schedule has in a test: two, if it can have as many."""
+    return SCHEDULES[schedule].most_chunks or 2
+
+
+def fitting(schedule, p, m):
+    """Return how many micro-batches a schedule takes on p ranks: m, or a number near it."""
+    if schedule in GROUPED:
+        return p * max(1, m // p)
+    return max(m, 2 * p) if schedule == "dualpipe_v" else m
 
 
 def compositions(n):
@@ -92,9 +106,9 @@ def every_program(ps, ms, most_chunks=3):
     for p in ps:
         for m in ms:
             for schedule in SYNCHRONOUS:
-                for chunks in range(1, (most_chunks if schedule == "interleaved" else 1) + 1):
+                for chunks in range(1, (most_chunks if schedule in LOOPED else 1) + 1):
                     for last in (False, True):
-                        if schedule != "interleaved" or m % p == 0:
+                        if fitting(schedule, p, m) == m:
                             made = programs(schedule, p, m, chunks, weights_last=last)
                             yield f"{schedule}, {chunks=}, {last=}", made, p, m
             for replicas in compositions(p):
@@ -117,31 +131,35 @@ def programs_of(p, m):
 
 @st.composite
 def linear_extensions(draw, max_p=4, max_m=4):
-    """Draw (programs, p, m) that are in no textbook: any order in which nobody waits for ever.
+    """Draw (programs, p, m) that are in no paper: any order that ranks can execute.
 
-    Some passes have their backward in two halves. All actions stand in one random order that is
-    possible; each rank gets its own of them, in this order.
+    Any placement, some of those in use; some neighbours are pairs.
     """
     p, m = draw(st.integers(1, max_p)), draw(st.integers(1, max_m))
-    placement = draw(st.sampled_from([looped(p, 1), looped(p, 2), looped(p, 3), v_shaped(p)]))
     random = draw(st.randoms(use_true_random=False))
-    where = {k: (r, c) for r, own in enumerate(placement) for c, k in enumerate(own)}
-    ahead = []  # per micro-batch, what is still to come; beside them, weight halves
-    for i in range(m):
-        path = [(where[k][0], Forward(i, where[k][1])) for k in sorted(where)]
-        for k in sorted(where, reverse=True):
-            path.append((where[k][0], random.choice([Backward, BackwardInput])(i, where[k][1])))
-        ahead.append(deque(path))
-    result = [[] for _ in range(p)]
-    while ahead:
-        steps = random.choice(ahead)
-        rank, action = steps.popleft()
-        result[rank].append(action)
-        if type(action) is BackwardInput:
-            ahead.append(deque([(rank, BackwardWeight(action.micro_batch, action.chunk))]))
-        if not steps:
-            ahead.remove(steps)
-    return Programs(result, placement), p, m
+    used = [looped(p, 1), looped(p, 2), looped(p, 3), v_shaped(p)]
+    any_of = random_placement(random, p, random.randint(p, 3 * p))
+    made = random_order(random, draw(st.sampled_from([*used, any_of])), m)
+    return with_pairs(made, random), p, m
+
+
+def with_pairs(made, random):
+    """Return programs of which some neighbours, a forward and a backward, are pairs that can be."""
+    pairs = [
+        (r, f, b)
+        for r, program in enumerate(made)
+        for f, b in pairwise(program)
+        if isinstance(f, Forward) and passes_backward(b)
+    ]
+    for some in (pairs, random.sample(pairs, len(pairs) // 2)):
+        paired = Programs(made, made.placement, some)
+        try:
+            for _ in in_order(paired, overlap=True):
+                pass
+        except Stuck:
+            continue
+        return paired
+    return made
 
 
 @st.composite
@@ -153,16 +171,14 @@ def pipelines(draw, max_p=4, max_m=8):
     """
     schedule = draw(st.sampled_from(SYNCHRONOUS))
     p = draw(st.integers(1, max_p))
-    chunks = draw(st.integers(1, 3 if p < 3 else 2)) if schedule == "interleaved" else 1
-    m = draw(st.integers(1, max_m))
-    if schedule == "interleaved":
-        m = p * max(1, m // p)
+    chunks = draw(st.integers(1, 3 if p < 3 else 2)) if schedule in LOOPED else 1
+    m = fitting(schedule, p, draw(st.integers(1, max_m)))
     options = {
         "recompute": draw(st.booleans()),
         "rendezvous_safe": draw(st.booleans()),
         "weights_last": draw(st.booleans()),
     }
-    stages = p * (2 if schedule == "zb_v" else chunks)
+    stages = p * (chunks if schedule in LOOPED else chunks_of(schedule))
     more = {"schedule": schedule, "micro_batches": m, "chunks": chunks}
     return {"p": p, "stages": stages, "options": more | options}
 
@@ -174,6 +190,23 @@ def cuts(draw, layers, stages):
     return [range(a, b) for a, b in pairwise([0, *draw(between), layers])]
 
 
+@st.composite
+def cut_sequences(draw, max_ranks=4, max_positions=24):
+    """Draw the positions of each rank: plain, zig-zag, or any pieces dealt to any ranks."""
+    N = draw(st.integers(1, max_ranks))
+    T, how = draw(st.integers(N, max_positions)), draw(st.sampled_from(["plain", "zigzag", "any"]))
+    if how != "any":
+        return {"plain": plain, "zigzag": zigzag}[how](T, N)
+    pieces = draw(cuts(T, draw(st.integers(N, min(T, 3 * N)))))
+    of = [*range(N), *(draw(st.integers(0, N - 1)) for _ in pieces[N:])]
+    return [
+        Positions(
+            tuple((p[0], p[-1] + 1) for p, own in zip(pieces, of, strict=True) if own == r), T
+        )
+        for r in range(N)
+    ]
+
+
 def with_or_without_communication(drawn):
     """Map a strategy of (programs, p, m) to one whose programs may have their transfers."""
 
@@ -183,6 +216,16 @@ def with_or_without_communication(drawn):
         return made, p, m
 
     return st.tuples(drawn, st.sampled_from([None, False, True])).map(some)
+
+
+def with_or_without_reductions(drawn):
+    """Map a strategy of (programs, p, m) to one whose programs may sum gradients inside them."""
+
+    def some(args):
+        (made, p, m), sums = args
+        return (add_reductions(made) if sums and not updates(made) else made), p, m
+
+    return st.tuples(drawn, st.booleans()).map(some)
 
 
 def host(x):
@@ -217,12 +260,15 @@ def functions_below(tensor):
 
 @contextmanager
 def watch_dtypes():
-    """Collect the dtypes of all results of functions, and of all their gradients, in a set."""
+    """Collect the dtypes of all results of functions, and of all their gradients, in a set.
+
+    A loss does not count: of float16 it is float32.
+    """
     found, call = set(), Function.__call__
 
     def watched_call(function, *inputs):
         result, backward = call(function, *inputs), function.backward
-        found.add(result.dtype)
+        found.update([result.dtype] if result.ndim else [])
 
         def watched_backward(grad):
             gradients = backward(grad)
@@ -236,3 +282,64 @@ def watch_dtypes():
 
     with mock.patch.object(Function, "__call__", watched_call):
         yield found
+
+
+@st.composite
+def profiles(draw, most_layers=6):
+    """Draw (seconds, activation bytes, parameter bytes) of some layers, in whole numbers."""
+    layer = st.tuples(st.integers(0, 12), st.integers(0, 9), st.integers(0, 9))
+    return draw(st.lists(layer, min_size=1, max_size=most_layers))
+
+
+@st.composite
+def index_graphs(draw, max_ops=4):
+    """Draw a small graph of ops with index descriptions: products, sums, a softmax, and a loss."""
+    values, ops, B = {}, [], draw(st.sampled_from([2, 3, 4]))
+
+    def value(name, shape, kind):
+        dtype = draw(st.sampled_from(["float32", "float64"]))
+        values[name] = Value(name, shape, dtype, kind)
+        return name
+
+    alive = [value("x", (B, draw(st.integers(1, 4))), "input")]
+    for i in range(draw(st.integers(1, max_ops))):
+        source = draw(st.sampled_from(alive))
+        C = values[source].shape[1]
+        twins = [name for name in alive if values[name].shape == (B, C)]
+        kind = draw(st.sampled_from(["matmul", "add", "relu", "softmax", "multiply"]))
+        F = draw(st.sampled_from([1, 2, 4, 6])) if kind == "matmul" else C
+        shape = {"matmul": (C, F), "add": (C,)}.get(kind)
+        weights = [n for n, v in values.items() if v.kind == "parameter" and v.shape == shape]
+        if shape and not (weights and draw(st.booleans())):  # else it is tied to another
+            weights = [value(f"w{i}", shape, "parameter")]
+        indices, inputs = {
+            "matmul": ("bi,io->bo", (source, *weights[:1])),
+            "add": ("bo,o->bo", (source, *weights[:1])),
+            "relu": ("bo->bo", (source,)),
+            "softmax": ("bo->bo", (source,)),
+            "multiply": ("bo,bo->bo", (source, draw(st.sampled_from(twins)))),
+        }[kind]
+        whole = frozenset("o" if kind == "softmax" else "")
+        ops.append(Op(kind, inputs, value(f"h{i}", (B, F), "result"), indices, whole))
+        alive.append(f"h{i}")
+    if draw(st.booleans()):
+        last = alive[-1]
+        ops.append(Op("sum", (last,), value("loss", (), "result"), "bo->", frozenset("o")))
+    return Graph(values, ops)
+
+
+def machines(most=4):
+    """Draw a machine of few ranks whose rates are powers of two, so that most times are exact."""
+    rates = st.sampled_from([1, 2, 8, 32])
+    return st.builds(
+        Machine,
+        ranks=st.integers(1, most),
+        per_node=st.sampled_from([1, 2, 4]),
+        flops=rates,
+        memory=st.just(10**9),
+        link=rates,
+        network=rates,
+        latency=st.sampled_from([0, 1, 0.25]),
+        memory_bandwidth=st.sampled_from([1, 4, float("inf")]),
+        overhead=st.sampled_from([0, 0.5]),
+    )

@@ -12,35 +12,38 @@ import pytest
 
 import minidist
 import minidist.pipeline_parallel
+import minidist.planning
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "minidist"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-BASE = {"backend", "rng", "errors", "events"}
+BASE = {"backend", "rng", "errors", "events", "positions", "first_use"}
 MODELS = {"nn", "optim", "datasets"}
 THIN = {"collective_functions", "replicas", "placement"}
-AXES = {"data_parallel", "tensor_parallel", "pipeline_parallel", "expert_parallel"}
+AXES = {f"{axis}_parallel" for axis in ("data", "tensor", "pipeline", "context", "expert")}
 BELOW_AXES = BASE | MODELS | THIN | {"autograd", "comm"}
 
 MAY_IMPORT = {
     "backend": {"events"},
-    "rng": set(),
+    "positions": set(),
+    "first_use": set(),
+    "rng": {"positions"},
     "errors": set(),
     "events": set(),
-    "autograd": {"backend", "rng"},
+    "autograd": {"backend", "rng", "positions"},
     "comm": {"backend", "events", "errors"},
-    "nn": {"autograd", "backend", "rng"},
+    "nn": {"autograd", "backend", "rng", "positions"},
     "optim": {"nn", "autograd", "backend", "rng"},
     "datasets": {"autograd", "backend", "rng"},
     "collective_functions": BASE | {"autograd", "comm"},
     "replicas": BASE | {"autograd", "comm", "nn", "optim"},
-    "placement": BASE | {"autograd", "comm", "nn", "optim"},
+    "placement": BASE | {"autograd", "comm", "nn", "optim", "collective_functions"},
     **dict.fromkeys(AXES, BELOW_AXES),
     "mixed_precision": BELOW_AXES,
     "checkpoint": BELOW_AXES,
     "hybrid": BELOW_AXES | AXES,
-    "planning": BELOW_AXES | {"pipeline_parallel", "hybrid"},
+    "planning": BELOW_AXES | {"context_parallel", "pipeline_parallel", "hybrid"},
 }  # whatever is not named may import everything; only those may be imported by nothing below
 
 
@@ -88,13 +91,27 @@ def modules_imported(path):
     return found
 
 
+PUBLIC = ["flexflow", "pipedream", "tofu"]
+NAMED_LIKE_ITS_FILE = [f"planning.{name}" for name in PUBLIC]  # functions
+
+
 def test_no_name_of_a_package_hides_one_of_its_modules():
     """`import minidist.pipeline_parallel.programs as P` would bind the function of that name."""
     for path in FILES:
         package = ".".join(path.parent.relative_to(ROOT).parts)
-        if path.stem != "__init__" and "inside" not in path.parts:
+        name = f"{package}.{path.stem}"
+        known = name.removeprefix("minidist.") in NAMED_LIKE_ITS_FILE
+        if path.stem != "__init__" and "inside" not in path.parts and not known:
             found = getattr(importlib.import_module(package), path.stem, None)
-            assert found is None or isinstance(found, ModuleType), f"{package}.{path.stem}"
+            assert found is None or isinstance(found, ModuleType), name
+
+
+@pytest.mark.parametrize("name", NAMED_LIKE_ITS_FILE)
+def test_a_public_function_is_not_hidden_by_its_module(name):
+    """The first import of a module sets its name in the package: whatever was imported before."""
+    package, _, function = f"minidist.{name}".rpartition(".")
+    code = f"import {package}.{function}; from {package} import {function}; {function}.__code__"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 
 def test_no_files_import_each_other():
@@ -130,17 +147,20 @@ ON_THE_HOST = {  # what is of the host there: tokens, positions, sizes, numbers 
     "autograd/operators.py": "argsort cumsum",
     "autograd/products.py": "array matmul",
     "comm/group.py": "array",
+    "context_parallel/transformer.py": "argsort concatenate",
     "data_parallel/parameter_server.py": "array",
     "data_parallel/server_plan.py": "zeros",
     "data_parallel/sparse_update.py": """arange array concatenate diff flatnonzero logical_or repeat
         searchsorted unique zeros""",
     "data_parallel/zero.py": "array",
+    "expert_parallel/dispatch.py": "arange argsort cumsum repeat stack tile",
     "hybrid.py": "arange array",
     "nn/flat_parameters.py": "empty",
+    "nn/mixture_of_experts.py": "argsort bincount cumsum",
     "nn/module.py": "full",
-    "nn/shard.py": "argsort where",
+    "nn/router.py": "arange argsort bincount cumsum flatnonzero ones take_along_axis",
+    "nn/shard.py": "arange argsort where",
     "optim.py": "sqrt",  # in the texts of NumPy
-    "pipeline_parallel/holders.py": "array",
     "pipeline_parallel/micro_batch.py": "arange array_split",
     "replicas.py": "array ascontiguousarray",
     "tensor_parallel/column_parallel.py": "arange",
@@ -221,7 +241,7 @@ def test_schedules_simulations_and_their_text_need_only_the_standard_library(cod
     assert "minidist" in loaded and loaded - {"minidist"} <= sys.stdlib_module_names
 
 
-@pytest.mark.parametrize("package", [minidist, minidist.pipeline_parallel])
+@pytest.mark.parametrize("package", [minidist, minidist.pipeline_parallel, minidist.planning])
 def test_a_package_that_imports_its_names_on_first_use_has_all_of_them(package):
     tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
     (shown,) = (node.body for node in tree.body if isinstance(node, ast.If))  # if TYPE_CHECKING

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,9 @@ from minidist import cli
 from minidist.backend import why_no_gpu
 from minidist.cli import main
 from minidist.cli.train import add_arguments
-from minidist.pipeline_parallel import SCHEDULES, programs
+from minidist.pipeline_parallel import SCHEDULES, programs, read, write
 from minidist.planning import simulate
-from minidist.tools import equivalence, timeline
+from minidist.tools import equivalence, measure_pipeline, timeline
 from minidist.tools.bench import steps
 from minidist.tools.chrome_trace import check_chrome_trace
 from minidist.train import Settings
@@ -65,6 +66,42 @@ def test_train_on_a_file(tmp_path, capsys):
     assert f"{path}: 560 characters" in capsys.readouterr().out
 
 
+DIGITS = ["train", "--data", "digits", "--transport", "thread"]
+
+
+def test_train_learns_digits_with_synchronised_batch_norms(capsys):
+    assert main([*DIGITS, "--ranks", "2", "--steps", "30"]) == 0
+    out = capsys.readouterr().out
+    assert "handwritten digits: 1,500 to train on, 297 held out" in out
+    right = re.search(r"accuracy on 297 images that are held out: (\S+)%", out).group(1)
+    assert float(right) > 40
+    assert "certificate: ok. 2 ranks against one device, in float64, all 32 parameters, 5" in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", ["1", "4"])
+def test_train_reaches_97_percent_on_digits_that_it_has_not_seen(capsys, ranks):
+    assert main([*DIGITS[:3], "--ranks", ranks]) == 0
+    said = re.search(r"held out: (\S+)%", capsys.readouterr().out).group(1)
+    assert float(said) >= 97
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--heads", "2"], "heads is a setting of texts, not of digits; leave it out"),
+        (["--pp", "2"], "pp is a setting of texts, not of digits"),
+        (["--micro-batches", "2"], "micro_batches is a setting of texts, not of digits"),
+        (["--text", "x"], "--data digits learns images, not the file of --text"),
+        (["--batch", "1501"], "1500 images are fewer than a batch of 1501"),
+    ],
+)
+def test_digits_refuse_what_is_for_texts(capsys, arguments, message):
+    assert main([*DIGITS, *arguments]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err and printed.out == ""
+
+
 def test_a_progress_bar_shows_in_a_terminal():
     pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")
     ours, theirs = pty.openpty()
@@ -83,15 +120,25 @@ def test_a_progress_bar_shows_in_a_terminal():
     assert b"3/3" in shown and b"loss=" in shown
 
 
-def test_train_on_a_mesh_learns_what_one_rank_learns(capsys):
-    """The losses, the text's model and the certificate; eight ranks on three axes."""
+ON_MESHES = [
+    ("", "--dp 2 --pp 2 --tp 2", "2 x 2 x 2 (data, pipeline, tensor), for"),
+    (
+        "--experts 4",
+        "--dp 2 --cp 2 --tp 2 --ep 2 --zero 1",
+        "2 x 1 x 2 x 2 (data, pipeline, context, tensor), experts over 2, ZeRO stage 1, for",
+    ),
+]
+
+
+@pytest.mark.parametrize("model, mesh, shown", ON_MESHES)
+def test_train_on_a_mesh_learns_what_one_rank_learns(capsys, model, mesh, shown):
+    """The losses, the text's model and the certificate; eight ranks on three axes or more."""
     outputs = []
-    for mesh in (["--ranks", "1"], ["--dp", "2", "--pp", "2", "--tp", "2"]):
-        more = ["--transport", "thread", "--tied", "--dropout", "0.1", "--batch", "3"]
-        more += ["--micro-batches", "2"]
-        assert main(["train", *TINY, *more, *mesh]) == 0
+    for ranks in ("--ranks 1", mesh):
+        more = f"--transport thread --tied --dropout 0.1 --batch 3 --micro-batches 2 {model}"
+        assert main(["train", *TINY, *more.split(), *ranks.split()]) == 0
         outputs.append(capsys.readouterr().out)
-    assert "8 ranks, 2 x 2 x 2 (data, pipeline, tensor), for batches of 3 windows" in outputs[1]
+    assert f"8 ranks, {shown} batches of 3 windows" in outputs[1]
     assert "certificate: ok. 8 ranks against one device" in outputs[1]
     one, mesh = (re.search(r"loss .* nats/character\n.*\n\n(.|\n)*\n\n", o) for o in outputs)
     assert one.group() == mesh.group()
@@ -123,6 +170,20 @@ WRONG_MESHES = [
         "1 ranks, " + "9" * 20 + " micro-batches and 1 chunks per rank make",
     ),
     (["--pp", "3", "--schedule", "zb_v"], "cannot cut 4 layers into 6 stages; use at most 4"),
+    (
+        ["--cp", "9", "--context", "8"],
+        "cannot cut windows of 8 characters over cp=9 ranks; use at least 9",
+    ),
+    (["--ep", "3", "--dp", "4"], "ep=3 does not divide dp=4; use a dp that is a multiple of it"),
+    (["--ep", "2"], "ep=2 ranks cannot share 0 experts; use experts=2 or more"),
+    (
+        ["--ranks", "4", "--cp", "3", "--context", "64"],
+        "--ranks 4 is not --dp 1 x --pp 1 x --cp 3 x --tp 1; leave --ranks out",
+    ),
+    (
+        ["--zero", "1", "--batch", "2"],
+        "a batch of 2 windows gives each of 4 data-parallel ranks at most 1, too few for 4",
+    ),
 ]
 
 
@@ -159,6 +220,8 @@ def test_a_wrong_mesh_is_one_line_and_exit_status_2(capsys, arguments, message):
         (["timeline", "--out", "a.gif"], r"a timeline is a file \*.txt, .*, not 'a.gif'"),
         (["timeline", "--out", "/nowhere/a.png"], "cannot write '/nowhere/a.png': there is no"),
         (["timeline", "--measured", "--backward-input", "2"], ".* leave --backward-input out"),
+        (["timeline", "--dp", "2"], "a simulation has one copy of a pipeline; add --measured, or"),
+        (["timeline", "--schedule", "pipedream", "--reduce", "1"], "these programs update the w"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_status_2(capsys, arguments, message):
@@ -180,6 +243,7 @@ def test_wrong_input_is_one_line_and_exit_status_2(capsys, arguments, message):
         ("lab grade . --lab autograd --format gradescope", "course/grader.py", "handed_in"),
         ("mutants --show no_all_reduce", "course/zoo.py", "load"),
         ("bench", "tools/bench/steps.py", "measure"),
+        ("plan --profile", "tools/profile.py", "measure"),
     ],
 )
 def test_what_numpy_refuses_is_our_bug_and_keeps_its_traceback(tmp_path, command, file, function):
@@ -234,6 +298,8 @@ def test_debug_shows_the_traceback_of_wrong_input(capsys, arguments):
         ["timeline", "--forward", "1e9"],
         ["timeline", "--latency", "1/0"],
         ["timeline", "--latency", "1,2"],
+        ["plan"],
+        ["plan", "--profile", "--bandwidth", "0"],
     ],
 )
 def test_wrong_arguments_show_the_usage(capsys, arguments):
@@ -303,7 +369,7 @@ def test_verify_runs_on_a_gpu(capsys, monkeypatch):
     monkeypatch.setattr(equivalence, "Cluster", spy(equivalence.Cluster, where))
     names = ["--strategy", "naive", "--strategy", "zero_3"]
     assert main(["verify", "--device", "gpu", "--transport", "thread", *names]) == 0
-    assert "28 rows, all ok" in capsys.readouterr().out and set(where) == {"gpu"}
+    assert "36 rows, all ok" in capsys.readouterr().out and set(where) == {"gpu"}
 
 
 @pytest.mark.gpu
@@ -339,7 +405,7 @@ def test_verify_prints_rows_and_json_has_the_promised_fields(capsys):
     names = ["--strategy", "naive", "--strategy", "gpipe"]
     assert main(["verify", "--transport", "thread", *names]) == 0
     *rows, last = capsys.readouterr().out.splitlines()
-    assert sum(row.startswith("ok   naive") for row in rows) == 12
+    assert sum(row.startswith("ok   naive") for row in rows) == 16
     assert re.fullmatch(rf"{len(rows)} rows, all ok; largest error \d.\de-1\d, allowed 1e-09", last)
     assert main(["verify", "--transport", "thread", "--strategy", "naive", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -356,6 +422,64 @@ def test_verify_ends_with_the_strategies_that_fail_and_exit_status_1(capsys, mon
     monkeypatch.setattr(equivalence, "verify", lambda names, sizes, transport, device: rows)
     assert main(["verify"]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "2 of 3 rows FAILED: row"
+
+
+def test_plan_measures_every_strategy_and_sums_up(monkeypatch, capsys):
+    row = {"strategy": "naive", "ranks": 2, "predicted_ms": 9.0, "measured_ms": 10.0, "ratio": 0.9}
+    asked = []
+
+    def measure(rounds):
+        asked.append(rounds)
+        yield row
+
+    monkeypatch.setattr("minidist.tools.machine.measure", measure)
+    assert main(["plan", "--measure", "--rounds", "7"]) == 0
+    head, line, last = capsys.readouterr().out.splitlines()
+    assert head.split() == ["strategy", "ranks", "predicted", "measured", "ratio"]
+    assert line.split() == ["naive", "2", "9.0", "ms", "10.0", "ms", "0.90"]
+    assert last == "1 predictions: median error 10%, largest 10% (naive on 2)"
+    assert main(["plan", "--measure", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [row] and asked == [7, 3]
+
+
+def test_plan_profiles_runs_and_certifies(capsys):
+    sizes = "--layers 1 --width 16 --sequence 4 --vocab 9 --transport thread".split()
+    assert main(["plan", "--profile", *sizes, "--bandwidth", "1"]) == 0
+    assert "replayed bitwise: largest error 0.0e+00" in capsys.readouterr().out
+    assert main(["plan", "--profile", *sizes, "--ranks", "3", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["certificate"]["ok"] and len(row["profile"]) == 3
+    assert sum(replicas for _, _, replicas in row["stages"]) == row["ranks"] == 3
+
+
+def test_plan_searches_a_published_model(capsys):
+    asked = ["plan", "--model", "124m", "--ranks", "2", "--sequence", "128", "--batch", "6"]
+    assert main([*asked, "--top", "1", "--others", "2"]) == 0
+    head, _, best, second, third, *_, last, names = capsys.readouterr().out.splitlines()
+    assert "6 examples of 128 tokens, 2 ranks" in head and best.endswith(": the best")
+    assert "slower" in second and "slower" in third and "listed plans fit" in last
+    assert names.startswith("Schedules tried: gpipe, 1f1b,")
+    assert main([*asked, "--schedules", "1f1b,zigzag"]) == 2
+    assert "no schedule 'zigzag'; there are" in capsys.readouterr().err
+    assert main([*asked, "--json"]) == 0
+    first, *others = json.loads(capsys.readouterr().out)
+    assert first["fits"] and first["simulated"] and all(one["why"] for one in others)
+    assert main([*asked, "--memory", "1MB"]) == 2
+    assert "nothing fits; the leanest plan" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "way, option",
+    [
+        (["--model", "124m"], ["--layers", "3"]),
+        (["--model", "124m"], ["--bandwidth", "9"]),
+        (["--measure"], ["--vocab", "9"]),
+        (["--profile"], ["--batch", "9"]),
+    ],
+)
+def test_plan_refuses_what_a_way_would_ignore(capsys, way, option):
+    assert main(["plan", *way, *option]) == 2
+    assert f"{way[0]} does not use {option[0]}; leave it out" in capsys.readouterr().err
 
 
 def test_bench_measures_every_workload_or_says_what_is_missing(capsys):
@@ -390,6 +514,32 @@ def test_timeline_takes_times_exactly_and_per_stage(capsys):
     assert "12 columns are 1 unit" in printed
     assert "makespan     7 units" in printed
     assert main(["timeline", "--pp", "2", "--overhead", "1"]) == 0
+
+
+def test_timeline_searches_an_order_for_the_times_it_is_given(capsys, tmp_path):
+    small = ["timeline", "--schedule", "zb_auto", "--pp", "3", "--micro-batches", "4"]
+    for more, makespan, peak in (
+        (["--latency", "1"], "17", "4 4 4"),
+        (["--latency", "1", "--memory", "1"], "44", "1 1 1"),
+        (["--backward-input", "2,1,1", "--memory", "3"], "18", "3 2 1"),
+    ):
+        assert main([*small, *more]) == 0
+        printed = capsys.readouterr().out
+        assert f"makespan     {makespan} units" in printed and f"stash   {peak}:" in printed
+    assert main(["timeline", "--schedule", "1f1b", "--memory", "2"]) == 2
+    assert "1f1b has no option 'memory'" in capsys.readouterr().err
+    file = tmp_path / "own.txt"
+    write(programs("zb_auto", 2, 2), file)
+    assert main(["timeline", "--program", str(file), "--memory", "2"]) == 2
+    assert "leave --memory out" in capsys.readouterr().err
+
+
+def test_timeline_adds_the_sums_of_gradients_if_it_knows_how_long_they_take(capsys):
+    loops = ["--schedule", "looped_bfs", "--chunks", "2", "--pp", "1", "--micro-batches", "2"]
+    assert main(["timeline", *loops, "--reduce", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "makespan     7.5 units" in printed and "R sum over ranks" in printed
+    assert re.search(r"^rank 0 sums \.+r#+\.+R#+$", printed, re.M)
 
 
 @pytest.mark.parametrize("ending", ["txt", "json", "png", "pdf", "svg"])
@@ -503,3 +653,77 @@ def test_a_full_disk_is_one_line_and_exit_status_1(command):
         )
     assert done.returncode == 1
     assert done.stderr == "minidist: cannot write the output: No space left on device\n"
+
+
+V = """\
+# a V on two ranks
+placement  0 3 | 1 2
+rank 0     F0 F0.1 (F1 B0.1) F1.1 B1.1 B0 B1
+rank 1     F0 F0.1 F1 F1.1 B0.1 B1.1 B0 I1 W1
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    """The file of a program."""
+    (tmp_path / "own.txt").write_text(V)
+    return str(tmp_path / "own.txt")
+
+
+def test_a_program_in_a_file_is_drawn(capsys, own):
+    assert main(["timeline", "--program", own, "--forward", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{own}: 2 ranks, 2 micro-batches, 4 stages\n\nunits  |0")
+    simulation = simulate(read(V), forward=2)
+    assert timeline.text(simulation.timeline) in printed
+
+
+def test_a_program_in_a_file_is_measured(capsys, own, monkeypatch):
+    small = partial(measure_pipeline.measure_pipeline, width=16, rows=4, repeats=1)
+    monkeypatch.setattr(measure_pipeline, "measure_pipeline", small)
+    assert main(["timeline", "--program", own, "--measured"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("\nrank 1 ") == 2 and "times the simulated makespan" in printed
+    assert re.search(r"^  F( \d+\.\d\d){4} ms$", printed, re.M)  # four stages
+
+
+def test_a_program_in_a_file_is_certified(capsys, own, tmp_path):
+    assert main(["verify", "--program", own, "--transport", "thread"]) == 0
+    *rows, last = capsys.readouterr().out.splitlines()
+    assert len(rows) == 3 and all(row.startswith("ok   pipeline         2 ranks") for row in rows)
+    assert last.startswith("3 rows, all ok")
+    write(read(V), tmp_path / "own.csv", "torch")
+    same = ["verify", "--program", str(tmp_path / "own.csv"), "--transport", "thread", "--json"]
+    assert main(same) == 0
+    assert all(row["ok"] and row["ranks"] == 2 for row in json.loads(capsys.readouterr().out))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["timeline", "--pp", "3"], "the file of --program says all of its order; leave --pp out"),
+        (["timeline", "--pp", "4"], "the file of --program says all of its order; leave --pp out"),
+        (["timeline", "--schedule", "gpipe"], "the file of --program .* leave --schedule out"),
+        (["verify", "--strategy", "naive"], "--program certifies .* alone; leave --strategy out"),
+    ],
+)
+def test_what_goes_without_a_program_is_refused_beside_one(capsys, own, arguments, message):
+    assert main([*arguments, "--program", own]) == 2
+    assert re.match(f"minidist: {message}", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("command", ["verify", "timeline"])
+def test_a_program_that_cannot_be_run_is_refused_before_a_rank_starts(
+    capsys, own, command, monkeypatch
+):
+    monkeypatch.setattr(equivalence, "Cluster", lambda *arguments: pytest.fail("a rank started"))
+    Path(own).write_text(V.replace("W1", ""))
+    assert main([command, "--program", own]) == 2
+    fault, *lines = capsys.readouterr().err.splitlines()
+    assert fault == "minidist: rank 1, action 7: I1 is the last of its micro-batch; missing: W"
+    assert lines[-1].strip("^") == " " * lines[-2].index("I1")
+    Path(own).write_text(V.replace("W1", "X1"))
+    assert main([command, "--program", own]) == 2
+    assert "own.txt, line 4, column 44: 'X1' is no action" in capsys.readouterr().err
+    assert main([command, "--program", own + "x"]) == 2
+    assert re.match("minidist: cannot read '.*own.txtx': No such file", capsys.readouterr().err)

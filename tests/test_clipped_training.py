@@ -14,21 +14,27 @@ import pytest
 
 from minidist import Mesh, nn, optim, tensor_parallel
 from minidist.backend import to_host
+from minidist.context_parallel import columns, context_parallel, zigzag
 from minidist.data_parallel.bucketed import Bucketed
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.parameter_server import Plan, join, train
+from minidist.data_parallel.sync_batch_norm import sync_batch_norm
 from minidist.data_parallel.zero import Zero
 from minidist.datasets import shard
 from minidist.errors import RankFailed
+from minidist.expert_parallel import ExpertParallel
 from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel import PipeDream, Pipeline, branch_placement
 from minidist.pipeline_parallel.micro_batch import micro_batches
+from minidist.replicas import sum_gradients
 from minidist.rng import Randomness
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial
+from minidist.tensor_parallel.spatial_parallel import own_rows, spatial_parallel, sum_partial
 from minidist.tools import equivalence
 from minidist.tools.compare import compare
 from minidist.tools.strategies import STRATEGIES, Case
-from tests.strategies import SYNCHRONOUS, arrays
+from minidist.tools.strategies.program import drawn
+from tests.strategies import SYNCHRONOUS, arrays, chunks_of
 
 STEPS, CLIP = 5, 0.05
 
@@ -45,6 +51,8 @@ class Trained:
 
 
 def data_parallel(group, name, model, loss):
+    if name == "sync_batch_norm":
+        sync_batch_norm(model, group)
     zero = Zero(model.flatten(group.empty), group, int(name[-1])) if "zero" in name else None
     reducer = Bucketed(model, group, 300) if name == "bucketed" else None
 
@@ -65,11 +73,15 @@ def data_parallel(group, name, model, loss):
     return Trained(model.parameters(), backward, model.state)
 
 
-def pipeline(group, name, model, loss):
-    chunks = 2 if name in ("interleaved", "zb_v") else 1
-    pipe = Pipeline(model, group, name, 4, chunks, loss)
+def pipeline(group, order, model, loss):
+    shape = {"micro_batches": 4, "chunks": chunks_of(order)} if isinstance(order, str) else {}
+    pipe = Pipeline(model, group, order, loss=loss, **shape)
     backward = partial(in_pipeline, pipe)
     return Trained(pipe.parameters(), backward, pipe.state, pipe.sum_squares)
+
+
+def own_order(group, name, model, loss):
+    return pipeline(group, drawn(len(model.layers), group.size), model, loss)
 
 
 def in_pipeline(pipe, x, y, step):
@@ -113,10 +125,50 @@ def siamese(group, name, model, loss):
     return Trained(own, backward, state, partial(branch_placement.sum_squares, model, group))
 
 
+def context(group, name, model, loss):
+    model = context_parallel(model, group, name.removesuffix("_attention"))
+
+    def backward(x, y, step):
+        held = zigzag(x.shape[1], group.size)[group.rank]
+        randomness = Randomness(0, step, np.arange(len(x)), positions=held)
+        loss(model(columns(x, held), randomness), columns(y, held), y.size).backward()
+        sum_gradients(model.parameters(), group)
+
+    return Trained(model.parameters(), backward, model.state)
+
+
+def experts(group, name, model, loss):
+    model = ExpertParallel(model, group)
+
+    def backward(x, y, step):
+        rows = shard(np.arange(len(x)), group.rank, group.size)
+        loss(model(x[rows], Randomness(0, step, rows, len(x))), y[rows], y.size).backward()
+        model.sum_gradients()
+
+    return Trained(model.parameters(), backward, model.state, model.sum_squares)
+
+
+def image_rows(group, name, model, loss):
+    model = spatial_parallel(model, group, IMAGE[1])
+
+    def backward(x, y, step):
+        loss(model(own_rows(x, group)), y, y.size).backward()
+        sum_partial(model, group)
+
+    return Trained(model.parameters(), backward, model.state)
+
+
+CNNS = ("channel", "spatial", "sync_batch_norm")
+IMAGE = (2, 6, 4)  # channels, rows, columns
 WAYS = {
     **dict.fromkeys(("naive", "bucketed", "zero_1", "zero_2", "zero_3"), data_parallel),
+    **dict.fromkeys(("ring_attention", "ulysses"), context),
     **dict.fromkeys(SYNCHRONOUS, pipeline),
-    **dict.fromkeys(("column", "row", "attention", "vocab", "sequence"), split),
+    "pipeline": own_order,
+    **dict.fromkeys(("column", "row", "attention", "vocab", "sequence", "channel"), split),
+    "sync_batch_norm": data_parallel,
+    "spatial": image_rows,
+    "expert": experts,
     "hybrid": hybrid,
     "siamese": siamese,
 }
@@ -127,7 +179,10 @@ def model_for(name, tied=False):
         return nn.Siamese([6, 8, 5], classes=3, activation="gelu", dtype="float64")
     if name in ("column", "row"):
         return nn.MLP([6, 8, 8, 4], activation="gelu", dtype="float64")
-    return nn.Transformer(7, 8, 2, 2, 4, dtype="float64", dropout=0.2, tied=tied)
+    if name in CNNS:
+        return nn.CNN(IMAGE[0], 3, (4, 6), dtype="float64")
+    more = {"experts": 3, "balance": 0.1} if name == "expert" else {}
+    return nn.Transformer(7, 8, 2, 2, 4, dtype="float64", dropout=0.2, tied=tied, **more)
 
 
 def batches(name):
@@ -136,6 +191,8 @@ def batches(name):
         if name in ("siamese", "column", "row"):
             shape = (size, 2, 6) if name == "siamese" else (size, 6)
             yield step, arrays(*shape, seed=step), np.arange(size) % 3
+        elif name in CNNS:
+            yield step, arrays(size, *IMAGE, seed=step), np.arange(size) % 3
         else:
             yield step, *np.random.default_rng(step).integers(0, 7, (2, size, 4))
 
@@ -182,7 +239,9 @@ def test_five_clipped_steps_leave_the_weights_of_one_device(cluster, name):
     assert_like_one_device(cluster, WAYS[name], name, model_for(name), 2)
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb_v", "vocab", "sequence", "zero_2"])
+@pytest.mark.parametrize(
+    "name", ["1f1b", "zb_v", "vocab", "sequence", "zero_2", "ulysses", "expert"]
+)
 def test_a_tied_embedding_counts_once(cluster, name):
     assert_like_one_device(cluster, WAYS[name], name, model_for(name, tied=True), 2)
 
@@ -244,7 +303,8 @@ def test_a_server_clips_what_it_is_pushed(cluster):
         cluster(4, "thread").run(worker, 2)
 
 
-LOCAL = [name for name in WAYS if WAYS[name] is not data_parallel or "zero" in name]
+WHOLE = (data_parallel, context, image_rows)  # a rank has the whole model and its whole gradient
+LOCAL = [name for name in WAYS if WAYS[name] not in WHOLE or "zero" in name]
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -276,4 +336,6 @@ def test_an_asynchronous_pipeline_has_no_norm_to_clip_by(cluster):
 
 def test_every_strategy_is_here():
     asynchronous = {"pipedream", "pipedream_2bw", "downpour", "ssp"}
-    assert {*WAYS, "parameter_server"} | asynchronous == set(equivalence.strategies())
+    changed = {name for name, record in STRATEGIES.items() if record.promise == "invariant"}
+    elsewhere = {"parameter_server"} | changed  # whose weights are not one device's on purpose
+    assert {*WAYS} | elsewhere | asynchronous == set(equivalence.strategies())

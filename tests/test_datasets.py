@@ -114,6 +114,17 @@ def test_a_character_that_does_not_occur_has_no_token(help_text):
         help_text.encode("a\u4e2d")
 
 
+def test_held_out_digits_are_always_the_same_and_not_trained_on():
+    one, again = datasets.digit_images(), datasets.digit_images()
+    np.testing.assert_array_equal(one.held_out[0], again.held_out[0])
+    assert one.train[0].shape == (1500, 1, 8, 8) and one.held_out[0].shape == (297, 1, 8, 8)
+    images, labels = (np.concatenate(parts) for parts in zip(one.train, one.held_out, strict=True))
+    rows = np.column_stack([images.reshape(-1, 64), labels])
+    want = np.column_stack(datasets.digits())
+    np.testing.assert_array_equal(np.sort(rows, axis=0), np.sort(want, axis=0))
+    assert len(set(one.held_out[1].tolist())) == 10
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_the_digits_are_1797_grey_images_with_labels(dtype):
     images, labels = datasets.digits(dtype)

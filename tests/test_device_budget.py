@@ -66,7 +66,7 @@ BUDGET = {  # model: how to make it, its optimizer, copies to the GPU, their byt
         optim.AdamW,
         3,
         2 * TOKENS + EXAMPLES,
-        276,
+        274,
     ),
     "300 positions": (
         lambda: transformer(dropout=0.1, batch=1, positions=300),

@@ -1,43 +1,89 @@
-"""Data x pipeline x tensor on a mesh: gradients, clipping and weights equal one device's."""
+"""Five axes on a mesh: gradients, clipping and weights equal one device's."""
 
 import copy
 import os
 import signal
-from itertools import product
+from dataclasses import replace
+from itertools import cycle, product
 
 import numpy as np
 import pytest
 
 from minidist import Cluster, Mesh, nn, optim
+from minidist.context_parallel import plain
+from minidist.course.register import mistakes
 from minidist.errors import RankDied, RankFailed
 from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel.stage import Stage
 from minidist.rng import Randomness, generator
+from minidist.tools import equivalence
 from minidist.tools.causes import cause_of
 from minidist.tools.compare import compare
-from minidist.tools.strategies.cases import random_weights
+from minidist.tools.costs.measured import measure_costs
+from minidist.tools.equivalence import find
+from minidist.tools.strategies.cases import EXAMPLE, Case, random_weights, transformer_example
 from tests.comm.test_cluster import gone
+from tests.planted import planted
 
+AXES = ("dp", "pp", "cp", "tp", "ep")  # ep divides dp, so it has no ranks of its own
+HEADS = 12
 SCHEDULES = [
     {"schedule": "1f1b"},
-    {"schedule": "gpipe", "split_sequence": True},
-    {"schedule": "zb_h1", "weights_last": True},
+    {"schedule": "gpipe", "split_sequence": True, "zero": 1},
+    {"schedule": "zb_h1", "weights_last": True, "attention": "ulysses"},
 ]
 MESHES = [
-    (dp, pp, tp)
-    for dp, pp, tp in product(range(1, 9), repeat=3)
-    if dp * pp * tp <= 8 and pp <= 5 and tp in (1, 2, 3, 4)
+    (dp, pp, cp, tp, ep)
+    for dp, pp, cp, tp, ep in product(range(1, 9), repeat=5)
+    if dp * pp * cp * tp <= 8 and dp % ep == 0 and pp <= 5 and tp <= 4
 ]
-SMALL = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (1, 2, 2), (2, 1, 2), (1, 3, 1)]
+SMALL = [
+    (1, 1, 1, 1, 1),
+    (2, 1, 1, 1, 1),
+    (1, 2, 1, 1, 1),
+    (1, 1, 2, 1, 1),
+    (1, 1, 1, 2, 1),
+    (2, 1, 1, 1, 2),
+    (1, 3, 1, 1, 1),
+    (2, 2, 1, 1, 1),
+    (1, 2, 1, 2, 1),
+    (2, 1, 1, 2, 1),
+    (2, 1, 2, 1, 2),
+    (1, 2, 2, 1, 1),
+    (3, 1, 1, 1, 3),
+]
+
+
+def model_for(ep, tied):
+    """Return a model of five layers; with experts, if there is an axis for them: for odd ep two,
+    so that some ranks have none.
+    """
+    mixture = {"experts": 2 if ep % 2 else 4, "capacity": 0.8, "balance": 0.5} if ep > 1 else {}
+    return random_weights(
+        nn.Transformer(11, 24, HEADS, 3, 12, 3, "float64", dropout=0.2, tied=tied, **mixture)
+    )
+
+
+def on(group, mesh, model, options):
+    """Return a Hybrid on this mesh, (dp, pp, cp, tp, ep), without the options that do not fit."""
+    *sizes, ep = mesh
+    options, (_, _, cp, tp) = dict(options), sizes
+    if cp * ep > 1:
+        options.pop("split_sequence", None)
+    if HEADS // tp % cp:
+        options.pop("attention", None)
+    return Hybrid(model, Mesh(group, **dict(zip(AXES, sizes, strict=False))), ep=ep, **options)
+
+
+def ranks_of(mesh):
+    return int(np.prod(mesh[:-1]))
 
 
 def three_steps(group, mesh, options, tied, B=5):
     """Train three steps on the mesh and on one device; return what differs on this rank."""
-    dp, pp, tp = mesh
     tokens = generator(0, "hybrid").integers(0, 11, (3, 2, B, 12))
-    model = nn.Transformer(11, 24, 12, 3, 12, 3, "float64", dropout=0.2, tied=tied)
-    random_weights(model)
-    hybrid = Hybrid(copy.deepcopy(model), Mesh(group, dp=dp, pp=pp, tp=tp), **options)
+    model = model_for(mesh[-1], tied)
+    hybrid = on(group, mesh, copy.deepcopy(model), options)
     ours = optim.AdamW(hybrid.parameters(), lr=1e-2, weight_decay=0.1)
     theirs = optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
     rows = []
@@ -45,13 +91,13 @@ def three_steps(group, mesh, options, tied, B=5):
         loss = hybrid.backward(inputs, targets, seed=7, step=step)
         want = nn.cross_entropy(model(inputs, Randomness(7, step, np.arange(B))), targets)
         want.backward()
-        got = hybrid.whole({name: p.grad for name, p in hybrid.named_parameters().items()})
-        comparison = compare([got], {n: p.grad for n, p in model.named_parameters().items()})
+        wanted = {name: p.grad for name, p in model.named_parameters().items()}
+        comparison = compare([hybrid.gradients()], wanted)
         norms = ours.clip_global_norm(0.1, hybrid.sum_squares), theirs.clip_global_norm(0.1)
         rows.append((comparison, loss - want.item(), norms[0] / norms[1] - 1))
-        for optimizer in (ours, theirs):
-            optimizer.step()
-            optimizer.zero_grad()
+        hybrid.step(ours)
+        theirs.step()
+        theirs.zero_grad()
     return rows, compare([hybrid.state()], model.state())
 
 
@@ -68,18 +114,76 @@ def check(ranks, mesh, options, tied, B=5):
         assert weights.ok, str(weights)
 
 
-@pytest.mark.parametrize("options", SCHEDULES, ids=lambda o: o["schedule"])
-@pytest.mark.parametrize("mesh", SMALL, ids=str)
+@pytest.mark.parametrize(
+    "mesh, options",
+    list(zip(SMALL, cycle(SCHEDULES), strict=False)),
+    ids=lambda x: x["schedule"] if isinstance(x, dict) else str(x),
+)
 def test_a_mesh_leaves_the_gradients_and_weights_of_one_device(cluster, mesh, options):
-    check(cluster(int(np.prod(mesh))), mesh, options, tied=mesh[1] > 1)
+    check(cluster(ranks_of(mesh), "thread"), mesh, options, tied=mesh[1] > 1)
+
+
+@pytest.mark.parametrize("mesh", [(1, 1, 3, 1, 1), (2, 1, 2, 1, 2)], ids=str)
+def test_the_sequence_may_be_cut_plainly(cluster, mesh):
+    check(cluster(ranks_of(mesh), "thread"), mesh, {"positions": plain}, tied=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("options", SCHEDULES, ids=lambda o: o["schedule"])
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_every_mesh_of_up_to_eight_ranks(cluster, mesh, options, tied):
-    check(cluster(int(np.prod(mesh))), mesh, options, tied)
+def test_every_mesh_of_up_to_eight_ranks(cluster, mesh):
+    """Under all sets of options; those of more than four ranks with ZeRO and one of the others."""
+    some = [SCHEDULES[1], SCHEDULES[2 * (MESHES.index(mesh) % 2)]]
+    for options in SCHEDULES if ranks_of(mesh) <= 4 else some:
+        check(cluster(ranks_of(mesh), "thread"), mesh, options, tied=not options.get("zero"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dp": 2, "cp": 2, "tp": 1, "zero": 1, "micro_batches": 1},
+        {"cp": 2, "tp": 2, "micro_batches": 1},
+        {"cp": 2, "tp": 2, "attention": "ulysses", "micro_batches": 2},
+        {"pp": 2, "cp": 2, "micro_batches": 8},
+        {"dp": 2, "pp": 2, "zero": 1, "micro_batches": 4},
+        {"experts": 4, "dp": 2, "ep": 2, "tp": 2, "micro_batches": 1},
+        {"experts": 3, "dp": 4, "ep": 2, "zero": 1, "micro_batches": 1},
+        {"experts": 4, "tp": 4, "micro_batches": 1},
+    ],
+    ids=str,
+)
+def test_a_rank_sends_holds_and_computes_what_the_closed_forms_say(cluster, options):
+    experts = options.get("experts", 0)
+    options = {name: value for name, value in options.items() if name != "experts"}
+    case, strategy = transformer_example(4, **options), find("hybrid")
+    if experts:
+        _, T, C, H, L, V = EXAMPLE.values()
+        case = replace(case, model=nn.Transformer(V, C, H, L, T, dtype="float64", experts=experts))
+    found, forms = measure_costs("hybrid", case, cluster(4, "thread")), strategy.predict(case, 4)
+    assert sum(cost.sent for cost in found) == sum(form.sent for form in forms)
+    for cost, form in zip(found, forms, strict=True):
+        assert replace(form, sent=cost.sent) == cost
+
+
+def test_shards_may_be_uneven(cluster):
+    """A block has 534 numbers, for four ranks."""
+    model = nn.Transformer(6, 6, 3, 1, 4, dtype="float64")
+    tokens = generator(0, "uneven").integers(0, 6, (2, 2, 4))
+    case = Case("uneven", model, *tokens, options={"dp": 2, "cp": 2, "zero": 1, "micro_batches": 1})
+    found, forms = (
+        measure_costs("hybrid", case, cluster(4, "thread")),
+        find("hybrid").predict(case, 4),
+    )
+    states = [cost.held["optimizer state"] for cost in found]
+    assert states == [form.held["optimizer state"] for form in forms] and len(set(states)) == 2
+
+
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_every_choice_of_an_expert_is_gathered_over_context(cluster, top_k):
+    model = nn.Transformer(6, 6, 3, 2, 5, dtype="float64", experts=3, top_k=top_k)
+    tokens = generator(0, "choices").integers(0, 6, (2, 2, 5))
+    case = Case("choices", model, *tokens, options={"cp": 2, "micro_batches": 1})
+    row = equivalence.check("hybrid", case, 2, cluster(2, "thread"))
+    assert row["ok"], row["detail"]
 
 
 OPTIONS = {
@@ -102,29 +206,40 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_schedule_and_option_of_a_pipeline_goes_with_split_matrices(cluster, name):
-    check(cluster(4), (1, 2, 2), OPTIONS[name], tied=True)
+    transport = "process" if name in ("a V", "a rendezvous") else "thread"
+    check(cluster(4, transport), (1, 2, 1, 2, 1), OPTIONS[name], tied=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"schedule": "zb_v"}], ids=str)
+def test_what_is_computed_again_travels_again(cluster, options):
+    """Keys and values over cp, rows over ep, and choices."""
+    mesh = (2, 2, 2, 1, 2) if options else (2, 1, 2, 1, 2)
+    check(cluster(ranks_of(mesh), "thread"), mesh, {"recompute": True, **options}, tied=True)
 
 
 @pytest.mark.parametrize(
     "mesh, micro_batches, B",
     [
-        ((2, 1, 2), 4, 1),  # one data-parallel rank has nothing at all
-        ((2, 2, 1), 7, 5),  # of seven micro-batches some are empty
-        ((1, 2, 2), 3, 5),
-        ((3, 1, 1), 1, 7),
-        ((4, 1, 1), 2, 3),
+        ((2, 1, 1, 2, 1), 4, 1),  # one data-parallel rank has nothing at all
+        ((2, 2, 1, 1, 1), 7, 5),  # of seven micro-batches some are empty
+        ((1, 2, 1, 2, 1), 3, 5),
+        ((3, 1, 1, 1, 1), 1, 7),
+        ((4, 1, 1, 1, 1), 2, 3),
+        ((2, 1, 2, 1, 2), 4, 1),
+        ((2, 2, 1, 1, 2), 3, 3),
     ],
 )
 def test_micro_batches_and_shares_may_be_uneven_and_empty(cluster, mesh, micro_batches, B):
-    for split_sequence in (False, True):
-        options = {"micro_batches": micro_batches, "split_sequence": split_sequence}
-        check(cluster(int(np.prod(mesh))), mesh, options, True, B)
+    for more in ({}, {"split_sequence": True, "zero": 1}):
+        options = {"micro_batches": micro_batches, **more}
+        check(cluster(ranks_of(mesh), "thread"), mesh, options, True, B)
 
 
 def test_an_axis_of_size_one_runs_the_same_code_and_moves_nothing(cluster):
     def worker(group, mesh):
         mesh = Mesh(group, **mesh)
-        hybrid = Hybrid(nn.Transformer(7, 8, 4, 2, 8, dtype="float64"), mesh, split_sequence=True)
+        model = nn.Transformer(7, 8, 4, 2, 8, dtype="float64")
+        hybrid = Hybrid(model, mesh, split_sequence=mesh.cp.size == 1)
         hybrid.backward(np.ones((3, 8), int), np.ones((3, 8), int))
         hybrid.sum_squares()
         hybrid.state()
@@ -132,27 +247,40 @@ def test_an_axis_of_size_one_runs_the_same_code_and_moves_nothing(cluster):
         kinds = [type(layer).__name__ for layer in hybrid.pipeline.model.layers]
         return moved, kinds
 
-    (moved, kinds), *_ = cluster(1).run(worker, {"dp": 1, "pp": 1, "tp": 1})
-    assert moved == {"dp": False, "pp": False, "tp": False}
+    alone = {"dp": 1, "pp": 1, "cp": 1, "tp": 1}
+    (moved, kinds), *_ = cluster(1).run(worker, alone)
+    assert moved == dict.fromkeys(alone, False)
     assert kinds == ["ParallelEmbedding", "Block", "Block", "VocabParallelHead"]
     for axis in moved:
-        mesh = {"dp": 1, "pp": 1, "tp": 1} | {axis: 2}
-        for found, _ in cluster(2).run(worker, mesh):
-            assert found == {name: name == axis for name in mesh}
+        for found, _ in cluster(2).run(worker, alone | {axis: 2}):
+            assert found == {name: name == axis for name in alone}
 
 
-@pytest.mark.parametrize("mesh", [(1, 1, 1), (1, 2, 2), (2, 1, 3), (1, 4, 1)])
+@pytest.mark.parametrize(
+    "mesh",
+    [(1, 1, 1, 1, 1), (1, 2, 1, 2, 1), (2, 1, 1, 3, 1), (1, 4, 1, 1, 1), (2, 1, 2, 1, 2)],
+    ids=str,
+)
 @pytest.mark.parametrize("tied", [False, True])
 def test_state_is_the_single_device_state_in_its_order(cluster, mesh, tied):
     def worker(group):
-        model = random_weights(nn.Transformer(11, 24, 12, 3, 12, dtype="float64", tied=tied))
+        model = model_for(mesh[-1], tied)
         want = model.state()
-        dp, pp, tp = mesh
-        got = Hybrid(model, Mesh(group, dp=dp, pp=pp, tp=tp)).state()
+        got = on(group, mesh, model, {}).state()
         return list(got) == list(want) and all(np.array_equal(got[n], want[n]) for n in want)
 
-    ranks = int(np.prod(mesh))
-    assert cluster(ranks).run(worker) == [True] * ranks
+    assert cluster(ranks_of(mesh)).run(worker) == [True] * ranks_of(mesh)
+
+
+MISTAKES = [("experts_summed_like_all_else", " ep"), ("context_left_out_of_the_sum", " cp")]
+
+
+@pytest.mark.parametrize("name, axis", MISTAKES)
+def test_a_gradient_summed_over_other_ranks_is_found_and_the_cause_is_named(cluster, name, axis):
+    (case,) = [case for case in find("hybrid").cases(3) if axis in case.name]
+    with planted(name):
+        row = equivalence.check("hybrid", case, 3, cluster(3, "thread"))
+    assert not row["ok"] and mistakes()[name].diagnosis in row["detail"], row["detail"]
 
 
 def build(group, axes, options, heads=4):
@@ -176,6 +304,17 @@ WRONG = [
     ({"dp": 1, "pp": 2, "tp": 2}, {"schedule": "pipedream"}, "pipedream updates the weights"),
     ({"dp": 1, "pp": 2, "tp": 2}, {"schedule": "pipedream_2bw"}, "2bw updates the weights"),
     ({"dp": 1, "pp": 2, "tp": 2}, {"micro_batches": 0}, "one or more micro-batches, not 0"),
+    ({"dp": 1, "pp": 1, "ep": 2, "tp": 2}, {}, "Hybrid has no axis ep; make the mesh of dp, pp"),
+    ({"dp": 4, "pp": 1, "tp": 1}, {"ep": 3}, "ep=3 does not divide dp=4; use a divisor of it"),
+    ({"dp": 4, "pp": 1, "tp": 1}, {"ep": 0}, "ep=0 does not divide dp=4; use a divisor of it"),
+    ({"dp": 4, "pp": 1, "tp": 1}, {"ep": 2}, "ep=2 needs experts; use nn.Transformer"),
+    ({"dp": 4, "pp": 1, "tp": 1}, {"zero": 2}, "zero is 0 or 1 on a mesh, not 2; Zero has stages"),
+    ({"dp": 1, "pp": 1, "cp": 4, "tp": 1}, {"attention": "magic"}, "unknown attention 'magic'"),
+    (
+        {"dp": 1, "pp": 1, "cp": 2, "tp": 2},
+        {"split_sequence": True},
+        "cp=2 cuts the sequence already; leave out split_sequence, or use cp=1",
+    ),
 ]
 
 

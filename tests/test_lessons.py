@@ -16,7 +16,7 @@ LESSONS = sorted((ROOT / "lessons").glob("*.py"))
 PARTS = ["problem", "picture", "math", "code", "measurement", "exercise", "what it costs"]
 SECONDS = 100
 
-QUICK = ("00", "01", "11", "12", "13")  # a few seconds each; -m slow and the notebooks run all
+QUICK = ("00", "01")  # a few seconds each; -m slow and the notebooks run all
 
 each_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 

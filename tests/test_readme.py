@@ -10,6 +10,7 @@ from minidist.cli import main
 from minidist.cli.strategies import markdown
 from minidist.course import zoo
 from minidist.course.lab import labs
+from minidist.pipeline_parallel import read, validate
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(page for page in ROOT.glob("**/README.md") if ".venv" not in page.parts)
@@ -52,8 +53,15 @@ def test_the_timeline_it_shows_is_what_the_command_prints(capsys, monkeypatch, t
     assert main(command.split()) == 0
     assert capsys.readouterr().out == shown
     monkeypatch.chdir(tmp_path)
-    exec(compile(python(text)[0], "README.md", "exec"), {})
+    for code in python(text):
+        exec(compile(code, "README.md", "exec"), {})
     assert (tmp_path / "1f1b.svg").stat().st_size > 1000
+    assert (tmp_path / "own.csv").read_text().split() == [
+        "0F0,0F1,0B0,0B1",
+        "1F0,1F1,1I0,1I1,1W0,1W1",
+    ]
+    (own,) = re.findall(r"^```\n(placement.*?)^```", text, re.S | re.M)
+    validate(read(own), 2, 2)
 
 
 def test_the_table_of_strategies_is_made_from_their_records():

@@ -55,11 +55,18 @@ def zero_wrapped(group, model, stage):
     return zero, train
 
 
+def mesh_wrapped(group, model, zero, **axes):
+    hybrid = Hybrid(model, Mesh(group, **axes), zero=zero)
+
+    def train():
+        hybrid.backward(TOKENS, TOKENS)
+        hybrid.step(sgd(hybrid.parameters()))
+
+    return hybrid, train
+
+
 def pipeline_wrapped(group, model, kind):
-    if kind == "hybrid":
-        pipe = Hybrid(model, Mesh(group, dp=1, pp=2, tp=group.size // 2))
-    else:
-        pipe = Pipeline(model, group, kind, chunks=2 if kind == "zb_v" else 1)
+    pipe = Pipeline(model, group, kind, chunks=2 if kind == "zb_v" else 1)
 
     def train():
         pipe.backward(TOKENS, TOKENS)
@@ -78,7 +85,8 @@ def pipedream_wrapped(group, model, scheme):
 WRAPPED = {
     **{f"zero_{stage}": (partial(zero_wrapped, stage=stage), 2) for stage in STAGES},
     **{kind: (partial(pipeline_wrapped, kind=kind), 2) for kind in ("1f1b", "zb_v")},
-    "hybrid": (partial(pipeline_wrapped, kind="hybrid"), 4),
+    "hybrid": (partial(mesh_wrapped, zero=0, dp=1, pp=2, tp=2), 4),
+    "hybrid, ZeRO": (partial(mesh_wrapped, zero=1, dp=2, pp=1, tp=1, cp=2), 4),
     "pipedream": (partial(pipedream_wrapped, scheme="weight_stashing"), 2),
     "pipedream_2bw": (partial(pipedream_wrapped, scheme="2bw"), 2),
 }
@@ -219,6 +227,27 @@ def test_zero_takes_no_optimizer_of_other_parameters(cluster, stage):
 
     for said in cluster(2, "thread").run(worker):
         assert all("the optimizer lacks the shard of layer" in words for words in said)
+
+
+def test_shards_of_a_mesh_are_stepped_by_the_hybrid_alone(cluster):
+    def worker(group):
+        model = transformer()
+        before = sgd(model.parameters())
+        hybrid = Hybrid(model, Mesh(group, dp=2, pp=1, tp=1), zero=1)
+        hybrid.backward(TOKENS, TOKENS)
+        own, whole = sgd(hybrid.parameters()), sgd(list(hybrid.named_parameters().values()))
+        said = [refused(whole.step), refused(own.step), refused(own.clip_global_norm, 1.0)]
+        said += [refused(hybrid.step, whole), refused(hybrid.step, sgd(hybrid.parameters()[1:]))]
+        assert refused(before.step) and refused(hybrid.backward, TOKENS, TOKENS)
+        hybrid.step(own)
+        clip = own.clip_global_norm
+        return said, [refused(hybrid.step, own), refused(clip, 1.0, hybrid.sum_squares)]
+
+    for said, again in cluster(2, "thread").run(worker):
+        words = ["hybrid.step(optimizer)"] * 2 + ["sum_squares=hybrid.sum_squares"]
+        words += ["the optimizer lacks the shard from"] * 2
+        assert all(part in text for part, text in zip(words, said, strict=True)), said
+        assert all("no gradient has been summed" in text for text in again)
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -9,12 +9,11 @@ import pytest
 
 from minidist import optim
 from minidist.datasets import Text
-from minidist.pipeline_parallel import SCHEDULES, programs
-from minidist.pipeline_parallel.schedules import updates
 from minidist.tools.certificate import certify
-from minidist.train import Settings, train
+from minidist.tools.compare import compare
+from minidist.train import Settings, data_parallel_backward, train, windows
+from tests.strategies import SYNCHRONOUS, fitting, gradients
 
-SYNCHRONOUS = [name for name in SCHEDULES if not updates(programs(name, 2, 2))]
 MESHES = [mesh for mesh in product(range(1, 9), repeat=3) if np.prod(mesh) <= 8]
 SMALL = [(1, 2, 1), (2, 1, 2)]
 FEW = [(schedule, mesh, tied) for schedule, mesh in product(SYNCHRONOUS, SMALL) for tied in (0, 1)]
@@ -35,10 +34,10 @@ def certificate(schedule: str, mesh: tuple[int, int, int], tied: int) -> dict:
         pp=pp,
         tp=tp,
         schedule=schedule,
-        micro_batches=pp,
+        micro_batches=fitting(schedule, pp, pp),
     )
     text = Text(np.arange(80) * 7 % 5, "abcde", "a text of five characters")
-    return certify(settings.model(text.vocab), text, settings, "thread")
+    return certify(settings.model(text), text, settings, "thread")
 
 
 @pytest.mark.parametrize(
@@ -72,6 +71,23 @@ def test_training_on_a_mesh_clips_by_the_norm_that_one_rank_has(cluster, monkeyp
     found = norms_on(*mesh)
     assert len(found) == np.prod(mesh) and len(want) == 3
     np.testing.assert_allclose(found, [want] * len(found), rtol=1e-4)
+
+
+def experts_gradients(group, text, experts):
+    settings = Settings(batch=5, context=8, width=8, depth=1, experts=experts, dropout=0.1)
+    model, batch = settings.model(text).astype("float64"), np.array([3, 1, 4, 0, 7])
+    inputs, targets = windows(text, settings)
+    data_parallel_backward(group, model, inputs[batch], targets[batch], 0, 1, batch)
+    return gradients(model)
+
+
+@pytest.mark.parametrize("experts", [1, 3])
+def test_ranks_that_split_the_batch_alone_balance_experts_as_one_device(cluster, experts):
+    """The balancing loss is divided by the examples of all ranks; of one expert, one is chosen."""
+    text = Text(np.random.default_rng(0).integers(0, 5, 400), "abcde", "five characters")
+    (want,) = cluster(1, "thread").run(experts_gradients, text, experts)
+    comparison = compare(cluster(3, "thread").run(experts_gradients, text, experts), want)
+    assert comparison.ok, comparison
 
 
 @pytest.mark.parametrize("dp, most", [(1, 5), (2, 3), (5, 1)])

@@ -21,6 +21,7 @@ COMMANDS = {  # a module of this package, and what its command does
     "verify": "compare every strategy's gradients and bytes with one device and with formulas",
     "strategies": "list the strategies: paper, file, lesson, promise",
     "timeline": "draw a pipeline's schedule, simulated or measured, with its bubble and its memory",
+    "plan": "search the best plan for a model and a machine; profile, measure and predict this one",
     "mutants": "run the property tests against wrong implementations of the strategies",
     "lab": "list labs, hand them out, test and grade them",
     "bench": "measure steps, communication, pipelines and GPUs against PyTorch, MPI and gloo",

@@ -21,15 +21,19 @@ def from_zero(text: str) -> int:
     return whole(text, 0)
 
 
-def seconds(text: str) -> float:
-    """Read a finite number above 0."""
+def above_zero(text: str, what: str) -> float:
+    """Read a finite number above 0; what: of these, in words."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of {what} above 0")
     return number
+
+
+def seconds(text: str) -> float:
+    return above_zero(text, "seconds")
 
 
 def time(text: str) -> int | Fraction:

@@ -4,9 +4,16 @@ import argparse
 import json
 
 from minidist.cli.arguments import DEFAULT, add_json, whole
-from minidist.tools.bench import comm, gpu, mpi, pipelines, steps
+from minidist.tools.bench import checkpoint, comm, gpu, mpi, pipelines, steps
 
-WORKLOADS = {"step": steps, "comm": comm, "pipeline": pipelines, "mpi": mpi, "gpu": gpu}
+WORKLOADS = {
+    "step": steps,
+    "comm": comm,
+    "pipeline": pipelines,
+    "mpi": mpi,
+    "gpu": gpu,
+    "checkpoint": checkpoint,
+}
 SIZES = {  # of each field of gpu.Sizes: what it is
     "width": "of the MLP and the Transformer",
     "depth": "their layers, or blocks",
@@ -28,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "PyTorch's. mpi: time all_reduce and training steps under mpiexec, which it starts, "
         "interleaved with MPI's own Allreduce, with processes and with NuMPItron. gpu: time "
         "training steps and products on a GPU, interleaved with PyTorch, and all_reduce between "
-        "ranks of one GPU. Peers are "
+        "ranks of one GPU. checkpoint: time a save and a load, interleaved with np.save and "
+        "np.load of the same bytes, and what a save takes from a training step. Peers are "
         "development-time extras (pip install 'minidist[bench]'); where one is missing or fails, "
         "its rows say why. Each row is printed when it is measured. Numbers are medians of the "
         "rounds; ratio is ours over theirs, limit the largest ratio allowed."

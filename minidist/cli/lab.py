@@ -125,7 +125,7 @@ def _write(said: str, output: Path | None) -> None:
 
 
 @contextlib.contextmanager
-def _ended_by_signals():
+def ended_by_signals():
     """Let SIGTERM and SIGHUP end the command by an exception, so that it cleans up."""
     kinds = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
     before = {kind: signal.signal(kind, lambda kind, _: sys.exit(128 + kind)) for kind in kinds}
@@ -136,7 +136,7 @@ def _ended_by_signals():
             signal.signal(kind, handler)
 
 
-@_ended_by_signals()
+@ended_by_signals()
 def _graded(given: argparse.Namespace, seed: int | None) -> grader.Grade:
     limits = Limits(given.seconds)
     name = given.lab or starter.lab_name(given.folder)

@@ -10,6 +10,7 @@ import threading
 from tqdm import tqdm
 
 from minidist.cli.arguments import add_json
+from minidist.cli.lab import ended_by_signals
 from minidist.course import mutation_testing, zoo
 
 
@@ -43,6 +44,7 @@ def run(given: argparse.Namespace) -> int:
     return 1 if alive else 0
 
 
+@ended_by_signals()
 def _judged(mutants: list[zoo.Mutant], printed: bool) -> list[dict]:
     """Return a row per mutant, by name; print each, if asked to, when it is done."""
     rows, width = [], max(len(mutant.name) for mutant in mutants)

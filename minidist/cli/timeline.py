@@ -2,11 +2,19 @@
 
 import argparse
 import shutil
+from pathlib import Path
 
 from minidist.cli.arguments import DEFAULT, add_device, add_timeout, time, times, whole
 from minidist.events import EventLog
-from minidist.pipeline_parallel import SCHEDULES, programs
-from minidist.pipeline_parallel.actions import COMPUTE
+from minidist.pipeline_parallel import SCHEDULES, add_reductions, programs, read, validate
+from minidist.pipeline_parallel.actions import (
+    COMPUTE,
+    Programs,
+    Reduce,
+    last_stage,
+    micro_batches_of,
+)
+from minidist.pipeline_parallel.schedules import takes
 from minidist.planning import Simulation, simulate
 from minidist.tools import timeline
 
@@ -17,6 +25,13 @@ DURATIONS = {  # of the simulator: how each is read, its default, what it is
     "update": (times, 1, "duration of U, which only asynchronous schedules have"),
     "latency": (time, 0, "time of a transfer to another rank"),
     "overhead": (time, 0, "time that a transfer keeps its sender busy"),
+    "reduce": (times, 0, "add R, the sum of a stage's gradients over copies of it: its duration"),
+}
+SHAPE = {"schedule": "1f1b", "pp": 4, "micro_batches": 8, "chunks": 1}
+WHOLE = {
+    "pp": "ranks of the pipeline",
+    "micro_batches": "of one batch",
+    "chunks": "stages per rank, of a schedule that takes any number; a V has 2",
 }
 MOST_RANKS = 1_000  # rows of a picture
 
@@ -31,26 +46,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--schedule",
         choices=SCHEDULES,
-        default="1f1b",
         metavar="NAME",
-        help=", ".join(SCHEDULES) + DEFAULT,
+        help=", ".join(SCHEDULES) + f" (default: {SHAPE['schedule']})",
     )
-    parser.add_argument("--pp", type=whole, default=4, help="ranks of the pipeline" + DEFAULT)
-    parser.add_argument("--micro-batches", type=whole, default=8, help="of one batch" + DEFAULT)
-    parser.add_argument(
-        "--chunks", type=whole, default=1, help="stages per rank, if interleaved" + DEFAULT
-    )
-    for name, (read, default, meaning) in DURATIONS.items():
+    for name, meaning in WHOLE.items():
         parser.add_argument(
             "--" + name.replace("_", "-"),
-            type=read,
+            type=whole,
+            help=f"{meaning} (default: {SHAPE[name]})",
+        )
+    parser.add_argument(
+        "--memory",
+        type=whole,
+        metavar="M",
+        help="of zb_auto: most micro-batches in flight on a rank (default: any number)",
+    )
+    parser.add_argument(
+        "--program",
+        metavar="FILE",
+        help="an order of your own, instead of a schedule: a text (or PyTorch's CSV) as "
+        "pipeline_parallel.write writes it",
+    )
+    for name, (how, default, meaning) in DURATIONS.items():
+        parser.add_argument(
+            "--" + name.replace("_", "-"),
+            type=how,
             metavar="T",
             help=f"{meaning} (default: {default})",
         )
     parser.add_argument(
         "--measured",
         action="store_true",
-        help="run it on real processes, and simulate it with the times measured",
+        help="run it on real processes, and simulate it with the times measured; zb_auto is "
+        "searched for the times of a run before",
+    )
+    parser.add_argument(
+        "--dp",
+        type=whole,
+        default=1,
+        help="with --measured, copies of the pipeline, whose gradients are summed at R" + DEFAULT,
     )
     add_timeout(parser)
     add_device(parser)
@@ -62,15 +96,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Print the picture and the numbers; write the file."""
-    _check(given)
-    title = f"{given.schedule}: {given.pp} ranks, {given.micro_batches} micro-batches"
-    title += f", {given.chunks} chunks" if given.chunks > 1 else ""
-    shape = given.schedule, given.pp, given.micro_batches, given.chunks
+    shape = _shape(given)
+    _check(given, ranks=shape[1])
+    options = _options(given)
+    order = shape[0] if given.program is not None else programs(*shape, **options)
+    order = order if given.reduce is None else add_reductions(order)
+    title = _title(shape, given)
     width = min(max(shutil.get_terminal_size((100, 24)).columns, 40), 200)
     durations = {name: default for name, (_, default, _) in DURATIONS.items()} | _durations(given)
-    simulation = simulate(programs(*shape), **durations)
+    simulation = simulate(order, **durations)
     if given.measured:
-        log = _measured(title, shape, given, width)
+        log = _measured(title, shape, options, given, width)
     else:
         log = simulation.timeline
         print(f"{title}\n\n{timeline.text(log, width)}\n\n{_in_words(simulation)}")
@@ -80,7 +116,32 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
-def _check(given: argparse.Namespace) -> None:
+def _shape(given: argparse.Namespace) -> tuple[str | Programs, int, int, int | None]:
+    """Return schedule, ranks, micro-batches and chunks; of a file, its programs and their sizes."""
+    if given.program is None:
+        for name in SHAPE:
+            if getattr(given, name) is None:
+                setattr(given, name, SHAPE[name])
+        return given.schedule, given.pp, given.micro_batches, given.chunks
+    for name in (*SHAPE, "memory"):
+        if getattr(given, name) is not None:
+            option = "--" + name.replace("_", "-")
+            raise ValueError(f"the file of --program says all of its order; leave {option} out")
+    own = read(Path(given.program))
+    validate(own, len(own), micro_batches_of(own))
+    return own, len(own), micro_batches_of(own), None
+
+
+def _title(shape: tuple, given: argparse.Namespace) -> str:
+    schedule, p, m, chunks = shape
+    if chunks is None:
+        stages = 1 + last_stage(schedule.placement)
+        return f"{given.program}: {p} ranks, {m} micro-batches, {stages} stages"
+    title = f"{schedule}: {p} ranks, {m} micro-batches"
+    return title + (f", {chunks} chunks" if chunks > 1 else "")
+
+
+def _check(given: argparse.Namespace, ranks: int) -> None:
     """Raise ValueError for what cannot be drawn, before anything runs."""
     if given.measured and (durations := _durations(given)):
         option = "--" + next(iter(durations)).replace("_", "-")
@@ -91,11 +152,15 @@ def _check(given: argparse.Namespace) -> None:
         if not given.measured:
             raise ValueError("a simulation needs no device; add --measured, or leave --device out")
         check_device(given.device)
+    if given.dp > 1 and not given.measured:
+        raise ValueError(
+            "a simulation has one copy of a pipeline; add --measured, or leave --dp out"
+        )
     if given.out is not None:
         timeline.check_path(given.out)
-    if given.pp > MOST_RANKS:
+    if ranks > MOST_RANKS:
         raise ValueError(
-            f"{given.pp} ranks are too many rows for a picture; use --pp {MOST_RANKS} or less"
+            f"{ranks} ranks are too many rows for a picture; use --pp {MOST_RANKS} or less"
         )
 
 
@@ -103,6 +168,13 @@ def _durations(given: argparse.Namespace) -> dict:
     """Return the durations that were given."""
     found = {name: getattr(given, name) for name in DURATIONS}
     return {name: duration for name, duration in found.items() if duration is not None}
+
+
+def _options(given: argparse.Namespace) -> dict:
+    """Return the options of the schedule: `memory`, and the durations that it is searched for."""
+    known = [] if given.program is not None else takes(given.schedule)
+    options = {name: time for name, time in _durations(given).items() if name in known}
+    return options if given.memory is None else options | {"memory": given.memory}
 
 
 def _in_words(simulation: Simulation) -> str:
@@ -122,13 +194,17 @@ def _amount(time, unit: str) -> str:
     return f"{time * 1e3:.1f} ms" if unit == "s" else f"{float(time):g} {unit}"
 
 
-def _measured(title: str, shape: tuple, given: argparse.Namespace, width: int) -> EventLog:
+def _measured(
+    title: str, shape: tuple, options: dict, given: argparse.Namespace, width: int
+) -> EventLog:
     """Run a schedule, print the real and the simulated picture; return the real log."""
     from minidist.comm.report import fair_share_of_cores  # needs NumPy, as does the next one
-    from minidist.tools.measure_pipeline import WARM_UP, measure_pipeline
+    from minidist.tools.measure_pipeline import WARM_UP, measure_pipeline, measured_times
 
     print(f"{title}\n", flush=True)
-    real = measure_pipeline(*shape, timeout=given.timeout, device=given.device)
+    settings = {"timeout": given.timeout, "device": given.device, "copies": given.dp, **options}
+    settings |= measured_times(*shape, **settings)
+    real = measure_pipeline(*shape, **settings)
     end = max(real.makespan, real.simulation.makespan)
     print(
         f"measured: the step of median makespan, of {len(real.makespans)} after {WARM_UP} to warm "
@@ -138,7 +214,7 @@ def _measured(title: str, shape: tuple, given: argparse.Namespace, width: int) -
         f"{timeline.text(real.simulation.timeline, width, end)}\n\n{_in_words(real.simulation)}\n"
         f"measured     {_amount(real.makespan, 's')}: {real.ratio:.2f} times the simulated makespan"
     )
-    cores, ranks = fair_share_of_cores(1), shape[1]
+    cores, ranks = fair_share_of_cores(1), shape[1] * given.dp
     if ranks > cores:
         print(f"{ranks} ranks share {cores} cores, which the simulation does not know")
     return real.log
@@ -147,7 +223,7 @@ def _measured(title: str, shape: tuple, given: argparse.Namespace, width: int) -
 def _times_of(real) -> str:
     """Return a line per kind of action, with its time on each stage, and one for transfers."""
     lines = []
-    for kind in COMPUTE:
+    for kind in (*COMPUTE, Reduce):
         if any(real.durations[kind.sign]):
             each = " ".join(f"{seconds * 1e3:.2f}" for seconds in real.durations[kind.sign])
             lines.append(f"  {kind.sign} {each} ms")

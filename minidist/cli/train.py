@@ -1,11 +1,14 @@
-"""`minidist train`: train a small Transformer on several ranks, then certify its gradients."""
+"""`minidist train`: train a small model on several ranks, then certify its gradients."""
 
 import argparse
 import time
 from dataclasses import fields
 
 from minidist import nn
-from minidist.backend import check_device
+from minidist.backend import check_device, float_dtype
+from minidist.checkpoint import Keep, Saved
+from minidist.checkpoint.grow import changes
+from minidist.checkpoint.training import place
 from minidist.cli.arguments import (
     DEFAULT,
     add_device,
@@ -17,17 +20,20 @@ from minidist.cli.arguments import (
 )
 from minidist.comm import mpi, nccl
 from minidist.comm import run as run_on_ranks
-from minidist.datasets import Text, text
-from minidist.pipeline_parallel.schedules import SCHEDULES, programs, updates
+from minidist.datasets import Digits, Text, digit_images, text
+from minidist.elastic import train_elastic
+from minidist.pipeline_parallel.actions import updates
+from minidist.pipeline_parallel.schedules import SCHEDULES, programs
 from minidist.sampling import sample
 from minidist.tools.certificate import certify
 from minidist.tools.compare import BOUND
-from minidist.train import Settings, train, windows
+from minidist.train import Settings, accuracy, told, train, windows
 
-SYNCHRONOUS = [name for name in SCHEDULES if not updates(programs(name, 1, 1))]
+SYNCHRONOUS = [name for name in SCHEDULES if not updates(programs(name, 1, 2))]
+PRECISIONS = ["float32", "float16", "bfloat16"]
 SETTINGS = {  # of each field of Settings: how its option is read, and what it is
     "steps": ({"type": whole}, "updates of the weights"),
-    "batch": ({"type": whole}, "windows per update, over all ranks"),
+    "batch": ({"type": whole}, "windows, or images, per update, over all ranks"),
     "context": ({"type": whole}, "characters per window"),
     "width": ({"type": whole}, "model width, a multiple of --heads"),
     "heads": ({"type": whole}, "attention heads"),
@@ -35,28 +41,40 @@ SETTINGS = {  # of each field of Settings: how its option is read, and what it i
     "lr": ({"type": float}, "highest learning rate"),
     "dropout": ({"type": float}, "dropout rate"),
     "tied": ({"action": "store_true"}, "let the output share the embedding's weights"),
+    "experts": (
+        {"type": from_zero},
+        "experts per block, of which each position takes two; 0: none",
+    ),
     "seed": ({"type": from_zero}, "seed of the weights, the order of the examples, and the sample"),
     "dp": ({"type": whole}, "ranks that split the batch (default: what --ranks leaves)"),
     "pp": ({"type": whole}, "ranks that split the layers"),
+    "cp": ({"type": whole}, "ranks that split the positions of every window"),
     "tp": ({"type": whole}, "ranks that split the matrices"),
+    "ep": ({"type": whole}, "ranks that split the experts, a divisor of --dp"),
+    "zero": ({"type": int, "choices": [0, 1]}, "1: copies share the optimizer's state (ZeRO)"),
     "schedule": (
         {"choices": SYNCHRONOUS, "metavar": "NAME"},
         f"schedule of the pipeline, used if --pp is above 1: {', '.join(SYNCHRONOUS)}",
     ),
     "micro_batches": ({"type": whole}, "micro-batches per pipeline and update"),
+    "precision": (
+        {"choices": PRECISIONS, "metavar": "DTYPE"},
+        f"of weights, activations and gradients: {', '.join(PRECISIONS)}",
+    ),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command and add its arguments; their defaults are those of Settings."""
     parser.description = (
-        "Train a small character Transformer on real text with several worker processes that sum "
-        "their gradients; then show that on the trained weights they equal one device's."
+        "Train a small character Transformer on real text, or a convolutional network on images of "
+        "digits, with several worker processes that sum their gradients; then show that, on the "
+        "trained weights, these gradients equal one device's."
     )
     parser.add_argument(
         "--ranks",
         type=whole,
-        help="how many (default: dp x pp x tp; without these 4, or all processes of MPI)",
+        help="how many (default: dp x pp x cp x tp; without these 4, or all processes of MPI)",
     )
     for field in fields(Settings):
         how, meaning = SETTINGS[field.name]
@@ -68,6 +86,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             **how,
         )
     parser.add_argument(
+        "--data",
+        choices=["text", "digits"],
+        default="text",
+        help="what to learn; of the options above, digits take only --ranks, --steps, --batch, "
+        "--lr, --seed and --dp" + DEFAULT,
+    )
+    parser.add_argument(
         "--text", metavar="FILE", help="a UTF-8 file to learn (default: the help topics of Python)"
     )
     parser.add_argument(
@@ -76,6 +101,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=300,
         metavar="N",
         help="characters to sample at the end" + DEFAULT,
+    )
+    parser.add_argument(
+        "--checkpoint",
+        metavar="FOLDER",
+        help="save weights, optimizer and step there: the last two checkpoints are kept",
+    )
+    parser.add_argument(
+        "--every", type=whole, metavar="N", help=f"save every N updates (default: {Keep.every})"
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the newest checkpoint, on this mesh or another",
+    )
+    parser.add_argument(
+        "--elastic",
+        action="store_true",
+        help="when a rank dies, go on from the last checkpoint with the ranks that are left",
     )
     add_timeout(parser)
     add_transport(parser)
@@ -91,16 +134,25 @@ def run(given: argparse.Namespace) -> int:
         default = mpi.processes()
         if not (given.ranks or given.dp):
             check_several(default)
-    given.dp = _data_parallel_ranks(given.ranks, given.dp, given.pp, given.tp, default)
+    given.dp = _data_parallel_ranks(given, default)
     settings = Settings(**{field.name: getattr(given, field.name) for field in fields(Settings)})
     programs(given.schedule, given.pp, given.micro_batches)  # raises what the ranks would raise
-    corpus = text(given.text, given.context)
+    float_dtype(given.precision)  # likewise
+    if given.precision == "bfloat16" and given.device != "cpu":
+        raise ValueError("bfloat16 is NumPy's and ml_dtypes', not CuPy's; use --precision float16")
+    corpus = _data(given)
     windows(corpus, settings)  # likewise
+    keep = _keep(given)
+    first = _first_step(keep, told(corpus, settings), settings.steps)
     if given.transport == "nccl":
         nccl.check_ranks(settings.ranks, given.device)
-    model = settings.model(corpus.vocab)
-    model.load_state(_train(given, settings, corpus, model))
-    if given.sample > 0:
+    model = settings.model(corpus)
+    state, settings = _train(given, settings, corpus, model, keep, first)
+    model.load_state(state)
+    if isinstance(corpus, Digits):
+        held_out = accuracy(model, *corpus.held_out)
+        print(f"accuracy on {len(corpus.held_out[0])} images that are held out: {held_out:.1%}")
+    elif given.sample > 0:
         first = corpus.decode(corpus.tokens[:1])
         print(f"\n{sample(model, corpus, first, given.sample, given.seed)}\n")
     row = certify(model, corpus, settings, given.transport, given.device)
@@ -116,53 +168,116 @@ def run(given: argparse.Namespace) -> int:
     return 0 if row["ok"] else 1
 
 
-def _train(given, settings: Settings, corpus: Text, model: nn.Transformer) -> dict:
-    """Train on the ranks, print what goes in and how far it comes; return the weights."""
-    size = sum(p.size for p in model.parameters())
-    ranks = settings.ranks
+def _data(given) -> Text | Digits:
+    if given.data == "text":
+        corpus = text(given.text, given.context)
+        if given.resume and given.checkpoint is not None:  # the model has its characters
+            before = Saved.newest(given.checkpoint).about.get("told", {}).get("data", {})
+            corpus = corpus.including(before.get("characters", ""))
+        return corpus
+    if given.text is not None:
+        raise ValueError(
+            "--data digits learns images, not the file of --text; leave one of the two out"
+        )
+    return digit_images()
+
+
+def _keep(given) -> Keep | None:
+    if given.checkpoint is None and given.resume:
+        raise ValueError("--resume needs --checkpoint FOLDER, where the checkpoints are")
+    if given.every is not None and given.checkpoint is None:
+        raise ValueError("--every needs --checkpoint FOLDER, where the checkpoints will be")
+    if given.elastic and given.checkpoint is None:
+        raise ValueError("--elastic needs --checkpoint FOLDER, to go on from")
+    if given.elastic and given.transport == "mpi":
+        raise ValueError(
+            "--elastic needs --transport process: MPI ends all ranks when one dies; start the "
+            "command again with --resume, and mpiexec with fewer ranks"
+        )
+    if given.elastic and given.transport != "process":
+        raise ValueError(f"--elastic needs --transport process, not {given.transport}")
+    if given.checkpoint is None:
+        return None
+    return Keep(given.checkpoint, given.every or Keep.every, given.resume)
+
+
+def _first_step(keep: Keep | None, run: dict, steps: int) -> int:
+    """Return the step that the run begins with; print what it goes on from."""
+    saved = keep and keep.newest(run)
+    if not saved:
+        return 0
+    grows = changes(saved.about["told"], run)
+    first = place(saved, grows)[1]
+    over = [] if first < steps else [f"no update is left of --steps {steps}"]
+    print("; ".join([f"goes on after step {saved.step}, from {saved.path}", *grows, *over]))
+    return first
+
+
+def _train(
+    given,
+    settings: Settings,
+    corpus: Text | Digits,
+    model: nn.Module,
+    keep: Keep | None,
+    first: int,
+) -> tuple[dict, Settings]:
+    """Train on the ranks, print what goes in and how far it comes; return weights and mesh."""
+    size = sum(p.size for p in model.parameters() if p.requires_grad)
+    ranks, of_text = settings.ranks, isinstance(corpus, Text)
+    if of_text:
+        what = f"{len(corpus.tokens):,} characters, {corpus.vocab} different"
+    else:
+        what = f"{len(corpus.train[0]):,} to train on, {len(corpus.held_out[0])} held out"
     print(
-        f"{corpus.source}: {len(corpus.tokens):,} characters, {corpus.vocab} different; "
-        f"{size:,} parameters\n"
-        f"{_counted(ranks)}, {_who_has_what(settings)} {settings.batch} windows",
+        f"{corpus.source}: {what}; {size:,} parameters\n{_counted(ranks)}, "
+        f"{_who_has_what(settings)} {settings.batch} {'windows' if of_text else 'images'}",
         flush=True,
     )
-    bigram, begin = corpus.bigram_entropy(), time.perf_counter()
-    losses, state = run_on_ranks(
-        train,
-        ranks,
-        corpus,
-        settings,
-        transport=given.transport,
-        timeout=given.timeout,
-        device=given.device,
-    )[0]
+    begin = time.perf_counter()
+    if given.elastic:
+        where = {"device": given.device, "timeout": given.timeout}
+        losses, state, settings = train_elastic(corpus, settings, keep, **where)
+    else:
+        where = {"transport": given.transport, "device": given.device, "timeout": given.timeout}
+        losses, state = run_on_ranks(train, ranks, corpus, settings, keep, **where)[0]
     mean, seconds = sum(losses[-20:]) / len(losses[-20:]), time.perf_counter() - begin
     print(
-        f"{settings.steps} steps in {seconds:.0f} s: "
-        f"loss {losses[0]:.3f} -> {mean:.3f} nats/character\n"
-        f"bigram entropy of the text: {bigram:.3f} nats/character; "
-        f"the model's loss is {'below' if mean < bigram else 'not below'} it"
+        f"{_counted(len(losses) - first, 'step')} in {seconds:.0f} s: "
+        f"loss {losses[0]:.3f} -> {mean:.3f} nats/{'character' if of_text else 'image'}"
     )
-    return state
+    if of_text:
+        bigram = corpus.bigram_entropy()
+        print(
+            f"bigram entropy of the text: {bigram:.3f} nats/character; "
+            f"the model's loss is {'below' if mean < bigram else 'not below'} it"
+        )
+    return state, settings
 
 
-def _counted(ranks: int) -> str:
-    return f"{ranks} rank{'s' * (ranks > 1)}"
+def _counted(number: int, what: str = "rank") -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _who_has_what(settings: Settings) -> str:
-    if settings.pp == settings.tp == 1:
+    if not settings.on_mesh:
         return "each with its part of every batch of"
-    mesh = f"{settings.dp} x {settings.pp} x {settings.tp}"
-    return f"{mesh} (data, pipeline, tensor), for batches of"
+    axes = {"data": settings.dp, "pipeline": settings.pp, "tensor": settings.tp}
+    if settings.cp > 1:
+        axes = {"data": settings.dp, "pipeline": settings.pp, "context": settings.cp} | axes
+    mesh = f"{' x '.join(map(str, axes.values()))} ({', '.join(axes)})"
+    mesh += f", experts over {settings.ep}" * (settings.ep > 1)
+    return mesh + f", ZeRO stage {settings.zero}" * settings.zero + ", for batches of"
 
 
-def _data_parallel_ranks(ranks: int | None, dp: int | None, pp: int, tp: int, default: int) -> int:
+def _data_parallel_ranks(given: argparse.Namespace, default: int) -> int:
     """Return dp; where it is not given it follows from the rest. `default`: ranks, if none is."""
+    dp, rest = given.dp, given.pp * given.cp * given.tp
     if dp is None:
-        dp = (ranks or (default if pp * tp == 1 else pp * tp)) // (pp * tp)
-    if ranks not in (None, dp * pp * tp) or dp < 1:
+        dp = (given.ranks or (default if rest * given.ep == 1 else rest * given.ep)) // rest
+    if given.ranks not in (None, dp * rest) or dp < 1:
+        context = f" x --cp {given.cp}" * (given.cp > 1)
         raise ValueError(
-            f"--ranks {ranks} is not --dp {dp or 1} x --pp {pp} x --tp {tp}; leave --ranks out"
+            f"--ranks {given.ranks} is not --dp {dp or 1} x --pp {given.pp}{context} x "
+            f"--tp {given.tp}; leave --ranks out"
         )
     return dp

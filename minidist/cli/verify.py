@@ -2,9 +2,12 @@
 
 import argparse
 import json
+from collections.abc import Iterator
+from pathlib import Path
 
 from minidist.cli.arguments import add_device, add_json, add_transport, check_several
 from minidist.comm import mpi, nccl
+from minidist.pipeline_parallel import read
 from minidist.tools import equivalence
 from minidist.tools.compare import BOUND
 
@@ -23,6 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"only this one; may be repeated: {', '.join(names)}",
     )
+    parser.add_argument(
+        "--program",
+        metavar="FILE",
+        help="a pipeline's order of your own, instead of strategies: a text (or PyTorch's CSV) as "
+        "pipeline_parallel.write writes it, on as many ranks as it has programs",
+    )
     add_json(parser)
     add_transport(parser)
     add_device(parser)
@@ -38,12 +47,12 @@ def run(given: argparse.Namespace) -> int:
     if transport == "nccl":
         nccl.check_device(given.device, "nccl")
         sizes = [n for n in sizes if n <= nccl.room(given.device)]
-    for row in equivalence.verify(given.strategy, sizes, transport, given.device):
+    for row in _rows(given, sizes, transport):
         rows.append(row)
         if not given.json:
             print(_line(row), flush=True)
     print(json.dumps(rows, indent=2) if given.json else _summary(rows))
-    left_out = [n for n in equivalence.SIZES if n not in sizes]
+    left_out = [n for n in equivalence.SIZES if n not in sizes and given.program is None]
     larger = {n: equivalence.number_of_cases(given.strategy, n) for n in left_out}
     larger = {n: cases for n, cases in larger.items() if cases}
     if larger and not given.json:
@@ -57,11 +66,22 @@ def run(given: argparse.Namespace) -> int:
     return 0 if all(row["ok"] for row in rows) else 1
 
 
+def _rows(given: argparse.Namespace, sizes: list[int], transport: str) -> Iterator[dict]:
+    if given.program is None:
+        return equivalence.verify(given.strategy, sizes, transport, given.device)
+    if given.strategy:
+        raise ValueError("--program certifies this program alone; leave --strategy out")
+    programs = read(Path(given.program))
+    if len(programs) > (most := max(sizes, default=0)) and transport in ("mpi-subset", "nccl"):
+        raise ValueError(f"{given.program} is for {len(programs)} ranks; here are at most {most}")
+    return equivalence.verify_program(programs, transport, given.device)
+
+
 def _line(row: dict) -> str:
     mark = "ok  " if row["ok"] else "FAIL"
     ranks = f"{row['ranks']} rank{'s' if row['ranks'] > 1 else ' '}"
     return (
-        f"{mark} {row['strategy']:<13} {ranks}  {row['case']:<32} "
+        f"{mark} {row['strategy']:<16} {ranks}  {row['case']:<32} "
         f"{row['promise']:<16} {row['bytes']:>9,} bytes "
         f"(formula {row['bytes_formula']:,})  {row['detail']}"
     )

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from minidist.course.overlay import PACKAGE
@@ -20,6 +22,23 @@ from minidist.course.zoo import WORDS, Mutant
 
 ROOT = PACKAGE.parent  # of a checkout, where the tests are
 LIMIT = 600.0  # seconds for all tests of one mutant
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Let signals wait until this is done: no process is begun that nobody knows, and ends."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came, kinds = [], [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    before = {kind: signal.signal(kind, lambda kind, _: came.append(kind)) for kind in kinds}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+        for kind in came:
+            signal.raise_signal(kind)
 
 
 class Run:
@@ -41,6 +60,7 @@ class Run:
         self.begin = time.monotonic()
         self._start()
 
+    @_held_back()
     def _start(self) -> None:
         options = ["-x", "-q", "-vv", "--tb=short", "-p", "no:cacheprovider", "--timeout=100"]
         options += ["--impl", str(self.folder), "-o", "junit_family=xunit1"]
@@ -138,7 +158,8 @@ def judge(
         while ahead or runs:
             while ahead and len(runs) < at_once:
                 mutant = ahead.pop()
-                runs.append(Run(mutant, mutant.batches() if tests is None else [tests]))
+                with _held_back():
+                    runs.append(Run(mutant, mutant.batches() if tests is None else [tests]))
             time.sleep(0.05)
             for run in [run for run in runs if run.ended]:
                 row = run.row()

@@ -26,6 +26,8 @@ def _families() -> dict[str, tuple[list[str], list[str]]]:
     return found
 
 
+PLANNING = "pipedream shared_cores tofu soap task_graph soap_simulator flexflow step_time".split()
+COSTS = "memory", "traffic", "stash", "transformer_size"
 # {family: (the strategies whose certificates come first, and then these tests)}
 FAMILIES = _families() | {  # and what strategies are built on
     "communication": (
@@ -36,10 +38,32 @@ FAMILIES = _families() | {  # and what strategies are built on
             "tests/comm/conformance",
         ],
     ),
+    "checkpoints": (
+        [],
+        [
+            f"tests/checkpoint/test_{name}.py"
+            for name in ("what_is_lost", "half_precision", "resharding")
+        ],
+    ),
+    "placements": (
+        [],
+        [
+            "tests/test_placement.py",
+            *(f"tests/planning/test_{name}.py" for name in ("placement_rules", "gspmd")),
+        ],
+    ),
     "collective functions": ([], ["tests/test_collective_functions.py"]),
+    "planning": (
+        [],
+        [
+            *(f"tests/planning/test_{name}.py" for name in (*PLANNING, "plan_search")),
+            *(f"tests/planning/costs/test_{name}.py" for name in COSTS),
+        ],
+    ),
 }
 # Overlap and speed: what a busy machine can change, and says nothing of right or wrong.
 TIMING = [
+    "test_hybrid_sums.py::test_the_first_sum_is_under_way",
     "data_parallel/test_bucketed.py::test_the_first_bucket_is_under_way",
     "data_parallel/test_zero_memory.py::test_weights_come_while_the_layer_before",
     "data_parallel/test_parameter_server.py::test_with_a_slow_worker",

@@ -32,9 +32,10 @@ class Mutant(register.Mistake):
         single = [] if self.why_single_device_tests_pass() else SINGLE_DEVICE
         first = [f"{CERTIFICATE}[{name}]" for name in strategies]
         mirrors = {f"test_{Path(edit.path).stem}.py" for edit in self.edits}
-        own = sorted(own, key=lambda test: Path(test).name not in mirrors)
+        mirrored = [test for test in own if Path(test).name in mirrors]
+        rest = [test for test in own if test not in mirrored]
         others = [test for test in PROPERTIES if test not in own]
-        return [batch for batch in (single, first, own, others) if batch]
+        return [batch for batch in (single, first, mirrored, rest, others) if batch]
 
     def why_single_device_tests_pass(self) -> str | None:
         """Return why they need not be run; None if they must be."""

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from minidist.comm import Group
 from minidist.nn import Module, Parameter
 from minidist.nn.flat_parameters import flat_slices
-from minidist.replicas import check_same_weights, summed_ranks
+from minidist.replicas import check_batch_norm, check_same_weights, summed_ranks
 
 
 def plan(parameters: list[Parameter], cap: int) -> list[list[Parameter]]:
@@ -62,6 +62,7 @@ class Bucketed:
     ):
         if cap < 1:
             raise ValueError(f"a bucket holds one byte or more, not {cap}")
+        check_batch_norm(model, group.size)
         if check_weights:
             check_same_weights(model, group)
         parameters = [p for p in model.parameters() if p.requires_grad]

@@ -24,14 +24,15 @@ to rounding where N does not divide a parameter.
 
 from minidist.comm import Group
 from minidist.nn import Module
-from minidist.replicas import summed_ranks
+from minidist.replicas import check_batch_norm, summed_ranks
 
 
 def all_reduce_gradients(model: Module, group: Group) -> None:
     """Give every rank the sum of each parameter's gradient over the ranks; None adds zero."""
+    check_batch_norm(model, group.size)
     for name, p in model.named_parameters().items():
         if p.requires_grad:
             ranks = summed_ranks(p, group)  # ValueError if it is a sum over them already
-            grad = p.xp.zeros_like(p.data) if p.grad is None else p.grad
+            grad = p.xp.zeros_like(p.data, p.grad_dtype) if p.grad is None else p.grad
             p.grad = group.all_reduce(grad, label=name)
             p.note_sum(ranks)

@@ -12,7 +12,7 @@ from minidist.comm import Group
 from minidist.comm.collectives import split_ends
 from minidist.data_parallel.sparse_update import Blocks
 from minidist.nn.flat_parameters import FlatParameters
-from minidist.replicas import check_same_weights
+from minidist.replicas import check_batch_norm, check_same_weights
 
 PULL, PUSH, FINISH = range(3)
 HEAD, BODY = range(2)  # tags: what a message is about, and its payload
@@ -67,6 +67,7 @@ class Member:
                 f"{plan.servers} servers on {group.size} ranks leave no worker; "
                 f"use {plan.servers + 1} ranks or more, or fewer servers"
             )
+        check_batch_norm(model, group.size - plan.servers)
         self.flat = FlatParameters([p for p in model.parameters() if p.requires_grad])
         if plan.check_weights:
             check_same_weights(model, group)

@@ -29,27 +29,14 @@ from minidist import nn
 from minidist.autograd import Function, Tensor
 from minidist.backend import Array, address, host_copy
 from minidist.comm import Group
-from minidist.comm.collectives import split_ends
-from minidist.nn.flat_parameters import FlatParameters
+from minidist.data_parallel.layer_shard import ONLY_STEP, LayerShard, unlocked
+from minidist.nn.flat_parameters import FlatParameters, FlatSlice
 from minidist.nn.module import cast_state
 from minidist.optim import Optimizer
-from minidist.replicas import check_same_state, check_same_weights
+from minidist.replicas import check_batch_norm, check_same_state, check_same_weights
 from minidist.rng import Randomness
 
-ONLY_ZERO = "these are shards: call zero.step(optimizer), which gives all ranks the new weights"
 ELSEWHERE = "each rank keeps its shard of it; use zero.state() and zero.load_state(state)"
-
-
-class LayerShard:
-    """What this rank keeps of a layer: a part of its flat vector, as a parameter of its own."""
-
-    def __init__(self, flat: FlatParameters, number: int, group: Group):
-        ends = split_ends(flat.size, group.size)
-        self.flat, self.own = flat, slice(ends[group.rank], ends[group.rank + 1])
-        self.parameter = nn.Parameter(flat.vector[self.own], f"shard of layer {number}")
-        self.parameter.spread = "ZeRO's shards: pass sum_squares=zero.sum_squares"
-        self.home = FlatParameters([self.parameter])  # copies
-        self.home.locked = ONLY_ZERO
 
 
 class Zero:
@@ -100,6 +87,7 @@ class Zero:
                 f"{tied[0].name!r} belongs to several layers, and stage 3 keeps the weights "
                 "of one layer at a time; use a model that is not tied, or stage 2"
             )
+        check_batch_norm(model, group.size)
         if check_weights:
             check_same_weights(model, group)
         self.model, self.stage, self.peak = model, stage, 0
@@ -113,10 +101,11 @@ class Zero:
         self.next: int | None = None  # layer to reduce next, from the last one down: in backward
         flats = [layer.flat for layer in layers]
         largest = max(flats, key=lambda flat: flat.vector.nbytes)
-        places = range({1: 0, 2: 1, 3: 3}[stage])
-        self.places = [largest.empty((largest.vector.nbytes,), "uint8") for _ in places]
+        gradients = max(flat.gradient.nbytes for flat in flats)
+        sizes = [gradients, *[largest.vector.nbytes] * 2][: {1: 0, 2: 1, 3: 3}[stage]]
+        self.places = [largest.empty((nbytes,), "uint8") for nbytes in sizes]
         for flat in flats if stage > 1 else []:
-            flat.bind(flat.vector, as_vector(self.places[0], flat))
+            flat.bind(flat.vector, as_vector(self.places[0], flat.gradient))
         self.shards = [self._cut(k, flat) for k, flat in enumerate(flats)]
         for p in tied if stage > 1 else []:
             p.grad_buffer = None  # complete only when the first of its layers is
@@ -129,8 +118,8 @@ class Zero:
 
     def _cut(self, k: int, flat: FlatParameters) -> LayerShard:
         """Return this rank's part of layer k; release what is not kept whole."""
-        shard = LayerShard(flat, k, self.group)
-        flat.locked = ONLY_ZERO
+        shard = LayerShard(FlatSlice(flat, 0, flat.size), f"shard of layer {k}", self.group)
+        flat.locked = ONLY_STEP
         for p in flat.parameters:
             p.spread = shard.parameter.spread
         if self.stage == 1:
@@ -138,7 +127,7 @@ class Zero:
         elif self.stage == 2:
             shard.home.bind(flat.vector[shard.own])
         else:
-            flat.bind(as_vector(self.places[1 + k % 2], flat))
+            flat.bind(as_vector(self.places[1 + k % 2], flat.vector))
             for p in flat.parameters:
                 p.elsewhere = ELSEWHERE
         return shard
@@ -213,21 +202,8 @@ class Zero:
 
         optimizer  of `zero.parameters()`; its own `step` is refused: it would not tell the others
         """
-        if missing := {s.parameter for s in self.shards} - set(optimizer.parameters):
-            raise ValueError(
-                f"the optimizer lacks the {missing.pop().name}; "
-                "make it with zero.parameters(), not with model.parameters()"
-            )
-        for s in self.shards:
-            s.flat.check_home()
-            s.home.locked = None
-        try:
+        with unlocked(self.shards, optimizer):
             self.update_shards(optimizer)
-        finally:
-            for s in self.shards:
-                s.home.locked = ONLY_ZERO
-        for s in self.shards:
-            s.flat.changed()
 
     def _check_reduced(self) -> None:
         if any(s.parameter.grad is None for s in self.shards):
@@ -287,9 +263,9 @@ class Zero:
         self.peak = max(self.peak, total)
 
 
-def as_vector(place: Array, flat: FlatParameters) -> Array:
-    """Return the first bytes of a buffer as a flat vector of this layer's size."""
-    return place[: flat.vector.nbytes].view(flat.vector.dtype)
+def as_vector(place: Array, like: Array) -> Array:
+    """Return the first bytes of a buffer as a vector of the size and dtype of another one."""
+    return place[: like.nbytes].view(like.dtype)
 
 
 class Gatherer:

@@ -2,35 +2,47 @@
 
 A module maps a tensor, and a `Randomness` if it has dropout, to a tensor. A model is the
 composition of its `model.layers`; a pipeline cuts between them. Read `module.py`,
-`flat_parameters.py`, then the layers, then `mlp.py`, `residual.py`, `siamese.py` and
-`transformer.py`.
+`flat_parameters.py`, then the layers, then `mlp.py`, `residual.py`, `siamese.py`,
+`cnn.py`, `router.py`, `mixture_of_experts.py` and `transformer.py`.
 """
 
 from minidist.autograd.losses import cross_entropy, squared_error
 from minidist.nn.attention import CausalSelfAttention
+from minidist.nn.batch_norm import BatchNorm
+from minidist.nn.cnn import CNN
+from minidist.nn.conv import Conv2d
 from minidist.nn.dropout import Dropout
 from minidist.nn.embedding import Embedding, TokenAndPosition
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice
 from minidist.nn.layer_norm import LayerNorm
 from minidist.nn.linear import Linear
+from minidist.nn.mixture_of_experts import Expert, MixtureOfExperts, mixtures
 from minidist.nn.mlp import MLP
 from minidist.nn.module import Module, Parameter, Sequential
+from minidist.nn.pooling import AveragePool
 from minidist.nn.residual import Residual, ResidualMLP
-from minidist.nn.shard import Shard
+from minidist.nn.shard import Shard, Slice
 from minidist.nn.siamese import Siamese
-from minidist.nn.transformer import Block, Head, Transformer
+from minidist.nn.transformer import Block, ExpertBlock, Head, Transformer
 
 __all__ = [
+    "CNN",
     "MLP",
+    "AveragePool",
+    "BatchNorm",
     "Block",
     "CausalSelfAttention",
+    "Conv2d",
     "Dropout",
     "Embedding",
+    "Expert",
+    "ExpertBlock",
     "FlatParameters",
     "FlatSlice",
     "Head",
     "LayerNorm",
     "Linear",
+    "MixtureOfExperts",
     "Module",
     "Parameter",
     "Residual",
@@ -38,8 +50,10 @@ __all__ = [
     "Sequential",
     "Shard",
     "Siamese",
+    "Slice",
     "TokenAndPosition",
     "Transformer",
     "cross_entropy",
+    "mixtures",
     "squared_error",
 ]

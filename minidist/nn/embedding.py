@@ -22,7 +22,10 @@ class Embedding(Module):
 
 
 class TokenAndPosition(Module):
-    """Y[B, T, C] = dropout(token[x[B, T]] + position[0:T]), any T up to the context."""
+    """Y[B, T, C] = dropout(token[x[B, T]] + position[0:T]), any T up to the context.
+
+    If the sequence is cut, x has the tokens at `randomness.positions`.
+    """
 
     def __init__(
         self, vocab, width, context, dropout=0.0, *, name="embedding", seed=0, dtype="float32"
@@ -33,8 +36,22 @@ class TokenAndPosition(Module):
         self.dropout = Dropout(dropout, name=f"{name}.dropout")
 
     def forward(self, tokens: Array, randomness: Randomness | None = None) -> Tensor:
-        T = positions_of(tokens, len(self.position.weight))
-        return self.dropout(self.token(tokens) + self.position.weight[:T], randomness)
+        rows = position_rows(self.position.weight, tokens, randomness)
+        return self.dropout(self.token(tokens) + rows, randomness)
+
+
+def position_rows(weight: Tensor, tokens: Array, randomness: Randomness | None) -> Tensor:
+    """Return the rows of weight[context, C] that belong to the columns of tokens[B, T]."""
+    T, context = positions_of(tokens, len(weight)), len(weight)
+    if randomness is None or randomness.positions is None:
+        return weight[:T]
+    held = randomness.positions
+    if len(held) != T or held.length > context:
+        raise ValueError(
+            f"tokens have {T} columns, at {len(held)} positions of a sequence of {held.length}, in "
+            f"a context of {context}; cut the tokens as tokens[:, positions.indices]"
+        )
+    return functions.concatenate([weight[a:b] for a, b in held.runs or [(0, 0)]])
 
 
 def positions_of(tokens: Array, context: int) -> int:

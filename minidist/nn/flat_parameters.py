@@ -14,7 +14,7 @@ import numpy as np
 from minidist.autograd import Tensor
 from minidist.autograd.tensor import tick
 from minidist.backend import Array, array_module, beside, empty_beside, same_device, to_device
-from minidist.nn.shard import Shard
+from minidist.nn.shard import Shard, Slice
 
 PARTS = "the ranks that hold its parts: pass sum_squares=, which adds up the squares of all ranks"
 
@@ -28,12 +28,14 @@ class Parameter(Tensor):
                gives their global norm; set on one rank too, so that a program runs on any number
     elsewhere  None, or in words which rank has the current value; `Module.state` and `load_state`
                then raise
+    cuts       what it holds, if it is a vector of elements of other parameters; None: itself
     """
 
     home = None
     shard: Shard | None = None
     spread: str | None = None
     elsewhere: str | None = None
+    cuts: tuple[Slice, ...] | None = None
 
     def __init__(self, data, name: str, shard: Shard | None = None):
         super().__init__(data, requires_grad=True, name=name)
@@ -47,7 +49,7 @@ class Parameter(Tensor):
         """
         part = Parameter(shard.of(self.data), self.name, shard)
         part.requires_grad = self.requires_grad
-        part.spread = spread
+        part.spread, part.grad_dtype = spread, self.grad_dtype
         self.elsewhere = (
             "it was cut into parts; use state() and load_state() of what split the model (a split "
             "model shows this rank's parts, Hybrid the whole)"
@@ -59,9 +61,15 @@ class Parameter(Tensor):
         """The shape of the global array."""
         return self.shape if self.shard is None else self.shard.whole_shape(self.shape)
 
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """Which elements of which global arrays this parameter holds, in its own order."""
+        whole = Slice(self.name, self.whole_shape, self.shard, 0, self.size)
+        return (whole,) if self.cuts is None else self.cuts
+
     def __getstate__(self):
         """Pickle the data once, in the home's vector; a copy has no gradient, hooks or graph."""
-        kept = {"requires_grad", "name", "shard", "spread", "elsewhere"}
+        kept = {"requires_grad", "name", "shard", "spread", "elsewhere", "grad_dtype", "cuts"}
         kept.add("data" if self.home is None else "home")
         return {key: value for key, value in vars(self).items() if key in kept}
 
@@ -73,12 +81,14 @@ class FlatParameters:
                       it is None, or if its arrays are not where the parameters are
     before            the FlatParameters that this replaces: its allocator is the default, and where
                       it is, a vector of no parameters is, too
-    vector, gradient  1-D arrays of `size` elements
+    vector, gradient  1-D arrays of `size` elements; a gradient may have a wider dtype
     offsets           where each parameter begins in them
     locked            None, or in words why no optimizer may update the vector now
+    part_of           None, or the FlatParameters of which this vector is a part (a shard)
     """
 
     locked: str | None = None
+    part_of: "FlatParameters | None" = None
 
     def __init__(
         self,
@@ -96,9 +106,12 @@ class FlatParameters:
         for p in parameters:
             self.offsets.append(self.size)
             self.size += p.size
-        dtype = parameters[0].dtype if parameters else "float32"
+        dtype = parameters[0].dtype if parameters else np.dtype("float32")
+        self.grad_dtype = (parameters[0].grad_dtype if parameters else None) or dtype
         self.vector = before.vector if before else np.empty(0)
-        self.vector, self.gradient = (self.empty((self.size,), dtype) for _ in range(2))
+        self.vector, self.gradient = (
+            self.empty((self.size,), kind) for kind in (dtype, self.grad_dtype)
+        )
         for p, view in zip(self.parameters, self.views(self.vector), strict=True):
             view[...] = beside(p.data, view)
             p.home, p.grad = self, None
@@ -140,10 +153,18 @@ class FlatParameters:
                     "afterwards"
                 )
 
-    def changed(self) -> None:
-        """Record that the vector has changed in place: older graphs must not run backward."""
+    def changed(self, at: int | None = None) -> None:
+        """Record that the vector has changed in place: older graphs must not run backward.
+
+        at  when, on the clock of `tick`; by default now
+        """
         for p in self.parameters:
-            p.updated = tick()
+            p.updated = max(p.updated, at or tick())
+
+    def last_changed(self) -> int:
+        """Return when an element was last changed in place, on the clock of `tick`."""
+        whole = 0 if self.part_of is None else self.part_of.last_changed()
+        return max([whole, *(p.updated for p in self.parameters)])
 
     def collect_gradients(self) -> None:
         """Write every parameter's `.grad`, wherever it is, into `gradient`; None counts as zero."""
@@ -169,7 +190,7 @@ class FlatParameters:
         for p, here in zip(self.parameters, at_home, strict=True):
             if here:
                 p.home = self
-        self.bind(self.vector, array_module(self.vector).zeros_like(self.vector))
+        self.bind(self.vector, array_module(self.vector).zeros_like(self.vector, self.grad_dtype))
 
 
 @dataclass(frozen=True)
@@ -182,6 +203,27 @@ class FlatSlice:
 
     data = property(lambda self: self.home.vector[self.start : self.stop])
     gradient = property(lambda self: self.home.gradient[self.start : self.stop])
+
+    @property
+    def parts(self) -> dict[Parameter, slice]:
+        """The parameters that begin in it, and where they are, counted from `start`."""
+        begins = zip(self.home.parameters, self.home.offsets, strict=True)
+        return {
+            p: slice(at - self.start, at - self.start + p.size)
+            for p, at in begins
+            if self.start <= at < self.stop
+        }
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """Which elements of which global arrays these are, in order."""
+        found = []
+        for p, at in zip(self.home.parameters, self.home.offsets, strict=True):
+            for cut in p.slices:
+                first, last = max(self.start, at), min(self.stop, at + len(cut))
+                found += [cut.within(first - at, last - at)] if first < last else []
+                at += len(cut)
+        return tuple(found)
 
 
 def flat_slices(parameters: list[Parameter]) -> list[FlatSlice]:

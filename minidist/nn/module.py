@@ -18,7 +18,9 @@ from minidist.backend import (
     as_array,
     beside,
     check_device,
+    float_dtype,
     host_copy,
+    is_float,
     to_device,
 )
 from minidist.nn.flat_parameters import FlatParameters, Parameter
@@ -81,6 +83,25 @@ class Module:
                         f"two parameters are named {p.name!r}; give each module a name of its own"
                     )
         return found
+
+    def modules(self, kind: type = object) -> Iterator["Module"]:
+        """Yield this module and all modules in it, each once; given a class, only its instances."""
+        found = {id(self): self}
+        for member in self.members():
+            if isinstance(member, Module):
+                found.update({id(module): module for module in member.modules()})
+        yield from (module for module in found.values() if isinstance(module, kind))
+
+    def train(self, training: bool = True) -> "Module":
+        """Set the mode of training, in which BatchNorm uses the statistics of the batch."""
+        for module in self.modules():
+            if hasattr(module, "training"):
+                module.training = training
+        return self
+
+    def eval(self) -> "Module":
+        """Set the mode of evaluation, in which BatchNorm uses its running statistics."""
+        return self.train(False)
 
     def parameters(self) -> list[Parameter]:
         return list(self.named_parameters().values())
@@ -152,12 +173,15 @@ class Module:
             p.data = to_device(p.data, device)
         return self
 
-    def astype(self, dtype) -> "Module":
-        """Round all parameters to another float dtype; drop gradients, build new flat vectors."""
-        if np.dtype(dtype).kind != "f":
-            raise ValueError(f"parameters are floats, not {np.dtype(dtype)}")
+    def astype(self, dtype, grad_dtype=None) -> "Module":
+        """Round all parameters to another float dtype; drop gradients, build new flat vectors.
+
+        grad_dtype  in which gradients are added up, also over ranks; by default the same
+        """
+        dtype = float_dtype(dtype)
         for p in self.parameters():
             p.data, p.grad, p.grad_buffer = p.data.astype(dtype), None, None
+            p.grad_dtype = None if grad_dtype is None else float_dtype(grad_dtype)
         return self.flatten()
 
 
@@ -172,7 +196,7 @@ def check_state(state: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]
             raise ValueError(
                 f"{name} is {list(shape)} in the model, {list(array.shape)} in the state"
             )
-        if array.dtype.kind != "f":
+        if not is_float(array.dtype):
             raise ValueError(
                 f"{name} is {array.dtype} in the state; parameters are floats, such as float32"
             )

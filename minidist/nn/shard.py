@@ -1,6 +1,7 @@
 """Which part of a global array a parameter is, if a rank holds only some rows or columns."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -39,3 +40,50 @@ class Shard:
         """Return the whole array, given all parts along `axis` and their indices."""
         order = np.argsort(indices, kind="stable")[: self.full]
         return array_module(parts).take(parts, beside(order, parts), axis=self.axis)
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """Elements `start` to `stop`, in C order, of a part of the global array `name`.
+
+    This is how everything that cuts a model says what a rank holds: a split matrix is all of its
+    part; a shard of ZeRO is a run of elements of several parameters, one Slice for each.
+
+    shape  of the global array
+    shard  the part, or None for all of the global array
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    shard: Shard | None
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        """The shape of the part whose elements these are."""
+        s = self.shard
+        return (
+            self.shape
+            if s is None
+            else (*self.shape[: s.axis], len(s.indices), *self.shape[s.axis + 1 :])
+        )
+
+    def within(self, start: int, stop: int) -> "Slice":
+        """Return the elements start to stop of this slice."""
+        return replace(self, start=self.start + start, stop=self.start + stop)
+
+    def of(self, whole: Array) -> Array:
+        """Return these elements of the global array: a vector."""
+        part = whole if self.shard is None else self.shard.of(whole)
+        return part.reshape(-1)[self.start : self.stop]
+
+    def positions(self) -> np.ndarray:
+        """Return where each element is in the global array in C order; -1: it is padding."""
+        if self.shard is None:
+            return np.arange(self.start, self.stop)
+        numbers = np.arange(1, 1 + math.prod(self.shape)).reshape(self.shape)
+        return self.of(numbers) - 1  # what `of` leaves 0 is padding

@@ -1,7 +1,10 @@
 """A decoder-only Transformer with its norms before the sub-layers.
 
-Vaswani et al. 2017; Radford et al. 2019, section 2.3.
+Vaswani et al. 2017; Radford et al. 2019, section 2.3. With experts, the feed-forward part of a
+block is a mixture of them.
 """
+
+from functools import partial
 
 from minidist.autograd import Tensor, functions
 from minidist.nn.attention import CausalSelfAttention
@@ -9,6 +12,7 @@ from minidist.nn.dropout import Dropout
 from minidist.nn.embedding import TokenAndPosition
 from minidist.nn.layer_norm import LayerNorm
 from minidist.nn.linear import Linear
+from minidist.nn.mixture_of_experts import MixtureOfExperts
 from minidist.nn.module import Module, Sequential, check_sizes
 from minidist.rng import Randomness
 
@@ -29,9 +33,50 @@ class Block(Module):
         self.contract = Linear(4 * width, width, name=f"{name}.contract", **more)
         self.dropout_2 = Dropout(dropout, name=f"{name}.dropout_2")
 
+    @property
+    def feed_forwards(self) -> list[Module]:
+        """The modules whose `expand` and `contract` widen X to F and back: this one."""
+        return [self]
+
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
-        x = x + self.dropout_1(self.attention(self.norm_1(x)), randomness)
+        x = x + self.dropout_1(self.attention(self.norm_1(x), randomness), randomness)
         return x + self.dropout_2(self.contract(self.expand(self.norm_2(x))), randomness)
+
+
+class ExpertBlock(Module):
+    """X[B, T, C] -> X + attention(norm(X)), then X + mixture(norm(X)): see MixtureOfExperts.
+
+    A position whose choices are all dropped passes by the mixture.
+    """
+
+    def __init__(
+        self,
+        width,
+        heads,
+        experts,
+        dropout=0.0,
+        *,
+        name="block",
+        seed=0,
+        dtype="float32",
+        **mixture,
+    ):
+        more = {"seed": seed, "dtype": dtype}
+        self.norm_1 = LayerNorm(width, name=f"{name}.norm_1", dtype=dtype)
+        self.attention = CausalSelfAttention(width, heads, name=f"{name}.attention", **more)
+        self.dropout_1 = Dropout(dropout, name=f"{name}.dropout_1")
+        self.norm_2 = LayerNorm(width, name=f"{name}.norm_2", dtype=dtype)
+        self.mixture = MixtureOfExperts(width, experts, name=name, **more, **mixture)
+        self.dropout_2 = Dropout(dropout, name=f"{name}.dropout_2")
+
+    @property
+    def feed_forwards(self) -> list[Module]:
+        """The modules whose `expand` and `contract` widen X to F and back: this rank's experts."""
+        return self.mixture.experts
+
+    def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
+        x = x + self.dropout_1(self.attention(self.norm_1(x), randomness), randomness)
+        return x + self.dropout_2(self.mixture(self.norm_2(x), randomness), randomness)
 
 
 class Head(Module):
@@ -62,15 +107,36 @@ class Transformer(Sequential):
              `model(tokens, randomness)`
     tied     the head's weight is the token embedding: one parameter with two uses, which both
              contribute to its gradient
+    experts  of each block, or 0 for a dense feed-forward part; top_k, capacity, balance: see
+             MixtureOfExperts
     """
 
     def __init__(
-        self, vocab, width, heads, depth, context, seed=0, dtype="float32", dropout=0.0, tied=False
+        self,
+        vocab,
+        width,
+        heads,
+        depth,
+        context,
+        seed=0,
+        dtype="float32",
+        dropout=0.0,
+        tied=False,
+        experts=0,
+        top_k=2,
+        capacity=1.25,
+        balance=0.01,
     ):
         more = {"seed": seed, "dtype": dtype}
-        check_sizes(least=0, depth=depth)
-        self.vocab, self.context = vocab, context
+        check_sizes(least=0, depth=depth, experts=experts)
+        self.vocab, self.context, self.experts = vocab, context, experts
         embedding = TokenAndPosition(vocab, width, context, dropout, name="embedding", **more)
-        blocks = [Block(width, heads, dropout, name=f"blocks.{i}", **more) for i in range(depth)]
+        make = Block
+        if experts:
+            mixture = {"top_k": top_k, "capacity": capacity, "balance": balance}
+            make = partial(ExpertBlock, experts=experts, **mixture)
+        blocks = [
+            make(width, heads, dropout=dropout, name=f"blocks.{i}", **more) for i in range(depth)
+        ]
         head = Head(width, vocab, embedding.token.weight if tied else None, name="head", **more)
         super().__init__([embedding, *blocks, head])

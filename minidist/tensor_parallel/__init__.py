@@ -1,20 +1,25 @@
 """Matrices split over ranks. Read `column_parallel.py`, `row_parallel.py`, `parallel_attention.py`,
 `vocab_parallel.py`, `parallel_transformer.py`, then `sequence_parallel.py`;
-`whole.py` puts the parts together.
+`channel_parallel.py` and `spatial_parallel.py` cut convolutions; `whole.py` puts parts together.
 """
 
+from minidist.tensor_parallel.channel_parallel import ChannelParallelConv2d, FilterParallelConv2d
 from minidist.tensor_parallel.column_parallel import ColumnParallelLinear
 from minidist.tensor_parallel.parallel_attention import ParallelAttention
 from minidist.tensor_parallel.parallel_transformer import ParallelTransformer
 from minidist.tensor_parallel.row_parallel import RowParallelLinear
+from minidist.tensor_parallel.spatial_parallel import SpatialConv2d
 from minidist.tensor_parallel.vocab_parallel import VocabParallelEmbedding, VocabParallelHead
 from minidist.tensor_parallel.whole import counted_here, sum_squares, unsplit
 
 __all__ = [
+    "ChannelParallelConv2d",
     "ColumnParallelLinear",
+    "FilterParallelConv2d",
     "ParallelAttention",
     "ParallelTransformer",
     "RowParallelLinear",
+    "SpatialConv2d",
     "VocabParallelEmbedding",
     "VocabParallelHead",
     "counted_here",

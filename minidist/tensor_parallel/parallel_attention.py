@@ -13,7 +13,6 @@ import numpy as np
 
 from minidist import nn
 from minidist.autograd import Tensor
-from minidist.autograd.attention import causal_attention
 from minidist.comm import Group
 from minidist.rng import Randomness
 from minidist.tensor_parallel.column_parallel import ColumnParallelLinear, own_run
@@ -35,7 +34,7 @@ class ParallelAttention(nn.Module):
         rows=RowParallelLinear,
     ):
         own = own_run(attention.heads, group, "heads")
-        self.heads = len(own)
+        self.heads, self.attend = len(own), attention.attend
         self.qkv = columns(attention.qkv, group, columns=columns_of_heads(attention, own))
         self.output = rows(attention.output, group)
 
@@ -43,7 +42,7 @@ class ParallelAttention(nn.Module):
         qkv = self.qkv(x)
         B, T, width = qkv.shape
         qkv = qkv.reshape(B, T, 3, self.heads, width // (3 * self.heads))
-        mixed = causal_attention(qkv.transpose(2, 0, 3, 1, 4))  # [B, H/N, T, D]
+        mixed = self.attend(qkv.transpose(2, 0, 3, 1, 4), randomness)  # [B, H/N, T, D]
         return self.output(mixed.transpose(0, 2, 1, 3).reshape(B, T, width // 3))
 
 

@@ -18,7 +18,7 @@ from minidist.autograd import Tensor
 from minidist.backend import Array
 from minidist.collective_functions import reduce_from
 from minidist.comm import Group
-from minidist.nn.embedding import positions_of
+from minidist.nn.embedding import position_rows
 from minidist.replicas import check_same_weights
 from minidist.rng import Randomness
 from minidist.tensor_parallel.column_parallel import ColumnParallelLinear
@@ -69,9 +69,9 @@ class ParallelEmbedding(nn.Module):
         self.dropout = parts.dropout(embedding.dropout, group)
 
     def forward(self, tokens: Array, randomness: Randomness | None = None) -> Tensor:
-        T = positions_of(tokens, len(self.position.weight))
-        own = self.own(T, self.group)
-        return self.dropout(self.token(tokens) + self.position.weight[own], randomness)
+        rows = position_rows(self.position.weight, tokens, randomness)
+        own = self.own(len(rows), self.group)
+        return self.dropout(self.token(tokens) + rows[own], randomness)
 
 
 class ParallelTransformer(nn.Sequential):
@@ -102,8 +102,9 @@ class ParallelTransformer(nn.Sequential):
         embedding = ParallelEmbedding(embedding, group, parts)
         for block in blocks:
             block.attention = ParallelAttention(block.attention, group, parts.columns, parts.rows)
-            block.expand = parts.columns(block.expand, group)
-            block.contract = parts.rows(block.contract, group)
+            for part in block.feed_forwards:
+                part.expand = parts.columns(part.expand, group)
+                part.contract = parts.rows(part.contract, group)
             block.dropout_1 = parts.dropout(block.dropout_1, group)
             block.dropout_2 = parts.dropout(block.dropout_2, group)
         tied = embedding.token.weight if head.tied else None

@@ -137,6 +137,11 @@ def sequence_parallel(
     model: nn.Transformer, group: Group, check_weights: bool = True
 ) -> ParallelTransformer:
     """Return the model with its matrices split and, between them, the sequence split."""
+    if getattr(model, "experts", 0):
+        raise ValueError(
+            "sequence parallelism would show a mixture of experts a part of each sequence; use "
+            "ParallelTransformer, or split_sequence=False"
+        )
     return ParallelTransformer(model, group, SEQUENCE_PARALLEL, check_weights)
 
 

@@ -96,15 +96,14 @@ class VocabParallelCrossEntropy(Function):
         target[self.picked[0]] = rows[self.picked] - highest[self.picked[0]]
         target = group.all_reduce(target, label="logit of the target")
         p /= sums[:, None]
-        self.p, self.shape = p, logits.shape
-        loss = (xp.log(sums) - target).sum() / self.reduction_size
-        return loss.astype(logits.dtype)
+        self.p, self.shape, self.dtype = p, logits.shape, logits.dtype
+        return (xp.log(sums) - target).sum() / self.reduction_size
 
     def backward(self, grad):
         dlogits = self.p
         dlogits[self.picked] -= 1
-        dlogits *= widen(grad) / self.reduction_size
-        return dlogits.reshape(self.shape).astype(grad.dtype, copy=False)
+        dlogits *= grad / self.reduction_size
+        return dlogits.reshape(self.shape).astype(self.dtype, copy=False)
 
 
 def cross_entropy(

@@ -8,6 +8,6 @@ What did it do?       `timeline/`, `chrome_trace.py` (for Perfetto), both on `tr
                       `measure_pipeline.py` (a schedule run for real, and its simulation)
 What does it cost?    `activations.py` (what a graph keeps), `costs/` (a step of every strategy,
                       measured; closed forms are in planning/costs/)
-How fast is it?       `bench/` (against others)
+How fast is it?       `bench/` (against others), `machine/` (predicted from this machine's rates)
 For the lessons       `figures.py`, `exercise.py`, `devices.py`
 """

@@ -12,7 +12,8 @@ cores as ranks.
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import mean, median
 
 import numpy as np
@@ -20,9 +21,15 @@ from threadpoolctl import threadpool_limits
 
 from minidist import nn, optim
 from minidist.backend import to_device
-from minidist.comm import Group, run
+from minidist.comm import Group, Mesh, run
 from minidist.events import Event, EventLog
-from minidist.pipeline_parallel import PipeDream, Pipeline, add_communication, programs
+from minidist.pipeline_parallel import (
+    PipeDream,
+    Pipeline,
+    add_communication,
+    add_reductions,
+    programs,
+)
 from minidist.pipeline_parallel.actions import (
     COMPUTE,
     RECEIVES,
@@ -30,6 +37,7 @@ from minidist.pipeline_parallel.actions import (
     Action,
     BackwardWeight,
     Programs,
+    Reduce,
     Transfer,
     last_stage,
     other_end,
@@ -37,9 +45,11 @@ from minidist.pipeline_parallel.actions import (
 from minidist.pipeline_parallel.execution_order import message
 from minidist.pipeline_parallel.executor import steps
 from minidist.pipeline_parallel.micro_batch import micro_batches as cut
+from minidist.pipeline_parallel.schedules import order_of, takes
 from minidist.planning import Simulation, simulate
 from minidist.rng import generator
 from minidist.tools.strategies import STRATEGIES
+from minidist.tools.timeline.action_names import kind as kind_of
 
 WARM_UP = 2  # steps that are not counted
 
@@ -50,8 +60,8 @@ class Measured:
 
     log         of the step whose makespan is the median, from zero
     makespans   of all measured steps, from the start of the first action to the end of the last
-    durations   {"F": [per virtual stage], "B": ..., "U": ...}: medians; means for W, because
-                several may be computed together
+    durations   {"F": [per virtual stage], "B": ..., "U": ..., "R": ...}: medians; means for W,
+                because several may be computed together
     overhead    median time of a send to another rank
     latency     median time from the start of a send to the end of a receive that waited for it
     simulation  the result with these durations, this overhead and this latency
@@ -75,7 +85,7 @@ class Measured:
 
 
 def measure_pipeline(
-    schedule: str,
+    schedule: str | Programs,
     stages: int,
     micro_batches: int,
     chunks: int = 1,
@@ -84,48 +94,76 @@ def measure_pipeline(
     repeats: int = 5,
     timeout: float | None = None,
     device: str = "cpu",
+    copies: int = 1,
     **options,
 ) -> Measured:
     """Run a schedule on `stages` processes: first warm up, then measure steps; simulate it.
 
+    schedule     a name; or programs of your own, which say themselves how many chunks there are
     width, rows  shape of X[rows, width], one micro-batch's activation and input of a stage
     repeats      number of measured steps
     device       where the ranks compute; on a GPU the log has its times, not the host's
+    copies       of the whole pipeline, each on `stages` processes; the gradients are summed over
+                 them, stage by stage, at R. The log is the first copy's
     options      options of the schedule, see `programs`
     """
-    bare = programs(schedule, stages, micro_batches, chunks, **options)
+    if isinstance(schedule, str):
+        bare = programs(schedule, stages, micro_batches, chunks, **options)
+    else:
+        bare, chunks = order_of(schedule, stages, micro_batches, **options), None
+    if copies > 1:
+        bare = add_reductions(bare)
     if options.get("replicas"):
         raise ValueError("a pipeline with replicas of a stage is not measured; leave them out")
-    settings = schedule, micro_batches, chunks, width, rows, WARM_UP + repeats, options
+    stage_count = 1 + last_stage(bare.placement)
+    settings = schedule, micro_batches, chunks, stage_count, width, rows, WARM_UP + repeats, options
     log = EventLog()
-    parts = run(_worker, stages, *settings, timeout=timeout, device=device, log=log)
+    ranks = stages * copies
+    parts = run(_worker, ranks, *settings, copies, timeout=timeout, device=device, log=log)
     runs = [_together(log, parts, i) for i in range(WARM_UP, WARM_UP + repeats)]
     spans = [max(e.end for e in r.events) - min(e.start for e in r.events) for r in runs]
-    durations, overhead, latency = _medians(bare, runs)
+    firsts, *others = ([_of_copy(r, copy, stages) for r in runs] for copy in range(copies))
+    durations, overhead, latency = _medians(bare, sum(others, firsts))
     simulation = simulate(
         bare,
         forward=durations["F"],
-        backward_input=[a + b for a, b in zip(durations["B"], durations["I"], strict=True)],
+        backward=durations["B"],
+        backward_input=durations["I"],
         backward_weight=durations["W"],
         update=durations["U"],
+        reduce=durations["R"],
         latency=latency,
         overhead=overhead,
         unit="s",
     )
     middle = sorted(range(repeats), key=spans.__getitem__)[repeats // 2]
-    return Measured(runs[middle].from_zero(), spans, durations, overhead, latency, simulation)
+    return Measured(firsts[middle].from_zero(), spans, durations, overhead, latency, simulation)
 
 
-def _worker(group: Group, schedule, m, chunks, width, rows, repeats, options) -> list[range]:
+def measured_times(schedule: str | Programs, *shape, **settings) -> dict:
+    """Return the times of a run, as options of a schedule that is searched for them; else nothing.
+
+    The arguments are those of `measure_pipeline`.
+    """
+    if not isinstance(schedule, str) or "forward" not in takes(schedule):
+        return {}
+    first = measure_pipeline(schedule, *shape, **settings)
+    names = {"forward": "F", "backward_input": "I", "backward_weight": "W"}
+    times = {name: first.durations[sign] for name, sign in names.items()}
+    return times | {"latency": first.latency}
+
+
+def _worker(group: Group, schedule, m, chunks, stages, width, rows, repeats, options, copies):
     """Run the steps; return the numbers of this rank's events that belong to each."""
+    mesh = Mesh(group, dp=copies, pp=group.size // copies)
+    options = options | ({"sums": partial(_sum, mesh.dp)} if copies > 1 else {})
     with threadpool_limits(1):
-        stages = group.size * chunks
         model = nn.MLP([width] * (2 * stages + 1)).to(group.device)
         inputs = generator(0, "examples").standard_normal((rows * m, width)).astype("float32")
         batch = cut(to_device(inputs, group.device), np.arange(rows * m) % width, m)
         parts = []
         for _ in range(repeats):
-            step = _step(model, group, schedule, m, chunks, options)
+            step = _step(model, mesh.pp, schedule, m, chunks, options)
             group.barrier()
             begin = len(group.log.events)
             step(batch)
@@ -133,9 +171,10 @@ def _worker(group: Group, schedule, m, chunks, width, rows, repeats, options) ->
         return parts
 
 
-def _step(model: nn.MLP, group: Group, schedule, m: int, chunks: int, options):
+def _step(model: nn.MLP, group: Group, schedule, m: int, chunks: int | None, options):
     """Return a function that sends a batch's micro-batches through this rank's stages."""
-    scheme = STRATEGIES[schedule].worker.keywords.get("scheme")
+    named = isinstance(schedule, str)
+    scheme = STRATEGIES[schedule].worker.keywords.get("scheme") if named else None
     if scheme is not None:
         sgd = lambda parameters: optim.SGD(parameters, lr=1e-3)  # noqa: E731
         # The weights are from an earlier run, which does not matter: only time is measured.
@@ -144,6 +183,19 @@ def _step(model: nn.MLP, group: Group, schedule, m: int, chunks: int, options):
     for p in model.parameters():
         p.grad = None
     return Pipeline(model, group, schedule, m, chunks, **options).run
+
+
+def _sum(group: Group, layers: list[nn.Module]) -> None:
+    """Sum the gradients of these layers over the copies of the pipeline."""
+    for layer in layers:
+        layer.flat.collect_gradients()
+        group.all_reduce(layer.flat.gradient, out=layer.flat.gradient)
+
+
+def _of_copy(log: EventLog, copy: int, stages: int) -> EventLog:
+    """Return the events of one copy's ranks, numbered from 0."""
+    own = [e for e in log.events if e.rank // stages == copy]
+    return EventLog([replace(e, rank=e.rank % stages) for e in own])
 
 
 def _together(log: EventLog, parts: list[list[range]], i: int) -> EventLog:
@@ -173,7 +225,7 @@ def _medians(bare: Programs, runs: list[EventLog]) -> tuple[dict[str, list[float
             (mean if kind is BackwardWeight else median)(seconds.get((kind.sign, k), [0.0]))
             for k in range(1 + last_stage(bare.placement))
         ]
-        for kind in COMPUTE
+        for kind in (*COMPUTE, Reduce)
     }
     return durations, median(sends[1:] or sends), median(latencies[1:] or latencies)
 
@@ -181,7 +233,13 @@ def _medians(bare: Programs, runs: list[EventLog]) -> tuple[dict[str, list[float
 def _paired(bare: Programs, log: EventLog) -> Iterator[tuple[int, Action, int, Event]]:
     """Yield (rank, action, number of actions in this event, event) for the whole log."""
     for rank, program in enumerate(add_communication(bare)):
-        events = [e for e in log.events if e.rank == rank]
-        for (action, at_once), e in zip(steps(program), events, strict=True):
+        own = [e for e in log.events if e.rank == rank and not e.name.startswith("all_reduce")]
+        sums = {e.name: e for e in own if kind_of(e.name) == Reduce.sign}
+        inline = [a for a in program if not isinstance(a, Reduce)]
+        events = [e for e in own if e.name not in sums]
+        for (action, at_once), e in zip(steps(inline), events, strict=True):
             assert isinstance(action, Transfer) or e.name == " ".join(map(str, at_once))
             yield rank, action, len(at_once), e
+        for action in program:
+            if str(action) in sums:  # of one copy there are none
+                yield rank, action, 1, sums[str(action)]

@@ -19,16 +19,11 @@ from minidist.course.register import mistakes
 from minidist.course.zoo import Mutant
 
 ROOT = Path(__file__).parents[2]
-SOME = [
-    "no_all_reduce",
-    "missing_one_over_m",
-    "qkv_in_equal_runs",
-    "unstashed_weights",
-]
+SOME = ["no_all_reduce", "unstashed_weights"]  # the promises exact and replayed; -m slow: all
 GRADIENT = Edit(
     "data_parallel/naive.py:all_reduce_gradients",
-    "p.grad if p.grad is not None else p.xp.zeros_like(p.data)",
-    "p.xp.zeros_like(p.data) if p.grad is None else p.grad",
+    "p.grad if p.grad is not None else p.xp.zeros_like(p.data, p.grad_dtype)",
+    "p.xp.zeros_like(p.data, p.grad_dtype) if p.grad is None else p.grad",
 )
 HARMLESS = Mutant("harmless", (GRADIENT,), family="data parallelism")
 FEW = ["tests/test_rng.py::test_the_reference_is_split_mix_64"]
@@ -89,7 +84,7 @@ def test_some_mutants_are_killed_by_the_command_and_the_numbers_say_why():
         while piece := os.read(ours, 4096):  # no read returns more
             said += piece
     os.close(ours)
-    assert b"4/4" in said
+    assert b"2/2" in said
     assert done.returncode == 0
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     assert set(rows) == set(SOME)
@@ -148,7 +143,8 @@ def test_a_run_that_takes_too_long_is_ended(monkeypatch):
     assert run.process.poll() is not None and not run.folder.exists()
 
 
-def test_ctrl_c_ends_all_runs_and_leaves_nothing(tmp_path):
+@pytest.mark.parametrize("kind, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_or_sigterm_ends_all_runs_and_leaves_nothing(tmp_path, kind, status):
     env = os.environ | {"TMPDIR": str(tmp_path)}
     command = [sys.executable, "-m", "minidist", "mutants", "--name", "no_all_reduce"]
     running = subprocess.Popen(
@@ -157,14 +153,14 @@ def test_ctrl_c_ends_all_runs_and_leaves_nothing(tmp_path):
     end = time.monotonic() + 30
     while not list(tmp_path.glob("minidist-mutant-*/output.txt")) and time.monotonic() < end:
         time.sleep(0.02)
-    running.send_signal(signal.SIGINT)
+    running.send_signal(kind)
     _, err = running.communicate(timeout=30)
-    assert running.returncode == 130 and "interrupted" in err
+    assert running.returncode == status and ("interrupted" in err) == (kind is signal.SIGINT)
     assert not list(tmp_path.glob("minidist-mutant-*"))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_every_mutant_is_killed_and_says_what_it_should(capsys):
     assert main(["mutants", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
@@ -175,7 +171,7 @@ def test_every_mutant_is_killed_and_says_what_it_should(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_the_reference_survives_everything():
     batches = [test_batches.SINGLE_DEVICE, *HARMLESS.batches()]
     (row,) = mutation_testing.judge([HARMLESS], tests=[test for batch in batches for test in batch])

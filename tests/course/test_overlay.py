@@ -54,7 +54,8 @@ def pytest_with(folder, *tests):
     )
 
 
-@pytest.mark.parametrize("sound", [True, False])
+# Every day test_mutants.py, too, runs pytest on files that are not sound.
+@pytest.mark.parametrize("sound", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_pytest_runs_against_another_implementation(tmp_path, sound):
     theirs = tmp_path / "minidist" / NAIVE
     theirs.parent.mkdir(parents=True)

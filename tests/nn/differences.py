@@ -11,6 +11,8 @@ def assert_gradients_are_differences(model, loss, step=1e-6):
         p.grad = None
     loss().backward()
     for name, p in model.named_parameters().items():
+        if not p.requires_grad:
+            continue
         start, direction, values = p.data.copy(), arrays(*p.shape, seed=1), []
         for distance in (step, -step):
             p.data[...] = start + distance * direction

@@ -135,3 +135,11 @@ def test_a_parameter_outside_any_vector_is_an_error():
     with pytest.raises(ValueError, match=r"'alone\.weight' is in no flat vector; call flatten"):
         flat_slices(layer.parameters())
     assert len(flat_slices(layer.flatten().parameters())) == 1
+
+
+def test_the_time_of_a_change_never_goes_back():
+    flat = nn.Linear(2, 3).flatten().flat
+    flat.changed()
+    last = flat.last_changed()
+    flat.changed(1)
+    assert flat.last_changed() == last > 1

@@ -77,7 +77,7 @@ def test_a_token_outside_the_vocabulary_is_an_error():
         nn.Transformer(5, 4, 2, 1, context=3)(np.array([[5]]))
 
 
-@given(model=plain_transformers.filter(lambda model: model.layers[-1].tied), seed=seeds)
+@given(model=transformers((0.0,), (0,)).filter(lambda model: model.layers[-1].tied), seed=seeds)
 def test_a_tied_weight_has_the_sum_of_the_gradients_of_its_two_uses(model, seed):
     shape = model.layers[0].token.weight.shape
     blocks = len(model.layers) - 2
@@ -164,9 +164,9 @@ def test_the_gradient_of_the_hidden_state_is_complete_before_any_thunk_has_run()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_training_step_keeps_its_dtype(dtype, tied, device):
-    model = nn.Transformer(5, 4, 2, 2, 3, dtype=dtype, dropout=0.2, tied=tied).to(device)
+@pytest.mark.parametrize("tied, experts", [(False, 0), (True, 0), (True, 2)])
+def test_a_training_step_keeps_its_dtype(dtype, tied, experts, device):
+    model = nn.Transformer(5, 4, 2, 2, 3, 0, dtype, 0.2, tied, experts).to(device)
     optimizer = optim.AdamW(model.parameters(), lr=0.01)
     tokens = draw_tokens(model, 4)
     before = model.state()

@@ -19,35 +19,35 @@ from minidist.tensor_parallel import (
 )
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
 from minidist.tools.compare import compare
-from minidist.tools.strategies.cases import random_weights
+from minidist.tools.strategies.cases import collect, random_weights
 from minidist.tools.strategies.tensor_parallel import whole_gradients
 from tests.strategies import arrays
 
 OUTPUT, INPUT = "(output)", "(input)"
 
 
-def judge_layers(group, build, split, x, seed, split_input=False, split_output=False):
+def judge_layers(group, build, split, x, seed, split_input=False, split_output=False, axis=-1):
     """Return how the split layers' output and gradients compare with the whole ones'.
 
     build         () -> the whole module, the same on every rank
     split         (module, group) -> its split version
     split_input, split_output
-                  whether a rank has its part, along the last axis, of X and dX; of Y and dY
+                  whether a rank has its part, along `axis`, of X and dX; of Y and dY
     """
     whole = random_weights(build(), seed)
     parts = split(copy.deepcopy(whole), group)
     want_x = Tensor(x, requires_grad=True)
-    got_x = Tensor(own_part(x, group, -1) if split_input else x, requires_grad=True)
+    got_x = Tensor(own_part(x, group, axis) if split_input else x, requires_grad=True)
     want_y, got_y = whole(want_x), parts(got_x)
     grad = arrays(*want_y.shape, seed=[seed, 99])
     want_y.backward(grad)
-    got_y.backward(own_part(grad, group, -1) if split_output else grad)
-    want = {n: p.grad for n, p in whole.named_parameters().items()}
+    got_y.backward(own_part(grad, group, axis) if split_output else grad)
+    want = collect(whole)
     want |= {OUTPUT: want_y.data, INPUT: want_x.grad}
     got = whole_gradients(parts, group)
     y, dx = got_y.data, got_x.grad
-    got[OUTPUT] = group.all_gather(y, -1) if split_output else y
-    got[INPUT] = group.all_gather(dx, -1) if split_input else dx
+    got[OUTPUT] = group.all_gather(y, axis) if split_output else y
+    got[INPUT] = group.all_gather(dx, axis) if split_input else dx
     return compare([got], want)
 
 

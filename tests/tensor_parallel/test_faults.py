@@ -83,15 +83,15 @@ def worst(found):
 
 
 ON_THE_MESH = [
-    ("tied_embedding_summed_twice", (1, 2, 1)),
-    ("tied_embedding_summed_twice", (1, 2, 2)),
-    ("untied_embedding", (1, 2, 2)),
-    ("averaged_over_dp", (2, 1, 2)),
-    ("averaged_over_tp", (2, 1, 2)),
-    ("scaled_at_every_stage", (1, 2, 1)),
-    ("mean_of_means", (2, 1, 1)),
-    ("masks_by_local_example", (2, 1, 1)),
-    ("f_averages", (1, 2, 2)),
+    ("tied_embedding_summed_twice", (1, 2, 1, 1, 1)),
+    ("tied_embedding_summed_twice", (1, 2, 1, 2, 1)),
+    ("untied_embedding", (1, 2, 1, 2, 1)),
+    ("averaged_over_dp", (2, 1, 1, 2, 1)),
+    ("averaged_over_tp", (2, 1, 1, 2, 1)),
+    ("scaled_at_every_stage", (1, 2, 1, 1, 1)),
+    ("mean_of_means", (2, 1, 1, 1, 1)),
+    ("masks_by_local_example", (2, 1, 1, 1, 1)),
+    ("f_averages", (1, 2, 1, 2, 1)),
 ]
 
 
@@ -106,12 +106,12 @@ def test_a_mistake_on_the_mesh_is_found_in_the_gradients(cluster, name, mesh):
 @pytest.mark.parametrize(
     "name, mesh",
     [
-        ("local_norm", (1, 2, 1)),
-        ("local_norm", (1, 1, 2)),
-        ("local_norm", (2, 1, 2)),
-        ("copies_on_pp_count_in_the_norm", (1, 2, 1)),
-        ("copies_on_tp_count_in_the_norm", (1, 1, 2)),
-        ("copies_on_tp_count_in_the_norm", (2, 1, 2)),
+        ("local_norm", (1, 2, 1, 1, 1)),
+        ("local_norm", (1, 1, 1, 2, 1)),
+        ("local_norm", (2, 1, 1, 2, 1)),
+        ("copies_on_pp_count_in_the_norm", (1, 2, 1, 1, 1)),
+        ("copies_on_tp_count_in_the_norm", (1, 1, 1, 2, 1)),
+        ("copies_on_tp_count_in_the_norm", (2, 1, 1, 2, 1)),
     ],
 )
 def test_a_wrong_norm_is_found_though_the_first_gradients_are_right(cluster, name, mesh):

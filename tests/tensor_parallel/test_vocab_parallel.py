@@ -49,7 +49,7 @@ def held_to_one_device(found, logits, targets, reduction_size, rtol=1e-9):
     loss.backward(np.full((), 1.5, loss.dtype))
     scale = 1 / (reduction_size or max(1, targets.size))
     for got, dlogits, extra, best in found:
-        assert got.dtype == dlogits.dtype == logits.dtype and got.shape == ()
+        assert (got.dtype, got.shape) == (loss.dtype, ()) and dlogits.dtype == logits.dtype
         np.testing.assert_allclose(got, loss.data, rtol=rtol, atol=rtol)
         np.testing.assert_allclose(dlogits, want.grad, rtol=rtol, atol=rtol * scale)
         assert not extra.any()
@@ -190,16 +190,22 @@ def test_no_rank_ever_holds_as_many_numbers_as_the_whole_logits(cluster):
         del head
         x = Tensor(arrays(B, T, C), requires_grad=True)
         targets = np.zeros((B, T), int)
-        tracemalloc.start()
-        try:
-            logits = split(x)
-            loss = vocab_parallel.cross_entropy(logits, targets, group=group, vocab=V)
-            loss.backward()
-            return tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
 
-    B, T, V, C = 4, 16, 2000, 2
+        def peak():
+            tracemalloc.start()
+            try:
+                logits = split(x)
+                loss = vocab_parallel.cross_entropy(logits, targets, group=group, vocab=V)
+                loss.backward()
+                return tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+
+        # What the pass needs, it needs each time. What the rank's process allocates for itself,
+        # as an import or a table of old runs that grows, it needs once.
+        return min(peak() for _ in range(3))
+
+    B, T, V, C = 4, 16, 8000, 2
     for peak in cluster(4).run(worker, B, T, V, C):
         assert B * T * V * 8 / 4 < peak < 0.85 * B * T * V * 8
 

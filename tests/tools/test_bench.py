@@ -9,12 +9,13 @@ import sys
 import time
 from functools import partial
 
+import numpy as np
 import pytest
 
 import minidist
 from minidist.backend import why_no_gpu
 from minidist.cli import main
-from minidist.tools.bench import comm, mpi, pipelines, run_peer, steps
+from minidist.tools.bench import checkpoint, comm, mpi, pipelines, run_peer, steps
 from minidist.tools.bench import gpu as gpu_bench
 from tests.clocks import clock_of_a_gpu
 
@@ -321,3 +322,28 @@ def test_rows_are_printed_as_they_are_measured_and_are_not_lost(tiny, monkeypatc
     assert main(["bench"]) == 130 and printed[0].splitlines()[1].split()[:2] == ["first", "1.00"]
     assert main(["bench", "--json"]) == 130
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["first"]
+
+
+def test_a_checkpoint_is_held_against_np_save_and_its_step_against_one_without(
+    monkeypatch, tmp_path
+):
+    pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checkpoint, "ELEMENTS", 100)
+    times = np.array([[[1.0, 0.9], [1.2, 0.9], [2.0, 1.9]]] * 3)
+    monkeypatch.setattr(checkpoint, "steps_and_saves", lambda *_: times)
+    monkeypatch.setattr(checkpoint, "Cluster", partial(minidist.Cluster, transport="thread"))
+    save, load, delay, alone = checkpoint.measure(rounds=1)
+    assert save["name"] == "save 0 MiB" and min(save["ratio"], load["ratio"]) > 0
+    assert delay["ratio"] == pytest.approx(0.1) and delay["limit"] == 0.05
+    assert alone["ratio"] == pytest.approx(0)
+    assert checkpoint.line(delay).split()[-4:] == ["step", "takes", "1000", "ms"]
+    assert not any(tmp_path.iterdir())
+
+
+def test_what_a_save_takes_from_a_step_is_measured_in_three_times(monkeypatch, tmp_path, cluster):
+    pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
+    for name, size in {"WIDTH": 32, "BATCH": 16}.items():
+        monkeypatch.setattr(checkpoint, name, size)
+    (found,) = cluster(1, "thread").run(checkpoint.steps_and_saves, tmp_path, 1)
+    assert found.shape == (1, 3, 2) and (found > 0).all()

@@ -153,6 +153,17 @@ def test_a_first_weight_whose_input_was_overwritten():
     assert found(other, split) is None
 
 
+@pytest.mark.parametrize("what", counterfactuals.STATISTICS)
+def test_batch_norms_with_wrong_sums(what):
+    model = random_weights(nn.CNN(1, 3, (2, 3), dtype="float64"))
+    case, split = Case("CNN", model, arrays(7, 1, 4, 4), np.arange(7) % 3), Split(data=3)
+    again = counterfactuals.with_statistics(case, 3, counterfactuals.STATISTICS[what])
+    assert found(again, split, case) == f"equals the gradient with {what}"
+    one_each = replace(case, inputs=case.inputs[:3], targets=case.targets[:3])
+    assert counterfactuals.with_statistics(one_each, 3, counterfactuals.STATISTICS[what])
+    assert counterfactuals.with_statistics(CASE, 3, counterfactuals.STATISTICS[what]) is None
+
+
 def test_models_that_do_one_thing_wrong():
     case, split = transformer_case(), Split(tensor=3)
     again = counterfactuals.with_biases_times(case, 3, counterfactuals.BIASES[1])

@@ -58,16 +58,16 @@ def test_one_device_holds_what_the_formulas_say_for_one_rank():
 
 @sizes
 @pytest.mark.parametrize("sequence", [False, True])
-def test_the_differences_to_korthikanti_et_al_are_the_tanh_the_deviations_and_the_scores(
+def test_the_differences_to_korthikanti_et_al_are_gelus_factor_the_deviations_and_the_scores(
     size, sequence
 ):
     """At two bytes a number: what we keep besides; and 5 for each score, of which we keep some."""
     for B, T, C, H in [*SHAPES, (1, 3072, 12288, 96)]:
         ours = block_activation_bytes(B, T, C, H, 2, size, sequence)
-        tanh, scores = 8 * B * T * C / size, B * H * (5 * T * T - 2 * kept_scores(T)) / size
+        factor, scores = 8 * B * T * C / size, B * H * (5 * T * T - 2 * kept_scores(T)) / size
         deviations = 4 * B * T / (size if sequence else 1)
         theirs = korthikanti_bytes(B, T, C, H, size, sequence)
-        assert ours == pytest.approx(theirs + tanh + deviations - scores, rel=1e-12)
+        assert ours == pytest.approx(theirs + factor + deviations - scores, rel=1e-12)
 
 
 def test_the_sequence_split_divides_everything_and_the_matrix_split_all_but_ten():

@@ -9,10 +9,13 @@ from types import SimpleNamespace
 import numpy as np
 
 from minidist import Mesh, nn, optim
+from minidist.context_parallel import zigzag
 from minidist.course.probes.ranks import on_ranks
+from minidist.data_parallel.copies import Copies
 from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel import Pipeline
-from minidist.pipeline_parallel.holders import holders, shapes_of
+from minidist.pipeline_parallel.holders import holders
+from minidist.replicas import shapes_of
 from minidist.tensor_parallel import ParallelTransformer
 from minidist.tensor_parallel.sequence_parallel import sequence_parallel
 
@@ -130,7 +133,11 @@ class OnMesh(Hybrid):
         model, pp = split(model, axes["tp"]), axes["pp"]
         own = nn.Sequential([model.layers[k] for k in layers[at[1]]])
         groups = {name: pp.split(0 if at[1] in ranks else None) for name, ranks in shared.items()}
-        self.pipeline = OwnLayers(own, pp, groups)
+        self.pipeline, self.data = OwnLayers(own, pp, groups), axes["dp"]
+        self.tp_sums = axes["tp"]
+        self.cp = self.ep = group.split(group.rank)
+        self.positions, self.same_experts, self.experts = zigzag, axes["dp"], []
+        self.copies = Copies(self.runs(), own.parameters())
 
 
 def sums(shape, grads, **model):
@@ -141,7 +148,7 @@ def sums(shape, grads, **model):
         for name, p in hybrid.named_parameters().items():
             p.grad = grads[group.rank][name]
         before = {name: getattr(hybrid.mesh, name).ledger.total for name in SHAPE}
-        hybrid.sum_gradients()
+        hybrid.sum_gradients(hybrid.pipeline.model.layers)
         sent = {f"bytes {n}": getattr(hybrid.mesh, n).ledger.total - before[n] for n in SHAPE}
         return gradients(hybrid.named_parameters()) | sent
 
@@ -171,13 +178,11 @@ def dealt(shape, m, losses, tokens, targets, examples, old):
         hybrid = OnMesh(group, shape, **SMALL, layers=[[0]] * shape[1], shared={})
         parameters = hybrid.pipeline.parameters()
         hybrid.pipeline = pretended = Pretended(m, parameters, losses[group.rank])
-        order = []
-        hybrid.sum_gradients = lambda: order.append(pretended.ran is not None)
         if old:
             parameters[0].grad = np.zeros(parameters[0].shape)
             return {"refused": refused(lambda: hybrid.backward(tokens, targets))}
         loss = hybrid.backward(tokens, targets, 7, 3, examples)
-        found = {"loss": loss, "summed after the run": order, "count": len(pretended.ran)}
+        found = {"loss": loss, "count": len(pretended.ran)}
         for i, part in enumerate(pretended.ran):
             found[f"tokens of {i}"], found[f"targets of {i}"] = part.inputs, part.targets
             found[f"total of {i}"] = part.total

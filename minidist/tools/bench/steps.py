@@ -62,14 +62,28 @@ def chain_step():
     return step
 
 
+def convolution_step(images=(32, 16, 28, 28), filters=32):
+    """Forward and backward of one convolution of 3 x 3, by default of 32 filters; no optimizer."""
+    x = np.random.default_rng(0).standard_normal(images, np.float32)
+    layer = nn.Conv2d(images[1], filters, 3, padding=1)
+    grad = np.ones((images[0], filters, *images[2:]), np.float32)
+
+    def step():
+        layer(Tensor(x, requires_grad=True)).backward(grad)
+        layer.zero_grad()
+
+    return step
+
+
 LONG = {"width": 256, "context": 512, "batch": 2}
 STEPS = {
     "MLP step": mlp_step,
     "Transformer step": transformer_step,
     "Transformer, 512 positions": functools.partial(transformer_step, **LONG),
+    "Convolution": convolution_step,
     "1,000 tiny ops": chain_step,
 }
-LIMITS = dict(zip(STEPS, (1.5, 2.0, 2.0, 1.0), strict=True))
+LIMITS = dict(zip(STEPS, (1.5, 2.0, 2.0, 3.0, 1.0), strict=True))
 
 
 def measure(rounds: int = 15) -> Iterator[dict]:

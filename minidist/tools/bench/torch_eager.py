@@ -84,10 +84,22 @@ def chain_step():
     return step
 
 
+def convolution_step(images=(32, 16, 28, 28), filters=32):
+    x, layer = torch.randn(images), nn.Conv2d(images[1], filters, 3, padding=1)
+    grad = torch.ones(images[0], filters, *images[2:])
+
+    def step():
+        layer(x.detach().requires_grad_()).backward(grad)
+        layer.zero_grad()
+
+    return step
+
+
 STEPS = {
     "MLP step": mlp_step,
     "Transformer step": transformer_step,
     "Transformer, 512 positions": functools.partial(transformer_step, **LONG),
+    "Convolution": convolution_step,
     "1,000 tiny ops": chain_step,
 }
 

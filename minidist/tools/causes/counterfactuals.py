@@ -7,13 +7,17 @@ in this case. `gradients.py` compares them with the gradients of the ranks.
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from minidist import nn
 from minidist.autograd import Tensor, functions
+from minidist.comm import Group, run
+from minidist.errors import RankFailed
 from minidist.rng import Randomness
 from minidist.tools.strategies.cases import INPUT, Case, Split, as_input, collect, one_device
+from minidist.tools.strategies.data_parallel import naive_worker
 
 Gradients = dict[str, np.ndarray]
 
@@ -24,7 +28,8 @@ def of_examples(case: Case, rows: np.ndarray, masks_for: np.ndarray | None = Non
     masks_for  the examples whose dropout masks are used; by default the same examples
     """
     model, x = copy.deepcopy(case.model), as_input(case.inputs[rows])
-    randomness = Randomness(case.seed, 0, rows if masks_for is None else masks_for)
+    masks_for = rows if masks_for is None else masks_for
+    randomness = Randomness(case.seed, 0, masks_for, len(case.inputs))
     total = case.targets.size
     case.loss(model(x, randomness), case.targets[rows], reduction_size=total).backward()
     found = collect(model, x)
@@ -39,6 +44,41 @@ def with_local_masks(case: Case, shares: list[np.ndarray]) -> Gradients:
     """Every share of the batch draws its dropout masks as for the examples 0, 1, ..."""
     found = [of_examples(case, rows, np.arange(len(rows))) for rows in shares if len(rows)]
     return {name: sum(part[name] for part in found) for name in found[0]}
+
+
+OwnSums = Callable[[Group, np.ndarray], np.ndarray]
+STATISTICS: dict[str, OwnSums] = {  # what a BatchNorm may get in place of sums over ranks
+    "each rank's own statistics: batch norm is not synchronised": lambda group, sums: sums,
+    "statistics of all ranks, but each rank's own sums in batch norm's backward": (
+        lambda group, sums: group.all_reduce(sums) if sums.ndim == 1 else sums
+    ),
+    "statistics in which all ranks' shares of the batch count the same": (
+        lambda group, sums: _as_if_equal(group, sums) if sums.ndim == 1 else group.all_reduce(sums)
+    ),
+}
+
+
+def _as_if_equal(group: Group, sums: np.ndarray) -> np.ndarray:
+    """Take for the sum of (count, ...) the ranks' means, times this rank's count."""
+    own = max(1, sums[0])
+    return own * group.all_reduce(sums / own)
+
+
+def with_statistics(case: Case, ranks: int, sum_over_ranks: OwnSums) -> Gradients | None:
+    """Data-parallel ranks have batch norms with these sums; None if one has too few numbers."""
+    if not any(case.model.modules(nn.BatchNorm)):
+        return None
+
+    def worker(group):
+        copied = copy.deepcopy(case)
+        for norm in copied.model.modules(nn.BatchNorm):
+            norm.sum_over_ranks = partial(sum_over_ranks, group)
+        return naive_worker(group, copied).gradients
+
+    try:
+        return run(worker, ranks, transport="thread")[0]
+    except RankFailed:
+        return None
 
 
 @dataclass(frozen=True)
@@ -57,7 +97,7 @@ def with_repeated_masks(case: Case, parts: int) -> Gradients | None:
     if not isinstance(case.model, nn.Transformer) or case.inputs.shape[1] % parts:
         return None
     model = copy.deepcopy(case.model)
-    randomness = FirstPositions(case.seed, 0, np.arange(len(case.inputs)), parts)
+    randomness = FirstPositions(case.seed, 0, np.arange(len(case.inputs)), parts=parts)
     case.loss(model(case.inputs, randomness), case.targets).backward()
     return collect(model)
 

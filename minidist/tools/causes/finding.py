@@ -88,7 +88,11 @@ class Finding:
         return f", only in {some(wrong or self.wrong)}"
 
 
-KINDS = {"norms": lambda n: ".norm" in n, "biases": lambda n: n.endswith("bias")}
+KINDS = {
+    "norms": lambda n: ".norm" in n,
+    "biases": lambda n: n.endswith("bias"),
+    "gates": lambda n: ".gate." in n,
+}
 
 
 def some(names: list[str]) -> str:

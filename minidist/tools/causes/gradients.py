@@ -10,18 +10,22 @@ from collections.abc import Callable
 
 import numpy as np
 
+from minidist.tools.causes import context, convolutions
 from minidist.tools.causes.counterfactuals import (
     BIASES,
     PERMUTATIONS,
+    STATISTICS,
     with_biases_times,
     with_local_masks,
     with_overwritten_inputs,
     with_padding,
     with_permuted_heads,
     with_repeated_masks,
+    with_statistics,
     without_tying,
 )
 from minidist.tools.causes.examples import examples
+from minidist.tools.causes.experts import mixture
 from minidist.tools.causes.factors import factor
 from minidist.tools.causes.finding import Finding, some
 from minidist.tools.strategies.cases import INPUT
@@ -161,6 +165,18 @@ def _masks(f: Finding) -> str | None:
     return None
 
 
+def _statistics(f: Finding) -> str | None:
+    """Batch norm has other statistics; those of the running ones may be wrong alone."""
+    if f.split.data == len(f.got) > 1 == f.split.micro_batches:
+        for what, sums in STATISTICS.items():
+            again = with_statistics(f.case, len(f.got), sums)
+            if again is not None and f.is_on(0, again):
+                return f"equals the gradient with {what}"
+    if all(name.endswith("running_var") for name in f.wrong):
+        return "only the running variance is wrong: corrected by another count / (count - 1)"
+    return None
+
+
 def _padding(f: Finding) -> str | None:
     N = f.split.tensor
     if N > 1 and (found := with_padding(f.case, N)) is not None and f.is_everywhere(found[1]):
@@ -168,11 +184,28 @@ def _padding(f: Finding) -> str | None:
     return None
 
 
+def _context(f: Finding) -> str | None:
+    for what, compute in context.explanations(f.case, f.split.positions).items():
+        if f.is_everywhere(compute()):
+            return f"equals the gradient of {what}"
+    return None
+
+
+def _convolutions(f: Finding) -> str | None:
+    known = convolutions.explanations(f.case, f.split.rows, f.split.tensor)
+    for what, compute in known.items():
+        if all(f.is_on(rank, gradients) for rank, gradients in enumerate(compute())):
+            return f"equals the gradient with {what}"
+    return None
+
+
 EXAMINATIONS: list[Callable[[Finding], str | None]] = [
     _not_finite,
     _nothing,
     _rounded,
+    mixture,
     factor,
+    _statistics,
     _overwritten,
     _one_use,
     examples,
@@ -181,6 +214,8 @@ EXAMINATIONS: list[Callable[[Finding], str | None]] = [
     _permuted,
     _masks,
     _padding,
+    _context,
+    _convolutions,
 ]
 
 

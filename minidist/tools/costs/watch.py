@@ -13,6 +13,7 @@ from minidist import nn, optim
 from minidist.autograd import Function, Tensor, functions_below
 from minidist.backend import Array, address
 from minidist.comm import Group
+from minidist.context_parallel.ring_attention import RingAttention
 from minidist.pipeline_parallel.partition import multiply_adds
 from minidist.pipeline_parallel.stage import Stage
 from minidist.pipeline_parallel.weight_versions import VersionedStage
@@ -71,9 +72,13 @@ class Watch:
 
     def graph(self, y: Tensor, others: Iterable = (), parameters: Iterable[Array] = ()) -> Tensor:
         """Record the products below y, a new result, and what y's graph and others hold."""
-        self.work += sum(map(_products, functions_below(y)))
+        self.work += sum(map(products, functions_below(y)))
         self.peak = max(self.peak, graph_bytes([y, *others], parameters))
         return y
+
+    def compressor(self, compress: Callable) -> Callable:
+        """Return a compressor of gradients as it is: only its bytes are watched, by the group."""
+        return compress
 
     def sends(self, *groups: Group | None) -> None:
         """Record what this rank has sent in these groups."""
@@ -82,7 +87,7 @@ class Watch:
     def holds(self, homes: Iterable, optimizer=None, parameters=(), gradients=()) -> None:
         """Record what stays: these flat vectors, an optimizer's state, and other arrays."""
         homes = list(dict.fromkeys(homes))
-        state = [] if optimizer is None else optimizer.state
+        state = [] if optimizer is None else [optimizer.copies, *optimizer.state]
         self.kept = {
             "parameters": [*(home.vector for home in homes), *parameters],
             "gradients": [*(home.gradient for home in homes), *gradients],
@@ -103,14 +108,44 @@ class WatchedLayer(nn.Module):
         return y if self.on_output is None else self.on_output(y)
 
 
+def watched_step(
+    watch: Watch,
+    group: Group,
+    model: nn.Module,
+    loss: Callable[[], Tensor],
+    sum_gradients: Callable[[], None],
+) -> None:
+    """One step with AdamW, watched.
+
+    loss           runs this rank's part of forward
+    sum_gradients  sums what backward leaves partial
+    """
+    watch.model(model)
+    weights = [p.data for p in model.parameters()]
+    watch.graph(loss(), parameters=weights).backward()
+    sum_gradients()
+    watch.sends(group)
+    optimizer = adamw(model.parameters())
+    optimizer.step()
+    watch.holds([p.home for p in model.parameters() if p.requires_grad], optimizer)
+
+
 def _then(second: Callable, first: Callable) -> Callable:
     return lambda *arguments, **more: second(first(*arguments, **more))
 
 
-def _products(function: Function) -> int:
+def products(function: Function) -> int:
+    """Return the multiply-adds of a function that has been computed, on this rank."""
     match function:
         case GatheredLinear(result_shape=shape, x=x):
             return int(np.prod(shape)) * x.shape[-1]
+        case RingAttention(qkv=qkv, held=held):
+            _, B, H, _, D = qkv.shape
+            products = [tile for source in range(len(held)) for tile in function.tiles(source)]
+            scores = sum(
+                (rows.stop - rows.start) * (keys.stop - keys.start) for rows, keys, _ in products
+            )
+            return 2 * B * H * D * scores
     return multiply_adds(function)
 
 

@@ -12,6 +12,7 @@ from minidist.autograd import Tensor
 from minidist.backend import Array, host_copy, on_gpu, to_device, to_host
 from minidist.comm import Group
 from minidist.datasets import example_indices
+from minidist.positions import Positions
 from minidist.rng import Randomness, generator
 
 INPUT = "(input)"  # the name under which a floating input's gradient is compared
@@ -49,6 +50,8 @@ class Split:
     micro_batches  number of parts of each data rank's examples
     stages         names of parameters per virtual stage; or per layer, if each layer communicates
     tensor         number of ranks that hold parts of the same matrices
+    positions      the positions of each rank, if the sequence is cut
+    rows           number of ranks that have different rows of the same images
     """
 
     data: int = 1
@@ -56,6 +59,8 @@ class Split:
     stages: tuple[list[str], ...] = ()
     tensor: int = 1
     each: str = "stage"  # what `stages` are called
+    positions: tuple[Positions, ...] = ()
+    rows: int = 1
 
     def parts(self, examples: int) -> dict[tuple[int, int], np.ndarray]:
         """Return {(data rank, micro-batch): its examples}, without the empty ones."""
@@ -123,15 +128,25 @@ def loss_of(model: nn.Module, case: Case, x: Tensor | np.ndarray) -> Tensor:
     return case.loss(model(x, Randomness(case.seed, 0, examples)), case.targets)
 
 
+def randomness_of(case: Case, examples: np.ndarray, loss_scale: float = 1.0) -> Randomness:
+    """Return what the model needs to know about some examples of the case's one batch."""
+    return Randomness(case.seed, 0, examples, len(case.inputs), loss_scale=loss_scale)
+
+
 def collect(model: nn.Module, x: Tensor | None = None) -> dict[str, np.ndarray]:
-    """Return {name: gradient} of a model, zeros for None, and the input's if it has one."""
+    """Return {name: gradient} of a model, zeros for None, and the input's if it has one.
+
+    The running statistics of batch norm have no gradient: their values are returned instead.
+    """
     named = dict(model.named_parameters())
+    norms = model.modules(nn.BatchNorm)
+    moved = {p.name: host_copy(p.data) for n in norms for p in (n.running_mean, n.running_var)}
     if isinstance(x, Tensor):
         named[INPUT] = x
     return {
         name: np.zeros(p.shape, p.dtype) if p.grad is None else host_copy(p.grad)
         for name, p in named.items()
-    }
+    } | moved
 
 
 def bytes_sent(*groups: Group) -> Counter[str]:
@@ -155,16 +170,18 @@ def random_weights(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def small_cases(ranks: int) -> list[Case]:
-    """An MLP on 7 examples and on 2, and a tied Transformer with dropout on 6."""
+    """An MLP on 7 examples and on 2, a tied Transformer on 6, one with experts on 5; dropout."""
     random = generator(0, "cases")
     images, labels = random.standard_normal((7, 6)), random.integers(0, 3, 7)
     tokens, nexts = random.integers(0, 11, (2, 6, 5))
     mlp = nn.MLP([6, 9, 5, 3], activation="gelu", seed=1, dtype="float64")
     transformer = nn.Transformer(11, 8, 2, 2, 5, seed=2, dtype="float64", dropout=0.2, tied=True)
+    experts = nn.Transformer(11, 8, 2, 1, 5, 2, "float64", 0.2, experts=3, capacity=0.75)
     return [
         Case("MLP, 7 examples", mlp, images, labels),
         Case("Transformer, 6 examples", transformer, tokens, nexts),
         Case("MLP, 2 examples", mlp, images[:2], labels[:2]),
+        Case("Transformer with experts, 5 examples", experts, tokens[:5], nexts[:5]),
     ]
 
 

@@ -13,7 +13,6 @@ from minidist.comm import Group
 from minidist.data_parallel import bucketed, naive, zero
 from minidist.datasets import shard
 from minidist.planning.costs import data_parallel as costs
-from minidist.rng import Randomness
 from minidist.tools.costs.watch import Watch, adamw
 from minidist.tools.strategies.cases import (
     INPUT,
@@ -23,6 +22,7 @@ from minidist.tools.strategies.cases import (
     as_input,
     bytes_sent,
     collect,
+    randomness_of,
     small_cases,
 )
 from minidist.tools.strategies.record import ANY, LAYERS, Costs, Strategy
@@ -61,7 +61,7 @@ def zero_worker(group: Group, case: Case, stage: int, micro_batches: int = 1) ->
     parts, pieces = _parts(group, case, micro_batches), []
     for part in parts:
         x = as_input(case.inputs[part])
-        logits = model(x, Randomness(case.seed, 0, part))
+        logits = model(x, randomness_of(case, part))
         loss = case.loss(logits, case.targets[part], reduction_size=case.targets.size)
         sharded.backward(loss, last=part is parts[-1])
         pieces.append(x)
@@ -72,7 +72,7 @@ def zero_worker(group: Group, case: Case, stage: int, micro_batches: int = 1) ->
     for s, gradient in zip(sharded.shards, gradients, strict=True):
         views = s.flat.views(group.all_gather(gradient))
         result |= {p.name: g for p, g in zip(s.flat.parameters, views, strict=True)}
-    return Outcome(result | _input_gradient(group, pieces), moved.total(), operations=dict(moved))
+    return Outcome(result | input_gradient(group, pieces), moved.total(), operations=dict(moved))
 
 
 def zero_cases(ranks: int, stage: int) -> list[Case]:
@@ -99,18 +99,18 @@ def _parts(group: Group, case: Case, micro_batches: int) -> list[np.ndarray]:
 def _backward(case: Case, examples: np.ndarray):
     """Add the gradient of these examples to the model's; return their input."""
     x = as_input(case.inputs[examples])
-    logits = case.model(x, Randomness(case.seed, 0, examples))
+    logits = case.model(x, randomness_of(case, examples))
     case.loss(logits, case.targets[examples], reduction_size=case.targets.size).backward()
     return x
 
 
 def _data_parallel_outcome(group: Group, case: Case, pieces: list, moved: Counter) -> Outcome:
     """Collect the gradients of the model, which every rank holds, and of the split input."""
-    gradients = collect(case.model) | _input_gradient(group, pieces)
+    gradients = collect(case.model) | input_gradient(group, pieces)
     return Outcome(gradients, moved.total(), operations=dict(moved))
 
 
-def _input_gradient(group: Group, pieces: list) -> dict[str, np.ndarray]:
+def input_gradient(group: Group, pieces: list) -> dict[str, np.ndarray]:
     """Return the gradient of the whole input, if it is floats, put together from all ranks."""
     if not isinstance(pieces[0], Tensor):
         return {}
@@ -125,7 +125,8 @@ def _loss(group: Group, case: Case, watch: Watch, model: nn.Module) -> Tensor:
     """Return the loss of this rank's examples, divided by the whole batch's number of targets."""
     weights = [p.data for p in model.parameters()]
     mine = shard(np.arange(len(case.inputs)), group.rank, group.size)
-    y = case.loss(model(case.inputs[mine]), case.targets[mine], reduction_size=case.targets.size)
+    y = model(case.inputs[mine], randomness_of(case, mine))
+    y = case.loss(y, case.targets[mine], reduction_size=case.targets.size)
     return watch.graph(y, parameters=weights)
 
 

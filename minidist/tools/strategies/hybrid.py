@@ -1,6 +1,8 @@
-"""Meshes: data x pipeline x tensor."""
+"""Meshes: data x pipeline x context x tensor, experts within data."""
 
-from minidist import nn
+import numpy as np
+
+from minidist import nn, optim
 from minidist.comm import Group, Mesh
 from minidist.hybrid import Hybrid
 from minidist.planning.costs import hybrid as costs
@@ -12,7 +14,6 @@ from minidist.tools.strategies.cases import (
     Outcome,
     Split,
     bytes_sent,
-    collect,
     random_weights,
     transformer_example,
 )
@@ -25,53 +26,96 @@ def hybrid_worker(
     case: Case,
     dp: int = 1,
     pp: int = 1,
+    cp: int = 1,
     tp: int | None = None,
-    schedule: str = "1f1b",
-    micro_batches: int = 4,
+    schedule: str | list = "1f1b",
+    micro_batches: int | None = None,
     **options,
 ) -> Outcome:
-    """Run one batch on the mesh; by default all ranks are on the tensor axis."""
-    mesh = Mesh(group, dp=dp, pp=pp, tp=group.size // (dp * pp) if tp is None else tp)
+    """Run one batch on the mesh, and one step of an optimizer that changes nothing.
+
+    By default all ranks are on the tensor axis.
+    """
+    tp = group.size // (dp * pp * cp) if tp is None else tp
+    mesh = Mesh(group, dp=dp, pp=pp, cp=cp, tp=tp)
     hybrid = Hybrid(case.model, mesh, schedule, micro_batches, **options)
     hybrid.backward(case.inputs, case.targets, case.seed)
-    groups = [mesh.dp, mesh.pp, mesh.tp, *hybrid.pipeline.shared.values()]
-    moved = bytes_sent(*(g for g in groups if g is not None))
-    return Outcome(
-        hybrid.whole(collect(hybrid.pipeline.model)), moved.total(), operations=dict(moved)
-    )
+    moved = bytes_sent(*hybrid.groups)
+    found = {name: np.zeros(shape) for name, shape in hybrid.shapes.items()} | hybrid.gradients()
+    moved.subtract(bytes_sent(*hybrid.groups))
+    hybrid.step(optim.SGD(hybrid.parameters(), lr=0.0))
+    moved.update(bytes_sent(*hybrid.groups))
+    return Outcome(found, moved.total(), operations=dict(moved))
 
 
 def by_mesh(case: Case, ranks: int) -> Split:
-    dp, tp, m, programs = costs.mesh_of(ranks, **case.options)
-    cut, _, _ = layout(case.model, programs)
-    return Split(dp, m, names_of(case, cut), tp)
+    s = costs.split_of(ranks, **case.options)
+    cut, _, _ = layout(case.model, s.order)
+    held = s.positions(case.inputs.shape[1], s.cp) if s.cp > 1 else ()
+    return Split(s.dp, s.m, names_of(case, cut), s.tp, positions=tuple(held))
+
+
+MESHES = {  # ranks: (dp, pp, cp, ep), what else is asked for
+    1: [((1, 1, 1, 1), {}), ((1, 1, 1, 1), {"experts": 3, "zero": 1})],
+    2: [
+        ((2, 1, 1, 1), {"schedule": "gpipe"}),
+        ((1, 2, 1, 1), {}),
+        ((1, 1, 1, 1), {"split_sequence": True}),
+        ((1, 1, 2, 1), {}),
+        ((2, 1, 1, 2), {"experts": 4}),
+        ((2, 1, 1, 1), {"zero": 1}),
+        ((2, 1, 1, 1), {"schedule": "looped_bfs", "chunks": 2}),
+    ],
+    3: [
+        ((3, 1, 1, 1), {}),
+        ((1, 3, 1, 1), {"schedule": "zb_h1"}),
+        ((1, 1, 3, 1), {"experts": 3}),
+        ((3, 1, 1, 3), {"experts": 6}),
+    ],
+    4: [
+        ((2, 2, 1, 1), {"zero": 1}),
+        ((2, 2, 1, 1), {"schedule": "interleaved", "chunks": 2, "zero": 1}),
+        ((1, 2, 1, 1), {"schedule": "gpipe", "split_sequence": True}),
+        ((1, 2, 1, 1), {"schedule": "zb_v"}),
+        ((1, 1, 1, 1), {}),
+        ((1, 1, 2, 1), {"attention": "ulysses"}),
+        ((2, 1, 2, 2), {"experts": 3, "zero": 1}),
+        ((2, 1, 1, 2), {"experts": 4}),
+    ],
+    8: [
+        ((2, 2, 1, 1), {}),
+        ((2, 2, 1, 1), {"schedule": "interleaved", "split_sequence": True, "chunks": 2}),
+        ((2, 1, 2, 2), {"experts": 3}),
+        ((2, 2, 2, 2), {"experts": 4, "schedule": "zb_h1"}),
+        ((4, 1, 2, 2), {"experts": 4, "zero": 1}),
+    ],
+}
+
+SHOWN = {"experts": "{} experts", "zero": "ZeRO {}", "chunks": "{} chunks"}
+SHOWN["split_sequence"] = "sequence"
 
 
 def hybrid_cases(ranks: int) -> list[Case]:
-    """Several meshes of this many ranks, and schedules, on a Transformer of five layers."""
+    """Several meshes of this many ranks, and schedules, on Transformers of five layers."""
     tokens, nexts = generator(0, "hybrid cases").integers(0, 11, (2, 7, 8))
-    meshes = {
-        1: [(1, 1, "1f1b", {})],
-        2: [(2, 1, "gpipe", {}), (1, 2, "1f1b", {}), (1, 1, "1f1b", {"split_sequence": True})],
-        3: [(3, 1, "1f1b", {}), (1, 3, "zb_h1", {})],
-        4: [
-            (2, 2, "1f1b", {}),
-            (1, 2, "gpipe", {"split_sequence": True}),
-            (1, 2, "zb_v", {}),
-            (1, 1, "1f1b", {}),
-        ],
-        8: [(2, 2, "1f1b", {}), (2, 2, "interleaved", {"split_sequence": True, "chunks": 2})],
-    }
-    return [
-        Case(
-            f"{dp} x {pp} x {ranks // (dp * pp)}, {schedule}" + (", sequence" if more else ""),
-            random_weights(nn.Transformer(11, 16, 8, 3, 8, 2, "float64", 0.2, tied=True)),
-            tokens,
-            nexts,
-            options={"dp": dp, "pp": pp, "schedule": schedule, **more},
+    cases = []
+    for (dp, pp, cp, ep), more in MESHES.get(ranks, []):
+        options = {"dp": dp, "pp": pp, "cp": cp, "ep": ep} | more
+        experts = options.pop("experts", 0)
+        axes = {"dp": dp, "pp": pp, "cp": cp, "tp": ranks // (dp * pp * cp)}
+        words = [" x ".join(f"{size} {name}" for name, size in axes.items() if size > 1)]
+        words += [f"{ep} ep"] * (ep > 1)
+        words += [v if isinstance(v, str) else SHOWN[k].format(v) for k, v in more.items()]
+        model = nn.Transformer(
+            *(11, 16, 8, 3, 8, 2, "float64", 0.2),
+            tied=True,
+            experts=experts,
+            capacity=0.8,
+            balance=0.5,
         )
-        for dp, pp, schedule, more in meshes.get(ranks, [])
-    ]
+        name = ", ".join(filter(None, words)) or "one rank"
+        cases.append(Case(name, random_weights(model), tokens, nexts, options=options))
+    return cases
 
 
 def hybrid_example(ranks: int) -> Case:
@@ -81,22 +125,23 @@ def hybrid_example(ranks: int) -> Case:
 
 def hybrid_step(group: Group, case: Case, watch: Watch) -> None:
     """One step with AdamW, watched."""
-    dp, tp, m, order = costs.mesh_of(group.size, **case.options)
-    mesh = Mesh(group, dp=dp, pp=len(order), tp=tp)
-    hybrid = Hybrid(case.model, mesh, case.options.get("schedule", "1f1b"), m)
+    own = {"schedule", "micro_batches", "ep", "zero", "attention", "positions"}
+    options = {name: value for name, value in case.options.items() if name in own}
+    s = costs.split_of(group.size, **case.options)
+    hybrid = Hybrid(case.model, Mesh(group, dp=s.dp, pp=s.pp, cp=s.cp, tp=s.tp), **options)
     pipe = hybrid.pipeline
     watch.stages(pipe.stages, pipe.model)
     hybrid.backward(case.inputs, case.targets)
-    watch.sends(mesh.dp, mesh.pp, mesh.tp, *pipe.shared.values())
     optimizer = adamw(hybrid.parameters())
-    optimizer.step()
-    watch.holds([p.home for p in hybrid.parameters()], optimizer)
+    hybrid.step(optimizer)
+    watch.sends(*hybrid.groups)
+    watch.holds([p.home for p in hybrid.named_parameters().values()], optimizer)
 
 
 STRATEGIES = [
     Strategy(
         name="hybrid",
-        idea="data x pipeline x tensor on a mesh",
+        idea="data x pipeline x context x tensor on a mesh, experts within data",
         term="混合并行, 数据模型并行",
         paper="Narayanan et al. 2021 (Megatron-LM), section 3",
         family="hybrid",
@@ -117,6 +162,11 @@ STRATEGIES = [
         ranks=(1, 2, 3, 4, 8),
         split=by_mesh,
         models=TRANSFORMER,
-        tests=("test_hybrid.py",),
+        tests=(
+            "test_hybrid.py",
+            "test_hybrid_sums.py",
+            "pipeline_parallel/test_reduction.py",
+            "data_parallel/test_copies.py",
+        ),
     )
 ]

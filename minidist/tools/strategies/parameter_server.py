@@ -26,6 +26,7 @@ from minidist.tools.strategies.cases import (
     Outcome,
     Split,
     as_input,
+    randomness_of,
     small_cases,
     transformer_example,
 )
@@ -130,7 +131,7 @@ def _one_clock(group: Group, case: Case, plan: Plan, dealt: dict[int, np.ndarray
     pieces = [as_input(case.inputs[:0] if mine is None else case.inputs[mine])]
 
     def backward(model: nn.Module, batch: int) -> None:
-        logits = model(pieces[0], Randomness(case.seed, 0, mine))
+        logits = model(pieces[0], randomness_of(case, mine))
         case.loss(logits, case.targets[mine], reduction_size=case.targets.size).backward()
 
     nothing = partial(optim.SGD, lr=0.0)
@@ -205,12 +206,9 @@ def server_step(group: Group, case: Case, watch: Watch, plan: Plan) -> None:
         y = case.loss(model(case.inputs[rows]), case.targets[rows])
         watch.graph(y, parameters=weights).backward()
 
+    role = join(group, case.model, adamw, replace(plan, servers=servers))
     watch.model(case.model)
-    role = train(
-        join(group, case.model, adamw, replace(plan, servers=servers)),
-        backward,
-        [group.rank - servers],
-    )
+    train(role, backward, [group.rank - servers])
     watch.sent = role.group.ledger.bytes["send"]  # not the last weights, gathered at the end
     if isinstance(role, Server):
         watch.holds([role.flat, role.slice.home], role.optimizer)

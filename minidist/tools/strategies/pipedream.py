@@ -14,6 +14,8 @@ from minidist.pipeline_parallel.micro_batch import micro_batches
 from minidist.pipeline_parallel.partition import cut_of
 from minidist.planning.costs import pipeline_parallel as costs
 from minidist.planning.costs.cost import Cost
+from minidist.planning.pipedream import options_of, pipedream
+from minidist.replicas import fingerprint
 from minidist.rng import generator
 from minidist.tools.causes import cause_of
 from minidist.tools.costs.watch import Watch, adamw
@@ -62,10 +64,21 @@ def pipedream_worker(
     bare = pipe.programs_for(group.size, minibatches, **pipe.options)
     versions, updates = _versions(group, pipe, bare.placement), _updates(bare)
     want = replay(case.model, pipe.cut, batch, versions, updates, momentum, case.loss)
-    said = None
-    if any(not np.array_equal(weights[name], w) for name, w in want.items()):
+    said = _drifted(group, pipe)
+    if said is None and any(not np.array_equal(weights[name], w) for name, w in want.items()):
         said = cause_of.replays(weights, _others(case, pipe, batch, versions, updates))
     return Outcome(weights, moved, want, used=pipe.used, said=said)
+
+
+def _drifted(group: Group, pipe: PipeDream) -> str | None:
+    """Say which stages' replicas hold different weights; every rank has to ask."""
+    own = fingerprint("weights", pipe.stage.weights.newest.weights)
+    found = group.all_gather(np.array([own], np.uint64)).tolist()
+    stages = [stage for (stage,) in pipe.programs_for(group.size, 1, **pipe.options).placement]
+    drifted = {k for k, own in zip(stages, found, strict=True) if own != found[stages.index(k)]}
+    if not drifted:
+        return None
+    return f"replicas of stages {sorted(drifted)} differ: their gradients were not summed"
 
 
 def _others(case: Case, pipe: PipeDream, batch, versions, updates) -> dict:
@@ -117,9 +130,11 @@ def by_layers_of_a_stream(case: Case, ranks: int) -> Split:
     return Split(stages=names_of(case, cut_of(len(case.model.layers), ranks)))
 
 
-def stream_bytes(case: Case, ranks: int, schedule: str) -> int:
-    """Return the bytes of all minibatches together, the same as for the whole batch at once."""
-    return costs.pipeline_bytes(case, programs(schedule, ranks, 1))
+def stream_bytes(case: Case, ranks: int) -> int:
+    """Return the bytes of all minibatches together, and of the sums of a stage's replicas."""
+    replicas = case.options.get("replicas") or [1] * ranks
+    cut = cut_of(len(case.model.layers), len(replicas), case.options.get("cut"))
+    return costs.replicated_bytes(case, cut, replicas, case.options.get("minibatches") or 1)
 
 
 def stream_cases(ranks: int) -> list[Case]:
@@ -136,6 +151,15 @@ def stream_cases(ranks: int) -> list[Case]:
         Case("Transformer, 6 minibatches", transformer, tokens, nexts, options={"minibatches": 6}),
         Case("MLP, 1 minibatch", mlp, images, labels),
     ]
+
+
+def planned_cases(ranks: int) -> list[Case]:
+    """The same, and a plan of PipeDream's planner: stages of uneven lengths, some with replicas."""
+    cases = stream_cases(ranks)
+    profile = [(5, 0, 1), (4, 0, 1), *[(1, 0, 60)] * (ranks - 1)]
+    stages, _ = pipedream(profile, ranks, 10)
+    options = {"minibatches": 7} | options_of(stages)
+    return [*cases, replace(cases[0], name="MLP, a plan with replicas", options=options)]
 
 
 def stream_example(ranks: int) -> Case:
@@ -168,7 +192,9 @@ def stream_step(group: Group, case: Case, watch: Watch, scheme: str) -> None:
     watch.holds([weights.flat], weights.optimizer, old)
 
 
-def _stream(name: str, idea: str, term: str, paper: str, scheme: str, versions, **more) -> Strategy:
+def _stream(
+    name: str, idea: str, term: str, paper: str, scheme: str, versions, cases, **more
+) -> Strategy:
     """versions: (p, r) -> versions of its weights that rank r of p holds."""
     return Strategy(
         name=name,
@@ -180,10 +206,10 @@ def _stream(name: str, idea: str, term: str, paper: str, scheme: str, versions, 
         lesson="09_pipedream",
         worker=partial(pipedream_worker, scheme=scheme, **more),
         promise="replayed bitwise",
-        cases=stream_cases,
+        cases=cases,
         models=LAYERS,
         costs=Costs(
-            partial(stream_bytes, schedule=name),
+            stream_bytes,
             partial(stream_costs, schedule=name, versions=versions),
             partial(stream_step, scheme=scheme),
             stream_limit,
@@ -204,6 +230,7 @@ STRATEGIES = [
         "Narayanan et al. 2019, sections 3.2, 3.3",
         "weight_stashing",
         lambda p, r: p - r,
+        planned_cases,
     ),
     _stream(
         "pipedream_2bw",
@@ -212,6 +239,7 @@ STRATEGIES = [
         "Narayanan et al. 2021 (PipeDream-2BW), section 3.1",
         "2bw",
         lambda p, r: 2,
+        stream_cases,
         accumulates=True,
     ),
 ]

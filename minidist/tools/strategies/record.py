@@ -47,6 +47,10 @@ LINEAR = Models(
     lambda model: isinstance(model, nn.Sequential) and all(map(_of(nn.Linear), model.layers)),
 )
 TRANSFORMER = Models("an nn.Transformer", _of(nn.Transformer))
+EXPERTS = Models(
+    "an nn.Transformer with experts=",
+    lambda model: isinstance(model, nn.Transformer) and model.experts > 0,
+)
 SIAMESE = Models("an nn.Siamese", _of(nn.Siamese))
 
 
@@ -59,10 +63,12 @@ class Costs:
     step      (group, case, watch) -> None: one step with AdamW, watched
     limit     (case, ranks) -> the largest useful number of ranks, and what each then has one of
     cuts      what is split: "examples", "servers", "layers", "matrices", "layers and matrices",
-              "branches"; the figure of lesson 20 has a mark for each
+              "branches", "positions", "examples and experts"; lesson 20's figure has a mark for
+              each
     useful    (case, ranks) -> one device's work over N times the busiest rank's time, as if
               communication took no time; None: no rank waits for another one's work
     example   ranks -> the case on which strategies are compared
+    compared  whether it is one of those to choose from, in lesson 20
     bound     whether `of_ranks` is only an upper bound of the activations
     """
 
@@ -73,6 +79,7 @@ class Costs:
     cuts: str = "examples"
     useful: Callable[[Case, int], float] | None = None
     example: Callable[[int], Case] = transformer_example
+    compared: bool = True
     bound: bool = False
 
 
@@ -87,12 +94,16 @@ class Strategy:
     lesson   the name of its lesson
     worker   (group, case, **options) -> Outcome, on every rank
     promise  "exact": equal to one device within the bound; "replayed bitwise": equal, bit for bit,
-             to a replay with the same stale weights
+             to a replay with the same stale weights; "invariant": it changes the numbers on
+             purpose, and is equal, bit for bit, to a replay on one device with the same sums; in
+             the limit in which it changes nothing, it is exact
     cases    ranks -> models and batches that the strategy can split on these ranks
     ranks    the numbers of ranks on which it is shown
     split    (case, ranks) -> how it cuts the case, for the diagnosis
     models   the models that it can split
     tests    names of its own tests below tests/, in addition to its certificate
+    check_case
+             (case, ranks): raises ValueError for options that these ranks cannot run
     """
 
     name: str
@@ -110,8 +121,11 @@ class Strategy:
     split: Callable[[Case, int], Split] = lambda case, ranks: Split()
     models: Models = ANY
     tests: tuple[str, ...] = ()
+    check_case: Callable[[Case, int], object] = lambda case, ranks: None
 
-    def check(self, case: Case, options: Mapping[str, object] = MappingProxyType({})) -> None:
+    def check(
+        self, case: Case, ranks: int, options: Mapping[str, object] = MappingProxyType({})
+    ) -> None:
         """Raise ValueError for a model it cannot split, an unknown option, or unfit inputs.
 
         Everything that runs on ranks is checked here first. A forward pass on one device checks the
@@ -127,6 +141,7 @@ class Strategy:
             wrong = count is not None and (not isinstance(count, Integral) or count < 1)
             if name in ("micro_batches", "minibatches") and wrong:
                 raise ValueError(f"{name} is a whole number from 1, not {count!r}")
+        self.check_case(replace(case, options=case.options | options), ranks)
         with no_grad():
             loss_of(case.model, case, as_input(case.inputs))
 

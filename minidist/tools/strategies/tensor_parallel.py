@@ -20,7 +20,7 @@ from minidist.tensor_parallel import (
     vocab_parallel,
 )
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
-from minidist.tools.costs.watch import Watch, adamw
+from minidist.tools.costs.watch import Watch, watched_step
 from minidist.tools.strategies.cases import (
     INPUT,
     Case,
@@ -28,6 +28,7 @@ from minidist.tools.strategies.cases import (
     Split,
     as_input,
     bytes_sent,
+    collect,
     random_weights,
     transformer_example,
 )
@@ -68,8 +69,12 @@ def by_sequence(group: Group, case: Case) -> tuple[nn.Module, Callable]:
     return sequence_parallel(case.model, group), loss
 
 
+def no_partial_sums(model: nn.Module, group: Group) -> None:
+    """The split leaves every gradient whole."""
+
+
 def tensor_worker(
-    group: Group, case: Case, split: Callable, finish: Callable | None = None
+    group: Group, case: Case, split: Callable, finish: Callable = no_partial_sums
 ) -> Outcome:
     """Run forward and backward of a split model; return whole gradients, put together from parts.
 
@@ -80,13 +85,13 @@ def tensor_worker(
     x = as_input(case.inputs)
     randomness = Randomness(case.seed, 0, np.arange(len(case.inputs)))
     loss(model(x, randomness), case.targets).backward()
-    if finish is not None:
-        finish(model, group)
+    finish(model, group)
     moved = bytes_sent(group)
     result = whole_gradients(model, group)
     if isinstance(x, Tensor):
         result[INPUT] = x.grad
-    held = {name: (p.data, p.shard) for name, p in model.named_parameters().items()}
+    named = model.named_parameters().items()  # forward moves what is frozen: running statistics
+    held = {name: (p.data, p.shard) for name, p in named if p.requires_grad}
     return Outcome(result, moved.total(), held=held, operations=dict(moved))
 
 
@@ -101,10 +106,8 @@ def _split_loss(group: Group, case: Case) -> Callable:
 
 def whole_gradients(model: nn.Module, group: Group) -> dict[str, np.ndarray]:
     """Return all gradients; of a split parameter, the parts of all ranks put together."""
-    return {
-        name: unsplit(np.zeros_like(p.data) if p.grad is None else p.grad, p, group)
-        for name, p in model.named_parameters().items()
-    }
+    named = model.named_parameters()
+    return {name: unsplit(array, named[name], group) for name, array in collect(model).items()}
 
 
 def mlp_cases(ranks: int) -> list[Case]:
@@ -141,19 +144,15 @@ def mlp_example(ranks: int) -> Case:
 
 
 def tensor_step(
-    group: Group, case: Case, watch: Watch, split: Callable, finish: Callable | None = None
+    group: Group, case: Case, watch: Watch, split: Callable, finish: Callable = no_partial_sums
 ) -> None:
     """One step with AdamW, watched."""
     model, loss = split(group, case)
-    watch.model(model)
-    y = loss(model(as_input(case.inputs)), case.targets)
-    watch.graph(y, parameters=[p.data for p in model.parameters()]).backward()
-    if finish is not None:
-        finish(model, group)
-    watch.sends(group)
-    optimizer = adamw(model.parameters())
-    optimizer.step()
-    watch.holds([p.home for p in model.parameters()], optimizer)
+
+    def forward():
+        return loss(model(as_input(case.inputs)), case.targets)
+
+    watched_step(watch, group, model, forward, partial(finish, model, group))
 
 
 def _record(
@@ -167,7 +166,7 @@ def _record(
     formulas: tuple[Callable, Callable, Callable],
     cases: Callable = transformer_cases,
     models: Models = TRANSFORMER,
-    finish: Callable | None = None,
+    finish: Callable = no_partial_sums,
     family: str = "matrices",
     tests: str = "parallel_transformer",
 ) -> Strategy:
