@@ -92,8 +92,11 @@ def pytest_collection_modifyitems(items):
     `--dist loadfile` gives a file to one worker.
     """
     for item in items:
-        if item.get_closest_marker("gpu"):
-            item.fixturenames.insert(0, "gpu")
+        if item.get_closest_marker("gpu"):  # a list of its own: one test's cases share theirs
+            item.fixturenames = ["gpu", *item.fixturenames]
+    for item in items:
+        if "gpu" in item.fixturenames and not item.get_closest_marker("gpu"):
+            raise pytest.UsageError(f"{item.nodeid} would be skipped without a GPU; mark it gpu")
 
     def place(item):
         name = item.path.relative_to(TESTS).with_suffix("").as_posix()
