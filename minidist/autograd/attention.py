@@ -1,4 +1,4 @@
-"""Causal attention on one device: every position attends to itself and to earlier positions.
+"""Attention on one device: to the same and to earlier positions, or to those of another sequence.
 
     O = P V,  P = softmax(Q K^T / sqrt D) over positions s <= t      (Vaswani et al. 2017, eq. 1)
 
@@ -6,7 +6,8 @@ One function in two forms. `CausalAttention` is the definition: it computes all 
 head at once, and keeps P. `BlockwiseAttention` holds T x 64 of them at a time (256 on a GPU) and
 keeps one number per query, so that memory grows with T and not with T^2. Unlike FlashAttention it
 saves memory, not traffic: on a GPU a block's scores are written and read again between kernels.
-`causal_attention` chooses.
+`causal_attention` chooses. `PaddedAttention` takes keys and values of a sequence of its own, some
+of whose positions are padding.
 Letters: B batch, T positions, H heads, D head width, S scores, Z[B, H, T, 1] a softmax's sum.
 """
 
@@ -14,13 +15,14 @@ import math
 
 from minidist.autograd.kernels import (
     causal_softmax,
+    padded_softmax,
     recompute_probabilities,
     scores_backward,
     sum_columns,
 )
 from minidist.autograd.products import batched_matmul, sum_dtype
 from minidist.autograd.tensor import Function, Tensor
-from minidist.backend import Array, array_module, on_gpu, widen
+from minidist.backend import Array, array_module, beside, on_gpu, widen
 
 WHOLE = 128  # positions; P is kept up to here, where a CPU takes longer to compute it again
 BLOCK = 64  # positions of a block on a CPU, whose cache then holds a head's scores
@@ -92,11 +94,58 @@ class BlockwiseAttention(Function):
         return dqkv.astype(grad.dtype, copy=False)
 
 
+class PaddedAttention(Function):
+    """O = P V over the keys that are held.  Input Q[B, H, T, D], KV[2, B, H, S, D]; O[B, H, T, D].
+
+    dQ, dK, dV as above. Where no key of an example is held, P and O are 0.
+
+    held[B, S]  False where a key is padding
+    """
+
+    def __init__(self, held: Array):
+        self.held = held
+
+    def forward(self, q: Array, kv: Array) -> Array:
+        self.q, (self.k, self.v) = for_cublas(q), for_cublas(kv)
+        self.scale = 1 / math.sqrt(q.shape[-1])
+        p = batched_matmul(self.q * self.scale, transposed(self.k))
+        padded_softmax(p, beside(self.held, p))
+        self.p = p.astype(q.dtype, copy=False)
+        return batched_matmul(self.p, self.v, out=empty_output(q))
+
+    def backward(self, grad: Array) -> tuple[Array, Array]:
+        (B, H, S, D), grad = self.k.shape, for_cublas(grad)
+        ds = batched_matmul(grad, transposed(self.v))
+        scores_backward(ds, self.p, scale=self.scale)
+        ds = ds.astype(self.q.dtype, copy=False)
+        dq = batched_matmul(ds, self.k, out=empty_output(self.q))
+        xp = array_module(grad)
+        dkv = xp.empty((2, B, H, S, D), sum_dtype(grad))
+        batched_matmul(transposed(ds), self.q, out=dkv[0])
+        batched_matmul(transposed(self.p), grad, out=dkv[1])
+        return dq.astype(grad.dtype, copy=False), dkv.astype(grad.dtype, copy=False)
+
+
 def causal_attention(qkv: Tensor) -> Tensor:
     """Attend to the same and to earlier positions: QKV[3, B, H, T, D] -> O[B, H, T, D]."""
     if qkv.ndim != 5 or qkv.shape[0] != 3:
         raise ValueError(f"causal_attention takes [3, B, H, T, D], got {list(qkv.shape)}")
     return (CausalAttention if 0 < qkv.shape[3] <= WHOLE else BlockwiseAttention)()(qkv)
+
+
+def padded_attention(q: Tensor, kv: Tensor, held: Array) -> Tensor:
+    """Attend to the keys that are held: Q[B, H, T, D], KV[2, B, H, S, D] -> O[B, H, T, D]."""
+    if q.ndim != 4 or kv.shape[:3] != (2, *q.shape[:2]) or kv.shape[4:] != q.shape[3:]:
+        raise ValueError(
+            f"padded_attention takes [B, H, T, D] and [2, B, H, S, D], got {list(q.shape)} and "
+            f"{list(kv.shape)}"
+        )
+    if held.shape != (kv.shape[1], kv.shape[3]):
+        raise ValueError(
+            f"keys {list(kv.shape)} need held [{kv.shape[1]}, {kv.shape[3]}], "
+            f"got {list(held.shape)}"
+        )
+    return PaddedAttention(held)(q, kv)
 
 
 def kept_scores(T: int) -> int:

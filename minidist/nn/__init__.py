@@ -3,11 +3,11 @@
 A module maps a tensor, and a `Randomness` if it has dropout, to a tensor. A model is the
 composition of its `model.layers`; a pipeline cuts between them. Read `module.py`,
 `flat_parameters.py`, then the layers, then `mlp.py`, `residual.py`, `siamese.py`,
-`cnn.py`, `router.py`, `mixture_of_experts.py` and `transformer.py`.
+`cnn.py`, `router.py`, `mixture_of_experts.py`, `transformer.py` and `seq2seq.py`.
 """
 
 from minidist.autograd.losses import cross_entropy, squared_error
-from minidist.nn.attention import CausalSelfAttention
+from minidist.nn.attention import CausalSelfAttention, PaddedAttention
 from minidist.nn.batch_norm import BatchNorm
 from minidist.nn.cnn import CNN
 from minidist.nn.conv import Conv2d
@@ -21,6 +21,7 @@ from minidist.nn.mlp import MLP
 from minidist.nn.module import Module, Parameter, Sequential
 from minidist.nn.pooling import AveragePool
 from minidist.nn.residual import Residual, ResidualMLP
+from minidist.nn.seq2seq import DecoderBlock, EncoderBlock, Seq2Seq, SourceAndTarget
 from minidist.nn.shard import Shard, Slice
 from minidist.nn.siamese import Siamese
 from minidist.nn.transformer import Block, ExpertBlock, Head, Transformer
@@ -33,8 +34,10 @@ __all__ = [
     "Block",
     "CausalSelfAttention",
     "Conv2d",
+    "DecoderBlock",
     "Dropout",
     "Embedding",
+    "EncoderBlock",
     "Expert",
     "ExpertBlock",
     "FlatParameters",
@@ -44,13 +47,16 @@ __all__ = [
     "Linear",
     "MixtureOfExperts",
     "Module",
+    "PaddedAttention",
     "Parameter",
     "Residual",
     "ResidualMLP",
+    "Seq2Seq",
     "Sequential",
     "Shard",
     "Siamese",
     "Slice",
+    "SourceAndTarget",
     "TokenAndPosition",
     "Transformer",
     "cross_entropy",

@@ -1,7 +1,8 @@
-"""Causal multi-head self-attention (Vaswani et al. 2017, section 3.2)."""
+"""Multi-head attention to the own sequence or another one (Vaswani et al. 2017, section 3.2)."""
 
 from minidist.autograd import Tensor
-from minidist.autograd.attention import causal_attention
+from minidist.autograd.attention import causal_attention, padded_attention
+from minidist.backend import Array
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module, check_sizes
 from minidist.rng import Randomness
@@ -15,11 +16,7 @@ class CausalSelfAttention(Module):
     """
 
     def __init__(self, width: int, heads: int, *, name="attention", seed=0, dtype="float32"):
-        check_sizes(width=width, heads=heads)
-        if width % heads:
-            raise ValueError(
-                f"width {width} does not split into {heads} heads; use a multiple of {heads}"
-            )
+        check_heads(width, heads)
         self.heads, self.attend = heads, attend_to_all
         self.qkv = Linear(width, 3 * width, name=f"{name}.qkv", seed=seed, dtype=dtype)
         self.output = Linear(width, width, name=f"{name}.output", seed=seed, dtype=dtype)
@@ -29,6 +26,43 @@ class CausalSelfAttention(Module):
         qkv = self.qkv(x).reshape(B, T, 3, self.heads, C // self.heads)
         mixed = self.attend(qkv.transpose(2, 0, 3, 1, 4), randomness)  # [B, H, T, D]
         return self.output(mixed.transpose(0, 2, 1, 3).reshape(B, T, C))
+
+
+class PaddedAttention(Module):
+    """Y[B, T, C] = concat over heads of softmax(Q K^T / sqrt D) V, times W_o; padding is hidden.
+
+    Q is made of X[B, T, C], K and V of a memory M[B, S, C] in one product: its 2C columns are
+    [2, H, D]. In an encoder M is X itself.
+
+    held[B, S]  False where a position of M is padding
+    """
+
+    def __init__(self, width: int, heads: int, *, name="attention", seed=0, dtype="float32"):
+        check_heads(width, heads)
+        self.heads, more = heads, {"seed": seed, "dtype": dtype}
+        self.query = Linear(width, width, name=f"{name}.query", **more)
+        self.key_value = Linear(width, 2 * width, name=f"{name}.key_value", **more)
+        self.output = Linear(width, width, name=f"{name}.output", **more)
+
+    def forward(self, x: Tensor, memory: Tensor, held: Array) -> Tensor:
+        q, kv = self.query(x), self.key_value(memory)
+        (B, T, C), S = q.shape, kv.shape[1]
+        q = q.reshape(B, T, self.heads, C // self.heads).transpose(0, 2, 1, 3)
+        kv = kv.reshape(B, S, 2, self.heads, C // self.heads).transpose(2, 0, 3, 1, 4)
+        mixed = padded_attention(q, kv, held)  # [B, H, T, D]
+        return self.output(mixed.transpose(0, 2, 1, 3).reshape(B, T, C))
+
+    def __call__(self, x: Tensor, memory: Tensor, held: Array) -> Tensor:
+        return self.forward(x, memory, held)
+
+
+def check_heads(width: int, heads: int) -> None:
+    """Raise ValueError unless the width splits into heads of equal width."""
+    check_sizes(width=width, heads=heads)
+    if width % heads:
+        raise ValueError(
+            f"width {width} does not split into {heads} heads; use a multiple of {heads}"
+        )
 
 
 def attend_to_all(qkv: Tensor, randomness: Randomness | None = None) -> Tensor:

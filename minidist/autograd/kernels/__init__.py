@@ -22,6 +22,7 @@ from minidist.autograd.kernels.softmax import (
     causal_softmax,
     cross_entropy,
     cross_entropy_backward,
+    padded_softmax,
     recompute_probabilities,
     scores_backward,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "layer_norm",
     "layer_norm_backward",
     "mean_columns",
+    "padded_softmax",
     "recompute_probabilities",
     "relu",
     "relu_backward",

@@ -6,7 +6,7 @@ import numpy as np
 
 from minidist.autograd.kernels.launch import Elementwise, Reduction
 from minidist.autograd.kernels.sums import sum_columns
-from minidist.backend import Array, on_gpu, widen
+from minidist.backend import Array, array_module, on_gpu, widen
 
 # A row's maximum and the sum of exp(x - maximum), in one pass (Milakov and Gimelshein 2018, section
 # 3.1: `join` is their operator on two parts of a row), and log Z, Z the sum of exp(x).
@@ -62,6 +62,19 @@ def causal_softmax(scores: Array, first: int) -> Array:
     z = sum_columns(np.exp(scores, out=scores))
     scores /= z
     return largest + np.log(z, out=z)
+
+
+def padded_softmax(scores: Array, held: Array) -> None:
+    """Overwrite S[B, H, n, s] with its softmax over the keys that are held[B, s], 0 if none is."""
+    xp = array_module(scores)
+    hidden = ~held[:, None, None, :]
+    scores += xp.where(hidden, -math.inf, 0.0).astype(scores.dtype)
+    largest = scores.max(axis=-1, keepdims=True)
+    scores -= xp.where(xp.isinf(largest), 0.0, largest).astype(scores.dtype)
+    xp.exp(scores, out=scores)
+    z = sum_columns(scores)
+    z[z == 0] = 1  # no key is held
+    scores /= z
 
 
 def causal_mask(scores: Array, first: int) -> None:

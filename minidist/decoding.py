@@ -1,0 +1,100 @@
+"""Write a target with a trained encoder-decoder: word by word, greedily or with a beam.
+
+The source is encoded once. Then the decoder reads what was written so far, from BEGIN on, and says
+how likely each word is to come next.
+
+    greedy  take the most likely word
+    beam    keep the K most likely beginnings; each is followed by every word, and the K best stay
+            (Wu et al., Google's Neural Machine Translation System, 2016, section 7)
+"""
+
+import numpy as np
+
+from minidist import nn
+from minidist.autograd import Tensor, functions, no_grad
+from minidist.backend import beside, to_host
+from minidist.nn.seq2seq import BEGIN, END, PAD
+
+
+def translate(model: nn.Seq2Seq, sources: np.ndarray, beam: int = 1) -> np.ndarray:
+    """Return the most likely targets[B, T] that were found for sources[B, S].
+
+    After END a target is PAD; without an END among its T words it is cut.
+
+    beam  K, from 1: with 1, greedy
+    """
+    sources = np.asarray(sources)
+    if sources.ndim != 2 or sources.shape[1] != model.source_length:
+        raise ValueError(
+            f"sources are [B, {model.source_length}], padded with {PAD}; not {list(sources.shape)}"
+        )
+    if beam < 1:
+        raise ValueError(f"a beam keeps 1 beginning or more, not {beam}")
+    with no_grad():
+        memory = encode(model, sources)
+        return greedy(model, memory) if beam == 1 else beam_search(model, memory, beam)
+
+
+def encode(model: nn.Seq2Seq, sources: np.ndarray) -> Tensor:
+    """Return the encoder's X[B, S, C] of sources[B, S]."""
+    begin = np.full((len(sources), 1), BEGIN)
+    x = np.concatenate([sources, begin], axis=1)
+    for layer in model.layers:
+        if isinstance(layer, nn.DecoderBlock):
+            break
+        x = layer(x)
+    return x[:, : model.source_length]
+
+
+def next_words(model: nn.Seq2Seq, memory: Tensor, written: np.ndarray) -> np.ndarray:
+    """Return log p[B, V] of the word after written[B, t], on the host, in float64."""
+    embedding, *_ = model.layers
+    target = embedding.target(beside(written, memory.data))
+    x = functions.concatenate([memory, target], axis=1)
+    for layer in model.layers:
+        if isinstance(layer, nn.DecoderBlock):
+            x = layer(x)
+    logits = model.layers[-1](x[:, -1:])
+    return to_host(functions.log_softmax(logits).data)[:, 0].astype(np.float64)
+
+
+def greedy(model: nn.Seq2Seq, memory: Tensor) -> np.ndarray:
+    """Return targets[B, T], each word the most likely one after those before it."""
+    written = np.full((len(memory), 1), BEGIN)
+    going = np.full(len(memory), True)
+    for _ in range(model.target_length):
+        word = np.full(len(memory), PAD)
+        word[going] = next_words(model, memory[going], written[going]).argmax(axis=-1)
+        written = np.concatenate([written, word[:, None]], axis=1)
+        going &= word != END
+        if not going.any():
+            break
+    return padded(written[:, 1:], model.target_length)
+
+
+def beam_search(model: nn.Seq2Seq, memory: Tensor, beam: int) -> np.ndarray:
+    """Return targets[B, T], each the most likely of the K that are kept."""
+    B = len(memory)
+    rows = np.arange(B)[:, None]
+    written = np.full((B, 1, 1), BEGIN)  # [B, K, t]
+    score = np.zeros((B, 1))  # log p of each beginning
+    for _ in range(model.target_length):
+        K = written.shape[1]
+        following = np.full((B, K, model.vocab), -np.inf)
+        ended = (written == END).any(axis=-1)
+        following[ended, PAD] = 0  # it stays as it is
+        b, k = np.nonzero(~ended)
+        if not len(b):
+            break
+        following[b, k] = next_words(model, memory[b], written[b, k])
+        total = (score[:, :, None] + following).reshape(B, -1)
+        best = np.argsort(-total, axis=1, kind="stable")[:, :beam]
+        score = np.take_along_axis(total, best, axis=1)
+        before, word = np.divmod(best, model.vocab)
+        written = np.concatenate([written[rows, before], word[:, :, None]], axis=2)
+    return padded(written[:, 0, 1:], model.target_length)
+
+
+def padded(words: np.ndarray, length: int) -> np.ndarray:
+    """Return words[B, t] with PAD behind them, [B, length]."""
+    return np.pad(words, ((0, 0), (0, length - words.shape[1])), constant_values=PAD)
