@@ -22,8 +22,8 @@ Reading order:
     course/              labs, their grader, and wrong implementations that the tests must kill
 
 The foundation: backend.py (NumPy or CuPy), rng.py (numbers that depend on names alone),
-events.py (who did what, when), errors.py (what goes wrong between ranks), datasets.py,
-first_use.py (names that are imported late).
+events.py (who did what, when), errors.py (what goes wrong between ranks), datasets.py (what is
+learnt, and how it is dealt), number_words.py, first_use.py (names that are imported late).
 """
 
 from minidist.first_use import on_first_use
