@@ -11,6 +11,7 @@ keeps its own share.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
+from itertools import chain, count, islice
 from pathlib import Path
 
 import numpy as np
@@ -174,6 +175,8 @@ class Sampler:
 
     Each epoch is a permutation drawn from (seed, epoch), so over all ranks and micro-batches every
     example comes exactly once per epoch, whatever `size` and `micro_batches` are.
+
+    shuffle  False: every epoch has the order 0, 1, ...
     """
 
     examples: int
@@ -182,6 +185,7 @@ class Sampler:
     rank: int = 0
     size: int = 1
     micro_batches: int = 1
+    shuffle: bool = True
 
     def __post_init__(self):
         if min(self.examples, self.batch, self.size, self.micro_batches) < 1:
@@ -197,7 +201,9 @@ class Sampler:
 
     def epoch(self, number: int) -> Iterator[Share]:
         """Yield this rank's share of each batch of one epoch."""
-        order = generator(self.seed, f"epoch {number}").permutation(self.examples)
+        order = np.arange(self.examples)
+        if self.shuffle:
+            order = generator(self.seed, f"epoch {number}").permutation(order)
         for start in range(0, self.examples, self.batch):
             batch = order[start : start + self.batch]
             mine = shard(batch, self.rank, self.size)
@@ -207,7 +213,11 @@ class Sampler:
 
     def __iter__(self) -> Iterator[Share]:
         """Yield shares without end, epoch after epoch."""
-        number = 0
-        while True:
-            yield from self.epoch(number)
-            number += 1
+        return self.after(0)
+
+    def after(self, batches: int) -> Iterator[Share]:
+        """Yield what follows the first so many batches; epochs that are over are not drawn."""
+        if batches < 0:
+            raise ValueError(f"cannot go on after {batches} batches; use 0 or more")
+        number, begun = divmod(batches, len(self))
+        return islice(chain.from_iterable(map(self.epoch, count(number))), begun, None)

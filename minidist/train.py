@@ -12,7 +12,6 @@ import zlib
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from functools import partial
-from itertools import islice
 
 import numpy as np
 from tqdm import tqdm
@@ -179,13 +178,13 @@ def train(
         scale = LossScale() if settings.precision == "float16" else LossScale(1.0, None)
         optimizer = MixedPrecision(optimizer, group, scale)
     inputs, targets = windows(text, settings)
-    batches = iter(Sampler(len(inputs), settings.batch, settings.seed))
     fresh = partial(fresh_weights, text, settings)
     run = Training(keep, group, mine, optimizer, told(text, settings), fresh)
     steps = range(run.first, settings.steps)
+    batches = Sampler(len(inputs), settings.batch, settings.seed).after(run.first)
     quiet = overflow_allowed() if settings.half else nullcontext()
     with progress_bar(len(steps), group.rank) as bar, quiet:
-        for step, batch in zip(steps, islice(batches, run.first, None), strict=False):
+        for step, batch in zip(steps, batches, strict=False):
             x, y = inputs[batch.examples], targets[batch.examples]
             loss = backward(x, y, settings.seed, step, batch.examples, optimizer.loss_scale)
             optimizer.clip_global_norm(1.0, sum_squares)

@@ -203,3 +203,34 @@ def test_a_sampler_deals_one_or_more_of_everything(name):
 def test_a_sampler_needs_a_rank_of_its_size(rank):
     with pytest.raises(ValueError, match=f"rank {rank} is no rank of 2; use 0 to 1"):
         Sampler(3, 2, rank=rank, size=2)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("size", "micro_batches"), [(1, 1), (3, 2)])
+def test_a_sampler_goes_on_after_every_batch(size, micro_batches, shuffle):
+    for rank in range(size):
+        sampler = Sampler(11, 4, 5, rank, size, micro_batches, shuffle)
+        whole = list(itertools.islice(sampler, 10))  # three epochs and a batch
+        for first in range(len(whole)):
+            rest = itertools.islice(sampler.after(first), len(whole) - first)
+            for share, expected in zip(rest, whole[first:], strict=True):
+                assert share.total == expected.total
+                cards = map(np.ndarray.tolist, share.micro_batches)
+                assert list(cards) == [part.tolist() for part in expected.micro_batches]
+
+
+def test_going_on_draws_no_epoch_that_is_over(monkeypatch):
+    drawn, draw = [], datasets.generator
+    monkeypatch.setattr(datasets, "generator", lambda *key: drawn.append(key) or draw(*key))
+    next(Sampler(11, 4, 5).after(3 * 10**9 + 2))
+    assert drawn == [(5, f"epoch {10**9}")]
+
+
+def test_a_sampler_cannot_go_on_before_the_first_batch():
+    with pytest.raises(ValueError, match="cannot go on after -1 batches; use 0 or more"):
+        Sampler(3, 2).after(-1)
+
+
+def test_without_shuffling_every_epoch_has_the_order_given():
+    shares = itertools.islice(Sampler(5, 2, shuffle=False), 6)
+    assert [share.examples.tolist() for share in shares] == 2 * [[0, 1], [2, 3], [4]]
