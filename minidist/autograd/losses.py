@@ -14,6 +14,8 @@ from minidist.autograd.kernels import sum_columns
 from minidist.autograd.tensor import Function, Tensor
 from minidist.backend import Array, array_module, as_array, beside, on_gpu, widen
 
+IGNORED = -1  # a target that does not count
+
 
 class CrossEntropy(Function):
     """L = sum of -log softmax(X)[target] / n  =>  dX = (softmax(X) - onehot) dL / n; X[..., V]."""
