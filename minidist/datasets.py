@@ -31,8 +31,7 @@ from minidist.number_words import (
     in_english,
 )
 from minidist.rng import generator
-
-PAD, BEGIN, END = 0, 1, 2  # tokens of every Vocabulary
+from minidist.tokens import BEGIN, END, PAD
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 from minidist import nn
 from minidist.autograd import Tensor, functions, no_grad
 from minidist.backend import beside, to_host
-from minidist.nn.seq2seq import BEGIN, END, PAD
+from minidist.tokens import BEGIN, END, PAD
 
 
 def translate(model: nn.Seq2Seq, sources: np.ndarray, beam: int = 1) -> np.ndarray:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "minidist"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-BASE = {"backend", "rng", "errors", "events", "positions", "first_use"}
+BASE = {"backend", "rng", "errors", "events", "positions", "first_use", "tokens"}
 MODELS = {"nn", "optim", "datasets"}
 THIN = {"collective_functions", "replicas", "placement"}
 AXES = {f"{axis}_parallel" for axis in ("data", "tensor", "pipeline", "context", "expert")}
@@ -33,10 +33,11 @@ MAY_IMPORT = {
     "events": set(),
     "autograd": {"backend", "rng", "positions"},
     "comm": {"backend", "events", "errors"},
-    "nn": {"autograd", "backend", "rng", "positions"},
+    "nn": {"autograd", "backend", "rng", "positions", "tokens"},
     "optim": {"nn", "autograd", "backend", "rng"},
+    "tokens": set(),
     "number_words": set(),
-    "datasets": {"autograd", "backend", "rng", "number_words"},
+    "datasets": {"autograd", "backend", "rng", "tokens", "number_words"},
     "collective_functions": BASE | {"autograd", "comm"},
     "replicas": BASE | {"autograd", "comm", "nn", "optim"},
     "placement": BASE | {"autograd", "comm", "nn", "optim", "collective_functions"},

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from minidist import datasets
 from minidist.autograd.losses import IGNORED
-from minidist.datasets import BEGIN, END, PAD, Sampler
+from minidist.datasets import Sampler
 from minidist.number_words import (
     in_chinese,
     in_english,

@@ -27,8 +27,7 @@ from minidist.nn.linear import Linear
 from minidist.nn.module import Module, Sequential, check_sizes
 from minidist.nn.transformer import Head
 from minidist.rng import Randomness
-
-PAD, BEGIN, END = 0, 1, 2  # tokens of both vocabularies
+from minidist.tokens import PAD
 
 
 class SourceAndTarget(Module):
