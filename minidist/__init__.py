@@ -17,13 +17,14 @@ Reading order:
     checkpoint/          what a run needs to go on when a rank dies, on any other mesh
     planning/            what a program will cost: simulator.py replays it on virtual clocks
     tools/               observers; equivalence.py compares a strategy's gradient with one device's
-    train.py             the training loop of `minidist train`; sampling.py, decoding.py: text from it
+    train.py             the training loop of `minidist train`
+    sampling.py, decoding.py   text from a model: drawn, and translated
     elastic.py           training that goes on without the ranks that die
     course/              labs, their grader, and wrong implementations that the tests must kill
 
 The foundation: backend.py (NumPy or CuPy), rng.py (numbers that depend on names alone),
-events.py (who did what, when), errors.py (what goes wrong between ranks), datasets.py (what is
-learnt, and how it is dealt), number_words.py, tokens.py, first_use.py (names imported late).
+events.py (who did what, when), errors.py (what goes wrong between ranks), datasets/ (what is
+learnt, and how it is dealt), tokens.py, first_use.py (names imported late).
 """
 
 from minidist.first_use import on_first_use

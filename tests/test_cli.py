@@ -233,7 +233,7 @@ def test_wrong_input_is_one_line_and_exit_status_2(capsys, arguments, message):
 @pytest.mark.parametrize(
     "command, file, function",
     [
-        ("train", "datasets.py", "text"),
+        ("train", "datasets/texts.py", "text"),
         ("train --steps 2", "data_parallel/naive.py", "all_reduce_gradients"),
         ("verify --strategy naive", "tools/equivalence.py", "verify"),
         ("verify --strategy naive", "data_parallel/naive.py", "all_reduce_gradients"),

@@ -7,7 +7,7 @@ belongs to. A strategy's record names its family and its tests.
 from minidist.tools.strategies import STRATEGIES
 
 # Differentiation knows no ranks: files outside of these cannot change what they compute.
-OF_ONE_DEVICE = ("autograd", "nn", "optim.py", "rng.py", "datasets.py", "backend.py")
+OF_ONE_DEVICE = ("autograd", "nn", "optim.py", "rng.py", "datasets", "backend.py")
 SINGLE_DEVICE = [
     "tests/autograd",
     "tests/nn",

@@ -1,0 +1,28 @@
+"""Real input, and how it is shuffled and dealt to ranks and micro-batches.
+
+texts.py     the help text inside every CPython, or a file: windows of T characters, each
+             predicts the next one
+images.py    1797 grey images of digits
+pairs.py     numbers in words, English and Chinese, to be translated (number_words.py)
+sampler.py   batches, and each rank's share of them
+"""
+
+from minidist.datasets.images import Digits, digit_images, digits
+from minidist.datasets.pairs import Numbers, Vocabulary, numbers
+from minidist.datasets.sampler import Sampler, Share, example_indices, shard
+from minidist.datasets.texts import Text, text
+
+__all__ = [
+    "Digits",
+    "Numbers",
+    "Sampler",
+    "Share",
+    "Text",
+    "Vocabulary",
+    "digit_images",
+    "digits",
+    "example_indices",
+    "numbers",
+    "shard",
+    "text",
+]

@@ -1,0 +1,210 @@
+"""Numbers in words, English and Chinese: pairs for a translator, a source and a target."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from minidist.autograd.losses import IGNORED
+from minidist.datasets.number_words import (
+    CHINESE,
+    ENGLISH,
+    LIMIT,
+    english_text,
+    english_words,
+    in_chinese,
+    in_english,
+)
+from minidist.rng import generator
+from minidist.tokens import BEGIN, END, PAD
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Words as integers: a token is an index into `words`, the first of which are PAD, BEGIN, END.
+
+    spaced  a text is cut at spaces and around hyphens: "twenty-one" has three words; otherwise
+            each character is a word
+    """
+
+    words: tuple[str, ...]
+    spaced: bool = False
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @cached_property
+    def tokens(self) -> dict[str, int]:
+        """The token of each word that a text can have."""
+        return {word: token for token, word in enumerate(self.words) if token > END}
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the tokens of a text; ValueError that names a word which has none."""
+        words = english_words(text) if self.spaced else list(text)
+        if unknown := [word for word in words if word not in self.tokens]:
+            what = "word" if self.spaced else "character"
+            raise ValueError(
+                f"the {what} {unknown[0]!r} of {text!r} is none of the {len(self.tokens)} that "
+                f"numbers are written with: {(' ' * self.spaced).join(self.tokens)}"
+            )
+        return np.array([self.tokens[word] for word in words], np.int64)
+
+    def decode(self, tokens) -> str:
+        """Return the text of the tokens before the first END, without PAD and BEGIN."""
+        tokens = np.asarray(tokens).tolist()
+        tokens = tokens[: tokens.index(END)] if END in tokens else tokens
+        if wrong := [t for t in tokens if not 0 <= t < len(self)]:
+            raise ValueError(f"{wrong[0]} is no token of {len(self)}; use 0 to {len(self) - 1}")
+        words = [self.words[t] for t in tokens if t > END]
+        return english_text(words) if self.spaced else "".join(words)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Numbers in words, in a source and a target language, to train on and held out.
+
+    train, held_out  inputs[n, S + T] and targets[n, T], as in `teacher_forcing`
+    """
+
+    source: Vocabulary
+    target: Vocabulary
+    train: tuple[np.ndarray, np.ndarray]
+    held_out: tuple[np.ndarray, np.ndarray]
+
+    @property
+    def source_length(self) -> int:
+        """S: the words of the longest number."""
+        return self.train[0].shape[1] - self.target_length
+
+    @property
+    def target_length(self) -> int:
+        """T: the words of the longest number, and BEGIN or END."""
+        return self.train[1].shape[1]
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return sources[1, S]; ValueError if a word is unknown, or there are more than S."""
+        tokens = self.source.encode(text)
+        if len(tokens) > self.source_length:
+            raise ValueError(
+                f"{text!r} has {len(tokens)} tokens, and the longest number {self.source_length}; "
+                f"write a number below {LIMIT}"
+            )
+        return padded([tokens], self.source_length)
+
+    def decode(self, tokens) -> str:
+        """Return the text of tokens[T] in the target language, up to the first END."""
+        return self.target.decode(tokens)
+
+    def reversed(self) -> "Numbers":
+        """Return the same numbers in the other direction: what was the target is the source."""
+        s = self.source_length
+        parts = ((inputs[:, s + 1 :], inputs[:, :s]) for inputs, _ in (self.train, self.held_out))
+        return Numbers(self.target, self.source, *(teacher_forcing(*part) for part in parts))
+
+
+def teacher_forcing(sources: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return inputs[n, S + T] and targets[n, T] of sources[n, S] and words[n, T - 1], both padded.
+
+        inputs   source, PAD | BEGIN, words, PAD
+        targets                words, END, IGNORED
+
+    So a column of the target's part is to predict the word in the next column.
+    """
+    ends = (words != PAD).sum(axis=1)
+    targets = np.pad(words, ((0, 0), (0, 1)), constant_values=PAD)
+    targets[targets == PAD] = IGNORED
+    targets[np.arange(len(words)), ends] = END
+    begin = np.full((len(words), 1), BEGIN)
+    return np.concatenate([sources, begin, words], axis=1), targets
+
+
+def padded(rows: list[np.ndarray], length: int) -> np.ndarray:
+    """Return tokens[n, length] of n rows that are no longer; PAD fills what they leave."""
+    tokens = np.full((len(rows), length), PAD)
+    for row, into in zip(rows, tokens, strict=True):
+        into[: len(row)] = row
+    return tokens
+
+
+LANGUAGES = {"en": (in_english, ENGLISH), "zh": (in_chinese, CHINESE)}
+DIRECTIONS = ("en-zh", "zh-en")
+LONGEST = 77_777_777  # no number has more words or more characters, in either language
+
+
+def vocabulary(language: str, by: str = "words") -> Vocabulary:
+    """Return the words or the characters that numbers in "en" or "zh" can have.
+
+    The rules of the language give them, not a sample. In Chinese a word is a character.
+    """
+    _, words = LANGUAGES[language]
+    spaced = language == "en" and by == "words"
+    words = words if spaced else dict.fromkeys("".join(words) + " " * (language == "en"))
+    return Vocabulary(("<pad>", "<begin>", "<end>", *words), spaced)
+
+
+def numbers(
+    direction: str = "en-zh",
+    by: str = "words",
+    examples: int = 20_000,
+    held_out: int = 2_000,
+    seed: int = 0,
+) -> Numbers:
+    """Return numbers below 10**8 in words: `examples` to train on, and others that are held out.
+
+    direction  "en-zh": English to Chinese; "zh-en": Chinese to English; the same numbers
+    by         a token is one of the "words" or the "characters"; in Chinese there is no difference
+    """
+    if direction not in DIRECTIONS:
+        raise ValueError(f"the direction {direction!r} is not known; use one of {DIRECTIONS}")
+    if by not in ("words", "characters"):
+        raise ValueError(f"by={by!r} is not known; use 'words' or 'characters'")
+    sides = []
+    drawn = draw_numbers(examples, held_out, seed)
+    for language in direction.split("-"):
+        write, words = LANGUAGES[language][0], vocabulary(language, by)
+        length = len(words.encode(write(LONGEST)))
+        parts = [padded([words.encode(write(n)) for n in part], length) for part in drawn]
+        sides.append((words, *parts))
+    vocabularies, *parts = zip(*sides, strict=True)
+    return Numbers(*vocabularies, *(teacher_forcing(*part) for part in parts))
+
+
+def draw_numbers(examples: int, held_out: int, seed: int) -> tuple[list[int], list[int]]:
+    """Return numbers to train on, and numbers that are held out; no number comes twice.
+
+    Each number of digits, 1 to 8, comes as often as the others. Where there are too few numbers,
+    all are taken, and the longer ones make up for them; at most a tenth of each is held out.
+    """
+    digits = range(1, len(str(LIMIT)))
+    first = [10 ** (d - 1) if d > 1 else 0 for d in digits]
+    there = [10**d - low for d, low in zip(digits, first, strict=True)]
+    if not 1 <= held_out <= LIMIT // 10:
+        raise ValueError(
+            f"cannot hold out {held_out} of {LIMIT} numbers; use 1 to a tenth of them, "
+            f"{LIMIT // 10}"
+        )
+    if not 1 <= examples <= LIMIT - held_out:
+        raise ValueError(
+            f"cannot train on {examples} of {LIMIT} numbers, of which {held_out} are held out; "
+            f"use 1 to {LIMIT - held_out}"
+        )
+    kept = spread(held_out, [n // 10 for n in there])
+    trained = spread(examples, [n - k for n, k in zip(there, kept, strict=True)])
+    random = generator(seed, "numbers")
+    parts = ([], [])
+    for low, n, k, t in zip(first, there, kept, trained, strict=True):
+        chosen = low + random.choice(n, k + t, replace=False)
+        parts[0].append(chosen[k:])
+        parts[1].append(chosen[:k])
+    return tuple(random.permutation(np.concatenate(part)).tolist() for part in parts)
+
+
+def spread(total: int, room: list[int]) -> list[int]:
+    """Return how many of `total` go to each place: equally many; the rest of a full one goes on.
+
+    The room grows from place to place.
+    """
+    given = []
+    for most in room:
+        given.append(min(most, (total - sum(given)) // (len(room) - len(given))))
+    return given

@@ -1,0 +1,107 @@
+"""How examples are shuffled and dealt to ranks and micro-batches.
+
+A batch is a set of global example indices. Every rank shuffles and deals them in the same way, and
+keeps its own share.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, count, islice
+
+import numpy as np
+
+from minidist.autograd import Tensor
+from minidist.backend import Array
+from minidist.rng import generator
+
+
+def example_indices(inputs: Tensor | Array, targets: Array, examples=None) -> np.ndarray:
+    """Return the examples' indices, by default 0, 1, ...; all three have a row per example."""
+    for array, what in ((inputs, "inputs"), (targets, "targets")):
+        if not getattr(array, "shape", ()):
+            kind = type(array).__name__
+            raise ValueError(f"{what} are an array with a row per example, not {kind}")
+    if len(inputs) != len(targets):
+        raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets: they must agree")
+    examples = np.arange(len(inputs)) if examples is None else np.asarray(examples)
+    if examples.shape != (len(inputs),):
+        raise ValueError(
+            f"{len(inputs)} inputs and indices of examples of shape {list(examples.shape)}: "
+            "give one number per input"
+        )
+    return examples
+
+
+def shard(examples: np.ndarray, rank: int, size: int) -> np.ndarray:
+    """Return this rank's part, neighbours; sizes differ by at most one, larger first, maybe 0."""
+    return np.array_split(examples, size)[rank]
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's part of one batch.
+
+    micro_batches  global example indices, one array each, perhaps empty
+    total          number of examples in the whole batch, over all ranks and micro-batches
+    """
+
+    micro_batches: list[np.ndarray]
+    total: int
+
+    @property
+    def examples(self) -> np.ndarray:
+        return np.concatenate(self.micro_batches)
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Deal `examples` indices in batches of `batch`; an epoch's last batch has what is left.
+
+    Each epoch is a permutation drawn from (seed, epoch), so over all ranks and micro-batches every
+    example comes exactly once per epoch, whatever `size` and `micro_batches` are.
+
+    shuffle  False: every epoch has the order 0, 1, ...
+    """
+
+    examples: int
+    batch: int
+    seed: int = 0
+    rank: int = 0
+    size: int = 1
+    micro_batches: int = 1
+    shuffle: bool = True
+
+    def __post_init__(self):
+        if min(self.examples, self.batch, self.size, self.micro_batches) < 1:
+            raise ValueError(f"{self}: examples, batch, size and micro_batches must be 1 or more")
+        if not 0 <= self.rank < self.size:
+            raise ValueError(
+                f"rank {self.rank} is no rank of {self.size}; use 0 to {self.size - 1}"
+            )
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch."""
+        return -(-self.examples // self.batch)
+
+    def epoch(self, number: int) -> Iterator[Share]:
+        """Yield this rank's share of each batch of one epoch."""
+        order = np.arange(self.examples)
+        if self.shuffle:
+            order = generator(self.seed, f"epoch {number}").permutation(order)
+        for start in range(0, self.examples, self.batch):
+            batch = order[start : start + self.batch]
+            mine = shard(batch, self.rank, self.size)
+            yield Share(
+                [shard(mine, m, self.micro_batches) for m in range(self.micro_batches)], len(batch)
+            )
+
+    def __iter__(self) -> Iterator[Share]:
+        """Yield shares without end, epoch after epoch."""
+        return self.after(0)
+
+    def after(self, batches: int) -> Iterator[Share]:
+        """Yield what follows the first so many batches; epochs that are over are not drawn."""
+        if batches < 0:
+            raise ValueError(f"cannot go on after {batches} batches; use 0 or more")
+        number, begun = divmod(batches, len(self))
+        return islice(chain.from_iterable(map(self.epoch, count(number))), begun, None)

@@ -1,0 +1,248 @@
+"""Numbers in words: vocabularies, layout, how they are drawn."""
+
+import itertools
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist import datasets
+from minidist.autograd.losses import IGNORED
+from minidist.datasets import pairs
+from minidist.datasets.number_words import (
+    in_chinese,
+    in_english,
+    number_of_chinese,
+    number_of_english,
+)
+from minidist.tokens import BEGIN, END, PAD
+
+ROOT = Path(__file__).parents[2]
+WRITE = {"en": in_english, "zh": in_chinese}
+READ = {"en": number_of_english, "zh": number_of_chinese}
+KINDS = list(itertools.product(["en-zh", "zh-en"], ["words", "characters"]))
+
+
+@pytest.fixture(scope="module")
+def made():
+    """Return the data of each direction and kind of token; 2000 numbers to train on."""
+    return {kind: datasets.numbers(*kind, examples=2000, held_out=200, seed=3) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return pairs.draw_numbers(20_000, 2_000, 0)
+
+
+@given(n=st.integers(0, 10**8 - 1), language=st.sampled_from(["en", "zh"]), by_words=st.booleans())
+def test_what_a_vocabulary_encodes_it_decodes(n, language, by_words):
+    words = pairs.vocabulary(language, "words" if by_words else "characters")
+    text = WRITE[language](n)
+    tokens = words.encode(text)
+    assert words.decode(tokens) == text
+    assert tokens.dtype == np.int64 and tokens.min() > END and tokens.max() < len(words)
+
+
+@given(text=st.text(" -aenotwy", max_size=8) | st.lists(st.sampled_from(["one", "ten", "-"])))
+def test_a_text_is_refused_or_comes_back_with_its_spaces(text):
+    words, text = pairs.vocabulary("en"), text if isinstance(text, str) else " ".join(text)
+    try:
+        tokens = words.encode(text)
+    except ValueError:
+        return
+    assert words.decode(tokens) == text
+
+
+def test_a_vocabulary_is_the_closed_list_of_its_language():
+    english, chinese = pairs.vocabulary("en"), pairs.vocabulary("zh")
+    assert english.words[:3] == chinese.words[:3] == ("<pad>", "<begin>", "<end>")
+    assert (
+        len(english) == 3 + 20 + 8 + 3 + 1
+        and "".join(chinese.words[3:]) == "零一二三四五六七八九万千百十"
+    )
+    assert chinese == pairs.vocabulary("zh", "characters")
+    letters = pairs.vocabulary("en", "characters").words[3:]
+    assert "".join(sorted(letters)) == " -adefghilmnorstuvwxyz"
+
+
+def test_a_hyphen_is_a_word_and_spaces_are_not():
+    words = pairs.vocabulary("en")
+    read = [words.words[t] for t in words.encode("one thousand twenty-one")]
+    assert read == ["one", "thousand", "twenty", "-", "one"]
+    letters = pairs.vocabulary("en", "characters")
+    assert [letters.words[t] for t in letters.encode("ten-a n")] == list("ten-a n")
+
+
+def test_decoding_ends_at_the_first_end_and_leaves_out_what_is_no_word():
+    words = pairs.vocabulary("en")
+    one, hundred = words.encode("one hundred")
+    assert words.decode([BEGIN, one, PAD, hundred, END, one, IGNORED]) == "one hundred"
+    assert words.decode([one, hundred]) == "one hundred"
+    assert words.decode([END, one]) == words.decode([]) == ""
+
+
+@pytest.mark.parametrize("token", [-1, 35])
+def test_a_token_that_is_none_is_a_clear_error(token):
+    with pytest.raises(ValueError, match=f"{token} is no token of 35; use 0 to 34"):
+        pairs.vocabulary("en").decode([5, token])
+
+
+@pytest.mark.parametrize(
+    ("language", "by", "text", "message"),
+    [
+        (
+            "en",
+            "words",
+            "one dozen",
+            "the word 'dozen' of 'one dozen' is none of the 32 .*: zero one",
+        ),
+        ("en", "words", "<end>", "the word '<end>'"),
+        ("en", "words", "one  ten", "the word ''"),
+        ("en", "words", "", "the word ''"),
+        ("en", "characters", "One", "the character 'O' of 'One' is none of the 22"),
+        ("zh", "words", "两百", "the character '两' of '两百' is none of the 14 .*: 零一二三"),
+    ],
+)
+def test_a_word_without_a_token_is_named(language, by, text, message):
+    with pytest.raises(ValueError, match=message):
+        pairs.vocabulary(language, by).encode(text)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_inputs_and_targets_have_the_layout_of_a_translator(made, kind):
+    data, (source, target) = made[kind], kind[0].split("-")
+    s, t = data.source_length, data.target_length
+    for (inputs, targets), n in ((data.train, 2000), (data.held_out, 200)):
+        assert inputs.shape == (n, s + t) and targets.shape == (n, t)
+        assert inputs.dtype == targets.dtype == np.int64
+        for row, goal in zip(inputs, targets, strict=True):
+            number = READ[source](data.source.decode(row[:s]))
+            read, written = (
+                words.encode(WRITE[language](number)).tolist()
+                for words, language in ((data.source, source), (data.target, target))
+            )
+            assert row[:s].tolist() == read + [PAD] * (s - len(read))
+            assert row[s:].tolist() == [BEGIN, *written] + [PAD] * (t - 1 - len(written))
+            assert goal.tolist() == [*written, END] + [IGNORED] * (t - 1 - len(written))
+            assert data.decode(goal) == data.decode(row[s:]) == WRITE[target](number)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_the_other_direction_has_the_same_numbers(made, kind):
+    there, back = kind[0].split("-")
+    same(made[kind].reversed(), made[f"{back}-{there}", kind[1]])
+    same(made[kind].reversed().reversed(), made[kind])
+
+
+def same(data, other):
+    assert (data.source, data.target) == (other.source, other.target)
+    assert data.source_length == other.source_length
+    pairs = zip((*data.train, *data.held_out), (*other.train, *other.held_out), strict=True)
+    for array, expected in pairs:
+        np.testing.assert_array_equal(array, expected)
+
+
+LENGTHS = {"words": {"en": 15, "zh": 15}, "characters": {"en": 86, "zh": 15}}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_lengths_are_those_of_the_longest_number(made, kind):
+    source, target = kind[0].split("-")
+    lengths = made[kind].source_length, made[kind].target_length
+    assert lengths == (LENGTHS[kind[1]][source], LENGTHS[kind[1]][target] + 1)
+
+
+@given(n=st.integers(0, 10**8 - 1), by=st.sampled_from(["words", "characters"]))
+def test_no_number_is_longer_than_the_longest(n, by):
+    for language, write in WRITE.items():
+        assert len(pairs.vocabulary(language, by).encode(write(n))) <= LENGTHS[by][language]
+
+
+def test_no_group_of_digits_is_longer_than_those_of_the_longest():
+    """The words of an English number are those of its groups; so the longest is known for sure."""
+    for by in ("words", "characters"):
+        cut = pairs.vocabulary("en", by).encode
+        assert max(len(cut(in_english(n))) for n in range(1000)) == len(cut(in_english(777)))
+        assert max(len(cut(in_english(n))) for n in range(100)) == len(cut(in_english(77)))
+    assert max(len(in_chinese(n)) for n in range(10**4)) == len(in_chinese(7777)) == 7
+
+
+def test_no_number_is_drawn_twice_and_none_that_is_held_out_is_trained_on(drawn):
+    train, held_out = drawn
+    assert (len(train), len(held_out)) == (20_000, 2_000)
+    assert len({*train, *held_out}) == 22_000
+    assert min(train) >= 0 and max(train) < 10**8
+
+
+def counted(numbers):
+    return np.bincount([len(str(n)) for n in numbers], minlength=9)[1:].tolist()
+
+
+def test_every_number_of_digits_is_drawn_as_often_until_there_are_no_more(drawn):
+    """A tenth of the short numbers is held out, and all others are trained on."""
+    train, held_out = map(counted, drawn)
+    assert held_out == [1, 9, 90, 380, 380, 380, 380, 380]
+    assert train == [9, 81, 810, 3820, 3820, 3820, 3820, 3820]
+
+
+@pytest.mark.parametrize(("examples", "held_out"), [(1, 1), (7, 8), (100, 9), (95_000, 12_345)])
+def test_as_many_numbers_are_drawn_as_are_asked_for(examples, held_out):
+    train, other = pairs.draw_numbers(examples, held_out, 1)
+    assert (len(train), len(other)) == (examples, held_out)
+    assert len({*train, *other}) == examples + held_out
+    assert held_out < 8 or min(counted(other)) > 0  # of every number of digits
+
+
+def test_numbers_come_in_no_order(drawn):
+    for part in drawn:
+        digits = [len(str(n)) for n in part]
+        neighbours = np.mean(np.diff(digits) != 0)
+        assert neighbours > 0.7  # sorted by digits it would be nearly 0
+
+
+def digest(data):
+    return [zlib.crc32(array.tobytes()) for array in (*data.train, *data.held_out)]
+
+
+def test_numbers_are_the_same_for_the_same_seed_in_every_process(made):
+    code = (
+        "from minidist import datasets; from tests.datasets.test_pairs import digest;"
+        "print(digest(datasets.numbers(examples=2000, held_out=200, seed=3)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.strip() == str(digest(made["en-zh", "words"])), done.stderr
+    other = datasets.numbers(examples=2000, held_out=200, seed=4)
+    assert (other.train[0] != made["en-zh", "words"].train[0]).any()
+
+
+def test_a_text_becomes_one_padded_row(made):
+    data = made["en-zh", "words"]
+    row = data.encode("twenty-one")
+    assert row.shape == (1, 15) and row.dtype == np.int64
+    np.testing.assert_array_equal(row[0, :3], data.source.encode("twenty-one"))
+    assert (row[0, 3:] == PAD).all()
+    with pytest.raises(
+        ValueError, match="has 16 tokens, and the longest number 15; write a number"
+    ):
+        data.encode(" ".join(["one"] * 16))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"direction": "en-fr"}, "direction 'en-fr' is not known; use one of .'en-zh', 'zh-en'"),
+        ({"by": "letters"}, "by='letters' is not known; use 'words' or 'characters'"),
+        ({"examples": 0}, "cannot train on 0 .* 2000 are held out; use 1 to 99998000"),
+        ({"examples": 10**8}, "cannot train on 100000000 of 100000000 numbers"),
+        ({"held_out": 0}, "cannot hold out 0 of 100000000 numbers; use 1 to .* 10000000"),
+        ({"held_out": 10**7 + 1}, "cannot hold out 10000001 of"),
+    ],
+)
+def test_numbers_that_cannot_be_made_are_a_clear_error(options, message):
+    with pytest.raises(ValueError, match=message):
+        datasets.numbers(**options)
