@@ -8,6 +8,8 @@ import pytest
 from minidist import nn
 from minidist.autograd.deferred import Product
 from minidist.pipeline_parallel import Pipeline
+from minidist.pipeline_parallel.micro_batch import MicroBatch
+from minidist.pipeline_parallel.stage import Stage
 from tests.strategies import arrays
 
 WIDTH = 8
@@ -69,3 +71,29 @@ def test_1f1b_computes_both_halves_at_once(cluster):
     for found in cluster(2, "process").run(products_done, "1f1b", 4, False):
         backward = [products for name, _, products, _ in found if name == "backward"]
         assert backward == [2, 4, 6, 8]
+
+
+class Slices(nn.Module):
+    """Y = linear(X[:, :2]) + X[:, 2:]: what a function does to X itself may be put off."""
+
+    def __init__(self):
+        self.linear = nn.Linear(2, 2, dtype="float64")
+
+    def forward(self, x, randomness=None):
+        return self.linear(x[:, :2]) + x[:, 2:]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_input_half_gives_all_of_dx_to_the_stage_before(recompute):
+    layer = Slices()
+    stage = Stage([layer], first=False, last=False, recompute=recompute)
+    stage.begin([MicroBatch(None, None, None, 1)])
+    stage.received[0], stage.output_gradients[0] = arrays(3, 4), arrays(3, 2, seed=1)
+    stage.forward(0)
+    stage.backward_input(0)
+    dx = stage.input_gradient(0)
+    dy = arrays(3, 2, seed=1)
+    np.testing.assert_allclose(dx, np.hstack([dy @ layer.linear.weight.data.T, dy]))
+    assert layer.linear.weight.grad is None
+    stage.backward_weights([0])
+    np.testing.assert_allclose(layer.linear.weight.grad, arrays(3, 4)[:, :2].T @ dy)
