@@ -166,6 +166,7 @@ ON_THE_HOST = {  # what is of the host there: tokens, positions, sizes, numbers 
     "replicas.py": "array ascontiguousarray",
     "tensor_parallel/column_parallel.py": "arange",
     "tensor_parallel/parallel_attention.py": "arange",
+    "tensor_parallel/parallel_padded_attention.py": "arange",
     "tensor_parallel/vocab_parallel.py": "arange flatnonzero where",
     "train.py": "arange",
 }

@@ -43,6 +43,12 @@ def context_parallel(
     if attention not in ATTENTION:
         raise ValueError(f"unknown attention {attention!r}; choose one of {', '.join(ATTENTION)}")
     attend = partial(attend_over, group=group, attention=ATTENTION[attention], cut=cut)
+    if pairs := [x for x in model.layers if isinstance(x, nn.EncoderBlock | nn.DecoderBlock)]:
+        raise ValueError(
+            f"context parallelism cuts one sequence, and an nn.Seq2Seq has a source of "
+            f"{pairs[0].split} positions and a target; leave both whole (cp=1), and split the "
+            "batch, the layers or the matrices"
+        )
     blocks = [layer for layer in model.layers if hasattr(layer, "attention")]
     if not blocks:
         raise ValueError(

@@ -13,6 +13,10 @@ rank, knows the padding without being told: no query attends to a row of zeros, 
 The target needs no such mask: its padding comes last, where no earlier position attends to it, and
 the loss ignores it (`losses.IGNORED`).
 
+A pipeline that cuts between two layers sends all of X[B, S + T, C], itemsize B (S + T) C bytes a
+boundary each way, though an encoder block changes the source's part alone and a decoder block the
+target's. Only the last decoder block passes on the target's part alone, X[B, T, C].
+
 Teacher forcing: in training the decoder reads the right words, not those that it would have
 written; `decoding.py` writes with a trained model.
 """
@@ -25,7 +29,7 @@ from minidist.nn.embedding import TokenAndPosition
 from minidist.nn.layer_norm import LayerNorm
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module, Sequential, check_sizes
-from minidist.nn.transformer import Head
+from minidist.nn.transformer import Block, Head
 from minidist.rng import Randomness
 from minidist.tokens import PAD
 
@@ -49,6 +53,8 @@ class SourceAndTarget(Module):
 
 class EncoderBlock(Module):
     """X[B, S + T, C]: the source attends to itself, in both directions; the target passes by."""
+
+    feed_forwards = Block.feed_forwards
 
     def __init__(self, width, heads, split, dropout=0.0, *, name, **more):
         self.split = split
@@ -74,6 +80,8 @@ class DecoderBlock(Module):
 
     last  pass on the target's part alone, X[B, T, C]
     """
+
+    feed_forwards = Block.feed_forwards
 
     def __init__(self, width, heads, split, dropout=0.0, last=False, *, name, **more):
         self.split, self.last = split, last

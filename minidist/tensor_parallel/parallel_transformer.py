@@ -1,4 +1,4 @@
-"""The Transformer split by matrices: the same blocks, with their four linear layers replaced.
+"""A Transformer split by matrices: the same blocks, with their linear layers replaced.
 
 Shoeybi et al., Megatron-LM (2019), section 3. Letters: N ranks of the group.
 
@@ -8,6 +8,12 @@ Shoeybi et al., Megatron-LM (2019), section 3. Letters: N ranks of the group.
 Per block two all_reduces forward (g) and two backward (f; figure 4): 8 (N - 1)/N B T C itemsize
 from each rank (Narayanan et al., Megatron-LM 2021, section 3.2). Every rank repeats norms, dropouts
 and sums, and keeps X.
+
+An nn.Seq2Seq is split in the same way, an attention and a feed-forward part at a time. Its blocks
+attend to other positions through two products, each with an f: with S source and T target
+positions an encoder block has two all_reduces of S forward and three backward; a decoder block
+three of T each way and, backward, one of S more, the gradient of what it reads. The padding is
+known by rows of zeros, which every rank holds; the embedding makes them after the sum over ranks.
 """
 
 from collections.abc import Callable
@@ -23,12 +29,18 @@ from minidist.replicas import check_same_weights
 from minidist.rng import Randomness
 from minidist.tensor_parallel.column_parallel import ColumnParallelLinear
 from minidist.tensor_parallel.parallel_attention import ParallelAttention
+from minidist.tensor_parallel.parallel_padded_attention import ParallelPaddedAttention
 from minidist.tensor_parallel.row_parallel import RowParallelLinear
 from minidist.tensor_parallel.vocab_parallel import (
-    VocabParallelEmbedding,
     VocabParallelHead,
     split_product,
+    split_tables,
 )
+
+ATTENTION = {
+    nn.CausalSelfAttention: ParallelAttention,
+    nn.PaddedAttention: ParallelPaddedAttention,
+}
 
 
 def all_positions(T: int, group: Group) -> slice:
@@ -60,12 +72,14 @@ class Parts:
 
 
 class ParallelEmbedding(nn.Module):
-    """X[B, T, C] = dropout(token[x] + position[0:T]), the token's rows split over ranks."""
+    """X[B, T, C] = dropout(token[x] + position[0:T]), the token's rows split over ranks.
+
+    embedding  its table is split already (split_tables)
+    """
 
     def __init__(self, embedding: nn.TokenAndPosition, group: Group, parts: Parts):
         self.group, self.own = group, parts.positions
-        self.token = VocabParallelEmbedding(embedding.token, group, parts.leave)
-        self.position = embedding.position
+        self.token, self.position = embedding.token, embedding.position
         self.dropout = parts.dropout(embedding.dropout, group)
 
     def forward(self, tokens: Array, randomness: Randomness | None = None) -> Tensor:
@@ -77,36 +91,59 @@ class ParallelEmbedding(nn.Module):
 class ParallelTransformer(nn.Sequential):
     """tokens[B, T] -> logits[B, T, V/N]; its loss is vocab_parallel.cross_entropy.
 
-    model  a single-device Transformer, the same on every rank. Its layers are taken over: do not
-           use it afterwards. `load_state` takes a single-device state.
+    model  a single-device Transformer or Seq2Seq, the same on every rank. Its layers are taken
+           over: do not use it afterwards. `load_state` takes a single-device state.
     check_weights
            whether the ranks first compare their weights (see check_same_weights)
     """
 
     def __init__(
         self,
-        model: nn.Transformer,
+        model: nn.Transformer | nn.Seq2Seq,
         group: Group,
         parts: Parts | None = None,
         check_weights: bool = True,
     ):
-        if not isinstance(model, nn.Transformer):
+        if not isinstance(model, nn.Transformer | nn.Seq2Seq):
             raise ValueError(
-                f"cannot split the matrices of {type(model).__name__}; use an nn.Transformer"
+                f"cannot split the matrices of {type(model).__name__}; use an nn.Transformer or an "
+                "nn.Seq2Seq"
             )
         if check_weights:
             check_same_weights(model, group)
         parts = Parts() if parts is None else parts
         embedding, *blocks, head = model.layers
-        self.vocab, self.context = model.vocab, model.context
-        embedding = ParallelEmbedding(embedding, group, parts)
+        self.vocab = model.vocab
+        embedding = split_embedding(embedding, group, parts)
         for block in blocks:
-            block.attention = ParallelAttention(block.attention, group, parts.columns, parts.rows)
+            split_attention(block, group, parts)
             for part in block.feed_forwards:
                 part.expand = parts.columns(part.expand, group)
                 part.contract = parts.rows(part.contract, group)
-            block.dropout_1 = parts.dropout(block.dropout_1, group)
-            block.dropout_2 = parts.dropout(block.dropout_2, group)
+            for name, dropout in members(block, nn.Dropout):
+                setattr(block, name, parts.dropout(dropout, group))
         tied = embedding.token.weight if head.tied else None
         head = VocabParallelHead(head, group, tied, parts.product)
         super().__init__([embedding, *blocks, head])
+
+
+def split_embedding(embedding: nn.Module, group: Group, parts: Parts) -> nn.Module:
+    """Split the tables of an embedding, or of both embeddings of a source and a target."""
+    split_tables(embedding, group, parts.leave)
+    if isinstance(embedding, nn.TokenAndPosition):
+        return ParallelEmbedding(embedding, group, parts)
+    for name, part in members(embedding, nn.TokenAndPosition):
+        setattr(embedding, name, ParallelEmbedding(part, group, parts))
+    return embedding
+
+
+def split_attention(block: nn.Module, group: Group, parts: Parts) -> None:
+    """Split the heads of each attention of a block."""
+    for kind, split in ATTENTION.items():
+        for name, attention in members(block, kind):
+            setattr(block, name, split(attention, group, parts.columns, parts.rows))
+
+
+def members(module: nn.Module, kind: type) -> list[tuple[str, nn.Module]]:
+    """Return the attributes of a module that are of one kind: [(name, module)]."""
+    return [(name, found) for name, found in vars(module).items() if isinstance(found, kind)]

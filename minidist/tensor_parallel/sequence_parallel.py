@@ -137,6 +137,12 @@ def sequence_parallel(
     model: nn.Transformer, group: Group, check_weights: bool = True
 ) -> ParallelTransformer:
     """Return the model with its matrices split and, between them, the sequence split."""
+    if isinstance(model, nn.Seq2Seq):
+        raise ValueError(
+            f"sequence parallelism cuts one sequence, and an nn.Seq2Seq has two, of "
+            f"{model.source_length} and {model.target_length} positions; use ParallelTransformer, "
+            "or split_sequence=False"
+        )
     if getattr(model, "experts", 0):
         raise ValueError(
             "sequence parallelism would show a mixture of experts a part of each sequence; use "

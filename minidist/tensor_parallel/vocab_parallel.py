@@ -41,12 +41,19 @@ class VocabParallelEmbedding(nn.Module):
         self.weight = embedding.weight.part(nn.Shard(0, self.tokens, self.vocab), SPLIT)
 
     def forward(self, indices: Array, randomness: Randomness | None = None) -> Tensor:
-        tokens = check_indices(indices, "token", self.vocab)
+        domain = f"a vocabulary of {{}}, the rows of {self.weight.name}"
+        tokens = check_indices(indices, "token", self.vocab, domain=domain)
         local = tokens - self.tokens[0]
         own = (local >= 0) & (local < len(self.tokens))
         rows = functions.embedding(np.where(own, local, 0), self.weight)
         mask = beside(own[..., None].astype(rows.dtype), rows.data)
         return self.leave(rows * mask, self.group)
+
+
+def split_tables(embedding: nn.Module, group: Group, leave=reduce_from) -> None:
+    """Split the table of each vocabulary that an embedding has: a source's, a target's."""
+    for part in embedding.modules(nn.TokenAndPosition):
+        part.token = VocabParallelEmbedding(part.token, group, leave)
 
 
 def split_product(x: Tensor, weight: Tensor, group: Group, transposed: bool) -> Tensor:

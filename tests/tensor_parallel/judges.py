@@ -11,15 +11,12 @@ import numpy as np
 from minidist import Tensor, nn
 from minidist.collective_functions import own_part
 from minidist.rng import Randomness
-from minidist.tensor_parallel import (
-    ParallelAttention,
-    ParallelTransformer,
-    VocabParallelEmbedding,
-    VocabParallelHead,
-)
+from minidist.tensor_parallel import ParallelTransformer, VocabParallelHead
+from minidist.tensor_parallel.parallel_transformer import Parts, split_attention
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
+from minidist.tensor_parallel.vocab_parallel import split_tables
 from minidist.tools.compare import compare
-from minidist.tools.strategies.cases import collect, random_weights
+from minidist.tools.strategies.cases import collect, random_weights, translator_case
 from minidist.tools.strategies.tensor_parallel import whole_gradients
 from tests.strategies import arrays
 
@@ -51,21 +48,21 @@ def judge_layers(group, build, split, x, seed, split_input=False, split_output=F
     return compare([got], want)
 
 
-def split_attention(model, group):
+def split_heads(model, group):
     for block in model.layers[1:-1]:
-        block.attention = ParallelAttention(block.attention, group)
+        split_attention(block, group, Parts())
     return model.flatten()
 
 
 def split_vocabulary(model, group):
     embedding, *blocks, head = model.layers
-    embedding.token = VocabParallelEmbedding(embedding.token, group)
+    split_tables(embedding, group)
     head = VocabParallelHead(head, group, embedding.token.weight if head.tied else None)
     return nn.Sequential([embedding, *blocks, head])
 
 
 SPLITS = {
-    "attention": split_attention,
+    "attention": split_heads,
     "vocab": split_vocabulary,
     "matrices": ParallelTransformer,
     "sequence": sequence_parallel,
@@ -98,10 +95,19 @@ def judge_transformer(group, kind, config, T, B=3, seed=0, run=None):
     run  (model, tokens, randomness) -> logits, in place of a plain call of the split model
     """
     whole = random_weights(nn.Transformer(**config), seed)
+    tokens = np.random.default_rng(seed).integers(0, whole.vocab, (B, T))
+    return judge_split(group, kind, whole, tokens, seed, run)
+
+
+def judge_translator(group, kind, heads=12, B=7, run=None):
+    """Return the same of a Seq2Seq, one of whose sources is empty."""
+    case = translator_case(B, depth=2, width=2 * heads, heads=heads)
+    return judge_split(group, kind, case.model, case.inputs, 0, run)
+
+
+def judge_split(group, kind, whole, tokens, seed, run):
     parts = SPLITS[kind](copy.deepcopy(whole), group)
-    random = np.random.default_rng(seed)
-    tokens = random.integers(0, whole.vocab, (B, T))
-    randomness = Randomness(seed, 3, random.permutation(100)[:B])
+    randomness = Randomness(seed, 3, np.random.default_rng(seed).permutation(100)[: len(tokens)])
     logits = whole(tokens, randomness)
     grad = arrays(*logits.shape, seed=[seed, 99])
     logits.backward(grad)

@@ -11,20 +11,27 @@ from hypothesis import strategies as st
 from minidist import Mesh, Tensor, nn, optim
 from minidist.autograd import recompute
 from minidist.autograd.deferred import compute
+from minidist.context_parallel import context_parallel
 from minidist.errors import RankFailed
 from minidist.hybrid import Hybrid
 from minidist.planning.costs.tensor_parallel import block_bytes
 from minidist.rng import Randomness
-from minidist.tensor_parallel import ParallelTransformer, unsplit, vocab_parallel
+from minidist.tensor_parallel import (
+    ParallelTransformer,
+    counted_here,
+    unsplit,
+    vocab_parallel,
+)
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
 from minidist.tools.compare import compare
-from minidist.tools.strategies.cases import random_weights
+from minidist.tools.strategies.cases import random_weights, translator_case
 from tests.strategies import arrays, seeds
 from tests.tensor_parallel.judges import (
     SPLITS,
     check,
     config_of,
     judge_transformer,
+    judge_translator,
 )
 
 sizes = pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -62,6 +69,41 @@ def test_a_split_transformer_leaves_one_devices_logits_and_gradients(
 @pytest.mark.parametrize("kind", SPLITS)
 def test_ranks_that_are_threads_leave_the_same(cluster, kind):
     check(cluster(3, "thread").run(judge_transformer, kind, config_of(), 6))
+
+
+@sizes
+@pytest.mark.parametrize("kind", ["attention", "vocab", "matrices"])
+def test_a_split_seq2seq_leaves_one_devices_logits_and_gradients(cluster, kind, size):
+    check(cluster(size, "thread").run(judge_translator, kind))
+
+
+@pytest.mark.parametrize("put_off", [False, True])
+def test_a_split_seq2seq_may_be_recomputed_and_its_weights_put_off(cluster, put_off):
+    def worker(group):
+        def run(model, tokens, randomness):
+            y = recomputed(model, tokens, randomness)
+            return Deferring(y, group.ledger) if put_off else y
+
+        return judge_translator(group, "matrices", run=run)
+
+    check(cluster(3, "thread").run(worker))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_rows_of_padding_stay_zeros_on_every_rank(cluster, size):
+    """Exactly: the mask comes after the sum over ranks, in the embedding and in every block."""
+
+    def worker(group):
+        case = translator_case(depth=2, width=12, heads=6)
+        parts, x = ParallelTransformer(case.model, group), case.inputs
+        randomness = Randomness(0, 0, np.arange(len(x)))
+        padding = x[:, : parts.layers[0].split] == nn.seq2seq.PAD
+        for layer in parts.layers[:4]:
+            x = layer(x, randomness)
+            assert not x.data[:, :4][padding].any() and x.data[:, :4][~padding].any(-1).all()
+        return int(padding.sum())
+
+    assert cluster(size, "thread").run(worker) == [14] * size
 
 
 def recomputed(model, tokens, randomness):
@@ -132,6 +174,23 @@ def test_load_state_takes_a_single_device_state_and_keeps_its_part(cluster, kind
 
     config = config_of(tied=tied)
     assert cluster(size, "thread").run(worker, kind, config) == [(True,) * 5] * size
+
+
+def test_a_split_seq2seq_takes_a_single_device_state_and_gives_it_back(cluster):
+    def worker(group):
+        whole, other = (translator_case(width=24, heads=12).model for _ in range(2))
+        random_weights(other, 5)
+        parts = ParallelTransformer(other, group)
+        parts.load_state(whole.state())
+        found = {n: unsplit(p.data, p, group) for n, p in parts.named_parameters().items()}
+        counted = group.all_reduce(
+            sum(p.size for p in counted_here(parts.parameters(), group)), label="numbers"
+        )
+        padding = 24 * sum(-n % group.size for n in (whole.source_vocab, whole.vocab, whole.vocab))
+        assert counted - padding == sum(p.size for p in whole.parameters())
+        return all(np.array_equal(found[n], x) for n, x in whole.state().items())
+
+    assert cluster(3, "thread").run(worker) == [True] * 3
 
 
 @pytest.mark.parametrize(
@@ -288,6 +347,27 @@ def test_each_rank_gives_the_bytes_of_the_formula_per_operation(cluster, kind, s
         )
 
 
+def seq2seq_ledgers(group):
+    """Return the bytes of an encoder block, and of a decoder block, forward and backward."""
+    model, found = nn.Seq2Seq(5, 7, 12, 6, 2, 4, 3, dtype="float64"), []
+    parts = ParallelTransformer(model, group)
+    for block in parts.layers[1], parts.layers[3]:
+        x, before = Tensor(arrays(5, 7, 12), requires_grad=True), group.ledger.total
+        y = block(x)
+        forward = group.ledger.total
+        y.backward(arrays(*y.shape))
+        found.append((forward - before, group.ledger.total - forward))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_blocks_of_a_seq2seq_sum_each_part_as_often_as_written(cluster, size):
+    """S and T rows: an encoder block 2 S and 3 S, a decoder block 3 T and 3 T + S."""
+    S, T = (2 * (size - 1) * 5 * rows * 12 * 8 for rows in (4, 3))
+    found = sum(cluster(size, "thread").run(seq2seq_ledgers))
+    assert found.tolist() == [[2 * S, 3 * S], [3 * T, 3 * T + S]]
+
+
 def test_the_sequence_split_moves_as_much_as_the_matrix_split_and_the_regathers():
     """Where N divides the positions: 2 all_reduces of S each way, and 2 all_gathers of dW's X."""
     S = 5 * 12 * 24 * 8
@@ -328,6 +408,18 @@ def test_a_frozen_model_communicates_no_gradient(cluster):
     for frozen, forward, _ in cluster(3).run(worker):
         assert frozen == {"all_gather": 2 * 2 * S // 3, "reduce_scatter": 2 * 2 * S // 3}
         assert forward == 2 * S // 3
+
+
+def test_the_two_sequences_of_a_seq2seq_are_not_cut(cluster):
+    def worker(group):
+        model = translator_case(width=12, heads=6).model
+        with pytest.raises(ValueError, match=r"has two, of 4 and 5 positions; use ParallelTran"):
+            sequence_parallel(model, group)
+        for either in model, ParallelTransformer(model, group):
+            with pytest.raises(ValueError, match=r"a source of 4 positions and a target; leave"):
+                context_parallel(either, group)
+
+    cluster(2, "thread").run(worker)
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,26 @@ def small_cases(ranks: int) -> list[Case]:
     ]
 
 
+def translator_case(examples: int = 7, depth: int = 1, width: int = 8, heads: int = 2) -> Case:
+    """A Seq2Seq with dropout, vocabularies of 13 and 11; sources of 4, 0, 2, 3 and 1 words, ...
+
+    A rank may have an empty source alone. The weights are random: with biases of 0 a padded
+    position would stay zeros without a mask.
+    """
+    random = generator(0, "translator case")
+    S, T, U, V = 4, 5, 13, 11
+    first = nn.seq2seq.END + 1
+    sources, (targets, nexts) = (
+        random.integers(first, U, (examples, S)),
+        random.integers(first, V, (2, examples, T)),
+    )
+    lengths = np.resize([4, 0, 2, 3, 1], examples)
+    sources[np.arange(S) >= lengths[:, None]] = nn.seq2seq.PAD
+    targets[:, 0] = nn.seq2seq.BEGIN
+    model = random_weights(nn.Seq2Seq(U, V, width, heads, depth, S, T, 2, "float64", dropout=0.2))
+    return Case(f"Seq2Seq, {examples} examples", model, np.hstack([sources, targets]), nexts)
+
+
 EXAMPLE = {"B": 8, "T": 16, "C": 32, "H": 8, "L": 6, "V": 64}  # what all strategies are compared on
 
 
