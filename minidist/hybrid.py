@@ -54,7 +54,8 @@ from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, seque
 class Hybrid:
     """This rank's part of a Transformer on a mesh with the axes dp, pp, tp and, if asked for, cp.
 
-    model          a single-device Transformer, the same on every rank; its layers are taken over
+    model          a single-device Transformer, the same on every rank; its layers are taken over.
+                   Or a Seq2Seq: it goes on dp x pp x tp, and its sequences stay whole
     schedule, micro_batches, options
                    as for Pipeline; each dp rank cuts its share of the batch into micro_batches
     split_sequence sequence parallelism over tp (see tensor_parallel/sequence_parallel.py)
@@ -67,7 +68,7 @@ class Hybrid:
 
     def __init__(
         self,
-        model: nn.Transformer,
+        model: nn.Transformer | nn.Seq2Seq,
         mesh: Mesh,
         schedule: str | list[list[Action]] = "1f1b",
         micro_batches: int | None = None,
@@ -103,7 +104,7 @@ class Hybrid:
         for p in self.parameters():
             p.spread = "a mesh: pass sum_squares=hybrid.sum_squares"
 
-    def split(self, model: nn.Transformer, attention: str) -> ParallelTransformer:
+    def split(self, model: nn.Transformer | nn.Seq2Seq, attention: str) -> ParallelTransformer:
         """Return this rank's experts, matrices and attention, of all layers."""
         if self.ep.size > 1:
             keep_own_experts(model, self.ep)
@@ -224,7 +225,7 @@ class Hybrid:
         return from_holders(mine, self.shapes, self.mesh.pp)
 
 
-def check_axes(mesh: Mesh, model: nn.Transformer, split_sequence: bool, ep: int) -> None:
+def check_axes(mesh: Mesh, model: nn.Module, split_sequence: bool, ep: int) -> None:
     """Raise ValueError if the mesh has other axes than Hybrid, or axes that do not go together."""
     if missing := {"dp", "pp", "tp"} - set(mesh.axes):
         raise ValueError(f"the mesh has no axis {sorted(missing)[0]}; give it size 1")
@@ -233,6 +234,8 @@ def check_axes(mesh: Mesh, model: nn.Transformer, split_sequence: bool, ep: int)
             f"Hybrid has no axis {sorted(unknown)[0]}; make the mesh of dp, pp, cp and tp, "
             "and give ep as an argument"
         )
+    if isinstance(model, nn.Seq2Seq):
+        check_whole(mesh, model, split_sequence)
     if split_sequence and mesh.axes.get("cp", 1) > 1:
         raise ValueError(
             f"cp={mesh.axes['cp']} cuts the sequence already; leave out split_sequence, or use cp=1"
@@ -241,3 +244,18 @@ def check_axes(mesh: Mesh, model: nn.Transformer, split_sequence: bool, ep: int)
         raise ValueError(f"ep={ep!r} does not divide dp={mesh.dp.size}; use a divisor of it")
     if ep > 1 and not getattr(model, "experts", 0):
         raise ValueError(f"ep={ep} needs experts; use nn.Transformer(..., experts={ep})")
+
+
+def check_whole(mesh: Mesh, model: nn.Seq2Seq, split_sequence: bool) -> None:
+    """Raise ValueError if the two sequences of a Seq2Seq would be cut."""
+    lengths = f"{model.source_length} and {model.target_length} positions"
+    if (cp := mesh.axes.get("cp", 1)) > 1:
+        raise ValueError(
+            f"cp={cp} cuts one sequence, and an nn.Seq2Seq has two, of {lengths}; use cp=1, and "
+            "put these ranks on dp, pp or tp"
+        )
+    if split_sequence:
+        raise ValueError(
+            f"split_sequence cuts one sequence, and an nn.Seq2Seq has two, of {lengths}; leave it "
+            "out"
+        )

@@ -21,7 +21,13 @@ from minidist.tools.causes import cause_of
 from minidist.tools.compare import compare
 from minidist.tools.costs.measured import measure_costs
 from minidist.tools.equivalence import find
-from minidist.tools.strategies.cases import EXAMPLE, Case, random_weights, transformer_example
+from minidist.tools.strategies.cases import (
+    EXAMPLE,
+    Case,
+    random_weights,
+    transformer_example,
+    translator_case,
+)
 from tests.comm.test_cluster import gone
 from tests.planted import planted
 
@@ -82,14 +88,24 @@ def ranks_of(mesh):
 def three_steps(group, mesh, options, tied, B=5):
     """Train three steps on the mesh and on one device; return what differs on this rank."""
     tokens = generator(0, "hybrid").integers(0, 11, (3, 2, B, 12))
-    model = model_for(mesh[-1], tied)
+    return steps_of(group, mesh, options, model_for(mesh[-1], tied), tokens)
+
+
+def translated_steps(group, mesh, options, *_):
+    """The same of a Seq2Seq, on three batches of seven examples."""
+    case = translator_case(21, 2, 24, HEADS)
+    batches = [(case.inputs[i::3], case.targets[i::3]) for i in range(3)]
+    return steps_of(group, mesh, options, case.model, batches)
+
+
+def steps_of(group, mesh, options, model, batches):
     hybrid = on(group, mesh, copy.deepcopy(model), options)
     ours = optim.AdamW(hybrid.parameters(), lr=1e-2, weight_decay=0.1)
     theirs = optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
     rows = []
-    for step, (inputs, targets) in enumerate(tokens):
+    for step, (inputs, targets) in enumerate(batches):
         loss = hybrid.backward(inputs, targets, seed=7, step=step)
-        want = nn.cross_entropy(model(inputs, Randomness(7, step, np.arange(B))), targets)
+        want = nn.cross_entropy(model(inputs, Randomness(7, step, np.arange(len(inputs)))), targets)
         want.backward()
         wanted = {name: p.grad for name, p in model.named_parameters().items()}
         comparison = compare([hybrid.gradients()], wanted)
@@ -101,8 +117,8 @@ def three_steps(group, mesh, options, tied, B=5):
     return rows, compare([hybrid.state()], model.state())
 
 
-def check(ranks, mesh, options, tied, B=5):
-    found = ranks.run(three_steps, mesh, options, tied, B)
+def check(ranks, mesh, options, tied, B=5, steps=three_steps):
+    found = ranks.run(steps, mesh, options, tied, B)
     for step, rows in enumerate(zip(*(rows for rows, _ in found), strict=True)):
         for comparison, loss, _ in rows:
             assert comparison.ok, str(comparison)
@@ -121,6 +137,45 @@ def check(ranks, mesh, options, tied, B=5):
 )
 def test_a_mesh_leaves_the_gradients_and_weights_of_one_device(cluster, mesh, options):
     check(cluster(ranks_of(mesh), "thread"), mesh, options, tied=mesh[1] > 1)
+
+
+TRANSLATED = [
+    ((2, 1, 1, 2, 1), {"zero": 1, "micro_batches": 2}),
+    ((1, 2, 1, 2, 1), {"recompute": True, "micro_batches": 8}),
+    ((2, 2, 1, 1, 1), {"schedule": "zb_h1", "weights_last": True, "zero": 1}),
+    ((1, 2, 1, 2, 1), {"schedule": "interleaved", "chunks": 3, "micro_batches": 2}),
+]
+
+
+@pytest.mark.parametrize("mesh, options", TRANSLATED, ids=str)
+def test_a_mesh_leaves_the_gradients_and_weights_of_one_devices_seq2seq(cluster, mesh, options):
+    check(cluster(4, "thread"), mesh, options, False, steps=translated_steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [m for m in MESHES if m[2] == m[4] == 1], ids=str)
+def test_every_mesh_of_a_seq2seq(cluster, mesh):
+    ranks = cluster(ranks_of(mesh), "thread")
+    for more in {}, {"zero": 1, "schedule": "gpipe"}, {"schedule": "zb_h1", "recompute": True}:
+        check(ranks, mesh, more, False, steps=translated_steps)
+
+
+@pytest.mark.parametrize(
+    "axes, options, message",
+    [
+        ({"cp": 2}, {}, r"cp=2 cuts one sequence, .* two, of 4 and 5 positions; use cp=1"),
+        ({"tp": 2}, {"split_sequence": True}, r"has two, of 4 and 5 positions; leave it out"),
+        ({"dp": 2}, {"ep": 2}, r"ep=2 needs experts; use nn\.Transformer\(..., experts=2\)"),
+    ],
+)
+def test_a_seq2seq_goes_on_dp_pp_and_tp_alone(cluster, axes, options, message):
+    def worker(group):
+        mesh = Mesh(group, **{"dp": 1, "pp": 1, "tp": 1} | axes)
+        Hybrid(translator_case().model, mesh, **options)
+
+    with pytest.raises(RankFailed, match=message) as caught:
+        cluster(2, "thread").run(worker)
+    assert isinstance(caught.value.__cause__, ValueError)
 
 
 @pytest.mark.parametrize("mesh", [(1, 1, 3, 1, 1), (2, 1, 2, 1, 2)], ids=str)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import product
+from math import ceil
 from typing import NamedTuple
 
 from minidist.comm.collectives import split_sizes
@@ -24,7 +25,7 @@ from minidist.planning.costs.pipeline_parallel import (
     pipeline_useful_share,
     stages_of,
 )
-from minidist.planning.costs.tensor_parallel import repeated, vocabulary
+from minidist.planning.costs.tensor_parallel import reduced, repeated, vocabulary
 
 OVER_CONTEXT = {  # by name of the attention: bytes of a layer, and what a rank keeps of it
     "ring": (context.ring_bytes, context.ring_keeps),
@@ -78,6 +79,8 @@ def hybrid_bytes(case: Workload, N: int) -> int:
 def bytes_by_axis(case: Workload, N: int) -> dict[str, int]:
     """Return the bytes that all ranks send, each axis by its formula, with S = B T C itemsize.
 
+    Written here for a Transformer; `tensor_parallel.reduced` has the rows of a Seq2Seq.
+
     tp    8 (tp - 1) S per block (10 with the sequence split), 4 (5) for embedding and head, and
           three all_reduces of B T in the loss; if the sequence is split, the gradients of repeated
           parts. With experts, 4 S of a block are 4 times the rows that they get
@@ -91,20 +94,24 @@ def bytes_by_axis(case: Workload, N: int) -> dict[str, int]:
     s, model, (B, T) = split_of(N, **case.options), case.model, case.inputs.shape
     C, L, tp = width_of(model), len(model.layers) - 2, s.tp
     S, data = ITEMSIZE * B * T * C, s.dp * s.cp
-    rows = drawn(case, s.dp) if model.experts else None
-    _, crossed, copies = layout(model, s.order)
+    rows = drawn(case, s.dp) if getattr(model, "experts", 0) else None
+    cut, crossed, copies = layout(model, s.order)
     held = held_bytes(case, tp)
     experts = expert_numbers(case)
-    in_blocks = 4 * L * S + 4 * (L * S if rows is None else rows.sum() * C * ITEMSIZE)
-    over_tp = (10 * L + 5) * S if s.sequence else in_blocks + 4 * S
-    over_tp += 6 * B * T * ITEMSIZE
+    summed = reduced(case)
+    fed = 2 * ITEMSIZE * B * C * summed.feed_forward
+    fed = fed if rows is None else 4 * int(rows.sum()) * C * ITEMSIZE
+    over_tp = 2 * ITEMSIZE * B * C * (summed.attention + summed.vocabulary) + fed
     if s.sequence:
+        over_tp = (10 * L + 5) * S
         over_tp += 2 * s.dp * sum(held[name] // tp for name in repeated(held))
-    over_pp = len(crossed) * 2 * S * (1 if s.sequence else tp)
+    over_tp += 6 * B * summed.predicted * ITEMSIZE
+    sent = sum(positions_after(case, cut[k][-1]) for k in crossed)
+    over_pp = 2 * ITEMSIZE * B * C * sent * (1 if s.sequence else tp)
     over_pp += data * sum(2 * (copies[name] - 1) * held[name] for name in held)
     dense = sum(held[name] * copies[name] for name in held if name not in experts)
     return {
-        "tp": (tp - 1) * int(over_tp),
+        "tp": (tp - 1) * over_tp,
         "pp": over_pp,
         "cp": L * sum(map(sum, attention_bytes(case, s))) + choices_bytes(case, s),
         "ep": expert_bytes(case, s, rows),
@@ -115,11 +122,17 @@ def bytes_by_axis(case: Workload, N: int) -> dict[str, int]:
 
 def held_bytes(case: Workload, tp: int) -> dict[str, int]:
     """Return the bytes of each trained parameter that tp ranks hold together, with padding."""
-    named = case.model.named_parameters()
-    whole, padded = set(repeated(named)), -(-case.model.vocab // tp) * tp
+    named, C = case.model.named_parameters(), width_of(case.model)
+    whole = set(repeated(named))
     held = {n: ITEMSIZE * p.size * (tp if n in whole else 1) for n, p in named.items()}
-    held |= {n: ITEMSIZE * width_of(case.model) * padded for n in vocabulary(named)}
+    held |= {n: ITEMSIZE * C * tp * ceil(named[n].size // C / tp) for n in vocabulary(named)}
     return {n: size * named[n].requires_grad for n, size in held.items()}
+
+
+def positions_after(case: Workload, layer: int) -> int:
+    """Return the positions of an example that this layer passes on."""
+    decodes = getattr(case.model.layers[layer], "last", False)
+    return reduced(case).predicted if decodes else case.inputs.shape[1]
 
 
 def attention_bytes(case: Workload, s: Split) -> list[tuple[int, int]]:
@@ -155,7 +168,7 @@ def hybrid_costs(case: Workload, N: int) -> list[Cost]:
     several stages, in several micro-batches, or with a cut sequence.
     """
     s, result = split_of(N, **case.options), []
-    if case.model.experts and s.pp == s.m == s.cp == 1:
+    if getattr(case.model, "experts", 0) and s.pp == s.m == s.cp == 1:
         return expert_mesh_costs(case, s.dp, s.ep, s.tp, s.zero)
     for d, p, c, _ in product(*map(range, (s.dp, s.pp, s.cp, s.tp))):
         own = layers_of(case, s, c)

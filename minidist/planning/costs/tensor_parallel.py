@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import NamedTuple
 
+from minidist import nn
 from minidist.planning.costs.collectives import all_reduce_bytes
 from minidist.planning.costs.cost import ITEMSIZE, Cost, Workload, cost_of, positions_of
 from minidist.planning.costs.layers import (
@@ -27,14 +29,54 @@ def row_bytes(case: Workload, N: int) -> int:
     return _bytes(case, N, sum(2 * F + C for C, F in shapes))
 
 
+class Reduced(NamedTuple):
+    """Positions of an example whose rows, of C numbers, pass an all_reduce, forward or backward.
+
+    predicted  positions for which a word is predicted
+    """
+
+    attention: int
+    feed_forward: int
+    vocabulary: int
+    predicted: int
+
+
+def reduced(case: Workload) -> Reduced:
+    """Return what a step sums over ranks that split all matrices.
+
+    A block of a Transformer sums T rows in each direction in its attention, and again in its
+    feed-forward part. Of a Seq2Seq with S source positions, an encoder block sums S rows forward
+    and, for queries and for keys and values, 2 S backward; a decoder block sums 2 T each way in its
+    two attentions, and backward S for the source that it reads. Both tables look words up; the head
+    needs the target's rows.
+    """
+    T, depth = case.inputs.shape[1], len(case.model.layers) - 2
+    if not isinstance(case.model, nn.Seq2Seq):
+        return Reduced(2 * depth * T, 2 * depth * T, 2 * T, T)
+    S, depth = case.model.source_length, depth // 2
+    T -= S
+    encoder, decoder = 3 * S, 4 * T + S
+    return Reduced(depth * (encoder + decoder), 2 * depth * (S + T), S + 2 * T, T)
+
+
 def attention_bytes(case: Workload, N: int) -> int:
-    """Return, per block, an all_reduce of S forward and one backward."""
-    return _bytes(case, N, 4 * width_of(case.model) * (len(case.model.layers) - 2))
+    """Return, per block of a Transformer, an all_reduce of S forward and one backward."""
+    return summed_bytes(case, N, reduced(case).attention)
 
 
 def vocab_bytes(case: Workload, N: int) -> int:
-    """Return two all_reduces of S, for embedding and head, and three of B T in the loss."""
-    return _bytes(case, N, 4 * width_of(case.model) + 6)
+    """Return all_reduces for embedding and head, and three of B T in the loss."""
+    return summed_bytes(case, N, reduced(case).vocabulary) + loss_bytes(case, N)
+
+
+def summed_bytes(case: Workload, N: int, rows: int) -> int:
+    """Return the bytes of all_reduces of so many rows of C numbers per example."""
+    return 2 * (N - 1) * len(case.inputs) * rows * width_of(case.model) * ITEMSIZE
+
+
+def loss_bytes(case: Workload, N: int) -> int:
+    """Return the bytes of three all_reduces of B T numbers, in the loss over split logits."""
+    return 6 * (N - 1) * len(case.inputs) * reduced(case).predicted * ITEMSIZE
 
 
 def sequence_bytes(case: Workload, N: int) -> int:
@@ -62,8 +104,8 @@ def repeated(names: Iterable[str]) -> list[str]:
 
 def vocabulary(names: Iterable[str]) -> list[str]:
     """Return the parameters of a Transformer that are split, and padded, by the vocabulary."""
-    split = ("embedding.token.weight", "head.linear.weight")
-    return [name for name in names if name in split]
+    ends = ("token.weight", "head.linear.weight")
+    return [name for name in names if name.endswith(ends)]
 
 
 def column_costs(case: Workload, N: int) -> list[Cost]:
