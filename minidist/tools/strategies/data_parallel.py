@@ -24,6 +24,7 @@ from minidist.tools.strategies.cases import (
     collect,
     randomness_of,
     small_cases,
+    translator_case,
 )
 from minidist.tools.strategies.record import ANY, LAYERS, Costs, Strategy
 
@@ -75,9 +76,14 @@ def zero_worker(group: Group, case: Case, stage: int, micro_batches: int = 1) ->
     return Outcome(result | input_gradient(group, pieces), moved.total(), operations=dict(moved))
 
 
+def replica_cases(ranks: int) -> list[Case]:
+    """The small cases, and a Seq2Seq."""
+    return [*small_cases(ranks), translator_case()]
+
+
 def zero_cases(ranks: int, stage: int) -> list[Case]:
-    """The small cases, and two micro-batches; in stage 3 the Transformer is not tied."""
-    cases = small_cases(ranks)
+    """The same, and two micro-batches; in stage 3 the Transformer is not tied."""
+    cases = replica_cases(ranks)
     if stage == 3:
         free = nn.Transformer(11, 8, 2, 2, 5, seed=2, dtype="float64", dropout=0.2)
         cases[1] = replace(cases[1], model=free)
@@ -210,7 +216,7 @@ STRATEGIES = [
         lesson="03_data_parallel",
         worker=naive_worker,
         promise="exact",
-        cases=small_cases,
+        cases=replica_cases,
         costs=GRADIENTS,
         split=by_examples,
         tests=("data_parallel/test_naive.py",),
@@ -225,7 +231,7 @@ STRATEGIES = [
         lesson="03_data_parallel",
         worker=bucketed_worker,
         promise="exact",
-        cases=small_cases,
+        cases=replica_cases,
         costs=replace(GRADIENTS, step=bucketed_step),
         split=by_examples,
         tests=("data_parallel/test_bucketed.py",),

@@ -1,5 +1,7 @@
 """Meshes: data x pipeline x context x tensor, experts within data."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from minidist import nn, optim
@@ -16,9 +18,10 @@ from minidist.tools.strategies.cases import (
     bytes_sent,
     random_weights,
     transformer_example,
+    translator_case,
 )
 from minidist.tools.strategies.pipeline_parallel import names_of
-from minidist.tools.strategies.record import TRANSFORMER, Costs, Strategy
+from minidist.tools.strategies.record import TRANSFORMERS, Costs, Strategy
 
 
 def hybrid_worker(
@@ -95,17 +98,23 @@ SHOWN = {"experts": "{} experts", "zero": "ZeRO {}", "chunks": "{} chunks"}
 SHOWN["split_sequence"] = "sequence"
 
 
+TRANSLATED = {  # ranks: (dp, pp), options for a Seq2Seq
+    1: ((1, 1), {"zero": 1}),
+    2: ((1, 2), {"schedule": "gpipe"}),
+    3: ((1, 1), {}),
+    4: ((1, 2), {"schedule": "zb_h1"}),
+    8: ((2, 2), {"zero": 1}),
+}
+
+
 def hybrid_cases(ranks: int) -> list[Case]:
-    """Several meshes of this many ranks, and schedules, on Transformers of five layers."""
+    """Several meshes of this many ranks, and schedules, on Transformers; and one on a Seq2Seq."""
     tokens, nexts = generator(0, "hybrid cases").integers(0, 11, (2, 7, 8))
     cases = []
     for (dp, pp, cp, ep), more in MESHES.get(ranks, []):
         options = {"dp": dp, "pp": pp, "cp": cp, "ep": ep} | more
         experts = options.pop("experts", 0)
-        axes = {"dp": dp, "pp": pp, "cp": cp, "tp": ranks // (dp * pp * cp)}
-        words = [" x ".join(f"{size} {name}" for name, size in axes.items() if size > 1)]
-        words += [f"{ep} ep"] * (ep > 1)
-        words += [v if isinstance(v, str) else SHOWN[k].format(v) for k, v in more.items()]
+        words = words_of(ranks, dp, pp, cp, ep, more)
         model = nn.Transformer(
             *(11, 16, 8, 3, 8, 2, "float64", 0.2),
             tied=True,
@@ -113,9 +122,21 @@ def hybrid_cases(ranks: int) -> list[Case]:
             capacity=0.8,
             balance=0.5,
         )
-        name = ", ".join(filter(None, words)) or "one rank"
-        cases.append(Case(name, random_weights(model), tokens, nexts, options=options))
+        cases.append(Case(words, random_weights(model), tokens, nexts, options=options))
+    for (dp, pp), more in [TRANSLATED[ranks]] if ranks in TRANSLATED else []:
+        case = translator_case(depth=2, width=24, heads=12)
+        name = f"Seq2Seq, {words_of(ranks, dp, pp, 1, 1, more)}"
+        cases.append(replace(case, name=name, options={"dp": dp, "pp": pp} | more))
     return cases
+
+
+def words_of(ranks: int, dp: int, pp: int, cp: int, ep: int, more: dict) -> str:
+    """Return how a case is called: the axes of its mesh, and what else is asked for."""
+    axes = {"dp": dp, "pp": pp, "cp": cp, "tp": ranks // (dp * pp * cp)}
+    words = [" x ".join(f"{size} {name}" for name, size in axes.items() if size > 1)]
+    words += [f"{ep} ep"] * (ep > 1)
+    words += [v if isinstance(v, str) else SHOWN[k].format(v) for k, v in more.items()]
+    return ", ".join(filter(None, words)) or "one rank"
 
 
 def hybrid_example(ranks: int) -> Case:
@@ -161,7 +182,7 @@ STRATEGIES = [
         ),
         ranks=(1, 2, 3, 4, 8),
         split=by_mesh,
-        models=TRANSFORMER,
+        models=TRANSFORMERS,
         tests=(
             "test_hybrid.py",
             "test_hybrid_sums.py",

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from math import ceil
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from minidist.tools.strategies.cases import (
     as_input,
     bytes_sent,
     collect,
+    translator_case,
 )
 from minidist.tools.strategies.record import LAYERS, Costs, Strategy
 
@@ -107,7 +109,10 @@ def pipeline_bytes(case: Case, ranks: int, schedule: str, most_chunks: int = 1) 
 
 
 def pipeline_cases(ranks: int, most_chunks: int) -> list[Case]:
-    """An MLP of uneven stages on uneven micro-batches, a Transformer with dropout, one example."""
+    """An MLP of uneven stages on uneven micro-batches, a Transformer and a Seq2Seq with dropout.
+
+    And one example. Every stage has a layer; the Seq2Seq has two blocks for each of its depth.
+    """
     random = generator(0, "pipeline cases")
     stages = ranks * most_chunks
     widths = [6, *(5 + i % 3 for i in range(stages)), 3]
@@ -121,6 +126,7 @@ def pipeline_cases(ranks: int, most_chunks: int) -> list[Case]:
         Case("MLP, 9 examples", mlp, images, labels),
         Case("Transformer, 7 examples", transformer, tokens, nexts),
         Case("MLP, 1 example", mlp, images[:1], labels[:1]),
+        translator_case(depth=max(1, ceil((stages - 2) / 2))),
     ]
 
 

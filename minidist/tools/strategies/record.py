@@ -47,6 +47,7 @@ LINEAR = Models(
     lambda model: isinstance(model, nn.Sequential) and all(map(_of(nn.Linear), model.layers)),
 )
 TRANSFORMER = Models("an nn.Transformer", _of(nn.Transformer))
+TRANSFORMERS = Models("an nn.Transformer or an nn.Seq2Seq", _of(nn.Transformer, nn.Seq2Seq))
 EXPERTS = Models(
     "an nn.Transformer with experts=",
     lambda model: isinstance(model, nn.Transformer) and model.experts > 0,

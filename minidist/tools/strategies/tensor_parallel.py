@@ -12,14 +12,14 @@ from minidist.planning.costs import tensor_parallel as costs
 from minidist.rng import Randomness, generator
 from minidist.tensor_parallel import (
     ColumnParallelLinear,
-    ParallelAttention,
     RowParallelLinear,
-    VocabParallelEmbedding,
     VocabParallelHead,
     unsplit,
     vocab_parallel,
 )
+from minidist.tensor_parallel.parallel_transformer import Parts, split_attention
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
+from minidist.tensor_parallel.vocab_parallel import split_tables
 from minidist.tools.costs.watch import Watch, watched_step
 from minidist.tools.strategies.cases import (
     INPUT,
@@ -31,9 +31,17 @@ from minidist.tools.strategies.cases import (
     collect,
     random_weights,
     transformer_example,
+    translator_case,
 )
 from minidist.tools.strategies.pipeline_parallel import names_of
-from minidist.tools.strategies.record import LINEAR, TRANSFORMER, Costs, Models, Strategy
+from minidist.tools.strategies.record import (
+    LINEAR,
+    TRANSFORMER,
+    TRANSFORMERS,
+    Costs,
+    Models,
+    Strategy,
+)
 
 
 def by_columns(group: Group, case: Case) -> tuple[nn.Module, Callable]:
@@ -49,16 +57,16 @@ def by_rows(group: Group, case: Case) -> tuple[nn.Module, Callable]:
 
 
 def by_heads(group: Group, case: Case) -> tuple[nn.Module, Callable]:
-    """Return a Transformer whose attention heads are split, and its loss."""
+    """Return a Transformer, or a Seq2Seq, whose attention heads are split, and its loss."""
     for block in case.model.layers[1:-1]:
-        block.attention = ParallelAttention(block.attention, group)
+        split_attention(block, group, Parts())
     return case.model.flatten(), case.loss
 
 
 def by_vocabulary(group: Group, case: Case) -> tuple[nn.Module, Callable]:
-    """Return a Transformer whose embedding and logits are split by vocabulary, and its loss."""
+    """Return a model whose embedding and logits are split by vocabulary, and its loss."""
     embedding, *blocks, head = case.model.layers
-    embedding.token = VocabParallelEmbedding(embedding.token, group)
+    split_tables(embedding, group)
     head = VocabParallelHead(head, group, embedding.token.weight if head.tied else None)
     return nn.Sequential([embedding, *blocks, head]), _split_loss(group, case)
 
@@ -133,6 +141,11 @@ def transformer_cases(ranks: int) -> list[Case]:
         )
         for tied in (True, False)
     ]
+
+
+def transformers_cases(ranks: int) -> list[Case]:
+    """The same, and a Seq2Seq of two vocabularies, 13 and 11, both padded."""
+    return [*transformer_cases(ranks), translator_case(width=24, heads=12)]
 
 
 def mlp_example(ranks: int) -> Case:
@@ -229,6 +242,9 @@ STRATEGIES = [
         "12_parallel_transformer",
         by_heads,
         (costs.attention_bytes, costs.attention_costs, costs.attention_limit),
+        transformers_cases,
+        TRANSFORMERS,
+        tests="parallel_transformer parallel_padded_attention",
     ),
     _record(
         "vocab",
@@ -239,6 +255,8 @@ STRATEGIES = [
         "12_parallel_transformer",
         by_vocabulary,
         (costs.vocab_bytes, costs.vocab_costs, costs.vocab_limit),
+        transformers_cases,
+        TRANSFORMERS,
         tests="vocab_parallel",
     ),
     _record(
