@@ -7,11 +7,17 @@ import numpy as np
 import pytest
 
 from minidist import nn, optim
+from minidist.errors import RankFailed
 from minidist.tensor_parallel import ColumnParallelLinear
 from minidist.tools import equivalence, strategies
 from tests.planted import mistaken
 from tests.strategies import arrays
-from tests.tensor_parallel.judges import config_of, judge_layers, judge_transformer
+from tests.tensor_parallel.judges import (
+    config_of,
+    judge_layers,
+    judge_transformer,
+    judge_translator,
+)
 from tests.tensor_parallel.test_parallel_transformer import train_some_steps
 from tests.test_collective_functions import adjoint
 from tests.test_hybrid import three_steps
@@ -34,6 +40,18 @@ def test_a_mistake_in_a_split_transformer_is_found(cluster, kind, name, size):
     assert any(comparison.error > 1e-3 for comparison in found), found
     sound = cluster(size).run(judge_transformer, kind, config, 12)  # and the mistake is gone again
     assert all(comparison.ok for comparison in sound)
+
+
+@pytest.mark.parametrize("name", ["key_value_in_one_run", "bias_added_tp_times", "f_missing"])
+def test_a_mistake_in_a_split_seq2seq_is_found(cluster, name):
+    found = cluster(2).run(mistaken(name, judge_translator), "matrices", 6)
+    assert any(comparison.error > 1e-3 for comparison in found), found
+
+
+def test_a_table_of_the_other_vocabulary_is_found_by_its_rows(cluster):
+    """Whose name is said: what the source asks for is no row of the target's table."""
+    with pytest.raises(RankFailed, match=r"outside .* 11, the rows of embedding\.target\.token"):
+        cluster(2).run(mistaken("vocabularies_swapped", judge_translator), "vocab", 6)
 
 
 def columns_gathered(group):

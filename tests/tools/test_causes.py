@@ -12,7 +12,7 @@ from minidist.tools.causes import cause_of, counterfactuals
 from minidist.tools.causes.finding import Finding
 from minidist.tools.causes.gradients import cause, right_from
 from minidist.tools.strategies import Case, Split, one_device
-from minidist.tools.strategies.cases import random_weights
+from minidist.tools.strategies.cases import random_weights, translator_case
 from tests.strategies import arrays, seeds
 
 MLP = random_weights(nn.MLP([4, 5, 6, 3], "gelu", seed=1, dtype="float64"))
@@ -153,6 +153,18 @@ def test_a_first_weight_whose_input_was_overwritten():
     assert found(other, split) is None
 
 
+def test_a_seq2seq_whose_columns_or_padding_are_wrong():
+    case, split = translator_case(3, width=12, heads=6), Split(tensor=3)
+    for how, order in counterfactuals.PERMUTATIONS.items():
+        for weight, (names, k) in counterfactuals.BLOCKS.items():
+            again = counterfactuals.with_permuted_heads(case, weight, order, 3)
+            said = f"equal after permuting {names}: their columns are cut {how.format(k=k)}"
+            assert found(again, split, case) == said
+    count, again = counterfactuals.with_padding(case, 3)
+    assert count == 1 and "1 columns of padding in the softmax" in found(again, split, case)
+    assert counterfactuals.without_tying(case) is None
+
+
 @pytest.mark.parametrize("what", counterfactuals.STATISTICS)
 def test_batch_norms_with_wrong_sums(what):
     model = random_weights(nn.CNN(1, 3, (2, 3), dtype="float64"))
@@ -168,12 +180,11 @@ def test_models_that_do_one_thing_wrong():
     case, split = transformer_case(), Split(tensor=3)
     again = counterfactuals.with_biases_times(case, 3, counterfactuals.BIASES[1])
     assert "biases are added 3 times, once per rank" in found(again, split, case)
-    for what, order in counterfactuals.PERMUTATIONS.items():
-        again = counterfactuals.with_permuted_heads(case, order, 3)
-        assert (
-            found(again, split, case)
-            == f"equal after permuting Q, K, V: their columns are cut {what}"
-        )
+    for how, order in counterfactuals.PERMUTATIONS.items():
+        again = counterfactuals.with_permuted_heads(case, "qkv", order, 3)
+        said = f"equal after permuting Q, K, V: their columns are cut {how.format(k=3)}"
+        assert found(again, split, case) == said
+        assert counterfactuals.with_permuted_heads(case, "key_value", order, 3) is None
     again = counterfactuals.with_repeated_masks(case, 3)
     assert "first positions' dropout mask" in found(again, split, case)
     count, again = counterfactuals.with_padding(case, 3)
@@ -252,7 +263,7 @@ def test_one_thing_that_is_done_wrong_leaves_its_mark_in_all_parameters_or_is_no
     again = [
         counterfactuals.with_biases_times(case, 3, counterfactuals.BIASES[1]),
         *(
-            counterfactuals.with_permuted_heads(case, order, 3)
+            counterfactuals.with_permuted_heads(case, "qkv", order, 3)
             for order in counterfactuals.PERMUTATIONS.values()
         ),
         counterfactuals.with_padding(case, 3)[1],

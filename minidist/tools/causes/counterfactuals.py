@@ -118,33 +118,37 @@ def with_biases_times(case: Case, times: int, which: Callable[[str], bool]) -> G
     return one_device(replace(case, model=model)) if chosen else None
 
 
-# Which column of QKV[C, 3 H D] is in place of the j-th, given width, heads and number of ranks.
+BLOCKS = {"qkv": ("Q, K, V", 3), "key_value": ("K, V", 2)}  # what the columns of a weight are
+# Which column of a weight[C, k H D] is in place of the j-th, given width, k, heads and ranks.
 PERMUTATIONS: dict[str, Callable] = {
-    "in equal runs, though they are [3, H, D]": lambda q, k, n: _equal_runs(q, k, n),
-    "as [H, 3, D], though they are [3, H, D]": lambda q, k, n: _heads_first(q, k, n),
+    "in equal runs, though they are [{k}, H, D]": lambda q, k, h, n: _equal_runs(q, k, n),
+    "as [H, {k}, D], though they are [{k}, H, D]": lambda q, k, h, n: _heads_first(q, k, h),
 }
 
 
-def _equal_runs(width: int, heads: int, ranks: int) -> np.ndarray:
-    """Rank r takes the r-th run of 3 C / N columns as its Q, K and V."""
-    runs = np.arange(width).reshape(ranks, 3, -1)  # [N, 3, C/N]
+def _equal_runs(width: int, blocks: int, ranks: int) -> np.ndarray:
+    """Rank r takes the r-th run of k C / N columns as its part of each of the k blocks."""
+    runs = np.arange(width).reshape(ranks, blocks, -1)  # [N, k, C/N]
     return runs.transpose(1, 0, 2).reshape(-1)
 
 
-def _heads_first(width: int, heads: int, ranks: int) -> np.ndarray:
-    return np.arange(width).reshape(heads, 3, -1).transpose(1, 0, 2).reshape(-1)
+def _heads_first(width: int, blocks: int, heads: int) -> np.ndarray:
+    return np.arange(width).reshape(heads, blocks, -1).transpose(1, 0, 2).reshape(-1)
 
 
-def with_permuted_heads(case: Case, order: Callable, ranks: int) -> Gradients | None:
-    """The columns of QKV are used in another order; their gradients stay at their places."""
-    model = copy.deepcopy(case.model)
-    chosen = {n: p for n, p in model.named_parameters().items() if ".qkv." in n}
+def with_permuted_heads(case: Case, weight: str, order: Callable, ranks: int) -> Gradients | None:
+    """The columns of these weights are used in another order; their gradients stay where they are.
+
+    weight  "qkv" or "key_value"
+    """
+    model, (_, k) = copy.deepcopy(case.model), BLOCKS[weight]
+    chosen = {n: p for n, p in model.named_parameters().items() if f".{weight}." in n}
     if not chosen:
         return None
     heads = case.model.layers[1].attention.heads
     if heads % ranks:
         return None
-    orders = {n: order(p.shape[-1], heads, ranks) for n, p in chosen.items()}
+    orders = {n: order(p.shape[-1], k, heads, ranks) for n, p in chosen.items()}
     for name, p in chosen.items():
         p.data[...] = p.data[..., orders[name]].copy()
     found = one_device(replace(case, model=model))
@@ -180,7 +184,8 @@ def with_overwritten_inputs(case: Case, firsts: list[str], split: Split) -> Grad
 
 def with_padding(case: Case, parts: int) -> tuple[int, Gradients] | None:
     """Return how many columns of zeros pad the vocabulary, and the gradients with them."""
-    if not isinstance(case.model, nn.Transformer) or not (count := -case.model.vocab % parts):
+    count = -getattr(case.model, "vocab", 0) % parts
+    if not count:
         return None
 
     def loss(logits, targets, **more):

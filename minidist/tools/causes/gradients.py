@@ -7,12 +7,14 @@ cause is named. Nothing is computed if nothing is wrong.
 """
 
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 
 from minidist.tools.causes import context, convolutions
 from minidist.tools.causes.counterfactuals import (
     BIASES,
+    BLOCKS,
     PERMUTATIONS,
     STATISTICS,
     with_biases_times,
@@ -140,10 +142,11 @@ def _bias(f: Finding) -> str | None:
 
 
 def _permuted(f: Finding) -> str | None:
-    for what, order in PERMUTATIONS.items() if f.split.tensor > 1 else ():
-        again = with_permuted_heads(f.case, order, f.split.tensor)
+    cuts = product(BLOCKS.items(), PERMUTATIONS.items()) if f.split.tensor > 1 else ()
+    for (weight, (names, k)), (how, order) in cuts:
+        again = with_permuted_heads(f.case, weight, order, f.split.tensor)
         if again is not None and f.is_everywhere(again):
-            return f"equal after permuting Q, K, V: their columns are cut {what}"
+            return f"equal after permuting {names}: their columns are cut {how.format(k=k)}"
     return None
 
 
