@@ -139,6 +139,37 @@ def test_a_trained_mesh_saves_what_its_state_is(cluster, tmp_path, mesh, schedul
     assert any(array.any() for name, array in found.items() if name.startswith("optimizer.1/"))
 
 
+def translator(seed=0):
+    """A Seq2Seq for TOKENS: two source words, then three of the target; padding among them."""
+    return nn.Seq2Seq(11, 13, 12, 12, 2, 2, 3, seed, "float64", dropout=0.1)
+
+
+def test_a_seq2seq_goes_from_mesh_to_mesh_to_one_device(cluster, tmp_path):
+    """Two tables, whose rows are padded on each mesh by other numbers."""
+    meshes = [(1, 2, 1, 2, 1, 0), (2, 1, 1, 3, 1, 1), (1, 3, 1, 1, 1, 1), (1, 1, 1, 4, 1, 0)]
+
+    def worker(group, k):
+        hybrid = on_mesh(group, translator(k), meshes[k])
+        optimizer = adamw(hybrid)
+        if k:
+            restore(Saved.newest(tmp_path / f"{k - 1}"), hybrid, optimizer)
+        else:
+            hybrid.backward(TOKENS, TOKENS[:, 2:])
+            hybrid.step(optimizer)
+        told = {"optimizer": about(optimizer)}
+        checkpoint.save(tmp_path / f"{k}", parts_of(hybrid, optimizer), 1, group, told)
+
+    for k, mesh in enumerate(meshes):
+        cluster(int(np.prod(mesh[:4])), "thread").run(worker, k)
+    first, *others = (checkpoint.load(tmp_path / f"{k}")[0] for k in range(len(meshes)))
+    assert any(array.any() for name, array in first.items() if name.startswith("optimizer.1/"))
+    for state in others:
+        assert_same_bits(dict(sorted(state.items())), dict(sorted(first.items())))
+    model = translator(9)
+    restore(Saved.newest(tmp_path / "3"), model, adamw(model))
+    assert_same_bits(model.state(), {name: first[name] for name in model.state()})
+
+
 # What else cuts a model: ZeRO's stages, a pipeline, matrices alone. Frozen parameters, too.
 
 
