@@ -260,6 +260,14 @@ def _(draw, normal):
     return lambda x: attention.BlockwiseAttention()(x), [normal(3, B, H, T, D)]
 
 
+@case(attention.PaddedAttention)
+def _(draw, normal):
+    B, H, T, S, D = (draw(st.integers(1, 3)) for _ in "BHTSD")
+    held = np.array(draw(st.lists(st.booleans(), min_size=B * S, max_size=B * S))).reshape(B, S)
+    inputs = [normal(B, H, T, D), normal(2, B, H, S, D)]
+    return lambda q, kv: attention.padded_attention(q, kv, held), inputs
+
+
 @case(convolution.Convolution)
 def _(draw, normal):
     B, C, F = (draw(st.integers(1, 3)) for _ in "BCF")

@@ -1,4 +1,4 @@
-"""Attention in blocks of positions equals attention in one piece, and its memory grows with T."""
+"""Attention in blocks equals attention in one piece; memory grows with T; padding is not seen."""
 
 import tracemalloc
 
@@ -17,6 +17,7 @@ from minidist.autograd.attention import (
     causal_attention,
     computed_scores,
     kept_scores,
+    padded_attention,
 )
 from minidist.tools.activations import kept_bytes
 from tests.strategies import arrays, host, leaf, seeds
@@ -152,3 +153,104 @@ def test_memory_grows_with_t_and_not_with_its_square():
     some, twice = peak_bytes(1024), peak_bytes(2048)
     assert twice < 2.1 * some
     assert twice < 2 * 2048 * 2048 * 8 / 4  # a quarter of one array of all scores
+
+
+def softmax_of_the_held(q, kv, held):
+    """Return O and P of padded attention, example by example, over the keys that are held alone."""
+    (B, H, T, D), S = q.shape, kv.shape[3]
+    o, p = np.zeros((B, H, T, D)), np.zeros((B, H, T, S))
+    for b in range(B):
+        k, v = kv[:, b, :, held[b]].transpose(1, 2, 0, 3)  # [H, s, D] each
+        scores = np.exp(np.einsum("htd,hsd->hts", q[b], k) / np.sqrt(D))
+        p[b][..., held[b]] = scores / scores.sum(axis=-1, keepdims=True)
+        o[b] = np.einsum("hts,hsd->htd", p[b][..., held[b]], v)
+    return o, p
+
+
+def attend_over_padding(q, kv, held, grad):
+    """Return (O, dQ, dKV) of padded attention."""
+    q, kv = Tensor(q, requires_grad=True), Tensor(kv, requires_grad=True)
+    y = padded_attention(q, kv, held)
+    y.backward(grad)
+    return y.data, q.grad, kv.grad
+
+
+@st.composite
+def paddings(draw, B, S):
+    """Draw held[B, S]: any keys, none of an example among them."""
+    return np.array(draw(st.lists(st.booleans(), min_size=B * S, max_size=B * S))).reshape(B, S)
+
+
+@given(
+    data=st.data(),
+    sides=st.tuples(*[st.integers(1, most) for most in (3, 3, 5, 6, 4)]),
+    seed=seeds,
+    spread=st.sampled_from([0.1, 1, 5]),
+)
+def test_hidden_keys_are_as_if_they_were_not_there(data, sides, seed, spread):
+    B, H, T, S, D = sides
+    held = data.draw(paddings(B, S))
+    q, kv = spread * arrays(B, H, T, D, seed=seed), spread * arrays(2, B, H, S, D, seed=seed + 1)
+    grad = arrays(B, H, T, D, seed=seed + 2)
+    o, dq, dkv = attend_over_padding(q, kv, held, grad)
+    want, p = softmax_of_the_held(q, kv, held)
+    np.testing.assert_allclose(o, want, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(dkv[1], np.einsum("bhts,bhtd->bhsd", p, grad), rtol=1e-9, atol=1e-12)
+    assert not dkv.transpose(1, 3, 0, 2, 4)[~held].any()
+    none = ~held.any(axis=1)
+    assert not o[none].any() and not dq[none].any()
+
+
+@given(data=st.data(), seed=seeds)
+def test_what_a_hidden_key_holds_changes_no_bit(data, seed):
+    B, H, T, S, D = 2, 2, 3, 4, 3
+    held = data.draw(paddings(B, S))
+    q, kv = arrays(B, H, T, D, seed=seed), arrays(2, B, H, S, D, seed=seed + 1)
+    other = kv.copy()
+    other.transpose(1, 3, 0, 2, 4)[~held] = 1e3
+    runs = [attend_over_padding(q, each, held, np.ones_like(q)) for each in (kv, other)]
+    for got, want in zip(*runs, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_padded_attention_is_as_good_as_its_rounding(dtype, place):
+    held = np.arange(7) < np.array([7, 4, 0])[:, None]
+    q, kv = arrays(3, 2, 5, 8).astype(dtype), arrays(2, 3, 2, 7, 8, seed=1).astype(dtype)
+    grad = arrays(3, 2, 5, 8, seed=2).astype(dtype)
+    want = attend_over_padding(*[x.astype("float64") for x in (q, kv)], held, grad.astype("d"))
+    for mask in (held, place(held)):
+        found = attend_over_padding(place(q), place(kv), mask, place(grad))
+        for got, right in zip(found, want, strict=True):
+            assert got.dtype == dtype
+            assert off(host(got), right) < ROUNDING[dtype]
+        assert not host(found[0])[2].any() and not host(found[1])[2].any()
+
+
+def test_scores_of_padding_beyond_the_range_of_exp_are_finite():
+    held = np.array([[True, False], [True, True]])
+    q, kv = 3000 * arrays(2, 1, 2, 4), arrays(2, 2, 1, 2, 4, seed=1)
+    for result in attend_over_padding(q, kv, held, np.ones_like(q)):
+        assert np.isfinite(result).all()
+
+
+@pytest.mark.parametrize("B, T", [(0, 3), (2, 0)])
+def test_padded_attention_of_no_examples_and_of_no_queries(B, T, place):
+    q, kv, held = arrays(B, 2, T, 4), arrays(2, B, 2, 3, 4), np.ones((B, 3), bool)
+    o, dq, dkv = attend_over_padding(place(q), place(kv), held, place(q))
+    assert (o.shape, dq.shape, dkv.shape) == (q.shape, q.shape, kv.shape)
+    assert not host(dkv).any()
+
+
+@pytest.mark.parametrize(
+    "q, kv, held, message",
+    [
+        ((2, 3, 4), (2, 2, 1, 3, 4), (2, 3), r"takes \[B, H, T, D\] and .*, got \[2, 3, 4\]"),
+        ((2, 1, 3, 4), (3, 2, 1, 3, 4), (2, 3), r"got \[2, 1, 3, 4\] and \[3, 2, 1, 3, 4\]"),
+        ((2, 1, 3, 4), (2, 2, 1, 3, 5), (2, 3), r"and \[2, 2, 1, 3, 5\]"),
+        ((2, 1, 3, 4), (2, 2, 1, 3, 4), (2, 4), r"need held \[2, 3\], got \[2, 4\]"),
+    ],
+)
+def test_shapes_that_do_not_fit_padded_attention_are_named(q, kv, held, message):
+    with pytest.raises(ValueError, match=message):
+        padded_attention(Tensor(arrays(*q)), Tensor(arrays(*kv)), np.ones(held, bool))
