@@ -12,6 +12,7 @@ from minidist import Tensor, nn
 from minidist.autograd import Function
 from minidist.backend import to_host
 from minidist.context_parallel import plain, zigzag
+from minidist.nn.seq2seq import BEGIN, PAD
 from minidist.pipeline_parallel import SCHEDULES, add_communication, add_reductions, programs
 from minidist.pipeline_parallel.actions import Forward, Programs, looped, passes_backward, updates
 from minidist.pipeline_parallel.execution_order import Stuck, in_order
@@ -75,6 +76,40 @@ def transformers(draw, dropout=(0.0, 0.3), experts=(0, 0, 1, 3)):
         top_k=draw(st.integers(1, max(1, experts))),
         capacity=draw(st.sampled_from([None, 0.5, 1.0])) if experts else None,
     )
+
+
+@st.composite
+def translators(draw, dropout=(0.0,)):
+    """Draw a small encoder-decoder in float64, none of whose parameters is 0."""
+    heads = draw(st.integers(1, 2))
+    model = nn.Seq2Seq(
+        source_vocab=draw(st.integers(3, 7)),
+        target_vocab=draw(st.integers(3, 7)),
+        width=heads * draw(st.integers(2, 3)),
+        heads=heads,
+        depth=draw(st.integers(1, 2)),
+        source_length=draw(st.integers(1, 4)),
+        target_length=draw(st.integers(1, 4)),
+        dtype="float64",
+        dropout=draw(st.sampled_from(dropout)),
+    )
+    random = np.random.default_rng(draw(seeds))
+    for p in model.parameters():
+        p.data[...] = random.standard_normal(p.shape)
+    return model
+
+
+@st.composite
+def sentences(draw, model, most=3):
+    """Draw tokens[B, S + T] for an encoder-decoder: sources of any lengths, then any targets."""
+    B, S, T = draw(st.integers(1, most)), model.source_length, model.target_length
+    random = np.random.default_rng(draw(seeds))
+    source = random.integers(PAD + 1, model.source_vocab, (B, S))
+    lengths = draw(st.lists(st.integers(0, S), min_size=B, max_size=B))
+    source[np.arange(S) >= np.array(lengths)[:, None]] = PAD
+    target = random.integers(0, model.vocab, (B, T))
+    target[:, 0] = BEGIN
+    return np.concatenate([source, target], axis=1)
 
 
 SYNCHRONOUS = [name for name in SCHEDULES if not updates(programs(name, 2, 4))]

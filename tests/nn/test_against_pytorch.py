@@ -1,4 +1,4 @@
-"""The layers of convolutional networks compute what PyTorch's compute, where it is installed."""
+"""Layers with many conventions compute what PyTorch's compute, where it is installed."""
 
 import numpy as np
 import pytest
@@ -65,3 +65,37 @@ def test_average_pooling(torch):
     x = arrays(2, 3, 6, 9)
     same_gradients(torch, nn.AveragePool(3), torch.nn.AvgPool2d(3), [], x)
     same_gradients(torch, nn.AveragePool(), lambda x: x.mean(dim=(2, 3)), [], x)
+
+
+def copy_linear(torch, ours, weight, bias):
+    """Let PyTorch's weight[F, C] and bias[F] be those of our W[C, F]; they get random biases."""
+    ours.bias.data[...] = arrays(*ours.bias.shape, seed=len(ours.bias.name))
+    with torch.no_grad():
+        weight.copy_(torch.tensor(ours.weight.data.T))
+        bias.copy_(torch.tensor(ours.bias.data))
+
+
+@pytest.mark.parametrize("lengths", [(5, 5, 5), (5, 3, 1)])
+@pytest.mark.parametrize("heads", [1, 3])
+def test_padded_attention_to_another_sequence(torch, heads, lengths):
+    C, S = 6, 5
+    ours = nn.PaddedAttention(C, heads, dtype="float64")
+    theirs = torch.nn.MultiheadAttention(C, heads, batch_first=True, dtype=torch.float64)
+    rows, bias = theirs.in_proj_weight, theirs.in_proj_bias
+    copy_linear(torch, ours.query, rows[:C], bias[:C])
+    copy_linear(torch, ours.key_value, rows[C:], bias[C:])
+    copy_linear(torch, ours.output, theirs.out_proj.weight, theirs.out_proj.bias)
+    held = np.arange(S) < np.array(lengths)[:, None]
+    x, memory, grad = arrays(3, 4, C), arrays(3, S, C, seed=1), arrays(3, 4, C, seed=2)
+    mine = [Tensor(a, requires_grad=True) for a in (x, memory)]
+    other = [torch.tensor(a, requires_grad=True) for a in (x, memory)]
+    y = ours(*mine, held)
+    want, _ = theirs(other[0], other[1], other[1], key_padding_mask=torch.tensor(~held))
+    y.backward(grad)
+    want.backward(torch.tensor(grad))
+    close(y.data, want)
+    for p, q in zip(mine, other, strict=True):
+        close(p.grad, q.grad)
+    close(np.concatenate([ours.query.weight.grad, ours.key_value.weight.grad], 1).T, rows.grad)
+    close(np.concatenate([ours.query.bias.grad, ours.key_value.bias.grad]), bias.grad)
+    close(ours.output.weight.grad.T, theirs.out_proj.weight.grad)
