@@ -52,6 +52,7 @@ FAMILIES = _families() | {  # and what strategies are built on
             *(f"tests/planning/test_{name}.py" for name in ("placement_rules", "gspmd")),
         ],
     ),
+    "translation": ([], ["tests/nn/test_seq2seq.py", "tests/test_decoding.py"]),
     "collective functions": ([], ["tests/test_collective_functions.py"]),
     "planning": (
         [],
@@ -61,6 +62,8 @@ FAMILIES = _families() | {  # and what strategies are built on
         ],
     ),
 }
+# Families of mistakes in what all splits are compared with: only tests of a single device see them.
+WRONG_EVERYWHERE = ["translation"]
 # Overlap and speed: what a busy machine can change, and says nothing of right or wrong.
 TIMING = [
     "test_hybrid_sums.py::test_the_first_sum_is_under_way",

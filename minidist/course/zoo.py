@@ -4,7 +4,8 @@ A mistake is a mutant if it has a title (what is wrong), where such a mistake wa
 symptom (what its user sees), a line each, and a family of strategies.
 
 A mutant must pass the tests of a single device, and be killed by a property test of the repository
-(test_batches.py, mutation_testing.py).
+(test_batches.py, mutation_testing.py). Only where the model itself is wrong, and so every split of
+it, the tests of a single device are those that kill it.
 """
 
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from minidist.course.test_batches import (
     OF_ONE_DEVICE,
     PROPERTIES,
     SINGLE_DEVICE,
+    WRONG_EVERYWHERE,
 )
 
 WORDS = ("title", "seen", "symptom", "family")
@@ -38,7 +40,9 @@ class Mutant(register.Mistake):
         return [batch for batch in (single, first, mirrored, rest, others) if batch]
 
     def why_single_device_tests_pass(self) -> str | None:
-        """Return why they need not be run; None if they must be."""
+        """Return why they need not be run first; None if they must be."""
+        if self.family in WRONG_EVERYWHERE:
+            return "they do not, for the model itself is wrong: they are what kills it"
         files = sorted({edit.path for edit in self.edits})
         if any(path.split("/")[0] in OF_ONE_DEVICE for path in files):
             return None

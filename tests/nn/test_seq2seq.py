@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 
 from minidist import Tensor, decoding, nn, no_grad, optim
 from minidist.backend import to_host
+from minidist.course.register import find
 from minidist.nn.seq2seq import BEGIN, PAD, held_in
 from minidist.rng import Randomness
 from tests.nn.differences import assert_gradients_are_differences
+from tests.planted import planted
 from tests.strategies import (
     arrays,
     assert_same_bits,
@@ -28,6 +30,52 @@ def small(dropout=0.0, dtype="float64", depth=2, S=4, T=3, seed=0):
 def differing(model, tokens, changed):
     """Return which [b, t] have other logits; those that should be equal have the same bits."""
     return (model(changed).data != model(tokens).data).any(axis=-1)
+
+
+@given(model=translators(), data=st.data())
+def test_no_logits_depend_on_a_later_target_token(model, data):
+    tokens = data.draw(sentences(model))
+    t = data.draw(st.integers(0, model.target_length - 1))
+    changed = tokens.copy()
+    changed[:, model.source_length + t] += 1
+    changed[:, model.source_length + t] %= model.vocab
+    early = differing(model, tokens, changed)[:, :t]
+    assert not early.any(), (
+        f"the decoder looks ahead: target token {t} changes the logits of positions "
+        f"{np.flatnonzero(early.any(axis=0)).tolist()}, before it"
+    )
+
+
+@given(model=translators(), data=st.data(), more=st.integers(1, 4))
+def test_how_far_a_source_is_padded_does_not_matter(model, data, more):
+    S, tokens = model.source_length, data.draw(sentences(model))
+    width = model.layers[0].source.token.weight.shape[1]
+    heads, depth = model.layers[1].attention.heads, (len(model.layers) - 2) // 2
+    longer = nn.Seq2Seq(
+        model.source_vocab, model.vocab, width, heads, depth, S + more, model.target_length, 1,
+        "float64",
+    )  # fmt: skip
+    state, name = model.state(), "embedding.source.position.weight"
+    longer.load_state(state | {name: np.concatenate([state[name], np.ones((more, width))])})
+    padded = np.insert(tokens, [S] * more, PAD, axis=1)
+    got, want = longer(padded).data, model(tokens).data
+    off = abs(got - want).max()
+    assert off < 1e-9, (
+        f"keys of padding are attended to: {more} more columns of PAD change the logits "
+        f"by {off:.1e}"
+    )
+
+
+@pytest.mark.parametrize(
+    "name, test",
+    [
+        ("decoder_looks_ahead", test_no_logits_depend_on_a_later_target_token),
+        ("padding_attended_to", test_how_far_a_source_is_padded_does_not_matter),
+    ],
+)
+def test_a_wrong_model_is_found_and_the_cause_is_named(name, test):
+    with planted(name), pytest.raises(AssertionError, match=find(name).diagnosis):
+        test()
 
 
 @given(model=translators(), data=st.data())
@@ -82,20 +130,6 @@ def test_a_decoder_block_reads_itself_then_the_source_and_leaves_that_alone(last
         np.testing.assert_allclose(got[b : b + 1], y, rtol=1e-12)
 
 
-@given(model=translators(), data=st.data())
-def test_no_logits_depend_on_a_later_target_token(model, data):
-    tokens = data.draw(sentences(model))
-    t = data.draw(st.integers(0, model.target_length - 1))
-    changed = tokens.copy()
-    changed[:, model.source_length + t] += 1
-    changed[:, model.source_length + t] %= model.vocab
-    early = differing(model, tokens, changed)[:, :t]
-    assert not early.any(), (
-        f"the decoder looks ahead: target token {t} changes the logits of positions "
-        f"{np.flatnonzero(early.any(axis=0)).tolist()}, before it"
-    )
-
-
 def test_a_target_token_changes_its_own_and_all_later_logits():
     model = small(T=4)
     tokens = np.array([[3, 4, 5, PAD, BEGIN, 3, 4, 5]])
@@ -122,26 +156,6 @@ def test_teacher_forcing_is_what_step_by_step_writing_reads(model, data, seed):
             np.testing.assert_allclose(
                 got, want[:, t], rtol=1e-9, err_msg=f"word {t} has other odds when it is written"
             )
-
-
-@given(model=translators(), data=st.data(), more=st.integers(1, 4))
-def test_how_far_a_source_is_padded_does_not_matter(model, data, more):
-    S, tokens = model.source_length, data.draw(sentences(model))
-    width = model.layers[0].source.token.weight.shape[1]
-    heads, depth = model.layers[1].attention.heads, (len(model.layers) - 2) // 2
-    longer = nn.Seq2Seq(
-        model.source_vocab, model.vocab, width, heads, depth, S + more, model.target_length, 1,
-        "float64",
-    )  # fmt: skip
-    state, name = model.state(), "embedding.source.position.weight"
-    longer.load_state(state | {name: np.concatenate([state[name], np.ones((more, width))])})
-    padded = np.insert(tokens, [S] * more, PAD, axis=1)
-    got, want = longer(padded).data, model(tokens).data
-    off = abs(got - want).max()
-    assert off < 1e-9, (
-        f"keys of padding are attended to: {more} more columns of PAD change the logits "
-        f"by {off:.1e}"
-    )
 
 
 @given(model=translators(), data=st.data())
