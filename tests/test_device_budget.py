@@ -30,6 +30,17 @@ def transformer(dtype="float32", depth=2, batch=B, positions=T, **more):
     return model, loss
 
 
+def translator(depth=2):
+    model = nn.Seq2Seq(V, V, 64, 4, depth, T, T, dropout=0.1).to("gpu")
+    source, read, targets = np.random.default_rng(0).integers(0, V, (3, B, T))
+    tokens = np.concatenate([source, read], axis=1)
+
+    def loss(step):
+        return nn.cross_entropy(model(tokens, Randomness(0, step, np.arange(B))), targets)
+
+    return model, loss
+
+
 def perceptron(activation):
     model = nn.MLP([64, 32, 10], activation).to("gpu")
     x = np.random.default_rng(0).standard_normal((16, 64)).astype("float32")
@@ -67,6 +78,15 @@ BUDGET = {  # model: how to make it, its optimizer, copies to the GPU, their byt
         3,
         2 * TOKENS + EXAMPLES,
         274,
+    ),
+    # The source and where it is padded (float32), the target that is read and the one to write.
+    "translator": (translator, optim.AdamW, 5, 3 * TOKENS + TOKENS // 2 + EXAMPLES, 492),
+    "its third blocks": (
+        lambda: translator(depth=3),
+        optim.AdamW,
+        5,
+        3 * TOKENS + TOKENS // 2 + EXAMPLES,
+        492 + 225,
     ),
     "300 positions": (
         lambda: transformer(dropout=0.1, batch=1, positions=300),

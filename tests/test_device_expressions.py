@@ -118,7 +118,7 @@ GIVEN = [  # expression, what it gives: a device array if the right side is an a
     ("x[m]", H[H > 2]),
     ("x[hm]", H[H > 2]),
     ("x[m] = 0.0; x", np.where(H > 2, 0, H)),
-    ("x[x == 0] = 1; x", np.where(H == 0, 1, H)),
+    ("x += x == 0; x", np.where(H == 0, 1, H)),
     ("(x != 0).any(axis=-1)", np.array([True, True])),
     ("x[i] = h; x", H[[1, 0]]),
     ("cp.add.at(x, (cp.array([0, 0]), cp.array([0, 0])), 1.0); x[0, :1]", np.full(1, 2, "float32")),

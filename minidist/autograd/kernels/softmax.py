@@ -73,7 +73,7 @@ def padded_softmax(scores: Array, held: Array) -> None:
     scores -= xp.where(xp.isinf(largest), 0.0, largest).astype(scores.dtype)
     xp.exp(scores, out=scores)
     z = sum_columns(scores)
-    z[z == 0] = 1  # no key is held
+    z += z == 0  # no key is held; to assign to z[z == 0] would wait for a GPU
     scores /= z
 
 
