@@ -19,8 +19,8 @@ Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters 
     ep   experts: runs of ep neighbours on dp hold different ones, and rows travel between them; an
          expert's gradient is summed over the ranks that hold it too, dp/ep x cp
 
-The loss is divided by the targets of the whole batch, so no sum needs a factor. What ranks have
-copies of is updated on each of them, or in shards: ZeRO stage 1 (data_parallel/copies.py).
+The loss is divided by the targets that count in the whole batch, so no sum needs a factor. What
+ranks have copies of is updated on each of them, or in shards: ZeRO stage 1 (copies.py).
 """
 
 from functools import partial
@@ -164,7 +164,7 @@ class Hybrid:
             )
         mine = shard(np.arange(len(inputs)), self.mesh.dp.rank, self.mesh.dp.size)
         held = self.positions(inputs.shape[1], self.cp.size)[self.cp.rank]
-        x, y, total = columns(inputs[mine], held), columns(targets[mine], held), targets.size
+        x, y, total = columns(inputs[mine], held), columns(targets[mine], held), nn.counted(targets)
         batch = micro_batches(
             x,
             y,

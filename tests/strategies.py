@@ -12,7 +12,6 @@ from minidist import Tensor, nn
 from minidist.autograd import Function
 from minidist.backend import to_host
 from minidist.context_parallel import plain, zigzag
-from minidist.nn.seq2seq import BEGIN, PAD
 from minidist.pipeline_parallel import SCHEDULES, add_communication, add_reductions, programs
 from minidist.pipeline_parallel.actions import Forward, Programs, looped, passes_backward, updates
 from minidist.pipeline_parallel.execution_order import Stuck, in_order
@@ -21,6 +20,7 @@ from minidist.pipeline_parallel.zero_bubble import v_shaped
 from minidist.planning.graph import Graph, Op, Value
 from minidist.planning.plan import Machine
 from minidist.positions import Positions
+from minidist.tokens import BEGIN, PAD
 
 seeds = st.integers(0, 2**32 - 1)
 

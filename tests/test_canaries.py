@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from minidist import nn
 from minidist.datasets import shard
 from minidist.tools import strategies
 from minidist.tools.equivalence import check, verify
@@ -30,6 +31,16 @@ def mean_of_means(group, case, **options):
 
     def loss(logits, targets, reduction_size):
         return case.loss(logits, targets, max(1, targets.size) * group.size)
+
+    return naive_worker(group, replace(case, loss=loss), **options)
+
+
+def own_count_of_targets(group, case, **options):
+    """Every rank divides by its own targets that count; the means are weighted by examples."""
+
+    def loss(logits, targets, reduction_size):
+        own = max(1, nn.counted(targets)) / max(1, len(targets))
+        return case.loss(logits, targets, own * len(case.targets))
 
     return naive_worker(group, replace(case, loss=loss), **options)
 
@@ -83,6 +94,16 @@ def test_verify_turns_red(rows_with, fault, size):
             assert "differs on rank" in row["detail"] and "got/want" in row["detail"]
     if fault is not mean_of_means:  # which is right where shards are even: 2 examples on 2 ranks
         assert len(red) == len(rows) or size > 2
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_rank_that_counts_its_own_targets_is_red_where_they_are_padded_and_nowhere_else(
+    rows_with, size
+):
+    for row in rows_with(own_count_of_targets, size):
+        assert row["ok"] == ("padded" not in row["case"]), row
+        if not row["ok"]:
+            assert "means" in row["detail"] and "divided by its own number" in row["detail"]
 
 
 def test_without_a_fault_verify_is_green():

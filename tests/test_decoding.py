@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from minidist import Tensor, decoding, nn
 from minidist.decoding import padded, translate
-from minidist.nn.seq2seq import BEGIN, END, PAD
+from minidist.tokens import BEGIN, END, PAD
 from tests.strategies import seeds, sentences, translators
 
 

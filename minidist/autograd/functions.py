@@ -289,8 +289,9 @@ def check_indices(
     count: int,
     other: Array | None = None,
     domain: str = "a vocabulary of {}",
+    first: int = 0,
 ) -> Array:
-    """Return integer indices beside `other`, by default on the host; they must be in [0, count).
+    """Return integer indices beside `other`, by default on the host; from `first`, below `count`.
 
     Those that are on the host, or go there, are checked here: ValueError. Those that stay on a GPU
     are not, because to look at them would wait for the device. The kernels that use them make nan
@@ -302,7 +303,7 @@ def check_indices(
     if on_gpu(indices) and other is not None and on_gpu(other):
         return indices
     indices = to_host(indices)
-    if indices.size and indices.min() < 0:
+    if indices.size and indices.min() < first:
         raise ValueError(f"{what} index {indices.min()} is negative")
     if indices.size and indices.max() >= count:
         raise ValueError(f"{what} {indices.max()} is outside {domain.format(count)}")

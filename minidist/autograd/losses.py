@@ -5,6 +5,11 @@ Pass the number of targets of the whole optimizer update, over all ranks and mic
 mean over all targets, even if parts are uneven or empty. The default is the number of targets
 passed: the loss is then their mean, right for one device and one batch.
 
+A target that is IGNORED, as the padding of short sentences is, has the loss 0 and the gradient 0
+and does not count: "the number of targets" is `counted(targets)`. Ranks whose examples have more
+padding count fewer targets. So a mean over ranks of means over their own targets is wrong, even
+where all have as many examples.
+
 The loss of float16 is float32, and so is the gradient that enters it: a loss scale may be large.
 """
 
@@ -17,10 +22,23 @@ from minidist.backend import Array, array_module, as_array, beside, on_gpu, wide
 IGNORED = -1  # a target that does not count
 
 
-class CrossEntropy(Function):
-    """L = sum of -log softmax(X)[target] / n  =>  dX = (softmax(X) - onehot) dL / n; X[..., V]."""
+def counted(targets: Array) -> int:
+    """Return how many targets count: of integers all but IGNORED, of other ones all.
 
-    def __init__(self, targets: Array, reduction_size: float):
+    Of an array on a GPU this waits for the GPU; unsigned integers need no look at it.
+    """
+    if targets.dtype.kind != "i":
+        return targets.size
+    return int((targets != IGNORED).sum())
+
+
+class CrossEntropy(Function):
+    """L = sum of -log softmax(X)[target] / n  =>  dX = (softmax(X) - onehot) dL / n; X[..., V].
+
+    Where the target is IGNORED both are 0.
+    """
+
+    def __init__(self, targets: Array, reduction_size: float | Array):
         self.targets, self.reduction_size = targets, reduction_size
 
     def forward(self, logits: Array) -> Array:
@@ -28,8 +46,11 @@ class CrossEntropy(Function):
         xp, rows = array_module(logits), widen(logits).reshape(-1, logits.shape[-1])
         targets = beside(self.targets.reshape(-1), logits)
         if on_gpu(logits):
+            if on_gpu(self.reduction_size):
+                self.reduction_size = self.reduction_size.astype(rows.dtype)
             loss, self.saved = kernels.cross_entropy(rows, targets, self.reduction_size)
             return loss
+        self.ignored = targets == IGNORED
         shifted = rows - rows.max(axis=-1, keepdims=True)
         self.picked = (xp.arange(len(rows)), targets)
         picked = shifted[self.picked]
@@ -37,7 +58,9 @@ class CrossEntropy(Function):
         sums = sum_columns(probabilities)
         probabilities /= sums
         self.probabilities = probabilities
-        return (xp.log(sums[:, 0]) - picked).sum() / self.reduction_size
+        losses = xp.log(sums[:, 0]) - picked
+        losses[self.ignored] = 0
+        return losses.sum() / self.reduction_size
 
     def backward(self, grad: Array) -> Array:
         if on_gpu(grad):
@@ -45,6 +68,7 @@ class CrossEntropy(Function):
         else:
             dx = self.probabilities
             dx[self.picked] -= 1
+            dx[self.ignored] = 0
             dx *= grad / self.reduction_size
         return dx.reshape(self.shape).astype(self.dtype, copy=False)
 
@@ -82,16 +106,21 @@ def cross_entropy(
 ) -> Tensor:
     """Sum -log softmax(logits[..., V])[targets[...]]; divide by `reduction_size`.
 
-    By default that is the number of targets.
+    By default that is the number of targets that count: those that are not IGNORED. ValueError if
+    a target on the host is neither IGNORED nor in [0, V), or if none counts and no size is given.
+    Targets on a GPU are counted there, without waiting: if none counts, the loss is 0.
     """
     V = logits.shape[-1]
-    targets = check_indices(targets, "target", V, logits.data, "the {} classes of the logits")
+    domain = "the {} classes of the logits"
+    given = as_array(targets.data if isinstance(targets, Tensor) else targets)
+    targets = check_indices(given, "target", V, logits.data, domain, first=IGNORED)
     if targets.shape != logits.shape[:-1]:
         raise ValueError(
             f"logits {list(logits.shape)} need targets {list(logits.shape[:-1])}, "
             f"got {list(targets.shape)}"
         )
-    return CrossEntropy(targets, reduction_size_or(targets, reduction_size))(logits)
+    size = reduction_size_or(targets if on_gpu(given) else given, reduction_size)
+    return CrossEntropy(targets, size)(logits)
 
 
 def squared_error(
@@ -115,12 +144,21 @@ def scaled(loss: Tensor, scale: float) -> Tensor:
     return loss if scale == 1 else ScaleGradient(float(scale))(loss)
 
 
-def reduction_size_or(targets: Array, given: float | None) -> float:
-    """Return the reduction size that was given, or by default the number of targets."""
-    if given is None and targets.size == 0:
+def reduction_size_or(targets: Array, given: float | None) -> float | Array:
+    """Return the reduction size that was given, or by default the number of targets that count.
+
+    The count of integers on a GPU stays there, because to look at it would wait for the device.
+    """
+    if given is None and on_gpu(targets) and targets.dtype.kind == "i":
+        return (targets != IGNORED).sum()
+    if given is None and not (given := counted(targets)):
         raise ValueError(
-            "an empty batch needs reduction_size=, the number of targets of the whole batch"
+            f"none of {targets.size} targets counts: a part of a batch without any needs "
+            "reduction_size=, the number of targets that count in the whole batch"
         )
-    if given is not None and not given > 0:
-        raise ValueError(f"reduction_size must be positive, not {given}")
-    return targets.size if given is None else float(given)
+    if not given > 0:
+        raise ValueError(
+            f"reduction_size must be positive, not {given}: it is the number of targets that count "
+            "in the whole batch, which needs at least one"
+        )
+    return float(given)

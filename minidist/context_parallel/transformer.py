@@ -5,11 +5,12 @@ Letters: N ranks, r this one.  A rank holds the whole model and T/N positions of
     held = zigzag(T, N)[r]
     model = context_parallel(model, group)
     logits = model(columns(tokens, held), Randomness(seed, step, examples, positions=held))
-    nn.cross_entropy(logits, columns(targets, held), reduction_size=targets.size).backward()
+    nn.cross_entropy(logits, columns(targets, held), reduction_size=nn.counted(targets)).backward()
     sum_gradients(model.parameters(), group)
 
 `positions` tells the embedding and dropout where the columns are in the sequence; `reduction_size`
-divides the loss by all targets; each rank's gradients are a sum over its positions, dW{+N}.
+divides the loss by all targets that count, on all ranks; each rank's gradients are a sum over its
+positions, dW{+N}.
 """
 
 from collections.abc import Callable

@@ -6,7 +6,7 @@ composition of its `model.layers`; a pipeline cuts between them. Read `module.py
 `cnn.py`, `router.py`, `mixture_of_experts.py`, `transformer.py` and `seq2seq.py`.
 """
 
-from minidist.autograd.losses import cross_entropy, squared_error
+from minidist.autograd.losses import IGNORED, counted, cross_entropy, squared_error
 from minidist.nn.attention import CausalSelfAttention, PaddedAttention
 from minidist.nn.batch_norm import BatchNorm
 from minidist.nn.cnn import CNN
@@ -28,6 +28,7 @@ from minidist.nn.transformer import Block, ExpertBlock, Head, Transformer
 
 __all__ = [
     "CNN",
+    "IGNORED",
     "MLP",
     "AveragePool",
     "BatchNorm",
@@ -59,6 +60,7 @@ __all__ = [
     "SourceAndTarget",
     "TokenAndPosition",
     "Transformer",
+    "counted",
     "cross_entropy",
     "mixtures",
     "squared_error",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from minidist.autograd import Tensor
+from minidist.autograd.losses import counted
 from minidist.backend import Array
 from minidist.datasets import example_indices
 from minidist.positions import Positions
@@ -18,7 +19,7 @@ class MicroBatch:
     inputs      tokens or floats [B/m, ...], an array or a tensor; the first stage needs them
     targets     what the loss takes; the last stage needs them
     randomness  of these examples, for dropout
-    total       number of targets in the whole batch: the loss is divided by it
+    total       number of targets that count in the whole batch: the loss is divided by it
     """
 
     inputs: Tensor | Array
@@ -42,7 +43,7 @@ def micro_batches(
     """Cut a batch into m micro-batches, as even as can be; if m > B some are empty.
 
     examples  global indices of the batch's examples, [B]; by default 0, 1, ...
-    total     number of targets to divide the loss by; by default this batch's
+    total     number of targets to divide the loss by; by default this batch's that count
     batch     number of examples of the whole update; by default this batch's
     positions of the sequence that the columns of inputs[B, T] are; by default all
     loss_scale  what multiplies the gradient that enters backward
@@ -50,7 +51,7 @@ def micro_batches(
     if m < 1:
         raise ValueError(f"a batch is cut into 1 micro-batch or more, not {m}")
     examples = example_indices(inputs, targets, examples)
-    total = targets.size if total is None else total
+    total = counted(targets) if total is None else total
     batch = len(inputs) if batch is None else batch
     return [
         MicroBatch(

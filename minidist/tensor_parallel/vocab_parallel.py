@@ -9,6 +9,8 @@ rows and columns are padding (section 5.1).
     cross-entropy  M = max over r of max logits_r        Z = sum over r of sum exp(logits_r - M)
                    L = sum over targets of (log Z - (logits[target] - M)) / n
 
+A target that is IGNORED is on no rank; its row has the loss 0 and the gradient 0.
+
 The loss takes three all_reduces of B T numbers each instead of a gather of B T V numbers, which no
 rank ever holds.
 """
@@ -18,7 +20,7 @@ import numpy as np
 from minidist import nn
 from minidist.autograd import Function, Tensor, functions
 from minidist.autograd.functions import check_indices
-from minidist.autograd.losses import reduction_size_or
+from minidist.autograd.losses import IGNORED, reduction_size_or
 from minidist.backend import Array, array_module, beside, widen
 from minidist.collective_functions import copy_to, reduce_from
 from minidist.comm import Group
@@ -96,7 +98,9 @@ class VocabParallelCrossEntropy(Function):
         p = xp.zeros_like(rows)  # not the exponential of padding, which may overflow
         xp.exp(rows[:, :real] - highest[:, None], out=p[:, :real])
         sums = group.all_reduce(p.sum(axis=1), label="sum of exponentials")
-        local = self.targets.reshape(-1) - first
+        targets = self.targets.reshape(-1)
+        self.ignored = beside(targets == IGNORED, logits)
+        local = targets - first
         own = np.flatnonzero((local >= 0) & (local < each))
         self.picked = beside(own, logits), beside(local[own], logits)
         target = xp.zeros(len(rows), rows.dtype)
@@ -104,11 +108,14 @@ class VocabParallelCrossEntropy(Function):
         target = group.all_reduce(target, label="logit of the target")
         p /= sums[:, None]
         self.p, self.shape, self.dtype = p, logits.shape, logits.dtype
-        return (xp.log(sums) - target).sum() / self.reduction_size
+        losses = xp.log(sums) - target
+        losses[self.ignored] = 0
+        return losses.sum() / self.reduction_size
 
     def backward(self, grad):
         dlogits = self.p
         dlogits[self.picked] -= 1
+        dlogits[self.ignored] = 0
         dlogits *= grad / self.reduction_size
         return dlogits.reshape(self.shape).astype(self.dtype, copy=False)
 
@@ -125,7 +132,7 @@ def cross_entropy(
 
     vocab  V without padding
     """
-    targets = check_indices(targets, "target", vocab)
+    targets = check_indices(targets, "target", vocab, first=IGNORED)
     if targets.shape != logits.shape[:-1]:
         raise ValueError(
             f"logits {list(logits.shape)} need targets {list(logits.shape[:-1])}, "

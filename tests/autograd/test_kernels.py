@@ -132,6 +132,21 @@ def test_cross_entropy(shape, dtype, kind):
             equal(g, w)
 
 
+@DTYPES
+@pytest.mark.parametrize("kind", ["int8", "int64"])
+def test_cross_entropy_of_ignored_targets(dtype, kind):
+    logits = (arrays(40, 5, dtype="float64") * 10 + 50).astype(dtype)
+    targets = np.random.default_rng(0).integers(-1, 5, 40).astype(kind)
+    assert (targets == nn.IGNORED).any()
+    logits[targets == nn.IGNORED, 0] = np.nan
+    half = np.array(0.5, np.promote_types(dtype, "float32"))
+    want = run(lambda x: nn.cross_entropy(x, targets), logits, grad=half)
+    for there in (targets, gpu(targets)):
+        got = run(lambda x, y=there: nn.cross_entropy(x, y), gpu(logits), grad=gpu(half))
+        for g, w in zip(got, want, strict=True):
+            equal(g, w)
+
+
 def test_cross_entropy_of_large_and_of_hidden_logits():
     rows = np.array([[1e30, -1e30, 0], [-np.inf, 3, -np.inf], [-1e30] * 3], "float32")
     targets = np.array([0, 1, 2])
@@ -187,11 +202,23 @@ def test_an_index_on_the_gpu_that_is_outside_makes_nan_and_waits_for_nothing(wro
     assert np.isnan(to_host(y.data)).tolist() == [[False, False], [True, True]]
     y.sum().backward()
     assert to_host(w.grad).tolist() == [[0, 0], [0, 0], [0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("wrong", [-2, 4, np.uint64(2**64 - 1), np.uint8(255)])
+def test_a_target_on_the_gpu_that_is_outside_makes_nan_and_waits_for_nothing(wrong):
     logits = Tensor(gpu(arrays(2, 4)), requires_grad=True)
-    loss = nn.cross_entropy(logits, gpu(np.array([0, wrong])))
+    loss = nn.cross_entropy(logits, gpu(np.array([0, wrong], np.asarray(wrong).dtype)))
     assert np.isnan(loss.item())
     loss.backward()
     assert np.isnan(to_host(logits.grad)).tolist() == [[False] * 4, [True] * 4]
+
+
+@pytest.mark.parametrize("size", [None, 3])
+def test_targets_on_the_gpu_of_which_none_counts_have_the_loss_0(size):
+    logits = Tensor(gpu(arrays(2, 4)), requires_grad=True)
+    loss = nn.cross_entropy(logits, gpu(np.array([nn.IGNORED] * 2)), size)
+    loss.backward()
+    assert loss.item() == 0 and not to_host(logits.grad).any()
 
 
 @DTYPES

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from minidist import Tensor, nn
 from minidist.autograd.attention import causal_attention
 from minidist.autograd.functions import log_softmax, softmax
+from minidist.autograd.gradient_check import gradcheck
 from tests.strategies import arrays, host, seeds
 
 every_dtype = pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -74,7 +75,7 @@ def test_parts_of_a_batch_add_up_to_the_loss_of_the_whole():
     ("targets", "message"),
     [
         ([0, 3], "target 3 is outside the 3 classes of the logits"),
-        ([0, -1], "target index -1 is negative"),
+        ([0, -2], "target index -2 is negative"),
         ([0.0, 1.0], "target indices must be integers, not float64"),
         ([0, 1, 2], r"logits \[2, 3\] need targets \[2\], got \[3\]"),
     ],
@@ -84,13 +85,67 @@ def test_cross_entropy_refuses_wrong_targets(targets, message, place):
         nn.cross_entropy(Tensor(place(arrays(2, 3))), np.array(targets))
 
 
-def test_cross_entropy_of_an_empty_batch_needs_a_reduction_size():
-    logits = Tensor(np.ones((0, 3)), requires_grad=True)
-    with pytest.raises(ValueError, match="an empty batch needs reduction_size="):
-        nn.cross_entropy(logits, np.zeros(0, int))
-    loss = nn.cross_entropy(logits, np.zeros(0, int), reduction_size=5)
+@pytest.mark.parametrize("rows", [0, 2])
+def test_cross_entropy_of_a_batch_in_which_nothing_counts_needs_a_reduction_size(rows, place):
+    logits = Tensor(place(np.ones((rows, 3))), requires_grad=True)
+    targets = np.full(rows, nn.IGNORED)
+    with pytest.raises(ValueError, match=f"none of {rows} targets counts: .* reduction_size="):
+        nn.cross_entropy(logits, targets)
+    with pytest.raises(ValueError, match="must be positive, not 0: it is the number of targets"):
+        nn.cross_entropy(logits, targets, nn.counted(targets))
+    loss = nn.cross_entropy(logits, targets, reduction_size=5)
     loss.backward()
-    assert (loss.item(), logits.grad.shape) == (0, (0, 3))
+    assert (loss.item(), logits.grad.shape) == (0, (rows, 3))
+    assert not host(logits.grad).any()
+
+
+@every_dtype
+@pytest.mark.parametrize("size", [None, 7])
+def test_ignored_targets_have_no_loss_and_no_gradient_and_do_not_count(dtype, size, place):
+    """As if their rows were not there, whatever is in them."""
+    logits = arrays(2, 4, 3).astype(dtype)
+    targets = np.array([[0, -1, 2, 1], [-1, -1, 1, -1]])
+    counts = targets != -1
+    logits[1, 1] = np.nan
+    logits[0, 1] = 100, -100, 0
+    few = Tensor(place(logits[counts]), requires_grad=True)
+    want = nn.cross_entropy(few, targets[counts], size)
+    want.backward()
+    for there in (targets, place(targets)):
+        x = Tensor(place(logits), requires_grad=True)
+        got = nn.cross_entropy(x, there, size)
+        got.backward()
+        np.testing.assert_allclose(host(got), host(want), rtol=1e-3 if dtype == "float16" else 1e-6)
+        np.testing.assert_array_equal(host(x.grad)[counts], host(few.grad))
+        assert not host(x.grad)[~counts].any()
+
+
+def test_the_gradient_of_padded_targets_is_the_difference_quotient():
+    targets = np.array([[0, 3, -1], [-1, 2, -1]])
+    for size in (None, 5.0):
+        gradcheck(lambda x, size=size: nn.cross_entropy(x, targets, size), arrays(2, 3, 4))
+
+
+def test_padded_parts_add_up_if_divided_by_what_counts_in_the_whole_batch():
+    logits, targets = arrays(2, 5, 3), np.array([[0, 1, 2, 1, 0], [2, -1, -1, -1, -1]])
+    whole = nn.cross_entropy(Tensor(logits), targets).item()
+
+    def added(*sizes):
+        rows = zip(logits, targets, sizes, strict=True)
+        return sum(nn.cross_entropy(Tensor(x), t, size).item() for x, t, size in rows)
+
+    n = nn.counted(targets)
+    assert n == 6 and added(n, n) == pytest.approx(whole, rel=1e-14)
+    assert added(2 * 5, 2 * 1) != pytest.approx(whole, rel=1e-2)  # the mean of the rows' means
+    assert added(targets.size, targets.size) == pytest.approx(whole * 6 / 10, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    "targets, count",
+    [([3, -1, 0, -1], 2), ([-1], 0), ([], 0), (np.array([255, 0], "uint8"), 2), ([-1.0, 0.5], 2)],
+)
+def test_integers_count_unless_they_are_ignored_and_floats_always(targets, count, place):
+    assert nn.counted(place(np.asarray(targets))) == count
 
 
 @given(seed=seeds, T=st.integers(1, 5), D=st.integers(1, 4))

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from minidist import Tensor, decoding, nn, no_grad, optim
 from minidist.backend import to_host
 from minidist.course.register import find
-from minidist.nn.seq2seq import BEGIN, PAD, held_in
+from minidist.nn.seq2seq import held_in
 from minidist.rng import Randomness
+from minidist.tokens import BEGIN, PAD
 from tests.nn.differences import assert_gradients_are_differences
 from tests.planted import planted
 from tests.strategies import (

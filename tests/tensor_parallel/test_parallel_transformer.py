@@ -23,6 +23,7 @@ from minidist.tensor_parallel import (
     vocab_parallel,
 )
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
+from minidist.tokens import PAD
 from minidist.tools.compare import compare
 from minidist.tools.strategies.cases import random_weights, translator_case
 from tests.strategies import arrays, seeds
@@ -97,7 +98,7 @@ def test_rows_of_padding_stay_zeros_on_every_rank(cluster, size):
         case = translator_case(depth=2, width=12, heads=6)
         parts, x = ParallelTransformer(case.model, group), case.inputs
         randomness = Randomness(0, 0, np.arange(len(x)))
-        padding = x[:, : parts.layers[0].split] == nn.seq2seq.PAD
+        padding = x[:, : parts.layers[0].split] == PAD
         for layer in parts.layers[:4]:
             x = layer(x, randomness)
             assert not x.data[:, :4][padding].any() and x.data[:, :4][~padding].any(-1).all()

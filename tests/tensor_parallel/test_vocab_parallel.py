@@ -47,12 +47,12 @@ def held_to_one_device(found, logits, targets, reduction_size, rtol=1e-9):
     want = Tensor(logits, requires_grad=True)
     loss = nn.cross_entropy(want, targets, reduction_size)
     loss.backward(np.full((), 1.5, loss.dtype))
-    scale = 1 / (reduction_size or max(1, targets.size))
+    scale = 1 / (reduction_size or max(1, nn.counted(targets)))
     for got, dlogits, extra, best in found:
         assert (got.dtype, got.shape) == (loss.dtype, ()) and dlogits.dtype == logits.dtype
         np.testing.assert_allclose(got, loss.data, rtol=rtol, atol=rtol)
         np.testing.assert_allclose(dlogits, want.grad, rtol=rtol, atol=rtol * scale)
-        assert not extra.any()
+        assert not extra.any() and not dlogits[targets == nn.IGNORED].any()
         np.testing.assert_array_equal(best, logits.argmax(axis=-1), strict=True)
 
 
@@ -71,8 +71,8 @@ def test_cross_entropy_is_the_one_of_whole_logits(
     cluster, size, transport, shape, vocab, reduction_size, scale, padding, seed
 ):
     logits = scale * arrays(*shape, vocab, seed=seed)
-    targets = np.random.default_rng(seed).integers(0, vocab, shape)
-    reduction_size = reduction_size or (None if targets.size else 1)
+    targets = np.random.default_rng(seed).integers(nn.IGNORED, vocab, shape)
+    reduction_size = reduction_size or (None if nn.counted(targets) else 1)
     found = cluster(size, transport).run(losses, logits, targets, reduction_size, padding)
     held_to_one_device(found, logits, targets, reduction_size)
 
@@ -121,10 +121,11 @@ def test_padding_is_never_predicted_though_its_logit_is_the_largest(cluster, siz
 WRONG = [
     ([[0, 5]], (1, 2), "target 5 is outside a vocabulary of 5"),
     ([[0, 7]], (1, 2), "target 7 is outside a vocabulary of 5"),
-    ([[-1, 0]], (1, 2), "target index -1 is negative"),
+    ([[-2, 0]], (1, 2), "target index -2 is negative"),
     ([[0.5, 1.0]], (1, 2), "target indices must be integers"),
     ([[0, 1, 2]], (1, 2), r"need targets \[1, 2\], got \[1, 3\]"),
-    (np.zeros((0, 2), int), (0, 2), "an empty batch needs reduction_size="),
+    (np.zeros((0, 2), int), (0, 2), "none of 0 targets counts: .* reduction_size="),
+    ([[-1, -1]], (1, 2), "none of 2 targets counts: .* reduction_size="),
 ]
 
 

@@ -12,7 +12,7 @@ from minidist.tools.causes import cause_of, counterfactuals
 from minidist.tools.causes.finding import Finding
 from minidist.tools.causes.gradients import cause, right_from
 from minidist.tools.strategies import Case, Split, one_device
-from minidist.tools.strategies.cases import random_weights, translator_case
+from minidist.tools.strategies.cases import padded, random_weights, translator_case
 from tests.strategies import arrays, seeds
 
 MLP = random_weights(nn.MLP([4, 5, 6, 3], "gelu", seed=1, dtype="float64"))
@@ -101,12 +101,36 @@ def test_parts_of_the_batch_that_are_missing_alone_or_the_same_everywhere():
 def test_means_of_means():
     split = Split(data=3)  # of 3, 2 and 2 examples
     parts, even = parts_of(split), [7 / (3 * n) for n in (3, 2, 2)]
-    said = "equals the {} of the ranks' means, as if their shares were equal"
+    said = "equals the {} of the ranks' means: each divided by its own number of targets"
     assert found(summed(parts, even), split) == said.format("mean")
     assert found(summed(parts, [3 * f for f in even]), split) == said.format("sum")
     split = Split(micro_batches=3)
-    said = "equals the mean of micro-batches' means: each divided by its own targets"
+    said = "equals the mean of micro-batches' means: each divided by its own number of targets"
     assert found(summed(parts_of(split), even), split) == said
+
+
+def test_means_over_the_targets_that_count():
+    case, split = transformer_case(), Split(data=3)  # 2, 2 and 1 of the 5 examples
+    case = replace(case, targets=padded(case.targets))
+    shares = list(split.parts(5).values())
+    parts = [counterfactuals.of_examples(case, rows) for rows in shares]
+    means = [case.total / nn.counted(case.targets[rows]) for rows in shares]
+    said = "equals the {}: each divided by its own number of targets"
+    for how, weights in {
+        "mean of the ranks' means": [1 / 3] * 3,
+        "sum of the ranks' means": [1, 1, 1],
+        "sum of the ranks' means, weighted by examples": [2 / 5, 2 / 5, 1 / 5],
+    }.items():
+        factors = [mean * weight for mean, weight in zip(means, weights, strict=True)]
+        assert found(summed(parts, factors), split, case) == said.format(how)
+
+
+def test_a_part_in_which_nothing_counts_hides_no_cause():
+    targets = NEXTS.copy()
+    targets[2] = nn.IGNORED
+    case, split = replace(transformer_case(), targets=targets), Split(data=5)
+    parts = [counterfactuals.of_examples(case, rows) for rows in split.parts(5).values()]
+    assert "without the examples of data-parallel rank 4" in found(summed(parts[:4]), split, case)
 
 
 def test_micro_batches_that_are_skipped_or_done_twice():

@@ -118,15 +118,16 @@ def scores_backward(dp: Array, p: Array, mean: Array | None = None, scale: float
         dp *= scale
 
 
+# A target of -1 does not count (losses.IGNORED); the largest of uint64 becomes -1, but is above 0.
 _row_losses = Elementwise(
     "row_losses",
     "raw T logits, T peak, T total, I target, int64 columns, T size, T outside",
     "T loss",
     """
     long long at = target;
-    bool inside = at >= 0 && at < columns;
+    bool inside = at >= 0 && at < columns, counts = at != -1 || target > I(0);
     T picked = inside ? logits[i * columns + at] : outside;
-    loss = (log(total) - (picked - peak)) / size""",
+    loss = counts ? (log(total) - (picked - peak)) / size : T(0)""",
 )
 _cross_entropy_backward = Elementwise(
     "cross_entropy_backward",
@@ -134,16 +135,17 @@ _cross_entropy_backward = Elementwise(
     "T dx",
     """
     long long at = target;
-    bool inside = at >= 0 && at < columns;
+    bool inside = at >= 0 && at < columns, counts = at != -1 || target > I(0);
     T expected = inside ? T(i % columns == at) : outside;
-    dx = (exp(logit - peak) / total - expected) * (grad / size)""",
+    dx = counts ? (exp(logit - peak) / total - expected) * (grad / size) : T(0)""",
 )
 
 
 def cross_entropy(logits: Array, targets: Array, size: float) -> tuple[Array, tuple]:
     """Return the loss of `losses.CrossEntropy` of rows on a GPU, and what backward needs.
 
-    A target outside [0, C) makes it nan, because a check would wait for the GPU.
+    A target of -1 counts for nothing. Another one outside [0, C) makes the loss nan, because a
+    check would wait for the GPU.
     """
     peak, total, _ = _softmax_sums(logits)
     rows = logits, peak.reshape(-1), total.reshape(-1), targets

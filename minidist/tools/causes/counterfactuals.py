@@ -30,7 +30,7 @@ def of_examples(case: Case, rows: np.ndarray, masks_for: np.ndarray | None = Non
     model, x = copy.deepcopy(case.model), as_input(case.inputs[rows])
     masks_for = rows if masks_for is None else masks_for
     randomness = Randomness(case.seed, 0, masks_for, len(case.inputs))
-    total = case.targets.size
+    total = case.total
     case.loss(model(x, randomness), case.targets[rows], reduction_size=total).backward()
     found = collect(model, x)
     if INPUT in found:

@@ -5,6 +5,7 @@ A part is one data-parallel rank's share of one micro-batch: its key is (k, i).
 
 import numpy as np
 
+from minidist.nn import counted
 from minidist.tools.causes.counterfactuals import of_examples
 from minidist.tools.causes.finding import Finding, Gradients
 
@@ -15,6 +16,7 @@ Factors = dict[Key, float]
 def examples(f: Finding) -> str | None:
     """Each rank has a sum of gradients of parts of the batch, each times some factor."""
     parts = f.split.parts(len(f.case.inputs))
+    parts = {key: rows for key, rows in parts.items() if counted(f.case.targets[rows])}
     if len(parts) < 2:
         return None
     gradients = {key: of_examples(f.case, rows) for key, rows in parts.items()}
@@ -58,16 +60,26 @@ def _same_batch(f: Finding, found: list[Factors], parts: dict) -> str | None:
 
 def _means(f: Finding, found: list[Factors], parts: dict) -> str | None:
     """Means over parts of different sizes, added up or averaged as if the sizes were equal."""
-    total = f.case.targets.size
-    sizes = {key: total * len(rows) / len(f.case.inputs) for key, rows in parts.items()}
-    of_data = {k: sum(size for key, size in sizes.items() if key[0] == k) for k, _ in parts}
-    for much, letter in ((len(of_data), "mean"), (1, "sum")):
-        shares = {key: total / (much * of_data[key[0]]) for key in parts}
-        if f.split.data > 1 and _are(found, shares):
-            return f"equals the {letter} of the ranks' means, as if their shares were equal"
-    for much, letter in ((len(parts), "mean"), (1, "sum")):
-        if _are(found, {key: total / (much * sizes[key]) for key in parts}):
-            return f"equals the {letter} of micro-batches' means: each divided by its own targets"
+    of_ranks = {
+        key: np.concatenate([rows for other, rows in parts.items() if other[0] == key[0]])
+        for key in parts
+    }
+    known = [("micro-batches'", parts, len(parts))]
+    if f.split.data > 1:
+        known.insert(0, ("the ranks'", of_ranks, len({k for k, _ in parts})))
+    for whose, shares, much in known:
+        means = {key: f.case.total / counted(f.case.targets[x]) for key, x in shares.items()}
+        weights = {
+            "mean of {} means": dict.fromkeys(parts, 1 / much),
+            "sum of {} means": dict.fromkeys(parts, 1.0),
+            "sum of {} means, weighted by examples": {
+                key: len(rows) / len(f.case.inputs) for key, rows in shares.items()
+            },
+        }
+        for what, weight in weights.items():
+            if _are(found, {key: mean * weight[key] for key, mean in means.items()}):
+                said = what.format(whose)
+                return f"equals the {said}: each divided by its own number of targets"
     return None
 
 

@@ -14,6 +14,7 @@ from minidist.comm import Group
 from minidist.datasets import example_indices
 from minidist.positions import Positions
 from minidist.rng import Randomness, generator
+from minidist.tokens import BEGIN, END, PAD
 
 INPUT = "(input)"  # the name under which a floating input's gradient is compared
 
@@ -32,6 +33,11 @@ class Case:
     loss: Callable = nn.cross_entropy
     seed: int = 0
     options: dict = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """The number of targets of the whole batch that count: what its loss is divided by."""
+        return nn.counted(self.targets)
 
     def to(self, device: str) -> "Case":
         """Return the same case with the model and all arrays on a device; itself on the host."""
@@ -169,8 +175,18 @@ def random_weights(model: nn.Module, seed: int = 0) -> nn.Module:
     return model
 
 
+def padded(targets: np.ndarray) -> np.ndarray:
+    """Return targets[B, T] of which examples have 1 to T; the rest of each row is IGNORED."""
+    B, T = targets.shape
+    lengths = T - 3 * np.arange(B) % T  # for T = 5: 5, 2, 4, 1, 3, 5, ...
+    return np.where(np.arange(T) < lengths[:, None], targets, nn.IGNORED)
+
+
 def small_cases(ranks: int) -> list[Case]:
-    """An MLP on 7 examples and on 2, a tied Transformer on 6, one with experts on 5; dropout."""
+    """An MLP on 7 examples and on 2, a tied Transformer on 6, one with experts on 5; dropout.
+
+    The targets of the tied Transformer are padded.
+    """
     random = generator(0, "cases")
     images, labels = random.standard_normal((7, 6)), random.integers(0, 3, 7)
     tokens, nexts = random.integers(0, 11, (2, 6, 5))
@@ -179,7 +195,7 @@ def small_cases(ranks: int) -> list[Case]:
     experts = nn.Transformer(11, 8, 2, 1, 5, 2, "float64", 0.2, experts=3, capacity=0.75)
     return [
         Case("MLP, 7 examples", mlp, images, labels),
-        Case("Transformer, 6 examples", transformer, tokens, nexts),
+        Case("Transformer, 6 examples, padded", transformer, tokens, padded(nexts)),
         Case("MLP, 2 examples", mlp, images[:2], labels[:2]),
         Case("Transformer with experts, 5 examples", experts, tokens[:5], nexts[:5]),
     ]
@@ -193,16 +209,17 @@ def translator_case(examples: int = 7, depth: int = 1, width: int = 8, heads: in
     """
     random = generator(0, "translator case")
     S, T, U, V = 4, 5, 13, 11
-    first = nn.seq2seq.END + 1
     sources, (targets, nexts) = (
-        random.integers(first, U, (examples, S)),
-        random.integers(first, V, (2, examples, T)),
+        random.integers(END + 1, U, (examples, S)),
+        random.integers(END + 1, V, (2, examples, T)),
     )
     lengths = np.resize([4, 0, 2, 3, 1], examples)
-    sources[np.arange(S) >= lengths[:, None]] = nn.seq2seq.PAD
-    targets[:, 0] = nn.seq2seq.BEGIN
+    sources[np.arange(S) >= lengths[:, None]] = PAD
+    targets[:, 0] = BEGIN
     model = random_weights(nn.Seq2Seq(U, V, width, heads, depth, S, T, 2, "float64", dropout=0.2))
-    return Case(f"Seq2Seq, {examples} examples", model, np.hstack([sources, targets]), nexts)
+    return Case(
+        f"Seq2Seq, {examples} examples", model, np.hstack([sources, targets]), padded(nexts)
+    )
 
 
 EXAMPLE = {"B": 8, "T": 16, "C": 32, "H": 8, "L": 6, "V": 64}  # what all strategies are compared on

@@ -121,7 +121,7 @@ def backward_of(case: Case, minibatches: int, ranks: int) -> replays.Backward:
     def backward(model: nn.Module, step: int, rank: int) -> None:
         mine = shard(cut[step], rank, ranks)
         y = model(case.inputs[mine], Randomness(case.seed, step, mine, len(cut[step])))
-        total = case.targets[cut[step]].size
+        total = nn.counted(case.targets[cut[step]])
         case.loss(y, case.targets[mine], reduction_size=total).backward()
 
     return backward
@@ -162,7 +162,7 @@ def compressed_step(group: Group, case: Case, watch: Watch, compress: Callable) 
     feedback = ErrorFeedback(model, group, compressor)
     watch.model(model)
     mine = shard(np.arange(len(case.inputs)), group.rank, group.size)
-    y = case.loss(model(case.inputs[mine]), case.targets[mine], reduction_size=case.targets.size)
+    y = case.loss(model(case.inputs[mine]), case.targets[mine], reduction_size=case.total)
     watch.graph(y, parameters=weights).backward()
     feedback.all_reduce_gradients()
     watch.sends(group)

@@ -1,6 +1,7 @@
 """A cut sequence: every rank has the whole model, and some positions of every example."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -18,6 +19,7 @@ from minidist.tools.strategies.cases import (
     Split,
     bytes_sent,
     collect,
+    padded,
     random_weights,
 )
 from minidist.tools.strategies.record import TRANSFORMER, Costs, Strategy
@@ -37,7 +39,7 @@ def loss_of_own(group: Group, case: Case, model: nn.Module, cut: Cut):
     held = cut(case.inputs.shape[1], group.size)[group.rank]
     examples = np.arange(len(case.inputs))
     logits = model(columns(case.inputs, held), Randomness(case.seed, 0, examples, positions=held))
-    return case.loss(logits, columns(case.targets, held), reduction_size=case.targets.size)
+    return case.loss(logits, columns(case.targets, held), reduction_size=case.total)
 
 
 def by_positions(case: Case, ranks: int) -> Split:
@@ -56,10 +58,11 @@ def context_cases(ranks: int) -> list[Case]:
     def case(name: str, model: nn.Module, T: int, **options) -> Case:
         return Case(name, model, tokens[:, :T], nexts[:, :T], options=options)
 
+    part = case("13 positions, padded", free, 13)
     return [
         case("24 positions", dropped, 24),
         case("24 positions, plain cut", free, 24, cut=plain),
-        case("13 positions", free, 13),
+        replace(part, targets=padded(part.targets)),
         case("13 positions, plain cut", dropped, 13, cut=plain),
         case("a position per rank", dropped, ranks),
     ]

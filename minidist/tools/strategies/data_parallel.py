@@ -63,7 +63,7 @@ def zero_worker(group: Group, case: Case, stage: int, micro_batches: int = 1) ->
     for part in parts:
         x = as_input(case.inputs[part])
         logits = model(x, randomness_of(case, part))
-        loss = case.loss(logits, case.targets[part], reduction_size=case.targets.size)
+        loss = case.loss(logits, case.targets[part], reduction_size=case.total)
         sharded.backward(loss, last=part is parts[-1])
         pieces.append(x)
     gradients = [s.parameter.grad.copy() for s in sharded.shards]
@@ -106,7 +106,7 @@ def _backward(case: Case, examples: np.ndarray):
     """Add the gradient of these examples to the model's; return their input."""
     x = as_input(case.inputs[examples])
     logits = case.model(x, randomness_of(case, examples))
-    case.loss(logits, case.targets[examples], reduction_size=case.targets.size).backward()
+    case.loss(logits, case.targets[examples], reduction_size=case.total).backward()
     return x
 
 
@@ -132,7 +132,7 @@ def _loss(group: Group, case: Case, watch: Watch, model: nn.Module) -> Tensor:
     weights = [p.data for p in model.parameters()]
     mine = shard(np.arange(len(case.inputs)), group.rank, group.size)
     y = model(case.inputs[mine], randomness_of(case, mine))
-    y = case.loss(y, case.targets[mine], reduction_size=case.targets.size)
+    y = case.loss(y, case.targets[mine], reduction_size=case.total)
     return watch.graph(y, parameters=weights)
 
 

@@ -28,7 +28,7 @@ def expert_worker(group: Group, case: Case, micro_batches: int = 1) -> Outcome:
     mine = shard(np.arange(len(case.inputs)), group.rank, group.size)
     for part in np.array_split(mine, micro_batches):
         logits = model(case.inputs[part], randomness_of(case, part))
-        case.loss(logits, case.targets[part], reduction_size=case.targets.size).backward()
+        case.loss(logits, case.targets[part], reduction_size=case.total).backward()
     model.sum_gradients()
     moved = bytes_sent(group)
     return Outcome(model.whole(collect(model)), moved.total(), operations=dict(moved))
@@ -74,7 +74,7 @@ def expert_step(group: Group, case: Case, watch: Watch) -> None:
 
     def loss():
         logits = model(case.inputs[mine], randomness_of(case, mine))
-        return case.loss(logits, case.targets[mine], reduction_size=case.targets.size)
+        return case.loss(logits, case.targets[mine], reduction_size=case.total)
 
     watched_step(watch, group, model, loss, model.sum_gradients)
 

@@ -16,6 +16,7 @@ from minidist.tools.strategies.cases import (
     Outcome,
     Split,
     bytes_sent,
+    padded,
     random_weights,
     transformer_example,
     translator_case,
@@ -108,7 +109,7 @@ TRANSLATED = {  # ranks: (dp, pp), options for a Seq2Seq
 
 
 def hybrid_cases(ranks: int) -> list[Case]:
-    """Several meshes of this many ranks, and schedules, on Transformers; and one on a Seq2Seq."""
+    """Several meshes of this many ranks, and schedules, on padded Transformers; and a Seq2Seq."""
     tokens, nexts = generator(0, "hybrid cases").integers(0, 11, (2, 7, 8))
     cases = []
     for (dp, pp, cp, ep), more in MESHES.get(ranks, []):
@@ -122,7 +123,7 @@ def hybrid_cases(ranks: int) -> list[Case]:
             capacity=0.8,
             balance=0.5,
         )
-        cases.append(Case(words, random_weights(model), tokens, nexts, options=options))
+        cases.append(Case(words, random_weights(model), tokens, padded(nexts), options=options))
     for (dp, pp), more in [TRANSLATED[ranks]] if ranks in TRANSLATED else []:
         case = translator_case(depth=2, width=24, heads=12)
         name = f"Seq2Seq, {words_of(ranks, dp, pp, 1, 1, more)}"

@@ -92,7 +92,7 @@ def local_step(group: Group, case: Case, watch: Watch) -> None:
     watch.model(model)
     for rows in np.array_split(np.arange(len(case.inputs)), steps):
         mine = shard(rows, group.rank, group.size)
-        total = case.targets[rows].size
+        total = nn.counted(case.targets[rows])
         y = case.loss(model(case.inputs[mine]), case.targets[mine], reduction_size=total)
         watch.graph(y, parameters=weights).backward()
         local.step()

@@ -67,7 +67,7 @@ def loss_of(model: nn.Module, case: Case, x: Tensor | np.ndarray, examples, scal
     """Return the loss of some examples, X, whose gradient is to be scaled."""
     outputs, targets = model(x, randomness_of(case, examples, scale)), case.targets[examples]
     targets = targets.astype(outputs.dtype) if targets.dtype.kind == "f" else targets
-    return scaled(case.loss(outputs, targets, reduction_size=case.targets.size), scale)
+    return scaled(case.loss(outputs, targets, reduction_size=case.total), scale)
 
 
 def mixed_worker(

@@ -132,7 +132,7 @@ def _one_clock(group: Group, case: Case, plan: Plan, dealt: dict[int, np.ndarray
 
     def backward(model: nn.Module, batch: int) -> None:
         logits = model(pieces[0], randomness_of(case, mine))
-        case.loss(logits, case.targets[mine], reduction_size=case.targets.size).backward()
+        case.loss(logits, case.targets[mine], reduction_size=case.total).backward()
 
     nothing = partial(optim.SGD, lr=0.0)
     role = train(join(group, model, nothing, plan), backward, [] if mine is None else [0])

@@ -25,6 +25,7 @@ from minidist.tools.strategies.cases import (
     as_input,
     bytes_sent,
     collect,
+    padded,
     translator_case,
 )
 from minidist.tools.strategies.record import LAYERS, Costs, Strategy
@@ -109,9 +110,9 @@ def pipeline_bytes(case: Case, ranks: int, schedule: str, most_chunks: int = 1) 
 
 
 def pipeline_cases(ranks: int, most_chunks: int) -> list[Case]:
-    """An MLP of uneven stages on uneven micro-batches, a Transformer and a Seq2Seq with dropout.
+    """An MLP of uneven stages on uneven micro-batches, a padded Transformer, one example, Seq2Seq.
 
-    And one example. Every stage has a layer; the Seq2Seq has two blocks for each of its depth.
+    Every stage has a layer; the Seq2Seq has two blocks for each of its depth.
     """
     random = generator(0, "pipeline cases")
     stages = ranks * most_chunks
@@ -124,7 +125,7 @@ def pipeline_cases(ranks: int, most_chunks: int) -> list[Case]:
     tokens, nexts = random.integers(0, 11, (2, 7, 5))
     return [
         Case("MLP, 9 examples", mlp, images, labels),
-        Case("Transformer, 7 examples", transformer, tokens, nexts),
+        Case("Transformer, 7 examples, padded", transformer, tokens, padded(nexts)),
         Case("MLP, 1 example", mlp, images[:1], labels[:1]),
         translator_case(depth=max(1, ceil((stages - 2) / 2))),
     ]

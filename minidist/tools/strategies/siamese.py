@@ -28,7 +28,7 @@ def siamese_worker(group: Group, case: Case, micro_batches: int = 1) -> Outcome:
             case.targets[examples],
             group,
             case.loss,
-            case.targets.size,
+            case.total,
             Randomness(case.seed, 0, examples),
         )
     branch_placement.all_reduce_shared(model, group)

@@ -29,6 +29,7 @@ from minidist.tools.strategies.cases import (
     as_input,
     bytes_sent,
     collect,
+    padded,
     random_weights,
     transformer_example,
     translator_case,
@@ -130,14 +131,14 @@ def mlp_cases(ranks: int) -> list[Case]:
 
 
 def transformer_cases(ranks: int) -> list[Case]:
-    """A tied Transformer with dropout, and an untied one; the vocabulary of 11 is padded."""
+    """A tied Transformer with dropout, and an untied one; vocabulary and targets are padded."""
     tokens, nexts = generator(0, "tensor cases").integers(0, 11, (2, 5, 12))
     return [
         Case(
             f"Transformer, {'tied' if tied else 'untied'}",
             random_weights(nn.Transformer(11, 24, 12, 2, 12, 2, "float64", 0.2, tied)),
             tokens,
-            nexts,
+            padded(nexts),
         )
         for tied in (True, False)
     ]
