@@ -93,6 +93,22 @@ def test_layers_composed_by_hand_are_the_model(model, data):
     assert kinds == [nn.SourceAndTarget, *blocks, nn.Head]
 
 
+def test_attention_has_its_heads_side_by_side_and_keys_before_values():
+    layer = nn.PaddedAttention(6, 3, dtype="float64")
+    for p in layer.parameters():
+        p.data[...] = arrays(*p.shape, seed=len(p.name))
+    x, memory = arrays(2, 4, 6), arrays(2, 5, 6, seed=1)
+    q = layer.query(Tensor(x)).data
+    k, v = np.split(layer.key_value(Tensor(memory)).data, 2, axis=-1)
+    heads = []
+    for h in (slice(0, 2), slice(2, 4), slice(4, 6)):
+        p = np.exp(np.einsum("btd,bsd->bts", q[..., h], k[..., h]) / np.sqrt(2))
+        heads.append(p / p.sum(axis=-1, keepdims=True) @ v[..., h])
+    want = layer.output(Tensor(np.concatenate(heads, axis=-1))).data
+    got = layer(Tensor(x), Tensor(memory), np.ones((2, 5), bool)).data
+    np.testing.assert_allclose(got, want, rtol=1e-9)
+
+
 def feed_forward(block, norm, x):
     return block.contract(block.expand(norm(x))).data
 
@@ -264,7 +280,7 @@ def test_training_with_dropout_needs_randomness_and_evaluation_does_not():
         np.testing.assert_array_equal(model(tokens).data, small()(tokens).data)
 
 
-def test_every_dropout_layer_has_a_mask_of_its_own():
+def test_every_dropout_layer_has_a_mask_of_its_own_and_is_used_once(monkeypatch):
     model = small(0.5)
     parts = [module for layer in model.layers for module in vars(layer).values()]
     parts += [model.layers[0].source.dropout, model.layers[0].target.dropout]
@@ -272,6 +288,10 @@ def test_every_dropout_layer_has_a_mask_of_its_own():
     randomness = Randomness(0, 0, np.arange(4))
     masks = {drop(Tensor(np.ones((4, 30))), randomness).data.tobytes() for drop in drops}
     assert len(masks) == len(drops) == 2 + 2 * 2 + 3 * 2
+    used = []
+    monkeypatch.setattr(nn.Dropout, "forward", lambda self, x, _: used.append(self.name) or x)
+    model(np.array([[3, 4, 5, PAD, BEGIN, 3, 4]]), randomness)
+    assert sorted(used) == sorted(drop.name for drop in drops)
 
 
 def test_a_source_token_that_dropout_drops_whole_is_padding_for_that_step():
