@@ -120,6 +120,7 @@ class Seq2Seq(Sequential):
     depth                         blocks of the encoder, and of the decoder
     source_length, target_length  S and T
     dropout                       rate on the embeddings and on each branch of each block
+    name                          begins the parameters' names, where two of these are one model
     """
 
     def __init__(
@@ -134,19 +135,22 @@ class Seq2Seq(Sequential):
         seed=0,
         dtype="float32",
         dropout=0.0,
+        name="",
     ):
         check_sizes(depth=depth)
+        at = f"{name}." if name else ""
         self.source_vocab, self.vocab = source_vocab, target_vocab
         self.source_length, self.target_length = source_length, target_length
         more = {"seed": seed, "dtype": dtype}
         vocabs, lengths = (source_vocab, target_vocab), (source_length, target_length)
         block = {"width": width, "heads": heads, "split": source_length, "dropout": dropout, **more}
-        layers = [SourceAndTarget(vocabs, width, lengths, dropout, **more)]
-        layers += [EncoderBlock(name=f"encoder.{i}", **block) for i in range(depth)]
+        layers = [SourceAndTarget(vocabs, width, lengths, dropout, name=f"{at}embedding", **more)]
+        layers += [EncoderBlock(name=f"{at}encoder.{i}", **block) for i in range(depth)]
         layers += [
-            DecoderBlock(name=f"decoder.{i}", last=i == depth - 1, **block) for i in range(depth)
+            DecoderBlock(name=f"{at}decoder.{i}", last=i == depth - 1, **block)
+            for i in range(depth)
         ]
-        super().__init__([*layers, Head(width, target_vocab, name="head", **more)])
+        super().__init__([*layers, Head(width, target_vocab, name=f"{at}head", **more)])
 
     def forward(self, tokens: Array, randomness: Randomness | None = None) -> Tensor:
         if len(tokens.shape) != 2 or tokens.shape[1] <= self.source_length:
