@@ -405,7 +405,7 @@ def test_verify_prints_rows_and_json_has_the_promised_fields(capsys):
     names = ["--strategy", "naive", "--strategy", "gpipe"]
     assert main(["verify", "--transport", "thread", *names]) == 0
     *rows, last = capsys.readouterr().out.splitlines()
-    assert sum(row.startswith("ok   naive") for row in rows) == 16
+    assert sum(row.startswith("ok   naive") for row in rows) == 20
     assert re.fullmatch(rf"{len(rows)} rows, all ok; largest error \d.\de-1\d, allowed 1e-09", last)
     assert main(["verify", "--transport", "thread", "--strategy", "naive", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)

@@ -53,6 +53,7 @@ FAMILIES = _families() | {  # and what strategies are built on
         ],
     ),
     "translation": ([], ["tests/nn/test_seq2seq.py", "tests/test_decoding.py"]),
+    "translators": ([], ["tests/data_parallel/test_dual.py"]),
     "collective functions": ([], ["tests/test_collective_functions.py"]),
     "planning": (
         [],

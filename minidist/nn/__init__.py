@@ -3,7 +3,7 @@
 A module maps a tensor, and a `Randomness` if it has dropout, to a tensor. A model is the
 composition of its `model.layers`; a pipeline cuts between them. Read `module.py`,
 `flat_parameters.py`, then the layers, then `mlp.py`, `residual.py`, `siamese.py`,
-`cnn.py`, `router.py`, `mixture_of_experts.py`, `transformer.py` and `seq2seq.py`.
+`cnn.py`, `router.py`, `mixture_of_experts.py`, `transformer.py`, `seq2seq.py` and `dual.py`.
 """
 
 from minidist.autograd.losses import IGNORED, counted, cross_entropy, squared_error
@@ -12,6 +12,7 @@ from minidist.nn.batch_norm import BatchNorm
 from minidist.nn.cnn import CNN
 from minidist.nn.conv import Conv2d
 from minidist.nn.dropout import Dropout
+from minidist.nn.dual import Dual
 from minidist.nn.embedding import Embedding, TokenAndPosition
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice
 from minidist.nn.layer_norm import LayerNorm
@@ -37,6 +38,7 @@ __all__ = [
     "Conv2d",
     "DecoderBlock",
     "Dropout",
+    "Dual",
     "Embedding",
     "EncoderBlock",
     "Expert",

@@ -222,6 +222,20 @@ def translator_case(examples: int = 7, depth: int = 1, width: int = 8, heads: in
     )
 
 
+def dual_case() -> Case:
+    """Two translators and their reconstruction on 5 pairs of 1 to 4 words, padded; dropout."""
+    random, pairs = generator(0, "pairs"), 5
+    more = {"width": 8, "heads": 2, "depth": 1, "seed": 3, "dtype": "float64", "dropout": 0.2}
+    there = nn.Seq2Seq(9, 7, source_length=4, target_length=5, name="there", **more)
+    back = nn.Seq2Seq(7, 9, source_length=4, target_length=5, name="back", **more)
+    model = nn.Dual(there, back, weight=0.5)
+    held = np.arange(4) < random.integers(1, 5, (2, pairs, 1))
+    x, y = (random.integers(3, vocab, (pairs, 4)) for vocab in (9, 7))
+    x, y = (np.where(h, words, PAD) for h, words in zip(held, (x, y), strict=True))
+    tokens = np.concatenate([x, np.full((pairs, 1), BEGIN), y], axis=1)
+    return Case("two translators, 5 pairs", model, tokens, model.targets(tokens), model.loss)
+
+
 EXAMPLE = {"B": 8, "T": 16, "C": 32, "H": 8, "L": 6, "V": 64}  # what all strategies are compared on
 
 

@@ -22,6 +22,7 @@ from minidist.tools.strategies.cases import (
     as_input,
     bytes_sent,
     collect,
+    dual_case,
     randomness_of,
     small_cases,
     translator_case,
@@ -77,13 +78,16 @@ def zero_worker(group: Group, case: Case, stage: int, micro_batches: int = 1) ->
 
 
 def replica_cases(ranks: int) -> list[Case]:
-    """The small cases, and a Seq2Seq."""
-    return [*small_cases(ranks), translator_case()]
+    """The small cases, a Seq2Seq, and two that are trained together."""
+    return [*small_cases(ranks), translator_case(), dual_case()]
 
 
 def zero_cases(ranks: int, stage: int) -> list[Case]:
-    """The same, and two micro-batches; in stage 3 the Transformer is not tied."""
-    cases = replica_cases(ranks)
+    """The same, and two micro-batches; in stage 3 the Transformer is not tied.
+
+    From stage 2 on no nn.Dual: it is no composition of layers.
+    """
+    cases = [*small_cases(ranks), translator_case()] if stage > 1 else replica_cases(ranks)
     if stage == 3:
         free = nn.Transformer(11, 8, 2, 2, 5, seed=2, dtype="float64", dropout=0.2)
         cases[1] = replace(cases[1], model=free)

@@ -1,0 +1,162 @@
+"""Two translators that are trained together: there, and back again.
+
+    loss = CE(there(x), y) + CE(back(y), x) + weight CE(back(what `there` wrote), x)
+
+The last term is the reconstruction: what the first translator wrote has to tell the second one
+what the source was. He et al., Dual Learning for Machine Translation, 2016, let two translators
+teach each other so, without pairs. Tu et al., Neural Machine Translation with Reconstruction, 2017,
+add the term to the supervised loss, as here.
+
+A word is discrete: a small step of the weights does not change which one is the most likely, so no
+gradient passes through the choice. He et al. use a policy gradient. Tu et al. read the decoder's
+hidden states, not its words. Here the second model reads, at each position,
+
+    read="soft"  P E: the mixture of its embeddings E[V, C], each as likely as the first model's
+                 P = softmax(logits) says. The gradient passes through P to the first model.
+    read="hard"  the row of E of the most likely word. The term has no gradient for the first model;
+                 the second learns to understand what the first one writes.
+
+Both are with teacher forcing: word t is written after the right words before it. So what was
+written is as long as the right target: at its END, and behind it, the second model reads rows of
+zeros, which are padding. Before it every word is read as a word, also a PAD or an END.
+
+Letters: S words of a source, T of a target with its END, U and V the vocabularies of both sides.
+
+    tokens[B, S + T]           x, padding | BEGIN, y, padding  the rows of `there`
+    tokens[B, T - 1 + S + 1]   y, padding | BEGIN, x, padding  those of `back`, made of the same
+    targets[B, T + S + 1]      y, END, IGNORED | x, END, IGNORED
+"""
+
+import math
+
+from minidist.autograd import Tensor, functions
+from minidist.autograd.losses import IGNORED, cross_entropy, reduction_size_or
+from minidist.backend import Array, array_module, as_array, beside
+from minidist.nn.module import Module
+from minidist.nn.seq2seq import Seq2Seq
+from minidist.rng import Randomness
+from minidist.tokens import END, PAD
+
+READS = "soft", "hard"
+
+
+class Dual(Module):
+    """tokens[B, S + T] -> the logits of all terms, flat: [B, T V + (S + 1) U + (S + 1) U].
+
+    `loss` cuts them. With weight 0 the last part is neither computed nor there.
+
+    there   from S words of a vocabulary of U to T of V, END included
+    back    from T - 1 words of V to S + 1 of U; its parameters have other names (`name=`)
+    weight  of the reconstruction, from 0
+    read    "soft" or "hard": how `back` reads what `there` wrote
+
+    In one step both passes of `back` have the same dropout masks.
+    """
+
+    def __init__(self, there: Seq2Seq, back: Seq2Seq, weight: float = 1.0, read: str = "soft"):
+        check_pair(there, back)
+        if read not in READS:
+            raise ValueError(f"read is one of {', '.join(READS)}, not {read!r}")
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"the weight of the reconstruction is a number from 0, not {weight}")
+        self.there, self.back, self.weight, self.read = there, back, weight, read
+        self.named_parameters()  # raises where two share a name
+        for layer in (*there.layers, *back.layers):
+            layer.flat = None  # one vector has them all
+        self.flatten()
+
+    def forward(self, tokens: Array, randomness: Randomness | None = None) -> Tensor:
+        turned = self.turned(tokens)
+        logits = self.there(tokens, randomness)
+        parts = [logits, self.back(turned, randomness)]
+        if self.weight:
+            parts.append(self.reconstruct(logits, turned, randomness))
+        rows = [part.reshape(len(tokens), part.shape[1] * part.shape[2]) for part in parts]
+        return functions.concatenate(rows, axis=1)
+
+    def turned(self, tokens: Array) -> Array:
+        """Return the rows of `back` that are the same pairs as tokens[B, S + T] of `there`."""
+        S, T = self.there.source_length, self.there.target_length
+        if len(tokens.shape) != 2 or tokens.shape[1] != S + T:
+            raise ValueError(
+                f"tokens are [B, {S} + {T}], source | BEGIN, target, not {list(tokens.shape)}"
+            )
+        source, begin, target = tokens[:, :S], tokens[:, S : S + 1], tokens[:, S + 1 :]
+        return array_module(tokens).concatenate([target, begin, source], axis=1)
+
+    def reconstruct(
+        self, logits: Tensor, turned: Array, randomness: Randomness | None = None
+    ) -> Tensor:
+        """Run `back` on what `there` wrote: logits[B, T, V] -> logits[B, S + 1, U]."""
+        embedding, *layers = self.back.layers
+        source, table = embedding.source, embedding.source.token.weight
+        words, logits = self.back.source_length, logits[:, :-1]  # behind the last word is END
+        if self.read == "soft":
+            x = functions.linear(functions.softmax(logits), table)
+        else:
+            x = functions.embedding(logits.data.argmax(axis=-1), table)
+        x = source.dropout(x + source.position.weight, randomness)
+        held = (turned[:, :words] != PAD)[..., None].astype(x.dtype)
+        x = x * beside(held, x.data)
+        x = functions.concatenate([x, embedding.target(turned[:, words:], randomness)], axis=1)
+        for layer in layers:
+            x = layer(x, randomness)
+        return x
+
+    def targets(self, tokens: Array) -> Array:
+        """Return targets[B, T + S + 1] of both directions, which tokens[B, S + T] hold, too."""
+        turned, words = self.turned(tokens), self.back.source_length
+        both = ended(turned[:, :words]), ended(turned[:, words + 1 :])
+        return array_module(tokens).concatenate(both, axis=1)
+
+    def loss(self, outputs: Tensor, targets: Array, reduction_size: float | None = None) -> Tensor:
+        """Return the three sums of -log p, the last one times `weight`, over `reduction_size`.
+
+        That is one number for all terms, by default the targets of both directions that count.
+
+        targets  [B, T + S + 1], as `targets` makes them
+        """
+        S, T = self.there.source_length, self.there.target_length
+        targets = as_array(targets)
+        if targets.shape != (len(outputs), T + S + 1):
+            raise ValueError(
+                f"targets are [{len(outputs)}, {T} + {S + 1}], those of both directions, not "
+                f"{list(targets.shape)}; make them with targets(tokens)"
+            )
+        n = reduction_size_or(targets, reduction_size)
+        there, back = targets[:, :T], targets[:, T:]
+        first, second = T * self.there.vocab, (S + 1) * self.back.vocab
+        last = first + second
+        loss = nll(outputs[:, :first], there, n) + nll(outputs[:, first:last], back, n)
+        if self.weight:
+            loss = loss + self.weight * nll(outputs[:, last:], back, n)
+        return loss
+
+
+def ended(words: Array) -> Array:
+    """Return targets[B, S + 1] of words[B, S] and padding: the words, END, and IGNORED."""
+    xp = array_module(words)
+    words = xp.pad(words, ((0, 0), (0, 1)), constant_values=PAD)
+    behind = xp.pad(words[:, :-1] != PAD, ((0, 0), (1, 0)), constant_values=True)  # behind a word
+    return xp.where(words != PAD, words, xp.where(behind, END, IGNORED))
+
+
+def nll(rows: Tensor, targets: Array, n: float) -> Tensor:
+    """Return the cross entropy of logits that lie flat, [B, T V], over n."""
+    B, T = targets.shape
+    return cross_entropy(rows.reshape(B, T, rows.shape[1] // T), targets, n)
+
+
+def check_pair(there: Seq2Seq, back: Seq2Seq) -> None:
+    """Raise ValueError unless each can read what the other one writes."""
+    for name, have, want in (
+        ("source_vocab", back.source_vocab, there.vocab),
+        ("target_vocab", back.vocab, there.source_vocab),
+        ("source_length", back.source_length, there.target_length - 1),
+        ("target_length", back.target_length, there.source_length + 1),
+    ):
+        if have != want:
+            raise ValueError(
+                f"the model of the way back needs {name}={want}, not {have}: it reads what the "
+                "first one writes, without END, and writes what that one reads, with END"
+            )
