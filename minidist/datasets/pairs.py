@@ -64,12 +64,15 @@ class Numbers:
     """Numbers in words, in a source and a target language, to train on and held out.
 
     train, held_out  inputs[n, S + T] and targets[n, T], as in `teacher_forcing`
+    direction, by    as in `numbers`
     """
 
     source: Vocabulary
     target: Vocabulary
     train: tuple[np.ndarray, np.ndarray]
     held_out: tuple[np.ndarray, np.ndarray]
+    direction: str
+    by: str
 
     @property
     def source_length(self) -> int:
@@ -99,7 +102,9 @@ class Numbers:
         """Return the same numbers in the other direction: what was the target is the source."""
         s = self.source_length
         parts = ((inputs[:, s + 1 :], inputs[:, :s]) for inputs, _ in (self.train, self.held_out))
-        return Numbers(self.target, self.source, *(teacher_forcing(*part) for part in parts))
+        parts = (teacher_forcing(*part) for part in parts)
+        back = "-".join(reversed(self.direction.split("-")))
+        return Numbers(self.target, self.source, *parts, back, self.by)
 
 
 def teacher_forcing(sources: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -166,7 +171,8 @@ def numbers(
         parts = [padded([words.encode(write(n)) for n in part], length) for part in drawn]
         sides.append((words, *parts))
     vocabularies, *parts = zip(*sides, strict=True)
-    return Numbers(*vocabularies, *(teacher_forcing(*part) for part in parts))
+    parts = (teacher_forcing(*part) for part in parts)
+    return Numbers(*vocabularies, *parts, direction, by)
 
 
 def draw_numbers(examples: int, held_out: int, seed: int) -> tuple[list[int], list[int]]:
