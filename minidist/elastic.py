@@ -16,8 +16,8 @@ import numpy as np
 
 from minidist.checkpoint import Keep, manifest
 from minidist.comm import run
-from minidist.datasets import Digits, Text
 from minidist.errors import RankDied
+from minidist.kinds import Data
 from minidist.train import Settings, train
 
 
@@ -47,7 +47,7 @@ def in_words(settings: Settings) -> str:
 
 
 def train_elastic(
-    data: Text | Digits,
+    data: Data,
     settings: Settings,
     keep: Keep,
     say: Callable[[str], None] = print,

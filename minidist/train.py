@@ -1,6 +1,7 @@
 """The training loop of `minidist train`: a small model on several ranks. Copy it.
 
-The model is a character Transformer for a text, a residual convolutional network for the digits.
+The model is a character Transformer for a text, a residual convolutional network for the digits,
+an encoder-decoder for numbers in words (kinds.py).
 
 Where the ranks split the batch alone, data_parallel_backward is all there is to it; where they
 split the model, too, Hybrid takes its place in the same loop.
@@ -8,9 +9,8 @@ split the model, too, Hybrid takes its place in the same loop.
 
 import math
 import threading
-import zlib
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import numpy as np
@@ -23,21 +23,22 @@ from minidist.checkpoint import Keep, Training
 from minidist.comm import Group, Mesh
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.sync_batch_norm import sync_batch_norm
-from minidist.datasets import Digits, Sampler, Text, example_indices, shard
+from minidist.datasets import Sampler, example_indices, shard
 from minidist.hybrid import Hybrid
+from minidist.kinds import Data, kind_of
 from minidist.mixed_precision import LossScale, MixedPrecision, overflow_allowed
 from minidist.replicas import check_same_weights
 from minidist.rng import Randomness
 
 OF_MESHES = "dp pp cp tp ep zero schedule micro_batches".split()
-OF_TEXTS = [*"context width heads depth dropout tied experts precision".split(), *OF_MESHES[1:]]
 
 
 @dataclass(frozen=True)
 class Settings:
     """What to train and how; `batch` counts windows of `context` characters, over all ranks.
 
-    For the digits it counts images, and what OF_TEXTS lists must keep its default.
+    It counts images of digits, and pairs of numbers. Not every kind of data takes every setting,
+    and some have defaults of their own (kinds.py).
 
     experts                  per block, each position takes two; 0: a dense feed-forward part
     dp, pp, cp, tp           the mesh; their product is the number of ranks
@@ -110,57 +111,33 @@ class Settings:
     def ranks(self) -> int:
         return self.dp * self.pp * self.cp * self.tp
 
-    def model(self, data: Text | Digits) -> nn.Sequential:
-        """Return the untrained model for a text or for the digits."""
-        if isinstance(data, Digits):
-            self.check_images()
-            return nn.CNN(1, 10, seed=self.seed)
-        return nn.Transformer(
-            data.vocab,
-            self.width,
-            self.heads,
-            self.depth,
-            self.context,
-            self.seed,
-            dropout=self.dropout,
-            tied=self.tied,
-            experts=self.experts,
-            top_k=max(1, min(2, self.experts)),
-        )
-
-    def check_images(self) -> None:
-        """Raise ValueError if a setting was changed that a convolutional network does not have."""
-        for field in fields(self):
-            if field.name in OF_TEXTS and getattr(self, field.name) != field.default:
-                raise ValueError(f"{field.name} is a setting of texts, not of digits; leave it out")
+    def model(self, data: Data) -> nn.Sequential:
+        """Return the untrained model for the data; ValueError if it has no use for a setting."""
+        kind = kind_of(data)
+        kind.check(self)
+        return kind.model(data, self)
 
 
-def examples(data: Text | Digits, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
-    """Return what to train on: inputs[n, T] and targets[n, T], or images and labels[n]."""
-    return data.train if isinstance(data, Digits) else data.windows(settings.context)
-
-
-def windows(text: Text | Digits, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
-    """Return the examples, if they make a batch."""
-    inputs, targets = examples(text, settings)
-    if settings.batch > len(inputs) and isinstance(text, Digits):
-        raise ValueError(f"{len(inputs)} images are fewer than a batch of {settings.batch}")
+def windows(data: Data, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
+    """Return what to train on, if it makes a batch: inputs[n, ...] and targets[n, ...]."""
+    kind = kind_of(data)
+    inputs, targets = kind.examples(data, settings)
     if settings.batch > len(inputs):
         raise ValueError(
-            f"{text.source} has {len(inputs)} windows of {settings.context} characters, "
-            f"fewer than a batch of {settings.batch}; use a smaller batch or a longer text"
+            f"{kind.told(data)['source']}: {len(inputs)} {kind.unit} are fewer than a batch of "
+            f"{settings.batch}; use a smaller batch, or more data"
         )
     return inputs, targets
 
 
 def train(
-    group: Group, text: Text | Digits, settings: Settings, keep: Keep | None = None
+    group: Group, data: Data, settings: Settings, keep: Keep | None = None
 ) -> tuple[list[float], dict[str, np.ndarray]]:
     """Train on every rank; return the loss of each step, in nats per target, and the weights.
 
     keep  where to save, and whether to go on from what is saved there, on this mesh or another
     """
-    model = settings.model(text).to(group.device)
+    model = settings.model(data).to(group.device)
     if settings.half:
         model.astype(settings.precision)
     if not settings.on_mesh:
@@ -177,9 +154,9 @@ def train(
     if settings.half:  # bfloat16 has float32's range: its gradients need no scale
         scale = LossScale() if settings.precision == "float16" else LossScale(1.0, None)
         optimizer = MixedPrecision(optimizer, group, scale)
-    inputs, targets = windows(text, settings)
-    fresh = partial(fresh_weights, text, settings)
-    run = Training(keep, group, mine, optimizer, told(text, settings), fresh)
+    inputs, targets = windows(data, settings)
+    fresh = partial(fresh_weights, data, settings)
+    run = Training(keep, group, mine, optimizer, told(data, settings), fresh)
     steps = range(run.first, settings.steps)
     batches = Sampler(len(inputs), settings.batch, settings.seed).after(run.first)
     quiet = overflow_allowed() if settings.half else nullcontext()
@@ -201,18 +178,14 @@ def train(
     return run.losses, mine.state()
 
 
-def fresh_weights(data: Text | Digits, settings: Settings) -> dict[str, np.ndarray]:
+def fresh_weights(data: Data, settings: Settings) -> dict[str, np.ndarray]:
     return settings.model(data).state()
 
 
-def told(data: Text | Digits, settings: Settings) -> dict:
+def told(data: Data, settings: Settings) -> dict:
     """Return what decides a run's numbers, except for its mesh: what a checkpoint says of it."""
     of_run = {name: value for name, value in asdict(settings).items() if name not in OF_MESHES}
-    of_data = {"source": data.source}
-    if isinstance(data, Text):
-        digest = zlib.crc32(data.tokens.astype("<i8"))
-        of_data |= {"characters": data.characters, "digest": digest}
-    return {"settings": of_run, "data": of_data}
+    return {"settings": of_run, "data": kind_of(data).told(data)}
 
 
 def data_parallel_backward(

@@ -17,7 +17,8 @@ from minidist import __version__
 from minidist.errors import CommTimeout, RankFailed, is_wrong_input
 
 COMMANDS = {  # a module of this package, and what its command does
-    "train": "train a character Transformer on several ranks, then certify its gradients",
+    "train": "train a small model on several ranks, then certify its gradients",
+    "translate": "translate numbers in words with a model that train has saved",
     "verify": "compare every strategy's gradients and bytes with one device and with formulas",
     "strategies": "list the strategies: paper, file, lesson, promise",
     "timeline": "draw a pipeline's schedule, simulated or measured, with its bubble and its memory",

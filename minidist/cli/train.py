@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from collections.abc import Callable
 from dataclasses import fields
 
 from minidist import nn
@@ -20,20 +21,23 @@ from minidist.cli.arguments import (
 )
 from minidist.comm import mpi, nccl
 from minidist.comm import run as run_on_ranks
-from minidist.datasets import Digits, Text, digit_images, text
+from minidist.datasets import DIRECTIONS, Digits, Numbers, Text, digit_images, numbers, text
 from minidist.elastic import train_elastic
+from minidist.kinds import KINDS, Data, kind_of
 from minidist.pipeline_parallel.actions import updates
 from minidist.pipeline_parallel.schedules import SCHEDULES, programs
+from minidist.presets import PRESETS, chosen
 from minidist.sampling import sample
 from minidist.tools.certificate import certify
 from minidist.tools.compare import BOUND
 from minidist.train import Settings, accuracy, told, train, windows
+from minidist.translating import of_held_out
 
 SYNCHRONOUS = [name for name in SCHEDULES if not updates(programs(name, 1, 2))]
 PRECISIONS = ["float32", "float16", "bfloat16"]
 SETTINGS = {  # of each field of Settings: how its option is read, and what it is
     "steps": ({"type": whole}, "updates of the weights"),
-    "batch": ({"type": whole}, "windows, or images, per update, over all ranks"),
+    "batch": ({"type": whole}, "windows, images or pairs per update, over all ranks"),
     "context": ({"type": whole}, "characters per window"),
     "width": ({"type": whole}, "model width, a multiple of --heads"),
     "heads": ({"type": whole}, "attention heads"),
@@ -64,43 +68,69 @@ SETTINGS = {  # of each field of Settings: how its option is read, and what it i
 }
 
 
+OF_NUMBERS = {"direction": "en-zh", "by": "words"}  # options, and their defaults
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the command and add its arguments; their defaults are those of Settings."""
+    """Describe the command and add its arguments.
+
+    A setting that is not given is None, and has the default of the data (`_settings`).
+    """
     parser.description = (
-        "Train a small character Transformer on real text, or a convolutional network on images of "
-        "digits, with several worker processes that sum their gradients; then show that, on the "
-        "trained weights, these gradients equal one device's."
+        "Train a small character Transformer on real text, a convolutional network on images of "
+        "digits, or a translator of numbers in words, with several worker processes that sum their "
+        "gradients; then show that, on the trained weights, these gradients equal one device's."
     )
     parser.add_argument(
         "--ranks",
         type=whole,
         help="how many (default: dp x pp x cp x tp; without these 4, or all processes of MPI)",
     )
+    parser.add_argument(
+        "--strategy",
+        choices=PRESETS,
+        metavar="NAME",
+        help="what the ranks split, in place of the options for each axis: "
+        + "; ".join(f"{name}: {preset.words}" for name, preset in PRESETS.items()),
+    )
     for field in fields(Settings):
         how, meaning = SETTINGS[field.name]
-        shown = DEFAULT if field.name != "dp" and field.default is not False else ""
         parser.add_argument(
             "--" + field.name.replace("_", "-"),
-            default=field.default if field.name != "dp" else None,
-            help=meaning + shown,
+            default=None,
+            help=meaning + _defaults(field.name, field.default),
             **how,
         )
     parser.add_argument(
         "--data",
-        choices=["text", "digits"],
+        choices=KINDS,
         default="text",
-        help="what to learn; of the options above, digits take only --ranks, --steps, --batch, "
-        "--lr, --seed and --dp" + DEFAULT,
+        help="what to learn; "
+        + "; ".join(
+            f"{name} takes none of {', '.join(map(_option, kind.refused))}"
+            for name, kind in KINDS.items()
+            if kind.refused
+        )
+        + DEFAULT,
     )
     parser.add_argument(
         "--text", metavar="FILE", help="a UTF-8 file to learn (default: the help topics of Python)"
     )
     parser.add_argument(
+        "--direction",
+        choices=DIRECTIONS,
+        help=f"of numbers: English to Chinese, or back (default: {OF_NUMBERS['direction']})",
+    )
+    parser.add_argument(
+        "--by",
+        choices=["words", "characters"],
+        help=f"of numbers: what a token is (default: {OF_NUMBERS['by']})",
+    )
+    parser.add_argument(
         "--sample",
         type=from_zero,
-        default=300,
         metavar="N",
-        help="characters to sample at the end" + DEFAULT,
+        help="characters to sample at the end (default: 300), or numbers to show (default: 10)",
     )
     parser.add_argument(
         "--checkpoint",
@@ -134,28 +164,22 @@ def run(given: argparse.Namespace) -> int:
         default = mpi.processes()
         if not (given.ranks or given.dp):
             check_several(default)
-    given.dp = _data_parallel_ranks(given, default)
-    settings = Settings(**{field.name: getattr(given, field.name) for field in fields(Settings)})
-    programs(given.schedule, given.pp, given.micro_batches)  # raises what the ranks would raise
-    float_dtype(given.precision)  # likewise
-    if given.precision == "bfloat16" and given.device != "cpu":
+    settings = _settings(given, default)
+    programs(settings.schedule, settings.pp, settings.micro_batches)  # raises what ranks would
+    float_dtype(settings.precision)  # likewise
+    if settings.precision == "bfloat16" and given.device != "cpu":
         raise ValueError("bfloat16 is NumPy's and ml_dtypes', not CuPy's; use --precision float16")
-    corpus = _data(given)
-    windows(corpus, settings)  # likewise
+    data = _data(given, settings)
+    windows(data, settings)  # likewise
     keep = _keep(given)
-    first = _first_step(keep, told(corpus, settings), settings.steps)
+    first = _first_step(keep, told(data, settings), settings.steps)
     if given.transport == "nccl":
         nccl.check_ranks(settings.ranks, given.device)
-    model = settings.model(corpus)
-    state, settings = _train(given, settings, corpus, model, keep, first)
+    model = settings.model(data)
+    state, settings = _train(given, settings, data, model, keep, first)
     model.load_state(state)
-    if isinstance(corpus, Digits):
-        held_out = accuracy(model, *corpus.held_out)
-        print(f"accuracy on {len(corpus.held_out[0])} images that are held out: {held_out:.1%}")
-    elif given.sample > 0:
-        first = corpus.decode(corpus.tokens[:1])
-        print(f"\n{sample(model, corpus, first, given.sample, given.seed)}\n")
-    row = certify(model, corpus, settings, given.transport, given.device)
+    SHOW[given.data](model, data, given.sample, settings.seed)
+    row = certify(model, data, settings, given.transport, given.device)
     against = (
         "against one device" if given.device == "cpu" else f"on {given.device} against the host"
     )
@@ -168,18 +192,77 @@ def run(given: argparse.Namespace) -> int:
     return 0 if row["ok"] else 1
 
 
-def _data(given) -> Text | Digits:
-    if given.data == "text":
-        corpus = text(given.text, given.context)
-        if given.resume and given.checkpoint is not None:  # the model has its characters
-            before = Saved.newest(given.checkpoint).about.get("told", {}).get("data", {})
-            corpus = corpus.including(before.get("characters", ""))
-        return corpus
-    if given.text is not None:
+def show_text(model: nn.Transformer, data: Text, length: int | None, seed: int) -> None:
+    """Print text that the model has drawn."""
+    length = 300 if length is None else length
+    if length > 0:
+        first = data.decode(data.tokens[:1])
+        print(f"\n{sample(model, data, first, length, seed)}\n")
+
+
+def show_digits(model: nn.CNN, data: Digits, length: int | None, seed: int) -> None:
+    """Print how many held-out images the model names."""
+    held_out = accuracy(model, *data.held_out)
+    print(f"accuracy on {len(data.held_out[0])} images that are held out: {held_out:.1%}")
+
+
+def show_numbers(model: nn.Seq2Seq, data: Numbers, length: int | None, seed: int) -> None:
+    """Print how many held-out numbers the model translates, and some of them."""
+    exact, translations = of_held_out(model, data)
+    print(f"exactly right: {exact.sum():,} of {len(exact):,} held-out numbers ({exact.mean():.2%})")
+    for translation in translations[: 10 if length is None else length]:
+        print(f"  {translation}")
+
+
+SHOW: dict[str, Callable] = {"text": show_text, "digits": show_digits, "numbers": show_numbers}
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _defaults(name: str, default) -> str:
+    """Return a setting's default in words, with those of kinds of data that have another."""
+    if name == "dp" or default is False:
+        return ""
+    others = [
+        f"; {kind}: {own.defaults[name]}" for kind, own in KINDS.items() if name in own.defaults
+    ]
+    return f" (default: {default}{''.join(others)})"
+
+
+def _settings(given: argparse.Namespace, default: int) -> Settings:
+    """Return the settings that are given, by name, by strategy or by default.
+
+    default  ranks, if no number is given
+    """
+    asked = {field.name: getattr(given, field.name) for field in fields(Settings)}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    if given.strategy is not None:
+        asked |= chosen(given.strategy, given.ranks or default, asked)
+    asked = KINDS[given.data].defaults | asked
+    return Settings(**asked | {"dp": _data_parallel_ranks(given.ranks, asked, default)})
+
+
+def _data(given, settings: Settings) -> Data:
+    """Return what to learn; ValueError if an option is of other data."""
+    if given.data != "text" and given.text is not None:
         raise ValueError(
-            "--data digits learns images, not the file of --text; leave one of the two out"
+            f"--data {given.data} learns {KINDS[given.data].unit}, not the file of --text; leave "
+            "one of the two out"
         )
-    return digit_images()
+    for option in OF_NUMBERS:
+        if given.data != "numbers" and getattr(given, option) is not None:
+            raise ValueError(f"--{option} is an option of --data numbers; leave it out")
+    if given.data == "digits":
+        return digit_images()
+    if given.data == "numbers":
+        return numbers(**{name: getattr(given, name) or own for name, own in OF_NUMBERS.items()})
+    corpus = text(given.text, settings.context)
+    if given.resume and given.checkpoint is not None:  # the model has its characters
+        before = Saved.newest(given.checkpoint).about.get("told", {}).get("data", {})
+        corpus = corpus.including(before.get("characters", ""))
+    return corpus
 
 
 def _keep(given) -> Keep | None:
@@ -216,42 +299,54 @@ def _first_step(keep: Keep | None, run: dict, steps: int) -> int:
 def _train(
     given,
     settings: Settings,
-    corpus: Text | Digits,
+    data: Data,
     model: nn.Module,
     keep: Keep | None,
     first: int,
 ) -> tuple[dict, Settings]:
     """Train on the ranks, print what goes in and how far it comes; return weights and mesh."""
     size = sum(p.size for p in model.parameters() if p.requires_grad)
-    ranks, of_text = settings.ranks, isinstance(corpus, Text)
-    if of_text:
-        what = f"{len(corpus.tokens):,} characters, {corpus.vocab} different"
-    else:
-        what = f"{len(corpus.train[0]):,} to train on, {len(corpus.held_out[0])} held out"
+    kind, ranks = kind_of(data), settings.ranks
     print(
-        f"{corpus.source}: {what}; {size:,} parameters\n{_counted(ranks)}, "
-        f"{_who_has_what(settings)} {settings.batch} {'windows' if of_text else 'images'}",
+        f"{kind.told(data)['source']}: {_sizes(data)}; {size:,} parameters\n{_counted(ranks)}, "
+        f"{_who_has_what(settings)} {settings.batch} {kind.unit}",
         flush=True,
     )
     begin = time.perf_counter()
     if given.elastic:
         where = {"device": given.device, "timeout": given.timeout}
-        losses, state, settings = train_elastic(corpus, settings, keep, **where)
+        losses, state, settings = train_elastic(data, settings, keep, **where)
     else:
         where = {"transport": given.transport, "device": given.device, "timeout": given.timeout}
-        losses, state = run_on_ranks(train, ranks, corpus, settings, keep, **where)[0]
+        losses, state = run_on_ranks(train, ranks, data, settings, keep, **where)[0]
     mean, seconds = sum(losses[-20:]) / len(losses[-20:]), time.perf_counter() - begin
     print(
         f"{_counted(len(losses) - first, 'step')} in {seconds:.0f} s: "
-        f"loss {losses[0]:.3f} -> {mean:.3f} nats/{'character' if of_text else 'image'}"
+        f"loss {losses[0]:.3f} -> {mean:.3f} nats/{_target(data)}"
     )
-    if of_text:
-        bigram = corpus.bigram_entropy()
+    if isinstance(data, Text):
+        bigram = data.bigram_entropy()
         print(
             f"bigram entropy of the text: {bigram:.3f} nats/character; "
             f"the model's loss is {'below' if mean < bigram else 'not below'} it"
         )
     return state, settings
+
+
+def _sizes(data: Data) -> str:
+    if isinstance(data, Text):
+        return f"{len(data.tokens):,} characters, {data.vocab} different"
+    words = f"{len(data.train[0]):,} to train on, {len(data.held_out[0]):,} held out"
+    if isinstance(data, Numbers):
+        words += f"; {len(data.source)} tokens to read, {len(data.target)} to write"
+    return words
+
+
+def _target(data: Data) -> str:
+    """Return what a loss is of."""
+    if isinstance(data, Numbers):
+        return data.by.removesuffix("s")
+    return "character" if isinstance(data, Text) else "image"
 
 
 def _counted(number: int, what: str = "rank") -> str:
@@ -269,15 +364,16 @@ def _who_has_what(settings: Settings) -> str:
     return mesh + f", ZeRO stage {settings.zero}" * settings.zero + ", for batches of"
 
 
-def _data_parallel_ranks(given: argparse.Namespace, default: int) -> int:
+def _data_parallel_ranks(ranks: int | None, asked: dict, default: int) -> int:
     """Return dp; where it is not given it follows from the rest. `default`: ranks, if none is."""
-    dp, rest = given.dp, given.pp * given.cp * given.tp
+    pp, cp, tp, ep = (asked.get(axis, 1) for axis in ("pp", "cp", "tp", "ep"))
+    dp, rest = asked.get("dp"), pp * cp * tp
     if dp is None:
-        dp = (given.ranks or (default if rest * given.ep == 1 else rest * given.ep)) // rest
-    if given.ranks not in (None, dp * rest) or dp < 1:
-        context = f" x --cp {given.cp}" * (given.cp > 1)
+        dp = (ranks or (default if rest * ep == 1 else rest * ep)) // rest
+    if ranks not in (None, dp * rest) or dp < 1:
+        context = f" x --cp {cp}" * (cp > 1)
         raise ValueError(
-            f"--ranks {given.ranks} is not --dp {dp or 1} x --pp {given.pp}{context} x "
-            f"--tp {given.tp}; leave --ranks out"
+            f"--ranks {ranks} is not --dp {dp or 1} x --pp {pp}{context} x --tp {tp}; leave "
+            "--ranks out"
         )
     return dp

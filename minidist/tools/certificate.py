@@ -3,34 +3,33 @@
 import copy
 
 from minidist import nn
-from minidist.datasets import Digits, Text
+from minidist.kinds import DIGITS, Data, kind_of
 from minidist.rng import generator
 from minidist.tools import equivalence, strategies
-from minidist.train import Settings, examples
+from minidist.train import Settings
 
 
 def certify(
     model: nn.Sequential,
-    text: Text | Digits,
+    data: Data,
     settings: Settings,
     transport: str = "process",
     device: str = "cpu",
 ) -> dict:
     """Compare the gradients of the ranks, on this device, with those of one host, in float64.
 
-    The batch has 2 windows, or images, per rank and one more, so the shards are uneven.
+    The batch has 2 windows, images or pairs per rank and one more, so the shards are uneven.
     """
     ranks = settings.ranks
-    inputs, targets = examples(text, settings)
-    kind = "windows"
-    if isinstance(text, Digits):
-        kind, inputs = "images", inputs.astype("float64")
+    kind = kind_of(data)
+    inputs, targets = kind.examples(data, settings)
     rows = generator(0, "certificate").permutation(len(inputs))[: 2 * ranks + 1]
-    name = f"all {len(model.parameters())} parameters, {len(rows)} {kind}"
+    name = f"all {len(model.parameters())} parameters, {len(rows)} {kind.unit}"
     model = copy.deepcopy(model).astype("float64")
-    strategy, options = "sync_batch_norm" if isinstance(text, Digits) else "naive", {}
+    strategy, options = "sync_batch_norm" if kind is DIGITS else "naive", {}
     if settings.on_mesh:
         strategy, asked = "hybrid", "dp pp cp tp ep zero schedule micro_batches".split()
         options = {key: getattr(settings, key) for key in asked}
-    case = strategies.Case(name, model, inputs[rows], targets[rows], options=options)
+    inputs = inputs[rows].astype("float64") if inputs.dtype.kind == "f" else inputs[rows]
+    case = strategies.Case(name, model, inputs, targets[rows], options=options)
     return equivalence.check(strategy, case, ranks, transport=transport, device=device)

@@ -1,0 +1,65 @@
+"""Strategies by name: how each lays out a number of ranks (`minidist train --strategy NAME`).
+
+A name is that of `minidist strategies` where there is one. A preset is a set of settings; what it
+does not name keeps one rank, so each shows one idea.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import cycle
+from typing import NamedTuple
+
+ALONE = {"dp": 1, "pp": 1, "cp": 1, "tp": 1, "ep": 1, "zero": 0}
+
+
+class Preset(NamedTuple):
+    """What ranks split, in words, and the settings for a number of ranks."""
+
+    words: str
+    settings: Callable[[int], dict]
+
+
+def mesh_of(ranks: int) -> dict[str, int]:
+    """Deal the prime factors of the ranks to dp, pp, tp, dp, ...: the largest first."""
+    sizes = {"dp": 1, "pp": 1, "tp": 1}
+    for axis, factor in zip(cycle(sizes), reversed(prime_factors(ranks)), strict=False):
+        sizes[axis] *= factor
+    return sizes
+
+
+def prime_factors(n: int) -> list[int]:
+    """Return the prime factors of n, the smallest first: 12 -> [2, 2, 3]."""
+    for factor in range(2, int(n**0.5) + 1):
+        if n % factor == 0:
+            return [factor, *prime_factors(n // factor)]
+    return [n] if n > 1 else []
+
+
+PRESETS = {
+    "naive": Preset("the batch", lambda n: {"dp": n}),
+    "zero_1": Preset("the batch and the optimizer's state", lambda n: {"dp": n, "zero": 1}),
+    "gpipe": Preset(
+        "the layers, all forward passes before all backward",
+        lambda n: {"pp": n, "schedule": "gpipe"},
+    ),
+    "1f1b": Preset(
+        "the layers, forward and backward in turns", lambda n: {"pp": n, "schedule": "1f1b"}
+    ),
+    "tensor": Preset("attention heads, matrices and vocabularies", lambda n: {"tp": n}),
+    "hybrid": Preset("batch, layers and matrices, 2 x 2 x 2 on 8 ranks", mesh_of),
+}
+
+
+def chosen(name: str, ranks: int, asked: Mapping) -> dict:
+    """Return the settings of a preset on so many ranks.
+
+    ValueError if one of the settings that were asked for has another value.
+    """
+    preset = ALONE | PRESETS[name].settings(ranks)
+    for setting, value in preset.items():
+        if asked.get(setting, value) != value:
+            option = setting.replace("_", "-")
+            raise ValueError(
+                f"--strategy {name} on {ranks} ranks has {setting}={value}, not "
+                f"{asked[setting]}; leave --{option} or --strategy out"
+            )
+    return preset

@@ -1,0 +1,91 @@
+"""Translate with a trained model, and judge what it writes by the rules of both languages."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from minidist import decoding, nn
+from minidist.autograd.losses import IGNORED
+from minidist.checkpoint import Saved
+from minidist.datasets import LANGUAGES, PAD, Numbers
+from minidist.kinds import NUMBERS, numbers_of
+from minidist.number_words import number_of_chinese, number_of_english
+
+READ = {"en": number_of_english, "zh": number_of_chinese}
+AT_ONCE = 500  # sources that are translated together
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A source, what the model wrote, and the right target; None where no rule gives one."""
+
+    source: str
+    written: str
+    right: str | None
+
+    def __str__(self) -> str:
+        wrong = f"  (wrong: it is {self.right})" if self.right not in (None, self.written) else ""
+        return f"{self.source} -> {self.written}{wrong}"
+
+
+def of_held_out(model: nn.Seq2Seq, data: Numbers) -> tuple[np.ndarray, list[Translation]]:
+    """Translate what is held out, greedily; return exact[n], whether every word is right, and all.
+
+    A target without its END is not exact.
+    """
+    inputs, targets = data.held_out
+    sources = inputs[:, : data.source_length]
+    model.eval()
+    parts = np.array_split(sources, -(-len(sources) // AT_ONCE))
+    written = np.concatenate([decoding.translate(model, part) for part in parts])
+    model.train()
+    exact = (written == np.where(targets == IGNORED, PAD, targets)).all(axis=1)
+    texts = zip(
+        map(data.source.decode, sources),
+        map(data.decode, written),
+        map(data.decode, targets),
+        strict=True,
+    )
+    return exact, [Translation(*text) for text in texts]
+
+
+def translate(model: nn.Seq2Seq, data: Numbers, text: str, beam: int = 1) -> Translation:
+    """Translate one text; digits are first written in words.
+
+    ValueError if it is empty, has an unknown word, or is longer than any number.
+    """
+    reads, writes = data.direction.split("-")
+    text = " ".join(text.split())
+    if not text:
+        raise ValueError("there is nothing to translate in an empty text; write a number")
+    if text.isascii() and text.isdigit():
+        text = LANGUAGES[reads][0](int(text))
+    sources = data.encode(text)
+    model.eval()
+    (written,) = decoding.translate(model, sources, beam)
+    try:
+        right = LANGUAGES[writes][0](READ[reads](text))
+    except ValueError:  # its words are known, and make no number
+        right = None
+    return Translation(text, data.decode(written), right)
+
+
+def load(folder: str) -> tuple[nn.Seq2Seq, Numbers]:
+    """Return the model of a folder's newest checkpoint, from any mesh, and what it was told.
+
+    The Numbers have no examples. ValueError if there is no checkpoint, or one of something else.
+    """
+    from minidist.train import Settings  # it imports what trains
+
+    saved = Saved.newest(folder)
+    told = saved.about.get("told") or {"data": {}}
+    if "direction" not in told["data"]:
+        of = told["data"].get("source", "another program")
+        raise ValueError(
+            f"{saved.path} is of {of}, and cannot translate; give the folder of a run of "
+            "`minidist train --data numbers --checkpoint FOLDER`"
+        )
+    data = numbers_of(told["data"])
+    model = NUMBERS.model(data, Settings(**told["settings"]))
+    model.load_state({name: saved.whole(name) for name in model.named_parameters()})
+    return model, data
