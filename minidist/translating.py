@@ -1,18 +1,20 @@
 """Translate with a trained model, and judge what it writes by the rules of both languages."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from minidist import decoding, nn
 from minidist.autograd.losses import IGNORED
-from minidist.checkpoint import Saved
+from minidist.checkpoint import Saved, manifest
 from minidist.datasets import LANGUAGES, PAD, Numbers
 from minidist.kinds import NUMBERS, numbers_of
 from minidist.number_words import number_of_chinese, number_of_english
 
 READ = {"en": number_of_english, "zh": number_of_chinese}
 AT_ONCE = 500  # sources that are translated together
+REMEDY = "make one with `minidist train --data numbers --checkpoint FOLDER`"
 
 
 @dataclass(frozen=True)
@@ -77,14 +79,13 @@ def load(folder: str) -> tuple[nn.Seq2Seq, Numbers]:
     """
     from minidist.train import Settings  # it imports what trains
 
+    if not manifest.whole_ones(Path(folder)):
+        raise ValueError(f"{folder} has no checkpoint; {REMEDY}")
     saved = Saved.newest(folder)
     told = saved.about.get("told") or {"data": {}}
     if "direction" not in told["data"]:
         of = told["data"].get("source", "another program")
-        raise ValueError(
-            f"{saved.path} is of {of}, and cannot translate; give the folder of a run of "
-            "`minidist train --data numbers --checkpoint FOLDER`"
-        )
+        raise ValueError(f"{saved.path} is of {of}, and cannot translate; {REMEDY}")
     data = numbers_of(told["data"])
     model = NUMBERS.model(data, Settings(**told["settings"]))
     model.load_state({name: saved.whole(name) for name in model.named_parameters()})

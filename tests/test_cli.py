@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,8 @@ import pytest
 from minidist import cli
 from minidist.backend import why_no_gpu
 from minidist.cli import main
-from minidist.cli.train import add_arguments
+from minidist.cli.train import SETTINGS, add_arguments, settings_of
+from minidist.kinds import NUMBERS
 from minidist.pipeline_parallel import SCHEDULES, programs, read, write
 from minidist.planning import simulate
 from minidist.tools import equivalence, measure_pipeline, timeline
@@ -200,7 +202,7 @@ def test_a_wrong_mesh_is_one_line_and_exit_status_2(capsys, arguments, message):
         (["train", "--text", "/nowhere"], "cannot read the text '/nowhere': No such file"),
         (
             ["train", "--batch", "100000"],
-            "the help topics of Python has 7[0-9]{3} windows of 64 characters, fewer than a batch",
+            "the help topics of Python: 7[0-9]{3} windows are fewer than a batch of 100000",
         ),
         (["train", "--heads", "5"], "width 64 does not split into 5 heads"),
         (["train", "--dropout", "1.5"], r"a dropout rate lies in \[0, 1\), not 1.5"),
@@ -288,6 +290,10 @@ def test_debug_shows_the_traceback_of_wrong_input(capsys, arguments):
         ["train", "--schedule", "magic"],
         ["train", "--pp", "2", "--schedule", "pipedream"],
         ["train", "--transport", "pigeon"],
+        ["train", "--strategy", "magic"],
+        ["train", "--data", "numbers", "--direction", "en-fr"],
+        ["translate", "one"],
+        ["translate", "--checkpoint", ".", "--beam", "0"],
         ["verify", "--strategy", "magic"],
         ["timeline", "--schedule", "magic"],
         ["dance"],
@@ -308,7 +314,9 @@ def test_wrong_arguments_show_the_usage(capsys, arguments):
     assert caught.value.code == 2 and "usage: minidist" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["verify"], ["bench"], ["timeline"]])
+@pytest.mark.parametrize(
+    "command", [[], ["train"], ["translate"], ["verify"], ["bench"], ["timeline"]]
+)
 def test_help_says_what_a_command_does(capsys, command):
     with pytest.raises(SystemExit) as caught:
         main([*command, "--help"])
@@ -335,8 +343,15 @@ def test_the_help_and_a_simulated_timeline_load_no_numpy():
 def test_the_defaults_of_train_are_those_of_its_settings():
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    given, settings = vars(parser.parse_args([])), vars(Settings())
-    assert {name: given[name] for name in settings} == settings | {"dp": None}
+    given, settings = parser.parse_args(["--ranks", "1"]), Settings()
+    assert settings_of(given, 4) == settings
+    given = parser.parse_args(["--ranks", "1", "--data", "numbers", "--batch", "7"])
+    assert settings_of(given, 4) == replace(settings, **NUMBERS.defaults | {"batch": 7})
+    words = " ".join(parser.format_help().split())
+    for name in set(vars(settings)) - {"dp", "tied"}:
+        assert re.search(
+            rf"{SETTINGS[name][1][-9:]}.*? \(default: {getattr(settings, name)}\b", words
+        )
 
 
 def test_no_command_prints_the_help(capsys):

@@ -74,7 +74,7 @@ OF_NUMBERS = {"direction": "en-zh", "by": "words"}  # options, and their default
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command and add its arguments.
 
-    A setting that is not given is None, and has the default of the data (`_settings`).
+    A setting that is not given is None, and has the default of the data (`settings_of`).
     """
     parser.description = (
         "Train a small character Transformer on real text, a convolutional network on images of "
@@ -164,7 +164,7 @@ def run(given: argparse.Namespace) -> int:
         default = mpi.processes()
         if not (given.ranks or given.dp):
             check_several(default)
-    settings = _settings(given, default)
+    settings = settings_of(given, default)
     programs(settings.schedule, settings.pp, settings.micro_batches)  # raises what ranks would
     float_dtype(settings.precision)  # likewise
     if settings.precision == "bfloat16" and given.device != "cpu":
@@ -231,7 +231,7 @@ def _defaults(name: str, default) -> str:
     return f" (default: {default}{''.join(others)})"
 
 
-def _settings(given: argparse.Namespace, default: int) -> Settings:
+def settings_of(given: argparse.Namespace, default: int) -> Settings:
     """Return the settings that are given, by name, by strategy or by default.
 
     default  ranks, if no number is given
