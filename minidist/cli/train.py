@@ -2,7 +2,6 @@
 
 import argparse
 import time
-from collections.abc import Callable
 from dataclasses import fields
 
 from minidist import nn
@@ -21,17 +20,16 @@ from minidist.cli.arguments import (
 )
 from minidist.comm import mpi, nccl
 from minidist.comm import run as run_on_ranks
-from minidist.datasets import DIRECTIONS, Digits, Numbers, Text, digit_images, numbers, text
+from minidist.datasets import DIRECTIONS, Text, digit_images, numbers, text
 from minidist.elastic import train_elastic
 from minidist.kinds import KINDS, Data, kind_of
+from minidist.outcomes import outcome, sizes, target
 from minidist.pipeline_parallel.actions import updates
 from minidist.pipeline_parallel.schedules import SCHEDULES, programs
 from minidist.presets import PRESETS, chosen
-from minidist.sampling import sample
 from minidist.tools.certificate import certify
 from minidist.tools.compare import BOUND
-from minidist.train import Settings, accuracy, told, train, windows
-from minidist.translating import of_held_out
+from minidist.train import Settings, told, train, windows
 
 SYNCHRONOUS = [name for name in SCHEDULES if not updates(programs(name, 1, 2))]
 PRECISIONS = ["float32", "float16", "bfloat16"]
@@ -178,7 +176,7 @@ def run(given: argparse.Namespace) -> int:
     model = settings.model(data)
     state, settings = _train(given, settings, data, model, keep, first)
     model.load_state(state)
-    SHOW[given.data](model, data, given.sample, settings.seed)
+    print(outcome(model, data, given.sample, settings.seed), end="")
     row = certify(model, data, settings, given.transport, given.device)
     against = (
         "against one device" if given.device == "cpu" else f"on {given.device} against the host"
@@ -190,31 +188,6 @@ def run(given: argparse.Namespace) -> int:
         f"allowed {BOUND:.0e}"
     )
     return 0 if row["ok"] else 1
-
-
-def show_text(model: nn.Transformer, data: Text, length: int | None, seed: int) -> None:
-    """Print text that the model has drawn."""
-    length = 300 if length is None else length
-    if length > 0:
-        first = data.decode(data.tokens[:1])
-        print(f"\n{sample(model, data, first, length, seed)}\n")
-
-
-def show_digits(model: nn.CNN, data: Digits, length: int | None, seed: int) -> None:
-    """Print how many held-out images the model names."""
-    held_out = accuracy(model, *data.held_out)
-    print(f"accuracy on {len(data.held_out[0])} images that are held out: {held_out:.1%}")
-
-
-def show_numbers(model: nn.Seq2Seq, data: Numbers, length: int | None, seed: int) -> None:
-    """Print how many held-out numbers the model translates, and some of them."""
-    exact, translations = of_held_out(model, data)
-    print(f"exactly right: {exact.sum():,} of {len(exact):,} held-out numbers ({exact.mean():.2%})")
-    for translation in translations[: 10 if length is None else length]:
-        print(f"  {translation}")
-
-
-SHOW: dict[str, Callable] = {"text": show_text, "digits": show_digits, "numbers": show_numbers}
 
 
 def _option(name: str) -> str:
@@ -251,13 +224,12 @@ def _data(given, settings: Settings) -> Data:
             f"--data {given.data} learns {KINDS[given.data].unit}, not the file of --text; leave "
             "one of the two out"
         )
+    of_numbers = {name: getattr(given, name) or own for name, own in OF_NUMBERS.items()}
     for option in OF_NUMBERS:
         if given.data != "numbers" and getattr(given, option) is not None:
             raise ValueError(f"--{option} is an option of --data numbers; leave it out")
-    if given.data == "digits":
-        return digit_images()
-    if given.data == "numbers":
-        return numbers(**{name: getattr(given, name) or own for name, own in OF_NUMBERS.items()})
+    if given.data != "text":
+        return digit_images() if given.data == "digits" else numbers(**of_numbers)
     corpus = text(given.text, settings.context)
     if given.resume and given.checkpoint is not None:  # the model has its characters
         before = Saved.newest(given.checkpoint).about.get("told", {}).get("data", {})
@@ -308,7 +280,7 @@ def _train(
     size = sum(p.size for p in model.parameters() if p.requires_grad)
     kind, ranks = kind_of(data), settings.ranks
     print(
-        f"{kind.told(data)['source']}: {_sizes(data)}; {size:,} parameters\n{_counted(ranks)}, "
+        f"{kind.told(data)['source']}: {sizes(data)}; {size:,} parameters\n{_counted(ranks)}, "
         f"{_who_has_what(settings)} {settings.batch} {kind.unit}",
         flush=True,
     )
@@ -322,7 +294,7 @@ def _train(
     mean, seconds = sum(losses[-20:]) / len(losses[-20:]), time.perf_counter() - begin
     print(
         f"{_counted(len(losses) - first, 'step')} in {seconds:.0f} s: "
-        f"loss {losses[0]:.3f} -> {mean:.3f} nats/{_target(data)}"
+        f"loss {losses[0]:.3f} -> {mean:.3f} nats/{target(data)}"
     )
     if isinstance(data, Text):
         bigram = data.bigram_entropy()
@@ -331,22 +303,6 @@ def _train(
             f"the model's loss is {'below' if mean < bigram else 'not below'} it"
         )
     return state, settings
-
-
-def _sizes(data: Data) -> str:
-    if isinstance(data, Text):
-        return f"{len(data.tokens):,} characters, {data.vocab} different"
-    words = f"{len(data.train[0]):,} to train on, {len(data.held_out[0]):,} held out"
-    if isinstance(data, Numbers):
-        words += f"; {len(data.source)} tokens to read, {len(data.target)} to write"
-    return words
-
-
-def _target(data: Data) -> str:
-    """Return what a loss is of."""
-    if isinstance(data, Numbers):
-        return data.by.removesuffix("s")
-    return "character" if isinstance(data, Text) else "image"
 
 
 def _counted(number: int, what: str = "rank") -> str:
