@@ -17,8 +17,9 @@ Reading order:
     checkpoint/          what a run needs to go on when a rank dies, on any other mesh
     planning/            what a program will cost: simulator.py replays it on virtual clocks
     tools/               observers; equivalence.py compares a strategy's gradient with one device's
-    train.py             the training loop of `minidist train`
-    sampling.py, decoding.py   text from a model: drawn, and translated
+    train.py             the training loop of `minidist train`; kinds.py: what it can learn;
+                         presets.py: its meshes by name
+    sampling.py          text from a trained model; decoding.py, translating.py: translations
     elastic.py           training that goes on without the ranks that die
     course/              labs, their grader, and wrong implementations that the tests must kill
 

@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidist.cli import main
+from minidist.cli import COMMANDS, main
 from minidist.cli.strategies import markdown
 from minidist.course import zoo
 from minidist.course.lab import labs
 from minidist.pipeline_parallel import read, validate
+from minidist.presets import PRESETS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(page for page in ROOT.glob("**/README.md") if ".venv" not in page.parts)
@@ -66,6 +67,13 @@ def test_the_timeline_it_shows_is_what_the_command_prints(capsys, monkeypatch, t
 
 def test_the_table_of_strategies_is_made_from_their_records():
     assert f"\n\n{markdown()}\n\n" in page(), "paste `minidist strategies --markdown`"
+
+
+def test_the_commands_are_those_of_the_help_and_the_presets_those_of_train():
+    rows = "".join(f"| `{name}` | {words} |\n" for name, words in COMMANDS.items())
+    assert f"| --- | --- |\n{rows}\n" in page("minidist")
+    *names, last = (f"`{name}`" for name in PRESETS)
+    assert f"lays out the ranks: {', '.join(names)} or {last}." in page("minidist")
 
 
 def test_every_lesson_is_in_the_readme():
