@@ -27,7 +27,7 @@ class Translation:
 
     def __str__(self) -> str:
         wrong = f"  (wrong: it is {self.right})" if self.right not in (None, self.written) else ""
-        return f"{self.source} -> {self.written}{wrong}"
+        return f"{self.source} -> {self.written or '(nothing)'}{wrong}"
 
 
 def of_held_out(model: nn.Seq2Seq, data: Numbers) -> tuple[np.ndarray, list[Translation]]:

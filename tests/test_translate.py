@@ -159,6 +159,18 @@ def test_a_run_does_not_go_on_with_other_numbers(capsys, tmp_path):
     assert "goes on after step 1, " in capsys.readouterr().out
 
 
+def test_a_deeper_model_begins_where_the_shallower_one_ended(cluster, data, tmp_path):
+    """Its new blocks add nothing, on both sides; the same 60 examples are in every batch."""
+    pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
+    settings, keep = replace(SMALL, batch=60, dropout=0.0), Keep(str(tmp_path))
+    shallow = replace(settings, lr=0.0)
+    (losses, _), *_ = cluster(1, "thread").run(train, data, shallow, keep)
+    deep = replace(shallow, depth=2, pp=2)
+    (grown, state), *_ = cluster(2, "thread").run(train, data, deep, replace(keep, resume=True))
+    np.testing.assert_allclose(grown, losses, rtol=1e-5)
+    assert "decoder.1.cross.query.weight" in state
+
+
 def test_a_target_counts_if_every_word_and_the_end_are_right(data, monkeypatch):
     right = np.where(data.held_out[1] < 0, PAD, data.held_out[1])
     ends = (right == END).argmax(axis=1)
@@ -190,6 +202,8 @@ def test_a_number_is_judged_by_the_rules(direction, data, writes):
 
 def test_what_is_no_number_is_translated_and_not_judged(data, writes):
     writes.data = data
+    writes("")
+    assert str(translate(SMALL.model(data), data, "2")) == "two -> (nothing)  (wrong: it is 二)"
     writes("二")
     assert str(translate(SMALL.model(data), data, "one one")) == "one one -> 二"
 
