@@ -8,9 +8,11 @@ import numpy as np
 from minidist import decoding, nn
 from minidist.autograd.losses import IGNORED
 from minidist.checkpoint import Saved, manifest
-from minidist.datasets import LANGUAGES, PAD, Numbers
+from minidist.datasets import Numbers
+from minidist.datasets.number_words import number_of_chinese, number_of_english
+from minidist.datasets.pairs import LANGUAGES
 from minidist.kinds import NUMBERS, numbers_of
-from minidist.number_words import number_of_chinese, number_of_english
+from minidist.tokens import PAD
 
 READ = {"en": number_of_english, "zh": number_of_chinese}
 AT_ONCE = 500  # sources that are translated together

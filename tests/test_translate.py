@@ -13,9 +13,11 @@ import pytest
 from minidist import decoding, translating
 from minidist.checkpoint import Keep
 from minidist.cli import main
-from minidist.datasets import DIRECTIONS, END, PAD, Text, numbers
+from minidist.datasets import Text, numbers
+from minidist.datasets.number_words import in_chinese, in_english
+from minidist.datasets.pairs import DIRECTIONS
 from minidist.kinds import NUMBERS, numbers_of
-from minidist.number_words import in_chinese, in_english
+from minidist.tokens import END, PAD
 from minidist.train import Settings, told, train
 from minidist.translating import Translation, load, of_held_out, translate
 from tests.strategies import assert_same_bits

@@ -20,7 +20,8 @@ from minidist.cli.arguments import (
 )
 from minidist.comm import mpi, nccl
 from minidist.comm import run as run_on_ranks
-from minidist.datasets import DIRECTIONS, Text, digit_images, numbers, text
+from minidist.datasets import Text, digit_images, numbers, text
+from minidist.datasets.pairs import DIRECTIONS
 from minidist.elastic import train_elastic
 from minidist.kinds import KINDS, Data, kind_of
 from minidist.outcomes import outcome, sizes, target
