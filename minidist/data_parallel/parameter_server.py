@@ -43,7 +43,7 @@ from minidist.backend import array_module, beside
 from minidist.comm import Group
 from minidist.data_parallel.server_plan import BODY, FINISH, HEAD, PULL, PUSH, Member, Plan
 from minidist.data_parallel.sparse_update import add_up
-from minidist.nn.flat_parameters import FlatParameters
+from minidist.nn.flat_parameters import FlatParameters, FlatSlice
 from minidist.optim import Optimizer
 
 SERVED = "servers keep it until role.gather(), which train() calls; load weights before join()"
@@ -72,8 +72,10 @@ class Server(Member):
 
     def __init__(self, group: Group, model: nn.Module, plan: Plan, optimizer: Callable):
         super().__init__(group, model, plan)
-        mine = self.flat.vector[self.slices[self.group.rank]]
-        self.slice, self.version = nn.Parameter(mine, f"slice {self.group.rank}"), 0
+        mine = self.slices[self.group.rank]
+        self.slice = nn.Parameter(self.flat.vector[mine], f"slice {self.group.rank}")
+        self.slice.cuts = FlatSlice(self.flat, mine.start, mine.stop).slices  # for checkpoints
+        self.version = 0
         if plan.servers > 1:
             self.slice.spread = (
                 f"{plan.servers} servers, none of which has the whole gradient: use Plan(servers=1)"
