@@ -15,10 +15,13 @@ def certify(
     settings: Settings,
     transport: str = "process",
     device: str = "cpu",
+    servers: int = 0,
 ) -> dict:
     """Compare the gradients of the ranks, on this device, with those of one host, in float64.
 
     The batch has 2 windows, images or pairs per rank and one more, so the shards are uneven.
+
+    servers  ranks that are servers, synchronous ones; 0: all sum their gradients
     """
     ranks = settings.ranks
     kind = kind_of(data)
@@ -27,7 +30,9 @@ def certify(
     name = f"all {len(model.parameters())} parameters, {len(rows)} {kind.unit}"
     model = copy.deepcopy(model).astype("float64")
     strategy, options = "sync_batch_norm" if kind is DIGITS else "naive", {}
-    if settings.on_mesh:
+    if servers:
+        strategy, options = "parameter_server", {"servers": servers}
+    elif settings.on_mesh:
         strategy, asked = "hybrid", "dp pp cp tp ep zero schedule micro_batches".split()
         options = {key: getattr(settings, key) for key in asked}
     inputs = inputs[rows].astype("float64") if inputs.dtype.kind == "f" else inputs[rows]

@@ -41,11 +41,11 @@ def servers_among(ranks: int) -> int:
     return 1 if ranks < 4 else 2
 
 
-def parameter_server_worker(group: Group, case: Case) -> Outcome:
+def parameter_server_worker(group: Group, case: Case, servers: int | None = None) -> Outcome:
     """Run one clock of synchronous servers; every worker has a share of the batch."""
-    servers = servers_among(group.size)
-    examples = np.arange(len(case.inputs))
-    dealt = {w: shard(examples, w - servers, group.size - servers) for w in _workers(group.size)}
+    servers = servers or servers_among(group.size)
+    examples, workers = np.arange(len(case.inputs)), range(servers, group.size)
+    dealt = {w: shard(examples, w - servers, len(workers)) for w in workers}
     return _one_clock(group, case, Plan(servers), dealt)
 
 
@@ -96,6 +96,16 @@ def _others(case: Case, plan: Plan, logs, dealt: dict[int, list], backward: Call
 
         return accumulate
 
+    def the_last_alone() -> Callable:
+        last = {push.batches[-1] for update in logs[0] for push in update}
+
+        def forget(model: nn.Module, batch: int) -> None:
+            backward(model, batch)
+            for p in model.parameters():
+                p.grad = p.grad if batch in last else np.zeros_like(p.grad)
+
+        return forget
+
     def other(logs=logs, backward=backward, optimizer=momentum) -> dict:
         return replay_server(case.model, plan, logs, dealt, backward, optimizer)
 
@@ -105,6 +115,9 @@ def _others(case: Case, plan: Plan, logs, dealt: dict[int, list], backward: Call
         "that updates twice": lambda: other(optimizer=twice),
         "in which a push has all that its worker has sent": lambda: other(
             backward=with_all_before()
+        ),
+        "in which a push has its last gradient alone: a buffer that forgets": lambda: other(
+            backward=the_last_alone()
         ),
     }
 
@@ -169,7 +182,8 @@ def _everyones_logs(group: Group, role: Server | Worker) -> list[list[list[Push]
 
 def clock_bytes(case: Case, ranks: int) -> int:
     """Return P per pull and per push of every worker, and headers."""
-    return costs.clocks_bytes(case, servers_among(ranks), [1] * len(_workers(ranks)))
+    servers = case.options.get("servers", servers_among(ranks))
+    return costs.clocks_bytes(case, servers, [1] * (ranks - servers))
 
 
 def stale_bytes(case: Case, ranks: int) -> int:
