@@ -9,6 +9,7 @@ import pytest
 
 from minidist import optim
 from minidist.datasets import Text
+from minidist.errors import RankFailed
 from minidist.tools.certificate import certify
 from minidist.tools.compare import compare
 from minidist.train import Settings, data_parallel_backward, train, windows
@@ -18,6 +19,7 @@ MESHES = [mesh for mesh in product(range(1, 9), repeat=3) if np.prod(mesh) <= 8]
 SMALL = [(1, 2, 1), (2, 1, 2)]
 FEW = [(schedule, mesh, tied) for schedule, mesh in product(SYNCHRONOUS, SMALL) for tied in (0, 1)]
 ALL = list(product(SYNCHRONOUS, MESHES, (0, 1)))
+FIVE = Text(np.random.default_rng(0).integers(0, 5, 400), "abcde", "five characters")
 
 
 def certificate(schedule: str, mesh: tuple[int, int, int], tied: int) -> dict:
@@ -84,10 +86,29 @@ def experts_gradients(group, text, experts):
 @pytest.mark.parametrize("experts", [1, 3])
 def test_ranks_that_split_the_batch_alone_balance_experts_as_one_device(cluster, experts):
     """The balancing loss is divided by the examples of all ranks; of one expert, one is chosen."""
-    text = Text(np.random.default_rng(0).integers(0, 5, 400), "abcde", "five characters")
-    (want,) = cluster(1, "thread").run(experts_gradients, text, experts)
-    comparison = compare(cluster(3, "thread").run(experts_gradients, text, experts), want)
+    (want,) = cluster(1, "thread").run(experts_gradients, FIVE, experts)
+    comparison = compare(cluster(3, "thread").run(experts_gradients, FIVE, experts), want)
     assert comparison.ok, comparison
+
+
+def padded_gradients(group, targets):
+    """Return the loss and the gradients of a Transformer on 5 examples, by the ranks' sum."""
+    model = Settings(context=4, width=8, depth=1).model(FIVE).astype("float64")
+    tokens = np.random.default_rng(0).integers(0, 5, (5, 4))
+    loss = data_parallel_backward(group, model, tokens, targets, 0, 0, np.arange(5))
+    return {"loss": np.array(loss), **gradients(model)}
+
+
+def test_padding_is_not_learned_and_counts_on_no_rank(cluster):
+    """The last of 4 ranks has one target, the third none."""
+    targets = np.random.default_rng(1).integers(0, 5, (5, 4))
+    targets[0, 2], targets[3], targets[4, 1:] = -1, -1, -1
+    (want,) = cluster(1, "thread").run(padded_gradients, targets)
+    for size in (2, 4):
+        comparison = compare(cluster(size, "thread").run(padded_gradients, targets), want)
+        assert comparison.ok, comparison
+    with pytest.raises(RankFailed, match="must be positive, not 0: it is the number of targets"):
+        cluster(2, "thread").run(padded_gradients, np.full((5, 4), -1))
 
 
 @pytest.mark.parametrize("dp, most", [(1, 5), (2, 3), (5, 1)])

@@ -234,6 +234,11 @@ def test_a_wrong_number_of_micro_batches_and_uneven_targets_are_refused(cluster)
         micro_batches(arrays(6, 3), np.zeros(5, int), 2)
 
 
+def test_the_total_of_a_micro_batch_is_what_counts_in_the_whole_batch():
+    targets = np.array([[0, 1, 2], [2, -1, -1], [-1, -1, -1], [1, 0, -1]])
+    assert [part.total for part in micro_batches(arrays(4, 3), targets, 3)] == [6] * 3
+
+
 @pytest.mark.parametrize(
     "batch, message",
     [

@@ -125,6 +125,14 @@ def test_means_over_the_targets_that_count():
         assert found(summed(parts, factors), split, case) == said.format(how)
 
 
+def test_padding_in_the_divisor():
+    case = transformer_case()
+    case = replace(case, targets=padded(case.targets))
+    got = scaled(one_device(case), case.total / case.targets.size)
+    said = f"ratio 0.8 = {case.total} targets that count / all 30: padding was counted"
+    assert found(got, Split(data=3), case) == said
+
+
 def test_a_part_in_which_nothing_counts_hides_no_cause():
     targets = NEXTS.copy()
     targets[2] = nn.IGNORED

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from minidist.autograd.losses import IGNORED
 from minidist.course.question import Answer, Question, counted, expect
 from minidist.course.questions.arrays import Causes, differ, first, summed_down, vjp
 
@@ -443,15 +444,21 @@ def cross_entropy(rng: Random) -> Questions:
     for shape, large in (((4, 3), False), ((2, 3, 5), False), ((3, 4), True), ((0, 3), False)):
         V, rows = shape[-1], int(np.prod(shape[:-1]))
         targets = rng.integers(0, V, shape[:-1])
+        if len(shape) == 3:
+            targets[0, 1:] = IGNORED
+        counts = (targets != IGNORED)[..., None]
         whole = rows + int(rng.integers(1, 9))  # of the batch that these are a part of
 
-        def loss(x, targets=targets, whole=whole):
-            picked = np.take_along_axis(log_softmax_of(x), targets[..., None], -1)
+        def loss(x, targets=targets, whole=whole, counts=counts):
+            picked = np.take_along_axis(log_softmax_of(x), targets[..., None], -1)[counts]
             return -picked.sum() / whole if picked.size else np.zeros((), x.dtype)
 
-        def causes(x, grad, targets=targets, whole=whole, rows=rows):
+        def causes(x, grad, targets=targets, whole=whole, rows=rows, counts=counts):
             p = softmax_of(x) * grad
             onehot = np.eye(x.shape[-1])[targets] * grad
+            everywhere = {"IGNORED targets have a gradient": (p - onehot * counts) / whole}
+            everywhere["IGNORED targets are taken for the last class"] = (p - onehot) / whole
+            p, onehot = p * counts, onehot * counts
             return [
                 {
                     "it is not divided by `reduction_size`": p - onehot,
@@ -460,12 +467,14 @@ def cross_entropy(rng: Random) -> Questions:
                     "onehot is missing": p / whole,
                     "the incoming dL is missing": (p - onehot) / grad / whole,
                 }
+                | ({} if counts.all() else everywhere)
             ]
 
         x = [far_apart(rng, *shape) if large else rng.standard_normal(shape) for _ in range(2)]
         yield adjoints(
             f"X{list(shape)} of a batch of {counted(whole, 'target')}"
-            + ", rows near +-1000" * large,
+            + ", rows near +-1000" * large
+            + ", 2 IGNORED" * (len(shape) == 3),
             "CrossEntropy",
             {"targets": targets, "reduction_size": float(whole)},
             [call(rng, loss, logits) for logits in x],

@@ -363,7 +363,8 @@ def product(rng, N: int, V: int, transposed: bool) -> Question:
 def losses(rng, N: int, V: int) -> Question:
     B, T, each = int(rng.integers(1, 4)), int(rng.integers(1, 5)), -(-V // N)
     real = 3 * rng.standard_normal((B, T, V)) + 800 * rng.choice([-1, 0, 1], (B, T, 1))
-    targets, n, grad = rng.integers(0, V, (B, T)), float(rng.integers(3, 40)), rng.uniform(0.5, 2)
+    targets = rng.integers(nn.IGNORED, V, (B, T))
+    n, grad = float(rng.integers(3, 40)), rng.uniform(0.5, 2)
     logits = Tensor(real, requires_grad=True)
     loss = nn.cross_entropy(logits, targets, reduction_size=n)
     loss.backward(np.array(grad))

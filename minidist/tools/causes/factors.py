@@ -20,7 +20,7 @@ def factor(f: Finding) -> str | None:
         ratios[name] = of_ranks[0]
     first, *others = ratios.values()
     if all(abs(ratio - first) <= 1e-6 * abs(first) for ratio in others):
-        said = _copies(f, first) or _as_power(f, first)
+        said = _copies(f, first) or _as_power(f, first) or _padding(f, first)
         return None if said is None else said + f.where()
     for (what, base), sign, own in product(f.sizes().items(), (-1, 1), (0, 1)):
         powers = {n: float(base) ** (sign * (f.split.behind(n) + own)) for n in ratios}
@@ -50,6 +50,14 @@ def _as_power(f: Finding, c: float) -> str | None:
                 of = {1: "", -1: "1 / ", 2: "the square of the ", -2: "1 / the square of the "}
                 letter = letters.get(what, "N")
                 return f"ratio {c:.4g} = {of[power]}number of {what}: {meaning.format(letter)}"
+    return None
+
+
+def _padding(f: Finding, c: float) -> str | None:
+    """The divisor counts the targets that are IGNORED, too."""
+    count, every = f.case.total, f.case.targets.size
+    if count < every and abs(c * every / count - 1) <= 1e-6:
+        return f"ratio {c:.4g} = {count} targets that count / all {every}: padding was counted"
     return None
 
 
