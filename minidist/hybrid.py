@@ -20,7 +20,8 @@ Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters 
          expert's gradient is summed over the ranks that hold it too, dp/ep x cp
 
 The loss is divided by the targets that count in the whole batch, so no sum needs a factor. What
-ranks have copies of is updated on each of them, or in shards: ZeRO stage 1 (copies.py).
+ranks have copies of is updated on each of them, or in shards: ZeRO stage 1
+(data_parallel/copies.py).
 """
 
 from functools import partial
