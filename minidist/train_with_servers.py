@@ -29,7 +29,6 @@ from typing import NamedTuple
 import numpy as np
 
 from minidist import checkpoint, nn, optim
-from minidist.autograd.losses import counted
 from minidist.checkpoint.parts import about
 from minidist.checkpoint.training import LOSSES
 from minidist.checkpoint.writing import whole_parts
@@ -159,7 +158,7 @@ class Minibatches:
         """Leave the gradient of minibatch n in the model, clipped."""
         step = n // self.workers
         mine, whole = self.examples(n)
-        own, total = (counted(self.targets[rows]) for rows in (mine, whole))
+        own, total = (nn.counted(self.targets[rows]) for rows in (mine, whole))
         randomness = Randomness(self.settings.seed, step, mine, len(whole))
         logits = model(self.inputs[mine], randomness)
         loss = nn.cross_entropy(logits, self.targets[mine], total)

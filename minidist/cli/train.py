@@ -18,8 +18,10 @@ from minidist.cli.arguments import (
     from_zero,
     whole,
 )
+from minidist.cli.servers import add_servers, plan_of, serve, who_has_what
 from minidist.comm import mpi, nccl
 from minidist.comm import run as run_on_ranks
+from minidist.data_parallel.server_plan import Plan
 from minidist.datasets import Text, digit_images, numbers, text
 from minidist.datasets.pairs import DIRECTIONS
 from minidist.elastic import train_elastic
@@ -31,6 +33,7 @@ from minidist.presets import PRESETS, chosen
 from minidist.tools.certificate import certify
 from minidist.tools.compare import BOUND
 from minidist.train import Settings, told, train, windows
+from minidist.train_with_servers import workers_among
 
 SYNCHRONOUS = [name for name in SCHEDULES if not updates(programs(name, 1, 2))]
 PRECISIONS = ["float32", "float16", "bfloat16"]
@@ -149,6 +152,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="when a rank dies, go on from the last checkpoint with the ranks that are left",
     )
+    add_servers(parser)
     add_timeout(parser)
     add_transport(parser)
     add_device(parser)
@@ -158,6 +162,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Train, sample, certify; return 1 if the ranks' gradients are not one device's."""
     check_device(given.device)
+    plan = plan_of(given)
     default = 4
     if given.transport == "mpi":
         default = mpi.processes()
@@ -170,15 +175,18 @@ def run(given: argparse.Namespace) -> int:
         raise ValueError("bfloat16 is NumPy's and ml_dtypes', not CuPy's; use --precision float16")
     data = _data(given, settings)
     windows(data, settings)  # likewise
+    if plan is not None:
+        workers_among(settings.ranks, settings, plan)  # likewise
     keep = _keep(given)
     first = _first_step(keep, told(data, settings), settings.steps)
     if given.transport == "nccl":
         nccl.check_ranks(settings.ranks, given.device)
     model = settings.model(data)
-    state, settings = _train(given, settings, data, model, keep, first)
+    state, settings = _train(given, settings, data, model, keep, first, plan)
     model.load_state(state)
     print(outcome(model, data, given.sample, settings.seed), end="")
-    row = certify(model, data, settings, given.transport, given.device)
+    servers = 0 if plan is None else plan.servers
+    row = certify(model, data, settings, given.transport, given.device, servers)
     against = (
         "against one device" if given.device == "cpu" else f"on {given.device} against the host"
     )
@@ -276,23 +284,30 @@ def _train(
     model: nn.Module,
     keep: Keep | None,
     first: int,
+    plan: Plan | None,
 ) -> tuple[dict, Settings]:
     """Train on the ranks, print what goes in and how far it comes; return weights and mesh."""
     size = sum(p.size for p in model.parameters() if p.requires_grad)
     kind, ranks = kind_of(data), settings.ranks
+    who = _who_has_what(settings) if plan is None else who_has_what(plan)
     print(
         f"{kind.told(data)['source']}: {sizes(data)}; {size:,} parameters\n{_counted(ranks)}, "
-        f"{_who_has_what(settings)} {settings.batch} {kind.unit}",
+        f"{who} {settings.batch} {kind.unit}",
         flush=True,
     )
     begin = time.perf_counter()
+    where = {"device": given.device, "timeout": given.timeout}
     if given.elastic:
-        where = {"device": given.device, "timeout": given.timeout}
         losses, state, settings = train_elastic(data, settings, keep, **where)
+    elif plan is not None:
+        where["transport"] = given.transport
+        folder = keep and keep.folder
+        losses, state, seconds = serve(data, settings, plan, folder, given.replay, **where)
     else:
-        where = {"transport": given.transport, "device": given.device, "timeout": given.timeout}
+        where["transport"] = given.transport
         losses, state = run_on_ranks(train, ranks, data, settings, keep, **where)[0]
-    mean, seconds = sum(losses[-20:]) / len(losses[-20:]), time.perf_counter() - begin
+    mean = sum(losses[-20:]) / len(losses[-20:])
+    seconds = time.perf_counter() - begin if plan is None else seconds
     print(
         f"{_counted(len(losses) - first, 'step')} in {seconds:.0f} s: "
         f"loss {losses[0]:.3f} -> {mean:.3f} nats/{target(data)}"

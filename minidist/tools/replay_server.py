@@ -3,10 +3,12 @@
 There are no messages and no races. Every slice does its updates in the order of its log. Every
 worker's gradients are computed in the worker's order, each with the recorded versions, as soon as
 these exist. At the end each slice must equal its server's, bit for bit, if the replay is run as a
-rank, with the same share of the cores.
+rank, with the same share of the cores. A version is kept until the last worker has read it, and a
+gradient until every slice has used it.
 """
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
@@ -27,33 +29,36 @@ def replay_server(
     batches: dict[int, list[int]],
     backward: Callable[[nn.Module, int], None],
     optimizer: Callable,
+    kept: slice = slice(None),
 ) -> dict[str, np.ndarray]:
     """Return the weights at the end, by name; the model does not change.
 
     logs     `Server.log` of every server
     batches  {worker: the minibatches that it was given}; ValueError if the logs do not have each of
              them exactly once, or if no order of events could give such logs
+    kept     which minibatches of a push are in its sum: all, unless a worker forgets some
     """
     model = copy.deepcopy(model)
     flat = FlatParameters([p for p in model.parameters() if p.requires_grad])
     bounds = pairwise(split_ends(flat.size, len(logs)))
-    slices = [
-        Slice(flat.vector, part, log, optimizer) for part, log in zip(bounds, logs, strict=True)
-    ]
     reads = {w: reads_of(w, logs, given) for w, given in batches.items()}
-    found: dict[tuple[int, int], np.ndarray] = {}  # (worker, minibatch): its gradient
-    workers = {w: _work(w, model, flat, plan, reads[w], backward, found) for w in batches}
+    pulls = [versions for own in reads.values() for _, versions in own[:: plan.n_fetch]]
+    slices = [
+        Slice(flat.vector, part, log, optimizer, Counter(v[k] for v in pulls), kept)
+        for k, (part, log) in enumerate(zip(bounds, logs, strict=True))
+    ]
+    workers = {w: _work(w, model, flat, plan, reads[w], backward, slices) for w in batches}
     wanted = {w: next(steps, None) for w, steps in workers.items()}
     moved = True
     while moved:
-        moved = sum(s.update(found) for s in slices) > 0
+        moved = sum(s.update() for s in slices) > 0
         for w, versions in wanted.items():
-            if versions and all(v < len(s.history) for v, s in zip(versions, slices, strict=True)):
-                weights = [s.history[v] for v, s in zip(versions, slices, strict=True)]
+            if versions and all(v <= s.done for v, s in zip(versions, slices, strict=True)):
+                weights = [s.read(v) for v, s in zip(versions, slices, strict=True)]
                 wanted[w], moved = _send(workers[w], np.concatenate(weights)), True
     if any(wanted.values()) or any(s.done < len(s.log) for s in slices):
         raise ValueError("no run can leave these logs: an update needs a version made after it")
-    flat.vector[...] = np.concatenate([s.history[-1] for s in slices])
+    flat.vector[...] = np.concatenate([s.home.vector for s in slices])
     return model.state()
 
 
@@ -64,12 +69,16 @@ def reads_of(worker: int, logs: list[list[list[Push]]], given: list[int]) -> Rea
         pushes = [push for update in log for push in update if push.worker == worker]
         batches = [batch for push in pushes for batch in push.batches]
         if batches != list(given):
-            raise ValueError(f"worker {worker} was given {list(given)}, a server logged {batches}")
+            never = sorted(set(given) - set(batches))
+            lost = f": the gradients of {never} were never applied" if never else ""
+            raise ValueError(
+                f"worker {worker} was given {list(given)}, a server logged {batches}{lost}"
+            )
         columns.append([version for push in pushes for version in push.versions])
     return [(batch, [column[n] for column in columns]) for n, batch in enumerate(given)]
 
 
-def _work(w, model, flat, plan, reads: Reads, backward, found) -> Iterator[list[int]]:
+def _work(w, model, flat, plan, reads: Reads, backward, slices) -> Iterator[list[int]]:
     """Yield the versions that worker w pulls, per slice; receive the weights; use them."""
     for step, (batch, versions) in enumerate(reads):
         if step % plan.n_fetch == 0:
@@ -77,9 +86,10 @@ def _work(w, model, flat, plan, reads: Reads, backward, found) -> Iterator[list[
         flat.vector[...] = weights  # another worker's generator had the model meanwhile
         backward(model, batch)
         flat.collect_gradients()
-        found[w, batch] = gradient = flat.gradient.copy()
+        for s in slices:
+            s.found[w, batch] = flat.gradient[s.part].copy()
         if plan.local_lr:
-            weights = weights - plan.local_lr * gradient
+            weights = weights - plan.local_lr * flat.gradient
         for p in flat.parameters:
             p.grad = None
 
@@ -92,29 +102,40 @@ def _send(steps: Iterator, weights: np.ndarray):
 
 
 class Slice:
-    """One server's weights, replayed: history[v] is version v."""
+    """One server's weights, replayed.
 
-    def __init__(self, vector: np.ndarray, bounds, log: list[list[Push]], optimizer: Callable):
+    reads  {version: how many pulls are still to read it}
+    found  {(worker, minibatch): its gradient}, until it is used
+    """
+
+    def __init__(self, vector: np.ndarray, bounds, log, optimizer: Callable, reads, kept: slice):
         self.part = slice(*bounds)
         self.parameter = nn.Parameter(vector[self.part].copy(), "slice")
         self.home = FlatParameters([self.parameter])
         self.optimizer, self.log, self.done = optimizer([self.parameter]), log, 0
-        self.history = [vector[self.part].copy()]
+        self.reads, self.kept, self.found = reads, kept, {}
+        self.history = {0: self.home.vector.copy()}
 
-    def update(self, found: dict) -> int:
+    def read(self, version: int) -> np.ndarray:
+        """Return a version; forget it after the last read."""
+        if version < 0:  # there is none: the replay goes on with the newest, and ends elsewhere
+            return self.home.vector.copy()
+        self.reads[version] -= 1
+        return self.history[version] if self.reads[version] else self.history.pop(version)
+
+    def update(self) -> int:
         """Do the updates whose gradients are known by now; return how many."""
         before = self.done
         while self.done < len(self.log):
-            sums = []
-            for push in self.log[self.done]:
-                parts = [found.get((push.worker, batch)) for batch in push.batches]
-                if any(part is None for part in parts):
-                    return self.done - before
-                sums.append(_sum([part[self.part] for part in parts]))
+            keys = [[(push.worker, b) for b in push.batches] for push in self.log[self.done]]
+            if any(key not in self.found for own in keys for key in own):
+                break
+            sums = [_sum([self.found.pop(key) for key in own][self.kept]) for own in keys]
             self.parameter.grad = _sum(sums)
             self.optimizer.step()
-            self.history.append(self.home.vector.copy())
             self.done += 1
+            if self.reads[self.done]:
+                self.history[self.done] = self.home.vector.copy()
         return self.done - before
 
 

@@ -96,18 +96,8 @@ def _others(case: Case, plan: Plan, logs, dealt: dict[int, list], backward: Call
 
         return accumulate
 
-    def the_last_alone() -> Callable:
-        last = {push.batches[-1] for update in logs[0] for push in update}
-
-        def forget(model: nn.Module, batch: int) -> None:
-            backward(model, batch)
-            for p in model.parameters():
-                p.grad = p.grad if batch in last else np.zeros_like(p.grad)
-
-        return forget
-
-    def other(logs=logs, backward=backward, optimizer=momentum) -> dict:
-        return replay_server(case.model, plan, logs, dealt, backward, optimizer)
+    def other(logs=logs, backward=backward, optimizer=momentum, **more) -> dict:
+        return replay_server(case.model, plan, logs, dealt, backward, optimizer, **more)
 
     return {
         "with versions -1 of those recorded": lambda: other(shifted(-1)),
@@ -117,7 +107,7 @@ def _others(case: Case, plan: Plan, logs, dealt: dict[int, list], backward: Call
             backward=with_all_before()
         ),
         "in which a push has its last gradient alone: a buffer that forgets": lambda: other(
-            backward=the_last_alone()
+            kept=slice(-1, None)
         ),
     }
 
