@@ -385,7 +385,7 @@ def test_verify_runs_on_a_gpu(capsys, monkeypatch):
     monkeypatch.setattr(equivalence, "Cluster", spy(equivalence.Cluster, where))
     names = ["--strategy", "naive", "--strategy", "zero_3"]
     assert main(["verify", "--device", "gpu", "--transport", "thread", *names]) == 0
-    assert "36 rows, all ok" in capsys.readouterr().out and set(where) == {"gpu"}
+    assert "48 rows, all ok" in capsys.readouterr().out and set(where) == {"gpu"}
 
 
 @pytest.mark.gpu
@@ -421,7 +421,7 @@ def test_verify_prints_rows_and_json_has_the_promised_fields(capsys):
     names = ["--strategy", "naive", "--strategy", "gpipe"]
     assert main(["verify", "--transport", "thread", *names]) == 0
     *rows, last = capsys.readouterr().out.splitlines()
-    assert sum(row.startswith("ok   naive") for row in rows) == 20
+    assert sum(row.startswith("ok   naive") for row in rows) == 24
     assert re.fullmatch(rf"{len(rows)} rows, all ok; largest error \d.\de-1\d, allowed 1e-09", last)
     assert main(["verify", "--transport", "thread", "--strategy", "naive", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -706,8 +706,8 @@ def test_a_program_in_a_file_is_measured(capsys, own, monkeypatch):
 def test_a_program_in_a_file_is_certified(capsys, own, tmp_path):
     assert main(["verify", "--program", own, "--transport", "thread"]) == 0
     *rows, last = capsys.readouterr().out.splitlines()
-    assert len(rows) == 3 and all(row.startswith("ok   pipeline         2 ranks") for row in rows)
-    assert last.startswith("3 rows, all ok")
+    assert len(rows) == 4 and all(row.startswith("ok   pipeline         2 ranks") for row in rows)
+    assert last.startswith("4 rows, all ok")
     write(read(V), tmp_path / "own.csv", "torch")
     same = ["verify", "--program", str(tmp_path / "own.csv"), "--transport", "thread", "--json"]
     assert main(same) == 0
