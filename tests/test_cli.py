@@ -196,6 +196,58 @@ def test_a_wrong_mesh_is_one_line_and_exit_status_2(capsys, arguments, message):
     assert errors.startswith(f"minidist: {message}") and errors.count("\n") == 1, errors
 
 
+@pytest.mark.parametrize("more", [["--push-every", "2"], ["--sparse"], ["--quorum", "2"]])
+def test_train_with_servers_replays_certifies_and_saves(capsys, tmp_path, more):
+    folder = str(tmp_path / "run")
+    arguments = ["train", "--transport", "thread", *TINY, "--checkpoint", folder]
+    assert main([*arguments, "--servers", "2", "--replay", *more]) == 0
+    printed = capsys.readouterr().out
+    for pattern in (
+        "4 ranks, 2 of them servers, the others each with a part of every batch of 6 windows",
+        r"pulled \S+ MB, pushed \S+ MB; staleness \S+ updates on average, \d+ at most",
+        "replay of the servers' logs: the same bits in all 17 arrays",
+        "certificate: ok. 4 ranks against one device",
+    ):
+        assert re.search(pattern, printed), printed
+    goes_on = main([*arguments, "--steps", "4", "--resume"])
+    assert goes_on == (2 if "--sparse" in more else 0), capsys.readouterr()
+    if goes_on:
+        assert "has the state of Adagrad, not of AdamW" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--pp", "2"], "--servers and --pp do not go together: every worker has all layers"),
+        (["--tp", "2"], "--servers and --tp do not go together: every worker has whole matrices"),
+        (["--cp", "2"], "--servers and --cp do not go together"),
+        (["--zero", "1"], "--servers and --zero do not go together: the optimizer's state is the"),
+        (["--dp", "4"], "--servers and --dp do not go together: .* use --ranks"),
+        (["--elastic"], "--servers and --elastic do not go together: the weights of a server"),
+        (["--resume"], "--servers and --resume do not go together: resume without servers"),
+        (["--every", "2"], "--servers and --every do not go together: a checkpoint is made at"),
+        (["--precision", "float16"], "--servers and --precision do not go together: the servers"),
+        (["--data", "digits"], "--servers and --data digits do not go together: batch norm"),
+        (["--staleness", "1", "--push-every", "2"], "--push-every 2 and --staleness do not go"),
+        (["--quorum", "1", "--fetch-every", "2"], "--fetch-every 2 and --quorum do not go"),
+        (["--servers", "4"], "4 servers on 4 ranks leave no worker; use 5 ranks or more"),
+    ],
+)
+def test_what_servers_do_not_go_with_is_one_line(capsys, arguments, message):
+    assert main(["train", "--servers", "1", *arguments]) == 2
+    errors = capsys.readouterr().err
+    assert re.match(f"minidist: {message}", errors) and errors.count("\n") == 1, errors
+
+
+@pytest.mark.parametrize(
+    "option", ["--staleness 1", "--quorum 2", "--push-every 2", "--sparse", "--replay"]
+)
+def test_an_option_of_servers_needs_servers(capsys, option):
+    assert main(["train", *option.split()]) == 2
+    name = option.split()[0]
+    assert f"{name} says how servers are used; add --servers 1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
