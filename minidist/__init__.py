@@ -18,7 +18,7 @@ Reading order:
     planning/            what a program will cost: simulator.py replays it on virtual clocks
     tools/               observers; equivalence.py compares a strategy's gradient with one device's
     train.py             the training loop of `minidist train`; kinds.py: what it can learn;
-                         presets.py: its meshes by name
+                         presets.py: its meshes by name; train_with_servers.py: asynchronously
     sampling.py          text from a trained model; decoding.py, translating.py: translations
     elastic.py           training that goes on without the ranks that die
     course/              labs, their grader, and wrong implementations that the tests must kill

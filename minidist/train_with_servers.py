@@ -109,6 +109,7 @@ def replay(
     minibatches = Minibatches(*examples, settings, workers)
     dealt = {plan.servers + w: list(minibatches.of(w)) for w in range(workers)}
     optimizer = rule(settings, plan, workers)
+    model = model.to(group.device)
     return replay_server(model, plan, logs, dealt, minibatches.backward, optimizer)
 
 
