@@ -50,7 +50,6 @@ class CrossEntropy(Function):
                 self.reduction_size = self.reduction_size.astype(rows.dtype)
             loss, self.saved = kernels.cross_entropy(rows, targets, self.reduction_size)
             return loss
-        self.ignored = targets == IGNORED
         shifted = rows - rows.max(axis=-1, keepdims=True)
         self.picked = (xp.arange(len(rows)), targets)
         picked = shifted[self.picked]
@@ -59,7 +58,7 @@ class CrossEntropy(Function):
         probabilities /= sums
         self.probabilities = probabilities
         losses = xp.log(sums[:, 0]) - picked
-        losses[self.ignored] = 0
+        losses[targets == IGNORED] = 0
         return losses.sum() / self.reduction_size
 
     def backward(self, grad: Array) -> Array:
@@ -68,7 +67,7 @@ class CrossEntropy(Function):
         else:
             dx = self.probabilities
             dx[self.picked] -= 1
-            dx[self.ignored] = 0
+            dx[self.picked[1] == IGNORED] = 0
             dx *= grad / self.reduction_size
         return dx.reshape(self.shape).astype(self.dtype, copy=False)
 
