@@ -215,9 +215,16 @@ def test_train_with_servers_replays_certifies_and_saves(capsys, tmp_path, more):
         assert "has the state of Adagrad, not of AdamW" in capsys.readouterr().err
 
 
+def test_a_staleness_of_0_makes_workers_wait_for_each_other(capsys):
+    arguments = ["train", "--transport", "thread", *TINY, "--servers", "1", "--staleness", "0"]
+    assert main(arguments) == 0
+    assert "; staleness 0.00 updates on average, 0 at most\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
+        (["--staleness", "0", "--push-every", "2"], "--push-every 2 and --staleness do not go"),
         (["--pp", "2"], "--servers and --pp do not go together: every worker has all layers"),
         (["--tp", "2"], "--servers and --tp do not go together: every worker has whole matrices"),
         (["--cp", "2"], "--servers and --cp do not go together"),
@@ -240,7 +247,7 @@ def test_what_servers_do_not_go_with_is_one_line(capsys, arguments, message):
 
 
 @pytest.mark.parametrize(
-    "option", ["--staleness 1", "--quorum 2", "--push-every 2", "--sparse", "--replay"]
+    "option", ["--staleness 0", "--quorum 2", "--push-every 2", "--sparse", "--replay"]
 )
 def test_an_option_of_servers_needs_servers(capsys, option):
     assert main(["train", *option.split()]) == 2

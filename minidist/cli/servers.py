@@ -72,7 +72,8 @@ def add_servers(parser: argparse.ArgumentParser) -> None:
 def plan_of(given: argparse.Namespace) -> Plan | None:
     """Return what is asked for; None without servers. ValueError if options do not go together."""
     asked = {option: getattr(given, option) for option in OPTIONS}
-    asked = {option: value for option, value in asked.items() if value not in (None, False)}
+    unasked = {"sparse": False}  # 0 is a staleness
+    asked = {o: value for o, value in asked.items() if value is not unasked.get(o)}
     if given.servers is None:
         for option in [*asked, *["replay"] * given.replay]:
             raise ValueError(f"{_named(option)} says how servers are used; add --servers 1")
