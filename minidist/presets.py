@@ -12,10 +12,14 @@ ALONE = {"dp": 1, "pp": 1, "cp": 1, "tp": 1, "ep": 1, "zero": 0}
 
 
 class Preset(NamedTuple):
-    """What ranks split, in words, and the settings for a number of ranks."""
+    """What ranks split, in words, and the settings for a number of ranks.
+
+    servers  how many of the ranks are parameter servers, if no other number is asked for
+    """
 
     words: str
     settings: Callable[[int], dict]
+    servers: int = 0
 
 
 def mesh_of(ranks: int) -> dict[str, int]:
@@ -46,6 +50,11 @@ PRESETS = {
     ),
     "tensor": Preset("attention heads, matrices and vocabularies", lambda n: {"tp": n}),
     "hybrid": Preset("batch, layers and matrices, 2 x 2 x 2 on 8 ranks", mesh_of),
+    "downpour": Preset(
+        "the batch, without waiting for each other, over workers of parameter servers",
+        lambda n: {"dp": n},
+        servers=1,
+    ),
 }
 
 

@@ -12,6 +12,7 @@ from minidist.train import Settings, train
 
 TEXT = Text(np.random.default_rng(0).integers(0, 5, 400), "abcde", "five characters")
 NUMBERS = numbers(examples=60, held_out=9)
+MESHES = [name for name, preset in PRESETS.items() if not preset.servers]
 DATA = {"text": TEXT, "numbers": NUMBERS}
 
 
@@ -46,13 +47,14 @@ def test_the_hybrid_deals_prime_factors(ranks, sizes):
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_certified(name, data):
     chosen = settings(name, 4, data)
-    row = certify(chosen.model(DATA[data]), DATA[data], chosen, "thread")
+    servers = PRESETS[name].servers
+    row = certify(chosen.model(DATA[data]), DATA[data], chosen, "thread", servers=servers)
     assert row["ok"], row["detail"]
-    assert row["ranks"] == 4
+    assert row["ranks"] == 4 and (row["strategy"] == "parameter_server") == (servers > 0)
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_translates_what_one_rank_translates(cluster, name):
+@pytest.mark.parametrize("name", MESHES)
+def test_every_mesh_translates_what_one_rank_translates(cluster, name):
     """The losses of a run are those of one rank, to rounding in float32."""
     (want, weights), *_ = cluster(1, "thread").run(train, NUMBERS, settings("naive", 1))
     results = cluster(4, "thread").run(train, NUMBERS, settings(name, 4))
@@ -71,6 +73,22 @@ def test_every_preset_translates_what_one_rank_translates(cluster, name):
         ("tensor --ranks 2 --tp 4", "--strategy tensor on 2 ranks has tp=2, not 4"),
         ("hybrid --cp 2", "--strategy hybrid on 4 ranks has cp=1, not 2"),
         ("1f1b --ranks 9", "cannot cut 6 layers into 9 stages; use at most 6"),
+        (
+            "downpour --pp 2",
+            "--strategy downpour and --pp do not go together: every worker has all",
+        ),
+        ("downpour --dp 4", "--strategy downpour and --dp do not go together: the workers share"),
+        ("downpour --data digits", "--strategy downpour and --data digits do not go together"),
+        (
+            "downpour --staleness 0",
+            "--strategy downpour and --staleness do not go together: its workers wait for nobody; "
+            "use --servers 1 in place of --strategy",
+        ),
+        ("downpour --servers 2 --quorum 2", "--strategy downpour and --quorum do not go together"),
+        ("downpour --ranks 1", "1 servers on 1 ranks leave no worker; use 2 ranks or more"),
+        ("naive --servers 1", "--strategy naive has no servers; leave --strategy or --servers out"),
+        ("1f1b --staleness 2", "--strategy 1f1b has no servers; leave --strategy or --staleness"),
+        ("zero_1 --replay", "--strategy zero_1 has no servers; leave --strategy or --replay out"),
         ("tensor --ranks 3", "cannot split 4 heads over 3 ranks; use a multiple of 3"),
     ],
 )
@@ -92,6 +110,17 @@ def test_the_command_trains_with_a_preset_and_shows_its_mesh(capsys):
     out = capsys.readouterr().out
     assert "8 ranks, 2 x 2 x 2 (data, pipeline, tensor), for batches of 8 pairs" in out
     assert "certificate: ok. 8 ranks against one device" in out
+
+
+@pytest.mark.parametrize("more, servers", [("", "a server"), ("--servers 2", "servers")])
+def test_downpour_trains_with_one_server_or_as_many_as_asked_for(capsys, more, servers):
+    arguments = "--strategy downpour --replay --sparse --push-every 2 --steps 2 --width 8"
+    small = "--context 8 --transport thread --sample 0 " + more
+    assert main(["train", *arguments.split(), *small.split()]) == 0
+    out = capsys.readouterr().out
+    assert f"\n4 ranks, {1 + bool(more)} of them {servers}, the others each with a part" in out
+    assert "\nreplay of the servers' logs: the same bits in all " in out
+    assert "\ncertificate: ok. 4 ranks against one device" in out
 
 
 def test_digits_take_the_preset_that_splits_the_batch_alone(capsys):

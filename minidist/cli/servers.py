@@ -8,6 +8,7 @@ import numpy as np
 from minidist.cli.arguments import from_zero, whole
 from minidist.comm import run as run_on_ranks
 from minidist.data_parallel.server_plan import Plan
+from minidist.presets import PRESETS
 from minidist.train import Settings, windows
 from minidist.train_with_servers import replay, train_with_servers
 
@@ -74,18 +75,17 @@ def plan_of(given: argparse.Namespace) -> Plan | None:
     asked = {option: getattr(given, option) for option in OPTIONS}
     unasked = {"sparse": False}  # 0 is a staleness
     asked = {o: value for o, value in asked.items() if value is not unasked.get(o)}
-    if given.servers is None:
-        for option in [*asked, *["replay"] * given.replay]:
-            raise ValueError(f"{_named(option)} says how servers are used; add --servers 1")
+    servers, by = _servers_of(given, [*asked, *["replay"] * given.replay])
+    if servers is None:
         return None
     for option, (nothing, why) in REMEDIES.items():
         if getattr(given, option) not in (None, nothing):
             raise ValueError(
-                f"--servers and {_named(option)} do not go together: {why}; leave one of them out"
+                f"{by} and {_named(option)} do not go together: {why}; leave one of them out"
             )
     if given.data == "digits":
         raise ValueError(
-            "--servers and --data digits do not go together: batch norm needs the whole batch; "
+            f"{by} and --data digits do not go together: batch norm needs the whole batch; "
             "leave --data out"
         )
     for option in ("push_every", "fetch_every"):
@@ -95,7 +95,30 @@ def plan_of(given: argparse.Namespace) -> Plan | None:
                     f"{_named(option)} {asked[option]} and {_named(bound)} do not go together: "
                     "under a bound every minibatch pulls and pushes; leave one of them out"
                 )
-    return Plan(given.servers, **{"staleness": None} | {OPTIONS[o]: v for o, v in asked.items()})
+    return Plan(servers, **{"staleness": None} | {OPTIONS[o]: v for o, v in asked.items()})
+
+
+def _servers_of(given: argparse.Namespace, asked: list[str]) -> tuple[int | None, str]:
+    """Return how many servers there are, and the option that asks for them.
+
+    asked  options that say how servers are used: ValueError if there are none, or if they set a
+           bound on workers that by --strategy wait for nobody
+    """
+    preset, by = PRESETS.get(given.strategy), f"--strategy {given.strategy}"
+    if preset is None:
+        for option in asked if given.servers is None else ():
+            raise ValueError(f"{_named(option)} says how servers are used; add --servers 1")
+        return given.servers, "--servers"
+    if not preset.servers:
+        for option in ["servers"] * (given.servers is not None) + asked:
+            raise ValueError(f"{by} has no servers; leave --strategy or {_named(option)} out")
+        return None, by
+    for option in (each for each in asked if each in ("staleness", "quorum")):
+        raise ValueError(
+            f"{by} and {_named(option)} do not go together: its workers wait for nobody; use "
+            f"--servers {given.servers or preset.servers} in place of --strategy"
+        )
+    return given.servers or preset.servers, by
 
 
 def _named(option: str) -> str:
