@@ -41,6 +41,7 @@ class Settings:
     and some have defaults of their own (kinds.py).
 
     experts                  per block, each position takes two; 0: a dense feed-forward part
+    shuffle                  False: every epoch has the order of the data
     dp, pp, cp, tp           the mesh; their product is the number of ranks
     ep                       neighbours on dp that hold different experts
     zero                     1: ranks with the same parameters share the optimizer's state
@@ -60,6 +61,7 @@ class Settings:
     tied: bool = False
     experts: int = 0
     seed: int = 0
+    shuffle: bool = True
     dp: int = 1
     pp: int = 1
     cp: int = 1
@@ -158,7 +160,8 @@ def train(
     fresh = partial(fresh_weights, data, settings)
     run = Training(keep, group, mine, optimizer, told(data, settings), fresh)
     steps = range(run.first, settings.steps)
-    batches = Sampler(len(inputs), settings.batch, settings.seed).after(run.first)
+    sampler = Sampler(len(inputs), settings.batch, settings.seed, shuffle=settings.shuffle)
+    batches = sampler.after(run.first)
     quiet = overflow_allowed() if settings.half else nullcontext()
     with progress_bar(len(steps), group.rank) as bar, quiet:
         for step, batch in zip(steps, batches, strict=False):

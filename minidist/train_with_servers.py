@@ -138,7 +138,8 @@ class Minibatches:
         self.inputs, self.targets = inputs, targets
         self.settings, self.workers = settings, workers
         self.losses = np.zeros(settings.steps)
-        self.sampler = Sampler(len(self.inputs), settings.batch, settings.seed)
+        how = {"seed": settings.seed, "shuffle": settings.shuffle}
+        self.sampler = Sampler(len(self.inputs), settings.batch, **how)
         self.epoch = lru_cache(2)(self._epoch)  # it is drawn once for all its batches
 
     def _epoch(self, number: int) -> list[np.ndarray]:

@@ -75,6 +75,24 @@ def test_training_on_a_mesh_clips_by_the_norm_that_one_rank_has(cluster, monkeyp
     np.testing.assert_allclose(found, [want] * len(found), rtol=1e-4)
 
 
+def test_without_shuffling_every_epoch_has_the_order_of_the_data(cluster, monkeypatch):
+    """400 characters are 49 windows of 8 and what each predicts: 25 in a batch, then 24."""
+    seen = []
+
+    def noted(group, model, inputs, targets, seed, step, examples, loss_scale):
+        seen.append(examples)
+        return data_parallel_backward(group, model, inputs, targets, seed, step, examples)
+
+    monkeypatch.setattr("minidist.train.data_parallel_backward", noted)
+    for shuffle in (True, False):
+        settings = Settings(steps=4, batch=25, context=8, width=8, depth=1, shuffle=shuffle)
+        cluster(1, "thread").run(train, FIVE, settings)
+    orders = [np.concatenate(seen[i : i + 2]) for i in range(0, 8, 2)]
+    everything = list(range(len(windows(FIVE, settings)[0])))
+    assert [order.tolist() == everything for order in orders] == [False, False, True, True]
+    assert all(sorted(order) == everything for order in orders)
+
+
 def experts_gradients(group, text, experts):
     settings = Settings(batch=5, context=8, width=8, depth=1, experts=experts, dropout=0.1)
     model, batch = settings.model(text).astype("float64"), np.array([3, 1, 4, 0, 7])

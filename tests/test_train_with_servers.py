@@ -135,6 +135,13 @@ def test_every_example_of_every_batch_is_in_one_minibatch():
         assert len(parts[-1]) == 0
 
 
+def test_without_shuffling_every_epoch_has_the_order_of_the_data():
+    minibatches = Minibatches(*pairs(13), replace(SMALL, steps=9, shuffle=False), 4)
+    for epoch in range(2):
+        parts = [minibatches.examples(n)[0] for n in range(12 * epoch, 12 * epoch + 12)]
+        assert np.concatenate(parts).tolist() == list(range(13))
+
+
 @pytest.fixture
 def unclipped(monkeypatch):
     monkeypatch.setattr(optim.Optimizer, "clip_global_norm", lambda self, max_norm: None)

@@ -52,6 +52,11 @@ SETTINGS = {  # of each field of Settings: how its option is read, and what it i
         "experts per block, of which each position takes two; 0: none",
     ),
     "seed": ({"type": from_zero}, "seed of the weights, the order of the examples, and the sample"),
+    "shuffle": (
+        {"action": argparse.BooleanOptionalAction},
+        "the examples, anew in every epoch, which is the default; --no-shuffle: every epoch in the "
+        "order of the data, to see what shuffling buys",
+    ),
     "dp": ({"type": whole}, "ranks that split the batch (default: what --ranks leaves)"),
     "pp": ({"type": whole}, "ranks that split the layers"),
     "cp": ({"type": whole}, "ranks that split the positions of every window"),
@@ -205,7 +210,7 @@ def _option(name: str) -> str:
 
 def _defaults(name: str, default) -> str:
     """Return a setting's default in words, with those of kinds of data that have another."""
-    if name == "dp" or default is False:
+    if name == "dp" or isinstance(default, bool):
         return ""
     others = [
         f"; {kind}: {own.defaults[name]}" for kind, own in KINDS.items() if name in own.defaults
