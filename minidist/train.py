@@ -210,7 +210,7 @@ def data_parallel_backward(
     examples = example_indices(inputs, targets, examples)
     mine = shard(np.arange(len(inputs)), group.rank, group.size)
     randomness = Randomness(seed, step, examples[mine], len(inputs), loss_scale=loss_scale)
-    loss = nn.cross_entropy(model(inputs[mine], randomness), targets[mine], nn.counted(targets))
+    loss = model.loss(model(inputs[mine], randomness), targets[mine], nn.counted(targets))
     scaled(loss, loss_scale).backward()
     all_reduce_gradients(model, group)
     return float(group.all_reduce(loss.data))

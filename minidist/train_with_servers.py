@@ -163,7 +163,7 @@ class Minibatches:
         own, total = (nn.counted(self.targets[rows]) for rows in (mine, whole))
         randomness = Randomness(self.settings.seed, step, mine, len(whole))
         logits = model(self.inputs[mine], randomness)
-        loss = nn.cross_entropy(logits, self.targets[mine], total)
+        loss = model.loss(logits, self.targets[mine], total)
         loss.backward()
         optim.SGD(model.parameters(), lr=0.0).clip_global_norm(own / total)  # it only clips
         self.losses[step] += float(loss.data)

@@ -11,6 +11,7 @@ from numbers import Integral
 import numpy as np
 
 from minidist.autograd import Tensor
+from minidist.autograd.losses import cross_entropy
 from minidist.autograd.tensor import tick
 from minidist.backend import (
     Array,
@@ -60,6 +61,10 @@ class Module:
     def __call__(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:
         """x: a tensor, or an array that needs no gradient; randomness: see rng.Randomness."""
         return self.forward(x, randomness)
+
+    def loss(self, outputs: Tensor, targets: Array, reduction_size: float | None = None) -> Tensor:
+        """Return the scalar loss of outputs for targets: by default their cross entropy."""
+        return cross_entropy(outputs, targets, reduction_size)
 
     @property
     def layers(self) -> list["Module"]:

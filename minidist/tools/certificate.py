@@ -10,7 +10,7 @@ from minidist.train import Settings
 
 
 def certify(
-    model: nn.Sequential,
+    model: nn.Module,
     data: Data,
     settings: Settings,
     transport: str = "process",
@@ -36,5 +36,5 @@ def certify(
         strategy, asked = "hybrid", "dp pp cp tp ep zero schedule micro_batches".split()
         options = {key: getattr(settings, key) for key in asked}
     inputs = inputs[rows].astype("float64") if inputs.dtype.kind == "f" else inputs[rows]
-    case = strategies.Case(name, model, inputs, targets[rows], options=options)
+    case = strategies.Case(name, model, inputs, targets[rows], model.loss, options=options)
     return equivalence.check(strategy, case, ranks, transport=transport, device=device)
