@@ -2,7 +2,7 @@
 
     text      windows of characters; each predicts the next one       nn.Transformer
     digits    images, and which digit they show                       nn.CNN
-    numbers   pairs: a number in words of one language, and another   nn.Seq2Seq
+    numbers   pairs: a number in words of one language, and another   nn.Seq2Seq, or nn.Dual
 
 A model may have no use for a setting. Then the setting must keep its default (`check`).
 """
@@ -47,8 +47,9 @@ class Kind:
         """Raise ValueError if a setting was changed that the model has no use for."""
         for each in fields(settings):
             if each.name in self.refused and getattr(settings, each.name) != each.default:
+                of = next(kind.name for kind in KINDS.values() if each.name not in kind.refused)
                 raise ValueError(
-                    f"{each.name} is a setting of texts, not of {self.name}; leave it out"
+                    f"{each.name} is a setting of {of}, not of {self.name}; leave it out"
                 )
 
 
@@ -71,7 +72,14 @@ def classifier(data: Digits, settings: "Settings") -> nn.CNN:
     return nn.CNN(1, 10, seed=settings.seed)
 
 
-def translator(data: Numbers, settings: "Settings") -> nn.Seq2Seq:
+def translator(data: Numbers, settings: "Settings") -> nn.Seq2Seq | nn.Dual:
+    if not settings.reconstruction:
+        return one_way(data, settings)
+    there, back = one_way(data, settings, "there"), one_way(data.reversed(), settings, "back")
+    return nn.Dual(there, back, settings.reconstruction)
+
+
+def one_way(data: Numbers, settings: "Settings", name: str = "") -> nn.Seq2Seq:
     return nn.Seq2Seq(
         len(data.source),
         len(data.target),
@@ -82,6 +90,7 @@ def translator(data: Numbers, settings: "Settings") -> nn.Seq2Seq:
         data.target_length,
         settings.seed,
         dropout=settings.dropout,
+        name=name,
     )
 
 
@@ -89,8 +98,16 @@ def windows_of(data: Text, settings: "Settings") -> tuple[np.ndarray, np.ndarray
     return data.windows(settings.context)
 
 
-def all_of(data: Digits | Numbers, settings: "Settings") -> tuple[np.ndarray, np.ndarray]:
+def all_of(data: Digits, settings: "Settings") -> tuple[np.ndarray, np.ndarray]:
     return data.train
+
+
+def pairs_of(data: Numbers, settings: "Settings") -> tuple[np.ndarray, np.ndarray]:
+    """Return rows and targets; of two translators, as `nn.Dual.targets` makes them."""
+    inputs, targets = data.train
+    if settings.reconstruction:
+        targets = np.concatenate([targets, data.reversed().train[1]], axis=1)
+    return inputs, targets
 
 
 def told_of_text(text: Text) -> dict:
@@ -128,7 +145,9 @@ def numbers_of(told: dict) -> Numbers:
     return Numbers(source, target, nothing, nothing, told["direction"], told["by"])
 
 
-TEXTS = Kind("texts", "windows", language_model, windows_of, told_of_text)
+TEXTS = Kind(
+    "texts", "windows", language_model, windows_of, told_of_text, refused=("reconstruction",)
+)
 DIGITS = Kind(
     "digits",
     "images",
@@ -136,7 +155,7 @@ DIGITS = Kind(
     all_of,
     told_of_digits,
     refused=(
-        *"context width heads depth dropout tied experts precision".split(),
+        *"context width heads depth dropout tied reconstruction experts precision".split(),
         *"pp cp tp ep zero schedule micro_batches".split(),
     ),
 )
@@ -144,7 +163,7 @@ NUMBERS = Kind(
     "numbers",
     "pairs",
     translator,
-    all_of,
+    pairs_of,
     told_of_numbers,
     defaults={"steps": 600, "batch": 64},
     refused=("context", "tied", "experts", "cp", "ep"),

@@ -1,11 +1,13 @@
 """What `minidist train` says of its data and of the model that it trained, in words, by kind."""
 
+import numpy as np
+
 from minidist import nn
 from minidist.datasets import Digits, Numbers, Text
 from minidist.kinds import Data
 from minidist.sampling import sample
 from minidist.train import accuracy
-from minidist.translating import of_held_out
+from minidist.translating import of_held_out, of_round_trip
 
 
 def sizes(data: Data) -> str:
@@ -44,14 +46,30 @@ def named(model: nn.CNN, data: Digits, length: int | None, seed: int) -> str:
     return f"accuracy on {len(data.held_out[0])} images that are held out: {held_out:.1%}\n"
 
 
-def translated(model: nn.Seq2Seq, data: Numbers, length: int | None, seed: int) -> str:
+def translated(model: nn.Seq2Seq | nn.Dual, data: Numbers, length: int | None, seed: int) -> str:
+    """Return how many numbers that are held out are right, in both directions if the model is."""
+    if isinstance(model, nn.Seq2Seq):
+        return one_way(model, data, length)
+    back, exact = data.reversed(), of_round_trip(model, data)
+    trip = f"{data.direction}, then {back.direction}"
+    return (
+        one_way(model.there, data, length)
+        + one_way(model.back, back, length)
+        + f"come back as they were: {share(exact)}, {trip}\n"
+    )
+
+
+def one_way(model: nn.Seq2Seq, data: Numbers, length: int | None) -> str:
     """Return how many numbers that are held out are exactly right, and the first translations."""
     exact, translations = of_held_out(model, data)
     shown = translations[: 10 if length is None else length]
-    return (
-        f"exactly right: {exact.sum():,} of {len(exact):,} held-out numbers ({exact.mean():.2%})\n"
-        + "".join(f"  {translation}\n" for translation in shown)
+    return f"exactly right: {share(exact)}, {data.direction}\n" + "".join(
+        f"  {translation}\n" for translation in shown
     )
+
+
+def share(exact: np.ndarray) -> str:
+    return f"{exact.sum():,} of {len(exact):,} held-out numbers ({exact.mean():.2%})"
 
 
 OUTCOMES = {Text: drawn, Digits: named, Numbers: translated}

@@ -40,6 +40,7 @@ class Settings:
     It counts images of digits, and pairs of numbers. Not every kind of data takes every setting,
     and some have defaults of their own (kinds.py).
 
+    reconstruction           above 0: its weight, for two translators (nn.Dual)
     experts                  per block, each position takes two; 0: a dense feed-forward part
     shuffle                  False: every epoch has the order of the data
     dp, pp, cp, tp           the mesh; their product is the number of ranks
@@ -59,6 +60,7 @@ class Settings:
     lr: float = 3e-3
     dropout: float = 0.0
     tied: bool = False
+    reconstruction: float = 0.0
     experts: int = 0
     seed: int = 0
     shuffle: bool = True
@@ -79,6 +81,12 @@ class Settings:
                 f"a batch of {self.batch} windows gives each of {self.dp} data-parallel ranks at "
                 f"most {share}, too few for {self.micro_batches} micro-batches; use {share} or "
                 f"fewer, or a batch of {(self.micro_batches - 1) * self.dp + 1} or more"
+            )
+        if self.reconstruction and (self.on_mesh or self.half):
+            raise ValueError(
+                "two translators with reconstruction are trained by ranks that split the batch "
+                "alone, in float32; use no other axis than dp, no ZeRO, and precision float32, or "
+                "reconstruction=0"
             )
         if self.heads % self.tp:
             raise ValueError(

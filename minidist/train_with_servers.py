@@ -115,10 +115,10 @@ def replay(
 
 def workers_among(ranks: int, settings: Settings, plan: Plan) -> int:
     """Return W; ValueError if nobody is left to work, or the servers cannot keep such weights."""
-    if settings.on_mesh or settings.half:
+    if settings.on_mesh or settings.half or settings.reconstruction:
         raise ValueError(
             "servers keep whole float32 weights for workers that split the batch alone; use no "
-            "other axis than dp, no ZeRO, and precision float32"
+            "other axis than dp, no ZeRO, no reconstruction, and precision float32"
         )
     if ranks <= plan.servers:
         raise ValueError(

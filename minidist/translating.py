@@ -12,7 +12,7 @@ from minidist.datasets import Numbers
 from minidist.datasets.number_words import number_of_chinese, number_of_english
 from minidist.datasets.pairs import LANGUAGES
 from minidist.kinds import NUMBERS, numbers_of
-from minidist.tokens import PAD
+from minidist.tokens import END, PAD
 
 READ = {"en": number_of_english, "zh": number_of_chinese}
 AT_ONCE = 500  # sources that are translated together
@@ -39,11 +39,8 @@ def of_held_out(model: nn.Seq2Seq, data: Numbers) -> tuple[np.ndarray, list[Tran
     """
     inputs, targets = data.held_out
     sources = inputs[:, : data.source_length]
-    model.eval()
-    parts = np.array_split(sources, -(-len(sources) // AT_ONCE))
-    written = np.concatenate([decoding.translate(model, part) for part in parts])
-    model.train()
-    exact = (written == np.where(targets == IGNORED, PAD, targets)).all(axis=1)
+    written = in_parts(model, sources)
+    exact = same(written, targets)
     texts = zip(
         map(data.source.decode, sources),
         map(data.decode, written),
@@ -53,13 +50,48 @@ def of_held_out(model: nn.Seq2Seq, data: Numbers) -> tuple[np.ndarray, list[Tran
     return exact, [Translation(*text) for text in texts]
 
 
-def translate(model: nn.Seq2Seq, data: Numbers, text: str, beam: int = 1) -> Translation:
-    """Translate one text; digits are first written in words.
+def of_round_trip(model: nn.Dual, data: Numbers) -> np.ndarray:
+    """Return which held-out sources come back, [n], if `back` reads what `there` wrote; greedily.
+
+    Without an END among its T words, what `there` wrote is cut to the T - 1 that `back` can read.
+    """
+    sources = data.held_out[0][:, : data.source_length]
+    written = in_parts(model.there, sources)[:, :-1]
+    again = in_parts(model.back, np.where(written == END, PAD, written))
+    return same(again, data.reversed().held_out[1])
+
+
+def in_parts(model: nn.Seq2Seq, sources: np.ndarray) -> np.ndarray:
+    """Return what the model writes for sources[n, S], greedily: tokens [n, T]."""
+    model.eval()
+    parts = np.array_split(sources, -(-len(sources) // AT_ONCE))
+    written = np.concatenate([decoding.translate(model, part) for part in parts])
+    model.train()
+    return written
+
+
+def same(written: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Return which of written[n, T] have every word of their target and its END, [n]."""
+    return (written == np.where(targets == IGNORED, PAD, targets)).all(axis=1)
+
+
+def half_for(model: nn.Dual, data: Numbers, text: str) -> tuple[nn.Seq2Seq, Numbers]:
+    """Return the translator that knows more words of a text, and its Numbers; `there` in a tie."""
+    halves = [(model.there, data), (model.back, data.reversed())]
+    return max(halves, key=lambda half: half[1].source.known(text))
+
+
+def translate(model: nn.Seq2Seq | nn.Dual, data: Numbers, text: str, beam: int = 1) -> Translation:
+    """Translate one text; digits are first written in words, those that `data` has as sources.
+
+    Of two translators, the one that knows more of its words.
 
     ValueError if it is empty, has an unknown word, or is longer than any number.
     """
-    reads, writes = data.direction.split("-")
     text = " ".join(text.split())
+    if isinstance(model, nn.Dual):
+        model, data = half_for(model, data, text)
+    reads, writes = data.direction.split("-")
     if not text:
         raise ValueError("there is nothing to translate in an empty text; write a number")
     if text.isascii() and text.isdigit():
@@ -74,7 +106,7 @@ def translate(model: nn.Seq2Seq, data: Numbers, text: str, beam: int = 1) -> Tra
     return Translation(text, data.decode(written), right)
 
 
-def load(folder: str) -> tuple[nn.Seq2Seq, Numbers]:
+def load(folder: str) -> tuple[nn.Seq2Seq | nn.Dual, Numbers]:
     """Return the model of a folder's newest checkpoint, from any mesh, and what it was told.
 
     The Numbers have no examples. ValueError if there is no checkpoint, or one of something else.

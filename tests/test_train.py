@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from minidist import optim
-from minidist.datasets import Text
+from minidist.datasets import Text, numbers
 from minidist.errors import RankFailed
+from minidist.rng import Randomness
 from minidist.tools.certificate import certify
 from minidist.tools.compare import compare
 from minidist.train import Settings, data_parallel_backward, train, windows
@@ -107,6 +108,28 @@ def test_ranks_that_split_the_batch_alone_balance_experts_as_one_device(cluster,
     (want,) = cluster(1, "thread").run(experts_gradients, FIVE, experts)
     comparison = compare(cluster(3, "thread").run(experts_gradients, FIVE, experts), want)
     assert comparison.ok, comparison
+
+
+def reconstruction_gradients(group):
+    """Return the loss and the gradients of two translators on 5 pairs, by the ranks' sum."""
+    data, batch = numbers(examples=9, held_out=9), np.array([3, 1, 4, 0, 7])
+    settings = Settings(batch=5, width=8, depth=1, reconstruction=0.7, dropout=0.1)
+    model = settings.model(data).astype("float64")
+    inputs, targets = (array[batch] for array in windows(data, settings))
+    loss = data_parallel_backward(group, model, inputs, targets, 0, 1, batch)
+    return {"loss": np.array(loss), **gradients(model)}
+
+
+def test_two_translators_learn_by_their_own_loss_on_any_number_of_ranks(cluster):
+    (want,) = cluster(1, "thread").run(reconstruction_gradients)
+    comparison = compare(cluster(3, "thread").run(reconstruction_gradients), want)
+    assert comparison.ok, comparison
+    data = numbers(examples=9, held_out=9)
+    model = Settings(width=8, depth=1, reconstruction=0.7, dropout=0.1).model(data)
+    model, batch = model.astype("float64"), np.array([3, 1, 4, 0, 7])
+    inputs = data.train[0][batch]
+    loss = model.loss(model(inputs, Randomness(0, 1, batch, 5)), model.targets(inputs))
+    assert want["loss"] == pytest.approx(loss.item(), rel=1e-12)
 
 
 def padded_gradients(group, targets):

@@ -250,6 +250,7 @@ def test_its_checkpoint_has_the_weights_and_the_optimizer_under_the_models_names
     [
         (Settings(dp=1, tp=2), Plan(), "use no other axis than dp"),
         (Settings(precision="float16"), Plan(), "precision float32"),
+        (Settings(reconstruction=0.5), Plan(), "no reconstruction"),
         (Settings(), Plan(3), "3 servers on 3 ranks leave no worker; use 4 ranks or more"),
     ],
 )

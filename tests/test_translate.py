@@ -10,16 +10,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidist import decoding, translating
+from minidist import decoding, nn, translating
 from minidist.checkpoint import Keep
 from minidist.cli import main
 from minidist.datasets import Text, numbers
 from minidist.datasets.number_words import in_chinese, in_english
-from minidist.datasets.pairs import DIRECTIONS
+from minidist.datasets.pairs import DIRECTIONS, LANGUAGES
 from minidist.kinds import NUMBERS, numbers_of
 from minidist.tokens import END, PAD
 from minidist.train import Settings, told, train
-from minidist.translating import Translation, load, of_held_out, translate
+from minidist.translating import (
+    READ,
+    Translation,
+    half_for,
+    load,
+    of_held_out,
+    of_round_trip,
+    translate,
+)
 from tests.strategies import assert_same_bits
 
 SMALL = Settings(steps=6, batch=8, width=8, heads=2, depth=1, dropout=0.1, micro_batches=2)
@@ -73,7 +81,10 @@ def test_training_says_how_many_held_out_numbers_are_right(capsys, direction, by
     assert "2 ranks, each with its part of every batch of 8 pairs" in out
     assert re.search(rf"loss \d\.\d+ -> \d\.\d+ nats/{by[:-1]}\n", out)
     found = re.search(
-        r"\nexactly right: ([\d,]+) of 2,000 held-out numbers \((\S+)%\)\n((  .* -> .*\n)*)", out
+        r"\nexactly right: ([\d,]+) of 2,000 held-out numbers \((\S+)%\), "
+        + direction
+        + r"\n((  .* -> .*\n)*)",
+        out,
     )
     assert int(found[1].replace(",", "")) / 20 == pytest.approx(float(found[2]))
     assert len(found[3].splitlines()) == 2
@@ -103,6 +114,19 @@ def test_the_defaults_translate_99_percent_of_what_they_have_not_seen(capsys, tm
         ("--ranks 2 --cp 2", "cp is a setting of texts, not of numbers"),
         ("--ep 2 --experts 2", "experts is a setting of texts, not of numbers"),
         ("--text x", "--data numbers learns pairs, not the file of --text; leave one of the two"),
+        *(
+            (f"--reconstruction 0.5 {mesh}", "two translators with reconstruction are trained by")
+            for mesh in ("--ranks 2 --pp 2", "--strategy zero_1", "--precision float16")
+        ),
+        ("--reconstruction 0.5 --servers 1", "--servers and --reconstruction do not go together"),
+        ("--reconstruction 1 --strategy downpour", "--strategy downpour and --reconstruction do"),
+        ("--reconstruction=-1", "the weight of the reconstruction is a number from 0, not -1"),
+        ("--reconstruction nan", "the weight of the reconstruction is a number from 0, not nan"),
+        (
+            "--reconstruction 1 --data text",
+            "reconstruction is a setting of numbers, not of texts; leave it out",
+        ),
+        ("--reconstruction 1 --data digits", "reconstruction is a setting of numbers, not of dig"),
         ("--batch 20001", "numbers, en-zh by words: 20000 pairs are fewer than a batch of 20001"),
         ("--data text --by words", "--by is an option of --data numbers; leave it out"),
         ("--data digits --direction en-zh", "--direction is an option of --data numbers; leave"),
@@ -135,10 +159,11 @@ def test_other_numbers_are_told_from_these(data):
     assert all(one != other for other in others)
 
 
-def test_a_run_that_went_on_is_the_run_that_was_never_interrupted(cluster, data, tmp_path):
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_a_run_that_went_on_is_the_run_that_was_never_interrupted(cluster, data, tmp_path, weight):
     pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
     keep = Keep(str(tmp_path), every=3)
-    settings = replace(SMALL, dp=2)
+    settings = replace(SMALL, dp=2, reconstruction=weight)
     (losses, state), _ = cluster(2, "thread").run(train, data, settings, keep)
     shutil.rmtree(tmp_path / "step-00000006")
     again = cluster(2, "thread").run(train, data, settings, replace(keep, resume=True))
@@ -208,6 +233,80 @@ def test_what_is_no_number_is_translated_and_not_judged(data, writes):
     assert str(translate(SMALL.model(data), data, "2")) == "two -> (nothing)  (wrong: it is 二)"
     writes("二")
     assert str(translate(SMALL.model(data), data, "one one")) == "one one -> 二"
+
+
+def test_two_translators_are_judged_in_both_directions_and_there_and_back(capsys, tmp_path):
+    pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
+    saved = ["--checkpoint", str(tmp_path)]
+    more = "--reconstruction 0.5 --steps 3 --direction zh-en --sample 1".split()
+    assert main([*COMMAND, *more, *saved]) == 0
+    *_, first, a, second, b, trip, certificate, _ = capsys.readouterr().out.splitlines()
+    right = r"exactly right: 0 of 2,000 held-out numbers \(0.00%\), "
+    assert re.fullmatch(right + "zh-en", first) and re.fullmatch(right + "en-zh", second)
+    assert re.match("  [^a-z]+ -> .* it is ", a) and re.match("  [a-z -]+ -> .* it is ", b)
+    assert trip == "come back as they were: 0 of 2,000 held-out numbers (0.00%), zh-en, then en-zh"
+    assert certificate.startswith("certificate: ok. 2 ranks against one device, in float64, all 86")
+    assert main(["translate", *saved, "twenty-one", "二十", "7", "none"]) == 2
+    printed = capsys.readouterr()
+    sources, ends = zip(*(line.split(" -> ") for line in printed.out.splitlines()), strict=True)
+    assert sources == ("twenty-one", "二十", "七")  # of digits it reads its own language
+    for end, right in zip(ends, ("二十一", "twenty", "seven"), strict=True):
+        assert end.endswith(f"  (wrong: it is {right})")
+    assert printed.err.startswith("minidist: the character 'n' of 'none' is none of the 14 that")
+
+
+@pytest.mark.parametrize("by", ["words", "characters"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_the_translator_that_knows_more_of_the_words_reads_them(direction, by):
+    data = numbers(direction, by, examples=9, held_out=9)
+    model = replace(SMALL, reconstruction=1.0).model(data)
+    for text, reads in (
+        ("two hundred", "en"),
+        ("一百", "zh"),
+        ("two hundred 二", "en"),
+        ("二百x", "zh"),
+    ):
+        half, own = half_for(model, data, text)
+        assert own.direction.startswith(reads)
+        assert half is (model.there if own.direction == direction else model.back)
+        assert half.source_length == own.source_length and half.vocab == len(own.target)
+    assert half_for(model, data, "?")[0] is model.there
+
+
+def test_examples_of_two_translators_have_the_targets_of_both(data):
+    settings = replace(SMALL, reconstruction=0.5)
+    inputs, targets = NUMBERS.examples(data, settings)
+    model = settings.model(data)
+    assert isinstance(model, nn.Dual) and model.weight == 0.5
+    np.testing.assert_array_equal(targets, model.targets(inputs))
+    again = NUMBERS.model(
+        numbers_of(json.loads(json.dumps(told(data, settings)))["data"]), settings
+    )
+    shapes = [{n: p.shape for n, p in m.named_parameters().items()} for m in (model, again)]
+    assert shapes[0] == shapes[1]
+
+
+def test_a_source_comes_back_if_both_translators_are_right_or_their_mistakes_cancel(
+    data, monkeypatch
+):
+    """Both write by the rules, but some numbers, by their place, one too high or one too low."""
+    model = replace(SMALL, reconstruction=0.5).model(data)
+    back, wrong = data.reversed(), {"there": (1, 2, 3), "back": (3, 4)}
+
+    def written(translator, sources):
+        own, name, more = (data, "there", 1) if translator is model.there else (back, "back", -1)
+        reads, writes = own.direction.split("-")
+        rows = np.zeros((len(sources), translator.target_length), np.int64)
+        for i, source in enumerate(sources):
+            number = READ[reads](own.source.decode(source)) + more * (i in wrong[name])
+            tokens = own.target.encode(LANGUAGES[writes][0](number))
+            rows[i, : len(tokens)], rows[i, len(tokens)] = tokens, END
+        if name == "back":
+            rows[5][rows[5] == END] = PAD  # the same words, and no end
+        return rows
+
+    monkeypatch.setattr(decoding, "translate", written)
+    assert of_round_trip(model, data).tolist() == [True, False, False, True, False, False, True]
 
 
 def test_the_command_prints_a_line_per_text(capsys, folder, data, writes):

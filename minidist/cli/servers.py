@@ -27,6 +27,7 @@ REMEDIES = {  # of options and their values where nothing is asked for: why not 
     "ep": (1, "every worker has all experts"),
     "zero": (0, "the optimizer's state is the servers' already"),
     "precision": ("float32", "the servers update float32 weights"),
+    "reconstruction": (0.0, "two translators are trained by ranks that sum their gradients"),
     "elastic": (False, "the weights of a server that dies are gone"),
     "resume": (False, "resume without servers, which read the same checkpoints"),
     "every": (None, "a checkpoint is made at the end, when the weights are together again"),

@@ -47,6 +47,10 @@ SETTINGS = {  # of each field of Settings: how its option is read, and what it i
     "lr": ({"type": float}, "highest learning rate"),
     "dropout": ({"type": float}, "dropout rate"),
     "tied": ({"action": "store_true"}, "let the output share the embedding's weights"),
+    "reconstruction": (
+        {"type": float, "metavar": "W"},
+        "above 0: train the way back, too, and weight W: what one wrote tells the other the source",
+    ),
     "experts": (
         {"type": from_zero},
         "experts per block, of which each position takes two; 0: none",

@@ -38,9 +38,16 @@ class Vocabulary:
         """The token of each word that a text can have."""
         return {word: token for token, word in enumerate(self.words) if token > END}
 
+    def split(self, text: str) -> list[str]:
+        return english_words(text) if self.spaced else list(text)
+
+    def known(self, text: str) -> int:
+        """Return how many words of a text have a token."""
+        return sum(word in self.tokens for word in self.split(text))
+
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of a text; ValueError that names a word which has none."""
-        words = english_words(text) if self.spaced else list(text)
+        words = self.split(text)
         if unknown := [word for word in words if word not in self.tokens]:
             what = "word" if self.spaced else "character"
             raise ValueError(
