@@ -95,14 +95,14 @@ class Stage:
     def backward_input(self, i: int) -> None:
         """Compute dX alone; defer what only dW needs.
 
-        A function that acts on X itself, such as a slice of it, may put off its part of dX.
+        A function of X itself, such as a slice, may defer its part of dX: that part is computed.
         """
         x, later = self.inputs[i], []
         self._backward(i, later)
-        for put_off in later:
-            if put_off.leaf is x:
-                put_off()
-        self.deferred[i] = [put_off for put_off in later if put_off.leaf is not x]
+        for contribution in later:
+            if contribution.leaf is x:
+                contribution()
+        self.deferred[i] = [contribution for contribution in later if contribution.leaf is not x]
 
     def _backward(self, i: int, later: list | None) -> None:
         y, dy = self.outputs.pop(i), self.output_gradients.pop(i, None)

@@ -24,16 +24,16 @@ class Layer(NamedTuple):
 
 def whole_layers(model: nn.Module, T: int) -> list[Layer]:
     """Return the layers of a model that a rank holds whole; T: positions of a Transformer."""
-    check_counted(model)
+    check_closed_forms(model)
     return transformer_layers(model, T) if isinstance(model, nn.Transformer) else mlp_layers(model)
 
 
-def check_counted(model: nn.Module) -> None:
+def check_closed_forms(model: nn.Module) -> None:
     """Raise ValueError for a model whose layers have no closed forms here."""
     if isinstance(model, nn.Seq2Seq):
         raise ValueError(
-            "no closed form says what the layers of an nn.Seq2Seq hold and compute; measure a step "
-            "(tools/costs/measured.py), or use an nn.Transformer"
+            "there is no closed form of what the layers of an nn.Seq2Seq hold and compute; measure "
+            "a step (tools/costs/measured.py), or use an nn.Transformer"
         )
 
 
@@ -104,7 +104,7 @@ def split_transformer_layers(
     model: nn.Transformer, T: int, N: int, sequence: bool = False
 ) -> list[Layer]:
     """Return the layers of a Transformer that is split by matrices, and by sequence if asked."""
-    check_counted(model)
+    check_closed_forms(model)
     C, H = width_of(model), heads_of(model)
     kept = block_activation_bytes(1, T, C, H, ITEMSIZE, N, sequence, dropout=False)
     work = (12 * T * C * C + 2 * computed_scores(T) * C) // N

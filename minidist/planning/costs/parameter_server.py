@@ -49,13 +49,13 @@ def parameter_server_bytes(
 
 
 def sparse_push_bytes(model: nn.Module, touched: Mapping[str, int]) -> int:
-    """Return the bytes of a sparse push to one server: 8 per row that travels, and its elements.
+    """Return the bytes of a sparse push to one server: 8 per row that is sent, and its elements.
 
-    touched  {table: rows that are not zero}, by name; of all other parameters every row travels,
+    touched  {table: rows that are not zero}, by name; of all other parameters every row is sent,
              and a vector is one row
 
-    Dense is itemsize times P; so each of a table's V rows of width C that is not touched saves
-    C itemsize, and each other row costs 8 more.
+    A dense push has itemsize bytes per element. So a zero row of a table[V, C] saves C itemsize,
+    and each row that is sent costs 8 bytes more.
     """
     total = 0
     for p in (p for p in model.parameters() if p.requires_grad):

@@ -45,32 +45,32 @@ def reduced(case: Workload) -> Reduced:
     """Return what a step sums over ranks that split all matrices.
 
     A block of a Transformer sums T rows in each direction in its attention, and again in its
-    feed-forward part. Of a Seq2Seq with S source positions, an encoder block sums S rows forward
-    and, for queries and for keys and values, 2 S backward; a decoder block sums 2 T each way in its
-    two attentions, and backward S for the source that it reads. Both tables look words up; the head
-    needs the target's rows.
+    feed-forward part. Of a Seq2Seq, the attention of an encoder block sums the source's rows once
+    forward, and twice backward: for queries, and for keys and values. The two attentions of a
+    decoder block sum the target's rows twice each way and, backward, the source's once. The
+    embeddings sum the rows of both, the head those of the target.
     """
     T, depth = case.inputs.shape[1], len(case.model.layers) - 2
     if not isinstance(case.model, nn.Seq2Seq):
         return Reduced(2 * depth * T, 2 * depth * T, 2 * T, T)
-    S, depth = case.model.source_length, depth // 2
-    T -= S
-    encoder, decoder = 3 * S, 4 * T + S
-    return Reduced(depth * (encoder + decoder), 2 * depth * (S + T), S + 2 * T, T)
+    source, depth = case.model.source_length, depth // 2
+    target = T - source
+    encoder, decoder = 3 * source, 4 * target + source
+    return Reduced(depth * (encoder + decoder), 2 * depth * T, T + target, target)
 
 
 def attention_bytes(case: Workload, N: int) -> int:
-    """Return, per block of a Transformer, an all_reduce of S forward and one backward."""
+    """Return the all_reduces of every block's attention: per Transformer block two of S."""
     return summed_bytes(case, N, reduced(case).attention)
 
 
 def vocab_bytes(case: Workload, N: int) -> int:
-    """Return all_reduces for embedding and head, and three of B T in the loss."""
+    """Return the all_reduces of embedding and head, and the loss's three of B T numbers."""
     return summed_bytes(case, N, reduced(case).vocabulary) + loss_bytes(case, N)
 
 
 def summed_bytes(case: Workload, N: int, rows: int) -> int:
-    """Return the bytes of all_reduces of so many rows of C numbers per example."""
+    """Return the bytes of all_reduces; rows: how many rows of C numbers per example are summed."""
     return 2 * (N - 1) * len(case.inputs) * rows * width_of(case.model) * ITEMSIZE
 
 
