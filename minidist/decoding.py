@@ -1,11 +1,15 @@
 """Write a target with a trained encoder-decoder: word by word, greedily or with a beam.
 
-The source is encoded once. Then the decoder reads what was written so far, from BEGIN on, and says
-how likely each word is to come next.
+The source is encoded once. Then the decoder reads BEGIN and the words written so far, and gives
+the probability of each next word.
 
     greedy  take the most likely word
-    beam    keep the K most likely beginnings; each is followed by every word, and the K best stay
-            (Wu et al., Google's Neural Machine Translation System, 2016, section 7)
+    beam    keep the K most likely beginnings; extend each by every word, and keep the K best
+            (Wu et al., Google's Neural Machine Translation System, 2016, without their length
+            normalization and coverage penalty: the score is log p)
+
+Letters: S source and T target positions, t words written so far with BEGIN, V words of the target's
+vocabulary, K beginnings.
 """
 
 import numpy as np
@@ -19,7 +23,7 @@ from minidist.tokens import BEGIN, END, PAD
 def translate(model: nn.Seq2Seq, sources: np.ndarray, beam: int = 1) -> np.ndarray:
     """Return the most likely targets[B, T] that were found for sources[B, S].
 
-    After END a target is PAD; without an END among its T words it is cut.
+    After END a target is PAD. If no END is among the first T words, the target ends there.
 
     beam  K, from 1: with 1, greedy
     """
@@ -82,7 +86,7 @@ def beam_search(model: nn.Seq2Seq, memory: Tensor, beam: int) -> np.ndarray:
         K = written.shape[1]
         following = np.full((B, K, model.vocab), -np.inf)
         ended = (written == END).any(axis=-1)
-        following[ended, PAD] = 0  # it stays as it is
+        following[ended, PAD] = 0  # a beginning that has ended keeps its score
         b, k = np.nonzero(~ended)
         if not len(b):
             break
@@ -96,5 +100,5 @@ def beam_search(model: nn.Seq2Seq, memory: Tensor, beam: int) -> np.ndarray:
 
 
 def padded(words: np.ndarray, length: int) -> np.ndarray:
-    """Return words[B, t] with PAD behind them, [B, length]."""
+    """Return words[B, t] with PAD after them, [B, length]."""
     return np.pad(words, ((0, 0), (0, length - words.shape[1])), constant_values=PAD)

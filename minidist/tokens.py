@@ -1,3 +1,8 @@
-"""Tokens of every vocabulary that are no words of it."""
+"""The tokens that every vocabulary has besides its words.
 
-PAD, BEGIN, END = 0, 1, 2  # of a text that is read or written: filling, before it, after it
+BEGIN  before a text that is written
+END    after it
+PAD    after a text that is shorter than its row
+"""
+
+PAD, BEGIN, END = 0, 1, 2

@@ -5,20 +5,22 @@ waits for whom, and what is pushed, is a `Plan` (data_parallel/server_plan.py). 
 
     batch          the batches of train.py; each is cut over the W workers. Worker w's part of batch
                    k is minibatch n = k W + w: every example of every batch is used once
-    gradient       of a part, divided by the targets of the whole batch, so that the parts' add up
-                   to what train() has: with staleness=0 they are one update
+    gradient       of a part, divided by the targets of the whole batch. So the gradients of a
+                   batch's parts add up to the gradient of train(); with staleness=0 they are one
+                   update
     update         otherwise one push: the gradient of a part, or the sum of several
-    epoch          all workers take the batches in one order, but not at one time: while a slow one
-                   is in an epoch, a fast one may be in the next
-    clipping       nobody has a batch's gradient. A worker clips its own, to its part's share of the
-                   batch's targets: so the norms of the parts add up to 1 at most
-    learning rate  a server counts its updates, and follows the schedule of train.py over as many as
-                   there will be
-    rule           AdamW; with sparse pushes Adagrad, which leaves rows alone whose gradient is zero
+    epoch          all workers take the batches in the same order, each at its own pace: a fast one
+                   may begin the next epoch before a slow one has ended this one
+    clipping       no rank has a batch's gradient. A worker clips the gradient of its part, to the
+                   part's share of the batch's targets: the norms of the parts add up to 1 at most
+    learning rate  a server counts its updates, and follows the schedule of train.py over the
+                   number of updates that it will do
+    rule           AdamW; with sparse pushes Adagrad, which does not change a row whose gradient is
+                   zero
 
-Which gradient comes first is chance, and no two runs are equal. But the servers' logs determine
-their run: `replay` ends with its weights, bit for bit, if what rounds is the same: the machine, its
-libraries, the device, the dtype, and each rank's share of the cores, so the number of ranks.
+The order of the gradients is random, so no two runs are equal. But the servers' logs determine
+their run: `replay` gives its weights, bit for bit, if all that decides rounding is the same: the
+machine, its libraries, the device, the dtype, and the number of ranks, which share the cores.
 """
 
 import math
@@ -39,7 +41,7 @@ from minidist.rng import Randomness
 from minidist.tools.replay_server import replay_server
 from minidist.train import Settings, progress_bar, told, warm_up_and_decay, windows
 
-TIMES_FOR_ADAGRAD = 10  # its step is the learning rate once, and shrinks from then on
+TIMES_FOR_ADAGRAD = 10  # its first step is the learning rate, and later ones are smaller
 
 
 class Served(NamedTuple):
@@ -99,7 +101,7 @@ def replay(
     plan: Plan,
     logs: list[list[list[Push]]],
 ) -> dict[str, np.ndarray] | None:
-    """Return, on rank 0, the weights that the servers' logs lead to from those of the model.
+    """Return, on rank 0, the weights after the updates in the servers' logs, from the model's.
 
     Run it on as many ranks as trained. ValueError if a minibatch is not in each log exactly once.
     """
@@ -114,7 +116,7 @@ def replay(
 
 
 def workers_among(ranks: int, settings: Settings, plan: Plan) -> int:
-    """Return W; ValueError if nobody is left to work, or the servers cannot keep such weights."""
+    """Return W; ValueError if no rank is left to work, or servers cannot keep such weights."""
     if settings.on_mesh or settings.half or settings.reconstruction:
         raise ValueError(
             "servers keep whole float32 weights for workers that split the batch alone; use no "
@@ -181,7 +183,7 @@ def shown(numbers, minibatches: Minibatches, here: bool) -> Iterator[int]:
 
 
 class Scheduled:
-    """A server's optimizer, whose learning rate follows the schedule over so many updates."""
+    """A server's optimizer, whose learning rate follows the schedule over `updates` updates."""
 
     def __init__(self, optimizer: optim.Optimizer, updates: int):
         self.optimizer, self.highest, self.updates = optimizer, optimizer.lr, updates
@@ -200,7 +202,7 @@ class Scheduled:
 
 
 def rule(settings: Settings, plan: Plan, workers: int) -> Callable[[list], Scheduled]:
-    """Return what makes a server's optimizer of its parameters."""
+    """Return the function from a server's parameters to its optimizer."""
     if plan.sparse:
         make = partial(optim.Adagrad, lr=TIMES_FOR_ADAGRAD * settings.lr)
     else:
@@ -209,13 +211,13 @@ def rule(settings: Settings, plan: Plan, workers: int) -> Callable[[list], Sched
 
 
 def updates_of(steps: int, workers: int, plan: Plan) -> int:
-    """Return how many updates a server does; with a quorum, how many at most."""
+    """Return how many updates a server does; with a quorum, the most it may do."""
     if plan.quorum is not None:
         return -(-steps * workers // min(plan.quorum, workers))
     if plan.staleness == 0:
         return steps
     first = -(-steps // plan.n_push)
-    return workers * (first + ((steps - 1) % plan.n_push > 0))  # and what is left in the buffer
+    return workers * (first + ((steps - 1) % plan.n_push > 0))  # and one for the rest of the buffer
 
 
 def save(group: Group, role: Server | Worker, losses: np.ndarray, folder: str, told: dict) -> None:

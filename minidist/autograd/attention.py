@@ -6,9 +6,10 @@ One function in two forms. `CausalAttention` is the definition: it computes all 
 head at once, and keeps P. `BlockwiseAttention` holds T x 64 of them at a time (256 on a GPU) and
 keeps one number per query, so that memory grows with T and not with T^2. Unlike FlashAttention it
 saves memory, not traffic: on a GPU a block's scores are written and read again between kernels.
-`causal_attention` chooses. `PaddedAttention` takes keys and values of a sequence of its own, some
-of whose positions are padding.
-Letters: B batch, T positions, H heads, D head width, S scores, Z[B, H, T, 1] a softmax's sum.
+`causal_attention` chooses. `PaddedAttention` has keys and values of another sequence, some of whose
+positions are padding.
+Letters: B batch, T positions, S those of the other sequence, H heads, D head width, Z[B, H, T, 1] a
+softmax's sum.
 """
 
 import math
@@ -59,9 +60,9 @@ class BlockwiseAttention(Function):
     """The same, a block of positions at a time; it keeps Q, K, V, O and log Z.
 
     Dao et al., FlashAttention, 2022: backward computes P again, and takes <dO, O> for <dP, P>
-    (appendix B.2); P = exp(S - log Z) as in FlashAttention-2 (Dao 2023, section 3.1). Here a block
-    of queries meets all its keys at once, so that no partial result is rescaled. In backward a
-    block of keys meets all its queries; only dQ is a sum over blocks.
+    (appendix B.2); P = exp(scores - log Z) as in FlashAttention-2 (Dao 2023, section 3.1). Here a
+    block of queries meets all its keys at once, so that no partial result is rescaled. In backward
+    a block of keys meets all its queries; only dQ is a sum over blocks.
     """
 
     def forward(self, qkv: Array) -> Array:

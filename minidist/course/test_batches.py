@@ -11,7 +11,8 @@ OF_ONE_DEVICE = ("autograd", "nn", "optim.py", "rng.py", "datasets", "backend.py
 SINGLE_DEVICE = [
     "tests/autograd",
     "tests/nn",
-    *(f"tests/test_{name}.py" for name in ("optim", "rng", "datasets", "backend")),
+    "tests/datasets",
+    *(f"tests/test_{name}.py" for name in ("optim", "rng", "backend")),
 ]
 EQUIVALENCE = "tests/tools/test_equivalence.py"
 CERTIFICATE = f"{EQUIVALENCE}::test_every_strategy_keeps_its_promise"

@@ -5,10 +5,10 @@
 
 English as in the United States, without "and"; Chinese with 二 throughout, never 两. Each language
 is one rule: the largest unit that fits, how many of it, then the rest. English counts thousands,
-Chinese counts 万 = 10**4, so who translates a number cannot replace word by word.
+Chinese counts 万 = 10**4, so a number cannot be translated word by word.
 
-Reading is one loop for both: a unit multiplies what has been read since the last larger unit. It
-accepts too much; so a text counts only if writing its number gives this text again.
+Reading is one loop for both: a unit multiplies what has been read since the last larger unit. The
+loop accepts wrong texts, too. So a text is refused unless writing its number gives the same text.
 """
 
 from collections.abc import Callable, Iterable
@@ -52,7 +52,7 @@ def in_chinese(n: int) -> str:
 
 
 def spelled(n: int) -> str:
-    """Return a number in characters; 零 stands where one or more units are skipped within it."""
+    """Return a number in characters; 零 is written where it skips one or more units."""
     if n < 10:
         return DIGITS[n]
     name, unit = next((name, unit) for name, unit in UNITS.items() if unit <= n)
@@ -67,7 +67,7 @@ def check(n: int) -> None:
 
 
 def english_words(text: str) -> list[str]:
-    """Cut a text at its spaces, and before and after each hyphen, which is a word."""
+    """Cut a text at its spaces, and around each hyphen, which is a word of its own."""
     return text.replace("-", " - ").split(" ")
 
 

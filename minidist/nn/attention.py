@@ -1,4 +1,4 @@
-"""Multi-head attention to the own sequence or another one (Vaswani et al. 2017, section 3.2)."""
+"""Multi-head attention to the same sequence or another one (Vaswani et al. 2017, section 3.2)."""
 
 from minidist.autograd import Tensor
 from minidist.autograd.attention import causal_attention, padded_attention
@@ -31,8 +31,8 @@ class CausalSelfAttention(Module):
 class PaddedAttention(Module):
     """Y[B, T, C] = concat over heads of softmax(Q K^T / sqrt D) V, times W_o; padding is hidden.
 
-    Q is made of X[B, T, C], K and V of a memory M[B, S, C] in one product: its 2C columns are
-    [2, H, D]. In an encoder M is X itself.
+    Q is a product of X[B, T, C]; K and V are one product of a memory M[B, S, C], whose 2C columns
+    are [2, H, D]. In an encoder M is X itself.
 
     held[B, S]  False where a position of M is padding
     """

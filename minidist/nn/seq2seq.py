@@ -3,22 +3,22 @@
 Vaswani et al., Attention Is All You Need, 2017, section 3; norms before the sub-layers, as in
 transformer.py. Letters: S source positions, T target positions, C width, U and V vocabularies.
 
-    tokens[B, S + T]    source, padding | BEGIN, target, padding       one array, so that ranks
-    X[B, S + T, C]      what is read    | what is written              pass one array on, too
+    tokens[B, S + T]    source, padding | BEGIN, target, padding
+    X[B, S + T, C]      the source      | the target         one array, so that ranks send one
                         encoder blocks    decoder blocks
     logits[B, T, V]                       head
 
-A padded source position is a row of zeros in X, from the embedding on. So every layer, on whatever
-rank, knows the padding without being told: no query attends to a row of zeros, and it stays one.
-The target needs no such mask: its padding comes last, where no earlier position attends to it, and
-the loss ignores it (`losses.IGNORED`).
+A padded source position is a row of zeros in X, from the embedding on. So X itself shows every
+layer, on any rank, what is padding. No query attends to a row of zeros, and every layer keeps it
+zero. The target needs no such mask: its padding comes last, where no earlier position attends to
+it, and the loss ignores it (`losses.IGNORED`).
 
 A pipeline that cuts between two layers sends all of X[B, S + T, C], itemsize B (S + T) C bytes a
-boundary each way, though an encoder block changes the source's part alone and a decoder block the
-target's. Only the last decoder block passes on the target's part alone, X[B, T, C].
+boundary each way, although an encoder block changes only the source's part and a decoder block
+only the target's. Only the last decoder block passes on the target's part alone, X[B, T, C].
 
-Teacher forcing: in training the decoder reads the right words, not those that it would have
-written; `decoding.py` writes with a trained model.
+Teacher forcing: in training the decoder reads the right words, not the words that it predicts.
+`decoding.py` writes with a trained model.
 """
 
 from minidist.autograd import Tensor, functions
@@ -52,7 +52,7 @@ class SourceAndTarget(Module):
 
 
 class EncoderBlock(Module):
-    """X[B, S + T, C]: the source attends to itself, in both directions; the target passes by."""
+    """X[B, S + T, C]: the source attends to itself, in both directions; the target is kept."""
 
     feed_forwards = Block.feed_forwards
 
@@ -114,13 +114,14 @@ def held_in(source: Tensor) -> Array:
 class Seq2Seq(Sequential):
     """tokens[B, S + t] -> logits[B, t, V], t <= T.  Layers: embedding, encoder, decoder, head.
 
-    The tokens are those of the source, padded with PAD to S, then BEGIN and the target's.
+    tokens: the source's words, padded with PAD to S columns, then BEGIN and the target's words.
+    ValueError if there is no column of the target.
 
     source_vocab, target_vocab    U and V, with PAD, BEGIN and END
     depth                         blocks of the encoder, and of the decoder
     source_length, target_length  S and T
     dropout                       rate on the embeddings and on each branch of each block
-    name                          begins the parameters' names, where two of these are one model
+    name                          prefix of the parameters' names, for a model of two Seq2Seqs
     """
 
     def __init__(

@@ -1,15 +1,16 @@
 """Attention to another sequence, its heads split over ranks.
 
-Shoeybi et al., Megatron-LM (2019), section 3, figure 3b. Letters: N ranks, H heads of width D, X
-what asks, M the memory that is read (in an encoder X itself).
+Shoeybi et al., Megatron-LM (2019), section 3, figure 3b, split the attention of one sequence; the
+same split is used here for two. Letters: N ranks, H heads of width D, X the positions that attend,
+M the memory that they attend to (in an encoder X itself).
 
     X[B, T, C] -> f -> Q_r[B, T, H/N D]    \\
                                             attention over this rank's heads -> rows of W_o -> g
     M[B, S, C] -> f -> KV_r[B, S, 2 H/N D] /
 
 Q's columns are [H, D], those of K and V are [2, H, D]: two blocks, each with all heads. A rank
-takes its heads out of both. Every rank has all rows of M, so it knows the padding as one device
-does. Backward sums the gradients of X and of M apart: two all_reduces, by two f.
+takes its heads out of both. Every rank has all rows of M, and so finds the same padding as one
+device. Backward sums the gradients of X and of M over ranks separately: each f is an all_reduce.
 """
 
 import numpy as np

@@ -12,8 +12,8 @@ and sums, and keeps X.
 An nn.Seq2Seq is split in the same way, an attention and a feed-forward part at a time. Its blocks
 attend to other positions through two products, each with an f: with S source and T target
 positions an encoder block has two all_reduces of S forward and three backward; a decoder block
-three of T each way and, backward, one of S more, the gradient of what it reads. The padding is
-known by rows of zeros, which every rank holds; the embedding makes them after the sum over ranks.
+three of T each way and, backward, one more of S, for the gradient of the source. Rows of zeros
+show the padding; every rank has them, because the embedding sets them after its sum over ranks.
 """
 
 from collections.abc import Callable
