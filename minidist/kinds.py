@@ -1,4 +1,4 @@
-"""What `minidist train` can learn, and what differs between kinds of data: the model, and words.
+"""The kinds of data that `minidist train` can learn: the model of each, and its words.
 
     text      windows of characters; each predicts the next one       nn.Transformer
     digits    images, and which digit they show                       nn.CNN
@@ -30,8 +30,8 @@ class Kind:
     unit      what a batch counts, in words
     model     data, settings -> the untrained model
     examples  data, settings -> inputs[n, ...] and targets[n, ...] to train on
-    told      data -> what a checkpoint says of it: JSON, with "source", a line of words
-    defaults  of settings, where they are not those of Settings
+    told      data -> what a checkpoint records of it: JSON, with "source", a line of words
+    defaults  of settings, where they differ from Settings
     refused   settings that the model has no use for
     """
 
@@ -123,7 +123,7 @@ def told_of_digits(digits: Digits) -> dict:
 
 
 def told_of_numbers(data: Numbers) -> dict:
-    """Return what `numbers_of` reads, and a digest of what is learnt."""
+    """Return what `numbers_of` reads, and a digest of the examples."""
     return {
         "source": f"numbers, {data.direction} by {data.by}",
         "direction": data.direction,

@@ -21,7 +21,7 @@ def sizes(data: Data) -> str:
 
 
 def target(data: Data) -> str:
-    """Return what a loss is of."""
+    """Return what one target is: a word, a character, an image."""
     if isinstance(data, Numbers):
         return data.by.removesuffix("s")
     return "character" if isinstance(data, Text) else "image"

@@ -1,7 +1,7 @@
 """Strategies by name: how each lays out a number of ranks (`minidist train --strategy NAME`).
 
-A name is that of `minidist strategies` where there is one. A preset is a set of settings; what it
-does not name keeps one rank, so each shows one idea.
+The names are those in `minidist strategies`, where it has the strategy. A preset is a set of
+settings; an axis that it does not name has one rank, so that each preset shows one idea.
 """
 
 from collections.abc import Callable, Mapping
@@ -59,9 +59,9 @@ PRESETS = {
 
 
 def chosen(name: str, ranks: int, asked: Mapping) -> dict:
-    """Return the settings of a preset on so many ranks.
+    """Return the settings of a preset for a number of ranks.
 
-    ValueError if one of the settings that were asked for has another value.
+    asked  settings that were given; ValueError if the preset has another value for one of them
     """
     preset = ALONE | PRESETS[name].settings(ranks)
     for setting, value in preset.items():

@@ -1,4 +1,4 @@
-"""Translate with a trained model, and judge what it writes by the rules of both languages."""
+"""Translate numbers with a trained model, and compare with the rules of both languages."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,9 +33,9 @@ class Translation:
 
 
 def of_held_out(model: nn.Seq2Seq, data: Numbers) -> tuple[np.ndarray, list[Translation]]:
-    """Translate what is held out, greedily; return exact[n], whether every word is right, and all.
+    """Translate the held-out numbers greedily; return exact[n] and the n translations.
 
-    A target without its END is not exact.
+    exact  whether every word is right, and END comes after the last
     """
     inputs, targets = data.held_out
     sources = inputs[:, : data.source_length]
@@ -101,17 +101,17 @@ def translate(model: nn.Seq2Seq | nn.Dual, data: Numbers, text: str, beam: int =
     (written,) = decoding.translate(model, sources, beam)
     try:
         right = LANGUAGES[writes][0](READ[reads](text))
-    except ValueError:  # its words are known, and make no number
+    except ValueError:  # the words are known, but they make no number
         right = None
     return Translation(text, data.decode(written), right)
 
 
 def load(folder: str) -> tuple[nn.Seq2Seq | nn.Dual, Numbers]:
-    """Return the model of a folder's newest checkpoint, from any mesh, and what it was told.
+    """Return the model of a folder's newest checkpoint, from any mesh, and its Numbers.
 
-    The Numbers have no examples. ValueError if there is no checkpoint, or one of something else.
+    These have no examples. ValueError if there is no checkpoint, or one of something else.
     """
-    from minidist.train import Settings  # it imports what trains
+    from minidist.train import Settings  # only here: it imports every strategy
 
     if not manifest.whole_ones(Path(folder)):
         raise ValueError(f"{folder} has no checkpoint; {REMEDY}")

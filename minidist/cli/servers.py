@@ -19,7 +19,7 @@ OPTIONS = {  # of a Plan's fields
     "fetch_every": "n_fetch",
     "sparse": "sparse",
 }
-REMEDIES = {  # of options and their values where nothing is asked for: why not with servers
+REMEDIES = {  # option: (its value if it is not given, why it does not go with servers)
     "dp": (None, "the workers share every batch; use --ranks"),
     "pp": (1, "every worker has all layers"),
     "cp": (1, "every worker has all positions"),

@@ -120,7 +120,7 @@ def teacher_forcing(sources: np.ndarray, words: np.ndarray) -> tuple[np.ndarray,
         inputs   source, PAD | BEGIN, words, PAD
         targets                words, END, IGNORED
 
-    So a column of the target's part is to predict the word in the next column.
+    At each column the decoder predicts the word in the next one.
     """
     ends = (words != PAD).sum(axis=1)
     targets = np.pad(words, ((0, 0), (0, 1)), constant_values=PAD)
@@ -131,7 +131,7 @@ def teacher_forcing(sources: np.ndarray, words: np.ndarray) -> tuple[np.ndarray,
 
 
 def padded(rows: list[np.ndarray], length: int) -> np.ndarray:
-    """Return tokens[n, length] of n rows that are no longer; PAD fills what they leave."""
+    """Return tokens[n, length] of n rows that are no longer, with PAD after each."""
     tokens = np.full((len(rows), length), PAD)
     for row, into in zip(rows, tokens, strict=True):
         into[: len(row)] = row
@@ -185,8 +185,8 @@ def numbers(
 def draw_numbers(examples: int, held_out: int, seed: int) -> tuple[list[int], list[int]]:
     """Return numbers to train on, and numbers that are held out; no number comes twice.
 
-    Each number of digits, 1 to 8, comes as often as the others. Where there are too few numbers,
-    all are taken, and the longer ones make up for them; at most a tenth of each is held out.
+    Numbers of 1, 2, ... 8 digits are equally many. Where there are too few of a length, all are
+    taken, and longer ones in place of the rest; at most a tenth of each length is held out.
     """
     digits = range(1, len(str(LIMIT)))
     first = [10 ** (d - 1) if d > 1 else 0 for d in digits]
@@ -213,9 +213,9 @@ def draw_numbers(examples: int, held_out: int, seed: int) -> tuple[list[int], li
 
 
 def spread(total: int, room: list[int]) -> list[int]:
-    """Return how many of `total` go to each place: equally many; the rest of a full one goes on.
+    """Divide `total` equally over places; what does not fit in one goes to those after it.
 
-    The room grows from place to place.
+    room  how much fits in each place, ascending
     """
     given = []
     for most in room:

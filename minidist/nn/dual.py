@@ -2,28 +2,28 @@
 
     loss = CE(there(x), y) + CE(back(y), x) + weight CE(back(what `there` wrote), x)
 
-The last term is the reconstruction: what the first translator wrote has to tell the second one
-what the source was. He et al., Dual Learning for Machine Translation, 2016, let two translators
-teach each other so, without pairs. Tu et al., Neural Machine Translation with Reconstruction, 2017,
-add the term to the supervised loss, as here.
+The last term is the reconstruction: from what the first translator wrote, the second one has to
+find the source. He et al., Dual Learning for Machine Translation, 2016, train two translators in
+this way on texts without translations, after a start with few pairs. Tu et al., Neural Machine
+Translation with Reconstruction, 2017, add the term to the supervised loss, as here.
 
 A word is discrete: a small step of the weights does not change which one is the most likely, so no
 gradient passes through the choice. He et al. use a policy gradient. Tu et al. read the decoder's
 hidden states, not its words. Here the second model reads, at each position,
 
-    read="soft"  P E: the mixture of its embeddings E[V, C], each as likely as the first model's
-                 P = softmax(logits) says. The gradient passes through P to the first model.
+    read="soft"  P E: the mixture of its embeddings E[V, C], weighted by the first model's
+                 P = softmax(logits). The gradient passes through P to the first model.
     read="hard"  the row of E of the most likely word. The term has no gradient for the first model;
                  the second learns to understand what the first one writes.
 
-Both are with teacher forcing: word t is written after the right words before it. So what was
-written is as long as the right target: at its END, and behind it, the second model reads rows of
-zeros, which are padding. Before it every word is read as a word, also a PAD or an END.
+Both use teacher forcing: word t is written after the right words before it. So what was written is
+as long as the right target: from the target's END on, the second model reads rows of zeros, which
+are padding. Before it, every word that was written is read, also a PAD or an END.
 
 Letters: S words of a source, T of a target with its END, U and V the vocabularies of both sides.
 
     tokens[B, S + T]           x, padding | BEGIN, y, padding  the rows of `there`
-    tokens[B, T - 1 + S + 1]   y, padding | BEGIN, x, padding  those of `back`, made of the same
+    tokens[B, T - 1 + S + 1]   y, padding | BEGIN, x, padding  the same pairs, for `back`
     targets[B, T + S + 1]      y, END, IGNORED | x, END, IGNORED
 """
 
@@ -43,7 +43,7 @@ READS = "soft", "hard"
 class Dual(Module):
     """tokens[B, S + T] -> the logits of all terms, flat: [B, T V + (S + 1) U + (S + 1) U].
 
-    `loss` cuts them. With weight 0 the last part is neither computed nor there.
+    `loss` cuts them into the terms. With weight 0 the last term is not computed.
 
     there   from S words of a vocabulary of U to T of V, END included
     back    from T - 1 words of V to S + 1 of U; its parameters have other names (`name=`)
@@ -90,7 +90,7 @@ class Dual(Module):
         """Run `back` on what `there` wrote: logits[B, T, V] -> logits[B, S + 1, U]."""
         embedding, *layers = self.back.layers
         source, table = embedding.source, embedding.source.token.weight
-        words, logits = self.back.source_length, logits[:, :-1]  # behind the last word is END
+        words, logits = self.back.source_length, logits[:, :-1]  # after the last word comes END
         if self.read == "soft":
             x = functions.linear(functions.softmax(logits), table)
         else:
@@ -104,7 +104,7 @@ class Dual(Module):
         return x
 
     def targets(self, tokens: Array) -> Array:
-        """Return targets[B, T + S + 1] of both directions, which tokens[B, S + T] hold, too."""
+        """Return targets[B, T + S + 1] of both directions, made from tokens[B, S + T]."""
         turned, words = self.turned(tokens), self.back.source_length
         both = ended(turned[:, :words]), ended(turned[:, words + 1 :])
         return array_module(tokens).concatenate(both, axis=1)
@@ -137,12 +137,12 @@ def ended(words: Array) -> Array:
     """Return targets[B, S + 1] of words[B, S] and padding: the words, END, and IGNORED."""
     xp = array_module(words)
     words = xp.pad(words, ((0, 0), (0, 1)), constant_values=PAD)
-    behind = xp.pad(words[:, :-1] != PAD, ((0, 0), (1, 0)), constant_values=True)  # behind a word
+    behind = xp.pad(words[:, :-1] != PAD, ((0, 0), (1, 0)), constant_values=True)  # after a word
     return xp.where(words != PAD, words, xp.where(behind, END, IGNORED))
 
 
 def nll(rows: Tensor, targets: Array, n: float) -> Tensor:
-    """Return the cross entropy of logits that lie flat, [B, T V], over n."""
+    """Return the sum of -log p of flattened logits, rows[B, T V], over n."""
     B, T = targets.shape
     return cross_entropy(rows.reshape(B, T, rows.shape[1] // T), targets, n)
 

@@ -9,7 +9,7 @@ rows and columns are padding (section 5.1).
     cross-entropy  M = max over r of max logits_r        Z = sum over r of sum exp(logits_r - M)
                    L = sum over targets of (log Z - (logits[target] - M)) / n
 
-A target that is IGNORED is on no rank; its row has the loss 0 and the gradient 0.
+No rank has the logit of a target that is IGNORED; its row has the loss 0 and the gradient 0.
 
 The loss takes three all_reduces of B T numbers each instead of a gather of B T V numbers, which no
 rank ever holds.

@@ -21,7 +21,7 @@ def certify(
 
     The batch has 2 windows, images or pairs per rank and one more, so the shards are uneven.
 
-    servers  ranks that are servers, synchronous ones; 0: all sum their gradients
+    servers  ranks that are synchronous servers; 0: all ranks sum their gradients
     """
     ranks = settings.ranks
     kind = kind_of(data)

@@ -164,7 +164,7 @@ def test_no_number_is_longer_than_the_longest(n, by):
 
 
 def test_no_group_of_digits_is_longer_than_those_of_the_longest():
-    """The words of an English number are those of its groups; so the longest is known for sure."""
+    """The words of an English number are those of its groups; so the longest is known."""
     for by in ("words", "characters"):
         cut = pairs.vocabulary("en", by).encode
         assert max(len(cut(in_english(n))) for n in range(1000)) == len(cut(in_english(777)))

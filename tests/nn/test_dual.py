@@ -83,7 +83,7 @@ def test_rows_and_targets_of_the_way_back_are_made_of_the_same_rows():
     assert model.targets(TOKENS[:0]).shape == (0, T + S + 1)
 
 
-def test_parameters_have_the_names_of_both_and_lie_in_one_vector():
+def test_parameters_have_the_names_of_both_and_are_in_one_vector():
     there, back = translators()
     names = [*there.named_parameters(), *back.named_parameters()]
     state = there.state() | back.state()

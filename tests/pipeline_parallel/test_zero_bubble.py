@@ -74,7 +74,7 @@ def test_1f1b_computes_both_halves_at_once(cluster):
 
 
 class Slices(nn.Module):
-    """Y = linear(X[:, :2]) + X[:, 2:]: what a function does to X itself may be put off."""
+    """Y = linear(X[:, :2]) + X[:, 2:]: what a function does to X itself may be deferred."""
 
     def __init__(self):
         self.linear = nn.Linear(2, 2, dtype="float64")
