@@ -18,6 +18,7 @@ from minidist.cli.arguments import (
     from_zero,
     whole,
 )
+from minidist.cli.outcomes import outcome, sizes, target
 from minidist.cli.servers import add_servers, plan_of, serve, who_has_what
 from minidist.comm import mpi, nccl
 from minidist.comm import run as run_on_ranks
@@ -26,7 +27,6 @@ from minidist.datasets import Text, digit_images, numbers, text
 from minidist.datasets.pairs import DIRECTIONS
 from minidist.elastic import train_elastic
 from minidist.kinds import KINDS, Data, kind_of
-from minidist.outcomes import outcome, sizes, target
 from minidist.pipeline_parallel.actions import updates
 from minidist.pipeline_parallel.schedules import SCHEDULES, programs
 from minidist.presets import PRESETS, chosen

@@ -1,4 +1,4 @@
-"""What `minidist train` says of its data and of the model that it trained, in words, by kind."""
+"""What `minidist train` prints of its data and of the model that it trained, for each kind."""
 
 import numpy as np
 
