@@ -314,8 +314,8 @@ print("sparse / dense bytes:", {V: round(sparse_share(V), 2) for V in (35, 1000,
 
 # %% [markdown]
 # - **reconstruction** (beside *both directions*, which it needs) costs a third pass, and at equal
-#   steps it is no better: all pairs are right and supervised. In the papers it pays where pairs are
-#   few and texts without a translation are many.
+#   steps it is no better: all pairs are right and supervised. The papers that gain from it have
+#   texts without a translation, too.
 
 
 # %%
@@ -487,6 +487,7 @@ exercise.judge(3, check_step, step, tempting=[best_of_each, words_alone])
 # - **Certified:** `minidist verify` holds this model to one device's gradient for naive, ZeRO,
 #   GPipe, 1F1B, attention, vocabulary and the hybrid.
 #
-# Longer training makes it right: `minidist train --data numbers --checkpoint FOLDER`, and then
-# `minidist translate --checkpoint FOLDER "three hundred twenty-one"`. The strategies are all here
-# now. Take your own model, and ask lesson 20 which of them it needs.
+# Each ingredient is an option of `minidist train --data numbers`: `--strategy`, `--no-shuffle`,
+# `--servers`, `--push-every`, `--sparse`, `--reconstruction`. Longer training makes it right: train
+# with `--checkpoint FOLDER`, then `minidist translate --checkpoint FOLDER 321`. The strategies are
+# all here now. Take your own model, and ask lesson 20 which of them it needs.
