@@ -1,8 +1,6 @@
 """Numbers in words: vocabularies, layout, how they are drawn."""
 
 import itertools
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
@@ -210,12 +208,9 @@ def digest(data):
 
 
 def test_numbers_are_the_same_for_the_same_seed_in_every_process(made):
-    code = (
-        "from minidist import datasets; from tests.datasets.test_pairs import digest;"
-        "print(digest(datasets.numbers(examples=2000, held_out=200, seed=3)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout.strip() == str(digest(made["en-zh", "words"])), done.stderr
+    """The checksums are of another process: nothing depends on the order of a set or on a clock."""
+    data = made["en-zh", "words"]
+    assert digest(data) == [3159632313, 2716729917, 874858482, 2797861691]
     other = datasets.numbers(examples=2000, held_out=200, seed=4)
     assert (other.train[0] != made["en-zh", "words"].train[0]).any()
 

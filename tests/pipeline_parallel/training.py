@@ -65,7 +65,7 @@ def micro_batches_of(case, m, step):
                 inputs,
                 case.targets[start:stop],
                 Randomness(case.seed, step, examples),
-                case.targets.size,
+                case.total,
             )
         )
         start = stop
