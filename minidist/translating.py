@@ -9,12 +9,13 @@ from minidist import decoding, nn
 from minidist.autograd.losses import IGNORED
 from minidist.checkpoint import Saved, manifest
 from minidist.datasets import Numbers
-from minidist.datasets.number_words import number_of_chinese, number_of_english
+from minidist.datasets.number_words import LIMIT, number_of_chinese, number_of_english
 from minidist.datasets.pairs import LANGUAGES
 from minidist.kinds import NUMBERS, numbers_of
 from minidist.tokens import END, PAD
 
 READ = {"en": number_of_english, "zh": number_of_chinese}
+MOST_DIGITS = len(str(LIMIT)) - 1
 AT_ONCE = 500  # sources that are translated together
 REMEDY = "make one with `minidist train --data numbers --checkpoint FOLDER`"
 
@@ -95,7 +96,12 @@ def translate(model: nn.Seq2Seq | nn.Dual, data: Numbers, text: str, beam: int =
     if not text:
         raise ValueError("there is nothing to translate in an empty text; write a number")
     if text.isascii() and text.isdigit():
-        text = LANGUAGES[reads][0](int(text))
+        digits = text.lstrip("0") or "0"
+        if len(digits) > MOST_DIGITS:  # int() reads 4300 digits at most
+            raise ValueError(
+                f"a number of {len(digits)} digits has no words here; use {MOST_DIGITS} or fewer"
+            )
+        text = LANGUAGES[reads][0](int(digits))
     sources = data.encode(text)
     model.eval()
     (written,) = decoding.translate(model, sources, beam)

@@ -182,6 +182,8 @@ def test_a_run_does_not_go_on_with_other_numbers(capsys, tmp_path):
         "the checkpoint is of a run on numbers, en-zh by words, not on numbers, zh-en by words; "
         "give it the same, or another folder"
     )
+    text = refused(capsys, "train", "--ranks", "1", "--resume", "--checkpoint", str(tmp_path))
+    assert "of a run on numbers, en-zh by words, not on the help topics of Python" in text
     assert main([*command, "--resume", "--steps", "2"]) == 0
     assert "goes on after step 1, " in capsys.readouterr().out
 
@@ -335,12 +337,37 @@ def test_without_a_text_it_translates_the_lines_it_reads(capsys, folder, monkeyp
         ("三", "the word '三' of '三' is none of the 32"),
         ("", "there is nothing to translate in an empty text; write a number"),
         (" \n", "there is nothing to translate in an empty text"),
-        ("100000000", "100000000 has no words here; use a whole number from 0 to 99999999"),
+        ("100000000", "a number of 9 digits has no words here; use 8 or fewer"),
+        ("9" * 5000, "a number of 5000 digits has no words here; use 8 or fewer"),
         ("one " * 16, f"'{' '.join(['one'] * 16)}' has 16 tokens, and the longest number 15"),
     ],
 )
 def test_a_text_that_it_cannot_read_is_one_line(capsys, folder, text, message):
     assert refused(capsys, "translate", "--checkpoint", folder, text).startswith(message)
+
+
+def test_digits_may_begin_with_zeros(data, writes):
+    writes.data = data
+    writes("七")
+    for digits, words in ("7", "seven"), ("0" * 5000 + "7", "seven"), ("000", "zero"):
+        assert translate(SMALL.model(data), data, digits).source == words
+
+
+def test_a_beam_is_as_wide_as_it_is_asked_for(capsys, folder, monkeypatch):
+    beams = []
+
+    def written(model, sources, beam=1):
+        beams.append(beam)
+        return np.full((len(sources), model.target_length), END)
+
+    monkeypatch.setattr(decoding, "translate", written)
+    command = ["translate", "one", "two", "--checkpoint", folder]
+    for options in [], ["--beam", "3"], ["--beam", "1000"]:
+        assert main([*command, *options]) == 0
+    assert beams == [1, 1, 3, 3, 1000, 1000]
+    capsys.readouterr()
+    line = "a beam of 1001 beginnings is more than the 1000 that are kept at most; use fewer"
+    assert refused(capsys, *command, "--beam", "1001") == line
 
 
 def test_a_folder_without_a_translator_is_one_line(capsys, tmp_path, cluster):

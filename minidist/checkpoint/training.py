@@ -63,6 +63,7 @@ def check_told(saved: Saved, told: Mapping) -> None:
     before = saved.about.get("told")
     if before is None:
         raise ValueError(f"{saved.path} is not from `minidist train`; use checkpoint.load")
+    changes(before, told)  # first: other data has other defaults, too
     for name in sorted(set(told["settings"]) | set(before["settings"])):
         was, now = (each["settings"].get(name) for each in (before, told))
         if was != now and name not in MAY_CHANGE:
@@ -70,7 +71,6 @@ def check_told(saved: Saved, told: Mapping) -> None:
                 f"{saved.path} is of a run with {name} = {was}, not {now}; give it the same, or "
                 "another folder"
             )
-    changes(before, told)
 
 
 def place(saved: Saved, grows: list[str]) -> tuple[int, int]:

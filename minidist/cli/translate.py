@@ -6,6 +6,8 @@ import sys
 from minidist.cli.arguments import DEFAULT, whole
 from minidist.translating import load, translate
 
+WIDEST = 1000  # beginnings: they are decoded together, in a second or so
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command and add its arguments."""
@@ -36,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Print a line per text, as soon as it is translated."""
+    if given.beam > WIDEST:
+        raise ValueError(
+            f"a beam of {given.beam} beginnings is more than the {WIDEST} that are kept at most; "
+            "use fewer"
+        )
     model, data = load(given.checkpoint)
     for text in given.text or (line for line in sys.stdin if line.strip()):
         translation = translate(model, data, text, given.beam)
