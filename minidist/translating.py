@@ -103,7 +103,6 @@ def translate(model: nn.Seq2Seq | nn.Dual, data: Numbers, text: str, beam: int =
             )
         text = LANGUAGES[reads][0](int(digits))
     sources = data.encode(text)
-    model.eval()
     (written,) = decoding.translate(model, sources, beam)
     try:
         right = LANGUAGES[writes][0](READ[reads](text))

@@ -187,6 +187,19 @@ def test_a_model_with_dropout_translates_without_it(beam, device):
     assert all(type(found) is np.ndarray for found in results)
 
 
+@pytest.mark.parametrize("beam", [1, 30, 1500])
+def test_of_equally_likely_words_the_first_is_written(monkeypatch, beam):
+    model = nn.Seq2Seq(5, 40, 4, 2, 1, 2, 3)
+    memory = decoding.encode(model, np.array([[3, 4]]))
+    assert decoding.next_words(model, memory, np.array([[BEGIN]])).dtype == np.float64
+
+    def next_words(model, memory, written):
+        return np.where(np.arange(40) < 5, -np.inf, np.log(1 / 35))[None].repeat(len(memory), 0)
+
+    monkeypatch.setattr(decoding, "next_words", next_words)
+    np.testing.assert_array_equal(translate(model, [[3, 4]], beam), [[5, 5, 5]])
+
+
 def test_no_graph_is_made(monkeypatch):
     model, kept = nn.Seq2Seq(5, 5, 4, 2, 1, 2, 3), []
     ask = decoding.next_words

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from minidist.outcomes import outcome
 
 from minidist import decoding, nn, translating
 from minidist.checkpoint import Keep
@@ -149,6 +150,20 @@ def test_what_is_told_makes_the_same_model_and_reads_the_same_texts(data):
         text = each.source.decode(each.held_out[0][0, : each.source_length])
         np.testing.assert_array_equal(again.encode(text), each.encode(text))
         assert again.decode(each.held_out[1][0]) == each.decode(each.held_out[1][0])
+
+
+def test_the_model_drops_out_at_the_rate_of_the_settings(data):
+    for rate in 0.0, 0.1:
+        layers = replace(SMALL, dropout=rate).model(data).modules(nn.Dropout)
+        assert {layer.rate for layer in layers} == {rate}
+
+
+def test_ten_translations_are_shown_or_as_many_as_are_asked_for():
+    data = numbers(examples=60, held_out=12)
+    for asked, shown in (None, 10), (0, 0), (3, 3), (99, 12):
+        first, *lines = outcome(SMALL.model(data), data, asked).splitlines()
+        assert first == "exactly right: 0 of 12 held-out numbers (0.00%)"
+        assert len(lines) == shown, asked
 
 
 def test_other_numbers_are_told_from_these(data):

@@ -93,7 +93,10 @@ def restore(saved: "Saved", model: Holder, optimizer: Optimizer) -> None:
     """
     of = saved.about["optimizer"]
     if of["kind"] != optimizer.kind:
-        raise ValueError(f"{saved.path} has the state of {of['kind']}, not of {optimizer.kind}")
+        raise ValueError(
+            f"{saved.path} has the state of {of['kind']}, not of {optimizer.kind}; go on with "
+            f"{of['kind']}, or use another folder"
+        )
     held = [p for p in model.named_parameters().values() if not p.elsewhere]
     for p in dict.fromkeys([*held, *optimizer.parameters]):
         values = [saved.part(cut) for cut in p.slices]

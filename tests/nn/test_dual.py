@@ -83,6 +83,12 @@ def test_rows_and_targets_of_the_way_back_are_made_of_the_same_rows():
     assert model.targets(TOKENS[:0]).shape == (0, T + S + 1)
 
 
+def test_a_source_and_a_target_without_words_are_their_end():
+    tokens = np.array([[PAD] * S + [BEGIN] + [PAD] * (T - 1)])
+    want = [[END] + [IGNORED] * (T - 1) + [END] + [IGNORED] * S]
+    np.testing.assert_array_equal(model_of().targets(tokens), want)
+
+
 def test_parameters_have_the_names_of_both_and_are_in_one_vector():
     there, back = translators()
     names = [*there.named_parameters(), *back.named_parameters()]
@@ -91,6 +97,7 @@ def test_parameters_have_the_names_of_both_and_are_in_one_vector():
     assert list(model.named_parameters()) == names and model.layers == [model]
     assert {name.split(".")[0] for name in names} == {"there", "back"}
     assert model.flat.size == sum(p.size for p in model.parameters())
+    assert all(layer.flat is None for layer in (*there.layers, *back.layers))
     assert_same_bits(model.state(), state)
     model.load_state(random_weights(nn.Dual(*translators())).state())
     assert (model.state()["back.head.linear.weight"] != state["back.head.linear.weight"]).all()
@@ -139,6 +146,17 @@ def test_a_soft_reading_of_a_certain_translator_is_a_hard_one():
         if read == "soft":
             soft = last
     np.testing.assert_allclose(soft, last, rtol=1e-12)
+
+
+def test_reading_the_right_words_is_the_way_back_with_the_same_dropout():
+    model, randomness = model_of(dropout=0.3), Randomness(0, 0, np.arange(3))
+    certain = np.full((3, T, V), -1e4)
+    np.put_along_axis(certain[:, :-1], TOKENS[:, S + 1 :, None], 0, axis=2)
+    want = model.back(BACK_TOKENS, randomness).data
+    for model.read in nn.dual.READS:
+        found = model.reconstruct(nn.module.Tensor(certain), BACK_TOKENS, randomness).data
+        np.testing.assert_allclose(found, want, rtol=1e-12, err_msg=model.read)
+    assert not np.allclose(want, model.back(BACK_TOKENS, Randomness(0, 1, np.arange(3))).data)
 
 
 def test_a_hard_reading_is_the_way_back_on_the_words_that_were_written():
