@@ -14,7 +14,7 @@ waits for whom, and what is pushed, is a `Plan` (data_parallel/server_plan.py). 
     clipping       no rank has a batch's gradient. A worker clips the gradient of its part, to the
                    part's share of the batch's targets: the norms of the parts add up to 1 at most
     learning rate  a server counts its updates, and follows the schedule of train.py over the
-                   number of updates that it will do
+                   number of updates that it will do; if there are more, they have the last rate
     rule           AdamW; with sparse pushes Adagrad, which does not change a row whose gradient is
                    zero
 
@@ -183,7 +183,10 @@ def shown(numbers, minibatches: Minibatches, here: bool) -> Iterator[int]:
 
 
 class Scheduled:
-    """A server's optimizer, whose learning rate follows the schedule over `updates` updates."""
+    """A server's optimizer, whose learning rate follows the schedule over `updates` updates.
+
+    Further updates have the last rate.
+    """
 
     def __init__(self, optimizer: optim.Optimizer, updates: int):
         self.optimizer, self.highest, self.updates = optimizer, optimizer.lr, updates
@@ -197,7 +200,7 @@ class Scheduled:
         self.optimizer.step_at(positions, gradient)
 
     def _set_rate(self) -> None:
-        factor = warm_up_and_decay(self.optimizer.steps, self.updates)
+        factor = warm_up_and_decay(min(self.optimizer.steps, self.updates - 1), self.updates)
         self.optimizer.lr = self.highest * factor
 
 
@@ -211,7 +214,10 @@ def rule(settings: Settings, plan: Plan, workers: int) -> Callable[[list], Sched
 
 
 def updates_of(steps: int, workers: int, plan: Plan) -> int:
-    """Return how many updates a server does; with a quorum, the most it may do."""
+    """Return how many updates a server does; with a quorum, if each had just enough workers.
+
+    A slow worker does some more, with fewer than a quorum, when the others have finished.
+    """
     if plan.quorum is not None:
         return -(-steps * workers // min(plan.quorum, workers))
     if plan.staleness == 0:

@@ -64,11 +64,8 @@ def of_round_trip(model: nn.Dual, data: Numbers) -> np.ndarray:
 
 def in_parts(model: nn.Seq2Seq, sources: np.ndarray) -> np.ndarray:
     """Return what the model writes for sources[n, S], greedily: tokens [n, T]."""
-    model.eval()
     parts = np.array_split(sources, -(-len(sources) // AT_ONCE))
-    written = np.concatenate([decoding.translate(model, part) for part in parts])
-    model.train()
-    return written
+    return np.concatenate([decoding.translate(model, part) for part in parts])
 
 
 def same(written: np.ndarray, targets: np.ndarray) -> np.ndarray:

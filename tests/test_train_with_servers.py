@@ -112,8 +112,7 @@ def test_a_translator_ends_with_the_bits_of_its_replay_and_every_gradient_counts
     for log in assert_replayed(cluster(4), plan):
         applied = sorted(b for update in log for push in update for b in push.batches)
         assert applied == list(range(SMALL.steps * workers))
-        most = updates_of(SMALL.steps, workers, plan)
-        assert len(log) == most or (plan.quorum is not None and len(log) < most)
+        assert plan.quorum is not None or len(log) == updates_of(SMALL.steps, workers, plan)
 
 
 def test_a_buffer_that_forgets_is_named(cluster):
@@ -173,7 +172,7 @@ def test_a_part_is_clipped_to_its_share_of_the_targets():
 
 def test_synchronous_servers_train_as_ranks_that_sum_their_gradients(cluster, monkeypatch):
     monkeypatch.setattr(optim.Optimizer, "clip_global_norm", lambda self, *given: None)
-    settings = Settings(steps=3, batch=5, context=8, width=8, heads=2, depth=1, lr=1e-4)
+    settings = Settings(*(3, 5, 8), width=8, heads=2, depth=1, lr=1e-4, dropout=0.2, experts=2)
     served = cluster(4, "thread").run(train_with_servers, text(), settings, Plan(2))
     losses, want = cluster(2, "thread").run(train, text(), settings)[0]
     np.testing.assert_allclose(served[0].losses, losses, rtol=1e-5)
@@ -182,7 +181,21 @@ def test_synchronous_servers_train_as_ranks_that_sum_their_gradients(cluster, mo
     assert set(served[0].staleness) == {0} and served[3].log is None
 
 
-def test_the_rate_follows_the_schedule_over_all_updates():
+@pytest.mark.parametrize(
+    "sparse, kind, highest", [(False, optim.AdamW, 1e-3), (True, optim.Adagrad, 1e-2)]
+)
+def test_a_rule_begins_with_the_settings_rate(sparse, kind, highest):
+    scheduled = rule(SMALL, Plan(staleness=None, sparse=sparse), 3)([])
+    assert isinstance(scheduled.optimizer, kind)
+    assert (scheduled.highest, scheduled.updates) == (highest, 21)
+
+
+@pytest.mark.parametrize("quorum, updates", [(1, 21), (2, 11), (3, 7), (5, 7)])
+def test_a_quorum_makes_so_many_updates(quorum, updates):
+    assert updates_of(7, 3, Plan(staleness=None, quorum=quorum)) == updates
+
+
+def test_the_rate_follows_the_schedule_over_all_updates_and_stays():
     rates = []
 
     class Noted(optim.SGD):
@@ -191,9 +204,10 @@ def test_the_rate_follows_the_schedule_over_all_updates():
             self.steps += 1
 
     scheduled = Scheduled(Noted([], lr=2.0), 40)
-    for _ in range(40):
+    for _ in range(60):
         scheduled.step()
-    assert rates[:2] == [1.0, 2.0] and max(rates) == 2.0 and 0.2 < rates[-1] < 0.21
+    assert rates[:2] == [1.0, 2.0] and max(rates) == 2.0 and 0.2 < rates[39] < 0.21
+    assert set(rates[40:]) == {rates[39]}
 
 
 def words_in(tokens):
