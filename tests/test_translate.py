@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from minidist.outcomes import outcome
 
 from minidist import decoding, nn, translating
 from minidist.checkpoint import Keep
 from minidist.cli import main
+from minidist.cli.outcomes import outcome
 from minidist.datasets import Text, numbers
 from minidist.datasets.number_words import in_chinese, in_english
 from minidist.datasets.pairs import DIRECTIONS, LANGUAGES
