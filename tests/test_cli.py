@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from minidist import cli
@@ -26,6 +27,7 @@ from minidist.tools import equivalence, measure_pipeline, timeline
 from minidist.tools.bench import steps
 from minidist.tools.chrome_trace import check_chrome_trace
 from minidist.train import Settings
+from minidist.train_with_servers import replay
 
 TINY = ["--steps", "3", "--batch", "6", "--context", "8", "--width", "8", "--heads", "2"]
 TINY += ["--depth", "1", "--sample", "20"]
@@ -219,6 +221,20 @@ def test_a_staleness_of_0_makes_workers_wait_for_each_other(capsys):
     arguments = ["train", "--transport", "thread", *TINY, "--servers", "1", "--staleness", "0"]
     assert main(arguments) == 0
     assert "; staleness 0.00 updates on average, 0 at most\n" in capsys.readouterr().out
+
+
+def test_a_replay_with_another_bit_is_named(monkeypatch):
+    def other(group, *given):
+        want = replay(group, *given)
+        if want is not None:
+            bias = want["head.norm.bias"].view(np.uint32)
+            bias[-1] ^= 1
+        return want
+
+    monkeypatch.setattr("minidist.cli.servers.replay", other)
+    arguments = ["train", "--transport", "thread", *TINY, "--servers", "2", "--replay"]
+    with pytest.raises(RuntimeError, match=r"other bits in \['head.norm.bias'\]"):
+        main(arguments)
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_ten_translations_are_shown_or_as_many_as_are_asked_for():
     data = numbers(examples=60, held_out=12)
     for asked, shown in (None, 10), (0, 0), (3, 3), (99, 12):
         first, *lines = outcome(SMALL.model(data), data, asked).splitlines()
-        assert first == "exactly right: 0 of 12 held-out numbers (0.00%)"
+        assert first == "exactly right: 0 of 12 held-out numbers (0.00%), en-zh"
         assert len(lines) == shown, asked
 
 
