@@ -354,6 +354,7 @@ def test_without_a_text_it_translates_the_lines_it_reads(capsys, folder, monkeyp
         (" \n", "there is nothing to translate in an empty text"),
         ("100000000", "a number of 9 digits has no words here; use 8 or fewer"),
         ("9" * 5000, "a number of 5000 digits has no words here; use 8 or fewer"),
+        ("one " * 99, f"'{' '.join(['one'] * 99)[:77]}'... has 99 tokens"),
         ("one " * 16, f"'{' '.join(['one'] * 16)}' has 16 tokens, and the longest number 15"),
     ],
 )

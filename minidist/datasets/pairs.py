@@ -19,6 +19,11 @@ from minidist.rng import generator
 from minidist.tokens import BEGIN, END, PAD
 
 
+def quoted(text: str) -> str:
+    """Return a text in quotes, for a message; of more than 80 characters the first ones."""
+    return repr(text) if len(text) <= 80 else f"{text[:77]!r}..."
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """Words as integers: a token is an index into `words`, the first of which are PAD, BEGIN, END.
@@ -50,9 +55,11 @@ class Vocabulary:
         words = self.split(text)
         if unknown := [word for word in words if word not in self.tokens]:
             what = "word" if self.spaced else "character"
+            first = next(filter(None, unknown), "")  # '' is between two spaces
             raise ValueError(
-                f"the {what} {unknown[0]!r} of {text!r} is none of the {len(self.tokens)} that "
-                f"numbers are written with: {(' ' * self.spaced).join(self.tokens)}"
+                f"the {what} {quoted(first)} of {quoted(text)} is none of the "
+                f"{len(self.tokens)} that numbers are written with: "
+                f"{(' ' * self.spaced).join(self.tokens)}"
             )
         return np.array([self.tokens[word] for word in words], np.int64)
 
@@ -96,8 +103,8 @@ class Numbers:
         tokens = self.source.encode(text)
         if len(tokens) > self.source_length:
             raise ValueError(
-                f"{text!r} has {len(tokens)} tokens, and the longest number {self.source_length}; "
-                f"write a number below {LIMIT}"
+                f"{quoted(text)} has {len(tokens)} tokens, and the longest number "
+                f"{self.source_length}; write a number below {LIMIT}"
             )
         return padded([tokens], self.source_length)
 
