@@ -12,6 +12,7 @@ from minidist import nn, optim
 from minidist.autograd import recompute
 from minidist.comm import Mesh
 from minidist.context_parallel import columns, context_parallel, plain, zigzag
+from minidist.errors import RankFailed
 from minidist.replicas import sum_gradients
 from minidist.rng import Randomness
 from minidist.tensor_parallel import ParallelTransformer, vocab_parallel
@@ -210,6 +211,14 @@ def test_one_rank_has_all_positions_and_need_not_name_them(cluster, attention, r
     own = cluster(1, "thread").run(on_one_rank, attention, randomness)[0]
     whole = nn.Transformer(7, 8, 4, 2, 5, dtype="float64", experts=3)
     np.testing.assert_allclose(own, whole(tokens(2, 5)[0]).data, rtol=1e-12)
+
+
+def test_the_two_sequences_of_a_translator_stay_whole(cluster):
+    def worker(group):
+        context_parallel(nn.Seq2Seq(7, 7, 8, 4, 1, 4, 3), group)
+
+    with pytest.raises(RankFailed, match=r"cuts one sequence, .* has a source of 4 positions and"):
+        cluster(2, "thread").run(worker)
 
 
 def test_the_heads_of_ulysses_and_the_positions_must_be_enough(cluster):
