@@ -362,9 +362,10 @@ def test_a_text_that_it_cannot_read_is_one_line(capsys, folder, text, message):
     assert refused(capsys, "translate", "--checkpoint", folder, text).startswith(message)
 
 
-def test_digits_may_begin_with_zeros(data, writes):
+def test_digits_may_begin_with_zeros_and_gaps_are_one_space(data, writes):
     writes.data = data
     writes("七")
+    assert translate(SMALL.model(data), data, " one\t \n two ").source == "one two"
     for digits, words in ("7", "seven"), ("0" * 5000 + "7", "seven"), ("000", "zero"):
         assert translate(SMALL.model(data), data, digits).source == words
 

@@ -60,7 +60,6 @@ class Dual(Module):
         if not 0 <= weight < math.inf:
             raise ValueError(f"the weight of the reconstruction is a number from 0, not {weight}")
         self.there, self.back, self.weight, self.read = there, back, weight, read
-        self.named_parameters()  # raises where two share a name
         for layer in (*there.layers, *back.layers):
             layer.flat = None  # one vector has them all
         self.flatten()

@@ -244,3 +244,8 @@ def test_a_text_becomes_one_padded_row(made):
 def test_numbers_that_cannot_be_made_are_a_clear_error(options, message):
     with pytest.raises(ValueError, match=message):
         datasets.numbers(**options)
+
+
+def test_the_other_direction_is_named():
+    data = datasets.numbers("en-zh", examples=8, held_out=1)
+    assert data.reversed().direction == "zh-en" and data.reversed().reversed().direction == "en-zh"
