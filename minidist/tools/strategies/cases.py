@@ -217,9 +217,8 @@ def translator_case(examples: int = 7, depth: int = 1, width: int = 8, heads: in
     sources[np.arange(S) >= lengths[:, None]] = PAD
     targets[:, 0] = BEGIN
     model = random_weights(nn.Seq2Seq(U, V, width, heads, depth, S, T, 2, "float64", dropout=0.2))
-    return Case(
-        f"Seq2Seq, {examples} examples", model, np.hstack([sources, targets]), padded(nexts)
-    )
+    name = f"Seq2Seq, {examples} examples, padded"
+    return Case(name, model, np.hstack([sources, targets]), padded(nexts))
 
 
 def dual_case() -> Case:
@@ -233,7 +232,7 @@ def dual_case() -> Case:
     x, y = (random.integers(3, vocab, (pairs, 4)) for vocab in (9, 7))
     x, y = (np.where(h, words, PAD) for h, words in zip(held, (x, y), strict=True))
     tokens = np.concatenate([x, np.full((pairs, 1), BEGIN), y], axis=1)
-    return Case("two translators, 5 pairs", model, tokens, model.targets(tokens), model.loss)
+    return Case("two translators, 5 pairs, padded", model, tokens, model.targets(tokens), model.loss)
 
 
 EXAMPLE = {"B": 8, "T": 16, "C": 32, "H": 8, "L": 6, "V": 64}  # what all strategies are compared on
