@@ -257,7 +257,7 @@ found = {}
 
 
 def measure(*kinds):
-    """Run what these functions train; keep curve, MB sent, and kB of weights of the fullest rank."""
+    """Train by these functions; keep curve, MB sent, and kB of weights of the fullest rank."""
     for name, (size, method, options) in methods.items():
         if method in kinds:
             with Cluster(size) as cluster:

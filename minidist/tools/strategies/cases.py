@@ -232,7 +232,9 @@ def dual_case() -> Case:
     x, y = (random.integers(3, vocab, (pairs, 4)) for vocab in (9, 7))
     x, y = (np.where(h, words, PAD) for h, words in zip(held, (x, y), strict=True))
     tokens = np.concatenate([x, np.full((pairs, 1), BEGIN), y], axis=1)
-    return Case("two translators, 5 pairs, padded", model, tokens, model.targets(tokens), model.loss)
+    return Case(
+        "two translators, 5 pairs, padded", model, tokens, model.targets(tokens), model.loss
+    )
 
 
 EXAMPLE = {"B": 8, "T": 16, "C": 32, "H": 8, "L": 6, "V": 64}  # what all strategies are compared on
