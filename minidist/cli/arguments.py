@@ -9,6 +9,11 @@ DEFAULT = " (default: %(default)s)"  # at the end of an option's help
 EXACT = re.compile(r"\d{1,9}(\.\d{1,9}|/0*[1-9]\d{0,8})?", re.ASCII)
 
 
+def option_of(name: str) -> str:
+    """Return the option that sets a name: micro_batches -> --micro-batches."""
+    return "--" + name.replace("_", "-")
+
+
 def whole(text: str, least: int = 1) -> int:
     """Read a whole number from `least`."""
     if not (text.isascii() and text.isdigit() and int(text) >= least):

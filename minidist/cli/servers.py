@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 
-from minidist.cli.arguments import from_zero, whole
+from minidist.cli.arguments import from_zero, option_of, whole
 from minidist.comm import run as run_on_ranks
 from minidist.data_parallel.server_plan import Plan
 from minidist.presets import PRESETS
@@ -82,7 +82,7 @@ def plan_of(given: argparse.Namespace) -> Plan | None:
     for option, (nothing, why) in REMEDIES.items():
         if getattr(given, option) not in (None, nothing):
             raise ValueError(
-                f"{by} and {_named(option)} do not go together: {why}; leave one of them out"
+                f"{by} and {option_of(option)} do not go together: {why}; leave one of them out"
             )
     if given.data == "digits":
         raise ValueError(
@@ -93,8 +93,9 @@ def plan_of(given: argparse.Namespace) -> Plan | None:
         for bound in ("staleness", "quorum"):
             if asked.get(option, 1) > 1 and bound in asked:
                 raise ValueError(
-                    f"{_named(option)} {asked[option]} and {_named(bound)} do not go together: "
-                    "under a bound every minibatch pulls and pushes; leave one of them out"
+                    f"{option_of(option)} {asked[option]} and {option_of(bound)} do not go "
+                    "together: under a bound every minibatch pulls and pushes; leave one of "
+                    "them out"
                 )
     return Plan(servers, **{"staleness": None} | {OPTIONS[o]: v for o, v in asked.items()})
 
@@ -108,22 +109,18 @@ def _servers_of(given: argparse.Namespace, asked: list[str]) -> tuple[int | None
     preset, by = PRESETS.get(given.strategy), f"--strategy {given.strategy}"
     if preset is None:
         for option in asked if given.servers is None else ():
-            raise ValueError(f"{_named(option)} says how servers are used; add --servers 1")
+            raise ValueError(f"{option_of(option)} says how servers are used; add --servers 1")
         return given.servers, "--servers"
     if not preset.servers:
         for option in ["servers"] * (given.servers is not None) + asked:
-            raise ValueError(f"{by} has no servers; leave --strategy or {_named(option)} out")
+            raise ValueError(f"{by} has no servers; leave --strategy or {option_of(option)} out")
         return None, by
     for option in (each for each in asked if each in ("staleness", "quorum")):
         raise ValueError(
-            f"{by} and {_named(option)} do not go together: its workers wait for nobody; use "
+            f"{by} and {option_of(option)} do not go together: its workers wait for nobody; use "
             f"--servers {given.servers or preset.servers} in place of --strategy"
         )
     return given.servers or preset.servers, by
-
-
-def _named(option: str) -> str:
-    return "--" + option.replace("_", "-")
 
 
 def serve(

@@ -4,7 +4,15 @@ import argparse
 import shutil
 from pathlib import Path
 
-from minidist.cli.arguments import DEFAULT, add_device, add_timeout, time, times, whole
+from minidist.cli.arguments import (
+    DEFAULT,
+    add_device,
+    add_timeout,
+    option_of,
+    time,
+    times,
+    whole,
+)
 from minidist.events import EventLog
 from minidist.pipeline_parallel import SCHEDULES, add_reductions, programs, read, validate
 from minidist.pipeline_parallel.actions import (
@@ -51,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name, meaning in WHOLE.items():
         parser.add_argument(
-            "--" + name.replace("_", "-"),
+            option_of(name),
             type=whole,
             help=f"{meaning} (default: {SHAPE[name]})",
         )
@@ -69,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name, (how, default, meaning) in DURATIONS.items():
         parser.add_argument(
-            "--" + name.replace("_", "-"),
+            option_of(name),
             type=how,
             metavar="T",
             help=f"{meaning} (default: {default})",
@@ -125,7 +133,7 @@ def _shape(given: argparse.Namespace) -> tuple[str | Programs, int, int, int | N
         return given.schedule, given.pp, given.micro_batches, given.chunks
     for name in (*SHAPE, "memory"):
         if getattr(given, name) is not None:
-            option = "--" + name.replace("_", "-")
+            option = option_of(name)
             raise ValueError(f"the file of --program says all of its order; leave {option} out")
     own = read(Path(given.program))
     validate(own, len(own), micro_batches_of(own))
@@ -144,7 +152,7 @@ def _title(shape: tuple, given: argparse.Namespace) -> str:
 def _check(given: argparse.Namespace, ranks: int) -> None:
     """Raise ValueError for what cannot be drawn, before anything runs."""
     if given.measured and (durations := _durations(given)):
-        option = "--" + next(iter(durations)).replace("_", "-")
+        option = option_of(next(iter(durations)))
         raise ValueError(f"--measured takes all times from the run; leave {option} out")
     if given.device != "cpu":
         from minidist.backend import check_device  # needs NumPy

@@ -16,6 +16,7 @@ from minidist.cli.arguments import (
     add_transport,
     check_several,
     from_zero,
+    option_of,
     whole,
 )
 from minidist.cli.outcomes import outcome, sizes, target
@@ -107,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for field in fields(Settings):
         how, meaning = SETTINGS[field.name]
         parser.add_argument(
-            "--" + field.name.replace("_", "-"),
+            option_of(field.name),
             default=None,
             help=meaning + _defaults(field.name, field.default),
             **how,
@@ -118,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="text",
         help="what to learn; "
         + "; ".join(
-            f"{name} takes none of {', '.join(map(_option, kind.refused))}"
+            f"{name} takes none of {', '.join(map(option_of, kind.refused))}"
             for name, kind in KINDS.items()
             if kind.refused
         )
@@ -206,10 +207,6 @@ def run(given: argparse.Namespace) -> int:
         f"allowed {BOUND:.0e}"
     )
     return 0 if row["ok"] else 1
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _defaults(name: str, default) -> str:
