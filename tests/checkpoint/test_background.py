@@ -38,7 +38,8 @@ def test_updates_that_wait_for_the_copy_do_not_change_what_is_saved(cluster, tmp
             saver.wait_for_copy()
             array += 1
             if step == 1:
-                first = any(tmp_path.rglob("manifest.json"))  # nothing is written yet
+                first = any(tmp_path.iterdir())  # nothing is written yet
+                group.barrier()  # the other rank has looked, too
                 Background.gate.set()
         saver.wait()
         return first, checkpoint.load(tmp_path)
