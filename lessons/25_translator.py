@@ -25,9 +25,10 @@ from minidist.datasets import Sampler, shard
 from minidist.hybrid import Hybrid
 from minidist.nn.flat_parameters import FlatParameters
 from minidist.rng import generator
+from minidist.settings import Settings
 from minidist.tokens import BEGIN, END, PAD
 from minidist.tools import exercise, figures
-from minidist.train import Settings, warm_up_and_decay
+from minidist.train import warm_up_and_decay
 from minidist.train_with_servers import Minibatches, Scheduled
 
 figures.arguments()

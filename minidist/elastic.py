@@ -18,7 +18,8 @@ from minidist.checkpoint import Keep, manifest
 from minidist.comm import run
 from minidist.errors import RankDied
 from minidist.kinds import Data
-from minidist.train import Settings, train
+from minidist.settings import Settings
+from minidist.train import train
 
 
 def with_fewer(settings: Settings, ranks: int) -> Settings:

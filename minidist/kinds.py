@@ -10,15 +10,12 @@ A model may have no use for a setting. Then the setting must keep its default (`
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from minidist import nn
 from minidist.datasets import Digits, Numbers, Text, Vocabulary
-
-if TYPE_CHECKING:
-    from minidist.train import Settings
+from minidist.settings import Settings
 
 Data = Text | Digits | Numbers
 
@@ -43,7 +40,7 @@ class Kind:
     defaults: dict = field(default_factory=dict)
     refused: tuple[str, ...] = ()
 
-    def check(self, settings: "Settings") -> None:
+    def check(self, settings: Settings) -> None:
         """Raise ValueError if a setting was changed that the model has no use for."""
         for each in fields(settings):
             if each.name in self.refused and getattr(settings, each.name) != each.default:
@@ -53,7 +50,7 @@ class Kind:
                 )
 
 
-def language_model(data: Text, settings: "Settings") -> nn.Transformer:
+def language_model(data: Text, settings: Settings) -> nn.Transformer:
     return nn.Transformer(
         data.vocab,
         settings.width,
@@ -68,18 +65,18 @@ def language_model(data: Text, settings: "Settings") -> nn.Transformer:
     )
 
 
-def classifier(data: Digits, settings: "Settings") -> nn.CNN:
+def classifier(data: Digits, settings: Settings) -> nn.CNN:
     return nn.CNN(1, 10, seed=settings.seed)
 
 
-def translator(data: Numbers, settings: "Settings") -> nn.Seq2Seq | nn.Dual:
+def translator(data: Numbers, settings: Settings) -> nn.Seq2Seq | nn.Dual:
     if not settings.reconstruction:
         return one_way(data, settings)
     there, back = one_way(data, settings, "there"), one_way(data.reversed(), settings, "back")
     return nn.Dual(there, back, settings.reconstruction)
 
 
-def one_way(data: Numbers, settings: "Settings", name: str = "") -> nn.Seq2Seq:
+def one_way(data: Numbers, settings: Settings, name: str = "") -> nn.Seq2Seq:
     return nn.Seq2Seq(
         len(data.source),
         len(data.target),
@@ -94,15 +91,15 @@ def one_way(data: Numbers, settings: "Settings", name: str = "") -> nn.Seq2Seq:
     )
 
 
-def windows_of(data: Text, settings: "Settings") -> tuple[np.ndarray, np.ndarray]:
+def windows_of(data: Text, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
     return data.windows(settings.context)
 
 
-def all_of(data: Digits, settings: "Settings") -> tuple[np.ndarray, np.ndarray]:
+def all_of(data: Digits, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
     return data.train
 
 
-def pairs_of(data: Numbers, settings: "Settings") -> tuple[np.ndarray, np.ndarray]:
+def pairs_of(data: Numbers, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
     """Return rows and targets; of two translators, as `nn.Dual.targets` makes them."""
     inputs, targets = data.train
     if settings.reconstruction:
@@ -173,3 +170,10 @@ KINDS = {"text": TEXTS, "digits": DIGITS, "numbers": NUMBERS}  # by the names of
 
 def kind_of(data: Data) -> Kind:
     return {Text: TEXTS, Digits: DIGITS, Numbers: NUMBERS}[type(data)]
+
+
+def model_of(data: Data, settings: Settings) -> nn.Sequential:
+    """Return the untrained model; ValueError if it has no use for a setting that was changed."""
+    kind = kind_of(data)
+    kind.check(settings)
+    return kind.model(data, settings)

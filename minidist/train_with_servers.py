@@ -37,9 +37,11 @@ from minidist.checkpoint.writing import whole_parts
 from minidist.comm import Group
 from minidist.data_parallel.parameter_server import Plan, Push, Server, Worker, join, train
 from minidist.datasets import Sampler, shard
+from minidist.kinds import model_of
 from minidist.rng import Randomness
+from minidist.settings import Settings
 from minidist.tools.replay_server import replay_server
-from minidist.train import Settings, progress_bar, told, warm_up_and_decay, windows
+from minidist.train import progress_bar, told, warm_up_and_decay, windows
 
 TIMES_FOR_ADAGRAD = 10  # its first step is the learning rate, and later ones are smaller
 
@@ -68,7 +70,7 @@ def train_with_servers(
 
     folder  where all ranks save a checkpoint at the end, which any mesh can read
     """
-    model = settings.model(data).to(group.device)
+    model = model_of(data, settings).to(group.device)
     role, losses = serve_or_work(group, model, windows(data, settings), settings, plan)
     if folder is not None:
         save(group, role, losses, folder, told(data, settings))
@@ -116,7 +118,7 @@ def replay(
 
 
 def workers_among(ranks: int, settings: Settings, plan: Plan) -> int:
-    """Return W; ValueError if no rank is left to work, or servers cannot keep such weights."""
+    """Return W; ValueError if servers cannot keep such weights, or have too few workers."""
     if settings.on_mesh or settings.half or settings.reconstruction:
         raise ValueError(
             "servers keep whole float32 weights for workers that split the batch alone; use no "

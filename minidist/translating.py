@@ -12,6 +12,7 @@ from minidist.datasets import Numbers
 from minidist.datasets.number_words import LIMIT, number_of_chinese, number_of_english
 from minidist.datasets.pairs import LANGUAGES
 from minidist.kinds import NUMBERS, numbers_of
+from minidist.settings import Settings
 from minidist.tokens import END, PAD
 
 READ = {"en": number_of_english, "zh": number_of_chinese}
@@ -113,8 +114,6 @@ def load(folder: str) -> tuple[nn.Seq2Seq | nn.Dual, Numbers]:
 
     These have no examples. ValueError if there is no checkpoint, or one of something else.
     """
-    from minidist.train import Settings  # only here: it imports every strategy
-
     if not manifest.whole_ones(Path(folder)):
         raise ValueError(f"{folder} has no checkpoint; {REMEDY}")
     saved = Saved.newest(folder)

@@ -19,14 +19,14 @@ import pytest
 from minidist import cli
 from minidist.backend import why_no_gpu
 from minidist.cli import main
-from minidist.cli.train import SETTINGS, add_arguments, settings_of
+from minidist.cli.train_options import SETTINGS, add_options, settings_of
 from minidist.kinds import NUMBERS
 from minidist.pipeline_parallel import SCHEDULES, programs, read, write
 from minidist.planning import simulate
+from minidist.settings import Settings
 from minidist.tools import equivalence, measure_pipeline, timeline
 from minidist.tools.bench import steps
 from minidist.tools.chrome_trace import check_chrome_trace
-from minidist.train import Settings
 from minidist.train_with_servers import replay
 
 TINY = ["--steps", "3", "--batch", "6", "--context", "8", "--width", "8", "--heads", "2"]
@@ -401,7 +401,11 @@ def test_help_says_what_a_command_does(capsys, command):
 
 def test_every_command_has_a_module_and_a_line_in_the_help(capsys):
     modules = {path.stem for path in Path(cli.__file__).parent.glob("*.py")}
-    assert modules == {*cli.COMMANDS, "__init__", "arguments", "outcomes", "servers"}
+    shared, of_train = (
+        {"__init__", "arguments"},
+        {"train_options", "presets", "servers", "outcomes"},
+    )
+    assert modules == {*cli.COMMANDS, *shared, *of_train}
     assert main([]) == 2
     printed = capsys.readouterr().out
     for command, words in cli.COMMANDS.items():
@@ -418,7 +422,7 @@ def test_the_help_and_a_simulated_timeline_load_no_numpy():
 def test_the_defaults_of_train_are_those_of_its_settings(monkeypatch):
     monkeypatch.setenv("COLUMNS", "9999")  # no line is broken
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_options(parser)
     given, settings = parser.parse_args(["--ranks", "1"]), Settings()
     assert settings_of(given, 4) == settings
     given = parser.parse_args(["--ranks", "1", "--data", "numbers", "--batch", "7"])

@@ -17,7 +17,8 @@ from minidist.comm import run
 from minidist.datasets import Text
 from minidist.elastic import in_words, train_elastic, with_fewer
 from minidist.errors import RankDied
-from minidist.train import Settings, train
+from minidist.settings import Settings
+from minidist.train import train
 from tests.strategies import assert_same_bits
 
 pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")

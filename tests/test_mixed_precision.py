@@ -20,9 +20,10 @@ from minidist.mixed_precision import LossScale, MixedPrecision, overflow_allowed
 from minidist.nn.mixture_of_experts import MixtureOfExperts
 from minidist.planning.costs.mixed_precision import mixed_bytes_held
 from minidist.rng import Randomness
+from minidist.settings import Settings
 from minidist.tools import equivalence
 from minidist.tools.costs.watch import bytes_of
-from minidist.train import Settings, train
+from minidist.train import train
 from tests.planted import planted
 from tests.strategies import arrays, assert_same_bits, leaf, mlps, seeds
 

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 
 from minidist.cli import main
+from minidist.cli.presets import ALONE, PRESETS, chosen, mesh_of
 from minidist.datasets import Text, numbers
-from minidist.presets import ALONE, PRESETS, chosen, mesh_of
+from minidist.kinds import model_of
+from minidist.settings import Settings
 from minidist.tools.certificate import certify
 from minidist.tools.strategies import STRATEGIES
-from minidist.train import Settings, train
+from minidist.train import train
 
 TEXT = Text(np.random.default_rng(0).integers(0, 5, 400), "abcde", "five characters")
 NUMBERS = numbers(examples=60, held_out=9)
@@ -48,7 +50,7 @@ def test_the_hybrid_deals_prime_factors(ranks, sizes):
 def test_every_preset_is_certified(name, data):
     chosen = settings(name, 4, data)
     servers = PRESETS[name].servers
-    row = certify(chosen.model(DATA[data]), DATA[data], chosen, "thread", servers=servers)
+    row = certify(model_of(DATA[data], chosen), DATA[data], chosen, "thread", servers=servers)
     assert row["ok"], row["detail"]
     assert row["ranks"] == 4 and (row["strategy"] == "parameter_server") == (servers > 0)
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from minidist.cli import COMMANDS, main
+from minidist.cli.presets import PRESETS
 from minidist.cli.strategies import markdown
 from minidist.course import zoo
 from minidist.course.lab import labs
 from minidist.pipeline_parallel import read, validate
-from minidist.presets import PRESETS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(page for page in ROOT.glob("**/README.md") if ".venv" not in page.parts)

@@ -10,10 +10,12 @@ import pytest
 from minidist import optim
 from minidist.datasets import Text, numbers
 from minidist.errors import RankFailed
+from minidist.kinds import model_of
 from minidist.rng import Randomness
+from minidist.settings import Settings
 from minidist.tools.certificate import certify
 from minidist.tools.compare import compare
-from minidist.train import Settings, data_parallel_backward, train, windows
+from minidist.train import data_parallel_backward, train, windows
 from tests.strategies import SYNCHRONOUS, fitting, gradients
 
 MESHES = [mesh for mesh in product(range(1, 9), repeat=3) if np.prod(mesh) <= 8]
@@ -40,7 +42,7 @@ def certificate(schedule: str, mesh: tuple[int, int, int], tied: int) -> dict:
         micro_batches=fitting(schedule, pp, pp),
     )
     text = Text(np.arange(80) * 7 % 5, "abcde", "a text of five characters")
-    return certify(settings.model(text), text, settings, "thread")
+    return certify(model_of(text, settings), text, settings, "thread")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_without_shuffling_every_epoch_has_the_order_of_the_data(cluster, monkey
 
 def experts_gradients(group, text, experts):
     settings = Settings(batch=5, context=8, width=8, depth=1, experts=experts, dropout=0.1)
-    model, batch = settings.model(text).astype("float64"), np.array([3, 1, 4, 0, 7])
+    model, batch = model_of(text, settings).astype("float64"), np.array([3, 1, 4, 0, 7])
     inputs, targets = windows(text, settings)
     data_parallel_backward(group, model, inputs[batch], targets[batch], 0, 1, batch)
     return gradients(model)
@@ -114,7 +116,7 @@ def reconstruction_gradients(group):
     """Return the loss and the gradients of two translators on 5 pairs, by the ranks' sum."""
     data, batch = numbers(examples=9, held_out=9), np.array([3, 1, 4, 0, 7])
     settings = Settings(batch=5, width=8, depth=1, reconstruction=0.7, dropout=0.1)
-    model = settings.model(data).astype("float64")
+    model = model_of(data, settings).astype("float64")
     inputs, targets = (array[batch] for array in windows(data, settings))
     loss = data_parallel_backward(group, model, inputs, targets, 0, 1, batch)
     return {"loss": np.array(loss), **gradients(model)}
@@ -125,7 +127,7 @@ def test_two_translators_learn_by_their_own_loss_on_any_number_of_ranks(cluster)
     comparison = compare(cluster(3, "thread").run(reconstruction_gradients), want)
     assert comparison.ok, comparison
     data = numbers(examples=9, held_out=9)
-    model = Settings(width=8, depth=1, reconstruction=0.7, dropout=0.1).model(data)
+    model = model_of(data, Settings(width=8, depth=1, reconstruction=0.7, dropout=0.1))
     model, batch = model.astype("float64"), np.array([3, 1, 4, 0, 7])
     inputs = data.train[0][batch]
     loss = model.loss(model(inputs, Randomness(0, 1, batch, 5)), model.targets(inputs))
@@ -134,7 +136,7 @@ def test_two_translators_learn_by_their_own_loss_on_any_number_of_ranks(cluster)
 
 def padded_gradients(group, targets):
     """Return the loss and the gradients of a Transformer on 5 examples, by the ranks' sum."""
-    model = Settings(context=4, width=8, depth=1).model(FIVE).astype("float64")
+    model = model_of(FIVE, Settings(context=4, width=8, depth=1)).astype("float64")
     tokens = np.random.default_rng(0).integers(0, 5, (5, 4))
     loss = data_parallel_backward(group, model, tokens, targets, 0, 0, np.arange(5))
     return {"loss": np.array(loss), **gradients(model)}

@@ -12,10 +12,11 @@ from minidist.datasets import Text
 from minidist.datasets.pairs import padded, teacher_forcing
 from minidist.errors import RankFailed
 from minidist.planning.costs.parameter_server import parameter_server_bytes, sparse_push_bytes
+from minidist.settings import Settings
 from minidist.tokens import PAD
 from minidist.tools.compare import compare
 from minidist.tools.replay_server import replay_server
-from minidist.train import Settings, train
+from minidist.train import train
 from minidist.train_with_servers import (
     Minibatches,
     Scheduled,

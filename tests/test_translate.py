@@ -17,9 +17,10 @@ from minidist.cli.outcomes import outcome
 from minidist.datasets import Text, numbers
 from minidist.datasets.number_words import in_chinese, in_english
 from minidist.datasets.pairs import DIRECTIONS, LANGUAGES
-from minidist.kinds import NUMBERS, numbers_of
+from minidist.kinds import NUMBERS, model_of, numbers_of
+from minidist.settings import Settings
 from minidist.tokens import END, PAD
-from minidist.train import Settings, told, train
+from minidist.train import told, train
 from minidist.translating import (
     READ,
     Translation,
@@ -154,14 +155,14 @@ def test_what_is_told_makes_the_same_model_and_reads_the_same_texts(data):
 
 def test_the_model_drops_out_at_the_rate_of_the_settings(data):
     for rate in 0.0, 0.1:
-        layers = replace(SMALL, dropout=rate).model(data).modules(nn.Dropout)
+        layers = model_of(data, replace(SMALL, dropout=rate)).modules(nn.Dropout)
         assert {layer.rate for layer in layers} == {rate}
 
 
 def test_ten_translations_are_shown_or_as_many_as_are_asked_for():
     data = numbers(examples=60, held_out=12)
     for asked, shown in (None, 10), (0, 0), (3, 3), (99, 12):
-        first, *lines = outcome(SMALL.model(data), data, asked).splitlines()
+        first, *lines = outcome(model_of(data, SMALL), data, asked).splitlines()
         assert first == "exactly right: 0 of 12 held-out numbers (0.00%), en-zh"
         assert len(lines) == shown, asked
 
@@ -225,7 +226,7 @@ def test_a_target_counts_if_every_word_and_the_end_are_right(data, monkeypatch):
     parts = iter(np.array_split(written, 3))
     monkeypatch.setattr(translating, "AT_ONCE", 3)
     monkeypatch.setattr(decoding, "translate", lambda model, sources: next(parts))
-    exact, translations = of_held_out(SMALL.model(data), data)
+    exact, translations = of_held_out(model_of(data, SMALL), data)
     assert exact.tolist() == [True, False, False, False, True, True, True]
     assert [t.written == t.right for t in translations] == [True, False, *[True] * 5]
     assert "  (wrong: it is " in str(translations[1]) and "(" not in str(translations[0])
@@ -235,7 +236,7 @@ def test_a_target_counts_if_every_word_and_the_end_are_right(data, monkeypatch):
 def test_a_number_is_judged_by_the_rules(direction, data, writes):
     data = data if direction == "en-zh" else data.reversed()
     source, target = (in_english, in_chinese)[:: 1 if direction == "en-zh" else -1]
-    model, writes.data = SMALL.model(data), data
+    model, writes.data = model_of(data, SMALL), data
     writes(target(1021))
     for text in (source(1021), "1021", "001021", f"  {source(1021)} \n"):
         found = translate(model, data, text)
@@ -247,9 +248,9 @@ def test_a_number_is_judged_by_the_rules(direction, data, writes):
 def test_what_is_no_number_is_translated_and_not_judged(data, writes):
     writes.data = data
     writes("")
-    assert str(translate(SMALL.model(data), data, "2")) == "two -> (nothing)  (wrong: it is 二)"
+    assert str(translate(model_of(data, SMALL), data, "2")) == "two -> (nothing)  (wrong: it is 二)"
     writes("二")
-    assert str(translate(SMALL.model(data), data, "one one")) == "one one -> 二"
+    assert str(translate(model_of(data, SMALL), data, "one one")) == "one one -> 二"
 
 
 def test_two_translators_are_judged_in_both_directions_and_there_and_back(capsys, tmp_path):
@@ -276,7 +277,7 @@ def test_two_translators_are_judged_in_both_directions_and_there_and_back(capsys
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_translator_that_knows_more_of_the_words_reads_them(direction, by):
     data = numbers(direction, by, examples=9, held_out=9)
-    model = replace(SMALL, reconstruction=1.0).model(data)
+    model = model_of(data, replace(SMALL, reconstruction=1.0))
     for text, reads in (
         ("two hundred", "en"),
         ("一百", "zh"),
@@ -293,7 +294,7 @@ def test_the_translator_that_knows_more_of_the_words_reads_them(direction, by):
 def test_examples_of_two_translators_have_the_targets_of_both(data):
     settings = replace(SMALL, reconstruction=0.5)
     inputs, targets = NUMBERS.examples(data, settings)
-    model = settings.model(data)
+    model = model_of(data, settings)
     assert isinstance(model, nn.Dual) and model.weight == 0.5
     np.testing.assert_array_equal(targets, model.targets(inputs))
     again = NUMBERS.model(
@@ -307,7 +308,7 @@ def test_a_source_comes_back_if_both_translators_are_right_or_their_mistakes_can
     data, monkeypatch
 ):
     """Both write by the rules, but some numbers, by their place, one too high or one too low."""
-    model = replace(SMALL, reconstruction=0.5).model(data)
+    model = model_of(data, replace(SMALL, reconstruction=0.5))
     back, wrong = data.reversed(), {"there": (1, 2, 3), "back": (3, 4)}
 
     def written(translator, sources):
@@ -365,9 +366,9 @@ def test_a_text_that_it_cannot_read_is_one_line(capsys, folder, text, message):
 def test_digits_may_begin_with_zeros_and_gaps_are_one_space(data, writes):
     writes.data = data
     writes("七")
-    assert translate(SMALL.model(data), data, " one\t \n two ").source == "one two"
+    assert translate(model_of(data, SMALL), data, " one\t \n two ").source == "one two"
     for digits, words in ("7", "seven"), ("0" * 5000 + "7", "seven"), ("000", "zero"):
-        assert translate(SMALL.model(data), data, digits).source == words
+        assert translate(model_of(data, SMALL), data, digits).source == words
 
 
 def test_a_beam_is_as_wide_as_it_is_asked_for(capsys, folder, monkeypatch):

@@ -6,10 +6,12 @@ import time
 import numpy as np
 
 from minidist.cli.arguments import from_zero, option_of, whole
+from minidist.cli.presets import PRESETS
 from minidist.comm import run as run_on_ranks
 from minidist.data_parallel.server_plan import Plan
-from minidist.presets import PRESETS
-from minidist.train import Settings, windows
+from minidist.kinds import model_of
+from minidist.settings import Settings
+from minidist.train import windows
 from minidist.train_with_servers import replay, train_with_servers
 
 OPTIONS = {  # of a Plan's fields
@@ -142,7 +144,7 @@ def serve(
         f"staleness {np.mean(stale):.2f} updates on average, {max(stale)} at most"
     )
     if repeat:
-        logs, model = [rank.log for rank in servers], settings.model(data)
+        logs, model = [rank.log for rank in servers], model_of(data, settings)
         given = model, windows(data, settings), settings, plan, logs
         want = run_on_ranks(replay, N, *given, **where)[0]
         if wrong := [n for n, w in want.items() if not np.array_equal(w, ranks[0].state[n])]:

@@ -5,8 +5,8 @@ import copy
 from minidist import nn
 from minidist.kinds import DIGITS, Data, kind_of
 from minidist.rng import generator
+from minidist.settings import Settings
 from minidist.tools import equivalence, strategies
-from minidist.train import Settings
 
 
 def certify(

@@ -9,7 +9,9 @@ from minidist import checkpoint, nn
 from minidist.checkpoint import Keep, Saved
 from minidist.cli import main
 from minidist.datasets import Text
-from minidist.train import Settings, train
+from minidist.kinds import model_of
+from minidist.settings import Settings
+from minidist.train import train
 from tests.strategies import assert_same_bits
 
 pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
@@ -41,7 +43,7 @@ def test_more_blocks_leave_every_bit_of_the_logits(cluster, tmp_path, experts, t
     before, after = grown(cluster, tmp_path, TEXT, {"depth": 4}, **options)
     logits = []
     for depth, state in ((2, before), (4, after)):
-        model = replace(SETTINGS, depth=depth, **options).model(TEXT)
+        model = model_of(TEXT, replace(SETTINGS, depth=depth, **options))
         model.load_state(state)
         logits.append(model(TEXT.tokens[:80].reshape(10, 8)).data)
     np.testing.assert_array_equal(*logits)
@@ -85,7 +87,7 @@ def test_the_optimizer_has_zeros_for_what_is_new(cluster, tmp_path):
     text, more = GROW["both"]
     grown(cluster, tmp_path, text, more)
     old, _ = checkpoint.load(tmp_path)
-    fresh = replace(SETTINGS, **more).model(text).state()
+    fresh = model_of(text, replace(SETTINGS, **more)).state()
     run = {"settings": {"seed": 0}, "data": {"characters": text.characters}}
     larger = checkpoint.Grown(Saved.newest(tmp_path), run, fresh)
     for i in range(2):

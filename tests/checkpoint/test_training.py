@@ -12,8 +12,10 @@ from minidist.checkpoint import Keep
 from minidist.cli import main
 from minidist.datasets import Text, digit_images
 from minidist.errors import RankFailed
+from minidist.kinds import model_of
+from minidist.settings import Settings
 from minidist.tools.compare import compare
-from minidist.train import Settings, told, train
+from minidist.train import told, train
 from tests.strategies import assert_same_bits
 
 pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
@@ -90,8 +92,7 @@ def test_a_run_that_goes_on_on_its_mesh_is_the_uninterrupted_run_bit_for_bit(
 def test_a_run_that_goes_on_on_another_mesh_is_within_the_bound(
     cluster, interrupted, monkeypatch, a, b
 ):
-    made = Settings.model
-    monkeypatch.setattr(Settings, "model", lambda self, data: made(self, data).astype("float64"))
+    monkeypatch.setattr("minidist.train.model_of", lambda *of: model_of(*of).astype("float64"))
     want = cluster(1, "thread").run(train, TEXT, SMALL)[0]
     losses, state = interrupted(replace(SMALL, **a), replace(SMALL, **b))
     np.testing.assert_allclose(losses, want[0], rtol=1e-9)

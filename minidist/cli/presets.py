@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from itertools import cycle
 from typing import NamedTuple
 
+from minidist.cli.arguments import option_of
+
 ALONE = {"dp": 1, "pp": 1, "cp": 1, "tp": 1, "ep": 1, "zero": 0}
 
 
@@ -66,9 +68,8 @@ def chosen(name: str, ranks: int, asked: Mapping) -> dict:
     preset = ALONE | PRESETS[name].settings(ranks)
     for setting, value in preset.items():
         if asked.get(setting, value) != value:
-            option = setting.replace("_", "-")
             raise ValueError(
                 f"--strategy {name} on {ranks} ranks has {setting}={value}, not "
-                f"{asked[setting]}; leave --{option} or --strategy out"
+                f"{asked[setting]}; leave {option_of(setting)} or --strategy out"
             )
     return preset
