@@ -124,12 +124,7 @@ def workers_among(ranks: int, settings: Settings, plan: Plan) -> int:
             "servers keep whole float32 weights for workers that split the batch alone; use no "
             "other axis than dp, no ZeRO, no reconstruction, and precision float32"
         )
-    if ranks <= plan.servers:
-        raise ValueError(
-            f"{plan.servers} servers on {ranks} ranks leave no worker; "
-            f"use {plan.servers + 1} ranks or more"
-        )
-    return ranks - plan.servers
+    return plan.workers(ranks)
 
 
 class Minibatches:
@@ -221,7 +216,7 @@ def updates_of(steps: int, workers: int, plan: Plan) -> int:
     A slow worker does some more, with fewer than a quorum, when the others have finished.
     """
     if plan.quorum is not None:
-        return -(-steps * workers // min(plan.quorum, workers))
+        return -(-steps * workers // plan.quorum)
     if plan.staleness == 0:
         return steps
     first = -(-steps // plan.n_push)

@@ -27,6 +27,8 @@ REMEDIES = {  # option: (its value if it is not given, why it does not go with s
     "cp": (1, "every worker has all positions"),
     "tp": (1, "every worker has whole matrices"),
     "ep": (1, "every worker has all experts"),
+    "schedule": (None, "no worker has a pipeline"),
+    "micro_batches": (None, "no worker has a pipeline"),
     "zero": (0, "the optimizer's state is the servers' already"),
     "precision": ("float32", "the servers update float32 weights"),
     "reconstruction": (0.0, "two translators are trained by ranks that sum their gradients"),

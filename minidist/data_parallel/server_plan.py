@@ -57,17 +57,27 @@ class Plan:
                 "under any other plan a worker pulls and pushes at every clock"
             )
 
+    def workers(self, ranks: int) -> int:
+        """Return how many ranks work; ValueError if none does, or fewer than a quorum."""
+        if ranks <= self.servers:
+            raise ValueError(
+                f"{self.servers} servers on {ranks} ranks leave no worker; "
+                f"use {self.servers + 1} ranks or more, or fewer servers"
+            )
+        workers = ranks - self.servers
+        if self.quorum is not None and self.quorum > workers:
+            raise ValueError(
+                f"quorum={self.quorum} of {workers} workers is never reached; use {workers} or "
+                f"fewer, or {self.servers + self.quorum} ranks or more"
+            )
+        return workers
+
 
 class Member:
     """What servers and workers have in common: the model as one flat vector, and their group."""
 
     def __init__(self, group: Group, model: nn.Module, plan: Plan):
-        if plan.servers >= group.size:
-            raise ValueError(
-                f"{plan.servers} servers on {group.size} ranks leave no worker; "
-                f"use {plan.servers + 1} ranks or more, or fewer servers"
-            )
-        check_batch_norm(model, group.size - plan.servers)
+        check_batch_norm(model, plan.workers(group.size))
         self.flat = FlatParameters([p for p in model.parameters() if p.requires_grad])
         if plan.check_weights:
             check_same_weights(model, group)
