@@ -19,7 +19,7 @@ import numpy as np
 from minidist import Cluster, Mesh, nn
 from minidist.placement import Split
 from minidist.planning import Machine, flexflow, pipedream, placed_program, propagate, tofu, trace
-from minidist.planning.graph import Graph, Op, Value
+from minidist.planning.graphs.graph import Graph, Op, Value
 from minidist.planning.tofu import axes_of, works_of
 from minidist.rng import generator
 from minidist.tools import exercise, figures

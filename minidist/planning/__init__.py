@@ -6,7 +6,7 @@ Programs on virtual clocks
 
 A plan by hand, and the best one by search (Transformers of any size, without arrays)
     plan.py               how a run is split, and what a machine can do
-    costs/                closed forms of what is sent, held and computed (contents in its __init__)
+    costs/                closed forms of what is sent, held and computed: see its __init__
     models.py             published sizes and their meshes
     roofline.py           seconds of a product
     step_time.py          seconds of a pipeline, for any number of micro-batches
@@ -14,14 +14,8 @@ A plan by hand, and the best one by search (Transformers of any size, without ar
     plan_search.py        the best of all plans
     why.py                why each other one is worse, in words
 
-A model as a graph
-    graph.py              values, and ops with index descriptions
-    tracing.py, axes.py, descriptions.py
-                          from a model to its graph; reshapes; the description of each function
-    gradients.py          the ops of backward
-    computation.py        what each op computes, whole or in parts
-
 Four papers that cut
+    graphs/               the graph of a model, which three of them read: see its __init__
     gspmd.py              annotations spread; placement_rules.py, placed_program.py: rules, the run
     tofu.py               fewest bytes, by dynamic programming
     flexflow.py           fewest seconds, by a random walk; soap.py, soap_simulator.py,
@@ -39,13 +33,13 @@ if TYPE_CHECKING:
     from minidist.planning.costs.transformer_size import TransformerSize
     from minidist.planning.estimate import Estimate, seconds
     from minidist.planning.flexflow import flexflow
+    from minidist.planning.graphs.tracing import trace
     from minidist.planning.gspmd import propagate
     from minidist.planning.pipedream import pipedream
     from minidist.planning.plan import Machine, Plan
     from minidist.planning.plan_search import search
     from minidist.planning.simulator import Simulation, simulate
     from minidist.planning.tofu import tofu
-    from minidist.planning.tracing import trace
 
 __all__ = [
     "Estimate",
@@ -80,7 +74,7 @@ _MODULE_OF = {
     "seconds": "estimate",
     "simulate": "simulator",
     "tofu": "tofu",
-    "trace": "tracing",
+    "trace": "graphs.tracing",
     "traffic": "costs.traffic",
 }
 

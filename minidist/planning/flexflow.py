@@ -31,7 +31,7 @@ from minidist.planning.soap import Cut, cuts, data_parallel
 from minidist.planning.soap_simulator import Simulator, Strategy
 
 if TYPE_CHECKING:
-    from minidist.planning.graph import Graph
+    from minidist.planning.graphs.graph import Graph
 
 
 @dataclass(frozen=True, order=True)

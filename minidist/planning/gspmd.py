@@ -17,8 +17,8 @@ gradients of a value are added first.
 """
 
 from minidist.placement import PARTIAL, REPLICATED, Partial, Placement, Split, collective
-from minidist.planning.gradients import d, with_gradients
-from minidist.planning.graph import Graph, Op
+from minidist.planning.graphs.gradients import d, with_gradients
+from minidist.planning.graphs.graph import Graph, Op
 from minidist.planning.placed_program import Compute, Layout, Move, Placements
 from minidist.planning.placement_rules import Rule, adjoint_rule, cut, repeated, rules
 

@@ -13,8 +13,8 @@ import numpy as np
 from minidist.comm import Mesh
 from minidist.comm.collectives import split_ends
 from minidist.placement import REPLICATED, Placement, Split, collective, part, redistribute
-from minidist.planning.computation import compute
-from minidist.planning.graph import Graph, Op
+from minidist.planning.graphs.computation import compute
+from minidist.planning.graphs.graph import Graph, Op
 
 Placements = tuple[Placement, ...]  # one for each mesh axis
 

@@ -15,8 +15,8 @@ The adjoint of a rule needs none of its own: the gradients have the dual placeme
 from typing import NamedTuple
 
 from minidist.placement import PARTIAL, REPLICATED, Placement, Split, dual
-from minidist.planning.gradients import d
-from minidist.planning.graph import Op
+from minidist.planning.graphs.gradients import d
+from minidist.planning.graphs.graph import Op
 
 ADDITIVE = ("add", "sum", "take", "slice", "untake", "unslice", "repeat")
 PRODUCTS = ("matmul", "multiply")

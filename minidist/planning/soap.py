@@ -28,7 +28,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from minidist.planning.graph import Graph, Op
+    from minidist.planning.graphs.graph import Graph, Op
 
 
 Box = tuple[tuple[int, int], ...]  # (first, last + 1) per axis: a part of an array

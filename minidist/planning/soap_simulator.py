@@ -32,7 +32,7 @@ from minidist.planning.soap import Box, Cut, check, pieces, shared
 from minidist.planning.task_graph import TaskGraph
 
 if TYPE_CHECKING:
-    from minidist.planning.graph import Graph, Op
+    from minidist.planning.graphs.graph import Graph, Op
 
 Strategy = dict[str, Cut]  # {output of an op: its cut}
 

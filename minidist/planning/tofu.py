@@ -26,8 +26,8 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from minidist.planning.gradients import adjoint, d, has_gradient
-from minidist.planning.graph import Graph, Op
+from minidist.planning.graphs.gradients import adjoint, d, has_gradient
+from minidist.planning.graphs.graph import Graph, Op
 
 Letter = str | None  # None: the first of the k parts does all of it, because no letter can be cut
 Axis = int | None  # None: the first of the k parts keeps all of it, because no axis can be cut

@@ -16,7 +16,7 @@ from minidist.planning import propagate, trace
 from minidist.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from minidist.tensor_parallel.parallel_attention import ParallelAttention
 from minidist.tools.compare import compare
-from tests.planning.test_gradients import given_arrays, one_device
+from tests.planning.graphs.test_gradients import given_arrays, one_device
 from tests.planted import planted
 from tests.strategies import arrays
 

@@ -8,9 +8,9 @@ import pytest
 from minidist.comm.collectives import split_ends
 from minidist.course.register import find
 from minidist.placement import PARTIAL, Split, full
-from minidist.planning.computation import compute
-from minidist.planning.gradients import adjoint, d
-from minidist.planning.graph import Op
+from minidist.planning.graphs.computation import compute
+from minidist.planning.graphs.gradients import adjoint, d
+from minidist.planning.graphs.graph import Op
 from minidist.planning.placement_rules import Rule, adjoint_rule, cut, repeated, rules
 from tests.planted import planted
 from tests.strategies import arrays

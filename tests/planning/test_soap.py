@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.planning.graph import Graph, Op, Value
+from minidist.planning.graphs.graph import Graph, Op, Value
 from minidist.planning.soap import Cut, cuts, data_parallel, kinds, pieces, shared
 from tests.strategies import arrays, index_graphs
 

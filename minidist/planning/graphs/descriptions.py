@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from minidist.autograd import attention, functions, losses, operators
-from minidist.planning.axes import reshaped
+from minidist.planning.graphs.axes import reshaped
 
 SYMBOLS = "abcdeghijklmnpqrsuvwxyz"  # of axes in front, for example of the batch: all but f, o, t
 
@@ -168,6 +168,6 @@ def describe(record, function, views):
     if type(function) not in DESCRIBE:
         raise ValueError(
             f"no index description of {type(function).__name__} is known; add one to "
-            "planning/descriptions.py"
+            "planning/graphs/descriptions.py"
         )
     return DESCRIBE[type(function)](record, function, *views)

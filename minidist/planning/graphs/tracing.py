@@ -16,9 +16,9 @@ import numpy as np
 
 from minidist import nn
 from minidist.autograd import Tensor, functions_below
-from minidist.planning.axes import Axis, leaves, match
-from minidist.planning.descriptions import describe
-from minidist.planning.graph import Graph, Op, Value
+from minidist.planning.graphs.axes import Axis, leaves, match
+from minidist.planning.graphs.descriptions import describe
+from minidist.planning.graphs.graph import Graph, Op, Value
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

@@ -10,7 +10,7 @@ The gradient of x is the value "d x". If several ops use x, each makes "d x of y
 an "add" makes the sum.
 """
 
-from minidist.planning.graph import Graph, Op, Value
+from minidist.planning.graphs.graph import Graph, Op, Value
 
 
 def d(name: str) -> str:

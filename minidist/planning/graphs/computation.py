@@ -12,7 +12,7 @@ import numpy as np
 
 from minidist.autograd import Tensor, functions, losses
 from minidist.autograd.functions import layer_norm
-from minidist.planning.graph import Graph, Op
+from minidist.planning.graphs.graph import Graph, Op
 
 Spans = dict[str, tuple[int, int]]
 
