@@ -34,8 +34,9 @@ random = generator(23, "lesson")
 # ## Problem: a small MLP has millions of cuts
 #
 # `trace` runs a model once and reads the graph from what its tensors recorded: values, and ops with
-# an index description each. An op can be cut along each of its letters, a value along each of its
-# axes. How many choices are there, if all are cut in two?
+# an index description each; a product `"bi,io->bo"` is written `"ac,cb->ab"`. An op can be cut
+# along each of its letters, a value along each of its axes. How many choices are there, if each op
+# and each value is cut in two?
 
 
 # %%
@@ -58,11 +59,11 @@ assert choices > 10**7
 # %% [markdown]
 # ## Picture
 #
-#     who         is given                      looks for                by
-#     GSPMD       a few tensors' placements     what follows from them   spreading, op by op
-#     Tofu        N                             fewest bytes             dynamic programming
-#     FlexFlow    rates of a machine            fewest seconds           a random walk
-#     PipeDream   seconds of each layer         fastest slowest stage    dynamic programming
+#     who         is given                      looks for                       by
+#     GSPMD       a few tensors' placements     what follows from them          spreading, op by op
+#     Tofu        N                             fewest bytes                    dynamic programming
+#     FlexFlow    rates of a machine            fewest seconds                  a random walk
+#     PipeDream   seconds and bytes of layers   least time of slowest stage     dynamic programming
 #
 # ## Math
 #
@@ -71,11 +72,12 @@ assert choices > 10**7
 #     split the batch       2 (N - 1) 8 P                all_reduce of the gradients
 #     columns, then rows    2 (N - 1) 8 (B C + B C)      g: partial Y;  f: partial dX
 #
-# Tofu keeps nothing twice. A value of S bytes in one op that is cut along one letter in N parts:
+# Tofu keeps nothing twice: each rank keeps one of N parts of every value, cut along one letter. If
+# an op is cut along a letter, too, a value of S bytes in it makes these bytes travel:
 #
-#     the value is kept by this letter         0
+#     the value is kept by this letter         0             each rank has what it needs
 #     the value lacks the letter               S (N - 1)     fetched by all, or a partial sum
-#     it is kept by another letter             S - S / N
+#     it is kept by another letter             S - S / N     each rank has 1/N of what it needs
 #
 # ## Code
 #
@@ -123,15 +125,16 @@ for n in ({"b": 8, "i": 64, "o": 64}, {"b": 64, "i": 8, "o": 64}, {"b": 64, "i":
     assert found == tofu(single(n), N)[1]
 
 # %% [markdown]
-# The smallest of the three arrays travels. The MLP has two products that share an array: a choice
-# for one changes the other. Dynamic programming goes through the ops in order. For each way to cut
-# the values that later ops need, it keeps only the best way to cut all earlier ones.
+# Each letter is missing in one of the three arrays. So one array travels, and the best letter is
+# the one that the smallest array lacks. The MLP has two products that share an array: a choice for
+# one changes the other. Dynamic programming goes through the ops in order. For each way to cut the
+# values that later ops need, it keeps only the best way to cut all earlier ones.
 #
 # ## Measurement
 #
-# GSPMD's program runs here: two annotated weights, and then the annotated batch. The ranks'
-# gradients are compared with one device's, and the bytes are counted. Beside them are the bytes of
-# Tofu's cuts.
+# GSPMD's program runs here twice: first two weights are annotated, then the batch. The ranks'
+# gradients are compared with one device's, and the bytes are counted. Tofu's cuts do not run: their
+# bytes are computed.
 
 # %%
 HAND = {
@@ -201,8 +204,9 @@ assert in_words(found[f"Tofu, B = {BATCHES[0]}"]) == ["columns", "rows"]
 assert in_words(found[f"Tofu, B = {BATCHES[-1]}"]) == ["examples", "examples"]
 
 # %% [markdown]
-# FlexFlow and PipeDream count seconds, so they need a machine: 5 GFLOP/s and 1 GB/s.
-# FlexFlow's parts may be partial sums only if we allow it (`R`, which its paper does not have).
+# FlexFlow and PipeDream count seconds, so they need a machine: 5 GFLOP/s and 1 GB/s. FlexFlow cuts
+# samples, attributes and parameters, and places whole operators (`SOAP`). To cut by rows it has to
+# make partial sums: we allow it (`R`, which its paper does not have).
 
 # %%
 machine = Machine(ranks=N, per_node=N, flops=5e9, memory=4e9, link=1e9, network=1e9, latency=1e-5)
@@ -222,14 +226,17 @@ for B in (BATCHES[0], BATCHES[-1]):
     stages, slowest = pipedream(profile(B), N, machine.link)
     found[f"PipeDream, B = {B}"] = stages
     print(f"PipeDream {slowest * 1e3:.3f} ms: stages (first, last + 1, replicas) {stages}")
-PAPERS = ["GSPMD", "Tofu", "FlexFlow", "PipeDream"]
-found = {name: found[name] for name in sorted(found, key=lambda n: PAPERS.index(n.split(",")[0]))}
+    assert in_words(ops) == in_words(found[f"Tofu, B = {B}"]) and stages == [(0, 2, 2)]
+
+# %% [markdown]
+# FlexFlow finds the same cuts as Tofu. PipeDream cuts no layer: of two stages and two replicas, it
+# takes the replicas.
 
 
 # %%
 def draw(plt):
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.8), width_ratios=[2, 3])
-    figure.suptitle("Four searches cut the same MLP")
+    figure.suptitle("Four papers cut the same MLP")
     colors = {"two weights": figures.BACKWARD, "the batch": figures.FORWARD, "Tofu": figures.INK}
     labels = {"two weights": "two weights annotated", "the batch": "the batch annotated"}
     for name, sent in bytes_sent.items():
@@ -242,7 +249,9 @@ def draw(plt):
     left.legend()
     tints = {"examples": figures.FORWARD, "columns": figures.BACKWARD, "rows": figures.UPDATE}
     tints |= {"whole": figures.IDLE}
-    shown = {who: own for who, own in found.items() if "64" not in who and "256" not in who}
+    papers = ["GSPMD", "Tofu", "FlexFlow", "PipeDream"]
+    ends = [who for who in found if not who.endswith((" 64", " 256"))]
+    shown = {who: found[who] for who in sorted(ends, key=lambda n: papers.index(n.split(",")[0]))}
     for row, own in enumerate(shown.values()):
         for column in (0, 1):
             if isinstance(own, list):  # PipeDream's stages
@@ -262,7 +271,7 @@ def draw(plt):
     right.invert_yaxis()
     for side in ("left", "bottom"):
         right.spines[side].set_visible(False)
-    right.set_title("What is cut, as found")
+    right.set_title("What each of them cuts")
     return figure
 
 
@@ -321,7 +330,8 @@ assert sent > bytes_sent["two weights"][0]
 # Write `axes(depth)`: the axis that each weight of an MLP of `depth` layers, all of the same width,
 # is split by, such that the fewest values travel. `depth` is even.
 #
-# *Hint:* a product that is cut by what it sums needs X in the parts that the product before made.
+# *Hint:* a product that is cut by rows needs X in parts. Which cut of the product before it leaves
+# exactly these parts?
 
 
 # %%
@@ -400,10 +410,11 @@ exercise.judge(3, check_fastest, fastest, tempting=[two_stages, two_replicas])
 #
 # - **A search finds the best of what it can say.** Tofu cannot keep a value twice, so it fetches
 #   parameters as ZeRO-3 does. FlexFlow knows replicas; PipeDream knows only stages and replicas.
-# - **It is as good as what it counts.** Bytes are no seconds; seconds come from rates and a
+# - **It is as good as what it counts.** Bytes are not seconds; seconds come from rates and a
 #   simulator. GSPMD counts nothing: a person annotates.
-# - **Halves of halves may miss the best.** On 4 ranks an MLP of widths 4, 12 and 16 takes 7,680
-#   bytes instead of 7,296 (`tests/planning/test_tofu.py`): the first step does not know the second.
+# - **Halves of halves may miss the best.** For 4 ranks Tofu cuts in two, and then each half in two.
+#   With 8 examples, an MLP of widths 4, 12 and 16 takes 7,680 bytes instead of 7,296
+#   (`tests/planning/test_tofu.py`): the first step does not know the second.
 #
 # A real run has all of these axes at once, and its plan was made by people. Lesson 24 reads one.
 
