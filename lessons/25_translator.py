@@ -47,8 +47,8 @@ def translator():
 # %% [markdown]
 # ## Problem: English counts thousands, Chinese counts ten thousands
 #
-# So the model cannot replace word by word. A pair is a row: the source, then what the decoder
-# reads.
+# So the model cannot replace word by word: a million is one hundred 万 (ten thousand). A pair is a
+# row: the source, then what the decoder reads.
 
 # %%
 row = inputs[np.argmax((inputs[:, :S] != PAD).sum(axis=1))]
@@ -82,8 +82,9 @@ print(f"{held[0]:.0%} of all source positions and {held[1]:.0%} of the targets a
 #
 # Two translators teach each other: what the first one wrote has to tell the second one the source
 # ([He et al. 2016](https://arxiv.org/abs/1611.00179); [Tu et al.
-# 2017](https://arxiv.org/abs/1611.01874)). A word is discrete, so no gradient passes through the
-# choice of one. Through the mixture P E it passes, to the first translator too.
+# 2017](https://arxiv.org/abs/1611.01874)). w is the weight of that term; in L', n counts the words
+# of both directions. A word is discrete, so no gradient passes through the choice of one. Through
+# the mixture P E it passes, to the first translator too.
 #
 # ## Code
 #
@@ -104,7 +105,7 @@ def our_reconstruction(dual, tokens):
     """Return the cross-entropy of the sources, as `back` reads them from what `there` wrote."""
     read, table = dual.back.layers[0].source, dual.back.layers[0].source.token.weight
     turned = np.concatenate([tokens[:, S + 1 :], tokens[:, S : S + 1], tokens[:, :S]], axis=1)
-    P = functions.softmax(dual.there(tokens)[:, :-1])  # behind the last word is END
+    P = functions.softmax(dual.there(tokens)[:, :-1])  # the last word is followed by END
     x = functions.linear(P, table) + read.position.weight  # P E
     x = x * (turned[:, : T - 1, None] != PAD).astype(x.dtype)  # as long as the right target
     x = functions.concatenate([x, dual.back.layers[0].target(turned[:, T - 1 :])], axis=1)
@@ -138,9 +139,6 @@ assert error < 1e-12 < reaches
 
 
 # %%
-adam = partial(optim.AdamW, lr=LR, betas=(0.9, 0.98))
-
-
 class Watch:
     """Snapshots of the weights, with the seconds and the bytes that this rank has spent so far."""
 
@@ -163,6 +161,13 @@ class Watch:
     def result(self):
         """Return [(seconds, weights), ...], bytes sent, bytes of the weights that this rank has."""
         return self.found, self.bytes, self.holds
+
+
+# %% [markdown]
+# Three training loops: ranks that wait for each other, a server with its workers, both directions.
+
+# %%
+adam = partial(optim.AdamW, lr=LR, betas=(0.9, 0.98))
 
 
 def synchronous(group, shuffle=True, **axes):
@@ -229,6 +234,7 @@ def reconstructing(group, weight):
     return watch.result()
 
 
+# %%
 adagrad = partial(optim.Adagrad, lr=0.03)
 methods = {
     "one rank": (2, alone, {}),
@@ -263,7 +269,7 @@ def measure(*kinds):
         if method in kinds:
             with Cluster(size) as cluster:
                 ranks = cluster.run(partial(method, **options))
-            looks = ranks[method is asynchronous][0]  # rank 0, or the first worker
+            looks = ranks[1 if method is asynchronous else 0][0]  # there rank 0 is the server
             curve = [(seconds, exact(state)) for seconds, state in looks]
             sent = sum(rank[1] for rank in ranks) / 1e6
             holds = max(rank[2] for rank in ranks) / 1e3
@@ -271,6 +277,9 @@ def measure(*kinds):
 
 
 measure(alone, synchronous)
+
+# %% [markdown]
+# The last column is for equal time: what each has reached when *data* has done its 160 steps.
 
 # %%
 measure(asynchronous, reconstructing)
@@ -299,21 +308,23 @@ assert end["data, not shuffled"] < end["data"]
 # %% [markdown]
 # What each one buys here, beside the run without it:
 #
-# - **data** buys seconds, and costs two times the gradient in bytes. The accuracy is that of one
-#   rank, because the gradients are.
-# - **shuffling** buys most of the accuracy: without it a batch has sources of one length only.
+# - **data** buys seconds, and sends twice the gradient in a step. The accuracy is one rank's,
+#   because the gradients are.
+# - **shuffling** buys most of the accuracy. Without it, in order of length as here, nearly every
+#   batch has sources of one length only.
 # - **vocabulary** (with heads and matrices) and **layers** buy memory. On two cores of one machine
 #   they do not buy time; the split of matrices sends most.
-# - **asynchronous** buys waiting time, and pays with gradients of old weights and half batches.
+# - **asynchronous**: nobody waits, but gradients are of old weights, and each is of half a batch.
 #   A **buffer** (two gradients, sent as one) saves a quarter of the bytes, and half of the updates
 #   are gone.
-# - **sparse** pushes buy nothing: with so few words every row is touched, and each row costs 8
-#   bytes for its number. When do they?
+# - **sparse** pushes need a rule like Adagrad, which leaves a row without a gradient as it is. They
+#   buy nothing here: with so few words every row is touched, and each row costs 8 bytes for its
+#   number. When do they?
 
 
 # %%
 def sparse_share(V):
-    """Return the bytes of a sparse push over those of a dense one; words as frequent as in Zipf."""
+    """Return the bytes of a sparse push over those of a dense one; word k is as frequent as 1/k."""
     model, often = nn.Seq2Seq(V, V, 64, 4, 1, S, T), 1 / np.arange(1, V - END)
     flat = FlatParameters(model.parameters())
     drawn = generator(25, "words").choice(V - END - 1, (32, S + T), p=often / often.sum())
@@ -327,8 +338,8 @@ print("sparse / dense bytes:", {V: round(sparse_share(V), 2) for V in (35, 1000,
 
 # %% [markdown]
 # - **reconstruction** (beside *both directions*, which it needs) costs a third pass, and at equal
-#   steps it is no better: all pairs are right and supervised. The papers that gain from it have
-#   texts without a translation, too.
+#   steps it is no better here. He et al. gain from texts without a translation; here each has one.
+#   Tu et al. gain with pairs alone, but read the decoder's hidden states, not its words.
 
 
 # %%
@@ -347,9 +358,9 @@ def draw(plt):
         ("reconstruction", "both directions"),
     ]
     for axis, (name, without) in zip(axes.flat, both, strict=True):
-        for which, color in ((without, figures.IDLE), (name, figures.FORWARD)):
+        for which, color, width in ((without, figures.IDLE, 4), (name, figures.FORWARD, 2)):
             seconds, right = zip(*[(0.0, 0.0), *found[which][0]], strict=True)
-            axis.plot(seconds, right, color=color, label=which)
+            axis.plot(seconds, right, color=color, linewidth=width, label=which)
         axis.legend(loc="upper left", fontsize=9)
         axis.set_ylim(0, 1.05)
     for axis in axes[:, 0]:
@@ -412,7 +423,7 @@ print(f"targets that count: {own}; weights of the two means: 0.5 and 0.5, but ri
 # Write `divisor(group, mine)`: the number by which a rank divides the sum of its losses, so that
 # the ranks' gradients only have to be summed. `mine`: its targets, [B/N, T].
 #
-# *Hint:* it is the same number on all ranks, and it needs one all_reduce.
+# *Hint:* `nn.counted(mine)` is the number of this rank; one all_reduce makes it the same on all.
 
 
 # %%
@@ -445,10 +456,10 @@ exercise.judge(2, check_divisor, divisor, tempting=[its_own, with_padding])
 # %% [markdown]
 # ## Exercise 3: one step of a beam
 #
-# Greedy decoding may take a likely word that leads nowhere. A beam keeps the K best beginnings.
-# Write `step(scores, following, K)`: from the log-probabilities of the beginnings, scores[K'], and
-# those of each next word, following[K', V], return (beginning, word, score) of the K best, best
-# first.
+# Greedy decoding takes the most likely next word, which may lead nowhere. A beam keeps the K best
+# beginnings of the sentence. Write `step(scores, following, K)`: from the log-probabilities of K'
+# beginnings, scores[K'], and of each next word, following[K', V], return (beginning, word, score)
+# of the K best, three sequences, best first.
 #
 # *Hint:* of K' V sums take the K largest; `np.divmod` gives beginning and word back.
 
@@ -494,13 +505,14 @@ exercise.judge(3, check_step, step, tempting=[best_of_each, words_alone])
 # ## What it costs, and what comes next
 #
 # - **Steps are not seconds.** Compare at equal time and at equal steps: the order changes.
-# - **An asynchronous run is chance.** Its log is not: `minidist train --data numbers --servers 1
-#   --ranks 3 --replay` repeats a run from the server's log, to the last bit.
-# - **Memory** is what the splits of vocabulary and layers buy, on links that are fast enough.
-# - **Certified:** `minidist verify` holds this model to one device's gradient for naive, ZeRO,
-#   GPipe, 1F1B, attention, vocabulary and the hybrid.
+# - **No two asynchronous runs are equal**, and their accuracy may differ much. But `minidist train
+#   --data numbers --servers 1 --ranks 3 --replay` repeats a run from the server's log, to the bit.
+# - **Memory** is what the splits of vocabulary and layers buy; the bytes they send need fast links.
+# - **Certified:** `minidist verify` compares such a model's gradient with one device's for naive,
+#   ZeRO, GPipe, 1F1B, attention, vocabulary and the hybrid.
 #
-# Each ingredient is an option of `minidist train --data numbers`: `--strategy`, `--no-shuffle`,
-# `--servers`, `--push-every`, `--sparse`, `--reconstruction`. Longer training makes it right: train
-# with `--checkpoint FOLDER`, then `minidist translate --checkpoint FOLDER 321`. The strategies are
-# all here now. Take your own model, and ask lesson 20 which of them it needs.
+# Each ingredient is an option of `minidist train --data numbers`: `--strategy`, `--servers`,
+# `--push-every`, `--sparse`, `--reconstruction` (and `--no-shuffle`, but there the pairs' own order
+# is random). Longer training makes it right: train with `--checkpoint FOLDER`, then `minidist
+# translate --checkpoint FOLDER 321`. The strategies are all here now. Take your own model, and ask
+# lesson 20 which of them it needs.
