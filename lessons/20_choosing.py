@@ -238,14 +238,15 @@ def draw(plt):
             places.setdefault((round(100 * held[name], 1), round(x, 2)), []).append(name)
             axes.plot(x, 100 * held[name], marker, color=color, ms=10, mec="white", zorder=3)
         axes.plot([], [], marker, color=color, ms=9, label=words)
-    # (left, right, height) of marks, then of labels too: a label is pushed up until it covers none
+    # (left, right, height) of marks, then of labels too: a label moves until it covers none
     labels = [(x / 1.04, x * 1.04, y) for y, x in places]
     for (y, x), names in sorted(places.items()):
         words = ", ".join(f"{name} {useful[name]:.0%}" for name in names)
-        left, at = x * 1.13, y
-        right = left * 1.033 ** len(words)  # on this axis a character is 3.3 % wide
-        while any(l < right and left < r and 0.95 < h / at < 1.053 for l, r, h in labels):
-            at *= 1.01
+        left, steps = x * 1.13, sorted(range(-40, 40), key=abs)
+        right = left * 1.04 ** len(words)  # on this axis a character is 4 % wide
+        near = [(l, r, h) for l, r, h in labels if l < right and left < r]
+        at = next(z for z in (y * 1.01**k for k in steps)
+                  if not any(0.953 < h / z < 1.05 for _, _, h in near))  # fmt: skip
         labels.append((left, right, at))
         line = {"arrowstyle": "-", "color": figures.IDLE, "lw": 0.8, "relpos": (0, 0.5)}
         axes.annotate(words, (x, y), (left, at), fontsize=9, va="center", arrowprops=line)
