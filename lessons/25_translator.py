@@ -345,7 +345,10 @@ print("sparse / dense bytes:", {V: round(sparse_share(V), 2) for V in (35, 1000,
 # %%
 def draw(plt):
     figure, axes = plt.subplots(3, 3, figsize=(10, 8), sharex=True, sharey=True)
-    figure.suptitle("What each ingredient changes: exact translations over time")
+    title = "What each ingredient changes: exact translations over time"
+    figure.suptitle(
+        f"{title}\n(asynchronous, buffer, Adagrad: one run; they differ from run to run)"
+    )
     both = [
         ("data", "one rank"),
         ("data", "data, not shuffled"),
