@@ -6,11 +6,14 @@ import re
 import signal
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from minidist import elastic
 from minidist.checkpoint import Keep, Training
 from minidist.cli import main
 from minidist.comm import run
@@ -70,8 +73,29 @@ def kill_some(stop, seed, most, folder, before):
             ranks = [pid for pid in ranks_of_this_process() if pid not in before] if begun else []
         if stop.is_set():
             return
-        os.kill(draw.choice(ranks), signal.SIGKILL)
+        with suppress(ProcessLookupError):  # the run has ended meanwhile
+            os.kill(draw.choice(ranks), signal.SIGKILL)
+            one_is_killed(folder).touch()
         time.sleep(0.3)
+
+
+def one_is_killed(folder):
+    """Return the file that says that a rank has been killed, in a run that saves in this folder."""
+    return Path(folder).with_name("one is killed")
+
+
+def train_until_one_is_killed(group, data, settings, keep):
+    """Train, and do not end before a rank has been killed: however late the killer is."""
+
+    def after(self, done, steps):
+        original(self, done, steps)
+        while done == steps and not one_is_killed(keep.folder).exists():
+            time.sleep(0.005)
+
+    original = Training.after
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Training, "after", after)
+        return train(group, data, settings, keep)
 
 
 def survive(folder, changes, seed, most=2):
@@ -81,7 +105,9 @@ def survive(folder, changes, seed, most=2):
     killer = threading.Thread(target=kill_some, args=(stop, seed, most, folder / "killed", before))
     killer.start()
     try:
-        losses, state, last = train_elastic(TEXT, settings, keep, said.append)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(elastic, "train", train_until_one_is_killed)
+            losses, state, last = train_elastic(TEXT, settings, keep, said.append)
     finally:
         stop.set()
         killer.join()

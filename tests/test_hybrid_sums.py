@@ -123,6 +123,18 @@ def test_the_first_sum_is_under_way_before_the_last_backward_ends():
     def worker(group):
         model = nn.Transformer(64, 96, 4, 4, 32)
         hybrid = Hybrid(model, Mesh(group, dp=2, pp=1, tp=1), "interleaved", 4, chunks=2)
+        begun, calls, sound = threading.Event(), [], hybrid.copies.sum_gradients
+
+        def sum_gradients(vectors):
+            begun.set()
+            sound(vectors)
+
+        def waits(p):
+            calls.append(p)
+            assert len(calls) < 4 or begun.wait(5)  # in the backward of the last micro-batch
+
+        hybrid.copies.sum_gradients = sum_gradients
+        hybrid.pipeline.model.layers[0].flat.parameters[0].add_hook(waits)
         hybrid.backward(*np.ones((2, 32, 32), int))
 
     log = EventLog()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -22,21 +23,57 @@ linux = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /pr
 
 
 def gone(pids, within=5.0):
-    """Return whether all these processes are gone, or are so within some seconds."""
+    """Return whether all these processes are gone, or are so within some seconds.
+
+    A zombie is gone: it has ended, and the system's first process takes its time to collect it.
+    """
     deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        if not any(os.path.exists(f"/proc/{pid}") and not is_zombie(pid) for pid in pids):
-            return True
+    while any(map(is_alive, pids)):
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.01)
-    return False
+    return True
+
+
+def group_gone(group, within=5.0):
+    """Return whether a process group is gone, or is so within some seconds."""
+    deadline = time.monotonic() + within
+    while True:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        if (pids := members(group)) and not any(map(is_alive, pids)):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+
+
+def members(group):
+    """Return the processes of a process group, zombies too; none where there is no /proc."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")) if os.path.isdir("/proc/self") else ():
+        with suppress(OSError), open(f"/proc/{pid}/stat") as file:
+            if int(file.read().rsplit(")", 1)[1].split()[2]) == group:
+                found.append(int(pid))
+    return found
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return not is_zombie(pid)
 
 
 def is_zombie(pid):
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rsplit(")", 1)[1].split()[0] == "Z"
-    except OSError:
-        return True
+    except OSError:  # it has just been collected, or there is no /proc
+        return False
 
 
 def killed(group):
@@ -175,7 +212,8 @@ SLEEPERS = """
     import minidist
     def worker(group):
         os.write(1, f"{os.getpid()}\\n".encode())
-        time.sleep(0.2)
+        if group.rank == 0:
+            time.sleep(60)  # while it does not wait, the others are in no deadlock
         group.recv((group.rank + 1) % group.size)
     os.write(1, f"{os.getpid()}\\n".encode())
     minidist.run(worker, 3)

@@ -36,13 +36,16 @@ def test_a_rank_that_is_stopped_is_named_once_and_may_go_on(monkeypatch, capsys)
             os.kill(os.getpid(), signal.SIGSTOP)
         return float(group.all_reduce(np.ones(1))[0])
 
+    def in_words(silence, pids):
+        threading.Timer(2, os.kill, (pid, signal.SIGCONT)).start()  # after more looks
+        return words(silence, pids)
+
+    words = Silence.in_words
     monkeypatch.setattr(diagnosis, "SILENCE", 0.5)
+    monkeypatch.setattr(Silence, "in_words", in_words)
     with Cluster(3) as ranks:
         pid = ranks.run(lambda group: os.getpid())[1]
-        timer = threading.Timer(4, os.kill, (pid, signal.SIGCONT))
-        timer.start()
-        assert ranks.run(worker) == [3.0] * 3
-        timer.join()
+        assert ranks.run(worker, timeout=60) == [3.0] * 3
     said = capsys.readouterr().err
     assert said.count(f"no answer from rank 1 (process {pid}) for 0.5 s") == 1, said
     assert "rank 0: waits in all_reduce" in said and "rank 2: waits in all_reduce" in said

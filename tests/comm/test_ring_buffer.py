@@ -163,16 +163,33 @@ def test_no_old_message_reaches_the_next_run_from_a_ring():
     assert list(mailbox.messages) == [(0, key_of(0, 2))] and mailbox.count == 3
 
 
+def counted(reader):
+    """Return a semaphore that counts the requests to be woken."""
+    requests, request_wake_up = threading.Semaphore(0), reader.request_wake_up
+
+    def request():
+        request_wake_up()
+        requests.release()
+
+    reader.request_wake_up = request
+    return requests
+
+
+def sleeps(mailbox, requests):
+    """Return whether, in some seconds, one more thread has requested to be woken, and sleeps."""
+    requested = requests.acquire(timeout=20)
+    with mailbox.lock:  # which it holds until it sleeps
+        return requested
+
+
 @contextmanager
-def receiving(mailbox, tag):
+def receiving(mailbox, requests, tag):
     """Let another thread receive this tag from rank 0; it has to get it in a moment."""
-    found, before = [], len(mailbox.waits)
+    found = []
     thread = threading.Thread(target=lambda: found.append(mailbox.take([0], key_of(tag), "recv")))
     thread.daemon = True
     thread.start()
-    while len(mailbox.waits) == before:
-        time.sleep(0.001)
-    time.sleep(0.05)  # from saying that it waits to sleeping
+    assert sleeps(mailbox, requests)
     yield
     thread.join(timeout=5)
     assert found and found[0][1].array == tag
@@ -180,11 +197,11 @@ def receiving(mailbox, tag):
 
 def test_a_message_that_waited_behind_a_slow_socket_wakes_who_sleeps_for_it():
     (writer, reader), mailbox = ends(), Mailbox()
-    mailbox.polled[0] = reader
+    mailbox.polled[0], requests = reader, counted(reader)
     large = Message(np.ones(LARGEST + 1, np.uint8), False)
     assert not writer.put(key_of(1), large)
     assert writer.put(key_of(2), Message(np.array(2), False)) and not writer.must_wake()
-    with receiving(mailbox, 2):
+    with receiving(mailbox, requests, 2):
         reader.from_socket.append((key_of(1), large))
         mailbox.notify()
 
@@ -210,14 +227,14 @@ def test_a_message_that_comes_just_before_the_call_to_be_woken_is_seen():
 
 def test_one_call_wakes_all_who_sleep_and_they_ask_for_another():
     (writer, reader), mailbox = ends(), Mailbox()
-    mailbox.polled[0] = reader
-    with receiving(mailbox, 1), receiving(mailbox, 2):
+    mailbox.polled[0], requests = reader, counted(reader)
+    with receiving(mailbox, requests, 1), receiving(mailbox, requests, 2):
         for tag in (1, 2):
             writer.put(key_of(tag), Message(np.array(tag), False))
             if tag == 1:
                 assert writer.must_wake() and not writer.must_wake()
                 mailbox.notify()
-                time.sleep(0.05)
+                assert sleeps(mailbox, requests)  # the second, again
         assert writer.must_wake()
         mailbox.notify()
 

@@ -167,7 +167,9 @@ def test_a_rank_that_waits_in_a_collective_says_so():
             group.all_reduce(np.ones(3), label="w")
         time.sleep(30)
 
-    with pytest.raises(CommTimeout, match="rank 1: waits in") as caught:
-        run(worker, 3, timeout=1)
+    with Cluster(3) as ranks:
+        ranks.run(lambda group: group.barrier())  # all are up: the second is theirs alone
+        with pytest.raises(CommTimeout, match="rank 1: waits in") as caught:
+            ranks.run(worker, timeout=1)
     assert "all_reduce(sum, float64, (3,), label='w') for rank 0 since" in str(caught.value)
     assert "rank 0: computes" in str(caught.value)

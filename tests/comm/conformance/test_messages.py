@@ -70,10 +70,11 @@ def test_requests_get_messages_in_the_order_in_which_they_were_made(ranks):
 def test_recv_any_looks_at_its_sources_in_the_order_given(ranks):
     def worker(group, order):
         if group.rank:
-            group.send(np.array(group.rank), to=0, tag=3)
-        group.barrier()
-        time.sleep(0.05)  # the barrier does not wait for sockets
-        if group.rank == 0:
+            for tag in (3, 4):
+                group.send(np.array(group.rank), to=0, tag=tag)
+        else:
+            for source in (2, 1):
+                group.recv(source, tag=4)  # so what it sent before is here, too
             found = [group.recv_any(order, tag=3) for _ in order or range(2)]
             assert all(source == array for source, array in found)
             return [source for source, _ in found]
