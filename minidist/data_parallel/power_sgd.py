@@ -11,15 +11,21 @@ the approximation; P[n, r], Q[m, r].
     Q'  = sum_k M_k^T P        all_reduce
     M  ~= P Q'^T = P P^T M     the part of M in the span of P; a rank's own part is P (M_k^T P)^T
 
-One such round is a step of power iteration. Q' is the next step's Q (warm start), so the span turns
-towards M's largest singular vectors from step to step; the first Q is drawn by name. All sums are
-linear: an all_reduce adds them up on the way, and its bytes do not grow with N as an all_gather's
-do. (The paper has means where we have sums: our loss is already divided by the whole batch. The
-scale of Q does not matter to the span.)
+One such round is a step of power iteration. The span of Q' is the next step's (warm start), so it
+turns towards M's largest singular vectors from step to step. All sums are linear: an all_reduce
+adds them up on the way, and its bytes do not grow with N as an all_gather's do. (The paper has
+means where we have sums: our loss is already divided by the whole batch.)
+
+A step begins with an orthonormal basis of Q'. Only the span counts, and the products M Q' of the
+paper's Q' would be as small or as large as the square of a gradient, which 16 bits do not hold. If
+M has a rank below r, columns of the basis are missing. They are drawn, by name and step, like all
+columns of the first Q: a column of 0 would give P a column of 0, and Q' too, in all later steps.
 
 If r is at least the rank of M, P spans all of M, and P P^T M = M up to rounding. Vectors are sent
 as they are. Bytes of all ranks: 2 (N - 1) itemsize times r (n + m) for a matrix, n for a vector.
 """
+
+from numbers import Integral
 
 import numpy as np
 
@@ -34,13 +40,13 @@ class PowerSGD:
     """Compress a matrix to rank r; an argument of `ErrorFeedback`.
 
     rank  r; a matrix of fewer rows or columns gets as many as these. None: no matrix gets fewer
-    seed  of the first Q
-    q     {name: Q[m, r] of the step before}
+    seed  of the columns that are drawn
+    q     {name: Q'[m, r] of the step before}
     """
 
     def __init__(self, rank: int | None, seed: int = 0):
-        if rank is not None and rank < 1:
-            raise ValueError(f"the rank of an approximation is 1 or more, not {rank}")
+        if rank is not None and not (isinstance(rank, Integral) and rank >= 1):
+            raise ValueError(f"the rank of an approximation is 1 or more, not {rank!r}")
         self.rank, self.seed = rank, seed
         self.q: dict[str, Array] = {}
 
@@ -48,7 +54,7 @@ class PowerSGD:
         if v.ndim < 2:
             return Sent(group.all_reduce(v.astype(p.dtype), label=p.name), v, v)
         matrix = v.reshape(len(v), -1)
-        q = self.q[p.name] if p.name in self.q else self.first(p, matrix)
+        q = self.begin(self.q.get(p.name), matrix, p, step)
         left = group.all_reduce((matrix @ q).astype(p.dtype), label=f"{p.name}: P")
         left = orthogonalize(left.astype("float64"))
         own = (matrix.T @ left).astype(p.dtype)
@@ -56,12 +62,19 @@ class PowerSGD:
         total = (left @ right.T).astype(p.dtype).reshape(p.shape)
         return Sent(total, *on_grid(v, (left @ own.T).reshape(p.shape)))
 
-    def first(self, p: Parameter, matrix: Array) -> Array:
-        """Return the first Q of a parameter, normal numbers, the same on every rank."""
-        columns = matrix.shape[1]
-        r = approximation_rank(matrix.shape, self.rank)
-        drawn = generator(self.seed, f"PowerSGD {p.name}").standard_normal((columns, r))
-        return beside(drawn.astype(p.dtype), matrix)
+    def begin(self, last: Array | None, matrix: Array, p: Parameter, step: int) -> Array:
+        """Return Q[m, r], the same on every rank: a basis of the last step's, completed by chance.
+
+        last  None in the first step; normal numbers, of about unit length, take its place
+        """
+        xp = array_module(matrix)
+        shape = matrix.shape[1], approximation_rank(matrix.shape, self.rank)
+        q = xp.zeros(shape) if last is None else orthogonalize(last.astype("float64"))
+        missing = ~q.any(axis=0)
+        if missing.any():
+            drawn = generator(self.seed, f"PowerSGD {p.name} {step}").standard_normal(shape)
+            q = xp.where(missing, beside(drawn / np.sqrt(len(drawn)), matrix), q)
+        return q.astype(p.dtype)
 
 
 def approximation_rank(shape: tuple[int, int], rank: int | None) -> int:

@@ -101,13 +101,13 @@ def dense_int8(seed: int, alike: bool = False) -> Dense:
 
 def dense_power_sgd(rank: int | None, seed: int = 0, warm: bool = True) -> Dense:
     """PowerSGD; warm: whether a step begins with the Q of the step before."""
-    first, qs = PowerSGD(rank, seed).first, {}
+    begin, qs = PowerSGD(rank, seed).begin, {}
 
     def dense(vs, p, step):
         if vs[0].ndim < 2:
             return _sum([v.astype(p.dtype) for v in vs]), [0.0] * len(vs)
         matrices = [v.reshape(len(v), -1) for v in vs]
-        q = qs[p.name] if warm and step else first(p, matrices[0])
+        q = begin(qs.get(p.name) if warm else None, matrices[0], p, step)
         left = _sum([(m @ q).astype(p.dtype) for m in matrices])
         left = orthogonalize(left.astype("float64"))
         own = [(m.T @ left).astype(p.dtype) for m in matrices]

@@ -39,6 +39,21 @@ def test_at_the_rank_of_the_sum_nothing_is_lost(cluster, seed, n, m, rank, more)
         assert abs(left).max() <= 1e-9 * abs(whole).max()
 
 
+@given(seed=seeds, n=sides, m=sides, rank=st.integers(1, 9), first=st.integers(0, 8))
+def test_nothing_is_lost_after_a_step_of_lower_rank(cluster, seed, n, m, rank, first):
+    """A warm start from a matrix of rank `first`, perhaps 0, then one of rank `rank`."""
+    early, _ = matrices(seed, 2, n, m, min(first, rank - 1))
+    parts, whole = matrices(seed + 1, 2, n, m, rank)
+
+    def worker(group):
+        compress, p = PowerSGD(rank), nn.Parameter(np.zeros((n, m)), "p")
+        compress(early[group.rank], p, group, 0)
+        return compress(parts[group.rank], p, group, 1).total
+
+    for total in cluster(2, "thread").run(worker):
+        assert compare([{"p": total}], {"p": whole}, 1e-6).ok
+
+
 @given(seed=seeds, n=sides, m=sides, rank=st.integers(1, 9), copies=st.integers(0, 2))
 def test_columns_become_orthonormal_or_0_and_span_the_same(seed, n, m, rank, copies):
     p = matrices(seed, 1, n, m, min(rank, n, m))[1]
@@ -74,6 +89,7 @@ def test_vectors_travel_as_they_are_and_higher_axes_are_columns(cluster):
     np.testing.assert_allclose(total, cubes.sum(axis=0), atol=1e-12)
 
 
-def test_a_rank_is_1_or_more():
-    with pytest.raises(ValueError, match="the rank of an approximation is 1 or more, not 0"):
-        PowerSGD(0)
+@pytest.mark.parametrize("rank", [0, 1.5, "2"])
+def test_a_rank_is_1_or_more(rank):
+    with pytest.raises(ValueError, match="the rank of an approximation is 1 or more, not "):
+        PowerSGD(rank)

@@ -56,7 +56,7 @@ def power_sgd_worker(
 ) -> Outcome:
     """Send matrices at this rank; by default at full rank, at which nothing is lost."""
     dense = partial(replays.dense_power_sgd, rank, case.seed)
-    others = {"in which every step begins with the first Q": dense(warm=False)}
+    others = {"in which every step begins with a Q drawn anew": dense(warm=False)}
     compress = PowerSGD(rank, case.seed)
     return _compressed(group, case, compress, dense(), minibatches, others, rank is None)
 
