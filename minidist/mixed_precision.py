@@ -26,6 +26,7 @@ keeps: the copy and two moments. In float32 alone there are 16, too: 4, 4 and 8.
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from numbers import Integral, Real
 
 import numpy as np
 
@@ -34,21 +35,23 @@ from minidist.backend import Array, array_module, widen
 from minidist.comm import Group
 from minidist.optim import Optimizer, check_setting
 
+LARGEST = 2.0**127  # a power of two in float32
+
 
 class LossScale:
     """What the gradient is multiplied by in backward: a power of two, so that nothing is rounded.
 
     A step whose gradient overflows is skipped. The scale is then halved, and doubled after `every`
-    good steps in a row: so it stays close to the largest one that does not overflow.
+    good steps in a row: so it stays close to the largest one that does not overflow. Gradients of
+    zero never do; so it is not doubled beyond LARGEST.
 
     every  None: the scale is static
     """
 
     def __init__(self, value: float = 2.0**16, every: int | None = 2000):
-        if not 0 < value < math.inf or math.frexp(value)[0] != 0.5:
-            raise ValueError(f"a loss scale is a power of two, not {value!r}: others would round")
-        if every is not None and every < 1:
-            raise ValueError(f"the scale is doubled after 1 good step or more, not {every}")
+        check_scale(value)
+        if every is not None and not (isinstance(every, Integral) and every >= 1):
+            raise ValueError(f"the scale is doubled after 1 good step or more, not {every!r}")
         self.value, self.every = float(value), every
         self.good, self.skipped = 0, 0
 
@@ -59,6 +62,7 @@ class LossScale:
 
     @state.setter
     def state(self, state: dict[str, float]) -> None:
+        check_scale(state["value"])
         self.value, self.good, self.skipped = state["value"], state["good"], state["skipped"]
 
     def update(self, overflow: bool) -> None:
@@ -75,7 +79,17 @@ class LossScale:
                 )
             self.value /= 2
         elif self.good == self.every:
-            self.value, self.good = self.value * 2, 0
+            self.value, self.good = min(self.value * 2, LARGEST), 0
+
+
+def check_scale(value: float) -> None:
+    """Raise ValueError unless this is a power of two that a float32 can be multiplied by."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not 0 < value <= LARGEST or math.frexp(value)[0] != 0.5:
+        raise ValueError(
+            f"a loss scale is a power of two up to 2^127, not {value!r}: others would round, or "
+            "overflow the float32 in which a loss has its gradient"
+        )
 
 
 class MixedPrecision:
@@ -92,6 +106,8 @@ class MixedPrecision:
         self._copies = [
             s.data.astype(np.promote_types(s.data.dtype, "float32")) for s in self.slices
         ]
+        for home in optimizer.homes:
+            home.scale = self.scale  # for those who keep gradients from step to step
         self.followed = tick()  # when the copies were last those of the weights
         self.factor = 1.0  # by which clipping shortens the gradient
 

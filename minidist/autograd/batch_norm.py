@@ -90,7 +90,7 @@ def statistics(
     rank without examples adds zeros.
 
     ValueError if count < 2; not on a GPU, since the host would wait for it. There the running
-    variance becomes nan.
+    variance stays as it is.
     """
     count, rest, squares = count_per_channel(d), sum_per_channel(d), sum_per_channel(d * d)
     if sum_over_ranks is not None:

@@ -101,7 +101,7 @@ def restore(saved: "Saved", model: Holder, optimizer: Optimizer) -> None:
     for p in dict.fromkeys([*held, *optimizer.parameters]):
         values = [saved.part(cut) for cut in p.slices]
         fill(p.data, values, p.name, rounds=bool(optimizer.scale) and p.requires_grad)
-        p.updated = tick()
+        p.updated = p.loaded = tick()
     for s, copy in zip(optimizer.slices, optimizer.copies, strict=False):
         fill(copy, [saved.part(cut) for cut in s.slices], "a float32 copy")
     if optimizer.scale and of.get("loss_scale"):

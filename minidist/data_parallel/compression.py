@@ -7,6 +7,7 @@ sends; N ranks. In every step, on every rank and for every parameter,
 
 nothing is lost, only late. (Karimireddy et al. 2019, Error Feedback Fixes SignSGD, algorithm 2;
 the idea is in Seide et al. 2014, 1-bit SGD.) Every rank adds up, in rank order, what all have sent.
+What is remembered has no loss scale, and a skipped step does not change it (memory.py).
 
     TopK   the k elements largest in size           Stich, Cordonnier, Jaggi 2018, algorithm 1
     Sign   one bit per element, and the mean size   Karimireddy et al. 2019, algorithm 1
@@ -38,6 +39,7 @@ from typing import NamedTuple
 
 from minidist.backend import Array, array_module
 from minidist.comm import Group
+from minidist.data_parallel.memory import Memory
 from minidist.nn import Module, Parameter
 from minidist.replicas import check_batch_norm, check_same_weights, summed_ranks
 from minidist.rng import digest, hash_uniform
@@ -68,29 +70,43 @@ class ErrorFeedback:
         loss(x, y).backward()
         feedback.all_reduce_gradients()           # every rank, once per step, also with no batch
 
-    errors  {name: e}, float64; a parameter without an entry owes nothing
-    steps   number of steps so far
+    errors  {name: e}, float64, without a loss scale; a parameter without an entry owes nothing
+    steps   number of steps so far, without those that were skipped
     """
 
     def __init__(self, model: Module, group: Group, compress: Compressor):
         check_batch_norm(model, group.size)
         check_same_weights(model, group)
         self.model, self.group, self.compress = model, group, compress
-        self.errors: dict[str, Array] = {}
-        self.steps = 0
+        self.memory = Memory(model, group, {}, getattr(compress, "q", {}))
+
+    @property
+    def errors(self) -> dict[str, Array]:
+        self.memory.settle()
+        return self.memory.kept[0]
+
+    @property
+    def steps(self) -> int:
+        self.memory.settle()
+        return self.memory.steps
 
     def all_reduce_gradients(self) -> None:
-        """Give every rank the sum of what all ranks send of their gradients; None adds zero."""
-        for name, p in self.model.named_parameters().items():
-            if p.requires_grad:
-                ranks = summed_ranks(p, self.group)
-                grad = p.xp.zeros_like(p.data) if p.grad is None else p.grad
-                v = grad.astype("float64") + self.errors.get(name, 0.0)
-                sent = self.compress(v, p, self.group, self.steps)
-                self.errors[name] = sent.v - sent.own
-                p.grad = sent.total
-                p.note_sum(ranks)
-        self.steps += 1
+        """Give every rank the sum of what all ranks send of their gradients; None adds zero.
+
+        A sum that is not finite is left in `p.grad`, for the caller to skip the step; what is
+        remembered is then what it was before.
+        """
+        scale, errors = self.memory.begin(), self.errors
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        for p in trained:
+            ranks = summed_ranks(p, self.group)
+            grad = p.xp.zeros_like(p.data) if p.grad is None else p.grad
+            v = grad.astype("float64") + scale * errors.get(p.name, 0.0)
+            sent = self.compress(v, p, self.group, self.steps)
+            errors[p.name] = (sent.v - sent.own) / scale
+            p.grad = sent.total
+            p.note_sum(ranks)
+        self.memory.end(p.grad for p in trained)
 
 
 def on_grid(*arrays: Array) -> list[Array]:

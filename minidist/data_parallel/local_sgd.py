@@ -26,18 +26,48 @@ on the rank), and outside a step with Nesterov momentum m along the averaged dif
 Bytes of all ranks: 2 (N - 1) times the parameters' size, once in H steps.
 """
 
+from numbers import Integral
+
 from minidist import optim
+from minidist.autograd.tensor import tick
 from minidist.comm import Group
 from minidist.nn import Module
 from minidist.replicas import check_batch_norm, check_same_weights, summed_ranks
 
 
-def check_start(model: Module, group: Group, every: int) -> None:
-    """Raise ValueError unless all ranks can begin: a round has steps, all weights are alike."""
-    if every < 1:
-        raise ValueError(f"a round has 1 local step or more, not {every}")
-    check_batch_norm(model, group.size)
-    check_same_weights(model, group)
+class Rounds:
+    """When a round begins: after every H-th step, and where something else changes the weights.
+
+    A round begins with the weights as they are then. load_state may change them at any time, but on
+    all ranks alike: ranks that train alone have different weights, and what changes these on each
+    rank by itself is a ValueError.
+
+    steps  local steps of this round so far
+    """
+
+    def __init__(self, model: Module, group: Group, every: int, optimizer: optim.Optimizer):
+        if not (isinstance(every, Integral) and every >= 1):
+            raise ValueError(f"a round has 1 local step or more, not {every!r}")
+        check_batch_norm(model, group.size)
+        check_same_weights(model, group)
+        self.model, self.group, self.every, self.homes = model, group, every, optimizer.homes
+        self.steps, self.followed = 0, tick()
+
+    def begins(self) -> bool:
+        """Return whether the next step is the first one of a round; every rank calls this."""
+        if any(home.last_changed() > self.followed for home in self.homes):
+            check_same_weights(self.model, self.group)
+            self.steps = 0
+        return self.steps == 0
+
+    def ends(self) -> bool:
+        """Count a step; return whether it is the last one of a round."""
+        self.steps = (self.steps + 1) % self.every
+        return self.steps == 0
+
+    def follow(self) -> None:
+        """Take what has changed the weights until now for our own steps."""
+        self.followed = tick()
 
 
 class LocalSGD:
@@ -53,27 +83,27 @@ class LocalSGD:
     """
 
     def __init__(self, model: Module, group: Group, lr: float, every: int):
-        check_start(model, group, every)
-        self.group, self.every, self.steps = group, every, 0
-        self.outside = optim.SGD(model.parameters(), lr)
+        self.group, self.outside = group, optim.SGD(model.parameters(), lr)
         self.inside = optim.SGD(model.parameters(), lr * group.size)
-        self.slices = self.outside.slices
-        self.start = [s.data.copy() for s in self.slices]
-        self.sums = [0 * s.data for s in self.slices]
+        self.slices, self.rounds = self.outside.slices, Rounds(model, group, every, self.outside)
+        self.start, self.sums = ([0 * s.data for s in self.slices] for _ in range(2))
 
     def step(self) -> None:
         """Take a local step; or, if it is the round's last, the step of all gradients of all ranks.
 
         After the last one `p.grad` is the sum of them all.
         """
+        if self.rounds.begins():
+            for s, start, total in zip(self.slices, self.start, self.sums, strict=True):
+                start[...], total[...] = s.data, 0
         self.inside.collect_gradients()
         for s, total in zip(self.slices, self.sums, strict=True):
             total += s.gradient
-        self.steps += 1
-        if self.steps % self.every:
-            self.inside.step()
-        else:
+        if self.rounds.ends():
             self.meet()
+        else:
+            self.inside.step()
+        self.rounds.follow()
 
     def meet(self) -> None:
         """Go back to the weights that all began with, and take one step with the sum."""
@@ -85,9 +115,6 @@ class LocalSGD:
             p.grad = p.grad_buffer
             p.note_sum(ranks)
         self.outside.step()
-        for s, start, total in zip(self.slices, self.start, self.sums, strict=True):
-            start[...] = s.data
-            total[...] = 0
 
     def zero_grad(self) -> None:
         self.inside.zero_grad()
@@ -96,10 +123,11 @@ class LocalSGD:
 class DiLoCo:
     """H steps of an inner optimizer on each rank alone, then one of Nesterov's for all.
 
-    inner     an optimizer of the model's parameters, such as AdamW
+    inner     an optimizer of the model's parameters, such as AdamW; not MixedPrecision, since the
+              outer step is taken in the weights' dtype
     every     H
-    lr        of the outer step, and its momentum; 0.7 and 0.9 are the paper's
-    momentum  {per flat slice: m}
+    lr        of the outer step, and its momentum mu; 0.7 and 0.9 are the paper's
+    moments   m, one array per flat slice
     """
 
     def __init__(
@@ -111,18 +139,24 @@ class DiLoCo:
         lr: float = 0.7,
         momentum: float = 0.9,
     ):
-        check_start(model, group, every)
-        self.group, self.inner, self.every, self.steps = group, inner, every, 0
-        self.lr, self.momentum = lr, momentum
-        self.start = [s.data.copy() for s in inner.slices]
-        self.moments = [0 * s.data for s in inner.slices]
+        if inner.scale is not None:
+            raise ValueError(
+                "DiLoCo adds up differences of weights in their own dtype, which 16 bits would "
+                "lose; use float32 weights, and an inner optimizer without MixedPrecision"
+            )
+        self.group, self.inner, self.lr, self.momentum = group, inner, lr, momentum
+        self.rounds = Rounds(model, group, every, inner)
+        self.start, self.moments = ([0 * s.data for s in inner.slices] for _ in range(2))
 
     def step(self) -> None:
         """Take a step of the inner optimizer; after the round's last one, the outer step."""
+        if self.rounds.begins():
+            for s, start in zip(self.inner.slices, self.start, strict=True):
+                start[...] = s.data
         self.inner.step()
-        self.steps += 1
-        if self.steps % self.every == 0:
+        if self.rounds.ends():
             self.meet()
+        self.rounds.follow()
 
     def meet(self) -> None:
         """Move all ranks from the weights that they began with, along their mean difference."""
@@ -131,8 +165,7 @@ class DiLoCo:
             difference = self.group.all_reduce(difference, label="differences of a round")
             m *= self.momentum
             m += difference
-            start -= self.lr * (difference + self.momentum * m)
-            s.data[...] = start
+            s.data[...] = start - self.lr * (difference + self.momentum * m)
         for home in self.inner.homes:
             home.changed()
 

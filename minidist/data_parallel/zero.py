@@ -27,6 +27,7 @@ import numpy as np
 
 from minidist import nn
 from minidist.autograd import Function, Tensor
+from minidist.autograd.tensor import tick
 from minidist.backend import Array, address, host_copy
 from minidist.comm import Group
 from minidist.data_parallel.layer_shard import ONLY_STEP, LayerShard, unlocked
@@ -243,12 +244,12 @@ class Zero:
             self.gatherer.wait()  # what comes early is of old weights
         for s in self.shards:
             s.flat.check_home()
-            s.flat.changed()
             for p, place in zip(s.flat.parameters, s.flat.views(s.flat.vector), strict=True):
                 place[...] = new.pop(p.name)
+                p.updated = p.loaded = tick()
             s.parameter.data[...] = s.flat.vector[s.own]
         for name, array in new.items():  # of those that are frozen
-            named[name].data[...] = array
+            named[name].load(array)
 
     def _sample(self) -> None:
         """Record how many bytes of weights and gradients are alive; count shared ones once."""

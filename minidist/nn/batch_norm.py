@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from minidist.autograd import Tensor
 from minidist.autograd import batch_norm as functions
 from minidist.autograd.tensor import is_recording
-from minidist.nn.module import Module, Parameter, check_sizes, constant
+from minidist.backend import Array, array_module
+from minidist.nn.module import Module, check_sizes, constant
 from minidist.rng import Randomness
 
 
@@ -18,7 +19,8 @@ class BatchNorm(Module):
 
     running_mean, running_var  frozen parameters; each forward pass that trains and records moves
                      them by `momentum` of the difference to the batch's mean and its unbiased
-                     variance, divided by count - 1
+                     variance, divided by count - 1; those of a channel that are not finite move
+                     nothing, since a running value would stay inf or nan in all later steps
     sum_over_ranks   see autograd.batch_norm.BatchNorm; None: the batch is whole
     ranks            which those are, in the world (see replicas.sum_statistics)
     """
@@ -45,9 +47,11 @@ class BatchNorm(Module):
         y = function(x, self.gain, self.bias)
         if is_recording():  # a pass that is computed again moves them once
             count = function.count
-            self._move(self.running_mean, function.mean)
-            self._move(self.running_var, function.var * (count / (count - 1)))
+            self._move(function.mean, function.var * (count / (count - 1)))
         return y
 
-    def _move(self, running: Parameter, value) -> None:
-        running.data += self.momentum * (value - running.data)
+    def _move(self, mean: Array, var: Array) -> None:
+        xp = array_module(mean)
+        finite = xp.isfinite(mean) & xp.isfinite(var)
+        for running, value in (self.running_mean, mean), (self.running_var, var):
+            running.data += self.momentum * xp.where(finite, value - running.data, 0)

@@ -29,6 +29,7 @@ class Parameter(Tensor):
     elsewhere  None, or in words which rank has the current value; `Module.state` and `load_state`
                then raise
     cuts       what it holds, if it is a vector of elements of other parameters; None: itself
+    loaded     when `load` last replaced the data, on the clock of `tick`; 0: never
     """
 
     home = None
@@ -36,6 +37,7 @@ class Parameter(Tensor):
     spread: str | None = None
     elsewhere: str | None = None
     cuts: tuple[Slice, ...] | None = None
+    loaded = 0
 
     def __init__(self, data, name: str, shard: Shard | None = None):
         super().__init__(data, requires_grad=True, name=name)
@@ -55,6 +57,11 @@ class Parameter(Tensor):
             "model shows this rank's parts, Hybrid the whole)"
         )
         return part
+
+    def load(self, values: Array) -> None:
+        """Replace the data, in place: whoever keeps a copy of it, or a debt to it, must follow."""
+        self.data[...] = values
+        self.updated = self.loaded = tick()
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
@@ -84,10 +91,13 @@ class FlatParameters:
     vector, gradient  1-D arrays of `size` elements; a gradient may have a wider dtype
     offsets           where each parameter begins in them
     locked            None, or in words why no optimizer may update the vector now
+    scale             None, or the LossScale that multiplies the gradient (mixed_precision.py)
     part_of           None, or the FlatParameters of which this vector is a part (a shard)
     """
 
     locked: str | None = None
+    scale = None
+    touched = 0  # when `changed` was last called
     part_of: "FlatParameters | None" = None
 
     def __init__(
@@ -158,13 +168,14 @@ class FlatParameters:
 
         at  when, on the clock of `tick`; by default now
         """
+        self.touched = tick() if at is None else max(self.touched, at)
         for p in self.parameters:
-            p.updated = max(p.updated, at or tick())
+            p.updated = max(p.updated, self.touched)
 
     def last_changed(self) -> int:
         """Return when an element was last changed in place, on the clock of `tick`."""
         whole = 0 if self.part_of is None else self.part_of.last_changed()
-        return max([whole, *(p.updated for p in self.parameters)])
+        return max([whole, self.touched, *(max(p.updated, p.loaded) for p in self.parameters)])
 
     def collect_gradients(self) -> None:
         """Write every parameter's `.grad`, wherever it is, into `gradient`; None counts as zero."""
@@ -181,7 +192,8 @@ class FlatParameters:
             p.grad = None if p.grad is None else p.grad_buffer
 
     def __getstate__(self):
-        kept = {k: v for k, v in vars(self).items() if k not in ("gradient", "allocator")}
+        left = "gradient", "allocator", "scale"  # a copy has an optimizer of its own, or none
+        kept = {k: v for k, v in vars(self).items() if k not in left}
         return kept | {"at_home": [p.home is self for p in self.parameters]}
 
     def __setstate__(self, state):

@@ -12,7 +12,6 @@ import numpy as np
 
 from minidist.autograd import Tensor
 from minidist.autograd.losses import cross_entropy
-from minidist.autograd.tensor import tick
 from minidist.backend import (
     Array,
     array_module,
@@ -152,8 +151,7 @@ class Module:
         parameters = self._here()
         new = cast_state(parameters, state)
         for name, p in parameters.items():
-            p.data[...] = new[name]
-            p.updated = tick()
+            p.load(new[name])
 
     def zero_grad(self) -> None:
         """Drop all gradients, also those of parameters that no optimizer has."""

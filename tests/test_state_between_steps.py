@@ -1,0 +1,528 @@
+"""What outlives a step: copies of weights, memories of gradients, warm starts.
+
+Whoever keeps such a state must follow weights that are loaded, must not depend on a loss scale that
+changes, must be as before after a step that is skipped, and must find its way out of a gradient of
+zeros, of a low rank, of inf and of NaN. WAYS are all ways to train of the package; a test looks for
+classes that keep something from step to step and are in none of them.
+"""
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import minidist
+from minidist import nn, optim
+from minidist.autograd.losses import scaled
+from minidist.comm import Mesh
+from minidist.data_parallel.bucketed import Bucketed
+from minidist.data_parallel.compression import ErrorFeedback, Int8, Sign, TopK
+from minidist.data_parallel.local_sgd import DiLoCo, LocalSGD
+from minidist.data_parallel.naive import all_reduce_gradients
+from minidist.data_parallel.parameter_server import Plan, join
+from minidist.data_parallel.power_sgd import PowerSGD
+from minidist.data_parallel.zero import Zero
+from minidist.errors import RankFailed
+from minidist.hybrid import Hybrid
+from minidist.mixed_precision import LARGEST, LossScale, MixedPrecision, overflow_allowed
+from minidist.pipeline_parallel import PipeDream, Pipeline
+from minidist.pipeline_parallel.micro_batch import micro_batches
+from tests.strategies import assert_same_bits
+
+PACKAGE = Path(minidist.__file__).parent
+RANKS = 2
+sgd = partial(optim.SGD, lr=0.1)
+COMPRESSORS = {
+    "top_k": partial(TopK, 0.2),
+    "sign": Sign,
+    "int8": Int8,
+    "power_sgd": partial(PowerSGD, 2),
+}
+
+
+@dataclass
+class Trained:
+    """A model in training, on one rank.
+
+    step   (number of the batch, what multiplies this rank's gradient) -> None: one step, skipped if
+           the sums over the ranks are not finite
+    rest   () -> None: from now on all learning rates are 0
+    """
+
+    state: Callable[[], dict]
+    load: Callable[[dict], None]
+    step: Callable[[int, float], None]
+    rest: Callable[[], None]
+
+
+def mlp():
+    return nn.MLP([4, 6, 5, 3], seed=1, dtype="float32")
+
+
+def transformer():
+    return nn.Transformer(7, 8, 2, 2, 4, seed=1, dtype="float32")
+
+
+def batch(model, n):
+    """Return the inputs and targets of batch number n, the same on every rank."""
+    random = np.random.default_rng(n)
+    if isinstance(model, nn.Transformer):
+        return random.integers(0, 7, (2, 6, 4))
+    return random.standard_normal((6, 4)).astype("float32"), random.integers(0, 3, 6)
+
+
+def loss_of(model, group, n):
+    """Return the loss of this rank's part of batch n, divided by the whole batch."""
+    x, y = batch(model, n)
+    return nn.cross_entropy(model(x[group.rank :: group.size]), y[group.rank :: group.size], len(y))
+
+
+def mixed(optimizer, group, scale):
+    return optimizer if scale is None else MixedPrecision(optimizer, group, scale)
+
+
+def finite(model):
+    return all(np.isfinite(p.grad).all() for p in model.parameters())
+
+
+def plainly(model, group):
+    """Return (backward) -> None, which calls backward and sums the gradients over the ranks."""
+
+    def summed(backward):
+        backward()
+        all_reduce_gradients(model, group)
+
+    return summed
+
+
+def in_buckets(model, group):
+    reducer = Bucketed(model, group, 100)
+
+    def summed(backward):
+        with reducer.reduce():
+            backward()
+
+    return summed
+
+
+def compressed(name, model, group):
+    feedback = ErrorFeedback(model, group, COMPRESSORS[name]())
+
+    def summed(backward):
+        backward()
+        feedback.all_reduce_gradients()
+
+    return summed
+
+
+def replicas(group, scale, rule=sgd, summing=plainly):
+    model = mlp()
+    optimizer = mixed(rule(model.parameters()), group, scale)
+    summed = summing(model, group)
+
+    def step(n, by=1.0):
+        summed(scaled(loss_of(model, group, n), optimizer.loss_scale * by).backward)
+        if scale is not None or finite(model):
+            optimizer.step()
+        optimizer.zero_grad()
+
+    return Trained(model.state, model.load_state, step, lambda: setattr(optimizer, "lr", 0.0))
+
+
+def rounds(group, scale, diloco, every):
+    """Local steps; the ranks do not know of each other's gradients, so none is skipped."""
+    model = mlp()
+    if diloco:
+        local = DiLoCo(model, group, sgd(model.parameters()), every, momentum=0.0)
+        rates = [local, local.inner]
+    else:
+        local = LocalSGD(model, group, 0.1, every)
+        rates = [local.inside, local.outside]
+
+    def step(n, by=1.0):
+        loss_of(model, group, n).backward()
+        local.step()
+        local.zero_grad()
+
+    return Trained(
+        model.state, model.load_state, step, lambda: [setattr(x, "lr", 0.0) for x in rates]
+    )
+
+
+def sharded(group, scale, stage):
+    model = mlp()
+    zero = Zero(model.flatten(group.empty), group, stage)
+    optimizer = mixed(sgd(zero.parameters()), group, scale)
+
+    def step(n, by=1.0):
+        zero.backward(scaled(loss_of(model, group, n), optimizer.loss_scale * by))
+        zero.step(optimizer)
+
+    return Trained(zero.state, zero.load_state, step, lambda: setattr(optimizer, "lr", 0.0))
+
+
+def on_a_mesh(group, scale, zero, **axes):
+    hybrid = Hybrid(transformer(), Mesh(group, **({"dp": 1, "pp": 1, "tp": 1} | axes)), zero=zero)
+    optimizer = mixed(sgd(hybrid.parameters()), group, scale)
+
+    def step(n, by=1.0):
+        hybrid.backward(*batch(transformer(), n), loss_scale=optimizer.loss_scale * by)
+        hybrid.step(optimizer)
+
+    return Trained(hybrid.state, hybrid.load_state, step, lambda: setattr(optimizer, "lr", 0.0))
+
+
+def pipelined(group, scale):
+    pipe = Pipeline(mlp(), group)
+    optimizer = mixed(sgd(pipe.parameters()), group, scale)
+
+    def step(n, by=1.0):
+        pipe.backward(*batch(pipe, n), loss_scale=optimizer.loss_scale * by)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Trained(pipe.state, pipe.load_state, step, lambda: setattr(optimizer, "lr", 0.0))
+
+
+def streamed(group, scale, scheme, copies=False):
+    """PipeDream; copies: those of MixedPrecision, without a scale, which stages would share."""
+    own, alone = [], group.split(group.rank)
+
+    def rule(parameters):
+        own.append(mixed(sgd(parameters), alone, LossScale(1.0, None) if copies else None))
+        return own[0]
+
+    pipe = PipeDream(mlp(), group, rule, scheme)
+
+    def step(n, by=1.0):
+        pipe.train(micro_batches(*batch(pipe, n), 3))
+
+    return Trained(pipe.state, pipe.load_state, step, lambda: setattr(own[0], "lr", 0.0))
+
+
+def normed(group, scale):
+    """A batch norm's running statistics, which a forward pass moves."""
+    model = nn.Sequential(
+        [nn.Linear(4, 3, name="in"), nn.BatchNorm(3), nn.Linear(3, 3, name="out")]
+    )
+
+    def step(n, by=1.0):
+        x, y = batch(model, n)
+        with np.errstate(all="ignore"):
+            nn.cross_entropy(model(x * np.float32(by)), y)
+
+    return Trained(model.state, model.load_state, step, lambda: None)
+
+
+# Those that skip a step, alone and under a loss scale; and those that have no skipped step.
+SKIPPING = {
+    "naive": replicas,
+    "bucketed": partial(replicas, summing=in_buckets),
+    **{n: partial(replicas, summing=partial(compressed, n)) for n in COMPRESSORS},
+}
+SCALED = SKIPPING | {
+    "Adam": partial(replicas, rule=partial(optim.Adam, lr=0.01)),
+    "momentum": partial(replicas, rule=partial(optim.SGD, lr=0.1, momentum=0.9)),
+    **{f"zero_{stage}": partial(sharded, stage=stage) for stage in (1, 2, 3)},
+    **{f"hybrid, zero {z}": partial(on_a_mesh, zero=z, dp=RANKS) for z in (0, 1)},
+    "hybrid, tp": partial(on_a_mesh, zero=0, tp=RANKS),
+    "hybrid, pp": partial(on_a_mesh, zero=0, pp=RANKS),
+    "pipeline": pipelined,
+}
+OTHERS = {
+    **{f"local SGD {every}": partial(rounds, diloco=False, every=every) for every in (1, 3)},
+    **{f"DiLoCo {every}": partial(rounds, diloco=True, every=every) for every in (1, 3)},
+    **{s: partial(streamed, scheme=s) for s in ("weight_stashing", "vertical_sync", "2bw")},
+    "weight_stashing, copies": partial(streamed, scheme="weight_stashing", copies=True),
+    "2bw, copies": partial(streamed, scheme="2bw", copies=True),
+}
+# {name: (make, LossScale's arguments or None)}
+WAYS = {name: (make, None) for name, make in (SCALED | OTHERS).items()}
+WAYS |= {f"{name}, scaled": (make, (4.0, None)) for name, make in SCALED.items()}
+
+
+def begin(name, group):
+    make, scale = WAYS[name]
+    return make(group, None if scale is None else LossScale(*scale))
+
+
+def other_weights(state):
+    """Return other weights of these names and shapes, the same on every rank."""
+    random = np.random.default_rng(9)
+    return {n: random.standard_normal(w.shape).astype(w.dtype) / 2 for n, w in state.items()}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_steps_of_rate_0_leave_the_weights_that_were_loaded(cluster, name):
+    def worker(group):
+        trained = begin(name, group)
+        for n in range(2):
+            trained.step(n)
+        new = other_weights(trained.state())
+        trained.load(new)
+        trained.rest()
+        for n in range(4):
+            trained.step(n)
+        return trained.state(), new
+
+    for state, new in cluster(RANKS, "thread").run(worker):
+        assert_same_bits(state, new)
+
+
+WITHOUT_MOMENTS = [name for name in WAYS if not name.startswith(("Adam", "momentum"))]
+
+
+@pytest.mark.parametrize("name", WITHOUT_MOMENTS)
+@pytest.mark.parametrize("before", [1, 3])
+def test_who_has_loaded_weights_goes_on_as_if_it_began_with_them(cluster, name, before):
+    """But for the moments of an optimizer, which load_state keeps."""
+
+    def worker(group):
+        ends = []
+        for steps in (before, 0):
+            trained = begin(name, group)
+            for n in range(steps):
+                trained.step(n)
+            trained.load(other_weights(trained.state()))
+            for n in range(6):
+                trained.step(n)
+            ends.append(trained.state())
+        return ends
+
+    for after, alone in cluster(RANKS, "thread").run(worker):
+        assert_same_bits(after, alone)
+
+
+@pytest.mark.parametrize("name", [*SKIPPING, *(f"{name}, scaled" for name in SCALED)])
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_a_step_that_is_skipped_leaves_no_trace(cluster, name, bad):
+    """One rank's gradient is bad, in the first step and in a later one."""
+
+    def worker(group):
+        ends = []
+        for by in (bad, None):
+            trained = begin(name, group)
+            with overflow_allowed():
+                for n in range(5):
+                    if n in (0, 3) and by is not None:
+                        trained.step(9, by if group.rank == 1 else 1.0)
+                    trained.step(n)
+            ends.append(trained.state())
+        return ends
+
+    for disturbed, right in cluster(RANKS, "thread").run(worker):
+        assert all(np.isfinite(w).all() for w in right.values())
+        assert_same_bits(disturbed, right)
+
+
+@pytest.mark.parametrize("name", SCALED)
+@pytest.mark.parametrize("scale", [(1.0, None), (2.0**10, 1), (4.0, 2)])
+def test_the_loss_scale_and_its_changes_are_in_no_weight(cluster, name, scale):
+    def worker(group):
+        ends = []
+        for arguments in (scale, (16.0, None)):
+            trained = SCALED[name](group, LossScale(*arguments))
+            for n in range(5):
+                trained.step(n)
+            ends.append(trained.state())
+        return ends
+
+    for scaled_, right in cluster(RANKS, "thread").run(worker):
+        assert_same_bits(scaled_, right)
+
+
+def overflow_elsewhere(group, name, skipped):
+    """Two stages of two replicas each; in one step, if at all, a gradient of stage 1 is inf."""
+    stages = Mesh(group, pp=2, dp=2)
+    model, random = mlp(), np.random.default_rng(group.rank)
+    sums = ErrorFeedback(model, stages.dp, COMPRESSORS[name]())
+    optimizer = MixedPrecision(sgd(model.parameters()), group, LossScale(4.0, None))
+    for n in range(4):
+        for bad in [True] * (skipped and n == 2) + [False]:
+            random = np.random.default_rng([group.rank, n, bad])
+            for p in model.parameters():
+                p.grad = random.standard_normal(p.shape).astype("float32")
+            if bad and stages.pp.rank == 1:
+                p.grad[...] = np.inf
+            with overflow_allowed():
+                sums.all_reduce_gradients()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model.state() | sums.errors, sums.steps
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_a_step_that_ranks_elsewhere_skip_leaves_no_trace_either(cluster, name):
+    skipped, right = (cluster(4, "thread").run(overflow_elsewhere, name, s) for s in (True, False))
+    for (mine, steps), (want, all_steps) in zip(skipped, right, strict=True):
+        assert steps == all_steps == 4
+        assert_same_bits(mine, want)
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+@pytest.mark.parametrize("first", ["zeros", "rank 1", "tiny", "huge", "inf", "nan", "one column"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_a_memory_finds_its_way_out_of_any_gradient(cluster, name, first, dtype):
+    """After one such gradient and many of another kind, what is owed does not grow."""
+    G = np.random.default_rng(0).standard_normal((5, 4))
+    begins = {
+        "zeros": 0 * G,
+        "rank 1": np.outer(G[:, 0], G[0]),
+        "tiny": 1e-7 * G,
+        "huge": 1e4 * G,
+        "inf": np.where(G == G.max(), np.inf, G),
+        "nan": np.where(G == G.max(), np.nan, G),
+        "one column": np.where(np.arange(4) == 1, G, 0),
+    }
+
+    def worker(group):
+        p = nn.Sequential([nn.Linear(5, 4, bias=False, dtype=dtype)])
+        (weight,), sums = p.parameters(), ErrorFeedback(p, group, COMPRESSORS[name]())
+        found = []
+        with overflow_allowed():
+            for n in range(81):
+                weight.grad = (G if n else begins[first]).astype(dtype) / group.size
+                sums.all_reduce_gradients()
+                weight.grad = None
+                found.append(abs(sums.errors.get(weight.name, np.zeros(1))).max())
+        return found[40], found[-1]
+
+    for half_way, end in cluster(RANKS, "thread").run(worker):
+        limit = 10 * abs(G).max() + (1e4 * abs(G).max() if first == "huge" else 0)
+        assert end <= limit and end <= 2 * half_way + 1e-2
+
+
+@pytest.mark.parametrize("by", [np.inf, np.nan, 1e30, 0.0])
+def test_running_statistics_find_their_way_out_of_any_batch(by):
+    trained, right = normed(None, None), normed(None, None)
+    for n in range(3):
+        trained.step(9, by)
+        trained.step(n)
+        right.step(n)
+        if by == 0:  # a batch of zeros is a batch
+            right.step(9, by)
+    running = [{k: v for k, v in t.state().items() if "running" in k} for t in (trained, right)]
+    assert all(np.isfinite(v).all() for v in running[0].values())
+    if by != 0:
+        assert_same_bits(*running)
+
+
+def test_a_loss_scale_stays_a_number_where_all_gradients_are_0():
+    scale = LossScale(2.0**120, every=1)
+    for _ in range(10):
+        scale.update(overflow=False)
+    assert scale.value == LARGEST == 2.0**127
+    scale.update(overflow=True)
+    assert scale.value == 2.0**126
+
+
+@pytest.mark.parametrize("value", [True, 3, 0, -2, 2.0**128, np.inf, np.nan, "2", None])
+def test_a_loss_scale_is_a_power_of_two_of_float32(value):
+    with pytest.raises(ValueError, match="a loss scale is a power of two up to"):
+        LossScale(value)
+    with pytest.raises(ValueError, match="a loss scale is a power of two up to"):
+        LossScale().state = {"value": value, "good": 0, "skipped": 0}
+
+
+@pytest.mark.parametrize("every", [1.5, np.nan, 0, "2"])
+def test_a_loss_scale_is_doubled_after_a_whole_number_of_steps(every):
+    with pytest.raises(ValueError, match="1 good step or more"):
+        LossScale(every=every)
+
+
+@pytest.mark.parametrize("diloco", [False, True])
+def test_ranks_that_change_their_weights_apart_within_a_round_are_refused(cluster, diloco):
+    def worker(group):
+        trained = rounds(group, None, diloco, every=3)
+        trained.step(0)
+        trained.load({name: 2 * w for name, w in trained.state().items()})
+        trained.step(1)
+
+    with pytest.raises(RankFailed, match="parameters differ between ranks"):
+        cluster(RANKS, "thread").run(worker)
+
+
+def test_diloco_has_no_float32_copies_inside(cluster):
+    def worker(group):
+        model = mlp()
+        DiLoCo(model, group, MixedPrecision(sgd(model.parameters()), group), 2)
+
+    with pytest.raises(RankFailed, match="without MixedPrecision"):
+        cluster(RANKS, "thread").run(worker)
+
+
+def test_servers_keep_the_weights_so_that_none_can_be_loaded(cluster):
+    def worker(group):
+        model = mlp()
+        join(group, model, sgd, Plan())
+        model.load_state(mlp().state())
+
+    with pytest.raises(RankFailed, match="servers keep it"):
+        cluster(RANKS, "thread").run(worker)
+
+
+# Classes that keep something from step to step: where it is shown here, or why it need not be.
+KEPT = {
+    "data_parallel/memory.py:Memory": "top_k, sign, int8, power_sgd",
+    "data_parallel/power_sgd.py:PowerSGD": "power_sgd",
+    "data_parallel/local_sgd.py:LocalSGD": "local SGD 3",
+    "data_parallel/local_sgd.py:DiLoCo": "DiLoCo 3",
+    "data_parallel/zero.py:Zero": "zero_1, zero_2, zero_3",
+    "data_parallel/parameter_server.py:Worker": "weights cannot be loaded, nor scaled",
+    "mixed_precision.py:MixedPrecision": "all that are scaled",
+    "mixed_precision.py:LossScale": "all that are scaled",
+    "optim.py:Optimizer": "Adam, momentum",
+    "hybrid.py:Hybrid": "hybrid, ...",
+    "pipeline_parallel/pipeline.py:Pipeline": "pipeline",
+    "pipeline_parallel/weight_stashing.py:PipeDream": "weight_stashing, vertical_sync, 2bw",
+    "pipeline_parallel/weight_versions.py:WeightVersions": "weight_stashing, vertical_sync, 2bw",
+    "pipeline_parallel/stage.py:Stage": "begins anew with every batch",
+    "nn/module.py:Module": "has the weights themselves",
+    "expert_parallel/sharded_experts.py:ExpertParallel": "has the weights themselves",
+    "nn/mixture_of_experts.py:MixtureOfExperts": "the report of the last pass",
+    "context_parallel/ring_attention.py:RingAttention": "what backward needs",
+    "checkpoint/background.py:Background": "a copy of what is written",
+}
+NOT_TRAINING = ("autograd", "comm", "course", "planning", "tools", "cli")
+COPYING = {"copy", "deepcopy", "astype", "zeros_like", "empty_like"}
+
+
+def copies(value: ast.expr) -> bool:
+    """Return whether an expression makes an array from another one."""
+    calls = [n.func for n in ast.walk(value) if isinstance(n, ast.Call)]
+    names = {f.attr if isinstance(f, ast.Attribute) else getattr(f, "id", "") for f in calls}
+    products = [n for n in ast.walk(value) if isinstance(n, ast.BinOp)]
+    zeros = any(isinstance(n.left, ast.Constant) and n.left.value == 0 for n in products)
+    return zeros or bool(names & COPYING)
+
+
+def keeps(cls: ast.ClassDef) -> bool:
+    """Return whether objects keep copies of arrays, or have a state to save."""
+    for method in (m for m in cls.body if isinstance(m, ast.FunctionDef)):
+        if method.name in ("state", "load_state"):
+            return True
+        for n in ast.walk(method):
+            if isinstance(n, ast.Assign | ast.AnnAssign):
+                targets = n.targets if isinstance(n, ast.Assign) else [n.target]
+                own = any("self." in ast.unparse(t).split("[")[0] for t in targets)
+                typed = isinstance(n, ast.AnnAssign) and "Array" in ast.unparse(n.annotation)
+                if own and (typed or (n.value is not None and copies(n.value))):
+                    return True
+    return False
+
+
+def classes_that_keep() -> Iterator[str]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        inside = path.relative_to(PACKAGE)
+        if inside.parts[0] not in NOT_TRAINING:
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef) and keeps(node):
+                    yield f"{inside.as_posix()}:{node.name}"
+
+
+def test_no_class_that_keeps_something_from_step_to_step_is_missing_here():
+    assert set(classes_that_keep()) == set(KEPT)
