@@ -73,7 +73,7 @@ class PowerSGD:
         missing = ~q.any(axis=0)
         if missing.any():
             drawn = generator(self.seed, f"PowerSGD {p.name} {step}").standard_normal(shape)
-            q = xp.where(missing, beside(drawn / np.sqrt(len(drawn)), matrix), q)
+            q = xp.where(missing, beside(drawn / len(drawn) ** 0.5, matrix), q)
         return q.astype(p.dtype)
 
 
