@@ -30,9 +30,15 @@ from numbers import Integral
 
 from minidist import optim
 from minidist.autograd.tensor import tick
+from minidist.backend import Array, array_module
 from minidist.comm import Group
 from minidist.nn import Module
+from minidist.nn.flat_parameters import FlatSlice
 from minidist.replicas import check_batch_norm, check_same_weights, summed_ranks
+
+
+def zeros_like(slices: list[FlatSlice]) -> list[Array]:
+    return [array_module(s.data).zeros_like(s.data) for s in slices]
 
 
 class Rounds:
@@ -86,7 +92,7 @@ class LocalSGD:
         self.group, self.outside = group, optim.SGD(model.parameters(), lr)
         self.inside = optim.SGD(model.parameters(), lr * group.size)
         self.slices, self.rounds = self.outside.slices, Rounds(model, group, every, self.outside)
-        self.start, self.sums = ([0 * s.data for s in self.slices] for _ in range(2))
+        self.start, self.sums = zeros_like(self.slices), zeros_like(self.slices)
 
     def step(self) -> None:
         """Take a local step; or, if it is the round's last, the step of all gradients of all ranks.
@@ -146,7 +152,7 @@ class DiLoCo:
             )
         self.group, self.inner, self.lr, self.momentum = group, inner, lr, momentum
         self.rounds = Rounds(model, group, every, inner)
-        self.start, self.moments = ([0 * s.data for s in inner.slices] for _ in range(2))
+        self.start, self.moments = zeros_like(inner.slices), zeros_like(inner.slices)
 
     def step(self) -> None:
         """Take a step of the inner optimizer; after the round's last one, the outer step."""
