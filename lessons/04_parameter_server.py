@@ -82,10 +82,11 @@ assert took > slowest > 1.5 * busy
 #     asynchronous        w[t+1] = w[t] - lr g_k(w[t - d])
 #     bounded staleness   a worker begins clock c when all have done c - s
 #
-# Dean et al. (NIPS 2012, section 4.1) let every worker run at its own speed: Downpour SGD. Ho et
-# al. (NIPS 2013, section 2) bound the staleness: *stale synchronous parallel*, SSP. How stale is a
-# gradient on average? From pull to push a worker works on one gradient. An update falls into at
-# most one such interval of each *other* worker, and makes that gradient one update staler:
+# By the names of the library: the first line is `parameter_server`. The second is Dean et al. (NIPS
+# 2012, section 4.1), who let every worker run at its own speed: Downpour SGD, `downpour`. The third
+# is Ho et al. (NIPS 2013, section 2): *stale synchronous parallel*, `ssp`. How stale is a gradient
+# on average? From pull to push a worker works on one gradient. An update falls into at most one
+# such interval of each *other* worker, and makes that gradient one update staler:
 #
 #     sum of d over all gradients <= (W - 1) times their number,     mean d <= W - 1
 #

@@ -106,7 +106,8 @@ for rank, (held, checksum) in enumerate(found):
 #                   2         4 P + 12 s +  4 b     W is whole; dW of one layer at a time
 #                   3               16 s + 12 b     W of two layers at a time, dW of one
 #
-# The stages are from Rajbhandari et al., ZeRO (2020), section 5; section 7 has the traffic.
+# The stages (`zero_1`, `zero_2` and `zero_3` in the library) are from Rajbhandari et al., ZeRO
+# (2020), section 5; section 7 has the traffic.
 #
 # ## Code
 #

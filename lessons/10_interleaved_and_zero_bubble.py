@@ -18,6 +18,7 @@ import time
 from fractions import Fraction
 from functools import partial
 from itertools import product
+from random import Random
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from minidist.pipeline_parallel.actions import (
     Transfer,
 )
 from minidist.pipeline_parallel.executor import execute
+from minidist.pipeline_parallel.random_order import random_order
 from minidist.planning import simulate
 from minidist.tools import devices, exercise, figures, timeline
 from minidist.tools.timeline.figure import COLORS, draw_into
@@ -269,6 +271,44 @@ for schedule, v in CHUNKS.items():
 # Interleaved stashes up to `(2(p-1) + (v-1)p + 1)/v`, more than 1F1B's `p`. The measured times are
 # longer, because of messages, of waking up, and of what else this machine does.
 #
+# ## Measurement: the library's other orders
+#
+# The same actions, ordered for another purpose:
+#
+# - `looped_bfs` ([Lamy-Poirier 2023](https://arxiv.org/abs/2211.05953)): all micro-batches pass a
+#   chunk before the next chunk begins. It has the bubble of `interleaved` and stashes all m. But a
+#   chunk's gradient is complete early, and m is any number.
+# - `interleaved_zb` (PyTorch's ScheduleInterleavedZeroBubble): the rule of ZB-H1 for the passes of
+#   `interleaved`. The bubble of ZB-H1 is divided by v, in the stash of ZB-H1.
+# - `zb_auto` (Qi et al. 2024, section 3.1): a search, for given times, latency and room.
+# - `dualpipe_v` ([DeepSeek-AI 2024](https://arxiv.org/abs/2412.19437), section 3.2.1, cut in half):
+#   on a V, most passes are a pair: a forward, and a backward of another micro-batch. While one of
+#   them computes, the other's messages can travel. A rank here runs one after the other.
+# - `v_half`, `v_min` ([Qi et al. 2024](https://arxiv.org/abs/2405.15362), sections 2 and 3): a V
+#   with about a half and a third of 1F1B's stash, for a larger bubble than ZB-V's.
+# - `pipeline` runs any program that ranks can execute: yours, or one drawn by `random_order`.
+
+# %%
+MORE = CHUNKS | {"looped_bfs": 2, "interleaved_zb": 2, "zb_auto": 1}
+MORE |= {"dualpipe_v": 2, "v_half": 2, "v_min": 2}
+orders = {schedule: simulate(programs(schedule, 4, 8, v)) for schedule, v in MORE.items()}
+orders["random"] = simulate(random_order(Random(10), [[0], [1], [2], [3]], 8))
+print("p = 4, m = 8      makespan   bubble   largest stash")
+for schedule, said in orders.items():
+    numbers = float(said.makespan), float(said.bubble), float(max(said.peak_stash))
+    print("{:16} {:9.1f}   {:6.1%}   {:4.1f}".format(schedule, *numbers))
+most = {schedule: max(said.peak_stash) for schedule, said in orders.items()}
+assert orders["looped_bfs"].makespan == orders["interleaved"].makespan and most["looped_bfs"] == 8
+assert orders["interleaved_zb"].makespan == 24 + Fraction(3, 2) and most["interleaved_zb"] == 4
+assert most["dualpipe_v"] == 4 + Fraction(1, 2) and (most["v_half"], most["v_min"]) == (3, 2)
+times = {"forward": 2, "backward_input": 3, "backward_weight": 1}
+searched = simulate(programs("zb_auto", 4, 8, memory=5, **times), *times.values())
+h1, h2 = (simulate(programs(name, 4, 8), *times.values()) for name in ("zb_h1", "zb_h2"))
+assert h2.makespan < searched.makespan < h1.makespan and max(searched.peak_stash) == 5
+for name, said in {"zb_h1": h1, "zb_auto, room for 5": searched, "zb_h2": h2}.items():
+    print(f"TF, TI, TW = 2, 3, 1: {name}: {said.makespan} units, a stash of {max(said.peak_stash)}")
+
+# %% [markdown]
 # ## Measurement: when latency eats the gain
 #
 # So far a transfer took no time. Let each take `L`, with `TF = TI = TW = 1`. With chunks there are

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from minidist.tools.strategies import STRATEGIES
+
 ROOT = Path(__file__).parents[1]
 LESSONS = sorted((ROOT / "lessons").glob("*.py"))
 PARTS = ["problem", "picture", "math", "code", "measurement", "exercise", "what it costs"]
@@ -184,3 +186,9 @@ def test_lesson_ends_with_three_exercises_one_of_which_asks_why_something_broke(
     source = lesson.read_text(encoding="utf-8")
     for number in (1, 2, 3):
         assert re.search(rf"exercise\.judge\(\s*{number},", source), f"exercise {number}: no check"
+
+
+def test_the_lesson_of_a_strategy_names_it():
+    for name, record in STRATEGIES.items():
+        text = (ROOT / "lessons" / f"{record.lesson}.py").read_text(encoding="utf-8")
+        assert re.search(rf"\b{name}\b", text), f"{record.lesson} does not name {name}"
