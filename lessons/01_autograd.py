@@ -193,8 +193,10 @@ print(f"forward {work['forward']:,} operations, backward {work['backward']:,}: {
 assert work["backward"] == 2 * work["forward"]
 
 # %% [markdown]
-# A gradient costs two more forward passes, whatever the number of parameters. That is the bargain,
-# and it is lesson 0's 2 + 4 operations per parameter.
+# In operations of products a gradient costs two more forward passes, whatever the number of
+# parameters. That is the bargain, and it is lesson 0's 2 + 4 operations per parameter. (Training
+# needs a little less: nobody asks for the `dx` of the data, which is counted here. By the clock the
+# ratio is another one, because other work than products takes time: lesson 0's figure.)
 #
 # ## Handle 1: hooks
 #
@@ -248,7 +250,7 @@ print("after calling them: the same bits as before")
 #
 # ```
 #     remember:    n a                 n forwards, n backwards
-#     recompute:   n/k i  +  k a       n more forwards; smallest at k = sqrt(n i / a)
+#     recompute:   (n/k) i + k a       n more forwards; smallest at k = sqrt(n i / a)
 # ```
 #
 # Below, `n = 32` and `i = a`, so the best `k` is sqrt 32, about 5.7; 4 divides 32, and costs `12 a`
@@ -347,8 +349,8 @@ def draw(plt):
         axes.plot(done, held / 2**20, line, color=color)
     top, low = (peak / 2**20 for peak in peaks.values())
     figure.suptitle(f"Recompute: 4/3 of the work, {low / top:.0%} of the memory, the same gradient")
-    axes.text(N + 6, 0.98 * top, f"remember everything: at most {top:.0f} MiB")
-    words = f"recompute, {N // K} segments of {K}: at most {low:.0f} MiB"
+    axes.text(N + 6, 0.98 * top, f"remember everything: at most {top:.1f} MiB")
+    words = f"recompute, {N // K} segments of {K}: at most {low:.1f} MiB"
     axes.text(2.3 * N, 1.35 * low, words, color=figures.EMPHASIS)
     axes.axvline(N, color=figures.IDLE, linestyle=":", linewidth=1.5, zorder=0)
     axes.text(N - 1, 1.1 * top, "forward", ha="right", color=figures.FORWARD)

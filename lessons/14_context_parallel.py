@@ -180,7 +180,12 @@ print("a Transformer with dropout on 4 ranks: one device's gradients")
 # it. If each rank holds one run of positions (`plain`), the queries of rank 0 have no earlier keys,
 # and rank 0 is idle after hop 0. `zigzag` cuts 2N pieces and gives rank r the pieces r and
 # 2N - 1 - r, an early and a late one
-# ([Llama 3, Dubey et al. 2024](https://arxiv.org/abs/2407.21783), section 3.3.2).
+# ([Llama 3, Dubey et al. 2024](https://arxiv.org/abs/2407.21783), section 3.3.2). Llama 3 cuts the
+# positions so, but has no ring: each rank waits until it has gathered all of K and V, and then
+# computes with its own Q. The wait is short, because several heads of Q share one head of K and V
+# (grouped queries); in return any mask is possible.
+#
+# We count pairs, as if all ranks began each hop together and each pair took the same time:
 
 # %%
 for cut, counted in pairs.items():
@@ -188,7 +193,7 @@ for cut, counted in pairs.items():
         f"{cut.__name__}: pairs per rank, of all pairs:", (counted.sum(1) / counted.sum()).round(3)
     )
 time = {cut: counted.max(0).sum() for cut, counted in pairs.items()}  # each hop: its busiest rank
-print(f"time of the ring: plain {time[plain] / time[zigzag]:.2f} times zigzag")
+print(f"pairs of the busiest ranks, hop by hop: plain {time[plain] / time[zigzag]:.2f} x zigzag")
 assert pairs[plain].sum() == pairs[zigzag].sum() == T * (T + 1) / 2
 assert abs(time[plain] / time[zigzag] - (2 * N - 1) / N) < 0.03
 assert pairs[zigzag].sum(1).max() < 1.02 * pairs[zigzag].sum(1).mean()
@@ -289,9 +294,9 @@ def hops(axes, counted, end):
         axes.text(start - longest / 2, -0.7, f"hop {hop}", ha="center", fontsize=9)
     busy = counted.sum() / (N * start)
     axes.set_title(
-        f"a hop lasts as long as its busiest rank:\nthe ranks work {busy:.0%} of the time"
+        f"if a hop lasts as long as its busiest rank,\nthe ranks work {busy:.0%} of the time"
     )
-    axes.set(xlim=(0, 1.02 * end), ylim=(N - 0.5, -1.2), xticks=[], xlabel="time")
+    axes.set(xlim=(0, 1.02 * end), ylim=(N - 0.5, -1.2), xticks=[], xlabel="time, counted in pairs")
     axes.set_yticks(range(N), [f"rank {r}" for r in range(N)])
     axes.tick_params(axis="y", length=0)
 

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 24. Read a real run
 #
-# Lesson 20 chose a strategy for this machine. This lesson reads the reports of runs that nobody
+# Lesson 20 chose a strategy for a model on paper. This lesson reads the reports of runs that nobody
 # here can repeat: hundreds of GPUs, months. A report says the sizes, the mesh and a few measured
 # numbers. What do closed forms predict of these numbers, and what remains?
 #
@@ -134,9 +134,12 @@ for m, seconds in MEASURED.items():
     assert abs(fitted / seconds - 1) < 0.01
 
 # %% [markdown]
-# Two numbers explain four. Are they plausible? A block's seconds against its FLOPs at the peak; and
-# what happens once against the bytes of gradients and weights that go over the network: four links
-# of 12.5 GB/s for a node's eight GPUs.
+# That four points are on a line is no test of the simulator: its spans grow evenly with m, so a
+# line through the four measurements has the same residuals. What the simulator adds is the meaning
+# of slope and start, and so a prediction for other stages, or for few micro-batches (exercise 2).
+# Are the two numbers plausible? A block's seconds against its FLOPs at the peak; and what happens
+# once against the bytes of gradients and weights that go over the network: four links of 12.5 GB/s
+# for a node's eight GPUs.
 
 # %%
 # 2 FLOPs; forward, forward again, and twice as many backward: 4 passes; over 4 ranks
@@ -146,16 +149,24 @@ network = sums / (4 * 12.5e9 / 8)
 print(f"a block: {block * 1e3:.0f} ms; {at_peak * 1e3:.0f} ms at the peak, {at_peak / block:.0%}")
 print(f"once: {once:.1f} s; {sums / 1e9:.0f} GB per rank take {network:.1f} s at the links' rate")
 fill = block * (spans[128] - 7 * 128)
+both = candidate.flops(2048, recompute=True) / 384 / PEAK
 parts = {
     "the model's products, at the peak": own,
-    "run again, at the peak": candidate.flops(2048, recompute=True) / 384 / PEAK - own,
+    "run again, at the peak": both - own,
+    "7 blocks in the slowest stage, fewer in the mean one": 7 * 128 * at_peak - both,
+    "the slowest stage's blocks are slower than the peak, or wait for tp": 7
+    * 128
+    * (block - at_peak),
     "the pipeline fills and drains": fill,
     "once: gradients, weights": once,
 }
-parts["slower than the peak, uneven stages, tp"] = MEASURED[128] - sum(parts.values())
+parts["left over by the fit"] = MEASURED[128] - sum(parts.values())
 for what, seconds in parts.items():
     print(f"{seconds:6.1f} s  {what}")
 assert 0.4 < at_peak / block < 0.8 and network < once < 3 * network
+assert abs(parts["left over by the fit"]) < 0.01 * MEASURED[128]
+straight = np.polyval(np.polyfit(list(MEASURED), list(MEASURED.values()), 1), list(MEASURED))
+assert np.allclose(straight, [block * span + once for span in spans.values()])
 
 # %% [markdown]
 # *Bytes.* Seventeen runs of other sizes and meshes printed what `nvidia-smi` showed. We take its GB
