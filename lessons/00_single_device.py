@@ -302,7 +302,9 @@ for name, P_real, tokens in [
 # | ZeRO | what data parallelism keeps on every device | gradients and parameters | 5 |
 # | pipeline | the layers | activations between neighbours | 6 to 10 |
 # | tensor parallel | the matrices in a layer | activations, several times per layer | 11, 12 |
-# | sequence parallel | each example's positions | activations, in other places | 13 |
+# | sequence parallel | each example's positions, between matrices | activations, elsewhere | 13 |
+# | context parallel | each example's positions, everywhere | keys and values | 14 |
+# | experts | the experts of a layer | positions' activations | 15 |
 # | hybrid | all of these, on a grid of devices | each axis its own | 16 |
 #
 # Lesson 20 compares them. One promise holds for all, and this course checks it: their gradient is

@@ -69,7 +69,8 @@ print(timeline.text(simulate(programs("pipedream", 4, 6), update=1).timeline))
 # There are three remedies. *Weight stashing*: a stage keeps the weights that a minibatch's forward
 # used until its backward is done. *Vertical sync*: for each minibatch all stages use the version
 # that the first stage used. *2BW* (`pipedream_2bw`), double-buffered weights: an update only after
-# every `m` minibatches (then micro-batches, at least `p - 1`), so that two buffers are enough.
+# every `m` minibatches (then micro-batches; the paper takes `m >= p`, and `p - 1` will do), so that
+# two buffers are enough.
 #
 #     version that minibatch b uses on stage s                                  buffers kept
 #     weight stashing   max(0, b - (p-1-s))        F and B alike                p - s

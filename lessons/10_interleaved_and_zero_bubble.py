@@ -265,9 +265,9 @@ for schedule, v in CHUNKS.items():
     )
 
 # %% [markdown]
-# By the simulator ZB-V is the shortest, with a stash of 4. ZB-H2 is not shorter than ZB-H1: its
-# ranks work without a pause, 24 of 24 units, but start and end one after another. That helps only
-# if a rank may begin its next step before the others have ended this one.
+# By the simulator ZB-V is the shortest of these five, with a stash of 4. ZB-H2 is not shorter than
+# ZB-H1: its ranks work without a pause, 24 of 24 units, but start and end one after another. That
+# helps only if a rank may begin its next step before the others have ended this one.
 # Interleaved stashes up to `(2(p-1) + (v-1)p + 1)/v`, more than 1F1B's `p`. The measured times are
 # longer, because of messages, of waking up, and of what else this machine does.
 #

@@ -279,9 +279,9 @@ for C in (32, 256):
 assert fastest[1, 256] > 5 * fastest[1, 32]  # 64 times the operations; measured: about 20
 
 # %% [markdown]
-# On an idle machine two meetings cost about 0.1 ms. The narrow MLP, whose whole work takes 0.1 ms,
-# gets slower by the split; the wide one, with 64 times the operations, faster. (If other programs
-# use the cores, the ranks take turns, and two may be slower at both widths.)
+# Two meetings take about as long as the narrow MLP's whole work, so the split makes it slower. The
+# wide one has 64 times the operations, and on two idle cores the split makes it faster. (If other
+# programs use the cores, the ranks take turns, and two may be slower at both widths.)
 
 
 # %%

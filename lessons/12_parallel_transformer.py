@@ -209,9 +209,9 @@ for N in (2, 4):
 # A block has two g forward and two f backward. An all_reduce of S bytes moves 2(N-1) S over all
 # ranks, so with `S = B T C 4` a block moves `8 (N-1) S`, a rank 1/N of it (Narayanan et al. 2021,
 # Megatron-LM, section 3.2). The embedding adds a g, the head an f. Data parallelism (lesson 3) sums
-# the gradients instead: `2 (N-1) P 4` for P parameters, whatever the batch. A block has about
-# `12 C^2` parameters, so the two cost the same at `B T = 3 C` tokens a step. We count both, for the
-# blocks of a model:
+# the gradients instead: `2 (N-1) P 4` for P parameters, whatever the batch. A block has
+# `12 C^2` weights, and some biases and norms, so the two cost the same at a little more than
+# `B T = 3 C` tokens a step. We count both, for the blocks of a model:
 
 
 # %%
@@ -280,10 +280,13 @@ def draw(plt):
         below.loglog(line, bytes_at, style[1:], color=color)
         below.plot(TOKENS, [sent[way, n] for n in TOKENS], style[0], color=color)
     below.axvline(3 * C, color=figures.IDLE, linewidth=1, zorder=0)
-    below.text(3 * C * 1.04, 1.9e5, "B T = 3 C")
+    crossing = P / (4 * C * DEPTH)
+    below.text(3 * C * 1.04, 1.9e5, f"3 C = {3 * C}; biases and norms make it {crossing:.0f}")
     below.text(225, 2e6, "split matrices: activations", ha="right")
     below.text(300, 4.4e5, "split batch: gradients")
-    below.set(title=f"Up to 3C tokens a step the matrices' split sends less (C = {C}, 4 ranks)")
+    below.set(
+        title=f"Up to about 3C tokens a step the matrices' split sends less (C = {C}, 4 ranks)"
+    )
     below.set(xlabel="tokens a step, B T (lines: formula, marks: measured)")
     below.set(ylabel="bytes sent by all ranks", ylim=(1.5e5, 6e6))
     below.set_xticks([32, *TOKENS], [str(n) for n in (32, *TOKENS)])

@@ -223,18 +223,23 @@ for mesh in MESHES:
 # Now 64 ranks in machines of 8, a model of 52 billion parameters: L = 64, C = 8192, T = 2048, 64
 # examples, one to a micro-batch, 16 bits a number and 16 bytes a parameter with AdamW's state. We
 # assume, per rank, 300 GB/s inside a machine, 50 GB/s between machines, 156 Tflop/s and 80 GB. An
-# axis is fast if its groups are within a machine. The sum over dp runs during backward (lesson 3)
-# of the last micro-batch, because no gradient is complete before; everything else waits.
+# axis is fast if its groups are within a machine; else its sums go round one ring, which leaves a
+# machine by one rank's link. (`levels`: a sum over tp on two levels, so that the ranks of a machine
+# send an eighth each, by their own links.) The sum over dp runs during backward (lesson 3) of the
+# last micro-batch, because no gradient is complete before; everything else waits.
 
 
 # %%
-def at_size(dp, pp, tp, depth=64, width=8192, examples=64, between=50e9):
+def at_size(dp, pp, tp, depth=64, width=8192, examples=64, between=50e9, levels=False):
     """Return (seconds of a step, GB of a rank)."""
     weights, m = 12 * depth * width**2, examples // dp
     x = 2 * 2048 * width  # bytes of X[1, T, C]
     link = [300e9 if stride <= 8 else between for stride in (tp, tp * pp, tp * pp * dp)]
     compute = 6 * weights * examples * 2048 / 64 / 156e12
-    over_tp = 8 * depth / pp * (tp - 1) / tp * m * x / link[0]
+    per_byte = (tp - 1) / tp / link[0]
+    if levels and tp > 8:
+        per_byte = 7 / 8 / 300e9 + (1 - 8 / tp) / 8 / between
+    over_tp = 8 * depth / pp * per_byte * m * x
     over_pp = (pp > 1) * 2 * m * x / link[1]
     over_dp = 2 * (dp - 1) / dp * 2 * weights / (pp * tp) / link[2]
     hidden = compute * 2 / 3 / m  # the last backward
@@ -251,7 +256,9 @@ for mesh in [*fitting[:3], (8, 1, 8), (2, 2, 16), (1, 64, 1), (1, 1, 64), (64, 1
     seconds, memory = table[mesh]
     fits = "" if memory < 80 else "  does not fit"
     print(f"{' x '.join(map(str, mesh)):10} {seconds:5.1f} s a step, {memory:4.0f} GB a rank{fits}")
-assert fitting[:2] == [(4, 2, 8), (2, 4, 8)]
+two_levels = at_size(2, 2, 16, levels=True)[0]
+print(f"2 x 2 x 16 {two_levels:5.1f} s a step, if sums over tp are on two levels")
+assert fitting[:2] == [(4, 2, 8), (2, 4, 8)] and table[2, 4, 8][0] < two_levels
 narrow, wide = ([table[mesh][0] for mesh in table if (mesh[2] > 8) == w] for w in (False, True))
 assert max(narrow) < min(wide)
 slower = [at_size(*mesh, between=25e9)[0] for mesh in fitting[:2]]
@@ -261,6 +268,7 @@ assert abs(slower[0] - slower[1]) < 0.01 < table[2, 4, 8][0] - table[4, 2, 8][0]
 # The rules of thumb, and the paper's takeaways 1 and 2 (sections 3.2 and 3.3), follow from it:
 #
 # 1. *tp inside a machine*, and no wider: its bytes per rank are the most, and each layer waits.
+#    (With sums on two levels, and a link for each rank, a wider tp loses less: the last line.)
 # 2. *pp across machines*, until the model fits: its bytes are the fewest, its bubble grows.
 # 3. *dp with all ranks that are left*: it sends once a step, in part during backward. So no more tp
 #    x pp than memory needs: 4 x 2 x 8 before 2 x 4 x 8, and 8 x 1 x 8 if only it fitted. (At 25
