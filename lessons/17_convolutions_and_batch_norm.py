@@ -285,6 +285,7 @@ assert local[2] > 5 * local[64] > 0.01 and sync < 1e-9
 
 # %% [markdown]
 # No average makes a local mean right; larger shards only make it less wrong. It is another model.
+# (Whether that model learns worse is another question: a gradient's distance does not say.)
 # So `all_reduce_gradients` refuses a model whose batch norms are not synchronised:
 
 
