@@ -102,6 +102,27 @@ def test_lesson_7_refuses_what_is_not_asked_for(finds_another_schedule, attempt,
     assert words in fault
 
 
+def newest_first(rank, p, m):
+    return [type(a)(m - 1 - a.micro_batch) for a in programs("1f1b", p, m)[rank]]
+
+
+def late_start(rank, p, m):
+    """As many in flight as in 1F1B, but only of the last p micro-batches."""
+    early = max(0, m - p)
+    for i in range(early):
+        yield from (Forward(i), Backward(i))
+    for action in programs("1f1b", p, m - early)[rank]:
+        yield type(action)(action.micro_batch + early)
+
+
+def test_lesson_8_accepts_any_order_with_the_stash_and_the_time_of_1f1b():
+    check = part_of("08", {"show", "finds_another_schedule"})["finds_another_schedule"]
+    assert check(lambda rank, p, m: programs("1f1b", p, m)[rank]) is None
+    assert check(newest_first) is None
+    assert "the stash is" in check(lambda rank, p, m: programs("gpipe", p, m)[rank])
+    assert "units, not" in check(late_start)
+
+
 def test_lesson_15_states_all_bytes_of_its_third_exercise():
     """The task names what a count takes; rows and counts together are what a rank sends."""
     assert "8 bytes" in markdown("15", "Exercise 3").split("*Hint:*")[0]
