@@ -106,10 +106,14 @@ def why_not() -> str | None:
     """Return why this machine cannot have several hosts, or None."""
     if missing := [name for name in COMMANDS if not shutil.which(name)]:
         return f"no command {', '.join(missing)}"
-    if subprocess.run(["unshare", "--net", "true"], stderr=subprocess.DEVNULL).returncode:
-        return "namespaces need root"
+    if subprocess.run(["unshare", *NAMESPACES, "true"], stderr=subprocess.DEVNULL).returncode:
+        return "namespaces need root, and a container that allows them"
     if not importlib.util.find_spec("mpi4py"):
         return "mpi4py is not installed"
     if not run_peer.mpiexec():
         return "no mpiexec beside this Python or on PATH"
-    return None
+    try:
+        with Hosts(1):
+            return None
+    except RuntimeError as error:
+        return str(error)

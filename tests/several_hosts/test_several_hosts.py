@@ -101,6 +101,16 @@ def test_every_strategy_is_certified_on_two_hosts(hosts):
     )
 
 
+def test_a_machine_on_which_hosts_cannot_be_made_is_known_before_a_test_runs(tmp_path, monkeypatch):
+    tc = tmp_path / "tc"
+    tc.write_text("#!/bin/sh\nexit 1\n")
+    tc.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert why_not() == "the hosts could not be made; see above"
+    monkeypatch.undo()
+    assert why_not() is None
+
+
 def test_hosts_share_neither_processes_nor_memory_nor_names():
     with Hosts(number=3) as hosts:
         argv = ["sh", "-c", "hostname; readlink /proc/self/ns/* | sort; touch /dev/shm/mine"]
