@@ -21,12 +21,22 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from minidist.backend import Array
 from minidist.comm.channel import Channel
 from minidist.comm.message import staged
 
 if TYPE_CHECKING:
     from minidist.comm.group import Group
+
+
+def order_shows(dtype: np.dtype, ranks: int) -> bool:
+    """Return whether the order in which so many ranks are added up may change the bits.
+
+    Whole numbers are exact in any order, and of two numbers there is one sum.
+    """
+    return dtype.kind not in "biu" and ranks > 2
 
 
 def split_sizes(n: int, parts: int) -> list[int]:

@@ -49,7 +49,8 @@ class Communicator(Protocol):
     ) -> Array | None:
         """Return the reduction of every rank's x; `out` itself if the result is there.
 
-        In rank order, except where a library chooses the order, as MPI does.
+        In rank order, except where a library chooses the order, as MPI does: for other floats
+        than those of 16 bits.
         """
 
     def reduce_scatter(
@@ -77,6 +78,8 @@ class Fabric(Protocol):
     hosts       the number of every rank's host, by first appearance: 0, 0, 1, 0, ...
     device      "cpu", "gpu" or "gpu:N": where `empty` allocates
     run         the number of the run
+    reordered   whether, in this run, a library has added up in an order of its own that may show:
+                see `order_shows` in collectives.py. A communicator sets it
     log         None, or this rank's EventLog
     """
 
@@ -85,6 +88,7 @@ class Fabric(Protocol):
     hosts: list[int]
     device: str
     run: int
+    reordered: bool
     log: EventLog | None
 
     def communicator(

@@ -5,7 +5,8 @@ Collectives are called by all ranks of the group in the same order, by one threa
 time; before any data moves the ranks compare what they call. By default all_reduce works in shared
 memory: each rank reduces one slice, in rank order, and gives it to everyone, which moves 2(N-1)S
 bytes in all, as a ring does, and gives the same bits on every rank and in every run. With MPI or
-NCCL it calls the library's, which gives the same bits on every rank, but in an order of its own.
+NCCL it calls the library's, which gives the same bits on every rank, but in an order of its own;
+16-bit floats are reduced in rank order there, too.
 
 Errors: ValueError for an argument that no group could take; CollectiveMismatch, on all ranks, if
 their calls differ; Deadlock where no rank can ever continue (see diagnosis.py).
@@ -163,7 +164,7 @@ class Group:
         op         "sum", "max", "min" or "prod"
         label      a name that must agree between ranks, so that two equal shapes in swapped order
                    are an error
-        algorithm  None: in shared memory and rank order, or by MPI or NCCL; "ring", "tree" or
+        algorithm  None: in rank order, or by MPI or NCCL (not 16-bit floats); "ring", "tree" or
                    "halving_doubling": on messages; "hierarchical": inside each host, then between
                    hosts. See collectives.py. Each gives the same bits on every rank and, where no
                    library chooses the order, in every run

@@ -57,6 +57,7 @@ class MailboxFabric:
     table, device_memory       shared memory for the list of this rank's GPU memory, until the ranks
                                have met; then what they share on GPUs, or None
     opened                     {name of a group: its communicator of NCCL}, of this run
+    reordered                  see Fabric
     """
 
     rank: int
@@ -80,6 +81,7 @@ class MailboxFabric:
     table: np.ndarray | None = None
     device_memory: DeviceMemory | None = None
     opened: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    reordered: bool = False
     counting: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self):
@@ -166,6 +168,7 @@ class MailboxFabric:
         self.mailbox.drop_runs_before(run)
         self.sent.clear()
         self.blocks.clear()
+        self.reordered = False
         self.free_groups()  # now that no rank uses one any more, else this would wait
         self.worker = threading.get_ident()
         self.older = threading.enumerate() if self.own_process else None

@@ -6,6 +6,9 @@ A process is one rank, which `mpiexec` has started:
 
 Any MPI that mpi4py supports works (MPICH and Open MPI are tested), if its threads may communicate
 at once (MPI_THREAD_MULTIPLE).
+
+Nothing is left behind from the first `run` on, where every process has mapped MPI's shared memory,
+and its names are removed. What a rank that is killed before that leaves in /dev/shm is MPI's own.
 """
 
 import os

@@ -6,7 +6,9 @@ call, and poll it until it is done or the run ends. When all have come, and agre
 collective itself.
 
 MPI moves the bytes unseen. The ledger therefore gets what the closed forms say, in rows whose names
-say so. MPI also adds in an order of its own, which gives the same bits on every rank.
+say so. MPI also adds in an order of its own, which gives the same bits on every rank; where another
+order has other bits, the fabric is told. 16-bit floats are reduced by messages, in rank order: they
+round so coarsely that no bound for another order is worth promising.
 """
 
 import time
@@ -16,8 +18,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minidist.backend import Array, beside, to_host
+from minidist.backend import Array, beside, is_half, to_host
 from minidist.comm.board import GIVE_WAY
+from minidist.comm.collectives import order_shows
 from minidist.comm.diagnosis import Signature, Wait, call_site, mismatch, signature_of
 from minidist.comm.ledger import BY_FORMULA, Ledger
 from minidist.comm.mpi import load
@@ -48,7 +51,8 @@ class MpiCommunicator:
     def __init__(
         self, fabric: "MailboxFabric", members: list[int], splits: tuple[int, ...], comm: "MPI.Comm"
     ):
-        self.mailbox, self.run, self.spins = fabric.mailbox, fabric.run, fabric.spins
+        self.fabric, self.mailbox = fabric, fabric.mailbox
+        self.run, self.spins = fabric.run, fabric.spins
         self.members, self.splits, self.comm = members, splits, comm
         self.me, self.size = comm.rank, comm.size
         self.stopped_everywhere = fabric.mailbox.pace.stopped_everywhere
@@ -121,6 +125,7 @@ class MpiCommunicator:
             result[...] = to_host(x)
         if self.size > 1:
             self.comm.Allreduce(self.MPI.IN_PLACE, result, reduction)
+            self.fabric.reordered |= order_shows(x.dtype, self.size)
             own = x.size // self.size + (self.me < x.size % self.size)
             self._count("all_reduce", (x.size - own + (self.size - 1) * own) * x.itemsize)
         return result if in_place else beside(result, x)
@@ -137,6 +142,7 @@ class MpiCommunicator:
             return None
         counts = [n * (x.size // max(1, len(x))) for n in rows]
         self.comm.Reduce_scatter(whole, result, counts, reduction)
+        self.fabric.reordered |= order_shows(x.dtype, self.size)
         self._count("reduce_scatter", x.nbytes - result.nbytes)
         return beside(result, x)
 
@@ -158,9 +164,9 @@ class MpiCommunicator:
 
         The maximum of floats does not: where one of two arguments is NaN, the one that MPI keeps
         depends on their order, and so could differ between ranks. MPI does not add truth values,
-        nor numbers in another byte order than the machine's.
+        nor numbers in another byte order than the machine's. 16-bit floats: see the top.
         """
-        possible = count < MOST and dtype.isnative and dtype.kind != "V"  # bfloat16
+        possible = count < MOST and dtype.isnative and not is_half(dtype)
         return _reduction(dtype.kind, op) if possible else None
 
     def _count(self, operation: str, nbytes: int) -> None:

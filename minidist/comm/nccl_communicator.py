@@ -8,9 +8,10 @@ the host is copied to the GPU, and its result back. The communicator on which th
 what NCCL cannot reduce.
 
 Nobody sees how many bytes NCCL moves for a reduction: see ledger.py. It adds in an order of its
-own, which gives the same bits on every rank. Kernels of two groups may run at once, as with
-buckets; then a GPU needs room for both (NCCL's user guide, "Using multiple NCCL communicators
-concurrently").
+own, which gives the same bits on every rank; where another order has other bits, the fabric is
+told. 16-bit floats are reduced without it, in rank order, as under MPI. Kernels of two groups may
+run at once, as with buckets; then a GPU needs room for both (NCCL's user guide, "Using multiple
+NCCL communicators concurrently").
 
 NCCL does not move the messages of `Group.send`. Its send is a kernel, too: it ends when the
 receiver runs its recv, and a communicator runs one kernel after the other. So this program, which
@@ -35,7 +36,7 @@ import numpy as np
 
 from minidist.backend import Array, beside, device_module, on_gpu, to_device
 from minidist.comm import nccl
-from minidist.comm.collectives import split_sizes
+from minidist.comm.collectives import order_shows, split_sizes
 from minidist.comm.diagnosis import Signature
 from minidist.comm.fabric import Communicator, Connect
 from minidist.comm.ledger import BY_FORMULA
@@ -109,6 +110,7 @@ class NcclCommunicator:
         source = out if in_place else _on_gpu(x)
         self._meet(signature)
         self._start("allReduce", [source, result], x.size * parts, *kinds)
+        self.fabric.reordered |= order_shows(x.dtype, self.size)
         own = split_sizes(x.size, self.size)[self.me]
         self._count("all_reduce", (x.size - own + (self.size - 1) * own) * x.itemsize)
         return result if in_place else beside(result, x)
@@ -132,6 +134,7 @@ class NcclCommunicator:
                 for root, piece in enumerate(pieces):
                     target = result if root == self.me else None
                     self._start("reduce", [piece, target], piece.size * parts, *kinds, root)
+        self.fabric.reordered |= order_shows(x.dtype, self.size)
         self._count("reduce_scatter", x.nbytes - result.nbytes)
         return beside(result, x)
 

@@ -4,6 +4,7 @@ The contract of Group and Cluster is in conformance/; here are the launcher, the
 what is left when a rank is killed.
 """
 
+import json
 import os
 import random
 import re
@@ -237,6 +238,57 @@ def test_verify_says_which_rows_prove_nothing_about_bytes():
     assert {row.split()[1] for row in several} == {"naive", "layer_split"}
     for row in several:
         assert ("not counted: all_reduce (by formula)" in row) == (row.split()[1] == "naive")
+
+
+@pytest.mark.timeout(200)
+def test_verify_promises_bits_except_where_mpi_adds_in_an_order_of_its_own():
+    names = ["mixed_precision", "local_sgd", "top_k", "pipedream"]
+    arguments = [word for name in names for word in ("--strategy", name)]
+    verify = [*MINIDIST, "verify", "--transport", "mpi", *arguments]
+    done = mpiexec(4, *verify, "--json", timeout=180)
+    assert done.returncode == 0, done.stdout
+    rows = json.loads(done.stdout)
+    weaker = {}
+    for row in rows:
+        promise, *order = row["promise"].split(", ", 1)
+        assert row["ok"] and order in ([], ["up to the order of sums, 1e-9"])
+        assert promise == "exact" or order or row["error"] == 0.0
+        if order:
+            weaker.setdefault((row["strategy"], row["ranks"]), []).append(row["case"])
+            assert "not counted: " in row["detail"]
+    in_float32 = ["MLP, sums in float32", "Transformer, ZeRO 3"]
+    rounds = [r["case"] for r in rows if r["strategy"] == "local_sgd" and "round" in r["case"]]
+    for ranks in (3, 4):
+        assert weaker.pop(("mixed_precision", ranks)) == in_float32
+        assert weaker.pop(("local_sgd", ranks)) == rounds[: len(rounds) // 4]
+    assert weaker.pop(("pipedream", 4)) == ["MLP, a plan with replicas"]  # three of one stage
+    assert not weaker  # two numbers have one sum; top_k and 16-bit floats are added in rank order
+
+
+def test_a_run_knows_whether_mpi_has_added_up_in_an_order_of_its_own(tmp_path):
+    command = script(
+        tmp_path,
+        """
+        def worker(group, dtype, size):
+            some, x = group.split(int(group.rank < size)), np.ones(6, dtype)
+            some.reduce_scatter(x)
+            some.all_gather(x[:1], out=some.empty(some.size, dtype))
+            first, group.fabric.reordered = group.fabric.reordered, False
+            some.all_reduce(x)
+            return first, group.fabric.reordered
+
+        with minidist.Cluster(3, transport="mpi") as cluster:
+            found = [
+                cluster.run(worker, *case)[0]
+                for case in [("f8", 3), ("c16", 3), ("f2", 3), ("f8", 2), ("i8", 3)]
+            ]
+        if minidist.comm.mpi.is_first():
+            print(found)
+        """,
+    )
+    done = mpiexec(3, *command)
+    yes, no = (True, True), (False, False)
+    assert done.stdout == f"{[yes, yes, no, no, no]}\n", done.stderr
 
 
 @pytest.mark.timeout(200)

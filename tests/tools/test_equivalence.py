@@ -10,7 +10,7 @@ from minidist.backend import on_gpu
 from minidist.comm.ledger import BY_FORMULA
 from minidist.tools import equivalence
 from minidist.tools import strategies as listed
-from minidist.tools.compare import compare
+from minidist.tools.compare import BOUND, compare
 from minidist.tools.equivalence import certificate, check, gradients, strategies
 from minidist.tools.strategies import Case, Outcome, one_device
 from minidist.tools.strategies.cases import small_cases
@@ -156,20 +156,33 @@ def test_zero_gradients_must_be_zero():
     assert not compare([{"a": np.full(2, 1e-6)}], want).ok
 
 
-@pytest.mark.parametrize(
-    "operation, ok", [("all_reduce", False), (f"all_reduce{BY_FORMULA}", True)]
-)
-def test_a_replay_has_the_same_bits_unless_a_library_chose_the_order(
-    monkeypatch, cluster, operation, ok
+@pytest.mark.parametrize("operation", ["all_reduce", f"all_gather{BY_FORMULA}"])
+@pytest.mark.parametrize("reordered", [False, True])
+def test_a_replay_has_the_same_bits_unless_a_library_chose_the_order_and_the_row_says_so(
+    monkeypatch, cluster, operation, reordered
 ):
+    """Bytes by formula alone do not excuse other bits: a library that only moves has no order."""
+
     def nearly(group, case):
         weights = {"w": np.arange(1.0, 9.0)}
         replay = {"w": weights["w"] * (1 + 1e-13)}
+        group.fabric.reordered = reordered
         return Outcome(weights, 0, replay, operations={operation: 0})
 
-    sound = listed.STRATEGIES["naive"]
-    monkeypatch.setitem(listed.STRATEGIES, "naive", replace(sound, worker=nearly))
-    assert check("naive", a_case(), 1, cluster(1, "thread"))["ok"] == ok
+    wrong = replace(listed.STRATEGIES["naive"], worker=nearly, promise="invariant")
+    monkeypatch.setitem(listed.STRATEGIES, "naive", wrong)
+    row = check("naive", a_case(), 1, cluster(1, "thread"))
+    assert row["ok"] == reordered
+    assert row["promise"] == (
+        "invariant, up to the order of sums, 1e-9" if reordered else "invariant"
+    )
+    row = check("local_sgd", equivalence.find("local_sgd").cases(1)[0], 1, cluster(1, "thread"))
+    assert row["ok"] and row["promise"] == "invariant"  # another run of the same ranks
+
+
+def test_the_bound_that_a_promise_names_is_the_bound():
+    *_, bound = equivalence.REORDERED.split()
+    assert float(bound) == BOUND
 
 
 def test_unknown_strategies_are_refused_by_name():

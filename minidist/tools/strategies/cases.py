@@ -95,6 +95,7 @@ class Outcome:
     used       ("F" or "B", minibatch, version) of the rank's passes in an asynchronous pipeline
     said       what is known about the cause, if `gradients` differ from the reference
     operations {operation: bytes that it moved}
+    reordered  whether a library added up in an order of its own, see Fabric; `check` asks the rank
     """
 
     gradients: dict[str, np.ndarray]
@@ -104,6 +105,7 @@ class Outcome:
     used: list[tuple[str, int, int]] = field(default_factory=list)
     said: str | None = None
     operations: dict[str, int] = field(default_factory=dict)
+    reordered: bool = False
 
     def to_host(self) -> "Outcome":
         """Return the same with host arrays, wherever the strategy has run."""

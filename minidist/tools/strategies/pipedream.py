@@ -20,7 +20,14 @@ from minidist.rng import generator
 from minidist.tools.causes import cause_of
 from minidist.tools.costs.watch import Watch, adamw
 from minidist.tools.replay import replay
-from minidist.tools.strategies.cases import Case, Outcome, Split, collect, transformer_example
+from minidist.tools.strategies.cases import (
+    Case,
+    Outcome,
+    Split,
+    bytes_sent,
+    collect,
+    transformer_example,
+)
 from minidist.tools.strategies.pipeline_parallel import (
     cut_with_leaves,
     everyones,
@@ -53,13 +60,14 @@ def pipedream_worker(
     model = copy.deepcopy(case.model)
     pipe = PipeDream(model, group, momentum, scheme, case.loss, **options)
     pipe.train(batch)
-    moved = group.ledger.total + (pipe.stage.replicas.ledger.total if pipe.stage.replicas else 0)
+    moved = bytes_sent(*[g for g in (group, pipe.stage.replicas) if g is not None])
+    sent = {"bytes": moved.total(), "operations": dict(moved)}
     if not minibatches:
         flat = pipe.stage.weights.flat
         views = flat.views(flat.gradient)
         mine = collect(pipe.model)  # zeros, of what is frozen, too: the updates dropped the rest
         mine |= {p.name: g.copy() for p, g in zip(flat.parameters, views, strict=True)}
-        return Outcome(everyones(group, mine | input_gradient(batch), case), moved)
+        return Outcome(everyones(group, mine | input_gradient(batch), case), **sent)
     weights = everyones(group, pipe.model.state(), replace(case, inputs=np.zeros(0, int)))
     bare = pipe.programs_for(group.size, minibatches, **pipe.options)
     versions, updates = _versions(group, pipe, bare.placement), _updates(bare)
@@ -67,7 +75,7 @@ def pipedream_worker(
     said = _drifted(group, pipe)
     if said is None and any(not np.array_equal(weights[name], w) for name, w in want.items()):
         said = cause_of.replays(weights, _others(case, pipe, batch, versions, updates))
-    return Outcome(weights, moved, want, used=pipe.used, said=said)
+    return Outcome(weights, **sent, reference=want, used=pipe.used, said=said)
 
 
 def _drifted(group: Group, pipe: PipeDream) -> str | None:

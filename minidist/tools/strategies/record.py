@@ -97,7 +97,8 @@ class Strategy:
     promise  "exact": equal to one device within the bound; "replayed bitwise": equal, bit for bit,
              to a replay with the same stale weights; "invariant": it changes the numbers on
              purpose, and is equal, bit for bit, to a replay on one device with the same sums; in
-             the limit in which it changes nothing, it is exact
+             the limit in which it changes nothing, it is exact. Where MPI or NCCL adds floats in an
+             order of its own, both are promised up to the order of sums: see `equivalence.check`
     cases    ranks -> models and batches that the strategy can split on these ranks
     ranks    the numbers of ranks on which it is shown
     split    (case, ranks) -> how it cuts the case, for the diagnosis

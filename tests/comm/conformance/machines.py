@@ -20,7 +20,7 @@ class Machine:
 
     connect        makes the communicators; None: as the transport does it
     in_rank_order  whether reductions have the bits of a sum in rank order; MPI promises the same
-                   bits on every rank, and no order
+                   bits on every rank, and no order. Those of 16-bit floats always have them
     """
 
     transport: str

@@ -196,6 +196,28 @@ def test_every_algorithm_sums_whole_numbers_exactly_and_moves_what_its_formula_s
                 assert got == (moved, want, want, inputs[rank].tolist()), (name, n)
 
 
+def test_16_bit_floats_are_added_in_rank_order_on_every_machine_and_billed_as_ever(ranks):
+    """In pairs, 294 of these sums of 4 float16 numbers would be others."""
+
+    def worker(group):
+        found = []
+        for x in places(group, mine(group.rank, (1001,), 5, "float16")):
+            found.append(billed(group, lambda x=x: group.all_reduce(x)))
+            found.append(billed(group, lambda x=x: group.reduce_scatter(x)))
+            found.append(billed(group, lambda x=x: group.all_reduce(x, out=x)))
+        return found
+
+    want, ends = total(4, (1001,), 5, "float16"), split_ends(1001, 4)
+    for rank, found in enumerate(ranks(4).run(worker)):
+        own = ends[rank + 1] - ends[rank]
+        piece = want[ends[rank] : ends[rank + 1]]
+        whole = want, 2 * (1001 - own + 3 * own)
+        for (got, moved), (w, nbytes) in zip(
+            found, [whole, (piece, 2 * (1001 - own)), whole] * 3, strict=True
+        ):
+            assert same(got, w) and moved == nbytes
+
+
 def test_every_algorithm_repeats_bit_for_bit(ranks):
     def worker(group):
         x = put(group, mine(group.rank, (1001,), 5, "float32"))
