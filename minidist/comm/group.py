@@ -40,7 +40,6 @@ from minidist.comm.collectives import (
     ON_MESSAGES,
     gather_into,
     hierarchical,
-    in_rank_order,
     places_on,
     reduce_pieces,
 )
@@ -48,7 +47,7 @@ from minidist.comm.diagnosis import Wait, call_site, signature_of
 from minidist.comm.fabric import Communicator, Fabric
 from minidist.comm.message import Key, staged
 from minidist.comm.one_thread import collective
-from minidist.comm.transfers import all_to_all, from_root, to_root
+from minidist.comm.transfers import all_to_all, from_root, in_rank_order, to_root
 
 
 class Group:

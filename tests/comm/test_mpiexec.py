@@ -355,6 +355,30 @@ def test_nccl_moves_what_ranks_under_mpi_reduce_and_a_failure_aborts_it(tmp_path
     assert done.stdout.splitlines() == list(map(str, found)), done.stderr
 
 
+def test_sums_of_float16_go_from_gpu_to_gpu_and_are_in_rank_order(tmp_path):
+    """1 + h is 1, for h = 2**-11; h + h first would make it 1 + 2 h."""
+    command = script(
+        tmp_path,
+        """
+        from cupy.cuda import _nccl_root
+        from minidist.backend import to_device, to_host
+
+        def worker(group):
+            x = to_device(np.full(5, 2.0**-11 if group.rank else 1, np.float16), "gpu")
+            total, calls = to_host(group.all_reduce(x)), sorted(set(_nccl_root.calls))
+            piece = to_host(group.reduce_scatter(x))
+            return set(total.tolist()), calls, set(piece.tolist()), len(piece)
+
+        found = minidist.run(worker, 3, transport="mpi-nccl", device="gpu")
+        if minidist.comm.mpi.is_first():
+            print(found)
+        """,
+    )
+    done = on_stand_in(command)
+    want = [({1.0}, ["recv", "send"], {1.0}, size) for size in (2, 2, 1)]
+    assert done.stdout == f"{want}\n", done.stderr
+
+
 def test_ranks_under_mpi_that_share_a_gpu_are_named(tmp_path):
     command = script(
         tmp_path,
