@@ -21,7 +21,7 @@ earlier rank holds, and a manifest, which is written last:
     background.py   in a second thread, while training goes on
     training.py  the checkpoints of a training run
     grow.py      going on with more characters, or more blocks
-    gpt2.py      GPT-2's published weights in an nn.Transformer
+    gpt2.py      GPT-2's published weights in an nn.Transformer; gpt2_config.py: its settings
 """
 
 from minidist.checkpoint.gpt2 import load_gpt2

@@ -15,16 +15,19 @@ in this order, each with its heads side by side. So no array is transposed.
     h.3.attn.bias, .masked_bias      causal masks: no parameters, skipped
 """
 
-import json
 import re
 from pathlib import Path
 
 import numpy as np
 
 from minidist import nn
+from minidist.backend import float_dtype
 from minidist.checkpoint import manifest
+from minidist.checkpoint.gpt2_config import heads_of
 
 HEAD_WIDTH = 64  # of all four published sizes
+PREFIX = "transformer."
+KINDS = set("F64 F32 F16 BF16 I64 I32 I16 I8 U64 U32 U16 U8 BOOL".split())  # that NumPy has
 MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 PARTS = {
     "ln_1": "norm_1",
@@ -39,30 +42,42 @@ PARTS = {
 def load_gpt2(file: str | Path, heads: int | None = None, dtype: str = "float32") -> nn.Transformer:
     """Return the model that a safetensors file of GPT-2 holds, to use or to cut like any other.
 
-    heads  by default what a config.json beside the file says, or the width / 64
+    heads  by default what a config.json beside the file says; without one, the width / 64
+
+    ValueError if the config.json asks for a function that the model does not compute: see
+    gpt2_config.py. Dropout is left out.
     """
     path = Path(file)
-    arrays = {name.removeprefix("transformer."): array for name, array in read(path).items()}
+    arrays = without_prefix(read(path), path)
     arrays = {name: array for name, array in arrays.items() if not MASK.fullmatch(name)}
     head = arrays.pop("lm_head.weight", None)
+    vocab, width = matrix(arrays, "wte.weight", path)
+    context, _ = matrix(arrays, "wpe.weight", path)
     state = {ours(name, path): array for name, array in arrays.items()}
-    try:
-        vocab, width = state["embedding.token.weight"].shape
-        context = len(state["embedding.position.weight"])
-    except KeyError as error:
-        raise ValueError(f"{path} has no {error.args[0]}: these are no weights of GPT-2") from error
-    if head is not None and not np.array_equal(head, state["embedding.token.weight"]):
+    depth = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
+    sizes = {"vocab_size": vocab, "n_positions": context, "n_embd": width, "n_layer": depth}
+    asked = heads_of(path.with_name("config.json"), sizes | {"n_inner": 4 * width})
+    if head is not None and not np.array_equal(head, arrays["wte.weight"]):
         raise ValueError(f"{path} has a head of its own; GPT-2's head is its embedding wte")
-    blocks = {name.split(".")[1] for name in state if name.startswith("blocks.")}
-    heads = heads or config(path).get("n_head") or max(1, width // HEAD_WIDTH)
-    model = nn.Transformer(vocab, width, heads, len(blocks), context, dtype=dtype, tied=True)
+    if None not in (heads, asked) and heads != asked:
+        raise ValueError(f"config.json says {asked} heads, not {heads}; leave heads out")
+    if heads is None:
+        heads = asked or max(1, width // HEAD_WIDTH)
+    model = nn.Transformer(vocab, width, heads, depth, context, dtype=dtype, tied=True)
     model.load_state(state)  # checks names and shapes
     return model
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of a safetensors file; of bfloat16 only where ml_dtypes is installed."""
     library = manifest.safetensors()
     try:
+        with library.safe_open(path, "np") as file:
+            kinds = {file.get_slice(name).get_dtype() for name in file.keys()}
+        if strange := sorted(kinds - KINDS):
+            raise ValueError(f"{path} has arrays of {strange[0]}; save them as float32")
+        if "BF16" in kinds:
+            float_dtype("bfloat16")  # imports what makes it a dtype of NumPy
         return library.numpy.load_file(path)
     except library.SafetensorError as error:
         raise ValueError(f"{path} is damaged or foreign: {error}") from error
@@ -70,20 +85,22 @@ def read(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def config(path: Path) -> dict:
-    """Return the config.json beside the file; ValueError if it asks for what a model here lacks."""
-    beside = path.with_name("config.json")
-    if not beside.exists():
-        return {}
-    try:
-        found = json.loads(beside.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{beside} is damaged: it is no JSON") from error
-    published = {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
-    for key, value in published.items():
-        if found.get(key, value) != value:
-            raise ValueError(f"{beside} has {key} = {found[key]}, and GPT-2 has {value}")
+def without_prefix(arrays: dict[str, np.ndarray], path: Path) -> dict[str, np.ndarray]:
+    """Return arrays without the prefix that the model with a head gives to their names."""
+    found = {name.removeprefix(PREFIX): array for name, array in arrays.items()}
+    if len(found) < len(arrays):
+        twice = next(name for name in found if {name, PREFIX + name} <= arrays.keys())
+        raise ValueError(f"{path} has both {twice} and {PREFIX}{twice}; remove one of them")
     return found
+
+
+def matrix(arrays: dict[str, np.ndarray], name: str, path: Path) -> tuple[int, int]:
+    """Return the shape of an embedding."""
+    if name not in arrays:
+        raise ValueError(f"{path} has no {name}: these are no weights of GPT-2")
+    if arrays[name].ndim != 2:
+        raise ValueError(f"{path} has a {name} of shape {list(arrays[name].shape)}, not [n, C]")
+    return arrays[name].shape
 
 
 def ours(name: str, path: Path) -> str:

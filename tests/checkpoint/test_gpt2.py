@@ -2,11 +2,13 @@
 
 import importlib.util
 import json
+import re
 
 import numpy as np
 import pytest
 
 from minidist import Mesh, checkpoint, nn
+from minidist.checkpoint.gpt2_config import FUNCTION, HARMLESS, HEADS, SIZES
 from minidist.hybrid import Hybrid
 from tests.strategies import assert_same_bits
 
@@ -82,10 +84,13 @@ def test_the_number_of_heads_is_the_configs(tmp_path):
     "change, config, message",
     [
         ({"h.0.attn.q.weight": np.ones(3)}, {}, r"has an array 'h.0.attn.q.weight', which is none"),
-        ({"wpe.weight": None}, {}, "has no embedding.position.weight: these are no weights of"),
+        ({"wpe.weight": None}, {}, "has no wpe.weight: these are no weights of"),
         ({"h.1.ln_2.bias": None}, {"n_head": 2}, "'blocks.1.norm_2.bias' is missing in the state"),
         ({"lm_head.weight": np.ones((11, 6), "f4")}, {}, "has a head of its own"),
-        ({}, {"activation_function": "relu"}, "has activation_function = relu, and GPT-2 has gelu"),
+        ({"transformer.ln_f.bias": np.ones(6)}, {}, "has both ln_f.bias and transformer.ln_f.bias"),
+        ({"wpe.weight": np.ones(())}, {}, r"has a wpe.weight of shape \[\], not \[n, C\]"),
+        ({"wte.weight": np.ones(6)}, {}, r"has a wte.weight of shape \[6\], not \[n, C\]"),
+        ({"ln_f.bias": np.ones(6, "i4")}, {}, "head.norm.bias is int32 in the state"),
     ],
 )
 def test_what_is_not_gpt2_is_refused(tmp_path, change, config, message):
@@ -113,24 +118,204 @@ def test_it_is_cut_over_ranks_like_any_other_model(cluster, tmp_path):
         assert_same_bits(state, checkpoint.load_gpt2(file).state())
 
 
-@pytest.mark.skipif(
-    not importlib.util.find_spec("transformers"),
-    reason="needs the packages transformers and torch: logits are not compared with theirs",
+def test_a_file_may_be_of_bfloat16_and_its_masks_of_bytes(tmp_path):
+    half = pytest.importorskip("ml_dtypes", reason="needs ml_dtypes: no bfloat16").bfloat16
+    given = {name: array.astype(half) for name, array in arrays().items()}
+    file = saved(tmp_path, given | {"h.0.attn.bias": np.tril(np.ones((5, 5), "u1"))})
+    state = checkpoint.load_gpt2(file, heads=2).state()
+    want = given["h.1.attn.c_attn.weight"].astype("f4")
+    np.testing.assert_array_equal(state["blocks.1.attention.qkv.weight"], want)
+
+
+def test_bfloat16_without_its_package_and_what_numpy_lacks_are_named(tmp_path, monkeypatch):
+    for kind, message in [("BF16", "bfloat16 needs ml_dtypes"), ("F8_E4M3", "arrays of F8_E4M3")]:
+        header = json.dumps({"wte.weight": {"dtype": kind, "shape": [0], "data_offsets": [0, 0]}})
+        content = len(header).to_bytes(8, "little") + header.encode()
+        (tmp_path / "model.safetensors").write_bytes(content)
+        with monkeypatch.context() as patch, pytest.raises(ValueError, match=message):
+            patch.setattr(importlib.util, "find_spec", lambda name: None)
+            checkpoint.load_gpt2(tmp_path / "model.safetensors")
+
+
+# The config.json.
+
+OTHER = {  # a value that computes another function, for each key that chooses it
+    "activation_function": "relu",
+    "layer_norm_epsilon": 0.1,
+    "scale_attn_weights": False,
+    "scale_attn_by_inverse_layer_idx": True,
+    "is_causal": False,
+    "add_cross_attention": True,
+    "is_encoder_decoder": True,
+    "tie_word_embeddings": False,
+    "pruned_heads": {"0": [1]},
+    "model_type": "gpt_bigcode",
+}
+
+
+@pytest.mark.parametrize("key, value", OTHER.items())
+def test_a_config_that_asks_for_another_function_is_refused_by_name(tmp_path, key, value):
+    file = saved(tmp_path, arrays(), n_head=2, **{key: FUNCTION[key]})
+    checkpoint.load_gpt2(file)
+    for wrong in (value, None, "1e-5"):
+        saved(tmp_path, arrays(), n_head=2, **{key: wrong})
+        with pytest.raises(ValueError, match=rf"config.json has {key} = .*, and nn.Transformer"):
+            checkpoint.load_gpt2(file)
+
+
+def test_every_key_that_chooses_a_function_has_been_tried():
+    assert OTHER.keys() == FUNCTION.keys()
+    tables = [*FUNCTION, *HARMLESS, *HEADS, *SIZES, *(name for key in SIZES for name in SIZES[key])]
+    assert len(tables) == len(set(tables))
+
+
+@pytest.mark.parametrize(
+    "key, right",
+    [
+        ("vocab_size", 11),
+        ("n_positions", 5),
+        ("max_position_embeddings", 5),
+        ("n_ctx", 5),
+        ("n_embd", 6),
+        ("hidden_size", 6),
+        ("n_layer", 2),
+        ("num_hidden_layers", 2),
+        ("n_inner", 24),
+    ],
 )
-def test_logits_are_those_of_the_transformers_package(tmp_path):
+def test_a_size_that_is_not_the_arrays_is_refused_by_name(tmp_path, key, right):
+    for same in [right, None] if key == "n_inner" else [right]:
+        checkpoint.load_gpt2(saved(tmp_path, arrays(), n_head=2, **{key: same}))
+    for wrong in (right - 1, right + 1, 0, -right, str(right), float(right)):
+        with pytest.raises(ValueError, match=rf"{key} = .*, and the arrays .* have {right}"):
+            checkpoint.load_gpt2(saved(tmp_path, arrays(), n_head=2, **{key: wrong}))
+
+
+@pytest.mark.parametrize("heads", [0, -2, "2", 2.0, True, None])
+def test_a_number_of_heads_is_a_whole_number_from_1(tmp_path, heads):
+    for key in HEADS:
+        with pytest.raises(ValueError, match=rf"config.json has {key} = .*a whole number from 1"):
+            checkpoint.load_gpt2(saved(tmp_path, arrays(), **{key: heads}))
+    (tmp_path / "config.json").unlink()
+    if heads not in (True, None):
+        with pytest.raises(ValueError, match="heads is a whole number from 1"):
+            checkpoint.load_gpt2(tmp_path / "model.safetensors", heads=heads)
+
+
+def test_heads_that_differ_are_refused(tmp_path):
+    file = saved(tmp_path, arrays(), n_head=2)
+    assert checkpoint.load_gpt2(file, heads=2).layers[1].attention.heads == 2
+    with pytest.raises(ValueError, match=r"config.json says 2 heads, not 3; leave heads out"):
+        checkpoint.load_gpt2(file, heads=3)
+    saved(tmp_path, arrays(), n_head=2, num_attention_heads=3)
+    with pytest.raises(ValueError, match="n_head and num_attention_heads that differ"):
+        checkpoint.load_gpt2(file)
+    saved(tmp_path, arrays(), n_embd=6)  # the published code takes 12
+    with pytest.raises(ValueError, match="width 6 does not split into 12 heads"):
+        checkpoint.load_gpt2(file)
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "3", '"n_head"', "{", "\udce4"])
+def test_a_config_that_is_no_object_is_named(tmp_path, content):
+    file = saved(tmp_path, arrays())
+    (tmp_path / "config.json").write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(ValueError, match=r"config.json is damaged: it is no JSON"):
+        checkpoint.load_gpt2(file)
+
+
+def test_a_key_that_nobody_knows_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match=r"has rotary = True, and nobody here knows it; remove it"):
+        checkpoint.load_gpt2(saved(tmp_path, arrays(), n_head=2, rotary=True))
+
+
+# Against the package transformers.
+
+
+needs_transformers = pytest.mark.skipif(
+    not importlib.util.find_spec("transformers"),
+    reason="needs the packages transformers and torch: GPT-2 is not compared with theirs",
+)
+
+
+def theirs(folder, **settings):
+    """Save a model of transformers with random arrays; return its logits for random tokens."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    config = GPT2Config(vocab_size=101, n_positions=24, n_embd=48, n_layer=3, n_head=4)
-    theirs = GPT2LMHeadModel(config).eval()
+    sizes = {"vocab_size": 101, "n_positions": 24, "n_embd": 48, "n_layer": 3, "n_head": 4}
+    tokens_of_control = dict.fromkeys(["bos_token_id", "eos_token_id"], 1)
+    config = GPT2Config(**sizes | tokens_of_control | settings)
+    model = GPT2LMHeadModel(config).eval()
     with torch.no_grad():  # as initialised, biases are 0 and gains 1: they would test nothing
-        for p in theirs.parameters():
+        for p in model.parameters():
             p.add_(torch.randn_like(p) * 0.3)
-    theirs.save_pretrained(tmp_path)
-    tokens = np.random.default_rng(0).integers(0, 101, (3, 24))
+    model.save_pretrained(folder)
     with torch.no_grad():
-        want = theirs(torch.tensor(tokens)).logits.numpy()
-    found = checkpoint.load_gpt2(tmp_path / "model.safetensors")(tokens).data
+        return model(torch.tensor(TOKENS)).logits.numpy()
+
+
+TOKENS = np.random.default_rng(0).integers(0, 101, (3, 24))
+
+
+@needs_transformers
+def test_logits_are_those_of_the_transformers_package(tmp_path):
+    want = theirs(tmp_path)
+    found = checkpoint.load_gpt2(tmp_path / "model.safetensors")(TOKENS).data
     assert abs(want).max() > 1
     np.testing.assert_allclose(found, want, atol=1e-4)
+
+
+@needs_transformers
+def test_every_key_of_their_config_is_known():
+    import inspect
+
+    from transformers import GPT2Config
+    from transformers.models.gpt2 import modeling_gpt2
+
+    config = GPT2Config()
+    written = {*config.to_dict(), *GPT2Config.attribute_map}
+    source = inspect.getsource(modeling_gpt2)
+    read = set(re.findall(r"config\.([a-z]\w*)|getattr\(config, \"(\w+)\"", source))
+    read = {name for pair in read for name in pair if name} - {"get_text_config"}
+    known = {*FUNCTION, *HARMLESS, *HEADS, *SIZES, *(name for key in SIZES for name in SIZES[key])}
+    assert len(written) > 30 < len(read | written)
+    assert written | read <= known
+
+
+@needs_transformers
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("activation_function", "relu"),
+        ("activation_function", "gelu"),
+        ("layer_norm_epsilon", 0.1),
+        ("scale_attn_weights", False),
+        ("scale_attn_by_inverse_layer_idx", True),
+        ("is_causal", False),
+        ("tie_word_embeddings", False),
+        ("n_inner", 96),
+        ("n_inner", 192),
+        ("n_head", 2),
+        ("resid_pdrop", 0.5),
+        ("embd_pdrop", 0.5),
+        ("attn_pdrop", 0.5),
+        ("initializer_range", 0.5),
+        ("reorder_and_upcast_attn", True),
+        ("attn_implementation", "eager"),
+        ("use_cache", False),
+        ("summary_type", "mean"),
+        ("chunk_size_feed_forward", 2),
+        ("pad_token_id", 3),
+        ("num_labels", 5),
+    ],
+)
+def test_a_setting_gives_their_logits_or_is_refused(tmp_path, key, value):
+    want = theirs(tmp_path, **{key: value})
+    try:
+        found = checkpoint.load_gpt2(tmp_path / "model.safetensors")(TOKENS).data
+    except ValueError as error:
+        assert key in OTHER | {"n_inner": 0} and key in str(error)
+    else:
+        assert key not in OTHER
+        np.testing.assert_allclose(found, want, atol=1e-4)
