@@ -1,7 +1,6 @@
 """Translate numbers with a trained model, and compare with the rules of both languages."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -114,7 +113,7 @@ def load(folder: str) -> tuple[nn.Seq2Seq | nn.Dual, Numbers]:
 
     These have no examples. ValueError if there is no checkpoint, or one of something else.
     """
-    if not manifest.whole_ones(Path(folder)):
+    if not manifest.whole_ones(manifest.place(folder)):
         raise ValueError(f"{folder} has no checkpoint; {REMEDY}")
     saved = Saved.newest(folder)
     told = saved.about.get("told") or {"data": {}}

@@ -14,6 +14,7 @@ earlier rank holds, and a manifest, which is written last:
                          manifest.json      names, global shapes, dtypes; which slice of which
                                             array each file holds; a checksum for each file
 
+    checks.py    what may be saved: asked on all ranks before the first byte is written
     writing.py   temporary names, fsync, rename; the manifest last; the last two are kept
     reading.py   the newest checkpoint that has a manifest; each file is checked before it is used
     checksum.py  of every byte that a file holds
@@ -29,7 +30,7 @@ from minidist.checkpoint.grow import Grown
 from minidist.checkpoint.parts import Part, parts_of, restore
 from minidist.checkpoint.reading import Saved, load
 from minidist.checkpoint.training import Keep, Training
-from minidist.checkpoint.writing import save
+from minidist.checkpoint.writing import save, set_aside
 
 __all__ = [
     "Grown",
@@ -42,4 +43,5 @@ __all__ = [
     "parts_of",
     "restore",
     "save",
+    "set_aside",
 ]

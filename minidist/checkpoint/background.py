@@ -46,7 +46,7 @@ class Background:
 
     def _write(self, folder: Path, parts: list[Part], step: int, about: dict) -> None:
         try:
-            own = self._copy(writing.own_parts(parts, self.group))
+            own = self._copy(writing.own_parts(folder, parts, step, about, self.group))
         finally:
             self.copied.set()
         writing.write_checkpoint(folder, own, step, about, self.group)

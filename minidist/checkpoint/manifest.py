@@ -26,9 +26,13 @@ from minidist.checkpoint.checksum import checksum
 from minidist.nn import Shard, Slice
 
 FORMAT, VERSION = "minidist checkpoint", 2
-NAME = "manifest.json"
-FOLDER = re.compile(r"step-(\d{8,})")
-FILE = re.compile(r"rank-\d{3,}\.safetensors")
+NAME, TEMPORARY = "manifest.json", ".tmp"
+FOLDER = re.compile(r"step-([0-9]{8,})")
+FILE = re.compile(r"rank-[0-9]{3,}\.safetensors")
+
+
+class Damaged(ValueError):
+    """A file of a checkpoint is not what was written."""
 
 
 def safetensors() -> ModuleType:
@@ -42,6 +46,24 @@ def safetensors() -> ModuleType:
         ) from error
 
 
+def place(folder: str | Path) -> Path:
+    """Return the path of a folder of checkpoints."""
+    if not str(folder) or "\0" in str(folder):
+        raise ValueError(f"{str(folder)!r} is no folder; the one where you are is '.'")
+    return Path(folder)
+
+
+def folder_of(step: int) -> str:
+    """Return the name of a checkpoint's folder."""
+    return f"step-{step:08d}"
+
+
+def is_written(name: str) -> bool:
+    """Return whether a checkpoint's file has this name, for good or while it is written."""
+    name = name.removesuffix(TEMPORARY)
+    return name == NAME or bool(FILE.fullmatch(name))
+
+
 def folders(folder: Path) -> dict[int, Path]:
     """Return the folders of checkpoints by step, oldest first, whole or not."""
     try:
@@ -50,7 +72,8 @@ def folders(folder: Path) -> dict[int, Path]:
         return {}
     except OSError as error:
         raise ValueError(f"cannot read the folder {folder}: {error.strerror}") from error
-    return dict(sorted((int(match[1]), path) for path, match in found.items() if match))
+    steps = sorted((int(match[1]), path) for path, match in found.items() if match)
+    return {n: path for n, path in steps if path.name == folder_of(n) and path.is_dir()}
 
 
 def whole_ones(folder: Path) -> dict[int, Path]:
@@ -106,10 +129,7 @@ def read(path: Path) -> dict:
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
-        raise ValueError(
-            f"{path} is damaged: it is no JSON. Without it the folder is no checkpoint: remove the "
-            "folder to go on from the one before"
-        ) from error
+        raise Damaged(f"{path} is damaged: it is no JSON") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ValueError(f"{path} is foreign: it is not the manifest of a minidist checkpoint")
     if found.get("version") != VERSION:
@@ -118,10 +138,9 @@ def read(path: Path) -> dict:
             f"{VERSION}; use the minidist that wrote it"
         )
     if found.get("checksum") != own_checksum(found):
-        raise ValueError(
-            f"{path} is damaged: its checksum is wrong; remove its folder to go on from the "
-            "checkpoint before"
-        )
+        raise Damaged(f"{path} is damaged: its checksum is wrong")
+    if path.parent.name != folder_of(found["step"]):
+        raise ValueError(f"{path} is of step {found['step']}: its folder has got another name")
     if strange := [name for name in found["files"] if not FILE.fullmatch(name)]:
         raise ValueError(f"{path} names {strange[0]!r}, which is no file of a checkpoint")
     return found

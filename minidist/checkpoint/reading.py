@@ -2,7 +2,9 @@
 
 import json
 import math
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,20 +14,53 @@ from minidist.checkpoint.checksum import checksum
 from minidist.nn import Slice
 
 PAGE, THREADS = 4096, 2  # bytes of memory; threads that compare checksums
-REMEDY = "remove its folder to go on from the checkpoint before"
 
 
-def load(folder: str | Path) -> tuple[dict[str, np.ndarray], int]:
-    """Return (state, step) of the newest whole checkpoint: all arrays by name, from all ranks.
+def load(folder: str | Path, step: int | None = None) -> tuple[dict[str, np.ndarray], int]:
+    """Return (state, step) of the newest checkpoint: all arrays by name, from all ranks.
 
-    ValueError that names the file if one is damaged, truncated, missing, foreign or newer.
+    step  of another checkpoint than the newest
+
+    ValueError that names the file if one is damaged, truncated, missing, foreign or newer, and says
+    which checkpoint before it is whole.
     """
-    saved = Saved.newest(folder)
-    for file in saved.files:
-        saved.read_all(file)
-    with ThreadPoolExecutor(THREADS) as threads:
-        arrays = threads.map(saved.whole, saved.shapes)
-        return dict(zip(saved.shapes, arrays, strict=True)), saved.step
+    saved = Saved.newest(folder, step)
+    with advised(saved.path):
+        for file in saved.files:
+            saved.read_all(file)
+        with ThreadPoolExecutor(THREADS) as threads:
+            arrays = threads.map(saved.whole, saved.shapes)
+            return dict(zip(saved.shapes, arrays, strict=True)), saved.step
+
+
+@contextmanager
+def advised(path: Path) -> Iterator[None]:
+    """If a checkpoint turns out to be damaged, say which one before it is whole."""
+    try:
+        yield
+    except manifest.Damaged as error:
+        raise ValueError(f"{error}; {advice(path)}") from error
+
+
+def advice(path: Path) -> str:
+    """Say how to go on where the checkpoint at this path is damaged."""
+    damaged = int(path.name.removeprefix("step-"))
+    for step, before in reversed(manifest.whole_ones(path.parent).items()):
+        if step < damaged and is_whole(before):
+            return (
+                f"the checkpoint of step {step} is whole: go on from it with --resume-from {step}, "
+                f"or in a program load(folder, step={step})"
+            )
+    return "no checkpoint before it is whole; begin again in another folder"
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether every byte of a checkpoint is as it was written."""
+    try:
+        Saved(path).read_and_forget()
+    except ValueError:
+        return False
+    return True
 
 
 class Saved:
@@ -50,12 +85,28 @@ class Saved:
                 self.stored[described["array"]].append((file, key, described))
 
     @classmethod
-    def newest(cls, folder: str | Path) -> "Saved":
-        """Return the newest whole checkpoint of a folder; ValueError if there is none."""
-        whole = manifest.whole_ones(Path(folder))
+    def newest(cls, folder: str | Path, step: int | None = None) -> "Saved":
+        """Return a folder's newest checkpoint, or that of a step; ValueError if there is none."""
+        whole = manifest.whole_ones(manifest.place(folder))
         if not whole:
             raise ValueError(f"{folder} has no checkpoint; leave --resume out to begin one")
-        return cls(whole[max(whole)])
+        if step is not None and step not in whole:
+            there = ", ".join(map(str, whole))
+            raise ValueError(f"{folder} has no checkpoint of step {step}, but of {there}; use that")
+        path = whole[max(whole) if step is None else step]
+        with advised(path):
+            return cls(path)
+
+    def check(self) -> None:
+        """Read all files; ValueError if one is damaged, and which checkpoint before it is whole."""
+        with advised(self.path):
+            self.read_and_forget()
+
+    def read_and_forget(self) -> None:
+        """Read all files; raise Damaged if a byte is not as it was written."""
+        for name, stored in self.stored.items():
+            for file, key, described in stored:
+                self.read(file, key, manifest.slice_of(described, self.shapes[name]))
 
     def whole(self, name: str) -> np.ndarray:
         """Return a global array."""
@@ -90,7 +141,9 @@ class Saved:
             whole[positions[real]] = self.read(file, key, cut).reshape(-1)[real]
             missing[positions[real]] = False
         if missing.any():
-            raise ValueError(f"the files of {self.path} lack {missing.sum()} elements of {name}")
+            raise manifest.Damaged(
+                f"the files of {self.path} lack {missing.sum()} elements of {name}"
+            )
         return whole.reshape(shape)
 
     def read(self, file: str, key: str, cut: Slice) -> np.ndarray:
@@ -102,13 +155,13 @@ class Saved:
         path, dtype = self.path / file, self.dtypes[cut.name]
         begin, end = self.open(file)[key]
         if end - begin != len(cut) * dtype.itemsize:
-            raise ValueError(f"{path} has another {key} than its manifest says")
+            raise manifest.Damaged(f"{path} has another {key} than its manifest says")
         if file in self.contents:
             array = self.contents[file][begin:end]
         else:
             array = np.fromfile(path, np.uint8, end - begin, offset=begin)
         if checksum(array) != self.files[file]["holds"][key]["checksum"]:
-            raise ValueError(f"{path} is damaged: the checksum of {key} is wrong; {REMEDY}")
+            raise manifest.Damaged(f"{path} is damaged: the checksum of {key} is wrong")
         return array.view(dtype)
 
     def read_all(self, file: str) -> None:
@@ -133,7 +186,7 @@ class Saved:
             header = check(path, self.files[file])
             placed = json.loads(header[8:])
             if missing := sorted(set(self.files[file]["holds"]) - set(placed)):
-                raise ValueError(f"{path} lacks {missing[0]}, which its manifest names")
+                raise manifest.Damaged(f"{path} lacks {missing[0]}, which its manifest names")
             self.opened[file] = {
                 key: tuple(len(header) + end for end in entry["data_offsets"])
                 for key, entry in placed.items()
@@ -148,12 +201,12 @@ def check(path: Path, entry: dict) -> bytes:
         size = path.stat().st_size
         if size != entry["bytes"]:
             how = "truncated" if size < entry["bytes"] else "damaged"
-            raise ValueError(f"{path} is {how}: {size} bytes, not {entry['bytes']}; {REMEDY}")
+            raise manifest.Damaged(f"{path} is {how}: {size} bytes, not {entry['bytes']}")
         header = manifest.header(path)
         if checksum(header) != entry["header"]:
-            raise ValueError(f"{path} is damaged: the checksum of its header is wrong; {REMEDY}")
+            raise manifest.Damaged(f"{path} is damaged: the checksum of its header is wrong")
         return header
     except FileNotFoundError as error:
-        raise ValueError(f"{path} is missing; {REMEDY}") from error
+        raise manifest.Damaged(f"{path} is missing") from error
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error

@@ -8,23 +8,22 @@
 What several ranks hold is written by one of them, in turn.
 """
 
-import json
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import chain, count
 from pathlib import Path
-
-import numpy as np
 
 from minidist.backend import Array, as_array
 from minidist.checkpoint import manifest
+from minidist.checkpoint.checks import agree, together
 from minidist.checkpoint.checksum import checksum
 from minidist.checkpoint.parts import Part
 from minidist.comm import Group
 from minidist.nn import Slice
 
 KEPT = 2  # checkpoints
-TEMPORARY = ".tmp"
 
 
 def save(
@@ -39,40 +38,24 @@ def save(
     state  arrays by name, or this rank's parts of them. All ranks of the group call this
     about  what the manifest says in addition, JSON; that of the first rank is taken
 
-    ValueError, and nothing is overwritten, if the folder has a checkpoint of this step. ValueError
-    if the disk is full; the checkpoints before are whole.
+    ValueError, on every rank and before anything is written, if the folder has a checkpoint of this
+    step or of a later one, or if an array, a name or `about` cannot be saved (checks.py).
+    ValueError if the disk is full; the checkpoints before are whole.
     """
+    folder, about = manifest.place(folder), {} if about is None else about
     parts = state if isinstance(state, list) else whole_parts(state)
-    write_checkpoint(Path(folder), own_parts(parts, group), step, about or {}, group)
+    write_checkpoint(folder, own_parts(folder, parts, step, about, group), step, about, group)
 
 
 def write_checkpoint(
     folder: Path, own: list[Part], step: int, about: dict, group: Group | None
 ) -> None:
     """Write each rank's own parts, then the manifest; remove what is too old."""
-    manifest.safetensors()
-    target = folder / f"step-{step:08d}"
-    if group is None or group.rank == 0:
-        prepare(folder, target)
-    if group is not None:
-        group.barrier(label="folder of a checkpoint")
-    rank = 0 if group is None else group.rank
-    try:
-        entry = write_parts(manifest.safetensors(), target, rank, own)
-        entries = tell([entry], group)
-        if rank == 0:
-            written = {"format": manifest.FORMAT, "version": manifest.VERSION, "step": step}
-            written |= {"about": about} | merge(entries)
-            write(target / manifest.NAME, manifest.encode(written))
-            sync(folder)
-    except OSError as error:
-        raise ValueError(
-            f"cannot write the checkpoint {target}: {error.strerror}; those before it are whole"
-        ) from error
-    if rank == 0:
-        remove_old(folder)
-    if group is not None:
-        group.barrier(label="checkpoint")
+    library, rank = manifest.safetensors(), 0 if group is None else group.rank
+    target, is_first = folder / manifest.folder_of(step), rank == 0
+    together(group, lambda: prepare(folder, target) if is_first else None)
+    entries = together(group, lambda: write_parts(library, target, rank, own))
+    together(group, lambda: complete(target, step, about, entries) if is_first else None)
 
 
 def whole_parts(state: Mapping[str, Array]) -> list[Part]:
@@ -82,28 +65,20 @@ def whole_parts(state: Mapping[str, Array]) -> list[Part]:
     return [Part(cuts[name], array) for name, array in arrays.items()]
 
 
-def prepare(folder: Path, target: Path) -> None:
-    """Make an empty folder for a checkpoint; what a run that died has left there is removed."""
-    if (target / manifest.NAME).exists():
-        raise ValueError(f"{target} is there already; resume from it, or use another folder")
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        remove(target)
-        target.mkdir(exist_ok=True)
-        sync(folder)
-    except OSError as error:
-        raise ValueError(f"cannot write to the folder {folder}: {error.strerror}") from error
+def own_parts(
+    folder: Path, parts: list[Part], step: int, about: dict, group: Group | None
+) -> list[Part]:
+    """Return the parts that this rank is to write: each is written by one of its holders.
 
-
-def own_parts(parts: list[Part], group: Group | None) -> list[Part]:
-    """Return the parts that this rank is to write: each is written by one of its holders."""
-    keys = [json.dumps(manifest.describe(part.cut)) for part in parts]
-    holders = defaultdict(list)
-    for rank, held in enumerate(tell([keys], group)):
+    ValueError, on every rank, if something cannot be saved.
+    """
+    holders, every = defaultdict(list), agree(folder, parts, step, about, group)
+    for rank, held in enumerate(every):
         for key in dict.fromkeys(held):
             holders[key].append(rank)
     turns = {key: ranks[i % len(ranks)] for i, (key, ranks) in enumerate(holders.items())}
-    rank, mine = 0 if group is None else group.rank, dict(zip(keys, parts, strict=True))
+    rank = 0 if group is None else group.rank
+    mine = dict(zip(every[rank], parts, strict=True))
     return [
         part
         for key, part in mine.items()
@@ -111,13 +86,26 @@ def own_parts(parts: list[Part], group: Group | None) -> list[Part]:
     ]
 
 
-def tell(values: list, group: Group | None) -> list:
-    """Return the JSON values of all ranks, in rank order, on every rank."""
-    if group is None:
-        return values
-    line = json.dumps(values).encode() + b"\n"
-    every = group.all_gather(np.frombuffer(line, np.uint8).copy(), label="checkpoint")
-    return [value for line in every.tobytes().splitlines() for value in json.loads(line)]
+def prepare(folder: Path, target: Path) -> None:
+    """Make an empty folder for a checkpoint; what a run that died has left there is removed."""
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        remove(target)
+        target.mkdir(exist_ok=True)
+        sync(folder)
+    except OSError as error:
+        raise ValueError(f"cannot write to the folder {target}: {error.strerror}") from error
+
+
+@contextmanager
+def those_before_are_whole(target: Path) -> Iterator[None]:
+    """Say so where a checkpoint cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"cannot write the checkpoint {target}: {error.strerror}; those before it are whole"
+        ) from error
 
 
 def write_parts(library, target: Path, rank: int, parts: list[Part]) -> dict:
@@ -126,24 +114,29 @@ def write_parts(library, target: Path, rank: int, parts: list[Part]) -> dict:
         return {}
     path, arrays, holds, shapes = target / f"rank-{rank:03d}.safetensors", {}, {}, {}
     for part in parts:
-        name = part.cut.name
-        key = name if name not in arrays else f"{name}#{len(arrays)}"
+        key = free(part.cut.name, arrays)
         arrays[key] = part.on_host()
         holds[key] = manifest.describe(part.cut) | {"checksum": checksum(arrays[key])}
-        if arrays[key].dtype.kind not in "fiub":
-            raise ValueError(f"{name} is {arrays[key].dtype}; a checkpoint holds numbers")
-        shapes[name] = {"shape": list(part.cut.shape), "dtype": str(arrays[key].dtype)}
-    temporary = path.with_name(path.name + TEMPORARY)
-    try:
-        library.numpy.save_file(arrays, temporary)
-        found = finish(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    except library.SafetensorError as error:
-        temporary.unlink(missing_ok=True)
-        raise OSError(0, str(error)) from error
+        shape = list(map(int, part.cut.shape))
+        shapes[part.cut.name] = {"shape": shape, "dtype": arrays[key].dtype.name}
+    temporary = path.with_name(path.name + manifest.TEMPORARY)
+    with those_before_are_whole(target):
+        try:
+            library.numpy.save_file(arrays, temporary)
+            found = finish(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        except library.SafetensorError as error:
+            temporary.unlink(missing_ok=True)
+            raise OSError(0, str(error)) from error
     return {"file": path.name, "arrays": shapes, "entry": found | {"holds": holds}}
+
+
+def free(name: str, taken: Collection[str]) -> str:
+    """Return the name, or one like it that is not taken."""
+    numbered = (f"{name}#{number}" for number in count(1))
+    return next(key for key in chain([name], numbered) if key not in taken)
 
 
 def finish(temporary: Path, path: Path) -> dict:
@@ -158,9 +151,9 @@ def finish(temporary: Path, path: Path) -> dict:
 
 def write(path: Path, data: bytes) -> None:
     """Write a small file: a temporary name, fsync, rename."""
-    temporary = path.with_name(path.name + TEMPORARY)
+    temporary = path.with_name(path.name + manifest.TEMPORARY)
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -180,23 +173,28 @@ def sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def merge(entries: list[dict]) -> dict:
-    """Return what the manifest says of arrays and files, given the entries of all ranks."""
-    arrays, files = {}, {}
-    for entry in filter(None, entries):
-        for name, shape in entry["arrays"].items():
-            if arrays.setdefault(name, shape) != shape:
-                raise ValueError(f"the ranks hold parts of different arrays named {name}")
-        files[entry["file"]] = entry["entry"]
-    return {"arrays": arrays, "files": files}
+def complete(target: Path, step: int, about: dict, entries: list[dict]) -> None:
+    """Write the manifest, given the entries of all ranks; then remove what is too old."""
+    folder, entries = target.parent, [entry for entry in entries if entry]
+    written = {"format": manifest.FORMAT, "version": manifest.VERSION, "step": int(step)}
+    arrays = {name: shape for entry in entries for name, shape in entry["arrays"].items()}
+    files = {entry["file"]: entry["entry"] for entry in entries}
+    written |= {"about": about, "arrays": arrays, "files": files}
+    with those_before_are_whole(target):
+        write(target / manifest.NAME, manifest.encode(written))
+        sync(folder)
+    remove_old(folder, step)
 
 
-def remove_old(folder: Path) -> None:
-    """Keep the last checkpoints; remove older ones, and what runs that died have left."""
-    kept = list(manifest.whole_ones(folder))[-KEPT:]
+def remove_old(folder: Path, step: int) -> None:
+    """Keep the checkpoint of a step and those just before it; remove what is older than these.
+
+    What runs that died have left is removed, too. What is newer may be another run's, and stays.
+    """
+    kept = [number for number in manifest.whole_ones(folder) if number <= step][-KEPT:]
     try:
-        for step, path in manifest.folders(folder).items():
-            if step not in kept:
+        for number, path in manifest.folders(folder).items():
+            if number < step and number not in kept:
                 remove(path)
     except OSError as error:
         raise ValueError(
@@ -206,10 +204,34 @@ def remove_old(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint: first its manifest, so that it never counts without its files."""
+    """Remove a checkpoint: first its manifest, so that it never counts without its files.
+
+    Only files that have the names of ours are removed. No link is followed.
+    """
+    if path.is_symlink():
+        return
     (path / manifest.NAME).unlink(missing_ok=True)
     for file in path.iterdir():
-        if manifest.FILE.fullmatch(file.name.removesuffix(TEMPORARY)) or file.suffix == TEMPORARY:
+        if manifest.is_written(file.name) and (file.is_symlink() or file.is_file()):
             file.unlink()
     if not any(path.iterdir()):  # else somebody else has put files there
         path.rmdir()
+
+
+def set_aside(folder: str | Path, after: int) -> list[Path]:
+    """Rename the checkpoints after a step, so that a run can go on from it; return their new paths.
+
+    step-00000200 -> aside-step-00000200: it is neither loaded nor removed until it is renamed back.
+    """
+    folder, moved = manifest.place(folder), []
+    try:
+        for step, path in manifest.whole_ones(folder).items():
+            if step > after:
+                names = [other.name for other in folder.iterdir()]
+                new = path.with_name(free(f"aside-{path.name}", names))
+                with suppress(FileNotFoundError):  # under MPI every process comes here
+                    moved.append(path.rename(new))
+        sync(folder)
+    except OSError as error:
+        raise ValueError(f"cannot rename checkpoints of {folder}: {error.strerror}") from error
+    return moved

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import Mesh, checkpoint, nn, optim
-from minidist.checkpoint import Saved, parts_of, restore
+from minidist.checkpoint import Saved, manifest, parts_of, restore
 from minidist.checkpoint.manifest import describe, slice_of
 from minidist.checkpoint.parts import about
 from minidist.data_parallel.zero import Zero
@@ -325,8 +325,15 @@ def test_a_wider_model_takes_the_numbers_as_they_are(tmp_path):
 def test_a_part_that_no_file_holds_is_missed(tmp_path):
     model = nn.MLP([6, 2])
     parts = parts_of(model, adamw(model))
-    parts[0] = checkpoint.Part(parts[0].cut.within(0, 7), parts[0].values.reshape(-1)[:7])
-    checkpoint.save(tmp_path, parts, 1)
+    cut, values = parts[0].cut, parts[0].values.reshape(-1)
+    parts[0] = checkpoint.Part(cut.within(0, 7), values[:7])
+    with pytest.raises(ValueError, match=r"hold 7 of the 12 elements of layers\.0\.weight"):
+        checkpoint.save(tmp_path, parts, 1)
+    checkpoint.save(tmp_path, [*parts, checkpoint.Part(cut.within(7, 12), values[7:])], 1)
+    path = tmp_path / "step-00000001" / "manifest.json"
+    found = manifest.read(path)
+    del found["files"]["rank-000.safetensors"]["holds"]["layers.0.weight#1"]
+    path.write_bytes(manifest.encode(found))
     with pytest.raises(ValueError, match=r"step-00000001 lack 5 elements of layers\.0\.weight"):
         checkpoint.load(tmp_path)
 
