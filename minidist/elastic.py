@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from minidist.checkpoint import Keep, manifest
+from minidist.checkpoint import Keep, Saved, manifest
 from minidist.comm import run
 from minidist.errors import RankDied
 from minidist.kinds import Data
@@ -70,7 +70,10 @@ def train_elastic(
             if settings.ranks == 1:
                 raise
             settings = with_fewer(settings, settings.ranks - 1)
-            whole = manifest.whole_ones(Path(keep.folder))
-            keep = replace(keep, resume=bool(whole))
-            step = max(whole, default=0)
+            keep = replace(keep, resume=bool(manifest.whole_ones(Path(keep.folder))))
+            step = 0
+            if keep.resume:
+                saved = Saved.newest(keep.folder)
+                saved.check()
+                step = saved.step
             say(f"{death}; goes on after step {step} with {in_words(settings)}")

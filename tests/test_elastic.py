@@ -168,6 +168,52 @@ def test_a_hundred_kills(tmp_path, mesh):
         kills += survive(tmp_path / f"{seed}", mesh, seed)
 
 
+class Dies:
+    """In place of `run`: it trains on threads; each life ends at a step, and leaves something."""
+
+    def __init__(self, folder, lives):
+        self.folder, self.lives = folder, list(lives)
+
+    def __call__(self, worker, ranks, data, settings, keep):
+        stop_at, leaves = self.lives.pop(0) if self.lives else (None, None)
+        if stop_at is None:
+            return run(worker, ranks, data, settings, keep, transport="thread")
+        calm(settings, keep, stop_at)
+        leaves(self.folder)
+        raise RankDied("rank 1 died", 1, -9)
+
+
+def begun(folder):
+    """Leave what a rank leaves that dies while the checkpoint of step 9 is written."""
+    (folder / "step-00000009").mkdir()
+    for name in ("rank-000.safetensors", "rank-001.safetensors.tmp"):
+        (folder / "step-00000009" / name).write_bytes(b"half of it")
+
+
+def damaged(folder):
+    with open(folder / "step-00000006" / "rank-000.safetensors", "r+b") as file:
+        file.truncate(300)
+
+
+def test_what_a_death_leaves_of_a_newer_checkpoint_is_replaced(tmp_path, monkeypatch):
+    settings, keep, said = replace(SETTINGS, dp=2, steps=12), Keep(str(tmp_path), every=3), []
+    monkeypatch.setattr(elastic, "run", Dies(tmp_path, [(6, begun)]))
+    losses, _, last = train_elastic(TEXT, settings, keep, said.append)
+    assert len(losses) == 12 and last.ranks == 1
+    assert said == ["rank 1 died; goes on after step 6 with dp=1"]
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000009", "step-00000012"}
+
+
+def test_a_damaged_checkpoint_ends_the_run_before_it_says_that_it_goes_on(tmp_path, monkeypatch):
+    settings, keep, said = replace(SETTINGS, dp=2, steps=12), Keep(str(tmp_path), every=3), []
+    monkeypatch.setattr(elastic, "run", Dies(tmp_path, [(6, damaged)]))
+    with pytest.raises(
+        ValueError, match=r"is truncated.* step 3 is whole: go on .* --resume-from 3"
+    ):
+        train_elastic(TEXT, settings, keep, said.append)
+    assert not said
+
+
 def test_the_death_of_the_last_rank_ends_the_run(tmp_path):
     stop, before = threading.Event(), ranks_of_this_process()
     saved, keep = tmp_path / "saved", Keep(str(tmp_path / "never"), every=10**6)

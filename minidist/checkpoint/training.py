@@ -22,7 +22,7 @@ from minidist.checkpoint import manifest
 from minidist.checkpoint.background import Background
 from minidist.checkpoint.grow import Grown, changes
 from minidist.checkpoint.parts import Holder, about, parts_of, restore
-from minidist.checkpoint.reading import Saved
+from minidist.checkpoint.reading import Saved, advised
 from minidist.checkpoint.writing import whole_parts
 from minidist.comm import Group
 from minidist.optim import Optimizer
@@ -39,8 +39,13 @@ class Keep:
     every: int = 100
     resume: bool = False
 
-    def newest(self, told: dict) -> Saved | None:
+    def __post_init__(self):
+        manifest.place(self.folder)
+
+    def newest(self, told: dict, step: int | None = None) -> Saved | None:
         """Return what the run goes on from, None if it begins.
+
+        step  of another checkpoint than the newest
 
         ValueError if the folder has a checkpoint and the run does not go on from it, or if it is of
         a run that was told something else.
@@ -53,7 +58,7 @@ class Keep:
             )
         if not self.resume:
             return None
-        saved = Saved.newest(self.folder)
+        saved = Saved.newest(self.folder, step)
         check_told(saved, told)
         return saved
 
@@ -112,8 +117,9 @@ class Training:
         if saved is not None:
             grows = changes(saved.about["told"], told)
             self.began, self.first = place(saved, grows)
-            restore(Grown(saved, told, fresh()) if grows else saved, holder, optimizer)
-            self.losses = saved.whole(LOSSES).tolist()[: self.first]
+            with advised(saved.path):
+                restore(Grown(saved, told, fresh()) if grows else saved, holder, optimizer)
+                self.losses = saved.whole(LOSSES).tolist()[: self.first]
             group.barrier(label="resumed")  # before anybody saves, and removes what others read
 
     def before_update(self) -> None:

@@ -34,6 +34,7 @@ REMEDIES = {  # option: (its value if it is not given, why it does not go with s
     "reconstruction": (0.0, "two translators are trained by ranks that sum their gradients"),
     "elastic": (False, "the weights of a server that dies are gone"),
     "resume": (False, "resume without servers, which read the same checkpoints"),
+    "resume_from": (None, "resume without servers, which read the same checkpoints"),
     "every": (None, "a checkpoint is made at the end, when the weights are together again"),
 }
 

@@ -5,7 +5,7 @@ import time
 
 from minidist import nn
 from minidist.backend import check_device, float_dtype
-from minidist.checkpoint import Keep, Saved
+from minidist.checkpoint import Keep, Saved, set_aside
 from minidist.checkpoint.grow import changes
 from minidist.checkpoint.training import place
 from minidist.cli.arguments import check_several
@@ -51,14 +51,14 @@ def run(given: argparse.Namespace) -> int:
     float_dtype(settings.precision)  # likewise
     if settings.precision == "bfloat16" and given.device != "cpu":
         raise ValueError("bfloat16 is NumPy's and ml_dtypes', not CuPy's; use --precision float16")
+    keep = _keep(given)
     data = _data(given, settings)
     windows(data, settings)  # likewise
     if plan is not None:
         workers_among(settings.ranks, settings, plan)  # likewise
-    keep = _keep(given)
-    first = _first_step(keep, told(data, settings), settings.steps)
     if given.transport == "nccl":
         nccl.check_ranks(settings.ranks, given.device)
+    first = _first_step(keep, given.resume_from, told(data, settings), settings.steps)
     model = model_of(data, settings)
     state, settings = _train(given, settings, data, model, keep, first, plan)
     model.load_state(state)
@@ -91,15 +91,21 @@ def _data(given, settings: Settings) -> Data:
     if given.data != "text":
         return digit_images() if given.data == "digits" else numbers(**of_numbers)
     corpus = text(given.text, settings.context)
-    if given.resume and given.checkpoint is not None:  # the model has its characters
-        before = Saved.newest(given.checkpoint).about.get("told", {}).get("data", {})
+    if _resumes(given):  # the model has its characters
+        saved = Saved.newest(given.checkpoint, given.resume_from)
+        before = saved.about.get("told", {}).get("data", {})
         corpus = corpus.including(before.get("characters", ""))
     return corpus
 
 
+def _resumes(given) -> bool:
+    return given.resume or given.resume_from is not None
+
+
 def _keep(given) -> Keep | None:
-    if given.checkpoint is None and given.resume:
-        raise ValueError("--resume needs --checkpoint FOLDER, where the checkpoints are")
+    if given.checkpoint is None and _resumes(given):
+        option = "--resume" if given.resume else "--resume-from"
+        raise ValueError(f"{option} needs --checkpoint FOLDER, where the checkpoints are")
     if given.every is not None and given.checkpoint is None:
         raise ValueError("--every needs --checkpoint FOLDER, where the checkpoints will be")
     if given.elastic and given.checkpoint is None:
@@ -113,18 +119,25 @@ def _keep(given) -> Keep | None:
         raise ValueError(f"--elastic needs --transport process, not {given.transport}")
     if given.checkpoint is None:
         return None
-    return Keep(given.checkpoint, given.every or Keep.every, given.resume)
+    return Keep(given.checkpoint, given.every or Keep.every, _resumes(given))
 
 
-def _first_step(keep: Keep | None, run: dict, steps: int) -> int:
-    """Return the step that the run begins with; print what it goes on from."""
-    saved = keep and keep.newest(run)
+def _first_step(keep: Keep | None, resume_from: int | None, run: dict, steps: int) -> int:
+    """Return the step that the run begins with; print what it goes on from, once it has been read.
+
+    resume_from  a step: the checkpoints after it get other names, so that it is the newest
+    """
+    saved = keep and keep.newest(run, resume_from)
     if not saved:
         return 0
     grows = changes(saved.about["told"], run)
     first = place(saved, grows)[1]
+    saved.check()
+    aside = [] if resume_from is None else set_aside(keep.folder, resume_from)
+    renamed = [f"a newer one is now {path}" for path in aside]
     over = [] if first < steps else [f"no update is left of --steps {steps}"]
-    print("; ".join([f"goes on after step {saved.step}, from {saved.path}", *grows, *over]))
+    begin = f"goes on after step {saved.step}, from {saved.path}"
+    print("; ".join([begin, *renamed, *grows, *over]))
     return first
 
 

@@ -136,6 +136,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="go on from the newest checkpoint, on this mesh or another",
     )
     parser.add_argument(
+        "--resume-from",
+        type=from_zero,
+        metavar="STEP",
+        help="go on from the checkpoint of this step; newer ones are renamed, not removed",
+    )
+    parser.add_argument(
         "--elastic",
         action="store_true",
         help="when a rank dies, go on from the last checkpoint with the ranks that are left",

@@ -164,11 +164,76 @@ def test_the_command_saves_and_goes_on(tmp_path, capsys):
     assert re.search("loss .* -> .*", again)[0] == re.search("loss .* -> .*", out)[0]
 
 
+def test_a_run_goes_on_before_a_damaged_checkpoint_and_keeps_that_under_another_name(
+    tmp_path, capsys
+):
+    (tmp_path / "text").write_text("the cat sat on the mat. " * 40)
+    kept = tmp_path / "kept"
+    more = ["--text", tmp_path / "text", "--checkpoint", kept, "--every", 2, "--steps"]
+    want = command(capsys, *more, 6).out
+    loss, bits = re.search("loss .* -> .*", want)[0], checkpoint.load(kept)[0]
+    damage(kept / "step-00000006" / "rank-000.safetensors")
+    said = command(capsys, *more, 8, "--resume", status=2)
+    assert not said.out and said.err.count("\n") == 1
+    assert (
+        "checksum" in said.err and "step 4 is whole: go on from it with --resume-from 4" in said.err
+    )
+    said = command(capsys, *more, 6, "--resume-from", 4).out
+    aside = kept / "aside-step-00000006"
+    assert f"goes on after step 4, from {kept}/step-00000004; a newer one is now {aside}\n" in said
+    assert re.search("loss .* -> .*", said)[0] == loss
+    assert_same_bits(checkpoint.load(kept)[0], bits)
+    assert {path.name for path in kept.iterdir()} == {aside.name, "step-00000004", "step-00000006"}
+    assert (aside / "manifest.json").exists()
+    again = command(capsys, *more, 7, "--resume").out
+    assert "goes on after step 6" in again and "certificate: ok" in again
+
+
+def damage(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_run_goes_on_from_an_older_checkpoint_though_the_newest_is_whole(tmp_path, capsys):
+    kept = tmp_path / "kept"
+    more = ["--checkpoint", kept, "--every", 1, "--steps", 3]
+    command(capsys, *more)
+    (kept / "step-00000009").mkdir()  # a run died there, before there was a manifest
+    out = command(capsys, *more, "--resume", "--resume-from", 3).out
+    assert "is now" not in out and "no update is left" in out
+    out = command(capsys, *more, "--resume-from", 2).out
+    assert "goes on after step 2" in out and "1 step in" in out
+    assert {path.name for path in kept.iterdir()} == {
+        "step-00000002",
+        "aside-step-00000003",
+        "step-00000003",
+        "step-00000009",
+    }
+
+
+def test_ranks_that_find_damage_say_what_is_whole(tmp_path, cluster):
+    keep = Keep(str(tmp_path), every=2)
+    cluster(1, "thread").run(train, TEXT, replace(SMALL, steps=4), keep)
+    damage(tmp_path / "step-00000004" / "rank-000.safetensors")
+    with pytest.raises(RankFailed, match="the checkpoint of step 2 is whole: go on from it with"):
+        cluster(1, "thread").run(train, TEXT, SMALL, replace(keep, resume=True))
+
+
 @pytest.mark.parametrize(
     "more, message",
     [
         (["--resume"], "--resume needs --checkpoint FOLDER"),
         (["--every", "5"], "--every needs --checkpoint FOLDER"),
+        (["--resume-from", "3"], "--resume-from needs --checkpoint FOLDER"),
+        (
+            ["--resume-from", "3", "--checkpoint", "kept"],
+            "kept has no checkpoint of step 3, but of",
+        ),
+        (["--resume-from", "1", "--checkpoint", "kept"], "is not from `minidist train`"),
+        (["--checkpoint", ""], "'' is no folder; the one where you are is '.'"),
+        (["--resume", "--checkpoint", ""], "'' is no folder; the one where you are is '.'"),
+        (["--checkpoint", "", "--servers", "1"], "'' is no folder; the one where you are is '.'"),
         (["--resume", "--checkpoint", "nowhere"], "nowhere has no checkpoint; leave --resume out"),
         (["--checkpoint", "kept"], "kept has a checkpoint of step 1; go on from it with --resume"),
         (["--checkpoint", "file"], "cannot read the folder file: Not a directory"),
