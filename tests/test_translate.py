@@ -393,6 +393,8 @@ def test_a_folder_without_a_translator_is_one_line(capsys, tmp_path, cluster):
     command = ["translate", "one", "--checkpoint", str(tmp_path)]
     remedy = "make one with `minidist train --data numbers --checkpoint FOLDER`"
     assert refused(capsys, *command) == f"{tmp_path} has no checkpoint; {remedy}"
+    nowhere = "'' is no folder; the one where you are is '.'"
+    assert refused(capsys, *command[:-1], "") == nowhere
     text = Text(np.arange(80) % 5, "abcde", "five characters")
     settings = replace(SMALL, steps=1, context=8)
     cluster(1, "thread").run(train, text, settings, Keep(str(tmp_path)))

@@ -78,7 +78,10 @@ def folders(folder: Path) -> dict[int, Path]:
 
 def whole_ones(folder: Path) -> dict[int, Path]:
     """Return the folders that have a manifest, by step, oldest first: only those count."""
-    return {step: path for step, path in folders(folder).items() if (path / NAME).exists()}
+    try:
+        return {step: path for step, path in folders(folder).items() if (path / NAME).is_file()}
+    except OSError as error:
+        raise ValueError(f"cannot read the folder {folder}: {error.strerror}") from error
 
 
 def describe(cut: Slice) -> dict:

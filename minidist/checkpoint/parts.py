@@ -91,7 +91,12 @@ def restore(saved: "Saved", model: Holder, optimizer: Optimizer) -> None:
     ValueError if the checkpoint lacks an array or has it in another shape, in a dtype that the
     parameter cannot hold, or the state of another kind of optimizer.
     """
-    of = saved.about["optimizer"]
+    of = saved.about.get("optimizer")
+    if of is None:
+        raise ValueError(
+            f"{saved.path} says nothing of an optimizer; take its weights with checkpoint.load, or "
+            "save it with about={'optimizer': parts.about(optimizer)}"
+        )
     if of["kind"] != optimizer.kind:
         raise ValueError(
             f"{saved.path} has the state of {of['kind']}, not of {optimizer.kind}; go on with "

@@ -8,10 +8,11 @@
 What several ranks hold is written by one of them, in turn.
 """
 
+import fcntl
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
 
@@ -53,9 +54,10 @@ def write_checkpoint(
     """Write each rank's own parts, then the manifest; remove what is too old."""
     library, rank = manifest.safetensors(), 0 if group is None else group.rank
     target, is_first = folder / manifest.folder_of(step), rank == 0
-    together(group, lambda: prepare(folder, target) if is_first else None)
-    entries = together(group, lambda: write_parts(library, target, rank, own))
-    together(group, lambda: complete(target, step, about, entries) if is_first else None)
+    with ExitStack() as stack:
+        together(group, lambda: prepare(folder, target, stack) if is_first else None)
+        entries = together(group, lambda: write_parts(library, target, rank, own))
+        together(group, lambda: complete(target, step, about, entries) if is_first else None)
 
 
 def whole_parts(state: Mapping[str, Array]) -> list[Part]:
@@ -86,15 +88,38 @@ def own_parts(
     ]
 
 
-def prepare(folder: Path, target: Path) -> None:
+def prepare(folder: Path, target: Path, stack: ExitStack) -> None:
     """Make an empty folder for a checkpoint; what a run that died has left there is removed."""
     try:
-        target.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(alone_in(folder))
+        target.mkdir(exist_ok=True)
         remove(target)
         target.mkdir(exist_ok=True)
         sync(folder)
     except OSError as error:
         raise ValueError(f"cannot write to the folder {target}: {error.strerror}") from error
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Let no other run of this machine save in a folder; ValueError if one does at this moment."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise ValueError(
+            f"another run is saving in {folder}; give each a folder of its own"
+        ) from error
+    except OSError:  # a file system without locks, such as some network's
+        pass
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also where a fork has the descriptor, too
+        os.close(descriptor)
 
 
 @contextmanager
@@ -210,8 +235,7 @@ def remove(path: Path) -> None:
     """
     if path.is_symlink():
         return
-    (path / manifest.NAME).unlink(missing_ok=True)
-    for file in path.iterdir():
+    for file in [path / manifest.NAME, *path.iterdir()]:
         if manifest.is_written(file.name) and (file.is_symlink() or file.is_file()):
             file.unlink()
     if not any(path.iterdir()):  # else somebody else has put files there
@@ -231,7 +255,8 @@ def set_aside(folder: str | Path, after: int) -> list[Path]:
                 new = path.with_name(free(f"aside-{path.name}", names))
                 with suppress(FileNotFoundError):  # under MPI every process comes here
                     moved.append(path.rename(new))
-        sync(folder)
+        if moved:
+            sync(folder)
     except OSError as error:
         raise ValueError(f"cannot rename checkpoints of {folder}: {error.strerror}") from error
     return moved

@@ -428,6 +428,39 @@ def test_a_save_never_removes_what_it_has_written(two, monkeypatch):
     assert [int(path.name[5:]) for path in sorted(two.iterdir())] == [7, 10, 20, 30]
 
 
+def test_two_runs_do_not_save_in_one_folder_at_the_same_time(two, monkeypatch):
+    def meanwhile(*given):
+        monkeypatch.undo()
+        for step in (10, 11):
+            with pytest.raises(
+                ValueError, match=r"another run is saving in .*; give each a folder"
+            ):
+                checkpoint.save(two, state(step), step)
+        complete(*given)
+
+    complete = writing.complete
+    monkeypatch.setattr(writing, "complete", meanwhile)
+    checkpoint.save(two, state(10), 10)
+    assert_same_bits(checkpoint.load(two)[0], state(10))
+    checkpoint.save(two, state(11), 11)
+
+
+def test_a_file_system_without_locks_is_written_to(two, monkeypatch):
+    monkeypatch.setattr("fcntl.flock", mock.Mock(side_effect=OSError(errno.EBADF, "no locks")))
+    checkpoint.save(two, state(8), 8)
+    assert checkpoint.load(two)[1] == 8
+
+
+def test_what_is_no_file_is_no_manifest_and_stays(two):
+    (two / "step-00000001" / MANIFEST).mkdir(parents=True)
+    (two / "step-00000008" / MANIFEST).mkdir(parents=True)
+    assert checkpoint.load(two)[1] == 7
+    with pytest.raises(ValueError, match=r"step-00000008: .* those before it are whole"):
+        checkpoint.save(two, state(8), 8)
+    checkpoint.save(two, state(9), 9)
+    assert (two / "step-00000001" / MANIFEST).is_dir() and checkpoint.load(two)[1] == 9
+
+
 def test_the_begun_checkpoint_of_a_later_step_stays(two):
     begun = two / "step-00000009" / "rank-000.safetensors.tmp"
     begun.parent.mkdir()

@@ -315,6 +315,13 @@ def test_a_checkpoint_of_another_model_or_optimizer_is_refused(
         restore(Saved.newest(tmp_path), model, optimizer)
 
 
+def test_a_checkpoint_that_says_nothing_of_an_optimizer_is_refused(tmp_path):
+    model = nn.MLP([6, 2])
+    checkpoint.save(tmp_path, model.state(), 1)
+    with pytest.raises(ValueError, match="says nothing of an optimizer; take its weights with"):
+        restore(Saved.newest(tmp_path), model, adamw(model))
+
+
 def test_a_wider_model_takes_the_numbers_as_they_are(tmp_path):
     want = saved_model(tmp_path).state()
     model = nn.Transformer(11, 6, 3, 1, 5, 1, "float64")
