@@ -102,7 +102,8 @@ def described(part: Part) -> tuple[str, list[int], str, int]:
         raise ValueError(f"{name} is masked, and a file has no masks; use .filled() or .data")
     dtype = np.dtype(values.dtype).name
     if dtype not in DTYPES:
-        raise ValueError(f"{name} is {values.dtype}; a checkpoint holds numbers of 64 bits at most")
+        kinds = "bool, whole ones, and floats of 16 to 64 bits"
+        raise ValueError(f"{name} is {values.dtype}; a checkpoint holds numbers: {kinds}")
     if values.size != len(part.cut):
         raise ValueError(f"a part of {name} has {values.size} elements for {len(part.cut)} places")
     shape = list(map(int, part.cut.shape))

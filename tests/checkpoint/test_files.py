@@ -375,7 +375,7 @@ EMPTY = nn.Slice("a", (4,), None, 0, 4)
         ({"state": {"z": np.ones(3) * 1j}}, "z is complex128; a checkpoint holds numbers"),
         (
             {"state": {"g": np.ones(3, "g")}},
-            "g is .*; a checkpoint holds numbers of 64 bits at most",
+            "g is .*; a checkpoint holds numbers: bool",
         ),
         (
             {"state": {"m": np.ma.array([1.0, 2], mask=[0, 1])}},
@@ -570,6 +570,20 @@ def test_nothing_is_removed_through_a_link(two, victim):
         assert files_in(victim) == before
         assert_same_bits(checkpoint.load(two)[0], state(step))
     assert (two / "step-00000001").is_symlink() and (two / "step-00000002").is_symlink()
+
+
+def test_a_link_that_appears_while_a_checkpoint_is_written_is_not_followed(
+    two, victim, monkeypatch
+):
+    def late(*given):
+        (two / "step-00000009" / f"{MANIFEST}.tmp").symlink_to(victim / MANIFEST)
+        complete(*given)
+
+    before, complete = files_in(victim), writing.complete
+    monkeypatch.setattr(writing, "complete", late)
+    with pytest.raises(ValueError, match="File exists; those before it are whole"):
+        checkpoint.save(two, state(9), 9)
+    assert files_in(victim) == before and checkpoint.load(two)[1] == 7
 
 
 def test_files_that_others_call_temporary_stay(two):
