@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from minidist.checkpoint import Keep, Saved, manifest
+from minidist.checkpoint import Keep, Saved, manifest, set_aside
 from minidist.comm import run
 from minidist.errors import RankDied
 from minidist.kinds import Data
@@ -62,6 +62,10 @@ def train_elastic(
 
     RankDied is raised if the last rank dies.
     """
+    if keep.step is not None:  # the next life goes on from what this one saves
+        Saved.newest(keep.folder, keep.step).check()
+        set_aside(keep.folder, keep.step)
+        keep = replace(keep, step=None)
     while True:
         try:
             losses, state = run(train, settings.ranks, data, settings, keep, **where)[0]

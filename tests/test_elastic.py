@@ -204,6 +204,16 @@ def test_what_a_death_leaves_of_a_newer_checkpoint_is_replaced(tmp_path, monkeyp
     assert {path.name for path in tmp_path.iterdir()} == {"step-00000009", "step-00000012"}
 
 
+def test_only_the_first_life_goes_on_from_the_step_that_is_asked_for(tmp_path, monkeypatch):
+    settings, keep, said = replace(SETTINGS, dp=2, steps=15), Keep(str(tmp_path), every=3), []
+    calm(settings, keep, stop_at=9)
+    monkeypatch.setattr(elastic, "run", Dies(tmp_path, [(12, lambda folder: None)]))
+    train_elastic(TEXT, settings, replace(keep, resume=True, step=6), said.append)
+    assert said == ["rank 1 died; goes on after step 12 with dp=1"]
+    kept = {"aside-step-00000009", "step-00000012", "step-00000015"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
+
+
 def test_a_damaged_checkpoint_ends_the_run_before_it_says_that_it_goes_on(tmp_path, monkeypatch):
     settings, keep, said = replace(SETTINGS, dp=2, steps=12), Keep(str(tmp_path), every=3), []
     monkeypatch.setattr(elastic, "run", Dies(tmp_path, [(6, damaged)]))

@@ -23,7 +23,7 @@ from minidist.checkpoint.background import Background
 from minidist.checkpoint.grow import Grown, changes
 from minidist.checkpoint.parts import Holder, about, parts_of, restore
 from minidist.checkpoint.reading import Saved, advised
-from minidist.checkpoint.writing import whole_parts
+from minidist.checkpoint.writing import set_aside, whole_parts
 from minidist.comm import Group
 from minidist.optim import Optimizer
 
@@ -33,19 +33,23 @@ MAY_CHANGE = {"steps", "lr", "depth"}  # depth may grow
 
 @dataclass(frozen=True)
 class Keep:
-    """Where a run saves, after how many steps, and whether it goes on from what is there."""
+    """Where a run saves, after how many steps, and whether it goes on from what is there.
+
+    step  of another checkpoint than the newest, to go on from: newer ones are set aside
+    """
 
     folder: str
     every: int = 100
     resume: bool = False
+    step: int | None = None
 
     def __post_init__(self):
         manifest.place(self.folder)
+        if self.step is not None and not self.resume:
+            raise ValueError(f"a run goes on from step {self.step} only with resume=True")
 
-    def newest(self, told: dict, step: int | None = None) -> Saved | None:
+    def saved(self, told: dict) -> Saved | None:
         """Return what the run goes on from, None if it begins.
-
-        step  of another checkpoint than the newest
 
         ValueError if the folder has a checkpoint and the run does not go on from it, or if it is of
         a run that was told something else.
@@ -58,7 +62,7 @@ class Keep:
             )
         if not self.resume:
             return None
-        saved = Saved.newest(self.folder, step)
+        saved = Saved.newest(self.folder, self.step)
         check_told(saved, told)
         return saved
 
@@ -113,7 +117,7 @@ class Training:
         self.holder, self.optimizer = holder, optimizer
         self.background = None if keep is None else Background(group)
         self.began, self.first, self.losses = 0, 0, []
-        saved = None if keep is None else keep.newest(told)
+        saved = None if keep is None else keep.saved(told)
         if saved is not None:
             grows = changes(saved.about["told"], told)
             self.began, self.first = place(saved, grows)
@@ -121,6 +125,8 @@ class Training:
                 restore(Grown(saved, told, fresh()) if grows else saved, holder, optimizer)
                 self.losses = saved.whole(LOSSES).tolist()[: self.first]
             group.barrier(label="resumed")  # before anybody saves, and removes what others read
+            if keep.step is not None and group.rank == 0:  # it saves first, too
+                set_aside(keep.folder, keep.step)
 
     def before_update(self) -> None:
         """Wait until what is being saved may change."""

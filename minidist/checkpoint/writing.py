@@ -253,8 +253,7 @@ def set_aside(folder: str | Path, after: int) -> list[Path]:
             if step > after:
                 names = [other.name for other in folder.iterdir()]
                 new = path.with_name(free(f"aside-{path.name}", names))
-                with suppress(FileNotFoundError):  # under MPI every process comes here
-                    moved.append(path.rename(new))
+                moved.append(path.rename(new))
         if moved:
             sync(folder)
     except OSError as error:

@@ -5,7 +5,7 @@ import time
 
 from minidist import nn
 from minidist.backend import check_device, float_dtype
-from minidist.checkpoint import Keep, Saved, set_aside
+from minidist.checkpoint import Keep, Saved, manifest
 from minidist.checkpoint.grow import changes
 from minidist.checkpoint.training import place
 from minidist.cli.arguments import check_several
@@ -58,7 +58,7 @@ def run(given: argparse.Namespace) -> int:
         workers_among(settings.ranks, settings, plan)  # likewise
     if given.transport == "nccl":
         nccl.check_ranks(settings.ranks, given.device)
-    first = _first_step(keep, given.resume_from, told(data, settings), settings.steps)
+    first = _first_step(keep, told(data, settings), settings.steps)
     model = model_of(data, settings)
     state, settings = _train(given, settings, data, model, keep, first, plan)
     model.load_state(state)
@@ -119,25 +119,22 @@ def _keep(given) -> Keep | None:
         raise ValueError(f"--elastic needs --transport process, not {given.transport}")
     if given.checkpoint is None:
         return None
-    return Keep(given.checkpoint, given.every or Keep.every, _resumes(given))
+    return Keep(given.checkpoint, given.every or Keep.every, _resumes(given), given.resume_from)
 
 
-def _first_step(keep: Keep | None, resume_from: int | None, run: dict, steps: int) -> int:
-    """Return the step that the run begins with; print what it goes on from, once it has been read.
-
-    resume_from  a step: the checkpoints after it get other names, so that it is the newest
-    """
-    saved = keep and keep.newest(run, resume_from)
+def _first_step(keep: Keep | None, run: dict, steps: int) -> int:
+    """Return the step that the run begins with; print what it goes on from, once it is read."""
+    saved = keep and keep.saved(run)
     if not saved:
         return 0
     grows = changes(saved.about["told"], run)
     first = place(saved, grows)[1]
     saved.check()
-    aside = [] if resume_from is None else set_aside(keep.folder, resume_from)
-    renamed = [f"a newer one is now {path}" for path in aside]
     over = [] if first < steps else [f"no update is left of --steps {steps}"]
+    newer = [str(n) for n in manifest.whole_ones(saved.path.parent) if n > saved.step]
+    aside = [f"newer ones ({', '.join(newer)}) are renamed to aside-*"] if newer else []
     begin = f"goes on after step {saved.step}, from {saved.path}"
-    print("; ".join([begin, *renamed, *grows, *over]))
+    print("; ".join([begin, *aside, *grows, *over]))
     return first
 
 

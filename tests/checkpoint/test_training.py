@@ -131,13 +131,13 @@ def test_a_run_on_text_does_not_go_on_with_digits(tmp_path, cluster):
     cluster(1, "thread").run(train, TEXT, Settings(steps=1, width=4, batch=5), Keep(str(tmp_path)))
     run = told(digit_images(), Settings(width=4, batch=5))
     with pytest.raises(ValueError, match="of a run on five characters, not on handwritten digits"):
-        Keep(str(tmp_path), resume=True).newest(run)
+        Keep(str(tmp_path), resume=True).saved(run)
 
 
 def test_a_checkpoint_of_something_else_is_no_run(tmp_path):
     checkpoint.save(tmp_path, {"a": np.ones(3)}, 1)
     with pytest.raises(ValueError, match=r"is not from `minidist train`; use checkpoint.load"):
-        Keep(str(tmp_path), resume=True).newest({})
+        Keep(str(tmp_path), resume=True).saved({})
 
 
 TINY = "train --transport thread --ranks 2 --batch 8 --context 8 --width 8 --heads 2 --depth 1"
@@ -180,7 +180,7 @@ def test_a_run_goes_on_before_a_damaged_checkpoint_and_keeps_that_under_another_
     )
     said = command(capsys, *more, 6, "--resume-from", 4).out
     aside = kept / "aside-step-00000006"
-    assert f"goes on after step 4, from {kept}/step-00000004; a newer one is now {aside}\n" in said
+    assert f"step 4, from {kept}/step-00000004; newer ones (6) are renamed to aside-*\n" in said
     assert re.search("loss .* -> .*", said)[0] == loss
     assert_same_bits(checkpoint.load(kept)[0], bits)
     assert {path.name for path in kept.iterdir()} == {aside.name, "step-00000004", "step-00000006"}
@@ -201,7 +201,7 @@ def test_a_run_goes_on_from_an_older_checkpoint_though_the_newest_is_whole(tmp_p
     command(capsys, *more)
     (kept / "step-00000009").mkdir()  # a run died there, before there was a manifest
     out = command(capsys, *more, "--resume", "--resume-from", 3).out
-    assert "is now" not in out and "no update is left" in out
+    assert "aside" not in out and "no update is left" in out
     out = command(capsys, *more, "--resume-from", 2).out
     assert "goes on after step 2" in out and "1 step in" in out
     assert {path.name for path in kept.iterdir()} == {
@@ -210,6 +210,24 @@ def test_a_run_goes_on_from_an_older_checkpoint_though_the_newest_is_whole(tmp_p
         "step-00000003",
         "step-00000009",
     }
+
+
+def test_newer_checkpoints_keep_their_names_until_all_ranks_have_read_the_older_one(
+    tmp_path, cluster
+):
+    keep, two = Keep(str(tmp_path), every=2), replace(SMALL, dp=2)
+    want = cluster(2, "thread").run(train, TEXT, two, keep)[0]
+    with pytest.raises(ValueError, match="a run goes on from step 4 only with resume=True"):
+        replace(keep, step=4)
+    back = replace(keep, resume=True, step=4)
+    with pytest.raises(RankFailed, match="is of a run with width = 12, not 16"):
+        cluster(2, "thread").run(train, TEXT, replace(two, width=16), back)
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000004", "step-00000005"}
+    losses, state = cluster(2, "thread").run(train, TEXT, two, back)[0]
+    assert losses == want[0]
+    assert_same_bits(state, want[1])
+    kept = {"aside-step-00000005", "step-00000004", "step-00000005"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
 
 
 def test_ranks_that_find_damage_say_what_is_whole(tmp_path, cluster):
