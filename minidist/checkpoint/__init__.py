@@ -15,8 +15,10 @@ earlier rank holds, and a manifest, which is written last:
                                             array each file holds; a checksum for each file
 
     checks.py    what may be saved: asked on all ranks before the first byte is written
-    writing.py   temporary names, fsync, rename; the manifest last; the last two are kept
-    reading.py   the newest checkpoint that has a manifest; each file is checked before it is used
+    writing.py   temporary names, fsync, rename; the manifest last; the last two are kept; setting
+                 newer ones aside, to go on from an older one
+    reading.py   the newest checkpoint that has a manifest; each file is checked before it is used;
+                 where one is damaged, which one before it is whole
     checksum.py  of every byte that a file holds
     parts.py     what a rank holds of a model and its optimizer: slices of global arrays
     background.py   in a second thread, while training goes on

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, count
+from operator import index
 from pathlib import Path
 
 from minidist.backend import Array, as_array
@@ -52,7 +53,7 @@ def write_checkpoint(
     folder: Path, own: list[Part], step: int, about: dict, group: Group | None
 ) -> None:
     """Write each rank's own parts, then the manifest; remove what is too old."""
-    library, rank = manifest.safetensors(), 0 if group is None else group.rank
+    library, rank, step = manifest.safetensors(), 0 if group is None else group.rank, index(step)
     target, is_first = folder / manifest.folder_of(step), rank == 0
     with ExitStack() as stack:
         together(group, lambda: prepare(folder, target, stack) if is_first else None)
@@ -201,7 +202,7 @@ def sync(folder: Path) -> None:
 def complete(target: Path, step: int, about: dict, entries: list[dict]) -> None:
     """Write the manifest, given the entries of all ranks; then remove what is too old."""
     folder, entries = target.parent, [entry for entry in entries if entry]
-    written = {"format": manifest.FORMAT, "version": manifest.VERSION, "step": int(step)}
+    written = {"format": manifest.FORMAT, "version": manifest.VERSION, "step": step}
     arrays = {name: shape for entry in entries for name, shape in entry["arrays"].items()}
     files = {entry["file"]: entry["entry"] for entry in entries}
     written |= {"about": about, "arrays": arrays, "files": files}

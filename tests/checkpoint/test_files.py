@@ -300,7 +300,7 @@ ORDERS = {
     "read-only": lambda a: np.broadcast_to(a, a.shape),
     "masked": np.ma.array,
 }
-KINDS = {"int": int, "bool": bool, "float": float, "str": str} | {
+KINDS = {"int": int, "bool": bool, "float": float, "str": str, "array": np.array} | {
     name: getattr(np, name) for name in ("int8", "uint8", "int32", "int64", "uint64", "float64")
 }
 
