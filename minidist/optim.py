@@ -224,11 +224,22 @@ class Optimizer:
 
 
 def sum_of_squares(x: Array, out: Array | None = None) -> Array:
-    """Return the sum of the squares of a vector in float64; on the host, pieces are added up."""
+    """Return the sum of the squares of a vector in float64; on the host, pieces are added up.
+
+    A piece adds up in its own dtype, which is fast, or in float64 if its sum is too large for that.
+    """
     if on_gpu(x):
         return rules.sum_of_squares(widen(x), out=out)
-    pieces = [widen(x[start : start + PIECE]) for start in range(0, len(x), PIECE)]
-    return sum(((piece @ piece).astype(np.float64) for piece in pieces), start=0.0)
+    total = np.float64(0)
+    with np.errstate(over="ignore"):
+        for start in range(0, len(x), PIECE):
+            piece = widen(x[start : start + PIECE])
+            square = piece @ piece
+            if square == math.inf:
+                piece = piece.astype(np.float64)
+                square = piece @ piece
+            total += square
+    return total
 
 
 class SGD(Optimizer):

@@ -90,6 +90,24 @@ def test_what_a_dtype_loses_of_gradients(scale):
     assert underflow(gradients, "float32", scale) == 0
 
 
+def test_a_bfloat16_gradient_whose_squares_are_beyond_float32_is_clipped(cluster):
+    pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes: pip install ml_dtypes")
+
+    def worker(group):
+        model = nn.MLP([1, 1]).astype("bfloat16")
+        model.load_state({name: 0 * p for name, p in model.state().items()})
+        optimizer = MixedPrecision(optim.SGD(model.parameters(), 1), group, LossScale(1.0, None))
+        for p, g in zip(model.parameters(), (3e20, 4e20), strict=True):
+            p.grad = np.full(p.shape, g, p.dtype)
+        norm = optimizer.clip_global_norm(1)
+        optimizer.step()
+        return norm, [float(p.data.item()) for p in model.parameters()]
+
+    ((norm, moved),) = cluster(1, "thread").run(worker)
+    assert norm == pytest.approx(5e20, rel=1e-2)
+    assert moved == pytest.approx([-0.6, -0.8], rel=1e-2)
+
+
 # Who skips a step.
 
 

@@ -52,12 +52,13 @@ def changes(before: Mapping, told: Mapping) -> list[str]:
 class Grown:
     """A checkpoint as a larger model sees it: it has all arrays, in the larger shapes.
 
-    fresh  the larger model's weights as they are drawn, by name
+    fresh   the larger model's weights as they are drawn, by name
+    shapes  of the arrays of the checkpoint, by name
     """
 
     def __init__(self, saved: Saved, told: Mapping, fresh: Mapping[str, np.ndarray]):
         self.saved, self.fresh, self.seed = saved, fresh, told["settings"]["seed"]
-        self.path, self.about = saved.path, saved.about
+        self.path, self.about, self.shapes = saved.path, saved.about, saved.shapes
         was, now = (each["data"].get("characters", "") for each in (saved.about["told"], told))
         self.characters = now
         self.old = np.array([now.index(c) for c in was], np.int64)  # where the old rows go

@@ -8,6 +8,7 @@ checkpoint is a set of (slice, values), and loading it on another mesh is to sli
     optimizer.0/embedding.token.weight    the first array of its optimizer's state, as long as it
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
@@ -80,7 +81,6 @@ def about(optimizer: Optimizer) -> dict:
     return {
         "kind": optimizer.kind,
         "steps": optimizer.steps,
-        "arrays": len(optimizer.state[0]) if optimizer.state else 0,
         "loss_scale": optimizer.scale and optimizer.scale.state,
     }
 
@@ -112,10 +112,18 @@ def restore(saved: "Saved", model: Holder, optimizer: Optimizer) -> None:
     if optimizer.scale and of.get("loss_scale"):
         optimizer.scale.state = of["loss_scale"]
     optimizer.steps, optimizer.state = of["steps"], None
-    if of["arrays"]:
+    if arrays := arrays_of_state(saved.shapes):
         optimizer.state = [
-            [state_of(saved, s, i) for i in range(of["arrays"])] for s in optimizer.slices
+            [state_of(saved, s, i) for i in range(arrays)] for s in optimizer.slices
         ]
+
+
+def arrays_of_state(names: Iterable[str]) -> int:
+    """Return how many arrays of the optimizer's state a checkpoint has for each parameter.
+
+    Its names say so. A rank that saves may not know: all of its own parameters may be frozen.
+    """
+    return len({name.partition("/")[0] for name in names if name.startswith("optimizer.")})
 
 
 def state_of(saved: "Saved", s, number: int) -> Array:

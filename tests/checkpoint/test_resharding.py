@@ -253,6 +253,30 @@ def test_training_goes_on_under_another_strategy(cluster, tmp_path, first):
     assert (comparison := compare([found], want)).ok, comparison
 
 
+def test_a_rank_that_updates_nothing_does_not_decide_that_there_is_no_state(cluster, tmp_path):
+    """The manifest is the first rank's, and here all parameters of the first stage are frozen."""
+
+    def model():
+        whole = nn.Transformer(11, 12, 6, 1, 5, 0, "float64")
+        return whole.freeze(*(name for name in whole.named_parameters() if "head" not in name))
+
+    def saved(group, source, target):
+        hybrid = on_mesh(group, model(), (1, group.size, 1, 1, 1, 0))
+        optimizer = adamw(hybrid)
+        if source is None:
+            optimizer = stepped(hybrid)
+        else:
+            restore(Saved.newest(source), hybrid, optimizer)
+        told = {"optimizer": about(optimizer)}
+        checkpoint.save(target, parts_of(hybrid, optimizer), 2, group, told)
+
+    cluster(2, "thread").run(saved, None, tmp_path / "two")
+    cluster(1, "thread").run(saved, tmp_path / "two", tmp_path / "one")
+    (want, _), (found, _) = (checkpoint.load(tmp_path / name) for name in ("two", "one"))
+    assert "optimizer.1/head.norm.bias" in want
+    assert_same_bits(dict(sorted(want.items())), dict(sorted(found.items())))
+
+
 def test_a_rank_reads_only_the_files_that_have_its_parts(cluster, tmp_path):
     mesh = (1, 3, 1, 1, 1, 0)
 
