@@ -284,7 +284,9 @@ def test_a_gradient_whose_squares_are_beyond_its_dtype_is_clipped(size):
     """1e20 squared is infinite in float32, and a step along g / infinity would be none."""
     model = nn.MLP([1, 1])
     optimizer = optim.SGD(model.parameters(), lr=1)
-    assign(model, {"layers.0.weight": np.array([[3 * size]]), "layers.0.bias": np.array([4 * size])})
+    assign(
+        model, {"layers.0.weight": np.array([[3 * size]]), "layers.0.bias": np.array([4 * size])}
+    )
     assert optimizer.clip_global_norm(1) == pytest.approx(5 * size, rel=1e-6)
     np.testing.assert_allclose(model.layers[0].weight.grad, [[0.6]], rtol=1e-6)
 

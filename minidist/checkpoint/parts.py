@@ -113,9 +113,7 @@ def restore(saved: "Saved", model: Holder, optimizer: Optimizer) -> None:
         optimizer.scale.state = of["loss_scale"]
     optimizer.steps, optimizer.state = of["steps"], None
     if arrays := arrays_of_state(saved.shapes):
-        optimizer.state = [
-            [state_of(saved, s, i) for i in range(arrays)] for s in optimizer.slices
-        ]
+        optimizer.state = [[state_of(saved, s, i) for i in range(arrays)] for s in optimizer.slices]
 
 
 def arrays_of_state(names: Iterable[str]) -> int:

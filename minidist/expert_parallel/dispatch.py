@@ -79,11 +79,13 @@ def plan(load: np.ndarray, coming: np.ndarray, ends: list[int]) -> Plan:
 class Dispatch:
     """What MixtureOfExperts has in the place of `run_each`, where ranks hold different experts.
 
-    ends  rank r holds experts ends[r] to ends[r + 1] - 1
+    ends     rank r holds experts ends[r] to ends[r + 1] - 1
+    trained  whether any expert, of any rank, has a parameter that is not frozen
     """
 
     group: Group
     ends: list[int]
+    trained: bool = True
 
     def __call__(self, experts: list[nn.Module], rows: Tensor, load: np.ndarray) -> Tensor:
         """Run X[R, C], sorted by expert, through experts wherever they are; `experts`: own ones."""
@@ -93,4 +95,6 @@ class Dispatch:
         rows = Exchange(self.group, made.sent, made.received)(rows)
         rows = run_each(experts, functions.embedding(made.order, rows), made.load)
         rows = functions.embedding(np.argsort(made.order), rows)
+        if self.trained and not rows.requires_grad:  # yet another rank waits for this one's dY
+            rows = Tensor(rows.data, requires_grad=True)
         return Exchange(self.group, made.received, made.sent)(rows)

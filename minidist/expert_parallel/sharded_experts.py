@@ -56,7 +56,8 @@ def keep_own_experts(model: nn.Module, group: Group) -> None:
         for expert in mixture.experts:
             for p in expert.parameters():
                 p.elsewhere = None if expert in own else ELSEWHERE
-        mixture.experts, mixture.run_experts = own, Dispatch(group, ends)
+        trained = any(p.requires_grad for e in mixture.experts for p in e.parameters())
+        mixture.experts, mixture.run_experts = own, Dispatch(group, ends, trained)
 
 
 class ExpertParallel(nn.Sequential):

@@ -95,6 +95,34 @@ def test_clipped_steps_end_in_the_weights_norms_and_loads_of_one_device(
     assert capacity is None or any(whole.dropped.any() for whole in reports)
 
 
+@pytest.mark.parametrize("size, experts", [(2, 4), (3, 4), (3, 2)])
+@pytest.mark.parametrize("kept", ["blocks.1.experts.1.contract.bias", "blocks.0.experts.0."])
+def test_a_rank_whose_own_experts_are_frozen_sends_the_others_their_gradient(
+    cluster, size, experts, kept
+):
+    """No other parameter is trained before the experts: only they need dY, which all ranks have."""
+    model = model_of(experts)
+    model.freeze(*(name for name in model.named_parameters() if not name.startswith(kept)))
+    case = case_of(model, 5, seed=1)
+
+    def worker(group):
+        spread, mine = (
+            ExpertParallel(copy.deepcopy(model), group),
+            shard(np.arange(5), group.rank, size),
+        )
+        logits = spread(case.inputs[mine], Randomness(0, 0, mine, 5))
+        nn.cross_entropy(logits, case.targets[mine], case.targets.size).backward()
+        spread.sum_gradients()
+        return collect(spread)
+
+    nn.cross_entropy(model(case.inputs, Randomness(0, 0, np.arange(5), 5)), case.targets).backward()
+    want = {name: g for name, g in collect(model).items() if name.startswith(kept)}
+    found = {}
+    for own in cluster(size, "thread").run(worker):
+        found |= {name: g for name, g in own.items() if name in want}
+    assert (comparison := compare([found], want)).ok, comparison
+
+
 def loaded(group, state, wrong):
     """Return the state, what the rank holds, and what its model is told of other experts."""
     whole = model_of(5)
