@@ -65,7 +65,8 @@ def _forward_backward(stages: list[list[nn.Module]], minibatch: MicroBatch, loss
     grad = None
     ends[-1] = ends[-1][0], loss(x, minibatch.targets, reduction_size=minibatch.total)
     for begin, end in reversed(ends):
-        end.backward(grad)
+        if end.requires_grad:  # else everything so far is frozen
+            end.backward(grad)
         grad = begin.grad if isinstance(begin, Tensor) else None
 
 

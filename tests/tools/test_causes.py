@@ -185,6 +185,16 @@ def test_a_first_weight_whose_input_was_overwritten():
     assert found(other, split) is None
 
 
+def test_overwritten_inputs_behind_a_stage_that_is_frozen():
+    case = transformer_case(tied=False)
+    names = list(case.model.named_parameters())
+    first, *rest = ([n for n in names if n.startswith(part)] for part in ("embedding", "blocks"))
+    case.model.freeze(*first)
+    split = Split(micro_batches=5, stages=(first, *rest))
+    again = counterfactuals.with_overwritten_inputs(case, [stage[0] for stage in rest], split)
+    assert again.keys() == one_device(case).keys()
+
+
 def test_a_seq2seq_whose_columns_or_padding_are_wrong():
     case, split = translator_case(3, width=12, heads=6), Split(tensor=3)
     for how, order in counterfactuals.PERMUTATIONS.items():

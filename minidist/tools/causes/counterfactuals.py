@@ -177,7 +177,8 @@ def with_overwritten_inputs(case: Case, firsts: list[str], split: Split) -> Grad
             received.data[rows] = sound[[other for other in parts if len(other) == len(rows)][-1]]
     grad = None
     for begin, end in reversed(ends):
-        end.backward(grad)
+        if end.requires_grad:  # else everything so far is frozen
+            end.backward(grad)
         grad = begin.grad if isinstance(begin, Tensor) else None
     return collect(model, ends[0][0])
 
