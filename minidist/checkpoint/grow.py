@@ -60,7 +60,7 @@ class Grown:
         self.saved, self.fresh, self.seed = saved, fresh, told["settings"]["seed"]
         self.path, self.about, self.shapes = saved.path, saved.about, saved.shapes
         was, now = (each["data"].get("characters", "") for each in (saved.about["told"], told))
-        self.characters = now
+        self.before, self.characters = was, now
         self.old = np.array([now.index(c) for c in was], np.int64)  # where the old rows go
 
     def part(self, cut: Slice) -> np.ndarray:
@@ -74,7 +74,7 @@ class Grown:
         if name not in self.saved.shapes:  # of a new block
             return np.zeros_like(drawn) if state or parameter.endswith(WRITES) else drawn
         old = self.saved.whole(name)
-        if parameter not in VOCABULARY or len(self.old) == len(self.characters):
+        if parameter not in VOCABULARY or self.before == self.characters:
             return old
         new = np.zeros(drawn.shape, old.dtype)
         axis = VOCABULARY[parameter]

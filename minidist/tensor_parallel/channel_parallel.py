@@ -88,6 +88,8 @@ def channel_parallel(model: nn.CNN, group: Group, check_weights: bool = True) ->
         raise ValueError(f"cannot split the channels of {type(model).__name__}; use an nn.CNN")
     if check_weights:
         check_same_weights(model, group)
+    for block in model.layers[1:-1]:  # an error leaves the model as it was
+        own_run(len(block.first.conv.weight), group, "output channels")
     for block in model.layers[1:-1]:
         block.first.conv = FilterParallelConv2d(block.first.conv, group)
         block.first.norm = keep_own_channels(block.first.norm, group)

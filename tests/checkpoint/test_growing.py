@@ -73,6 +73,15 @@ def test_old_characters_keep_their_rows_and_new_ones_are_drawn_by_name(cluster, 
     assert np.corrcoef(*both)[0, 1] > 0.999  # whatever other characters there are
 
 
+@pytest.mark.parametrize("characters", ["gfdcb", "xgfdcb"])
+def test_characters_in_another_order_take_their_rows_with_them(cluster, tmp_path, characters):
+    text = Text(np.zeros(80, int), characters, "the other way round")
+    before, after = grown(cluster, tmp_path, text, {})
+    places = [characters.index(c) for c in TEXT.characters]
+    for name, axis in {"embedding.token.weight": 0, "head.linear.weight": 1}.items():
+        np.testing.assert_array_equal(after[name].take(places, axis=axis), before[name])
+
+
 @pytest.mark.parametrize("mesh", [{"tp": 2}, {"dp": 2, "zero": 1}, {"pp": 2}], ids=str)
 @pytest.mark.parametrize(
     "how", ["both", *(pytest.param(h, marks=pytest.mark.slow) for h in GROW if h != "both")]

@@ -120,6 +120,16 @@ def test_channels_that_do_not_split_are_refused_with_the_numbers(cluster, channe
         assert isinstance(caught.value.__cause__, ValueError)
 
 
+def test_a_block_that_does_not_split_leaves_all_others_whole(cluster):
+    def worker(group):
+        model = nn.CNN(1, 3, (4, 5))
+        with pytest.raises(ValueError, match="cannot split 5 output channels over 2 ranks"):
+            channel_parallel(model, group)
+        return all(type(block.first.conv) is nn.Conv2d for block in model.layers[1:-1])
+
+    assert all(cluster(2, "thread").run(worker))
+
+
 def test_only_a_cnn_of_the_same_weights_is_split(cluster):
     def other(group):
         channel_parallel(nn.MLP([2, 2]), group)
