@@ -48,7 +48,8 @@ class Holder(Protocol):
 def parts_of(model: Holder, optimizer: Optimizer) -> list[Part]:
     """Return what this rank holds of the weights and of the optimizer's state.
 
-    Of 16-bit weights it is their float32 copies: the weights are the copies, rounded.
+    Of 16-bit weights it is their float32 copies: the weights are the copies, rounded. Frozen ones
+    have no copies; they are saved in float32, too, since files have no bfloat16.
     What an optimizer changes is not copied: save it before the next update.
     """
     found, slices = [], optimizer.slices
@@ -61,7 +62,7 @@ def parts_of(model: Holder, optimizer: Optimizer) -> list[Part]:
             found += [Part(of_state(cut, i), array[at]) for i, array in enumerate(state)]
     for p in model.named_parameters().values():
         if not p.requires_grad and not p.elsewhere:  # frozen, such as a batch norm's running mean
-            found.append(Part(p.slices[0], p.data.copy()))  # a forward pass may change it
+            found.append(Part(p.slices[0], widen(p.data).copy()))  # a forward pass may change it
     return found
 
 
@@ -132,11 +133,13 @@ def state_of(saved: "Saved", s, number: int) -> Array:
 
 
 def fill(array: Array, values: list[np.ndarray], name: str, rounds: bool = False) -> None:
-    """Write vectors, one after the other, into an array; ValueError if that rounds, or it may."""
+    """Write vectors, one after the other, into an array; ValueError if that would round them."""
     vector = np.concatenate([np.empty(0, array.dtype), *values]) if len(values) != 1 else values[0]
-    if not rounds and not np.can_cast(vector.dtype, array.dtype, "safe"):
+    own = vector.astype(array.dtype, copy=False)
+    exact = rounds or np.can_cast(vector.dtype, array.dtype, "safe")
+    if not exact and not np.array_equal(own.astype(vector.dtype), vector):
         raise ValueError(
             f"{name} is {array.dtype} in the model, and would round the {vector.dtype} of the "
             "checkpoint; use a model of its dtype"
         )
-    array[...] = beside(vector.astype(array.dtype, copy=False), array).reshape(array.shape)
+    array[...] = beside(own, array).reshape(array.shape)

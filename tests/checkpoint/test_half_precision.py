@@ -155,3 +155,25 @@ def test_a_run_that_goes_on_over_other_axes_is_as_near_as_these_are(cluster, tmp
     first, second = settings_of("float16", dp=2), settings_of("float16", tp=2)
     (_, losses, _), (_, want, _) = both(cluster, tmp_path, monkeypatch, first, second)
     np.testing.assert_allclose(losses, want, rtol=5e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_frozen_weights_of_16_bits_are_saved_and_come_back(cluster, tmp_path, dtype):
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes: pip install ml_dtypes")
+
+    def worker(group):
+        states = []
+        for seed in (1, 2):
+            model = nn.MLP([3, 4, 2], seed=seed).astype(dtype).freeze("layers.0.weight")
+            optimizer = MixedPrecision(optim.SGD(model.parameters(), 0.1), group)
+            if seed == 1:
+                told = {"optimizer": about(optimizer)}
+                checkpoint.save(tmp_path, parts_of(model, optimizer), 1, about=told)
+            else:
+                restore(Saved.newest(tmp_path), model, optimizer)
+            states.append(model.state())
+        return states
+
+    ((saved, restored),) = cluster(1, "thread").run(worker)
+    assert_same_bits(restored, saved)
