@@ -230,11 +230,11 @@ def sum_of_squares(x: Array, out: Array | None = None) -> Array:
     """
     if on_gpu(x):
         return rules.sum_of_squares(widen(x), out=out)
-    total = np.float64(0)
+    total = 0.0
     with np.errstate(over="ignore"):
         for start in range(0, len(x), PIECE):
             piece = widen(x[start : start + PIECE])
-            square = piece @ piece
+            square = (piece @ piece).astype(np.float64)
             if square == math.inf:
                 piece = piece.astype(np.float64)
                 square = piece @ piece
