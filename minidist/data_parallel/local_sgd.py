@@ -150,6 +150,8 @@ class DiLoCo:
                 "DiLoCo adds up differences of weights in their own dtype, which 16 bits would "
                 "lose; use float32 weights, and an inner optimizer without MixedPrecision"
             )
+        optim.check_setting("lr", lr)
+        optim.check_setting("momentum", momentum)
         self.group, self.inner, self.lr, self.momentum = group, inner, lr, momentum
         self.rounds = Rounds(model, group, every, inner)
         self.start, self.moments = zeros_like(inner.slices), zeros_like(inner.slices)

@@ -132,9 +132,17 @@ def test_the_outer_step_is_nesterovs(cluster):
 
 
 @pytest.mark.parametrize("method", [locally, outside])
-def test_a_round_has_a_step(cluster, method):
-    with pytest.raises(RankFailed, match="a round has 1 local step or more, not 0"):
-        cluster(1, "thread").run(train, partial(method, every=0), 1)
+@pytest.mark.parametrize("every", [0, 1.5, np.nan, "2"])
+def test_a_round_has_a_whole_number_of_steps(cluster, method, every):
+    with pytest.raises(RankFailed, match="a round has 1 local step or more, not "):
+        cluster(1, "thread").run(train, partial(method, every=every), 1)
+
+
+@pytest.mark.parametrize("wrong", [{"lr": -1}, {"lr": np.nan}, {"momentum": 1}])
+def test_the_outer_step_has_the_settings_of_an_optimizer(cluster, wrong):
+    (name,) = wrong
+    with pytest.raises(RankFailed, match=f"{name} must be a"):
+        cluster(1, "thread").run(train, partial(outside, **wrong), 1)
 
 
 @pytest.mark.parametrize("method", [locally, outside])
