@@ -384,8 +384,9 @@ def test_a_beam_is_as_wide_as_it_is_asked_for(capsys, folder, monkeypatch):
         assert main([*command, *options]) == 0
     assert beams == [1, 1, 3, 3, 1000, 1000]
     capsys.readouterr()
-    line = "a beam of 1001 beginnings is more than the 1000 that are kept at most; use fewer"
-    assert refused(capsys, *command, "--beam", "1001") == line
+    with pytest.raises(SystemExit, match="2"):
+        main([*command, "--beam", "1001"])
+    assert "'1001' is too large; at most 1,000: all beginnings" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_translator_is_one_line(capsys, tmp_path, cluster):

@@ -114,8 +114,9 @@ def _known(error: Exception) -> tuple[int, object] | None:
             return 1, f"cannot write the output: {error.strerror}"
         case CommTimeout():
             return 1, error
-        case MemoryError():
-            return 1, f"not enough memory: {error}; use smaller sizes"
+        case MemoryError() | RankFailed(__cause__=MemoryError()):
+            said = error.__cause__ if isinstance(error, RankFailed) else error
+            return 1, f"not enough memory: {said}; use smaller sizes"
         case _ if is_wrong_input(error):
             return 2, error.__cause__ if isinstance(error, RankFailed) else error
     return None

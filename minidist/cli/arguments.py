@@ -3,6 +3,7 @@
 import argparse
 import math
 import re
+from collections.abc import Callable
 from fractions import Fraction
 
 DEFAULT = " (default: %(default)s)"  # at the end of an option's help
@@ -14,37 +15,72 @@ def option_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def whole(text: str, least: int = 1) -> int:
-    """Read a whole number from `least`."""
-    if not (text.isascii() and text.isdigit() and int(text) >= least):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least}")
-    return int(text)
+def whole(most: int, why: str, least: int = 1) -> Callable[[str], int]:
+    """Return a reader of whole numbers from `least` to `most`; why: the reason of the bound."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdigit()):
+            raise argparse.ArgumentTypeError(f"{short(text)} is not a whole number from {least}")
+        digits = text.lstrip("0") or "0"
+        if len(digits) > len(str(most)) or int(digits) > most:  # int() reads 4300 digits at most
+            raise argparse.ArgumentTypeError(f"{short(text)} is too large; {at_most(most, why)}")
+        if int(digits) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least}")
+        return int(digits)
+
+    return read
 
 
-def from_zero(text: str) -> int:
-    """Read a whole number from 0."""
-    return whole(text, 0)
+def at_most(most: float, why: str) -> str:
+    """Return a bound and its reason: the end of an error."""
+    return f"at most {f'{most:,}' if isinstance(most, int) else f'{most:g}'}: {why}"
 
 
-def above_zero(text: str, what: str) -> float:
-    """Read a finite number above 0; what: of these, in words."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of {what} above 0")
-    return number
+def short(text: str) -> str:
+    """Quote what was given; leave out the middle of a long text."""
+    return repr(text if len(text) <= 40 else f"{text[:20]}...{text[-10:]}")
 
 
-def seconds(text: str) -> float:
-    return above_zero(text, "seconds")
+RANKS = whole(10_000, "each rank has a connection to every other one")
+STEPS = whole(1_000_000, "the loss of every update is kept")
+ROUNDS = whole(1000, "each repeats all that is measured, and a median needs no more")
+SEED = whole(2**64 - 1, "a seed has 64 bits", least=0)
+
+
+def number(
+    what: str, most: float, why: str, least: float = 0, above: bool = False
+) -> Callable[[str], float]:
+    """Return a reader of finite numbers from `least` to `most`; why: the reason of the bound.
+
+    what   the kind of number: "a learning rate"
+    above  whether `least` itself is refused
+    """
+    lowest = f"{'above' if above else 'from'} {least:g}"
+
+    def read(text: str) -> float:
+        try:
+            found = float(text) if text.isascii() else math.nan
+        except ValueError:
+            found = math.nan
+        if math.isnan(found) or found < least or (above and found == least):
+            raise argparse.ArgumentTypeError(f"{short(text)} is not {what} {lowest}")
+        if found > most:
+            raise argparse.ArgumentTypeError(f"{short(text)} is too large; {at_most(most, why)}")
+        return found
+
+    return read
+
+
+seconds = number("a number of seconds", 1e8, "that is three years", above=True)
 
 
 def time(text: str) -> int | Fraction:
     """Read a whole number, a decimal fraction or a fraction, exactly."""
     if not EXACT.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time; write one as 2, 0.5 or 1/3")
+        bound = at_most(10**9 - 1, "times are exact, and their sums are drawn")
+        raise argparse.ArgumentTypeError(
+            f"{short(text)} is not a time; write one as 2, 0.5 or 1/3, {bound}"
+        )
     exact = Fraction(text)
     return exact.numerator if exact.denominator == 1 else exact
 

@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from minidist.cli.arguments import DEFAULT, add_json, whole
+from minidist.cli.arguments import DEFAULT, RANKS, ROUNDS, add_json, whole
 from minidist.tools.bench import checkpoint, comm, gpu, mpi, pipelines, steps
 
 WORKLOADS = {
@@ -14,15 +14,15 @@ WORKLOADS = {
     "gpu": gpu,
     "checkpoint": checkpoint,
 }
-SIZES = {  # of each field of gpu.Sizes: what it is
-    "width": "of the MLP and the Transformer",
-    "depth": "their layers, or blocks",
-    "heads": "attention heads",
-    "context": "tokens per example",
-    "batch": "examples",
-    "vocab": "different tokens",
-    "product": "rows of each matrix of a product",
-    "megabytes": "of an all_reduce",
+SIZES = {  # of each field of gpu.Sizes: its bound, and what it is
+    "width": (16_384, "of the MLP and the Transformer"),
+    "depth": (1_000, "their layers, or blocks"),
+    "heads": (16_384, "attention heads"),
+    "context": (65_536, "tokens per example"),
+    "batch": (65_536, "examples"),
+    "vocab": (1_000_000, "different tokens"),
+    "product": (65_536, "rows of each matrix of a product"),
+    "megabytes": (100_000, "of an all_reduce"),
 }
 
 
@@ -49,20 +49,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(WORKLOADS)} (default: step; with --transport, mpi)",
     )
     parser.add_argument(
-        "--rounds", type=whole, default=5, help="how often each is measured" + DEFAULT
+        "--rounds", type=ROUNDS, default=5, help="how often each is measured" + DEFAULT
     )
     parser.add_argument(
-        "--ranks", type=int, choices=(2, 4), help="how many ranks mpi starts (default: 2)"
+        "--ranks", type=RANKS, choices=(2, 4), help="how many ranks mpi starts (default: 2)"
     )
     parser.add_argument(
         "--transport",
         choices=["mpi"],
         help="measure the ranks of `mpiexec -n N minidist bench --transport mpi`, without peers",
     )
-    for name, meaning in SIZES.items():
+    for name, (most, meaning) in SIZES.items():
         usual = getattr(gpu.Sizes, name)
         words = f"gpu: {meaning} (default: {usual})"
-        parser.add_argument(f"--{name}", type=whole, metavar="N", help=words)
+        reader = whole(most, "the arrays have to fit on a GPU")
+        parser.add_argument(f"--{name}", type=reader, metavar="N", help=words)
     add_json(parser)
     parser.set_defaults(run=run)
 

@@ -6,7 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
-from minidist.cli.arguments import DEFAULT, from_zero, seconds
+from minidist.cli.arguments import DEFAULT, SEED, seconds
 from minidist.course import grader, property_lab, report, starter
 from minidist.course.export import export
 from minidist.course.lab import find, labs
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             _add_handed_in(action)
         if name in ("export", "grade"):
             action.add_argument(
-                "--seed", type=from_zero, help="of the hidden questions (default: random)"
+                "--seed", type=SEED, help="of the hidden questions (default: random)"
             )
         if name == "grade":
             _add_report(action)

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 
-from minidist.cli.arguments import from_zero, option_of, whole
+from minidist.cli.arguments import RANKS, STEPS, option_of, whole
 from minidist.cli.presets import PRESETS
 from minidist.comm import run as run_on_ranks
 from minidist.data_parallel.server_plan import Plan
@@ -43,26 +43,26 @@ def add_servers(parser: argparse.ArgumentParser) -> None:
     """Add the options of training with servers."""
     group = parser.add_argument_group("parameter servers")
     group.add_argument(
-        "--servers", type=whole, help="ranks, the first ones, that keep the weights for the others"
+        "--servers", type=RANKS, help="ranks, the first ones, that keep the weights for the others"
     )
     group.add_argument(
         "--staleness",
-        type=from_zero,
+        type=whole(1_000_000, "a run has no more minibatches", least=0),
         metavar="S",
         help="minibatches that a worker may be ahead of the slowest; 0: synchronous (default: any "
         "number). With --quorum: updates in a row that a worker may miss",
     )
     group.add_argument(
         "--quorum",
-        type=whole,
+        type=RANKS,
         metavar="Q",
         help="workers that suffice for an update; late gradients stay in their worker's buffer",
     )
     group.add_argument(
-        "--push-every", type=whole, metavar="N", help="minibatches whose gradients are sent as one"
+        "--push-every", type=STEPS, metavar="N", help="minibatches whose gradients are sent as one"
     )
     group.add_argument(
-        "--fetch-every", type=whole, metavar="N", help="minibatches from one pull to the next"
+        "--fetch-every", type=STEPS, metavar="N", help="minibatches from one pull to the next"
     )
     group.add_argument(
         "--sparse",

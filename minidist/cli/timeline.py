@@ -6,6 +6,7 @@ from pathlib import Path
 
 from minidist.cli.arguments import (
     DEFAULT,
+    RANKS,
     add_device,
     add_timeout,
     option_of,
@@ -36,12 +37,14 @@ DURATIONS = {  # of the simulator: how each is read, its default, what it is
     "reduce": (times, 0, "add R, the sum of a stage's gradients over copies of it: its duration"),
 }
 SHAPE = {"schedule": "1f1b", "pp": 4, "micro_batches": 8, "chunks": 1}
-WHOLE = {
-    "pp": "ranks of the pipeline",
-    "micro_batches": "of one batch",
-    "chunks": "stages per rank, of a schedule that takes any number; a V has 2",
-}
 MOST_RANKS = 1_000  # rows of a picture
+MOST_PASSES = 20_000  # forward, over all ranks: they are simulated and drawn in seconds
+PASSES = whole(MOST_PASSES, "every forward pass is simulated and drawn")
+WHOLE = {  # how each is read, and what it is
+    "pp": (whole(MOST_RANKS, "a picture has a row for each"), "ranks of the pipeline"),
+    "micro_batches": (PASSES, "of one batch"),
+    "chunks": (PASSES, "stages per rank, of a schedule that takes any number; a V has 2"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,15 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=", ".join(SCHEDULES) + f" (default: {SHAPE['schedule']})",
     )
-    for name, meaning in WHOLE.items():
+    for name, (how, meaning) in WHOLE.items():
         parser.add_argument(
             option_of(name),
-            type=whole,
+            type=how,
             help=f"{meaning} (default: {SHAPE[name]})",
         )
     parser.add_argument(
         "--memory",
-        type=whole,
+        type=PASSES,
         metavar="M",
         help="of zb_auto: most micro-batches in flight on a rank (default: any number)",
     )
@@ -90,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--dp",
-        type=whole,
+        type=RANKS,
         default=1,
         help="with --measured, copies of the pipeline, whose gradients are summed at R" + DEFAULT,
     )
@@ -105,19 +108,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Print the picture and the numbers; write the file."""
     shape = _shape(given)
-    _check(given, ranks=shape[1])
-    options = _options(given)
+    _check(given, shape)
+    options, title = _options(given), _title(shape, given)
+    print(f"{title}\n", flush=True)  # some orders are searched for, and some are measured
     order = shape[0] if given.program is not None else programs(*shape, **options)
     order = order if given.reduce is None else add_reductions(order)
-    title = _title(shape, given)
     width = min(max(shutil.get_terminal_size((100, 24)).columns, 40), 200)
     durations = {name: default for name, (_, default, _) in DURATIONS.items()} | _durations(given)
     simulation = simulate(order, **durations)
     if given.measured:
-        log = _measured(title, shape, options, given, width)
+        log = _measured(shape, options, given, width)
     else:
         log = simulation.timeline
-        print(f"{title}\n\n{timeline.text(log, width)}\n\n{_in_words(simulation)}")
+        print(f"{timeline.text(log, width)}\n\n{_in_words(simulation)}")
     if given.out is not None:
         timeline.save(log, given.out, title, width)
         print(f"\nwritten: {given.out}")
@@ -149,8 +152,10 @@ def _title(shape: tuple, given: argparse.Namespace) -> str:
     return title + (f", {chunks} chunks" if chunks > 1 else "")
 
 
-def _check(given: argparse.Namespace, ranks: int) -> None:
+def _check(given: argparse.Namespace, shape: tuple) -> None:
     """Raise ValueError for what cannot be drawn, before anything runs."""
+    schedule, ranks, m, chunks = shape
+    stages = ranks * chunks if chunks else 1 + last_stage(schedule.placement)
     if given.measured and (durations := _durations(given)):
         option = option_of(next(iter(durations)))
         raise ValueError(f"--measured takes all times from the run; leave {option} out")
@@ -168,7 +173,12 @@ def _check(given: argparse.Namespace, ranks: int) -> None:
         timeline.check_path(given.out)
     if ranks > MOST_RANKS:
         raise ValueError(
-            f"{ranks} ranks are too many rows for a picture; use --pp {MOST_RANKS} or less"
+            f"{ranks} ranks are too many rows for a picture; use {MOST_RANKS} programs or fewer"
+        )
+    if stages * m > MOST_PASSES:
+        raise ValueError(
+            f"{stages} stages and {m} micro-batches make {stages * m} forward passes, more than "
+            f"the {MOST_PASSES} that are drawn; use fewer micro-batches"
         )
 
 
@@ -202,14 +212,11 @@ def _amount(time, unit: str) -> str:
     return f"{time * 1e3:.1f} ms" if unit == "s" else f"{float(time):g} {unit}"
 
 
-def _measured(
-    title: str, shape: tuple, options: dict, given: argparse.Namespace, width: int
-) -> EventLog:
+def _measured(shape: tuple, options: dict, given: argparse.Namespace, width: int) -> EventLog:
     """Run a schedule, print the real and the simulated picture; return the real log."""
     from minidist.comm.report import fair_share_of_cores  # needs NumPy, as does the next one
     from minidist.tools.measure_pipeline import WARM_UP, measure_pipeline, measured_times
 
-    print(f"{title}\n", flush=True)
     settings = {"timeout": given.timeout, "device": given.device, "copies": given.dp, **options}
     settings |= measured_times(*shape, **settings)
     real = measure_pipeline(*shape, **settings)

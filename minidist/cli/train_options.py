@@ -6,10 +6,13 @@ from dataclasses import fields
 from minidist.checkpoint import Keep
 from minidist.cli.arguments import (
     DEFAULT,
+    RANKS,
+    SEED,
+    STEPS,
     add_device,
     add_timeout,
     add_transport,
-    from_zero,
+    number,
     option_of,
     whole,
 )
@@ -22,42 +25,48 @@ from minidist.pipeline_parallel.schedules import SCHEDULES, programs
 from minidist.settings import Settings
 
 SYNCHRONOUS = [name for name in SCHEDULES if not updates(programs(name, 1, 2))]
+MEMORY = "a model's weights and activations have to fit in memory"
+BATCH = whole(1_048_576, MEMORY)
+LR = number("a learning rate", 1e30, "no loss is finite long before")
+DROPOUT = number("a rate", 0.999, "some activations have to stay")
+WEIGHT = number("a weight", 1e6, "the other losses have weight 1")
+ZERO = whole(1, "the ranks of a training share the optimizer's state alone", least=0)
 PRECISIONS = ["float32", "float16", "bfloat16"]
 SETTINGS = {  # of each field of Settings: how its option is read, and what it is
-    "steps": ({"type": whole}, "updates of the weights"),
-    "batch": ({"type": whole}, "windows, images or pairs per update, over all ranks"),
-    "context": ({"type": whole}, "characters per window"),
-    "width": ({"type": whole}, "model width, a multiple of --heads"),
-    "heads": ({"type": whole}, "attention heads"),
-    "depth": ({"type": whole}, "blocks"),
-    "lr": ({"type": float}, "highest learning rate"),
-    "dropout": ({"type": float}, "dropout rate"),
+    "steps": ({"type": STEPS}, "updates of the weights"),
+    "batch": ({"type": BATCH}, "windows, images or pairs per update, over all ranks"),
+    "context": ({"type": whole(4096, MEMORY)}, "characters per window"),
+    "width": ({"type": whole(2048, MEMORY)}, "model width, a multiple of --heads"),
+    "heads": ({"type": whole(2048, "a head has a column of the width")}, "attention heads"),
+    "depth": ({"type": whole(1000, MEMORY)}, "blocks"),
+    "lr": ({"type": LR}, "highest learning rate"),
+    "dropout": ({"type": DROPOUT}, "dropout rate"),
     "tied": ({"action": "store_true"}, "let the output share the embedding's weights"),
     "reconstruction": (
-        {"type": float, "metavar": "W"},
+        {"type": WEIGHT, "metavar": "W"},
         "above 0: train the way back, too, and weight W: what one wrote tells the other the source",
     ),
     "experts": (
-        {"type": from_zero},
+        {"type": whole(1000, MEMORY, least=0)},
         "experts per block, of which each position takes two; 0: none",
     ),
-    "seed": ({"type": from_zero}, "seed of the weights, the order of the examples, and the sample"),
+    "seed": ({"type": SEED}, "seed of the weights, the order of the examples, and the sample"),
     "shuffle": (
         {"action": argparse.BooleanOptionalAction},
         "the examples, anew in every epoch, which is the default; --no-shuffle: every epoch in the "
         "order of the data, to see what shuffling buys",
     ),
-    "dp": ({"type": whole}, "ranks that split the batch (default: what --ranks leaves)"),
-    "pp": ({"type": whole}, "ranks that split the layers"),
-    "cp": ({"type": whole}, "ranks that split the positions of every window"),
-    "tp": ({"type": whole}, "ranks that split the matrices"),
-    "ep": ({"type": whole}, "ranks that split the experts, a divisor of --dp"),
-    "zero": ({"type": int, "choices": [0, 1]}, "1: copies share the optimizer's state (ZeRO)"),
+    "dp": ({"type": RANKS}, "ranks that split the batch (default: what --ranks leaves)"),
+    "pp": ({"type": RANKS}, "ranks that split the layers"),
+    "cp": ({"type": RANKS}, "ranks that split the positions of every window"),
+    "tp": ({"type": RANKS}, "ranks that split the matrices"),
+    "ep": ({"type": RANKS}, "ranks that split the experts, a divisor of --dp"),
+    "zero": ({"type": ZERO, "choices": [0, 1]}, "1: copies share the optimizer's state (ZeRO)"),
     "schedule": (
         {"choices": SYNCHRONOUS, "metavar": "NAME"},
         f"schedule of the pipeline, used if --pp is above 1: {', '.join(SYNCHRONOUS)}",
     ),
-    "micro_batches": ({"type": whole}, "micro-batches per pipeline and update"),
+    "micro_batches": ({"type": BATCH}, "micro-batches per pipeline and update"),
     "precision": (
         {"choices": PRECISIONS, "metavar": "DTYPE"},
         f"of weights, activations and gradients: {', '.join(PRECISIONS)}",
@@ -73,7 +82,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """
     parser.add_argument(
         "--ranks",
-        type=whole,
+        type=RANKS,
         help="how many (default: dp x pp x cp x tp; without these 4, or all processes of MPI)",
     )
     parser.add_argument(
@@ -118,7 +127,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--sample",
-        type=from_zero,
+        type=whole(10_000, "each is a pass of the model", least=0),
         metavar="N",
         help="characters to sample at the end (default: 300), or numbers to show (default: 10)",
     )
@@ -128,7 +137,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="save weights, optimizer and step there: the last two checkpoints are kept",
     )
     parser.add_argument(
-        "--every", type=whole, metavar="N", help=f"save every N updates (default: {Keep.every})"
+        "--every", type=STEPS, metavar="N", help=f"save every N updates (default: {Keep.every})"
     )
     parser.add_argument(
         "--resume",

@@ -6,7 +6,7 @@ import sys
 from minidist.cli.arguments import DEFAULT, whole
 from minidist.translating import load, translate
 
-WIDEST = 1000  # beginnings: they are decoded together, in a second or so
+BEAM = whole(1000, "all beginnings are decoded together, in a second or so")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--beam",
-        type=whole,
+        type=BEAM,
         default=1,
         metavar="K",
         help="beginnings that are kept while it writes; 1: the most likely word each time"
@@ -38,11 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Print a line per text, as soon as it is translated."""
-    if given.beam > WIDEST:
-        raise ValueError(
-            f"a beam of {given.beam} beginnings is more than the {WIDEST} that are kept at most; "
-            "use fewer"
-        )
     model, data = load(given.checkpoint)
     for text in given.text or (line for line in sys.stdin if line.strip()):
         translation = translate(model, data, text, given.beam)

@@ -18,21 +18,29 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import chain, count, product
-from math import ceil, inf, isqrt
+from math import ceil, gcd, inf, isqrt
 from typing import NamedTuple
 
-from minidist.pipeline_parallel.schedules import SCHEDULES
+from minidist.pipeline_parallel.schedules import MOST_PASSES, SCHEDULES
 from minidist.planning.costs.memory import BYTES
 from minidist.planning.costs.stages import block_parameters
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.estimate import Estimate, Step, block_of, fullest
-from minidist.planning.plan import ASYNCHRONOUS, RECOMPUTE, V_SHAPED, Machine, Plan
+from minidist.planning.plan import (
+    ASYNCHRONOUS,
+    RECOMPUTE,
+    V_SHAPED,
+    Machine,
+    Plan,
+    check_count,
+)
 from minidist.planning.why import in_short, why_slower, why_too_large
 
 MESH, MICRO_BATCHES, OPTIONS, SCHEDULE, SIMULATED = range(5)
 GROUPS = "interleaved", "interleaved_zb"  # of p micro-batches
 LEFT_OUT = "layer_split", "zb_auto"  # always waits; is a search of its own, for measured times
 MOST_CHUNKS = 8
+MOST = 10**12  # a number whose divisors are looked for: a million are tried
 LARGE = 4096  # ranks beyond which only IN_USE are tried, unless schedules are named
 IN_USE = "1f1b", "interleaved"
 PATTERNS = "v_half", "v_min"  # searched for a pattern: tried up to 8 ranks
@@ -63,6 +71,8 @@ def search(
 
     schedules  that are tried: by default all, and IN_USE on more than LARGE ranks
     """
+    check_count("batch", batch)
+    check_count("wanted", wanted)
     found = Search(size, machine, batch, precision, schedules)
     best = list(found.best(wanted))
     if not best:
@@ -116,7 +126,7 @@ class Search:
         elif misfit := self.misfit(self.leanest(level, plan)):
             self.drop(*misfit, leanest=level != OPTIONS)
         elif level == MESH:
-            for m in divisors(self.batch // plan.dp):
+            for m in micro_batches(self.batch, plan):
                 one = replace(plan, micro_batches=m)
                 yield Open(self.least(one), next(self.numbers), MICRO_BATCHES, one)
         elif level == MICRO_BATCHES:
@@ -142,7 +152,7 @@ class Search:
         if level == OPTIONS:
             yield plan
             return
-        m = self.batch // plan.dp if level == MESH else plan.micro_batches
+        m = micro_batches(self.batch, plan)[-1] if level == MESH else plan.micro_batches
         *_, last = options(self.size, replace(plan, micro_batches=m))
         for recompute, zero in product(reversed(RECOMPUTE), reversed(zero_stages(plan))):
             yield replace(last, recompute=recompute, zero=zero)  # stage 3 has the most buffers
@@ -223,19 +233,33 @@ def tried(ranks: int, named: Iterable[str] | None = None) -> list[str]:
 
 
 def divisors(n: int) -> list[int]:
+    """Return the divisors in order. ValueError above MOST: each number up to the root is tried."""
+    if n > MOST:
+        raise ValueError(f"{n} is too large to look for its divisors; use {MOST:,} or less")
     small = [i for i in range(1, isqrt(n) + 1) if n % i == 0]
     return small + [n // i for i in reversed(small) if i * i < n]
 
 
 def meshes(size: TransformerSize, ranks: int, batch: int, precision: str) -> Iterator[Plan]:
     """Yield every mesh of this number of ranks that divides heads, blocks, positions and batch."""
-    for tp, pp, cp in product(divisors(ranks), repeat=3):
-        whole = ranks % (tp * pp * cp) == 0 and size.heads % tp == 0 and size.sequence % cp == 0
-        if not whole or pp > size.layers or batch % (dp := ranks // (tp * pp * cp)):
+    all_pp = [pp for pp in divisors(ranks) if pp <= size.layers]
+    of_heads, of_sequence = divisors(gcd(ranks, size.heads)), divisors(gcd(ranks, size.sequence))
+    for tp, pp, cp in product(of_heads, all_pp, of_sequence):
+        dp, rest = divmod(ranks, tp * pp * cp)
+        if rest or batch % dp:
             continue
         for ep in divisors(dp):
             if ep == 1 or (size.experts and size.experts % ep == 0):
                 yield Plan(dp, pp, tp, cp, ep, precision=precision)
+
+
+def micro_batches(batch: int, mesh: Plan) -> list[int]:
+    """Return into how many micro-batches a rank's examples can be cut, for any of the schedules.
+
+    More than MOST_PASSES allows cannot be simulated, and are left out.
+    """
+    most = max(1, MOST_PASSES // (mesh.pp * MOST_CHUNKS))
+    return [m for m in divisors(batch // mesh.dp) if m <= most or mesh.pp == 1]
 
 
 def options(size: TransformerSize, mesh: Plan) -> Iterator[Plan]:

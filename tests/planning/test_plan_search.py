@@ -11,7 +11,7 @@ from minidist.pipeline_parallel import add_reductions, programs
 from minidist.planning import Machine, TransformerSize, memory, search, seconds, simulate
 from minidist.planning.estimate import Step
 from minidist.planning.models import PUBLISHED, size_of
-from minidist.planning.plan_search import IN_USE, divisors, meshes, options, orders
+from minidist.planning.plan_search import IN_USE, divisors, meshes, micro_batches, options, orders
 from minidist.planning.why import in_short
 
 A100 = {"flops": 312e12, "memory": 80e9, "link": 300e9, "network": 25e9, "latency": 5e-6}
@@ -82,6 +82,38 @@ def test_the_leanest_plan_is_found_although_the_last_stage_of_zero_holds_more():
 def test_the_divisors_of_a_large_number_are_found_at_once():
     assert divisors(12) == [1, 2, 3, 4, 6, 12] and divisors(9) == [1, 3, 9] and divisors(1) == [1]
     assert len(divisors(10**12)) == 13**2
+
+
+@pytest.mark.parametrize(
+    "ranks, batch, wanted, message",
+    [
+        (10**12 + 39, 1, 1, "1000000000039 is too large to look for its divisors; use 1,000,000,0"),
+        (10**400, 1, 1, "0 is too large to look for its divisors; use 1,000,000,000,000 or less"),
+        (2, 2 * 10**20, 1, "100000000000000000000 is too large to look for its divisors"),
+        (2, 0, 1, "batch is a whole number from 1, not 0"),
+        (2, 2.0, 1, "batch is a whole number from 1, not 2.0"),
+        (2, 2, 0, "wanted is a whole number from 1, not 0"),
+    ],
+)
+def test_a_search_that_cannot_be_done_is_refused_at_once(ranks, batch, wanted, message):
+    with pytest.raises(ValueError, match=message):
+        search(size_of("124m"), Machine(ranks, 8, **A100), batch, wanted)
+
+
+def test_micro_batches_that_cannot_be_simulated_are_left_out_and_do_not_end_the_search():
+    """Of 2^20 examples for each of few stages; the number of ranks has 240 divisors."""
+    best, *_ = search(size_of("1008b"), Machine(512, 8, **A100), 1 << 20, schedules=IN_USE)
+    assert best.simulated and best.plan.ranks == 512
+    mesh = next(mesh for mesh in meshes(size_of("1008b"), 512, 1 << 20, "mixed") if mesh.pp == 64)
+    most = micro_batches(1 << 20, mesh)[-1]
+    assert most * mesh.pp * 8 <= 1_000_000 < 2 * most * mesh.pp * 8
+
+
+def test_meshes_of_a_number_with_many_divisors_are_found_at_once():
+    """720,720 has 240 divisors, and so 13,824,000 triples."""
+    begin = time.process_time()
+    assert len(list(meshes(size_of("175b"), 720_720, 720_720, "mixed"))) == 876
+    assert time.process_time() - begin < 1
 
 
 @settings(max_examples=15)
