@@ -39,6 +39,7 @@ DURATIONS = {  # of the simulator: how each is read, its default, what it is
 SHAPE = {"schedule": "1f1b", "pp": 4, "micro_batches": 8, "chunks": 1}
 MOST_RANKS = 1_000  # rows of a picture
 MOST_PASSES = 20_000  # forward, over all ranks: they are simulated and drawn in seconds
+SEARCHED = "zb_auto", "v_half", "v_min"  # orders that take a while to find
 PASSES = whole(MOST_PASSES, "every forward pass is simulated and drawn")
 WHOLE = {  # how each is read, and what it is
     "pp": (whole(MOST_RANKS, "a picture has a row for each"), "ranks of the pipeline"),
@@ -110,9 +111,12 @@ def run(given: argparse.Namespace) -> int:
     shape = _shape(given)
     _check(given, shape)
     options, title = _options(given), _title(shape, given)
-    print(f"{title}\n", flush=True)  # some orders are searched for, and some are measured
+    if slow := shape[0] in SEARCHED:
+        print(f"{title}\n", flush=True)
     order = shape[0] if given.program is not None else programs(*shape, **options)
     order = order if given.reduce is None else add_reductions(order)
+    if not slow:
+        print(f"{title}\n", flush=True)
     width = min(max(shutil.get_terminal_size((100, 24)).columns, 40), 200)
     durations = {name: default for name, (_, default, _) in DURATIONS.items()} | _durations(given)
     simulation = simulate(order, **durations)
