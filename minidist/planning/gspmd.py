@@ -16,7 +16,17 @@ one cuts already. A partial sum is added up where it is used, once, and not befo
 gradients of a value are added first.
 """
 
-from minidist.placement import PARTIAL, REPLICATED, Partial, Placement, Split, collective
+from numbers import Integral
+
+from minidist.placement import (
+    PARTIAL,
+    REPLICATED,
+    Partial,
+    Placement,
+    Replicated,
+    Split,
+    collective,
+)
 from minidist.planning.graphs.gradients import d, with_gradients
 from minidist.planning.graphs.graph import Graph, Op
 from minidist.planning.placed_program import Compute, Layout, Move, Placements
@@ -43,11 +53,13 @@ def check(graph: Graph, axis: str, annotated: dict[str, Placement]) -> None:
         if name not in graph.values:
             raise ValueError(f"{axis}: there is no value {name!r}; there are {list(graph.values)}")
         shape = graph.values[name].shape
-        if isinstance(placement, Partial):
+        if not isinstance(placement, Split | Replicated):
+            what = "partial" if isinstance(placement, Partial) else repr(placement)
             raise ValueError(
-                f"{axis}: {name} cannot be annotated as partial; use Split or Replicated"
+                f"{axis}: {name} cannot be annotated as {what}; use Split or Replicated"
             )
-        if isinstance(placement, Split) and not 0 <= placement.axis < len(shape):
+        whole = isinstance(placement, Split) and isinstance(placement.axis, Integral)
+        if isinstance(placement, Split) and not (whole and 0 <= placement.axis < len(shape)):
             raise ValueError(f"{axis}: {name}{list(shape)} has no axis {placement.axis} to split")
 
 

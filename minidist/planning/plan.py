@@ -11,6 +11,7 @@ from numbers import Integral, Real
 from minidist.pipeline_parallel.schedules import SCHEDULES
 
 RECOMPUTE = "none", "selective", "full"
+MOST, LARGEST = 10**18, 1e300  # of counts, and of other numbers: sums and products are floats
 PRECISIONS = "mixed", "float32"
 V_SHAPED = tuple(name for name, own in SCHEDULES.items() if own.most_chunks == 2)  # and no fewer
 ASYNCHRONOUS = "pipedream", "pipedream_2bw"
@@ -119,12 +120,15 @@ class Machine:
 def check_count(name: str, given) -> None:
     if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
         raise ValueError(f"{name} is a whole number from 1, not {given!r}")
+    if given > MOST:
+        raise ValueError(f"{name} is too large: use {MOST:,} or less")
 
 
 def check_number(name: str, given, above: bool) -> None:
     """Raise ValueError unless it is a number above 0, or from 0; infinity only where above."""
-    number = isinstance(given, Real) and not isinstance(given, bool) and not math.isnan(given)
-    if not number or given < 0 or (above and given == 0) or (not above and math.isinf(given)):
+    number = isinstance(given, Real) and not isinstance(given, bool)
+    held = number and (0 <= given <= LARGEST or (above and given == math.inf))  # and not NaN
+    if not held or (above and given == 0):
         raise ValueError(f"{name} is a number {'above' if above else 'from'} 0, not {given!r}")
 
 

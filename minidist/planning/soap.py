@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise, permutations, product
+from numbers import Integral
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 
 Box = tuple[tuple[int, int], ...]  # (first, last + 1) per axis: a part of an array
+MOST_RANKS = 1_000
 KINDS = {"S": "sample", "A": "attribute", "P": "parameter", "R": "reduction"}
 
 
@@ -105,8 +107,11 @@ def cuts(graph: "Graph", ranks: int, dims: str = "SOAP") -> dict[str, list[Cut]]
     """
     if wrong := set(dims) - set("SOAPR"):
         raise ValueError(f"{sorted(wrong)[0]!r} is no dimension of SOAP; use letters of 'SOAPR'")
-    if ranks < 1:
-        raise ValueError(f"an op cannot be cut over {ranks} ranks; use 1 or more")
+    if not isinstance(ranks, Integral) or not 1 <= ranks <= MOST_RANKS:
+        raise ValueError(
+            f"an op cannot be cut over {ranks} ranks; use 1 or more, and {MOST_RANKS:,} at most, "
+            "for a cut begins on any of them"
+        )
     allowed, found = {KINDS[d] for d in dims if d != "O"}, {}
     for op, kind in zip(graph.ops, kinds(graph).values(), strict=True):
         n = graph.lengths(op)

@@ -27,6 +27,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from minidist.events import Event, EventLog
+from minidist.planning.graphs.gradients import check_loss
 from minidist.planning.plan import Machine
 from minidist.planning.soap import Box, Cut, check, pieces, shared
 from minidist.planning.task_graph import TaskGraph
@@ -78,6 +79,7 @@ class Simulator:
                 f"{machine.ranks} ranks on {machine.cores} cores: tasks know no shared cores; "
                 "use cores=None"
             )
+        check_loss(graph)
         self.graph, self.machine = graph, machine
         self.makers = {op.output: op for op in graph.ops}
         self.users: dict[str, list[tuple[Op, int]]] = defaultdict(list)

@@ -24,11 +24,13 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from math import prod
+from numbers import Integral
 from typing import NamedTuple
 
 from minidist.planning.graphs.gradients import adjoint, d, has_gradient
 from minidist.planning.graphs.graph import Graph, Op
 
+MOST_RANKS = 10**12  # whose prime factors are looked for: a million numbers are tried
 Letter = str | None  # None: the first of the k parts does all of it, because no letter can be cut
 Axis = int | None  # None: the first of the k parts keeps all of it, because no axis can be cut
 
@@ -65,9 +67,11 @@ def tofu(graph: Graph, ranks: int, together: int = 1) -> tuple[Cuts, int]:
 
     together  steps that are searched at once: 1 as in the paper; all of them find the fewest bytes
     """
-    if ranks < 1 or together < 1:
+    counts = all(isinstance(n, Integral) and n >= 1 for n in (ranks, together))
+    if not counts or ranks > MOST_RANKS:
         raise ValueError(
-            f"a graph cannot be cut over {ranks} ranks, {together} steps at once; use 1 or more"
+            f"a graph cannot be cut over {ranks} ranks, {together} steps at once; use 1 or more, "
+            f"and {MOST_RANKS:,} ranks at most"
         )
     works = works_of(graph, ranks)
     cuts = Cuts((), dict.fromkeys(graph.values, ()), {work.name: () for work in works})
@@ -204,11 +208,11 @@ def coalesced(graph: Graph) -> dict[str, str]:
 def prime_factors(n: int) -> tuple[int, ...]:
     """Return the prime factors, the largest first."""
     found, k = (), 2
-    while n > 1:
+    while k * k <= n:
         while n % k == 0:
             found, n = (k, *found), n // k
         k += 1
-    return found
+    return (n, *found) if n > 1 else found
 
 
 def _works(graph: Graph, op: Op, ranks: int) -> Iterator[Work]:

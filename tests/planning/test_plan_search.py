@@ -88,8 +88,8 @@ def test_the_divisors_of_a_large_number_are_found_at_once():
     "ranks, batch, wanted, message",
     [
         (10**12 + 39, 1, 1, "1000000000039 is too large to look for its divisors; use 1,000,000,0"),
-        (10**400, 1, 1, "0 is too large to look for its divisors; use 1,000,000,000,000 or less"),
-        (2, 2 * 10**20, 1, "100000000000000000000 is too large to look for its divisors"),
+        (10**400, 1, 1, "ranks is too large: use 1,000,000,000,000,000,000 or less"),
+        (2, 2 * 10**17, 1, "100000000000000000 is too large to look for its divisors"),
         (2, 0, 1, "batch is a whole number from 1, not 0"),
         (2, 2.0, 1, "batch is a whole number from 1, not 2.0"),
         (2, 2, 0, "wanted is a whole number from 1, not 0"),

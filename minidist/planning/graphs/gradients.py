@@ -24,15 +24,21 @@ def with_gradients(graph: Graph) -> tuple[Graph, list[tuple[int, int] | None]]:
     gradient of the loss is an input; give it 1. The list has an entry for each op of the graph:
     (number of the forward op, place of its input); None for a forward op and a sum over uses.
     """
+    check_loss(graph)
     values, ops = dict(graph.values), list(graph.ops)
     owners: list[tuple[int, int] | None] = [None] * len(ops)
     loss = values[ops[-1].output]
     values[d(loss.name)] = Value(d(loss.name), loss.shape, loss.dtype, "input")
-    wanted = {name: uses(graph, name) for name in values if has_gradient(values, name)}
+    live = below_loss(graph)
+    wanted = {
+        name: [(i, place) for i, place in uses(graph, name) if graph.ops[i].output in live]
+        for name in values
+        if has_gradient(values, name)
+    }
     for i in reversed(range(len(graph.ops))):
         op = graph.ops[i]
         for place, name in reversed(list(enumerate(op.inputs))):
-            if name not in wanted:
+            if name not in wanted or op.output not in live:
                 continue
             several = len(wanted[name]) > 1
             out = f"d {name} of {op.output}" if several else d(name)
@@ -47,6 +53,21 @@ def with_gradients(graph: Graph) -> tuple[Graph, list[tuple[int, int] | None]]:
                 ops.append(Op("add", parts, d(name), f"{','.join([term] * len(parts))}->{term}"))
                 owners.append(None)
     return Graph(values, ops), owners
+
+
+def check_loss(graph: Graph) -> None:
+    """Raise ValueError if a graph has no last op, which makes the loss."""
+    if not graph.ops:
+        raise ValueError("a graph without ops has no loss; give it one op or more")
+
+
+def below_loss(graph: Graph) -> set[str]:
+    """Return the values that the loss depends on, and the loss; others have no gradient."""
+    live = {graph.ops[-1].output}
+    for op in reversed(graph.ops):
+        if op.output in live:
+            live.update(op.inputs)
+    return live
 
 
 def has_gradient(values: dict[str, Value], name: str) -> bool:

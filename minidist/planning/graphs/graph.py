@@ -92,17 +92,27 @@ class Op:
 class Graph:
     """Values by name, and ops in an order in which each comes after those that it needs.
 
-    ValueError if an op needs what no earlier op makes, or a letter has two lengths.
+    ValueError if an op needs what no earlier op makes, a value is made twice or is
+    empty, or a letter has two lengths.
     """
 
     values: dict[str, Value]
     ops: list[Op]
 
     def __post_init__(self):
+        if empty := [value for value in self.values.values() if min(value.shape, default=1) < 1]:
+            raise ValueError(
+                f"{empty[0].name} has shape {list(empty[0].shape)}; every axis has a length from 1"
+            )
         known = {name for name, value in self.values.items() if value.kind != "result"}
         for op in self.ops:
             if missing := [name for name in op.inputs if name not in known]:
                 raise ValueError(f"{op.output} needs {missing[0]}, which no earlier op makes")
+            if op.output in known or op.output not in self.values:
+                why = "is known before" if op.output in known else "is not among the values"
+                raise ValueError(
+                    f"an op makes {op.output}, which {why}; give each op its own value"
+                )
             self.lengths(op)
             known.add(op.output)
 
