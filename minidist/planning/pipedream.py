@@ -31,10 +31,10 @@ from fractions import Fraction
 from numbers import Integral, Rational, Real
 
 from minidist.pipeline_parallel.pipedream import pipedream_programs
+from minidist.planning.plan import is_held
 from minidist.planning.simulator import simulate
 
 COSTS = "paper", "released"
-LARGEST = 1e300  # beyond it a sum of floats would be inf
 Profile = Sequence[tuple[Real, Real, Real]]  # seconds, activation bytes, parameter bytes per layer
 
 
@@ -201,7 +201,7 @@ def _checked(profile: Profile, ranks: int, bandwidth, cost: str) -> tuple[list, 
     if not len(profile):
         raise ValueError("the profile has no layer, so there is no stage; profile one or more")
     for i, layer in enumerate(profile):
-        if len(layer) != 3 or not all(map(_is_number, layer)):
+        if len(layer) != 3 or not all(map(is_held, layer)):
             raise ValueError(
                 f"layer {i} has the profile {layer}; give seconds, activation bytes and parameter "
                 "bytes, finite numbers from 0"
@@ -209,7 +209,7 @@ def _checked(profile: Profile, ranks: int, bandwidth, cost: str) -> tuple[list, 
     levels = list(bandwidth) if isinstance(bandwidth, Sequence) else [(ranks, bandwidth)]
     pairs = all(isinstance(level, tuple | list) and len(level) == 2 for level in levels)
     counts = pairs and all(isinstance(n, Integral) and n > 0 for n, _ in levels)
-    rates = pairs and all(rate == math.inf or (_is_number(rate) and rate) for _, rate in levels)
+    rates = pairs and all(rate == math.inf or (is_held(rate) and rate) for _, rate in levels)
     if not counts or not rates or math.prod(units for units, _ in levels) != ranks:
         raise ValueError(
             f"{levels} are no levels of {ranks} ranks; give (units, bytes per second above 0) from "
@@ -219,11 +219,6 @@ def _checked(profile: Profile, ranks: int, bandwidth, cost: str) -> tuple[list, 
         [tuple(map(_exact, layer)) for layer in profile],
         [(units, _exact(rate)) for units, rate in levels],
     )
-
-
-def _is_number(given) -> bool:
-    """Return whether it is a number from 0 that is not too large for a sum of floats."""
-    return isinstance(given, Real) and 0 <= given <= LARGEST
 
 
 def _exact(number: Real) -> Real:

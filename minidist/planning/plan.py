@@ -6,7 +6,7 @@ Machine(3072, 8, flops=312e12, memory=80e9, link=300e9, network=25e9)
 
 import math
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Integral, Rational, Real
 
 from minidist.pipeline_parallel.schedules import SCHEDULES
 
@@ -126,10 +126,16 @@ def check_count(name: str, given) -> None:
 
 def check_number(name: str, given, above: bool) -> None:
     """Raise ValueError unless it is a number above 0, or from 0; infinity only where above."""
-    number = isinstance(given, Real) and not isinstance(given, bool)
-    held = number and (0 <= given <= LARGEST or (above and given == math.inf))  # and not NaN
-    if not held or (above and given == 0):
+    held = is_held(given) or (above and isinstance(given, Real) and given == math.inf)
+    if not held or isinstance(given, bool) or (above and given == 0):
         raise ValueError(f"{name} is a number {'above' if above else 'from'} 0, not {given!r}")
+
+
+def is_held(given) -> bool:
+    """Return whether it is a number from 0, and not too large for a product of floats."""
+    if not isinstance(given, Real):
+        return False
+    return 0 <= (given if isinstance(given, Rational) else float(given)) <= LARGEST
 
 
 def check_one_of(name: str, given, allowed) -> None:

@@ -118,8 +118,14 @@ def test_a_machine_and_a_model_take_numbers_that_floats_can_hold(number):
     for name in ("flops", "memory", "link", "network"):
         with pytest.raises(ValueError, match=f"{name} is a number above 0"):
             Machine(2, 2, **RATES | {name: number})
+    assert Machine(2, 2, **RATES | {"memory": np.float32(3)}).memory == 3  # without a warning
     with pytest.raises(ValueError, match=r"width is (a whole number from 1|too large)"):
         TransformerSize(1, number, 1, 1, 1)
+
+
+def test_a_model_has_no_more_layers_than_can_be_listed():
+    with pytest.raises(ValueError, match=r"1000000000 layers are too many, .* use 10,000 or less"):
+        TransformerSize(10**9, 8, 1, 1, 1)
 
 
 @pytest.mark.parametrize("number", [10**400, math.nan, math.inf, -1, "1", None, [], 1j])

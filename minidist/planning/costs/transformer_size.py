@@ -18,6 +18,8 @@ from minidist.planning.plan import RECOMPUTE, check_count, check_one_of
 if TYPE_CHECKING:
     from minidist import nn
 
+MOST_LAYERS = 10_000
+
 
 @dataclass(frozen=True)
 class TransformerSize:
@@ -42,6 +44,10 @@ class TransformerSize:
     def __post_init__(self):
         for name in ("layers", "width", "heads", "sequence", "vocab", "top_k"):
             check_count(name, getattr(self, name))
+        if self.layers > MOST_LAYERS:
+            raise ValueError(
+                f"{self.layers} layers are too many, for each is listed; use {MOST_LAYERS:,} or less"
+            )
         if self.width % self.heads:
             raise ValueError(
                 f"width {self.width} does not split into {self.heads} heads; "
