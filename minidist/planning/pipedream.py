@@ -35,6 +35,7 @@ from minidist.planning.plan import is_held
 from minidist.planning.simulator import simulate
 
 COSTS = "paper", "released"
+MOST_UNITS = 1_000  # of a level
 Profile = Sequence[tuple[Real, Real, Real]]  # seconds, activation bytes, parameter bytes per layer
 
 
@@ -214,6 +215,11 @@ def _checked(profile: Profile, ranks: int, bandwidth, cost: str) -> tuple[list, 
         raise ValueError(
             f"{levels} are no levels of {ranks} ranks; give (units, bytes per second above 0) from "
             f"the lowest level up, with units whose product is {ranks}"
+        )
+    if (units := max(units for units, _ in levels)) > MOST_UNITS:
+        raise ValueError(
+            f"{units} ranks or nodes on one level are too many, for each number of replicas is "
+            f"tried; use {MOST_UNITS:,} or less"
         )
     return (
         [tuple(map(_exact, layer)) for layer in profile],

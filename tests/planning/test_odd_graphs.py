@@ -126,6 +126,14 @@ def test_a_machine_and_a_model_take_numbers_that_floats_can_hold(number):
 def test_a_model_has_no_more_layers_than_can_be_listed():
     with pytest.raises(ValueError, match=r"1000000000 layers are too many, .* use 10,000 or less"):
         TransformerSize(10**9, 8, 1, 1, 1)
+    with pytest.raises(ValueError, match="experts is a whole number from 1, not None"):
+        TransformerSize(1, 8, 1, 1, 1, experts=None)
+
+
+def test_a_level_has_no_more_ranks_than_replicas_can_be_tried():
+    with pytest.raises(ValueError, match="1001 ranks or nodes on one level are too many"):
+        pipedream([(1, 1, 1)], 1001, 1.0)
+    assert pipedream([(1, 1, 0)], 1000, 1.0)[0] == [(0, 1, 1000)]
 
 
 @pytest.mark.parametrize("number", [10**400, math.nan, math.inf, -1, "1", None, [], 1j])

@@ -46,14 +46,15 @@ class TransformerSize:
             check_count(name, getattr(self, name))
         if self.layers > MOST_LAYERS:
             raise ValueError(
-                f"{self.layers} layers are too many, for each is listed; use {MOST_LAYERS:,} or less"
+                f"{self.layers} layers are too many, for each is listed; "
+                f"use {MOST_LAYERS:,} or less"
             )
         if self.width % self.heads:
             raise ValueError(
                 f"width {self.width} does not split into {self.heads} heads; "
                 f"use a multiple of {self.heads}"
             )
-        if self.experts:
+        if self.experts != 0:
             check_count("experts", self.experts)
             if self.top_k > self.experts:
                 raise ValueError(f"cannot choose {self.top_k} of {self.experts} experts")
