@@ -64,7 +64,7 @@ def test_an_argument_is_a_word_or_a_number_with_a_bound_and_a_reason(action):
         assert action.choices is not None or by_name, "is this a number? give it a reader"
         return
     assert action.type not in (int, float), "use whole() or number() of minidist/cli/arguments.py"
-    for text in "9" * 30, "9" * 400:
+    for text in "9" * 40, "9" * 400:
         said = refusal(action.type, text)
         assert re.search(r"at most [\d,.e+]+: \w+ \w+", said), f"no bound or no reason: {said}"
     for text in NO_NUMBERS:
