@@ -1,6 +1,6 @@
 """Translate numbers with a trained model, and compare with the rules of both languages."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -120,6 +120,11 @@ def load(folder: str) -> tuple[nn.Seq2Seq | nn.Dual, Numbers]:
     if "direction" not in told["data"]:
         of = told["data"].get("source", "another program")
         raise ValueError(f"{saved.path} is of {of}, and cannot translate; {REMEDY}")
+    if unknown := sorted(set(told["settings"]) - {field.name for field in fields(Settings)}):
+        raise ValueError(
+            f"{saved.path} has the setting {unknown[0]!r}, which this minidist does not know; use "
+            "the minidist that wrote it"
+        )
     data = numbers_of(told["data"])
     model = NUMBERS.model(data, Settings(**told["settings"]))
     model.load_state({name: saved.whole(name) for name in model.named_parameters()})

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from minidist import decoding, nn, translating
-from minidist.checkpoint import Keep
+from minidist.checkpoint import Keep, manifest
 from minidist.cli import main
 from minidist.cli.outcomes import outcome
 from minidist.datasets import Text, numbers
@@ -401,6 +401,19 @@ def test_a_folder_without_a_translator_is_one_line(capsys, tmp_path, cluster):
     cluster(1, "thread").run(train, text, settings, Keep(str(tmp_path)))
     line = refused(capsys, *command)
     assert line.endswith(f"step-00000001 is of five characters, and cannot translate; {remedy}")
+
+
+def test_a_translator_of_a_newer_minidist_is_refused_by_the_setting_that_is_new(
+    data, tmp_path, cluster
+):
+    pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
+    cluster(1, "thread").run(train, data, replace(SMALL, steps=1), Keep(str(tmp_path)))
+    (path,) = tmp_path.rglob(manifest.NAME)
+    saved = manifest.read(path)
+    saved["about"]["told"]["settings"]["gears"] = 5
+    path.write_bytes(manifest.encode(saved))
+    with pytest.raises(ValueError, match="has the setting 'gears', which this minidist does not"):
+        load(str(tmp_path))
 
 
 @pytest.mark.parametrize(

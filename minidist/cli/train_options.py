@@ -146,7 +146,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--resume-from",
-        type=from_zero,
+        type=whole(2**63 - 1, "the number of a step has 63 bits", least=0),
         metavar="STEP",
         help="go on from the checkpoint of this step; newer ones are renamed, not removed",
     )
