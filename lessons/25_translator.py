@@ -11,12 +11,11 @@
 # vocabulary, `E[V, C]` its embedding; `P` probabilities of words; `n` targets that count.
 
 # %%
-import time
 from functools import partial
 
 import numpy as np
 
-from minidist import Cluster, Mesh, datasets, decoding, nn, optim
+from minidist import Cluster, Mesh, datasets, decoding, nn, no_grad, optim
 from minidist.autograd import functions
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.parameter_server import Plan, Server, join, train
@@ -32,16 +31,16 @@ from minidist.train import warm_up_and_decay
 from minidist.train_with_servers import Minibatches, Scheduled
 
 figures.arguments()
-STEPS, BATCH, LR, LOOK = 160, 64, 8e-3, 20
+SHORT, LONG, SEEDS, BATCH, LR = 20, 160, 3, 64, 8e-3
 pairs = datasets.numbers(examples=8000, held_out=200)
 inputs, targets = pairs.train
 S, T = pairs.source_length, pairs.target_length
 sizes = {"width": 32, "heads": 4, "depth": 1}
 
 
-def translator():
+def translator(seed=0):
     words = len(pairs.source), len(pairs.target)
-    return nn.Seq2Seq(*words, source_length=S, target_length=T, **sizes)
+    return nn.Seq2Seq(*words, source_length=S, target_length=T, seed=seed, **sizes)
 
 
 # %% [markdown]
@@ -131,115 +130,87 @@ print(f"largest difference to nn.Dual {error:.1e}; the first translator's head g
 assert error < 1e-12 < reaches
 
 # %% [markdown]
-# ## Measurement
+# ## Measurement: what is held, and what travels
 #
-# The same translator, the same batches, 160 steps. Snapshots of the weights are taken on the way
-# (their time and bytes do not count) and translate 200 numbers that were held out. *Exact*: every
-# word is right.
-
-
-# %%
-class Watch:
-    """Snapshots of the weights, with the seconds and the bytes that this rank has spent so far."""
-
-    def __init__(self, group, state, ledgers, parameters):
-        self.state, self.ledgers, self.found = state, ledgers, []
-        self.holds = sum(p.data.nbytes for p in parameters)
-        group.barrier()
-        self.begin, self.before = time.perf_counter(), self.sent()
-
-    def sent(self):
-        return sum(ledger.total for ledger in self.ledgers)
-
-    def look(self):
-        now, sent = time.perf_counter(), self.sent()
-        self.found.append((now - self.begin, self.state()))
-        self.bytes = sent - self.before
-        self.begin += time.perf_counter() - now
-        self.before += self.sent() - sent
-
-    def result(self):
-        """Return [(seconds, weights), ...], bytes sent, bytes of the weights that this rank has."""
-        return self.found, self.bytes, self.holds
-
-
-# %% [markdown]
-# Three training loops: ranks that wait for each other, a server with its workers, both directions.
+# The same translator, the same batches, in eleven ways. Three training loops: ranks that wait for
+# each other, a server with its workers, both directions. Each returns the weights that it ends
+# with, the bytes that this rank has sent, and those of the weights that it has.
 
 # %%
 adam = partial(optim.AdamW, lr=LR, betas=(0.9, 0.98))
 
 
-def synchronous(group, shuffle=True, **axes):
+class Sent:
+    """Counts the bytes that this rank sends, from here to `result`."""
+
+    def __init__(self, ledgers, parameters):
+        self.ledgers, self.holds = ledgers, sum(p.data.nbytes for p in parameters)
+        self.before = sum(ledger.total for ledger in ledgers)
+
+    def result(self, state):
+        """Return (weights, bytes sent, bytes of the weights that this rank has)."""
+        sent = sum(ledger.total for ledger in self.ledgers) - self.before
+        return state(), sent, self.holds
+
+
+def synchronous(group, steps, seed=0, shuffle=True, **axes):
     """Batch over dp, layers over pp, matrices and vocabularies over tp."""
     mesh = Mesh(group, **{"dp": 1, "pp": 1, "tp": 1} | axes)
-    hybrid = Hybrid(translator(), mesh, micro_batches=2 * mesh.pp.size)
+    hybrid = Hybrid(translator(seed), mesh, micro_batches=2 * mesh.pp.size)
     optimizer = adam(hybrid.parameters())
-    by_length = np.argsort((inputs[:, :S] != PAD).sum(axis=1), kind="stable")
-    ledgers = [axis.ledger for axis in hybrid.groups]
-    watch = Watch(group, hybrid.state, ledgers, hybrid.parameters())
-    batches = Sampler(len(inputs), BATCH, shuffle=shuffle)
-    for step, batch in zip(range(STEPS), batches, strict=False):
+    count = Sent([axis.ledger for axis in hybrid.groups], hybrid.parameters())
+    batches = Sampler(len(inputs), BATCH, seed, shuffle=shuffle)
+    for step, batch in zip(range(steps), batches, strict=False):
         rows = batch.examples if shuffle else by_length[batch.examples]
         hybrid.backward(inputs[rows], targets[rows], step=step, examples=rows)
         optimizer.clip_global_norm(1.0, hybrid.sum_squares)
-        optimizer.lr = LR * warm_up_and_decay(step, STEPS)
+        optimizer.lr = LR * warm_up_and_decay(step, steps)
         hybrid.step(optimizer)
-        if step % LOOK == LOOK - 1:
-            watch.look()
-    return watch.result()
+    return count.result(hybrid.state)
 
 
-def alone(group):
-    """One rank on one core, as each of two ranks has one; the other rank does nothing."""
-    own = group.split(group.rank)
-    return synchronous(own) if group.rank == 0 else ([], 0, 0)
+def alone(group, steps, **options):
+    """Each rank trains a whole translator, from its own seed: its rank."""
+    return synchronous(group.split(group.rank), steps, seed=group.rank, **options)
 
 
-def asynchronous(group, rule=adam, **options):
+def asynchronous(group, steps, seed=0, rule=adam, **options):
     """One server keeps the weights; each worker has its part of every batch, and nobody waits."""
-    model, workers = translator(), group.size - 1
+    model, workers = translator(seed), group.size - 1
     plan = Plan(servers=1, staleness=None, **options)
-    updates = STEPS * workers // plan.n_push
+    updates = steps * workers // plan.n_push
     role = join(group, model, lambda slices: Scheduled(rule(slices), updates), plan)
-    minibatches = Minibatches(inputs, targets, Settings(steps=STEPS, batch=BATCH), workers)
-    watch = Watch(group, model.state, [role.group.ledger], model.parameters())
-
-    def backward(model, number):
-        minibatches.backward(model, number)
-        if number // workers % LOOK == LOOK - 1:
-            watch.look()
-
-    train(role, backward, [] if isinstance(role, Server) else minibatches.of(group.rank - 1))
-    watch.look()
-    return watch.result()
+    settings = Settings(steps=steps, batch=BATCH, seed=seed)
+    minibatches = Minibatches(inputs, targets, settings, workers)
+    count = Sent([role.group.ledger], model.parameters())
+    mine = [] if isinstance(role, Server) else minibatches.of(group.rank - 1)
+    train(role, minibatches.backward, mine)
+    return count.result(model.state)
 
 
-def reconstructing(group, weight):
+def reconstructing(group, steps, weight):
     """Both directions; every rank has both models and its part of every batch."""
     dual = both_ways(weight)
     optimizer = adam(dual.parameters())
-    watch = Watch(group, dual.there.state, [group.ledger], dual.parameters())
-    for step, batch in zip(range(STEPS), Sampler(len(inputs), BATCH), strict=False):
+    count = Sent([group.ledger], dual.parameters())
+    for step, batch in zip(range(steps), Sampler(len(inputs), BATCH), strict=False):
         tokens = inputs[batch.examples]
         goals, mine = dual.targets(tokens), shard(np.arange(len(tokens)), group.rank, group.size)
         dual.loss(dual(tokens[mine]), goals[mine], nn.counted(goals)).backward()
         all_reduce_gradients(dual, group)
         optimizer.clip_global_norm(1.0)
-        optimizer.lr = LR * warm_up_and_decay(step, STEPS)
+        optimizer.lr = LR * warm_up_and_decay(step, steps)
         optimizer.step()
         optimizer.zero_grad()
-        if step % LOOK == LOOK - 1:
-            watch.look()
-    return watch.result()
+    return count.result(dual.there.state)
 
 
 # %%
+by_length = np.argsort((inputs[:, :S] != PAD).sum(axis=1), kind="stable")
 adagrad = partial(optim.Adagrad, lr=0.03)
 methods = {
-    "one rank": (2, alone, {}),
+    "one rank": (1, synchronous, {}),
     "data": (2, synchronous, {"dp": 2}),
-    "data, not shuffled": (2, synchronous, {"dp": 2, "shuffle": False}),
     "vocabulary": (2, synchronous, {"tp": 2}),
     "layers": (2, synchronous, {"pp": 2}),
     "data x vocabulary": (4, synchronous, {"dp": 2, "tp": 2}),
@@ -250,73 +221,50 @@ methods = {
     "both directions": (2, reconstructing, {"weight": 0.0}),
     "reconstruction": (2, reconstructing, {"weight": 0.5}),
 }
+clusters = {N: Cluster(N) for N in (1, 2, 3, 4)}
+weights, sent, holds = {}, {}, {}
+print(f"{SHORT} steps; kB: of weights on the fullest rank, and sent per step by all ranks")
+for name, (N, method, options) in methods.items():
+    ranks = clusters[N].run(partial(method, steps=SHORT, **options))
+    weights[name] = ranks[0][0]
+    sent[name] = sum(rank[1] for rank in ranks) / 1e3 / SHORT
+    holds[name] = max(rank[2] for rank in ranks) / 1e3
+    print(f"{name:18} {N} ranks: {holds[name]:4.0f} kB of weights, {sent[name]:5.0f} kB sent")
 
 
-def exact(state):
-    """Return the share of numbers that weights translate without a wrong word."""
+def held_out_loss(state):
+    """Return the loss of a translator with these weights, on pairs that were held out."""
     model, (tokens, goals) = translator(), pairs.held_out
-    model.load_state({name.removeprefix("there."): array for name, array in state.items()})
-    written = decoding.translate(model, tokens[:, :S])
-    return np.mean((written == np.where(goals == nn.IGNORED, PAD, goals)).all(axis=1))
+    model.load_state(state)
+    with no_grad():
+        return float(nn.cross_entropy(model(tokens), goals))
 
 
-found = {}
-
-
-def measure(*kinds):
-    """Train by these functions; keep curve, MB sent, and kB of weights of the fullest rank."""
-    for name, (size, method, options) in methods.items():
-        if method in kinds:
-            with Cluster(size) as cluster:
-                ranks = cluster.run(partial(method, **options))
-            looks = ranks[1 if method is asynchronous else 0][0]  # there rank 0 is the server
-            curve = [(seconds, exact(state)) for seconds, state in looks]
-            sent = sum(rank[1] for rank in ranks) / 1e6
-            holds = max(rank[2] for rank in ranks) / 1e3
-            found[name] = curve, sent, holds
-
-
-measure(alone, synchronous)
+alike = ("data", "vocabulary", "layers", "data x vocabulary")
+loss = {name: held_out_loss(weights[name]) for name in ("one rank", *alike)}
+error = max(abs(loss[name] / loss["one rank"] - 1) for name in alike)
+print(f"loss {loss['one rank']:.3f}; the others' that wait for each other differ by {error:.0e}")
+assert error < 1e-3
+assert 1 < sent["data"] / (2 * holds["data"]) < 1.01
+assert holds["layers"] < holds["one rank"] > holds["vocabulary"] > holds["data x vocabulary"] / 1.01
+assert sent["vocabulary"] == max(sent[name] for name in ("data", "vocabulary", "layers"))
+assert 0.75 < sent["with a buffer"] / sent["asynchronous"] < 0.8
+assert sent["Adagrad, sparse"] > sent["Adagrad"]
+assert sent["reconstruction"] == sent["both directions"]
 
 # %% [markdown]
-# The last column is for equal time: what each has reached when *data* has done its 160 steps.
-
-# %%
-measure(asynchronous, reconstructing)
-quick = found["data"][0][-1][0]
-
-
-def at(curve, seconds):
-    """Return the accuracy that was reached by then."""
-    return max((right for when, right in curve if when <= seconds), default=0.0)
-
-
-print(f"{'':20} ranks  kB of weights   MB sent  seconds  exact at the end  after {quick:.1f} s")
-for name, (curve, sent, holds) in found.items():
-    seconds, right = curve[-1]
-    size = methods[name][0] if name != "one rank" else 1
-    print(
-        f"{name:20} {size:5}  {holds:13.0f}  {sent:8.1f}  {seconds:7.1f}  {right:16.0%}  "
-        f"{at(curve, quick):11.0%}"
-    )
-
-end = {name: curve[-1][1] for name, (curve, _, _) in found.items()}
-for name in ("data", "vocabulary", "layers", "data x vocabulary"):
-    assert abs(end[name] - end["one rank"]) < 0.05  # the same gradients, to rounding
-assert end["data, not shuffled"] < end["data"]
-
-# %% [markdown]
-# What each one buys here, beside the run without it:
+# What each one changes here:
 #
-# - **data** buys seconds, and sends twice the gradient in a step. The accuracy is one rank's,
-#   because the gradients are.
-# - **shuffling** buys most of the accuracy. Without it, in order of length as here, nearly every
-#   batch has sources of one length only.
-# - **vocabulary** (with heads and matrices) and **layers** buy memory. On two cores of one machine
-#   they do not buy time; the split of matrices sends most.
+# - **data** sends twice the gradient in a step. The loss is one rank's, to rounding, because the
+#   gradients are; so it translates as well. How many seconds it saves depends on the cores.
+# - **vocabulary** (with heads and matrices) and **layers** buy memory. The split of matrices sends
+#   most.
 # - **asynchronous**: nobody waits, but gradients are of old weights, and each is of half a batch.
-#   A **buffer** (two gradients, sent as one) saves a quarter of the bytes, and half of the updates
-#   are gone.
+#   A **buffer** (two gradients, sent as one) saves up to a quarter of the bytes, and half of the
+#   updates are gone.
+# - **reconstruction** (beside *both directions*, which it needs) costs a third pass and no bytes.
+#   He et al. gain from texts without a translation; here each has one. Tu et al. gain with pairs
+#   alone, but read the decoder's hidden states, not its words. One run would not show a gain.
 # - **sparse** pushes need a rule like Adagrad, which leaves a row without a gradient as it is. They
 #   buy nothing here: with so few words every row is touched, and each row costs 8 bytes for its
 #   number. When do they?
@@ -337,39 +285,74 @@ def sparse_share(V):
 print("sparse / dense bytes:", {V: round(sparse_share(V), 2) for V in (35, 1000, 10_000)})
 
 # %% [markdown]
-# - **reconstruction** (beside *both directions*, which it needs) costs a third pass, and at equal
-#   steps it is no better here. He et al. gain from texts without a translation; here each has one.
-#   Tu et al. gain with pairs alone, but read the decoder's hidden states, not its words.
+# ## Measurement: how well do they translate?
+#
+# Now 160 steps, and 200 numbers that were held out. *Exact*: every word is right. A single run says
+# little: another seed, which draws the weights and the order of the batches, or the same
+# asynchronous run once more, ends elsewhere. So each method runs from three seeds, and where
+# the ranges of two methods overlap, nothing is claimed.
+
+
+# %%
+def exact(state):
+    """Return the share of numbers that weights translate without a wrong word."""
+    model, (tokens, goals) = translator(), pairs.held_out
+    model.load_state(state)
+    written = decoding.translate(model, tokens[:, :S])
+    return np.mean((written == np.where(goals == nn.IGNORED, PAD, goals)).all(axis=1))
+
+
+def from_seeds(method, **options):
+    """Return the exact shares of runs from SEEDS seeds; asynchronous ones run one after another."""
+    run = partial(method, steps=LONG, **options)
+    if method is alone:
+        return [exact(state) for state, *_ in clusters[SEEDS].run(run)]
+    return [exact(clusters[3].run(partial(run, seed=seed))[1][0]) for seed in range(SEEDS)]
+
+
+accuracy = {
+    "shuffled": from_seeds(alone),
+    "in order of length": from_seeds(alone, shuffle=False),
+}
+
+# %%
+accuracy["asynchronous"] = from_seeds(asynchronous)
+accuracy["with a buffer"] = from_seeds(asynchronous, n_push=2)
+for name, shares in accuracy.items():
+    print(f"{name:18} exact: {min(shares):4.0%} to {max(shares):4.0%} in {SEEDS} runs")
+lengths = (inputs[by_length, :S] != PAD).sum(axis=1)
+sorted_batches = [lengths[i : i + BATCH] for i in range(0, len(lengths), BATCH)]
+one_length = np.mean([np.ptp(batch) == 0 for batch in sorted_batches])
+print(f"in order of length, {one_length:.0%} of the batches have sources of one length only")
+assert one_length > 0.5
+assert max(accuracy["in order of length"]) < min(accuracy["shuffled"])
+
+# %% [markdown]
+# Batches in order of length end worse from every seed (asserted); most have sources of one length
+# only. Few sort on purpose, but a file may come sorted. What it costs to wait for nobody, and what
+# a buffer costs, is in the ranges: they depend on the machine, and on what else it does.
 
 
 # %%
 def draw(plt):
-    figure, axes = plt.subplots(3, 3, figsize=(10, 8), sharex=True, sharey=True)
-    title = "What each ingredient changes: exact translations over time"
-    figure.suptitle(
-        f"{title}\n(asynchronous, buffer, Adagrad: one run; they differ from run to run)"
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), width_ratios=[3, 4])
+    figure.suptitle("What each ingredient changes")
+    for row, shares in enumerate(accuracy.values()):
+        left.plot([min(shares), max(shares)], [row, row], color=figures.IDLE, lw=5)
+        left.plot(shares, [row] * len(shares), "o", color=figures.FORWARD, ms=7)
+    left.set_yticks(range(len(accuracy)), list(accuracy))
+    left.set(xlim=(0, 1), ylim=(len(accuracy) - 0.5, -0.5), xlabel="exact translations")
+    left.set(title=f"{LONG} steps; a dot is a run from one of {SEEDS} seeds")
+    rows = np.arange(len(methods))
+    right.barh(rows - 0.2, sent.values(), 0.4, color=figures.COMMUNICATION, label="sent in a step")
+    right.barh(rows + 0.2, holds.values(), 0.4, color=figures.IDLE, label="weights, fullest rank")
+    right.set_yticks(rows, [f"{name}, {methods[name][0]}" for name in methods])
+    right.set(
+        ylim=(len(methods) - 0.5, -0.5),
+        xlabel="kB; the numbers are those of ranks",
+        title="What travels and what is held",
     )
-    both = [
-        ("data", "one rank"),
-        ("data", "data, not shuffled"),
-        ("vocabulary", "one rank"),
-        ("layers", "one rank"),
-        ("data x vocabulary", "data"),
-        ("asynchronous", "data"),
-        ("with a buffer", "asynchronous"),
-        ("Adagrad, sparse", "Adagrad"),
-        ("reconstruction", "both directions"),
-    ]
-    for axis, (name, without) in zip(axes.flat, both, strict=True):
-        for which, color, width in ((without, figures.IDLE, 4), (name, figures.FORWARD, 2)):
-            seconds, right = zip(*[(0.0, 0.0), *found[which][0]], strict=True)
-            axis.plot(seconds, right, color=color, linewidth=width, label=which)
-        axis.legend(loc="upper left", fontsize=9)
-        axis.set_ylim(0, 1.05)
-    for axis in axes[:, 0]:
-        axis.set_ylabel("exact")
-    for axis in axes[-1]:
-        axis.set_xlabel("seconds of training")
+    right.legend(loc="center right", fontsize=9)
     return figure
 
 
@@ -507,8 +490,8 @@ exercise.judge(3, check_step, step, tempting=[best_of_each, words_alone])
 # %% [markdown]
 # ## What it costs, and what comes next
 #
-# - **Steps are not seconds.** Compare at equal time and at equal steps: the order changes.
-# - **No two asynchronous runs are equal**, and their accuracy may differ much. But `minidist train
+# - **Steps are not seconds.** Compare at equal time and at equal steps.
+# - **No two asynchronous runs are equal.** But `minidist train
 #   --data numbers --servers 1 --ranks 3 --replay` repeats a run from the server's log, to the bit.
 # - **Memory** is what the splits of vocabulary and layers buy; the bytes they send need fast links.
 # - **Certified:** `minidist verify` compares such a model's gradient with one device's for naive,
@@ -516,6 +499,10 @@ exercise.judge(3, check_step, step, tempting=[best_of_each, words_alone])
 #
 # Each ingredient is an option of `minidist train --data numbers`: `--strategy`, `--servers`,
 # `--push-every`, `--sparse`, `--reconstruction` (and `--no-shuffle`, but there the pairs' own order
-# is random). Longer training makes it right: train with `--checkpoint FOLDER`, then `minidist
+# is random). To judge by reading, train longer with `--checkpoint FOLDER`, then `minidist
 # translate --checkpoint FOLDER 321`. The strategies are all here now. Take your own model, and ask
 # lesson 20 which of them it needs.
+
+# %%
+for cluster in clusters.values():
+    cluster.close()
