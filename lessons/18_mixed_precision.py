@@ -33,7 +33,7 @@ images = images.reshape(len(images), -1)
 SIZES = [64, 64, 64, 10]
 
 # %% [markdown]
-# ## Problem: float16 alone learns less than half of what float32 learns
+# ## Problem: float16 alone goes less than half of float32's way
 #
 # GPT-3 was trained on batches of 3.2 million tokens with a learning rate of 6e-5 ([Brown et al.
 # 2020](https://arxiv.org/abs/2005.14165), table 2.1). We take such numbers: 256 images per rank on

@@ -270,7 +270,8 @@ for name, method in adamw.items():
 without = {name: result(method) for name, method in forgetful.items()}
 for name, (end, megabytes) in found.items():
     note = f"; {without[name][0]:.3f} without memory" if name in without else ""
-    print(f"{name:13} {megabytes:6.2f} MB, 1/{sent / megabytes:<4.0f} loss {end:.3f}{note}")
+    share = f"1/{sent / megabytes:<4.0f} loss {end:.3f}, {end / loss:4.0%} of naive's"
+    print(f"{name:13} {megabytes:6.2f} MB, {share}{note}")
 
 elements = [p.size for p in nn.MLP([64, 128, 10]).parameters()]
 k = sum(max(1, int(0.01 * n)) for n in elements)

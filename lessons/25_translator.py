@@ -346,11 +346,11 @@ def draw(plt):
     rows = np.arange(len(methods))
     right.barh(rows - 0.2, sent.values(), 0.4, color=figures.COMMUNICATION, label="sent in a step")
     right.barh(rows + 0.2, holds.values(), 0.4, color=figures.IDLE, label="weights, fullest rank")
-    right.set_yticks(rows, [f"{name}, {methods[name][0]}" for name in methods])
+    right.set_yticks(rows, [f"{name} on {methods[name][0]}" for name in methods])
     right.set(
         ylim=(len(methods) - 0.5, -0.5),
-        xlabel="kB; the numbers are those of ranks",
-        title="What travels and what is held",
+        xlabel="kB",
+        title="What travels and is held, on how many ranks",
     )
     right.legend(loc="center right", fontsize=9)
     return figure
