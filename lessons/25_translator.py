@@ -31,7 +31,7 @@ from minidist.train import warm_up_and_decay
 from minidist.train_with_servers import Minibatches, Scheduled
 
 figures.arguments()
-SHORT, LONG, SEEDS, BATCH, LR = 20, 160, 3, 64, 8e-3
+SHORT, LONG, SEEDS, BATCH, LR = 12, 160, 3, 64, 8e-3
 pairs = datasets.numbers(examples=8000, held_out=200)
 inputs, targets = pairs.train
 S, T = pairs.source_length, pairs.target_length
@@ -246,9 +246,9 @@ error = max(abs(loss[name] / loss["one rank"] - 1) for name in alike)
 print(f"loss {loss['one rank']:.3f}; the others' that wait for each other differ by {error:.0e}")
 assert error < 1e-3
 assert 1 < sent["data"] / (2 * holds["data"]) < 1.01
-assert holds["layers"] < holds["one rank"] > holds["vocabulary"] > holds["data x vocabulary"] / 1.01
+assert max(holds["layers"], holds["vocabulary"]) < 0.6 * holds["one rank"]
 assert sent["vocabulary"] == max(sent[name] for name in ("data", "vocabulary", "layers"))
-assert 0.75 < sent["with a buffer"] / sent["asynchronous"] < 0.8
+assert 0.75 < sent["with a buffer"] / sent["asynchronous"] < 0.85
 assert sent["Adagrad, sparse"] > sent["Adagrad"]
 assert sent["reconstruction"] == sent["both directions"]
 
