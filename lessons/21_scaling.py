@@ -408,8 +408,8 @@ def draw(plt):
             left.plot(N, row[N], marker, mfc="white" if N in MANY else color, mec=color, ms=7)
     left.plot(many, many, ":", color=figures.INK, lw=1, label="ideal")
     left.plot([], [], "o", mfc="white", mec=figures.INK, label="hollow: measured, not fitted")
-    left.set(xscale="log", yscale="log", xlim=(0.9, 18), ylim=(0.9, 40), xlabel="sleeping ranks")
-    left.set(title="Work per rank: fitted to 4 ranks", ylabel="times as fast as one rank")
+    left.set(xscale="log", yscale="log", xlim=(0.9, 18), ylim=(0.8, 40), xlabel="sleeping ranks")
+    left.set(title="Work per rank: fitted to 2 to 4 ranks", ylabel="times as fast as one rank")
     left.set_xticks(ticks, ticks)
     left.set_yticks(ticks, ticks)
     sizes, colors = np.geomspace(BYTES[0], BYTES[-1]), [figures.COMMUNICATION, figures.BACKWARD]
