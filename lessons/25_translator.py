@@ -23,6 +23,7 @@ from minidist.data_parallel.sparse_update import Blocks
 from minidist.datasets import Sampler, shard
 from minidist.hybrid import Hybrid
 from minidist.nn.flat_parameters import FlatParameters
+from minidist.nn.seq2seq import joined
 from minidist.rng import generator
 from minidist.settings import Settings
 from minidist.tokens import BEGIN, END, PAD
@@ -63,8 +64,8 @@ print(f"{held[0]:.0%} of all source positions and {held[1]:.0%} of the targets a
 #
 #     tokens[B, S + T]     source, padding            | BEGIN, target, padding
 #                               |                           |
-#     X[B, S + T, C]       embedding, encoder blocks -----> embedding, decoder blocks
-#                          (zeros where padded)       reads       |
+#     X[B, S + T, C + 1]   embedding, encoder blocks -----> embedding, decoder blocks
+#     (a column says what is padding)                reads        |
 #                                                               head -> logits[B, T, V]
 #
 #     dp: the rows of tokens      tp: heads, matrices, both vocabularies      pp: the blocks
@@ -106,8 +107,8 @@ def our_reconstruction(dual, tokens):
     turned = np.concatenate([tokens[:, S + 1 :], tokens[:, S : S + 1], tokens[:, :S]], axis=1)
     P = functions.softmax(dual.there(tokens)[:, :-1])  # the last word is followed by END
     x = functions.linear(P, table) + read.position.weight  # P E
-    x = x * (turned[:, : T - 1, None] != PAD).astype(x.dtype)  # as long as the right target
-    x = functions.concatenate([x, dual.back.layers[0].target(turned[:, T - 1 :])], axis=1)
+    held = turned[:, : T - 1] != PAD  # as long as the right target
+    x = joined(x, held, dual.back.layers[0].target(turned[:, T - 1 :]))
     for layer in dual.back.layers[1:]:
         x = layer(x)
     return nn.cross_entropy(x, dual.targets(tokens)[:, T:], nn.counted(dual.targets(tokens)))

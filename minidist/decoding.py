@@ -17,6 +17,7 @@ import numpy as np
 from minidist import nn
 from minidist.autograd import Tensor, functions, no_grad
 from minidist.backend import beside, to_host
+from minidist.nn.seq2seq import joined, parted
 from minidist.tokens import BEGIN, END, PAD
 
 
@@ -40,7 +41,7 @@ def translate(model: nn.Seq2Seq, sources: np.ndarray, beam: int = 1) -> np.ndarr
 
 
 def encode(model: nn.Seq2Seq, sources: np.ndarray) -> Tensor:
-    """Return the encoder's X[B, S, C] of sources[B, S]."""
+    """Return the encoder's X[B, S, C + 1] of sources[B, S]; its last column says what is a word."""
     begin = np.full((len(sources), 1), BEGIN)
     x = np.concatenate([sources, begin], axis=1)
     for layer in model.layers:
@@ -53,8 +54,8 @@ def encode(model: nn.Seq2Seq, sources: np.ndarray) -> Tensor:
 def next_words(model: nn.Seq2Seq, memory: Tensor, written: np.ndarray) -> np.ndarray:
     """Return log p[B, V] of the word after written[B, t], on the host, in float64."""
     embedding, *_ = model.layers
-    target = embedding.target(beside(written, memory.data))
-    x = functions.concatenate([memory, target], axis=1)
+    source, held, _ = parted(memory, model.source_length)
+    x = joined(source, held, embedding.target(beside(written, memory.data)))
     for layer in model.layers:
         if isinstance(layer, nn.DecoderBlock):
             x = layer(x)

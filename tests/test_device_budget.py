@@ -79,14 +79,14 @@ BUDGET = {  # model: how to make it, its optimizer, copies to the GPU, their byt
         2 * TOKENS + EXAMPLES,
         274,
     ),
-    # The source and where it is padded (float32), the target that is read and the one to write.
-    "translator": (translator, optim.AdamW, 5, 3 * TOKENS + TOKENS // 2 + EXAMPLES, 492),
+    # The source and where it is padded (a byte each), the target that is read and the one to write.
+    "translator": (translator, optim.AdamW, 5, 3 * TOKENS + TOKENS // 8 + EXAMPLES, 492),
     "its third blocks": (
         lambda: translator(depth=3),
         optim.AdamW,
         5,
-        3 * TOKENS + TOKENS // 2 + EXAMPLES,
-        492 + 225,
+        3 * TOKENS + TOKENS // 8 + EXAMPLES,
+        492 + 226,
     ),
     "300 positions": (
         lambda: transformer(dropout=0.1, batch=1, positions=300),

@@ -17,8 +17,8 @@ hidden states, not its words. Here the second model reads, at each position,
                  the second learns to understand what the first one writes.
 
 Both use teacher forcing: word t is written after the right words before it. So what was written is
-as long as the right target: from the target's END on, the second model reads rows of zeros, which
-are padding. Before it, every word that was written is read, also a PAD or an END.
+as long as the right target: from the target's END on, the second model reads padding. Before it,
+every word that was written is read, also a PAD or an END.
 
 Letters: S words of a source, T of a target with its END, U and V the vocabularies of both sides.
 
@@ -31,9 +31,9 @@ import math
 
 from minidist.autograd import Tensor, functions
 from minidist.autograd.losses import IGNORED, cross_entropy, reduction_size_or
-from minidist.backend import Array, array_module, as_array, beside
+from minidist.backend import Array, array_module, as_array
 from minidist.nn.module import Module
-from minidist.nn.seq2seq import Seq2Seq
+from minidist.nn.seq2seq import Seq2Seq, joined
 from minidist.rng import Randomness
 from minidist.tokens import END, PAD
 
@@ -95,9 +95,8 @@ class Dual(Module):
         else:
             x = functions.embedding(logits.data.argmax(axis=-1), table)
         x = source.dropout(x + source.position.weight, randomness)
-        held = (turned[:, :words] != PAD)[..., None].astype(x.dtype)
-        x = x * beside(held, x.data)
-        x = functions.concatenate([x, embedding.target(turned[:, words:], randomness)], axis=1)
+        target = embedding.target(turned[:, words:], randomness)
+        x = joined(x, turned[:, :words] != PAD, target)
         for layer in layers:
             x = layer(x, randomness)
         return x

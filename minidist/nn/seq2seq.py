@@ -4,18 +4,19 @@ Vaswani et al., Attention Is All You Need, 2017, section 3; norms before the sub
 transformer.py. Letters: S source positions, T target positions, C width, U and V vocabularies.
 
     tokens[B, S + T]    source, padding | BEGIN, target, padding
-    X[B, S + T, C]      the source      | the target         one array, so that ranks send one
+    X[B, S + T, C + 1]  the source      | the target         one array, so that ranks send one
                         encoder blocks    decoder blocks
     logits[B, T, V]                       head
 
-A padded source position is a row of zeros in X, from the embedding on. So X itself shows every
-layer, on any rank, what is padding. No query attends to a row of zeros, and every layer keeps it
-zero. The target needs no such mask: its padding comes last, where no earlier position attends to
-it, and the loss ignores it (`losses.IGNORED`).
+The last column of X is 1 where the source has a word, and 0 elsewhere. The embedding makes it from
+the tokens, and the blocks pass it on. So X itself shows every layer, on any rank, what is padding,
+whatever dropout does to the other columns. No query attends to a padded position, so what X has
+there reaches no logit and gets no gradient. The target needs no such mask: its padding comes last,
+where no earlier position attends to it, and the loss ignores it (`losses.IGNORED`).
 
-A pipeline that cuts between two layers sends all of X[B, S + T, C], itemsize B (S + T) C bytes a
-boundary each way, although an encoder block changes only the source's part and a decoder block
-only the target's. Only the last decoder block passes on the target's part alone, X[B, T, C].
+A pipeline that cuts between two layers sends all of X, itemsize B (S + T) (C + 1) bytes a boundary
+each way, although an encoder block changes only the source's part and a decoder block only the
+target's. Only the last decoder block passes on the target's part alone, X[B, T, C].
 
 Teacher forcing: in training the decoder reads the right words, not the words that it predicts.
 `decoding.py` writes with a trained model.
@@ -34,8 +35,25 @@ from minidist.rng import Randomness
 from minidist.tokens import PAD
 
 
+def joined(source: Tensor, held: Array, target: Tensor) -> Tensor:
+    """Return X[B, S + t, C + 1] of source[B, S, C], held[B, S] and target[B, t, C].
+
+    held  whether a position of the source has a word; the last column of X says it
+    """
+    xp, x = source.xp, functions.concatenate([source, target], axis=1)
+    words = xp.zeros((*x.shape[:2], 1), x.dtype)
+    words[:, : source.shape[1], 0] = beside(held, x.data)
+    return functions.concatenate([x, Tensor(words)], axis=2)
+
+
+def parted(x: Tensor, split: int) -> tuple[Tensor, Array, Tensor]:
+    """Return the source, held and the target of X, with S = split, as `joined` takes them."""
+    C = x.shape[2] - 1
+    return x[:, :split, :C], x.data[:, :split, C] != 0, x[:, split:, :C]
+
+
 class SourceAndTarget(Module):
-    """tokens[B, S + T] -> X[B, S + T, C], each part with the table and the positions of its own."""
+    """tokens[B, S + T] -> X[B, S + T, C + 1], each part with its own table and positions."""
 
     def __init__(self, vocabs, width, lengths, dropout=0.0, *, name="embedding", **more):
         self.split = lengths[0]
@@ -46,13 +64,12 @@ class SourceAndTarget(Module):
 
     def forward(self, tokens: Array, randomness: Randomness | None = None) -> Tensor:
         source, target = tokens[:, : self.split], tokens[:, self.split :]
-        x = self.source(source, randomness)
-        x = x * beside((source != PAD)[..., None].astype(x.dtype), x.data)
-        return functions.concatenate([x, self.target(target, randomness)], axis=1)
+        x, y = self.source(source, randomness), self.target(target, randomness)
+        return joined(x, source != PAD, y)
 
 
 class EncoderBlock(Module):
-    """X[B, S + T, C]: the source attends to itself, in both directions; the target is kept."""
+    """X[B, S + T, C + 1]: the source attends to itself, both ways; all else is kept."""
 
     feed_forwards = Block.feed_forwards
 
@@ -67,16 +84,15 @@ class EncoderBlock(Module):
         self.dropout_2 = Dropout(dropout, name=f"{name}.dropout_2")
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
-        x, target = x[:, : self.split], x[:, self.split :]
-        held, h = held_in(x), self.norm_1(x)
-        mask = held[..., None].astype(x.dtype)
-        x = x + mask * self.dropout_1(self.attention(h, h, held), randomness)
-        x = x + mask * self.dropout_2(self.contract(self.expand(self.norm_2(x))), randomness)
-        return functions.concatenate([x, target], axis=1)
+        x, held, target = parted(x, self.split)
+        h = self.norm_1(x)
+        x = x + self.dropout_1(self.attention(h, h, held), randomness)
+        x = x + self.dropout_2(self.contract(self.expand(self.norm_2(x))), randomness)
+        return joined(x, held, target)
 
 
 class DecoderBlock(Module):
-    """X[B, S + T, C]: the target attends to its earlier positions, then to the source.
+    """X[B, S + T, C + 1]: the target attends to its earlier positions, then to the source.
 
     last  pass on the target's part alone, X[B, T, C]
     """
@@ -98,17 +114,12 @@ class DecoderBlock(Module):
         self.dropout_3 = Dropout(dropout, name=f"{name}.dropout_3")
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
-        source, x = x[:, : self.split], x[:, self.split :]
+        source, held, x = parted(x, self.split)
         x = x + self.dropout_1(self.attention(self.norm_1(x), randomness), randomness)
-        read = self.cross(self.norm_2(x), self.norm_source(source), held_in(source))
+        read = self.cross(self.norm_2(x), self.norm_source(source), held)
         x = x + self.dropout_2(read, randomness)
         x = x + self.dropout_3(self.contract(self.expand(self.norm_3(x))), randomness)
-        return x if self.last else functions.concatenate([source, x], axis=1)
-
-
-def held_in(source: Tensor) -> Array:
-    """Return held[B, S]: False where a row of X[B, S, C] is all zeros, which is padding."""
-    return (source.data != 0).any(axis=-1)
+        return x if self.last else joined(source, held, x)
 
 
 class Seq2Seq(Sequential):

@@ -127,7 +127,7 @@ def test_a_seq2seq_whose_source_and_target_pass_all_boundaries_in_one_array(clus
 
 
 def test_what_a_seq2seq_sends_over_each_boundary_and_back(cluster):
-    """All of X[B, S + T, C] up to the last decoder block, which passes on X[B, T, C]."""
+    """All of X[B, S + T, C + 1] up to the last decoder block, which passes on X[B, T, C]."""
 
     def worker(group, case):
         Pipeline(case.model, group, "1f1b", 3, loss=case.loss).backward(case.inputs, case.targets)
@@ -135,7 +135,7 @@ def test_what_a_seq2seq_sends_over_each_boundary_and_back(cluster):
 
     case = translator_case(width=6)
     (B, T), C = case.targets.shape, 6
-    whole, target = 8 * B * case.inputs.shape[1] * C, 8 * B * T * C
+    whole, target = 8 * B * case.inputs.shape[1] * (C + 1), 8 * B * T * C
     found = cluster(4, "thread").run(worker, case)
     assert found == [whole, 2 * whole, whole + target, target]
 

@@ -20,6 +20,7 @@ from minidist.planning.costs.expert_parallel import (
 )
 from minidist.planning.costs.layers import Layer, heads_of, split_transformer_layers, width_of
 from minidist.planning.costs.pipeline_parallel import (
+    boundary_bytes,
     layout,
     pipeline_costs,
     pipeline_useful_share,
@@ -84,7 +85,8 @@ def bytes_by_axis(case: Workload, N: int) -> dict[str, int]:
     tp    8 (tp - 1) S per block (10 with the sequence split), 4 (5) for embedding and head, and
           three all_reduces of B T in the loss; if the sequence is split, the gradients of repeated
           parts. With experts, 4 S of a block are 4 times the rows that they get
-    pp    2 S per boundary from each of tp ranks (S/tp if the sequence is split); a tied embedding
+    pp    2 S per boundary from each of tp ranks (S/tp if the sequence is split), and a Seq2Seq's
+          column that says what is padding; a tied embedding
     cp    the attention of every block, and the choices of experts, k whole numbers per position
     ep    every row whose expert is on another rank, there and back, forward and backward; and E
           whole numbers per block, micro-batch and pair of ranks: how many rows will come
@@ -106,8 +108,8 @@ def bytes_by_axis(case: Workload, N: int) -> dict[str, int]:
         over_tp = (10 * L + 5) * S
         over_tp += 2 * s.dp * sum(held[name] // tp for name in repeated(held))
     over_tp += 6 * B * summed.predicted * ITEMSIZE
-    sent = sum(positions_after(case, cut[k][-1]) for k in crossed)
-    over_pp = 2 * ITEMSIZE * B * C * sent * (1 if s.sequence else tp)
+    sizes = boundary_bytes(case) if crossed else []
+    over_pp = 2 * sum(sizes[cut[k][-1]] for k in crossed) * (1 if s.sequence else tp)
     over_pp += data * sum(2 * (copies[name] - 1) * held[name] for name in held)
     dense = sum(held[name] * copies[name] for name in held if name not in experts)
     return {
@@ -127,12 +129,6 @@ def held_bytes(case: Workload, tp: int) -> dict[str, int]:
     held = {n: ITEMSIZE * p.size * (tp if n in whole else 1) for n, p in named.items()}
     held |= {n: ITEMSIZE * C * tp * ceil(named[n].size // C / tp) for n in vocabulary(named)}
     return {n: size * named[n].requires_grad for n, size in held.items()}
-
-
-def positions_after(case: Workload, layer: int) -> int:
-    """Return the positions of an example that this layer passes on."""
-    decodes = getattr(case.model.layers[layer], "last", False)
-    return reduced(case).predicted if decodes else case.inputs.shape[1]
 
 
 def attention_bytes(case: Workload, s: Split) -> list[tuple[int, int]]:
