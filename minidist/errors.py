@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Iterable
+from numbers import Real
 
 
 class CommError(RuntimeError):
@@ -60,6 +61,17 @@ def is_wrong_input(error: BaseException) -> bool:
     package = at.tb_frame.f_globals.get("__name__", "").split(".")[0]
     instruction = at.tb_frame.f_code.co_code[at.tb_lasti]
     return package == "minidist" and dis.opname[instruction] == "RAISE_VARARGS"
+
+
+def is_number(value, kind: type = Real) -> bool:
+    """Return whether this is a number of Python or NumPy, of a kind; True and "1" are none."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def check_number(words: str, value, allows: Callable[[float], bool]) -> None:
+    """Raise ValueError unless the value is a number that `allows` accepts; `words` say which."""
+    if not is_number(value) or not allows(value):
+        raise ValueError(f"{words}, not {value!r}")
 
 
 def check_options(

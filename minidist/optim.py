@@ -19,7 +19,7 @@ from minidist.nn.flat_parameters import flat_slices
 PIECE = 1 << 15
 
 # The allowed values of each setting: in words, and as a test. With eps = 0, a gradient that has
-# always been 0 would move a weight by 0 / 0.
+# always been 0 would move a weight by 0 / 0. True is no number.
 SETTINGS: dict[str, tuple[str, Callable]] = {
     "lr": ("a finite number, at least 0", lambda x: 0 <= x < math.inf),
     "momentum": ("a number, at least 0 and below 1", lambda x: 0 <= x < 1),
@@ -36,7 +36,7 @@ SETTINGS: dict[str, tuple[str, Callable]] = {
 def check_setting(name: str, value) -> None:
     words, allows = SETTINGS[name]
     try:
-        allowed = bool(allows(value))
+        allowed = bool(allows(value)) and not isinstance(value, bool)
     except (TypeError, ValueError):
         allowed = False
     if not allowed:

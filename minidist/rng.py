@@ -10,14 +10,18 @@ same hash itself (`autograd.kernels.dropout`).
 import hashlib
 import math
 from dataclasses import dataclass, field
+from numbers import Integral
 
 import numpy as np
 
+from minidist.errors import is_number
 from minidist.positions import Positions
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
     """Return NumPy's default generator, seeded with (seed, name)."""
+    if not is_number(seed, Integral) or seed < 0:
+        raise ValueError(f"a seed is a whole number from 0, not {seed!r}")
     return np.random.default_rng([seed, digest(name)])
 
 

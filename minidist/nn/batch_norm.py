@@ -1,17 +1,21 @@
 """Batch normalisation (Ioffe and Szegedy 2015)."""
 
+import math
 from collections.abc import Sequence
 
 from minidist.autograd import Tensor
 from minidist.autograd import batch_norm as functions
 from minidist.autograd.tensor import is_recording
 from minidist.backend import Array, array_module
+from minidist.errors import check_number
 from minidist.nn.module import Module, check_sizes, constant
 from minidist.rng import Randomness
 
 
 class BatchNorm(Module):
-    """Y = (X - mean) / sqrt(var + eps) * gain[C] + bias[C], per channel of X[B, C] or [B, C, H, W].
+    """Y = (X - mean) / sqrt(var + eps) * gain[C] + bias[C], per channel of X[B, C, ...].
+
+    The axes after C are the places of an example, such as H and W of an image; there may be none.
 
     Mean and variance are those of the batch in training, and the running ones after `eval()`. They
     make the examples of a batch depend on each other: a strategy that splits a batch gives another
@@ -31,6 +35,8 @@ class BatchNorm(Module):
 
     def __init__(self, channels: int, eps=1e-5, momentum=0.1, *, name="norm", dtype="float32"):
         check_sizes(channels=channels)
+        check_number("eps is a positive number", eps, lambda x: 0 < x < math.inf)
+        check_number("momentum is a number from 0 to 1", momentum, lambda x: 0 <= x <= 1)
         self.eps, self.momentum, self.name = eps, momentum, name
         self.gain = constant(f"{name}.gain", (channels,), 1, dtype)
         self.bias = constant(f"{name}.bias", (channels,), 0, dtype)

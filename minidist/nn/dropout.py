@@ -2,6 +2,7 @@
 
 from minidist.autograd import Tensor, functions
 from minidist.autograd.tensor import is_recording
+from minidist.errors import check_number
 from minidist.nn.module import Module
 from minidist.rng import Randomness
 
@@ -13,8 +14,7 @@ class Dropout(Module):
     """
 
     def __init__(self, rate: float, *, name="dropout"):
-        if not 0 <= rate < 1:
-            raise ValueError(f"a dropout rate lies in [0, 1), not {rate}")
+        check_number("a dropout rate lies in [0, 1)", rate, lambda x: 0 <= x < 1)
         self.rate, self.name = rate, name
 
     def forward(

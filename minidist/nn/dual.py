@@ -32,6 +32,7 @@ import math
 from minidist.autograd import Tensor, functions
 from minidist.autograd.losses import IGNORED, cross_entropy, reduction_size_or
 from minidist.backend import Array, array_module, as_array
+from minidist.errors import check_number
 from minidist.nn.module import Module
 from minidist.nn.seq2seq import Seq2Seq, joined
 from minidist.rng import Randomness
@@ -57,8 +58,8 @@ class Dual(Module):
         check_pair(there, back)
         if read not in READS:
             raise ValueError(f"read is one of {', '.join(READS)}, not {read!r}")
-        if not 0 <= weight < math.inf:
-            raise ValueError(f"the weight of the reconstruction is a number from 0, not {weight}")
+        words = "the weight of the reconstruction is a number from 0"
+        check_number(words, weight, lambda x: 0 <= x < math.inf)
         self.there, self.back, self.weight, self.read = there, back, weight, read
         for layer in (*there.layers, *back.layers):
             layer.flat = None  # one vector has them all

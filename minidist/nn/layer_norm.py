@@ -1,6 +1,9 @@
 """Layer normalisation (Ba, Kiros, Hinton 2016)."""
 
+import math
+
 from minidist.autograd import Tensor, functions
+from minidist.errors import check_number
 from minidist.nn.module import Module, check_sizes, constant
 from minidist.rng import Randomness
 
@@ -10,6 +13,7 @@ class LayerNorm(Module):
 
     def __init__(self, width: int, eps=1e-5, *, name="norm", dtype="float32"):
         check_sizes(width=width)
+        check_number("eps is a positive number", eps, lambda x: 0 < x < math.inf)
         self.eps = eps
         self.gain = constant(f"{name}.gain", (width,), 1, dtype)
         self.bias = constant(f"{name}.bias", (width,), 0, dtype)

@@ -17,6 +17,7 @@ import numpy as np
 from minidist.autograd import Function, Tensor, functions
 from minidist.autograd.kernels import rows_of, sum_into_rows
 from minidist.backend import Array, array_module, beside, to_host
+from minidist.errors import check_number
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module, check_sizes
 from minidist.nn.router import Routing, route, rows_of_capacity
@@ -132,11 +133,10 @@ class MixtureOfExperts(Module):
         check_sizes(width=width, experts=experts, top_k=top_k)
         if top_k > experts:
             raise ValueError(f"cannot choose {top_k} of {experts} experts; use top_k={experts}")
-        if not (capacity is None or 0 < capacity < math.inf) or not 0 <= balance < math.inf:
-            raise ValueError(
-                f"capacity is a positive number or None, balance a number from 0, "
-                f"not {capacity} and {balance}"
-            )
+        if capacity is not None:
+            words = "capacity is a positive number or None"
+            check_number(words, capacity, lambda x: 0 < x < math.inf)
+        check_number("balance is a number from 0", balance, lambda x: 0 <= x < math.inf)
         more = {"seed": seed, "dtype": dtype}
         self.top_k, self.capacity, self.balance = top_k, capacity, balance
         self.run_experts: Callable = run_each

@@ -74,6 +74,7 @@ class EncoderBlock(Module):
     feed_forwards = Block.feed_forwards
 
     def __init__(self, width, heads, split, dropout=0.0, *, name, **more):
+        check_sizes(split=split)
         self.split = split
         self.norm_1 = LayerNorm(width, name=f"{name}.norm_1", dtype=more["dtype"])
         self.attention = PaddedAttention(width, heads, name=f"{name}.attention", **more)
@@ -100,6 +101,7 @@ class DecoderBlock(Module):
     feed_forwards = Block.feed_forwards
 
     def __init__(self, width, heads, split, dropout=0.0, last=False, *, name, **more):
+        check_sizes(split=split)
         self.split, self.last = split, last
         self.norm_1 = LayerNorm(width, name=f"{name}.norm_1", dtype=more["dtype"])
         self.attention = CausalSelfAttention(width, heads, name=f"{name}.attention", **more)

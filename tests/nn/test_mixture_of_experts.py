@@ -280,7 +280,7 @@ def test_without_recording_it_computes_the_same():
         ({"top_k": 5}, "cannot choose 5 of 4 experts; use top_k=4"),
         ({"top_k": 0}, "top_k is a whole number from 1"),
         ({"capacity": 0.0}, "capacity is a positive number or None"),
-        ({"balance": -1.0}, "balance a number from 0"),
+        ({"balance": -1.0}, "balance is a number from 0"),
         ({"experts": 0}, "experts is a whole number from 1"),
     ],
 )
