@@ -12,7 +12,7 @@ from minidist.comm import Group
 from minidist.comm.collectives import split_ends
 from minidist.data_parallel.sparse_update import Blocks
 from minidist.nn.flat_parameters import FlatParameters
-from minidist.replicas import check_batch_norm, check_same_weights
+from minidist.replicas import check_same_weights
 
 PULL, PUSH, FINISH = range(3)
 HEAD, BODY = range(2)  # tags: what a message is about, and its payload
@@ -73,11 +73,23 @@ class Plan:
         return workers
 
 
+def check_fixed_statistics(model: nn.Module) -> None:
+    """Raise ValueError if a BatchNorm trains: its worker would move what no server has."""
+    for norm in model.modules(nn.BatchNorm):
+        if norm.training:
+            raise ValueError(
+                f"{norm.name} moves its running statistics on the worker that uses them, and no "
+                "server has them; call model.eval() to train with fixed ones, or average gradients "
+                "(data_parallel/naive.py)"
+            )
+
+
 class Member:
     """What servers and workers have in common: the model as one flat vector, and their group."""
 
     def __init__(self, group: Group, model: nn.Module, plan: Plan):
-        check_batch_norm(model, plan.workers(group.size))
+        plan.workers(group.size)  # raises if none does
+        check_fixed_statistics(model)
         self.flat = FlatParameters([p for p in model.parameters() if p.requires_grad])
         if plan.check_weights:
             check_same_weights(model, group)

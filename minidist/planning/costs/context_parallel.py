@@ -10,6 +10,7 @@ from minidist.autograd import attention
 from minidist.autograd.attention import computed_scores, kept_scores
 from minidist.context_parallel.cuts import zigzag
 from minidist.context_parallel.ring_attention import QUERIES
+from minidist.nn import mixtures
 from minidist.planning.costs.cost import (
     ITEMSIZE,
     Cost,
@@ -47,10 +48,19 @@ def ulysses_bytes(sizes: list[int], n: int) -> list[tuple[int, int]]:
 
 
 def context_bytes(case: Workload, N: int, attention: Callable) -> int:
-    """Return the bytes of every layer's attention, and of an all_reduce of all gradients."""
+    """Return the bytes of every layer's attention and choices, and of an all_reduce at the end."""
     n = ITEMSIZE * len(case.inputs) * width_of(case.model)
     layer = sum(map(sum, attention([len(own) for own in held_by(case, N)], n)))
-    return (len(case.model.layers) - 2) * layer + 2 * (N - 1) * trained_bytes(case.model)
+    summed = 2 * (N - 1) * trained_bytes(case.model)
+    return (len(case.model.layers) - 2) * layer + choices_bytes(case, N) + summed
+
+
+def choices_bytes(case: Workload, N: int) -> int:
+    """Return the bytes of an all_gather, per block with experts, of k whole numbers per position.
+
+    Every rank needs the experts that all positions chose (context_parallel/transformer.py).
+    """
+    return (N - 1) * case.inputs.size * sum(8 * mixture.top_k for mixture in mixtures(case.model))
 
 
 def held_by(case: Workload, N: int) -> list[Positions]:

@@ -76,11 +76,12 @@ def halo_numbers(block: Block) -> int:
 def spatial_bytes(case: Workload, N: int) -> int:
     """Return the bytes of halos both ways, and of all_reduces: norms, images' means, gradients.
 
-    A norm of F channels sums 2 F + 1 numbers forward and 2 F backward, the head C per image.
+    A norm of F channels that trains sums 2 F + 1 numbers forward and 2 F backward, the head C per
+    image.
     """
     stem, *blocks = blocks_of(case, N)
     halos = 2 * (N - 1) * stem.C * stem.width + sum(map(halo_numbers, blocks))
-    norms = sum(4 * norm.gain.size + 1 for norm in case.model.modules(nn.BatchNorm))
+    norms = sum(4 * n.gain.size + 1 for n in case.model.modules(nn.BatchNorm) if n.training)
     below = [p for layer in case.model.layers[:-1] for p in layer.parameters()]
     summed = norms + len(case.inputs) * blocks[-1].F + sum(p.size for p in below if p.requires_grad)
     return ITEMSIZE * (2 * len(case.inputs) * halos + 2 * (N - 1) * summed)

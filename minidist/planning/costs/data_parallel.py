@@ -16,10 +16,10 @@ def data_parallel_bytes(case: Workload, N: int) -> int:
 def sync_batch_norm_bytes(case: Workload, N: int) -> int:
     """Return the bytes of `data_parallel_bytes`, and 2 (N - 1) times those of batch norms' sums.
 
-    Per norm of C channels these are 2 C + 1 numbers in float64 forward, and backward 2 C of the
-    model's dtype.
+    Per norm of C channels that trains these are 2 C + 1 numbers in float64 forward, and backward
+    2 C of the model's dtype.
     """
-    gains = [norm.gain.data for norm in case.model.modules(nn.BatchNorm)]
+    gains = [norm.gain.data for norm in case.model.modules(nn.BatchNorm) if norm.training]
     sums = sum(8 * (2 * gain.size + 1) + 2 * gain.nbytes for gain in gains)
     return data_parallel_bytes(case, N) + 2 * (N - 1) * sums
 

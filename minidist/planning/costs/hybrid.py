@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from minidist.comm.collectives import split_sizes
 from minidist.context_parallel.cuts import Cut, zigzag
-from minidist.nn import mixtures
 from minidist.pipeline_parallel.actions import Programs, micro_batches_of
 from minidist.pipeline_parallel.schedules import order_of
 from minidist.planning.costs import context_parallel as context
@@ -26,7 +25,7 @@ from minidist.planning.costs.pipeline_parallel import (
     pipeline_useful_share,
     stages_of,
 )
-from minidist.planning.costs.tensor_parallel import reduced, repeated, vocabulary
+from minidist.planning.costs.tensor_parallel import passages, reduced, repeated, vocabulary
 
 OVER_CONTEXT = {  # by name of the attention: bytes of a layer, and what a rank keeps of it
     "ring": (context.ring_bytes, context.ring_keeps),
@@ -82,7 +81,7 @@ def bytes_by_axis(case: Workload, N: int) -> dict[str, int]:
 
     Written here for a Transformer; `tensor_parallel.reduced` has the rows of a Seq2Seq.
 
-    tp    8 (tp - 1) S per block (10 with the sequence split), 4 (5) for embedding and head, and
+    tp    8 (tp - 1) S per block, 4 for embedding and head (`passages` with the sequence split), and
           three all_reduces of B T in the loss; if the sequence is split, the gradients of repeated
           parts. With experts, 4 S of a block are 4 times the rows that they get
     pp    2 S per boundary from each of tp ranks (S/tp if the sequence is split), and a Seq2Seq's
@@ -98,14 +97,14 @@ def bytes_by_axis(case: Workload, N: int) -> dict[str, int]:
     S, data = ITEMSIZE * B * T * C, s.dp * s.cp
     rows = drawn(case, s.dp) if getattr(model, "experts", 0) else None
     cut, crossed, copies = layout(model, s.order)
-    held = held_bytes(case, tp)
+    held, choices = held_bytes(case, tp), tp * context.choices_bytes(case, s.cp)
     experts = expert_numbers(case)
     summed = reduced(case)
     fed = 2 * ITEMSIZE * B * C * summed.feed_forward
     fed = fed if rows is None else 4 * int(rows.sum()) * C * ITEMSIZE
     over_tp = 2 * ITEMSIZE * B * C * (summed.attention + summed.vocabulary) + fed
     if s.sequence:
-        over_tp = (10 * L + 5) * S
+        over_tp = passages(model) * S
         over_tp += 2 * s.dp * sum(held[name] // tp for name in repeated(held))
     over_tp += 6 * B * summed.predicted * ITEMSIZE
     sizes = boundary_bytes(case) if crossed else []
@@ -115,7 +114,7 @@ def bytes_by_axis(case: Workload, N: int) -> dict[str, int]:
     return {
         "tp": (tp - 1) * over_tp,
         "pp": over_pp,
-        "cp": L * sum(map(sum, attention_bytes(case, s))) + choices_bytes(case, s),
+        "cp": L * sum(map(sum, attention_bytes(case, s))) + choices,
         "ep": expert_bytes(case, s, rows),
         "data": 2 * (data - 1) * dense + 2 * (data // s.ep - 1) * sum(held[n] for n in experts),
         "loss": 2 * ITEMSIZE * tp * ((s.pp - 1) * data + (data - 1) * s.pp),
@@ -136,12 +135,6 @@ def attention_bytes(case: Workload, s: Split) -> list[tuple[int, int]]:
     sizes = [len(own) for own in s.positions(case.inputs.shape[1], s.cp)]
     layer, _ = OVER_CONTEXT[s.attention]
     return layer(sizes, ITEMSIZE * len(case.inputs) * width_of(case.model))
-
-
-def choices_bytes(case: Workload, s: Split) -> int:
-    """Return the bytes of an all_gather over cp, per block, of k whole numbers per position."""
-    choices = sum(8 * mixture.top_k for mixture in mixtures(case.model))
-    return (s.cp - 1) * s.tp * case.inputs.size * choices
 
 
 def expert_bytes(case: Workload, s: Split, rows) -> int:

@@ -12,10 +12,9 @@ from minidist.planning.costs.layers import whole_layers
 
 def clocks_bytes(case: Workload, servers: int, steps: list[int], **every: int) -> int:
     """Return `parameter_server_bytes` for the case's parameters that are not frozen."""
-    own = [p for p in case.model.parameters() if p.requires_grad]
-    return parameter_server_bytes(
-        sum(p.size for p in own), own[0].dtype.itemsize, servers, steps, **every
-    )
+    every_one = case.model.parameters()
+    n = sum(p.size for p in every_one if p.requires_grad)
+    return parameter_server_bytes(n, every_one[0].dtype.itemsize, servers, steps, **every)
 
 
 def parameter_server_costs(case: Workload, N: int, servers: int) -> list[Cost]:

@@ -80,14 +80,26 @@ def loss_bytes(case: Workload, N: int) -> int:
 
 
 def sequence_bytes(case: Workload, N: int) -> int:
-    """Return 10 (N - 1) S per block, 5 for embedding and head, the loss, and partial gradients.
+    """Return (N - 1) S per passage of X (see `passages`), the loss, and partial gradients."""
+    named = case.model.named_parameters()
+    repeats = sum(named[n].size for n in repeated(named) if named[n].requires_grad)
+    rows = _bytes(case, N, passages(case.model) * width_of(case.model) + 6)
+    return rows + 2 * (N - 1) * ITEMSIZE * repeats
 
-    A block gathers and scatters twice forward and twice backward, 8: as much as the four
-    all_reduces of a block without a split sequence. It gathers twice more for dW.
+
+def passages(model: nn.Transformer) -> int:
+    """Return how often X[B, T, C] is gathered or scattered over a split sequence.
+
+    10 per block, 5 for embedding and head. A block gathers and scatters twice forward and twice
+    backward, 8: as much as the four all_reduces of a block without a split sequence. It gathers
+    twice more for dW. The head gathers, scatters dX, and gathers once more for dW; the embedding
+    scatters, and gathers dX. What is for a frozen weight alone does not happen.
     """
-    depth, named = len(case.model.layers) - 2, case.model.named_parameters()
-    partial_gradients = 2 * (N - 1) * ITEMSIZE * sum(named[n].size for n in repeated(named))
-    return _bytes(case, N, (10 * depth + 5) * width_of(case.model) + 6) + partial_gradients
+    embedding, *blocks, head = model.layers
+    table = embedding.token.weight
+    products = [linear.weight for b in blocks for linear in (b.attention.qkv, b.expand)]
+    weights = [*products, table, table if head.tied else head.linear.weight]
+    return 8 * len(blocks) + 3 + sum(w.requires_grad for w in weights)
 
 
 def _bytes(case: Workload, N: int, numbers: int) -> int:

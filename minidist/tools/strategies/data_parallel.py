@@ -70,7 +70,7 @@ def zero_worker(group: Group, case: Case, stage: int, micro_batches: int = 1) ->
     gradients = [s.parameter.grad.copy() for s in sharded.shards]
     sharded.step(optim.SGD(sharded.parameters(), lr=0.0))
     moved = bytes_sent(*sharded.groups)
-    result = {name: np.zeros_like(p.data) for name, p in model.named_parameters().items()}
+    result = collect(model)  # zeros of what is frozen, and running statistics
     for s, gradient in zip(sharded.shards, gradients, strict=True):
         views = s.flat.views(group.all_gather(gradient))
         result |= {p.name: g for p, g in zip(s.flat.parameters, views, strict=True)}

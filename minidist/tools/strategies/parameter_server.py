@@ -26,6 +26,7 @@ from minidist.tools.strategies.cases import (
     Outcome,
     Split,
     as_input,
+    collect,
     randomness_of,
     small_cases,
     transformer_example,
@@ -142,7 +143,7 @@ def _one_clock(group: Group, case: Case, plan: Plan, dealt: dict[int, np.ndarray
     moved = role.group.ledger.bytes["send"]
     slices = role.slice.grad if isinstance(role, Server) else role.buffer[:0]
     flat = role.flat.views(group.all_gather(slices))
-    result = {name: np.zeros_like(p.data) for name, p in model.named_parameters().items()}
+    result = collect(model)  # zeros of what is frozen, and running statistics
     result |= {p.name: g for p, g in zip(role.flat.parameters, flat, strict=True)}
     if isinstance(pieces[0], Tensor):
         (x,) = pieces
