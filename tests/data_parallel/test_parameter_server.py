@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
-from minidist import Cluster, nn, run
+from minidist import Cluster, nn, optim, run
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.parameter_server import Plan, Server, join, train
 from minidist.datasets import shard
@@ -375,6 +376,19 @@ def test_a_worker_that_never_finishes_is_an_error_and_no_hang(cluster, transport
 
     with pytest.raises(Deadlock, match=r"rank 0: waits in recv_any\(tag=0\) for rank 2 since"):
         cluster(3, transport).run(worker)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_batch_norm_that_trains_is_refused_and_one_that_is_fixed_is_served(cluster, workers):
+    """Its worker would move running statistics, and the servers' model would keep the old ones."""
+
+    def worker(group):
+        model = nn.Sequential([nn.Linear(3, 4), nn.BatchNorm(4, name="a norm")])
+        with pytest.raises(ValueError, match=r"a norm moves its running statistics .* model\.eval"):
+            join(group, model, partial(optim.SGD, lr=0.1), Plan())
+        return join(group, model.eval(), partial(optim.SGD, lr=0.1), Plan()).flat.size
+
+    assert cluster(1 + workers, "thread").run(worker) == [24] * (1 + workers)
 
 
 @pytest.mark.parametrize("victim", [0, 1, 3])

@@ -17,7 +17,7 @@ from minidist.rng import generator
 from minidist.tools.strategies import Case, Strategy
 from minidist.tools.strategies.cases import dual_case, padded, random_weights, translator_case
 
-B, T, C, H, V = 3, 6, 12, 6, 11  # 2 and 3 ranks can split positions, width and heads
+B, T, C, H, V = 3, 6, 12, 12, 11  # 2 ranks can split the positions, 4 the width and the heads
 FLOATS = {"dtype": "float64", "seed": 1}
 FROZEN = "nothing", "first layer", "last layer", "every second", "everything"
 SWITCH = False, True

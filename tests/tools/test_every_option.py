@@ -6,6 +6,7 @@ everyday tests take some, in which every two values of two options meet; `-m slo
 
 import inspect
 import re
+from itertools import product
 
 import pytest
 
@@ -87,6 +88,19 @@ def test_every_two_options_meet_on_a_strategy(cluster, kind):
                 break
         else:
             assert not trained(KINDS[kind].case(2, one)), f"no strategy runs {kind}, {one}"
+
+
+def test_every_two_options_meet_on_a_mesh_of_four_ranks(cluster):
+    """For strategies of several axes, each time with the next mesh and schedule of their cases."""
+    meshes = [name for name, strategy in STRATEGIES.items() if max(strategy.ranks) > 4]
+    assert meshes
+    for kind, name in product(KINDS, meshes):
+        if able := strategies_of(kind, 4).get(name):
+            covering = [one for one in KINDS[kind].covering() if one in able]
+            ran = [
+                certified(cluster, name, kind, one, turn, 4) for turn, one in enumerate(covering)
+            ]
+            assert any(ran), f"{name} refuses every {kind}"
 
 
 @pytest.mark.slow
