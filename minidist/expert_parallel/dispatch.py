@@ -80,7 +80,7 @@ class Dispatch:
     """What MixtureOfExperts has in the place of `run_each`, where ranks hold different experts.
 
     ends     rank r holds experts ends[r] to ends[r + 1] - 1
-    trained  whether any expert, of any rank, has a parameter that is not frozen
+    trained  whether any expert, on whatever rank, is not frozen
     """
 
     group: Group
@@ -92,9 +92,9 @@ class Dispatch:
         pieces = [load[a:b] for a, b in pairwise(self.ends)]
         coming = np.stack(self.group.all_to_all(pieces, label="counts"))
         made = plan(load, coming, self.ends)
+        if self.trained and not rows.requires_grad:  # all ranks must exchange in backward, or none
+            rows = Tensor(rows.data, requires_grad=True)
         rows = Exchange(self.group, made.sent, made.received)(rows)
         rows = run_each(experts, functions.embedding(made.order, rows), made.load)
         rows = functions.embedding(np.argsort(made.order), rows)
-        if self.trained and not rows.requires_grad:  # yet another rank waits for this one's dY
-            rows = Tensor(rows.data, requires_grad=True)
         return Exchange(self.group, made.received, made.sent)(rows)

@@ -53,10 +53,10 @@ def keep_own_experts(model: nn.Module, group: Group) -> None:
     for mixture in nn.mixtures(model):
         ends = split_ends(len(mixture.experts), group.size)
         own = mixture.experts[ends[group.rank] : ends[group.rank + 1]]
+        trained = any(p.requires_grad for expert in mixture.experts for p in expert.parameters())
         for expert in mixture.experts:
             for p in expert.parameters():
                 p.elsewhere = None if expert in own else ELSEWHERE
-        trained = any(p.requires_grad for e in mixture.experts for p in e.parameters())
         mixture.experts, mixture.run_experts = own, Dispatch(group, ends, trained)
 
 

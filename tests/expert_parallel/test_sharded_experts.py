@@ -132,6 +132,18 @@ def loaded(group, state, wrong):
     return model.state(), {p.name for p in expert_parameters(model)}, first.elsewhere
 
 
+@pytest.mark.parametrize("strategy, options", [("expert", {}), ("hybrid", {"dp": 2, "ep": 2})])
+@pytest.mark.parametrize("expert", [0, 3])
+def test_experts_of_one_rank_alone_may_train(cluster, strategy, options, expert):
+    """The other rank needs no gradient of its own, but its rows come from the first one."""
+    model = nn.Transformer(11, 8, 2, 2, 6, 2, "float64", experts=4)
+    model.freeze(*[n for n in model.named_parameters() if f"blocks.0.experts.{expert}." not in n])
+    tokens, nexts = np.random.default_rng(0).integers(0, 11, (2, 5, 6))
+    case = Case("one expert trains", model, tokens, nexts, options=options)
+    row = check(strategy, case, 2, cluster(2, "thread"))
+    assert row["ok"], row["detail"]
+
+
 @pytest.mark.parametrize("size", [1, 3, 4])
 def test_state_is_one_device_s_and_each_expert_is_on_one_rank(cluster, size):
     want = model_of(5, seed=9).state()
