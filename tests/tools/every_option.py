@@ -228,10 +228,13 @@ def splits(strategy: Strategy, kind: str) -> list[dict]:
 
 @cache
 def variants(strategy: Strategy, ranks: int) -> list[dict]:
-    """Return the different options that a strategy has in its own cases on these ranks."""
+    """Return the different options that a strategy has in its own cases on these ranks.
+
+    But not `whole`, which says that model and data are whole numbers: here none are.
+    """
     found: list[dict] = []
     for case in strategy.cases(ranks):
-        if case.options not in found:
+        if case.options not in found and not case.options.get("whole"):
             found.append(case.options)
     return found
 

@@ -144,10 +144,11 @@ def randomness_of(case: Case, examples: np.ndarray, loss_scale: float = 1.0) -> 
 def collect(model: nn.Module, x: Tensor | None = None) -> dict[str, np.ndarray]:
     """Return {name: gradient} of a model, zeros for None, and the input's if it has one.
 
-    The running statistics of batch norm have no gradient: their values are returned instead.
+    The running statistics of batch norm have no gradient: where they move, in training, their
+    values are returned instead.
     """
     named = dict(model.named_parameters())
-    norms = model.modules(nn.BatchNorm)
+    norms = [norm for norm in model.modules(nn.BatchNorm) if norm.training]
     moved = {p.name: host_copy(p.data) for n in norms for p in (n.running_mean, n.running_var)}
     if isinstance(x, Tensor):
         named[INPUT] = x
