@@ -79,7 +79,7 @@ def check_fixed_statistics(model: nn.Module) -> None:
         if norm.training:
             raise ValueError(
                 f"{norm.name} moves its running statistics on the worker that uses them, and no "
-                "server has them; call model.eval() to train with fixed ones, or average gradients "
+                "server has them; use model.eval() to train with fixed ones, or average gradients "
                 "(data_parallel/naive.py)"
             )
 
