@@ -335,7 +335,7 @@ def seq2seq_ledgers(group):
     model, found = nn.Seq2Seq(5, 7, 12, 6, 2, 4, 3, dtype="float64"), []
     parts = ParallelTransformer(model, group)
     for block in parts.layers[1], parts.layers[3]:
-        x, before = Tensor(arrays(5, 7, 12), requires_grad=True), group.ledger.total
+        x, before = Tensor(arrays(5, 7, 13), requires_grad=True), group.ledger.total
         y = block(x)
         forward = group.ledger.total
         y.backward(arrays(*y.shape))
