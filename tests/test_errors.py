@@ -14,7 +14,6 @@ from minidist.comm.report import Report
 from minidist.datasets import text
 from minidist.errors import RankFailed, check_options, is_wrong_input
 from minidist.pipeline_parallel import programs
-from minidist.rng import generator
 
 
 def trained(model, rate=0.1, *, steps):
@@ -80,7 +79,7 @@ def in_a_thread(function):
         (partial(text, "/nowhere"), True),  # raised from an OSError
         (partial(check_options, trained, ["x"], "a run"), True),
         (lambda: Tensor(np.ones(3)) + Tensor(np.ones(4)), False),  # NumPy's, from C code
-        (partial(generator, -1, "a name"), False),  # likewise, with frames of its own
+        (partial(np.random.default_rng, -1), False),  # likewise, with frames of its own
         (partial(np.stack, [np.ones(3), np.ones(4)]), False),  # NumPy's, by a `raise` of NumPy's
         (partial(int, "x"), False),
         (partial(getattr, minidist, "magic"), False),  # an AttributeError of minidist

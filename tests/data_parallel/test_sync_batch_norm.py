@@ -176,7 +176,8 @@ def test_a_first_layer_sends_nothing_in_backward(cluster):
     assert (sum(s for s, _ in sent), [more for _, more in sent]) == (2 * (2 * 3 + 1) * 8, [0, 0])
 
 
-SPLIT = ["naive", "bucketed", "zero_1", "zero_2", "zero_3", "parameter_server", "downpour"]
+SPLIT = ["naive", "bucketed", "zero_1", "zero_2", "zero_3"]
+SERVED = ["parameter_server", "downpour", "ssp"]
 CUT = ["gpipe", "1f1b", "interleaved", "zb_v", "pipedream_2bw"]
 
 
@@ -184,6 +185,13 @@ CUT = ["gpipe", "1f1b", "interleaved", "zb_v", "pipedream_2bw"]
 def test_strategies_that_split_examples_refuse_and_name_the_remedy(strategy):
     case = case_of((nn.CNN(1, 4, (2, 2, 2), dtype="float64"), (1, 4, 4)), 8, seed=0)
     with pytest.raises(ValueError, match=r"call sync_batch_norm\(model, group\) before training"):
+        gradients(strategy, case.model, case.inputs, case.targets, 3, transport="thread")
+
+
+@pytest.mark.parametrize("strategy", SERVED)
+def test_servers_have_no_statistics_and_name_the_remedy(strategy):
+    case = case_of((nn.CNN(1, 4, (2, 2, 2), dtype="float64"), (1, 4, 4)), 8, seed=0)
+    with pytest.raises(ValueError, match=r"use model.eval\(\) to train with fixed ones"):
         gradients(strategy, case.model, case.inputs, case.targets, 3, transport="thread")
 
 
