@@ -63,14 +63,12 @@ def is_wrong_input(error: BaseException) -> bool:
     return package == "minidist" and dis.opname[instruction] == "RAISE_VARARGS"
 
 
-def is_number(value, kind: type = Real) -> bool:
-    """Return whether this is a number of Python or NumPy, of a kind; True and "1" are none."""
-    return isinstance(value, kind) and not isinstance(value, bool)
+def check_number(words: str, value, allows: Callable, kind: type = Real) -> None:
+    """Raise ValueError unless the value is a number that `allows` accepts; `words` say which.
 
-
-def check_number(words: str, value, allows: Callable[[float], bool]) -> None:
-    """Raise ValueError unless the value is a number that `allows` accepts; `words` say which."""
-    if not is_number(value) or not allows(value):
+    kind  Integral for a whole number, of Python or NumPy. True and "1" are no numbers
+    """
+    if not isinstance(value, kind) or isinstance(value, bool) or not allows(value):
         raise ValueError(f"{words}, not {value!r}")
 
 

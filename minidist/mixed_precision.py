@@ -4,7 +4,7 @@ Micikevicius et al., Mixed Precision Training (ICLR 2018). Three things repair w
 
     3.1  master copies    an update is often smaller than half the distance between two float16
                           numbers; added to a float32 copy of the weight, it is not lost
-    3.2  loss scaling     half of a model's gradients may be below 6e-8, float16's smallest number;
+    3.2  loss scaling     many of a model's gradients may be below 6e-8, float16's smallest number;
                           the loss is multiplied by a power of two, and the gradient divided by it
     3.3  float32 sums     products, norms and softmax add up in float32 (see backend.widen)
 
@@ -26,16 +26,17 @@ keeps: the copy and two moments. In float32 alone there are 16, too: 4, 4 and 8.
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from numbers import Integral, Real
+from numbers import Integral
 
 import numpy as np
 
 from minidist.autograd.tensor import tick
 from minidist.backend import Array, array_module, widen
 from minidist.comm import Group
+from minidist.errors import check_number
 from minidist.optim import Optimizer, check_setting
 
-LARGEST = 2.0**127  # a power of two in float32
+LARGEST = 2.0**127  # a power of two in float32, in which a loss has its gradient
 
 
 class LossScale:
@@ -50,8 +51,9 @@ class LossScale:
 
     def __init__(self, value: float = 2.0**16, every: int | None = 2000):
         check_scale(value)
-        if every is not None and not (isinstance(every, Integral) and every >= 1):
-            raise ValueError(f"the scale is doubled after 1 good step or more, not {every!r}")
+        if every is not None:
+            words = "the scale is doubled after 1 good step or more"
+            check_number(words, every, lambda n: n >= 1, Integral)
         self.value, self.every = float(value), every
         self.good, self.skipped = 0, 0
 
@@ -84,12 +86,8 @@ class LossScale:
 
 def check_scale(value: float) -> None:
     """Raise ValueError unless this is a power of two that a float32 can be multiplied by."""
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not 0 < value <= LARGEST or math.frexp(value)[0] != 0.5:
-        raise ValueError(
-            f"a loss scale is a power of two up to 2^127, not {value!r}: others would round, or "
-            "overflow the float32 in which a loss has its gradient"
-        )
+    words = "a loss scale is a power of two up to 2^127, for others would round or overflow"
+    check_number(words, value, lambda x: 0 < x <= LARGEST and math.frexp(x)[0] == 0.5)
 
 
 class MixedPrecision:

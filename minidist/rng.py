@@ -14,14 +14,13 @@ from numbers import Integral
 
 import numpy as np
 
-from minidist.errors import is_number
+from minidist.errors import check_number
 from minidist.positions import Positions
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
     """Return NumPy's default generator, seeded with (seed, name)."""
-    if not is_number(seed, Integral) or seed < 0:
-        raise ValueError(f"a seed is a whole number from 0, not {seed!r}")
+    check_number("a seed is a whole number from 0", seed, lambda n: n >= 0, Integral)
     return np.random.default_rng([seed, digest(name)])
 
 

@@ -40,6 +40,7 @@ from typing import NamedTuple
 from minidist.backend import Array, array_module
 from minidist.comm import Group
 from minidist.data_parallel.memory import Memory
+from minidist.errors import check_number
 from minidist.nn import Module, Parameter
 from minidist.replicas import check_batch_norm, check_same_weights, summed_ranks
 from minidist.rng import digest, hash_uniform
@@ -135,8 +136,7 @@ class TopK:
     """
 
     def __init__(self, share: float):
-        if not 0 < share <= 1:
-            raise ValueError(f"share is a number above 0 and up to 1, not {share!r}")
+        check_number("share is a number above 0 and up to 1", share, lambda x: 0 < x <= 1)
         self.share = share
 
     def __call__(self, v: Array, p: Parameter, group: Group, step: int) -> Sent:

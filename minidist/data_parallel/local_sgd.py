@@ -32,6 +32,7 @@ from minidist import optim
 from minidist.autograd.tensor import tick
 from minidist.backend import Array, array_module
 from minidist.comm import Group
+from minidist.errors import check_number
 from minidist.nn import Module
 from minidist.nn.flat_parameters import FlatSlice
 from minidist.replicas import check_batch_norm, check_same_weights, summed_ranks
@@ -52,8 +53,7 @@ class Rounds:
     """
 
     def __init__(self, model: Module, group: Group, every: int, optimizer: optim.Optimizer):
-        if not (isinstance(every, Integral) and every >= 1):
-            raise ValueError(f"a round has 1 local step or more, not {every!r}")
+        check_number("a round has 1 local step or more", every, lambda n: n >= 1, Integral)
         check_batch_norm(model, group.size)
         check_same_weights(model, group)
         self.model, self.group, self.every, self.homes = model, group, every, optimizer.homes

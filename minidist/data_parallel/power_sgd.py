@@ -32,6 +32,7 @@ import numpy as np
 from minidist.backend import Array, array_module, beside
 from minidist.comm import Group
 from minidist.data_parallel.compression import Sent, on_grid
+from minidist.errors import check_number
 from minidist.nn import Parameter
 from minidist.rng import generator
 
@@ -45,8 +46,9 @@ class PowerSGD:
     """
 
     def __init__(self, rank: int | None, seed: int = 0):
-        if rank is not None and not (isinstance(rank, Integral) and rank >= 1):
-            raise ValueError(f"the rank of an approximation is 1 or more, not {rank!r}")
+        if rank is not None:
+            words = "the rank of an approximation is 1 or more"
+            check_number(words, rank, lambda n: n >= 1, Integral)
         self.rank, self.seed = rank, seed
         self.q: dict[str, Array] = {}
 

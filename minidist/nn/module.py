@@ -23,7 +23,7 @@ from minidist.backend import (
     is_float,
     to_device,
 )
-from minidist.errors import is_number
+from minidist.errors import check_number
 from minidist.nn.flat_parameters import FlatParameters, Parameter
 from minidist.rng import Randomness, generator
 
@@ -43,8 +43,8 @@ def constant(name: str, shape, value: float, dtype) -> Parameter:
 def check_sizes(least: int = 1, **sizes: int) -> None:
     """Raise ValueError unless these are whole numbers from `least` that an array may have."""
     for name, size in sizes.items():
-        if not is_number(size, Integral) or not least <= size <= MOST:
-            raise ValueError(f"{name} is a whole number from {least} to {MOST}, not {size!r}")
+        words = f"{name} is a whole number from {least} to {MOST}"
+        check_number(words, size, lambda n: least <= n <= MOST, Integral)
 
 
 class Module:

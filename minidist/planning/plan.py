@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from numbers import Integral, Rational, Real
 
+from minidist.errors import check_number
 from minidist.pipeline_parallel.schedules import SCHEDULES
 
 RECOMPUTE = "none", "selective", "full"
@@ -112,23 +113,16 @@ class Machine:
         if self.cores is not None:
             check_count("cores", self.cores)
         for name in ("flops", "memory", "link", "network", "memory_bandwidth"):
-            check_number(name, getattr(self, name), above=True)
+            words, given = f"{name} is a number above 0", getattr(self, name)
+            check_number(words, given, lambda x: x == math.inf or (is_held(x) and x > 0))
         for name in ("latency", "overhead"):
-            check_number(name, getattr(self, name), above=False)
+            check_number(f"{name} is a number from 0", getattr(self, name), is_held)
 
 
 def check_count(name: str, given) -> None:
-    if isinstance(given, bool) or not isinstance(given, Integral) or given < 1:
-        raise ValueError(f"{name} is a whole number from 1, not {given!r}")
+    check_number(f"{name} is a whole number from 1", given, lambda n: n >= 1, Integral)
     if given > MOST:
         raise ValueError(f"{name} is too large: use {MOST:,} or less")
-
-
-def check_number(name: str, given, above: bool) -> None:
-    """Raise ValueError unless it is a number above 0, or from 0; infinity only where above."""
-    held = is_held(given) or (above and isinstance(given, Real) and given == math.inf)
-    if not held or isinstance(given, bool) or (above and given == 0):
-        raise ValueError(f"{name} is a number {'above' if above else 'from'} 0, not {given!r}")
 
 
 def is_held(given) -> bool:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from minidist import nn
 from minidist.autograd import no_grad
 from minidist.comm import Group
-from minidist.errors import check_options
+from minidist.errors import check_number, check_options
 from minidist.planning.costs.cost import Cost
 from minidist.planning.costs.data_parallel import examples_limit
 from minidist.planning.costs.single_device import single_device_cost
@@ -140,9 +140,9 @@ class Strategy:
         bound = getattr(self.worker, "keywords", {})
         check_options(self.worker, [*case.options, *options], self.name, without=bound)
         for name, count in (case.options | options).items():
-            wrong = count is not None and (not isinstance(count, Integral) or count < 1)
-            if name in ("micro_batches", "minibatches") and wrong:
-                raise ValueError(f"{name} is a whole number from 1, not {count!r}")
+            if name in ("micro_batches", "minibatches") and count is not None:
+                words = f"{name} is a whole number from 1"
+                check_number(words, count, lambda n: n >= 1, Integral)
         self.check_case(replace(case, options=case.options | options), ranks)
         with no_grad():
             loss_of(case.model, case, as_input(case.inputs))
