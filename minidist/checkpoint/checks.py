@@ -1,6 +1,6 @@
 """What may be saved: asked on all ranks before the first byte is written.
 
-    every rank      its step; of each array its name, dtype and length
+    every rank      its step; the name, dtype and length of each array
     the first rank  the folder, and what the manifest is to say in addition
     all ranks       tell each other what they hold, or what is wrong: all raise the same error
 
@@ -58,14 +58,14 @@ def agree(
 def together(group: Group | None, act: Callable[[], object]) -> list:
     """Call `act` on every rank; return what each got, JSON, in rank order, on every rank.
 
-    If `act` raises a ValueError on one rank, all raise it: nobody waits for a rank that gave up.
+    If `act` raises a ValueError on one rank, all raise it: nobody waits for it.
     """
-    own, said = None, {}
+    own, answer = None, {}
     try:
-        said["got"] = act()
+        answer["got"] = act()
     except ValueError as error:
-        own, said["wrong"] = error, str(error)
-    ranks = tell([said], group)
+        own, answer["wrong"] = error, str(error)
+    ranks = tell([answer], group)
     if own is not None:
         raise own
     for rank, of_rank in enumerate(ranks):

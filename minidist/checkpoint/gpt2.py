@@ -71,18 +71,17 @@ def load_gpt2(file: str | Path, heads: int | None = None, dtype: str = "float32"
 def read(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays of a safetensors file; of bfloat16 only where ml_dtypes is installed."""
     library = manifest.safetensors()
-    try:
-        with library.safe_open(path, "np") as file:
-            kinds = {file.get_slice(name).get_dtype() for name in file.keys()}
-        if strange := sorted(kinds - KINDS):
-            raise ValueError(f"{path} has arrays of {strange[0]}; save them as float32")
-        if "BF16" in kinds:
-            float_dtype("bfloat16")  # imports what makes it a dtype of NumPy
-        return library.numpy.load_file(path)
-    except library.SafetensorError as error:
-        raise ValueError(f"{path} is damaged or foreign: {error}") from error
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
+    with manifest.in_words(f"read {path}"):
+        try:
+            with library.safe_open(path, "np") as file:
+                kinds = {file.get_slice(name).get_dtype() for name in file.keys()}
+            if strange := sorted(kinds - KINDS):
+                raise ValueError(f"{path} has arrays of {strange[0]}; save them as float32")
+            if "BF16" in kinds:
+                float_dtype("bfloat16")  # imports what makes it a dtype of NumPy
+            return library.numpy.load_file(path)
+        except library.SafetensorError as error:
+            raise ValueError(f"{path} is damaged or foreign: {error}") from error
 
 
 def without_prefix(arrays: dict[str, np.ndarray], path: Path) -> dict[str, np.ndarray]:

@@ -10,8 +10,9 @@ Every key that it may have is in one of three tables:
 A key in none of them is refused, since a later version of that package may let it choose something.
 """
 
-import json
 from pathlib import Path
+
+from minidist.checkpoint.manifest import read_json
 
 SIZES = {  # a key, and other names for it
     "vocab_size": (),
@@ -65,7 +66,9 @@ def heads_of(path: Path, sizes: dict[str, int]) -> int | None:
     """
     if not path.exists():
         return None
-    found = read(path)
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is damaged: it is no JSON object with keys and values")
     names = {name: key for key, others in SIZES.items() for name in (key, *others)}
     for key, value in found.items():
         if key in FUNCTION and (type(value), value) != (type(FUNCTION[key]), FUNCTION[key]):
@@ -82,19 +85,6 @@ def heads_of(path: Path, sizes: dict[str, int]) -> int | None:
     if len(asked) > 1:
         raise ValueError(f"{path} has {' and '.join(HEADS)} that differ; remove the wrong one")
     return asked.pop()
-
-
-def read(path: Path) -> dict:
-    """Return the object in a JSON file."""
-    try:
-        found = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: it is no JSON") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is damaged: it is no JSON object with keys and values")
-    return found
 
 
 def refuse(path: Path, key: str, value, why: str) -> None:

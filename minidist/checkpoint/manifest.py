@@ -15,6 +15,8 @@ manifest, whose checksum is that of the rest of it.
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +35,15 @@ FILE = re.compile(r"rank-[0-9]{3,}\.safetensors")
 
 class Damaged(ValueError):
     """A file of a checkpoint is not what was written."""
+
+
+@contextmanager
+def in_words(doing: str, remedy: str = "") -> Iterator[None]:
+    """Raise an OSError again as a ValueError: what cannot be done, why, and what is left to do."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"cannot {doing}: {error.strerror or error}{remedy}") from error
 
 
 def safetensors() -> ModuleType:
@@ -66,22 +77,19 @@ def is_written(name: str) -> bool:
 
 def folders(folder: Path) -> dict[int, Path]:
     """Return the folders of checkpoints by step, oldest first, whole or not."""
-    try:
-        found = {path: FOLDER.fullmatch(path.name) for path in folder.iterdir()}
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise ValueError(f"cannot read the folder {folder}: {error.strerror}") from error
-    steps = sorted((int(match[1]), path) for path, match in found.items() if match)
-    return {n: path for n, path in steps if path.name == folder_of(n) and path.is_dir()}
+    with in_words(f"read the folder {folder}"):
+        try:
+            found = {path: FOLDER.fullmatch(path.name) for path in folder.iterdir()}
+        except FileNotFoundError:
+            return {}
+        steps = sorted((int(match[1]), path) for path, match in found.items() if match)
+        return {n: path for n, path in steps if path.name == folder_of(n) and path.is_dir()}
 
 
 def whole_ones(folder: Path) -> dict[int, Path]:
     """Return the folders that have a manifest, by step, oldest first: only those count."""
-    try:
+    with in_words(f"read the folder {folder}"):
         return {step: path for step, path in folders(folder).items() if (path / NAME).is_file()}
-    except OSError as error:
-        raise ValueError(f"cannot read the folder {folder}: {error.strerror}") from error
 
 
 def describe(cut: Slice) -> dict:
@@ -125,14 +133,19 @@ def own_checksum(manifest: dict) -> str:
     return checksum(json.dumps(rest, sort_keys=True).encode())
 
 
-def read(path: Path) -> dict:
-    """Return the manifest in a file; ValueError if it is damaged, foreign or of a newer version."""
+def read_json(path: Path):
+    """Return the value in a file of JSON; ValueError if it cannot be read or is none."""
+    with in_words(f"read {path}"):
+        text = path.read_bytes()
     try:
-        found = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+        return json.loads(text)
     except ValueError as error:
         raise Damaged(f"{path} is damaged: it is no JSON") from error
+
+
+def read(path: Path) -> dict:
+    """Return the manifest in a file; ValueError if it is damaged, foreign or of a newer version."""
+    found = read_json(path)
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ValueError(f"{path} is foreign: it is not the manifest of a minidist checkpoint")
     if found.get("version") != VERSION:

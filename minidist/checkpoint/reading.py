@@ -197,16 +197,14 @@ class Saved:
 
 def check(path: Path, entry: dict) -> bytes:
     """Return a file's header; ValueError if it is missing or truncated, or its header damaged."""
-    try:
-        size = path.stat().st_size
-        if size != entry["bytes"]:
-            how = "truncated" if size < entry["bytes"] else "damaged"
-            raise manifest.Damaged(f"{path} is {how}: {size} bytes, not {entry['bytes']}")
-        header = manifest.header(path)
-        if checksum(header) != entry["header"]:
-            raise manifest.Damaged(f"{path} is damaged: the checksum of its header is wrong")
-        return header
-    except FileNotFoundError as error:
-        raise manifest.Damaged(f"{path} is missing") from error
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    with manifest.in_words(f"read {path}"):
+        try:
+            size, header = path.stat().st_size, manifest.header(path)
+        except FileNotFoundError as error:
+            raise manifest.Damaged(f"{path} is missing") from error
+    if size != entry["bytes"]:
+        how = "truncated" if size < entry["bytes"] else "damaged"
+        raise manifest.Damaged(f"{path} is {how}: {size} bytes, not {entry['bytes']}")
+    if checksum(header) != entry["header"]:
+        raise manifest.Damaged(f"{path} is damaged: the checksum of its header is wrong")
+    return header

@@ -26,6 +26,8 @@ from minidist.comm import Group
 from minidist.nn import Slice
 
 KEPT = 2  # checkpoints
+WHOLE = "; those before it are whole"
+OTHERS = "; if another run saves there, give each a folder of its own"
 
 
 def save(
@@ -91,15 +93,13 @@ def own_parts(
 
 def prepare(folder: Path, target: Path, stack: ExitStack) -> None:
     """Make an empty folder for a checkpoint; what a run that died has left there is removed."""
-    try:
+    with manifest.in_words(f"write to the folder {target}"):
         folder.mkdir(parents=True, exist_ok=True)
         stack.enter_context(alone_in(folder))
         target.mkdir(exist_ok=True)
         remove(target)
         target.mkdir(exist_ok=True)
         sync(folder)
-    except OSError as error:
-        raise ValueError(f"cannot write to the folder {target}: {error.strerror}") from error
 
 
 @contextmanager
@@ -123,17 +123,6 @@ def alone_in(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-@contextmanager
-def those_before_are_whole(target: Path) -> Iterator[None]:
-    """Say so where a checkpoint cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(
-            f"cannot write the checkpoint {target}: {error.strerror}; those before it are whole"
-        ) from error
-
-
 def write_parts(library, target: Path, rank: int, parts: list[Part]) -> dict:
     """Write a rank's file; return {} if it has nothing to write, or its entry in the manifest."""
     if not parts:
@@ -146,7 +135,7 @@ def write_parts(library, target: Path, rank: int, parts: list[Part]) -> dict:
         shape = list(map(int, part.cut.shape))
         shapes[part.cut.name] = {"shape": shape, "dtype": arrays[key].dtype.name}
     temporary = path.with_name(path.name + manifest.TEMPORARY)
-    with those_before_are_whole(target):
+    with manifest.in_words(f"write the checkpoint {target}", WHOLE):
         try:
             library.numpy.save_file(arrays, temporary)
             found = finish(temporary, path)
@@ -206,7 +195,7 @@ def complete(target: Path, step: int, about: dict, entries: list[dict]) -> None:
     arrays = {name: shape for entry in entries for name, shape in entry["arrays"].items()}
     files = {entry["file"]: entry["entry"] for entry in entries}
     written |= {"about": about, "arrays": arrays, "files": files}
-    with those_before_are_whole(target):
+    with manifest.in_words(f"write the checkpoint {target}", WHOLE):
         write(target / manifest.NAME, manifest.encode(written))
         sync(folder)
     remove_old(folder, step)
@@ -218,15 +207,10 @@ def remove_old(folder: Path, step: int) -> None:
     What runs that died have left is removed, too. What is newer may be another run's, and stays.
     """
     kept = [number for number in manifest.whole_ones(folder) if number <= step][-KEPT:]
-    try:
+    with manifest.in_words(f"remove old checkpoints of {folder}", OTHERS):
         for number, path in manifest.folders(folder).items():
             if number < step and number not in kept:
                 remove(path)
-    except OSError as error:
-        raise ValueError(
-            f"cannot remove old checkpoints of {folder}: {error.strerror}; if another run saves "
-            "there, give each a folder of its own"
-        ) from error
 
 
 def remove(path: Path) -> None:
@@ -249,7 +233,7 @@ def set_aside(folder: str | Path, after: int) -> list[Path]:
     step-00000200 -> aside-step-00000200: it is neither loaded nor removed until it is renamed back.
     """
     folder, moved = manifest.place(folder), []
-    try:
+    with manifest.in_words(f"rename checkpoints of {folder}"):
         for step, path in manifest.whole_ones(folder).items():
             if step > after:
                 names = [other.name for other in folder.iterdir()]
@@ -257,6 +241,4 @@ def set_aside(folder: str | Path, after: int) -> list[Path]:
                 moved.append(path.rename(new))
         if moved:
             sync(folder)
-    except OSError as error:
-        raise ValueError(f"cannot rename checkpoints of {folder}: {error.strerror}") from error
     return moved
