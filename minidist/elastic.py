@@ -62,7 +62,7 @@ def train_elastic(
 
     RankDied is raised if the last rank dies.
     """
-    if keep.step is not None:  # the next life goes on from what this one saves
+    if keep.step is not None:  # after a death a run goes on from what this one saves
         Saved.newest(keep.folder, keep.step).check()
         set_aside(keep.folder, keep.step)
         keep = replace(keep, step=None)

@@ -1,4 +1,4 @@
-"""The config.json beside GPT-2's weights: does nn.Transformer compute what it asks for?
+"""The config.json of GPT-2's weights: does nn.Transformer compute what it asks for?
 
 The package `transformers` reads it (models/gpt2/configuration_gpt2.py and modeling_gpt2.py there).
 Every key that it may have is in one of three tables:
@@ -60,7 +60,7 @@ HARMLESS = frozenset(
 def heads_of(path: Path, sizes: dict[str, int]) -> int | None:
     """Return how many heads a config.json asks for; None if there is none.
 
-    sizes  of the arrays beside it, by the keys of SIZES
+    sizes  of the arrays in the same folder, by the keys of SIZES
 
     ValueError, with the key, if it asks for what nn.Transformer does not compute.
     """

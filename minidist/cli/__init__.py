@@ -115,8 +115,8 @@ def _known(error: Exception) -> tuple[int, object] | None:
         case CommTimeout():
             return 1, error
         case MemoryError() | RankFailed(__cause__=MemoryError()):
-            said = error.__cause__ if isinstance(error, RankFailed) else error
-            return 1, f"not enough memory: {said}; use smaller sizes"
+            cause = error.__cause__ if isinstance(error, RankFailed) else error
+            return 1, f"not enough memory: {cause}; use smaller sizes"
         case _ if is_wrong_input(error):
             return 2, error.__cause__ if isinstance(error, RankFailed) else error
     return None

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 
 def order_shows(dtype: np.dtype, ranks: int) -> bool:
-    """Return whether the order in which so many ranks are added up may change the bits.
+    """Return whether the order in which this number of ranks is added up may change the bits.
 
-    Whole numbers are exact in any order, and of two numbers there is one sum.
+    Whole numbers are exact in any order, and two numbers have one sum.
     """
     return dtype.kind not in "biu" and ranks > 2
 

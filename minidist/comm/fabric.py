@@ -49,8 +49,7 @@ class Communicator(Protocol):
     ) -> Array | None:
         """Return the reduction of every rank's x; `out` itself if the result is there.
 
-        In rank order, except where a library chooses the order, as MPI does: for other floats
-        than those of 16 bits.
+        In rank order, except where a library chooses the order, as MPI does: not of 16-bit floats.
         """
 
     def reduce_scatter(

@@ -6,9 +6,9 @@ call, and poll it until it is done or the run ends. When all have come, and agre
 collective itself.
 
 MPI moves the bytes unseen. The ledger therefore gets what the closed forms say, in rows whose names
-say so. MPI also adds in an order of its own, which gives the same bits on every rank; where another
-order has other bits, the fabric is told. 16-bit floats are reduced by messages, in rank order: they
-round so coarsely that no bound for another order is worth promising.
+say so. MPI also adds in an order of its own, which gives the same bits on every rank. Where another
+order has other bits, `Fabric.reordered` says so. 16-bit floats are reduced by messages, in rank
+order: they round so coarsely that no bound for another order is worth promising.
 """
 
 import time

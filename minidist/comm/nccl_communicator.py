@@ -8,9 +8,9 @@ the host is copied to the GPU, and its result back. The communicator on which th
 what NCCL cannot reduce.
 
 Nobody sees how many bytes NCCL moves for a reduction: see ledger.py. It adds in an order of its
-own, which gives the same bits on every rank; where another order has other bits, the fabric is
-told. 16-bit floats are reduced without it, in rank order, as under MPI. Kernels of two groups may
-run at once, as with buckets; then a GPU needs room for both (NCCL's user guide, "Using multiple
+own, which gives the same bits on every rank. Where another order has other bits, `Fabric.reordered`
+says so. 16-bit floats are reduced without it, in rank order, as under MPI. Kernels of two groups
+may run at once, as with buckets; then a GPU needs room for both (NCCL's user guide, "Using multiple
 NCCL communicators concurrently").
 
 NCCL does not move the messages of `Group.send`. Its send is a kernel, too: it ends when the

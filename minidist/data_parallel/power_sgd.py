@@ -17,7 +17,7 @@ adds them up on the way, and its bytes do not grow with N as an all_gather's do.
 means where we have sums: our loss is already divided by the whole batch.)
 
 A step begins with an orthonormal basis of Q'. Only the span counts, and the products M Q' of the
-paper's Q' would be as small or as large as the square of a gradient, which 16 bits do not hold. If
+paper's Q' would be as small or as large as a gradient's square, which 16 bits do not hold. If
 M has a rank below r, columns of the basis are missing. They are drawn, by name and step, like all
 columns of the first Q: a column of 0 would give P a column of 0, and Q' too, in all later steps.
 
@@ -65,7 +65,7 @@ class PowerSGD:
         return Sent(total, *on_grid(v, (left @ own.T).reshape(p.shape)))
 
     def begin(self, last: Array | None, matrix: Array, p: Parameter, step: int) -> Array:
-        """Return Q[m, r], the same on every rank: a basis of the last step's, completed by chance.
+        """Return Q[m, r], the same on every rank: a basis of the last one, completed by drawing.
 
         last  None in the first step; normal numbers, of about unit length, take its place
         """

@@ -23,8 +23,8 @@ class BatchNorm(Module):
 
     running_mean, running_var  frozen parameters; each forward pass that trains and records moves
                      them by `momentum` of the difference to the batch's mean and its unbiased
-                     variance, divided by count - 1; those of a channel that are not finite move
-                     nothing, since a running value would stay inf or nan in all later steps
+                     variance, divided by count - 1. A channel whose mean or variance is not finite
+                     moves nothing: its running value would stay inf or nan in all later steps
     sum_over_ranks   see autograd.batch_norm.BatchNorm; None: the batch is whole
     ranks            which those are, in the world (see replicas.sum_statistics)
     """
