@@ -174,7 +174,7 @@ def searched(given: argparse.Namespace) -> int:
     """Print the best plans, some of the others, and why they are worse."""
     from minidist.planning import Machine, search
     from minidist.planning.models import size_of
-    from minidist.planning.plan_search import tried
+    from minidist.planning.plan_space import tried
     from minidist.planning.why import line, seconds_of
 
     size, batch = size_of(given.model), given.batch or given.ranks

@@ -173,7 +173,10 @@ class FlatParameters:
             p.updated = max(p.updated, self.touched)
 
     def last_changed(self) -> int:
-        """Return when an element was last changed in place, on the clock of `tick`."""
+        """Return when an element was last changed in place, on the clock of `tick`.
+
+        `updated` alone does not say it: PipeDream sets it to 0 (weight_versions.py).
+        """
         whole = 0 if self.part_of is None else self.part_of.last_changed()
         return max([whole, self.touched, *(max(p.updated, p.loaded) for p in self.parameters)])
 

@@ -12,6 +12,7 @@ A plan by hand, and the best one by search (Transformers of any size, without ar
     step_time.py          seconds of a pipeline, for any number of micro-batches
     estimate.py           seconds and bytes of one plan
     plan_search.py        the best of all plans
+    plan_space.py         which plans there are
     why.py                why each other one is worse, in words
 
 Four papers that cut

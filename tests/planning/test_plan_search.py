@@ -11,7 +11,7 @@ from minidist.pipeline_parallel import add_reductions, programs
 from minidist.planning import Machine, TransformerSize, memory, search, seconds, simulate
 from minidist.planning.estimate import Step
 from minidist.planning.models import PUBLISHED, size_of
-from minidist.planning.plan_search import IN_USE, divisors, meshes, micro_batches, options, orders
+from minidist.planning.plan_space import IN_USE, divisors, meshes, micro_batches, options, orders
 from minidist.planning.why import in_short
 
 A100 = {"flops": 312e12, "memory": 80e9, "link": 300e9, "network": 25e9, "latency": 5e-6}
