@@ -22,7 +22,7 @@ from minidist.checkpoint import manifest
 from minidist.checkpoint.parts import Part
 from minidist.comm import Group
 
-MOST_STEPS = 2**63 - 1  # a whole number of 64 bits
+MOST_STEPS = 2**63 - 1  # 63 bits
 LONGEST = 4096  # bytes of a name: a file's header has all of them
 RESERVED = "__metadata__"  # in that header
 DTYPES = set(

@@ -47,22 +47,20 @@ ROUNDS = whole(1000, "each repeats all that is measured, and a median needs no m
 SEED = whole(2**64 - 1, "a seed has 64 bits", least=0)
 
 
-def number(
-    what: str, most: float, why: str, least: float = 0, above: bool = False
-) -> Callable[[str], float]:
-    """Return a reader of finite numbers from `least` to `most`; why: the reason of the bound.
+def number(what: str, most: float, why: str, above: bool = False) -> Callable[[str], float]:
+    """Return a reader of finite numbers from 0 to `most`; why: the reason of the bound.
 
     what   the kind of number: "a learning rate"
-    above  whether `least` itself is refused
+    above  whether 0 itself is refused
     """
-    lowest = f"{'above' if above else 'from'} {least:g}"
 
     def read(text: str) -> float:
         try:
             found = float(text) if text.isascii() else math.nan
         except ValueError:
             found = math.nan
-        if math.isnan(found) or found < least or (above and found == least):
+        if not (found > 0 or (found == 0 and not above)):
+            lowest = "above 0" if above else "from 0"
             raise argparse.ArgumentTypeError(f"{short(text)} is not {what} {lowest}")
         if found > most:
             raise argparse.ArgumentTypeError(f"{short(text)} is too large; {at_most(most, why)}")

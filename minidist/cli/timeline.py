@@ -37,12 +37,12 @@ DURATIONS = {  # of the simulator: how each is read, its default, what it is
     "reduce": (times, 0, "add R, the sum of a stage's gradients over copies of it: its duration"),
 }
 SHAPE = {"schedule": "1f1b", "pp": 4, "micro_batches": 8, "chunks": 1}
-MOST_RANKS = 1_000  # rows of a picture
-MOST_PASSES = 20_000  # forward, over all ranks: they are simulated and drawn in seconds
+MOST_ROWS = 1_000  # of a picture: a rank has one
+MOST_DRAWN = 20_000  # forward, over all ranks: they are simulated and drawn in seconds
 SEARCHED = "zb_auto", "v_half", "v_min"  # orders that take a while to find
-PASSES = whole(MOST_PASSES, "every forward pass is simulated and drawn")
+PASSES = whole(MOST_DRAWN, "every forward pass is simulated and drawn")
 WHOLE = {  # how each is read, and what it is
-    "pp": (whole(MOST_RANKS, "a picture has a row for each"), "ranks of the pipeline"),
+    "pp": (whole(MOST_ROWS, "a picture has a row for each"), "ranks of the pipeline"),
     "micro_batches": (PASSES, "of one batch"),
     "chunks": (PASSES, "stages per rank, of a schedule that takes any number; a V has 2"),
 }
@@ -175,14 +175,14 @@ def _check(given: argparse.Namespace, shape: tuple) -> None:
         )
     if given.out is not None:
         timeline.check_path(given.out)
-    if ranks > MOST_RANKS:
+    if ranks > MOST_ROWS:
         raise ValueError(
-            f"{ranks} ranks are too many rows for a picture; use {MOST_RANKS} programs or fewer"
+            f"{ranks} ranks are too many rows for a picture; use {MOST_ROWS} programs or fewer"
         )
-    if stages * m > MOST_PASSES:
+    if stages * m > MOST_DRAWN:
         raise ValueError(
             f"{stages} stages and {m} micro-batches make {stages * m} forward passes, more than "
-            f"the {MOST_PASSES} that are drawn; use fewer micro-batches"
+            f"the {MOST_DRAWN} that are drawn; use fewer micro-batches"
         )
 
 

@@ -4,6 +4,7 @@ import argparse
 from dataclasses import fields
 
 from minidist.checkpoint import Keep
+from minidist.checkpoint.checks import MOST_STEPS
 from minidist.cli.arguments import (
     DEFAULT,
     RANKS,
@@ -146,7 +147,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--resume-from",
-        type=whole(2**63 - 1, "the number of a step has 63 bits", least=0),
+        type=whole(MOST_STEPS, "the number of a step has 63 bits", least=0),
         metavar="STEP",
         help="go on from the checkpoint of this step; newer ones are renamed, not removed",
     )
