@@ -4,6 +4,9 @@ Read `parameter_server.py` first.
 """
 
 from dataclasses import dataclass
+from functools import partial
+from numbers import Integral
+from operator import le
 
 import numpy as np
 
@@ -11,6 +14,7 @@ from minidist import nn
 from minidist.comm import Group
 from minidist.comm.collectives import split_ends
 from minidist.data_parallel.sparse_update import Blocks
+from minidist.errors import check_number
 from minidist.nn.flat_parameters import FlatParameters
 from minidist.replicas import check_same_weights
 
@@ -42,14 +46,12 @@ class Plan:
     check_weights: bool = True
 
     def __post_init__(self):
-        for name, low in (("servers", 1), ("quorum", 1), ("staleness", 0)):
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise ValueError(f"{name} is a whole number from {low}, not {value}")
-        if self.n_fetch < 1 or self.n_push < 1:
-            raise ValueError(
-                f"n_fetch is {self.n_fetch}, n_push is {self.n_push}; both must be 1 or more"
-            )
+        counts = {"servers": 1, "n_fetch": 1, "n_push": 1}
+        counts |= {} if self.quorum is None else {"quorum": 1}
+        counts |= {} if self.staleness is None else {"staleness": 0}
+        for name, low in counts.items():
+            words, allows = f"{name} is a whole number from {low}", partial(le, low)
+            check_number(words, getattr(self, name), allows, Integral)
         free = self.staleness is None and self.quorum is None
         if not free and (self.n_fetch, self.n_push, self.local_lr) != (1, 1, 0):
             raise ValueError(
