@@ -168,7 +168,8 @@ for gpus, zero_3, cut in ((384, 144e12, 153e12), (768, 88e12, 149e12), (1536, 44
 # bytes, or gathers on two levels (lesson 21) use the node's eight links; then the bytes can travel
 # during the work, a layer ahead: the tree says yes. The other plan, 8 by 8 with the sequence split
 # and attention recomputed, sends activations inside a node and one cut's between nodes. It has a
-# bubble of 10 %; even so it takes less time than a second forward pass of everything.
+# bubble of 10 %. Its bubble and its bytes inside a node together take less time than the second
+# forward pass of everything that the first plan needs.
 #
 # The last lines are measured ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), table 2;
 # their equation 3, without its small terms, turns rates into seconds). On 768 GPUs a step with ZeRO
