@@ -285,7 +285,8 @@ for schedule, v in CHUNKS.items():
 #   on a V, most passes are a pair: a forward, and a backward of another micro-batch. While one of
 #   them computes, the other's messages can travel. A rank here runs one after the other.
 # - `v_half`, `v_min` ([Qi et al. 2024](https://arxiv.org/abs/2405.15362), sections 2 and 3): a V
-#   with about a half and a third of 1F1B's stash, for a larger bubble than ZB-V's.
+#   with a smaller stash, for a larger bubble than ZB-V's. With more ranks the stash comes closer to
+#   a half and a third of 1F1B's.
 # - `pipeline` runs any program that ranks can execute: yours, or one drawn by `random_order`.
 
 # %%
@@ -301,6 +302,12 @@ most = {schedule: max(said.peak_stash) for schedule, said in orders.items()}
 assert orders["looped_bfs"].makespan == orders["interleaved"].makespan and most["looped_bfs"] == 8
 assert orders["interleaved_zb"].makespan == 24 + Fraction(3, 2) and most["interleaved_zb"] == 4
 assert most["dualpipe_v"] == 4 + Fraction(1, 2) and (most["v_half"], most["v_min"]) == (3, 2)
+for p in (4, 8, 16, 32):
+    half, least = (
+        max(simulate(programs(s, p, 2 * p, 2)).peak_stash) / p for s in ("v_half", "v_min")
+    )
+    print(f"p = {p:2}: of 1F1B's stash v_half has {float(half):.0%}, v_min {float(least):.0%}")
+assert half < 0.55 and least < 0.4
 times = {"forward": 2, "backward_input": 3, "backward_weight": 1}
 searched = simulate(programs("zb_auto", 4, 8, memory=5, **times), *times.values())
 h1, h2 = (simulate(programs(name, 4, 8), *times.values()) for name in ("zb_h1", "zb_h2"))
