@@ -408,6 +408,9 @@ def finds_another_gradient(attempt):
         for p in model.parameters():
             p.grad = None
         attempt(model, x, y, m)
+        none = [name for name, p in model.named_parameters().items() if p.grad is None]
+        if none:
+            return f"{n} images in {m} parts: {none[0]} has no gradient; leave one in its `.grad`"
         off = error({name: p.grad for name, p in model.named_parameters().items()}, want)
         if off > 1e-9:
             return f"{n} images in {m} parts are off by {off:.1%}"

@@ -319,8 +319,8 @@ def check_kept(attempt):
     random = np.random.default_rng(1)
     for capacity in (1, 2, 5):
         chosen = np.argsort(random.random((3, 6, 4)), axis=-1)[..., :2]
-        right, got = route(chosen, 4, capacity).kept, attempt(chosen, capacity)
-        if np.shape(got) != right.shape:
+        right, got = route(chosen, 4, capacity).kept, np.asarray(attempt(chosen, capacity))
+        if got.shape != right.shape:
             return "there is one answer per choice: [B, T, k]"
         if not np.array_equal(got[-1:], attempt(chosen[-1:], capacity)):
             return "an example alone drops others than in its batch"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from minidist import Cluster
+from minidist import Cluster, datasets, nn
+from minidist.nn.router import route
 from minidist.pipeline_parallel import programs
 from minidist.pipeline_parallel.actions import Backward, BackwardInput, BackwardWeight, Forward
 
@@ -155,3 +156,17 @@ def test_the_formulas_of_lesson_20_solve_its_first_exercise():
 
     assert check(crossing) is None
     assert "not" in check(lambda P, L, C, T: data * P / (8 * L * C * T))
+
+
+def test_lesson_15_accepts_nested_lists():
+    check = part_of("15", {"check_kept"})["check_kept"]
+    assert check(lambda chosen, capacity: route(chosen, 4, capacity).kept.tolist()) is None
+    assert "[B, T, k]" in check(lambda chosen, capacity: None)
+
+
+def test_lesson_7_says_which_parameter_an_answer_has_left_without_a_gradient():
+    images, labels = datasets.digits()
+    given = {"images": images, "labels": labels, "model": nn.MLP([64, 8, 10], dtype="float64")}
+    names = {"finds_another_gradient", "one_device", "error"}
+    check = part_of("07", names, **given)["finds_another_gradient"]
+    assert "layers.0.weight has no gradient" in check(lambda model, x, y, m: None)
