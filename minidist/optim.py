@@ -66,6 +66,8 @@ class Optimizer:
                 raise ValueError(f"{p.name} cannot be optimized here: {p.elsewhere}")
         self.slices = flat_slices(self.parameters)
         self.homes = list(dict.fromkeys(p.home for p in self.parameters))
+        for home in self.homes:
+            home.scale = None  # of an optimizer before this one; MixedPrecision sets its own
         self.steps, self.state = 0, None
         vars(self).update(settings, lr=lr)
         self.check_settings()

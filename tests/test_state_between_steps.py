@@ -7,6 +7,7 @@ classes that keep something from step to step and are in none of them.
 """
 
 import ast
+import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -86,7 +87,7 @@ def mixed(optimizer, group, scale):
 
 
 def finite(model):
-    return all(np.isfinite(p.grad).all() for p in model.parameters())
+    return all(np.isfinite(p.grad).all() for p in model.parameters() if p.requires_grad)
 
 
 def plainly(model, group):
@@ -119,8 +120,10 @@ def compressed(name, model, group):
     return summed
 
 
-def replicas(group, scale, rule=sgd, summing=plainly):
+def replicas(group, scale, rule=sgd, summing=plainly, frozen=()):
     model = mlp()
+    if frozen:
+        model.freeze(*frozen)
     optimizer = mixed(rule(model.parameters()), group, scale)
     summed = summing(model, group)
 
@@ -133,9 +136,9 @@ def replicas(group, scale, rule=sgd, summing=plainly):
     return Trained(model.state, model.load_state, step, lambda: setattr(optimizer, "lr", 0.0))
 
 
-def rounds(group, scale, diloco, every):
+def rounds(group, scale, diloco, every, model=None):
     """Local steps; the ranks do not know of each other's gradients, so none is skipped."""
-    model = mlp()
+    model = model or mlp()
     if diloco:
         local = DiLoCo(model, group, sgd(model.parameters()), every, momentum=0.0)
         rates = [local, local.inner]
@@ -223,6 +226,9 @@ SKIPPING = {
     "naive": replicas,
     "bucketed": partial(replicas, summing=in_buckets),
     **{n: partial(replicas, summing=partial(compressed, n)) for n in COMPRESSORS},
+    "top_k, frozen": partial(
+        replicas, summing=partial(compressed, "top_k"), frozen=["layers.0.weight", "layers.0.bias"]
+    ),
 }
 SCALED = SKIPPING | {
     "Adam": partial(replicas, rule=partial(optim.Adam, lr=0.01)),
@@ -361,6 +367,44 @@ def test_a_step_that_ranks_elsewhere_skip_leaves_no_trace_either(cluster, name):
     for (mine, steps), (want, all_steps) in zip(skipped, right, strict=True):
         assert steps == all_steps == 4
         assert_same_bits(mine, want)
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_a_plain_optimizer_after_a_scaled_one_has_no_scale(cluster, name):
+    def worker(group, scale):
+        model = mlp()
+        sums = ErrorFeedback(model, group, COMPRESSORS[name]())
+        optimizer = mixed(sgd(model.parameters()), group, LossScale(scale, None))
+        for n in range(6):
+            optimizer = sgd(model.parameters()) if n == 3 else optimizer
+            scaled(loss_of(model, group, n), optimizer.loss_scale).backward()
+            sums.all_reduce_gradients()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model.state()
+
+    for one, thousand in zip(
+        *(cluster(RANKS, "thread").run(worker, scale) for scale in (1.0, 1024.0)), strict=True
+    ):
+        assert_same_bits(thousand, one)
+
+
+@pytest.mark.parametrize("diloco", [False, True])
+def test_a_model_from_a_process_with_a_later_clock_is_not_one_that_just_changed(cluster, diloco):
+    """If it were, a round would begin in every step, and never end."""
+    model = mlp()
+    for layer in model.layers:
+        layer.flat.changed(at=10**12)
+    sent = pickle.dumps(model)
+
+    def worker(group, sent):
+        trained = rounds(group, None, diloco, every=2, model=pickle.loads(sent))
+        for n in range(2):
+            trained.step(n)
+        return trained.state()
+
+    first, second = cluster(RANKS, "thread").run(worker, sent)
+    assert_same_bits(first, second)
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)

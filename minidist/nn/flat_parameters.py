@@ -195,7 +195,8 @@ class FlatParameters:
             p.grad = None if p.grad is None else p.grad_buffer
 
     def __getstate__(self):
-        left = "gradient", "allocator", "scale"  # a copy has an optimizer of its own, or none
+        # A copy has an optimizer of its own, or none, and may be in a process with another clock.
+        left = "gradient", "allocator", "scale", "touched"
         kept = {k: v for k, v in vars(self).items() if k not in left}
         return kept | {"at_home": [p.home is self for p in self.parameters]}
 
