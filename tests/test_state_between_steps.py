@@ -389,6 +389,33 @@ def test_a_plain_optimizer_after_a_scaled_one_has_no_scale(cluster, name):
         assert_same_bits(thousand, one)
 
 
+@pytest.mark.parametrize("name", COMPRESSORS)
+@pytest.mark.parametrize("first, then", [(True, False), (True, True), (False, True)])
+def test_a_step_is_taken_back_where_its_own_optimizer_skipped_it(cluster, name, first, then):
+    """Another optimizer takes over; it has a scale that has skipped 7 steps, or none."""
+
+    def worker(group):
+        model, scales = mlp(), [LossScale(4.0, None) if has else None for has in (first, then)]
+        sums = ErrorFeedback(model, group, COMPRESSORS[name]())
+        mixed(sgd(model.parameters()), group, scales[0])
+        for n in range(2):
+            before = dict(sums.errors)
+            loss_of(model, group, n).backward()
+            sums.all_reduce_gradients()
+            model.zero_grad()
+        if first:
+            scales[0].update(overflow=True)
+        if then:
+            scales[1].state = {"value": 4.0, "good": 0, "skipped": 7}
+        mixed(sgd(model.parameters()), group, scales[1])
+        return sums.steps, sums.errors, before, sums.memory.before
+
+    for steps, errors, before, kept in cluster(RANKS, "thread").run(worker):
+        assert steps == 2 - first and kept is None
+        if first:
+            assert_same_bits(errors, before)
+
+
 @pytest.mark.parametrize("diloco", [False, True])
 def test_a_model_from_a_process_with_a_later_clock_is_not_one_that_just_changed(cluster, diloco):
     """If it were, a round would begin in every step, and never end."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from minidist.autograd.tensor import tick
 from minidist.backend import Array, array_module
 from minidist.comm import Group
+from minidist.mixed_precision import LossScale
 from minidist.nn import Module
 from minidist.replicas import check_same_weights
 
@@ -21,7 +22,8 @@ class Memory:
 
     kept    dictionaries, which others read and write; here they are only taken back or emptied
     steps   number of steps so far that were not skipped, since the weights were loaded
-    before  steps and dictionaries before the last step, while it may still turn out to be skipped
+    before  steps and dictionaries before the last step, while it may still turn out to be skipped:
+            the LossScale of that step, whatever optimizer there is now, counts more than `skipped`
     """
 
     def __init__(self, model: Module, group: Group, *kept: dict[str, Array]):
@@ -30,9 +32,10 @@ class Memory:
         self.parameters = model.parameters()
         self.steps, self.skipped, self.followed = 0, 0, tick()
         self.before: tuple[int, list[dict]] | None = None
+        self.last_scale: LossScale | None = None
 
     @property
-    def scale(self):
+    def scale(self) -> LossScale | None:
         """The LossScale of the gradients, if MixedPrecision updates the parameters, or None."""
         return next((p.home.scale for p in self.parameters if p.home and p.home.scale), None)
 
@@ -41,20 +44,22 @@ class Memory:
         self.follow()
         self.settle()
         self.before = self.steps, [dict(memory) for memory in self.kept]
-        self.skipped = 0 if self.scale is None else self.scale.skipped
-        return 1.0 if self.scale is None else self.scale.value
+        self.last_scale = scale = self.scale
+        self.skipped = 0 if scale is None else scale.skipped
+        return 1.0 if scale is None else scale.value
 
     def end(self, sums: Iterable[Array]) -> None:
         """End a step with these sums of gradients, the same on every rank."""
         self.steps += 1
         if not all(bool(array_module(x).isfinite(x).all()) for x in sums):
             self.undo()
-        elif self.scale is None:
+        elif self.last_scale is None:
             self.before = None
 
     def settle(self) -> None:
         """Take the last step back if it was skipped."""
-        if self.before is not None and self.scale and self.scale.skipped > self.skipped:
+        scale = self.last_scale
+        if self.before is not None and scale and scale.skipped > self.skipped:
             self.undo()
 
     def undo(self) -> None:
