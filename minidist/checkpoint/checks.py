@@ -24,6 +24,7 @@ from minidist.comm import Group
 
 MOST_STEPS = 2**63 - 1  # 63 bits
 LONGEST = 4096  # bytes of a name: a file's header has all of them
+DEEPEST = 100  # dicts and lists in each other: Python's stack holds some 900
 RESERVED = "__metadata__"  # in that header
 DTYPES = set(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
@@ -86,7 +87,7 @@ def tell(values: list, group: Group | None) -> list:
 def check_step(step: int) -> int:
     """Return the number of a step as an int."""
     try:
-        number = index(step)
+        number = -1 if isinstance(step, bool) else index(step)
     except TypeError:
         number = -1
     if not 0 <= number <= MOST_STEPS:
@@ -128,15 +129,22 @@ def check_about(about: dict) -> None:
         json.loads(json.dumps(about))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"about is to be JSON: {error}") from error
-    if not isinstance(about, dict) or not has_words(about):
-        raise ValueError("about is to be a dict whose keys, and those in it, are strings")
+    if not isinstance(about, dict) or not has_words(about, DEEPEST):
+        raise ValueError(
+            "about is to be a dict whose keys, and those in it, are strings, and no more than "
+            f"{DEEPEST} in each other"
+        )
 
 
-def has_words(value) -> bool:
+def has_words(value, deepest: int) -> bool:
     """Return whether every key in a JSON value is a string: another would become one."""
     if isinstance(value, dict):
-        return all(isinstance(key, str) and has_words(held) for key, held in value.items())
-    return all(map(has_words, value)) if isinstance(value, list | tuple) else True
+        words, inner = all(isinstance(key, str) for key in value), value.values()
+    elif isinstance(value, list | tuple):
+        words, inner = True, value
+    else:
+        return True
+    return words and deepest > 0 and all(has_words(held, deepest - 1) for held in inner)
 
 
 def check_folder(folder: Path, step: int) -> None:

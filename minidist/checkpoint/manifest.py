@@ -31,6 +31,7 @@ FORMAT, VERSION = "minidist checkpoint", 2
 NAME, TEMPORARY = "manifest.json", ".tmp"
 FOLDER = re.compile(r"step-([0-9]{8,})")
 FILE = re.compile(r"rank-[0-9]{3,}\.safetensors")
+BEGUN = re.compile(r"\.tmp[A-Za-z0-9]{6}")  # what the library writes before it takes our name
 
 
 class Damaged(ValueError):
@@ -71,6 +72,8 @@ def folder_of(step: int) -> str:
 
 def is_written(name: str) -> bool:
     """Return whether a checkpoint's file has this name, for good or while it is written."""
+    if BEGUN.fullmatch(name):
+        return True
     name = name.removesuffix(TEMPORARY)
     return name == NAME or bool(FILE.fullmatch(name))
 

@@ -137,7 +137,10 @@ def write_parts(library, target: Path, rank: int, parts: list[Part]) -> dict:
     temporary = path.with_name(path.name + manifest.TEMPORARY)
     with manifest.in_words(f"write the checkpoint {target}", WHOLE):
         try:
+            temporary.touch(exist_ok=False)
+            mode = temporary.stat().st_mode  # the library's own file is for its owner alone
             library.numpy.save_file(arrays, temporary)
+            os.chmod(temporary, mode & 0o777)
             found = finish(temporary, path)
         except OSError:
             temporary.unlink(missing_ok=True)

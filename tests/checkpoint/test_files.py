@@ -71,10 +71,16 @@ def test_a_folder_without_a_manifest_does_not_count_and_is_replaced(two):
     left.mkdir()
     (left / "rank-005.safetensors").write_bytes(b"half of it")
     (left / "rank-000.safetensors.tmp").write_bytes(b"a part")
+    (left / ".tmp8Zk32Z").write_bytes(b"what the library begins with")
     assert checkpoint.load(two)[1] == 7
     checkpoint.save(two, state(9), 9)
     assert sorted(p.name for p in left.iterdir()) == ["manifest.json", "rank-000.safetensors"]
     assert checkpoint.load(two)[1] == 9
+
+
+def test_whoever_may_read_the_manifest_may_read_all_files(two):
+    files = list((two / "step-00000007").iterdir())
+    assert len(files) == 2 and len({path.stat().st_mode for path in files}) == 1
 
 
 def test_what_else_is_in_the_folder_stays(two):
@@ -357,6 +363,14 @@ def writable(name):
 EMPTY = nn.Slice("a", (4,), None, 0, 4)
 
 
+def nested(depth):
+    """Return a dict that has a dict, and so on."""
+    inner = {}
+    for _ in range(depth - 1):
+        inner = {"in": inner}
+    return inner
+
+
 @pytest.mark.parametrize(
     "more, message",
     [
@@ -387,6 +401,9 @@ EMPTY = nn.Slice("a", (4,), None, 0, 4)
         ({"about": {"a": np.int64(3)}}, "about is to be JSON: Object of type int64 is not"),
         ({"about": {"a": [{1: 2}]}}, "about is to be a dict whose keys, and those in it, are str"),
         ({"about": [1]}, "about is to be a dict"),
+        ({"about": nested(101)}, "about is to be a dict .* and no more than 100 in each other"),
+        ({"about": nested(10**5)}, "about is to be JSON: maximum recursion depth"),
+        ({"step": True}, "a step is a whole number from 0 to 9223372036854775807, not True"),
         ({"folder": ""}, "'' is no folder; the one where you are is '.'"),
         ({"folder": "\0"}, r"'\\x00' is no folder"),
         ({"folder": "x" * 256}, "cannot write to the folder x*/step-00000008: File name too long"),
@@ -594,6 +611,9 @@ def test_files_that_others_call_temporary_stay(two):
         "rank-000.tmp",
         "rank-1.safetensors.tmp",
         ".tmp",
+        ".tmp8Zk32",
+        ".tmp8Zk32Z7",
+        ".tmp8Zk32Z.tmp",
         "rank-٠٠٠.safetensors",
     ]
     for name in foreign:
