@@ -51,7 +51,9 @@ def _judged(check: Callable, attempt: Any) -> tuple[str, bool]:
     """Return the verdict, and whether an error is the reason that nobody raised on purpose."""
     try:
         fault = check(attempt)
-    except (Exception, SystemExit) as error:  # exit() in an answer does not end the lesson
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # exit() in an answer does not end the lesson
         fault = error.__cause__ or error if isinstance(error, RankFailed) else error
         if isinstance(fault, NotImplementedError):
             return "not solved yet", False

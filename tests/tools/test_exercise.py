@@ -1,5 +1,6 @@
 """What a lesson says of an attempt at its exercise."""
 
+import asyncio
 import contextlib
 import linecache
 import re
@@ -76,6 +77,10 @@ def endless(x):
     return endless(x + 1)
 
 
+def gives_up(x):
+    raise asyncio.CancelledError("enough")
+
+
 def leaves(x):
     sys.exit("enough")
 
@@ -95,7 +100,16 @@ CRASHES = [  # an attempt, what it raises, in which of its lines, and the code t
     (inner, "IndexError: list index out of range", 3, "return [][x]"),
     (endless, "RecursionError: maximum recursion depth", 2, "return endless(x + 1)"),
     (leaves, "SystemExit: enough", 2, 'sys.exit("enough")'),
+    (gives_up, "asyncio.exceptions.CancelledError: enough", 2, 'CancelledError("enough")'),
 ]
+
+
+def test_ctrl_c_ends_the_lesson():
+    def interrupted(x):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        exercise.verdict(check, interrupted)
 
 
 def of_class(attempt):
