@@ -448,9 +448,7 @@ def test_a_step_is_taken_back_where_its_own_optimizer_skipped_it(cluster, name, 
         if then:
             scales[1].state = {"value": 4.0, "good": 0, "skipped": 7}
         mixed(sgd(model.parameters()), group, scales[1])
-        errors = (
-            dict(sums.errors) if group.rank == 0 else None
-        )  # either may come first
+        errors = dict(sums.errors) if group.rank == 0 else None  # either may come first
         return sums.steps, errors or sums.errors, before, sums.memory.before
 
     for steps, errors, before, kept in cluster(RANKS, "thread").run(worker):

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from minidist.autograd.tensor import tick
 from minidist.backend import Array, array_module
 from minidist.comm import Group
-from minidist.mixed_precision import LossScale
 from minidist.nn import Module
 from minidist.replicas import check_same_weights
 
@@ -32,10 +31,10 @@ class Memory:
         self.parameters = model.parameters()
         self.steps, self.skipped, self.followed = 0, 0, tick()
         self.before: tuple[int, list[dict]] | None = None
-        self.last_scale: LossScale | None = None
+        self.last_scale = None
 
     @property
-    def scale(self) -> LossScale | None:
+    def scale(self):
         """The LossScale of the gradients, if MixedPrecision updates the parameters, or None."""
         return next((p.home.scale for p in self.parameters if p.home and p.home.scale), None)
 

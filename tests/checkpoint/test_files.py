@@ -341,7 +341,7 @@ def test_what_is_saved_is_loaded_and_what_is_refused_leaves_no_file(tmp_path_fac
         checkpoint.save(folder, state, step)
     except ValueError:
         assert not files_in(folder)
-        of_step = type(step) in (str, float, np.float64) or not 0 <= step < 2**63
+        of_step = type(step) in (bool, str, float, np.float64) or not 0 <= step < 2**63
         kinds = {array.dtype.kind for array in state.values()}
         long = any(array.dtype.char in "gG" for array in state.values())
         masked = any(isinstance(array, np.ma.MaskedArray) for array in state.values())
