@@ -93,3 +93,13 @@ def test_vectors_travel_as_they_are_and_higher_axes_are_columns(cluster):
 def test_a_rank_is_1_or_more(rank):
     with pytest.raises(ValueError, match="the rank of an approximation is 1 or more, not "):
         PowerSGD(rank)
+
+
+def test_a_basis_that_lacks_a_column_keeps_the_others_and_has_columns_of_about_unit_length():
+    p = nn.Parameter(np.zeros((400, 300)), "W")
+    kept = np.random.default_rng(0).standard_normal(300)
+    last = np.stack([1e-6 * kept, np.zeros(300)], axis=1)
+    for step, q in enumerate((None, last)):
+        basis = PowerSGD(2).begin(q, p.data, p, step)
+        assert (abs(np.linalg.norm(basis, axis=0) - 1) < 0.2).all()
+    assert abs(basis[:, 0] - kept / np.linalg.norm(kept)).max() < 1e-12
