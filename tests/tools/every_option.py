@@ -19,7 +19,10 @@ from minidist.tools.strategies.cases import dual_case, padded, random_weights, t
 
 B, T, C, H, V = 3, 6, 12, 12, 11  # 2 ranks can split the positions, 4 the width and the heads
 FLOATS = {"dtype": "float64", "seed": 1}
-FROZEN = "nothing", "first layer", "last layer", "every second", "everything"
+FROZEN = (
+    *("nothing", "first layer", "last layer", "every second", "everything"),
+    *("all but the last layer", "all but two layers", "all but one parameter"),
+)
 SWITCH = False, True
 
 
@@ -67,7 +70,7 @@ class Kind:
         for norm in model.modules(nn.BatchNorm):
             norm.running_var.data[...] = 1 + norm.running_var.data**2
         model.train(training)
-        if names := names_of(model, frozen):
+        if names := names_of(model, frozen, words):
             model.freeze(*names)
         loss = model.loss if isinstance(model, nn.Dual) else nn.cross_entropy
         return Case(words, model, *self.batch(model), loss)
@@ -87,11 +90,14 @@ def pairs_of(options: dict) -> set[tuple]:
     return set(combinations(options.items(), min(2, len(options))))
 
 
-def names_of(model: nn.Module, frozen: str) -> list[str]:
-    """Return the names of the parameters to freeze."""
+def names_of(model: nn.Module, frozen: str, drawn: str) -> list[str]:
+    """Return the names of the parameters to freeze; `drawn` is a seed."""
     every = [name for name, p in model.named_parameters().items() if p.requires_grad]
-    first, last = (list(model.layers[i].named_parameters()) for i in (0, -1))
-    choices = [[], first, last, every[::2], every]
+    layers = [list(layer.named_parameters()) for layer in model.layers]
+    two = {name for layer in layers[-2:] for name in layer}
+    kept = layers[-1], two, [Random(drawn).choice(every)]
+    choices = [[], layers[0], layers[-1], every[::2], every]
+    choices += [[name for name in every if name not in names] for names in kept]
     return dict(zip(FROZEN, choices, strict=True))[frozen]
 
 

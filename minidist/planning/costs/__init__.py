@@ -14,6 +14,7 @@ mixed_precision.py      16-bit weights, gradients and activations
 hybrid.py               data x pipeline x context x tensor, experts within data
 single_device.py        no strategy at all
 cost.py, layers.py      what they are made of: a rank's `Cost`, and the numbers of a layer
+gradients.py            where backward ends, if a prefix of a model is frozen
 
 For models of any size, without arrays (planning/plan.py):
 
@@ -26,7 +27,8 @@ strategy take a `Workload` and the number of ranks, and are fields of its record
 tools/strategies/. Letters: N ranks, r one of them; B examples, T positions, C width, H heads,
 V tokens; X = T C numbers of one example between two layers; P parameters.
 
-Domain of `*_bytes`: float64 where matrices are split, and there no layer frozen below one that is
-trained. Domain of `*_costs`: an untied nn.Transformer without dropout, an nn.MLP with gelu, an
-nn.CNN, or an nn.Siamese with relu, in float64, under AdamW; N divides what a strategy splits.
+Domain of `*_bytes`: float64 where matrices are split. Parameters may be frozen; what a docstring
+says of a block holds where all are trained. Domain of `*_costs`: an untied nn.Transformer without
+dropout, an nn.MLP with gelu, an nn.CNN, or an nn.Siamese with relu, in float64, under AdamW; N
+divides what a strategy splits.
 """

@@ -19,6 +19,7 @@ from minidist.planning.costs.cost import (
     positions_of,
     trained_bytes,
 )
+from minidist.planning.costs.gradients import Needs, needed, needed_at
 from minidist.planning.costs.layers import Layer, heads_of, transformer_layers, width_of
 from minidist.positions import Positions
 
@@ -50,9 +51,19 @@ def ulysses_bytes(sizes: list[int], n: int) -> list[tuple[int, int]]:
 def context_bytes(case: Workload, N: int, attention: Callable) -> int:
     """Return the bytes of every layer's attention and choices, and of an all_reduce at the end."""
     n = ITEMSIZE * len(case.inputs) * width_of(case.model)
-    layer = sum(map(sum, attention([len(own) for own in held_by(case, N)], n)))
+    sent = attention([len(own) for own in held_by(case, N)], n)
     summed = 2 * (N - 1) * trained_bytes(case.model)
-    return (len(case.model.layers) - 2) * layer + choices_bytes(case, N) + summed
+    return blocks_bytes(sent, needed(case.model)) + choices_bytes(case, N) + summed
+
+
+def blocks_bytes(sent: list[tuple[int, int]], layers: list[Needs]) -> int:
+    """Return the bytes of attention in every block's forward, and in backward where a gradient is.
+
+    sent  per rank: bytes of one block's forward and backward
+    """
+    forward, backward = map(sum, zip(*sent, strict=True))
+    back = [met for met in layers[1:-1] if needed_at(met, "attention.output.weight")]
+    return forward * len(layers[1:-1]) + backward * len(back)
 
 
 def choices_bytes(case: Workload, N: int) -> int:

@@ -14,6 +14,7 @@ from minidist.autograd.attention import computed_scores, kept_scores
 from minidist.comm.collectives import split_ends, split_sizes
 from minidist.nn import mixtures
 from minidist.planning.costs.cost import ITEMSIZE, Cost, Workload, positions_of
+from minidist.planning.costs.gradients import Needs, needed, needed_at
 from minidist.planning.costs.layers import heads_of, width_of
 from minidist.rng import Randomness
 
@@ -42,19 +43,37 @@ def arriving(rows: np.ndarray) -> np.ndarray:
 def expert_bytes(case: Workload, N: int) -> int:
     """Return 4 C bytes-per-number per row whose expert is on another rank, and what is summed.
 
-    Each such row goes there and back, and so does its gradient. Besides, per block and
-    micro-batch, every rank tells the others how many rows will come, 8 bytes per expert; and an
+    Each such row goes there and back, and so does its gradient (see `journeys`). Besides, per block
+    and micro-batch, every rank tells the others how many rows will come, 8 bytes per expert; and an
     all_reduce sums the gradients of all parameters but experts.
     """
     rows, experts = drawn(case, N), expert_numbers(case)
-    travelling = arriving(rows)
-    away = int(travelling.sum() - travelling.trace().sum())
+    away = away_from_home(rows) @ journeys(case, needed(case.model))
     _, blocks, E = rows.shape
     counts = case.options.get("micro_batches", 1) * blocks * (N - 1) * E * 8
     named = case.model.named_parameters().items()
     others = [p for name, p in named if p.requires_grad and name not in experts]
     summed = 2 * (N - 1) * sum(p.data.nbytes for p in others)
-    return 4 * away * width_of(case.model) * ITEMSIZE + counts + summed
+    return int(away) * width_of(case.model) * ITEMSIZE + counts + summed
+
+
+def away_from_home(rows: np.ndarray) -> np.ndarray:
+    """Return how many rows have their expert on another rank, per block."""
+    travelling = arriving(rows)
+    return travelling.sum(axis=(0, 1)) - travelling.trace()
+
+
+def journeys(case: Workload, layers: list[Needs], spread: bool = True) -> list[int]:
+    """Return per block how often its rows pass to experts or back: 4 times, or forward alone.
+
+    Backward is run where the rows need a gradient, and also where any expert is trained, if experts
+    are spread over ranks: all ranks exchange rows then, or none (expert_parallel/dispatch.py).
+    """
+    found = []
+    for mixture, met in zip(mixtures(case.model), layers[1:-1], strict=True):
+        trained = spread and any(p.requires_grad for e in mixture.experts for p in e.parameters())
+        found.append(4 if trained or needed_at(met, "expand.weight") else 2)
+    return found
 
 
 def expert_numbers(case: Workload) -> set[str]:

@@ -12,11 +12,13 @@ from minidist.pipeline_parallel.schedules import order_of
 from minidist.planning.costs import context_parallel as context
 from minidist.planning.costs.cost import ITEMSIZE, Cost, Workload, positions_of
 from minidist.planning.costs.expert_parallel import (
-    arriving,
+    away_from_home,
     drawn,
     expert_mesh_costs,
     expert_numbers,
+    journeys,
 )
+from minidist.planning.costs.gradients import Needs, needed
 from minidist.planning.costs.layers import Layer, heads_of, split_transformer_layers, width_of
 from minidist.planning.costs.pipeline_parallel import (
     boundary_bytes,
@@ -92,33 +94,46 @@ def bytes_by_axis(case: Workload, N: int) -> dict[str, int]:
     data  an all_reduce of what ranks of dp x cp have copies of: the same with ZeRO stage 1
     loss  a number, over pp and over dp x cp
     """
-    s, model, (B, T) = split_of(N, **case.options), case.model, case.inputs.shape
-    C, L, tp = width_of(model), len(model.layers) - 2, s.tp
-    S, data = ITEMSIZE * B * T * C, s.dp * s.cp
+    s, model = split_of(N, **case.options), case.model
+    tp, data = s.tp, s.dp * s.cp
     rows = drawn(case, s.dp) if getattr(model, "experts", 0) else None
     cut, crossed, copies = layout(model, s.order)
+    starts = [part.start for part in cut[1:]]
+    needs = needed(model, starts)
     held, choices = held_bytes(case, tp), tp * context.choices_bytes(case, s.cp)
     experts = expert_numbers(case)
-    summed = reduced(case)
-    fed = 2 * ITEMSIZE * B * C * summed.feed_forward
-    fed = fed if rows is None else 4 * int(rows.sum()) * C * ITEMSIZE
-    over_tp = 2 * ITEMSIZE * B * C * (summed.attention + summed.vocabulary) + fed
-    if s.sequence:
-        over_tp = passages(model) * S
-        over_tp += 2 * s.dp * sum(held[name] // tp for name in repeated(held))
-    over_tp += 6 * B * summed.predicted * ITEMSIZE
     sizes = boundary_bytes(case) if crossed else []
     over_pp = 2 * sum(sizes[cut[k][-1]] for k in crossed) * (1 if s.sequence else tp)
     over_pp += data * sum(2 * (copies[name] - 1) * held[name] for name in held)
     dense = sum(held[name] * copies[name] for name in held if name not in experts)
     return {
-        "tp": (tp - 1) * over_tp,
+        "tp": (tp - 1) * over_tensor(case, s, rows, starts),
         "pp": over_pp,
-        "cp": L * sum(map(sum, attention_bytes(case, s))) + choices,
-        "ep": expert_bytes(case, s, rows),
+        "cp": context.blocks_bytes(attention_bytes(case, s), needs) + choices,
+        "ep": expert_bytes(case, s, rows, needs),
         "data": 2 * (data - 1) * dense + 2 * (data // s.ep - 1) * sum(held[n] for n in experts),
         "loss": 2 * ITEMSIZE * tp * ((s.pp - 1) * data + (data - 1) * s.pp),
     }
+
+
+def over_tensor(case: Workload, s: Split, rows, starts: list[int]) -> int:
+    """Return what each of tp - 1 ranks adds to the bytes over tp.
+
+    rows    [dp, blocks, E] for each expert, or None
+    starts  the first layers of the stages behind the first one
+    """
+    B, T = case.inputs.shape
+    X, summed = ITEMSIZE * B * width_of(case.model), reduced(case, starts)
+    in_loss = 6 * ITEMSIZE * B * summed.predicted
+    if s.sequence:
+        held = held_bytes(case, s.tp)
+        parts = 2 * s.dp * sum(held[name] // s.tp for name in repeated(held))
+        return passages(case.model, starts) * T * X + parts + in_loss
+    fed = 2 * X * summed.feed_forward
+    if rows is not None:
+        times = journeys(case, needed(case.model, starts), spread=s.ep > 1)
+        fed = int(rows.sum(axis=(0, 2)) @ times) * width_of(case.model) * ITEMSIZE
+    return 2 * X * (summed.attention + summed.vocabulary) + fed + in_loss
 
 
 def held_bytes(case: Workload, tp: int) -> dict[str, int]:
@@ -137,17 +152,15 @@ def attention_bytes(case: Workload, s: Split) -> list[tuple[int, int]]:
     return layer(sizes, ITEMSIZE * len(case.inputs) * width_of(case.model))
 
 
-def expert_bytes(case: Workload, s: Split, rows) -> int:
+def expert_bytes(case: Workload, s: Split, rows, needs: list[Needs]) -> int:
     """Return what travels to experts and back, given the rows [dp, blocks, E] for each expert."""
     if s.ep == 1:
         return 0
-    away = 0
-    for first in range(0, s.dp, s.ep):
-        travelling = arriving(rows[first : first + s.ep])
-        away += int(travelling.sum() - travelling.trace().sum())
+    away = sum(away_from_home(rows[first : first + s.ep]) for first in range(0, s.dp, s.ep))
     _, blocks, E = rows.shape
     counts = 8 * s.m * blocks * (s.ep - 1) * E * (s.dp // s.ep) * s.cp
-    return s.tp * (4 * away * width_of(case.model) * ITEMSIZE + counts)
+    travelled = int(away @ journeys(case, needs))
+    return s.tp * (travelled * width_of(case.model) * ITEMSIZE + counts)
 
 
 def hybrid_costs(case: Workload, N: int) -> list[Cost]:

@@ -50,7 +50,10 @@ def boundary_bytes(case: Workload) -> list[int]:
 
 
 def pipeline_bytes(case: Workload, programs: Programs) -> int:
-    """Return 2 B T C itemsize per boundary between ranks, plus an all_reduce of tied parameters."""
+    """Return 2 B T C itemsize per boundary between ranks, plus an all_reduce of tied parameters.
+
+    A gradient crosses every boundary, whatever is frozen (see gradients.py).
+    """
     cut, crossed, copies = layout(case.model, programs)
     sizes, named = boundary_bytes(case), case.model.named_parameters()
     moved = sum(2 * sizes[cut[k][-1]] for k in crossed)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from minidist import nn
 from minidist.planning.costs.collectives import all_reduce_bytes
 from minidist.planning.costs.cost import ITEMSIZE, Cost, Workload, cost_of, positions_of
+from minidist.planning.costs.gradients import needed, needed_at
 from minidist.planning.costs.layers import (
     Layer,
     heads_of,
@@ -41,22 +42,37 @@ class Reduced(NamedTuple):
     predicted: int
 
 
-def reduced(case: Workload) -> Reduced:
-    """Return what a step sums over ranks that split all matrices.
+COLUMNS = "qkv.weight", "query.weight", "key_value.weight", "expand.weight"
+ROWS = "output.weight", "contract.weight"
+AFTER_SUM = "output.bias", "contract.bias", "position.weight"  # what is added once X is scattered
+
+
+def reduced(case: Workload, starts: Iterable[int] = ()) -> Reduced:
+    """Return what a step sums over ranks that split all matrices; `starts`: see `needed`.
 
     A block of a Transformer sums T rows in each direction in its attention, and again in its
     feed-forward part. Of a Seq2Seq, the attention of an encoder block sums the source's rows once
     forward, and twice backward: for queries, and for keys and values. The two attentions of a
     decoder block sum the target's rows twice each way and, backward, the source's once. The
     embeddings sum the rows of both, the head those of the target.
+
+    That is: forward, the output of every product with rows; backward, the gradient of X of every
+    product with columns, if it needs one. Experts are counted elsewhere.
     """
-    T, depth = case.inputs.shape[1], len(case.model.layers) - 2
-    if not isinstance(case.model, nn.Seq2Seq):
-        return Reduced(2 * depth * T, 2 * depth * T, 2 * T, T)
-    source, depth = case.model.source_length, depth // 2
-    target = T - source
-    encoder, decoder = 3 * source, 4 * target + source
-    return Reduced(depth * (encoder + decoder), 2 * depth * T, T + target, target)
+    both, source = case.inputs.shape[1], getattr(case.model, "source_length", 0)
+    T, attention, feed_forward = both - source, 0, 0
+    _, *layers, head = needed(case.model, starts)
+    for block, met in zip(case.model.layers[1:-1], layers, strict=True):
+        for name, gradient in met.items():
+            if not (name.endswith(ROWS) or (name.endswith(COLUMNS) and gradient)):
+                continue
+            of_source = isinstance(block, nn.EncoderBlock) or name.endswith("key_value.weight")
+            if name.endswith(("expand.weight", "contract.weight")):
+                feed_forward += source if of_source else T
+            else:
+                attention += source if of_source else T
+    vocabulary = both + T if needed_at(head, "weight") else both
+    return Reduced(attention, feed_forward, vocabulary, T)
 
 
 def attention_bytes(case: Workload, N: int) -> int:
@@ -87,19 +103,25 @@ def sequence_bytes(case: Workload, N: int) -> int:
     return rows + 2 * (N - 1) * ITEMSIZE * repeats
 
 
-def passages(model: nn.Transformer) -> int:
+def passages(model: nn.Transformer, starts: Iterable[int] = ()) -> int:
     """Return how often X[B, T, C] is gathered or scattered over a split sequence.
 
     10 per block, 5 for embedding and head. A block gathers and scatters twice forward and twice
     backward, 8: as much as the four all_reduces of a block without a split sequence. It gathers
     twice more for dW. The head gathers, scatters dX, and gathers once more for dW; the embedding
-    scatters, and gathers dX. What is for a frozen weight alone does not happen.
+    scatters, and gathers dX. What is for a frozen weight alone does not happen, and backward ends
+    where no earlier parameter is trained (`starts`: see `needed`).
     """
-    embedding, *blocks, head = model.layers
-    table = embedding.token.weight
-    products = [linear.weight for b in blocks for linear in (b.attention.qkv, b.expand)]
-    weights = [*products, table, table if head.tied else head.linear.weight]
-    return 8 * len(blocks) + 3 + sum(w.requires_grad for w in weights)
+    *others, (head, of_head) = zip(model.layers, needed(model, starts), strict=True)
+    last = head.weight if head.tied else head.linear.weight
+    gathered, scattered = [(last, of_head[last.name])], []
+    for layer, met in others:
+        own = layer.named_parameters().items()
+        gathered += [(p, met[name]) for name, p in own if name.endswith(COLUMNS)]
+        scattered += [x for name, x in met.items() if name.endswith(AFTER_SUM)]
+    once_more = [p for p, _ in gathered if p.requires_grad]
+    back = [x for x in [*scattered, *(x for _, x in gathered)] if x]
+    return len(gathered) + len(scattered) + len(back) + len(once_more)
 
 
 def _bytes(case: Workload, N: int, numbers: int) -> int:
