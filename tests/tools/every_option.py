@@ -21,7 +21,7 @@ B, T, C, H, V = 3, 6, 12, 12, 11  # 2 ranks can split the positions, 4 the width
 FLOATS = {"dtype": "float64", "seed": 1}
 FROZEN = (
     *("nothing", "first layer", "last layer", "every second", "everything"),
-    *("all but the last layer", "all but two layers", "all but one parameter"),
+    *("all but the last layer", "all but one parameter"),
 )
 SWITCH = False, True
 
@@ -94,8 +94,7 @@ def names_of(model: nn.Module, frozen: str, drawn: str) -> list[str]:
     """Return the names of the parameters to freeze; `drawn` is a seed."""
     every = [name for name, p in model.named_parameters().items() if p.requires_grad]
     layers = [list(layer.named_parameters()) for layer in model.layers]
-    two = {name for layer in layers[-2:] for name in layer}
-    kept = layers[-1], two, [Random(drawn).choice(every)]
+    kept = layers[-1], [Random(drawn).choice(every)]
     choices = [[], layers[0], layers[-1], every[::2], every]
     choices += [[name for name in every if name not in names] for names in kept]
     return dict(zip(FROZEN, choices, strict=True))[frozen]
