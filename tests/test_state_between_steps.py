@@ -523,6 +523,19 @@ def test_running_statistics_find_their_way_out_of_any_batch(by):
         assert_same_bits(*running)
 
 
+def test_a_channel_that_is_not_finite_stops_no_other_channel():
+    norms = [nn.BatchNorm(2), nn.BatchNorm(2)]
+    x = np.random.default_rng(0).standard_normal((6, 2)).astype("float32")
+    with np.errstate(all="ignore"):
+        for norm, bad in zip(norms, (0.0, np.inf), strict=True):
+            norm(x + np.float32([0, bad]))
+    (mean, var), (right_mean, right_var) = (
+        (norm.running_mean.data, norm.running_var.data) for norm in norms[::-1]
+    )
+    assert (mean[0], var[0]) == (right_mean[0], right_var[0]) and mean[0] != 0
+    assert (mean[1], var[1]) == (0, 1)
+
+
 def test_a_loss_scale_stays_a_number_where_all_gradients_are_0():
     scale = LossScale(2.0**120, every=1)
     for _ in range(10):
