@@ -71,7 +71,8 @@ class ErrorFeedback:
         loss(x, y).backward()
         feedback.all_reduce_gradients()           # every rank, once per step, also with no batch
 
-    errors  {name: e}, float64, without a loss scale; a parameter without an entry owes nothing
+    errors  {name: e}, float64, without a loss scale; a parameter without an entry owes nothing.
+            load_state empties it, also where it swaps other weights in for an evaluation
     steps   number of steps so far, without those that were skipped
     """
 
