@@ -321,6 +321,6 @@ STRATEGIES = [
             family="controllable memory",
             tests="controllable_memory validation",
         )
-        for name, share in (("v_half", "about half"), ("v_min", "about a third of"))
+        for name, share in (("v_half", "on many ranks half"), ("v_min", "on many ranks a third of"))
     ),
 ]
