@@ -50,7 +50,7 @@ RANKS, RATE, STEPS = 16384, 3e-5, 100
 
 
 def loss_of(model, s=1.0, ranks=RANKS):
-    """Return the loss, divided by the images of so many ranks; backward gives s times its slope."""
+    """Return the loss, divided by the images of `ranks` ranks; backward gives s times its slope."""
     x = images.astype(model.parameters()[0].dtype)
     return scaled(nn.cross_entropy(model(x), labels, len(images) * ranks), s)
 

@@ -192,7 +192,7 @@ def pipelined(group, scale):
 
 
 def streamed(group, scale, scheme, copies=False):
-    """PipeDream; copies: those of MixedPrecision, without a scale, which stages would share."""
+    """PipeDream; copies: with MixedPrecision's, but without a scale: stages would share it."""
     own, alone = [], group.split(group.rank)
 
     def rule(parameters):

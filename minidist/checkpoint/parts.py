@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from minidist.autograd.tensor import tick
 from minidist.backend import Array, array_module, beside, to_host, widen
 from minidist.nn import Parameter, Slice
 from minidist.optim import Optimizer
@@ -107,7 +106,7 @@ def restore(saved: "Saved", model: Holder, optimizer: Optimizer) -> None:
     for p in dict.fromkeys([*held, *optimizer.parameters]):
         values = [saved.part(cut) for cut in p.slices]
         fill(p.data, values, p.name, rounds=bool(optimizer.scale) and p.requires_grad)
-        p.updated = p.loaded = tick()
+        p.note_load()
     for s, copy in zip(optimizer.slices, optimizer.copies, strict=False):
         fill(copy, [saved.part(cut) for cut in s.slices], "a float32 copy")
     if optimizer.scale and of.get("loss_scale"):

@@ -19,10 +19,11 @@ from minidist.replicas import check_same_weights
 class Memory:
     """Arrays by name that a step replaces and never writes into, and the number of steps.
 
-    kept    dictionaries, which others read and write; here they are only taken back or emptied
-    steps   number of steps so far that were not skipped, since the weights were loaded
-    before  steps and dictionaries before the last step, while it may still turn out to be skipped:
-            the LossScale of that step, whatever optimizer there is now, counts more than `skipped`
+    kept        dictionaries, which others read and write; here they are only taken back or emptied
+    steps       number of steps so far that were not skipped, since the weights were loaded
+    before      steps and dictionaries before the last step, while it may still be skipped
+    last_scale  the LossScale of the last step, or None; the step was skipped if this now counts
+                more skipped steps than `skipped`
     """
 
     def __init__(self, model: Module, group: Group, *kept: dict[str, Array]):

@@ -27,7 +27,6 @@ import numpy as np
 
 from minidist import nn
 from minidist.autograd import Function, Tensor
-from minidist.autograd.tensor import tick
 from minidist.backend import Array, address, host_copy
 from minidist.comm import Group
 from minidist.data_parallel.layer_shard import ONLY_STEP, LayerShard, unlocked
@@ -246,7 +245,7 @@ class Zero:
             s.flat.check_home()
             for p, place in zip(s.flat.parameters, s.flat.views(s.flat.vector), strict=True):
                 place[...] = new.pop(p.name)
-                p.updated = p.loaded = tick()
+                p.note_load()
             s.parameter.data[...] = s.flat.vector[s.own]
         for name, array in new.items():  # of those that are frozen
             named[name].load(array)

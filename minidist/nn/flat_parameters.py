@@ -59,8 +59,12 @@ class Parameter(Tensor):
         return part
 
     def load(self, values: Array) -> None:
-        """Replace the data, in place: whoever keeps a copy of it, or a debt to it, must follow."""
+        """Replace the data, in place."""
         self.data[...] = values
+        self.note_load()
+
+    def note_load(self) -> None:
+        """Record that the data was replaced: whoever keeps a copy, or owes it a part, follows."""
         self.updated = self.loaded = tick()
 
     @property
