@@ -13,13 +13,13 @@
 import time
 
 import numpy as np
+from support import exercise, figures
 from threadpoolctl import threadpool_limits
 
 from minidist import nn, optim
+from minidist.autograd.kept import kept_bytes
 from minidist.datasets import Sampler, digits, text
 from minidist.rng import generator
-from minidist.tools import exercise, figures
-from minidist.tools.activations import kept_bytes
 
 figures.arguments()
 limits = threadpool_limits(1)  # one device is one core here

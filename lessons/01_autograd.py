@@ -15,13 +15,13 @@ import tracemalloc
 from collections import Counter
 
 import numpy as np
+from support import exercise, figures
 from threadpoolctl import threadpool_limits
 
 from minidist import Tensor, nn, no_grad
 from minidist.autograd import Function, functions, gradcheck, recompute
 from minidist.datasets import text
 from minidist.rng import generator
-from minidist.tools import exercise, figures
 
 figures.arguments()
 limits = threadpool_limits(1)  # one core, so that times compare

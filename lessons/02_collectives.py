@@ -16,13 +16,13 @@ from functools import partial
 from math import ceil, log2
 
 import numpy as np
+from support import exercise, figures
 
 from minidist import Cluster
 from minidist.comm.cluster import TRANSPORTS
 from minidist.comm.collectives import ON_MESSAGES
-from minidist.comm.thread_transport import ThreadRanks
+from minidist.comm.local.thread_transport import ThreadRanks
 from minidist.rng import generator
-from minidist.tools import exercise, figures
 
 figures.arguments()
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

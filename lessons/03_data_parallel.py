@@ -16,6 +16,7 @@ import time
 from contextlib import nullcontext
 
 import numpy as np
+from support import exercise, figures
 from threadpoolctl import threadpool_limits
 
 from minidist import Cluster, nn, optim
@@ -24,8 +25,9 @@ from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.datasets import digits
 from minidist.events import EventLog
 from minidist.nn.flat_parameters import flat_slices
-from minidist.tools import equivalence, exercise, figures, timeline
-from minidist.tools.compare import compare
+from minidist.observe import timeline
+from minidist.verify import equivalence
+from minidist.verify.compare import compare
 
 figures.arguments()
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -15,16 +15,16 @@ from functools import partial
 from itertools import product
 
 import numpy as np
+from support import exercise, figures
 
 from minidist import Cluster, nn, optim
-from minidist.data_parallel.parameter_server import Plan, Push, Server, join, train
+from minidist.data_parallel.parameter_server import Push, Server, ServerPlan, join, train
 from minidist.datasets import digits
 from minidist.nn.flat_parameters import FlatParameters
 from minidist.planning.costs.collectives import all_reduce_bytes
 from minidist.planning.costs.parameter_server import parameter_server_bytes
 from minidist.rng import generator
-from minidist.tools import exercise, figures
-from minidist.tools.replay_server import replay_server
+from minidist.verify.replays.parameter_server import replay_server
 
 figures.arguments()
 images, labels = digits("float64")
@@ -164,7 +164,7 @@ def ours(group, serve):
 # computes every gradient with the recorded version. Not a bit may differ.
 
 # %%
-ASYNCHRONOUS = Plan(staleness=None)
+ASYNCHRONOUS = ServerPlan(staleness=None)
 
 
 def oracle(group, logs, plan):
@@ -190,9 +190,9 @@ print("our server, and the replay of its log: the same bits")
 
 # %%
 PLANS = {
-    "synchronous": Plan(),
-    "SSP, s = 3": Plan(staleness=3),
-    "quorum 3, s = 3": Plan(quorum=3, staleness=3),
+    "synchronous": ServerPlan(),
+    "SSP, s = 3": ServerPlan(staleness=3),
+    "quorum 3, s = 3": ServerPlan(quorum=3, staleness=3),
     "Downpour": ASYNCHRONOUS,
 }
 
@@ -246,13 +246,13 @@ P = 8 * elements
 CROWDS = (1, 2, 4, 8)
 loads = {"1 server": [], "2 servers": [], "all_reduce": []}
 for W in CROWDS:
-    sent = clusters[W + 1].run(one_clock, Plan())
+    sent = clusters[W + 1].run(one_clock, ServerPlan())
     assert sum(sent) == parameter_server_bytes(elements, 8, 1, [1] * W), "to the byte"
     loads["1 server"].append((sent[0] + sum(sent[1:])) / P)  # out of it, and into it
     assert abs(loads["1 server"][-1] / (2 * W) - 1) < 0.01, "and headers"
     loads["2 servers"].append(loads["1 server"][-1] / 2)
     loads["all_reduce"].append(2 * max(all_reduce_bytes(None, elements, 8, W)) / P)
-*sent, _, _ = clusters[4].run(one_clock, Plan(servers=2))  # the last two work
+*sent, _, _ = clusters[4].run(one_clock, ServerPlan(servers=2))  # the last two work
 assert abs(sum(sent) / P - 2) < 0.01 and abs(sent[0] - sent[1]) < 16, "half of 2 P from each"
 print(f"P = {P:,} bytes. In and out of the busiest rank, per clock, in units of P:")
 for name, row in loads.items():
@@ -261,10 +261,10 @@ for name, row in loads.items():
 # %% [markdown]
 # A server's load grows with `W / S`; an all_reduce's stays below `4 P`. That is why Downpour has
 # `n_fetch` and `n_push`: with 3, a worker pulls before every third minibatch only, and pushes the
-# sum of three. And it is why pushes may be *sparse* (`Plan(sparse=True)`): a batch of 64 words
-# touches 64 rows of an embedding at most, and if the optimizer skips zero gradients (SGD, Adagrad),
-# the other rows need not be sent. With 4,096 words of width 8 that is 64 x (8 x 8 + 8) = 4,608
-# bytes, eight numbers and a row's place each, and not 262,144.
+# sum of three. And it is why pushes may be *sparse* (`ServerPlan(sparse=True)`): a batch of 64
+# words touches 64 rows of an embedding at most, and if the optimizer skips zero gradients (SGD,
+# Adagrad), the other rows need not be sent. With 4,096 words of width 8 that is
+# 64 x (8 x 8 + 8) = 4,608 bytes, eight numbers and a row's place each, and not 262,144.
 #
 # ## Measurement: what staleness costs in learning
 #
@@ -442,7 +442,7 @@ def finds_other_bits(attempt):
         [[Push(p.worker + 1, p.batches, (attempt(*p.versions)[half],))] for (p,) in torn_log]
         for half in range(2)
     ]
-    want = clusters[5].run(oracle, logs, Plan(servers=2, staleness=None))[0]
+    want = clusters[5].run(oracle, logs, ServerPlan(servers=2, staleness=None))[0]
     if not np.array_equal(torn, want):
         return f"the replay is off by up to {np.abs(torn - want).max():.1e}"
 

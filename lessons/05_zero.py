@@ -15,6 +15,7 @@ import zlib
 from functools import partial
 
 import numpy as np
+from support import exercise, figures
 
 from minidist import Cluster, nn, optim
 from minidist.data_parallel.naive import all_reduce_gradients
@@ -22,9 +23,8 @@ from minidist.data_parallel.zero import Zero
 from minidist.datasets import digits
 from minidist.errors import RankFailed
 from minidist.events import EventLog
-from minidist.planning.costs.data_parallel import zero_bytes_held, zero_bytes_moved
-from minidist.tools import exercise, figures
-from minidist.tools.compare import compare
+from minidist.planning.costs.zero import zero_bytes_held, zero_bytes_moved
+from minidist.verify.compare import compare
 
 figures.arguments()
 images, labels = digits()  # images[1797, 64] in float32, labels[1797]
@@ -145,7 +145,7 @@ def train_zero(group, widths, stage, steps=3, dtype="float32"):
     zero = Zero(model, group, stage)
     optimizer = optim.AdamW(zero.parameters(), lr=1e-2, weight_decay=0.1)
     for step in range(steps):
-        zero.backward(batch_loss(group, model, step))
+        zero.accumulate(batch_loss(group, model, step))
         optimizer.clip_global_norm(0.5, zero.sum_squares)
         zero.step(optimizer)
     ledgers = [part.ledger.bytes for part in zero.groups]
@@ -224,7 +224,7 @@ def one_step(group):
     zero, x = Zero(model, group, 3), np.ones((512, 768), np.float32)
     optimizer = optim.SGD(zero.parameters(), lr=0.0)
     for _ in range(3):
-        zero.backward(nn.cross_entropy(model(x), np.zeros(512, int), 512 * group.size))
+        zero.accumulate(nn.cross_entropy(model(x), np.zeros(512, int), 512 * group.size))
         zero.step(optimizer)
 
 
@@ -370,7 +370,7 @@ def moved_by(group, stage, M):
     zero = Zero(model, group, stage)
     for i in range(M):
         logits = model(np.ones((2, 4), np.float32))
-        zero.backward(nn.cross_entropy(logits, np.zeros(2, int), 4 * M), last=i == M - 1)
+        zero.accumulate(nn.cross_entropy(logits, np.zeros(2, int), 4 * M), last=i == M - 1)
     zero.step(optim.SGD(zero.parameters(), 0.1))
     return sum(part.ledger.total for part in zero.groups) // 4
 

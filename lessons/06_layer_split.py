@@ -16,17 +16,19 @@ import tracemalloc
 from fractions import Fraction
 
 import numpy as np
+from support import exercise, figures
+from support.devices import Device, idle, length, quiet
 from threadpoolctl import threadpool_limits
 
 from minidist import Cluster, Tensor, nn, optim
-from minidist.datasets import digits
+from minidist.datasets import Batch, digits
 from minidist.events import EventLog
+from minidist.observe import timeline
 from minidist.pipeline_parallel import Pipeline, branch_placement, programs
 from minidist.pipeline_parallel.partition import counted_costs, measured_costs, partition
 from minidist.planning import simulate
 from minidist.rng import generator
-from minidist.tools import equivalence, exercise, figures, timeline
-from minidist.tools.devices import Device, idle, length, quiet
+from minidist.verify import equivalence
 
 figures.arguments()
 images, labels = digits()
@@ -174,7 +176,7 @@ assert all(measured < DEVICE for _, measured in memory[4])
 
 # %%
 def step(group, model):
-    Pipeline(model, group, "layer_split", micro_batches=1).backward(images[:64], labels[:64])
+    Pipeline(model, group, "layer_split", micro_batches=1).backward(Batch(images[:64], labels[:64]))
 
 
 naps = nn.Sequential([Device(f"layers.{i}", 64, 0.010 / 64, 0.020 / 64) for i in range(4)])

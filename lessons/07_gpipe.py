@@ -14,18 +14,20 @@ import tracemalloc
 from fractions import Fraction
 
 import numpy as np
+from support import exercise, figures
+from support.devices import Device, idle, length, quiet
 from threadpoolctl import threadpool_limits
 
 from minidist import Cluster, Tensor, nn
 from minidist.autograd import recompute
-from minidist.datasets import digits
+from minidist.datasets import Batch, digits
+from minidist.observe import timeline
 from minidist.pipeline_parallel import Pipeline, actions, add_communication, programs, validate
-from minidist.pipeline_parallel.actions import Backward, Forward, Programs
-from minidist.pipeline_parallel.micro_batch import micro_batches
+from minidist.pipeline_parallel.actions import Backward, Forward
 from minidist.pipeline_parallel.partition import counted_costs, partition
+from minidist.pipeline_parallel.placement import Programs
 from minidist.planning import simulate
-from minidist.tools import equivalence, exercise, figures, timeline
-from minidist.tools.devices import Device, idle, length, quiet
+from minidist.verify import equivalence
 
 figures.arguments()
 images, labels = digits()
@@ -44,7 +46,7 @@ naps = nn.Sequential([Device(f"layers.{i}", 64, 0.040 / 64, 0.080 / 64) for i in
 def step(group, m):
     """Do one batch of 64 in m pieces; return the most that were between forward and backward."""
     pipeline = Pipeline(naps, group, "gpipe", m)
-    pipeline.backward(images[:64], labels[:64])
+    pipeline.backward(Batch(images[:64], labels[:64]))
     return pipeline.stages[0].peak
 
 
@@ -123,7 +125,7 @@ def execute(program, group, stage, batch, after=lambda action: None):
 def our_gradients(group, model, x, y, value):
     cut = partition([1] * len(model.layers), group.size)
     mine = nn.Sequential([model.layers[i] for i in cut[group.rank]])
-    execute(value[group.rank], group, mine, micro_batches(x, y, 4))
+    execute(value[group.rank], group, mine, Batch(x, y).micro_batches(4))
     return {name: p.grad for name, p in mine.named_parameters().items()}
 
 
@@ -199,7 +201,7 @@ def stash(group, again):
     mine = nn.Sequential(layers[group.rank * half : (group.rank + 1) * half])
     stage, held = (lambda x: recompute(mine, x)) if again else mine, []
     zeros = np.zeros((M * ROWS, WIDTH), np.float32)
-    batch = micro_batches(zeros, np.zeros(M * ROWS, int), M)
+    batch = Batch(zeros, np.zeros(M * ROWS, int)).micro_batches(M)
 
     def watch(action):
         held.append((str(action), tracemalloc.get_traced_memory()[0]))
@@ -245,7 +247,7 @@ def milliseconds(group, m):
                 p.grad = None
             group.barrier()
             start = time.process_time(), time.perf_counter()
-            pipeline.backward(images[:512], labels[:512])
+            pipeline.backward(Batch(images[:512], labels[:512]))
             group.barrier()
             found.append((time.process_time() - start[0], time.perf_counter() - start[1]))
     return 1e3 * np.min(found[1:], axis=0)

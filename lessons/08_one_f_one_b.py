@@ -16,18 +16,19 @@ from fractions import Fraction
 from functools import partial
 
 import numpy as np
+from support import exercise, figures
+from support.devices import Device, length, quiet
 
 from minidist import Cluster, nn
-from minidist.datasets import digits
+from minidist.datasets import Batch, digits
 from minidist.errors import Deadlock
+from minidist.observe import timeline
 from minidist.pipeline_parallel import Pipeline, actions, add_communication, programs, validate
-from minidist.pipeline_parallel.actions import Backward, Forward, Programs
+from minidist.pipeline_parallel.actions import Backward, Forward
 from minidist.pipeline_parallel.executor import execute
-from minidist.pipeline_parallel.micro_batch import micro_batches
+from minidist.pipeline_parallel.placement import Programs
 from minidist.pipeline_parallel.stage import Stage
 from minidist.planning import simulate
-from minidist.tools import exercise, figures, timeline
-from minidist.tools.devices import Device, length, quiet
 
 figures.arguments()
 images, labels = digits()
@@ -49,7 +50,7 @@ def stash(group, schedule, m):
     pipeline = Pipeline(nn.MLP([WIDTH] * 9), group, schedule, m)
     x, y = np.zeros((m * ROWS, WIDTH), np.float32), np.zeros(m * ROWS, int)
     tracemalloc.start()
-    batch = micro_batches(x, y, m)
+    batch = Batch(x, y).micro_batches(m)
     before = tracemalloc.get_traced_memory()[0]
     pipeline.run(batch)
     peak = tracemalloc.get_traced_memory()[1] - before
@@ -150,7 +151,7 @@ naps = nn.Sequential([Device(f"layers.{i}", 64, 0.001, 0.002) for i in range(4)]
 def step(group, schedule):
     """Return this rank's gradients of a batch of 64 in 8 micro-batches."""
     pipeline = Pipeline(naps, group, schedule, 8)
-    pipeline.backward(images[:64], labels[:64])
+    pipeline.backward(Batch(images[:64], labels[:64]))
     return [p.grad for p in pipeline.parameters()]
 
 
@@ -222,7 +223,7 @@ def run_program(group, value, kind=Stage, blocking=False):
     stage = kind(
         [mlp(group.size).layers[group.rank]], group.rank == 0, group.rank == group.size - 1
     )
-    stage.begin(micro_batches(images[:60].astype("float64"), labels[:60], m))
+    stage.begin(Batch(images[:60].astype("float64"), labels[:60]).micro_batches(m))
     execute(value[group.rank], Blocking(group) if blocking else group, [stage])
     return {p.name: p.grad for p in stage.parameters()}
 

@@ -17,18 +17,18 @@ from functools import partial
 from itertools import product
 
 import numpy as np
+from support import exercise, figures
 
 from minidist import Cluster, nn, optim
-from minidist.datasets import digits
+from minidist.datasets import Batch, digits
 from minidist.events import EventLog
 from minidist.nn.flat_parameters import FlatParameters
+from minidist.observe import timeline
 from minidist.pipeline_parallel import PipeDream, add_communication, programs
 from minidist.pipeline_parallel.executor import execute
-from minidist.pipeline_parallel.micro_batch import MicroBatch
 from minidist.pipeline_parallel.stage import Stage
 from minidist.planning import simulate
 from minidist.rng import generator
-from minidist.tools import exercise, figures, timeline
 
 figures.arguments()
 images, labels = digits("float64")
@@ -142,7 +142,7 @@ def stream(count, size, seed=0, per_update=1):
     """Return minibatches of the digits; `per_update` of them share an update."""
     order = generator(seed, "order").permutation(len(images))
     picks = np.resize(order, (count, size))
-    return [MicroBatch(images[i], labels[i], None, size * per_update) for i in picks]
+    return [Batch(images[i], labels[i], total=size * per_update) for i in picks]
 
 
 def mlp(seed=0):
@@ -252,7 +252,7 @@ assert off < 1e-12 and nearest > 0.03
 # %% [markdown]
 # So a stale gradient *is* a gradient, of older weights; without stashing it is the gradient of no
 # weights at all. `minidist verify` checks whole trainings: one rank without a pipeline, given the
-# versions, ends with the same bits (`minidist/tools/replay.py`).
+# versions, ends with the same bits (`minidist/verify/replays/pipedream.py`).
 #
 # ## Measurement: what staleness costs
 #

@@ -21,23 +21,24 @@ from itertools import product
 from random import Random
 
 import numpy as np
+from support import devices, exercise, figures
 
 from minidist import Cluster, nn
-from minidist.datasets import digits
+from minidist.datasets import Batch, digits
+from minidist.observe import timeline
+from minidist.observe.timeline.figure import COLORS, draw_into
 from minidist.pipeline_parallel import Pipeline, add_communication, programs
 from minidist.pipeline_parallel.actions import (
     Backward,
     BackwardInput,
     BackwardWeight,
     Forward,
-    Programs,
     Transfer,
 )
 from minidist.pipeline_parallel.executor import execute
+from minidist.pipeline_parallel.placement import Programs
 from minidist.pipeline_parallel.random_order import random_order
 from minidist.planning import simulate
-from minidist.tools import devices, exercise, figures, timeline
-from minidist.tools.timeline.figure import COLORS, draw_into
 
 figures.arguments()
 images, labels = digits("float64")
@@ -237,7 +238,7 @@ def one_batch(group, schedule, chunks):
     """Return (the gradients of this rank's layers, bytes sent)."""
     model = nn.MLP(WIDTHS, activation="gelu", dtype="float64")
     pipeline = Pipeline(model, group, schedule, micro_batches=8, chunks=chunks)
-    pipeline.backward(images[:40], labels[:40])
+    pipeline.backward(Batch(images[:40], labels[:40]))
     return {name: p.grad for name, p in pipeline.named_parameters().items()}, group.ledger.total
 
 

@@ -17,6 +17,7 @@ import time
 from itertools import product
 
 import numpy as np
+from support import exercise, figures
 from threadpoolctl import threadpool_limits
 
 from minidist import Cluster, Tensor, nn
@@ -24,7 +25,6 @@ from minidist.autograd import Function, functions
 from minidist.collective_functions import reduce_from, scatter
 from minidist.rng import generator
 from minidist.tensor_parallel import ColumnParallelLinear, RowParallelLinear, unsplit
-from minidist.tools import exercise, figures
 
 figures.arguments()
 clusters = {N: Cluster(N) for N in (1, 2, 4)}

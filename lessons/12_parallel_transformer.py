@@ -15,9 +15,11 @@
 from functools import partial
 
 import numpy as np
+from support import exercise, figures
 
 from minidist import Cluster, Tensor, nn
 from minidist.autograd import Function
+from minidist.autograd.kept import kept
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.rng import Randomness, generator
 from minidist.tensor_parallel import (
@@ -30,8 +32,6 @@ from minidist.tensor_parallel import (
     unsplit,
     vocab_parallel,
 )
-from minidist.tools import exercise, figures
-from minidist.tools.activations import kept
 
 figures.arguments()
 clusters = {N: Cluster(N) for N in (1, 2, 4)}

@@ -13,16 +13,16 @@
 
 # %%
 import numpy as np
+from support import exercise, figures
 
 from minidist import Cluster, Tensor, nn
 from minidist.autograd import Function, functions
 from minidist.autograd.attention import causal_attention
-from minidist.planning.costs.tensor_parallel import korthikanti_bytes
+from minidist.autograd.kept import kept
+from minidist.planning.costs.kept import korthikanti_bytes
 from minidist.rng import Randomness, generator
 from minidist.tensor_parallel import ParallelTransformer, unsplit
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
-from minidist.tools import exercise, figures
-from minidist.tools.activations import kept
 
 figures.arguments()
 clusters = {N: Cluster(N) for N in (1, 2, 4)}

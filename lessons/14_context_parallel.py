@@ -22,17 +22,17 @@
 import tracemalloc
 
 import numpy as np
+from support import exercise, figures
 
 from minidist import Cluster, Tensor, nn
 from minidist.autograd.attention import CausalAttention, causal_attention
+from minidist.autograd.kept import kept_bytes
 from minidist.context_parallel import columns, context_parallel, plain, zigzag
 from minidist.context_parallel.ring_attention import ring_attention
 from minidist.context_parallel.ulysses import ulysses
 from minidist.planning.costs.context_parallel import ring_bytes, ulysses_bytes
 from minidist.replicas import sum_gradients
 from minidist.rng import Randomness, generator
-from minidist.tools import exercise, figures
-from minidist.tools.activations import kept_bytes
 
 figures.arguments()
 clusters = {N: Cluster(N) for N in (1, 4)}

@@ -18,6 +18,7 @@
 from functools import partial
 
 import numpy as np
+from support import exercise, figures
 
 from minidist import Cluster, nn, no_grad, optim
 from minidist.autograd import Function, functions
@@ -27,7 +28,6 @@ from minidist.nn.router import route
 from minidist.pipeline_parallel.partition import counted_costs
 from minidist.planning.costs.expert_parallel import arriving
 from minidist.rng import Randomness
-from minidist.tools import exercise, figures
 
 figures.arguments()
 clusters = {N: Cluster(N) for N in (2, 4)}

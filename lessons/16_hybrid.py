@@ -15,17 +15,16 @@ from functools import partial
 from itertools import product
 
 import numpy as np
+from support import exercise, figures
 
 from minidist import Cluster, Mesh, nn, optim
-from minidist.datasets import shard, text
+from minidist.autograd.kept import kept_bytes
+from minidist.datasets import Batch, text
 from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel import Pipeline, programs
-from minidist.pipeline_parallel.micro_batch import micro_batches
 from minidist.planning import simulate
 from minidist.rng import Randomness
 from minidist.tensor_parallel import ParallelTransformer, vocab_parallel
-from minidist.tools import exercise, figures
-from minidist.tools.activations import kept_bytes
 
 figures.arguments()
 eight = Cluster(8)
@@ -69,7 +68,7 @@ def one_batch(group, mesh, model):
         peak.append(kept_bytes(*stage.outputs.values()))
 
     stage.forward = watched
-    loss = hybrid.backward(inputs, targets)
+    loss = hybrid.backward(Batch(inputs, targets))
     sent = {name: getattr(mesh, name).ledger.total for name in mesh.axes}
     sent["pp"] += sum(g.ledger.total for g in hybrid.pipeline.shared.values() if g is not None)
     held = sum(p.data.nbytes for p in hybrid.parameters()), max(peak)
@@ -144,15 +143,15 @@ def our_gradients(group, mesh, model):
     loss = partial(vocab_parallel.cross_entropy, group=mesh.tp, vocab=model.vocab)
     m = B // (dp * GRAIN)
     pipeline = Pipeline(model, mesh.pp, "1f1b", m, loss=loss)  # layers
-    mine = shard(np.arange(B), mesh.dp.rank, dp)  # examples
-    pipeline.run(micro_batches(inputs[mine], targets[mine], m, examples=mine, total=targets.size))
+    mine = Batch(inputs, targets).share(mesh.dp.rank, dp)  # examples
+    pipeline.run(mine.micro_batches(m))
     named = pipeline.named_parameters()
     return {name: mesh.dp.all_reduce(p.grad, label=name) for name, p in named.items()}
 
 
 def librarys_gradients(group, mesh, model):
     hybrid, _ = on_mesh(group, mesh, model)
-    hybrid.backward(inputs, targets)
+    hybrid.backward(Batch(inputs, targets))
     return {name: p.grad for name, p in hybrid.named_parameters().items()}
 
 
@@ -330,7 +329,7 @@ def all_axes(group, model, zero):
     mesh = Mesh(group, dp=2, pp=1, cp=2, tp=2)
     hybrid = Hybrid(model, mesh, "1f1b", B // (2 * GRAIN), ep=2, zero=zero)
     optimizer = optim.AdamW(hybrid.parameters(), lr=1e-3)
-    hybrid.backward(inputs, targets)
+    hybrid.backward(Batch(inputs, targets))
     gradients = hybrid.gradients()
     hybrid.step(optimizer)
     return gradients, sum(x.nbytes for moments in optimizer.state for x in moments)
@@ -405,7 +404,7 @@ exercise.judge(1, check_peers, peers, tempting=[slowest_first])
 def clip_factors(group, squares, max_norm=0.5):
     """Return what each rank would scale its gradients by."""
     hybrid, mesh = on_mesh(group, (2, 2, 2), fresh())
-    hybrid.backward(inputs, targets)
+    hybrid.backward(Batch(inputs, targets))
     return min(1.0, max_norm / squares(hybrid, mesh) ** 0.5)
 
 

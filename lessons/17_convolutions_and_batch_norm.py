@@ -15,6 +15,7 @@
 from functools import partial
 
 import numpy as np
+from support import exercise, figures
 
 from minidist import Cluster, Tensor, datasets, nn
 from minidist.autograd import Function, functions
@@ -31,7 +32,6 @@ from minidist.tensor_parallel import (
     unsplit,
 )
 from minidist.tensor_parallel.channel_parallel import keep_own_channels
-from minidist.tools import exercise, figures
 
 figures.arguments()
 N = 4

@@ -16,6 +16,7 @@ import copy
 import math
 
 import numpy as np
+from support import exercise, figures
 
 from minidist import Cluster, nn, optim
 from minidist.autograd.losses import scaled
@@ -23,8 +24,7 @@ from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.zero import Zero
 from minidist.datasets import digits
 from minidist.mixed_precision import LossScale, MixedPrecision, overflow_allowed, underflow
-from minidist.planning.costs.mixed_precision import mixed_bytes_held
-from minidist.tools import exercise, figures
+from minidist.planning.costs.zero import BYTES, zero_bytes_held
 
 figures.arguments()
 clusters = {N: Cluster(N) for N in (2, 3)}
@@ -178,7 +178,7 @@ def train(group, way, first_scale):
                 all_reduce_gradients(model, group)
                 optimizer.step()
             else:
-                share.backward(loss)
+                share.accumulate(loss)
                 share.step(optimizer)
     return model.state(), s
 
@@ -275,7 +275,7 @@ P = sum(p.size for p in model.parameters())
 sent = {dtype: sum(clusters[2].run(bytes_sent, dtype)) for dtype in ("float32", "float16")}
 print("all_reduce:", ", ".join(f"{dtype} {nbytes:,} bytes" for dtype, nbytes in sent.items()))
 assert sent["float32"] == 2 * sent["float16"] == 2 * 4 * P
-assert sum(mixed_bytes_held(0, [P], 1, 0).values()) == 16 * P
+assert sum(zero_bytes_held(0, [P], 1, 0, BYTES["mixed", 16]).values()) == 16 * P
 
 
 # %%

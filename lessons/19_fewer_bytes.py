@@ -15,6 +15,7 @@
 from functools import partial
 
 import numpy as np
+from support import exercise, figures
 
 from minidist import Cluster, nn, optim
 from minidist.data_parallel.compression import ErrorFeedback, Int8, Sign, TopK, on_grid
@@ -23,7 +24,6 @@ from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.power_sgd import PowerSGD
 from minidist.datasets import Sampler, digits
 from minidist.rng import generator
-from minidist.tools import exercise, figures
 
 figures.arguments()
 images, labels = digits()

@@ -20,14 +20,14 @@ import sys
 from time import perf_counter, sleep
 
 import numpy as np
+from support import exercise, figures
 from threadpoolctl import threadpool_limits
 
 from minidist import Cluster, nn, no_grad, optim
-from minidist.comm import mpi
 from minidist.comm.collectives import in_rank_order, ring
+from minidist.comm.mpi import library as mpi
 from minidist.datasets import digits
 from minidist.planning.costs.collectives import level_bytes
-from minidist.tools import exercise, figures
 
 figures.arguments()
 transport, first, world = "process", True, 4

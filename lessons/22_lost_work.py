@@ -19,6 +19,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 import numpy as np
+from support import exercise, figures
 from threadpoolctl import threadpool_limits
 
 from minidist import Cluster, checkpoint, nn, optim
@@ -28,7 +29,6 @@ from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.datasets import digits
 from minidist.errors import RankDied
 from minidist.rng import generator
-from minidist.tools import exercise, figures
 
 figures.arguments()
 images, labels = digits()

@@ -15,14 +15,15 @@ from itertools import pairwise, product
 from math import inf, prod
 
 import numpy as np
+from support import exercise, figures
 
 from minidist import Cluster, Mesh, nn
-from minidist.placement import Split
-from minidist.planning import Machine, flexflow, pipedream, placed_program, propagate, tofu, trace
+from minidist.planning import Machine, flexflow, pipedream, propagate, tofu, trace
 from minidist.planning.graphs.graph import Graph, Op, Value
+from minidist.planning.gspmd import program as placed_program
+from minidist.planning.gspmd.placement import Split
 from minidist.planning.tofu import axes_of, works_of
 from minidist.rng import generator
-from minidist.tools import exercise, figures
 
 figures.arguments()
 N, C, F = 2, 64, 256

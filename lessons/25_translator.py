@@ -5,7 +5,7 @@
 # asynchronous server ([Wu et al. 2016](https://arxiv.org/abs/1609.08144)). Here all of it meets on
 # one task that you can judge by reading: numbers in words, from English to Chinese. Each ingredient
 # is then left out. The library's files: `nn/seq2seq.py`, `nn/dual.py`, `decoding.py`,
-# `train_with_servers.py`.
+# `training/servers.py`.
 #
 # Letters: `B` pairs of a batch; `S` source and `T` target positions; `C` width; `V` words of a
 # vocabulary, `E[V, C]` its embedding; `P` probabilities of words; `n` targets that count.
@@ -14,22 +14,23 @@
 from functools import partial
 
 import numpy as np
+from support import exercise, figures
 
-from minidist import Cluster, Mesh, datasets, decoding, nn, no_grad, optim
+from minidist import Cluster, Mesh, datasets, nn, no_grad, optim
 from minidist.autograd import functions
 from minidist.data_parallel.naive import all_reduce_gradients
-from minidist.data_parallel.parameter_server import Plan, Server, join, train
+from minidist.data_parallel.parameter_server import Server, ServerPlan, join, train
 from minidist.data_parallel.sparse_update import Blocks
-from minidist.datasets import Sampler, shard
+from minidist.datasets import Batch, Sampler, shard
 from minidist.hybrid import Hybrid
+from minidist.nn import generate as decoding
 from minidist.nn.flat_parameters import FlatParameters
 from minidist.nn.seq2seq import joined
+from minidist.nn.tokens import BEGIN, END, PAD
 from minidist.rng import generator
-from minidist.settings import Settings
-from minidist.tokens import BEGIN, END, PAD
-from minidist.tools import exercise, figures
-from minidist.train import warm_up_and_decay
-from minidist.train_with_servers import Minibatches, Scheduled
+from minidist.training.loop import warm_up_and_decay
+from minidist.training.servers import Minibatches, Scheduled
+from minidist.training.settings import Settings
 
 figures.arguments()
 SHORT, LONG, SEEDS, BATCH, LR = 12, 160, 3, 64, 8e-3
@@ -163,7 +164,7 @@ def synchronous(group, steps, seed=0, shuffle=True, **axes):
     batches = Sampler(len(inputs), BATCH, seed, shuffle=shuffle)
     for step, batch in zip(range(steps), batches, strict=False):
         rows = batch.examples if shuffle else by_length[batch.examples]
-        hybrid.backward(inputs[rows], targets[rows], step=step, examples=rows)
+        hybrid.backward(Batch(inputs[rows], targets[rows], step=step, examples=rows))
         optimizer.clip_global_norm(1.0, hybrid.sum_squares)
         optimizer.lr = LR * warm_up_and_decay(step, steps)
         hybrid.step(optimizer)
@@ -178,7 +179,7 @@ def alone(group, steps, **options):
 def asynchronous(group, steps, seed=0, rule=adam, **options):
     """One server keeps the weights; each worker has its part of every batch, and nobody waits."""
     model, workers = translator(seed), group.size - 1
-    plan = Plan(servers=1, staleness=None, **options)
+    plan = ServerPlan(servers=1, staleness=None, **options)
     updates = steps * workers // plan.n_push
     role = join(group, model, lambda slices: Scheduled(rule(slices), updates), plan)
     settings = Settings(steps=steps, batch=BATCH, seed=seed)

@@ -1,31 +1,49 @@
 """minidist: how distributed deep learning works, from scratch on NumPy and CuPy arrays.
 
-Reading order:
+Read first, in this order:
 
-    autograd/            a tensor remembers how it was computed; it knows no ranks
-    nn/, optim.py        single-device Transformer, MLP and CNN, and their optimizers
+    autograd/tensor.py        a tensor remembers how it was computed; backward walks it back
+    autograd/operators.py     + * @ and their like: an equation and its adjoint each
+    nn/linear.py              a layer
+    comm/collectives.py       what ranks do together: all_reduce round a ring, and others
+    data_parallel/naive.py    a batch over ranks: one sum
+    data_parallel/zero.py     the optimizer's state, gradients, weights over ranks
+    pipeline_parallel/actions.py       what a rank of a pipeline can do, as a value
+    pipeline_parallel/gpipe.py         an order of actions: fill, then drain
+    pipeline_parallel/one_f_one_b.py   another: one forward, one backward
+    pipeline_parallel/executor.py      runs any order
+    collective_functions.py   collectives that backward passes through: f and g
+    tensor_parallel/column_parallel.py a matrix over ranks by columns
+    tensor_parallel/row_parallel.py    by rows
+    comm/mesh.py              ranks as a mesh of axes
+    hybrid.py                 data x pipeline x context x tensor on a mesh, experts within data
+    training/loop.py          the training loop of all of them
+
+Then, by subject:
+
+    autograd/            differentiation; it knows no ranks
+    nn/, optim/          single-device Transformer, MLP and CNN, and their optimizers
+    datasets/            what is learnt, and how it is dealt
     comm/                ranks, messages, collectives; it knows no gradients
-    replicas.py          what ranks with copies or parts of a model sum, measure and compare
-    data_parallel/       the first strategy: naive.py, then bucketed.py
-    pipeline_parallel/   layers on ranks, and every schedule as a list of actions
-    collective_functions.py   collectives that backward passes through: f, g and their like
-    tensor_parallel/     matrices split over ranks: column_parallel.py, row_parallel.py first
+    replicas/            what ranks with copies or parts of a model sum, measure and compare
+    data_parallel/       examples over ranks: buckets, servers, ZeRO, compression, local steps
+    pipeline_parallel/   layers over ranks, and every schedule as a list of actions
+    tensor_parallel/     matrices, channels and vocabularies over ranks
     context_parallel/    a sequence that no rank holds whole: ring_attention.py, ulysses.py
     expert_parallel/     experts on ranks, and rows that travel to them: dispatch.py
-    hybrid.py            data x pipeline x context x tensor on a mesh, experts within data
     mixed_precision.py   16-bit weights with float32 copies; loss scaling
     checkpoint/          what a run needs to go on when a rank dies, on any other mesh
+    training/            settings, kinds of data, servers, runs that outlive their ranks
     planning/            what a program will cost: simulator.py replays it on virtual clocks
-    tools/               observers; equivalence.py compares a strategy's gradient with one device's
-    train.py             the training loop of `minidist train`; kinds.py: what it can learn;
-                         presets.py: its meshes by name; train_with_servers.py: asynchronously
-    sampling.py          text from a trained model; decoding.py, translating.py: translations
-    elastic.py           training that goes on without the ranks that die
-    course/              labs, their grader, and wrong implementations that the tests must kill
+    verify/              equivalence.py compares a strategy's gradient with one device's
+    observe/, bench/     timelines, traces, costs watched and measured; against others
+    mistakes/            wrong implementations, as data, which tests and grader must find
+    course/              labs and their grader
+    cli/                 the commands
 
 The foundation: backend.py (NumPy or CuPy), rng.py (numbers that depend on names alone),
-events.py (who did what, when), errors.py (what goes wrong between ranks), datasets/ (what is
-learnt, and how it is dealt), tokens.py, first_use.py (names imported late).
+events.py (who did what, when), errors.py (what goes wrong between ranks), first_use.py (names
+imported late).
 """
 
 from minidist.first_use import on_first_use

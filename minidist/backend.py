@@ -36,7 +36,7 @@ def on_gpu(x) -> bool:
 
 def as_array(x) -> Array:
     """Return x itself if it is a NumPy or CuPy array, else `np.asarray(x)`."""
-    return x if is_array(x) else np.asarray(x)
+    return x if isinstance(x, np.ndarray) or on_gpu(x) else np.asarray(x)
 
 
 def to_host(x) -> np.ndarray:
@@ -283,18 +283,17 @@ def erf(x: np.ndarray) -> np.ndarray:
     return np.asarray(np.frompyfunc(math.erf, 1, 1)(x), x.dtype)
 
 
+@functools.cache
 def keep_freed_memory() -> None:
     """Let the C library keep freed blocks for reuse instead of returning them to the kernel.
 
-    Every training step allocates and frees the same megabytes. By default glibc returns blocks
-    above 128 KiB to the kernel, and every page faults in again. A thread's blocks come from an
-    arena of its own, whose empty heaps glibc always returns. So the threads that start after this
-    call share the first arena. Without glibc this does nothing; results are the same either way.
+    A rank calls it when it starts, a script with its first optimizer. Every training step allocates
+    and frees the same megabytes. By default glibc returns blocks above 128 KiB to the kernel, and
+    every page faults in again. A thread's blocks come from an arena of its own, whose empty heaps
+    glibc always returns: threads that start after this call share the first arena.
     """
     if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None:
-            m_trim_threshold, m_mmap_threshold, m_arena_max = -1, -3, -8
-            mallopt(m_arena_max, 1)
-            mallopt(m_mmap_threshold, 1 << 30)
-            mallopt(m_trim_threshold, 1 << 30)
+        if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+            mallopt(-8, 1)  # M_ARENA_MAX
+            mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+            mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD

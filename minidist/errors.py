@@ -3,7 +3,7 @@
 `is_wrong_input` tells such a ValueError from one that NumPy or Python raises because of our bug.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from numbers import Real
 
 
@@ -63,6 +63,13 @@ def is_wrong_input(error: BaseException) -> bool:
     return package == "minidist" and dis.opname[instruction] == "RAISE_VARARGS"
 
 
+def counted(number: int, what: str) -> str:
+    """Return a number of things in correct English: "1 rank", "2 ranks", "3 batches"."""
+    if number == 1:
+        return f"1 {what}"
+    return f"{number} {what}es" if what.endswith(("s", "ch")) else f"{number} {what}s"
+
+
 def check_number(words: str, value, allows: Callable, kind: type = Real) -> None:
     """Raise ValueError unless the value is a number that `allows` accepts; `words` say which.
 
@@ -70,6 +77,26 @@ def check_number(words: str, value, allows: Callable, kind: type = Real) -> None
     """
     if not isinstance(value, kind) or isinstance(value, bool) or not allows(value):
         raise ValueError(f"{words}, not {value!r}")
+
+
+def check_name(what: str, name, names: Collection) -> None:
+    """Raise ValueError, which says the nearest name and all, unless `name` is one of `names`."""
+    if name not in names:
+        raise ValueError(unknown(what, name, names))
+
+
+def unknown(what: str, name, names: Collection) -> str:
+    """Return what an error says of a name that is none of `names`."""
+    near = nearest(name, names)
+    mean = f"did you mean {near}? Choose" if near else "choose"
+    return f"unknown {what} {name!r}; {mean} one of {', '.join(map(str, names))}"
+
+
+def nearest(name, names: Collection) -> str | None:
+    """Return the name that was probably meant."""
+    from difflib import get_close_matches  # here: `minidist --help` is faster without it
+
+    return next(iter(get_close_matches(str(name).lower(), map(str, names), 1)), None)
 
 
 def check_options(

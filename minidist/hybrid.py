@@ -3,7 +3,7 @@
     mesh = Mesh(group, dp=2, pp=2, cp=2, tp=2)           # tp fastest: the ranks that talk most
     hybrid = Hybrid(model, mesh, "1f1b", micro_batches=4, ep=2, zero=1)
     optimizer = optim.AdamW(hybrid.parameters(), lr=3e-4)
-    loss = hybrid.backward(inputs, targets)              # the whole batch's, over all ranks
+    loss = hybrid.backward(Batch(inputs, targets))       # the whole batch's, over all ranks
     optimizer.clip_global_norm(1.0, hybrid.sum_squares)
     hybrid.step(optimizer)
 
@@ -24,8 +24,8 @@ ranks have copies of is updated on each of them, or in shards: ZeRO stage 1
 (data_parallel/copies.py).
 """
 
+from dataclasses import replace
 from functools import partial
-from numbers import Integral
 
 import numpy as np
 
@@ -34,13 +34,12 @@ from minidist.backend import Array, to_host
 from minidist.comm import Group, Mesh
 from minidist.context_parallel import Cut, columns, context_parallel, zigzag
 from minidist.data_parallel.copies import Copies, Runs, ShardedCopies
-from minidist.datasets import example_indices, shard
+from minidist.datasets import Batch
 from minidist.expert_parallel import expert_parameters, keep_own_experts
+from minidist.hybrid_checks import check_axes
 from minidist.nn.flat_parameters import flat_slices
-from minidist.optim import Optimizer
 from minidist.pipeline_parallel import Pipeline
 from minidist.pipeline_parallel.actions import Action
-from minidist.pipeline_parallel.micro_batch import micro_batches
 from minidist.replicas import (
     check_same_weights,
     from_holders,
@@ -50,6 +49,7 @@ from minidist.replicas import (
 )
 from minidist.tensor_parallel import ParallelTransformer, counted_here, unsplit, vocab_parallel
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
+from minidist.trainer import AnyOptimizer
 
 
 class Hybrid:
@@ -89,7 +89,8 @@ class Hybrid:
             check_same_weights(model, mesh.group)
         self.mesh, self.split_sequence, self.positions = mesh, split_sequence, positions
         self.cp, self.data = mesh.over("cp"), mesh.over("dp", "cp")
-        # Sums run in a second thread, beside the collectives of cp and of mesh.tp.
+        # Sums run in a second thread, and a group serves one thread at a time: split(0) makes the
+        # same ranks another group.
         if self.data is self.cp and self.cp.size > 1:
             self.data = self.data.split(0)
         self.tp_sums = mesh.tp.split(0) if split_sequence else mesh.tp
@@ -97,10 +98,10 @@ class Hybrid:
         self.same_experts = self.data if ep == 1 else self.data.split(mesh.dp.rank % ep)
         self.shapes = shapes_of(model)
         self.experts = [p.name for p in expert_parameters(model)]
-        model = self.split(model, attention)
-        loss = partial(vocab_parallel.cross_entropy, group=mesh.tp, vocab=model.vocab)
+        parts = self.split(model, attention)
+        loss = partial(vocab_parallel.cross_entropy, group=mesh.tp, vocab=parts.vocab)
         options |= {"loss": loss, "check_weights": False, "sums": self.sum_gradients}
-        self.pipeline = Pipeline(model, mesh.pp, schedule, micro_batches, **options)
+        self.pipeline = Pipeline(parts, mesh.pp, schedule, micro_batches, **options)
         self.copies = (ShardedCopies if zero else Copies)(self.runs(), self.pipeline.parameters())
         for p in self.parameters():
             p.spread = "a mesh: pass sum_squares=hybrid.sum_squares"
@@ -110,17 +111,17 @@ class Hybrid:
         if self.ep.size > 1:
             keep_own_experts(model, self.ep)
         cut = sequence_parallel if self.split_sequence else ParallelTransformer
-        model = cut(model, self.mesh.tp, check_weights=False)
+        parts = cut(model, self.mesh.tp, check_weights=False)
         if self.cp.size > 1:
-            model = context_parallel(model, self.cp, attention, self.positions)
-        return model
+            context_parallel(parts, self.cp, attention, self.positions)
+        return parts
 
     def runs(self) -> Runs:
         """Return runs of this rank's flat vectors, each with the ranks that have copies of it."""
         found, experts = [], set(self.experts)
         for layer in self.pipeline.model.layers:
             for group, is_expert in (self.data, False), (self.same_experts, True):
-                own = [p for p in layer.flat.parameters if (p.name in experts) == is_expert]
+                own = [p for p in layer.home.parameters if (p.name in experts) == is_expert]
                 found += [(run, group) for run in flat_slices(own)]
         return found
 
@@ -140,45 +141,22 @@ class Hybrid:
     def named_parameters(self) -> dict[str, nn.Parameter]:
         return self.pipeline.named_parameters()
 
-    def backward(
-        self,
-        inputs: Array,
-        targets: Array,
-        seed: int = 0,
-        step: int = 0,
-        examples=None,
-        loss_scale: float = 1.0,
-    ) -> float:
+    def backward(self, batch: Batch) -> float:
         """Compute the whole batch's gradient, in this rank's parameters; return the whole loss.
 
-        The parameters must not have a gradient before.
-
-        inputs, targets  tokens [B, T] of the whole batch, on every rank
-        examples         their global indices, [B], for dropout; by default 0, 1, ...
-        loss_scale       what multiplies the gradient, not the loss (see mixed_precision.py)
+        The parameters must not have a gradient before. Every rank gets tokens [B, T] of the batch.
         """
-        examples = example_indices(inputs, targets, examples)
         if any(p.grad is not None for p in self.parameters()):
             raise ValueError(
                 "the gradients of the last batch are sums over ranks, and would be summed again; "
                 "call zero_grad() first, or pass both batches at once, as micro_batches="
             )
-        mine = shard(np.arange(len(inputs)), self.mesh.dp.rank, self.mesh.dp.size)
-        held = self.positions(inputs.shape[1], self.cp.size)[self.cp.rank]
-        x, y, total = columns(inputs[mine], held), columns(targets[mine], held), nn.counted(targets)
-        batch = micro_batches(
-            x,
-            y,
-            self.pipeline.m,
-            seed,
-            step,
-            examples[mine],
-            total=total,
-            batch=len(inputs),
-            positions=None if held.whole else held,
-            loss_scale=loss_scale,
-        )
-        loss = self.pipeline.run(batch)
+        mine = batch.share(self.mesh.dp.rank, self.mesh.dp.size)
+        held = self.positions(batch.inputs.shape[1], self.cp.size)[self.cp.rank]
+        if not held.whole:
+            x, y = columns(mine.inputs, held), columns(mine.targets, held)
+            mine = replace(mine, inputs=x, targets=y, positions=held)
+        loss = self.pipeline.run(mine.micro_batches(self.pipeline.m))
         return float(self.data.all_reduce(self.mesh.pp.all_reduce(np.array(loss))))
 
     def sum_gradients(self, layers: list[nn.Module]) -> None:
@@ -189,8 +167,8 @@ class Hybrid:
         for layer in layers:
             if self.split_sequence:
                 all_reduce_partial(layer, self.tp_sums)
-            layer.flat.collect_gradients()
-        self.copies.sum_gradients({layer.flat for layer in layers})
+            layer.home.collect_gradients()
+        self.copies.sum_gradients({layer.home for layer in layers})
 
     def sum_squares(self, own: float | None = None) -> float:
         """Return the sum of the squares of the whole gradient: every parameter counts once.
@@ -202,7 +180,7 @@ class Hybrid:
         mine, axes = self.copies.counted_here(once), (self.mesh.tp, self.mesh.pp, self.data)
         return sum_squares_over(mine, self.parameters(), own, *axes)
 
-    def step(self, optimizer: Optimizer) -> None:
+    def step(self, optimizer: AnyOptimizer) -> None:
         """Update what this rank updates; give every rank the new weights; drop the gradients."""
         self.copies.step(optimizer)
 
@@ -224,39 +202,3 @@ class Hybrid:
         mine = {n: to_host(unsplit(x, named[n], self.mesh.tp)) for n, x in own.items()}
         mine |= from_holders(mine, self.experts, self.ep)
         return from_holders(mine, self.shapes, self.mesh.pp)
-
-
-def check_axes(mesh: Mesh, model: nn.Module, split_sequence: bool, ep: int) -> None:
-    """Raise ValueError if the mesh has other axes than Hybrid, or axes that do not go together."""
-    if missing := {"dp", "pp", "tp"} - set(mesh.axes):
-        raise ValueError(f"the mesh has no axis {sorted(missing)[0]}; give it size 1")
-    if unknown := set(mesh.axes) - {"dp", "pp", "cp", "tp"}:
-        raise ValueError(
-            f"Hybrid has no axis {sorted(unknown)[0]}; make the mesh of dp, pp, cp and tp, "
-            "and give ep as an argument"
-        )
-    if isinstance(model, nn.Seq2Seq):
-        check_whole(mesh, model, split_sequence)
-    if split_sequence and mesh.axes.get("cp", 1) > 1:
-        raise ValueError(
-            f"cp={mesh.axes['cp']} cuts the sequence already; leave out split_sequence, or use cp=1"
-        )
-    if not isinstance(ep, Integral) or ep < 1 or mesh.dp.size % ep:
-        raise ValueError(f"ep={ep!r} does not divide dp={mesh.dp.size}; use a divisor of it")
-    if ep > 1 and not getattr(model, "experts", 0):
-        raise ValueError(f"ep={ep} needs experts; use nn.Transformer(..., experts={ep})")
-
-
-def check_whole(mesh: Mesh, model: nn.Seq2Seq, split_sequence: bool) -> None:
-    """Raise ValueError if the two sequences of a Seq2Seq would be cut."""
-    lengths = f"{model.source_length} and {model.target_length} positions"
-    if (cp := mesh.axes.get("cp", 1)) > 1:
-        raise ValueError(
-            f"cp={cp} cuts one sequence, and an nn.Seq2Seq has two, of {lengths}; use cp=1, and "
-            "put these ranks on dp, pp or tp"
-        )
-    if split_sequence:
-        raise ValueError(
-            f"split_sequence cuts one sequence, and an nn.Seq2Seq has two, of {lengths}; leave it "
-            "out"
-        )

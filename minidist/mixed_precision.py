@@ -10,7 +10,7 @@ Micikevicius et al., Mixed Precision Training (ICLR 2018). Three things repair w
 
     model.astype("float16")                                    # grad_dtype="float32": wider sums
     optimizer = MixedPrecision(optim.AdamW(hybrid.parameters(), lr=3e-4), mesh.group)
-    hybrid.backward(inputs, targets, loss_scale=optimizer.loss_scale)
+    hybrid.backward(Batch(inputs, targets, loss_scale=optimizer.loss_scale))
     optimizer.clip_global_norm(1.0, hybrid.sum_squares)
     hybrid.step(optimizer)
 
@@ -27,14 +27,19 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from numbers import Integral
+from typing import Generic, TypeVar
 
 import numpy as np
 
-from minidist.autograd.tensor import tick
+from minidist.autograd.recording import tick
 from minidist.backend import Array, array_module, widen
 from minidist.comm import Group
 from minidist.errors import check_number
+from minidist.nn import Parameter
+from minidist.nn.flat_parameters import FlatSlice
 from minidist.optim import Optimizer, check_setting
+
+T = TypeVar("T")
 
 LARGEST = 2.0**127  # a power of two in float32, in which a loss has its gradient
 
@@ -55,15 +60,15 @@ class LossScale:
             words = "the scale is doubled after 1 good step or more"
             check_number(words, every, lambda n: n >= 1, Integral)
         self.value, self.every = float(value), every
-        self.good, self.skipped = 0, 0
+        self.good, self.skipped = 0, 0  # steps in a row, steps
 
     @property
-    def state(self) -> dict[str, float]:
+    def state(self) -> dict:
         """What a run goes on from, JSON: the scale, good steps in a row, skipped steps."""
         return {"value": self.value, "good": self.good, "skipped": self.skipped}
 
     @state.setter
-    def state(self, state: dict[str, float]) -> None:
+    def state(self, state: dict) -> None:
         check_scale(state["value"])
         self.value, self.good, self.skipped = state["value"], state["good"], state["skipped"]
 
@@ -90,6 +95,19 @@ def check_scale(value: float) -> None:
     check_number(words, value, lambda x: 0 < x <= LARGEST and math.frexp(x)[0] == 0.5)
 
 
+class Inner(Generic[T]):
+    """An attribute of MixedPrecision that is its inner optimizer's."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, outer: "MixedPrecision", owner: type | None = None) -> T:
+        return getattr(outer.optimizer, self.name)
+
+    def __set__(self, outer: "MixedPrecision", value: T) -> None:
+        setattr(outer.optimizer, self.name, value)
+
+
 class MixedPrecision:
     """An optimizer of half-precision parameters that updates float32 copies of them.
 
@@ -109,34 +127,16 @@ class MixedPrecision:
         self.followed = tick()  # when the copies were last those of the weights
         self.factor = 1.0  # by which clipping shortens the gradient
 
-    parameters = property(lambda self: self.optimizer.parameters)
-    slices = property(lambda self: self.optimizer.slices)
-    kind = property(lambda self: self.optimizer.kind)
-    loss_scale = property(lambda self: self.scale.value)
+    parameters = Inner[list[Parameter]]()
+    slices = Inner[list[FlatSlice]]()
+    kind = Inner[str]()
+    lr = Inner[float]()
+    steps = Inner[int]()
+    state = Inner[list[list[Array]] | None]()
 
     @property
-    def lr(self) -> float:
-        return self.optimizer.lr
-
-    @lr.setter
-    def lr(self, value: float) -> None:
-        self.optimizer.lr = value
-
-    @property
-    def steps(self) -> int:
-        return self.optimizer.steps
-
-    @steps.setter
-    def steps(self, value: int) -> None:
-        self.optimizer.steps = value
-
-    @property
-    def state(self) -> list[list[Array]] | None:
-        return self.optimizer.state
-
-    @state.setter
-    def state(self, value: list[list[Array]] | None) -> None:
-        self.optimizer.state = value
+    def loss_scale(self) -> float:
+        return self.scale.value
 
     @property
     def copies(self) -> list[Array]:

@@ -81,28 +81,59 @@ def _import_first(folder: str):
     )
 
 
-LONGEST = """test_lessons test_strict_device course/test_labs course/test_attacks
-course/test_grader test_cli course/test_lab_command pipeline_parallel/test_equivalence
+LONGEST = """lessons/test_lessons course/test_labs course/test_attacks
+course/test_grader cli/test_cli course/test_lab_command pipeline_parallel/test_equivalence
 data_parallel/test_server_canaries data_parallel/test_zero comm/conformance/test_places
-test_hybrid course/test_mutants""".split()
+hybrid/test_hybrid course/test_mutants gpu/test_strict_device""".split()
 
 
-def pytest_collection_modifyitems(items):
-    """Let what is marked gpu skip where there is none. Start the files that take longest first:
-    `--dist loadfile` gives a file to one worker.
+NEED_GPU = pytest.StashKey[int]()  # how many tests were left out because there is no GPU
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config, items):
+    """Start the files that take longest first: `--dist loadfile` gives a file to one worker. Leave
+    out what is marked gpu where there is no GPU; one line at the end says how many tests.
     """
     for item in items:
-        if item.get_closest_marker("gpu"):  # a list of its own: one test's cases share theirs
-            item.fixturenames = ["gpu", *item.fixturenames]
-    for item in items:
         if "gpu" in item.fixturenames and not item.get_closest_marker("gpu"):
-            raise pytest.UsageError(f"{item.nodeid} would be skipped without a GPU; mark it gpu")
+            raise pytest.UsageError(f"{item.nodeid} needs a GPU; mark it gpu")
 
     def place(item):
         name = item.path.relative_to(TESTS).with_suffix("").as_posix()
         return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
     items.sort(key=place)
+    result = yield  # -m and -k have chosen
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpu and _why_no_gpu():
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+        config.hook.pytest_deselected(items=on_gpu)
+        config.stash[NEED_GPU] = len(on_gpu)
+    return result
+
+
+def _why_no_gpu() -> str | None:
+    from minidist.backend import why_no_gpu
+
+    return why_no_gpu()
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):  # of xdist, whose main process collects nothing
+        session.config.workeroutput["need a GPU"] = session.config.stash.get(NEED_GPU, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    number = getattr(node, "workeroutput", {}).get("need a GPU", 0)
+    node.config.stash[NEED_GPU] = max(number, node.config.stash.get(NEED_GPU, 0))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if number := config.stash.get(NEED_GPU, 0):
+        line = f"{number} tests need a GPU: {_why_no_gpu()}"
+        terminalreporter.write_line(f"{line}; --device strict runs them on a stand-in")
 
 
 REPLACED = pytest.StashKey[list]()
@@ -112,7 +143,7 @@ def _overlay():
     """Load overlay.py by itself: importing minidist would decide which one is tested."""
     import importlib.util
 
-    path = Path(__file__).parents[1] / "minidist" / "course" / "overlay.py"
+    path = Path(__file__).parents[1] / "minidist" / "mistakes" / "overlay.py"
     spec = importlib.util.spec_from_file_location("overlay", path)
     overlay = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(overlay)
@@ -137,11 +168,7 @@ def device(request):
 
 @pytest.fixture
 def gpu():
-    """Skip a test where there is no GPU; what is marked gpu uses this first."""
-    from minidist.backend import why_no_gpu
-
-    if reason := why_no_gpu():
-        pytest.skip(f"no GPU: {reason}")
+    """Ask for a GPU. What uses this is marked gpu, and left out where there is none."""
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ class OneReport:
     """A plugin of pytest. A test fails in every process if it fails in one."""
 
     def __init__(self, config: pytest.Config):
-        from minidist.comm.mpi import load
+        from minidist.comm.mpi.library import load
 
         try:
             self.library, self.world = load().Get_library_version(), load().COMM_WORLD.Dup()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minidist import run
-from minidist.comm import mailbox_fabric
+from minidist.comm.local import mailbox_fabric
 from minidist.events import Event, EventLog
 from tests.clocks import QueueClock, clock_of_a_gpu
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist import nn, optim
-from minidist.backend import to_device
 from tests.strategies import arrays, host, seeds
 
 
@@ -105,8 +104,6 @@ def test_adagrad_leaves_alone_what_has_never_had_a_gradient():
     train(model, optim.Adagrad(model.parameters(), lr=0.1), [dict.fromkeys(before)])
     for name, array in model.state().items():
         np.testing.assert_array_equal(array, before[name])
-    with pytest.raises(ValueError, match="eps must be a finite number above 0"):
-        optim.Adagrad(model.parameters(), lr=0.1, eps=0)
 
 
 @pytest.mark.parametrize("kind", ["SGD", "Adagrad"])
@@ -305,23 +302,6 @@ def test_clipping_adds_up_the_squares_of_all_ranks():
     np.testing.assert_allclose(model.layers[0].weight.grad, [[0.3]])
     optimizer.step()
     np.testing.assert_allclose(model.layers[0].bias.data, [-0.4])
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("max_norm", [0.0, 0.5, math.inf])
-@pytest.mark.parametrize("values", [(0, 0), (3, -4), (math.inf, 1), (math.nan, 1)])
-def test_clipping_on_a_gpu_leaves_what_it_leaves_on_the_host(max_norm, values):
-    """The gradients are not in the flat vector, where they are scaled; `p.grad` is what counts."""
-    found = []
-    for device in ("cpu", "gpu"):
-        model = nn.MLP([2, 1]).to(device)
-        for p in model.parameters():
-            p.grad = to_device(np.resize(np.float32(values), p.shape), device)
-        with np.errstate(invalid="ignore"):
-            norm = optim.SGD(model.parameters(), lr=1).clip_global_norm(max_norm)
-        found.append([float(norm), *(host(p.grad) for p in model.parameters())])
-    for want, got in zip(*found, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 def test_clipping_below_the_norm_changes_no_gradient():

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from minidist import Tensor, nn
 from minidist.backend import to_device, to_host
-from minidist.positions import Positions
-from minidist.rng import Randomness
+from minidist.rng import Positions, Randomness
 from tests.strategies import arrays, leaf, seeds
 
 T = 7

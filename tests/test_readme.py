@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from minidist import nn
 from minidist.cli import COMMANDS, main
 from minidist.cli.presets import PRESETS
-from minidist.cli.strategies import markdown
+from minidist.cli.strategies import families, markdown
 from minidist.course import zoo
 from minidist.course.lab import labs
-from minidist.pipeline_parallel import read, validate
+from minidist.pipeline_parallel import SCHEDULES, read, validate
+from minidist.planning.plans.space import ASYNCHRONOUS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(page for page in ROOT.glob("**/README.md") if ".venv" not in page.parts)
@@ -52,12 +54,13 @@ def test_the_example_runs_and_leaves_the_same_weights_on_every_rank():
 def test_the_oracle_runs(capsys):
     (code,) = python(page("minidist"))
     exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
-    assert capsys.readouterr().out == "True\n"
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 5 and "\n".join(printed[:2]) in page("minidist")
 
 
 def test_the_timeline_it_shows_is_what_the_command_prints(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "100")
-    text = page("minidist/tools/timeline")
+    text = page("minidist/observe/timeline")
     command, shown = re.search(r"^```\n\$ minidist (.*?)\n(.*?)^```", text, re.S | re.M).groups()
     assert main(command.split()) == 0
     assert capsys.readouterr().out == shown
@@ -73,8 +76,14 @@ def test_the_timeline_it_shows_is_what_the_command_prints(capsys, monkeypatch, t
     validate(read(own), 2, 2)
 
 
-def test_the_table_of_strategies_is_made_from_their_records():
-    assert f"\n\n{markdown()}\n\n" in page(), "paste `minidist strategies --markdown`"
+def test_the_tables_of_strategies_are_made_from_their_records():
+    full = page("minidist/verify/strategies")
+    assert f"\n\n{markdown()}\n\n" in full, "paste `minidist strategies --markdown`"
+    assert f"\n\n{families()}\n\n" in page(), "paste `minidist strategies --families`"
+
+
+def test_the_readme_is_short():
+    assert len(page().splitlines()) <= 170
 
 
 def test_the_commands_are_those_of_the_help_and_the_presets_those_of_train():
@@ -84,9 +93,23 @@ def test_the_commands_are_those_of_the_help_and_the_presets_those_of_train():
     assert f"lays out the ranks: {', '.join(names)} or {last}." in page("minidist")
 
 
+def test_the_models_and_schedules_beside_other_codebases_are_all_there_are():
+    layers = {name: getattr(nn, name) for name in nn.__all__ if name != "Sequential"}
+    kinds = {name: kind for name, kind in layers.items() if isinstance(kind, type)}
+    whole = nn.Sequential, nn.Dual, nn.Siamese
+    models = [name for name, kind in kinds.items() if issubclass(kind, whole)]
+    assert f"| models | {', '.join(models)} |" in page("minidist")
+    waits = [name for name in SCHEDULES if name not in ASYNCHRONOUS]
+    assert f"| pipelines | {', '.join(waits)}; asynchronous: {', '.join(ASYNCHRONOUS)} |" in page(
+        "minidist"
+    )
+
+
 def test_every_lesson_is_in_the_readme():
-    for lesson in (ROOT / "lessons").glob("*.py"):
+    for lesson in (ROOT / "lessons").glob("[0-9]*.py"):
         assert f"(lessons/{lesson.name}) |" in page()
+    for other in ("README.md", "minidist/README.md", "lessons/README.md"):
+        assert "check_your_own.py)" in (ROOT / other).read_text(encoding="utf-8"), other
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.parent.relative_to(ROOT)))

@@ -24,14 +24,14 @@ from minidist.data_parallel.bucketed import Bucketed
 from minidist.data_parallel.compression import ErrorFeedback, Int8, Sign, TopK
 from minidist.data_parallel.local_sgd import DiLoCo, LocalSGD
 from minidist.data_parallel.naive import all_reduce_gradients
-from minidist.data_parallel.parameter_server import Plan, join
+from minidist.data_parallel.parameter_server import ServerPlan, join
 from minidist.data_parallel.power_sgd import PowerSGD
 from minidist.data_parallel.zero import Zero
+from minidist.datasets import Batch
 from minidist.errors import RankFailed
 from minidist.hybrid import Hybrid
 from minidist.mixed_precision import LARGEST, LossScale, MixedPrecision, overflow_allowed
 from minidist.pipeline_parallel import PipeDream, Pipeline
-from minidist.pipeline_parallel.micro_batch import micro_batches
 from tests.strategies import assert_same_bits
 
 PACKAGE = Path(minidist.__file__).parent
@@ -162,7 +162,7 @@ def sharded(group, scale, stage):
     optimizer = mixed(sgd(zero.parameters()), group, scale)
 
     def step(n, by=1.0):
-        zero.backward(scaled(loss_of(model, group, n), optimizer.loss_scale * by))
+        zero.accumulate(scaled(loss_of(model, group, n), optimizer.loss_scale * by))
         zero.step(optimizer)
 
     return Trained(zero.state, zero.load_state, step, lambda: setattr(optimizer, "lr", 0.0))
@@ -173,7 +173,7 @@ def on_a_mesh(group, scale, zero, **axes):
     optimizer = mixed(sgd(hybrid.parameters()), group, scale)
 
     def step(n, by=1.0):
-        hybrid.backward(*batch(transformer(), n), loss_scale=optimizer.loss_scale * by)
+        hybrid.backward(Batch(*batch(transformer(), n), loss_scale=optimizer.loss_scale * by))
         hybrid.step(optimizer)
 
     return Trained(hybrid.state, hybrid.load_state, step, lambda: setattr(optimizer, "lr", 0.0))
@@ -184,7 +184,7 @@ def pipelined(group, scale):
     optimizer = mixed(sgd(pipe.parameters()), group, scale)
 
     def step(n, by=1.0):
-        pipe.backward(*batch(pipe, n), loss_scale=optimizer.loss_scale * by)
+        pipe.backward(Batch(*batch(pipe, n), loss_scale=optimizer.loss_scale * by))
         optimizer.step()
         optimizer.zero_grad()
 
@@ -202,7 +202,7 @@ def streamed(group, scale, scheme, copies=False):
     pipe = PipeDream(mlp(), group, rule, scheme)
 
     def step(n, by=1.0):
-        pipe.train(micro_batches(*batch(pipe, n), 3))
+        pipe.train(Batch(*batch(pipe, n)).micro_batches(3))
 
     return Trained(pipe.state, pipe.load_state, step, lambda: setattr(own[0], "lr", 0.0))
 
@@ -283,7 +283,7 @@ WITHOUT_MOMENTS = [name for name in WAYS if not name.startswith(("Adam", "moment
 
 
 @pytest.mark.parametrize("name", WITHOUT_MOMENTS)
-@pytest.mark.parametrize("before", [1, 3])
+@pytest.mark.parametrize("before", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_who_has_loaded_weights_goes_on_as_if_it_began_with_them(cluster, name, before):
     """But for the moments of an optimizer, which load_state keeps."""
 
@@ -304,7 +304,7 @@ def test_who_has_loaded_weights_goes_on_as_if_it_began_with_them(cluster, name, 
 
 
 @pytest.mark.parametrize("name", [*SKIPPING, *(f"{name}, scaled" for name in SCALED)])
-@pytest.mark.parametrize("bad", [np.inf, np.nan])
+@pytest.mark.parametrize("bad", [np.inf, pytest.param(np.nan, marks=pytest.mark.slow)])
 def test_a_step_that_is_skipped_leaves_no_trace(cluster, name, bad):
     """One rank's gradient is bad, in the first step and in a later one."""
 
@@ -326,7 +326,10 @@ def test_a_step_that_is_skipped_leaves_no_trace(cluster, name, bad):
 
 
 @pytest.mark.parametrize("name", SCALED)
-@pytest.mark.parametrize("scale", [(1.0, None), (2.0**10, 1), (4.0, 2)])
+@pytest.mark.parametrize(
+    "scale",
+    [(2.0**10, 1), *(pytest.param(s, marks=pytest.mark.slow) for s in [(1.0, None), (4.0, 2)])],
+)
 def test_the_loss_scale_and_its_changes_are_in_no_weight(cluster, name, scale):
     def worker(group):
         ends = []
@@ -477,7 +480,9 @@ def test_a_model_from_a_process_with_a_later_clock_is_not_one_that_just_changed(
 
 @pytest.mark.parametrize("name", COMPRESSORS)
 @pytest.mark.parametrize("first", ["zeros", "rank 1", "tiny", "huge", "inf", "nan", "one column"])
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float16", pytest.param("float32", marks=pytest.mark.slow)]
+)
 def test_a_memory_finds_its_way_out_of_any_gradient(cluster, name, first, dtype):
     """After one such gradient and many of another kind, what is owed does not grow."""
     G = np.random.default_rng(0).standard_normal((5, 4))
@@ -583,7 +588,7 @@ def test_diloco_has_no_float32_copies_inside(cluster):
 def test_servers_keep_the_weights_so_that_none_can_be_loaded(cluster):
     def worker(group):
         model = mlp()
-        join(group, model, sgd, Plan())
+        join(group, model, sgd, ServerPlan())
         model.load_state(mlp().state())
 
     with pytest.raises(RankFailed, match="servers keep it"):
@@ -596,13 +601,18 @@ KEPT = {
     "data_parallel/power_sgd.py:PowerSGD": "power_sgd",
     "data_parallel/local_sgd.py:LocalSGD": "local SGD 3",
     "data_parallel/local_sgd.py:DiLoCo": "DiLoCo 3",
+    "data_parallel/bucketed.py:Bucketed": "gradients that a step replaces, dropped at its end",
+    "data_parallel/replicated.py:DataParallel": "has the weights themselves",
     "data_parallel/zero.py:Zero": "zero_1, zero_2, zero_3",
     "data_parallel/parameter_server.py:Worker": "weights cannot be loaded, nor scaled",
     "mixed_precision.py:MixedPrecision": "all that are scaled",
     "mixed_precision.py:LossScale": "all that are scaled",
-    "optim.py:Optimizer": "Adam, momentum",
+    "optim/optimizer.py:Optimizer": "Adam, momentum",
+    "nn/flat_parameters.py:FlatParameters": "the weights and gradients themselves",
+    "trainer.py:Trainer": "what the others promise",
     "hybrid.py:Hybrid": "hybrid, ...",
     "pipeline_parallel/pipeline.py:Pipeline": "pipeline",
+    "pipeline_parallel/reduction.py:Reduction": "gradients of a batch, dropped at its end",
     "pipeline_parallel/weight_stashing.py:PipeDream": "weight_stashing, vertical_sync, 2bw",
     "pipeline_parallel/weight_versions.py:WeightVersions": "weight_stashing, vertical_sync, 2bw",
     "pipeline_parallel/stage.py:Stage": "begins anew with every batch",
@@ -612,7 +622,7 @@ KEPT = {
     "context_parallel/ring_attention.py:RingAttention": "what backward needs",
     "checkpoint/background.py:Background": "a copy of what is written",
 }
-NOT_TRAINING = ("autograd", "comm", "course", "planning", "tools", "cli")
+NOT_TRAINING = "autograd comm course mistakes planning verify observe bench cli".split()
 COPYING = {"copy", "deepcopy", "astype", "zeros_like", "empty_like"}
 
 

@@ -1,8 +1,9 @@
 """Reverse-mode differentiation on arrays. It knows nothing about ranks.
 
-Read `tensor.py`, `operators.py`, `functions.py`, `attention.py` with `products.py`,
-`convolution.py`, `batch_norm.py`, `losses.py`, then `deferred.py`, `recomputation.py` and
-`gradient_check.py`.
+`tensor.py` and `operators.py` are the engine. Then read `functions.py`, `attention.py` with
+`products.py`, `convolution.py`, `batch_norm.py`, `losses.py`, `deferred.py`, `recomputation.py` and
+`gradient_check.py`. At a first reading skip `checks.py` (what is refused), `recording.py`,
+`sugar.py`, and kernels/ (functions for a GPU).
 """
 
 from minidist.autograd import (
@@ -16,7 +17,8 @@ from minidist.autograd import (
 )
 from minidist.autograd.gradient_check import gradcheck
 from minidist.autograd.recomputation import recompute
-from minidist.autograd.tensor import Function, Tensor, functions_below, no_grad
+from minidist.autograd.recording import no_grad
+from minidist.autograd.tensor import Function, Tensor, functions_below
 
 Tensor.ops = operators
 

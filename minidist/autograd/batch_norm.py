@@ -8,8 +8,9 @@ Letters: B batch, C channels; count: numbers per channel in the whole batch.
 import math
 from collections.abc import Callable
 
+from minidist.autograd.deferred import Gradient
 from minidist.autograd.kernels import sum_columns, sum_rows
-from minidist.autograd.tensor import Function, Gradient
+from minidist.autograd.tensor import Function
 from minidist.backend import Array, array_module, on_gpu, widen
 
 SumOverRanks = Callable[[Array], Array]

@@ -12,8 +12,9 @@ import math
 from collections.abc import Iterator
 from itertools import product
 
+from minidist.autograd.deferred import Gradient
 from minidist.autograd.products import batched_matmul, sum_dtype
-from minidist.autograd.tensor import Function, Gradient, Tensor
+from minidist.autograd.tensor import Function, Tensor
 from minidist.backend import Array, array_module, into, on_gpu
 
 BLOCK = 2**20  # bytes of columns at a time on a CPU, whose cache then holds them

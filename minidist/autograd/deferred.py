@@ -9,13 +9,20 @@ One product of long factors is faster than the sum of many short ones, because t
 largest array here, is written only once.
 """
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from minidist.backend import Array, array_module, matmul
 
-if TYPE_CHECKING:
-    from minidist.autograd.tensor import Gradient, Tensor
+Gradient = Array | Callable[..., Array] | None  # a thunk f(out=None) computes it later
+
+
+class Leaf(Protocol):
+    """Where a contribution is added; a Tensor. Its hooks are called with it when all are in."""
+
+    hooks: tuple[Callable, ...]
+
+    def accumulate(self, contribution: Gradient) -> None: ...
 
 
 class Product:
@@ -42,7 +49,9 @@ class Deferred:
     remaining     how many contributions of its backward each leaf still waits for
     """
 
-    def __init__(self, leaf: "Tensor", contribution: "Gradient", remaining: "dict[Tensor, int]"):
+    __slots__ = ("contribution", "leaf", "remaining")
+
+    def __init__(self, leaf: Leaf, contribution: Gradient, remaining: dict):
         self.leaf, self.contribution, self.remaining = leaf, contribution, remaining
 
     def __call__(self) -> None:
@@ -59,13 +68,14 @@ class Deferred:
 def compute(deferred: Iterable[Deferred]) -> None:
     """Call them all; compute what several passes deferred for one weight as one product."""
     deferred = list(deferred)
-    products: dict[object, list[Deferred]] = {}
+    waiting: dict[Leaf, dict[Deferred, Product]] = {}
     for d in deferred:
         if isinstance(d.contribution, Product):
-            products.setdefault(d.leaf, []).append(d)
-    for first, *others in products.values():
+            waiting.setdefault(d.leaf, {})[d] = d.contribution
+    for product_of in waiting.values():
+        first, *others = product_of
         if others:
-            first.contribution = sum_of([first.contribution, *(d.contribution for d in others)])
+            first.contribution = sum_of(list(product_of.values()))
             for d in others:
                 d.contribution = None
     for d in deferred:

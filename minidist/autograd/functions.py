@@ -1,26 +1,24 @@
 """The functions that neural networks are made of, each forward beside its adjoint.
 
 Letters: B batch, C width, V vocabulary. Attention and the losses have files of their own. A thunk
-in a result is a parameter's gradient that may be computed later (see `tensor.Function`). What has a
-C text of its own for a GPU is in kernels/.
+in a result is a parameter's gradient that may be computed later (see `tensor.Function`). kernels/
+has what runs on a GPU.
 """
 
 from collections.abc import Sequence
 
 from minidist.autograd import kernels
-from minidist.autograd.deferred import Product
+from minidist.autograd.checks import check_indices
+from minidist.autograd.deferred import Gradient, Product
 from minidist.autograd.kernels import mean_columns, sum_rows, sum_rows_of_product
 from minidist.autograd.operators import Concatenate
-from minidist.autograd.tensor import Function, Gradient, Tensor
+from minidist.autograd.tensor import Function, Tensor
 from minidist.backend import (
     Array,
     array_module,
-    as_array,
-    beside,
     into,
     matmul,
     on_gpu,
-    to_host,
     widen,
 )
 from minidist.rng import Randomness
@@ -281,30 +279,3 @@ def dropout(
     `Randomness.keep`.
     """
     return Dropout(rate, name, randomness, window, full_shape)(x)
-
-
-def check_indices(
-    indices: Tensor | Array,
-    what: str,
-    count: int,
-    other: Array | None = None,
-    domain: str = "a vocabulary of {}",
-    first: int = 0,
-) -> Array:
-    """Return integer indices beside `other`, by default on the host; from `first`, below `count`.
-
-    Those that are on the host, or go there, are checked here: ValueError. Those that stay on a GPU
-    are not, because to look at them would wait for the device. The kernels that use them make nan
-    of one that is outside, so that it shows in the loss.
-    """
-    indices = as_array(indices.data if isinstance(indices, Tensor) else indices)
-    if indices.dtype.kind not in "iu":
-        raise ValueError(f"{what} indices must be integers, not {indices.dtype}")
-    if on_gpu(indices) and other is not None and on_gpu(other):
-        return indices
-    indices = to_host(indices)
-    if indices.size and indices.min() < first:
-        raise ValueError(f"{what} index {indices.min()} is negative")
-    if indices.size and indices.max() >= count:
-        raise ValueError(f"{what} {indices.max()} is outside {domain.format(count)}")
-    return indices if other is None else beside(indices, other)

@@ -14,7 +14,7 @@ The loss of float16 is float32, and so is the gradient that enters it: a loss sc
 """
 
 from minidist.autograd import kernels
-from minidist.autograd.functions import check_indices
+from minidist.autograd.checks import check_indices
 from minidist.autograd.kernels import sum_columns
 from minidist.autograd.tensor import Function, Tensor
 from minidist.backend import Array, array_module, as_array, beside, on_gpu, widen
@@ -39,7 +39,8 @@ class CrossEntropy(Function):
     """
 
     def __init__(self, targets: Array, reduction_size: float | Array):
-        self.targets, self.reduction_size = targets, reduction_size
+        self.targets = targets
+        self.reduction_size: Array = reduction_size
 
     def forward(self, logits: Array) -> Array:
         self.shape, self.dtype = logits.shape, logits.dtype
@@ -76,7 +77,8 @@ class SquaredError(Function):
     """L = sum of (Y - T)^2 / n  =>  dY = 2 (Y - T) dL / n."""
 
     def __init__(self, targets: Array, reduction_size: float):
-        self.targets, self.reduction_size = targets, reduction_size
+        self.targets = targets
+        self.reduction_size: Array = reduction_size
 
     def forward(self, y: Array) -> Array:
         self.difference = y - beside(self.targets, y)

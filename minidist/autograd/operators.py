@@ -1,12 +1,17 @@
 """The operations behind a tensor's operators and methods, each forward beside its adjoint.
 
+Baydin et al., Automatic Differentiation in Machine Learning (JMLR 2018), section 3.2.
+
 Y is the result, dY its gradient. Inputs broadcast; the engine sums a gradient back down to its
 input's shape.
 """
 
 import numpy as np
 
-from minidist.autograd.tensor import Axis, Function, Gradient
+from minidist.autograd.checks import check_index, is_basic
+from minidist.autograd.deferred import Gradient
+from minidist.autograd.sugar import Axis
+from minidist.autograd.tensor import Function
 from minidist.backend import Array, array_module, as_array, matmul, on_gpu, sum_over, widen
 
 
@@ -92,6 +97,8 @@ class MatMul(Function):
 
 class Reduction(Function):
     """Axes are None (all), an int, or a tuple of ints; `keepdims` keeps them with length 1."""
+
+    shape: tuple[int, ...]
 
     def __init__(self, axis: Axis = None, keepdims: bool = False):
         self.axis, self.keepdims = axis, keepdims
@@ -199,8 +206,7 @@ class Transpose(Function):
 class GetItem(Function):
     """Y = A[index], basic or advanced  =>  dA = 0, plus dY at index (repeats add up).
 
-    On a GPU repeats are added with atomics, so the last bits vary. There an index that is an array
-    is checked; if the index is on the GPU, too, the host waits for it.
+    On a GPU repeats are added with atomics, so the last bits vary.
     """
 
     def __init__(self, index):
@@ -226,35 +232,6 @@ class GetItem(Function):
             return out
 
         return da
-
-
-def is_basic(index) -> bool:
-    """Return whether an index has no arrays, and so names every element at most once."""
-    parts = index if isinstance(index, tuple) else (index,)
-    return all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in parts)
-
-
-def check_index(index, shape: tuple[int, ...]) -> None:
-    """Raise IndexError if an array in the index names no element: a GPU would wrap it silently."""
-    parts = [
-        part if part is None or part is Ellipsis or isinstance(part, slice) else as_array(part)
-        for part in (index if isinstance(index, tuple) else (index,))
-    ]
-    used = [axes_of(part) for part in parts]
-    for i, part in enumerate(parts):
-        if not (is_basic(part) or part.dtype == bool) and part.size:
-            after = any(before is Ellipsis for before in parts[:i])
-            size = shape[len(shape) - sum(used[i:]) if after else sum(used[:i])]
-            for extreme in (int(part.min()), int(part.max())):
-                if not -size <= extreme < size:
-                    raise IndexError(f"index {extreme} is outside an axis of {size}")
-
-
-def axes_of(part) -> int:
-    """Return how many axes of an array a part of an index takes."""
-    if part is None or part is Ellipsis:
-        return 0
-    return part.ndim if not isinstance(part, slice) and part.dtype == bool else 1
 
 
 class Concatenate(Function):

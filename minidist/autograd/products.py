@@ -84,6 +84,14 @@ def layout(x: Array) -> Layout | None:
     return None
 
 
+def readable(x: Array) -> tuple[Array, Layout]:
+    """Return x where cuBLAS can read it, a copy if it has to be, and its layout."""
+    if found := layout(x):
+        return x, found
+    n, m = x.shape[-2:]
+    return array_module(x).ascontiguousarray(x), Layout(False, m, n * m)
+
+
 def _gemm(a: Array, b: Array, y: Array, where: Layout, add: bool) -> None:
     """Y = A B or Y += A B, as Y^T = B^T A^T: cuBLAS stores matrices by columns, NumPy by rows.
 
@@ -92,8 +100,7 @@ def _gemm(a: Array, b: Array, y: Array, where: Layout, add: bool) -> None:
     xp, (n, k), m = array_module(a), a.shape[-2:], b.shape[-1]
     cublas, runtime = xp.cuda.cublas, xp.cuda.runtime
     kinds = {"e": runtime.CUDA_R_16F, "f": runtime.CUDA_R_32F, "d": runtime.CUDA_R_64F}
-    a, b = (x if layout(x) else xp.ascontiguousarray(x) for x in (a, b))
-    left, right = layout(b), layout(a)
+    (a, right), (b, left) = readable(a), readable(b)
     wide = sum_dtype(a)
     one, more = np.array(1, wide), np.array(add, wide)
     cublas.gemmStridedBatchedEx(

@@ -8,15 +8,9 @@ same, to the bit.
 
 from collections.abc import Callable, Iterable
 
-from minidist.autograd.tensor import (
-    Function,
-    Gradient,
-    Tensor,
-    no_grad,
-    propagate,
-    recording,
-    unbroadcast,
-)
+from minidist.autograd.deferred import Gradient
+from minidist.autograd.recording import no_grad, recording
+from minidist.autograd.tensor import Function, Tensor, propagate, unbroadcast
 from minidist.backend import Array, into
 
 

@@ -2,88 +2,42 @@
 
 Reverse accumulation (Griewank and Walther, Evaluating Derivatives, 2008, chapter 3): if Y = f(A, B)
 and dY is the gradient of a scalar with respect to Y, then f.backward(dY) returns dA and dB. This
-file has the tensor (data, backward, operators), the function, and back-propagation, in this order.
+file has the tensor, the function, and back-propagation, in this order; operators.py has functions.
 """
 
-import itertools
-import threading
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self, TypeAlias
 
-import numpy as np
-
-from minidist.autograd.deferred import Deferred
-from minidist.backend import Array, array_module, as_array, is_float, on_gpu, sum_over
+from minidist.autograd import checks
+from minidist.autograd.deferred import Deferred, Gradient
+from minidist.autograd.recording import switch, tick
+from minidist.autograd.sugar import Operators
+from minidist.backend import Array, array_module, as_array, is_float, sum_over
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-NUMBERS = (float, int)
-Axis = int | tuple[int, ...] | None
-Gradient = Array | Callable[..., Array] | None  # a thunk f(out=None) computes it later
-_clock = itertools.count(1)  # an order in which every input precedes its uses
+Edge: TypeAlias = "Tensor | Function | None"  # where the gradient of an input goes
 
 
-def tick() -> int:
-    """Return the clock's next number, larger than the order of every function applied so far."""
-    return next(_clock)
-
-
-class _Recording(threading.local):
-    on = True  # one switch per thread, because ranks may be threads
-
-
-_recording = _Recording()
-
-
-@contextmanager
-def recording(on: bool) -> Iterator[None]:
-    """Switch the recording of computations on or off inside this context."""
-    before, _recording.on = _recording.on, on
-    try:
-        yield
-    finally:
-        _recording.on = before
-
-
-def no_grad() -> AbstractContextManager[None]:
-    """Compute without recording inside this context: results do not require gradients."""
-    return recording(False)
-
-
-def is_recording() -> bool:
-    return _recording.on
-
-
-class Tensor:
+class Tensor(Operators["Tensor"]):
     """An array, and what backward needs to know about it.
 
     data           NumPy or CuPy array, any shape
-    grad           gradient of the same shape and dtype after backward, or None (which means zero);
-                   of a parameter it is a view that its next gradient overwrites: copy to keep it
+    grad           gradient of the same shape and dtype after backward, or None (which means zero)
     requires_grad  whether backward reaches it; a leaf (which no function made) keeps its gradient
     creator        the Function that made it, or None for a leaf
-    grad_buffer    where a leaf's first gradient is written, or None (see nn.FlatParameters)
-    grad_dtype     None, or the buffer's dtype where gradients are added up in a wider one
-    summed         None, or (weak reference to an array, numbers): see `summed_over`
     updated        when a leaf was last changed in place, on the clock of `tick`; 0: never
-    ops            the module operators.py; the package sets it, because operators.py imports this
     """
 
-    ops: ModuleType
-    grad = None
-    grad_buffer = None
-    grad_dtype: np.dtype | None = None
-    summed = None
+    data: Array
+    grad: Array | None = None
     updated = 0
     requires_grad = False
     creator: "Function | None" = None
-    hooks = ()
-    name = None
+    hooks: tuple[Callable, ...] = ()
+    name: str | None = None
     __array_ufunc__ = None  # `array * tensor` is ours to compute, not NumPy's
 
     def __init__(
@@ -125,7 +79,7 @@ class Tensor:
         """Return a leaf with the same data that does not require a gradient."""
         return Tensor(self.data)
 
-    def add_hook(self, hook: Callable[["Tensor"], None]) -> Callable[[], None]:
+    def add_hook(self, hook: Callable[[Self], None]) -> Callable[[], None]:
         """Call `hook(self)` once per backward, when all contributions to this leaf are added.
 
         Return a function that removes the hook.
@@ -146,82 +100,23 @@ class Tensor:
         deferred  a list to which parameter gradients are appended as thunks instead of being
                   computed; call them later, one by one or together (`deferred.compute`)
         """
-        remaining = {}
+        remaining: dict[Tensor, int] = {}
         for leaf, contribution in propagate(self, grad, remaining, deferred is not None):
             delivery = Deferred(leaf, contribution, remaining)
             if callable(contribution) and deferred is not None:
                 deferred.append(delivery)
             else:
-                delivery()
-            contribution = delivery = None  # the array must not outlive its delivery
+                delivery()  # leaf.accumulate(contribution); after its last one, the leaf's hooks
+            del contribution, delivery  # the array must not outlive its delivery
 
     def accumulate(self, contribution: Gradient) -> None:
-        """Add an array, or what a thunk returns, to `.grad`; never write to a foreign array."""
-        if callable(contribution):
-            fresh = self.grad is None and self.grad_buffer is not None and self.grad_dtype is None
-            contribution = contribution(out=self.grad_buffer) if fresh else contribution()
-        contribution = as_array(unbroadcast(contribution, self.shape))
-        over = None if self.summed is None else self.summed_over
-        if self.grad is not None and self.grad is not self.grad_buffer:
-            self.grad = self.grad + contribution
-        elif self.grad is not None:
-            self.grad += contribution
-        elif self.grad_buffer is None:
-            self.grad = contribution.copy()
-        else:
-            self.grad = self.grad_buffer
-            if contribution is not self.grad_buffer:
-                self.grad[...] = contribution
-        if over is not None:
-            self.note_sum(over)
+        """Add an array, or what a thunk returns, to `.grad`; never write to a foreign array.
 
-    @property
-    def summed_over(self) -> frozenset[int]:
-        """The ranks that `note_sum` recorded for `.grad`; later additions do not erase them."""
-        noted = self.summed is not None and self.grad is not None and self.summed[0]() is self.grad
-        return self.summed[1] if noted else frozenset()
-
-    def note_sum(self, over: frozenset[int]) -> None:
-        """Record that the array in `.grad` now is a sum over these, for example ranks."""
-        self.summed = None if self.grad is None else (weakref.ref(self.grad), over)
-
-    # fmt: off
-    # The operators; operators.py has their forward and backward.
-    def __add__(self, other) -> "Tensor": return self.ops.Add()(self, other)
-    def __sub__(self, other) -> "Tensor": return self.ops.Subtract()(self, other)
-    def __mul__(self, other) -> "Tensor": return self.ops.Multiply()(self, other)
-    def __truediv__(self, other) -> "Tensor": return self.ops.Divide()(self, other)
-    def __pow__(self, exponent: float) -> "Tensor": return self.ops.Power(exponent)(self)
-    def __matmul__(self, other) -> "Tensor": return self.ops.MatMul()(self, other)
-    def __neg__(self) -> "Tensor": return self.ops.Multiply()(self, -1)
-    def __radd__(self, other) -> "Tensor": return self.ops.Add()(other, self)
-    def __rsub__(self, other) -> "Tensor": return self.ops.Subtract()(other, self)
-    def __rmul__(self, other) -> "Tensor": return self.ops.Multiply()(other, self)
-    def __rtruediv__(self, other) -> "Tensor": return self.ops.Divide()(other, self)
-    def __rmatmul__(self, other) -> "Tensor": return self.ops.MatMul()(other, self)
-    def __getitem__(self, index) -> "Tensor": return self.ops.GetItem(index)(self)
-    def exp(self) -> "Tensor": return self.ops.Exp()(self)
-    def log(self) -> "Tensor": return self.ops.Log()(self)
-    # fmt: on
-
-    def sum(self, axis: Axis = None, keepdims: bool = False) -> "Tensor":
-        return self.ops.Sum(axis, keepdims)(self)
-
-    def mean(self, axis: Axis = None, keepdims: bool = False) -> "Tensor":
-        return self.ops.Mean(axis, keepdims)(self)
-
-    def max(self, axis: Axis = None, keepdims: bool = False) -> "Tensor":
-        return self.ops.Max(axis, keepdims)(self)
-
-    def reshape(self, *shape: int | tuple[int, ...]) -> "Tensor":
-        shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        return self.ops.Reshape(shape)(self)
-
-    def transpose(self, *axes: int | tuple[int, ...]) -> "Tensor":
-        axes = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
-        return self.ops.Transpose(axes)(self)
-
-    T = property(transpose)
+        A Parameter's first contribution goes into its layer's gradient vector (nn/parameter.py).
+        """
+        dx = contribution() if callable(contribution) else contribution
+        dx = as_array(unbroadcast(dx, self.data.shape))
+        self.grad = dx.copy() if self.grad is None else self.grad + dx
 
 
 class Function:
@@ -236,7 +131,7 @@ class Function:
     no gradient.
     """
 
-    inputs = None
+    inputs: Sequence[Edge] = ()
     deferring = False  # set for backward: whether the thunks among its results will wait
 
     def forward(self, *arrays: Array) -> Array:
@@ -247,54 +142,21 @@ class Function:
 
     def __call__(self, *inputs: "Tensor | ArrayLike") -> Tensor:
         """Apply to tensors; Python numbers take their dtype, arrays must already have it."""
-        arrays, edges, dtype, tracked, mixed = [], [], None, False, False
+        arrays: list = []
+        edges: list[Edge] = []
         for x in inputs:
             if isinstance(x, Tensor):
+                arrays.append(x.data)
                 edges.append((x.creator or x) if x.requires_grad else None)
-                tracked = tracked or x.requires_grad
-                x = x.data
-            elif isinstance(x, NUMBERS):
-                edges.append(None)
-                # np.float64 is a float, but not a weak one
-                arrays.append(float(x) if isinstance(x, np.floating) else x)
-                continue
             else:
+                arrays.append(x)
                 edges.append(None)
-                x = as_array(x)
-            arrays.append(x)
-            if dtype is None:
-                dtype, kind = x.dtype, type(x)
-            elif x.dtype != dtype:
-                raise ValueError(
-                    f"{type(self).__name__} of {dtype} and {x.dtype}; use .astype on one of them"
-                )
-            elif type(x) is not kind:
-                mixed = True
-        if mixed:
-            arrays = self._on_one_device(inputs, arrays)
         out = Tensor.__new__(Tensor)
-        out.data = as_array(self.forward(*arrays))
-        if tracked and _recording.on:
-            out.requires_grad = True
-            out.creator = self
-            self.inputs, self.result_shape = edges, out.data.shape
-            self.order = next(_clock)
+        out.data = as_array(self.forward(*checks.alike(self, arrays, inputs)))
+        if switch.on and edges.count(None) < len(edges):
+            out.requires_grad, out.creator = True, self
+            self.inputs, self.result_shape, self.order = edges, out.data.shape, tick()
         return out
-
-    def _on_one_device(self, inputs: tuple, arrays: list) -> list:
-        """If some are on a GPU, make the host's scalars numbers; ValueError for its arrays."""
-        if not any(on_gpu(x) for x in arrays):
-            return arrays  # of subclasses of numpy.ndarray
-        for i, (given, x) in enumerate(zip(inputs, arrays, strict=True)):
-            if isinstance(x, np.ndarray):
-                if x.ndim or isinstance(given, Tensor):
-                    raise ValueError(
-                        f"{type(self).__name__} of an array on the host, {x.dtype}{list(x.shape)}, "
-                        "and one on a GPU; move one of them with backend.to_device, or a model "
-                        "with model.to"
-                    )
-                arrays[i] = x.item()
-        return arrays
 
 
 def propagate(
@@ -302,25 +164,9 @@ def propagate(
 ) -> Iterator[tuple[Tensor, Gradient]]:
     """Yield (leaf, contribution) per edge into a leaf below root: array, thunk, or None.
 
-    `remaining` is filled first with the number of contributions that each leaf will get. Iterative,
-    so that only memory bounds the depth; a function is freed as soon as its backward is done.
+    `remaining` gets each leaf's number of contributions first. A function is freed after its use.
     """
-    if not root.requires_grad:
-        raise ValueError("this tensor does not depend on anything that requires a gradient")
-    if grad is None and root.size != 1:
-        raise ValueError(
-            f"backward needs grad= of shape {root.shape}: only one element may default to 1"
-        )
-    grad = root.xp.ones_like(root.data) if grad is None else as_array(grad)
-    if on_gpu(grad) != on_gpu(root.data):
-        raise ValueError(
-            "grad and the tensor are not on the same device: one is on the host, one on a GPU; "
-            "move grad with backend.to_device"
-        )
-    if grad.shape != root.shape or grad.dtype != root.dtype:
-        raise ValueError(
-            f"grad is {grad.dtype}{list(grad.shape)}, the tensor is {root.dtype}{list(root.shape)}"
-        )
+    grad = checks.first_gradient(root, grad)
     if root.creator is None:
         remaining[root] = 1
         yield root, grad
@@ -329,25 +175,18 @@ def propagate(
     pending = {root.creator: grad}
     while functions:
         function = functions.pop()
-        grad = pending.pop(function, None)
+        inputs, grad = function.inputs, pending.pop(function, None)
         function.deferring = deferring
-        gradients = function.backward(grad) if grad is not None else (None,) * len(function.inputs)
-        inputs = function.inputs
-        function.__dict__.clear()
-        if type(gradients) is not tuple:
-            gradients = (gradients,)
+        gradients = (None,) * len(inputs) if grad is None else function.backward(grad)
+        gradients = gradients if type(gradients) is tuple else (gradients,)
         if len(gradients) != len(inputs):
-            raise ValueError(
-                f"{type(function).__name__}.backward must return a gradient, or None, for each "
-                f"input of forward: {len(inputs)}, not {len(gradients)}"
-            )
+            raise checks.not_one_per_input(function, gradients)
+        function.__dict__.clear()  # frees what forward kept
         for source, dx in zip(inputs, gradients, strict=True):
             if isinstance(source, Tensor):
                 yield source, dx
             elif source is not None and dx is not None:
-                dx = dx() if callable(dx) else dx
-                if dx.shape != source.result_shape:
-                    dx = unbroadcast(dx, source.result_shape)
+                dx = unbroadcast(dx() if callable(dx) else dx, source.result_shape)
                 pending[source] = pending[source] + dx if source in pending else dx
         grad = gradients = dx = None  # nothing of this function lives while the next one works
 
@@ -355,25 +194,20 @@ def propagate(
 def functions_below(root: Tensor, remaining: dict[Tensor, int] | None = None) -> list[Function]:
     """Return the functions that root depends on, earliest first; count the edges into each leaf."""
     remaining = {} if remaining is None else remaining
-    seen, stack = {root.creator}, [root.creator]
+    seen: set[Function] = set()
+    stack = [root.creator]
     while stack:
         function = stack.pop()
-        if function.inputs is None:
-            raise ValueError(
-                "an earlier backward has already freed this graph; "
-                "add losses up and call backward once, or run the forward pass again"
-            )
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        if not function.inputs:
+            raise checks.freed()
         for source in function.inputs:
             if isinstance(source, Tensor):
                 remaining[source] = remaining.get(source, 0) + 1
-                if source.updated > function.order:
-                    raise ValueError(
-                        f"{source.name} was updated after the forward pass that this backward "
-                        "belongs to, so the gradient would mix old and new weights; run the "
-                        "forward pass again"
-                    )
-            elif source is not None and source not in seen:
-                seen.add(source)
+                checks.not_updated_since(function, source)
+            else:
                 stack.append(source)
     return sorted(seen, key=attrgetter("order"))
 

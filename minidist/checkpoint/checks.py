@@ -95,7 +95,7 @@ def check_step(step: int) -> int:
     return number
 
 
-def described(part: Part) -> tuple[str, list[int], str, int]:
+def described(part: Part) -> tuple[str, list[int], str, str, int]:
     """Return a part's description as JSON; its array's shape, dtype and name; its length."""
     name, values = part.cut.name, part.values
     check_name(name)
@@ -138,13 +138,12 @@ def check_about(about: dict) -> None:
 
 def has_words(value, deepest: int) -> bool:
     """Return whether every key in a JSON value is a string: another would become one."""
-    if isinstance(value, dict):
-        words, inner = all(isinstance(key, str) for key in value), value.values()
-    elif isinstance(value, list | tuple):
-        words, inner = True, value
-    else:
+    if not isinstance(value, dict | list | tuple):
         return True
-    return words and deepest > 0 and all(has_words(held, deepest - 1) for held in inner)
+    if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return deepest > 0 and all(has_words(held, deepest - 1) for held in inner)
 
 
 def check_folder(folder: Path, step: int) -> None:
@@ -170,7 +169,8 @@ def check_folder(folder: Path, step: int) -> None:
 
 def check_arrays(held: list[tuple[str, list[int], str, str, int]]) -> None:
     """Raise ValueError unless parts with one name are of one array, and have all its elements."""
-    arrays, parts = {}, defaultdict(dict)
+    arrays: dict[str, tuple[list[int], str]] = {}
+    parts: dict[str, dict[str, int]] = defaultdict(dict)
     for key, shape, dtype, name, length in held:
         if arrays.setdefault(name, (shape, dtype)) != (shape, dtype):
             raise ValueError(f"the ranks hold parts of different arrays named {name}")

@@ -27,8 +27,8 @@ def checksum(data: bytes | np.ndarray) -> str:
     blocks = len(data) // (8 * ROWS * COLUMNS)
     end = blocks * 8 * ROWS * COLUMNS
     sums = data[:end].view("<u8").reshape(blocks, ROWS, COLUMNS).sum(axis=1)
-    digest = hashlib.sha256(sums.astype("<u8", copy=False))
-    digest.update(data[end:])
+    digest = hashlib.sha256(sums.astype("<u8", copy=False).data)
+    digest.update(data[end:].data)
     return digest.hexdigest()[:16]
 
 

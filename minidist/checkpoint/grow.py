@@ -14,54 +14,58 @@ from collections.abc import Mapping
 import numpy as np
 
 from minidist.checkpoint.reading import Saved
+from minidist.errors import counted
 from minidist.nn import Slice
 from minidist.rng import generator
 
+DESCRIPTION = "told"  # the key of a run's description in a manifest
 VOCABULARY = {"embedding.token.weight": 0, "head.linear.weight": 1}  # and its axis
 WRITES = tuple(f"{part}.{kind}" for part in (".output", ".contract") for kind in ("weight", "bias"))
 
 
-def changes(before: Mapping, told: Mapping) -> list[str]:
-    """Return in words how a run grows that was told `before`; [] if it goes on as it was.
+def changes(before: Mapping, now: Mapping) -> list[str]:
+    """Describe how a run grows, given its descriptions before and now; [] if it stays as it is.
 
     ValueError if it would have to shrink, or to change what does not grow.
     """
-    was, now = before["data"], told["data"]
     found = []
-    blocks = told["settings"]["depth"] - before["settings"]["depth"]
+    blocks = now["settings"]["depth"] - before["settings"]["depth"]
     if blocks < 0:
         raise ValueError("a model of fewer blocks is another model; use another folder")
     if blocks:
-        found.append(f"{blocks} new block{'s' * (blocks > 1)}")
-    if was == now:
+        found.append(counted(blocks, "new block"))
+    old, data = before["data"], now["data"]
+    if old == data:
         return found
-    if "characters" not in was or "characters" not in now:
+    if "characters" not in old or "characters" not in data:
         raise ValueError(
-            f"the checkpoint is of a run on {was['source']}, not on {now['source']}; give it the "
+            f"the checkpoint is of a run on {old['source']}, not on {data['source']}; give it the "
             "same, or another folder"
         )
-    if lost := sorted(set(was["characters"]) - set(now["characters"])):
+    if lost := sorted(set(old["characters"]) - set(data["characters"])):
         raise ValueError(
-            f"the character {lost[0]!r} of {was['source']} is none of the new ones; use "
+            f"the character {lost[0]!r} of {old['source']} is none of the new ones; use "
             "Text.including(characters)"
         )
-    new = len(now["characters"]) - len(was["characters"])
-    return [*found, f"{now['source']}, {new} new character{'s' * (new != 1)}"]
+    new = len(data["characters"]) - len(old["characters"])
+    return [*found, f"{data['source']}, {counted(new, 'new character')}"]
 
 
 class Grown:
     """A checkpoint as a larger model sees it: it has all arrays, in the larger shapes.
 
+    now     the description of the larger run
     fresh   the larger model's weights as they are drawn, by name
     shapes  of the arrays of the checkpoint, by name
     """
 
-    def __init__(self, saved: Saved, told: Mapping, fresh: Mapping[str, np.ndarray]):
-        self.saved, self.fresh, self.seed = saved, fresh, told["settings"]["seed"]
+    def __init__(self, saved: Saved, now: Mapping, fresh: Mapping[str, np.ndarray]):
+        before = saved.about[DESCRIPTION]
+        self.saved, self.fresh, self.seed = saved, fresh, now["settings"]["seed"]
         self.path, self.about, self.shapes = saved.path, saved.about, saved.shapes
-        was, now = (each["data"].get("characters", "") for each in (saved.about["told"], told))
-        self.before, self.characters = was, now
-        self.old = np.array([now.index(c) for c in was], np.int64)  # where the old rows go
+        old, new = (run["data"].get("characters", "") for run in (before, now))
+        self.before, self.characters = old, new
+        self.old = np.array([new.index(c) for c in old], np.int64)  # where the old rows go
 
     def part(self, cut: Slice) -> np.ndarray:
         """Return the elements of a slice: a vector."""
@@ -80,7 +84,8 @@ class Grown:
         axis = VOCABULARY[parameter]
         rows = np.moveaxis(new, axis, 0)  # a view
         rows[self.old] = np.moveaxis(old, axis, 0)
-        for i in set(range(len(rows))) - set(self.old.tolist()) if not state else ():
-            random = generator(self.seed, f"{parameter} {self.characters[i]}")
-            rows[i] = random.standard_normal(rows[i].shape) * drawn.std()
+        if not state:
+            for i in set(range(len(rows))) - set(self.old.tolist()):
+                random = generator(self.seed, f"{parameter} {self.characters[i]}")
+                rows[i] = random.standard_normal(rows[i].shape) * drawn.std()
         return new

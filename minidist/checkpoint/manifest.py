@@ -15,7 +15,7 @@ manifest, whose checksum is that of the rest of it.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import pairwise
@@ -100,7 +100,7 @@ def describe(cut: Slice) -> dict:
     shard = cut.shard
     if shard is not None and np.array_equal(shard.indices, np.arange(shard.full)):
         shard = None
-    where = {"axis": None, "runs": None}
+    where: dict[str, object] = {"axis": None, "runs": None}
     if shard is not None:
         indices = shard.indices.tolist()
         breaks = [i for i, (a, b) in enumerate(pairwise(indices), 1) if b != a + 1]
@@ -110,7 +110,7 @@ def describe(cut: Slice) -> dict:
     return {"array": cut.name, **where, "start": cut.start, "stop": cut.stop}
 
 
-def slice_of(described: dict, shape: list[int]) -> Slice:
+def slice_of(described: dict, shape: Sequence[int]) -> Slice:
     """Return the slice that `describe` has described."""
     axis, shard = described["axis"], None
     if axis is not None:

@@ -8,19 +8,17 @@ checkpoint is a set of (slice, values), and loading it on another mesh is to sli
     optimizer.0/embedding.token.weight    the first array of its optimizer's state, as long as it
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from minidist.backend import Array, array_module, beside, to_host, widen
 from minidist.nn import Parameter, Slice
-from minidist.optim import Optimizer
-
-if TYPE_CHECKING:
-    from minidist.checkpoint.reading import Saved
+from minidist.nn.flat_parameters import FlatSlice
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,18 +42,58 @@ class Holder(Protocol):
     def named_parameters(self) -> dict[str, Parameter]: ...
 
 
-def parts_of(model: Holder, optimizer: Optimizer) -> list[Part]:
+class Source(Protocol):
+    """What a run goes on from: a checkpoint, perhaps as a larger model sees it (grow.py)."""
+
+    path: Path
+    about: dict
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    def part(self, cut: Slice) -> np.ndarray: ...
+
+
+class Scale(Protocol):
+    """A LossScale: what chooses by what a gradient is multiplied."""
+
+    state: dict
+
+
+class KeptOptimizer(Protocol):
+    """An Optimizer, or MixedPrecision around one: what a checkpoint keeps of it."""
+
+    steps: int
+    state: list[list[Array]] | None
+
+    @property
+    def parameters(self) -> Sequence[Parameter]: ...
+
+    @property
+    def slices(self) -> list[FlatSlice]: ...
+
+    @property
+    def copies(self) -> Sequence[Array]: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def scale(self) -> Scale | None: ...
+
+
+def parts_of(model: Holder, optimizer: KeptOptimizer) -> list[Part]:
     """Return what this rank holds of the weights and of the optimizer's state.
 
     Of 16-bit weights it is their float32 copies: the weights are the copies, rounded. Frozen ones
     have no copies; they are saved in float32, too, since files have no bfloat16.
     What an optimizer changes is not copied: save it before the next update.
     """
-    found, slices = [], optimizer.slices
+    found: list[Part] = []
+    slices = optimizer.slices
     weights = optimizer.copies or [s.data for s in slices]
-    for s, values, state in zip(
-        slices, weights, optimizer.state or [()] * len(slices), strict=True
-    ):
+    states = optimizer.state or [[] for _ in slices]
+    for s, values, state in zip(slices, weights, states, strict=True):
         for cut, at in placed(s.slices):
             found.append(Part(cut, values[at]))
             found += [Part(of_state(cut, i), array[at]) for i, array in enumerate(state)]
@@ -76,16 +114,16 @@ def of_state(cut: Slice, number: int) -> Slice:
     return replace(cut, name=f"optimizer.{number}/{cut.name}")
 
 
-def about(optimizer: Optimizer) -> dict:
+def about(optimizer: KeptOptimizer) -> dict:
     """Return what a manifest says of an optimizer."""
     return {
         "kind": optimizer.kind,
         "steps": optimizer.steps,
-        "loss_scale": optimizer.scale and optimizer.scale.state,
+        "loss_scale": None if optimizer.scale is None else optimizer.scale.state,
     }
 
 
-def restore(saved: "Saved", model: Holder, optimizer: Optimizer) -> None:
+def restore(saved: Source, model: Holder, optimizer: KeptOptimizer) -> None:
     """Give this rank its parts of the weights and the optimizer's state, between two steps.
 
     ValueError if the checkpoint lacks an array or has it in another shape, in a dtype that the
@@ -124,7 +162,7 @@ def arrays_of_state(names: Iterable[str]) -> int:
     return len({name.partition("/")[0] for name in names if name.startswith("optimizer.")})
 
 
-def state_of(saved: "Saved", s, number: int) -> Array:
+def state_of(saved: Source, s: FlatSlice, number: int) -> Array:
     """Return one array of the optimizer's state for a flat slice."""
     array = array_module(s.data).empty_like(widen(s.data))
     fill(array, [saved.part(of_state(cut, number)) for cut in s.slices], "the optimizer's state")

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -46,21 +46,14 @@ def advice(path: Path) -> str:
     """Say how to go on where the checkpoint at this path is damaged."""
     damaged = int(path.name.removeprefix("step-"))
     for step, before in reversed(manifest.whole_ones(path.parent).items()):
-        if step < damaged and is_whole(before):
-            return (
-                f"the checkpoint of step {step} is whole: go on from it with --resume-from {step}, "
-                f"or in a program load(folder, step={step})"
-            )
+        if step < damaged:
+            with suppress(ValueError):  # it is damaged, too
+                Saved(before).read_and_forget()
+                return (
+                    f"the checkpoint of step {step} is whole: go on from it with --resume-from "
+                    f"{step}, or in a program load(folder, step={step})"
+                )
     return "no checkpoint before it is whole; begin again in another folder"
-
-
-def is_whole(path: Path) -> bool:
-    """Return whether every byte of a checkpoint is as it was written."""
-    try:
-        Saved(path).read_and_forget()
-    except ValueError:
-        return False
-    return True
 
 
 class Saved:
@@ -177,7 +170,7 @@ class Saved:
         begin = (PAGE // 2 - memory.ctypes.data) % PAGE
         self.contents[file] = memory[begin : begin + size]
         with open(self.path / file, "rb") as source:
-            source.readinto(self.contents[file])
+            source.readinto(self.contents[file].data)
 
     def open(self, file: str) -> dict[str, tuple[int, int]]:
         """Return where each array of a file begins and ends, once its size and header are right."""

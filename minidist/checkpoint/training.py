@@ -1,18 +1,17 @@
 """The checkpoints of a training run: what it saves after a step, and what it goes on from.
 
-    run = Training(keep, group, holder, optimizer, told)      # loads, if it goes on
-    for step in range(run.first, steps):
-        ...                                                   # forward, backward
+    run = Training(keep, group, holder, optimizer, description, fresh)    # loads, if it goes on
+    for step in run.steps(steps):             # those that are left; saves every `keep.every` steps
+        ...                                   # forward, backward
         run.before_update()
         ...
-        run.after(step + 1, steps)                            # saves after every `keep.every` steps
-    run.end()
+        run.losses.append(loss)
 
 The batches and the dropout masks of a step follow from the seed and the step, so a run that goes on
 needs nothing else to do what it would have done: on the same mesh bit for bit.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +19,11 @@ import numpy as np
 
 from minidist.checkpoint import manifest
 from minidist.checkpoint.background import Background
-from minidist.checkpoint.grow import Grown, changes
-from minidist.checkpoint.parts import Holder, about, parts_of, restore
+from minidist.checkpoint.grow import DESCRIPTION, Grown, changes
+from minidist.checkpoint.parts import Holder, KeptOptimizer, about, parts_of, restore
 from minidist.checkpoint.reading import Saved, advised
 from minidist.checkpoint.writing import set_aside, whole_parts
 from minidist.comm import Group
-from minidist.optim import Optimizer
 
 LOSSES = "losses"
 MAY_CHANGE = {"steps", "lr", "depth"}  # depth may grow
@@ -48,11 +46,11 @@ class Keep:
         if self.step is not None and not self.resume:
             raise ValueError(f"a run goes on from step {self.step} only with resume=True")
 
-    def saved(self, told: dict) -> Saved | None:
+    def saved(self, description: dict) -> Saved | None:
         """Return what the run goes on from, None if it begins.
 
         ValueError if the folder has a checkpoint and the run does not go on from it, or if it is of
-        a run that was told something else.
+        a run with another description.
         """
         whole = manifest.whole_ones(Path(self.folder))
         if whole and not self.resume:
@@ -63,23 +61,33 @@ class Keep:
         if not self.resume:
             return None
         saved = Saved.newest(self.folder, self.step)
-        check_told(saved, told)
+        check_description(saved, description)
         return saved
 
 
-def check_told(saved: Saved, told: Mapping) -> None:
+def description_in(saved: Saved) -> dict | None:
+    """Return the description of the run that was saved; None if another program saved."""
+    return saved.about.get(DESCRIPTION)
+
+
+def check_description(saved: Saved, description: Mapping) -> None:
     """Raise ValueError if a setting, or the data, is not that of the run that was saved."""
-    before = saved.about.get("told")
+    before = description_in(saved)
     if before is None:
         raise ValueError(f"{saved.path} is not from `minidist train`; use checkpoint.load")
-    changes(before, told)  # first: other data has other defaults, too
-    for name in sorted(set(told["settings"]) | set(before["settings"])):
-        was, now = (each["settings"].get(name) for each in (before, told))
+    changes(before, description)  # first: other data has other defaults, too
+    for name in sorted(set(description["settings"]) | set(before["settings"])):
+        was, now = (each["settings"].get(name) for each in (before, description))
         if was != now and name not in MAY_CHANGE:
             raise ValueError(
                 f"{saved.path} is of a run with {name} = {was}, not {now}; give it the same, or "
                 "another folder"
             )
+
+
+def about_run(description: dict, began: int, optimizer: dict | None) -> dict:
+    """Return what a manifest says of a run, which goes on from it."""
+    return {DESCRIPTION: description, "began": began, "optimizer": optimizer}
 
 
 def place(saved: Saved, grows: list[str]) -> tuple[int, int]:
@@ -94,14 +102,13 @@ def place(saved: Saved, grows: list[str]) -> tuple[int, int]:
 class Training:
     """One rank's view of the checkpoints of a run.
 
-    keep    None: it saves nothing
-    holder  the model, or what split it; the optimizer has its parameters
-    told    what the run was told, JSON: "settings" and "data"; the same on every rank
-
-    fresh   () -> the whole model's weights as they are drawn, for a model that grows (grow.py)
-
-    first   the step to begin with;  losses: of the steps before it
-    began   steps that were done before; a run that grows begins with the first step again
+    keep         None: it saves nothing
+    holder       the model, or what split it; the optimizer has its parameters
+    description  of the run, JSON: "settings" and "data"; all ranks have one description
+    fresh        () -> the whole model's weights as they are drawn, if the model grows (grow.py)
+    first        the step to begin with
+    losses       of the steps so far; the loop appends to it
+    began        steps that were done before; a run that grows begins with the first step again
     """
 
     def __init__(
@@ -109,24 +116,33 @@ class Training:
         keep: Keep | None,
         group: Group,
         holder: Holder,
-        optimizer: Optimizer,
-        told: dict,
+        optimizer: KeptOptimizer,
+        description: dict,
         fresh: Callable[[], dict[str, np.ndarray]],
     ):
-        self.keep, self.told = keep, told
+        self.keep, self.description = keep, description
         self.holder, self.optimizer = holder, optimizer
         self.background = None if keep is None else Background(group)
-        self.began, self.first, self.losses = 0, 0, []
-        saved = None if keep is None else keep.saved(told)
-        if saved is not None:
-            grows = changes(saved.about["told"], told)
+        self.began, self.first = 0, 0
+        self.losses: list[float] = []
+        saved = None if keep is None else keep.saved(description)
+        if keep is not None and saved is not None:
+            grows = changes(saved.about[DESCRIPTION], description)
             self.began, self.first = place(saved, grows)
             with advised(saved.path):
-                restore(Grown(saved, told, fresh()) if grows else saved, holder, optimizer)
+                given = Grown(saved, description, fresh()) if grows else saved
+                restore(given, holder, optimizer)
                 self.losses = saved.whole(LOSSES).tolist()[: self.first]
             group.barrier(label="resumed")  # before anybody saves, and removes what others read
             if keep.step is not None and group.rank == 0:  # it saves first, too
                 set_aside(keep.folder, keep.step)
+
+    def steps(self, number: int) -> Iterator[int]:
+        """Yield the steps that are left of a number; save between them, and wait for the end."""
+        for step in range(self.first, number):
+            yield step
+            self.after(step + 1, number)
+        self.end()
 
     def before_update(self) -> None:
         """Wait until what is being saved may change."""
@@ -135,12 +151,14 @@ class Training:
 
     def after(self, done: int, steps: int) -> None:
         """Begin to save what there is after `done` of `steps` steps, if it is time to."""
-        if self.background is None or (done % self.keep.every and done != steps):
+        if self.keep is None or self.background is None:
+            return
+        if done % self.keep.every and done != steps:
             return
         parts = parts_of(self.holder, self.optimizer)
         parts += whole_parts({LOSSES: np.array(self.losses)})
-        told = {"told": self.told, "began": self.began, "optimizer": about(self.optimizer)}
-        self.background.save(self.keep.folder, parts, self.began + done, told)
+        of_run = about_run(self.description, self.began, about(self.optimizer))
+        self.background.save(self.keep.folder, parts, self.began + done, of_run)
 
     def end(self) -> None:
         """Wait for the last checkpoint; raise what has gone wrong."""

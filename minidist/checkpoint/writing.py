@@ -17,6 +17,8 @@ from itertools import chain, count
 from operator import index
 from pathlib import Path
 
+import numpy as np
+
 from minidist.backend import Array, as_array
 from minidist.checkpoint import manifest
 from minidist.checkpoint.checks import agree, together
@@ -127,28 +129,22 @@ def write_parts(library, target: Path, rank: int, parts: list[Part]) -> dict:
     """Write a rank's file; return {} if it has nothing to write, or its entry in the manifest."""
     if not parts:
         return {}
-    path, arrays, holds, shapes = target / f"rank-{rank:03d}.safetensors", {}, {}, {}
+    path, holds, shapes = target / f"rank-{rank:03d}.safetensors", {}, {}
+    arrays: dict[str, np.ndarray] = {}
     for part in parts:
         key = free(part.cut.name, arrays)
         arrays[key] = part.on_host()
         holds[key] = manifest.describe(part.cut) | {"checksum": checksum(arrays[key])}
         shape = list(map(int, part.cut.shape))
         shapes[part.cut.name] = {"shape": shape, "dtype": arrays[key].dtype.name}
-    temporary = path.with_name(path.name + manifest.TEMPORARY)
-    with manifest.in_words(f"write the checkpoint {target}", WHOLE):
+    with manifest.in_words(f"write the checkpoint {target}", WHOLE), new_file(path) as temporary:
         try:
-            temporary.touch(exist_ok=False)
-            mode = temporary.stat().st_mode  # the library's own file is for its owner alone
             library.numpy.save_file(arrays, temporary)
-            os.chmod(temporary, mode & 0o777)
-            found = finish(temporary, path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
         except library.SafetensorError as error:
-            temporary.unlink(missing_ok=True)
             raise OSError(0, str(error)) from error
-    return {"file": path.name, "arrays": shapes, "entry": found | {"holds": holds}}
+        header = checksum(manifest.header(temporary))
+        entry = {"bytes": temporary.stat().st_size, "header": header, "holds": holds}
+    return {"file": path.name, "arrays": shapes, "entry": entry}
 
 
 def free(name: str, taken: Collection[str]) -> str:
@@ -157,28 +153,24 @@ def free(name: str, taken: Collection[str]) -> str:
     return next(key for key in chain([name], numbered) if key not in taken)
 
 
-def finish(temporary: Path, path: Path) -> dict:
-    """Bring a file to the disk under its name; return its size and its header's checksum."""
-    with open(temporary, "rb+") as file:
-        os.fsync(file.fileno())
-    found = {"bytes": temporary.stat().st_size, "header": checksum(manifest.header(temporary))}
-    os.replace(temporary, path)
-    sync(path.parent)
-    return found
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary name to write to; then bring the file to the disk, under its own name.
 
-
-def write(path: Path, data: bytes) -> None:
-    """Write a small file: a temporary name, fsync, rename."""
+    An OSError leaves no file.
+    """
     temporary = path.with_name(path.name + manifest.TEMPORARY)
     try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
+        temporary.touch(exist_ok=False)
+        mode = temporary.stat().st_mode  # safetensors' own file is for its owner alone
+        yield temporary
+        os.chmod(temporary, mode & 0o777)
+        with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
+        os.replace(temporary, path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    os.replace(temporary, path)
     sync(path.parent)
 
 
@@ -199,7 +191,8 @@ def complete(target: Path, step: int, about: dict, entries: list[dict]) -> None:
     files = {entry["file"]: entry["entry"] for entry in entries}
     written |= {"about": about, "arrays": arrays, "files": files}
     with manifest.in_words(f"write the checkpoint {target}", WHOLE):
-        write(target / manifest.NAME, manifest.encode(written))
+        with new_file(target / manifest.NAME) as temporary:
+            temporary.write_bytes(manifest.encode(written))
         sync(folder)
     remove_old(folder, step)
 

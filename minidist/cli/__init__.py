@@ -1,19 +1,23 @@
 """The command line: parse, call, print. One module per command, imported when the command is used.
 
-A command's module has `add_arguments(parser)`: it describes the command, adds its arguments, and
-sets `run`, a function that takes the parsed arguments and returns the exit status.
+A command's module has EXAMPLES, the end of its help, and `add_arguments(parser)`: it describes the
+command, adds its arguments, and sets `run`, which takes them and returns the exit status.
 """
 
 import argparse
 import errno
 import io
 import os
+import signal
 import sys
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from importlib import import_module
 from itertools import pairwise
 
 from minidist import __version__
+from minidist.cli.parser import Parser
 from minidist.errors import CommTimeout, RankFailed, is_wrong_input
 
 COMMANDS = {  # a module of this package, and what its command does
@@ -29,6 +33,14 @@ COMMANDS = {  # a module of this package, and what its command does
 }
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C while a command runs.
+
+    KeyboardInterrupt itself may come while `exec` runs a text, as it does for each dataclass that
+    is imported. Then `python -m` ends by SIGINT, though it is caught. A subclass has no such end.
+    """
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return its exit status: 1 it failed, 2 wrong input, 130 Ctrl-C.
 
@@ -40,22 +52,22 @@ def main(arguments: list[str] | None = None) -> int:
         _warn_of_copies()
         return _main(arguments)
     with open(os.devnull, "w") as nowhere, ExitStack() as silence:
-        said = io.StringIO()
+        errors = io.StringIO()
         if other := _is_not_the_first():
             silence.enter_context(redirect_stdout(nowhere))
-            silence.enter_context(redirect_stderr(said))
+            silence.enter_context(redirect_stderr(errors))
         status = _main(arguments)
     if status and other is not None:
-        from minidist.comm import mpi
+        from minidist.comm.mpi import library as mpi
 
-        mpi.end_together(status, said.getvalue())
+        mpi.end_together(status, errors.getvalue())
     return status
 
 
 def _warn_of_copies() -> None:
     """Say so if mpiexec has started several processes, which do not know of each other."""
     if {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE"} & set(os.environ):
-        from minidist.comm import mpi
+        from minidist.comm.mpi import library as mpi
 
         if (copies := mpi.launched()) > 1:
             print(
@@ -67,7 +79,7 @@ def _warn_of_copies() -> None:
 
 def _is_not_the_first() -> bool | None:
     """Return whether this is a process of MPI's, and not the first one; None without MPI."""
-    from minidist.comm import mpi  # needs NumPy, which not every command does
+    from minidist.comm.mpi import library as mpi  # needs NumPy, which not every command does
 
     try:
         return not mpi.is_first()
@@ -87,8 +99,9 @@ def _main(arguments: list[str]) -> int:
     if given.command is None:
         parser.error("COMMAND is missing; `minidist --help` lists the commands")
     try:
-        status = _run(given)
-        sys.stdout.flush()
+        with _interruptible():
+            status = _run(given)
+            sys.stdout.flush()
         return status
     except KeyboardInterrupt:
         print("\nminidist: interrupted; all ranks have stopped", file=sys.stderr)
@@ -98,10 +111,37 @@ def _main(arguments: list[str]) -> int:
             raise
         if given.debug:
             sys.excepthook(*sys.exc_info())
-        status, said = known
-        if said is not None:
-            print(f"minidist: {said}", file=sys.stderr)
+        status, message = known
+        if message is not None:
+            print(f"minidist: {message}", file=sys.stderr)
         return status
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Raise Interrupted at Ctrl-C, also where C code makes another error of it; then ignore it.
+
+    The handler of a caller stays, and so does Ctrl-C that is ignored: `nohup minidist train &`.
+    """
+    came: list[bool] = []
+
+    def interrupt(*_) -> None:
+        came.append(True)
+        raise Interrupted
+
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except BaseException as error:  # an import that is interrupted may be an ImportError
+        if came and not isinstance(error, KeyboardInterrupt):
+            raise Interrupted from error
+        raise
+    finally:  # a second Ctrl-C shall not end what cleans up
+        signal.signal(signal.SIGINT, signal.SIG_IGN if came else signal.default_int_handler)
 
 
 def _known(error: Exception) -> tuple[int, object] | None:
@@ -122,10 +162,10 @@ def _known(error: Exception) -> tuple[int, object] | None:
     return None
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     """Return the parser of what comes before a command's own arguments."""
     lines = [f"  {name:<10} {words}" for name, words in COMMANDS.items()]
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="minidist",
         usage="minidist [-h] [--version] [--debug] COMMAND ...",
         description="Distributed deep learning from scratch, proved equal to one device.",
@@ -143,11 +183,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(given: argparse.Namespace) -> int:
     """Parse the command's own arguments, too, and call it."""
-    parser = argparse.ArgumentParser(prog=f"minidist {given.command}")
-    import_module(f"{__name__}.{given.command}").add_arguments(parser)
-    _add_debug(parser)
-    parser.parse_args(given.arguments, given)
+    parser_of(given.command).parse_args(given.arguments, given)
     return given.run(given)
+
+
+def parser_of(command: str) -> Parser:
+    """Return the parser of a command's own arguments."""
+    module = import_module(f"{__name__}.{command}")
+    parser = Parser(prog=f"minidist {command}", examples=module.EXAMPLES)
+    module.add_arguments(parser)
+    _add_debug(parser)
+    return parser
 
 
 def _add_debug(parser: argparse.ArgumentParser) -> None:

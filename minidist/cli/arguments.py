@@ -6,6 +6,9 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
+from minidist.training import settings
+from minidist.training.settings import Bound
+
 DEFAULT = " (default: %(default)s)"  # at the end of an option's help
 EXACT = re.compile(r"\d{1,9}(\.\d{1,9}|/0*[1-9]\d{0,8})?", re.ASCII)
 
@@ -41,10 +44,7 @@ def short(text: str) -> str:
     return repr(text if len(text) <= 40 else f"{text[:20]}...{text[-10:]}")
 
 
-RANKS = whole(10_000, "each rank has a connection to every other one")
-STEPS = whole(1_000_000, "the loss of every update is kept")
 ROUNDS = whole(1000, "each repeats all that is measured, and a median needs no more")
-SEED = whole(2**64 - 1, "a seed has 64 bits", least=0)
 
 
 def number(what: str, most: float, why: str, above: bool = False) -> Callable[[str], float]:
@@ -69,6 +69,13 @@ def number(what: str, most: float, why: str, above: bool = False) -> Callable[[s
     return read
 
 
+def reader(bound: Bound) -> Callable[[str], float]:
+    """Return a reader of the numbers within the bound of a setting."""
+    most, why, kind, least = bound
+    return number(kind, most, why) if kind else whole(int(most), why, least)
+
+
+RANKS, SEED, STEPS = map(reader, (settings.RANKS, settings.SEED, settings.STEPS))
 seconds = number("a number of seconds", 1e8, "that is three years", above=True)
 
 
@@ -89,38 +96,48 @@ def times(text: str) -> int | Fraction | list[int | Fraction]:
     return found if len(found) > 1 else found[0]
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print a list of rows as JSON")
+def add_flag(to: argparse._ActionsContainer, name: str, words: str) -> None:
+    """Add an option without a value."""
+    to.add_argument(name, action="store_true", help=words)
 
 
-def add_timeout(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--timeout", type=seconds, metavar="SECONDS", help="end the run with an error after this"
-    )
+def add_option(
+    to: argparse._ActionsContainer,
+    name: str,
+    words: str,
+    read: Callable[[str], object] = str,
+    metavar: str | None = None,
+    **more,
+) -> None:
+    """Add an option with a value, a text unless it is read; its help ends with its default."""
+    if "default" in more:
+        words += DEFAULT
+    to.add_argument(name, type=read, metavar=metavar, help=words, **more)
 
 
-def add_transport(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--transport",
-        choices=["process", "thread", "mpi", "nccl"],
-        default="process",
-        help="what a rank is; mpi: started by `mpiexec -n N minidist ...`; nccl: a process with a "
-        "GPU of its own" + DEFAULT,
-    )
+def add_json(parser: argparse._ActionsContainer) -> None:
+    add_flag(parser, "--json", "print a list of rows as JSON")
 
 
-def add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--device",
-        default="cpu",
-        help="where the arrays are: cpu, gpu (the ranks of a host take turns on its GPUs) or gpu:N"
-        + DEFAULT,
-    )
+def add_timeout(parser: argparse._ActionsContainer) -> None:
+    add_option(parser, "--timeout", "end the run with an error after this", seconds, "SECONDS")
+
+
+def add_transport(parser: argparse._ActionsContainer) -> None:
+    words = "what a rank is; mpi: started by `mpiexec -n N minidist ...`; nccl: a process with a "
+    words += "GPU of its own"
+    names = ["process", "thread", "mpi", "nccl"]
+    add_option(parser, "--transport", words, choices=names, default=names[0])
+
+
+def add_device(parser: argparse._ActionsContainer) -> None:
+    words = "where the arrays are: cpu, gpu (the ranks of a host take turns on its GPUs) or gpu:N"
+    add_option(parser, "--device", words, default="cpu")
 
 
 def check_several(processes: int) -> None:
     """Raise ValueError if MPI has started one process only, though `--transport mpi` was given."""
     if processes == 1:
-        from minidist.comm.mpi import command  # needs NumPy, which not every command does
+        from minidist.comm.mpi.library import command  # needs NumPy, which not every command does
 
         raise ValueError(f"MPI has started 1 process only; start this with: {command(4)}")

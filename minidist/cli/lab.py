@@ -2,11 +2,13 @@
 
 import argparse
 import contextlib
+import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
-from minidist.cli.arguments import DEFAULT, SEED, seconds
+from minidist.cli.arguments import SEED, add_option, seconds
 from minidist.course import grader, property_lab, report, starter
 from minidist.course.export import export
 from minidist.course.lab import find, labs
@@ -16,57 +18,61 @@ from minidist.errors import is_wrong_input
 FORMATS = {"text": report.text, "junit": report.junit, "gradescope": report.gradescope}
 
 
+EXAMPLES = (
+    "minidist lab list",
+    "minidist lab new collectives answers",
+    "minidist lab test answers",
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command and add its actions, each with its arguments."""
     parser.description = (
         "Labs in which students write parts of minidist. `list` them, make a `new` one, `test` it "
         "while you write, `grade` what was handed in."
     )
-    parser.set_defaults(run=lambda given: parser.print_help() or 2)
+    parser.set_defaults(run=partial(_help, parser))
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
     for name, (run, help, description) in ACTIONS.items():
         action = actions.add_parser(name, help=help, description=description)
         action.set_defaults(run=run)
         if name in ("new", "export"):
-            _add_new_folder(action)
+            add_option(action, "lab", "its name, from `minidist lab list`", metavar="LAB")
+            add_option(action, "folder", "a new or empty folder", Path, "DIR")
         if name in ("test", "grade"):
-            _add_handed_in(action)
+            add_option(action, "folder", "what was handed in", Path, "DIR")
+            words = "the lab (default: the one that lab.txt in DIR names)"
+            add_option(action, "--lab", words, metavar="NAME")
+            add_option(action, "--seconds", "time limit of each task", seconds, default=20.0)
         if name in ("export", "grade"):
-            action.add_argument(
-                "--seed", type=SEED, help="of the hidden questions (default: random)"
-            )
+            words = "of the hidden questions, or a file that has it (default: random)"
+            add_option(action, "--seed", words, _seed)
         if name == "grade":
-            _add_report(action)
+            add_option(action, "--format", "of the report", choices=FORMATS, default="text")
+            words = "where the report goes; - is the terminal"
+            add_option(action, "--output", words, metavar="FILE")
+            action.set_defaults(output="-")
 
 
-def _add_new_folder(action: argparse.ArgumentParser) -> None:
-    action.add_argument("lab", metavar="LAB", help="its name, from `minidist lab list`")
-    action.add_argument("folder", metavar="DIR", type=Path, help="a new or empty folder")
+def _help(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+    parser.print_help()
+    return 2
 
 
-def _add_handed_in(action: argparse.ArgumentParser) -> None:
-    action.add_argument("folder", metavar="DIR", type=Path, help="what was handed in")
-    action.add_argument(
-        "--lab", metavar="NAME", help="the lab (default: the one that lab.txt in DIR names)"
-    )
-    action.add_argument(
-        "--seconds", type=seconds, default=20.0, help="time limit of each task" + DEFAULT
-    )
-
-
-def _add_report(action: argparse.ArgumentParser) -> None:
-    action.add_argument("--format", choices=FORMATS, default="text", help="of the report" + DEFAULT)
-    action.add_argument(
-        "--output", metavar="FILE", default="-", help="where the report goes; - is the terminal"
-    )
+def _seed(text: str) -> int:
+    """Read a seed, or the file that has it: other users can see the words of a command."""
+    if os.path.isfile(text):  # Path.is_file raises where the text is too long for a name
+        text = Path(text).read_text(encoding="utf-8").strip()
+    return int(SEED(text))
 
 
 def _list(given: argparse.Namespace) -> int:
     last = property_lab.lab()
     for lab in [*labs(), last]:
         print(f"{lab.number}  {lab.name:<14} {lab.points:>3} points  {lab.title}")
-        for task in lab.tasks if lab is not last else []:
-            print(f"       {task.id}  {task.points:>3}  {task.title}")
+        if lab is not last:
+            for task in lab.tasks:
+                print(f"       {task.id}  {task.points:>3}  {task.title}")
     print(f"       one task per mutant, {len(last.tasks)} of them")
     return 0
 
@@ -103,24 +109,24 @@ def _grade(given: argparse.Namespace) -> int:
     if output is not None and output.is_dir():
         raise ValueError(f"cannot write {output}: it is a folder")
     try:
-        said = FORMATS[given.format](_graded(given, given.seed))
+        message = FORMATS[given.format](_graded(given, given.seed))
     except ValueError as error:
         if given.format == "gradescope" and is_wrong_input(error):
             _write(report.gradescope_refusal(str(error)), output)
         raise
-    _write(said, output)
+    _write(message, output)
     return 0
 
 
-def _write(said: str, output: Path | None) -> None:
+def _write(text: str, output: Path | None) -> None:
     """Write a report to a file, or to the terminal."""
     if output is None:
-        sys.stdout.write(said + "\n" * (not said.endswith("\n")))
+        print(text.removesuffix("\n"))
         return
     try:
-        output.write_text(said, encoding="utf-8")
+        output.write_text(text, encoding="utf-8")
     except OSError as error:
-        print(said)  # it took a while to make
+        print(text)  # it took a while to make
         raise ValueError(f"cannot write {output}: {error.strerror}") from None
 
 
@@ -143,8 +149,8 @@ def _graded(given: argparse.Namespace, seed: int | None) -> grader.Grade:
     if given.lab:
         with contextlib.suppress(ValueError):  # the folder has no lab.txt
             if (other := starter.lab_name(given.folder)) != name:
-                said = f"its {starter.NAME} says {other[:40]!r}, the questions are of {name!r}"
-                print(f"minidist: {given.folder}: {said}", file=sys.stderr)
+                why = f"its {starter.NAME} says {other[:40]!r}, the questions are of {name!r}"
+                print(f"minidist: {given.folder}: {why}", file=sys.stderr)
     if name == property_lab.NAME:
         return property_lab.grade(given.folder, property_lab.lab(), seed, limits)
     return grader.grade(given.folder, find(name), seed, limits)

@@ -9,9 +9,15 @@ import threading
 
 from tqdm import tqdm
 
-from minidist.cli.arguments import add_json
+from minidist.cli.arguments import add_json, add_option
 from minidist.cli.lab import ended_by_signals
 from minidist.course import mutation_testing, zoo
+
+EXAMPLES = (
+    "minidist mutants",
+    "minidist mutants --name place_from_the_rank",
+    "minidist mutants --show place_from_the_rank",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,10 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a mutant survives. Needs a checkout, with tests."
     )
     add_json(parser)
-    parser.add_argument(
-        "--name", action="append", metavar="NAME", help="only this one; may be repeated"
-    )
-    parser.add_argument("--show", metavar="NAME", help="print this one in words and as a patch")
+    add_option(parser, "--name", "only this one; may be repeated", metavar="NAME", action="append")
+    add_option(parser, "--show", "print this one in words and as a patch", metavar="NAME")
     parser.set_defaults(run=run)
 
 
@@ -49,8 +53,15 @@ def _judged(mutants: list[zoo.Mutant], printed: bool) -> list[dict]:
     """Return a row per mutant, by name; print each, if asked to, when it is done."""
     rows, width = [], max(len(mutant.name) for mutant in mutants)
     tqdm.set_lock(threading.RLock())  # tqdm's own would be a semaphore of the whole machine
-    every = {"mininterval": 0, "miniters": 1}  # draw each count: two may end at almost one moment
-    with tqdm(total=len(mutants), unit="mutant", disable=None, leave=False, **every) as bar:
+    bar = tqdm(
+        total=len(mutants),
+        unit="mutant",
+        disable=None,
+        leave=False,
+        mininterval=0,  # draw each count: two may end at almost one moment
+        miniters=1,
+    )
+    with bar:
         for row in mutation_testing.judge(mutants):
             rows.append(row)
             bar.update()

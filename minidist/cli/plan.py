@@ -1,7 +1,7 @@
-"""`minidist plan`: find a plan by machine. `--profile` measures a model here, plans and runs it.
+"""`minidist plan`: find a plan by machine, for a published model or for sizes that are given.
 
-`--measure` predicts and measures a step of every strategy on this machine. `--model` searches the
-best plan for a published model on a machine whose rates are given.
+`--published` compares predictions with published runs. `--profile` measures a model here, plans and
+runs it. `--measure` predicts and measures a step of every strategy on this machine.
 """
 
 import argparse
@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from minidist.cli.arguments import (
-    DEFAULT,
     ROUNDS,
+    add_flag,
     add_json,
+    add_option,
     add_timeout,
     add_transport,
     at_most,
@@ -26,6 +27,8 @@ MOST = whole(1_048_576, "the search looks at every divisor of it")
 UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 UNITS |= {f"{name}i": 1024**i for i, name in enumerate("KMGT", 1)}
 MOST_AMOUNT, NO_MACHINE = 1e24, "no machine has more"
+SHARE = number("a share of --flops", 1, "products do not beat the peak", above=True)
+DIMENSION = whole(1_048_576, "no matrix is larger")
 RATES = {  # of the machine of --model: default, unit, what it is
     "memory": ("80GB", "B", "bytes that a rank can hold"),
     "flops": ("312T", "", "operations per second of a rank's products"),
@@ -34,72 +37,83 @@ RATES = {  # of the machine of --model: default, unit, what it is
     "memory-bandwidth": ("2TB", "B", "bytes per second to a rank's own memory"),
     "latency": ("0.000005", "", "seconds of a message"),
 }
+GIVEN = (
+    ("layers", "width", "heads"),
+    {"sequence": 2048, "vocab": 50257},
+)  # of a model, with defaults
 MOST_PROFILED = 2048  # positions
 LISTED = {  # how it is read, default, what it is
     "top": (whole(100, "each is simulated"), 3, "best plans to simulate"),
     "others": (whole(10_000, "each is a line"), 10, "others to print"),
 }
-SIZES = {  # of the model of --profile: default, bound
-    "layers": (6, 1000),
-    "width": (64, 2048),
-    "sequence": (64, 1_048_576),
-    "vocab": (512, 100_000),
+SIZES = {  # of a Transformer: default and bound of what --profile measures, bound of a plan's
+    "layers": (6, 1000, 10_000),
+    "width": (64, 2048, 1_048_576),
+    "heads": (None, 0, 1_048_576),
+    "sequence": (64, MOST_PROFILED, 1_048_576),
+    "vocab": (512, 100_000, 1_048_576),
 }
 USED = {  # of the options without a default: those that each way uses
-    "profile": (*SIZES, "bandwidth"),
+    "profile": ("layers", "width", "sequence", "vocab", "bandwidth"),
     "measure": (),
-    "model": ("sequence", "batch", "schedules"),
+    "published": ("efficiency",),
+    "model": (*SIZES, "batch", "schedules", "efficiency", "plot"),
 }
+
+
+EXAMPLES = (
+    "minidist plan --model 175b --ranks 1024",
+    "minidist plan --layers 40 --width 5120 --heads 40 --ranks 64 --batch 512 --plot plans.png",
+    "minidist plan --published",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command and add its arguments."""
     parser.description = (
-        "--profile: measure the layers of a small Transformer on ranks of this machine, let "
-        "PipeDream's planner give them to stages with replicas, run the plan on as many ranks, "
-        "and certify that its weights are, bit for bit, a replay's. --measure: predict the seconds "
-        "of a step of every strategy on 1, 2 and 4 ranks from this machine's rates, and measure "
-        "them; on an idle machine this takes some minutes. --model: search the plan with the "
-        "fastest step among all meshes, schedules and options that fit a machine with these rates; "
-        "the others say why they are worse."
+        "Search the plan with the fastest step among all meshes, schedules and options that fit a "
+        "machine with these rates; the others say why they are worse. --published: predicted and "
+        "published seconds of known runs. --profile: measure the layers of a small Transformer on "
+        "ranks of this machine, let PipeDream's planner give them to stages with replicas, run "
+        "the plan, and certify that its weights are, bit for bit, a replay's. --measure: predict "
+        "the seconds of a step of every strategy on 1, 2 and 4 ranks from this machine's rates, "
+        "and measure them; on an idle machine this takes some minutes."
     )
-    ways = parser.add_mutually_exclusive_group(required=True)
-    ways.add_argument("--profile", action="store_true", help="profile, plan, run and certify")
-    ways.add_argument("--measure", action="store_true", help="predicted and measured seconds")
-    ways.add_argument("--model", metavar="NAME", help="search a plan for it: 124m to 175b, 1008b")
-    parser.add_argument("--per-node", type=MOST, default=8, help="ranks of a node" + DEFAULT)
-    parser.add_argument("--batch", type=MOST, help="examples of a step (default: one per rank)")
+    ways = parser.add_mutually_exclusive_group()
+    add_option(ways, "--model", "search a plan for it: 124m to 1008b", metavar="NAME")
+    add_flag(ways, "--published", "published runs, and what is predicted for them")
+    add_flag(ways, "--profile", "profile, plan, run and certify")
+    add_flag(ways, "--measure", "predicted and measured seconds")
+    sizes = parser.add_argument_group("a Transformer of any size", "for a search, or for --profile")
+    for name, (small, _, most) in SIZES.items():
+        reader = whole(most, "a plan for more is of no use")
+        defaults = {"default": GIVEN[1].get(name), "--profile": small}
+        words = ", ".join(f"{way}: {n}" for way, n in defaults.items() if n)
+        add_option(sizes, f"--{name}", f"of the model{f' ({words})' if words else ''}", reader, "N")
+    add_option(sizes, "--batch", "examples of a step (default: one per rank)", MOST)
+    machine = parser.add_argument_group("a machine")
+    add_option(machine, "--ranks", "in all", MOST, default=2)
+    add_option(machine, "--per-node", "ranks of a node", MOST, default=8)
     for name, (usual, unit, meaning) in RATES.items():
-        parser.add_argument(f"--{name}", type=amount(unit), default=usual, help=meaning + DEFAULT)
-    for name, (how, usual, meaning) in LISTED.items():
-        parser.add_argument(f"--{name}", type=how, default=usual, help=meaning + DEFAULT)
-    parser.add_argument(
-        "--schedules",
-        metavar="NAME,NAME",
-        help="that --model tries (default: all; 1f1b and interleaved on more than 4,096 ranks)",
-    )
-    parser.add_argument(
-        "--rounds", type=ROUNDS, default=3, help="how often --measure measures" + DEFAULT
-    )
-    parser.add_argument("--ranks", type=MOST, default=2, help="of the plan" + DEFAULT)
-    for name, (usual, most) in SIZES.items():
-        reader = whole(most, "the arrays of its layers have to fit in memory")
-        words = f"of the Transformer (--profile: {usual})"
-        parser.add_argument(f"--{name}", type=reader, metavar="N", help=words)
-    parser.add_argument(
-        "--bandwidth",
-        type=number("a number of bytes per second", MOST_AMOUNT, NO_MACHINE, above=True),
-        metavar="BYTES",
-        help="per second, for which --profile plans (default: measured)",
-    )
-    parser.add_argument(
-        "--cost",
-        choices=["paper", "released"],
-        default="paper",
-        help="what PipeDream's planner counts, see planning/pipedream.py" + DEFAULT,
-    )
-    add_transport(parser)
-    add_timeout(parser)
+        add_option(machine, f"--{name}", meaning, amount(unit), default=usual)
+    words = "share of --flops that products come to, or by their smallest dimension: "
+    words += "64:0.2,512:0.6 (default: 0.58, what published runs ask for; see --published)"
+    add_option(machine, "--efficiency", words, shares, "SHARE")
+    shown = parser.add_argument_group("a search")
+    for name, (how, number_of, meaning) in LISTED.items():
+        add_option(shown, f"--{name}", meaning, how, default=number_of)
+    words = "to try (default: all; 1f1b and interleaved on more than 4,096 ranks)"
+    add_option(shown, "--schedules", words, metavar="NAME,NAME")
+    add_option(shown, "--plot", "draw seconds and bytes of the listed plans", metavar="FILE")
+    profile = parser.add_argument_group("--profile and --measure")
+    rate = number("a number of bytes per second", MOST_AMOUNT, NO_MACHINE, above=True)
+    words = "per second, for which --profile plans (default: measured)"
+    add_option(profile, "--bandwidth", words, rate, "BYTES")
+    words = "what PipeDream's planner counts, see planning/pipedream.py"
+    add_option(profile, "--cost", words, choices=["paper", "released"], default="paper")
+    add_option(profile, "--rounds", "how often --measure measures", ROUNDS, default=3)
+    add_transport(profile)
+    add_timeout(profile)
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -122,44 +136,71 @@ def amount(unit: str) -> Callable[[str], float]:
     return read
 
 
+def shares(text: str) -> float | tuple[tuple[int, float], ...]:
+    """Read 0.58, or 64:0.2,512:0.6."""
+    if ":" not in text:
+        return SHARE(text)
+    pairs = (part.partition(":") for part in text.split(","))
+    return tuple((DIMENSION(dimension), SHARE(share)) for dimension, _, share in pairs)
+
+
 def run(given: argparse.Namespace) -> int:
     """Do what was asked for; return 1 if the run of a plan is not certified."""
-    way = "model" if given.model is not None else "measure" if given.measure else "profile"
-    for name in (*SIZES, "bandwidth", "batch", "schedules"):
+    ways = {"published": published, "profile": profiled, "measure": measured}
+    way = next((name for name in ways if getattr(given, name)), "model")
+    for name in dict.fromkeys(sum(USED.values(), ())):
         if getattr(given, name) is not None and name not in USED[way]:
             raise ValueError(f"--{way} does not use --{name}; leave it out")
-    return {"profile": profiled, "measure": measured, "model": searched}[way](given)
+    return ways.get(way, searched)(given)
+
+
+def published(given: argparse.Namespace) -> int:
+    """Print published runs: measured and predicted seconds of a step, and MFU."""
+    from minidist.planning.plans.plan import EFFICIENCY
+    from minidist.planning.plans.published import HEAD, line, rows, summary
+
+    found = rows(given.efficiency or EFFICIENCY)
+    if given.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print("\n".join([HEAD, *map(line, found), summary(found)]))
+    return 0
 
 
 def measured(given: argparse.Namespace) -> int:
     """Print predicted and measured seconds, row by row."""
-    from minidist.tools import machine
+    from minidist.observe import machine
 
     rows = []
     if not given.json:
         print(machine.HEAD, flush=True)
-    for row in machine.measure(rounds=given.rounds):
+    for row in machine.predict_and_measure(rounds=given.rounds):
         rows.append(row)
         if not given.json:
             print(machine.line(row), flush=True)
     print(json.dumps(rows, indent=2) if given.json else machine.summary(rows))
+    if not given.json:
+        rates = machine.products()
+        table = ",".join(f"{n}:{rate / rates[-1][1]:.2f}" for n, rate in rates)
+        print(f"a core's products: --flops {rates[-1][1] / 1e9:.1f}G --efficiency {table}")
     return 0
 
 
 def profiled(given: argparse.Namespace) -> int:
     """Print what was measured, and the plan; return 1 if the run of the plan is not certified."""
-    from minidist.tools import profile
+    from minidist.observe import profile
 
-    sizes = {name: getattr(given, name) or usual for name, (usual, _) in SIZES.items()}
-    if sizes["sequence"] > MOST_PROFILED:
-        raise ValueError(
-            f"--profile has a score of each pair of {sizes['sequence']} positions in memory; use "
-            f"--sequence {MOST_PROFILED} or less"
-        )
+    sizes = {name: getattr(given, name) or usual for name, (usual, *_) in SIZES.items() if usual}
+    for name, n in sizes.items():
+        if n > (most := SIZES[name][1]):
+            raise ValueError(f"--profile has its arrays in memory; use --{name} {most} or less")
     if not given.json:
         print(f"measuring a Transformer on {given.ranks} ranks", flush=True)  # takes a while
-    found = profile.measure(
-        *profile.example(**sizes),
+    model, inputs, targets = profile.example(**sizes)
+    found = profile.profile_and_run(
+        model,
+        inputs,
+        targets,
         given.ranks,
         given.bandwidth,
         given.cost,
@@ -170,39 +211,66 @@ def profiled(given: argparse.Namespace) -> int:
     return 0 if found.certificate["ok"] else 1
 
 
+def size_given(given: argparse.Namespace):
+    """Return the size of the model that was named, with what was given in its place; or all."""
+    from minidist.planning import TransformerSize
+    from minidist.planning.plans.models import size_of
+
+    needed, usual = GIVEN
+    own = {name: n for name in SIZES if (n := getattr(given, name)) is not None}
+    if given.model is not None:
+        return replace(size_of(given.model), **own)
+    if missing := [f"--{name}" for name in needed if name not in own]:
+        raise ValueError(f"give --model NAME, or the sizes of a model: {', '.join(missing)}")
+    return TransformerSize(**(usual | own))
+
+
 def searched(given: argparse.Namespace) -> int:
     """Print the best plans, some of the others, and why they are worse."""
+    from minidist.observe.plans import figure
+    from minidist.observe.timeline.saving import FIGURES, check_path
     from minidist.planning import Machine, search
-    from minidist.planning.models import size_of
-    from minidist.planning.plan_space import tried
-    from minidist.planning.why import line, seconds_of
+    from minidist.planning.plans import why
+    from minidist.planning.plans.plan import EFFICIENCY
+    from minidist.planning.plans.space import tried
 
-    size, batch = size_of(given.model), given.batch or given.ranks
-    size = replace(size, sequence=given.sequence or size.sequence)
+    ending = given.plot and check_path(given.plot, "a plot", FIGURES)
+    size, batch = size_given(given), given.batch or given.ranks
     rates = {name: getattr(given, name) for name in (r.replace("-", "_") for r in RATES)}
-    machine = Machine(given.ranks, given.per_node, **rates)
+    share = given.efficiency or EFFICIENCY
+    machine = Machine(given.ranks, given.per_node, **rates, efficiency=share)
     schedules = tried(given.ranks, given.schedules and given.schedules.split(","))
+    title = (
+        f"{given.model or 'a Transformer'}: {size.parameters / 1e9:.1f} billion parameters, "
+        f"{batch} examples of {size.sequence} tokens, {given.ranks} ranks, "
+        f"{given.per_node} in a node"
+    )
     if not given.json:
+        by = " (by smallest dimension)" if isinstance(share, tuple) else ""
+        print(f"{title}\nproducts at {share}{by} of {given.flops / 1e12:g} TFLOP/s\n")
         print(
-            f"{given.model}: {size.parameters / 1e9:.1f} billion parameters, {batch} examples of "
-            f"{size.sequence} tokens, {given.ranks} ranks, {given.per_node} in a node\n",
-            flush=True,  # the search may take a minute
-        )
+            f"{'step':>10} {'holds':>9} {'MFU':>5}  plan: why it is worse", flush=True
+        )  # a minute
     found = search(size, machine, batch, given.top, schedules=schedules)
     if given.json:
-        print(json.dumps([asdict(e) | {"fits": e.fits, "held": e.held} for e in found], indent=2))
+        more = ({"fits": e.fits, "held": e.held, "mfu": e.mfu} for e in found)
+        print(json.dumps([asdict(e) | own for e, own in zip(found, more, strict=True)], indent=2))
         return 0
-    fit = [e for e in found if e.fits]
-    for one in fit[: given.top + given.others]:
-        print(line(one))
-    if len(found) > len(fit):
+    fit, misfits = [e for e in found if e.fits], [e for e in found if not e.fits]
+    listed = fit[: given.top + given.others]
+    for one in listed:
+        print(why.line(one))
+        if one.simulated:
+            print(f"{'':28}{why.where(one)}")
+    if misfits:
         print("\ndoes not fit:")
-    for one in [e for e in found if not e.fits][: given.others]:
-        print(line(one))
-    best = found[0]
+    for one in misfits[: given.others]:
+        print(why.line(one))
     print(
-        f"\n{len(fit)} listed plans fit, {len(found) - len(fit)} do not. The best: "
-        f"{seconds_of(best.compute)} of products, {best.bubble:.1%} of the step is waiting\n"
-        f"Schedules tried: {', '.join(schedules)}; --schedules names others"
+        f"\n{len(fit)} listed plans fit, {len(misfits)} do not\n{why.LEGEND}\n"
+        f"Schedules tried: {', '.join(schedules)}; --schedules names others\n{why.NOT_TRIED}"
     )
+    if given.plot:
+        drawn = figure([e for e in listed if e.simulated], title)
+        drawn.savefig(given.plot, metadata=FIGURES[ending])
     return 0

@@ -4,7 +4,7 @@ The names are those in `minidist strategies`, where it has the strategy. A prese
 settings; an axis that it does not name has one rank, so that each preset shows one idea.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import cycle
 from typing import NamedTuple
 
@@ -14,13 +14,15 @@ ALONE = {"dp": 1, "pp": 1, "cp": 1, "tp": 1, "ep": 1, "zero": 0}
 
 
 class Preset(NamedTuple):
-    """What ranks split, in words, and the settings for a number of ranks.
+    """What the ranks split, in words, the axis that they make up, and other settings.
 
+    axis     "": see mesh_of
     servers  how many of the ranks are parameter servers, if no other number is asked for
     """
 
     words: str
-    settings: Callable[[int], dict]
+    axis: str
+    more: Mapping[str, int | str] = {}
     servers: int = 0
 
 
@@ -41,20 +43,17 @@ def prime_factors(n: int) -> list[int]:
 
 
 PRESETS = {
-    "naive": Preset("the batch", lambda n: {"dp": n}),
-    "zero_1": Preset("the batch and the optimizer's state", lambda n: {"dp": n, "zero": 1}),
+    "naive": Preset("the batch", "dp"),
+    "zero_1": Preset("the batch and the optimizer's state", "dp", {"zero": 1}),
     "gpipe": Preset(
-        "the layers, all forward passes before all backward",
-        lambda n: {"pp": n, "schedule": "gpipe"},
+        "the layers, all forward passes before all backward", "pp", {"schedule": "gpipe"}
     ),
-    "1f1b": Preset(
-        "the layers, forward and backward in turns", lambda n: {"pp": n, "schedule": "1f1b"}
-    ),
-    "tensor": Preset("attention heads, matrices and vocabularies", lambda n: {"tp": n}),
-    "hybrid": Preset("batch, layers and matrices, 2 x 2 x 2 on 8 ranks", mesh_of),
+    "1f1b": Preset("the layers, forward and backward in turns", "pp", {"schedule": "1f1b"}),
+    "tensor": Preset("attention heads, matrices and vocabularies", "tp"),
+    "hybrid": Preset("batch, layers and matrices, 2 x 2 x 2 on 8 ranks", ""),
     "downpour": Preset(
         "the batch, without waiting for each other, over workers of parameter servers",
-        lambda n: {"dp": n},
+        "dp",
         servers=1,
     ),
 }
@@ -65,11 +64,13 @@ def chosen(name: str, ranks: int, asked: Mapping) -> dict:
 
     asked  settings that were given; ValueError if the preset has another value for one of them
     """
-    preset = ALONE | PRESETS[name].settings(ranks)
-    for setting, value in preset.items():
+    preset = PRESETS[name]
+    mesh = {preset.axis: ranks} if preset.axis else mesh_of(ranks)
+    settings = ALONE | mesh | dict(preset.more)
+    for setting, value in settings.items():
         if asked.get(setting, value) != value:
             raise ValueError(
                 f"--strategy {name} on {ranks} ranks has {setting}={value}, not "
                 f"{asked[setting]}; leave {option_of(setting)} or --strategy out"
             )
-    return preset
+    return settings

@@ -3,16 +3,21 @@
 import argparse
 import json
 
-from minidist.cli.arguments import add_json
-from minidist.tools.strategies import STRATEGIES, Strategy
+from minidist.cli.arguments import add_flag, add_json
+from minidist.verify.strategies import STRATEGIES, Strategy
+
+EXAMPLES = (
+    "minidist strategies",
+    "minidist strategies --json",
+    "minidist strategies --families",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command and add its arguments."""
     parser.description = "List the strategies, in the order of the lessons."
-    parser.add_argument(
-        "--markdown", action="store_true", help="print the table that README.md shows"
-    )
+    add_flag(parser, "--markdown", "print the table of verify/strategies/README.md")
+    add_flag(parser, "--families", "print the table of README.md: a row per family")
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -21,6 +26,8 @@ def run(given: argparse.Namespace) -> int:
     """Print a row per strategy."""
     if given.json:
         print(json.dumps([fields(record) for record in STRATEGIES.values()], indent=2))
+    elif given.families:
+        print(families())
     else:
         print(markdown() if given.markdown else text())
     return 0
@@ -46,10 +53,23 @@ def text() -> str:
 
 
 def markdown() -> str:
-    """Return the README's table: a row per strategy, with the term in Chinese."""
+    """Return the table of verify/strategies/README.md: a row per strategy."""
     lines = ["| strategy | | paper | file | lesson |", "| --- | --- | --- | --- | --- |"]
     for r in STRATEGIES.values():
-        files = ", ".join(f"[`{path}`](minidist/{path})" for path in r.files)
-        lesson = f"[{r.lesson[:2]}](lessons/{r.lesson}.py)"
+        files = ", ".join(f"[`{path}`](../../{path})" for path in r.files)
+        lesson = f"[{r.lesson[:2]}](../../../lessons/{r.lesson}.py)"
         lines.append(f"| `{r.name}` | {r.idea} ({r.term}) | {r.paper} | {files} | {lesson} |")
+    return "\n".join(lines)
+
+
+def families() -> str:
+    """Return the README's table: a row per family of strategies, with its promises and lessons."""
+    lines = ["| family | strategies | promise | lesson |", "| --- | --- | --- | --- |"]
+    for family in dict.fromkeys(record.family for record in STRATEGIES.values()):
+        records = [record for record in STRATEGIES.values() if record.family == family]
+        names = ", ".join(f"`{record.name}`" for record in records)
+        promises = ", ".join(dict.fromkeys(record.promise for record in records))
+        lessons = dict.fromkeys(record.lesson for record in records)
+        links = ", ".join(f"[{lesson[:2]}](lessons/{lesson}.py)" for lesson in lessons)
+        lines.append(f"| {family} | {names} | {promises} | {links} |")
     return "\n".join(lines)

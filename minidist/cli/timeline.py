@@ -3,11 +3,13 @@
 import argparse
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 from minidist.cli.arguments import (
     DEFAULT,
     RANKS,
     add_device,
+    add_option,
     add_timeout,
     option_of,
     time,
@@ -15,17 +17,12 @@ from minidist.cli.arguments import (
     whole,
 )
 from minidist.events import EventLog
+from minidist.observe import timeline
 from minidist.pipeline_parallel import SCHEDULES, add_reductions, programs, read, validate
-from minidist.pipeline_parallel.actions import (
-    COMPUTE,
-    Programs,
-    Reduce,
-    last_stage,
-    micro_batches_of,
-)
+from minidist.pipeline_parallel.actions import COMPUTE, Reduce
+from minidist.pipeline_parallel.placement import Programs, last_stage, micro_batches_of
 from minidist.pipeline_parallel.schedules import takes
 from minidist.planning import Simulation, simulate
-from minidist.tools import timeline
 
 DURATIONS = {  # of the simulator: how each is read, its default, what it is
     "forward": (times, 1, "duration of F"),
@@ -36,16 +33,68 @@ DURATIONS = {  # of the simulator: how each is read, its default, what it is
     "overhead": (time, 0, "time that a transfer keeps its sender busy"),
     "reduce": (times, 0, "add R, the sum of a stage's gradients over copies of it: its duration"),
 }
-SHAPE = {"schedule": "1f1b", "pp": 4, "micro_batches": 8, "chunks": 1}
 MOST_ROWS = 1_000  # of a picture: a rank has one
 MOST_DRAWN = 20_000  # forward, over all ranks: they are simulated and drawn in seconds
 SEARCHED = "zb_auto", "v_half", "v_min"  # orders that take a while to find
+ROWS = whole(MOST_ROWS, "a picture has a row for each")
 PASSES = whole(MOST_DRAWN, "every forward pass is simulated and drawn")
-WHOLE = {  # how each is read, and what it is
-    "pp": (whole(MOST_ROWS, "a picture has a row for each"), "ranks of the pipeline"),
-    "micro_batches": (PASSES, "of one batch"),
-    "chunks": (PASSES, "stages per rank, of a schedule that takes any number; a V has 2"),
+SHAPE = {"schedule": "1f1b", "pp": 4, "micro_batches": 8, "chunks": 1}
+OPTIONS: dict[str, dict] = {  # the arguments of add_argument
+    "schedule": {"choices": SCHEDULES, "metavar": "NAME", "help": "the same as SCHEDULE"},
+    "pp": {"type": ROWS, "help": "ranks of the pipeline"},
+    "micro_batches": {"type": PASSES, "help": "of one batch"},
+    "chunks": {
+        "type": PASSES,
+        "help": "stages per rank, of a schedule that takes any number; a V has 2",
+    },
+    "memory": {
+        "type": PASSES,
+        "metavar": "M",
+        "help": "of zb_auto: most micro-batches in flight on a rank (default: any number)",
+    },
+    "program": {
+        "metavar": "FILE",
+        "help": "an order of your own, instead of a schedule: a text (or PyTorch's CSV) as "
+        "pipeline_parallel.write writes it",
+    },
+    **{
+        name: {"type": how, "metavar": "T", "help": f"{meaning} (default: {usual})"}
+        for name, (how, usual, meaning) in DURATIONS.items()
+    },
+    "measured": {
+        "action": "store_true",
+        "help": "run it on real processes, and simulate it with the times measured; zb_auto is "
+        "searched for the times of a run before",
+    },
+    "dp": {
+        "type": RANKS,
+        "default": 1,
+        "help": "with --measured, copies of the pipeline, whose gradients are summed at R"
+        + DEFAULT,
+    },
 }
+
+
+class Order(NamedTuple):
+    """What is drawn: a schedule's name or programs; chunks is None if the programs say them."""
+
+    schedule: str | Programs
+    ranks: int
+    micro_batches: int
+    chunks: int | None
+
+    @property
+    def stages(self) -> int:
+        if isinstance(self.schedule, str):
+            return self.ranks * (self.chunks or 1)
+        return 1 + last_stage(self.schedule.placement)
+
+
+EXAMPLES = (
+    "minidist timeline 1f1b",
+    "minidist timeline zb_v --pp 4 --micro-batches 8 --out zb_v.svg",
+    "minidist timeline gpipe --pp 2 --measured",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,49 +104,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "makespan, bubbles and stash. Durations are of one full stage: 1, 0.5, 1/3, or one per "
         "rank or virtual stage: 1,2,1,1."
     )
-    parser.add_argument(
-        "--schedule",
-        choices=SCHEDULES,
-        metavar="NAME",
-        help=", ".join(SCHEDULES) + f" (default: {SHAPE['schedule']})",
-    )
-    for name, (how, meaning) in WHOLE.items():
-        parser.add_argument(
-            option_of(name),
-            type=how,
-            help=f"{meaning} (default: {SHAPE[name]})",
-        )
-    parser.add_argument(
-        "--memory",
-        type=PASSES,
-        metavar="M",
-        help="of zb_auto: most micro-batches in flight on a rank (default: any number)",
-    )
-    parser.add_argument(
-        "--program",
-        metavar="FILE",
-        help="an order of your own, instead of a schedule: a text (or PyTorch's CSV) as "
-        "pipeline_parallel.write writes it",
-    )
-    for name, (how, default, meaning) in DURATIONS.items():
-        parser.add_argument(
-            option_of(name),
-            type=how,
-            metavar="T",
-            help=f"{meaning} (default: {default})",
-        )
-    parser.add_argument(
-        "--measured",
-        action="store_true",
-        help="run it on real processes, and simulate it with the times measured; zb_auto is "
-        "searched for the times of a run before",
-    )
-    parser.add_argument(
-        "--dp",
-        type=RANKS,
-        default=1,
-        help="with --measured, copies of the pipeline, whose gradients are summed at R" + DEFAULT,
-    )
+    words = ", ".join(SCHEDULES)
+    add_option(parser, "name", words, metavar="SCHEDULE", nargs="?", choices=SCHEDULES)
+    for name, options in OPTIONS.items():
+        if name in SHAPE:  # run() sets the default: --program refuses what is given
+            options = options | {"help": f"{options['help']} (default: {SHAPE[name]})"}
+        parser.add_argument(option_of(name), **options)
     add_timeout(parser)
     add_device(parser)
     parser.add_argument(
@@ -108,20 +120,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Print the picture and the numbers; write the file."""
-    shape = _shape(given)
-    _check(given, shape)
-    options, title = _options(given), _title(shape, given)
-    if slow := shape[0] in SEARCHED:
+    order = _order(given)
+    _check(given, order)
+    options, title = _options(given), _title(order, given)
+    slow = order.schedule in SEARCHED
+    if slow:
         print(f"{title}\n", flush=True)
-    order = shape[0] if given.program is not None else programs(*shape, **options)
-    order = order if given.reduce is None else add_reductions(order)
+    bare = order.schedule
+    if isinstance(bare, str):
+        bare = programs(bare, order.ranks, order.micro_batches, order.chunks or 1, **options)
+    if given.reduce is not None:
+        bare = add_reductions(bare)
     if not slow:
         print(f"{title}\n", flush=True)
     width = min(max(shutil.get_terminal_size((100, 24)).columns, 40), 200)
-    durations = {name: default for name, (_, default, _) in DURATIONS.items()} | _durations(given)
-    simulation = simulate(order, **durations)
+    durations = {name: usual for name, (_, usual, _) in DURATIONS.items()} | _durations(given)
+    simulation = simulate(bare, **durations)
     if given.measured:
-        log = _measured(shape, options, given, width)
+        log = _measured(order, options, given, width)
     else:
         log = simulation.timeline
         print(f"{timeline.text(log, width)}\n\n{_in_words(simulation)}")
@@ -131,35 +147,36 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
-def _shape(given: argparse.Namespace) -> tuple[str | Programs, int, int, int | None]:
-    """Return schedule, ranks, micro-batches and chunks; of a file, its programs and their sizes."""
+def _order(given: argparse.Namespace) -> Order:
+    """Return what is drawn; of a file, its programs and their sizes."""
+    if given.name is not None and given.schedule is not None:
+        raise ValueError(f"{given.name} and --schedule {given.schedule}; leave one of them out")
+    given.schedule = given.name or given.schedule
     if given.program is None:
-        for name in SHAPE:
+        for name, usual in SHAPE.items():
             if getattr(given, name) is None:
-                setattr(given, name, SHAPE[name])
-        return given.schedule, given.pp, given.micro_batches, given.chunks
+                setattr(given, name, usual)
+        return Order(given.schedule, given.pp, given.micro_batches, given.chunks)
     for name in (*SHAPE, "memory"):
         if getattr(given, name) is not None:
             option = option_of(name)
             raise ValueError(f"the file of --program says all of its order; leave {option} out")
     own = read(Path(given.program))
     validate(own, len(own), micro_batches_of(own))
-    return own, len(own), micro_batches_of(own), None
+    return Order(own, len(own), micro_batches_of(own), None)
 
 
-def _title(shape: tuple, given: argparse.Namespace) -> str:
-    schedule, p, m, chunks = shape
-    if chunks is None:
-        stages = 1 + last_stage(schedule.placement)
-        return f"{given.program}: {p} ranks, {m} micro-batches, {stages} stages"
-    title = f"{schedule}: {p} ranks, {m} micro-batches"
-    return title + (f", {chunks} chunks" if chunks > 1 else "")
+def _title(order: Order, given: argparse.Namespace) -> str:
+    name, end = order.schedule, ""
+    if order.chunks is None:
+        name, end = given.program, f", {order.stages} stages"
+    elif order.chunks > 1:
+        end = f", {order.chunks} chunks"
+    return f"{name}: {order.ranks} ranks, {order.micro_batches} micro-batches{end}"
 
 
-def _check(given: argparse.Namespace, shape: tuple) -> None:
+def _check(given: argparse.Namespace, order: Order) -> None:
     """Raise ValueError for what cannot be drawn, before anything runs."""
-    schedule, ranks, m, chunks = shape
-    stages = ranks * chunks if chunks else 1 + last_stage(schedule.placement)
     if given.measured and (durations := _durations(given)):
         option = option_of(next(iter(durations)))
         raise ValueError(f"--measured takes all times from the run; leave {option} out")
@@ -175,14 +192,15 @@ def _check(given: argparse.Namespace, shape: tuple) -> None:
         )
     if given.out is not None:
         timeline.check_path(given.out)
-    if ranks > MOST_ROWS:
+    if order.ranks > MOST_ROWS:
         raise ValueError(
-            f"{ranks} ranks are too many rows for a picture; use {MOST_ROWS} programs or fewer"
+            f"{order.ranks} ranks are too many rows for a picture; use {MOST_ROWS} programs or "
+            "fewer"
         )
-    if stages * m > MOST_DRAWN:
+    if (passes := order.stages * order.micro_batches) > MOST_DRAWN:
         raise ValueError(
-            f"{stages} stages and {m} micro-batches make {stages * m} forward passes, more than "
-            f"the {MOST_DRAWN} that are drawn; use fewer micro-batches"
+            f"{order.stages} stages and {order.micro_batches} micro-batches make {passes} forward "
+            f"passes, more than the {MOST_DRAWN} that are drawn; use fewer micro-batches"
         )
 
 
@@ -216,14 +234,14 @@ def _amount(time, unit: str) -> str:
     return f"{time * 1e3:.1f} ms" if unit == "s" else f"{float(time):g} {unit}"
 
 
-def _measured(shape: tuple, options: dict, given: argparse.Namespace, width: int) -> EventLog:
+def _measured(order: Order, options: dict, given: argparse.Namespace, width: int) -> EventLog:
     """Run a schedule, print the real and the simulated picture; return the real log."""
-    from minidist.comm.report import fair_share_of_cores  # needs NumPy, as does the next one
-    from minidist.tools.measure_pipeline import WARM_UP, measure_pipeline, measured_times
+    from minidist.comm.local.report import fair_share_of_cores  # needs NumPy, as does the next one
+    from minidist.observe.measure_pipeline import WARM_UP, measure_pipeline, measured_times
 
     settings = {"timeout": given.timeout, "device": given.device, "copies": given.dp, **options}
-    settings |= measured_times(*shape, **settings)
-    real = measure_pipeline(*shape, **settings)
+    settings |= measured_times(*order, **settings)
+    real = measure_pipeline(*order, **settings)
     end = max(real.makespan, real.simulation.makespan)
     print(
         f"measured: the step of median makespan, of {len(real.makespans)} after {WARM_UP} to warm "
@@ -233,7 +251,7 @@ def _measured(shape: tuple, options: dict, given: argparse.Namespace, width: int
         f"{timeline.text(real.simulation.timeline, width, end)}\n\n{_in_words(real.simulation)}\n"
         f"measured     {_amount(real.makespan, 's')}: {real.ratio:.2f} times the simulated makespan"
     )
-    cores, ranks = fair_share_of_cores(1), shape[1] * given.dp
+    cores, ranks = fair_share_of_cores(1), order.ranks * given.dp
     if ranks > cores:
         print(f"{ranks} ranks share {cores} cores, which the simulation does not know")
     return real.log

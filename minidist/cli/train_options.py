@@ -1,175 +1,133 @@
 """`minidist train`: its options, and the settings that they make."""
 
 import argparse
-from dataclasses import fields
+from dataclasses import Field, fields
 
-from minidist.checkpoint import Keep
+from minidist.checkpoint import Keep, Saved
 from minidist.checkpoint.checks import MOST_STEPS
+from minidist.checkpoint.training import description_in
 from minidist.cli.arguments import (
-    DEFAULT,
     RANKS,
-    SEED,
     STEPS,
     add_device,
+    add_flag,
+    add_option,
     add_timeout,
     add_transport,
-    number,
     option_of,
+    reader,
     whole,
 )
 from minidist.cli.presets import PRESETS, chosen
 from minidist.cli.servers import add_servers
-from minidist.datasets.pairs import DIRECTIONS
-from minidist.kinds import KINDS
-from minidist.pipeline_parallel.actions import updates
+from minidist.pipeline_parallel.placement import updates
 from minidist.pipeline_parallel.schedules import SCHEDULES, programs
-from minidist.settings import Settings
+from minidist.training.kinds import KINDS, Data
+from minidist.training.settings import OF_MESHES, Settings
 
-SYNCHRONOUS = [name for name in SCHEDULES if not updates(programs(name, 1, 2))]
-MEMORY = "a model's weights and activations have to fit in memory"
-BATCH = whole(1_048_576, MEMORY)
-LR = number("a learning rate", 1e30, "no loss is finite long before")
-DROPOUT = number("a rate", 0.999, "some activations have to stay")
-WEIGHT = number("a weight", 1e6, "the other losses have weight 1")
-ZERO = whole(1, "the ranks of a training share the optimizer's state alone", least=0)
-PRECISIONS = ["float32", "float16", "bfloat16"]
-SETTINGS = {  # of each field of Settings: how its option is read, and what it is
-    "steps": ({"type": STEPS}, "updates of the weights"),
-    "batch": ({"type": BATCH}, "windows, images or pairs per update, over all ranks"),
-    "context": ({"type": whole(4096, MEMORY)}, "characters per window"),
-    "width": ({"type": whole(2048, MEMORY)}, "model width, a multiple of --heads"),
-    "heads": ({"type": whole(2048, "a head has a column of the width")}, "attention heads"),
-    "depth": ({"type": whole(1000, MEMORY)}, "blocks"),
-    "lr": ({"type": LR}, "highest learning rate"),
-    "dropout": ({"type": DROPOUT}, "dropout rate"),
-    "tied": ({"action": "store_true"}, "let the output share the embedding's weights"),
-    "reconstruction": (
-        {"type": WEIGHT, "metavar": "W"},
-        "above 0: train the way back, too, and weight W: what one wrote tells the other the source",
-    ),
-    "experts": (
-        {"type": whole(1000, MEMORY, least=0)},
-        "experts per block, of which each position takes two; 0: none",
-    ),
-    "seed": ({"type": SEED}, "seed of the weights, the order of the examples, and the sample"),
-    "shuffle": (
-        {"action": argparse.BooleanOptionalAction},
-        "the examples, anew in every epoch, which is the default; --no-shuffle: every epoch in the "
-        "order of the data, to see what shuffling buys",
-    ),
-    "dp": ({"type": RANKS}, "ranks that split the batch (default: what --ranks leaves)"),
-    "pp": ({"type": RANKS}, "ranks that split the layers"),
-    "cp": ({"type": RANKS}, "ranks that split the positions of every window"),
-    "tp": ({"type": RANKS}, "ranks that split the matrices"),
-    "ep": ({"type": RANKS}, "ranks that split the experts, a divisor of --dp"),
-    "zero": ({"type": ZERO, "choices": [0, 1]}, "1: copies share the optimizer's state (ZeRO)"),
-    "schedule": (
-        {"choices": SYNCHRONOUS, "metavar": "NAME"},
-        f"schedule of the pipeline, used if --pp is above 1: {', '.join(SYNCHRONOUS)}",
-    ),
-    "micro_batches": ({"type": BATCH}, "micro-batches per pipeline and update"),
-    "precision": (
-        {"choices": PRECISIONS, "metavar": "DTYPE"},
-        f"of weights, activations and gradients: {', '.join(PRECISIONS)}",
-    ),
+CHOICES: dict[str, list] = {  # of settings
+    "zero": [0, 1],
+    "schedule": [name for name in SCHEDULES if not updates(programs(name, 1, 2))],
+    "precision": ["float32", "float16", "bfloat16"],
 }
-OF_NUMBERS = {"direction": "en-zh", "by": "words"}  # options, and their defaults
+
+SETTINGS = {setting.name: setting for setting in fields(Settings)}
+
+NEED_A_FOLDER = {  # options that need a folder of checkpoints, and for what
+    "resume": "where the checkpoints are",
+    "resume_from": "where the checkpoints are",
+    "every": "where the checkpoints will be",
+    "elastic": "to go on from",
+}
+
+
+def _add_data(group: argparse._ArgumentGroup) -> None:
+    words = "what to learn"
+    for name, kind in KINDS.items():
+        if kind.refused:
+            words += f"; {name} takes none of {', '.join(map(option_of, kind.refused))}"
+    add_option(group, "--data", words, choices=KINDS, default="text")
+    for kind in KINDS.values():
+        for name, how in kind.options.items():
+            group.add_argument(option_of(name), **how)
+
+
+def _add_mesh(group: argparse._ArgumentGroup) -> None:
+    words = "how many (default: dp x pp x cp x tp; without these 4, or all processes of MPI)"
+    add_option(group, "--ranks", words, RANKS)
+    words = "what the ranks split, in place of the options for each axis: "
+    words += "; ".join(f"{name}: {preset.words}" for name, preset in PRESETS.items())
+    add_option(group, "--strategy", words, metavar="NAME", choices=PRESETS)
+
+
+def _add_shown(group: argparse._ArgumentGroup) -> None:
+    sample = whole(10_000, "each is a pass of the model", least=0)
+    words = "characters to sample at the end (default: 300), or numbers to show (default: 10)"
+    add_option(group, "--sample", words, sample, "N")
+    words = "write a row per step as CSV: loss, learning rate, seconds, and bytes that rank 0 sent "
+    words += "(with servers, the first worker); a run that goes on keeps the rows before its step"
+    add_option(group, "--log", words, metavar="FILE")
+    add_option(group, "--plot", "draw loss and learning rate: .png, .pdf or .svg", metavar="FILE")
+
+
+def _add_saving(group: argparse._ArgumentGroup) -> None:
+    words = "save weights, optimizer and step there: the last two checkpoints are kept"
+    add_option(group, "--checkpoint", words, metavar="FOLDER")
+    add_option(group, "--every", f"save every N updates (default: {Keep.every})", STEPS, "N")
+    add_flag(group, "--resume", "go on from the newest checkpoint, on this mesh or another")
+    step = whole(MOST_STEPS, "the number of a step has 63 bits", least=0)
+    words = "go on from the checkpoint of this step; newer ones are renamed, not removed"
+    add_option(group, "--resume-from", words, step, "STEP")
+    words = "when a rank dies, go on from the last checkpoint with the ranks that are left"
+    add_flag(group, "--elastic", words)
+
+
+MODEL = "width heads depth dropout tied experts reconstruction precision".split()
+GROUPS: dict = {  # of options: what adds those that are no settings, and the settings
+    "data": (_add_data, ["batch", "context", "shuffle"]),
+    "model": (lambda group: None, MODEL),
+    "updates": (lambda group: None, ["steps", "lr", "seed"]),
+    "mesh": (_add_mesh, OF_MESHES),
+    "what is shown": (_add_shown, []),
+    "saving": (_add_saving, []),
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add them.
+    """Add the options of `minidist train`, a group for each of the questions of who trains a model.
 
     A setting that is not given is None, and has the default of the data (`settings_of`).
     """
-    parser.add_argument(
-        "--ranks",
-        type=RANKS,
-        help="how many (default: dp x pp x cp x tp; without these 4, or all processes of MPI)",
-    )
-    parser.add_argument(
-        "--strategy",
-        choices=PRESETS,
-        metavar="NAME",
-        help="what the ranks split, in place of the options for each axis: "
-        + "; ".join(f"{name}: {preset.words}" for name, preset in PRESETS.items()),
-    )
-    for field in fields(Settings):
-        how, meaning = SETTINGS[field.name]
-        parser.add_argument(
-            option_of(field.name),
-            default=None,
-            help=meaning + _defaults(field.name, field.default),
-            **how,
-        )
-    parser.add_argument(
-        "--data",
-        choices=KINDS,
-        default="text",
-        help="what to learn; "
-        + "; ".join(
-            f"{name} takes none of {', '.join(map(option_of, kind.refused))}"
-            for name, kind in KINDS.items()
-            if kind.refused
-        )
-        + DEFAULT,
-    )
-    parser.add_argument(
-        "--text", metavar="FILE", help="a UTF-8 file to learn (default: the help topics of Python)"
-    )
-    parser.add_argument(
-        "--direction",
-        choices=DIRECTIONS,
-        help=f"of numbers: English to Chinese, or back (default: {OF_NUMBERS['direction']})",
-    )
-    parser.add_argument(
-        "--by",
-        choices=["words", "characters"],
-        help=f"of numbers: what a token is (default: {OF_NUMBERS['by']})",
-    )
-    parser.add_argument(
-        "--sample",
-        type=whole(10_000, "each is a pass of the model", least=0),
-        metavar="N",
-        help="characters to sample at the end (default: 300), or numbers to show (default: 10)",
-    )
-    parser.add_argument(
-        "--checkpoint",
-        metavar="FOLDER",
-        help="save weights, optimizer and step there: the last two checkpoints are kept",
-    )
-    parser.add_argument(
-        "--every", type=STEPS, metavar="N", help=f"save every N updates (default: {Keep.every})"
-    )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on from the newest checkpoint, on this mesh or another",
-    )
-    parser.add_argument(
-        "--resume-from",
-        type=whole(MOST_STEPS, "the number of a step has 63 bits", least=0),
-        metavar="STEP",
-        help="go on from the checkpoint of this step; newer ones are renamed, not removed",
-    )
-    parser.add_argument(
-        "--elastic",
-        action="store_true",
-        help="when a rank dies, go on from the last checkpoint with the ranks that are left",
-    )
+    parser.usage = "minidist train [options]"
+    for name, (add_first, settings) in GROUPS.items():
+        group = parser.add_argument_group(name)
+        add_first(group)
+        for setting in settings:
+            _add_setting(group, SETTINGS[setting])
     add_servers(parser)
-    add_timeout(parser)
-    add_transport(parser)
-    add_device(parser)
+    machine = parser.add_argument_group("machine")
+    add_timeout(machine)
+    add_transport(machine)
+    add_device(machine)
 
 
-def _defaults(name: str, default) -> str:
-    """Return a setting's default in words, with those of kinds of data that have another."""
-    if name == "dp" or isinstance(default, bool):
-        return ""
-    others = [
-        f"; {kind}: {own.defaults[name]}" for kind, own in KINDS.items() if name in own.defaults
-    ]
-    return f" (default: {default}{''.join(others)})"
+def _add_setting(group: argparse._ArgumentGroup, setting: Field) -> None:
+    """Add the option of a field of Settings, as its default and its metadata say."""
+    name, default, words = setting.name, setting.default, setting.metadata["description"]
+    how: dict = {"metavar": setting.metadata["metavar"] or None}
+    if isinstance(default, bool):
+        how = {"action": argparse.BooleanOptionalAction if default else "store_true"}
+    elif bound := setting.metadata["bound"]:
+        how["type"] = reader(bound)
+    if name in CHOICES:
+        how["choices"] = CHOICES[name]
+        if isinstance(default, str):
+            words += f": {', '.join(CHOICES[name])}"
+    if name != "dp" and not isinstance(default, bool):
+        own = {kind: each.defaults[name] for kind, each in KINDS.items() if name in each.defaults}
+        others = "".join(f"; {kind}: {value}" for kind, value in own.items())
+        words += f" (default: {default}{others})"
+    group.add_argument(option_of(name), default=None, help=words, **how)
 
 
 def settings_of(given: argparse.Namespace, default: int) -> Settings:
@@ -192,9 +150,48 @@ def _data_parallel_ranks(ranks: int | None, asked: dict, default: int) -> int:
     if dp is None:
         dp = (ranks or (default if rest * ep == 1 else rest * ep)) // rest
     if ranks not in (None, dp * rest) or dp < 1:
-        context = f" x --cp {cp}" * (cp > 1)
+        context = f" x --cp {cp}" if cp > 1 else ""
         raise ValueError(
             f"--ranks {ranks} is not --dp {dp or 1} x --pp {pp}{context} x --tp {tp}; leave "
             "--ranks out"
         )
     return dp
+
+
+def data_of(given: argparse.Namespace, settings: Settings) -> Data:
+    """Return what to learn; ValueError if an option is of other data."""
+    for name, kind in KINDS.items():
+        for option in kind.options:
+            if name != given.data and getattr(given, option) is not None:
+                raise ValueError(
+                    f"--{option} is an option of --data {name}, and --data {given.data} learns "
+                    f"{KINDS[given.data].unit}; leave one of the two out"
+                )
+    kind, before = KINDS[given.data], {}
+    if resumes(given):
+        saved = Saved.newest(given.checkpoint, given.resume_from)
+        before = (description_in(saved) or {}).get("data", {})
+    asked = {option: getattr(given, option) for option in kind.options}
+    return kind.read(settings, before, **asked)
+
+
+def keep_of(given: argparse.Namespace) -> Keep | None:
+    """Return where to save and what to go on from; ValueError if a folder or a way is missing."""
+    if given.elastic and given.checkpoint is not None and given.transport == "mpi":
+        raise ValueError(
+            "--elastic needs --transport process: MPI ends all ranks when one dies; start the "
+            "command again with --resume, and mpiexec with fewer ranks"
+        )
+    if given.elastic and given.checkpoint is not None and given.transport != "process":
+        raise ValueError(f"--elastic needs --transport process, not {given.transport}")
+    if given.checkpoint is not None:
+        return Keep(given.checkpoint, given.every or Keep.every, resumes(given), given.resume_from)
+    for option, why in NEED_A_FOLDER.items():
+        if getattr(given, option) is not None and getattr(given, option) is not False:
+            raise ValueError(f"{option_of(option)} needs --checkpoint FOLDER, {why}")
+    return None
+
+
+def resumes(given: argparse.Namespace) -> bool:
+    """Return whether the run goes on from a checkpoint."""
+    return given.resume or given.resume_from is not None

@@ -3,10 +3,18 @@
 import argparse
 import sys
 
-from minidist.cli.arguments import DEFAULT, whole
-from minidist.translating import load, translate
+from minidist.cli.arguments import add_option, whole
+from minidist.training.kinds.numbers import load
+from minidist.training.translation import translate
 
 BEAM = whole(1000, "all beginnings are decoded together, in a second or so")
+
+
+EXAMPLES = (
+    "minidist translate 321 --checkpoint run",
+    'minidist translate 321 "twenty million five" --checkpoint run',
+    "minidist translate 99999999 --checkpoint run --beam 8",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,24 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Translate numbers in words, English to Chinese or back, with the newest checkpoint of "
         "`minidist train --data numbers --checkpoint FOLDER`, and say whether each is right."
     )
-    parser.add_argument(
-        "text",
-        metavar="TEXT",
-        nargs="*",
-        help="a number in words of the language that the model reads, or in digits; without one, "
-        "the lines of standard input",
-    )
-    parser.add_argument(
-        "--checkpoint", metavar="FOLDER", required=True, help="where the checkpoints are"
-    )
-    parser.add_argument(
-        "--beam",
-        type=BEAM,
-        default=1,
-        metavar="K",
-        help="beginnings that are kept while it writes; 1: the most likely word each time"
-        + DEFAULT,
-    )
+    words = "a number in words of the language that the model reads, or in digits; without one, "
+    add_option(parser, "text", words + "the lines of standard input", metavar="TEXT", nargs="*")
+    folder = "where the checkpoints are"
+    add_option(parser, "--checkpoint", folder, metavar="FOLDER", required=True)
+    words = "beginnings that are kept while it writes; 1: the most likely word each time"
+    add_option(parser, "--beam", words, BEAM, "K", default=1)
     parser.set_defaults(run=run)
 
 

@@ -5,11 +5,18 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from minidist.cli.arguments import add_device, add_json, add_transport, check_several
-from minidist.comm import mpi, nccl
+from minidist.cli.arguments import add_device, add_json, add_option, add_transport, check_several
+from minidist.comm.mpi import library as mpi
+from minidist.comm.nccl import library as nccl
 from minidist.pipeline_parallel import read
-from minidist.tools import equivalence
-from minidist.tools.compare import BOUND
+from minidist.verify import equivalence
+from minidist.verify.compare import BOUND
+
+EXAMPLES = (
+    "minidist verify",
+    "minidist verify --strategy zero_3 --strategy hybrid --json",
+    "minidist verify --program order.txt",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,19 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "device's, and the bytes moved with their closed form. Exit status 1 if any differs."
     )
     names = equivalence.strategies()
-    parser.add_argument(
-        "--strategy",
-        action="append",
-        choices=names,
-        metavar="NAME",
-        help=f"only this one; may be repeated: {', '.join(names)}",
-    )
-    parser.add_argument(
-        "--program",
-        metavar="FILE",
-        help="a pipeline's order of your own, instead of strategies: a text (or PyTorch's CSV) as "
-        "pipeline_parallel.write writes it, on as many ranks as it has programs",
-    )
+    words = f"only this one; may be repeated: {', '.join(names)}"
+    add_option(parser, "--strategy", words, metavar="NAME", choices=names, action="append")
+    words = "a pipeline's order of your own, instead of strategies: a text (or PyTorch's CSV) as "
+    words += "pipeline_parallel.write writes it, on as many ranks as it has programs"
+    add_option(parser, "--program", words, metavar="FILE")
     add_json(parser)
     add_transport(parser)
     add_device(parser)
@@ -40,30 +39,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Print a row per case; return 1 if one fails."""
-    rows, sizes, transport = [], equivalence.SIZES, given.transport
-    if transport == "mpi":
-        check_several(mpi.processes())
-        sizes, transport = [n for n in sizes if n <= mpi.processes()], "mpi-subset"
-    if transport == "nccl":
-        nccl.check_device(given.device, "nccl")
-        sizes = [n for n in sizes if n <= nccl.room(given.device)]
+    sizes, transport, limit = _room(given)
+    rows = []
     for row in _rows(given, sizes, transport):
         rows.append(row)
         if not given.json:
             print(_line(row), flush=True)
-    print(json.dumps(rows, indent=2) if given.json else _summary(rows))
-    left_out = [n for n in equivalence.SIZES if n not in sizes and given.program is None]
-    larger = {n: equivalence.number_of_cases(given.strategy, n) for n in left_out}
-    larger = {n: cases for n, cases in larger.items() if cases}
-    if larger and not given.json:
-        cases = f"{sum(larger.values())} cases on {min(larger)} ranks or more"
-        here = (
-            f"mpiexec -n {max(larger)}"
-            if given.transport == "mpi"
-            else f"NCCL has one rank per GPU, here {nccl.room(given.device)}"
-        )
-        print(f"{cases} are left out: {here}")
+    if given.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        print("\n".join([_summary(rows), *_left_out(given, sizes, limit)]))
     return 0 if all(row["ok"] for row in rows) else 1
+
+
+def _room(given: argparse.Namespace) -> tuple[list[int], str, str]:
+    """Return the numbers of ranks for which there is room, the transport, and what limits them."""
+    sizes, device = list(equivalence.SIZES), given.device
+    if given.transport == "mpi":
+        check_several(mpi.processes())
+        sizes = [n for n in sizes if n <= mpi.processes()]
+        return sizes, "mpi-subset", "mpiexec -n {}"
+    if given.transport == "nccl":
+        nccl.check_device(device, "nccl")
+        sizes = [n for n in sizes if n <= nccl.room(device)]
+        return sizes, "nccl", f"NCCL has one rank per GPU, here {nccl.room(device)}"
+    return sizes, given.transport, ""
 
 
 def _rows(given: argparse.Namespace, sizes: list[int], transport: str) -> Iterator[dict]:
@@ -71,15 +71,27 @@ def _rows(given: argparse.Namespace, sizes: list[int], transport: str) -> Iterat
         return equivalence.verify(given.strategy, sizes, transport, given.device)
     if given.strategy:
         raise ValueError("--program certifies this program alone; leave --strategy out")
-    programs = read(Path(given.program))
-    if len(programs) > (most := max(sizes, default=0)) and transport in ("mpi-subset", "nccl"):
+    programs, most = read(Path(given.program)), max(sizes, default=0)
+    if len(programs) > most and transport in ("mpi-subset", "nccl"):
         raise ValueError(f"{given.program} is for {len(programs)} ranks; here are at most {most}")
     return equivalence.verify_program(programs, transport, given.device)
 
 
+def _left_out(given: argparse.Namespace, sizes: list[int], limit: str) -> list[str]:
+    """Return in words how many cases there are on more ranks than there is room for."""
+    if given.program is not None:
+        return []
+    cases = {n: equivalence.number_of_cases(given.strategy, n) for n in equivalence.SIZES}
+    larger = [n for n, count in cases.items() if count and n not in sizes]
+    if not larger:
+        return []
+    count, most = sum(cases[n] for n in larger), max(larger)
+    return [f"{count} cases on {min(larger)} ranks or more are left out: {limit.format(most)}"]
+
+
 def _line(row: dict) -> str:
     mark = "ok  " if row["ok"] else "FAIL"
-    ranks = f"{row['ranks']} rank{'s' if row['ranks'] > 1 else ' '}"
+    ranks = "1 rank " if row["ranks"] == 1 else f"{row['ranks']} ranks"
     return (
         f"{mark} {row['strategy']:<16} {ranks}  {row['case']:<32} "
         f"{row['promise']:<16} {row['bytes']:>9,} bytes "

@@ -2,28 +2,33 @@
 
 Read `group.py`, the contract, and `collectives.py`, the algorithms. Then follow a call:
 
-    call                                 path                          file
-    every call                           check, number, count          group.py
-    barrier, and before any collective   compare in shared memory      board.py
-    all_reduce, arrays from `empty`      in place in shared memory     shared_memory_communicator.py
-      other arrays                       staged through shared memory  the same
-      algorithm="ring", "tree", ...      messages                      collectives.py
-      algorithm="hierarchical"           inside hosts, then between    collectives.py
+    call                             path                        file
+    send, recv, irecv, empty, beside check, number, count        point_to_point.py
+    every collective                 check, number, count        group.py, arguments.py
+      barrier, and before others     compare in shared memory    local/board.py
+    all_reduce, arrays from `empty`  in place in shared memory   local/shared_memory_communicator.py
+      other arrays                   staged in shared memory     local/shared_memory_communicator.py
+      algorithm="ring", "tree", ...  messages                    channel.py, collectives.py
+      algorithm="hierarchical"       inside hosts, then between  hierarchical.py
     reduce_scatter, all_gather(out=)
-      flat arrays from `empty`           in place in shared memory     shared_memory_communicator.py
-      other arrays                       messages                      collectives.py
-    every other collective               messages                      collectives.py
-    send, and every message              to the transport              mailbox_fabric.py
-      up to 64 KB, between processes     ring buffer in shared memory  ring_buffer.py
-      larger, or the ring buffer is full socket                        wire.py
-      between threads, or to itself      mailbox                       mailbox.py
-    recv, and every message              spin, poll, then sleep        mailbox.py
-    empty                                allocate in shared memory     shared_memory.py
-    run, Cluster                         start ranks, collect reports  cluster.py, *_transport.py
-    all of it, under mpiexec             MPI's messages, collectives   mpi_*.py, see README.md
-    a program that is wrong              a table of calls or of waits  diagnosis.py
+      flat arrays from `empty`       in place in shared memory   local/shared_memory_communicator.py
+      other arrays                   messages                    channel.py, collectives.py
+    every other collective           messages                    channel.py, collectives.py
+    send, and every message          to the transport            local/mailbox_fabric.py
+      up to 64 KB, to a process      ring buffer, shared memory  local/ring_buffer.py
+      larger, or no room there       socket                      local/wire.py
+      between threads, or to itself  mailbox                     local/mailbox.py
+    recv, and every message          spin, poll, then sleep      local/mailbox.py
+    empty                            allocate in shared memory   local/shared_memory.py
+      on a GPU                       allocate for CUDA IPC       local/device_memory.py
+    beside                           a second thread and stream  local/beside.py
+    run, Cluster                     start ranks, get reports    cluster.py, */*transport.py
+    all of it, under mpiexec         MPI's messages, collectives mpi/, see README.md
+    collectives, with a GPU per rank NCCL's collectives          nccl/, see README.md
+    a program that is wrong          a table of calls, of waits  diagnosis.py
 
-`fabric.py` says what a Group needs of a machine, which is where other transports begin.
+`fabric.py` says what a Group needs of a machine, which is where other transports begin. `mesh.py`
+names axes of ranks, `ledger.py` counts bytes, `message.py` is what travels.
 """
 
 from minidist.comm.cluster import Cluster, run

@@ -1,13 +1,26 @@
-"""What a caller may give to a group; what it may not raises ValueError, with the remedy."""
+"""What a caller may give to a group; what it may not raises ValueError, with the remedy.
+
+One thread of a rank at a time may be in the collectives of a group (`collective`). The ranks of a
+group match calls by their order, and two threads have no common order: a call of one thread on this
+rank could meet a call of the other thread on the next rank. The error must not be lost with the
+thread that gets it. So the rank fails: every thread of it that communicates gets the error, and so
+does the run, even if the worker returns.
+"""
 
 import sys
+import threading
 from collections.abc import Callable, Iterable
+from functools import wraps
 from operator import index
+from typing import Protocol
 
 import numpy as np
 
 from minidist.backend import Array, is_half, on_gpu
 from minidist.comm.collectives import ALGORITHMS, split_sizes
+from minidist.comm.diagnosis import call_site
+from minidist.comm.fabric import Fabric
+from minidist.errors import check_name
 
 REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
 
@@ -81,6 +94,17 @@ def pieces_of(rows: int, ranks: int, sizes: list[int] | None) -> list[int]:
     return sizes
 
 
+def one_per_rank(arrays: list[Array], ranks: int) -> list[Array]:
+    """Return the arrays of an all_to_all, which have one dtype."""
+    arrays = [numeric(x) for x in listed(arrays, "arrays")]
+    if len(arrays) != ranks:
+        raise ValueError(f"all_to_all needs one array per rank: {ranks}, got {len(arrays)}")
+    dtypes = list(dict.fromkeys(str(x.dtype) for x in arrays))
+    if len(dtypes) > 1:
+        raise ValueError(f"all_to_all needs one dtype, got {', '.join(dtypes)}")
+    return arrays
+
+
 def check_place(out: Array) -> None:
     """Raise ValueError unless `out` is an array that can be written to."""
     refuse_masked(out)
@@ -98,14 +122,58 @@ def check_out(out: Array, x: Array) -> None:
         )
 
 
+def check_part(x: Array, out: Array, count: int, rank: int) -> None:
+    """Raise ValueError unless x has the `count` elements of the 1-D `out` that this rank fills."""
+    if out.ndim != 1 or x.shape != (count,) or x.dtype != out.dtype:
+        raise ValueError(
+            f"x is {x.dtype}{list(x.shape)}; rank {rank}'s part of out, "
+            f"{out.dtype}{list(out.shape)}, is 1-D and has {count} elements"
+        )
+
+
+def joined_along(axis: int, x: Array) -> tuple[np.dtype, tuple[int, ...], int]:
+    """Return what must agree between arrays that are concatenated: dtype, other dims, axis."""
+    axis %= x.ndim
+    return x.dtype, x.shape[:axis] + x.shape[axis + 1 :], axis
+
+
 def check_algorithm(algorithm: str | None) -> None:
-    if algorithm is not None and algorithm not in ALGORITHMS:
-        names = ", ".join(ALGORITHMS)
-        raise ValueError(f"unknown algorithm {algorithm!r}; choose one of {names}, or None")
+    if algorithm is not None:
+        check_name("algorithm", algorithm, ALGORITHMS)
 
 
 def ufunc(op: str, xp=np) -> Callable:
     """Return the function of NumPy, or of xp, that combines two arrays."""
-    if op not in list(REDUCTIONS):
-        raise ValueError(f"unknown reduction {op!r}; choose one of {', '.join(REDUCTIONS)}")
+    check_name("reduction", op, list(REDUCTIONS))
     return getattr(xp, REDUCTIONS[op])
+
+
+class OneAtATime(Protocol):
+    """A group, as `collective` needs it: a lock that a thread has while it is in a collective."""
+
+    in_collective: threading.Lock
+    fabric: Fabric
+
+
+def collective(operation: Callable) -> Callable:
+    """Let one thread at a time call this method of Group, or any other one that is wrapped so."""
+
+    @wraps(operation)
+    def call(group: OneAtATime, *args, **kwargs):
+        if not group.in_collective.acquire(blocking=False):
+            group.fabric.fail(_second_thread(group.fabric.rank, operation.__name__))
+        try:
+            return operation(group, *args, **kwargs)
+        finally:
+            group.in_collective.release()
+
+    return call
+
+
+def _second_thread(rank: int, operation: str) -> ValueError:
+    return ValueError(
+        f"rank {rank} called {operation} at {call_site()} in thread "
+        f"{threading.current_thread().name!r} while another of its threads was in a collective of "
+        "the same group; give each thread a group of its own: group.split(0), called before the "
+        "threads start"
+    )

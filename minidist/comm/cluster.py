@@ -15,14 +15,15 @@ import cloudpickle
 import numpy as np
 
 from minidist.backend import check_device
-from minidist.comm import nccl, nccl_communicator
-from minidist.comm.diagnosis import Silence, Snapshot, is_deadlock, lost_messages, table
-from minidist.comm.mpi_transport import MpiRanks
-from minidist.comm.process_transport import ProcessRanks
-from minidist.comm.report import Report
-from minidist.comm.shared_memory_communicator import SharedMemoryCommunicator
-from minidist.comm.thread_transport import ThreadRanks
-from minidist.errors import CommError, CommTimeout, Deadlock, RankDied, RankFailed
+from minidist.comm.diagnosis import Silence, Snapshots, is_deadlock, lost_messages, table
+from minidist.comm.local.process_transport import ProcessRanks
+from minidist.comm.local.report import Report
+from minidist.comm.local.shared_memory_communicator import SharedMemoryCommunicator
+from minidist.comm.local.thread_transport import ThreadRanks
+from minidist.comm.mpi.transport import MpiRanks
+from minidist.comm.nccl import communicator as nccl_communicator
+from minidist.comm.nccl import library as nccl
+from minidist.errors import CommError, CommTimeout, Deadlock, RankDied, RankFailed, check_name
 from minidist.events import EventLog
 
 LOOK_EVERY = 0.4  # seconds without a report after which the ranks are asked what they wait for
@@ -32,7 +33,7 @@ class Ranks(Protocol):
     """What Cluster needs of a transport: ranks that are up, and wait for work.
 
     A transport starts them, or takes those that mpiexec has started; each rank calls `execute`
-    (report.py) for every run.
+    (local/report.py) for every run.
     """
 
     def submit(self, run: int, logged: bool, payload: bytes) -> None:
@@ -41,7 +42,7 @@ class Ranks(Protocol):
     def reports(self, timeout: float | None) -> list[tuple[int, Report]]:
         """Return the (rank, Report) pairs that have come in; wait `timeout` for the first."""
 
-    def snapshots(self) -> dict[int, Snapshot | None]:
+    def snapshots(self) -> Snapshots:
         """Return what every rank waits for; None for one that does not answer."""
 
     def pid_of(self, rank: int) -> int:
@@ -104,7 +105,7 @@ def run(
                   "thread": a thread of this process, for a debugger
                   "mpi": the processes that mpiexec has started. Each calls this and gets the
                   results; all ranks run the worker of process 0, with its arguments
-                  "mpi-subset": likewise, with the first `size` of them; the others wait for results
+                  "mpi-subset": the first `size` of these processes; the others wait for results
                   "nccl", "mpi-nccl": as "process" and "mpi", with a GPU for each rank; NCCL moves
                   the arrays of collectives
     timeout       seconds after which the run ends in CommTimeout
@@ -138,20 +139,18 @@ class Cluster:
         if not isinstance(size, int | np.integer) or size < 1:
             raise ValueError(f"a cluster has a whole number of ranks from 1, not {size!r}")
         size = int(size)
-        if transport not in TRANSPORTS:
-            raise ValueError(
-                f"transport {transport!r} does not exist; choose one of {', '.join(TRANSPORTS)}"
-            )
+        check_name("transport", transport, TRANSPORTS)
         check_device(device)
         self.size, self.transport, self.device = size, transport, device
         self.interleaving = interleaving
         self._runs, self._running = itertools.count(1), threading.Lock()
-        self._ranks = self._finalizer = None
+        self._ranks: Ranks | None = None
         self._start()
 
-    def _start(self) -> None:
-        self._ranks = TRANSPORTS[self.transport](self.size, self.device, self.interleaving)
-        self._finalizer = weakref.finalize(self, self._ranks.stop, 1.0)
+    def _start(self) -> Ranks:
+        ranks = TRANSPORTS[self.transport](self.size, self.device, self.interleaving)
+        self._ranks, self._finalizer = ranks, weakref.finalize(self, ranks.stop, 1.0)
+        return ranks
 
     def run(
         self,
@@ -162,50 +161,53 @@ class Cluster:
     ) -> list:
         """Call worker(group, *args) on every rank; return the results in rank order.
 
+        NumPy warns, ignores or raises there (np.errstate) as it does in the caller.
+
         Or raise one error: RankDied, RankFailed (chained to the remote exception),
         CollectiveMismatch, Deadlock, CommTimeout, or CommError for a message that nobody received.
         After each of them, and after Ctrl-C, all ranks have stopped.
         """
         if timeout is not None and not 0 < timeout < 1e9:
             raise ValueError(f"a timeout is a number of seconds above 0, or None, not {timeout}")
-        payload = cloudpickle.dumps((worker, args))
+        payload = cloudpickle.dumps((worker, args, np.geterr()))
         with self._running:  # one run at a time, also where several threads ask for one
             reports = self._run(payload, timeout, log is not None)
         if log is not None:
             for rank in range(self.size):
-                log.extend(reports[rank].log)
+                log.extend(reports[rank].log or EventLog())
         return [reports[rank].result for rank in range(self.size)]
 
     def _run(self, payload: bytes, timeout: float | None, logged: bool) -> dict[int, Report]:
-        if self._ranks is None:
-            self._start()
+        ranks = self._ranks or self._start()
         try:
-            self._ranks.submit(next(self._runs), logged, payload)
-            reports = self._ranks.decide(lambda: self._collect(timeout))
-            self._ranks.finish()
+            ranks.submit(next(self._runs), logged, payload)
+            reports = ranks.decide(lambda: self._collect(ranks, timeout))
+            ranks.finish()
         except BaseException:
             self._stop()
             raise
         return reports
 
-    def _collect(self, timeout: float | None) -> dict[int, Report]:
+    def _collect(self, ranks: Ranks, timeout: float | None) -> dict[int, Report]:
         """Wait for every rank's report; ask the ranks what they wait for when none comes."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        reports, before, silence = {}, {}, Silence()
+        reports: dict[int, Report] = {}
+        before: Snapshots = {}
+        silence = Silence()
         while len(reports) < self.size:
-            new = self._ranks.reports(min(LOOK_EVERY, max(0.0, deadline - time.monotonic())))
+            new = ranks.reports(min(LOOK_EVERY, max(0.0, deadline - time.monotonic())))
             reports.update(new)
             if any(report.failed or report.died for _, report in new):
-                reports.update(self._ranks.reports(0.05))  # failures that it caused, for precedence
+                reports.update(ranks.reports(0.05))  # failures that it caused, for precedence
                 raise_first_failure(reports)
             if not new:
-                now, finished = self._ranks.snapshots(), set(reports)
+                now, finished = ranks.snapshots(), set(reports)
                 if is_deadlock(before, now, finished):
                     raise Deadlock(f"every rank waits:\n{table(now, finished)}")
                 if time.monotonic() >= deadline:
                     raise CommTimeout(f"not done in {timeout} s:\n{table(now, finished)}")
                 if silent := silence.overdue(now, finished, time.monotonic()):
-                    pids = {rank: self._ranks.pid_of(rank) for rank in sorted(silent)}
+                    pids = {rank: ranks.pid_of(rank) for rank in sorted(silent)}
                     print(silence.in_words(pids), table(now, finished), sep="\n", file=sys.stderr)
                 before = now
         if lost := lost_messages([report.unreceived for report in reports.values()]):
@@ -231,8 +233,7 @@ class Cluster:
 def raise_first_failure(reports: dict[int, Report]) -> None:
     """Raise the most important failure: a death, then our bug, then wrong input; then by rank."""
     for rank, report in sorted(reports.items()):
-        if report.died:
-            code = report.exitcode
+        if (code := report.exitcode) is not None:
             why = f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
             raise RankDied(f"rank {rank} died without a report ({why})", rank, code)
     failures = [(rank, report) for rank, report in sorted(reports.items()) if report.failed]
@@ -240,9 +241,9 @@ def raise_first_failure(reports: dict[int, Report]) -> None:
         if not isinstance(report.error, CommError):
             message = f"rank {rank} failed:\n{report.traceback}"
             raise RankFailed(message, rank, report.wrong_input) from report.error
-    if failures:
-        error = failures[0][1].error
-        raise type(error)(str(error)) from error
+    for _, report in failures[:1]:
+        if report.error is not None:
+            raise type(report.error)(str(report.error)) from report.error
 
 
 def _signal_name(number: int) -> str:

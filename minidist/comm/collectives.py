@@ -1,16 +1,21 @@
-"""Collectives as algorithms, on send and recv alone; `hierarchical`, on two groups.
+"""Collectives as algorithms, on send and recv alone. Start with `ring`.
 
 `channel.send(array, to)` copies and never waits; `channel.recv(source)` returns a fresh array.
 
 Letters: N ranks, r this rank, S bytes in the array, cut into N chunks whose sizes differ by at most
-one element, the larger first (some are empty where there are fewer elements than ranks).
+one element, the larger first (some are empty where there are fewer elements than ranks); alpha
+seconds per message, beta seconds per byte.
 
     all_reduce          steps             bytes that one rank sends     good for
     ring                2 (N - 1)         2 (N - 1) / N S               large arrays, any N
     tree                2 ceil(log2 N)    up to ceil(log2 N) S          small arrays, any N
     halving_doubling    2 log2 N          2 (N - 1) / N S               N a power of two
-    hierarchical        3 collectives     all together, between         several hosts
-                                          h hosts: 2 (h - 1) S
+    hierarchical        see hierarchical.py: inside hosts, then between them
+
+So a ring takes 2 (N - 1) alpha + 2 (N - 1)/N S beta seconds. No algorithm has a smaller second term
+(Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations");
+the others have a smaller first one (Thakur, Rabenseifner, Gropp 2005, "Optimization of collective
+communication operations in MPICH").
 
 The order in which a chunk is added up is fixed, and each chunk is finished at one place, so results
 have the same bits on every rank and in every run. Where N does not divide the elements the bytes
@@ -19,24 +24,10 @@ differ a little from rank to rank; planning/costs/ has them exactly.
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from minidist.backend import Array
-from minidist.comm.channel import Channel
-from minidist.comm.message import staged
-
-if TYPE_CHECKING:
-    from minidist.comm.group import Group
-
-
-def order_shows(dtype: np.dtype, ranks: int) -> bool:
-    """Return whether the order in which this number of ranks is added up may change the bits.
-
-    Whole numbers are exact in any order, and two numbers have one sum.
-    """
-    return dtype.kind not in "biu" and ranks > 2
+from minidist.comm.fabric import Messages
+from minidist.comm.message import Staged, staged
 
 
 def split_sizes(n: int, parts: int) -> list[int]:
@@ -52,13 +43,16 @@ def split_ends(n: int, parts: int) -> list[int]:
     return ends
 
 
-def ring(channel: Channel, x: Array, combine: Callable[..., Array]) -> None:
+def ring(channel: Messages, x: Array, combine: Callable[..., Array]) -> None:
     """All-reduce the flat array x in place around a ring (Patarasuk and Yuan 2009).
 
     reduce-scatter: chunk c starts at rank c and goes round, each rank adding its own to what comes
     in, until rank c - 1 has it whole;  all-gather: the whole chunks go round once more.
 
-        N = 3, chunk (starting rank):   step 1   r sends chunk r        step 2   r sends chunk r - 1
+        N = 3, chunk: {ranks in its sum}   rank 0      rank 1      rank 2
+        step 0 sends                       0: {0}      1: {1}      2: {2}
+        step 1 sends                       2: {2, 0}   0: {0, 1}   1: {1, 2}
+        has whole                          1           2           0
     """
     N, r = channel.size, channel.rank
     ends = split_ends(x.size, N)
@@ -75,7 +69,7 @@ def ring(channel: Channel, x: Array, combine: Callable[..., Array]) -> None:
         chunk(r - step)[...] = channel.recv((r - 1) % N)
 
 
-def tree(channel: Channel, x: Array, combine: Callable[..., Array]) -> None:
+def tree(channel: Messages, x: Array, combine: Callable[..., Array]) -> None:
     """All-reduce the flat array x in place: up a binomial tree to rank 0, and down again.
 
         N = 6, up:   1 -> 0, 3 -> 2, 5 -> 4;   then 2 -> 0;   then 4 -> 0.   Down: reversed.
@@ -96,11 +90,11 @@ def tree(channel: Channel, x: Array, combine: Callable[..., Array]) -> None:
             channel.send(x, to=r + distance)
 
 
-def halving_doubling(channel: Channel, x: Array, combine: Callable[..., Array]) -> None:
+def halving_doubling(channel: Messages, x: Array, combine: Callable[..., Array]) -> None:
     """All-reduce the flat array x in place (Rabenseifner; Thakur et al. 2005, section 4.5).
 
     halving: with the rank at distance N/2 exchange halves of the array, with that at N/4 halves of
-    the half, and so on, until each rank has one chunk whole;  doubling: the same way back.
+    the half, and so on, until each rank has one chunk whole;  doubling: the steps in reverse.
     """
     N, r = channel.size, channel.rank
     if N & (N - 1):
@@ -127,43 +121,11 @@ def halving_doubling(channel: Channel, x: Array, combine: Callable[..., Array]) 
         chunks(give)[...] = channel.recv(r ^ distance)
 
 
-def hierarchical(inside: "Group", between: "Group | None", k: int, x: Array, op: str) -> None:
-    """All-reduce the flat array x in place, on two levels.
-
-    This is the 2D-torus all_reduce of Mikami et al. 2018 (arXiv 1811.05233), with hosts as rows.
-    `inside` is the group of this host's ranks. No host has fewer than k ranks, and the first k of
-    each host have a slice of x each. `between` is the group of the ranks that have this rank's
-    slice; None if this rank has none.
-
-                          host a: 3 ranks    host b: 2 ranks    k = 2
-                          a0    a1    a2     b0    b1           arrays
-        reduce_scatter    A.0   A.1   -      B.0   B.1          inside: slice 0 of A = a0 + a1 + a2
-        all_reduce        *.0   *.1   -      *.0   *.1          between a0, b0: A.0 + B.0
-        all_gather        *     *     *      *     *            inside
-    """
-    sizes = split_sizes(x.size, k) + [0] * (inside.size - k)
-    start = sum(sizes[: inside.rank])
-    mine = x[start : start + sizes[inside.rank]]
-    mine[...] = inside.reduce_scatter(x, sizes, op)
-    if between is not None:
-        between.all_reduce(mine, op, out=mine)
-    inside.all_gather(mine, out=x, sizes=sizes)
-
-
-def places_on(hosts: list[int]) -> tuple[list[int], int]:
-    """Return each rank's place among the ranks of its host, and how many places every host has.
-
-    Of ranks on hosts [0, 0, 1, 0, 1] the places are [0, 1, 0, 2, 1]; both hosts have 2.
-    """
-    places = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
-    return places, min(map(hosts.count, hosts))
-
-
 ON_MESSAGES = {"ring": ring, "tree": tree, "halving_doubling": halving_doubling}
 ALGORITHMS = [*ON_MESSAGES, "hierarchical"]
 
 
-def in_rank_order(channel: Channel, x: Array, combine: Callable[..., Array]) -> None:
+def in_rank_order(channel: Messages, x: Array, combine: Callable[..., Array]) -> None:
     """All-reduce the flat array x in place: rank r reduces chunk r of all ranks, in rank order.
 
     Same bits and bytes as all_reduce in shared memory, which it replaces where there is none.
@@ -174,7 +136,7 @@ def in_rank_order(channel: Channel, x: Array, combine: Callable[..., Array]) -> 
     gather_into(channel, x, ends)
 
 
-def gather_into(channel: Channel, x: Array, ends: list[int]) -> None:
+def gather_into(channel: Messages, x: Array, ends: list[int]) -> None:
     """Fill the flat array x on every rank: elements [ends[r], ends[r + 1]) from rank r."""
     N, r = channel.size, channel.rank
     mine = staged(x[ends[r] : ends[r + 1]])
@@ -184,7 +146,7 @@ def gather_into(channel: Channel, x: Array, ends: list[int]) -> None:
         x[ends[source] : ends[source + 1]] = channel.recv(source)
 
 
-def all_to_all(channel: Channel, pieces: list[Array]) -> list[Array]:
+def all_to_all(channel: Messages, pieces: list[Array | Staged]) -> list[Array]:
     """Give pieces[r] to rank r; return what each rank gave to this one, in rank order.
 
     In step s to r + s and from r - s, so that not all ranks write to the same one at once.
@@ -196,17 +158,18 @@ def all_to_all(channel: Channel, pieces: list[Array]) -> list[Array]:
     return [pieces[r].copy() if rank == r else received[rank] for rank in range(N)]
 
 
-def from_root(channel: Channel, pieces: list[Array] | None, root: int) -> Array:
+def from_root(channel: Messages, pieces: list[Array | Staged] | None, root: int) -> Array:
     """Return this rank's one of root's pieces; the other ranks need not have any."""
     if channel.rank != root:
         return channel.recv(root)
+    assert pieces is not None
     for r in range(channel.size):
         if r != root:
             channel.send(pieces[r], to=r)
     return pieces[root].copy()
 
 
-def to_root(channel: Channel, x: Array, root: int) -> list[Array] | None:
+def to_root(channel: Messages, x: Array, root: int) -> list[Array] | None:
     """Return every rank's x on root, in rank order, as fresh arrays; None elsewhere."""
     if channel.rank != root:
         channel.send(x, to=root)

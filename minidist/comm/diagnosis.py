@@ -54,10 +54,10 @@ def mismatch(members: list[int], calls: list[str]) -> CollectiveMismatch:
 
 def call_site() -> str:
     """Return file:line of the innermost frame outside the communication package."""
-    frame, here = sys._getframe(), os.path.dirname(__file__)
+    frame, here = sys._getframe(), os.path.join(os.path.dirname(__file__), "")
     while frame.f_back is not None:
         file = frame.f_code.co_filename
-        if os.path.dirname(file) != here and file != contextlib.__file__:
+        if not file.startswith(here) and file != contextlib.__file__:
             break
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
@@ -121,8 +121,15 @@ class Snapshot:
         return [*(["computes"] if self.computes or not self.rows else []), *map(str, self.rows)]
 
 
+Snapshots = dict[int, Snapshot | None]  # by rank; None for one that does not answer
+
+
 def snapshot(
-    waits: dict[int, Wait], worker: int | None, older: Collection | None, posted: int, arrived: int
+    waits: dict[int, Wait],
+    worker: int | None,
+    older: Collection[threading.Thread] | None,
+    posted: int,
+    arrived: int,
 ) -> Snapshot:
     """Take a snapshot of a rank from {thread: wait} and the thread that runs its worker.
 
@@ -131,8 +138,10 @@ def snapshot(
     waited for.
     """
     waits, now = dict(waits), time.monotonic()  # threads come and go
-    threads = [] if older is None else threading.enumerate()
-    others = [thread.ident for thread in threads if not thread.daemon and thread not in older]
+    others = []
+    if older is not None:
+        new = [thread for thread in threading.enumerate() if thread not in older]
+        others = [thread.ident for thread in new if not thread.daemon]
     helpers = [w.helper for w in waits.values() if w.helper is not None]
     rows = tuple(
         Row(w.thread, w.operation, tuple(w.sources()), w.site, w.since, now - w.since, w.meeting)
@@ -142,7 +151,7 @@ def snapshot(
     return Snapshot(rows, computes, posted, arrived)
 
 
-def without_arrived(snapshots: dict[int, Snapshot | None]) -> dict[int, Snapshot | None]:
+def without_arrived(snapshots: Snapshots) -> Snapshots:
     """Return the snapshots, in which no rank waits for one that has come to the same meeting.
 
     Where a rank cannot know who has come, as with MPI, it says that it waits for all others.
@@ -150,26 +159,29 @@ def without_arrived(snapshots: dict[int, Snapshot | None]) -> dict[int, Snapshot
     came: dict[tuple, set[int]] = {}
     for rank, found in snapshots.items():
         for row in found.rows if found else ():
-            came.setdefault(row.meeting or (), set()).add(rank)
+            if row.meeting is not None:
+                came.setdefault(row.meeting, set()).add(rank)
 
     def corrected(row: Row) -> Row:
+        if row.meeting is None:
+            return row
         sources = [rank for rank in row.sources if rank not in came[row.meeting]]
         return replace(row, sources=tuple(sources))
 
     return {
-        rank: found
-        and replace(found, rows=tuple(corrected(row) if row.meeting else row for row in found.rows))
+        rank: found and replace(found, rows=tuple(map(corrected, found.rows)))
         for rank, found in snapshots.items()
     }
 
 
-def is_deadlock(before: dict, now: dict[int, Snapshot | None], finished: set[int]) -> bool:
+def is_deadlock(before: Snapshots, now: Snapshots, finished: set[int]) -> bool:
     """Compare two snapshots of every rank; `finished` ranks have returned from the worker."""
-    if None in now.values():
+    known = {rank: found for rank, found in now.items() if found is not None}
+    if len(known) < len(now):
         return False
     unfinished = set(now) - finished
-    in_flight = sum(s.posted for s in now.values()) - sum(s.arrived for s in now.values())
-    blocked = bool(unfinished) and all(now[rank].blocked() for rank in unfinished)
+    in_flight = sum(found.posted - found.arrived for found in known.values())
+    blocked = bool(unfinished) and all(known[rank].blocked() for rank in unfinished)
     return blocked and in_flight == 0 and before == now
 
 
@@ -181,18 +193,19 @@ class Silence:
     """
 
     def __init__(self):
-        self.state, self.since, self.said = None, 0.0, False
+        self.state: Snapshots | None = None
+        self.since, self.reported = 0.0, False
 
-    def overdue(self, now: dict[int, Snapshot | None], finished: set[int], time: float) -> set[int]:
+    def overdue(self, now: Snapshots, finished: set[int], time: float) -> set[int]:
         """Record a snapshot of every rank; return the ranks to name now, or none."""
         state = {rank: found for rank, found in now.items() if rank not in finished}
         if state != self.state:
             self.state, self.since = state, time
         silent = {rank for rank, found in state.items() if found is None}
-        others_wait = all(state[rank].blocked() for rank in set(state) - silent)
-        if self.said or not others_wait or time - self.since < SILENCE:
+        others_wait = all(found.blocked() for found in state.values() if found is not None)
+        if self.reported or not others_wait or time - self.since < SILENCE:
             return set()
-        self.said = bool(silent)
+        self.reported = bool(silent)
         return silent
 
     def in_words(self, pids: dict[int, int]) -> str:
@@ -206,7 +219,7 @@ class Silence:
         )
 
 
-def table(snapshots: dict[int, Snapshot | None], finished: set[int]) -> str:
+def table(snapshots: Snapshots, finished: set[int]) -> str:
     """Return a line per rank and thread: what it waits for, from whom, since when, and where."""
     rows = []
     for rank, found in sorted(snapshots.items()):

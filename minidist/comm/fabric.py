@@ -15,7 +15,7 @@ tests/comm/conformance tests what it has to do.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
@@ -26,39 +26,24 @@ from minidist.comm.message import Key, Staged
 from minidist.events import EventLog
 
 
-class Communicator(Protocol):
-    """What moves the arrays of one group's collectives. All ranks of the group call it alike.
+class Messages(Protocol):
+    """The messages of one collective call, which the algorithms of collectives.py are written on.
 
-    Each method first compares `signature` among the ranks, before any array moves; if they differ,
-    it raises CollectiveMismatch on every rank. A method that returns None has only compared: the
-    arrays, on all ranks alike, are then left to the algorithms of collectives.py.
-
-    ledger     payload bytes that this rank sends, counted where they are handed over; the
-               messages of the group are counted here, too
-    transfers  whether it has `transfer`; messages do without
+    rank, size  this rank's number in the group, and how many ranks it has
     """
 
-    ledger: Ledger
-    transfers: bool
+    rank: int
+    size: int
 
-    def meet(self, signature: Signature) -> None:
-        """Return when every rank of the group has come with this signature."""
+    def send(self, array: Array, to: int) -> None:
+        """Send a copy; never wait."""
 
-    def all_reduce(
-        self, signature: Signature, x: Array, op: str, out: Array | None
-    ) -> Array | None:
-        """Return the reduction of every rank's x; `out` itself if the result is there.
+    def recv(self, source: int) -> Array:
+        """Return the next array from this rank, which is fresh."""
 
-        In rank order, except where a library chooses the order, as MPI does: not of 16-bit floats.
-        """
 
-    def reduce_scatter(
-        self, signature: Signature, x: Array, ends: list[int], op: str
-    ) -> Array | None:
-        """Return, on rank r, rows [ends[r], ends[r + 1]) of the reduction, in the same order."""
-
-    def gather_into(self, signature: Signature, out: Array, ends: list[int]) -> Array | None:
-        """Let rank r write its elements [ends[r], ends[r + 1]) of `out` into every rank's."""
+class Transfers(Protocol):
+    """A library that moves arrays from rank to rank, as NCCL does."""
 
     def transfer(
         self, key: Key, operation: str, outgoing: dict[int, Array | Staged], sources: list[int]
@@ -70,6 +55,66 @@ class Communicator(Protocol):
         """
 
 
+class Communicator(Protocol):
+    """What moves the arrays of one group's collectives. All ranks of the group call it alike.
+
+    Each method first compares `call`, its signature, among the ranks, before any array moves; if
+    they differ, it raises CollectiveMismatch on every rank. A method that returns None has only
+    compared: the arrays, on all ranks alike, are then left to the algorithms of collectives.py.
+
+    members  the ranks' numbers in the world
+    ledger   payload bytes that this rank sends, counted where they are handed over; the messages
+             of the group are counted here, too
+    library  what moves the arrays of other collectives; None: messages do
+    """
+
+    members: list[int]
+    ledger: Ledger
+
+    @property
+    def library(self) -> "Transfers | None": ...
+
+    def meet(self, call: Signature) -> None:
+        """Return when every rank of the group has come with this signature."""
+
+    def exchange(self, number: int) -> list[int]:
+        """Return the number that each rank has given, in the order of the group."""
+
+    def all_reduce(self, call: Signature, x: Array, op: str, out: Array | None) -> Array | None:
+        """Return the reduction of every rank's x; `out` itself if the result is there.
+
+        In rank order, except where a library chooses the order, as MPI does: not of 16-bit floats.
+        """
+
+    def reduce_scatter(self, call: Signature, x: Array, ends: list[int], op: str) -> Array | None:
+        """Return, on rank r, rows [ends[r], ends[r + 1]) of the reduction, in the same order."""
+
+    def gather_into(self, call: Signature, out: Array, ends: list[int]) -> Array | None:
+        """Let rank r write its elements [ends[r], ends[r + 1]) of `out` into every rank's."""
+
+
+class NewGroup(NamedTuple):
+    """A group that is being made.
+
+    members      the ranks' numbers in the world, in the order of the group; empty for a rank that
+                 joins none
+    splits       the name of the group, which no other group of these ranks has: see Key
+    within_host  whether the members are on one host, and reduce in the memory they share
+    """
+
+    members: list[int]
+    splits: tuple[int, ...]
+    within_host: bool = False
+
+
+def order_shows(dtype: np.dtype, ranks: int) -> bool:
+    """Return whether the order in which this number of ranks is added up may change the bits.
+
+    Whole numbers are exact in any order, and two numbers have one sum.
+    """
+    return dtype.kind not in "biu" and ranks > 2
+
+
 class Fabric(Protocol):
     """One rank's end of what connects the ranks of a run; the transport makes it.
 
@@ -78,7 +123,7 @@ class Fabric(Protocol):
     device      "cpu", "gpu" or "gpu:N": where `empty` allocates
     run         the number of the run
     reordered   whether, in this run, a library has added up in an order of its own that may show:
-                see `order_shows` in collectives.py. A communicator sets it
+                see `order_shows`. A communicator sets it
     log         None, or this rank's EventLog
     """
 
@@ -90,22 +135,14 @@ class Fabric(Protocol):
     reordered: bool
     log: EventLog | None
 
-    def communicator(
-        self,
-        members: list[int],
-        splits: tuple[int, ...],
-        parent: Communicator | None,
-        within_host: bool = False,
-    ) -> Communicator | None:
-        """Return the communicator of a new group of these ranks; all ranks of the parent call this.
+    def communicator(self, new: NewGroup, parent: Communicator | None) -> Communicator | None:
+        """Return the communicator of a new group; None for a rank that joins none.
 
-        members      in the order of the group; empty for a rank that joins none: then return None
-        splits       the name of the group, which no other group of these ranks has: see Key
-        parent       the communicator of the group that is split; None for the group of all ranks
-        within_host  whether the members are on one host, and reduce in the memory they share
+        parent  the communicator of the group that is split, all of whose ranks call this; None for
+                the group of all ranks
         """
 
-    def send(self, to: int, key: Key, array: Array) -> None:
+    def send(self, to: int, key: Key, array: Array | Staged) -> None:
         """Send a copy. Never wait for the receiver; `array` may be written to right after.
 
         array  an array, or the `staged(array)` of message.py, which several sends share
@@ -127,7 +164,7 @@ class Fabric(Protocol):
         On "gpu" the n-th rank of a host uses the GPU n modulo their number.
         """
 
-    def in_place(self, array: Array | None) -> bool:
+    def in_place(self, array: Array) -> bool:
         """Return whether an array is from `empty`, or is a contiguous part of such an array."""
 
     def waiting(self, wait: Wait) -> AbstractContextManager[None]:
@@ -137,6 +174,6 @@ class Fabric(Protocol):
         """Raise `error`, and in every thread of this rank that communicates; the run fails."""
 
 
-Connect = Callable[
-    [Fabric, list[int], tuple[int, ...], Communicator | None, bool], Communicator | None
-]  # how a transport chooses communicators: Fabric.communicator, given the fabric
+F = TypeVar("F", bound=Fabric)
+# How a transport chooses communicators: Fabric.communicator, given the transport's own fabric.
+Connect = Callable[[F, NewGroup, Communicator | None], Communicator | None]

@@ -13,51 +13,44 @@ their calls differ; Deadlock where no rank can ever continue (see diagnosis.py).
 """
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 
 import numpy as np
 
-from minidist.backend import Array, array_module, beside, elements
+from minidist.backend import Array, array_module, beside
 from minidist.comm.arguments import (
     check_algorithm,
     check_out,
+    check_part,
     check_place,
+    collective,
+    joined_along,
     listed,
     numeric,
-    numeric_dtype,
+    one_per_rank,
     pieces_of,
     ufunc,
     whole,
     whole_64,
 )
-from minidist.comm.beside import Beside
-from minidist.comm.channel import Channel, Request
-from minidist.comm.collectives import (
-    ON_MESSAGES,
-    gather_into,
-    hierarchical,
-    places_on,
-    reduce_pieces,
-)
-from minidist.comm.diagnosis import Wait, call_site, signature_of
-from minidist.comm.fabric import Communicator, Fabric
+from minidist.comm.channel import Channel
+from minidist.comm.collectives import ON_MESSAGES, gather_into, reduce_pieces
+from minidist.comm.diagnosis import signature_of
+from minidist.comm.fabric import Communicator, Fabric, NewGroup
+from minidist.comm.hierarchical import TwoLevels, levels_of
 from minidist.comm.message import Key, staged
-from minidist.comm.one_thread import collective
-from minidist.comm.transfers import all_to_all, from_root, in_rank_order, to_root
+from minidist.comm.point_to_point import PointToPoint
 
 
-class Group:
+class Group(PointToPoint):
     """The ranks `members` of the world, numbered 0 to size - 1; `rank` is this one's number.
 
     Made by `run` and `Cluster`, and by `split`.
 
-    Any thread may send and receive. The collectives are for one thread at a time: two threads that
-    communicate at once need a group each, from `split(0)` before they start. A second thread in a
-    collective is a ValueError, and fails the run even where that thread's exceptions are lost.
+    Any thread may send and receive: `send recv recv_any isend irecv` are in point_to_point.py. The
+    collectives are for one thread at a time: two threads that communicate at once need a group
+    each, from `split(0)` before they start. A second thread in a collective is a ValueError, and
+    fails the run even where that thread's exceptions are lost.
 
     device  "cpu", "gpu" or "gpu:N": where `empty` allocates, see `run`
     ledger  payload bytes that this rank has sent as a member of this very group, see ledger.py
@@ -72,78 +65,12 @@ class Group:
         splits: tuple[int, ...],
         communicator: Communicator,
     ):
-        self.fabric, self.members, self.splits = fabric, members, splits
-        self.communicator, self.ledger = communicator, communicator.ledger
+        super().__init__(fabric, members, splits, communicator.ledger)
+        self.communicator = communicator
         self.run, self.device, self.log = fabric.run, fabric.device, fabric.log
-        self.rank, self.size = members.index(fabric.rank), len(members)
         self.in_collective = threading.Lock()
         self._collectives = self._splits = 0
-        self._levels: tuple[Group, Group | None, int] | None = None
-        # Of the tag: to find a Key takes a quarter of the time that it takes to make one.
-        self._key = lru_cache(1024)(partial(Key, self.run, splits, "message"))
-        self._requests: dict[tuple[int, int], deque[Request]] = {}
-
-    def __repr__(self):
-        return f"Group(rank={self.rank}, size={self.size})"
-
-    # Messages between two ranks.
-
-    def send(self, array: Array, to: int, tag: int = 0) -> None:
-        """Send a copy; returns at once, whether or not the receiver ever receives.
-
-        Both ranks count the messages of each tag until the run ends, to name those that were never
-        received: about 140 bytes per tag and rank. So use a few tags many times.
-        """
-        array, to, tag = numeric(array), self._valid(to, "to"), whole(tag, "a tag")
-        if to != self.rank:
-            self.ledger.bytes["send"] += array.nbytes
-        self.fabric.send(self.members[to], self._key(tag), array)
-
-    def recv(self, source: int, tag: int = 0) -> Array:
-        """Return the next array that `source` has sent, or will send, with this tag."""
-        source, tag = self._valid(source, "source"), whole(tag, "a tag")
-        if self._requests.get((source, tag)):  # requests come first
-            return self.irecv(source, tag).wait()
-        return self._receive(source, tag)
-
-    def recv_any(self, sources: list[int] | None = None, tag: int = 0) -> tuple[int, Array]:
-        """Return (source, array): the next array with this tag from any of these ranks.
-
-        Where several have sent one, the first of them in `sources` (default: all ranks, in rank
-        order) comes first. To be fair, give them in another order each time.
-        """
-        sources = listed(range(self.size) if sources is None else sources, "sources")
-        if not sources:
-            raise ValueError("recv_any needs a source: the list of ranks is empty")
-        for source in sources:
-            if self._requests.get((self._valid(source, "source"), whole(tag, "a tag"))):
-                raise ValueError(
-                    f"the next message of rank {source} with tag {tag} belongs to a request of "
-                    "irecv; wait for that first, or use another tag"
-                )
-        members = [self.members[source] for source in sources]
-        member, array = self.fabric.recv(members, self._key(whole(tag, "a tag")), "recv_any")
-        return self.members.index(member), array
-
-    def isend(self, array: Array, to: int, tag: int = 0) -> Request:
-        """Send a copy; return a request that is complete, since a send never waits."""
-        self.send(array, to, tag)
-        return Request(deque(), lambda: None)
-
-    def irecv(self, source: int, tag: int = 0) -> Request:
-        """Return a request; `.wait()` returns the array. Requests are served in order."""
-        where = self._valid(source, "source"), whole(tag, "a tag")
-        queue = self._requests.setdefault(where, deque())
-
-        def complete() -> Array:
-            array = self._receive(*where)
-            if len(queue) == 1:
-                del self._requests[where]
-            return array
-
-        return Request(queue, complete)
-
-    # Collectives.
+        self._levels: TwoLevels | None = None
 
     @collective
     def all_reduce(
@@ -174,17 +101,19 @@ class Group:
         combine = ufunc(op, array_module(x))
         if out is not None:
             check_out(out, x)
-        details = [op, x.dtype, x.shape, *([] if algorithm is None else [algorithm])]
-        signature = signature_of("all_reduce", tuple(details), label)
         if algorithm is None:
+            signature = signature_of("all_reduce", (op, x.dtype, x.shape), label)
             result = self.communicator.all_reduce(signature, x, op, out)
+            if result is None:
+                result = x.copy()
+                self.channel("all_reduce").in_rank_order(result.reshape(-1), combine)
         else:
-            result = self.communicator.meet(signature)
-        if algorithm == "hierarchical":
-            result = self._reduce_on_two_levels(x, op, out)
-        elif result is None:
-            result, reduce_all = x.copy(), ON_MESSAGES.get(algorithm, in_rank_order)
-            reduce_all(self.channel("all_reduce"), result.reshape(-1), combine)
+            channel = self._meet("all_reduce", op, x.dtype, x.shape, algorithm, label=label)
+            if algorithm == "hierarchical":
+                result = self._reduce_on_two_levels(x, op, out)
+            else:
+                result = x.copy()
+                ON_MESSAGES[algorithm](channel, result.reshape(-1), combine)
         if out is None or out is result:
             return result
         out[...] = beside(result, out)
@@ -202,13 +131,12 @@ class Group:
         """
         x = numeric(x, axis=0)
         sizes = pieces_of(len(x), self.size, sizes)
-        combine = ufunc(op, array_module(x))
+        combine, ends = ufunc(op, array_module(x)), [0, *accumulate(sizes)]
         signature = signature_of("reduce_scatter", (op, x.dtype, x.shape, tuple(sizes)), label)
-        ends = [0, *accumulate(sizes)]
         result = self.communicator.reduce_scatter(signature, x, ends, op)
         if result is None:
             pieces = [x[start:stop] for start, stop in pairwise(ends)]
-            result = reduce_pieces(all_to_all(self.channel("reduce_scatter"), pieces), combine)
+            result = reduce_pieces(self.channel("reduce_scatter").all_to_all(pieces), combine)
         return result
 
     @collective
@@ -224,7 +152,7 @@ class Group:
 
         Bytes from each rank: (N-1)S.
 
-        out    a 1-D array for the result, of which each x is a part. If it is from `empty` on all
+        out    a 1-D array for the result; each x is a part of it. If it is from `empty` on all
                ranks, nothing is copied twice. x may be in it.
         sizes  elements of `out` per rank (default: as equal as can be, the larger first)
         """
@@ -234,10 +162,8 @@ class Group:
             return self._gather_into(out, x, pieces_of(out.size, self.size, sizes), label)
         if sizes is not None:
             raise ValueError("sizes say how the ranks fill out; give out, or no sizes")
-        channel = self._meet(
-            "all_gather", x.dtype, _without(x.shape, axis), axis % x.ndim, label=label
-        )
-        return array_module(x).concatenate(all_to_all(channel, [staged(x)] * self.size), axis=axis)
+        channel = self._meet("all_gather", *joined_along(axis, x), label=label)
+        return array_module(x).concatenate(channel.all_to_all([staged(x)] * self.size), axis=axis)
 
     @collective
     def all_to_all(self, arrays: list[Array], label: str | None = None) -> list[Array]:
@@ -245,19 +171,15 @@ class Group:
 
         Shapes may differ, dtypes may not.
         """
-        arrays = [numeric(x) for x in listed(arrays, "arrays")]
-        if len(arrays) != self.size:
-            raise ValueError(f"all_to_all needs one array per rank: {self.size}, got {len(arrays)}")
-        if len(dtypes := {str(x.dtype): None for x in arrays}) > 1:
-            raise ValueError(f"all_to_all needs one dtype, got {', '.join(dtypes)}")
-        return all_to_all(self._meet("all_to_all", arrays[0].dtype, label=label), arrays)
+        arrays = one_per_rank(arrays, self.size)
+        return self._meet("all_to_all", arrays[0].dtype, label=label).all_to_all(arrays)
 
     @collective
     def broadcast(self, x: Array | None = None, root: int = 0, label: str | None = None) -> Array:
         """Return root's x on all ranks; only root's x counts. Bytes: (N-1)S from root."""
         x = numeric(x) if self.rank == self._valid(root, "root") else None
         channel = self._meet("broadcast", f"root={root}", label=label)
-        return from_root(channel, [staged(x)] * self.size, root)
+        return channel.from_root([staged(x)] * self.size, root)
 
     @collective
     def scatter(
@@ -268,7 +190,7 @@ class Group:
             pieces = [numeric(x) for x in listed([] if pieces is None else pieces, "pieces")]
             if len(pieces) != self.size:
                 raise ValueError(f"scatter needs one piece per rank on the root: {self.size}")
-        return from_root(self._meet("scatter", f"root={root}", label=label), pieces, root)
+        return self._meet("scatter", f"root={root}", label=label).from_root(pieces, root)
 
     @collective
     def gather(
@@ -279,10 +201,8 @@ class Group:
         Bytes: S from each rank but root.
         """
         x, place = numeric(x, whole(axis, "an axis")), f"root={self._valid(root, 'root')}"
-        channel = self._meet(
-            "gather", place, x.dtype, _without(x.shape, axis), axis % x.ndim, label=label
-        )
-        pieces = to_root(channel, x, root)
+        channel = self._meet("gather", place, *joined_along(axis, x), label=label)
+        pieces = channel.to_root(x, root)
         return None if pieces is None else array_module(x).concatenate(pieces, axis=axis)
 
     @collective
@@ -296,7 +216,7 @@ class Group:
         x, place = numeric(x), f"root={self._valid(root, 'root')}"
         combine = ufunc(op, array_module(x))
         channel = self._meet("reduce", place, op, x.dtype, x.shape, label=label)
-        pieces = to_root(channel, x, root)
+        pieces = channel.to_root(x, root)
         return None if pieces is None else reduce_pieces(pieces, combine)
 
     @collective
@@ -316,35 +236,11 @@ class Group:
         key = self.rank if key is None else whole_64(key, "a key")
         wish = [color is not None, color or 0, key]
         channel = self._meet("split", payload=False)
-        wishes = all_to_all(channel, [np.array(wish, np.int64)] * self.size)
+        wishes = channel.all_to_all([np.array(wish, np.int64)] * self.size)
         wanted = [] if color is None else [1, color]
         chosen = [r for r in range(self.size) if wishes[r][:2].tolist() == wanted]
         chosen.sort(key=lambda r: (int(wishes[r][2]), r))
         return self._group_of(chosen, type(self))
-
-    def beside(self, work: Callable, name: str) -> Beside:
-        """Return a queue; a second thread calls `work` with what is put there, see beside.py.
-
-        The work communicates in a group of its own: `split(0)`.
-        """
-        return Beside(self, work, name)
-
-    @contextmanager
-    def waiting(self, operation: str, thread: threading.Thread) -> Iterator[None]:
-        """Record that this thread waits for another thread of its rank, for the table of waits."""
-        wait = Wait(operation, lambda: [self.fabric.rank], call_site(), thread.ident)
-        with self.fabric.waiting(wait):
-            yield
-
-    def empty(self, shape: int | tuple[int, ...], dtype: np.dtype | str = "float32") -> Array:
-        """Return an uninitialised array where `all_reduce(x, out=x)` need not copy it.
-
-        That is memory which all ranks of the machine see, also on GPUs, see device_memory.py.
-        """
-        elements(shape)  # refuses negative sides wherever the array is to be
-        return self.fabric.empty(shape, numeric_dtype(dtype))
-
-    # Parts of the above.
 
     def channel(self, operation: str, payload: bool = True) -> Channel:
         """Return a channel for the messages of one collective; every rank must call this alike.
@@ -355,16 +251,8 @@ class Group:
         self._collectives += 1
         key = Key(self.run, self.splits, "collective", self._collectives)
         ledger = self.ledger if payload else None
-        library = self.communicator if payload and self.communicator.transfers else None
+        library = self.communicator.library if payload else None
         return Channel(self.fabric, self.members, key, operation, ledger, library)
-
-    def _valid(self, rank: int, what: str) -> int:
-        rank = whole(rank, what)
-        if not 0 <= rank < self.size:
-            raise ValueError(
-                f"{what}={rank} is no rank of a group of {self.size}; use 0 to {self.size - 1}"
-            )
-        return rank
 
     def _meet(self, name: str, *details, label: str | None = None, payload: bool = True) -> Channel:
         """Wait for all ranks, compare what they call; return a channel for this call alone."""
@@ -380,52 +268,33 @@ class Group:
         """
         self._splits += 1
         members, splits = [self.members[r] for r in ranks], (*self.splits, self._splits)
-        communicator = self.fabric.communicator(members, splits, self.communicator, within_host)
-        return communicator and kind(self.fabric, members, splits, communicator)
+        new = NewGroup(members, splits, within_host)
+        communicator = self.fabric.communicator(new, self.communicator)
+        return None if communicator is None else kind(self.fabric, members, splits, communicator)
 
     def _reduce_on_two_levels(self, x: Array, op: str, out: Array | None) -> Array:
-        """Reduce by `hierarchical`, in groups that the first call makes.
-
-        The ledger gets a row for the bytes inside hosts, and one for those between hosts.
-        """
+        """Reduce by `hierarchical`, in groups that the first call makes."""
         if self._levels is None:
             hosts = [self.fabric.hosts[member] for member in self.members]
-            places, k = places_on(hosts)
-            neighbours = [r for r in range(self.size) if hosts[r] == hosts[self.rank]]
-            peers = [r for r in range(self.size) if places[r] == places[self.rank] < k]
+            neighbours, peers, k = levels_of(hosts, self.rank)
             inside = self._group_of(neighbours, Group, within_host=True)
-            self._levels = inside, self._group_of(peers, Group), k
-        inside, between, k = self._levels
-        result = out if self.fabric.in_place(out) else self.empty(x.shape, x.dtype)
+            assert inside is not None  # this rank is one of the neighbours
+            self._levels = TwoLevels(inside, self._group_of(peers, Group), k)
+        in_place = out is not None and self.fabric.in_place(out)
+        result: Array = out if in_place else self.empty(x.shape, x.dtype)
         if result is not x:
             result[...] = beside(x, result)
-        hierarchical(inside, between, k, result.reshape(-1), op)
-        for where, group in (("inside", inside), ("between", between)):
-            moved = {} if group is None else group.ledger.as_one(f"all_reduce {where} hosts")
-            for row, nbytes in moved.items():
-                self.ledger.bytes[row] = nbytes
+        self._levels.all_reduce(result.reshape(-1), op, self.ledger)
         return beside(result, x)
 
     def _gather_into(self, out: Array, x: Array, sizes: list[int], label: str | None) -> Array:
         """Fill the 1-D `out` on every rank with everyone's x."""
         ends = [0, *accumulate(sizes)]
         begin, stop = ends[self.rank], ends[self.rank + 1]
-        if out.ndim != 1 or x.shape != (stop - begin,) or x.dtype != out.dtype:
-            raise ValueError(
-                f"x is {x.dtype}{list(x.shape)}; rank {self.rank}'s part of out, "
-                f"{out.dtype}{list(out.shape)}, is 1-D and has {stop - begin} elements"
-            )
+        check_part(x, out, stop - begin, self.rank)
         # Before the ranks meet, for x may be another rank's part of out.
         out[begin:stop] = beside(x, out)
         signature = signature_of("all_gather", (x.dtype, out.shape, "out", tuple(sizes)), label)
         if self.communicator.gather_into(signature, out, ends) is None:
             gather_into(self.channel("all_gather"), out, ends)
         return out
-
-    def _receive(self, source: int, tag: int) -> Array:
-        return self.fabric.recv([self.members[source]], self._key(tag), "recv")[1]
-
-
-def _without(shape: tuple, axis: int) -> tuple:
-    """Return the dims but one: those in which concatenated arrays must agree."""
-    return shape[: axis % len(shape)] + shape[axis % len(shape) + 1 :]

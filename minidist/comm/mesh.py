@@ -1,9 +1,13 @@
-"""Mesh: ranks arranged along named axes, each axis a Group."""
+"""Mesh: ranks arranged along named axes, each axis a Group (Shazeer et al., Mesh-TensorFlow, 2018).
+
+The rank at (i, j, k) on axes of a, b, c ranks is (i b + j) c + k: the last axis has neighbours.
+"""
 
 import math
 from numbers import Integral
 
 from minidist.comm.group import Group
+from minidist.errors import check_name
 
 
 class Mesh:
@@ -14,6 +18,11 @@ class Mesh:
     `mesh.tp` is the Group of the ranks that differ from this one in t only, numbered by t. Every
     rank of the group makes the same mesh.
     """
+
+    dp: Group  # of those axes that the mesh has
+    pp: Group
+    cp: Group
+    tp: Group
 
     def __init__(self, group: Group, **axes: int):
         product = " x ".join(f"{name}={size}" for name, size in axes.items()) or "no axis"
@@ -53,8 +62,8 @@ class Mesh:
 
     def rank_of(self, **coordinates: int) -> int:
         """Return the rank at these coordinates; an axis that is not named keeps this rank's own."""
-        if unknown := sorted(set(coordinates) - set(self.axes)):
-            raise ValueError(f"no axis {unknown[0]!r}; there are {', '.join(self.axes)}")
+        for name in coordinates:
+            check_name("axis", name, self.axes)
         rank = 0
         for name, size in self.axes.items():
             c = coordinates.get(name, self.coordinates[name])

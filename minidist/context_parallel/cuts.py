@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from minidist.backend import Array, array_module
 from minidist.comm.collectives import split_ends
-from minidist.positions import Positions
+from minidist.rng import Positions
 
 Cut = Callable[[int, int], list[Positions]]
 

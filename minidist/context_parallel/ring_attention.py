@@ -32,7 +32,7 @@ from minidist.autograd.kernels import (
 from minidist.autograd.products import batched_matmul, sum_dtype
 from minidist.backend import Array, array_module, widen
 from minidist.comm import Group
-from minidist.positions import Positions
+from minidist.rng import Positions
 
 QUERIES = 128  # that meet keys at once, so that scores take memory that grows with T, not T^2
 KEYS_VALUES, GRADIENTS = 0, 1  # tags of messages

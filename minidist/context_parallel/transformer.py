@@ -24,8 +24,8 @@ from minidist.comm import Group
 from minidist.context_parallel.cuts import Cut, zigzag
 from minidist.context_parallel.ring_attention import ring_attention
 from minidist.context_parallel.ulysses import ulysses
-from minidist.positions import Positions
-from minidist.rng import Randomness
+from minidist.errors import check_name
+from minidist.rng import Positions, Randomness
 
 ATTENTION = {"ring": ring_attention, "ulysses": ulysses}
 
@@ -35,14 +35,13 @@ def context_parallel(
 ) -> nn.Sequential:
     """Make the blocks of a Transformer attend over sequences cut over the group; return it.
 
-    The lines to write around it are at the head of this file; `sum_gradients` is in replicas.py.
+    The lines to write around it are at the head of this file; `sum_gradients` is in replicas/.
 
     model      an nn.Transformer, or a tensor_parallel.ParallelTransformer; changed in place
     attention  "ring" or "ulysses"
     cut        (T, N) -> the positions of each rank; the tokens must be cut by the same
     """
-    if attention not in ATTENTION:
-        raise ValueError(f"unknown attention {attention!r}; choose one of {', '.join(ATTENTION)}")
+    check_name("attention", attention, ATTENTION)
     attend = partial(attend_over, group=group, attention=ATTENTION[attention], cut=cut)
     if pairs := [x for x in model.layers if isinstance(x, nn.EncoderBlock | nn.DecoderBlock)]:
         raise ValueError(

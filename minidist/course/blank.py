@@ -7,7 +7,7 @@ change.
 import ast
 import json
 
-from minidist.course.edits import functions
+from minidist.mistakes.edits import functions
 
 
 def blank(source: str, messages: dict[str, str]) -> str:
@@ -29,7 +29,7 @@ def blank(source: str, messages: dict[str, str]) -> str:
             raise ValueError(f"{name} is on one line; put its body on separate lines")
         start = first.lineno - 1
         if ast.get_docstring(function) is not None:
-            start = first.end_lineno
+            start = first.end_lineno or first.lineno
         while lines[start - 1].lstrip().startswith("#"):  # what stands above the first line
             start -= 1
         lines[start : function.end_lineno] = [

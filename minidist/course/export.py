@@ -7,7 +7,7 @@ from pathlib import Path
 
 from minidist.course import starter
 from minidist.course.lab import Lab
-from minidist.course.overlay import PACKAGE
+from minidist.mistakes.overlay import PACKAGE
 
 SETUP = """#!/usr/bin/env bash
 # Runs once, as root, when the autograder's image is built.
@@ -24,7 +24,7 @@ RUN = """#!/usr/bin/env bash
 # Runs for every submission, as root; the student's code runs as another user.
 cd /autograder
 PYTHONPATH=/autograder/source venv/bin/python -m minidist lab grade submission \\
-    --lab {lab} --seed "$(cat source/seed.txt)" \\
+    --lab {lab} --seed source/seed.txt \\
     --format gradescope --output results/results.json
 """
 
@@ -33,7 +33,7 @@ README = """# {title}: the instructor's folder
 | file | what it is |
 | --- | --- |
 | `solution/` | the reference: full marks |
-| `questions.py` | what is asked, and what the answers must be |
+| `questions.py` | what is asked; the right answer is what the package itself answers |
 | `probes.py` | how it is asked |
 | `seed.txt` | the hidden seed of the grader; keep it |
 
@@ -47,16 +47,17 @@ Grade one folder, or all that were handed in, from here; a folder that cannot be
 with the reason, and gets no .xml:
 
 ```
-minidist lab grade HANDED_IN --lab {lab} --seed "$(cat seed.txt)"
+minidist lab grade HANDED_IN --lab {lab} --seed seed.txt
 for folder in submissions/*/; do
-    minidist lab grade "$folder" --lab {lab} --seed "$(cat seed.txt)" \\
+    minidist lab grade "$folder" --lab {lab} --seed seed.txt \\
         --format junit --output "${{folder%/}}.xml"
 done
 ```
 
 `../autograder.zip` is for Gradescope: upload it as it is, on an image with Python 3.11 or newer.
 There the grader runs as root and the student's code as another user. On a laptop, without root,
-both are the same user: the docstring of `minidist/course/sandbox/__init__.py` names the risks.
+both are the same user: install bubblewrap. A grade says in its line "defences" what is not
+prevented, and the docstring of `minidist/course/sandbox/__init__.py` says why.
 """
 
 

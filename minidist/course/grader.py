@@ -1,4 +1,7 @@
-"""Grade a student's folder: ask each task's questions in a sandbox, and judge the answers here."""
+"""Grade a student's folder: ask each task's questions in a sandbox, and judge the answers here.
+
+The right answers are the package's own. Where one is wrong, the register's mistakes are asked, too.
+"""
 
 import secrets
 import textwrap
@@ -8,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from minidist.course.diagnosis import known_mistakes
 from minidist.course.lab import Lab, Task, targets
-from minidist.course.question import Question
+from minidist.course.question import Question, judge
 from minidist.course.sandbox import Sandbox
 from minidist.course.sandbox.limits import USUAL, Limits
 from minidist.course.sandbox.untrusted import contents, holder
@@ -21,8 +25,9 @@ LARGEST = 1 << 20  # bytes of a file that is handed in
 class Verdict:
     """The result of one task.
 
-    wrong    a text per failed question: what was asked, and what is wrong with the answer
-    output   what the student's code printed, shortened
+    wrong     a text per failed question: what was asked, and what is wrong with the answer
+    mistakes  the known mistakes that give the student's answers, in words
+    output    what the student's code printed, shortened
     """
 
     task: Task
@@ -30,6 +35,7 @@ class Verdict:
     wrong: list[str]
     output: str = ""
     seconds: float = 0.0
+    mistakes: tuple[str, ...] = ()
 
     passed = property(lambda self: not self.wrong)
     points = property(lambda self: self.task.points if self.passed else 0)
@@ -40,13 +46,13 @@ class Grade:
     """The result of a lab.
 
     seed      the questions were drawn from it: the same seed gives the same questions
-    defences  the defences of the sandbox that this machine had
+    defences  what the sandbox had on this machine, and what is therefore not prevented
     """
 
     lab: Lab
     verdicts: list[Verdict]
     seed: int
-    defences: list[str]
+    defences: str
 
     points = property(lambda self: sum(verdict.points for verdict in self.verdicts))
 
@@ -61,20 +67,20 @@ def grade(
     lab: Lab,
     seed: int | None = None,
     limits: Limits = USUAL,
-    without: tuple[str, ...] = (),
+    wrapped: bool = True,
 ) -> Grade:
     """Ask and judge every task. Nothing that the student's code does raises here.
 
     folder   the submission; only the lab's own files in FOLDER/minidist/ are read
     seed     None draws an unpredictable one; the grade names it
     limits   time, memory, processes and files per task
-    without  defences to leave out, see Sandbox
+    wrapped  whether bubblewrap is used where it works
 
     ValueError if there is no FOLDER/minidist, see `handed_in`.
     """
     seed = secrets.randbits(32) if seed is None else seed
     files, unusable = handed_in(Path(folder), lab.files)
-    with Sandbox(lab, limits, without) as sandbox:
+    with Sandbox(lab, limits, wrapped) as sandbox:
         unusable |= sandbox.put(files)
         missing = {path for path in lab.files if path not in files and path not in unusable}
         verdicts = [_verdict(lab, task, seed, sandbox, unusable, missing) for task in lab.tasks]
@@ -84,34 +90,27 @@ def grade(
 def _verdict(lab, task, seed: int, sandbox: Sandbox, unusable: dict, missing: set) -> Verdict:
     asked, begin = questions(lab, task, seed), time.monotonic()
     paths = dict.fromkeys(path for path, _ in targets(task))
-    wrong = [_said(path, unusable[path]) for path in paths if path in unusable]
+    wrong = [_about(path, unusable[path]) for path in paths if path in unusable]
     if wrong:
         return Verdict(task, len(asked), wrong)
     heard = sandbox.ask(asked)
-    for question, answer in zip(asked, heard.answers, strict=True):
-        said = answer if isinstance(answer, str) else judge(question, answer)
-        if said is not None:
-            wrong.append(_said(question.about, said))
+    messages = [judge(q, answer) for q, answer in zip(asked, heard.answers, strict=True)]
+    wrong = [_about(q.about, said) for q, said in zip(asked, messages, strict=True) if said]
+    seconds = time.monotonic() - begin
+    mistakes: tuple[str, ...] = ()
     if wrong and (absent := [path for path in paths if path in missing]):
         wrong = [f"there is no minidist/{path}" for path in absent]
-    return Verdict(task, len(asked), wrong, heard.output, time.monotonic() - begin)
+    elif wrong:
+        mistakes = known_mistakes(sandbox, task, asked, heard.answers, messages)
+    return Verdict(task, len(asked), wrong, heard.output, seconds, mistakes)
 
 
-def _said(about: str, said: str) -> str:
-    said = said[:4000]
-    return f"{about}:\n{textwrap.indent(said, '    ')}" if "\n" in said else f"{about}: {said}"
-
-
-def judge(question: Question, answer: dict) -> str | None:
-    """Return the verdict; an answer with an unexpected form is wrong, too."""
-    floats = {name: a for name, a in answer.items() if np.asarray(a).dtype.kind in "fc"}
-    nan = next((f"{name} has a NaN" for name, a in floats.items() if np.isnan(a).any()), None)
-    try:
-        with np.errstate(all="ignore"):
-            return question.judge(answer) or nan
-    except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        return nan or f"the answer has not the form that was asked for ({why})"
+def _about(what: str, message: str) -> str:
+    """Return what is wrong with something: in its line, or below it."""
+    message = message[:4000]
+    if "\n" in message:
+        return f"{what}:\n{textwrap.indent(message, '    ')}"
+    return f"{what}: {message}"
 
 
 def handed_in(folder: Path, paths: list[str]) -> tuple[dict[str, str], dict[str, str]]:

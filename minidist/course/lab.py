@@ -1,7 +1,7 @@
 """A lab: its tasks, their points, and which functions of minidist each of them blanks out.
 
-A lab is a TOML file in `labs/`. The grader asks its questions (`questions/`) and alone knows the
-answers; its probes (`probes/`) run them on a student's code.
+A lab is a TOML file in `labs/`. The grader asks its questions (`questions/`). Its probes
+(`probes/`) put them to a student's code, in a sandbox, and to the package, whose answers are right.
 """
 
 import tomllib
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from minidist.course.blank import blank
-from minidist.course.overlay import PACKAGE
+from minidist.mistakes.overlay import PACKAGE
 
 LABS = Path(__file__).parent / "labs"
 
@@ -60,7 +60,7 @@ class Lab:
 
     def blanked(self) -> dict[str, str]:
         """Return {path in the package: source} with the body of every task taken out."""
-        bodies = {path: {} for path in self.files}
+        bodies: dict[str, dict[str, str]] = {path: {} for path in self.files}
         for task in self.tasks:
             for path, function in targets(task):
                 bodies[path][function] = f"Task {task.id}: {task.title}"
@@ -80,7 +80,8 @@ class Lab:
 
 def targets(task: Task) -> list[tuple[str, str]]:
     """Return (path in the package, qualified name) of what a task blanks out."""
-    return [tuple(entry.split(":")) for entry in task.blanks]
+    split = [entry.partition(":") for entry in task.blanks]
+    return [(path, name) for path, _, name in split]
 
 
 def labs() -> list[Lab]:

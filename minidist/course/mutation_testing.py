@@ -1,6 +1,6 @@
 """Run the tests of a checkout against mutants, several at a time, and say what killed each.
 
-What the killer says is the diagnosis: it comes from numbers alone (tools/causes/).
+What the killer says is the diagnosis: it comes from numbers alone (verify/causes/).
 """
 
 import os
@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from minidist.course.overlay import PACKAGE
 from minidist.course.test_batches import TIMING
 from minidist.course.zoo import WORDS, Mutant
+from minidist.mistakes.overlay import PACKAGE
 
 ROOT = PACKAGE.parent  # of a checkout, where the tests are
 LIMIT = 600.0  # seconds for all tests of one mutant
@@ -30,15 +30,16 @@ def _held_back() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came, kinds = [], [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    before = {kind: signal.signal(kind, lambda kind, _: came.append(kind)) for kind in kinds}
+    came: list[int] = []
+    kinds = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    before = {kind: signal.signal(kind, lambda number, _: came.append(number)) for kind in kinds}
     try:
         yield
     finally:
         for kind, handler in before.items():
             signal.signal(kind, handler)
-        for kind in came:
-            signal.raise_signal(kind)
+        for number in came:
+            signal.raise_signal(number)
 
 
 class Run:
@@ -49,7 +50,8 @@ class Run:
 
     def __init__(self, mutant: Mutant, batches: list[list[str]], limit: float = LIMIT):
         self.mutant, self.ahead, self.limit = mutant, list(batches), limit
-        self.killer = self.diagnosis = None
+        self.killer: str | None = None
+        self.diagnosis: str | None = None
         self.holder = tempfile.TemporaryDirectory(prefix="minidist-mutant-")
         self.folder = Path(self.holder.name)
         for path, source in mutant.files().items():
@@ -133,7 +135,7 @@ def told(failure: ElementTree.Element) -> str:
         raised = re.findall(r"^E\s+([\w.]+(?:Error|Warning|Failed)\b.*)", text, re.M)
         message = f"{message.splitlines()[0]} {raised[-1]}" if raised else message
     message = re.sub(r"^(AssertionError: |Failed: )", "", message)
-    kept = []
+    kept: list[str] = []
     for line in filter(str.strip, message.splitlines()):
         if kept and re.match(r"\s*(assert |\+ )", line):
             break
@@ -153,7 +155,8 @@ def judge(
     """
     if not (ROOT / "tests" / "conftest.py").is_file():
         raise ValueError(f"mutants are judged by the tests of a checkout; {ROOT} has none")
-    ahead, runs = list(reversed(mutants)), []
+    ahead = list(reversed(mutants))
+    runs: list[Run] = []
     try:
         while ahead or runs:
             while ahead and len(runs) < at_once:

@@ -5,20 +5,14 @@ run in a sandbox, on each mutant of the zoo in turn. A mutant earns its points i
 raises; but if one raises on the reference, all points are lost.
 
 The reference comes first, and then again at random places among the mutants, so raising at random,
-or by a clock, a count of runs or a process number does not help. Reference and mutants are
-regenerated from their syntax trees, without comments and docstrings and with random dummy
-assignments, so checksums, sizes and timestamps do not tell them apart.
+or by a clock, a count of runs or a process number does not help. All files have one time.
 
-This does not prevent everything: a property can search the code for a piece of a mutant or of the
-reference, a name or an operation, or ignore the assignments. Where cheating matters, read the
-properties.
+A property that reads the code, or its checksum, instead of running it is not prevented. Where
+cheating matters, read the properties.
 
-`tools/` is left out, because it already judges strategies.
+`verify/` is left out, because it already judges strategies.
 """
 
-import ast
-import functools
-import re
 import secrets
 import time
 from pathlib import Path
@@ -28,14 +22,14 @@ import numpy as np
 from minidist.course import starter, zoo
 from minidist.course.grader import Grade, Verdict, handed_in
 from minidist.course.lab import Lab, Task
-from minidist.course.overlay import PACKAGE
-from minidist.course.question import Question
-from minidist.course.sandbox import Sandbox
+from minidist.course.probes import mutants as probes
+from minidist.course.questions.arrays import ask
+from minidist.course.sandbox import ANSWERS, Sandbox
 from minidist.course.sandbox.limits import USUAL, Limits
 
 NAME, FILE, POINTS = "mutants", "properties.py", 2
 FIRST, BETWEEN = 2, 6  # how many times the reference is run: before the mutants, and among them
-LEFT_OUT = ("course", "tools", "cli", "__main__.py", "train.py")
+LEFT_OUT = (*ANSWERS, "verify", "observe", "bench", "cli", "__main__.py", "training")
 
 STARTER = '''"""Properties that minidist has, and that wrong versions of it lack."""
 
@@ -88,22 +82,24 @@ def grade(
 ) -> Grade:
     """Run the properties of FOLDER/minidist/properties.py on the reference and every mutant.
 
-    seed  for the places of the reference, and the dummy assignments; None draws one
+    seed  for the places of the reference; None draws one
     """
     seed = secrets.randbits(32) if seed is None else seed
     rng = np.random.default_rng(seed)
     files, unusable = handed_in(Path(folder), [FILE])
     if FILE not in files:
         why = unusable.get(FILE, f"there is no minidist/{FILE} in {folder}")
-        return Grade(lab, [Verdict(task, 1, [why]) for task in lab.tasks], seed, [])
-    asked = [Question(FILE, "properties", {"source": files[FILE]})]
+        return Grade(lab, [Verdict(task, 1, [why]) for task in lab.tasks], seed, "")
+    asked = [ask(FILE, probes.properties, source=files[FILE])]
     mutants = [zoo.load(name) for name in zoo.names()]
     order = rng.permutation([*range(len(mutants)), *[-1] * BETWEEN]).tolist()
-    wrong, seconds, refused = {}, {}, []
+    wrong: dict[int, list[str]] = {}
+    seconds: dict[int, float] = {}
+    refused: list[str] = []
     with Sandbox(lab, limits, **options) as sandbox:
         for number in [-1] * FIRST + order:
             begin = time.monotonic()
-            sandbox.build(strewn({} if number < 0 else mutants[number].files(), rng), LEFT_OUT)
+            sandbox.build({} if number < 0 else mutants[number].files(), LEFT_OUT)
             answer = _formed(sandbox.ask(asked).answers[0])
             if number >= 0:
                 wrong[number] = _alive(answer)
@@ -149,47 +145,6 @@ def _alive(answer: dict[str, np.ndarray] | str) -> list[str]:
     return [] if killed else ["no property raises beside it"]
 
 
-def strewn(files: dict[str, str], rng: np.random.Generator) -> dict[str, str]:
-    """Return all files of the package, some replaced, printed with random dummy assignments.
-
-    The assignments are at random places in functions, with random names.
-    """
-
-    def some(line: re.Match) -> str:
-        name, value, there = rng.integers(1 << 40, size=3).tolist()
-        return f"{line[1]}_{name:x} = {value}\n" if there % 3 == 0 else ""
-
-    sources = _sources() | files
-    return {path: re.sub(PLACE, some, _printed(source)) for path, source in sources.items()}
-
-
-PLACE = re.compile(r"^( *)a_place = 0\n", re.M)
-
-
-def _sources() -> dict[str, str]:
-    paths = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
-    return {
-        path.as_posix(): (PACKAGE / path).read_text(encoding="utf-8")
-        for path in paths
-        if path.parts[0] not in LEFT_OUT
-    }
-
-
-@functools.cache
-def _printed(source: str) -> str:
-    """Print a source without docstrings, with a place before every statement of a function."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
-            node
-        ):
-            node.body[:1] = [] if len(node.body) > 1 else [ast.Pass()]
-        if isinstance(node, ast.FunctionDef):
-            (place,) = ast.parse("a_place = 0").body
-            node.body = [line for statement in node.body for line in (place, statement)]
-    return ast.unparse(tree) + "\n"
-
-
 def _handout(lab: Lab) -> str:
     named = zip(lab.tasks, zoo.names(), strict=True)
     rows = "\n".join(f"| {t.id} | `{name}` | {t.title} | {t.text} |" for t, name in named)
@@ -202,7 +157,7 @@ Put functions `property_...()` without arguments into `minidist/{FILE}`; it has 
 A property runs something, mostly on ranks that are threads (`transport="thread"`), and raises
 (`assert`) if the result is wrong. Do not look for a mutant's mistake; state what is right: a
 gradient that one device would have computed, a schedule with every action once, bytes that equal a
-formula, other sizes than 2, uneven shards, more than one step. `minidist.tools`, which has such
+formula, other sizes than 2, uneven shards, more than one step. `minidist.verify`, which has such
 checks, is left out.
 
 - A mutant that makes a property raise is killed: {POINTS} points, {lab.points} in all.

@@ -1,11 +1,17 @@
-"""A question: what a student's code is asked, and what its answer must be."""
+"""A question: what a student's code is asked, and how its answer is judged.
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+The right answer is the package's own: the grader runs the same probe on the package.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 Answer = dict[str, np.ndarray]
+Judge = Callable[[Answer, Answer], str | None]
+Random = np.random.Generator
 
 
 @dataclass(frozen=True)
@@ -15,33 +21,35 @@ class Question:
     about  what is asked, as a report shows it: "3 stages, 5 micro-batches"
     probe  a function of the lab's probes: (**given) -> {name: array}
     given  numbers, strings, arrays, and lists and dicts of them
-    judge  answer -> None if it is right, else what is wrong: which rank, which number, and what
-           was expected. It runs in the grader's process, where the student's code never runs.
+    judge  (answer, the package's answer) -> None if the answer is right, else what is wrong: which
+           rank, which number, and what was expected. It runs in the grader's process, where the
+           student's code never runs.
     """
 
     about: str
-    probe: str
-    given: dict = field(default_factory=dict)
-    judge: Callable[[Answer], str | None] = lambda answer: None
+    probe: Callable[..., dict]
+    given: dict
+    judge: Judge
+
+    @cached_property
+    def right(self) -> Answer:
+        """The package's answer."""
+        return {name: np.asarray(value) for name, value in self.probe(**self.given).items()}
 
 
-def expect(answer: Answer, want: dict[str, object]) -> str | None:
-    """Compare an answer with what was expected: same names, shapes and exact values."""
-    for name, value in want.items():
-        value = np.asarray(value)
-        if name not in answer:
-            return f"{name} is missing"
-        got = answer[name]
-        if got.shape != value.shape:
-            return f"{name} has the shape {list(got.shape)}, not {list(value.shape)}"
-        if not np.array_equal(got, value):
-            where = "" if not value.ndim else f" at {list(map(int, np.argwhere(got != value)[0]))}"
-            first = tuple(np.argwhere(got != value)[0]) if value.ndim else ()
-            return f"{name}{where} is {got[first]}, not {value[first]}"
-    return None
+Questions = Iterator[Question]
 
 
-def counted(n: int, what: str) -> str:
-    """Return a number of things in correct English: "1 rank", "2 ranks", "3 batches"."""
-    plural = "es" if what.endswith(("s", "ch")) else "s"
-    return f"{n} {what}{plural * (n != 1)}"
+def judge(question: Question, answer: Answer | str) -> str | None:
+    """Return what is wrong: a text in place of an answer, a form that was not asked for, a NaN."""
+    if isinstance(answer, str):
+        return answer
+    want = question.right  # an error here is the package's, not the answer's
+    floats = {name: a for name, a in answer.items() if a.dtype.kind == "f"}
+    nan = next((f"{name} has a NaN" for name, a in floats.items() if np.isnan(a).any()), None)
+    try:
+        with np.errstate(all="ignore"):
+            return question.judge(answer, want) or nan
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        return nan or f"the answer has not the form that was asked for ({why})"

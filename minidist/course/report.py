@@ -29,7 +29,7 @@ def text(grade: Grade, foot: bool = True) -> str:
             lines += [textwrap.indent(_shown(verdict), " " * (2 * wide + 5)), ""]
     lines.append(f"{grade.points:>{wide}} / {lab.points:>{wide}}  points")
     if foot:
-        lines += ["", f"seed: {grade.seed}", _defences(grade)]
+        lines += ["", f"seed: {grade.seed}", f"defences: {grade.defences or 'none'}"]
     return "\n".join(lines) + "\n"
 
 
@@ -43,15 +43,16 @@ def junit(grade: Grade) -> str:
     suite = ElementTree.SubElement(suites, "testsuite", {"name": name, **counts})
     properties = ElementTree.SubElement(suite, "properties")
     said = {"points": grade.points, "max_points": grade.lab.points, "seed": grade.seed}
-    for key, value in {**said, "defences": ", ".join(grade.defences)}.items():
+    for key, value in {**said, "defences": grade.defences}.items():
         ElementTree.SubElement(properties, "property", {"name": key, "value": str(value)})
     for verdict in grade.verdicts:
         title = f"{verdict.task.id} {verdict.task.title}"
-        case = {"classname": name, "name": title, "time": f"{verdict.seconds:.3f}"}
-        case = ElementTree.SubElement(suite, "testcase", case)
+        named = {"classname": name, "name": title, "time": f"{verdict.seconds:.3f}"}
+        case = ElementTree.SubElement(suite, "testcase", named)
         if not verdict.passed:
             first, *more = plain(verdict.wrong[0]).splitlines()
-            message = " ".join([first, *(line.strip() for line in more[-1:])])[:WIDTH]
+            last = verdict.mistakes or [line.strip() for line in more[-1:]]
+            message = " ".join([first, *last])[:WIDTH]
             failure = ElementTree.SubElement(case, "failure", {"message": message})
             failure.text = _shown(verdict)
         if verdict.output:
@@ -78,11 +79,9 @@ def gradescope(grade: Grade) -> str:
     whole = {
         "score": grade.points,
         "execution_time": round(sum(verdict.seconds for verdict in grade.verdicts)),
-        "output": _defences(grade),  # not the seed: students read this
-        "output_format": "text",
         "visibility": "visible",
         "stdout_visibility": "hidden",
-        "extra_data": {"seed": grade.seed},
+        "extra_data": {"seed": grade.seed, "defences": grade.defences},  # for staff alone
         "tests": tests,
     }
     return json.dumps(whole, indent=2) + "\n"
@@ -100,14 +99,15 @@ def plain(said: str) -> str:
 
 def _shown(verdict: Verdict) -> str:
     """Return what is wrong with a task, in a few short lines."""
-    lines = []
-    before = []
+    lines: list[str] = []
+    before: list[str] = []
     for wrong in verdict.wrong[:QUESTIONS]:
         first, *rest = plain(wrong).splitlines()
         lines += [f"{first} the same"] if rest and rest == before else _short([first, *rest])
         before = rest
     if len(verdict.wrong) > QUESTIONS:
         lines.append(f"and {len(verdict.wrong) - QUESTIONS} more of {verdict.questions} questions")
+    lines += [f"a known mistake gives these answers: {says}" for says in verdict.mistakes]
     if verdict.output:
         lines += ["it printed:", *_short(plain(verdict.output).splitlines())]
     return "\n".join(lines)
@@ -127,7 +127,3 @@ def _folded(line: str) -> list[str]:
         return [f"{line[:ends]} ... {line[-ends:]}"]
     indent = " " * (len(line) - len(line.lstrip()) + 4)
     return textwrap.wrap(line, WIDTH, subsequent_indent=indent) or [line]
-
-
-def _defences(grade: Grade) -> str:
-    return f"defences: {', '.join(grade.defences) or 'none'}"

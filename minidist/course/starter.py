@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from minidist.course.grader import handed_in, judge, questions
+from minidist.course.grader import handed_in, questions
 from minidist.course.lab import find
+from minidist.course.question import judge
 from minidist.course.sandbox import Sandbox
 
 LAB = find("{name}")
@@ -42,7 +43,7 @@ def student(request):
 @pytest.mark.parametrize("question", ASKED)
 def test_task(student, question):
     [answer] = student.ask([question]).answers
-    if wrong := answer if isinstance(answer, str) else judge(question, answer):
+    if wrong := judge(question, answer):
         pytest.fail(wrong, pytrace=False)
 '''
 

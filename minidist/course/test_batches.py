@@ -4,17 +4,17 @@ All mutants meet the same tests; only the order differs, by the family of strate
 belongs to. A strategy's record names its family and its tests.
 """
 
-from minidist.tools.strategies import STRATEGIES
+from minidist.verify.strategies import STRATEGIES
 
 # Differentiation knows no ranks: files outside of these cannot change what they compute.
-OF_ONE_DEVICE = ("autograd", "nn", "optim.py", "rng.py", "datasets", "backend.py")
+OF_ONE_DEVICE = ("autograd", "nn", "optim", "rng.py", "datasets", "backend.py")
 SINGLE_DEVICE = [
     "tests/autograd",
     "tests/nn",
     "tests/datasets",
     *(f"tests/test_{name}.py" for name in ("optim", "rng", "backend")),
 ]
-EQUIVALENCE = "tests/tools/test_equivalence.py"
+EQUIVALENCE = "tests/verify/test_equivalence.py"
 CERTIFICATE = f"{EQUIVALENCE}::test_every_strategy_keeps_its_promise"
 
 
@@ -27,7 +27,9 @@ def _families() -> dict[str, tuple[list[str], list[str]]]:
     return found
 
 
-PLANNING = "pipedream shared_cores tofu soap task_graph soap_simulator flexflow step_time".split()
+PLANNING = """test_pipedream test_shared_cores test_tofu
+flexflow/test_soap flexflow/test_task_graph flexflow/test_simulator flexflow/test_search
+ plans/test_step_time plans/test_plan_search""".split()
 COSTS = "memory", "traffic", "stash", "transformer_size"
 # {family: (the strategies whose certificates come first, and then these tests)}
 FAMILIES = _families() | {  # and what strategies are built on
@@ -48,18 +50,15 @@ FAMILIES = _families() | {  # and what strategies are built on
     ),
     "placements": (
         [],
-        [
-            "tests/test_placement.py",
-            *(f"tests/planning/test_{name}.py" for name in ("placement_rules", "gspmd")),
-        ],
+        [f"tests/planning/gspmd/test_{name}.py" for name in ("placement", "rules", "propagation")],
     ),
-    "translation": ([], ["tests/nn/test_seq2seq.py", "tests/test_decoding.py"]),
+    "translation": ([], ["tests/nn/test_seq2seq.py", "tests/nn/test_generate.py"]),
     "translators": ([], ["tests/data_parallel/test_dual.py"]),
     "collective functions": ([], ["tests/test_collective_functions.py"]),
     "planning": (
         [],
         [
-            *(f"tests/planning/test_{name}.py" for name in (*PLANNING, "plan_search")),
+            *(f"tests/planning/{name}.py" for name in PLANNING),
             *(f"tests/planning/costs/test_{name}.py" for name in COSTS),
         ],
     ),
@@ -68,7 +67,7 @@ FAMILIES = _families() | {  # and what strategies are built on
 WRONG_EVERYWHERE = ["translation"]
 # Overlap and speed: what a busy machine can change, and says nothing of right or wrong.
 TIMING = [
-    "test_hybrid_sums.py::test_the_first_sum_is_under_way",
+    "hybrid/test_sums.py::test_the_first_sum_is_under_way",
     "data_parallel/test_bucketed.py::test_the_first_bucket_is_under_way",
     "data_parallel/test_zero_memory.py::test_weights_come_while_the_layer_before",
     "data_parallel/test_parameter_server.py::test_with_a_slow_worker",

@@ -11,7 +11,6 @@ it, the tests of a single device are those that kill it.
 from dataclasses import dataclass
 from pathlib import Path
 
-from minidist.course import register
 from minidist.course.test_batches import (
     CERTIFICATE,
     FAMILIES,
@@ -20,6 +19,8 @@ from minidist.course.test_batches import (
     SINGLE_DEVICE,
     WRONG_EVERYWHERE,
 )
+from minidist.errors import check_name
+from minidist.mistakes import register
 
 WORDS = ("title", "seen", "symptom", "family")
 
@@ -55,8 +56,7 @@ def names() -> list[str]:
 
 def load(name: str) -> Mutant:
     """Return a mutant. ValueError: there is none of that name, or it is not complete."""
-    if name not in names():
-        raise ValueError(f"there is no mutant {name!r}; there are {', '.join(names())}")
+    check_name("mutant", name, names())
     mutant = Mutant(**vars(register.mistakes()[name]))
     for word in WORDS:
         if len(getattr(mutant, word).splitlines()) != 1:

@@ -17,10 +17,12 @@ its own hardware; where ranks fill all cores, buckets only save messages.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from minidist.backend import Array
 from minidist.comm import Group
+from minidist.data_parallel.guards import check_replicas
 from minidist.nn import Module, Parameter
 from minidist.nn.flat_parameters import flat_slices
-from minidist.replicas import check_batch_norm, check_same_weights, summed_ranks
+from minidist.replicas import summed_ranks
 
 
 def plan(parameters: list[Parameter], cap: int) -> list[list[Parameter]]:
@@ -28,7 +30,8 @@ def plan(parameters: list[Parameter], cap: int) -> list[list[Parameter]]:
 
     The first bucket is launched first; inside a bucket parameters keep their own order.
     """
-    buckets, room = [], 0
+    buckets: list[list[Parameter]] = []
+    room = 0
     for p in reversed(parameters):
         if not buckets or p.data.nbytes > room:
             buckets.append([])
@@ -62,15 +65,14 @@ class Bucketed:
     ):
         if cap < 1:
             raise ValueError(f"a bucket holds one byte or more, not {cap}")
-        check_batch_norm(model, group.size)
-        if check_weights:
-            check_same_weights(model, group)
+        check_replicas(model, group, check_weights)
         parameters = [p for p in model.parameters() if p.requires_grad]
         self.group = group.split(0)  # its collectives run beside those of `group`
         self.buckets = plan(parameters, cap) if buckets is None else buckets
         self.bucket_of = {p: b for b, bucket in enumerate(self.buckets) for p in bucket}
         self.missing: list[int] | None = None  # gradients per bucket to come; None: not reducing
-        self.orders, self.replaced = self.group.beside(self.all_reduce, "buckets"), []
+        self.orders = self.group.beside(self.all_reduce, "buckets")
+        self.replaced: list[Array] = []  # gradients, whose memory must not be reused before `wait`
         for p in parameters:
             p.add_hook(self.ready)
 
@@ -108,7 +110,7 @@ class Bucketed:
         ranks = [summed_ranks(p, self.group) for p in self.buckets[bucket]]
         for p in self.buckets[bucket]:
             if p.grad is not p.grad_buffer:
-                self.replaced.append(p.grad)  # its memory must not be reused before `wait`
+                self.replaced.append(p.grad)
                 p.grad_buffer[...] = 0 if p.grad is None else p.grad
                 p.grad = p.grad_buffer
         for s in flat_slices(self.buckets[bucket]):

@@ -15,8 +15,8 @@ from minidist.comm import Group
 from minidist.data_parallel.layer_shard import LayerShard, unlocked
 from minidist.nn import Parameter
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice
-from minidist.optim import Optimizer
 from minidist.replicas import summed_ranks
+from minidist.trainer import AnyOptimizer
 
 Runs = list[tuple[FlatSlice, Group]]  # elements, and the ranks that have copies of them
 
@@ -47,7 +47,7 @@ class Copies:
         firsts = {p for run, group in self.runs if group.rank == 0 for p in run.parts}
         return [p.grad for p in parameters if p in firsts]
 
-    def step(self, optimizer: Optimizer) -> None:
+    def step(self, optimizer: AnyOptimizer) -> None:
         optimizer.step()
         optimizer.zero_grad()
 
@@ -84,17 +84,17 @@ class ShardedCopies:
 
     def counted_here(self, parameters: list[Parameter]) -> list[Array]:
         """Return the parts of these gradients that this rank counts, so that each counts once."""
-        self.check_summed()
-        pieces, parameters = [], set(parameters)
-        for s in self.shards:
+        pieces, counted = [], set(parameters)
+        for s, grad in zip(self.shards, self.summed(), strict=True):
             for p, part in s.run.parts.items():
-                start, stop = (max(0, end - s.own.start) for end in (part.start, part.stop))
-                pieces += [s.parameter.grad[start:stop]] if p in parameters else []
+                if p in counted:
+                    start, stop = (max(0, end - s.own.start) for end in (part.start, part.stop))
+                    pieces.append(grad[start:stop])
         return pieces
 
-    def step(self, optimizer: Optimizer) -> None:
+    def step(self, optimizer: AnyOptimizer) -> None:
         with unlocked(self.shards, optimizer):
-            self.check_summed()
+            self.summed()  # or an error
             optimizer.step()
             optimizer.zero_grad()
             for s in self.shards:
@@ -102,13 +102,15 @@ class ShardedCopies:
 
     def gradients(self) -> dict[str, Array]:
         """Return the sums by name, of all that this rank holds; they are gathered for it."""
-        self.check_summed()
-        found = {}
-        for s in self.shards:
-            whole = s.group.all_gather(s.parameter.grad, label=s.parameter.name)
+        found: dict[str, Array] = {}
+        for s, grad in zip(self.shards, self.summed(), strict=True):
+            whole = s.group.all_gather(grad, label=s.parameter.name)
             found |= {p.name: whole[part].reshape(p.shape) for p, part in s.run.parts.items()}
         return found
 
-    def check_summed(self) -> None:
-        if any(s.parameter.grad is None for s in self.shards):
+    def summed(self) -> list[Array]:
+        """Return the shards' gradients; ValueError if one has none yet."""
+        grads = [s.parameter.grad for s in self.shards if s.parameter.grad is not None]
+        if len(grads) < len(self.shards):
             raise ValueError("no gradient has been summed; call hybrid.backward first")
+        return grads

@@ -7,7 +7,7 @@ from minidist import nn
 from minidist.comm import Group
 from minidist.comm.collectives import split_ends
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice
-from minidist.optim import Optimizer
+from minidist.trainer import AnyOptimizer
 
 ONLY_STEP = (
     "these are shards: call zero.step(optimizer), or hybrid.step(optimizer), "
@@ -21,6 +21,8 @@ class LayerShard:
     run    the elements that the ranks of the group have copies of; cut as equally as can be
     own    this rank's elements of the run
     name   of the parameter
+    flat, home  the layer's whole vector; the vector of this rank's part alone
+    parameter   that part, which the optimizer updates
     """
 
     def __init__(self, run: FlatSlice, name: str, group: Group):
@@ -38,7 +40,7 @@ class LayerShard:
 
 
 @contextmanager
-def unlocked(shards: list[LayerShard], optimizer: Optimizer) -> Iterator[None]:
+def unlocked(shards: list[LayerShard], optimizer: AnyOptimizer) -> Iterator[None]:
     """Let this optimizer, which must have all these shards, update them meanwhile."""
     if missing := {s.parameter for s in shards} - set(optimizer.parameters):
         raise ValueError(

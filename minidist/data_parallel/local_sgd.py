@@ -29,7 +29,7 @@ Bytes of all ranks: 2 (N - 1) times the parameters' size, once in H steps.
 from numbers import Integral
 
 from minidist import optim
-from minidist.autograd.tensor import tick
+from minidist.autograd.recording import tick
 from minidist.backend import Array, array_module
 from minidist.comm import Group
 from minidist.errors import check_number

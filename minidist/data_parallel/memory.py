@@ -9,10 +9,11 @@ loaded      weights that load_state has replaced are owed nothing: all is forgot
 
 from collections.abc import Iterable
 
-from minidist.autograd.tensor import tick
+from minidist.autograd.recording import tick
 from minidist.backend import Array, array_module
 from minidist.comm import Group
 from minidist.nn import Module
+from minidist.nn.parameter import Scale
 from minidist.replicas import check_same_weights
 
 
@@ -32,10 +33,10 @@ class Memory:
         self.parameters = model.parameters()
         self.steps, self.skipped, self.followed = 0, 0, tick()
         self.before: tuple[int, list[dict]] | None = None
-        self.last_scale = None
+        self.last_scale: Scale | None = None
 
     @property
-    def scale(self):
+    def scale(self) -> Scale | None:
         """The LossScale of the gradients, if MixedPrecision updates the parameters, or None."""
         return next((p.home.scale for p in self.parameters if p.home and p.home.scale), None)
 
@@ -64,6 +65,7 @@ class Memory:
 
     def undo(self) -> None:
         """Remember what was remembered before the last step."""
+        assert self.before is not None
         (self.steps, before), self.before = self.before, None
         for memory, old in zip(self.kept, before, strict=True):
             memory.clear()

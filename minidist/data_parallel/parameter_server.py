@@ -39,9 +39,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from minidist import nn
-from minidist.backend import array_module, beside
+from minidist.backend import Array, array_module, beside
 from minidist.comm import Group
-from minidist.data_parallel.server_plan import BODY, FINISH, HEAD, PULL, PUSH, Member, Plan
+from minidist.data_parallel.server_plan import BODY, FINISH, HEAD, PULL, PUSH, Member, ServerPlan
 from minidist.data_parallel.sparse_update import add_up
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice
 from minidist.optim import Optimizer
@@ -61,6 +61,9 @@ class Push:
     versions: tuple[int, ...]
 
 
+Waiting = tuple[Push, Array]  # a push that waits for its update, and its gradient
+
+
 class Server(Member):
     """A slice of the weights, its optimizer, and a loop that takes one request after the other.
 
@@ -70,7 +73,7 @@ class Server(Member):
     clocks   {worker: minibatches done}, counting those whose pushes have arrived
     """
 
-    def __init__(self, group: Group, model: nn.Module, plan: Plan, optimizer: Callable):
+    def __init__(self, group: Group, model: nn.Module, plan: ServerPlan, optimizer: Callable):
         super().__init__(group, model, plan)
         mine = self.slices[self.group.rank]
         self.slice = nn.Parameter(self.flat.vector[mine], f"slice {self.group.rank}")
@@ -78,7 +81,8 @@ class Server(Member):
         self.version = 0
         if plan.servers > 1:
             self.slice.spread = (
-                f"{plan.servers} servers, none of which has the whole gradient: use Plan(servers=1)"
+                f"{plan.servers} servers, none of which has the whole gradient: "
+                "use ServerPlan(servers=1)"
             )
         FlatParameters([self.slice])  # copies
         for p in self.flat.parameters:
@@ -88,7 +92,7 @@ class Server(Member):
         self.quorum = len(self.workers) if plan.staleness == 0 else plan.quorum
         self.log: list[list[Push]] = []
         self.working, self.turns = set(self.workers), deque(self.workers)
-        self.waiting = {w: deque() for w in self.workers}  # pushes that wait for their update
+        self.waiting: dict[int, deque[Waiting]] = {w: deque() for w in self.workers}
         self.clocks = dict.fromkeys(self.workers, 0)
         self.taken = dict.fromkeys(self.workers, 0)  # the version after each one's last push
         self.pulls: dict[int, int] = {}  # worker: the clock that it wants to begin
@@ -193,7 +197,7 @@ class Worker(Member):
     pushed    per slice, how many pushes were sent and accepted
     """
 
-    def __init__(self, group: Group, model: nn.Module, plan: Plan):
+    def __init__(self, group: Group, model: nn.Module, plan: ServerPlan):
         super().__init__(group, model, plan)
         self.buffer = array_module(self.flat.vector).zeros_like(self.flat.vector)
         self.versions, self.clock = [0] * plan.servers, 0
@@ -254,7 +258,7 @@ class Worker(Member):
         self.pushed[server] += 1
 
 
-def join(group: Group, model: nn.Module, optimizer: Callable, plan: Plan) -> Server | Worker:
+def join(group: Group, model: nn.Module, optimizer: Callable, plan: ServerPlan) -> Server | Worker:
     """Return this rank's role under the plan; optimizer: parameters -> Optimizer, for servers."""
     if group.rank < plan.servers:
         return Server(group, model, plan, optimizer)

@@ -23,7 +23,7 @@ HEAD, BODY = range(2)  # tags: what a message is about, and its payload
 
 
 @dataclass(frozen=True)
-class Plan:
+class ServerPlan:
     """How ranks share the work; the same on all of them.
 
     servers         number of servers: the first ranks, each with a slice; the others are workers
@@ -89,7 +89,7 @@ def check_fixed_statistics(model: nn.Module) -> None:
 class Member:
     """What servers and workers have in common: the model as one flat vector, and their group."""
 
-    def __init__(self, group: Group, model: nn.Module, plan: Plan):
+    def __init__(self, group: Group, model: nn.Module, plan: ServerPlan):
         plan.workers(group.size)  # raises if none does
         check_fixed_statistics(model)
         self.flat = FlatParameters([p for p in model.parameters() if p.requires_grad])

@@ -1,15 +1,15 @@
 """ZeRO: data parallelism in which every rank keeps a different part, in three stages.
 
 Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models (SC 2020),
-sections 5 (what is cut) and 7 (what it moves). Letters: N ranks, r this one, P bytes of parameters,
-M micro-batches. Each layer's flat vector is cut into N parts, as equal as can be; the r-th part,
+sections 5 (what is cut) and 7 (what it moves). Letters: N ranks, r this one, S bytes of parameters,
+m micro-batches. Each layer's flat vector is cut into N parts, as equal as can be; the r-th part,
 its gradient and its optimizer state are rank r's shard.
 
     stage   kept whole              kept 1/N            bytes from each rank per step
-    0       W, dW, Adam's m and v                       2 P (N-1)/N        (all_reduce)
-    1       W, dW                   m, v                2 P (N-1)/N
-    2       W                       dW, m, v            (M + 1) P (N-1)/N
-    3                               W, dW, m, v         3 M P (N-1)/N
+    0       W, dW, Adam's m and v                       2 S (N-1)/N        (all_reduce)
+    1       W, dW                   m, v                2 S (N-1)/N
+    2       W                       dW, m, v            (m + 1) S (N-1)/N
+    3                               W, dW, m, v         3 m S (N-1)/N
 
 A step: a reduce_scatter gives every rank the sum of its part of the gradient; its optimizer updates
 its part of the weights; an all_gather gives every rank the new weights. The two collectives move as
@@ -21,20 +21,21 @@ much as one all_reduce.
               backward, into two buffers in turn: one is filled while the other is used.
 """
 
-from collections import Counter
-
 import numpy as np
 
 from minidist import nn
-from minidist.autograd import Function, Tensor
-from minidist.backend import Array, address, host_copy
+from minidist.autograd import Tensor
+from minidist.backend import host_copy
 from minidist.comm import Group
+from minidist.data_parallel.guards import check_replicas
 from minidist.data_parallel.layer_shard import ONLY_STEP, LayerShard, unlocked
+from minidist.data_parallel.zero_layers import Gatherer, ZeroLayer, check_stage, tied_between_layers
+from minidist.data_parallel.zero_memory import ZeroMemory
+from minidist.datasets import Batch
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice
 from minidist.nn.module import cast_state
-from minidist.optim import Optimizer
-from minidist.replicas import check_batch_norm, check_same_state, check_same_weights
-from minidist.rng import Randomness
+from minidist.replicas import check_same_state
+from minidist.trainer import AnyOptimizer, loss_of
 
 ELSEWHERE = "each rank keeps its shard of it; use zero.state() and zero.load_state(state)"
 
@@ -42,10 +43,9 @@ ELSEWHERE = "each rank keeps its shard of it; use zero.state() and zero.load_sta
 class Zero:
     """This rank's share of a model that all ranks of a group train on different examples.
 
-        zero = Zero(model.flatten(group.empty), group, stage=2)
+        zero = Zero(model.flatten(group.empty), group, stage=2, micro_batches=M)
         optimizer = optim.AdamW(zero.parameters(), lr=3e-4)          # of this rank's shards
-        for i, (x, y) in enumerate(micro_batches):
-            zero.backward(loss(x, y), last=i == len(micro_batches) - 1)
+        zero.backward(Batch(inputs, targets))                        # M times zero.accumulate(loss)
         optimizer.clip_global_norm(1.0, zero.sum_squares)
         zero.step(optimizer)
         weights = zero.state()                                       # stage 3: not model.state()
@@ -57,64 +57,46 @@ class Zero:
             further copies
     check_weights
             whether the ranks first compare their weights (see check_same_weights)
+    micro_batches
+            of each rank's share of a batch, for `backward`
     groups  all groups that it communicates through, each with a ledger
-    places  buffers, each as large as the largest layer: one for gradients (stages 2 and 3), two
-            for weights (stage 3)
-    peak    the most bytes of weights and gradients alive at once, whole ones and shards, seen at
-            the boundaries of layers; optimizer state and frozen parameters do not count
     """
 
     def __init__(
         self,
-        model: nn.Sequential,
+        model: nn.Module,
         group: Group,
         stage: int = 1,
         shards: int | None = None,
         check_weights: bool = True,
+        micro_batches: int = 1,
     ):
         shards = group.size if shards is None else shards
-        if stage not in (1, 2, 3):
-            raise ValueError(f"ZeRO has the stages 1, 2 and 3, not {stage!r}")
-        if stage > 1 and not isinstance(model, nn.Sequential):
-            raise ValueError(f"stage {stage} needs an nn.Sequential, not {type(model).__name__}")
-        if shards < 1 or group.size % shards:
-            raise ValueError(f"groups of {shards} shards do not make up {group.size} ranks")
-        layers = list(model.layers)
-        users = Counter(p for layer in layers for p in layer.parameters())
-        tied = [p for p, layers_of_it in users.items() if layers_of_it > 1]
-        if stage == 3 and tied:
-            raise ValueError(
-                f"{tied[0].name!r} belongs to several layers, and stage 3 keeps the weights "
-                "of one layer at a time; use a model that is not tied, or stage 2"
-            )
-        check_batch_norm(model, group.size)
-        if check_weights:
-            check_same_weights(model, group)
-        self.model, self.stage, self.peak = model, stage, 0
-        self.check_group = group if check_weights else None
-        self.split = [
-            p.name for p in model.parameters() if p.spread
-        ]  # over others than these ranks
+        tied = tied_between_layers(model)
+        check_stage(model, group, stage, shards, tied)
+        self.check_group = check_replicas(model, group, check_weights)
+        self.model, self.stage, self.m = model, stage, micro_batches
+        self.split = [p.name for p in model.parameters() if p.spread]  # over others than these
+        self.place = group.rank, group.size
         self.group = group.split(group.rank // shards)  # one copy, cut
         self.copies = group.split(group.rank % shards)  # ranks with the same shard
         self.groups = [self.group, self.copies]
         self.next: int | None = None  # layer to reduce next, from the last one down: in backward
-        flats = [layer.flat for layer in layers]
-        largest = max(flats, key=lambda flat: flat.vector.nbytes)
-        gradients = max(flat.gradient.nbytes for flat in flats)
-        sizes = [gradients, *[largest.vector.nbytes] * 2][: {1: 0, 2: 1, 3: 3}[stage]]
-        self.places = [largest.empty((nbytes,), "uint8") for nbytes in sizes]
-        for flat in flats if stage > 1 else []:
-            flat.bind(flat.vector, as_vector(self.places[0], flat.gradient))
+        flats = [layer.home for layer in model.layers]
+        self.memory = ZeroMemory(flats, stage)
         self.shards = [self._cut(k, flat) for k, flat in enumerate(flats)]
-        for p in tied if stage > 1 else []:
-            p.grad_buffer = None  # complete only when the first of its layers is
         self.gatherer = None
         if stage == 3:
             self.gatherer = Gatherer(self.shards, self.group.split(0))
             self.groups.append(self.gatherer.group)
         if stage > 1:
-            model.sequence[:] = [ZeroLayer(layer, k, self) for k, layer in enumerate(layers)]
+            for p in tied:
+                p.grad_buffer = None  # complete only when the first of its layers is
+            assert isinstance(model, nn.Sequential)  # or check_stage has refused it
+            hooks = self._before_forward, self._before_backward
+            model.sequence[:] = [
+                ZeroLayer(layer, k, *hooks) for k, layer in enumerate(model.layers)
+            ]
 
     def _cut(self, k: int, flat: FlatParameters) -> LayerShard:
         """Return this rank's part of layer k; release what is not kept whole."""
@@ -127,7 +109,7 @@ class Zero:
         elif self.stage == 2:
             shard.home.bind(flat.vector[shard.own])
         else:
-            flat.bind(as_vector(self.places[1 + k % 2], flat.vector))
+            flat.bind(self.memory.weights_of(k, flat))
             for p in flat.parameters:
                 p.elsewhere = ELSEWHERE
         return shard
@@ -136,7 +118,19 @@ class Zero:
         """Return what this rank's optimizer updates: its shard of every layer."""
         return [s.parameter for s in self.shards]
 
-    def backward(self, loss: Tensor, last: bool = True) -> None:
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        return self.model.named_parameters()
+
+    def backward(self, batch: Batch) -> float:
+        """Leave the whole batch's gradient in the shards; return the whole batch's loss."""
+        total, mine = 0.0, batch.share(*self.place)
+        for i, part in enumerate(mine.micro_batches(self.m), 1):
+            loss = loss_of(self.model, part)
+            self.accumulate(loss, last=i == self.m)
+            total += loss.item()
+        return float(self.copies.all_reduce(self.group.all_reduce(np.array(total))))
+
+    def accumulate(self, loss: Tensor, last: bool = True) -> None:
         """Add a micro-batch's gradient, summed over the ranks, to the shards.
 
         loss  the loss of one pass through the model
@@ -162,11 +156,11 @@ class Zero:
 
     def _before_backward(self, k: int) -> None:
         if self.next is None:
-            raise ValueError("loss.backward() does not shard gradients; use zero.backward(loss)")
+            raise ValueError("loss.backward() does not shard gradients; use zero.accumulate(loss)")
         if k > self.next:
             raise ValueError(
                 f"backward reached layer {k} again after its gradient was reduced; "
-                "give zero.backward the loss of one pass through the model"
+                "give zero.accumulate the loss of one pass through the model"
             )
         self._sample()
         self.reduce_above(k)
@@ -175,6 +169,7 @@ class Zero:
 
     def reduce_above(self, k: int) -> None:
         """Reduce the layers after layer k, last one first: the same order on all ranks."""
+        assert self.next is not None
         for number in range(self.next, k, -1):
             s, label = self.shards[number], f"gradient of layer {number}"
             for p, place in zip(s.flat.parameters, s.flat.views(s.flat.gradient), strict=True):
@@ -197,7 +192,7 @@ class Zero:
         self._check_reduced()
         return float(self.group.all_reduce(np.array(own)))
 
-    def step(self, optimizer: Optimizer) -> None:
+    def step(self, optimizer: AnyOptimizer) -> None:
         """Update this rank's shards; give every rank the new weights.
 
         optimizer  of `zero.parameters()`; its own `step` is refused: it would not tell the others
@@ -207,9 +202,9 @@ class Zero:
 
     def _check_reduced(self) -> None:
         if any(s.parameter.grad is None for s in self.shards):
-            raise ValueError("no gradient has been reduced; call zero.backward(loss) first")
+            raise ValueError("no gradient has been reduced; call zero.backward first")
 
-    def update_shards(self, optimizer: Optimizer) -> None:
+    def update_shards(self, optimizer: AnyOptimizer) -> None:
         """Do what `step` does, once it has checked the optimizer and unlocked the shards."""
         self._check_reduced()
         if self.gatherer is not None:
@@ -251,76 +246,12 @@ class Zero:
             named[name].load(array)
 
     def _sample(self) -> None:
-        """Record how many bytes of weights and gradients are alive; count shared ones once."""
-        homes = [home for s in self.shards for home in (s.flat, s.home)]
-        alive = [array for home in homes for array in (home.vector, home.gradient)]
-        alive += [p.grad for p in self.model.parameters() if p.grad is not None] + self.places
-        starts = map(address, alive)
-        total = end = 0
-        for start, array in sorted(zip(starts, alive, strict=True), key=lambda pair: pair[0]):
-            total += max(0, start + array.nbytes - max(start, end))
-            end = max(end, start + array.nbytes)
-        self.peak = max(self.peak, total)
+        self.memory.sample(self.model.parameters(), self.shards)
 
+    @property
+    def peak(self) -> int:
+        """The most bytes of weights and gradients alive at once, whole ones and shards.
 
-def as_vector(place: Array, like: Array) -> Array:
-    """Return the first bytes of a buffer as a vector of the size and dtype of another one."""
-    return place[: like.nbytes].view(like.dtype)
-
-
-class Gatherer:
-    """Stage 3: gather each layer's weights just before use, into two buffers in turn.
-
-    Layer k's parameters are always views of buffer 1 + k mod 2; only its content changes. A graph
-    that was built on them is valid again when the layer has been gathered again.
-    """
-
-    def __init__(self, shards: list[LayerShard], group: Group):
-        self.shards, self.group = shards, group
-        self.coming: int | None = None  # the layer whose weights a second thread gathers
-        self.beside = group.beside(self.gather, "gather")
-
-    def need(self, k: int, then: int) -> None:
-        """Wait until layer k's weights are here; start to gather those of layer `then`."""
-        if self.wait() != k:
-            self.gather(k)
-        if 0 <= then < len(self.shards):
-            self.coming = then
-            self.beside.put(then)
-            self.beside.end()
-
-    def wait(self) -> int | None:
-        """Wait for the layer that is coming; return its number, or None if there is none."""
-        came, self.coming = self.coming, None
-        self.beside.wait(f"the weights of layer {came}")
-        return came
-
-    def gather(self, k: int) -> None:
-        """Fill layer k's flat vector with every rank's shard."""
-        s = self.shards[k]
-        self.group.all_gather(s.parameter.data, out=s.flat.vector, label=f"layer {k}")
-
-
-class ZeroLayer(nn.Module):
-    """A layer that tells `zero` when its forward and its backward are about to begin."""
-
-    def __init__(self, layer: nn.Module, number: int, zero: Zero):
-        self.layer, self.flat, self.number, self.zero = layer, layer.flat, number, zero
-
-    def forward(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:
-        self.zero._before_forward(self.number)
-        return BeforeBackward(self.number, self.zero)(self.layer(x, randomness))
-
-
-class BeforeBackward(Function):
-    """Y = X  =>  dX = dY.  When dY arrives, all later layers have their gradients."""
-
-    def __init__(self, number: int, zero: Zero):
-        self.number, self.zero = number, zero
-
-    def forward(self, x):
-        return x
-
-    def backward(self, grad):
-        self.zero._before_backward(self.number)
-        return grad
+        Seen at the boundaries of layers; optimizer state and frozen parameters do not count.
+        """
+        return self.memory.peak

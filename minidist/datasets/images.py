@@ -1,4 +1,4 @@
-"""1797 grey images of digits, 8 x 8 pixels (data/digits.txt: source, citation, licence)."""
+"""1797 grey images of digits, 8 x 8 pixels (datasets/digits.txt: source, citation, licence)."""
 
 from dataclasses import dataclass
 from importlib import resources
@@ -10,7 +10,7 @@ from minidist.rng import generator
 
 def digits(dtype="float32") -> tuple[np.ndarray, np.ndarray]:
     """Return images[1797, 64] with values from 0 to 1, and labels[1797] from 0 to 9."""
-    with resources.files("minidist").joinpath("data/digits.npz").open("rb") as file:
+    with resources.files("minidist").joinpath("datasets/digits.npz").open("rb") as file:
         stored = np.load(file)
         images, labels = stored["images"], stored["labels"]
     return (images.reshape(-1, 64) / 16).astype(dtype), labels.astype(np.int64)
@@ -32,5 +32,5 @@ def digit_images(dtype="float32") -> Digits:
     """Return the digits, cut into images to train on and images that are held out."""
     images, labels = digits(dtype)
     images, order = images.reshape(-1, 1, 8, 8), generator(0, "held out").permutation(len(images))
-    parts = (order[:1500], order[1500:])
-    return Digits(*((images[part], labels[part]) for part in parts))
+    train, held_out = order[:1500], order[1500:]
+    return Digits((images[train], labels[train]), (images[held_out], labels[held_out]))

@@ -15,8 +15,9 @@ from minidist.datasets.number_words import (
     in_chinese,
     in_english,
 )
+from minidist.errors import check_name
+from minidist.nn.tokens import BEGIN, END, PAD
 from minidist.rng import generator
-from minidist.tokens import BEGIN, END, PAD
 
 
 def quoted(text: str) -> str:
@@ -115,10 +116,12 @@ class Numbers:
     def reversed(self) -> "Numbers":
         """Return the same numbers in the other direction: what was the target is the source."""
         s = self.source_length
-        parts = ((inputs[:, s + 1 :], inputs[:, :s]) for inputs, _ in (self.train, self.held_out))
-        parts = (teacher_forcing(*part) for part in parts)
+        train, held_out = (
+            teacher_forcing(inputs[:, s + 1 :], inputs[:, :s])
+            for inputs, _ in (self.train, self.held_out)
+        )
         back = "-".join(reversed(self.direction.split("-")))
-        return Numbers(self.target, self.source, *parts, back, self.by)
+        return Numbers(self.target, self.source, train, held_out, back, self.by)
 
 
 def teacher_forcing(sources: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -157,7 +160,9 @@ def vocabulary(language: str, by: str = "words") -> Vocabulary:
     """
     _, words = LANGUAGES[language]
     spaced = language == "en" and by == "words"
-    words = words if spaced else dict.fromkeys("".join(words) + " " * (language == "en"))
+    if not spaced:
+        text = "".join(words) + (" " if language == "en" else "")
+        words = tuple(dict.fromkeys(text))
     return Vocabulary(("<pad>", "<begin>", "<end>", *words), spaced)
 
 
@@ -173,20 +178,23 @@ def numbers(
     direction  "en-zh": English to Chinese; "zh-en": Chinese to English; the same numbers
     by         a token is one of the "words" or the "characters"; in Chinese there is no difference
     """
-    if direction not in DIRECTIONS:
-        raise ValueError(f"the direction {direction!r} is not known; use one of {DIRECTIONS}")
-    if by not in ("words", "characters"):
-        raise ValueError(f"by={by!r} is not known; use 'words' or 'characters'")
-    sides = []
+    check_name("direction", direction, DIRECTIONS)
+    check_name("kind of token", by, ("words", "characters"))
+    from_language, to_language = direction.split("-")
     drawn = draw_numbers(examples, held_out, seed)
-    for language in direction.split("-"):
-        write, words = LANGUAGES[language][0], vocabulary(language, by)
-        length = len(words.encode(write(LONGEST)))
-        parts = [padded([words.encode(write(n)) for n in part], length) for part in drawn]
-        sides.append((words, *parts))
-    vocabularies, *parts = zip(*sides, strict=True)
-    parts = (teacher_forcing(*part) for part in parts)
-    return Numbers(*vocabularies, *parts, direction, by)
+    source, sources = encoded(drawn, from_language, by)
+    target, targets = encoded(drawn, to_language, by)
+    train, kept = map(teacher_forcing, sources, targets)
+    return Numbers(source, target, train, kept, direction, by)
+
+
+def encoded(
+    drawn: tuple[list[int], list[int]], language: str, by: str
+) -> tuple[Vocabulary, list[np.ndarray]]:
+    """Return a language's vocabulary, and each part of the numbers in its tokens, padded."""
+    write, words = LANGUAGES[language][0], vocabulary(language, by)
+    length = len(words.encode(write(LONGEST)))
+    return words, [padded([words.encode(write(n)) for n in part], length) for part in drawn]
 
 
 def draw_numbers(examples: int, held_out: int, seed: int) -> tuple[list[int], list[int]]:
@@ -211,12 +219,13 @@ def draw_numbers(examples: int, held_out: int, seed: int) -> tuple[list[int], li
     kept = spread(held_out, [n // 10 for n in there])
     trained = spread(examples, [n - k for n, k in zip(there, kept, strict=True)])
     random = generator(seed, "numbers")
-    parts = ([], [])
-    for low, n, k, t in zip(first, there, kept, trained, strict=True):
-        chosen = low + random.choice(n, k + t, replace=False)
-        parts[0].append(chosen[k:])
-        parts[1].append(chosen[:k])
-    return tuple(random.permutation(np.concatenate(part)).tolist() for part in parts)
+    chosen = [
+        low + random.choice(n, k + t, replace=False)
+        for low, n, k, t in zip(first, there, kept, trained, strict=True)
+    ]
+    train = np.concatenate([some[k:] for some, k in zip(chosen, kept, strict=True)])
+    others = np.concatenate([some[:k] for some, k in zip(chosen, kept, strict=True)])
+    return random.permutation(train).tolist(), random.permutation(others).tolist()
 
 
 def spread(total: int, room: list[int]) -> list[int]:
@@ -224,7 +233,7 @@ def spread(total: int, room: list[int]) -> list[int]:
 
     room  how much fits in each place, ascending
     """
-    given = []
+    given: list[int] = []
     for most in room:
         given.append(min(most, (total - sum(given)) // (len(room) - len(given))))
     return given

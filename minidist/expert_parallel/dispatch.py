@@ -49,7 +49,7 @@ def all_to_all(x: Array, rows: list[int], group: Group) -> Array:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Routes:
     """How the rows of one forward pass travel, as one rank sees it.
 
     sent, received  rows for each rank, and from each rank: [N]
@@ -63,8 +63,8 @@ class Plan:
     load: np.ndarray
 
 
-def plan(load: np.ndarray, coming: np.ndarray, ends: list[int]) -> Plan:
-    """Return the plan, given the rows that this rank has for each expert, load[E].
+def routes(load: np.ndarray, coming: np.ndarray, ends: list[int]) -> Routes:
+    """Return the routes, given the rows that this rank has for each expert, load[E].
 
     coming  [N, E/N], the rows that each rank has for each of this rank's experts
     """
@@ -72,7 +72,7 @@ def plan(load: np.ndarray, coming: np.ndarray, ends: list[int]) -> Plan:
     N, own = coming.shape
     expert = np.repeat(np.tile(np.arange(own), N), coming.reshape(-1))
     order = np.argsort(expert, kind="stable")
-    return Plan(sent, coming.sum(axis=1).tolist(), order, coming.sum(axis=0))
+    return Routes(sent, coming.sum(axis=1).tolist(), order, coming.sum(axis=0))
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Dispatch:
         """Run X[R, C], sorted by expert, through experts wherever they are; `experts`: own ones."""
         pieces = [load[a:b] for a, b in pairwise(self.ends)]
         coming = np.stack(self.group.all_to_all(pieces, label="counts"))
-        made = plan(load, coming, self.ends)
+        made = routes(load, coming, self.ends)
         if self.trained and not rows.requires_grad:  # all ranks must exchange in backward, or none
             rows = Tensor(rows.data, requires_grad=True)
         rows = Exchange(self.group, made.sent, made.received)(rows)

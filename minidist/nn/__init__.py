@@ -1,8 +1,8 @@
 """The single-device models. They know nothing about ranks.
 
 A module maps a tensor, and a `Randomness` if it has dropout, to a tensor. A model is the
-composition of its `model.layers`; a pipeline cuts between them. Read `module.py`,
-`flat_parameters.py`, then the layers, then `mlp.py`, `residual.py`, `siamese.py`,
+composition of its `model.layers`; a pipeline cuts between them. Read `module.py`, `parameter.py`,
+`shard.py`, `flat_parameters.py`, then the layers, then `mlp.py`, `residual.py`, `siamese.py`,
 `cnn.py`, `router.py`, `mixture_of_experts.py`, `transformer.py`, `seq2seq.py` and `dual.py`.
 """
 

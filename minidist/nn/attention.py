@@ -13,6 +13,9 @@ class CausalSelfAttention(Module):
 
     `qkv` makes queries, keys and values of all heads in one product: its 3C columns are [3, H, D].
     attend  (QKV[3, B, H, T, D], randomness) -> O[B, H, T, D]
+
+    >>> nn.CausalSelfAttention(8, heads=2, dtype="float64")(Tensor(np.ones((5, 3, 8)))).shape
+    (5, 3, 8)
     """
 
     def __init__(self, width: int, heads: int, *, name="attention", seed=0, dtype="float32"):
@@ -35,6 +38,10 @@ class PaddedAttention(Module):
     are [2, H, D]. In an encoder M is X itself.
 
     held[B, S]  False where a position of M is padding
+
+    >>> layer, held = nn.PaddedAttention(8, 2, dtype="float64"), np.array([[True, True, False]])
+    >>> layer(Tensor(np.ones((1, 4, 8))), Tensor(np.ones((1, 3, 8))), held).shape
+    (1, 4, 8)
     """
 
     def __init__(self, width: int, heads: int, *, name="attention", seed=0, dtype="float32"):
@@ -44,7 +51,8 @@ class PaddedAttention(Module):
         self.key_value = Linear(width, 2 * width, name=f"{name}.key_value", **more)
         self.output = Linear(width, width, name=f"{name}.output", **more)
 
-    def forward(self, x: Tensor, memory: Tensor, held: Array) -> Tensor:
+    # No layer of a Sequential is one: it has two inputs.
+    def forward(self, x: Tensor, memory: Tensor, held: Array) -> Tensor:  # type: ignore[override]  # two inputs
         q, kv = self.query(x), self.key_value(memory)
         (B, T, C), S = q.shape, kv.shape[1]
         q = q.reshape(B, T, self.heads, C // self.heads).transpose(0, 2, 1, 3)
@@ -52,7 +60,7 @@ class PaddedAttention(Module):
         mixed = padded_attention(q, kv, held)  # [B, H, T, D]
         return self.output(mixed.transpose(0, 2, 1, 3).reshape(B, T, C))
 
-    def __call__(self, x: Tensor, memory: Tensor, held: Array) -> Tensor:
+    def __call__(self, x: Tensor, memory: Tensor, held: Array) -> Tensor:  # type: ignore[override]  # two inputs
         return self.forward(x, memory, held)
 
 

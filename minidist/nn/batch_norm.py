@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from minidist.autograd import Tensor
 from minidist.autograd import batch_norm as functions
-from minidist.autograd.tensor import is_recording
+from minidist.autograd.recording import is_recording
 from minidist.backend import Array, array_module
 from minidist.errors import check_number
 from minidist.nn.module import Module, check_sizes, constant
@@ -26,7 +26,10 @@ class BatchNorm(Module):
                      variance, divided by count - 1. A channel whose mean or variance is not finite
                      moves nothing: its running value would stay inf or nan in all later steps
     sum_over_ranks   see autograd.batch_norm.BatchNorm; None: the batch is whole
-    ranks            which those are, in the world (see replicas.sum_statistics)
+    ranks            which those are, in the world (see replicas/statistics.py)
+
+    >>> nn.BatchNorm(1, dtype="float64")(np.array([[1.0], [3.0]])).data.round(3).tolist()
+    [[-1.0], [1.0]]
     """
 
     training = True

@@ -90,6 +90,10 @@ class CNN(Sequential):
 
     widths   channels of the blocks, one number each; the stem has as many as the first. Where the
              number changes, H and W halve, and must be even
+
+    >>> model = nn.CNN(3, classes=10, widths=(4, 8), dtype="float64")
+    >>> model(np.random.default_rng(0).random((2, 3, 8, 8))).shape
+    (2, 10)
     """
 
     def __init__(self, channels, classes, widths=(16, 32), seed=0, dtype="float32"):

@@ -32,11 +32,11 @@ import math
 from minidist.autograd import Tensor, functions
 from minidist.autograd.losses import IGNORED, cross_entropy, reduction_size_or
 from minidist.backend import Array, array_module, as_array
-from minidist.errors import check_number
+from minidist.errors import check_name, check_number
 from minidist.nn.module import Module
 from minidist.nn.seq2seq import Seq2Seq, joined
+from minidist.nn.tokens import END, PAD
 from minidist.rng import Randomness
-from minidist.tokens import END, PAD
 
 READS = "soft", "hard"
 
@@ -56,8 +56,7 @@ class Dual(Module):
 
     def __init__(self, there: Seq2Seq, back: Seq2Seq, weight: float = 1.0, read: str = "soft"):
         check_pair(there, back)
-        if read not in READS:
-            raise ValueError(f"read is one of {', '.join(READS)}, not {read!r}")
+        check_name("way to read", read, READS)
         words = "the weight of the reconstruction is a number from 0"
         check_number(words, weight, lambda x: 0 <= x < math.inf)
         self.there, self.back, self.weight, self.read = there, back, weight, read
@@ -88,7 +87,7 @@ class Dual(Module):
         self, logits: Tensor, turned: Array, randomness: Randomness | None = None
     ) -> Tensor:
         """Run `back` on what `there` wrote: logits[B, T, V] -> logits[B, S + 1, U]."""
-        embedding, *layers = self.back.layers
+        embedding = self.back.embedding
         source, table = embedding.source, embedding.source.token.weight
         words, logits = self.back.source_length, logits[:, :-1]  # after the last word comes END
         if self.read == "soft":
@@ -98,7 +97,7 @@ class Dual(Module):
         x = source.dropout(x + source.position.weight, randomness)
         target = embedding.target(turned[:, words:], randomness)
         x = joined(x, turned[:, :words] != PAD, target)
-        for layer in layers:
+        for layer in self.back.layers[1:]:
             x = layer(x, randomness)
         return x
 

@@ -11,6 +11,9 @@ class Embedding(Module):
     """Y[..., C] = W[indices[...]],  W[V, C] normal with standard deviation 0.02.
 
     The standard deviation is from Radford et al. 2018, section 4.1.
+
+    >>> nn.Embedding(100, 8)(np.array([[3, 1, 4]])).shape
+    (1, 3, 8)
     """
 
     def __init__(self, rows: int, width: int, *, name="embedding", seed=0, dtype="float32"):
@@ -25,6 +28,9 @@ class TokenAndPosition(Module):
     """Y[B, T, C] = dropout(token[x[B, T]] + position[0:T]), any T up to the context.
 
     If the sequence is cut, x has the tokens at `randomness.positions`.
+
+    >>> nn.TokenAndPosition(100, 8, context=16)(np.array([[3, 1, 4]])).shape
+    (1, 3, 8)
     """
 
     def __init__(

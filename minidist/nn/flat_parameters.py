@@ -11,78 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minidist.autograd import Tensor
-from minidist.autograd.tensor import tick
+from minidist.autograd.recording import tick
 from minidist.backend import Array, array_module, beside, empty_beside, same_device, to_device
-from minidist.nn.shard import Shard, Slice
-
-PARTS = "the ranks that hold its parts: pass sum_squares=, which adds up the squares of all ranks"
-
-
-class Parameter(Tensor):
-    """A leaf with a global name, which knows whether this rank has the whole array.
-
-    home       the FlatParameters that holds it, or None
-    shard      which part of the global array it is, or None for all of it
-    spread     None, or in words what the model's parameters are spread over, and which sum_squares=
-               gives their global norm; set on one rank too, so that a program runs on any number
-    elsewhere  None, or in words which rank has the current value; `Module.state` and `load_state`
-               then raise
-    cuts       what it holds, if it is a vector of elements of other parameters; None: itself
-    loaded     when `load` last replaced the data, on the clock of `tick`; 0: never
-    """
-
-    home = None
-    shard: Shard | None = None
-    spread: str | None = None
-    elsewhere: str | None = None
-    cuts: tuple[Slice, ...] | None = None
-    loaded = 0
-
-    def __init__(self, data, name: str, shard: Shard | None = None):
-        super().__init__(data, requires_grad=True, name=name)
-        if shard is not None:
-            self.shard, self.spread = shard, PARTS
-
-    def part(self, shard: Shard, spread: str = PARTS) -> "Parameter":
-        """Return a new parameter of the same name, a copy of this part of the data.
-
-        The old parameter is marked as `elsewhere`: from now on its value is in the parts.
-        """
-        part = Parameter(shard.of(self.data), self.name, shard)
-        part.requires_grad = self.requires_grad
-        part.spread, part.grad_dtype = spread, self.grad_dtype
-        self.elsewhere = (
-            "it was cut into parts; use state() and load_state() of what split the model (a split "
-            "model shows this rank's parts, Hybrid the whole)"
-        )
-        return part
-
-    def load(self, values: Array) -> None:
-        """Replace the data, in place."""
-        self.data[...] = values
-        self.note_load()
-
-    def note_load(self) -> None:
-        """Record that the data was replaced: whoever keeps a copy, or owes it a part, follows."""
-        self.updated = self.loaded = tick()
-
-    @property
-    def whole_shape(self) -> tuple[int, ...]:
-        """The shape of the global array."""
-        return self.shape if self.shard is None else self.shard.whole_shape(self.shape)
-
-    @property
-    def slices(self) -> tuple[Slice, ...]:
-        """Which elements of which global arrays this parameter holds, in its own order."""
-        whole = Slice(self.name, self.whole_shape, self.shard, 0, self.size)
-        return (whole,) if self.cuts is None else self.cuts
-
-    def __getstate__(self):
-        """Pickle the data once, in the home's vector; a copy has no gradient, hooks or graph."""
-        kept = {"requires_grad", "name", "shard", "spread", "elsewhere", "grad_dtype", "cuts"}
-        kept.add("data" if self.home is None else "home")
-        return {key: value for key, value in vars(self).items() if key in kept}
+from minidist.nn.parameter import Parameter, Scale
+from minidist.nn.shard import Slice
 
 
 class FlatParameters:
@@ -99,8 +31,9 @@ class FlatParameters:
     part_of           None, or the FlatParameters of which this vector is a part (a shard)
     """
 
+    allocator: Callable[..., Array] | None
     locked: str | None = None
-    scale = None
+    scale: Scale | None = None
     touched = 0  # when `changed` was last called
     part_of: "FlatParameters | None" = None
 
@@ -116,13 +49,15 @@ class FlatParameters:
         self.parameters = list(parameters)
         self.shapes = [p.shape for p in parameters]
         self.offsets, self.size = [], 0
-        self.allocator = allocator or (before and before.allocator)
+        self.allocator = allocator
+        if before is not None and allocator is None:
+            self.allocator = before.allocator
         for p in parameters:
             self.offsets.append(self.size)
             self.size += p.size
         dtype = parameters[0].dtype if parameters else np.dtype("float32")
         self.grad_dtype = (parameters[0].grad_dtype if parameters else None) or dtype
-        self.vector = before.vector if before else np.empty(0)
+        self.vector: Array = before.vector if before else np.empty(0)
         self.vector, self.gradient = (
             self.empty((self.size,), kind) for kind in (dtype, self.grad_dtype)
         )
@@ -252,13 +187,14 @@ def flat_slices(parameters: list[Parameter]) -> list[FlatSlice]:
     for p in dict.fromkeys(parameters):
         if not p.requires_grad:
             continue
-        if getattr(p, "home", None) is None:
+        home = getattr(p, "home", None)  # a plain tensor has none
+        if home is None:
             raise ValueError(
                 f"parameter {p.name!r} is in no flat vector; call flatten() on its module first"
             )
-        start = p.home.offsets[p.home.parameters.index(p)]
+        start = home.offsets[home.parameters.index(p)]
         stop = start + p.size
-        if slices and slices[-1].home is p.home and slices[-1].stop == start:
+        if slices and slices[-1].home is home and slices[-1].stop == start:
             start = slices.pop().start
-        slices.append(FlatSlice(p.home, start, stop))
+        slices.append(FlatSlice(home, start, stop))
     return slices

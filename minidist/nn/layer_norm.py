@@ -9,7 +9,13 @@ from minidist.rng import Randomness
 
 
 class LayerNorm(Module):
-    """Y[..., C] = (X - mean) / sqrt(var + eps) * gain[C] + bias[C], mean and variance over C."""
+    """Y[..., C] = (X - mean) / sqrt(var + eps) * gain[C] + bias[C], mean and variance over C.
+
+    The variance is the mean square, divided by C. gain is what PyTorch calls weight.
+
+    >>> nn.LayerNorm(2, dtype="float64")(np.array([[1.0, 3.0]])).data.round(3).tolist()
+    [[-1.0, 1.0]]
+    """
 
     def __init__(self, width: int, eps=1e-5, *, name="norm", dtype="float32"):
         check_sizes(width=width)

@@ -74,8 +74,27 @@ class Combine(Function):
         return self.g * dy, (self.x * dy).sum(axis=1, keepdims=True)
 
 
-class Expert(Module):
-    """Y[R, C] = contract(gelu(expand(X[R, C])));  F = 4C is the width between them."""
+class FeedForward(Module):
+    """A module with an `expand` and a `contract`, which widen X to F and back.
+
+    A strategy may replace them by layers that hold parts.
+    """
+
+    expand: Module
+    contract: Module
+
+    @property
+    def feed_forwards(self) -> "list[FeedForward]":
+        """Those of a block: this one."""
+        return [self]
+
+
+class Expert(FeedForward):
+    """Y[R, C] = contract(gelu(expand(X[R, C])));  F = 4C is the width between them.
+
+    >>> nn.Expert(8, dtype="float64")(Tensor(np.ones((5, 8)))).shape
+    (5, 8)
+    """
 
     def __init__(self, width: int, *, name="expert", seed=0, dtype="float32"):
         more = {"seed": seed, "dtype": dtype}
@@ -114,6 +133,10 @@ class MixtureOfExperts(Module):
     run_experts     (experts, X[R, C], rows per expert [E]) -> Y[R, C], rows sorted by expert
     gather_choices  (chosen[B, T/N, k], randomness) -> chosen[B, T, k], if the sequence is cut
     report    of the last forward pass
+
+    >>> x = np.random.default_rng(0).standard_normal((2, 6, 8))
+    >>> nn.MixtureOfExperts(8, experts=4, top_k=2, dtype="float64")(Tensor(x)).shape
+    (2, 6, 8)
     """
 
     report: Report | None = None
@@ -164,8 +187,8 @@ class MixtureOfExperts(Module):
         whole = self.gather_choices(chosen, randomness)
         T = whole.shape[1]
         whole = route(whole, E, rows_of_capacity(self.capacity, k, T, E))
-        cut = randomness is not None and randomness.positions is not None
-        routing = whole.at(randomness.positions.indices) if cut else whole
+        held = None if randomness is None else randomness.positions
+        routing = whole if held is None else whole.at(held.indices)
         batch = len(p) if randomness is None or randomness.batch is None else randomness.batch
         scale = self.balance * E / max(1, batch * T * k * T)
         weights = scale * whole.counts[:, None]

@@ -8,7 +8,12 @@ from minidist.rng import Randomness
 
 
 class MLP(Sequential):
-    """x[B, C0] -> logits[B, Cn]: linear layers, the activation after all but the last."""
+    """x[B, C0] -> logits[B, Cn]: linear layers, the activation after all but the last.
+
+    >>> model = nn.MLP([64, 32, 10], "gelu", dtype="float64")
+    >>> model(np.zeros((5, 64))).shape, [len(layer.parameters()) for layer in model.layers]
+    ((5, 10), [2, 2])
+    """
 
     def __init__(self, sizes, activation="relu", seed=0, dtype="float32"):
         more = {"name": "layers", "seed": seed, "dtype": dtype}

@@ -5,8 +5,9 @@ the model the rank holds, and different for two layers of equal shape. Two param
 name in one model are an error.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from numbers import Integral
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,10 +24,12 @@ from minidist.backend import (
     is_float,
     to_device,
 )
-from minidist.errors import check_number
-from minidist.nn.flat_parameters import FlatParameters, Parameter
+from minidist.errors import check_name, check_number
+from minidist.nn.flat_parameters import FlatParameters
+from minidist.nn.parameter import Parameter
 from minidist.rng import Randomness, generator
 
+Kind = TypeVar("Kind")
 MOST = np.iinfo(np.int32).max  # the largest size of a layer
 __all__ = ["Module", "Parameter", "Sequential", "constant", "draw"]
 
@@ -71,6 +74,15 @@ class Module:
         """The modules whose composition is this one; by default, this one alone."""
         return [self]
 
+    @property
+    def home(self) -> FlatParameters:
+        """A layer's flat vector, as the parameters' own `home`; ValueError before `flatten`."""
+        if self.flat is None:
+            raise ValueError(
+                f"the {type(self).__name__} is in no flat vector; call flatten() on its model first"
+            )
+        return self.flat
+
     def members(self) -> Iterator["Parameter | Module"]:
         """Yield the parameters and modules that are attributes, in the order they were set."""
         for value in vars(self).values():
@@ -80,7 +92,7 @@ class Module:
 
     def named_parameters(self) -> dict[str, Parameter]:
         """Return {global name: parameter} in global order, each once; frozen ones too."""
-        found = {}
+        found: dict[str, Parameter] = {}
         for member in self.members():
             for p in [member] if isinstance(member, Parameter) else member.parameters():
                 if found.setdefault(p.name, p) is not p:
@@ -89,17 +101,17 @@ class Module:
                     )
         return found
 
-    def modules(self, kind: type = object) -> Iterator["Module"]:
-        """Yield this module and all modules in it, each once; given a class, only its instances."""
-        found = {id(self): self}
+    def modules(self, kind: type[Kind]) -> Iterator[Kind]:
+        """Yield this module and all modules in it, each once: those that are of this class."""
+        found: dict[int, Module] = {id(self): self}
         for member in self.members():
             if isinstance(member, Module):
-                found.update({id(module): module for module in member.modules()})
+                found.update({id(module): module for module in member.modules(Module)})
         yield from (module for module in found.values() if isinstance(module, kind))
 
     def train(self, training: bool = True) -> "Module":
         """Set the mode of training, in which BatchNorm uses the statistics of the batch."""
-        for module in self.modules():
+        for module in self.modules(Module):
             if hasattr(module, "training"):
                 module.training = training
         return self
@@ -126,10 +138,8 @@ class Module:
     def freeze(self, *names: str) -> "Module":
         """Fix the named parameters (no names: all). Do this before an optimizer is made."""
         parameters = self.named_parameters()
-        if unknown := set(names) - set(parameters):
-            raise ValueError(
-                f"no parameter named {sorted(unknown)[0]!r}; there are {', '.join(parameters)}"
-            )
+        for name in names or parameters:
+            check_name("parameter", name, parameters)
         for name in names or parameters:
             p = parameters[name]
             p.data, p.requires_grad = p.data.copy(), False
@@ -226,11 +236,28 @@ def _cast(whole: Array, p: Parameter) -> Array:
     return new
 
 
-class Sequential(Module):
-    """The composition of its layers: layers[n](... layers[0](x))."""
+def as_layers(layers: Module | Iterable[Module]) -> list[Module]:
+    """Return a module, or modules that follow each other, as a list; ValueError for others."""
+    found = [layers] if isinstance(layers, Module) else list(layers)
+    for layer in found:
+        if not isinstance(layer, Module):
+            raise ValueError(
+                f"a layer is an nn.Module, not {layer!r}; derive a class from nn.Module with a "
+                "forward(x, randomness=None)"
+            )
+    return found
 
-    def __init__(self, layers: list[Module]):
-        self.sequence = list(layers)
+
+class Sequential(Module):
+    """The composition of its layers: layers[n](... layers[0](x)).
+
+    >>> model = nn.Sequential([nn.Linear(3, 4, name="a"), nn.Linear(4, 2, name="b")])
+    >>> model(np.ones((5, 3), np.float32)).shape
+    (5, 2)
+    """
+
+    def __init__(self, layers: Module | Iterable[Module]):
+        self.sequence = as_layers(layers)
         self.named_parameters()  # raises where two share a name
         self.flatten()
 

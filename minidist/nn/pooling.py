@@ -9,6 +9,9 @@ class AveragePool(Module):
     """Y[B, C, H/k, W/k] = the mean of each square of k x k pixels of X[B, C, H, W].
 
     k    divides H and W, or ValueError; None: the mean of each whole image, Y[B, C]
+
+    >>> nn.AveragePool(2)(Tensor([[[[1.0, 3.0], [5.0, 7.0]]]])).data.tolist()
+    [[[[4.0]]]]
     """
 
     def __init__(self, k: int | None = None):

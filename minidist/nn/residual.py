@@ -3,7 +3,7 @@
 from minidist.autograd import Tensor
 from minidist.backend import Array
 from minidist.nn.linear import Linear
-from minidist.nn.module import Module, Sequential, check_sizes
+from minidist.nn.module import Module, Sequential, as_layers, check_sizes
 from minidist.rng import Randomness
 
 
@@ -12,10 +12,15 @@ class Residual(Module):
 
     He et al. 2016, equation 1; their block has a relu after the sum, this one has none.
     It is one layer: a pipeline cuts before or after it, and sends Y only.
+
+    layers  a module, or a list of modules that follow each other
+
+    >>> nn.Residual(nn.Linear(3, 3, dtype="float64"))(Tensor(np.ones((5, 3)))).shape
+    (5, 3)
     """
 
-    def __init__(self, layers: list[Module]):
-        self.inner = list(layers)
+    def __init__(self, layers: Module | list[Module]):
+        self.inner = as_layers(layers)
 
     def forward(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:
         y = x
@@ -34,6 +39,9 @@ class ResidualMLP(Sequential):
 
     Each residual layer is X[B, C] + relu(X W_1 + b_1) W_2 + b_2, C the width. For the digits:
     ResidualMLP(64, 32, 4, 10).
+
+    >>> len(nn.ResidualMLP(64, 32, depth=4, classes=10).layers)
+    6
     """
 
     def __init__(self, inputs, width, depth, classes, seed=0, dtype="float32"):

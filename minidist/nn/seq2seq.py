@@ -29,10 +29,11 @@ from minidist.nn.dropout import Dropout
 from minidist.nn.embedding import TokenAndPosition
 from minidist.nn.layer_norm import LayerNorm
 from minidist.nn.linear import Linear
+from minidist.nn.mixture_of_experts import FeedForward
 from minidist.nn.module import Module, Sequential, check_sizes
-from minidist.nn.transformer import Block, Head
+from minidist.nn.tokens import PAD
+from minidist.nn.transformer import Head
 from minidist.rng import Randomness
-from minidist.tokens import PAD
 
 
 def joined(source: Tensor, held: Array, target: Tensor) -> Tensor:
@@ -68,10 +69,8 @@ class SourceAndTarget(Module):
         return joined(x, source != PAD, y)
 
 
-class EncoderBlock(Module):
+class EncoderBlock(FeedForward):
     """X[B, S + T, C + 1]: the source attends to itself, both ways; all else is kept."""
-
-    feed_forwards = Block.feed_forwards
 
     def __init__(self, width, heads, split, dropout=0.0, *, name, **more):
         check_sizes(split=split)
@@ -92,13 +91,11 @@ class EncoderBlock(Module):
         return joined(x, held, target)
 
 
-class DecoderBlock(Module):
+class DecoderBlock(FeedForward):
     """X[B, S + T, C + 1]: the target attends to its earlier positions, then to the source.
 
     last  pass on the target's part alone, X[B, T, C]
     """
-
-    feed_forwards = Block.feed_forwards
 
     def __init__(self, width, heads, split, dropout=0.0, last=False, *, name, **more):
         check_sizes(split=split)
@@ -135,6 +132,10 @@ class Seq2Seq(Sequential):
     source_length, target_length  S and T
     dropout                       rate on the embeddings and on each branch of each block
     name                          prefix of the parameters' names, for a model of two Seq2Seqs
+
+    >>> model = nn.Seq2Seq(50, 60, 8, 2, 1, source_length=4, target_length=3)
+    >>> model(np.array([[5, 7, 9, 0, 1, 8, 6]])).shape  # 5 7 9 and padding, then BEGIN 8 6
+    (1, 3, 60)
     """
 
     def __init__(
@@ -165,6 +166,10 @@ class Seq2Seq(Sequential):
             for i in range(depth)
         ]
         super().__init__([*layers, Head(width, target_vocab, name=f"{at}head", **more)])
+
+    @property
+    def embedding(self) -> SourceAndTarget:
+        return self.layers[0]  # type: ignore[return-value]  # the first layer is always one
 
     def forward(self, tokens: Array, randomness: Randomness | None = None) -> Tensor:
         if len(tokens.shape) != 2 or tokens.shape[1] <= self.source_length:

@@ -23,6 +23,9 @@ class Siamese(Module):
 
     branch  its layers, in order
     join    Linear(E, classes)
+
+    >>> nn.Siamese([64, 16, 8], dtype="float64")(np.ones((5, 2, 64))).shape
+    (5, 2)
     """
 
     def __init__(self, sizes, classes=2, activation="relu", seed=0, dtype="float32"):

@@ -12,15 +12,18 @@ from minidist.nn.dropout import Dropout
 from minidist.nn.embedding import TokenAndPosition
 from minidist.nn.layer_norm import LayerNorm
 from minidist.nn.linear import Linear
-from minidist.nn.mixture_of_experts import MixtureOfExperts
+from minidist.nn.mixture_of_experts import FeedForward, MixtureOfExperts
 from minidist.nn.module import Module, Sequential, check_sizes
 from minidist.rng import Randomness
 
 
-class Block(Module):
+class Block(FeedForward):
     """X[B, T, C] -> X + attention(norm(X)), then X + contract(gelu(expand(norm(X)))).
 
-    F = 4C is the feed-forward width; each branch ends in a dropout.
+    F = 4C is the feed-forward width; each branch ends in a dropout. The gelu is the tanh form.
+
+    >>> nn.Block(8, heads=2, dtype="float64")(Tensor(np.ones((5, 3, 8)))).shape
+    (5, 3, 8)
     """
 
     def __init__(self, width, heads, dropout=0.0, *, name="block", seed=0, dtype="float32"):
@@ -32,11 +35,6 @@ class Block(Module):
         self.expand = Linear(width, 4 * width, activation="gelu", name=f"{name}.expand", **more)
         self.contract = Linear(4 * width, width, name=f"{name}.contract", **more)
         self.dropout_2 = Dropout(dropout, name=f"{name}.dropout_2")
-
-    @property
-    def feed_forwards(self) -> list[Module]:
-        """The modules whose `expand` and `contract` widen X to F and back: this one."""
-        return [self]
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         x = x + self.dropout_1(self.attention(self.norm_1(x), randomness), randomness)
@@ -70,9 +68,9 @@ class ExpertBlock(Module):
         self.dropout_2 = Dropout(dropout, name=f"{name}.dropout_2")
 
     @property
-    def feed_forwards(self) -> list[Module]:
-        """The modules whose `expand` and `contract` widen X to F and back: this rank's experts."""
-        return self.mixture.experts
+    def feed_forwards(self) -> list[FeedForward]:
+        """This rank's experts."""
+        return [*self.mixture.experts]
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         x = x + self.dropout_1(self.attention(self.norm_1(x), randomness), randomness)
@@ -83,6 +81,9 @@ class Head(Module):
     """X[B, T, C] -> logits[B, T, V] = norm(X) W[C, V].
 
     Tied: W = E^T, the embedding E[V, C] itself (Press and Wolf 2017).
+
+    >>> nn.Head(8, vocab=100, dtype="float64")(Tensor(np.ones((5, 3, 8)))).shape
+    (5, 3, 100)
     """
 
     def __init__(self, width, vocab, tied_to=None, *, name="head", seed=0, dtype="float32"):
@@ -109,6 +110,10 @@ class Transformer(Sequential):
              contribute to its gradient
     experts  of each block, or 0 for a dense feed-forward part; top_k, capacity, balance: see
              MixtureOfExperts
+
+    >>> model = nn.Transformer(vocab=100, width=8, heads=2, depth=1, context=16)
+    >>> model(np.array([[3, 1, 4]])).shape, list(model.named_parameters())[4]
+    ((1, 3, 100), 'blocks.0.attention.qkv.weight')
     """
 
     def __init__(

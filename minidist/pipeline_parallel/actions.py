@@ -1,5 +1,8 @@
 """Actions: the steps that a pipeline's rank takes, one by one. A program lists them, per rank.
 
+Forward and backward of a micro-batch are GPipe's (Huang et al. 2019, section 2.2); the halves of a
+backward are zero bubble's (Qi et al. 2024, section 2, whose B is I here).
+
     F3  Forward(3)          y[3] = stage(x[3]); what backward needs is stashed
     B3  Backward(3)         dx[3], dW += stage.backward(dy[3]): I3 and W3 at once
     I3  BackwardInput(3)    dx[3]; every product that only dW needs is deferred
@@ -9,19 +12,18 @@
     >F3, <F3                the activation of micro-batch 3 is sent, is received
     >B3, <B3                its gradient
 
-Letters: p ranks, m micro-batches, v chunks per rank; S virtual stages, k one of them; F3.1 is F3 of
-chunk 1, R.1 its R. A program is a value: communication.py adds its transfers, reduction.py its R,
-executor.py runs it, validation.py checks it, planning/simulator.py replays it on virtual clocks,
-tools/timeline/ draws it. None of these files knows a schedule by name.
+Letters: p ranks, m micro-batches, v chunks per rank; p v virtual stages, k one of them; F3.1 is F3
+of chunk 1, R.1 its R. A program is a value: placement.py says which stages its ranks hold,
+communication.py adds its transfers, reduction.py its R, executor.py runs it, validation.py checks
+it, planning/simulator.py replays it on virtual clocks, observe/timeline/ draws it. None of these
+files knows a schedule by name.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
-from zlib import crc32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)  # no __dict__: programs have up to a million actions
 class Action:
     """What a rank does for micro-batch i, with one of its chunks of the model: a `Stage`."""
 
@@ -65,7 +67,7 @@ class Update(Action):
 
 @dataclass(frozen=True, slots=True)
 class Reduce(Action):
-    """stage.reduce(): let a second thread sum the stage's gradients over the ranks.
+    """sums.begin(stage): let a second thread sum its gradients over the ranks (reduction.py).
 
     It comes once per stage, after the backward of all micro-batches; so it names none.
     """
@@ -109,14 +111,13 @@ class RecvGradient(Transfer):
     __slots__, sign = (), "<B"
 
 
-MOST_STAGES = 1_000_000  # that a placement has by default
 COMPUTE = (Forward, Backward, BackwardInput, BackwardWeight, Update)
-KINDS = {kind.sign: kind for kind in COMPUTE}
+KINDS: dict[str, type[Action]] = {kind.sign: kind for kind in COMPUTE}
 SENDS = {SendActivation: RecvActivation, SendGradient: RecvGradient}
 RECEIVES = {receive: send for send, receive in SENDS.items()}
 
 
-def action_of(sign: str | None, micro_batch: str | None, chunk: int) -> Action:
+def action_of(sign: str, micro_batch: str | None, chunk: int) -> Action:
     """Return the action of a sign; without a micro-batch it is R."""
     return Reduce(chunk) if micro_batch is None else KINDS[sign](int(micro_batch), chunk)
 
@@ -125,87 +126,6 @@ def other_end(transfer: Transfer, rank: int) -> Transfer:
     """Return what the peer does while `rank` does this."""
     kind = SENDS.get(type(transfer)) or RECEIVES[type(transfer)]
     return kind(transfer.micro_batch, transfer.peer_chunk, rank, transfer.chunk)
-
-
-class Programs(list):
-    """One list of actions per rank.
-
-    placement  placement[r][c] is the virtual stage that rank r holds as its chunk c. By default
-               virtual stage k is on rank k mod p. Several ranks may hold the same stage: they are
-               its replicas, and each takes some of the micro-batches.
-    pairs      {(rank, forward, backward)}: neighbours in a rank's program that may overlap, as in
-               DualPipe. Our ranks have one stream and run the forward first; `write` keeps pairs.
-
-    TypeError if a rank's program is None, for example because a schedule forgot its `return`.
-    """
-
-    def __init__(
-        self,
-        programs,
-        placement: list[list[int]] | None = None,
-        pairs: Iterable[tuple[int, Forward, Backward | BackwardInput]] = (),
-    ):
-        super().__init__()
-        for rank, program in enumerate(programs):
-            if program is None:
-                raise TypeError(
-                    f"the program of rank {rank} is None, not a list of actions; "
-                    "does the schedule return it?"
-                )
-            self.append(list(program))
-        self.placement = placement or placement_of(self[:])
-        self.pairs = frozenset(pairs)
-
-
-def looped(p: int, chunks: int) -> list[list[int]]:
-    """Return the placement in which virtual stage k is on rank k mod p."""
-    return [[c * p + r for c in range(chunks)] for r in range(p)]
-
-
-def placement_of(programs: list[list[Action]]) -> list[list[int]]:
-    if isinstance(programs, Programs):
-        return programs.placement
-    own = [a.chunk for program in programs for a in program if isinstance(a, Action)]
-    chunks = 1 + max(own, default=0)
-    if len(programs) * chunks > MOST_STAGES:
-        raise ValueError(f"chunk {chunks - 1} would be of more than {MOST_STAGES} stages")
-    return looped(len(programs), chunks)
-
-
-def pairs_of(programs: list[list[Action]]) -> frozenset[tuple[int, Action, Action]]:
-    return programs.pairs if isinstance(programs, Programs) else frozenset()
-
-
-def last_stage(placement: list[list[int]]) -> int:
-    if not any(placement):
-        raise ValueError("there is no program for any rank, so there are no stages")
-    return max(k for stages in placement for k in stages)
-
-
-def micro_batches_of(programs: list[list[Action]]) -> int:
-    """Return the number of micro-batches that these programs name."""
-    numbers = [a.micro_batch for program in programs for a in program if isinstance(a, Action)]
-    return 1 + max(numbers, default=-1)
-
-
-def digest(programs: list[list[Action]]) -> str:
-    """Return some letters that differ for different programs, the same on every machine."""
-    return f"{crc32(repr((list(programs), placement_of(programs))).encode()):08x}"
-
-
-def updates(programs: list[list[Action]]) -> bool:
-    """Return whether these programs update the weights themselves, that is, are asynchronous."""
-    return any(isinstance(a, Update) for program in programs for a in program)
-
-
-def reduces(programs: list[list[Action]]) -> bool:
-    """Return whether gradients are summed inside these programs."""
-    return any(isinstance(a, Reduce) for program in programs for a in program)
-
-
-def communicates(programs: list[list[Action]]) -> bool:
-    """Return whether the transfers of these programs have been added."""
-    return any(isinstance(a, Transfer) for program in programs for a in program)
 
 
 def passes_backward(action: Action) -> bool:

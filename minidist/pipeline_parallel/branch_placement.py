@@ -20,7 +20,7 @@ Bytes, on two ranks: B E numbers each way for every batch, and 2 S for the S byt
 parameters for every update. On one rank the same code runs both branches and moves nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from minidist.autograd import Tensor
@@ -58,13 +58,15 @@ def forward_backward(
     for p in model.parameters():
         p.spread = BRANCHES
     embeddings = {}
+    gradients: Sequence[Array] | dict[int, Array]
     for i in own_branches(group):
         with _span(group, f"forward branch {i}"):
             embeddings[i] = model.embed(x[:, i], randomness)
     if group.rank == JOIN:
         value, gradients = _join(model, embeddings, targets, group, loss, reduction_size)
     else:
-        value, gradients = None, _ask_for_gradients(embeddings, group)
+        value = None
+        gradients = _ask_for_gradients(embeddings, group)
     for i, h in embeddings.items():
         with _span(group, f"backward branch {i}"):
             if h.requires_grad:

@@ -11,20 +11,22 @@ from collections.abc import Callable, Iterator
 from minidist.pipeline_parallel.actions import (
     Action,
     Forward,
-    Programs,
     RecvActivation,
     RecvGradient,
     SendActivation,
     SendGradient,
     Transfer,
-    communicates,
-    last_stage,
     other_end,
-    pairs_of,
     passes_backward,
-    placement_of,
 )
 from minidist.pipeline_parallel.execution_order import in_order
+from minidist.pipeline_parallel.placement import (
+    Programs,
+    communicates,
+    last_stage,
+    pairs_of,
+    placement_of,
+)
 
 
 def neighbours(programs: list[list[Action]]) -> Callable:
@@ -68,7 +70,8 @@ def add_communication(
     """
     if communicates(programs):
         raise ValueError("these programs have their transfers already; add them once")
-    transfers, result = neighbours(programs), [[] for _ in programs]
+    transfers = neighbours(programs)
+    result: list[list[Action]] = [[] for _ in programs]
     for actions in in_order(programs) if rendezvous_safe else _one_by_one(programs):
         for rank, action in actions:
             receive, _ = transfers(rank, action)

@@ -37,17 +37,13 @@ v_half idles no longer for more micro-batches, if 2 TI + TW >= 2 TF and 2 TF + T
 
 from bisect import bisect_right
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import NamedTuple
 
-from minidist.pipeline_parallel.actions import (
-    Action,
-    BackwardInput,
-    BackwardWeight,
-    Forward,
-    Programs,
-)
+from minidist.pipeline_parallel.actions import Action, BackwardInput, BackwardWeight, Forward
 from minidist.pipeline_parallel.execution_order import dependencies
+from minidist.pipeline_parallel.placement import Programs
 from minidist.pipeline_parallel.zero_bubble import v_shaped
 
 INTERVAL = 6  # units from one micro-batch to the next
@@ -105,11 +101,15 @@ def with_weights(own: tuple[int, ...], rank: int) -> tuple[int, ...]:
 
 def repeated(block: Block, p: int, m: int) -> Programs:
     """Return p ranks' programs for m micro-batches, each a block, found in steps of one unit."""
-    result, done = Programs([[] for _ in range(p)], v_shaped(p)), set()
+    result = Programs([[] for _ in range(p)], v_shaped(p))
+    done: set[tuple] = set()
     needs, gives = dependencies(result)
     ranks = [Rank(own, m, 2 * block.stash) for own in offsets(block, p)]
     while any(any(rank.plan.values()) for rank in ranks):
-        chosen = [k.choose(lambda a, r=r: needs(r, a) <= done) for r, k in enumerate(ranks)]
+        chosen = []
+        for r, rank in enumerate(ranks):
+            can_run = partial(is_ready, needs, done, r)
+            chosen.append(rank.choose(can_run))
         if not any(chosen):
             raise ValueError(f"a stash of {block.stash} is too small for {block}; give it more")
         for r, action in enumerate(chosen):
@@ -118,6 +118,11 @@ def repeated(block: Block, p: int, m: int) -> Programs:
                 result[r].append(action)
                 done.add(gives(r, action))
     return result
+
+
+def is_ready(needs: Callable, done: set[tuple], r: int, action: Action) -> bool:
+    """Return whether all that an action of rank r needs is done."""
+    return needs(r, action) <= done
 
 
 class Rank:

@@ -24,14 +24,8 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from itertools import chain
 
-from minidist.pipeline_parallel.actions import (
-    KINDS,
-    Action,
-    BackwardInput,
-    BackwardWeight,
-    Forward,
-    Programs,
-)
+from minidist.pipeline_parallel.actions import KINDS, Action, BackwardInput, BackwardWeight, Forward
+from minidist.pipeline_parallel.placement import Programs
 from minidist.pipeline_parallel.zero_bubble import v_shaped
 
 
@@ -43,7 +37,9 @@ def dualpipe_v(p: int, m: int) -> Programs:
             f"{m}; use {2 * p}, or zb_v, which takes any number"
         )
     turns = [list(turns_of(rank, p, m)) for rank in range(p)]
-    pairs = [(rank, *turn) for rank, own in enumerate(turns) for turn in own if len(turn) == 2]
+    pairs = []
+    for rank, own in enumerate(turns):
+        pairs += [(rank, turn[0], turn[1]) for turn in own if len(turn) == 2]
     return Programs([chain.from_iterable(own) for own in turns], v_shaped(p), pairs)
 
 
@@ -64,7 +60,8 @@ def turns_of(rank: int, p: int, m: int) -> Iterator[list[Action]]:
         *later * ["W", "I0"],
         *both * ["W"],
     ]
-    passes, halves = Counter(), deque()
+    passes: Counter[tuple[bool, int]] = Counter()
+    halves: deque[Action] = deque()
 
     def action(step: str) -> Action:
         if step == "W":

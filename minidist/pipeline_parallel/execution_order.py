@@ -19,13 +19,10 @@ from minidist.pipeline_parallel.actions import (
     Forward,
     Transfer,
     Update,
-    communicates,
-    last_stage,
     other_end,
-    pairs_of,
     passes_backward,
-    placement_of,
 )
+from minidist.pipeline_parallel.placement import communicates, last_stage, pairs_of, placement_of
 
 
 def in_order(
@@ -40,7 +37,8 @@ def in_order(
     """
     needs, gives = dependencies(programs)
     beside = {(r, f): b for r, f, b in pairs_of(programs)} if overlap else {}
-    done, ahead = set(), [iter(program) for program in programs]
+    done: set[tuple] = set()
+    ahead = [iter(program) for program in programs]
     waiting = {r: first for r, rest in enumerate(ahead) if (first := next(rest, None))}
     while waiting:
         ready = [
@@ -80,7 +78,8 @@ def dependencies(programs: list[list[Action]]) -> tuple[Callable, Callable]:
     all replicas of its stage to have reached it, because they sum their gradients.
     """
     placement, explicit = placement_of(programs), communicates(programs)
-    last, arrived = last_stage(placement), defaultdict(set)
+    last = last_stage(placement)
+    arrived: dict[tuple[int, int], set[tuple]] = defaultdict(set)
 
     def gives(rank, action):
         if isinstance(action, Transfer):

@@ -1,6 +1,10 @@
-"""Execute one rank's program: one `match` over actions, which knows no schedule."""
+"""Execute one rank's program: one `match` over actions, which knows no schedule.
 
-from collections.abc import Iterator
+Whatever the order, dW is the sum of the micro-batches' dW, for the weights that all of them used
+(Huang et al., GPipe, 2019, section 2.2). So a schedule is a value, and this file runs any.
+"""
+
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 
@@ -20,18 +24,23 @@ from minidist.pipeline_parallel.actions import (
     Transfer,
     Update,
 )
+from minidist.pipeline_parallel.reduction import NO_SUMS, Sums
 from minidist.pipeline_parallel.stage import Stage
 
 
-def execute(program: list[Action], group: Group, stages: list[Stage]) -> None:
+def execute(
+    program: list[Action], group: Group, stages: Sequence[Stage], sums: Sums = NO_SUMS
+) -> None:
     """Run this rank's program, with one stage per chunk.
 
+    sums  of gradients over ranks with copies of the stages, which begin at R (see reduction.py)
+
     Consecutive BackwardWeights of one chunk are computed together. Compute actions become events of
-    the group's log, named like the action; the group itself logs transfers, the thread that sums R.
+    the group's log, named like the action. The group logs transfers, the second thread R.
     """
-    for action, run in steps(program):
+    for action, together in steps(program):
         stage, i = stages[action.chunk], action.micro_batch
-        with computing(group.log, run):
+        with computing(group.log, together):
             match action:
                 case RecvActivation(peer=peer):
                     stage.received[i] = group.recv(peer, tag(action))
@@ -48,28 +57,30 @@ def execute(program: list[Action], group: Group, stages: list[Stage]) -> None:
                 case SendGradient(peer=peer):
                     group.send(stage.input_gradient(i), peer, tag(action))
                 case BackwardWeight():
-                    stage.backward_weights([a.micro_batch for a in run])
+                    stage.backward_weights([a.micro_batch for a in together])
                 case Update():
                     stage.update(i)
                 case Reduce():
-                    stage.reduce()
+                    sums.begin(stage)
                 case _:
                     raise ValueError(f"{action!r} is no action")
 
 
 def steps(program: list[Action]) -> Iterator[tuple[Action, list[Action]]]:
     """Yield (first, all) of the actions run together: consecutive W of a chunk, or one action."""
-    for (kind, _), run in groupby(program, key=lambda action: (type(action), action.chunk)):
-        run = list(run)
-        for done_at_once in [run] if kind is BackwardWeight else ([action] for action in run):
-            yield done_at_once[0], done_at_once
+    for (kind, _), alike in groupby(program, key=lambda action: (type(action), action.chunk)):
+        together = list(alike)
+        if kind is BackwardWeight:
+            yield together[0], together
+        else:
+            yield from ((action, [action]) for action in together)
 
 
-def computing(log: EventLog | None, run: list[Action]) -> AbstractContextManager[None]:
+def computing(log: EventLog | None, together: list[Action]) -> AbstractContextManager[None]:
     """Return a context that logs the compute actions run together; others are logged elsewhere."""
-    if log is None or isinstance(run[0], Transfer | Reduce):
+    if log is None or isinstance(together[0], Transfer | Reduce):
         return nullcontext()
-    return log.span(" ".join(map(str, run)))
+    return log.span(" ".join(map(str, together)))
 
 
 def tag(transfer: Transfer) -> int:

@@ -5,6 +5,7 @@ are not trained here, and their parameters say so.
 """
 
 from minidist import nn
+from minidist.comm import Group
 
 ELSEWHERE = "another rank trains it; use state() and load_state() of the pipeline or Hybrid"
 
@@ -16,6 +17,21 @@ def holders(model: nn.Sequential, cut: list[range]) -> dict[str, list[int]]:
         for name in dict.fromkeys(n for i in part for n in model.layers[i].named_parameters()):
             found[name].append(stage)
     return found
+
+
+def shared_groups(
+    model: nn.Sequential, cut: list[range], placement: list[list[int]], group: Group
+) -> dict[str, Group | None]:
+    """Return {name: the group of the ranks that share this parameter, None on the other ranks}.
+
+    placement  the stages of each rank; a frozen parameter has no gradient to share
+    """
+    named, shared = model.named_parameters(), {}
+    for name, stages in holders(model, cut).items():
+        ranks = {r for r, own in enumerate(placement) if set(own) & set(stages)}
+        if len(ranks) > 1 and named[name].requires_grad:
+            shared[name] = group.split(0 if group.rank in ranks else None)
+    return shared
 
 
 def take_over(model: nn.Sequential, layers: list[nn.Module], spread: str) -> nn.Sequential:

@@ -15,8 +15,8 @@ import copy
 import math
 import statistics
 from collections.abc import Sequence
-from itertools import accumulate
-from numbers import Real
+from fractions import Fraction
+from itertools import accumulate, pairwise, starmap
 
 from minidist.autograd import (
     Function,
@@ -27,14 +27,17 @@ from minidist.autograd import (
     functions_below,
     operators,
 )
-from minidist.autograd.tensor import recording
+from minidist.autograd.recording import recording
 from minidist.backend import Array, clock, on_gpu
 from minidist.events import Clock
 from minidist.nn import Module
 from minidist.rng import Randomness
 
+Cost = int | float | Fraction
+Cut = tuple[tuple[Cost, ...], tuple[int, ...]]  # costs of the stages, slowest first; lengths
 
-def partition(costs: Sequence[Real], p: int) -> list[range]:
+
+def partition(costs: Sequence[Cost], p: int) -> list[range]:
     """Return the p ranges of layers, none empty, whose slowest stage costs least.
 
     Ties: the second slowest stage costs least, and so on. If all costs are equal, the first stage
@@ -46,7 +49,9 @@ def partition(costs: Sequence[Real], p: int) -> list[range]:
     costs = list(costs)
     _check(costs, p)
     n = len(costs)
-    best = {n: ((), ())}  # {i: the cut of layers[i:]}: stage costs, slowest first; stage lengths
+    best: dict[int, Cut] = {
+        n: ((), ())
+    }  # {i: the cut of layers[i:]}: stage costs, slowest first; stage lengths
     for k in range(1, p + 1):
         best = {
             i: min(_prepend(costs[i:j], *best[j]) for j in best if j > i) for i in range(n - k + 1)
@@ -56,10 +61,18 @@ def partition(costs: Sequence[Real], p: int) -> list[range]:
     return [range(end - length, end) for end, length in zip(ends, lengths, strict=True)]
 
 
+def equal_lengths(n: int, p: int) -> list[int]:
+    """Return the lengths of p stages of n layers, as equal as can be: the first are the shorter."""
+    _check_number(n, p)
+    few, longer = divmod(n, p)
+    return [few + (1 if k >= p - longer else 0) for k in range(p)]
+
+
 def cut_of(layers: int, stages: int, given: list[range] | None = None) -> list[range]:
     """Return the given cut if it is valid; by default, stages with equal numbers of layers."""
     if given is None:
-        return partition([1] * layers, stages)
+        ends = [0, *accumulate(equal_lengths(layers, stages))]
+        return list(starmap(range, pairwise(ends)))
     if [i for part in given for i in part] != list(range(layers)) or len(given) != stages:
         raise ValueError(
             f"{given} does not cut {layers} layers into {stages} contiguous stages, in order"
@@ -67,18 +80,20 @@ def cut_of(layers: int, stages: int, given: list[range] | None = None) -> list[r
     return given
 
 
-def _prepend(stage: list[Real], others: tuple, lengths: tuple[int, ...]) -> tuple[tuple, tuple]:
+def _prepend(stage: list[Cost], others: tuple[Cost, ...], lengths: tuple[int, ...]) -> Cut:
     """Put a stage before a cut; return a key that compares by costs first, then by lengths."""
     return tuple(sorted((sum(stage), *others), reverse=True)), (len(stage), *lengths)
 
 
-def _check(costs: list[Real], p: int) -> None:
+def _check_number(n: int, p: int) -> None:
     if p < 1:
         raise ValueError(f"cannot cut layers into {p} stages; use 1 or more")
-    if p > len(costs):
-        raise ValueError(
-            f"cannot cut {len(costs)} layers into {p} stages; use at most {len(costs)}"
-        )
+    if p > n:
+        raise ValueError(f"cannot cut {n} layers into {p} stages; use at most {n}")
+
+
+def _check(costs: list[Cost], p: int) -> None:
+    _check_number(len(costs), p)
     for i, cost in enumerate(costs):
         if not 0 <= cost < math.inf:
             raise ValueError(f"layer {i} costs {cost}; a cost is a finite number from 0")
@@ -134,7 +149,7 @@ def measured_costs(
         raise ValueError(f"cannot take the median of {repeats} repeats; use 1 or more")
     timer = clock("gpu" if any(on_gpu(p.data) for p in model.parameters()) else "cpu")
     model = copy.deepcopy(model)
-    spans = [[] for _ in model.layers]
+    spans: list[list[tuple]] = [[] for _ in model.layers]
     with recording(True):
         inputs = [leaf for leaf, _ in _run(model, x, randomness)]
         for _ in range(1 + repeats):

@@ -2,51 +2,44 @@
 
     pipeline = Pipeline(model, group, "1f1b", micro_batches=8)          # or Pipeline(.., programs)
     optimizer = optim.AdamW(pipeline.parameters(), lr=3e-4)             # of this rank's layers
-    loss = pipeline.backward(inputs, targets)                           # the whole batch's
+    loss = pipeline.backward(Batch(inputs, targets))                    # the whole batch's
     optimizer.clip_global_norm(1.0, pipeline.sum_squares)
-    optimizer.step(); optimizer.zero_grad()
+    pipeline.step(optimizer)
     weights = pipeline.state()                                          # of the whole model
 
 Layouts: rank r holds W of its stages; X[B/m, ...] and dX[B/m, ...] cross between neighbours. Bytes:
-one micro-batch's activation per boundary and direction, all together 2 (S - 1) B T C itemsize.
+one micro-batch's activation per boundary and direction, all together 2 (p v - 1) B T C itemsize.
 
 A parameter that two stages share (a tied embedding, in the first and the last stage) gets a part of
 its gradient on each of the two ranks; the parts are summed once, after the program.
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import numpy as np
 
 from minidist import nn
-from minidist.autograd import Tensor
 from minidist.backend import Array
 from minidist.comm import Group
-from minidist.pipeline_parallel.actions import (
-    Action,
-    communicates,
-    digest,
-    last_stage,
-    micro_batches_of,
-)
+from minidist.datasets import Batch
+from minidist.pipeline_parallel.actions import Action
+from minidist.pipeline_parallel.checks import check_alike
 from minidist.pipeline_parallel.communication import add_communication
 from minidist.pipeline_parallel.executor import execute
-from minidist.pipeline_parallel.holders import holders, take_over
-from minidist.pipeline_parallel.micro_batch import MicroBatch, micro_batches
+from minidist.pipeline_parallel.holders import shared_groups, take_over
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.pipeline_parallel.reduction import Reduction, add_reductions
+from minidist.pipeline_parallel.placement import communicates, digest, last_stage, micro_batches_of
+from minidist.pipeline_parallel.reduction import NO_SUMS, Reduction, add_reductions
 from minidist.pipeline_parallel.schedules import order_of
 from minidist.pipeline_parallel.stage import Stage
 from minidist.replicas import (
-    check_batch_norm,
-    check_same_weights,
     from_holders,
     load_own,
     shapes_of,
     sum_gradients,
     sum_squares_over,
 )
+from minidist.trainer import AnyOptimizer
 
 STAGES = "the stages of a pipeline: pass sum_squares=pipeline.sum_squares"
 
@@ -84,7 +77,8 @@ class Pipeline:
         **options,
     ):
         order = order_of(schedule, group.size, micro_batches, chunks, **options)
-        self.group, self.loss = group, loss
+        self.group = group
+        self.loss_group = group.split(0)  # the ledger of `group` has what programs send, alone
         self.m = micro_batches_of(order) if micro_batches is None else micro_batches
         order = order if sums is None else add_reductions(order)
         self.programs = order if communicates(order) else add_communication(order, rendezvous_safe)
@@ -92,24 +86,17 @@ class Pipeline:
         self.cut = cut_of(len(model.layers), last + 1, cut)
         lengths = [len(part) for part in self.cut]
         name = schedule if isinstance(schedule, str) else f"programs {digest(order)}"
-        group.barrier(label=f"{name}, {self.m} micro-batches, stages of {lengths} layers")
-        self.check_group = group if check_weights else None
-        if check_weights:
-            check_same_weights(model, group)
-        check_batch_norm(model, micro_batches=self.m)
+        description = f"{name}, {self.m} micro-batches, stages of {lengths} layers"
+        self.check_group = check_alike(model, group, description, self.m, check_weights)
         self.shapes = shapes_of(model)
         self.stages = [
             Stage([model.layers[i] for i in self.cut[k]], k == 0, k == last, loss, recompute)
             for k in placement[group.rank]
         ]
-        self.shared = {}  # {parameter: the group of the ranks that share it, on those}
-        for name, stages in holders(model, self.cut).items():
-            ranks = {r for r, own in enumerate(placement) if set(own) & set(stages)}
-            if len(ranks) > 1 and model.named_parameters()[name].requires_grad:
-                self.shared[name] = group.split(0 if group.rank in ranks else None)
+        self.shared = shared_groups(model, self.cut, placement, group)
         layers = [layer for stage in self.stages for layer in stage.layers]
         self.model = take_over(model, layers, STAGES)
-        self.reduction = None if sums is None else self.sums_beside(sums)
+        self.sums = NO_SUMS if sums is None else self.sums_beside(sums)
 
     def sums_beside(self, sums: Callable[[list[nn.Module]], None]) -> Reduction:
         """Return what sums the layers of this rank's stages during its program."""
@@ -118,45 +105,47 @@ class Pipeline:
         program = self.programs[self.group.rank]
         return Reduction(program, self.stages, shared, self.group, sums)
 
+    @property
+    def groups(self) -> list[Group]:
+        """All groups that it communicates through, each with a ledger."""
+        shared = [group for group in self.shared.values() if group is not None]
+        return [self.group, self.loss_group, *shared]
+
     def parameters(self) -> list[nn.Parameter]:
         return self.model.parameters()
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         return self.model.named_parameters()
 
-    def backward(
-        self,
-        inputs: Tensor | Array,
-        targets: Array,
-        seed: int = 0,
-        step: int = 0,
-        examples=None,
-        loss_scale: float = 1.0,
-    ) -> float:
-        """Compute the whole batch's gradient, in this rank's parameters; return this rank's loss.
-
-        The rank with the last stage returns the whole loss, the other ranks 0.
+    def backward(self, batch: Batch) -> float:
+        """Compute the whole batch's gradient, in this rank's parameters; return the whole loss.
 
         Every rank gets the batch. Inputs are needed only by the rank of the first stage, targets
-        only by the rank of the last. See `micro_batches` for the other arguments.
+        only by the rank of the last.
         """
-        return self.run(
-            micro_batches(inputs, targets, self.m, seed, step, examples, loss_scale=loss_scale)
-        )
+        loss = self.run(batch.micro_batches(self.m))
+        return float(self.loss_group.all_reduce(np.array(loss), label="loss"))
 
-    def run(self, batch: list[MicroBatch]) -> float:
-        """The same, for micro-batches that are cut already."""
+    def run(self, batch: list[Batch]) -> float:
+        """Compute the gradient of a batch that is cut into micro-batches; return this rank's loss.
+
+        The rank with the last stage returns the whole loss, the other ranks 0.
+        """
         if len(batch) != self.m:
             raise ValueError(f"the programs are for {self.m} micro-batches, not {len(batch)}")
         for stage in self.stages:
             stage.begin(batch)
         before = self.take_shared_gradients()
-        with nullcontext() if self.reduction is None else self.reduction.within():
-            execute(self.programs[self.group.rank], self.group, self.stages)
+        with self.sums.within():
+            execute(self.programs[self.group.rank], self.group, self.stages, self.sums)
         self.sum_shared_gradients(before)
-        if self.reduction is not None:
-            self.reduction.finish()
+        self.sums.finish()
         return sum((part for stage in self.stages for part in stage.losses.values()), start=0.0)
+
+    def step(self, optimizer: AnyOptimizer) -> None:
+        """Update this rank's layers; drop the gradients."""
+        optimizer.step()
+        optimizer.zero_grad()
 
     def sum_squares(self, own: float | None = None) -> float:
         """Return the sum of the squares of the whole gradient: every parameter counts once.
@@ -192,6 +181,7 @@ class Pipeline:
     def sum_shared_gradients(self, before: dict[str, Array | None]) -> None:
         """Sum over the ranks what this batch has left; add what was set aside."""
         for name, earlier in before.items():
-            p = self.named_parameters()[name]
-            sum_gradients([p], self.shared[name])
+            p, group = self.named_parameters()[name], self.shared[name]
+            assert group is not None
+            sum_gradients([p], group)
             p.grad = p.grad if earlier is None else earlier + p.grad

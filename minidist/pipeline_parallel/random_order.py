@@ -11,12 +11,13 @@ from collections import deque
 from random import Random
 
 from minidist.pipeline_parallel.actions import (
+    Action,
     Backward,
     BackwardInput,
     BackwardWeight,
     Forward,
-    Programs,
 )
+from minidist.pipeline_parallel.placement import Programs
 
 
 def random_placement(random: Random, p: int, stages: int) -> list[list[int]]:
@@ -31,19 +32,23 @@ def random_placement(random: Random, p: int, stages: int) -> list[list[int]]:
 def random_order(random: Random, placement: list[list[int]], m: int) -> Programs:
     """Return any programs of m micro-batches; of some passes, backward is in two halves."""
     where = {k: (r, c) for r, own in enumerate(placement) for c, k in enumerate(own)}
-    ahead = []  # per micro-batch what is left of its way through the stages; and weight halves
+    ahead: list[
+        deque[tuple[int, Action]]
+    ] = []  # per micro-batch what is left of its way through the stages; and weight halves
     for i in range(m):
-        way = [(where[k][0], Forward(i, where[k][1])) for k in sorted(where)]
+        way: list[tuple[int, Action]] = [
+            (where[k][0], Forward(i, where[k][1])) for k in sorted(where)
+        ]
         for k in sorted(where, reverse=True):
             way.append((where[k][0], random.choice([Backward, BackwardInput])(i, where[k][1])))
         ahead.append(deque(way))
-    result = [[] for _ in placement]
+    result: list[list[Action]] = [[] for _ in placement]
     while ahead:
-        way = random.choice(ahead)
-        rank, action = way.popleft()
+        left = random.choice(ahead)
+        rank, action = left.popleft()
         result[rank].append(action)
         if isinstance(action, BackwardInput):
             ahead.append(deque([(rank, BackwardWeight(action.micro_batch, action.chunk))]))
-        if not way:
-            ahead.remove(way)
+        if not left:
+            ahead.remove(left)
     return Programs(result, placement)

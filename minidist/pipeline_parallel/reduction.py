@@ -18,19 +18,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from minidist.pipeline_parallel.actions import (
-    Action,
-    Backward,
-    BackwardWeight,
-    Programs,
-    Reduce,
-    pairs_of,
-    placement_of,
-    reduces,
-    updates,
-)
+from minidist.pipeline_parallel.actions import Action, Backward, BackwardWeight, Reduce
+from minidist.pipeline_parallel.placement import Programs, pairs_of, placement_of, reduces, updates
 
 if TYPE_CHECKING:
+    from minidist.backend import Array
     from minidist.comm import Group
     from minidist.nn import Module, Parameter
     from minidist.pipeline_parallel.stage import Stage
@@ -51,7 +43,7 @@ def add_reductions(programs: list[list[Action]]) -> Programs:
             "these programs update the weights themselves, and an update sums the gradients of a "
             "stage's replicas; leave out R"
         )
-    result = []
+    result: list[list[Action]] = []
     for program in programs:
         last = {a.chunk: a for a in program if isinstance(a, Backward | BackwardWeight)}
         result.append([])
@@ -61,7 +53,21 @@ def add_reductions(programs: list[list[Action]]) -> Programs:
     return Programs(result, placement_of(programs), pairs_of(programs))
 
 
-class Reduction:
+class Sums:
+    """What R begins: nothing, where no other rank has copies of the stages."""
+
+    def begin(self, stage: "Stage") -> None: ...
+
+    def within(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def finish(self) -> None: ...
+
+
+NO_SUMS = Sums()
+
+
+class Reduction(Sums):
     """The sums of one rank's stages over ranks.
 
     work    (layers) -> None: sums their gradients over the ranks that have copies of them, in
@@ -86,15 +92,14 @@ class Reduction:
         order = [stages[a.chunk] for a in program if isinstance(a, Reduce)]
         self.ready, self.left = complete_at(order, shared)
         self.last = order[-1]
-        self.orders, self.used = group.beside(self.sum, "sums"), []
-        for stage in stages:
-            stage.reduction = self
+        self.orders = group.beside(self.sum, "sums")
+        self.used: list[Array | None] = []  # gradients: see Beside
 
     def begin(self, stage: "Stage") -> None:
         """Let the second thread sum what is complete; called at the stage's R."""
         if not self.ready[stage]:
             return
-        self.used += [p.grad for layer in self.ready[stage] for p in layer.flat.parameters]
+        self.used += [p.grad for layer in self.ready[stage] for p in layer.home.parameters]
         self.orders.put(stage)
 
     @contextmanager
@@ -114,7 +119,7 @@ class Reduction:
         finally:
             self.orders.end()
         self.orders.wait("the end of all sums")
-        self.used.clear()  # until now: see Beside
+        self.used.clear()
         self.broken = False
 
     def sum(self, stage: "Stage") -> None:
@@ -143,10 +148,10 @@ def complete_at(
     order  the stages in the order of their R
     """
     at = {p: when for when, stage in enumerate(order) for p in stage.parameters()}
-    ready = {stage: [] for stage in order}
-    left = []
+    ready: "dict[Stage, list[Module]]" = {stage: [] for stage in order}  # noqa: UP037
+    left: "list[Module]" = []  # noqa: UP037
     for layer in (layer for stage in order for layer in stage.layers):
-        if own := layer.flat.parameters:
+        if own := layer.home.parameters:
             when = max(at[p] for p in own)
             waits = when == len(order) - 1 or shared & set(own)
             (left if waits else ready[order[when]]).append(layer)

@@ -1,25 +1,13 @@
 """Every schedule by name, as programs: lists of actions, one per rank. And your own, checked."""
 
 from collections import Counter
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Iterator
 from math import prod
 from numbers import Integral
 from typing import NamedTuple
 
-from minidist.errors import check_options, options_of
-from minidist.pipeline_parallel.actions import (
-    Action,
-    Backward,
-    BackwardInput,
-    BackwardWeight,
-    Programs,
-    looped,
-    micro_batches_of,
-    pairs_of,
-    placement_of,
-    updates,
-)
+from minidist.errors import check_name, check_options, options_of
+from minidist.pipeline_parallel.actions import Action, Backward, BackwardInput, BackwardWeight
 from minidist.pipeline_parallel.controllable_memory import v_half, v_min
 from minidist.pipeline_parallel.dualpipe_v import dualpipe_v
 from minidist.pipeline_parallel.gpipe import gpipe
@@ -29,9 +17,17 @@ from minidist.pipeline_parallel.layer_split import layer_split
 from minidist.pipeline_parallel.looped_bfs import looped_bfs
 from minidist.pipeline_parallel.one_f_one_b import one_f_one_b
 from minidist.pipeline_parallel.pipedream import pipedream_2bw_programs, pipedream_programs
+from minidist.pipeline_parallel.placement import (
+    Programs,
+    looped,
+    micro_batches_of,
+    pairs_of,
+    placement_of,
+    updates,
+)
 from minidist.pipeline_parallel.validation import validate
 from minidist.pipeline_parallel.zb_auto import zb_auto
-from minidist.pipeline_parallel.zero_bubble import v_shaped, zb_h1, zb_h2, zb_v
+from minidist.pipeline_parallel.zero_bubble import zb_h1, zb_h2, zb_v
 
 MOST_PASSES = 1_000_000  # passes forward, over all ranks: some hundred MB of actions
 
@@ -51,30 +47,36 @@ def programs(
 
     There are at most MOST_PASSES passes forward, p times m times chunks.
     """
-    if schedule not in SCHEDULES:
-        raise ValueError(f"unknown schedule {schedule!r}; choose one of {', '.join(SCHEDULES)}")
+    check_name("schedule", schedule, SCHEDULES)
+    build, most = SCHEDULES[schedule]
+    check_numbers(schedule, p, m, chunks, most)
+    check_options(build, options, schedule, also=["weights_last"])
+    result = build(p, m, **options) if most else build(p, m, chunks, **options)
+    if not weights_last:
+        return result
+    if updates(result):
+        raise ValueError(
+            f"{schedule} updates the weights during its program, so no gradient may wait for the "
+            "end; use it without weights_last"
+        )
+    return put_weights_last(result)
+
+
+def check_numbers(schedule: str, p: int, m: int, chunks: int, most: int | None) -> None:
+    """Raise ValueError for numbers that no schedule, or not this one, can have."""
     for number, what in ((p, "ranks"), (m, "micro-batches"), (chunks, "chunks")):
         if not isinstance(number, Integral) or number < 1:
             raise ValueError(f"a pipeline has one or more {what}, not {number!r}")
-    build, most = SCHEDULES[schedule]
     if most is not None and chunks > most:
+        count = "1 chunk" if most == 1 else f"{most} chunks"
         raise ValueError(
-            f"{schedule} has at most {most} chunk{'s' * (most > 1)} per rank, not {chunks}; "
-            "interleaved takes any number"
+            f"{schedule} has at most {count} per rank, not {chunks}; interleaved takes any number"
         )
     if (passes := prod(map(int, (p, m, chunks)))) > MOST_PASSES:
         raise ValueError(
             f"{p} ranks, {m} micro-batches and {chunks} chunks per rank make {passes} forward "
             f"passes, more than {MOST_PASSES}; use fewer micro-batches"
         )
-    check_options(build, options, schedule, also=["weights_last"])
-    result = build(p, m, chunks, **options)
-    if weights_last and updates(result):
-        raise ValueError(
-            f"{schedule} updates the weights during its program, so no gradient may wait for the "
-            "end; use it without weights_last"
-        )
-    return put_weights_last(result) if weights_last else result
 
 
 def order_of(
@@ -144,55 +146,42 @@ def put_weights_last(programs: Programs) -> Programs:
     return Programs(result, programs.placement, pairs)
 
 
-def _one_chunk(program: Callable) -> Callable:
-    """Place stage r on rank r, for a program(rank, p, m, **options)."""
-
-    @wraps(program)  # so that its options can be asked for
-    def every_rank(p, m, chunks, **options):
-        return Programs([program(r, p, m, **options) for r in range(p)], looped(p, 1))
-
-    return every_rank
-
-
-def _looped(program: Callable) -> Callable:
-    """Place stage k on rank k mod p, for a program(rank, p, m, chunks, **options)."""
-
-    @wraps(program)
-    def every_rank(p, m, chunks, **options):
-        return Programs([program(r, p, m, chunks, **options) for r in range(p)], looped(p, chunks))
-
-    return every_rank
-
-
-def _zb_v(p, m, chunks):
-    return Programs([zb_v(r, p, m) for r in range(p)], v_shaped(p))
-
-
-def _any_chunks(build: Callable) -> Callable:
-    return wraps(build)(lambda p, m, chunks, **options: build(p, m, **options))
-
-
 class Schedule(NamedTuple):
-    """How programs are built, (p, m, chunks, **options) -> Programs; None: any number of chunks."""
+    """How programs are built: (p, m, **options) -> Programs, with one chunk per rank, or with two.
+
+    most_chunks  None: any number of chunks, and the builder takes (p, m, chunks)
+    """
 
     build: Callable[..., Programs]
     most_chunks: int | None = 1
 
 
+def on_every_rank(program: Callable[..., Iterator[Action]]) -> Callable[..., Programs]:
+    """Return a builder, for a program(rank, p, m) or program(rank, p, m, chunks).
+
+    Virtual stage k is on rank k mod p.
+    """
+
+    def build(p: int, m: int, *chunks: int) -> Programs:
+        return Programs([program(r, p, m, *chunks) for r in range(p)], looped(p, *chunks))
+
+    return build
+
+
 SCHEDULES = {
-    "layer_split": Schedule(_one_chunk(layer_split)),
-    "gpipe": Schedule(_one_chunk(gpipe)),
-    "1f1b": Schedule(_one_chunk(one_f_one_b)),
-    "interleaved": Schedule(_looped(interleaved), None),
-    "looped_bfs": Schedule(_looped(looped_bfs), None),
-    "zb_h1": Schedule(_one_chunk(zb_h1)),
-    "zb_h2": Schedule(_one_chunk(zb_h2)),
-    "zb_auto": Schedule(_any_chunks(zb_auto)),
-    "interleaved_zb": Schedule(_looped(interleaved_zb), None),
-    "zb_v": Schedule(_zb_v, 2),
-    "dualpipe_v": Schedule(_any_chunks(dualpipe_v), 2),
-    "v_half": Schedule(_any_chunks(v_half), 2),
-    "v_min": Schedule(_any_chunks(v_min), 2),
-    "pipedream": Schedule(_any_chunks(pipedream_programs)),
-    "pipedream_2bw": Schedule(_any_chunks(pipedream_2bw_programs)),
+    "layer_split": Schedule(on_every_rank(layer_split)),
+    "gpipe": Schedule(on_every_rank(gpipe)),
+    "1f1b": Schedule(on_every_rank(one_f_one_b)),
+    "interleaved": Schedule(on_every_rank(interleaved), None),
+    "looped_bfs": Schedule(on_every_rank(looped_bfs), None),
+    "zb_h1": Schedule(on_every_rank(zb_h1)),
+    "zb_h2": Schedule(on_every_rank(zb_h2)),
+    "zb_auto": Schedule(zb_auto),
+    "interleaved_zb": Schedule(on_every_rank(interleaved_zb), None),
+    "zb_v": Schedule(zb_v, 2),
+    "dualpipe_v": Schedule(dualpipe_v, 2),
+    "v_half": Schedule(v_half, 2),
+    "v_min": Schedule(v_min, 2),
+    "pipedream": Schedule(pipedream_programs),
+    "pipedream_2bw": Schedule(pipedream_2bw_programs),
 }

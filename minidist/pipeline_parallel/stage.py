@@ -14,8 +14,7 @@ from collections.abc import Callable
 from minidist import nn
 from minidist.autograd import Tensor, deferred, losses, recompute
 from minidist.backend import Array
-from minidist.pipeline_parallel.micro_batch import MicroBatch
-from minidist.pipeline_parallel.reduction import Reduction
+from minidist.datasets import Batch
 
 
 class Stage:
@@ -26,7 +25,6 @@ class Stage:
     recompute    keep only X, and run the layers again in backward
     peak         the most micro-batches that have been in flight at once
     losses       {micro-batch: its part of the loss}, on the last stage
-    reduction    sums its gradients over the ranks that have copies of it; None: there are none
     """
 
     def __init__(
@@ -39,10 +37,9 @@ class Stage:
     ):
         self.layers, self.first, self.last = list(layers), first, last
         self.loss, self.recompute, self.peak = loss, recompute, 0
-        self.reduction: Reduction | None = None
         self.begin([])
 
-    def begin(self, batch: list[MicroBatch]) -> None:
+    def begin(self, batch: list[Batch]) -> None:
         """Forget what was in flight; take new micro-batches, which actions name by number."""
         self.batch = batch
         self.received: dict[int, Array] = {}  # X, from the stage before
@@ -68,7 +65,7 @@ class Stage:
             self.losses[i] = y.item()
         self.peak = max(self.peak, len(self.inputs.keys() | self.deferred.keys()))
 
-    def _run(self, x: Tensor | Array, micro_batch: MicroBatch) -> Tensor:
+    def _run(self, x: Tensor | Array, micro_batch: Batch) -> Tensor:
         y = x if isinstance(x, Tensor) or x.dtype.kind in "iu" else Tensor(x)
         for layer in self.layers:
             y = layer(y, micro_batch.randomness)
@@ -76,8 +73,7 @@ class Stage:
             raise ValueError("no gradient passes a stage of tokens alone; give it the embedding")
         if self.last:
             y = self.loss(y, micro_batch.targets, reduction_size=micro_batch.total)
-            context = micro_batch.randomness
-            y = losses.scaled(y, 1.0 if context is None else context.loss_scale)
+            y = losses.scaled(y, micro_batch.loss_scale)
         return y
 
     def output(self, i: int) -> Array:
@@ -97,7 +93,8 @@ class Stage:
 
         A function of X itself, such as a slice, may defer its part of dX: that part is computed.
         """
-        x, later = self.inputs[i], []
+        x = self.inputs[i]
+        later: list[deferred.Deferred] = []
         self._backward(i, later)
         for contribution in later:
             if contribution.leaf is x:
@@ -116,11 +113,10 @@ class Stage:
         x = self.inputs.pop(i)
         return x.xp.zeros_like(x.data) if x.grad is None else x.grad  # Y may not depend on X
 
+    def update(self, i: int) -> None:
+        """Update the weights, if the stage has an optimizer (see weight_versions.py)."""
+        raise ValueError("this stage has no optimizer: programs with an update are for PipeDream")
+
     def backward_weights(self, micro_batches: list[int]) -> None:
         """Compute what was deferred for these micro-batches, one product per weight."""
         deferred.compute(later for i in micro_batches for later in self.deferred.pop(i))
-
-    def reduce(self) -> None:
-        """Let a second thread begin to sum the gradients over the ranks (see reduction.py)."""
-        if self.reduction is not None:
-            self.reduction.begin(self)

@@ -14,8 +14,10 @@ import os
 import re
 from pathlib import Path
 
+from minidist.errors import check_name
 from minidist.pipeline_parallel import torch_csv
-from minidist.pipeline_parallel.actions import Action, Programs, Transfer, action_of, placement_of
+from minidist.pipeline_parallel.actions import Action, Transfer, action_of
+from minidist.pipeline_parallel.placement import Programs, placement_of
 from minidist.pipeline_parallel.words import NUMBER, Word, from_cells, to_cells
 
 FORMATS = "minidist", "torch"
@@ -50,8 +52,7 @@ def write(programs: list[list[Action]], path: str | os.PathLike, format: str = "
 
 def as_text(programs: list[list[Action]], format: str = "minidist") -> str:
     """Return what `write` writes."""
-    if format not in FORMATS:
-        raise ValueError(f"unknown format {format!r}; choose one of {', '.join(FORMATS)}")
+    check_name("format", format, FORMATS)
     if not programs:
         raise ValueError("there is no program for any rank, so there is nothing to write")
     for program in programs:

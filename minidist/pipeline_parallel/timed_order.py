@@ -13,7 +13,15 @@ first, so that it is known when each gradient arrives; then the next F of every 
 to the last. W fills bubbles, and makes room where the limit is reached. At the end, all W left.
 """
 
+from decimal import Decimal
+from math import inf
+from numbers import Real
 from typing import NamedTuple
+
+
+def is_duration(value: object) -> bool:
+    """Return whether it is a finite number from 0: whole, a float, a Fraction or a Decimal."""
+    return isinstance(value, Real | Decimal) and 0 <= float(value) < inf
 
 
 class Line(NamedTuple):
@@ -51,9 +59,13 @@ class Rank:
     """The order of a rank so far, the end of each action, the clock, and the sum of bubbles."""
 
     def __init__(self, times: dict):
-        self.times, self.order = times, []
+        self.times = times
+        self.order: list[str] = []
         self.ends: dict[str, list] = {"F": [], "I": [], "W": []}
-        self.begin = self.clock = self.idle = self.peak = 0
+        self.begin: float = 0
+        self.clock: float = 0
+        self.idle: float = 0
+        self.peak = 0
 
     def do(self, sign: str, arrival=0) -> None:
         """Do the next F, I or W, not before what it needs has arrived."""
@@ -81,7 +93,7 @@ def timed_order(line: Line, choice: Choice) -> list[Rank]:
         for _ in range(ahead):
             _forward(line, choice, ranks, r)
     for _ in range(line.m):
-        arrival = 0
+        arrival: float = 0
         for rank, late in zip(reversed(ranks), reversed(choice.late), strict=True):
             _fill(choice, ranks, rank, arrival)
             rank.do("I", arrival)

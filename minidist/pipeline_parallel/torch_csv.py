@@ -14,7 +14,8 @@ REDUCE_GRAD, which PyTorch adds itself when it lowers a schedule, and so refuses
 
 import re
 
-from minidist.pipeline_parallel.actions import Action, Programs, Reduce, Update, action_of
+from minidist.pipeline_parallel.actions import Action, Reduce, Update, action_of
+from minidist.pipeline_parallel.placement import Programs
 from minidist.pipeline_parallel.words import NUMBER, Word, from_cells, to_cells
 
 ACTION = re.compile(rf"{NUMBER}(?:([FBIW]){NUMBER}|(REDUCE_GRAD))", re.ASCII)
@@ -45,7 +46,8 @@ def as_text(programs: list[list[Action]], placement: list[list[int]]) -> str:
 
 def read(lines: list[Word]) -> Programs:
     """Return the programs of rows."""
-    rows, placement = [], []
+    rows: list[list[list[Action]]] = []
+    placement: list[list[int]] = []
     for line in lines:
         words = (w for cell in line.parts(CELL) for w in cell.parts(r'[^\s"](?:[^"]*[^\s"])?'))
         row = [_cell(word) for word in words]

@@ -11,21 +11,24 @@ from minidist.pipeline_parallel.actions import (
     BackwardInput,
     BackwardWeight,
     Forward,
-    Programs,
     Reduce,
     Transfer,
     Update,
-    communicates,
-    last_stage,
-    pairs_of,
     passes_backward,
-    placement_of,
 )
 from minidist.pipeline_parallel.communication import neighbours
 from minidist.pipeline_parallel.execution_order import Stuck, in_order
+from minidist.pipeline_parallel.placement import (
+    Programs,
+    communicates,
+    last_stage,
+    pairs_of,
+    placement_of,
+)
 
 ROOM, RANKS = 8, 16  # actions shown on either side of a fault, and ranks
 BEFORE = {Forward: "", Backward: "F", BackwardInput: "F", BackwardWeight: "FI"}
+KNOWN = {*COMPUTE, *SENDS, *RECEIVES}
 WHOLE = ("FB", "FIW")  # what a stage does for one micro-batch
 
 
@@ -64,11 +67,11 @@ def _check_rank(programs, rank: int, m: int) -> None:
     """Check what one rank shows: foreign, double and missing actions, and their order."""
     chunks = len(placement_of(programs)[rank])
     done: dict[tuple, str] = {}  # {(micro-batch, chunk): signs of its actions so far}
-    last = {}  # {(micro-batch, chunk), or an Update: place of its last action}
+    last: dict[tuple | Update, int] = {}  # {(micro-batch, chunk), or an Update: its last place}
     for at, action in enumerate(programs[rank]):
         if isinstance(action, Reduce):
             continue
-        if not isinstance(action, (*COMPUTE, *SENDS, *RECEIVES)):
+        if not isinstance(action, Action) or type(action) not in KNOWN:
             raise _fault(programs, rank, at, f"{action!r} is no action")
         i, c = place = action.micro_batch, action.chunk
         if not (0 <= i < m and 0 <= c < chunks):

@@ -21,15 +21,16 @@ import numpy as np
 
 from minidist import nn
 from minidist.comm import Group
-from minidist.errors import check_options
+from minidist.datasets import Batch
+from minidist.errors import check_name, check_options
 from minidist.optim import Optimizer
-from minidist.pipeline_parallel.actions import last_stage
+from minidist.pipeline_parallel.checks import check_alike, check_untied
 from minidist.pipeline_parallel.communication import add_communication
 from minidist.pipeline_parallel.executor import execute
-from minidist.pipeline_parallel.holders import holders, take_over
-from minidist.pipeline_parallel.micro_batch import MicroBatch
+from minidist.pipeline_parallel.holders import take_over
 from minidist.pipeline_parallel.partition import cut_of
 from minidist.pipeline_parallel.pipedream import pipedream_2bw_programs, pipedream_programs
+from minidist.pipeline_parallel.placement import Programs, last_stage
 from minidist.pipeline_parallel.weight_versions import (
     VersionedStage,
     WeightVersions,
@@ -37,15 +38,10 @@ from minidist.pipeline_parallel.weight_versions import (
     newest,
     vertical_sync,
 )
-from minidist.replicas import (
-    check_batch_norm,
-    check_same_weights,
-    from_holders,
-    load_own,
-    shapes_of,
-)
+from minidist.replicas import from_holders, load_own, shapes_of
 
-SCHEMES = {  # programs(p, m, **options), which version a forward pass uses, new buffers or not
+Scheme = tuple[Callable[..., Programs], Callable[..., int], bool]
+SCHEMES: dict[str, Scheme] = {  # programs, which version a forward pass uses, new buffers or not
     "weight_stashing": (pipedream_programs, newest, True),
     "vertical_sync": (pipedream_programs, vertical_sync, True),
     "none": (pipedream_programs, newest, False),
@@ -85,30 +81,21 @@ class PipeDream:
         check_weights: bool = True,
         **options,
     ):
-        if scheme not in SCHEMES:
-            raise ValueError(f"unknown scheme {scheme!r}; choose one of {', '.join(SCHEMES)}")
+        check_name("scheme", scheme, SCHEMES)
         check_options(SCHEMES[scheme][0], options, scheme)
         if scheme == "vertical_sync" and options.get("replicas"):
             raise ValueError("replicas of a stage see different minibatches: no vertical sync")
         self.group, self.options = group, options
         every = options.get("update_every") or max(1, group.size - 1)
-        check_batch_norm(model, micro_batches=every if scheme == "2bw" else 1)
         self.programs_for, choose, stash = SCHEMES[scheme]
         placement = self.programs_for(group.size, 1, **options).placement
         last = last_stage(placement)
         self.cut = cut_of(len(model.layers), last + 1, cut)
         shape = f"stages of {[len(part) for part in self.cut]} layers"
-        group.barrier(label=", ".join([scheme, shape, *(f"{k}={v}" for k, v in options.items())]))
-        self.check_group = group if check_weights else None
-        if check_weights:
-            check_same_weights(model, group)
-        named = model.named_parameters()
-        for name, stages in holders(model, self.cut).items():
-            if len(stages) > 1 and named[name].requires_grad:
-                raise ValueError(
-                    f"{name} is shared by stages {stages}, which update at different times: "
-                    "it would come apart; use a model whose weights are not tied"
-                )
+        description = ", ".join([scheme, shape, *(f"{k}={v}" for k, v in options.items())])
+        together = every if scheme == "2bw" else 1  # micro-batches of an update
+        self.check_group = check_alike(model, group, description, together, check_weights)
+        check_untied(model, self.cut)
         self.shapes = shapes_of(model)
         (k,) = placement[group.rank]
         layers = [model.layers[i] for i in self.cut[k]]
@@ -121,7 +108,7 @@ class PipeDream:
         elif len(placement) > last + 1:
             group.split(None)
 
-    def train(self, minibatches: list[MicroBatch]) -> dict[int, float]:
+    def train(self, minibatches: list[Batch]) -> dict[int, float]:
         """Send minibatches through, from empty to empty; return the losses that this rank saw.
 
         Of 2BW these are micro-batches. Each one's `total` says by what its loss is divided.

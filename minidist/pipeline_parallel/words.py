@@ -4,11 +4,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from minidist.pipeline_parallel.actions import (
-    Action,
-    Programs,
-    pairs_of,
-)
+from minidist.pipeline_parallel.actions import Action
+from minidist.pipeline_parallel.placement import Programs, pairs_of
 
 NUMBER = r"(\d{1,9})"
 LONGEST = 40  # characters of a word that an error shows
@@ -36,7 +33,7 @@ class Word(NamedTuple):
 
 def from_cells(rows: list[list[list[Action]]], placement: list[list[int]] | None) -> Programs:
     """Return programs, given the cells of every rank."""
-    pairs = [(r, *cell) for r, row in enumerate(rows) for cell in row if len(cell) == 2]
+    pairs = [(r, cell[0], cell[1]) for r, row in enumerate(rows) for cell in row if len(cell) == 2]
     return Programs([[a for cell in row for a in cell] for row in rows], placement, pairs)
 
 

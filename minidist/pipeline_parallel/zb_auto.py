@@ -9,20 +9,23 @@ memory permits of them, are candidates, too.
 """
 
 from collections.abc import Iterator
+from decimal import Decimal
 from fractions import Fraction
 from itertools import count, product
-from math import inf, lcm
-from numbers import Number, Rational, Real
+from math import lcm
+from numbers import Rational, Real
 
-from minidist.pipeline_parallel.actions import (
-    KINDS,
-    Action,
-    Programs,
-    looped,
+from minidist.pipeline_parallel.actions import KINDS, Action
+from minidist.pipeline_parallel.placement import Programs, looped
+from minidist.pipeline_parallel.timed_order import (
+    Choice,
+    Line,
+    Rank,
+    is_duration,
+    timed_order,
 )
-from minidist.pipeline_parallel.timed_order import Choice, Line, Rank, timed_order
 
-ALL_RANKS = [{"fill": fill, "skip": skip} for fill in ("large", "all") for skip in (False, True)]
+ALL_RANKS = [(fill, skip) for fill in ("large", "all") for skip in (False, True)]  # for all ranks
 EFFORT = 100_000  # actions placed by each of two climbs: about a quarter of a second
 
 
@@ -39,10 +42,10 @@ def zb_auto(
 
     Its makespan is at most those of 1f1b and zb_h1 if memory >= p, of zb_h2 if memory >= 2p - 1.
     """
-    if memory is not None and not (isinstance(memory, Real) and memory >= 1):
+    if memory is not None and not (isinstance(memory, Real) and float(memory) >= 1):
         raise ValueError(f"no order has {memory!r} micro-batches in flight; give memory=1 or more")
     line = line_of(p, m, forward, backward_input, backward_weight, latency)
-    memory = int(min(memory or inf, m + 2 * p))
+    memory = m + 2 * p if memory is None else int(min(float(memory), m + 2 * p))
     tops = climb(line, list(by_hand(line, memory))), climb(line, list(warm_ups(line, memory)))
     best = min((timed_order(line, top) for top in tops), key=cost)
     return Programs([list(actions_of(rank.order)) for rank in best], looped(p, 1))
@@ -62,10 +65,11 @@ def line_of(p: int, m: int, *times) -> Line:
 
 
 def _exact(t) -> Fraction:
-    if not isinstance(t, Number) or isinstance(t, complex) or not 0 <= t < inf:
+    if not is_duration(t):
         raise ValueError(f"a duration is a number from 0, not {t!r}")
-    exact = isinstance(t, Rational)
-    return Fraction(int(t.numerator), int(t.denominator)) if exact else Fraction(float(t))
+    if isinstance(t, Rational):
+        return Fraction(int(t.numerator), int(t.denominator))
+    return Fraction(t) if isinstance(t, Decimal) else Fraction(float(t))
 
 
 def actions_of(order: list[str]) -> Iterator[Action]:
@@ -92,7 +96,8 @@ def warm_ups(line: Line, memory: int) -> Iterator[Choice]:
     more memory makes nothing faster.
     """
     p, m = len(line.stages), line.m
-    trip, trips = -2 * line.latency, []
+    trip: float = -2 * line.latency
+    trips: list[float] = []
     for times in reversed(line.stages):
         trip += times["F"] + times["I"] + 2 * line.latency
         trips.insert(0, trip)
@@ -104,9 +109,9 @@ def warm_ups(line: Line, memory: int) -> Iterator[Choice]:
         ahead = [0] * (p + 1)
         for r in reversed(range(p)):
             share = -(-limit * trips[r] // (trips[0] or 1))  # rounded up
-            ahead[r] = max(1, ahead[r + 1], min(m, share, max(fit[r], ahead[r + 1] + 1)))
-        for rest in ALL_RANKS:
-            yield Choice(tuple(ahead[:p]), (m,) * p, limit, **rest)
+            ahead[r] = int(max(1, ahead[r + 1], min(m, share, max(fit[r], ahead[r + 1] + 1))))
+        for fill, skip in ALL_RANKS:
+            yield Choice(tuple(ahead[:p]), (m,) * p, limit, fill, skip)
 
 
 def climb(line: Line, choices: list[Choice]) -> Choice:
@@ -119,7 +124,8 @@ def climb(line: Line, choices: list[Choice]) -> Choice:
         return costs[choice]
 
     most = EFFORT // (3 * len(line.stages) * line.m)
-    better = min(choices, key=cost_of)
+    better: Choice | None = min(choices, key=cost_of)
+    best = choices[0]
     while better is not None:
         best = better
         affordable = (near for near in neighbours(best, line.m) if len(costs) < most)
@@ -129,8 +135,8 @@ def climb(line: Line, choices: list[Choice]) -> Choice:
 
 def neighbours(choice: Choice, m: int) -> Iterator[Choice]:
     """Yield other choices for all ranks; then one F more or fewer on a rank, or on all up to it."""
-    for rest in ALL_RANKS:
-        yield choice._replace(**rest)
+    for fill, skip in ALL_RANKS:
+        yield choice._replace(fill=fill, skip=skip)
     p = len(choice.ahead)
     for r, step, up_to in product(range(p), (1, -1), (True, False)):
         ahead = [n + step * (k == r or (up_to and k < r)) for k, n in enumerate(choice.ahead)]

@@ -15,13 +15,8 @@ waits for I (dX = dY W^T). No rank waits for W (dW = X^T dY), so W can fill the 
 
 from collections.abc import Iterator
 
-from minidist.pipeline_parallel.actions import (
-    KINDS,
-    Action,
-    BackwardInput,
-    BackwardWeight,
-    Forward,
-)
+from minidist.pipeline_parallel.actions import KINDS, Action, BackwardInput, BackwardWeight, Forward
+from minidist.pipeline_parallel.placement import Programs
 
 
 def zb_h1(rank: int, p: int, m: int) -> Iterator[Action]:
@@ -51,7 +46,12 @@ def v_shaped(p: int) -> list[list[int]]:
     return [[r, 2 * p - 1 - r] for r in range(p)]
 
 
-def zb_v(rank: int, p: int, m: int) -> Iterator[Action]:
+def zb_v(p: int, m: int) -> Programs:
+    """Return the programs of all ranks."""
+    return Programs([rank_of_v(rank, p, m) for rank in range(p)], v_shaped(p))
+
+
+def rank_of_v(rank: int, p: int, m: int) -> Iterator[Action]:
     """Chunk 0 is on the way down, stage `rank`; chunk 1 on the way up, stage 2p - 1 - `rank`.
 
     Written as runs of turns; a turn is skipped where its micro-batches have run out:

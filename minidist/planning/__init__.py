@@ -5,24 +5,27 @@ Programs on virtual clocks
     shared_cores.py       ranks that share the cores of one machine
 
 A plan by hand, and the best one by search (Transformers of any size, without arrays)
-    plan.py               how a run is split, and what a machine can do
     costs/                closed forms of what is sent, held and computed: see its __init__
-    models.py             published sizes and their meshes
-    roofline.py           seconds of a product
-    step_time.py          seconds of a pipeline, for any number of micro-batches
-    estimate.py           seconds and bytes of one plan
-    plan_search.py        the best of all plans
-    plan_space.py         which plans there are
-    why.py                why each other one is worse, in words
+    plans/plan.py         how a run is split, and what a machine can do
+    plans/models.py       published sizes and their meshes
+    plans/roofline.py     seconds of a product
+    plans/step_time.py    seconds of a pipeline, for any number of micro-batches
+    plans/fullest.py      the rank of a plan that holds most
+    plans/estimate.py     seconds and bytes of one plan
+    plans/search.py       the best of all plans
+    plans/space.py        which plans there are
+    plans/why.py          why each other one is worse, in words
 
 Four papers that cut
     graphs/               the graph of a model, which three of them read: see its __init__
-    gspmd.py              annotations spread; placement_rules.py, placed_program.py: rules, the run
+    gspmd/                annotations spread: placement.py, rules.py, propagation.py; program.py
     tofu.py               fewest bytes, by dynamic programming
-    flexflow.py           fewest seconds, by a random walk; soap.py, soap_simulator.py,
+    flexflow/             fewest seconds, by a random walk (search.py); soap.py, simulator.py,
                           task_graph.py: its cuts, and their simulated time
     pipedream.py          stages and their replicas, from a profile of the layers
 """
+
+# ruff: noqa: F401  # type checkers read the imports below; `_MODULE_OF` lists the names once
 
 from typing import TYPE_CHECKING
 
@@ -32,53 +35,36 @@ if TYPE_CHECKING:
     from minidist.planning.costs.memory import memory
     from minidist.planning.costs.traffic import traffic
     from minidist.planning.costs.transformer_size import TransformerSize
-    from minidist.planning.estimate import Estimate, seconds
-    from minidist.planning.flexflow import flexflow
+    from minidist.planning.flexflow.search import flexflow
     from minidist.planning.graphs.tracing import trace
-    from minidist.planning.gspmd import propagate
+    from minidist.planning.gspmd.propagation import propagate
     from minidist.planning.pipedream import pipedream
-    from minidist.planning.plan import Machine, Plan
-    from minidist.planning.plan_search import search
+    from minidist.planning.plans.estimate import Estimate, seconds
+    from minidist.planning.plans.plan import Machine, Plan
+    from minidist.planning.plans.search import search
     from minidist.planning.simulator import Simulation, simulate
     from minidist.planning.tofu import tofu
 
-__all__ = [
-    "Estimate",
-    "Machine",
-    "Plan",
-    "Simulation",
-    "TransformerSize",
-    "flexflow",
-    "memory",
-    "pipedream",
-    "propagate",
-    "search",
-    "seconds",
-    "simulate",
-    "tofu",
-    "trace",
-    "traffic",
-]
-
 # Each name is imported when it is first used: simulations need no NumPy, models do.
 _MODULE_OF = {
-    "Estimate": "estimate",
-    "Machine": "plan",
-    "Plan": "plan",
+    "Estimate": "plans.estimate",
+    "Machine": "plans.plan",
+    "Plan": "plans.plan",
     "Simulation": "simulator",
     "TransformerSize": "costs.transformer_size",
-    "flexflow": "flexflow",
+    "flexflow": "flexflow.search",
     "memory": "costs.memory",
     "pipedream": "pipedream",
-    "propagate": "gspmd",
-    "search": "plan_search",
-    "seconds": "estimate",
+    "propagate": "gspmd.propagation",
+    "search": "plans.search",
+    "seconds": "plans.estimate",
     "simulate": "simulator",
     "tofu": "tofu",
     "trace": "graphs.tracing",
     "traffic": "costs.traffic",
 }
 
+__all__ = sorted(_MODULE_OF)
 __getattr__, __dir__ = on_first_use(__name__, _MODULE_OF)
 
 

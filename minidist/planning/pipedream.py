@@ -25,28 +25,30 @@ Letters: n layers, N ranks (or units) of a level, k replicas, i to j - 1 the lay
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from numbers import Integral, Rational, Real
+from numbers import Integral, Rational
 
-from minidist.pipeline_parallel.pipedream import pipedream_programs
-from minidist.planning.plan import is_held
-from minidist.planning.simulator import simulate
+from minidist.errors import check_name
+from minidist.planning.plans.plan import is_held
 
 COSTS = "paper", "released"
 MOST_UNITS = 1_000  # of a level
-Profile = Sequence[tuple[Real, Real, Real]]  # seconds, activation bytes, parameter bytes per layer
+Seconds = int | float | Fraction
+Profile = Sequence[
+    tuple[Seconds, Seconds, Seconds]
+]  # seconds, activation bytes, parameter bytes per layer
 
 
 @dataclass(frozen=True)
-class Stage:
+class ReplicatedStage:
     """Layers first to stop - 1 on several replicas; each is a pipeline, or, without one, a rank."""
 
     first: int
     stop: int
     replicas: int
-    inside: tuple["Stage", ...] = ()
+    inside: tuple["ReplicatedStage", ...] = ()
 
     def flat(self, copies: int = 1) -> list[tuple[int, int, int]]:
         """Return (first, stop, ranks) of the stages that ranks have."""
@@ -57,12 +59,13 @@ class Stage:
 
 def pipedream(
     profile: Profile, ranks: int, bandwidth, cost: str = "paper"
-) -> tuple[list[tuple[int, int, int]], Real]:
+) -> tuple[list[tuple[int, int, int]], Seconds]:
     """Return ([(first layer, last + 1, replicas) of each stage], seconds per minibatch).
 
     All ranks are used. The seconds are what the slowest stage or transfer takes, divided by its
-    replicas: what a long stream takes per minibatch (see `simulated_seconds`). Ints and Fractions
-    stay exact. Time n^3 N^2 per level, n^2 N^2 for the highest one.
+    replicas: what a long stream takes per minibatch. On virtual clocks it may take more where a
+    stage has replicas: one waits for its own next minibatch, although it would have time for
+    another one's. Ints and Fractions stay exact. Time n^3 N^2 per level, n^2 N^2 for the highest.
 
     profile    per layer: seconds of forward and backward, bytes of its output, of its parameters
     bandwidth  bytes per second; or [(ranks per node, bytes per second inside), (nodes, bytes per
@@ -109,7 +112,7 @@ def _level(layers, below: dict, units: int, rate, cost: str, starts: range) -> d
         for k in range(1, units + 1)
     }
     moves = [transfer_seconds(layer, rate, cost) for layer in layers]
-    best = {}
+    best: dict = {}
     for i in starts:
         for j in range(i + 1, n + 1):
             for N in range(1, units + 1):
@@ -120,17 +123,17 @@ def _level(layers, below: dict, units: int, rate, cost: str, starts: range) -> d
                         if seconds < slowest:
                             slowest, s, k = seconds, at, last
                 before = best[i, s, N - k][1] if s > i else ()
-                best[i, j, N] = slowest, (*before, Stage(s, j, k, below[s, j][1]))
+                best[i, j, N] = slowest, (*before, ReplicatedStage(s, j, k, below[s, j][1]))
     return {(i, j): found for (i, j, N), found in best.items() if N == units}
 
 
-def stage_seconds(layers: Profile, seconds: Real, k: int, rate: Real, cost: str) -> Real:
+def stage_seconds(layers: Profile, seconds: Seconds, k: int, rate: Seconds, cost: str) -> Seconds:
     """Return T: seconds per minibatch of k replicas, of which one alone takes `seconds`."""
     both = seconds, sum_seconds(layers, k, rate, cost)
     return (max(both) if cost == "paper" else sum(both)) / k
 
 
-def sum_seconds(layers: Profile, k: int, rate: Real, cost: str) -> Real:
+def sum_seconds(layers: Profile, k: int, rate: Seconds, cost: str) -> Seconds:
     """Return what k replicas are charged for the sum of their gradients, after one minibatch each.
 
     A ring sends 2 (k - 1) / k times the parameters' bytes from each replica; the paper charges k
@@ -140,65 +143,16 @@ def sum_seconds(layers: Profile, k: int, rate: Real, cost: str) -> Real:
     return (2 if cost == "paper" else Fraction(4, k)) * (k - 1) * w / rate
 
 
-def transfer_seconds(layer: tuple, rate: Real, cost: str) -> Real:
+def transfer_seconds(layer: tuple, rate: Seconds, cost: str) -> Seconds:
     """Return the seconds that a layer's output and its gradient take to the next stage."""
     return 2 * layer[1] / rate if cost == "paper" else Fraction(0)
-
-
-def simulated_seconds(
-    profile: Profile, stages: Sequence[Stage], ranks: int, bandwidth, cost: str = "paper"
-) -> Real:
-    """Return the seconds per minibatch of PipeDream's programs on virtual clocks, once full.
-
-    stages  of `nested`. What takes time beside the stages, a transfer or, in the paper's cost, a
-            sum, is a stage of its own for the simulator.
-
-    It is what `pipedream` returns if there is one stage, or no stage has replicas. Otherwise it may
-    be more: a replica waits for its own next minibatch, although it would have time for another
-    one's.
-    """
-    layers, levels = _checked(profile, ranks, bandwidth, cost)
-    loads = [load for load in _loads(layers, stages, levels, cost) if load[0]] or [(0, 1)]
-    seconds, replicas = zip(*loads, strict=True)
-    half, p, turn = [each / 2 for each in seconds], sum(replicas), math.lcm(*replicas)
-
-    def makespan(m: int) -> Real:
-        return simulate(pipedream_programs(p, m, list(replicas)), half, half, 0).makespan
-
-    full, more = 4 * p * turn, 2 * p * turn
-    return (makespan(full + more) - makespan(full)) / more
-
-
-def _loads(
-    layers, stages, levels, cost: str, copies: int = 1, waits: Real = 0
-) -> Iterator[tuple[Real, int]]:
-    """Yield (seconds, how many take turns) of all that minibatches pass through, in order.
-
-    copies  how many of these pipelines there are
-    waits   seconds that each of them waits for sums, per minibatch of its own
-    """
-    *below, (_, rate) = levels
-    for stage in stages:
-        own, k = layers[stage.first : stage.stop], stage.replicas
-        added = sum_seconds(own, k, rate, cost)
-        if stage is not stages[0]:
-            yield transfer_seconds(layers[stage.first - 1], rate, cost), copies
-        if cost == "paper":
-            yield added, copies * k
-            added = 0
-        added += k * waits
-        if below:
-            yield from _loads(layers, stage.inside, below, cost, copies * k, added)
-        else:
-            yield sum(layer[0] for layer in own) + added, copies * k
 
 
 def _checked(profile: Profile, ranks: int, bandwidth, cost: str) -> tuple[list, list]:
     """Return the layers and the levels, in exact numbers where they are given so."""
     if not isinstance(ranks, Integral) or ranks < 1:
         raise ValueError(f"there is no pipeline on {ranks!r} ranks; use 1 or more")
-    if cost not in COSTS:
-        raise ValueError(f"unknown cost {cost!r}; choose one of {', '.join(COSTS)}")
+    check_name("cost", cost, COSTS)
     if not len(profile):
         raise ValueError("the profile has no layer, so there is no stage; profile one or more")
     for i, layer in enumerate(profile):
@@ -227,7 +181,7 @@ def _checked(profile: Profile, ranks: int, bandwidth, cost: str) -> tuple[list, 
     )
 
 
-def _exact(number: Real) -> Real:
+def _exact(number: Seconds) -> Seconds:
     if isinstance(number, Rational):
         return Fraction(int(number.numerator), int(number.denominator))
     return number

@@ -13,14 +13,17 @@ and the ends are as `simulator.simulate` finds them.
 from collections import Counter, deque
 from dataclasses import dataclass
 from fractions import Fraction
-from numbers import Rational, Real
+
+from minidist.planning.simulator import divided
+
+Seconds = int | float | Fraction
 
 
 @dataclass(frozen=True)
 class Work:
     """Compute for this many seconds of one core."""
 
-    seconds: Real
+    seconds: Seconds
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Send:
     """Put a message into a lane; it can be received `delay` seconds later. Waits for nobody."""
 
     lane: tuple
-    delay: Real = 0
+    delay: Seconds = 0
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Meet:
 Step = Work | Send | Receive | Meet
 
 
-def ends(programs: list[list[Step]], cores: Real) -> list[Real]:
+def ends(programs: list[list[Step]], cores: Seconds) -> list[Seconds]:
     """Return when each rank has done its program, all begun at 0; ValueError if some never do.
 
     cores  how many the ranks have together; a fraction, if other programs take the rest. All
@@ -61,20 +64,21 @@ def ends(programs: list[list[Step]], cores: Real) -> list[Real]:
 
 
 class _Replay:
-    def __init__(self, programs: list[list[Step]], cores: Real):
-        self.programs, self.cores, self.now = [list(p) for p in programs], cores, 0
+    def __init__(self, programs: list[list[Step]], cores: Seconds):
+        self.programs, self.cores = [list(p) for p in programs], cores
+        self.now: Seconds = 0
         self.at = [0] * len(programs)  # the number of each rank's next step
-        self.left: dict[int, Real] = {}  # seconds of a core, of the ranks that work
+        self.left: dict[int, Seconds] = {}  # seconds of a core, of the ranks that work
         self.arrivals: dict[tuple, deque] = {}  # of a lane: when its messages can be received
         self.met: Counter = Counter()  # meetings per group and rank
-        self.ends: list[Real | None] = [None] * len(programs)
+        self.ends: list[Seconds | None] = [None] * len(programs)
 
-    def run(self) -> list[Real]:
+    def run(self) -> list[Seconds]:
         while any(end is None for end in self.ends):
             while sum(self._go_on(r) for r in range(len(self.ends)) if r not in self.left):
                 pass
             self._pass_time()
-        return self.ends
+        return [end for end in self.ends if end is not None]
 
     def _go_on(self, r: int) -> bool:
         """Take a rank's next step if it can; return whether others may now go on, too."""
@@ -116,7 +120,7 @@ class _Replay:
 
     def _pass_time(self) -> None:
         """Move to the next moment at which a rank has done its work, or a message can be had."""
-        slow = max(1, _divided(len(self.left), self.cores))  # seconds for a second of a core
+        slow = max(1, divided(len(self.left), self.cores))  # seconds for a second of a core
         waits = [d[0] - self.now for d in self.arrivals.values() if d and d[0] > self.now]
         waits += [seconds * slow for seconds in self.left.values()]
         open_ranks = [r for r, end in enumerate(self.ends) if end is None]
@@ -133,9 +137,4 @@ class _Replay:
                 del self.left[r]
                 self.at[r] += 1
             else:
-                self.left[r] = seconds - _divided(passed, slow)
-
-
-def _divided(a: Real, b: Real) -> Real:
-    exact = isinstance(a, Rational) and isinstance(b, Rational)
-    return Fraction(a) / b if exact else a / b
+                self.left[r] = seconds - divided(passed, slow)

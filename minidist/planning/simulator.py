@@ -12,12 +12,12 @@ R before it has ended; and nothing waits for it but the end.
 It knows actions, not schedules. All arithmetic is +, /, and comparison: Fractions stay exact.
 """
 
-import math
 from collections import Counter, deque
-from collections.abc import Generator
+from collections.abc import Generator, Hashable
 from dataclasses import dataclass, field
+from decimal import Decimal
 from fractions import Fraction
-from numbers import Integral, Number, Rational
+from numbers import Integral, Rational, Real
 
 from minidist.events import Event, EventLog
 from minidist.pipeline_parallel.actions import (
@@ -30,14 +30,16 @@ from minidist.pipeline_parallel.actions import (
     Reduce,
     Transfer,
     Update,
-    communicates,
-    last_stage,
     other_end,
-    placement_of,
 )
 from minidist.pipeline_parallel.communication import add_communication
 from minidist.pipeline_parallel.execution_order import Stuck, message
+from minidist.pipeline_parallel.placement import communicates, last_stage, placement_of
+from minidist.pipeline_parallel.timed_order import is_duration
 
+Time = float  # or a Fraction, with which all arithmetic is exact
+Process = Generator[Hashable, None, tuple]  # a rank: waits for things; returns its result
+Wait = Generator[Hashable, None, Time]  # waits for things; returns a time
 BESIDE = "communication", 0, "sums"  # category, bytes and thread of an R, as in a real run
 
 
@@ -53,7 +55,7 @@ class Simulation:
                   the ranks, if they have different numbers of chunks
     """
 
-    makespan: float
+    makespan: Time
     spans: list
     busy: list
     peak_stash: list
@@ -76,12 +78,12 @@ class Simulation:
 
     @property
     def span_bubble(self):
-        """The same, counted from each rank's own start."""
+        """The idle share of the longest span, counted from each rank's own start."""
         return self._idle_share(self.span)
 
     def _idle_share(self, whole):
         whole = len(self.busy) * whole
-        return 1 - _divided(sum(self.busy), whole) if whole else 0
+        return 1 - divided(sum(self.busy), whole) if whole else 0
 
     @property
     def timeline(self) -> EventLog:
@@ -111,7 +113,7 @@ def simulate(
                duration for one full stage: a number, or a list of one per virtual stage, or of one
                per rank. A chunk takes 1/v of it where it is not given per virtual stage, with
                v chunks per rank: the mean for one number, the rank's own for one per rank.
-    backward   the same, for a B; None: as long as its two halves
+    backward   duration of a B, of a full stage; None: as long as its two halves
     latency    time of a transfer
     bandwidth  transfers per unit of time: one takes latency + 1/bandwidth; None: latency alone
     buffer     how many activations from one virtual stage to the next, or gradients back, may wait
@@ -124,19 +126,20 @@ def simulate(
     """
     if buffer is not None and not (isinstance(buffer, Integral) and buffer >= 0):
         raise ValueError(f"a buffer has room for 0 or more messages, not {buffer!r}")
-    if not _is_time(latency) or not (bandwidth is None or _is_rate(bandwidth)):
+    rate_ok = bandwidth is None or (isinstance(bandwidth, Real | Decimal) and float(bandwidth) > 0)
+    if not (is_duration(latency) and rate_ok):
         raise ValueError(f"no transfer has latency {latency!r} and bandwidth {bandwidth!r}")
-    if not _is_time(overhead):
+    if not is_duration(overhead):
         raise ValueError(f"an overhead is a number from 0, not {overhead!r}")
     if buffer is not None and not communicates(programs):
         programs = add_communication(programs)
-    durations = {Forward: forward, BackwardInput: backward_input, BackwardWeight: backward_weight}
-    durations = {kind: _per_chunk(programs, given) for kind, given in durations.items()}
+    given: dict[type[Action], object] = {Forward: forward, BackwardInput: backward_input}
+    given |= {BackwardWeight: backward_weight, Update: update, Reduce: reduce}
+    durations = {kind: _per_chunk(programs, each) for kind, each in given.items()}
     inputs, weights = durations[BackwardInput], durations[BackwardWeight]
     whole = [[a + b for a, b in zip(*r, strict=True)] for r in zip(inputs, weights, strict=True)]
     durations[Backward] = whole if backward is None else _per_chunk(programs, backward)
-    durations[Update], durations[Reduce] = (_per_chunk(programs, t) for t in (update, reduce))
-    delay = latency if bandwidth is None else latency + _divided(1, bandwidth)
+    delay = latency if bandwidth is None else latency + divided(1, bandwidth)
     return Replay(programs, durations, delay, overhead, buffer, unit).run()
 
 
@@ -146,39 +149,33 @@ def _per_chunk(programs, given) -> list[list]:
     stages, p = 1 + last_stage(placement), len(programs)
     one = not hasattr(given, "__len__")
     given = [given] if one else list(given)
-    if wrong := [time for time in given if not _is_time(time)]:
+    if wrong := [time for time in given if not is_duration(time)]:
         raise ValueError(f"a duration is a number from 0, not {wrong[0]!r}")
     if one:
-        return [[_divided(given[0], _mean_chunks(placement)) for _ in own] for own in placement]
+        return [[divided(given[0], _mean_chunks(placement)) for _ in own] for own in placement]
     if len(given) == stages:
         return [[given[k] for k in own] for own in placement]
     if len(given) == p:
-        return [[_divided(given[r], len(own)) for _ in own] for r, own in enumerate(placement)]
-    counts = f"or {p}" if p == stages else f"{p}, or {stages}"
-    raise ValueError(
-        f"{len(given)} durations for {p} ranks with {stages} virtual stages: "
-        f"give one number, {counts}"
-    )
+        return [[divided(given[r], len(own)) for _ in own] for r, own in enumerate(placement)]
+    counts = f"{len(given)} durations for {p} ranks with {stages} virtual stages"
+    raise ValueError(f"{counts}: give one number, {f'{p}, ' if p < stages else ''}or {stages}")
 
 
-def _mean_chunks(placement: list[list[int]]) -> int | Fraction:
-    v = Fraction(sum(map(len, placement)), len(placement))
-    return v.numerator if v.denominator == 1 else v
+def _mean_chunks(placement: list[list[int]]) -> Time:
+    return divided(sum(map(len, placement)), len(placement))
 
 
-def _is_time(given) -> bool:
-    return isinstance(given, Number) and not isinstance(given, complex) and 0 <= given < math.inf
-
-
-def _is_rate(given) -> bool:
-    return isinstance(given, Number) and not isinstance(given, complex) and given > 0
-
-
-def _divided(a, b):
+def divided(a, b):
     """Divide, exactly where both are exact."""
     if b == 1:
         return a
     return Fraction(a) / b if isinstance(a, Rational) and isinstance(b, Rational) else a / b
+
+
+def note(log: EventLog | None, r: int, action: Action, start: Time, end: Time, *more) -> None:
+    """Log an action that takes time."""
+    if log is not None and end > start:
+        log.events.append(Event(r, str(action), start, end, *more))
 
 
 class Replay:
@@ -189,19 +186,16 @@ class Replay:
         self.overhead, self.unit = overhead, unit
         self.placement, self.explicit = placement_of(programs), communicates(programs)
         self.last, self.v = last_stage(self.placement), _mean_chunks(self.placement)
-        self.holders: dict[int, list[int]] = {}  # of a stage: its ranks; several are replicas
-        for r, own in enumerate(self.placement):
-            for k in own:
-                self.holders.setdefault(k, []).append(r)
 
     def run(self, log: EventLog | None = None) -> Simulation:
         """Run all programs to their ends, and log what takes time; raise Stuck if all wait."""
-        p = len(self.programs)
-        self.times, self.waiting = {}, {}  # of what exists; which rank waits for what does not
-        self.sent, self.taken = Counter(), Counter()  # messages per lane
-        self.before: list[Action | None] = [None] * p  # where a rank waits
-        self.ready = deque((r, self._rank(r, log)) for r in range(p))
-        results = {}
+        p, results = len(self.programs), {}
+        self.times: dict[Hashable, Time] = {}  # of what exists
+        self.senders: dict[Hashable, int] = {}  # of what a neighbouring stage has made
+        self.waiting: dict[Hashable, tuple[int, Process]] = {}  # which rank waits for it
+        self.sent, self.taken = Counter[tuple](), Counter[tuple]()  # messages per lane
+        self.before: dict[int, Action] = {}  # where a rank waits
+        self.ready: deque[tuple[int, Process]] = deque((r, self._rank(r, log)) for r in range(p))
         while self.ready:
             rank, process = self.ready.popleft()
             try:
@@ -218,40 +212,43 @@ class Replay:
         if thing in self.waiting:
             self.ready.append(self.waiting.pop(thing))
 
-    def _need(self, rank: int, action: Action, thing) -> Generator:
+    def _need(self, rank: int, action: Action, thing: Hashable) -> Wait:
         """Wait until a thing exists; return its time and remove it: only one rank needs it."""
         if thing not in self.times:
             self.before[rank] = action
             yield thing
         return self.times.pop(thing)
 
-    def _rank(self, r: int, log: EventLog | None) -> Generator:
+    def _rank(self, r: int, log: EventLog | None) -> Process:
         """Run one program; return (end, span, busy, peak stash)."""
-        clock = busy = stash = peak = summed = 0  # summed: when all R so far have ended
-        first = end = None
+        nothing: Time = 0  # whole, so that Fractions stay exact
+        clock = busy = end = summed = nothing  # summed: when all R so far have ended
+        first: Time | None = None
+        stash = peak = 0
         own = self.placement[r]
         for action in self.programs[r]:
             if type(action) is Reduce:  # beside what follows
                 start = max(clock, summed)
                 summed = start + self.durations[Reduce][r][action.chunk]
-                if log is not None and summed > start:
-                    log.events.append(Event(r, str(action), start, summed, *BESIDE))
+                note(log, r, action, start, summed, *BESIDE)
                 continue
             start, compute = clock, not isinstance(action, Transfer)
-            if not compute:
+            if isinstance(action, Transfer):
                 clock = yield from self._transfer(r, action, clock)
             else:
                 kind, m, k = type(action), action.micro_batch, own[action.chunk]
                 forward, gradient = kind is Forward, kind is Backward or kind is BackwardInput
                 if not self.explicit and (k > 0 if forward else gradient and k < self.last):
-                    time, sender = yield from self._need(r, action, (forward, k, m))
-                    start = max(clock, time if sender == r else time + self.delay)
+                    time = yield from self._need(r, action, (forward, k, m))
+                    here = self.senders.pop((forward, k, m)) == r
+                    start = max(clock, time if here else time + self.delay)
                 elif kind is Update:
                     start = yield from self._meet_replicas(r, action, k, clock)
                 clock = end = start + self.durations[kind][r][action.chunk]
                 if not self.explicit and (k < self.last if forward else gradient and k > 0):
                     following = k + 1 if forward else k - 1
-                    self._make((forward, following, m), (end, r))
+                    self.senders[forward, following, m] = r
+                    self._make((forward, following, m), end)
                     clock += 0 if following in own else self.overhead
                 if forward:
                     stash += 1
@@ -260,16 +257,14 @@ class Replay:
                     stash -= 1
                 first = start if first is None else first
                 busy += end - start
-            until = end if compute else clock
-            if log is not None and until > start:
-                category = "compute" if compute else "communication"
-                log.events.append(Event(r, str(action), start, until, category))
+            category = "compute" if compute else "communication"
+            note(log, r, action, start, end if compute else clock, category)
         span = 0 if first is None else end - first
-        return max(clock, summed), span, busy, _divided(peak, self.v)
+        return max(clock, summed), span, busy, divided(peak, self.v)
 
-    def _meet_replicas(self, r: int, action: Update, k: int, clock) -> Generator:
+    def _meet_replicas(self, r: int, action: Action, k: int, clock: Time) -> Wait:
         """Wait until all ranks that hold this stage have reached this update."""
-        others = [q for q in self.holders[k] if q != r]
+        others = [q for q, own in enumerate(self.placement) if k in own and q != r]
         for q in others:
             self._make((Update, k, action.micro_batch, r, q), clock)
         for q in others:
@@ -277,7 +272,7 @@ class Replay:
             clock = max(clock, (yield from self._need(r, action, thing)))
         return clock
 
-    def _transfer(self, r: int, action: Transfer, clock) -> Generator:
+    def _transfer(self, r: int, action: Transfer, clock: Time) -> Wait:
         """Do one end of a transfer; return the time when the rank goes on."""
         receives = type(action) in RECEIVES
         sender, send = (action.peer, other_end(action, r)) if receives else (r, action)

@@ -19,7 +19,7 @@ A product does not change with the order of the steps. An axis can be cut if N d
 then a step can give the elements whose digit of this step is i to part i, and cuts meet evenly.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -86,7 +86,7 @@ def cut_again(graph: Graph, works: list[Work], cuts: Cuts, factors: tuple, ranks
     first, after = coalesced(graph), (*cuts.factors, *factors)
     roots = {work.name: [first[name] for name, _ in work.operands] for work in works}
 
-    def steps(choices: list) -> list[tuple]:
+    def steps(choices: Sequence[Letter | Axis]) -> list[tuple]:
         return list(product(choices, repeat=len(factors)))
 
     def term(work: Work) -> Callable:
@@ -121,11 +121,12 @@ def least(terms: list[tuple[list, Callable]], options: dict) -> dict:
     the best choice of the earlier ones is kept.
     """
     last = {name: i for i, (names, _) in enumerate(terms) for name in names}
-    live, states = [], {(): (0, None)}
+    live: list = []
+    states: dict[tuple, tuple] = {(): (0, None)}  # {choices of the live: (sum, how it came)}
     for i, (names, cost) in enumerate(terms):
         new = [name for name in dict.fromkeys(names) if name not in live]
         live, kept = live + new, [name for name in live + new if last[name] > i]
-        best = {}
+        best: dict[tuple, tuple] = {}
         for state, (before, trail) in states.items():
             for more in product(*(options[name] for name in new)):
                 chosen = dict(zip(live, state + more, strict=True))
@@ -207,7 +208,8 @@ def coalesced(graph: Graph) -> dict[str, str]:
 
 def prime_factors(n: int) -> tuple[int, ...]:
     """Return the prime factors, the largest first."""
-    found, k = (), 2
+    found: tuple[int, ...] = ()
+    k = 2
     while k * k <= n:
         while n % k == 0:
             found, n = (k, *found), n // k
@@ -217,12 +219,12 @@ def prime_factors(n: int) -> tuple[int, ...]:
 
 def _works(graph: Graph, op: Op, ranks: int) -> Iterator[Work]:
     n = graph.lengths(op)
-    letters = [x for x in op.letters if x not in op.whole and n[x] % ranks == 0] or [None]
+    can = [x for x in op.letters if x not in op.whole and n[x] % ranks == 0]
+    letters: list[Letter] = [*can] or [None]
 
     def work(name: str, done: Op) -> Work:
-        terms, output = done.terms
-        needs = dict.fromkeys(zip(done.inputs, terms, strict=True))
-        operands = [*needs, (done.output, output)]
+        *needs, made = done.operands
+        operands = [*dict.fromkeys(needs), made]
         return Work(name, tuple((values.get(x, x), own) for x, own in operands), tuple(letters))
 
     values = {d(name): name for name in (*op.inputs, op.output)}

@@ -1,13 +1,11 @@
 """Matrices split over ranks. Read `column_parallel.py`, `row_parallel.py`, `parallel_attention.py`,
-`parallel_padded_attention.py`, `vocab_parallel.py`, `parallel_transformer.py`, then
-`sequence_parallel.py`; `channel_parallel.py` and `spatial_parallel.py` cut convolutions; `whole.py`
-puts parts together.
+`vocab_parallel.py`, `parallel_transformer.py`, then `sequence_parallel.py`; `channel_parallel.py`
+and `spatial_parallel.py` cut convolutions; `whole.py` cuts parameters and puts them together.
 """
 
 from minidist.tensor_parallel.channel_parallel import ChannelParallelConv2d, FilterParallelConv2d
 from minidist.tensor_parallel.column_parallel import ColumnParallelLinear
-from minidist.tensor_parallel.parallel_attention import ParallelAttention
-from minidist.tensor_parallel.parallel_padded_attention import ParallelPaddedAttention
+from minidist.tensor_parallel.parallel_attention import ParallelAttention, ParallelPaddedAttention
 from minidist.tensor_parallel.parallel_transformer import ParallelTransformer
 from minidist.tensor_parallel.row_parallel import RowParallelLinear
 from minidist.tensor_parallel.spatial_parallel import SpatialConv2d

@@ -20,6 +20,7 @@ from minidist.autograd import Tensor
 from minidist.autograd.convolution import convolution
 from minidist.collective_functions import copy_to, reduce_from
 from minidist.comm import Group
+from minidist.nn.cnn import ConvBlock
 from minidist.nn.linear import ACTIVATIONS
 from minidist.replicas import check_same_weights
 from minidist.rng import Randomness
@@ -88,10 +89,12 @@ def channel_parallel(model: nn.CNN, group: Group, check_weights: bool = True) ->
         raise ValueError(f"cannot split the channels of {type(model).__name__}; use an nn.CNN")
     if check_weights:
         check_same_weights(model, group)
-    for block in model.layers[1:-1]:  # an error leaves the model as it was
+    blocks = [block for block in model.layers if isinstance(block, ConvBlock)]
+    for block in blocks:  # an error leaves the model as it was
         own_run(len(block.first.conv.weight), group, "output channels")
-    for block in model.layers[1:-1]:
+    for block in blocks:
         block.first.conv = FilterParallelConv2d(block.first.conv, group)
         block.first.norm = keep_own_channels(block.first.norm, group)
         block.second.conv = ChannelParallelConv2d(block.second.conv, group)
-    return model.flatten()
+    model.flatten()
+    return model

@@ -2,11 +2,12 @@
 
 Shoeybi et al., Megatron-LM (2019), section 3. Letters: N ranks, r this one.
 
-    X[B, C] -> f -> Y_r[B, F/N] = act(X W_r[C, F/N] + b_r[F/N])        an activation fits between:
-    dX = all_reduce over r of dY_r W_r^T      (by f)                   it acts on each column alone
+    X[B, C] -> f -> Y_r[B, F/N] = act(X W_r[C, F/N] + b_r[F/N])
+    dX = all_reduce over r of dY_r W_r^T      (by f)
 
-Forward needs no communication. In backward each rank computes what its columns add to dX, and the
-ranks add these parts up.
+An activation acts on each column alone, so it fits in before anything is sent. Forward needs no
+communication. In backward each rank computes what its columns add to dX, and the ranks add these
+parts up.
 """
 
 import numpy as np
@@ -17,7 +18,7 @@ from minidist.collective_functions import copy_to, gather
 from minidist.comm import Group
 from minidist.nn.linear import ACTIVATIONS
 from minidist.rng import Randomness
-from minidist.tensor_parallel.whole import SPLIT
+from minidist.tensor_parallel.whole import columns_of
 
 
 class ColumnParallelLinear(nn.Module):
@@ -37,10 +38,10 @@ class ColumnParallelLinear(nn.Module):
     ):
         self.group, self.gather_output = group, gather_output
         self.activation = linear.activation
-        full = linear.weight.shape[1]
-        columns = own_run(full, group, "columns") if columns is None else columns
-        self.weight, bias = linear.weight.part(nn.Shard(1, columns, full), SPLIT), linear.bias
-        self.bias = None if bias is None else bias.part(nn.Shard(0, columns, full), SPLIT)
+        if columns is None:
+            columns = own_run(linear.weight.shape[1], group, "columns")
+        self.weight = columns_of(linear.weight, columns)  # W[:, columns]
+        self.bias = None if linear.bias is None else columns_of(linear.bias, columns)
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         y = functions.linear(copy_to(x, self.group), self.weight, self.bias)

@@ -18,6 +18,7 @@ show the padding; every rank has them, because the embedding sets them after its
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from minidist import nn
 from minidist.autograd import Tensor
@@ -25,11 +26,11 @@ from minidist.backend import Array
 from minidist.collective_functions import reduce_from
 from minidist.comm import Group
 from minidist.nn.embedding import position_rows
+from minidist.nn.seq2seq import DecoderBlock, EncoderBlock
 from minidist.replicas import check_same_weights
 from minidist.rng import Randomness
 from minidist.tensor_parallel.column_parallel import ColumnParallelLinear
-from minidist.tensor_parallel.parallel_attention import ParallelAttention
-from minidist.tensor_parallel.parallel_padded_attention import ParallelPaddedAttention
+from minidist.tensor_parallel.parallel_attention import ParallelAttention, ParallelPaddedAttention
 from minidist.tensor_parallel.row_parallel import RowParallelLinear
 from minidist.tensor_parallel.vocab_parallel import (
     VocabParallelHead,
@@ -37,7 +38,9 @@ from minidist.tensor_parallel.vocab_parallel import (
     split_tables,
 )
 
-ATTENTION = {
+M = TypeVar("M", bound=nn.Module)
+BLOCKS = nn.Block, nn.ExpertBlock, EncoderBlock, DecoderBlock
+ATTENTION: dict[type[nn.Module], Callable] = {
     nn.CausalSelfAttention: ParallelAttention,
     nn.PaddedAttention: ParallelPaddedAttention,
 }
@@ -117,14 +120,19 @@ class ParallelTransformer(nn.Sequential):
         embedding = split_embedding(embedding, group, parts)
         for block in blocks:
             split_attention(block, group, parts)
+            assert isinstance(block, BLOCKS)
             for part in block.feed_forwards:
                 part.expand = parts.columns(part.expand, group)
                 part.contract = parts.rows(part.contract, group)
             for name, dropout in members(block, nn.Dropout):
                 setattr(block, name, parts.dropout(dropout, group))
-        tied = embedding.token.weight if head.tied else None
-        head = VocabParallelHead(head, group, tied, parts.product)
-        super().__init__([embedding, *blocks, head])
+        assert isinstance(head, nn.Head)
+        tied = None
+        if head.tied:
+            assert isinstance(embedding, ParallelEmbedding)
+            tied = embedding.token.weight
+        split = VocabParallelHead(head, group, tied, parts.product)
+        super().__init__([embedding, *blocks, split])
 
 
 def split_embedding(embedding: nn.Module, group: Group, parts: Parts) -> nn.Module:
@@ -144,6 +152,6 @@ def split_attention(block: nn.Module, group: Group, parts: Parts) -> None:
             setattr(block, name, split(attention, group, parts.columns, parts.rows))
 
 
-def members(module: nn.Module, kind: type) -> list[tuple[str, nn.Module]]:
+def members(module: nn.Module, kind: type[M]) -> list[tuple[str, M]]:
     """Return the attributes of a module that are of one kind: [(name, module)]."""
     return [(name, found) for name, found in vars(module).items() if isinstance(found, kind)]

@@ -16,7 +16,7 @@ from minidist.comm import Group
 from minidist.nn.linear import ACTIVATIONS
 from minidist.rng import Randomness
 from minidist.tensor_parallel.column_parallel import own_run
-from minidist.tensor_parallel.whole import SPLIT
+from minidist.tensor_parallel.whole import rows_of
 
 
 class RowParallelLinear(nn.Module):
@@ -29,8 +29,8 @@ class RowParallelLinear(nn.Module):
     def __init__(self, linear: nn.Linear, group: Group, scatter_input: bool = False):
         self.group, self.scatter_input = group, scatter_input
         self.activation = linear.activation
-        full = linear.weight.shape[0]
-        self.weight = linear.weight.part(nn.Shard(0, own_run(full, group, "rows"), full), SPLIT)
+        own = own_run(linear.weight.shape[0], group, "rows")
+        self.weight = rows_of(linear.weight, own)  # W[own]
         self.bias = linear.bias
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:

@@ -134,7 +134,7 @@ SEQUENCE_PARALLEL = Parts(
 
 
 def sequence_parallel(
-    model: nn.Transformer, group: Group, check_weights: bool = True
+    model: nn.Transformer | nn.Seq2Seq, group: Group, check_weights: bool = True
 ) -> ParallelTransformer:
     """Return the model with its matrices split and, between them, the sequence split."""
     if isinstance(model, nn.Seq2Seq):

@@ -25,6 +25,7 @@ from minidist.backend import Array, array_module
 from minidist.collective_functions import own_part, reduce_from
 from minidist.comm import Group
 from minidist.comm.collectives import split_ends
+from minidist.nn.cnn import ConvBlock, PooledHead, Stem
 from minidist.nn.linear import ACTIVATIONS
 from minidist.replicas import check_same_weights, sum_gradients, sum_statistics
 from minidist.rng import Randomness
@@ -189,15 +190,20 @@ def spatial_parallel(
         raise ValueError(f"cannot split the images of {type(model).__name__}; use an nn.CNN")
     if check_weights:
         check_same_weights(model, group)
-    stem, *blocks, head = model.layers
-    ends = _split(stem.first, group, tuple(split_ends(height, group.size)))
-    for block in blocks:
-        if block.skip is not None:
-            block.pool = SpatialPool(block.pool, group, ends)
-            _split(block.skip, group, block.pool.halos.after)
-        ends = _split(block.second, group, _split(block.first, group, ends))
-    head.pool = SpatialPool(head.pool, group, ends)
-    return model.flatten()
+    ends = tuple(split_ends(height, group.size))
+    for layer in model.layers:
+        match layer:
+            case Stem():
+                ends = _split(layer.first, group, ends)
+            case ConvBlock():
+                if layer.skip is not None:
+                    layer.pool = SpatialPool(layer.pool, group, ends)
+                    _split(layer.skip, group, layer.pool.halos.after)
+                ends = _split(layer.second, group, _split(layer.first, group, ends))
+            case PooledHead():
+                layer.pool = SpatialPool(layer.pool, group, ends)
+    model.flatten()
+    return model
 
 
 def _split(layer, group: Group, ends: tuple[int, ...]) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from minidist.backend import Array, array_module, beside, widen
 from minidist.collective_functions import copy_to, reduce_from
 from minidist.comm import Group
 from minidist.rng import Randomness
-from minidist.tensor_parallel.whole import SPLIT
+from minidist.tensor_parallel.whole import columns_of, rows_of
 
 
 def own_tokens(vocab: int, group: Group) -> np.ndarray:
@@ -40,7 +40,7 @@ class VocabParallelEmbedding(nn.Module):
     def __init__(self, embedding: nn.Embedding, group: Group, leave=reduce_from):
         self.vocab, self.group, self.leave = len(embedding.weight), group, leave
         self.tokens = own_tokens(self.vocab, group)
-        self.weight = embedding.weight.part(nn.Shard(0, self.tokens, self.vocab), SPLIT)
+        self.weight = rows_of(embedding.weight, self.tokens)
 
     def forward(self, indices: Array, randomness: Randomness | None = None) -> Tensor:
         domain = f"a vocabulary of {{}}, the rows of {self.weight.name}"
@@ -55,6 +55,7 @@ class VocabParallelEmbedding(nn.Module):
 def split_tables(embedding: nn.Module, group: Group, leave=reduce_from) -> None:
     """Split the table of each vocabulary that an embedding has: a source's, a target's."""
     for part in embedding.modules(nn.TokenAndPosition):
+        assert isinstance(part, nn.TokenAndPosition)
         part.token = VocabParallelEmbedding(part.token, group, leave)
 
 
@@ -69,10 +70,10 @@ class VocabParallelHead(nn.Module):
     def __init__(self, head: nn.Head, group: Group, tied_to=None, product=split_product):
         self.norm, self.group, self.product = head.norm, group, product
         self.tied = tied_to is not None
-        whole = head.weight if self.tied else head.linear.weight
-        vocab = whole.shape[0 if self.tied else 1]
-        shard = nn.Shard(0 if self.tied else 1, own_tokens(vocab, group), vocab)
-        self.weight = tied_to if self.tied else whole.part(shard, SPLIT)
+        self.weight = tied_to
+        if tied_to is None:
+            whole = head.linear.weight
+            self.weight = columns_of(whole, own_tokens(whole.shape[1], group))
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         return self.product(self.norm(x), self.weight, self.group, self.tied)

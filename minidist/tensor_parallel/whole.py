@@ -1,4 +1,6 @@
-"""A model whose matrices are split, seen as a whole: its arrays, and the norm of its gradient."""
+"""Parameters that are split: a rank's part of one, the whole arrays, the norm of the gradient."""
+
+import numpy as np
 
 from minidist import nn
 from minidist.backend import Array
@@ -8,6 +10,16 @@ from minidist.replicas import sum_squares_over
 SPLIT = (
     "matrices that are split: pass sum_squares=partial(tensor_parallel.sum_squares, model, group)"
 )
+
+
+def rows_of(p: nn.Parameter, rows: np.ndarray) -> nn.Parameter:
+    """Return p[rows], the rank's part of a whole parameter."""
+    return p.part(nn.Shard(0, rows, p.shape[0]), SPLIT)
+
+
+def columns_of(p: nn.Parameter, columns: np.ndarray) -> nn.Parameter:
+    """Return p[..., columns], the rank's part of a whole parameter: of a matrix, or of a bias."""
+    return p.part(nn.Shard(p.ndim - 1, columns, p.shape[-1]), SPLIT)
 
 
 def sum_squares(model: nn.Module, group: Group, own: float | None = None) -> float:

@@ -19,7 +19,7 @@ from minidist.autograd.attention import (
     kept_scores,
     padded_attention,
 )
-from minidist.tools.activations import kept_bytes
+from minidist.autograd.kept import kept_bytes
 from tests.strategies import arrays, host, leaf, seeds
 
 FORMS = {"in one piece": CausalAttention, "in blocks": BlockwiseAttention}

@@ -81,14 +81,6 @@ def test_a_gradient_that_the_caller_assigned_is_added_to_but_not_written():
     np.testing.assert_array_equal(assigned, [1, 1, 1])
 
 
-def test_the_first_gradient_is_written_into_its_buffer():
-    x = leaf(3)
-    x.grad_buffer = np.full(3, np.nan)
-    (x * 2 + x).sum().backward()
-    assert x.grad is x.grad_buffer
-    np.testing.assert_array_equal(x.grad, [3, 3, 3])
-
-
 def test_nothing_is_remembered_under_no_grad():
     x = leaf(3)
     with no_grad():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minidist import checkpoint
-from minidist.checkpoint import background, writing
+from minidist.checkpoint import background, manifest, writing
 from minidist.checkpoint.background import Background
 from minidist.errors import RankFailed
 from tests.strategies import assert_same_bits
@@ -77,7 +77,7 @@ def test_an_error_of_the_second_thread_ends_the_run(cluster, tmp_path, monkeypat
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(writing, "write", full)
+    monkeypatch.setattr(manifest, "encode", full)
 
     def worker(group):
         saver = Background(group)

@@ -6,7 +6,7 @@ import pytest
 
 from minidist import checkpoint
 from minidist.checkpoint import Keep
-from minidist.train import train
+from minidist.training.loop import train
 from tests.checkpoint.test_training import SMALL, TEXT, interrupt
 from tests.strategies import assert_same_bits
 

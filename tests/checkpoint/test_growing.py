@@ -9,9 +9,9 @@ from minidist import checkpoint, nn
 from minidist.checkpoint import Keep, Saved
 from minidist.cli import main
 from minidist.datasets import Text
-from minidist.kinds import model_of
-from minidist.settings import Settings
-from minidist.train import train
+from minidist.training.kinds import model_of
+from minidist.training.loop import train
+from minidist.training.settings import Settings
 from tests.strategies import assert_same_bits
 
 pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")

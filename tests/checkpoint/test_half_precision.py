@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 from minidist import Mesh, checkpoint, nn, optim
-from minidist import train as training
 from minidist.checkpoint import Keep, Part, Saved, parts_of, restore
 from minidist.checkpoint.parts import about
-from minidist.course.register import find
+from minidist.datasets import Batch
 from minidist.hybrid import Hybrid
+from minidist.mistakes.register import find
 from minidist.mixed_precision import LossScale, MixedPrecision, overflow_allowed
-from minidist.tools.causes.checkpoints import of_load, of_scale
-from minidist.train import train
+from minidist.training import setup
+from minidist.training.loop import train
+from tests.checkpoint.causes import of_load, of_scale
 from tests.checkpoint.test_training import SMALL, TEXT, everyday, interrupt
 from tests.planted import planted
 from tests.strategies import assert_same_bits
@@ -33,7 +34,7 @@ def scale_that_changes(monkeypatch):
     def made(*given):
         return LossScale(*(given or (2.0**20, 3)))  # bfloat16's scale is given
 
-    monkeypatch.setattr(training, "LossScale", made)
+    monkeypatch.setattr(setup, "LossScale", made)
 
 
 def settings_of(precision, **mesh):
@@ -67,7 +68,7 @@ def save_and_load(cluster, folder, mesh):
         tokens = np.arange(24).reshape(6, 4) * 5 % 7
         with overflow_allowed():
             for step in range(6):
-                hybrid.backward(tokens, tokens, 0, step, loss_scale=optimizer.loss_scale)
+                hybrid.backward(Batch(tokens, tokens, 0, step, loss_scale=optimizer.loss_scale))
                 hybrid.step(optimizer)
         checkpoint.save(
             folder, parts_of(hybrid, optimizer), 6, about={"optimizer": about(optimizer)}

@@ -14,10 +14,11 @@ from minidist.checkpoint import Saved, manifest, parts_of, restore
 from minidist.checkpoint.manifest import describe, slice_of
 from minidist.checkpoint.parts import about
 from minidist.data_parallel.zero import Zero
+from minidist.datasets import Batch
 from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel import Pipeline
 from minidist.tensor_parallel import ParallelTransformer
-from minidist.tools.compare import compare
+from minidist.verify.compare import compare
 from tests.strategies import assert_same_bits, seeds
 
 pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
@@ -49,7 +50,7 @@ def adamw(holder):
 def stepped(hybrid, steps=2):
     optimizer = adamw(hybrid)
     for step in range(steps):
-        hybrid.backward(TOKENS, TOKENS, step=step)
+        hybrid.backward(Batch(TOKENS, TOKENS, step=step))
         hybrid.step(optimizer)
     return optimizer
 
@@ -63,6 +64,11 @@ def state_on_one_device(model):
     return parts_of(model, optimizer), about(optimizer)
 
 
+def saved(folder, holder, optimizer, step, group=None):
+    about_it = {"optimizer": about(optimizer)}
+    checkpoint.save(folder, parts_of(holder, optimizer), step, group, about_it)
+
+
 def save_on(group, folder, mesh, step, options, source=None):
     """Save what training on this mesh leaves, or what is loaded from `source`."""
     hybrid = on_mesh(group, transformer(5, **options), mesh)
@@ -71,9 +77,7 @@ def save_on(group, folder, mesh, step, options, source=None):
         restore(Saved.newest(source), hybrid, optimizer)
     else:
         optimizer = stepped(hybrid)
-    checkpoint.save(
-        folder, parts_of(hybrid, optimizer), step, group, {"optimizer": about(optimizer)}
-    )
+    saved(folder, hybrid, optimizer, step, group)
     return hybrid.state()
 
 
@@ -154,10 +158,9 @@ def test_a_seq2seq_goes_from_mesh_to_mesh_to_one_device(cluster, tmp_path):
         if k:
             restore(Saved.newest(tmp_path / f"{k - 1}"), hybrid, optimizer)
         else:
-            hybrid.backward(TOKENS, TOKENS[:, 2:])
+            hybrid.backward(Batch(TOKENS, TOKENS[:, 2:]))
             hybrid.step(optimizer)
-        told = {"optimizer": about(optimizer)}
-        checkpoint.save(tmp_path / f"{k}", parts_of(hybrid, optimizer), 1, group, told)
+        saved(tmp_path / f"{k}", hybrid, optimizer, 1, group)
 
     for k, mesh in enumerate(meshes):
         cluster(int(np.prod(mesh[:4])), "thread").run(worker, k)
@@ -177,7 +180,7 @@ def zero(group, model, stage):
     held = Zero(model.flatten(group.empty), group, stage)
 
     def step(optimizer, mine):
-        held.backward(nn.cross_entropy(model(TOKENS[mine]), TOKENS[mine], TOKENS.size))
+        held.accumulate(nn.cross_entropy(model(TOKENS[mine]), TOKENS[mine], TOKENS.size))
         held.step(optimizer)
 
     return model, adamw(held), step
@@ -187,7 +190,7 @@ def pipeline(group, model, stage):
     held = Pipeline(model, group, "zb_v", 3)
 
     def step(optimizer, mine):
-        held.backward(TOKENS, TOKENS)
+        held.backward(Batch(TOKENS, TOKENS))
         optimizer.step()
         optimizer.zero_grad()
 
@@ -227,8 +230,7 @@ def go(group, kind, source, target):
     mine = np.array_split(np.arange(len(TOKENS)), group.size)[group.rank]
     if step is not None:
         step(optimizer, mine)
-    told = {"optimizer": about(optimizer)}
-    checkpoint.save(target, parts_of(holder, optimizer), optimizer.steps, group, told)
+    saved(target, holder, optimizer, optimizer.steps, group)
 
 
 slow = pytest.mark.slow
@@ -260,18 +262,17 @@ def test_a_rank_that_updates_nothing_does_not_decide_that_there_is_no_state(clus
         whole = nn.Transformer(11, 12, 6, 1, 5, 0, "float64")
         return whole.freeze(*(name for name in whole.named_parameters() if "head" not in name))
 
-    def saved(group, source, target):
+    def go_on(group, source, target):
         hybrid = on_mesh(group, model(), (1, group.size, 1, 1, 1, 0))
         optimizer = adamw(hybrid)
         if source is None:
             optimizer = stepped(hybrid)
         else:
             restore(Saved.newest(source), hybrid, optimizer)
-        told = {"optimizer": about(optimizer)}
-        checkpoint.save(target, parts_of(hybrid, optimizer), 2, group, told)
+        saved(target, hybrid, optimizer, 2, group)
 
-    cluster(2, "thread").run(saved, None, tmp_path / "two")
-    cluster(1, "thread").run(saved, tmp_path / "two", tmp_path / "one")
+    cluster(2, "thread").run(go_on, None, tmp_path / "two")
+    cluster(1, "thread").run(go_on, tmp_path / "two", tmp_path / "one")
     (want, _), (found, _) = (checkpoint.load(tmp_path / name) for name in ("two", "one"))
     assert "optimizer.1/head.norm.bias" in want
     assert_same_bits(dict(sorted(want.items())), dict(sorted(found.items())))
@@ -284,12 +285,10 @@ def test_a_rank_reads_only_the_files_that_have_its_parts(cluster, tmp_path):
         hybrid = on_mesh(group, transformer(), mesh)
         optimizer = adamw(hybrid)
         if not load:
-            return checkpoint.save(
-                tmp_path, parts_of(hybrid, optimizer), 1, group, {"optimizer": about(optimizer)}
-            )
-        saved = Saved.newest(tmp_path)
-        restore(saved, hybrid, optimizer)
-        return list(saved.opened)
+            return saved(tmp_path, hybrid, optimizer, 1, group)
+        found = Saved.newest(tmp_path)
+        restore(found, hybrid, optimizer)
+        return list(found.opened)
 
     cluster(3, "thread").run(worker, False)
     found = cluster(3, "thread").run(worker, True)
@@ -303,9 +302,9 @@ def test_every_element_is_written_once(cluster, tmp_path, zero):
         checkpoint.save(tmp_path, parts_of(hybrid, stepped(hybrid, 1)), 2, group)
 
     cluster(4, "thread").run(worker)
-    saved = Saved.newest(tmp_path)
-    for name, shape in saved.shapes.items():
-        cuts = [slice_of(described, shape) for _, _, described in saved.stored[name]]
+    found = Saved.newest(tmp_path)
+    for name, shape in found.shapes.items():
+        cuts = [slice_of(described, shape) for _, _, described in found.stored[name]]
         positions = np.concatenate([cut.positions() for cut in cuts])
         assert sorted(positions[positions >= 0]) == list(range(np.prod(shape))), name
 
@@ -315,8 +314,7 @@ def test_every_element_is_written_once(cluster, tmp_path, zero):
 
 def saved_model(folder, **options):
     model = nn.Transformer(11, 6, 3, 1, 5, 0, **{"dtype": "float32"} | options)
-    optimizer = adamw(model)
-    checkpoint.save(folder, parts_of(model, optimizer), 1, about={"optimizer": about(optimizer)})
+    saved(folder, model, adamw(model), 1)
     return model
 
 

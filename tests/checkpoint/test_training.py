@@ -12,10 +12,11 @@ from minidist.checkpoint import Keep
 from minidist.cli import main
 from minidist.datasets import Text, digit_images
 from minidist.errors import RankFailed
-from minidist.kinds import model_of
-from minidist.settings import Settings
-from minidist.tools.compare import compare
-from minidist.train import told, train
+from minidist.training.kinds import model_of
+from minidist.training.loop import train
+from minidist.training.settings import Settings
+from minidist.training.setup import description
+from minidist.verify.compare import compare
 from tests.strategies import assert_same_bits
 
 pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
@@ -92,7 +93,9 @@ def test_a_run_that_goes_on_on_its_mesh_is_the_uninterrupted_run_bit_for_bit(
 def test_a_run_that_goes_on_on_another_mesh_is_within_the_bound(
     cluster, interrupted, monkeypatch, a, b
 ):
-    monkeypatch.setattr("minidist.train.model_of", lambda *of: model_of(*of).astype("float64"))
+    monkeypatch.setattr(
+        "minidist.training.loop.model_of", lambda *of: model_of(*of).astype("float64")
+    )
     want = cluster(1, "thread").run(train, TEXT, SMALL)[0]
     losses, state = interrupted(replace(SMALL, **a), replace(SMALL, **b))
     np.testing.assert_allclose(losses, want[0], rtol=1e-9)
@@ -129,7 +132,7 @@ def test_a_run_that_was_told_something_else_does_not_go_on(
 
 def test_a_run_on_text_does_not_go_on_with_digits(tmp_path, cluster):
     cluster(1, "thread").run(train, TEXT, Settings(steps=1, width=4, batch=5), Keep(str(tmp_path)))
-    run = told(digit_images(), Settings(width=4, batch=5))
+    run = description(digit_images(), Settings(width=4, batch=5))
     with pytest.raises(ValueError, match="of a run on five characters, not on handwritten digits"):
         Keep(str(tmp_path), resume=True).saved(run)
 

@@ -9,7 +9,7 @@ from minidist import Mesh, checkpoint, nn, optim
 from minidist.checkpoint import Part, Saved, parts_of, restore
 from minidist.checkpoint.parts import about
 from minidist.hybrid import Hybrid
-from minidist.tools.causes.checkpoints import of_load
+from tests.checkpoint.causes import of_load
 from tests.planted import planted
 from tests.strategies import assert_same_bits
 
@@ -110,7 +110,7 @@ def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(tmp_path, monkeypatch):
     "name", ["shard_of_another_rank", "step_not_saved", "averages_not_saved", "manifest_first"]
 )
 def test_what_is_lost_is_named(cluster, tmp_path, monkeypatch, name):
-    from minidist.course.register import find
+    from minidist.mistakes.register import find
 
     with planted(name), pytest.raises(pytest.fail.Exception) as failed:
         if name == "manifest_first":

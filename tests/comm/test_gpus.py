@@ -135,7 +135,7 @@ def sharded(group):
     zero = Zero(model, group, 3)
     optimizer = optim.SGD(zero.parameters(), 0.1)
     for _ in range(3):
-        zero.backward(nn.cross_entropy(model(x), y, reduction_size=4 * group.size))
+        zero.accumulate(nn.cross_entropy(model(x), y, reduction_size=4 * group.size))
         zero.step(optimizer)
     return list(zero.state().values())
 

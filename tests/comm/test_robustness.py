@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from minidist import Cluster, run
-from minidist.comm.board import Alarm
-from minidist.comm.process_transport import ctrl_c_waits
-from minidist.comm.shared_memory import NOWHERE, size_class
+from minidist.comm.local.fork_server import ctrl_c_waits
+from minidist.comm.local.shared_memory import NOWHERE, size_class
+from minidist.comm.local.wiring import Alarm
 from minidist.errors import RankDied, RankFailed
 from tests.comm.test_cluster import gone
 from tests.strategies import arrays
@@ -97,7 +97,7 @@ def test_arrays_of_ever_other_sizes_use_places_again(cluster):
 @linux
 def test_pages_that_are_given_back_take_no_neighbour_with_them(cluster):
     def worker(group):
-        from minidist.comm import shared_memory
+        from minidist.comm.local import shared_memory
 
         keep, shared_memory.KEEP = shared_memory.KEEP, 0
         try:

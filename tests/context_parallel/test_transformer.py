@@ -5,25 +5,17 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from minidist import nn, optim
+from minidist import nn
 from minidist.autograd import recompute
-from minidist.comm import Mesh
 from minidist.context_parallel import columns, context_parallel, plain, zigzag
 from minidist.errors import RankFailed
-from minidist.replicas import sum_gradients
+from minidist.observe.costs.measured import measure_costs
 from minidist.rng import Randomness
-from minidist.tensor_parallel import ParallelTransformer, vocab_parallel
-from minidist.tensor_parallel.whole import unsplit
-from minidist.tools import equivalence
-from minidist.tools.compare import compare
-from minidist.tools.costs.measured import measure_costs
-from minidist.tools.strategies import Case
-from minidist.tools.strategies.cases import random_weights
-from tests.planted import mistaken
-from tests.strategies import seeds
+from minidist.verify import equivalence
+from minidist.verify.compare import compare
+from minidist.verify.strategies import Case
+from minidist.verify.strategies.cases import random_weights
 
 STRATEGIES = "ring_attention", "ulysses"
 
@@ -34,81 +26,6 @@ def small(T, depth=2, dropout=0.2, tied=True):
 
 def tokens(B, T, seed=0):
     return np.random.default_rng(seed).integers(0, 7, (2, B, T))
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-@given(
-    size=st.integers(1, 4),
-    more=st.integers(0, 9),
-    B=st.integers(1, 3),
-    depth=st.integers(1, 2),
-    tied=st.booleans(),
-    dropout=st.sampled_from([0.0, 0.3]),
-    cut=st.sampled_from([plain, zigzag]),
-    seed=seeds,
-)
-def test_any_cut_of_any_transformer_leaves_one_devices_gradients(
-    cluster, name, size, more, B, depth, tied, dropout, cut, seed
-):
-    T = size + more
-    case = Case("drawn", small(T, depth, dropout, tied), *tokens(B, T, seed), seed=seed)
-    case = replace(case, options={"cut": cut})
-    row = equivalence.check(name, case, size, cluster(size, "thread"))
-    assert row["ok"], row["detail"]
-
-
-def step(group, model, x, targets, held, randomness):
-    """Leave the whole batch's gradients; return this rank's part of the loss."""
-    randomness = replace(randomness, positions=held)
-    logits = model(columns(x, held), randomness)
-    loss = nn.cross_entropy(logits, columns(targets, held), reduction_size=targets.size)
-    loss.backward()
-    sum_gradients(model.parameters(), group)
-    return loss.item()
-
-
-def train(group, attention, T):
-    """Return the weights after three steps of AdamW, and the sum of the ranks' losses."""
-    model = context_parallel(small(T), group, attention)
-    held, losses = zigzag(T, group.size)[group.rank], []
-    optimizer = optim.AdamW(model.parameters(), lr=1e-2)
-    for i in range(3):
-        own = step(group, model, *tokens(2, T, i), held, Randomness(0, i, np.arange(2)))
-        losses.append(float(group.all_reduce(np.array(own))))
-        optimizer.step()
-        model.zero_grad()
-    return model.state(), losses
-
-
-@pytest.mark.parametrize("attention", ["ring", "ulysses"])
-def test_training_goes_as_on_one_device(cluster, attention):
-    (want, losses), *_ = cluster(1).run(train, attention, 13)
-    for got, found in cluster(3).run(train, attention, 13):
-        assert compare([got], want).error < 1e-8
-        np.testing.assert_allclose(found, losses, rtol=1e-10)
-
-
-def on_a_mesh(group, attention, T):
-    """Return whole gradients of a model whose matrices are split over tp, its sequence over cp."""
-    mesh = Mesh(group, cp=2, tp=2)
-    cp, tp, model = mesh.cp, mesh.tp, small(T)
-    model = context_parallel(ParallelTransformer(model, tp), cp, attention)
-    x, targets = tokens(2, T)
-    held = zigzag(T, cp.size)[cp.rank]
-    logits = model(columns(x, held), Randomness(0, 0, np.arange(2), positions=held))
-    vocab_parallel.cross_entropy(
-        logits, columns(targets, held), targets.size, group=tp, vocab=model.vocab
-    ).backward()
-    sum_gradients(model.parameters(), cp)
-    return {name: unsplit(p.grad, p, tp) for name, p in model.named_parameters().items()}
-
-
-@pytest.mark.parametrize("attention", ["ring", "ulysses"])
-def test_matrices_and_the_sequence_can_both_be_split(cluster, attention):
-    model, (x, targets) = small(11), tokens(2, 11)
-    nn.cross_entropy(model(x, Randomness(0, 0, np.arange(2))), targets).backward()
-    want = {name: p.grad for name, p in model.named_parameters().items()}
-    assert compare(cluster(4).run(on_a_mesh, attention, 11), want).ok
 
 
 def recomputed(group, attention, again):
@@ -232,28 +149,3 @@ def test_the_heads_of_ulysses_and_the_positions_must_be_enough(cluster):
             equivalence.gradients(
                 name, model, x[:, :T], targets[:, :T], 3, cluster=cluster(3, "thread")
             )
-
-
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize(
-    "strategy, name, words",
-    [
-        ("ring_attention", "partial_softmaxes_added", "softmaxes added up"),
-        ("ring_attention", "masked_by_local_rows", "a mask by the rows"),
-        ("ring_attention", "gradients_one_hop_short", "left one hop before"),
-        ("ring_attention", "own_keys_in_backward", "own K and V for every block"),
-        ("ulysses", "sequence_in_the_order_of_ranks", "in the order of the ranks"),
-        ("ulysses", "positions_counted_from_0_on_every_rank", "counted from 0"),
-    ],
-)
-def test_a_mistake_is_found_and_its_cause_is_named(
-    cluster, monkeypatch, strategy, name, words, size
-):
-    entry = equivalence.find(strategy)
-    case = Case("drawn", small(12, depth=1), *tokens(2, 12))
-    wrong = replace(entry, worker=mistaken(name, entry.worker))
-    monkeypatch.setitem(equivalence.STRATEGIES, strategy, wrong)
-    row = equivalence.check(strategy, case, size, cluster(size))
-    assert not row["ok"] and row["error"] > 1e-3 and words in row["detail"], row
-    monkeypatch.setitem(equivalence.STRATEGIES, strategy, entry)
-    assert equivalence.check(strategy, case, size, cluster(size))["ok"]  # it is gone again

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from minidist.course.edits import Edit
 from minidist.course.grader import Grade, grade
 from minidist.course.lab import Lab
-from minidist.course.overlay import PACKAGE
+from minidist.mistakes.edits import Edit
+from minidist.mistakes.overlay import PACKAGE
 
 
 def reference(lab: Lab) -> dict[str, str]:

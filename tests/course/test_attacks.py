@@ -1,6 +1,7 @@
 """What students' folders try that want points without work, or harm: it earns and leaves nothing.
 
 Each folder in attacks/ attacks the first task of the lab for tests; the second task is solved.
+None only reads the reference: that is not prevented.
 """
 
 import os
@@ -12,29 +13,26 @@ from xml.etree import ElementTree
 
 import pytest
 
-from minidist.course import report, sandbox
+from minidist.course import report
 from minidist.course.grader import grade
-from minidist.course.overlay import PACKAGE
-from minidist.course.sandbox import INSIDE
-from minidist.course.sandbox.limits import LINUX, Limits
-from tests.course.tiny import OTHER, TINY
+from minidist.course.sandbox import supervisor
+from minidist.course.sandbox.limits import Limits
+from minidist.mistakes.overlay import PACKAGE
+from tests.course.tiny import NOT_WRAPPED, OTHER, TINY, WRAPPED
 
 ROOT = Path(__file__).parents[2]
 ATTACKS = {path.name: path for path in sorted(Path(__file__).with_name("attacks").iterdir())}
 SHORT = Limits(seconds=3, memory=1 << 29, processes=32)
 LEFT = [Path(folder, "minidist-attack.py") for folder in ("/tmp", "/dev/shm")]
-# -m slow has the second and third of a kind; of each kind (answers, exits, loops, processes, space,
-# reading, patching, output) one is tried always.
-MORE = """answers_of_its_own crash disk endless_import endless_threads exit_on_import fleeing_child
-fork_bomb misleading_output not_utf8 os_exit output patched_tests reads_tests rubbish
-shared_memory stack strange_error syntax_error""".split()
-FIRST = [name for name in ATTACKS if name not in MORE]
-# What the limits and the supervisor hold by themselves, as where the kernel refuses nothing. It
-# needs another user: none of these may meet the processes and files of who runs the tests.
-BY_LIMITS = ["fleeing_child", "many_children", "rubbish"]
-MORE_BY_LIMITS = ["answers_of_another_kind", "fork_bomb", "kills_the_grader", "output"]  # -m slow
+# One of each kind (answers, exits, loops, processes, space, reading, patching) is tried always, in
+# bubblewrap; without it what the limits, the supervisor and the other user hold. -m slow: the rest.
+ALWAYS = {
+    True: """answers_of_another_kind edits_tests endless_loop kills_the_grader many_children memory
+    patched_sandbox reads_the_grader sys_exit""".split(),
+    False: "edits_tests fleeing_child many_children reads_the_grader rubbish".split(),
+}
+REST = {wrapped: [name for name in ATTACKS if name not in ALWAYS[wrapped]] for wrapped in ALWAYS}
 pytestmark = pytest.mark.timeout(600)  # the first test of a list waits for all of them
-other_user = pytest.mark.skipif(not LINUX or os.geteuid() != 0, reason="needs root on Linux")
 
 
 def processes(inside):
@@ -64,17 +62,17 @@ def files():
 
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory):
-    """Return a function: graded(names, options) gives {name: Future of a Grade}, and keeps them.
+    """Return a function: graded(names, wrapped) gives {name: Future of a Grade}, and keeps them.
 
     They are made two at a time; then nothing must be left or changed.
     """
     kept = {}
 
-    def get(names, **options):
-        key = str((names, options))
+    def get(names, wrapped):
+        key = str((names, wrapped))
         if key not in kept:
             folders = [handed_in(name, tmp_path_factory.mktemp(name)) for name in names]
-            kept[key] = dict(zip(names, grade_all(folders, options), strict=True))
+            kept[key] = dict(zip(names, grade_all(folders, wrapped), strict=True))
         return kept[key]
 
     return get
@@ -87,54 +85,44 @@ def handed_in(name, folder):
     return folder
 
 
-def grade_all(folders, options):
+def grade_all(folders, wrapped):
     before, holder = files(), Path(tempfile.mkdtemp())
     place, inside = holder / "place", holder / "inside"
     holder.chmod(0o755)  # as /tmp: all users can enter it
     place.mkdir()
-    inside.symlink_to(INSIDE)  # a name for our processes alone: others may grade at the same time
+    inside.symlink_to(supervisor.INSIDE)  # a name for our processes alone: others grade, too
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as threads:
         patch.setattr(tempfile, "tempdir", str(place))
-        patch.setattr(sandbox, "INSIDE", inside)
-        grades = [threads.submit(grade, f, TINY, 1, SHORT, **options) for f in folders]
+        patch.setattr(supervisor, "INSIDE", inside)
+        grades = [threads.submit(grade, f, TINY, 1, SHORT, wrapped) for f in folders]
     assert processes(inside) == [] and list(place.iterdir()) == [] and files() == before
     assert not any(path.exists() for path in LEFT)
     shutil.rmtree(holder)
     return grades
 
 
-def earns_nothing(result):
+def earns_nothing(result, wrapped):
+    assert result.defences.startswith("bubblewrap") == wrapped
     assert [verdict.points for verdict in result.verdicts] == [0, 5], report.text(result)
     assert "\x1b" not in report.text(result)
     ElementTree.fromstring(report.junit(result))
 
 
-@pytest.mark.parametrize("name", FIRST)
-def test_an_attack_earns_nothing_and_leaves_nothing(name, graded):
-    earns_nothing(graded(FIRST)[name].result())
+def cases(names):
+    """Return the tests of some attacks: in bubblewrap and, as another user, without it."""
+    return [
+        pytest.param(name, *way.values, marks=way.marks, id=f"{name} {way.id}")
+        for way in (WRAPPED, NOT_WRAPPED)
+        for name in names[way.values[0]]
+    ]
+
+
+@pytest.mark.parametrize(("name", "wrapped"), cases(ALWAYS))
+def test_an_attack_earns_nothing_and_leaves_nothing(name, wrapped, graded):
+    earns_nothing(graded(ALWAYS[wrapped], wrapped)[name].result(), wrapped)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MORE)
-def test_more_attacks_earn_nothing_and_leave_nothing(name, graded):
-    earns_nothing(graded(MORE)[name].result())
-
-
-@other_user
-@pytest.mark.parametrize("name", BY_LIMITS)
-def test_limits_and_the_supervisor_hold_without_the_kernels_help(name, graded):
-    earns_nothing(without_the_kernel(graded, BY_LIMITS)[name].result())
-
-
-@other_user
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MORE_BY_LIMITS)
-def test_limits_and_the_supervisor_hold_more_without_the_kernels_help(name, graded):
-    earns_nothing(without_the_kernel(graded, MORE_BY_LIMITS)[name].result())
-
-
-def without_the_kernel(graded, names):
-    found = graded(names, without=("landlock", "seccomp"))
-    said = " ".join(found[names[0]].result().defences)
-    assert "Landlock" not in said and "seccomp" not in said
-    return found
+@pytest.mark.parametrize(("name", "wrapped"), cases(REST))
+def test_more_attacks_earn_nothing_and_leave_nothing(name, wrapped, graded):
+    earns_nothing(graded(REST[wrapped], wrapped)[name].result(), wrapped)

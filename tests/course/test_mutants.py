@@ -13,17 +13,18 @@ from pathlib import Path
 import pytest
 
 from minidist.cli import main
-from minidist.course import mutation_testing, register, test_batches, zoo
-from minidist.course.edits import Edit
-from minidist.course.register import mistakes
+from minidist.course import mutation_testing, test_batches, zoo
 from minidist.course.zoo import Mutant
+from minidist.mistakes import register
+from minidist.mistakes.edits import Edit
+from minidist.mistakes.register import mistakes
 
 ROOT = Path(__file__).parents[2]
 SOME = ["no_all_reduce", "unstashed_weights"]  # the promises exact and replayed; -m slow: all
 GRADIENT = Edit(
     "data_parallel/naive.py:all_reduce_gradients",
-    "p.grad if p.grad is not None else p.xp.zeros_like(p.data, p.grad_dtype)",
-    "p.xp.zeros_like(p.data, p.grad_dtype) if p.grad is None else p.grad",
+    'group.all_reduce(gradient(p), "sum", label=p.name)',
+    "group.all_reduce(gradient(p), label=p.name)",
 )
 HARMLESS = Mutant("harmless", (GRADIENT,), family="data parallelism")
 FEW = ["tests/test_rng.py::test_the_reference_is_split_mix_64"]
@@ -108,16 +109,14 @@ def test_what_no_test_kills_survives_and_that_is_exit_status_1(monkeypatch, caps
 def test_a_patch_in_words_and_as_a_diff(capsys):
     assert main(["mutants", "--show", "no_all_reduce"]) == 0
     out = capsys.readouterr().out
-    assert (
-        "\n-            p.grad = group.all_reduce(grad, label=name)\n+            p.grad = grad\n"
-        in out
-    )
+    call = "group.all_reduce(gradient(p), label=p.name)"
+    assert f"\n-        p.grad = {call}\n+        p.grad = gradient(p)\n" in out
     assert "jingyaogong/minimind#853" in out and "--- a/minidist/data_parallel/naive.py" in out
 
 
 def test_what_is_no_mutant_is_refused(monkeypatch, capsys, tmp_path):
     assert main(["mutants", "--name", "nothing"]) == 2
-    assert "there is no mutant 'nothing'; there are " in capsys.readouterr().err
+    assert "unknown mutant 'nothing'; choose one of " in capsys.readouterr().err
     for words, message in {
         "": r"mutant m needs a line 'title'",
         'title = "t"\nseen = "s"': r"mutant m needs a line 'symptom'",

@@ -1,8 +1,9 @@
 """What the student's process can do, and what the grader reads of what it leaves."""
 
-import ast
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -12,25 +13,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidist.course.overlay import PACKAGE
-from minidist.course.question import Question
-from minidist.course.sandbox import INSIDE, Sandbox, module
-from minidist.course.sandbox.inside import seccomp
-from minidist.course.sandbox.limits import LINUX, Limits
-from minidist.course.sandbox.untrusted import read, remove
-from tests.course.tiny import GPIPE, OTHER, TINY
+from minidist.course.questions.arrays import ask
+from minidist.course.sandbox import Sandbox, bubblewrap, module
+from minidist.course.sandbox.environment import folders
+from minidist.course.sandbox.limits import LINUX, Limits, claim_user
+from minidist.course.sandbox.supervisor import defences
+from minidist.course.sandbox.untrusted import read, remove, remove_files_of
+from minidist.mistakes.overlay import PACKAGE
+from tests.course import tiny_probes
+from tests.course.tiny import GPIPE, NOT_WRAPPED, OTHER, TINY, WRAPPED
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits(seconds=20)
+SEVEN = ask("", tiny_probes.echo, x=7)
 linux = pytest.mark.skipif(not LINUX, reason="needs Linux")
-
-
-def ask(probe, given, **options):
-    with Sandbox(TINY, LIMITS, **options) as sandbox:
-        return sandbox.ask([Question("", probe, given)]).answers[0], sandbox.defences
-
-
-slow = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +43,7 @@ def test_arrays_come_back_as_they_were(sandbox):
         "text": np.array(["all", "reduce ✓"]),
         "empty": np.zeros((0, 3), np.int8),
     }
-    (answer,) = sandbox.ask([Question("", "echo", given)]).answers
+    (answer,) = sandbox.ask([ask("", tiny_probes.echo, **given)]).answers
     assert answer.keys() == given.keys()
     for name, array in given.items():
         assert answer[name].dtype == array.dtype and answer[name].shape == array.shape
@@ -67,24 +63,25 @@ def test_arrays_come_back_as_they_were(sandbox):
     ],
 )
 def test_what_is_no_answer_is_said_and_the_next_question_goes_on(sandbox, how, said):
-    misused, answer = sandbox.ask(
-        [Question("", "misuse", {"how": how}), Question("", "echo", {"x": 7})]
-    ).answers
+    misused, answer = sandbox.ask([ask("", tiny_probes.misuse, how=how), SEVEN]).answers
     assert said in misused and answer["x"] == 7
 
 
 def test_ranks_that_are_threads_fit_the_limits(sandbox):
-    (answer,) = sandbox.ask([Question("", "ranks", {"size": 8})]).answers
+    (answer,) = sandbox.ask([ask("", tiny_probes.ranks, size=8)]).answers
     assert np.array_equal(answer["sum"], np.full(1000, 8.0))
 
 
-def test_the_students_process_finds_nothing_of_the_grader_around_it(sandbox):
-    (found,) = sandbox.ask([Question("", "surroundings")]).answers
+@pytest.mark.parametrize("wrapped", [WRAPPED, NOT_WRAPPED])
+def test_the_students_process_finds_nothing_of_the_grader_around_it(wrapped):
+    with Sandbox(TINY, LIMITS, wrapped) as sandbox:
+        (found,) = sandbox.ask([ask("", tiny_probes.surroundings)]).answers
+        rights = sandbox._folder.stat().st_mode & 0o777
     assert not any("site-packages" in path for path in found["path"])
     assert str(ROOT) not in found["path"] and found["path"][0] == str(sandbox.tree)
     assert not any(name.startswith("PYTHON") for name in found["environment"])
     assert Path(str(found["folder"])).name == "scratch" and found["threads"] == 1
-    assert found["descriptors"].tolist() == [0, 1, 2]
+    assert found["descriptors"].tolist()[:3] == [0, 1, 2]
     assert found["course"].tolist() == [f"minidist.course.probes{name}" for name in ("", ".tiny")]
     limits = found["limits"].tolist()
     want = {0: 42, 1: 2 << 30, 2: 1 << 28, 3: 256, 4: 0}  # CPU, AS, FSIZE, NOFILE, CORE
@@ -92,36 +89,81 @@ def test_the_students_process_finds_nothing_of_the_grader_around_it(sandbox):
     if LINUX:
         assert found["ends with the supervisor"] == 9 and limits[5][1] >= 256
     if LINUX and os.geteuid() == 0:
-        assert limits[5] == [256, 256] and sandbox._folder.stat().st_mode & 0o777 == 0o750
+        assert limits[5] == [256, 256] and rights == 0o750
         same = found["network"] == os.stat("/proc/self/ns/net").st_ino
-        assert same != ("no network" in sandbox.defences)
+        assert same == ("to use the network" in sandbox.defences)
         assert len(set(found["user"].tolist())) == 1 and found["user"][0] >= 61184
 
 
-@linux
-def test_the_kernel_refuses_what_the_students_code_does_not_need(sandbox):
-    readable = [str(ROOT), str(PACKAGE), str(INSIDE), "/proc", "/home", "/", "/etc", "/tmp"]
-    given = {"readable": readable, "writable": ["/tmp", "/dev/shm", str(sandbox.tree), str(ROOT)]}
-    (found,) = sandbox.ask([Question("", "tries", given)]).answers
+@pytest.mark.parametrize("wrapped", [WRAPPED, NOT_WRAPPED])
+def test_the_students_code_does_not_reach_the_host(wrapped):
+    closed = [str(ROOT / "tests"), str(PACKAGE / "comm"), "/home", "/sys"] if wrapped else []
+    open_to_all = ["/tmp", "/dev/shm"] if wrapped else []
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, Sandbox(TINY, LIMITS, wrapped) as sandbox:
+        sandbox.build({})
+        writable = [str(sandbox.tree), str(ROOT), "/etc", "/dev", *open_to_all]
+        given = {"readable": closed, "writable": writable, "port": listener.getsockname()[1]}
+        (found,) = sandbox.ask([ask("", tiny_probes.tries, **given)]).answers
     done = {name for name, outcome in found.items() if outcome == "done"}
-    have = " ".join(sandbox.defences)
-    if "seccomp" not in have or "Landlock" not in have:
-        pytest.skip(f"this kernel has not all of it: {have}")
-    assert done == {"signal handler", "own limits", "own file", "nothing"}
+    network = {"connect"} if "to use the network" in sandbox.defences else set()
+    assert done == {"own file", "nothing"} | network
+
+
+def test_what_another_user_leaves_where_all_can_write_is_removed():
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    user, claim = claim_user()
+    with claim, tempfile.TemporaryDirectory(dir="/tmp") as mine:
+        folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
+        (folder / "file").touch()
+        os.chown(folder, user, user)
+        remove_files_of(user)
+        assert not folder.exists() and Path(mine).exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ((7, None, False), "bubblewrap, user 7, limits"),
+        ((None, None, False), "bubblewrap, limits"),
+        ((7, "why", True), "user 7, limits, no network; no bubblewrap .why., so .* all users can"),
+        ((7, "why", False), "user 7, limits; .* all users can, to use the network"),
+        ((None, "why", False), "limits; .* end what the grading user can, to use the network"),
+    ],
+)
+def test_a_grade_says_which_defences_there_were_and_what_is_not_prevented(given, line):
+    assert re.fullmatch(line, defences(*given))
 
 
 @linux
-@pytest.mark.parametrize("without", ["landlock", "seccomp", "user"])
-def test_a_machine_that_lacks_a_defence_says_so_and_still_asks(without):
-    answer, defences = ask("echo", {"x": 7}, without=(without,))
-    assert answer["x"] == 7 and defences[-1] == "limits"
-    assert not any(text.lower().startswith(without) for text in defences)
+def test_bubblewrap_is_used_where_it_has_run_python(tmp_path, monkeypatch):
+    probe = bubblewrap.why_not.__wrapped__
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert probe(False, folders()) == "it is not installed"
+    command = tmp_path / "bwrap"
+    command.write_text("#!/bin/sh\necho bwrap: no permissions >&2\nexit 1\n")
+    command.chmod(0o755)
+    assert probe(False, folders()) == "bwrap: no permissions"
+    command.write_text('#!/bin/sh\nwhile [ "$1" != -I ]; do python=$1; shift; done; $python "$@"\n')
+    assert probe(False, folders()) is None
+
+
+def test_a_machine_on_which_root_is_the_only_user_still_asks(monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "chown", refuse)
+    with Sandbox(TINY, LIMITS, wrapped=False) as sandbox:
+        (answer,) = sandbox.ask([SEVEN]).answers
+    assert answer["x"] == 7 and sandbox.defences.startswith("limits; no bubblewrap")
 
 
 def test_a_sandbox_that_does_not_start_is_no_students_fault(monkeypatch):
-    monkeypatch.setattr("minidist.course.sandbox.INSIDE", ROOT / "tests" / "nothing")
-    with pytest.raises(RuntimeError, match=r"does not start: .*can't find|does not start: .*open"):
-        ask("echo", {})
+    monkeypatch.setattr("minidist.course.sandbox.supervisor.INSIDE", ROOT / "tests" / "nothing")
+    message = r"does not start: .*can't find|does not start: .*open"
+    with Sandbox(TINY, LIMITS) as sandbox, pytest.raises(RuntimeError, match=message):
+        sandbox.ask([SEVEN])
 
 
 @pytest.mark.parametrize(
@@ -144,7 +186,7 @@ def test_files_of_one_task_that_cannot_be_imported_do_not_spoil_the_others(sandb
 
 def test_the_copy_holds_nothing_compiled_and_of_the_course_this_labs_probes_alone(sandbox):
     names = {path.name for path in sandbox.tree.rglob("*")}
-    assert "gpipe.py" in names and not {"__pycache__", "tests"} & names
+    assert "gpipe.py" in names and not {"__pycache__", "tests", "mistakes"} & names
     course = sandbox.tree / "minidist" / "course"
     files = {path.relative_to(course).as_posix() for path in course.rglob("*") if path.is_file()}
     assert files == {f"probes/{name}.py" for name in ("__init__", "ranks", "tiny")}
@@ -240,71 +282,22 @@ def test_a_folder_is_removed_however_deep_and_closed_it_is(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("machine", seccomp.MACHINES)
-def test_the_filter_is_a_program_that_jumps_within_itself(machine):
-    lines = np.frombuffer(seccomp.program(machine), "u2,u1,u1,u4")
-    last = len(lines) - 1
-    for number, (code, true, false, _) in enumerate(lines.tolist()):
-        assert number + 1 + max(true, false) <= last or code == seccomp.RETURN
-    assert lines[last].tolist()[0] == seccomp.RETURN and last < 200
-    numbers = [pair[seccomp.MACHINES[machine][0]] for pair in seccomp.REFUSED.values()]
-    numbers = [number for number in numbers if number is not None]
-    assert len(set(numbers)) == len(numbers)
-
-
-def test_all_that_minidist_imports_is_loaded_before_rights_are_given_up():
-    """Where Python lies in a folder of root's, nothing can be imported later."""
-    sys.path.insert(0, str(INSIDE))
-    try:
-        import student
-    finally:
-        sys.path.remove(str(INSIDE))
-    code = "import sys, importlib\nfor name in sys.argv[1:]:\n"
-    code += "    try: importlib.import_module(name)\n    except ImportError: pass\n"
-    names = [*student.MODULES, *student.NUMPY, *student.STANDARD]
-    done = subprocess.run(
-        [sys.executable, "-c", code + "print(*sys.modules)", *names], capture_output=True, text=True
-    )
-    needed = {name for path in PACKAGE.rglob("*.py") for name in imported(path)}
-    assert needed - set(done.stdout.split()) == set()
-
-
-def imported(path):
-    """Yield the modules of the standard library and of NumPy that a file of minidist imports."""
-    inside = path.relative_to(PACKAGE).parts
-    if inside[:2] == ("course", "probes") or inside[0] not in ("course", "__main__.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Import | ast.ImportFrom):
-                continue
-            names = [alias.name for alias in node.names]
-            if isinstance(node, ast.ImportFrom):
-                names = [node.module, *(f"{node.module}.{name}" for name in names)]
-            yield from (name for name in names if is_module(name))
-
-
-def is_module(name):
-    import importlib.util
-
-    if name.split(".")[0] not in {"numpy", *sys.stdlib_module_names}:
-        return False
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
-
-
 INTERRUPTED = """
 import sys, tempfile
 from minidist.cli import main
 from minidist.course import lab
+from minidist.course.sandbox import bubblewrap
 from tests.course.tiny import TINY
 tempfile.tempdir, lab.find = sys.argv[2], lambda name: TINY
+if sys.argv[3] == "False":
+    bubblewrap.why_not = lambda *_: "it is not wanted"
 print("begins", flush=True)
 sys.exit(main(["lab", "grade", sys.argv[1], "--lab", "tiny"]))
 """
 
 
 @linux
+@pytest.mark.parametrize("wrapped", [WRAPPED, NOT_WRAPPED])
 @pytest.mark.parametrize(
     "signal",
     [
@@ -313,14 +306,16 @@ sys.exit(main(["lab", "grade", sys.argv[1], "--lab", "tiny"]))
         *(pytest.param(s, marks=pytest.mark.slow) for s in ("SIGTERM", "SIGHUP")),
     ],
 )
-def test_a_grader_that_is_ended_leaves_no_process_and_none_but_a_killed_one_a_folder(signal):
+def test_a_grader_that_is_ended_leaves_no_process_and_none_but_a_killed_one_a_folder(
+    signal, wrapped
+):
     import signal as signals
 
     attack = Path(__file__).with_name("attacks") / "endless_loop"
     with tempfile.TemporaryDirectory() as place:
         os.chmod(place, 0o755)
         grader = subprocess.Popen(
-            [sys.executable, "-c", INTERRUPTED, attack, place],
+            [sys.executable, "-c", INTERRUPTED, attack, place, str(wrapped)],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -3,21 +3,37 @@
 It stands on its own, so that what the real labs ask may change.
 """
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
-from minidist.course.lab import Lab, Task
-from minidist.course.question import Question, counted, expect
-from minidist.pipeline_parallel import programs
+import pytest
 
+from minidist.course.lab import Lab, Task
+from minidist.course.questions.arrays import ask
+from minidist.course.sandbox import bubblewrap
+from minidist.course.sandbox.environment import folders
+from minidist.course.sandbox.limits import LINUX
+from minidist.errors import counted
+from tests.course import tiny_probes
+
+WHY_NOT = bubblewrap.why_not(os.geteuid() == 0, folders())
+WRAPPED = pytest.param(
+    True,
+    marks=pytest.mark.skipif(WHY_NOT is not None, reason=f"needs bubblewrap: {WHY_NOT}"),
+    id="bubblewrap",
+)
+NOT_WRAPPED = pytest.param(  # another user keeps the attacks from those who run the tests
+    False,
+    marks=pytest.mark.skipif(not LINUX or os.geteuid() != 0, reason="needs root on Linux"),
+    id="another user",
+)
 GPIPE, OTHER = "pipeline_parallel/gpipe.py", "pipeline_parallel/one_f_one_b.py"
 
 
 def order(schedule, p, m):
-    want = {f"rank {r}": [str(a) for a in prog] for r, prog in enumerate(programs(schedule, p, m))}
-    given = {"schedule": schedule, "p": p, "m": m}
     about = f"{schedule}, {counted(p, 'rank')}, {m} micro-batches"
-    return Question(about, "order", given, lambda answer: expect(answer, want))
+    return ask(about, tiny_probes.order, schedule=schedule, p=p, m=m)
 
 
 def asks(schedule):
@@ -26,7 +42,7 @@ def asks(schedule):
 
 class Tiny(Lab):
     questions = SimpleNamespace(QUESTIONS={"9.1": asks("gpipe"), "9.2": asks("1f1b")})
-    probes = Path(__file__).with_name("tiny_probes.py")
+    probes = Path(tiny_probes.__file__)
 
 
 def task(number, function, points):

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from minidist.tools.equivalence import check, gradients
-from minidist.tools.strategies.cases import dual_case, one_device, random_weights
+from minidist.verify.equivalence import check, gradients
+from minidist.verify.strategies.cases import dual_case, one_device, random_weights
 
 
 def case_of(read="soft", weight=0.5, pairs=5):

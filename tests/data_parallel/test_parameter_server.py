@@ -1,4 +1,4 @@
-"""Parameter servers: synchronous ones equal one device, the others their replay, to the bit."""
+"""Parameter servers: synchronous ones equal averaged gradients, others their replay, in bits."""
 
 import os
 import signal
@@ -13,12 +13,12 @@ from threadpoolctl import threadpool_limits
 
 from minidist import Cluster, nn, optim, run
 from minidist.data_parallel.naive import all_reduce_gradients
-from minidist.data_parallel.parameter_server import Plan, Server, join, train
+from minidist.data_parallel.parameter_server import Server, ServerPlan, join, train
 from minidist.datasets import shard
 from minidist.errors import CollectiveMismatch, Deadlock, RankDied, RankFailed
 from minidist.planning.costs.parameter_server import parameter_server_bytes
 from minidist.rng import Randomness
-from minidist.tools.compare import compare
+from minidist.verify.compare import compare
 from tests.data_parallel.serving import (
     OPTIMIZERS,
     backward_on,
@@ -64,7 +64,7 @@ def served(group, case, plan, rule, freeze):
 
 
 def averaged(group, case, rule, freeze):
-    """Do the same with all_reduce; one rank alone is one device."""
+    """Take these steps with all_reduce, as naive data parallelism does."""
     model, inputs, _ = case
     if freeze:
         model.freeze(freeze)
@@ -79,53 +79,36 @@ def averaged(group, case, rule, freeze):
     return model.state()
 
 
-def assert_equals_one_device(cluster, case, servers, workers, transport, rule, freeze=None):
-    plan = Plan(servers)
-    got = cluster(servers + workers, transport).run(served, case, plan, rule, freeze)
-    verdict = compare(got, cluster(1, transport).run(averaged, case, rule, freeze)[0])
-    assert verdict.ok, verdict
-    for weights in got[1:]:
-        assert_same_bits(weights, got[0])
-    return got[0]
+def assert_equals_averaged(cluster, case, plan, workers, rule, freeze=None):
+    """Sums in the order of workers are sums in the order of ranks, and slices cut no bit."""
+    got = cluster(plan.servers + workers, "thread").run(served, case, plan, rule, freeze)
+    want = cluster(workers, "thread").run(averaged, case, rule, freeze)[0]
+    for weights in got:
+        assert_same_bits(weights, want)
+    return want
 
 
-shapes = {
-    "servers": st.integers(1, 3),
-    "workers": st.integers(1, 4),
-    "examples": st.integers(1, 7),
-    "rule": st.sampled_from(["sgd", "momentum", "adagrad"]),
-    "seed": seeds,
-}
+@st.composite
+def cases(draw):
+    """Draw (model, inputs, targets): an MLP, or a Transformer with dropout, perhaps tied."""
+    examples, seed = draw(st.integers(1, 7)), draw(seeds)
+    random = np.random.default_rng(seed)
+    if draw(st.booleans()):
+        model = draw(transformers(dropout=(0.3,)))
+        return model, *random.integers(0, model.vocab, (2, examples, model.context))
+    model, sizes = draw(mlps())
+    return model, arrays(examples, sizes[0], seed=seed), random.integers(0, sizes[-1], examples)
 
 
-@settings(max_examples=12)
-@given(drawn=mlps(), **shapes)
-def test_synchronous_servers_equal_one_device(
-    cluster, drawn, servers, workers, examples, rule, seed
+@pytest.mark.parametrize("rule", sorted(OPTIMIZERS))
+@settings(max_examples=10)
+@given(case=cases(), servers=st.integers(1, 3), workers=st.integers(1, 4), quorum=st.integers(0, 4))
+def test_staleness_zero_has_the_bits_of_averaged_gradients(
+    cluster, rule, case, servers, workers, quorum
 ):
-    """Slices are uneven, some empty; so are the shards of the examples."""
-    model, sizes = drawn
-    targets = np.random.default_rng(seed).integers(0, sizes[-1], examples)
-    case = model, arrays(examples, sizes[0], seed=seed), targets
-    assert_equals_one_device(cluster, case, servers, workers, "thread", rule)
-
-
-@settings(max_examples=8)
-@given(model=transformers(dropout=(0.3,)), **shapes)
-def test_and_so_they_do_with_dropout_and_tied_weights(
-    cluster, model, servers, workers, examples, rule, seed
-):
-    tokens = np.random.default_rng(seed).integers(0, model.vocab, (2, examples, model.context))
-    case = model, tokens[0], tokens[1]
-    assert_equals_one_device(cluster, case, servers, workers, "thread", rule)
-
-
-@pytest.mark.parametrize(("servers", "workers"), [(1, 3), (2, 1), (3, 2)])
-def test_and_so_they_do_as_processes(cluster, servers, workers):
-    model = nn.Transformer(7, 6, 2, 1, 4, dtype="float64", dropout=0.2, tied=True)
-    tokens, targets = np.random.default_rng(0).integers(0, 7, (2, 5, 4))
-    case = model, tokens, targets
-    assert_equals_one_device(cluster, case, servers, workers, "process", "momentum")
+    """Slices are uneven, some empty; so are the shards of the examples. Quorum 0: there is none."""
+    plan = ServerPlan(servers, quorum=min(quorum, workers) or None)
+    assert_equals_averaged(cluster, case, plan, workers, rule)
 
 
 @pytest.mark.parametrize(("servers", "workers"), [(1, 1), (2, 3), (3, 2)])
@@ -143,33 +126,22 @@ def test_adamw_on_the_servers_and_frozen_and_unused_parameters(cluster, servers,
     )
     before = model.state()
     case = model, arrays(5, 3), np.arange(5) % 2
-    after = assert_equals_one_device(cluster, case, servers, workers, "thread", "adamw", "0.bias")
+    plan = ServerPlan(servers)
+    after = assert_equals_averaged(cluster, case, plan, workers, "adamw", "0.bias")
     np.testing.assert_array_equal(after["0.bias"], before["0.bias"])
     assert (after["0.weight"] != before["0.weight"]).any()
     assert np.abs(after["1.weight"] - before["1.weight"]).max() > 0  # by weight decay alone
 
 
-@both
-@pytest.mark.parametrize("rule", sorted(OPTIMIZERS))
-def test_staleness_zero_has_the_bits_of_averaged_gradients(cluster, transport, rule):
-    """Sums in the order of workers are sums in the order of ranks, and slices cut no bit."""
-    case = mlp(), arrays(7, 4), np.arange(7) % 3
-    for servers, workers in ((1, 2), (2, 3)):
-        want = cluster(workers, transport).run(averaged, case, rule, None)[0]
-        ranks = cluster(servers + workers, transport)
-        for plan in (Plan(servers), Plan(servers, quorum=workers), Plan(servers, quorum=1)):
-            assert_same_bits(ranks.run(served, case, plan, rule, None)[0], want)
-
-
 # The others: stale gradients, and a replay that knows how stale.
 
 PLANS = {
-    "downpour": Plan(staleness=None),
-    "downpour, 2 slices": Plan(2, staleness=None),
-    "ssp 1": Plan(staleness=1),
-    "ssp 3, 2 slices": Plan(2, staleness=3),
-    "semi-synchronous": Plan(quorum=2, staleness=2),
-    "semi-synchronous, 2 slices": Plan(2, quorum=1, staleness=None),
+    "downpour": ServerPlan(staleness=None),
+    "downpour, 2 slices": ServerPlan(2, staleness=None),
+    "ssp 1": ServerPlan(staleness=1),
+    "ssp 3, 2 slices": ServerPlan(2, staleness=3),
+    "semi-synchronous": ServerPlan(quorum=2, staleness=2),
+    "semi-synchronous, 2 slices": ServerPlan(2, quorum=1, staleness=None),
 }
 
 
@@ -211,7 +183,7 @@ def test_the_replay_ends_with_the_same_bits(cluster, name, rule):
 def test_downpour_fetches_pushes_and_descends_as_its_algorithm_says(
     n_fetch, n_push, local_lr, servers, workers, count, seed
 ):
-    plan = Plan(servers, None, n_fetch=n_fetch, n_push=n_push, local_lr=local_lr)
+    plan = ServerPlan(servers, None, n_fetch=n_fetch, n_push=n_push, local_lr=local_lr)
     with Cluster(servers + workers, "thread", interleaving=seed) as ranks:
         found, logs, want = run_and_replay(ranks, plan, "adagrad", count=count)
     dealt = deal(plan, servers + workers, count)
@@ -232,7 +204,12 @@ def test_downpour_fetches_pushes_and_descends_as_its_algorithm_says(
 
 def test_the_first_update_of_a_worker_alone_is_that_of_one_device(cluster):
     """One worker, plain SGD: version n is used for minibatch n, and nothing is stale."""
-    for plan in (Plan(), Plan(staleness=None), Plan(2, staleness=2), Plan(quorum=1)):
+    for plan in (
+        ServerPlan(),
+        ServerPlan(staleness=None),
+        ServerPlan(2, staleness=2),
+        ServerPlan(quorum=1),
+    ):
         ranks = cluster(plan.servers + 1, "thread")
         found, _, _ = run_and_replay(ranks, plan, "sgd")
         model, (inputs, targets) = mlp(), mlp_data(12)
@@ -254,7 +231,7 @@ def test_the_first_update_of_a_worker_alone_is_that_of_one_device(cluster):
 )
 def test_no_interleaving_breaks_the_staleness_bound(seed, staleness, servers, turns, count):
     """Turns: how much slower than the others each worker is."""
-    plan, workers = Plan(servers, staleness), len(turns)
+    plan, workers = ServerPlan(servers, staleness), len(turns)
     slowness = dict(enumerate(turns, start=servers))
     args = plan, "sgd", mlp(), mlp_data(count), count, None, slowness
     found = run(session, servers + workers, *args, transport="thread", interleaving=seed)
@@ -268,7 +245,7 @@ def test_a_worker_that_has_finished_holds_back_nobody(staleness):
     own = {1: [0, 1], 2: [2, 3, 4, 5, 6, 7, 8], 3: []}
 
     def worker(group):
-        role = join(group, mlp(), OPTIMIZERS["sgd"], Plan(staleness=staleness))
+        role = join(group, mlp(), OPTIMIZERS["sgd"], ServerPlan(staleness=staleness))
         train(role, backward_on(*mlp_data(9)), own.get(group.rank, []))
         return role.log if group.rank == 0 else None
 
@@ -280,7 +257,7 @@ def test_a_worker_that_has_finished_holds_back_nobody(staleness):
 
 def test_a_worker_that_always_has_a_request_waiting_does_not_starve_the_next():
     def worker(group):
-        role = join(group, mlp(), OPTIMIZERS["sgd"], Plan(staleness=None))
+        role = join(group, mlp(), OPTIMIZERS["sgd"], ServerPlan(staleness=None))
         if group.rank > 0:
             for batch in range(5):
                 backward_on(*mlp_data(5))(role.model, batch)
@@ -312,9 +289,9 @@ def test_with_a_slow_worker_there_is_staleness_and_no_fixed_order(cluster):
 def test_a_bound_keeps_fast_workers_near_the_slow_one_and_a_quorum_does_not_wait(cluster):
     naps, furthest = {1: 0.0, 2: 0.0, 3: 0.01}, {}
     for name, plan in {
-        "none": Plan(staleness=None),
-        "2": Plan(staleness=2),
-        "quorum": Plan(staleness=4, quorum=2),
+        "none": ServerPlan(staleness=None),
+        "2": ServerPlan(staleness=2),
+        "quorum": ServerPlan(staleness=4, quorum=2),
     }.items():
         _, logs, _ = run_and_replay(cluster(4), plan, count=36, naps=naps)
         done = dict.fromkeys((1, 2, 3), 0)
@@ -341,7 +318,7 @@ def test_a_bound_keeps_fast_workers_near_the_slow_one_and_a_quorum_does_not_wait
     count=st.integers(0, 13),
 )
 def test_the_delayed_buffer_sends_every_gradient_once(seed, quorum, patience, servers, count):
-    plan = Plan(servers, patience, quorum)
+    plan = ServerPlan(servers, patience, quorum)
     with Cluster(servers + 3, "thread", interleaving=seed) as ranks:
         found, logs, want = run_and_replay(ranks, plan, "momentum", count=count)
     for mine in found:
@@ -367,7 +344,7 @@ def test_the_delayed_buffer_sends_every_gradient_once(seed, quorum, patience, se
 @both
 def test_a_worker_that_never_finishes_is_an_error_and_no_hang(cluster, transport):
     def worker(group):
-        role = join(group, mlp(), OPTIMIZERS["sgd"], Plan())
+        role = join(group, mlp(), OPTIMIZERS["sgd"], ServerPlan())
         if group.rank == 0:
             role.serve()
         elif group.rank == 1:
@@ -385,8 +362,8 @@ def test_a_batch_norm_that_trains_is_refused_and_one_that_is_fixed_is_served(clu
     def worker(group):
         model = nn.Sequential([nn.Linear(3, 4), nn.BatchNorm(4, name="a norm")])
         with pytest.raises(ValueError, match=r"a norm moves its running statistics .* model\.eval"):
-            join(group, model, partial(optim.SGD, lr=0.1), Plan())
-        return join(group, model.eval(), partial(optim.SGD, lr=0.1), Plan()).flat.size
+            join(group, model, partial(optim.SGD, lr=0.1), ServerPlan())
+        return join(group, model.eval(), partial(optim.SGD, lr=0.1), ServerPlan()).flat.size
 
     assert cluster(1 + workers, "thread").run(worker) == [24] * (1 + workers)
 
@@ -394,7 +371,7 @@ def test_a_batch_norm_that_trains_is_refused_and_one_that_is_fixed_is_served(clu
 @pytest.mark.parametrize("victim", [0, 1, 3])
 def test_a_killed_server_or_worker_ends_the_run_and_nothing_is_left(victim):
     def worker(group):
-        role = join(group, mlp(), OPTIMIZERS["sgd"], Plan(2, staleness=None))
+        role = join(group, mlp(), OPTIMIZERS["sgd"], ServerPlan(2, staleness=None))
         backward = backward_on(*mlp_data(1000), lambda: time.sleep(0.001))
 
         def until_death(model, batch):
@@ -412,21 +389,27 @@ def test_a_killed_server_or_worker_ends_the_run_and_nothing_is_left(victim):
             ranks.run(worker)
         assert time.monotonic() - begin < 5
         assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
-        assert ranks.run(session, Plan(), "sgd", mlp(), mlp_data(4), 4)[0]["log"]
+        assert ranks.run(session, ServerPlan(), "sgd", mlp(), mlp_data(4), 4)[0]["log"]
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Plan(servers=0), "servers is a whole number from 1, not 0"),
-        (lambda: Plan(staleness=-1), "staleness is a whole number from 0, not -1"),
-        (lambda: Plan(quorum=0), "quorum is a whole number from 1, not 0"),
-        (lambda: Plan(staleness=None, n_push=0), "n_push is a whole number from 1, not 0"),
-        (lambda: Plan(staleness=None, n_fetch=1.5), "n_fetch is a whole number from 1, not 1.5"),
-        (lambda: Plan(servers=True), "servers is a whole number from 1, not True"),
-        (lambda: Plan(staleness=2, n_fetch=2), "are Downpour's"),
-        (lambda: Plan(local_lr=0.1), "are Downpour's"),
-        (lambda: Plan(staleness=None, quorum=1, n_push=2), "use staleness=None without a quorum"),
+        (lambda: ServerPlan(servers=0), "servers is a whole number from 1, not 0"),
+        (lambda: ServerPlan(staleness=-1), "staleness is a whole number from 0, not -1"),
+        (lambda: ServerPlan(quorum=0), "quorum is a whole number from 1, not 0"),
+        (lambda: ServerPlan(staleness=None, n_push=0), "n_push is a whole number from 1, not 0"),
+        (
+            lambda: ServerPlan(staleness=None, n_fetch=1.5),
+            "n_fetch is a whole number from 1, not 1.5",
+        ),
+        (lambda: ServerPlan(servers=True), "servers is a whole number from 1, not True"),
+        (lambda: ServerPlan(staleness=2, n_fetch=2), "are Downpour's"),
+        (lambda: ServerPlan(local_lr=0.1), "are Downpour's"),
+        (
+            lambda: ServerPlan(staleness=None, quorum=1, n_push=2),
+            "use staleness=None without a quorum",
+        ),
     ],
 )
 def test_plans_that_mean_nothing_are_refused(make, message):
@@ -440,9 +423,9 @@ def test_ranks_that_cannot_serve_are_refused(cluster):
 
     message = "2 servers on 2 ranks leave no worker; use 3 ranks or more"
     with pytest.raises(RankFailed, match=message):
-        cluster(2, "thread").run(worker, Plan(servers=2))
+        cluster(2, "thread").run(worker, ServerPlan(servers=2))
     with pytest.raises(CollectiveMismatch, match="staleness=1"):
-        cluster(2, "thread").run(lambda group: worker(group, Plan(staleness=group.rank)))
+        cluster(2, "thread").run(lambda group: worker(group, ServerPlan(staleness=group.rank)))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -451,7 +434,9 @@ def test_versions_are_counted_in_integers_whatever_the_weights_are(cluster, dtyp
     before = 2047 if dtype == "float16" else (1 << 24) - 1
 
     def worker(group):
-        role = join(group, nn.MLP([2, 2], dtype=dtype), OPTIMIZERS["sgd"], Plan(staleness=None))
+        role = join(
+            group, nn.MLP([2, 2], dtype=dtype), OPTIMIZERS["sgd"], ServerPlan(staleness=None)
+        )
         if isinstance(role, Server):
             role.version = before
         train(role, lambda model, batch: model(np.ones((1, 2), dtype)).sum().backward(), range(6))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from minidist import nn
 from minidist.data_parallel.power_sgd import PowerSGD, orthogonalize
-from minidist.tools.compare import compare
+from minidist.verify.compare import compare
 from tests.strategies import seeds
 
 sides = st.integers(1, 9)

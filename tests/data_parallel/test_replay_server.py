@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from minidist import nn, optim
-from minidist.data_parallel.parameter_server import Plan, Push
+from minidist.data_parallel.parameter_server import Push, ServerPlan
 from minidist.datasets import digits
 from minidist.rng import generator
-from minidist.tools.replay_server import replay_server
+from minidist.verify.replays.parameter_server import replay_server
 from tests.data_parallel.serving import OPTIMIZERS, backward_on, mlp, mlp_data
 from tests.strategies import assert_same_bits
 
-DOWNPOUR = Plan(staleness=None)
+DOWNPOUR = ServerPlan(staleness=None)
 
 
 def in_turns(workers, count):

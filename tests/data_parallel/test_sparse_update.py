@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist import nn
-from minidist.data_parallel.parameter_server import Plan
+from minidist.data_parallel.parameter_server import ServerPlan
 from minidist.data_parallel.sparse_update import Blocks, add_up
 from minidist.errors import RankFailed
 from minidist.nn.flat_parameters import FlatParameters
@@ -73,7 +73,7 @@ def sentences(count):
 def test_synchronous_sparse_pushes_have_the_bits_of_dense_ones(cluster, rule, servers):
     results = [
         cluster(servers + 2).run(
-            session, Plan(servers, sparse=sparse), rule, bag_of_words(), sentences(9), 9
+            session, ServerPlan(servers, sparse=sparse), rule, bag_of_words(), sentences(9), 9
         )
         for sparse in (False, True)
     ]
@@ -83,7 +83,7 @@ def test_synchronous_sparse_pushes_have_the_bits_of_dense_ones(cluster, rule, se
     assert sum(mine["bytes"] for mine in sparse) < sum(mine["bytes"] for mine in dense)
 
 
-@pytest.mark.parametrize("plan", [Plan(2, None, sparse=True), Plan(2, 1, sparse=True)])
+@pytest.mark.parametrize("plan", [ServerPlan(2, None, sparse=True), ServerPlan(2, 1, sparse=True)])
 def test_stale_sparse_pushes_are_replayed_to_the_bit(cluster, plan):
     naps = {2: 0.001, 4: 0.003}
     found, _, want = run_and_replay(
@@ -97,7 +97,7 @@ def test_stale_sparse_pushes_are_replayed_to_the_bit(cluster, plan):
 @pytest.mark.parametrize(
     "plan",
     [
-        Plan(2, sparse=sparse, **how)
+        ServerPlan(2, sparse=sparse, **how)
         for sparse in (False, True)
         for how in ({}, {"staleness": 1}, {"staleness": 1, "quorum": 2})
     ],
@@ -119,7 +119,7 @@ def test_servers_on_a_gpu_are_replayed_there_to_the_bit(cluster, plan):
 
 def test_a_push_moves_the_rows_that_its_batch_touched_and_nothing_else(cluster):
     tokens, targets = sentences(7)
-    plan = Plan(staleness=None, sparse=True)
+    plan = ServerPlan(staleness=None, sparse=True)
     found = cluster(2).run(session, plan, "sgd", bag_of_words(), (tokens, targets), 7)
     head = WIDTH * CLASSES + CLASSES
     pushed = sum(
@@ -133,5 +133,5 @@ def test_a_push_moves_the_rows_that_its_batch_touched_and_nothing_else(cluster):
 @pytest.mark.parametrize("rule", ["momentum", "adamw"])
 def test_rules_for_which_a_zero_gradient_is_not_nothing_are_refused(cluster, rule):
     with pytest.raises(RankFailed, match="cannot update some alone; use Adagrad") as caught:
-        cluster(2).run(session, Plan(sparse=True), rule, bag_of_words(), sentences(2), 2)
+        cluster(2).run(session, ServerPlan(sparse=True), rule, bag_of_words(), sentences(2), 2)
     assert isinstance(caught.value.__cause__, ValueError)

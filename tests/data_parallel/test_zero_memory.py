@@ -13,9 +13,9 @@ from minidist.data_parallel.zero import Zero
 from minidist.errors import RankFailed
 from minidist.events import EventLog
 from minidist.planning.costs.collectives import all_reduce_bytes
-from minidist.planning.costs.data_parallel import FP32_ADAM, zero_bytes_held, zero_bytes_moved
-from minidist.tools.causes import cause_of
-from minidist.tools.compare import compare
+from minidist.planning.costs.zero import FP32_ADAM, zero_bytes_held, zero_bytes_moved
+from minidist.verify.causes import cause_of
+from minidist.verify.compare import compare
 
 STAGES = [1, 2, 3]
 each_stage = pytest.mark.parametrize("stage", STAGES)
@@ -30,7 +30,7 @@ def step_of(model, zero, optimizer, group, micro_batches=1, rows=2):
     x = np.ones((rows, zero.shards[0].flat.shapes[0][0]), "float32")
     for i in range(micro_batches):
         loss = nn.cross_entropy(model(x), np.zeros(rows, int), rows * group.size * micro_batches)
-        zero.backward(loss, last=i == micro_batches - 1)
+        zero.accumulate(loss, last=i == micro_batches - 1)
     zero.step(optimizer)
 
 
@@ -71,8 +71,8 @@ def held(zero, optimizer):
     """Return the bytes of parameters, gradients and optimizer state that exist on this rank."""
     homes = [home for s in zero.shards for home in (s.flat, s.home)]
     return {
-        "parameters": bytes_of([home.vector for home in homes] + zero.places[1:]),
-        "gradients": bytes_of([home.gradient for home in homes] + zero.places[:1]),
+        "parameters": bytes_of([home.vector for home in homes] + zero.memory.places[1:]),
+        "gradients": bytes_of([home.gradient for home in homes] + zero.memory.places[:1]),
         "optimizer state": bytes_of([array for state in optimizer.state for array in state]),
     }
 
@@ -190,7 +190,7 @@ def prefetching(group, width, rows, steps):
     optimizer = optim.SGD(zero.parameters(), 0.0)
     x = np.ones((rows, width), np.float32)
     for _ in range(steps):
-        zero.backward(nn.cross_entropy(model(x), np.zeros(rows, int), rows * group.size))
+        zero.accumulate(nn.cross_entropy(model(x), np.zeros(rows, int), rows * group.size))
         zero.step(optimizer)
     apart = [
         not np.may_share_memory(a.flat.vector, b.flat.vector)
@@ -246,7 +246,7 @@ def train_in(group, budget, stage, steps=2):
         for _ in range(steps):
             loss = nn.cross_entropy(model(x), np.arange(4), 4 * group.size)
             if stage:
-                zero.backward(loss)
+                zero.accumulate(loss)
                 zero.step(optimizer)
             else:
                 loss.backward()

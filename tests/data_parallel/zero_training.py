@@ -39,7 +39,7 @@ def train(
     for step in range(steps):
         for l, last in losses(model, inputs, targets, step, next(shares), loss):
             if stage:
-                zero.backward(l, last)
+                zero.accumulate(l, last)
             else:
                 l.backward()
         if stage:

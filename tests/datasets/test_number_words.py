@@ -20,7 +20,6 @@ BY_HAND = """
 0          零                              zero
 1          一                              one
 2          二                              two
-9          九                              nine
 10         十                              ten
 11         十一                            eleven
 12         十二                            twelve
@@ -38,7 +37,6 @@ BY_HAND = """
 90         九十                            ninety
 100        一百                            one hundred
 101        一百零一                        one hundred one
-110        一百一十                        one hundred ten
 112        一百一十二                      one hundred twelve
 200        二百                            two hundred
 321        三百二十一                      three hundred twenty-one
@@ -46,26 +44,19 @@ BY_HAND = """
 1000       一千                            one thousand
 1005       一千零五                        one thousand five
 1010       一千零一十                      one thousand ten
-1012       一千零一十二                    one thousand twelve
 1100       一千一百                        one thousand one hundred
-1203       一千二百零三                    one thousand two hundred three
 2020       二千零二十                      two thousand twenty
 10000      一万                            ten thousand
 10005      一万零五                        ten thousand five
-10010      一万零一十                      ten thousand ten
-10500      一万零五百                      ten thousand five hundred
 11000      一万一千                        eleven thousand
 12005      一万二千零五                    twelve thousand five
 30405      三万零四百零五                  thirty thousand four hundred five
 100000     十万                            one hundred thousand
 100005     十万零五                        one hundred thousand five
-112000     十一万二千                      one hundred twelve thousand
 120000     十二万                          one hundred twenty thousand
 500012     五十万零一十二                  five hundred thousand twelve
 1000000    一百万                          one million
-1000001    一百万零一                      one million one
 1100000    一百一十万                      one million one hundred thousand
-1200003    一百二十万零三                  one million two hundred thousand three
 2050000    二百零五万                      two million fifty thousand
 10000000   一千万                          ten million
 10100000   一千零一十万                    ten million one hundred thousand

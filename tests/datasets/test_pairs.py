@@ -18,7 +18,7 @@ from minidist.datasets.number_words import (
     number_of_chinese,
     number_of_english,
 )
-from minidist.tokens import BEGIN, END, PAD
+from minidist.nn.tokens import BEGIN, END, PAD
 
 ROOT = Path(__file__).parents[2]
 WRITE = {"en": in_english, "zh": in_chinese}
@@ -233,8 +233,8 @@ def test_a_text_becomes_one_padded_row(made):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"direction": "en-fr"}, "direction 'en-fr' is not known; use one of .'en-zh', 'zh-en'"),
-        ({"by": "letters"}, "by='letters' is not known; use 'words' or 'characters'"),
+        ({"direction": "en-fr"}, "unknown direction 'en-fr'; did you mean"),
+        ({"by": "letters"}, "unknown kind of token 'letters'; choose one of words, characters"),
         ({"examples": 0}, "cannot train on 0 .* 2000 are held out; use 1 to 99998000"),
         ({"examples": 10**8}, "cannot train on 100000000 of 100000000 numbers"),
         ({"held_out": 0}, "cannot hold out 0 of 100000000 numbers; use 1 to .* 10000000"),

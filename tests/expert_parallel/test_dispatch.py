@@ -1,4 +1,4 @@
-"""Rows go to the ranks of their experts and back: the plan as a value, the result, the bytes."""
+"""Rows go to the ranks of their experts and back: the routes as a value, the result, the bytes."""
 
 from itertools import pairwise
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from minidist import nn
 from minidist.comm.collectives import split_ends
 from minidist.expert_parallel import Dispatch
-from minidist.expert_parallel.dispatch import plan
+from minidist.expert_parallel.dispatch import routes
 from minidist.nn.mixture_of_experts import run_each
 from tests.strategies import arrays, leaf, seeds
 
@@ -21,15 +21,17 @@ def loads(draw):
     return np.random.default_rng(random).integers(0, 4, (N, E)) * draw(st.integers(0, 1))
 
 
-def plans(rows):
+def all_routes(rows):
     N, E = rows.shape
     ends = split_ends(E, N)
-    return [plan(own, rows[:, a:b], ends) for own, (a, b) in zip(rows, pairwise(ends), strict=True)]
+    return [
+        routes(own, rows[:, a:b], ends) for own, (a, b) in zip(rows, pairwise(ends), strict=True)
+    ]
 
 
 @given(loads())
 def test_what_one_rank_sends_another_expects(rows):
-    made = plans(rows)
+    made = all_routes(rows)
     sent = np.array([p.sent for p in made])
     np.testing.assert_array_equal(sent.T, [p.received for p in made])
     assert sent.sum() == rows.sum()
@@ -39,7 +41,7 @@ def test_what_one_rank_sends_another_expects(rows):
 @given(loads())
 def test_received_rows_are_put_in_the_order_of_experts_and_then_of_ranks(rows):
     N, E = rows.shape
-    for p, (a, b) in zip(plans(rows), pairwise(split_ends(E, N)), strict=True):
+    for p, (a, b) in zip(all_routes(rows), pairwise(split_ends(E, N)), strict=True):
         came = [(e, r) for r in range(N) for e in range(a, b) for _ in range(rows[r, e])]
         assert [came[i] for i in p.order] == sorted(came)
 

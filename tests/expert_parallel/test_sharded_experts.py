@@ -1,26 +1,21 @@
 """Experts over ranks: gradients, weights, norms and state are one device's."""
 
 import copy
-from contextlib import nullcontext
-from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist import Mesh, nn, optim
+from minidist import nn, optim
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.datasets import shard
 from minidist.errors import RankFailed
-from minidist.expert_parallel import ExpertParallel, expert_parameters, keep_own_experts
-from minidist.replicas import from_holders, shapes_of, sum_gradients
+from minidist.expert_parallel import ExpertParallel, expert_parameters
 from minidist.rng import Randomness
-from minidist.tensor_parallel import ParallelTransformer, unsplit, vocab_parallel
-from minidist.tools.compare import compare
-from minidist.tools.equivalence import check, find
-from minidist.tools.strategies import Case, collect, one_device
-from tests.planted import planted
+from minidist.verify.compare import compare
+from minidist.verify.equivalence import check
+from minidist.verify.strategies import Case, collect
 from tests.strategies import seeds, transformers
 
 with_experts = transformers(experts=(1, 2, 3, 5))
@@ -35,15 +30,6 @@ def case_of(model, examples, seed):
 def model_of(experts=4, top_k=2, capacity=0.75, **more):
     options = {"top_k": top_k, "capacity": capacity, "balance": 0.3, "seed": 3, "dtype": "float64"}
     return nn.Transformer(7, 8, 4, 2, 5, experts=experts, **options | more)
-
-
-@given(with_experts, seeds, st.integers(1, 4), st.integers(1, 6), st.integers(1, 3))
-@settings(max_examples=20)
-def test_gradients_and_bytes_are_right_on_threads(cluster, model, seed, size, examples, parts):
-    case = case_of(model, examples, seed)
-    case.options["micro_batches"] = parts
-    row = check("expert", case, size, cluster(size, "thread"))
-    assert row["ok"], row["detail"]
 
 
 @pytest.mark.slow
@@ -214,46 +200,3 @@ def test_models_without_experts_and_unequal_ones_are_refused(cluster):
         cluster(2, "thread").run(made, 0)
     with pytest.raises(RankFailed, match="parameters differ between ranks"):
         cluster(2, "thread").run(made, 2, (0, 1))
-
-
-def on_a_mesh(group, case):
-    """Return all gradients: experts over dp, and the matrices of each of them over tp."""
-    mesh = Mesh(group, dp=2, tp=2)
-    shapes = shapes_of(case.model)
-    keep_own_experts(case.model, mesh.dp)
-    model = ParallelTransformer(case.model, mesh.tp, check_weights=False)
-    loss = partial(vocab_parallel.cross_entropy, group=mesh.tp, vocab=model.vocab)
-    rows = np.arange(len(case.inputs))
-    mine = shard(rows, mesh.dp.rank, 2)
-    logits = model(case.inputs[mine], Randomness(case.seed, 0, mine, len(rows)))
-    loss(logits, case.targets[mine], reduction_size=case.targets.size).backward()
-    own = set(expert_parameters(model))
-    sum_gradients([p for p in model.parameters() if p not in own], mesh.dp)
-    named = model.named_parameters()
-    parts = {name: unsplit(g, named[name], mesh.tp) for name, g in collect(model).items()}
-    return from_holders(parts, shapes, mesh.dp)
-
-
-def test_experts_over_one_axis_and_their_matrices_over_another(cluster):
-    case = case_of(model_of(3, tied=True, dropout=0.1), 3, 5)
-    found = cluster(4, "thread").run(on_a_mesh, case)
-    assert compare(found, one_device(case)).ok
-
-
-MISTAKES = {
-    "experts_averaged": "only in experts",
-    "gates_counted_as_experts": "the all_reduce is missing, only in gates",
-    "capacity_of_local_tokens": "what experts drop is decided on the tokens of the part",
-    "balance_of_local_examples": "the balancing loss is divided by the examples of the part",
-    "rows_left_in_order_of_experts": "differs on rank",
-}
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_verify_turns_red_and_says_why(cluster, name):
-    case = find("expert").cases(3)[0]
-    for context, ok in ((nullcontext(), True), (planted(name), False)):
-        with context:
-            row = check("expert", case, 3, cluster(3, "thread"))
-        assert row["ok"] == ok
-    assert MISTAKES[name] in row["detail"]

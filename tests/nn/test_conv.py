@@ -49,7 +49,7 @@ def test_its_gradients_are_differences():
         ({"kernel": 0}, "kernel is a whole number from 1"),
         ({"kernel": 3, "stride": 0}, "stride is a whole number from 1"),
         ({"kernel": 3, "padding": -1}, "padding is a whole number from 0"),
-        ({"kernel": 3, "activation": "tanh"}, "activation 'tanh': choose one of"),
+        ({"kernel": 3, "activation": "tanh"}, "unknown activation 'tanh'; choose one of"),
     ],
 )
 def test_it_refuses_sizes_that_no_convolution_has(options, message):

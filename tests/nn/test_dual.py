@@ -6,10 +6,10 @@ import pytest
 from minidist import nn, optim
 from minidist.autograd import gradcheck
 from minidist.autograd.losses import IGNORED, counted
-from minidist.decoding import translate
+from minidist.nn.generate import translate
+from minidist.nn.tokens import BEGIN, END, PAD
 from minidist.rng import Randomness
-from minidist.tokens import BEGIN, END, PAD
-from minidist.tools.strategies.cases import random_weights
+from minidist.verify.strategies.cases import random_weights
 from tests.nn.differences import assert_gradients_are_differences
 from tests.planted import planted
 from tests.strategies import assert_same_bits, gradients, watch_dtypes
@@ -297,7 +297,7 @@ def test_a_way_back_that_does_not_fit_is_refused(change, message):
 
 def test_what_does_not_fit_is_an_error():
     model = model_of()
-    with pytest.raises(ValueError, match="read is one of soft, hard, not 'loud'"):
+    with pytest.raises(ValueError, match="unknown way to read 'loud'; choose one of soft, hard"):
         nn.Dual(*translators(), read="loud")
     for weight in (-1, np.inf, np.nan):
         with pytest.raises(ValueError, match=f"is a number from 0, not {weight}"):

@@ -45,6 +45,14 @@ def test_backward_writes_straight_into_the_gradient_vector():
     assert all(p.grad is p.grad_buffer for p in model.parameters())
 
 
+def test_the_first_gradient_is_written_into_its_buffer_and_the_next_is_added():
+    p = constant("p", (3,), 2.0, "float64")
+    p.grad_buffer = np.full(3, np.nan)
+    (p * 2 + p).sum().backward()
+    assert p.grad is p.grad_buffer
+    np.testing.assert_array_equal(p.grad, [3, 3, 3])
+
+
 def test_gradients_are_collected_from_wherever_they_are():
     model = nn.MLP([1, 2])
     weight, bias = model.parameters()
@@ -134,7 +142,10 @@ def test_a_parameter_outside_any_vector_is_an_error():
     layer = nn.Linear(2, 2, name="alone")
     with pytest.raises(ValueError, match=r"'alone\.weight' is in no flat vector; call flatten"):
         flat_slices(layer.parameters())
+    with pytest.raises(ValueError, match="the Linear is in no flat vector; call flatten"):
+        _ = layer.home
     assert len(flat_slices(layer.flatten().parameters())) == 1
+    assert layer.home is layer.weight.home
 
 
 def test_the_time_of_a_change_never_goes_back():

@@ -12,8 +12,7 @@ from minidist import Tensor, nn, no_grad
 from minidist.autograd.gradient_check import gradcheck
 from minidist.nn.mixture_of_experts import Combine, Pick
 from minidist.nn.router import Routing, route, rows_of_capacity
-from minidist.positions import Positions
-from minidist.rng import Randomness
+from minidist.rng import Positions, Randomness
 from tests.nn.differences import assert_gradients_are_differences
 from tests.planted import planted
 from tests.strategies import arrays, gradients, leaf, seeds
@@ -64,21 +63,6 @@ def test_rows_are_sorted_by_expert_and_each_kept_choice_is_one_row(drawn):
     assert sorted(order) == np.flatnonzero(routing.kept).tolist()
     np.testing.assert_array_equal(np.bincount(experts, minlength=E), routing.load)
     assert routing.counts.shape == (len(chosen), E) and routing.counts.sum() == chosen.size
-
-
-@given(choices(), seeds)
-def test_a_batch_in_parts_has_the_same_drops(drawn, seed):
-    chosen, E = drawn
-    order = np.random.default_rng(seed).permutation(len(chosen))
-    parts = [route(chosen[rows], E, 1).kept for rows in np.array_split(order, 2)]
-    np.testing.assert_array_equal(np.concatenate(parts), route(chosen, E, 1).kept[order])
-
-
-@given(choices(), st.integers(0, 6))
-def test_later_positions_change_nothing_in_the_queue(drawn, end):
-    chosen, E = drawn
-    whole = route(chosen, E, 1)
-    np.testing.assert_array_equal(route(chosen[:, :end], E, 1).kept, whole.kept[:, :end])
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def test_a_layer_without_parameters_is_a_layer_too():
 
 
 def test_freeze_of_an_unknown_name_lists_the_known_ones():
-    message = r"no parameter named 'bias'; there are layers\.0\.weight, layers\.0\.bias"
+    message = r"unknown parameter 'bias'; choose one of layers\.0\.weight, layers\.0\.bias"
     with pytest.raises(ValueError, match=message):
         nn.MLP([2, 2]).freeze("bias")
 

@@ -1,8 +1,9 @@
 """How the tests of branch placement run a case."""
 
-from minidist.tools.compare import compare
-from minidist.tools.strategies import one_device
-from minidist.tools.strategies.siamese import siamese_worker
+from minidist.verify.compare import compare
+from minidist.verify.strategies import STRATEGIES, one_device
+
+siamese_worker = STRATEGIES["siamese"].worker
 
 
 def judge(ranks, case, worker=siamese_worker, bound=1e-9, **options):

@@ -7,8 +7,8 @@ from minidist import Tensor, run
 from minidist.autograd import Function
 from minidist.events import EventLog
 from minidist.pipeline_parallel import branch_placement
-from minidist.tools.strategies.siamese import siamese_cases, siamese_worker
-from tests.pipeline_parallel.branches import judge
+from minidist.verify.strategies.siamese import siamese_cases
+from tests.pipeline_parallel.branches import judge, siamese_worker
 
 
 class Meeting(Function):

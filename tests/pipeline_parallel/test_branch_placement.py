@@ -7,22 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist import nn, optim
+from minidist import nn
 from minidist.errors import RankFailed
 from minidist.pipeline_parallel import branch_placement
 from minidist.planning.costs.branch_placement import siamese_bytes
-from minidist.tools.compare import compare
-from minidist.tools.equivalence import check
-from minidist.tools.strategies import Case, one_device
-from minidist.tools.strategies.siamese import siamese_cases, siamese_worker
-from tests.pipeline_parallel.branches import judge
+from minidist.verify.compare import compare
+from minidist.verify.equivalence import check
+from minidist.verify.strategies import Case, one_device
+from minidist.verify.strategies.siamese import siamese_cases
+from tests.pipeline_parallel.branches import judge, siamese_worker
 from tests.strategies import arrays, seeds
-
-
-def assert_equal_to_one_device(ranks, case, **options):
-    comparison, moved = judge(ranks, case, **options)
-    assert comparison.ok, comparison
-    assert moved == siamese_bytes(case, ranks.size)
 
 
 @st.composite
@@ -45,36 +39,8 @@ splits = {"size": st.integers(1, 2), "micro_batches": st.integers(1, 3)}
 @given(case=cases(), **splits)
 def test_every_gradient_and_byte_on_threads(cluster, case, size, micro_batches):
     """Micro-batches are uneven, or empty where there are more of them than pairs."""
-    assert_equal_to_one_device(cluster(size, "thread"), case, micro_batches=micro_batches)
-
-
-@settings(max_examples=15)
-@given(case=cases(), **splits)
-def test_every_gradient_and_byte_on_processes(cluster, case, size, micro_batches):
-    assert_equal_to_one_device(cluster(size, "process"), case, micro_batches=micro_batches)
-
-
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("case", siamese_cases(2), ids=lambda case: case.name)
-def test_the_cases_of_the_judge(cluster, case, size):
-    assert_equal_to_one_device(cluster(size), case)
-
-
-@pytest.mark.parametrize(
-    "frozen",
-    [
-        ["branch.0.bias"],
-        ["join.weight", "join.bias"],
-        [f"branch.{i}.{kind}" for i in range(2) for kind in ("weight", "bias")],
-    ],
-    ids=["a bias", "the join", "the branch"],
-)
-def test_frozen_parameters_have_no_gradient_and_cost_no_bytes(cluster, frozen):
-    case = siamese_cases(2)[0]
-    case.model.freeze(*frozen)
-    for size in (1, 2):
-        assert_equal_to_one_device(cluster(size, "thread"), case)
-    assert all(not one_device(case)[name].any() for name in frozen)
+    row = check("siamese", case, size, cluster(size, "thread"), micro_batches=micro_batches)
+    assert row["ok"], row["detail"]
 
 
 def test_small_integers_give_exactly_the_same_bits(cluster):
@@ -145,50 +111,6 @@ def test_ranks_differ_before_the_sum_and_agree_bit_for_bit_after_and_the_join_st
     assert join_0 == [True, True] and join_1 == [False, False]
     assert loss == pytest.approx(nn.cross_entropy(case.model(case.inputs), case.targets).item())
     assert nothing is None
-
-
-def train(group, case, steps, make):
-    """Take some steps in uneven micro-batches; return the weights that this rank updates."""
-    model = case.model
-    own = branch_placement.own_parameters(model, group)
-    optimizer = make(own)
-    for _ in range(steps):
-        for rows in (slice(0, 4), slice(4, 5), slice(5, 7)):
-            branch_placement.forward_backward(
-                model, case.inputs[rows], case.targets[rows], group, case.loss, case.targets.size
-            )
-        branch_placement.all_reduce_shared(model, group)
-        optimizer.step()
-        optimizer.zero_grad()
-    return {p.name: p.data.copy() for p in own}
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda parameters: optim.SGD(parameters, 0.05, momentum=0.9, weight_decay=0.01),
-        lambda parameters: optim.AdamW(parameters, 0.01, weight_decay=0.1),
-    ],
-    ids=["sgd", "adamw"],
-)
-def test_the_weights_after_some_steps_equal_one_devices(cluster, make):
-    case = siamese_cases(2)[0]
-    before = case.model.state()
-    model = nn.Siamese([6, 9, 4], classes=3, activation="gelu", seed=1, dtype="float64")
-    optimizer = make(model.parameters())
-    for _ in range(5):
-        case.loss(model(case.inputs), case.targets).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    want = model.state()
-    assert min(np.abs(want[name] - w).max() for name, w in before.items()) > 1e-3
-    joined, other = cluster(2).run(train, case, 5, make)
-    assert joined.keys() == want.keys()
-    assert [name for name in want if name not in other] == ["join.weight", "join.bias"]
-    assert all(joined[name].tobytes() == w.tobytes() for name, w in other.items())
-    for got in (joined, *cluster(1).run(train, case, 5, make)):
-        comparison = compare([got], want)
-        assert comparison.ok, comparison
 
 
 def test_pairs_of_ranks_share_a_batch_as_the_error_for_more_than_two_ranks_says(cluster):

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from minidist import Tensor, nn
-from minidist.events import EventLog
+from minidist.datasets import Batch
 from minidist.pipeline_parallel import Pipeline, programs
-from minidist.pipeline_parallel.actions import last_stage
-from minidist.pipeline_parallel.micro_batch import micro_batches
+from minidist.pipeline_parallel.placement import last_stage
 from minidist.pipeline_parallel.stage import Stage
 from minidist.planning import simulate
-from tests.strategies import arrays, fitting
+from tests.strategies import SYNCHRONOUS, arrays, chunks_of, fitting
 
 WIDTH, ROWS = 8, 6  # of every layer; examples per micro-batch
 
@@ -47,8 +46,10 @@ def bytes_held(roots, excluded):
             stack.extend(x)
         elif callable(x) and getattr(x, "__closure__", None):
             stack.extend(cell.cell_contents for cell in x.__closure__)
-        elif hasattr(x, "__dict__"):
-            stack.extend(vars(x).values())
+        else:
+            slots = [name for c in type(x).__mro__ for name in getattr(c, "__slots__", ())]
+            stack.extend(getattr(x, name, None) for name in slots)
+            stack.extend(getattr(x, "__dict__", {}).values())
     return sum(size for at, size in buffers.items() if at not in excluded)
 
 
@@ -88,7 +89,7 @@ def watched(group, schedule, m, chunks=1, layers=2, options=None):
         stage.__class__ = Watched
         stage.about_to_change = lambda: found.append(sum(s.held() for s in pipeline.stages))
     x, y = arrays(m * ROWS, WIDTH), np.arange(m * ROWS) % WIDTH
-    pipeline.run(micro_batches(x, y, m))
+    pipeline.run(Batch(x, y).micro_batches(m))
     assert sum(stage.held() for stage in pipeline.stages) == 0
     return max(found), [stage.peak for stage in pipeline.stages]
 
@@ -98,7 +99,7 @@ def of_one_micro_batch(first, last, recompute=False, layers=2):
     model = nn.MLP([WIDTH] * (layers + 2), "gelu", dtype="float64")  # the last is linear alone
     part = model.layers[1:] if last else model.layers[:-1]
     stage = Watched(part, first, last, recompute=recompute)
-    stage.begin(micro_batches(arrays(ROWS, WIDTH), np.arange(ROWS) % WIDTH, 1))
+    stage.begin(Batch(arrays(ROWS, WIDTH), np.arange(ROWS) % WIDTH).micro_batches(1))
     stage.received[0] = arrays(ROWS, WIDTH)
     stage.forward(0)
     if not last:
@@ -217,7 +218,7 @@ def test_what_was_received_is_let_go_with_its_backward(cluster):
     def worker(group):
         pipeline = Pipeline(nn.MLP([WIDTH] * 5, dtype="float64"), group, "1f1b", 4)
         for _ in range(2):
-            pipeline.backward(arrays(8, WIDTH), np.zeros(8, int))
+            pipeline.backward(Batch(arrays(8, WIDTH), np.zeros(8, int)))
         (stage,) = pipeline.stages
         kept = (stage.received, stage.output_gradients, stage.inputs, stage.outputs, stage.deferred)
         return [len(x) for x in kept]
@@ -229,7 +230,7 @@ def traced_peak(group, recompute, m, rows, width, layers):
     """Return the most bytes that were allocated at once while a batch ran, beyond the start."""
     model = nn.MLP([width] * (layers * group.size + 1), "gelu", dtype="float64")
     pipeline = Pipeline(model, group, "gpipe", m, recompute=recompute)
-    batch = micro_batches(arrays(m * rows, width), np.arange(m * rows) % width, m)
+    batch = Batch(arrays(m * rows, width), np.arange(m * rows) % width).micro_batches(m)
     pipeline.run(batch)  # gradients and what is made once are there
     tracemalloc.start()
     try:
@@ -251,49 +252,35 @@ def test_with_recompute_the_allocator_sees_the_inputs_and_one_micro_batch(cluste
     assert less[1] < on_the_way + 8 * array + 2 * whole + m * array  # the last one: and its inputs
 
 
-# Bytes: what other ranks take, per rank and operation.
-
-
-def ledger_of(group, case_of, schedule, m, chunks, options):
-    stages = 1 + last_stage(programs(schedule, group.size, m, chunks).placement)
-    model, x, y = case_of(stages)
-    pipeline = Pipeline(model, group, schedule, m, chunks, **options)
-    pipeline.backward(x, y)
-    shared = {n: g.ledger.bytes for n, g in pipeline.shared.items() if g is not None}
-    return dict(group.ledger.bytes), shared
-
-
-def transformer(stages, B=5, T=3, C=4):
-    model = nn.Transformer(7, C, 2, max(0, stages - 2), T, dtype="float64", tied=True)
-    return model, np.arange(B * T).reshape(B, T) % 7, np.arange(B * T).reshape(B, T) % 7
+def bytes_sent(group, schedule, stages, options):
+    """Return what a rank sends for 5 examples of 3 positions, width 4, and for the tied table."""
+    model = nn.Transformer(7, 4, 2, max(0, stages - 2), 3, dtype="float64", tied=True)
+    pipeline = Pipeline(model, group, schedule, **options)
+    tokens = np.arange(15).reshape(5, 3) % 7
+    pipeline.backward(Batch(tokens, tokens))
+    shared = pipeline.shared.get("embedding.token.weight")
+    return dict(group.ledger.bytes), dict(shared.ledger.bytes) if shared is not None else {}
 
 
 @pytest.mark.parametrize("safe", [False, True])
-@pytest.mark.parametrize("schedule, chunks", [("gpipe", 1), ("1f1b", 1), ("zb_h1", 1), *SEVERAL])
-def test_a_boundary_moves_b_t_c_numbers_each_way_and_nothing_else(cluster, schedule, chunks, safe):
-    """Whatever m: B T C itemsize per boundary and direction. Tied: 2 (N - 1)/N S more per rank."""
-    one, S = 5 * 3 * 4 * 8, 7 * 4 * 8
-    for p, m in ((2, 2), (2, 8), (3, 3), (4, 4)):
-        m = fitting(schedule, p, m)
-        placement = programs(schedule, p, m, chunks).placement
-        holder = {k: r for r, own in enumerate(placement) for k in own}
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+@pytest.mark.parametrize("p", [2, 3, 4])
+def test_each_rank_sends_b_t_c_numbers_over_its_boundaries_whatever_m(cluster, schedule, p, safe):
+    """An activation leaves its rank, and its gradient the next one. Tied: 2 (N - 1)/N S more."""
+    boundary, table, chunks = 5 * 3 * 4 * 8, 7 * 4 * 8, chunks_of(schedule)
+    for m in {fitting(schedule, p, m) for m in (p, 8)}:
+        holder = {
+            k: r for r, own in enumerate(programs(schedule, p, m, chunks).placement) for k in own
+        }
         want = Counter()
         for k in range(len(holder) - 1):
             if holder[k] != holder[k + 1]:
-                want[holder[k]] += one  # the activation leaves here
-                want[holder[k + 1]] += one  # and the gradient there
-        options = {"rendezvous_safe": safe}
-        found = cluster(p).run(ledger_of, transformer, schedule, m, chunks, options)
-        assert [sent for sent, _ in found] == [{"send": want[r]} for r in range(p)]
+                want.update({holder[k]: boundary, holder[k + 1]: boundary})
         tied = {holder[0], holder[len(holder) - 1]}
-        for r, (_, shared) in enumerate(found):
-            name = "embedding.token.weight"
-            assert shared == ({name: {"all_reduce": S}} if r in tied and len(tied) > 1 else {})
-
-
-def test_each_micro_batch_is_one_message_each_way(cluster):
-    log = EventLog()
-    cluster(2).run(ledger_of, transformer, "1f1b", 3, 1, {}, log=log)
-    for rank in (0, 1):
-        sends = [e.bytes for e in log.events if e.rank == rank and e.name == "send"]
-        assert sends == [n * 3 * 4 * 8 for n in (2, 2, 1)]  # 5 examples in three
+        options = {"micro_batches": m, "chunks": chunks, "rendezvous_safe": safe}
+        found = cluster(p, "thread").run(bytes_sent, schedule, len(holder), options)
+        for r, sent in enumerate(found):
+            assert sent == (
+                {"send": want[r]},
+                {"all_reduce": table} if r in tied and len(tied) > 1 else {},
+            )

@@ -12,14 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import nn, optim
+from minidist.datasets import Batch
 from minidist.errors import CollectiveMismatch, RankFailed
 from minidist.pipeline_parallel import PipeDream
-from minidist.pipeline_parallel.actions import Update, last_stage
-from minidist.pipeline_parallel.micro_batch import micro_batches
+from minidist.pipeline_parallel.actions import Update
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.tools.causes import cause_of
-from minidist.tools.replay import replay
-from minidist.tools.strategies import Case
+from minidist.pipeline_parallel.placement import last_stage
+from minidist.verify.causes import cause_of
+from minidist.verify.replays.pipedream import replay
+from minidist.verify.strategies import Case
 from tests.pipeline_parallel.training import micro_batches_of
 from tests.strategies import arrays, assert_same_bits, compositions, cuts, seeds
 
@@ -329,7 +330,7 @@ def test_versions_are_counted_in_integers_whatever_the_weights_are(cluster, sche
         model = nn.MLP([4, 4, 2], dtype=dtype)
         pipe = PipeDream(model, group, lambda p: optim.SGD(p, 0.01), scheme)
         pipe.stage.weights.newest.number = before  # updates applied so far
-        pipe.train(micro_batches(np.ones((8, 4), dtype), np.zeros(8, int), 8))
+        pipe.train(Batch(np.ones((8, 4), dtype), np.zeros(8, int)).micro_batches(8))
         return pipe.stage.weights.version, [version for _, _, version in pipe.used]
 
     for version, used in cluster(2, "thread").run(worker):

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from minidist.pipeline_parallel import programs, read, validate, write
-from minidist.pipeline_parallel.actions import BackwardInput, last_stage, micro_batches_of
+from minidist.pipeline_parallel.actions import BackwardInput
+from minidist.pipeline_parallel.placement import last_stage, micro_batches_of
 from minidist.pipeline_parallel.schedules import SCHEDULES
 from minidist.pipeline_parallel.text import as_text
 from minidist.planning import simulate
-from minidist.tools import equivalence
-from minidist.tools.strategies.program import cases_of
+from minidist.verify import equivalence
+from minidist.verify.strategies.program import cases_of
 from tests.pipeline_parallel.oracles import assert_same
 from tests.strategies import SYNCHRONOUS, linear_extensions
 

@@ -7,15 +7,10 @@ import pytest
 from hypothesis import given
 
 from minidist import nn
+from minidist.datasets import Batch
 from minidist.pipeline_parallel import Pipeline, add_communication, add_reductions, programs
-from minidist.pipeline_parallel.actions import (
-    Backward,
-    BackwardWeight,
-    Programs,
-    Reduce,
-    communicates,
-    updates,
-)
+from minidist.pipeline_parallel.actions import Backward, BackwardWeight, Reduce
+from minidist.pipeline_parallel.placement import Programs, communicates, updates
 from minidist.pipeline_parallel.reduction import complete_at
 from minidist.pipeline_parallel.stage import Stage
 from minidist.pipeline_parallel.validation import validate
@@ -91,7 +86,7 @@ def test_a_layer_is_complete_when_all_stages_that_use_its_parameters_are():
     last.weight = first.weight  # it is in the first layer's flat vector
     nn.Sequential([first, inner, other, last])
     early, late = Stage([first, inner], True, False), Stage([other, last], False, True)
-    waits = "summed over its stages first: other has the gradient of one of its uses"
+    waits = "an all_reduce is missing, only in `other`: it has the gradient of one of its uses"
     ready, left = complete_at([late, early], {other.weight})
     assert ready == {late: [last], early: []} and left == [other, first, inner], waits
     ready, left = complete_at([early, late], {other.weight})
@@ -105,7 +100,7 @@ def test_where_there_are_no_copies_nothing_is_summed(cluster):
         model = nn.MLP([3, 4, 4, 4, 2], dtype="float64")
         made = add_reductions(programs("interleaved", 2, 2, 2))
         pipeline = Pipeline(model, group, made)
-        pipeline.backward(np.ones((4, 3)), np.array([0, 1, 0, 1]))
+        pipeline.backward(Batch(np.ones((4, 3)), np.array([0, 1, 0, 1])))
         return {name: p.grad for name, p in pipeline.named_parameters().items()}, group.ledger.total
 
     found = {}

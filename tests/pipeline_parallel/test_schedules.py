@@ -9,15 +9,14 @@ from minidist.pipeline_parallel.actions import (
     BackwardInput,
     BackwardWeight,
     Forward,
-    Programs,
     Transfer,
-    Update,
     other_end,
 )
 from minidist.pipeline_parallel.execution_order import Stuck, in_order
 from minidist.pipeline_parallel.executor import tag
+from minidist.pipeline_parallel.placement import Programs
 from minidist.planning import simulate
-from minidist.tools.strategies import STRATEGIES
+from minidist.verify.strategies import STRATEGIES
 from tests.pipeline_parallel.oracles import is_valid
 from tests.strategies import SYNCHRONOUS, every_program
 
@@ -28,35 +27,6 @@ ROOM = {  # messages that must be able to wait between two stages, where one is 
     "interleaved_zb": lambda p, m: (p + 1) // 2,
 }
 grid = pytest.mark.parametrize("ps, ms", [SOME, pytest.param(*ALL, marks=pytest.mark.slow)])
-
-
-def places(made):
-    """Return {(sign, stage, micro-batch): (rank, position)}; fail where one is there twice."""
-    found = {}
-    for r, program in enumerate(made):
-        for at, a in enumerate(program):
-            if not isinstance(a, Transfer | Update):
-                key = a.sign, made.placement[r][a.chunk], a.micro_batch
-                assert key not in found, key
-                found[key] = r, at
-    return found
-
-
-@grid
-def test_every_micro_batch_goes_once_through_every_stage_forward_and_back(ps, ms):
-    for what, made, p, m in every_program(ps, ms):
-        stages = {k for own in made.placement for k in own}
-        found, count = places(made), 0
-        for k in stages:
-            for i in range(m):
-                f, b = found["F", k, i], found.get(("B", k, i))
-                count += 2
-                if b is None:
-                    b, w = found["I", k, i], found["W", k, i]
-                    count += 1
-                    assert w[0] == b[0] and w > b, (what, p, m)
-                assert f[0] == b[0] and f < b, (what, p, m)
-        assert count == len(found), (what, p, m)
 
 
 @grid

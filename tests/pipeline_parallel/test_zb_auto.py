@@ -1,6 +1,7 @@
 """The searched schedule: never worse than those by hand, within its memory, exactly timed."""
 
 import time
+from decimal import Decimal
 from fractions import Fraction
 from itertools import product
 from math import inf, nan
@@ -135,7 +136,7 @@ def test_the_same_times_give_the_same_order_in_every_unit():
     for _ in range(8):
         p, m, times, latency, memory = drawn(random, max_p=5)
         made = []
-        for unit in (1, Fraction(1, 7), 0.25, np.float32(2), np.int64(3)):
+        for unit in (1, Fraction(1, 7), 0.25, np.float32(2), np.int64(3), Decimal(1) / 4):
             scaled = {k: scale(t, unit) for k, t in times.items()}
             made.append(programs("zb_auto", p, m, **scaled, latency=latency * unit, memory=memory))
         assert all(each == made[0] for each in made[1:])

@@ -7,8 +7,8 @@ import pytest
 
 from minidist import nn
 from minidist.autograd.deferred import Product
+from minidist.datasets import Batch
 from minidist.pipeline_parallel import Pipeline
-from minidist.pipeline_parallel.micro_batch import MicroBatch
 from minidist.pipeline_parallel.stage import Stage
 from tests.strategies import arrays
 
@@ -39,7 +39,7 @@ def products_done(group, schedule, m, weights_last):
         told(name)
     Product.__call__ = counted
     try:
-        pipeline.backward(arrays(m * 2, WIDTH), np.zeros(m * 2, int))
+        pipeline.backward(Batch(arrays(m * 2, WIDTH), np.zeros(m * 2, int)))
     finally:
         Product.__call__ = call
     return found
@@ -87,7 +87,7 @@ class Slices(nn.Module):
 def test_the_input_half_gives_all_of_dx_to_the_stage_before(recompute):
     layer = Slices()
     stage = Stage([layer], first=False, last=False, recompute=recompute)
-    stage.begin([MicroBatch(None, None, None, 1)])
+    stage.begin([Batch(arrays(3, 4), np.zeros(3, int))])
     stage.received[0], stage.output_gradients[0] = arrays(3, 4), arrays(3, 2, seed=1)
     stage.forward(0)
     stage.backward_input(0)

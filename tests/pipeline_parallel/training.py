@@ -5,12 +5,12 @@ import copy
 import numpy as np
 
 from minidist import nn, optim
+from minidist.datasets import Batch
 from minidist.pipeline_parallel import Pipeline
-from minidist.pipeline_parallel.micro_batch import MicroBatch
 from minidist.rng import Randomness
-from minidist.tools.compare import compare
-from minidist.tools.strategies import INPUT, Case, collect
-from minidist.tools.strategies.cases import as_input
+from minidist.verify.compare import compare
+from minidist.verify.strategies import INPUT, Case, collect
+from minidist.verify.strategies.cases import as_input
 from tests.strategies import arrays
 
 STEPS = 3
@@ -61,11 +61,13 @@ def micro_batches_of(case, m, step):
         examples = np.arange(start, stop)
         inputs = as_input(case.inputs[start:stop])
         cut.append(
-            MicroBatch(
+            Batch(
                 inputs,
                 case.targets[start:stop],
-                Randomness(case.seed, step, examples),
-                case.total,
+                case.seed,
+                step,
+                examples,
+                total=case.total,
             )
         )
         start = stop

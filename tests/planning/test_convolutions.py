@@ -6,10 +6,10 @@ import pytest
 
 from minidist import nn
 from minidist.comm.collectives import split_ends
+from minidist.observe.costs.measured import measure_costs
 from minidist.planning.costs import convolutions as costs
 from minidist.tensor_parallel.spatial_parallel import Halos
-from minidist.tools.costs.measured import measure_costs
-from minidist.tools.strategies import STRATEGIES
+from minidist.verify.strategies import STRATEGIES
 from tests.strategies import arrays
 
 

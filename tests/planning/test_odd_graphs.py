@@ -1,21 +1,17 @@
 """What planners do with odd graphs and odd numbers: an answer, or an error with the remedy."""
 
 import math
-from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from minidist.placement import Replicated, Split
 from minidist.planning import Machine, TransformerSize, flexflow, pipedream, tofu
+from minidist.planning.flexflow.simulator import Simulator
+from minidist.planning.flexflow.soap import data_parallel
 from minidist.planning.graphs.gradients import with_gradients
 from minidist.planning.graphs.graph import Graph, Op, Value
-from minidist.planning.gspmd import propagate
-from minidist.planning.pipedream import stage_seconds, transfer_seconds
-from minidist.planning.soap import data_parallel
-from minidist.planning.soap_simulator import Simulator
+from minidist.planning.gspmd.placement import Replicated, Split
+from minidist.planning.gspmd.propagation import propagate
 from minidist.planning.tofu import prime_factors
 
 RATES = {"flops": 1e9, "memory": 1e30, "link": 1e8, "network": 1e7}
@@ -145,36 +141,3 @@ def test_a_profile_is_of_numbers_that_floats_can_hold(number):
     ) + [[3], [(2.0, 1)], [(2, 1, 1)], []]:
         with pytest.raises(ValueError, match="are no levels of 2 ranks"):
             pipedream([(1, 1, 1)], 2, bandwidth)
-
-
-def every_pipeline(i, n, ranks):
-    """Yield all [(first, stop, replicas), ...] of layers i to n - 1 on all of these ranks."""
-    if i == n and not ranks:
-        yield []
-    for j in range(i + 1, n + 1):
-        for k in range(1, ranks + 1):
-            for rest in every_pipeline(j, n, ranks - k):
-                yield [(i, j, k), *rest]
-
-
-amounts = st.sampled_from([0, 0, 1, 7, 10**20]).map(Fraction)
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(st.tuples(amounts, amounts, amounts), min_size=1, max_size=4),
-    st.integers(1, 5),
-    st.sampled_from([1, Fraction(1, 3), 10**12]),
-    st.sampled_from(["paper", "released"]),
-)
-def test_of_zero_and_huge_layers_the_best_pipeline_is_found(profile, ranks, rate, cost):
-    def slowest(stages):
-        turns = [
-            stage_seconds(profile[i:j], sum(s for s, _, _ in profile[i:j]), k, Fraction(rate), cost)
-            for i, j, k in stages
-        ]
-        return max(turns + [transfer_seconds(profile[i - 1], rate, cost) for i, *_ in stages if i])
-
-    stages, seconds = pipedream(profile, ranks, rate, cost)
-    assert seconds == slowest(stages)
-    assert seconds == min(map(slowest, every_pipeline(0, len(profile), ranks)))

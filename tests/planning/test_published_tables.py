@@ -10,8 +10,8 @@ import pytest
 from minidist.pipeline_parallel import programs
 from minidist.planning import Plan, TransformerSize, memory, simulate
 from minidist.planning.costs.kept import korthikanti
-from minidist.planning.costs.memory import BYTES
 from minidist.planning.costs.stages import layer_parameters
+from minidist.planning.costs.zero import BYTES
 
 A100 = 312e12  # FLOP/s in 16 bits
 

@@ -4,6 +4,7 @@ import random as randoms
 import sys
 import time
 from collections import deque
+from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -17,13 +18,13 @@ from minidist.pipeline_parallel.actions import (
     BackwardInput,
     BackwardWeight,
     Forward,
-    Programs,
     Reduce,
     SendActivation,
     Transfer,
     Update,
 )
 from minidist.pipeline_parallel.execution_order import Stuck
+from minidist.pipeline_parallel.placement import Programs
 from minidist.planning import simulate, simulator
 from tests.pipeline_parallel.oracles import ends, ticks
 from tests.strategies import linear_extensions, schedules, with_or_without_reductions
@@ -261,6 +262,16 @@ def test_times_that_cannot_be_are_refused(more, message):
 def test_durations_may_be_an_array():
     made = programs("1f1b", 2, 3)
     assert simulate(made, np.array([1.0, 2.0])) == simulate(made, [1.0, 2.0])
+
+
+def test_times_may_be_decimals_and_stay_exact():
+    times = {"backward_input": Decimal("0.2"), "backward_weight": Decimal("0.3")}
+    found = simulate(programs("zb_h1", 2, 3), Decimal("0.1"), **times, latency=Decimal("0.7"))
+    tenths = simulate(programs("zb_h1", 2, 3), 1, 2, 3, latency=7)
+    assert found.makespan * 10 == tenths.makespan and isinstance(found.makespan, Decimal)
+    for wrong in (Decimal("nan"), Decimal("inf"), Decimal(-1)):
+        with pytest.raises(ValueError, match="a duration is a number from 0, not Decimal"):
+            simulate(programs("1f1b", 2, 2), wrong)
 
 
 def test_an_empty_program_takes_no_time():

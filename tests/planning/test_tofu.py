@@ -264,8 +264,3 @@ def test_what_cannot_be_cut_is_kept_and_computed_by_the_first_rank():
     graph = chain(3, [5, 7])
     cuts, found = tofu(graph, 2)
     assert found == 0 and {*cuts.values.values(), *cuts.ops.values()} == {(None,)}
-
-
-def test_no_ranks_are_refused():
-    with pytest.raises(ValueError, match="over 0 ranks, 1 steps at once; use 1 or more"):
-        tofu(chain(4, [4, 4]), 0)

@@ -19,7 +19,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from minidist.tools.bench import run_peer
+from minidist.bench import run_peer
 
 HERE = Path(__file__).parent
 NAMESPACES = ["--net", "--uts", "--ipc", "--mount"]

@@ -12,7 +12,7 @@ from statistics import median
 
 import pytest
 
-from minidist.tools.equivalence import strategies
+from minidist.verify.equivalence import strategies
 from tests.several_hosts import Hosts, why_not
 
 HERE = Path(__file__).parent

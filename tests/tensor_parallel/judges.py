@@ -11,13 +11,11 @@ import numpy as np
 from minidist import Tensor, nn
 from minidist.collective_functions import own_part
 from minidist.rng import Randomness
-from minidist.tensor_parallel import ParallelTransformer, VocabParallelHead
-from minidist.tensor_parallel.parallel_transformer import Parts, split_attention
+from minidist.tensor_parallel import ParallelTransformer
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
-from minidist.tensor_parallel.vocab_parallel import split_tables
-from minidist.tools.compare import compare
-from minidist.tools.strategies.cases import collect, random_weights, translator_case
-from minidist.tools.strategies.tensor_parallel import whole_gradients
+from minidist.verify.compare import compare
+from minidist.verify.strategies.cases import collect, random_weights
+from minidist.verify.strategies.tensor_parallel import whole_gradients
 from tests.strategies import arrays
 
 OUTPUT, INPUT = "(output)", "(input)"
@@ -48,25 +46,7 @@ def judge_layers(group, build, split, x, seed, split_input=False, split_output=F
     return compare([got], want)
 
 
-def split_heads(model, group):
-    for block in model.layers[1:-1]:
-        split_attention(block, group, Parts())
-    return model.flatten()
-
-
-def split_vocabulary(model, group):
-    embedding, *blocks, head = model.layers
-    split_tables(embedding, group)
-    head = VocabParallelHead(head, group, embedding.token.weight if head.tied else None)
-    return nn.Sequential([embedding, *blocks, head])
-
-
-SPLITS = {
-    "attention": split_heads,
-    "vocab": split_vocabulary,
-    "matrices": ParallelTransformer,
-    "sequence": sequence_parallel,
-}
+SPLITS = {"matrices": ParallelTransformer, "sequence": sequence_parallel}
 
 
 def config_of(tied=True, dropout=0.3, vocab=7, heads=12, width=12, depth=1, context=12):
@@ -89,37 +69,24 @@ def padded_part(x, group):
     return np.pad(x, padding)[..., group.rank * each : (group.rank + 1) * each]
 
 
-def judge_transformer(group, kind, config, T, B=3, seed=0, run=None):
+def judge_transformer(group, kind, config, T, run):
     """Return how a split Transformer's logits and gradients compare with the whole one's.
 
     run  (model, tokens, randomness) -> logits, in place of a plain call of the split model
     """
-    whole = random_weights(nn.Transformer(**config), seed)
-    tokens = np.random.default_rng(seed).integers(0, whole.vocab, (B, T))
-    return judge_split(group, kind, whole, tokens, seed, run)
-
-
-def judge_translator(group, kind, heads=12, B=7, run=None):
-    """Return the same of a Seq2Seq, one of whose sources is empty."""
-    case = translator_case(B, depth=2, width=2 * heads, heads=heads)
-    return judge_split(group, kind, case.model, case.inputs, 0, run)
-
-
-def judge_split(group, kind, whole, tokens, seed, run):
+    whole = random_weights(nn.Transformer(**config), 0)
+    tokens, randomness = np.arange(3 * T).reshape(3, T) % whole.vocab, Randomness(0, 3, [7, 0, 2])
     parts = SPLITS[kind](copy.deepcopy(whole), group)
-    randomness = Randomness(seed, 3, np.random.default_rng(seed).permutation(100)[: len(tokens)])
     logits = whole(tokens, randomness)
-    grad = arrays(*logits.shape, seed=[seed, 99])
+    grad = arrays(*logits.shape, seed=[0, 99])
     logits.backward(grad)
     want = {n: p.grad for n, p in whole.named_parameters().items()} | {OUTPUT: logits.data}
-    got_y = parts(tokens, randomness) if run is None else run(parts, tokens, randomness)
-    split_output = kind != "attention"
-    got_y.backward(padded_part(grad, group) if split_output else grad)
+    got_y = run(parts, tokens, randomness)
+    got_y.backward(padded_part(grad, group))
     if kind == "sequence":
         all_reduce_partial(parts, group)
     got = whole_gradients(parts, group)
-    y = got_y.data
-    got[OUTPUT] = group.all_gather(y, -1)[..., : whole.vocab] if split_output else y
+    got[OUTPUT] = group.all_gather(got_y.data, -1)[..., : whole.vocab]
     return compare([got], want)
 
 

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import Tensor, nn
-from minidist.collective_functions import gather
 from minidist.errors import RankFailed
 from minidist.planning.costs.collectives import all_reduce_bytes
 from minidist.tensor_parallel import (
@@ -19,7 +18,7 @@ from minidist.tensor_parallel import (
     vocab_parallel,
 )
 from tests.strategies import arrays, seeds, watch_dtypes
-from tests.tensor_parallel.judges import check, judge_layers, padded_part
+from tests.tensor_parallel.judges import padded_part
 
 sizes = pytest.mark.parametrize("size", [1, 2, 3, 4])
 both = pytest.mark.parametrize("transport", ["process", "thread"])
@@ -209,56 +208,6 @@ def test_no_rank_ever_holds_as_many_numbers_as_the_whole_logits(cluster):
     B, T, V, C = 4, 16, 8000, 2
     for peak in cluster(4).run(worker, B, T, V, C):
         assert B * T * V * 8 / 4 < peak < 0.85 * B * T * V * 8
-
-
-@sizes
-@settings(max_examples=6)
-@given(vocab=st.integers(1, 9), tied=st.booleans(), seed=seeds)
-def test_the_head_gives_the_whole_heads_gradients(cluster, size, vocab, tied, seed):
-    """Of X, of the norm and of the weight; the logits are joined without their padding."""
-
-    def build():
-        weight = nn.Embedding(vocab, 3, dtype="float64").weight if tied else None
-        return nn.Head(3, vocab, weight, dtype="float64")
-
-    class Joined(nn.Module):
-        def __init__(self, head, group):
-            if tied:
-                embedding = nn.Embedding(vocab, 3, dtype="float64")
-                embedding.weight = head.weight
-                tied_to = VocabParallelEmbedding(embedding, group).weight
-            self.head = VocabParallelHead(head, group, tied_to if tied else None)
-            self.join = lambda logits: gather(logits, group)[..., :vocab]
-
-        def forward(self, x, randomness=None):
-            return self.join(self.head(x))
-
-    check(cluster(size).run(judge_layers, build, Joined, arrays(2, 4, 3, seed=seed), seed))
-
-
-@sizes
-@settings(max_examples=6)
-@given(vocab=st.integers(1, 9), seed=seeds)
-def test_the_embedding_gives_the_whole_embeddings_rows_and_gradients(cluster, size, vocab, seed):
-    def worker(group):
-        whole = nn.Embedding(vocab, 3, dtype="float64")
-        split = VocabParallelEmbedding(whole, group)
-        tokens = np.random.default_rng(seed).integers(0, vocab, (2, 5))
-        grad = arrays(2, 5, 3, seed=seed)
-        want, got = whole(tokens), split(tokens)
-        want.backward(grad)
-        got.backward(grad)
-        p = split.weight
-        joined = p.shard.join(group.all_gather(p.grad), group.all_gather(p.shard.indices))
-        padding = p.shard.indices >= vocab
-        return (
-            np.array_equal(got.data, want.data)
-            and np.allclose(joined, whole.weight.grad, rtol=1e-12, atol=1e-14)
-            and not p.grad[padding].any()
-            and not p.data[padding].any()
-        )
-
-    assert cluster(size).run(worker) == [True] * size
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

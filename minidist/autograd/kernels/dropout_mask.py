@@ -7,8 +7,7 @@ import numpy as np
 
 from minidist.autograd.kernels.launch import Elementwise
 from minidist.backend import Array, beside, on_gpu, widen
-from minidist.positions import Positions
-from minidist.rng import Randomness
+from minidist.rng import Positions, Randomness
 
 # rng.hash_uniform(key, counter) >= rate in integers: threshold = rate 2^53.
 _dropout = Elementwise(

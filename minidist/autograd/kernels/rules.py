@@ -1,4 +1,4 @@
-"""The rules of optimizers on a GPU, and the clipping of gradients; the NumPy texts are in optim.py.
+"""The rules of optimizers on a GPU, and the clipping of gradients; the NumPy texts are in optim/.
 
 Outputs are updated in place.
 """

@@ -9,43 +9,66 @@ from minidist.autograd import Function, Tensor, functions, losses, operators, te
 from minidist.autograd.deferred import Deferred, Product, compute, sum_of
 
 
+def applied(name, options, arrays):
+    """Return the result of a function of the lab."""
+    room = next(m for m in (operators, functions, losses) if hasattr(m, name))
+    return getattr(room, name)(**options)(*[Tensor(a, requires_grad=True) for a in arrays])
+
+
 def adjoints(name, options, calls):
     """Apply a function to several inputs, and only then go back through each.
 
     calls  [{"arrays": ..., "grad": ...}]: what it is applied to, and the gradient of the result
 
-    Returns, of call c: "y c", "d0 c", "d1 c", ..., and "written c", whether an array of the caller
-    has changed.
+    Returns, of each call: Y, dX of each input, and whether an array of the caller was written to.
     """
-    room = next(m for m in (operators, functions, losses) if hasattr(m, name))
-    results = [
-        getattr(room, name)(**options)(*[Tensor(a, requires_grad=True) for a in call["arrays"]])
-        for call in calls
-    ]
+    results = [applied(name, options, call["arrays"]) for call in calls]
     answer = {}
     for c, (call, y) in enumerate(zip(calls, results, strict=True)):
         owned = [*call["arrays"], call["grad"]]
         before = [a.copy() for a in owned]
-        answer[f"y {c}"] = y.data.copy()
+        answer[f"Y of call {c}"] = y.data.copy()
         gradients = y.creator.backward(call["grad"])
         gradients = gradients if isinstance(gradients, tuple) else (gradients,)
-        for i, d in enumerate(gradients):
-            answer[f"d{i} {c}"] = d() if callable(d) else d
+        for i, (d, x) in enumerate(zip(gradients, call["arrays"], strict=True)):
+            d = np.asarray(d() if callable(d) else d)
+            answer[f"dX of input {i} of call {c}"] = summed_down(d, x.shape)
         same = all(np.array_equal(a, b) for a, b in zip(owned, before, strict=True))
-        answer[f"written {c}"] = not same
+        answer[f"the caller's arrays of call {c} were written to"] = not same
     return answer
+
+
+def summed_down(grad, shape):
+    """Sum over the axes along which one element was copied: what `unbroadcast`, a task, does."""
+    if grad.ndim < len(shape) or np.broadcast_shapes(grad.shape, shape) != grad.shape:
+        return grad
+    home = np.broadcast_to(np.arange(np.prod(shape, dtype=int)).reshape(shape), grad.shape)
+    sums = np.bincount(home.reshape(-1), grad.reshape(-1), int(np.prod(shape)))
+    return sums.reshape(shape)
 
 
 def unbroadcast(grad, shape):
     before = grad.copy()
     result = tensor.unbroadcast(grad, tuple(shape))
-    return {"result": result, "written": not np.array_equal(grad, before)}
+    same = np.array_equal(grad, before)
+    return {"the result": result, "the gradient that came in was written to": not same}
+
+
+# {kind of function: (its value, the gradients of its inputs)}
+KINDS = {
+    "plus": (lambda a, b: a + b, lambda grad, a, b: (grad, grad)),
+    "times": (lambda a, b: a * b, lambda grad, a, b: (lambda out=None: grad * b, grad * a)),
+    "sine": (np.sin, lambda grad, a: grad * np.cos(a)),
+    "stop": (np.copy, lambda grad, a: None),  # nothing comes back through it
+    "twice": (lambda a: np.stack([a, a]), lambda grad, a: grad),  # as if broadcast
+}
 
 
 class Node(Function):
     """A function in a graph for testing an engine; it records when its backward is called."""
 
-    def __init__(self, number, watch):
+    def __init__(self, kind, number, watch):
+        self.value, self.adjoint = KINDS[kind]
         self.number, self.watch = number, watch
 
     def forward(self, *arrays):
@@ -60,97 +83,51 @@ class Node(Function):
         return self.adjoint(grad, *self.kept)
 
 
-class Plus(Node):
-    def value(self, a, b):
-        return a + b
-
-    def adjoint(self, grad, a, b):
-        return grad, grad
-
-
-class Times(Node):
-    def value(self, a, b):
-        return a * b
-
-    def adjoint(self, grad, a, b):
-        return lambda out=None: grad * b, grad * a
-
-
-class Sine(Node):
-    def value(self, a):
-        return np.sin(a)
-
-    def adjoint(self, grad, a):
-        return grad * np.cos(a)
-
-
-class Stop(Node):
-    """Nothing comes back through it."""
-
-    def value(self, a):
-        return a.copy()
-
-    def adjoint(self, grad, a):
-        return None
-
-
-class Twice(Node):
-    """The input below itself, as two rows more: its gradient has the shape of the result."""
-
-    def value(self, a):
-        return np.stack([a, a])
-
-    def adjoint(self, grad, a):
-        return grad
-
-
-class Watch:
+class Recorder:
     """Calls of backward, in their order; at each, how many functions kept an array."""
 
     def __init__(self):
         self.order, self.alive, self.deferring, self.kept = [], [], [], {}
 
 
-KINDS = {"plus": Plus, "times": Times, "sine": Sine, "stop": Stop, "twice": Twice}
-
-
 def build(leaves, nodes, watch):
     """Return tensors: leaves first, then what each of the nodes (kind, inputs) makes."""
     tensors = [Tensor(leaf, requires_grad=True) for leaf in leaves]
     for number, (kind, inputs) in enumerate(nodes):
-        tensors.append(KINDS[kind](number, watch)(*[tensors[i] for i in inputs]))
+        tensors.append(Node(kind, number, watch)(*[tensors[i] for i in inputs]))
     return tensors
 
 
 def engine(leaves, nodes, grad, deferring=False):
     """Go back through a graph, of which the last node is the root.
 
-    Returns, of leaf i: "d i", the sum of its contributions; "contributions i", and how many were
-    announced before the first one: "announced i". "order": the nodes whose backward was called.
+    Returns, of each leaf: its gradient, the sum of its contributions, their number, and how many
+    `remaining` announced before the first one. "order": the nodes whose backward was called;
+    "alive": how many nodes still kept an array at each of these calls.
     """
-    watch = Watch()
+    watch = Recorder()
     tensors = build(leaves, nodes, watch)
     number_of = {id(t): i for i, t in enumerate(tensors[: len(leaves)])}
     sums, counts, announced = [0.0 * leaf for leaf in leaves], [0] * len(leaves), {}
     remaining = {}
-    with mock.patch.object(tensor, "unbroadcast", lambda grad, shape: np.add.reduce(grad)):
+    with mock.patch.object(tensor, "unbroadcast", summed_down):
         for leaf, contribution in tensor.propagate(tensors[-1], grad, remaining, deferring):
             announced = announced or {number_of[id(t)]: n for t, n in remaining.items()}
             i = number_of[id(leaf)]
             counts[i] += 1
             if contribution is not None:
                 value = contribution() if callable(contribution) else contribution
-                sums[i] = sums[i] + (np.add.reduce(value) if value.ndim > sums[i].ndim else value)
-    answer = {f"d {i}": total for i, total in enumerate(sums)}
-    answer |= {f"contributions {i}": n for i, n in enumerate(counts)}
-    answer |= {f"announced {i}": announced.get(i, 0) for i in range(len(leaves))}
+                sums[i] = sums[i] + summed_down(value, sums[i].shape)
+    answer = {f"the gradient of leaf {i}": total for i, total in enumerate(sums)}
+    answer |= {f"contributions to leaf {i}": n for i, n in enumerate(counts)}
+    answer |= {f"`remaining` of leaf {i}": announced.get(i, 0) for i in range(len(leaves))}
     answer |= {name: np.array(getattr(watch, name), int) for name in ("order", "alive")}
     return {**answer, "deferring": np.array(watch.deferring, bool)}
 
 
 def below(leaves, nodes):
     """Return the numbers of the functions below the last one, as they are listed."""
-    tensors, remaining = build(leaves, nodes, Watch()), {}
+    tensors, remaining = build(leaves, nodes, Recorder()), {}
     listed = [f.number for f in tensor.functions_below(tensors[-1])]
     tensor.functions_below(tensors[-1], remaining)
     edges = [remaining.get(t, 0) for t in tensors[: len(leaves)]]
@@ -167,8 +144,8 @@ def refusals(leaf):
             return np.array(type(error).__name__)
         return np.array("none")
 
-    fresh = Sine(0, Watch())(Tensor(leaf, requires_grad=True))
-    used = Sine(0, Watch())(Tensor(leaf, requires_grad=True))
+    fresh = Node("sine", 0, Recorder())(Tensor(leaf, requires_grad=True))
+    used = Node("sine", 0, Recorder())(Tensor(leaf, requires_grad=True))
     list(tensor.propagate(used, leaf, {}))
     return {
         "no gradient needed": error_of(Tensor(leaf), leaf),
@@ -199,13 +176,27 @@ def product(a, b):
     buffer = np.full((a.shape[1], b.shape[1]), 1e6)
     inside = Product(a, b)(out=buffer)
     same = np.shares_memory(inside, buffer)
-    return {"result": Product(a, b)(), "buffer": buffer, "is the buffer": same}
+    return {"the result": Product(a, b)(), "out": buffer, "with out=, the result is out": same}
 
 
 def one_product(pairs):
-    """Return the factors of the sum of products."""
+    """Return the sum of products, if it is one product of longer factors."""
     total = sum_of([Product(a, b) for a, b in pairs])
-    return {"is a product": isinstance(total, Product), "a": total.a, "b": total.b}
+    if not isinstance(total, Product):
+        return {"one Product": False}
+    rows = [len(total.a), len(total.b)]
+    return {"one Product": True, "the rows of A and B": rows, "A^T B": total.a.T @ total.b}
+
+
+def contribution(kind, arrays):
+    match kind:
+        case "product":
+            return Product(*arrays)
+        case "array":
+            return arrays[0]
+        case "thunk":
+            return lambda out=None: arrays[0]
+    return None
 
 
 def later(shapes, passes, together):
@@ -222,13 +213,7 @@ def later(shapes, passes, together):
         for i, _, _ in contributions:
             remaining[leaves[i]] = remaining.get(leaves[i], 0) + 1
         for i, kind, arrays in contributions:
-            what = {
-                "product": lambda arrays=arrays: Product(*arrays),
-                "array": lambda arrays=arrays: arrays[0],
-                "thunk": lambda arrays=arrays: lambda out=None: arrays[0],
-                "none": lambda: None,
-            }[kind]()
-            deliveries.append(Deferred(leaves[i], what, remaining))
+            deliveries.append(Deferred(leaves[i], contribution(kind, arrays), remaining))
     if together:
         compute(iter(deliveries))
     else:
@@ -236,6 +221,10 @@ def later(shapes, passes, together):
             delivery()
     answer = {}
     for i, leaf in enumerate(leaves):
-        answer |= {f"total {i}": leaf.total, f"total at the last hook {i}": leaf.at_last}
-        answer |= {f"additions {i}": leaf.added, f"hooks {i}": leaf.called}
+        answer |= {
+            f"the gradient of leaf {i}": leaf.total,
+            f"the gradient of leaf {i} at its last hook": leaf.at_last,
+            f"the calls of the hooks of leaf {i}": leaf.called,
+        }
+    answer["the additions to leaf 0, of products"] = leaves[0].added
     return answer

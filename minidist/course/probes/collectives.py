@@ -9,9 +9,10 @@ from unittest import mock
 
 import numpy as np
 
-from minidist.comm import collectives, mailbox
+from minidist.comm import collectives
 from minidist.comm.diagnosis import call_site
-from minidist.course.probes import ranks
+from minidist.comm.local import mailbox
+from minidist.course.probes.ranks import each_rank, refused
 
 
 class Watched:
@@ -34,14 +35,8 @@ class Watched:
         self.clock = max(self.clock, self.taken)
         return array
 
-    def notes(self):
-        return {"sent": np.array(self.sent, int).reshape(-1, 2), "steps": self.clock}
-
-
-def on_ranks(worker, size):
-    """Call worker(group) on ranks; a deadlock shows the lines of collectives.py that wait."""
-    with mock.patch.object(mailbox, "call_site", line_of_the_algorithm):
-        return ranks.on_ranks(worker, size)
+    def bytes(self):
+        return sum(nbytes for _, nbytes in self.sent)
 
 
 def line_of_the_algorithm():
@@ -51,65 +46,57 @@ def line_of_the_algorithm():
     return call_site()
 
 
-def all_reduce(algorithm, op, arrays):
+def shows_waits():
+    """Let a deadlock show the lines of collectives.py that wait."""
+    return mock.patch.object(mailbox, "call_site", line_of_the_algorithm)
+
+
+@each_rank("arrays", len, shows_waits)
+def all_reduce(group, algorithm, op, arrays):
     """Reduce one flat array per rank in place."""
-
-    def worker(group):
-        channel, x = Watched(group), arrays[group.rank].copy()
-        getattr(collectives, algorithm)(channel, x, getattr(np, op))
-        return {"x": x, **channel.notes()}
-
-    return on_ranks(worker, len(arrays))
+    channel, x = Watched(group), arrays[group.rank].copy()
+    getattr(collectives, algorithm)(channel, x, getattr(np, op))
+    return {"x": x, "bytes": channel.bytes(), "steps": channel.clock}
 
 
-def refusal(algorithm, size):
-    """Return whether so many ranks are refused, each by a ValueError."""
-
-    def worker(group):
-        try:
-            getattr(collectives, algorithm)(Watched(group), np.ones(4), np.add)
-        except ValueError:
-            return {"refused": True}
-        return {"refused": False}
-
-    return on_ranks(worker, size)
+@each_rank("size", int, shows_waits)
+def refusal(group, algorithm, size):
+    """Return, on each rank, whether so many of them are refused."""
+    reduce = getattr(collectives, algorithm)
+    return {"refused": refused(reduce, Watched(group), np.ones(4), np.add)}
 
 
-def all_to_all(pieces):
+@each_rank("pieces", len, shows_waits)
+def all_to_all(group, pieces):
     """Exchange pieces[r][s], from rank r to rank s."""
-
-    def worker(group):
-        channel, mine = Watched(group), [p.copy() for p in pieces[group.rank]]
-        result = collectives.all_to_all(channel, mine)
-        own = np.shares_memory(result[group.rank], mine[group.rank])
-        named = {f"from {s} on": piece for s, piece in enumerate(result)}
-        return {**named, "own shared": own, **channel.notes()}
-
-    return on_ranks(worker, len(pieces))
+    channel, mine = Watched(group), [p.copy() for p in pieces[group.rank]]
+    result = collectives.all_to_all(channel, mine)
+    found = {f"the piece of rank {s}": piece for s, piece in enumerate(result)}
+    found["its own piece is not copied"] = np.shares_memory(result[group.rank], mine[group.rank])
+    found["receivers"] = np.array([to for to, _ in channel.sent], int)
+    return found | {"sent": channel.bytes()}
 
 
-def star(root, pieces):
+@each_rank("pieces", len, shows_waits)
+def star(group, root, pieces):
     """Give every rank its piece from the root, and collect all pieces at another time."""
-
-    def worker(group):
-        down, up = Watched(group), Watched(group)
-        here = [p.copy() for p in pieces]
-        given = collectives.from_root(down, here if group.rank == root else None, root)
-        mine = pieces[group.rank].copy()
-        found = collectives.to_root(up, mine, root)
-        shared = [*(here if group.rank == root else []), mine]
-        answer = {"given": given, "down sent": down.notes()["sent"], "up sent": up.notes()["sent"]}
-        for r, piece in enumerate(found or []):
-            answer[f"found from {r} on"] = piece
-        answer["is none"] = found is None
-        fresh = [given, *(found or [])]
-        answer["shared"] = any(np.shares_memory(a, b) for a in fresh for b in shared)
-        return answer
-
-    return on_ranks(worker, len(pieces))
+    down, up = Watched(group), Watched(group)
+    here = [p.copy() for p in pieces]
+    given = collectives.from_root(down, here if group.rank == root else None, root)
+    mine = pieces[group.rank].copy()
+    found = collectives.to_root(up, mine, root)
+    answer = {"from_root": given, "sent in from_root": down.bytes()}
+    answer |= {"to_root is None": found is None, "sent in to_root": up.bytes()}
+    answer |= {f"to_root, from {r},": piece for r, piece in enumerate(found or [])}
+    kept = [*(here if group.rank == root else []), mine]
+    fresh = [given, *(found or [])]
+    answer["the caller's array is in the result"] = any(
+        np.shares_memory(a, b) for a in fresh for b in kept
+    )
+    return answer
 
 
 def reduce_pieces(op, pieces):
     pieces = [p.copy() for p in pieces]
     result = collectives.reduce_pieces(pieces, getattr(np, op))
-    return {"result": result, "into the first": result is pieces[0]}
+    return {"the result": result, "the result is the first piece": result is pieces[0]}

@@ -9,7 +9,7 @@ import numpy as np
 
 from minidist import datasets, nn, optim, run
 from minidist.autograd import no_grad
-from minidist.course.probes.ranks import on_ranks
+from minidist.course.probes.ranks import each_rank, on_ranks, refused
 from minidist.data_parallel import bucketed, naive, zero
 from minidist.events import EventLog
 
@@ -31,7 +31,7 @@ def gradients(model):
 
 
 def parts(examples, size):
-    return {f"part {r}": datasets.shard(examples, r, size) for r in range(size)}
+    return {f"the examples on rank {r}": datasets.shard(examples, r, size) for r in range(size)}
 
 
 def dealt(examples, batch, seed, size, micro_batches, epochs):
@@ -42,33 +42,32 @@ def dealt(examples, batch, seed, size, micro_batches, epochs):
             sampler = datasets.Sampler(examples, batch, seed, r, size, micro_batches)
             shares = list(sampler.epoch(e))
             cards = [m for share in shares for m in share.micro_batches]
-            answer[f"cards {e} {r}"] = np.concatenate([np.zeros(0, int), *cards])
-            answer[f"lengths {e} {r}"] = np.array(
-                [[len(m) for m in share.micro_batches] for share in shares]
-            )
-            answer[f"totals {e} {r}"] = np.array([share.total for share in shares])
+            lengths = np.array([[len(m) for m in share.micro_batches] for share in shares])
+            here = f"in epoch {e} on rank {r}"
+            answer |= {
+                f"the lengths of micro-batches {here}": lengths,
+                f"the examples {here}": np.concatenate([np.zeros(0, int), *cards]),
+                f"total {here}": [share.total for share in shares],
+            }
     return answer
 
 
-def all_reduced(sizes, seed, frozen, x, y, counts):
+@each_rank("counts", len)
+def all_reduced(group, sizes, seed, frozen, x, y, counts):
     """Return every rank's gradients, the bytes it gave, and its weights; it has counts[r] rows."""
-
-    def worker(group):
-        model = build(sizes, seed, frozen)
-        (mine,) = slices(counts, 1, group.rank)
-        if len(mine):  # else no gradient is there at all
-            nn.cross_entropy(model(x[mine]), y[mine], reduction_size=len(x)).backward()
-        naive.all_reduce_gradients(model, group)
-        weights = np.concatenate([p.data.reshape(-1) for p in model.parameters()])
-        return {**gradients(model), "bytes": group.ledger.total, "weights": weights}
-
-    return on_ranks(worker, len(counts))
+    model = build(sizes, seed, frozen)
+    (mine,) = slices(counts, 1, group.rank)
+    if len(mine):  # else no gradient is there at all
+        nn.cross_entropy(model(x[mine]), y[mine], reduction_size=len(x)).backward()
+    naive.all_reduce_gradients(model, group)
+    weights = np.concatenate([p.data.reshape(-1) for p in model.parameters()])
+    return {**gradients(model), "bytes": group.ledger.total, "the weights": weights}
 
 
 def buckets(sizes, cap):
     """Return the numbers of the parameters in each bucket; parameter i has sizes[i] elements.
 
-    -1 is what is no parameter. `changed`: whether the list is another one afterwards.
+    -1 is what is no parameter. "changed": whether the list is another one afterwards.
     """
     parameters = [nn.Parameter(np.zeros(n), f"p{i}") for i, n in enumerate(sizes)]
     number = {id(p): i for i, p in enumerate(parameters)}
@@ -105,20 +104,20 @@ def launches(buckets, arrivals):
         reducer.orders, reducer.launched = Orders(), 0
         launched = reducer.orders.launched
         reducer.ready(parameters[arrivals[0] if arrivals else buckets[0][0]])
-        answer = {"before the last backward": np.array(launched, int)}
+        answer = {"the buckets launched before the last backward": np.array(launched, int)}
         reducer.missing = [len(bucket) for bucket in buckets]
         for k, i in enumerate(arrivals):
             reducer.ready(parameters[i])
-            answer[f"after {k}"] = np.array(launched, int)
+            answer[f"the buckets launched after {k + 1} gradients"] = np.array(launched, int)
         reducer.launch_until(len(buckets))
-        return answer | {"at the end": np.array(launched, int)}
+        return answer | {"the buckets launched at the end": np.array(launched, int)}
 
     (answer,) = run(worker, 1, transport="thread", timeout=10)
     return answer
 
 
 def overlapped(sizes, seed, x, y, counts, micro_batches, moved, buckets):
-    """Return every rank's gradients, reduced in the buckets given; bytes and number of messages.
+    """Return every rank's gradients, reduced in the buckets given; bytes and number of calls.
 
     moved  whether gradients of earlier micro-batches are outside of the flat vector
     """
@@ -142,86 +141,76 @@ def overlapped(sizes, seed, x, y, counts, micro_batches, moved, buckets):
     answer = on_ranks(worker, len(counts), log)
     for r in range(len(counts)):
         events = [e for e in log.events if e.rank == r and e.name.startswith("all_reduce")]
-        answer[f"reductions {r}"] = len(events)
+        answer[f"calls of all_reduce on rank {r}"] = len(events)
     return answer
 
 
-def reduced_to_shards(sizes, seed, frozen, x, y, counts, micro_batches, stage, shards):
+@each_rank("counts", len)
+def reduced_to_shards(group, sizes, seed, frozen, x, y, counts, micro_batches, stage, shards):
     """Return what every rank keeps of each layer's gradient after a step's micro-batches."""
-
-    def worker(group):
-        share = zero.Zero(build(sizes, seed, frozen).flatten(group.empty), group, stage, shards)
-        for s in share.shards:
-            s.flat.gradient[...] = 1e6  # what lies there before is no gradient
-        for i, mine in enumerate(slices(counts, micro_batches, group.rank)):
-            last = i == micro_batches - 1
-            if counts[group.rank]:
-                loss = nn.cross_entropy(share.model(x[mine]), y[mine], reduction_size=len(x))
-                share.backward(loss, last)
-            elif last or stage == 2:  # this rank has no gradient at all
-                share.next = len(share.shards) - 1
-                share.reduce_above(-1)
-            for p in share.model.parameters() if not last else []:
-                p.grad = None if p.grad is None else p.grad.copy()  # elsewhere
-        whole = [p.name for p in share.model.parameters() if p.grad is not None]
-        kept = {f"layer {k}": s.parameter.grad.copy() for k, s in enumerate(share.shards)}
-        moved = share.group.ledger.bytes["reduce_scatter"]
-        return {**kept, "still whole": len(whole), "bytes": moved}
-
-    return on_ranks(worker, len(counts))
+    share = zero.Zero(build(sizes, seed, frozen).flatten(group.empty), group, stage, shards)
+    for s in share.shards:
+        s.flat.gradient[...] = 1e6  # what lies there before is no gradient
+    for i, mine in enumerate(slices(counts, micro_batches, group.rank)):
+        last = i == micro_batches - 1
+        if counts[group.rank]:
+            loss = nn.cross_entropy(share.model(x[mine]), y[mine], reduction_size=len(x))
+            share.accumulate(loss, last)
+        elif last or stage == 2:  # this rank has no gradient at all
+            share.next = len(share.shards) - 1
+            share.reduce_above(-1)
+        for p in share.model.parameters() if not last else []:
+            p.grad = None if p.grad is None else p.grad.copy()  # elsewhere
+    whole = [p.name for p in share.model.parameters() if p.grad is not None]
+    kept = {f"its part of layer {k}": s.parameter.grad for k, s in enumerate(share.shards)}
+    moved = share.group.ledger.bytes["reduce_scatter"]
+    return {**kept, "whole gradients kept": len(whole), "bytes of reduce_scatter": moved}
 
 
-def updated(sizes, seed, stage, lr, momentum, size, steps, clip):
+@each_rank("size")
+def updated(group, sizes, seed, stage, lr, momentum, size, steps, clip):
     """Give each shard a gradient, clip, update; return norms, all weights, and the bytes.
 
     steps  per step and layer, the flat gradient, of which each rank has its part
     """
 
-    def worker(group):
-        share = zero.Zero(build(sizes, seed).flatten(group.empty), group, stage)
-        optimizer = optim.SGD(share.parameters(), lr=lr, momentum=momentum)
-        try:
-            share.step(optimizer)
-            refused = False
-        except ValueError:
-            refused = True
-        norms = []
-        for step in steps:
-            for s, flat in zip(share.shards, step, strict=True):
-                s.parameter.accumulate(flat[s.own])
-            norms.append(optimizer.clip_global_norm(clip, share.sum_squares))
-            share.step(optimizer)
-        moved = share.group.ledger.bytes["all_gather"]
-        left = sum(s.parameter.grad is not None for s in share.shards)
-        return {
-            **share.state(),
-            "norms": np.array(norms),
-            "bytes": moved,
-            "left": left,
-            "refused": refused,
-        }
-
-    return on_ranks(worker, size)
+    share = zero.Zero(build(sizes, seed).flatten(group.empty), group, stage)
+    optimizer = optim.SGD(share.parameters(), lr=lr, momentum=momentum)
+    without = refused(share.step, optimizer)
+    norms = []
+    for step in steps:
+        for s, flat in zip(share.shards, step, strict=True):
+            s.parameter.accumulate(flat[s.own])
+        norms.append(optimizer.clip_global_norm(clip, share.sum_squares))
+        share.step(optimizer)
+    moved = share.group.ledger.bytes["all_gather"]
+    left = sum(s.parameter.grad is not None for s in share.shards)
+    return {
+        **share.state(),
+        "the norm of each step": norms,
+        "bytes of all_gather": moved,
+        "gradients of shards kept after a step": left,
+        "a step without gradients is refused": without,
+    }
 
 
-def gathered(sizes, seed, x, size, order):
+@each_rank("size")
+def gathered(group, sizes, seed, x, size, order):
     """Run stage 3 forward; then ask for layers in an order, each time with the one that is next.
 
-    order  [(layer, the one after it)]
+    order  [(layer, the one after it)]; the layer that is coming is -1 if none is
     """
 
-    def worker(group):
-        share = zero.Zero(build(sizes, seed).flatten(group.empty), group, 3)
-        ledger = share.gatherer.group.ledger
-        with no_grad():
-            answer = {"output": share.model(x).data}
-        answer["forward bytes"] = ledger.total
-        for k, (layer, then) in enumerate(order):
-            share.gatherer.need(layer, then=then)
-            answer[f"weights {k}"] = share.shards[layer].flat.vector.copy()
-            coming = share.gatherer.coming
-            answer[f"coming {k}"] = -1 if coming is None else coming
-        share.gatherer.wait()
-        return answer | {"bytes": ledger.total}
-
-    return on_ranks(worker, size)
+    share = zero.Zero(build(sizes, seed).flatten(group.empty), group, 3)
+    ledger = share.gatherer.group.ledger
+    with no_grad():
+        answer = {"the output": share.model(x).data}
+    answer["bytes of the forward pass"] = ledger.total
+    for k, (layer, then) in enumerate(order):
+        share.gatherer.need(layer, then=then)
+        called = f"after need({layer}, then={then})"
+        answer[f"the weights {called}, call {k},"] = share.shards[layer].flat.vector.copy()
+        coming = share.gatherer.coming
+        answer[f"the coming layer {called}, call {k},"] = -1 if coming is None else coming
+    share.gatherer.wait()
+    return answer | {"bytes": ledger.total}

@@ -4,14 +4,16 @@ Ranks are threads.
 """
 
 from itertools import product
+from math import prod
 from types import SimpleNamespace
 
 import numpy as np
 
 from minidist import Mesh, nn, optim
 from minidist.context_parallel import zigzag
-from minidist.course.probes.ranks import on_ranks
+from minidist.course.probes.ranks import each_rank, refused
 from minidist.data_parallel.copies import Copies
+from minidist.datasets import Batch
 from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel import Pipeline
 from minidist.pipeline_parallel.holders import holders
@@ -22,14 +24,6 @@ from minidist.tensor_parallel.sequence_parallel import sequence_parallel
 SHAPE = ("dp", "pp", "tp")
 CONFIG = {"vocab": 6, "width": 6, "heads": 6, "depth": 0, "context": 8}
 SMALL = {"config": CONFIG, "state": nn.Transformer(**CONFIG).state()}
-
-
-def refused(call):
-    try:
-        call()
-    except ValueError:
-        return True
-    return False
 
 
 class Place(Mesh):
@@ -45,35 +39,33 @@ def coordinates(axes, own):
     own  the coordinates of this rank: what an axis keeps that is not named
     """
     mesh = Place(axes, own)
-    places = list(product(*(range(size) for size in axes.values())))
+    ranges = product(*(range(size) for size in axes.values()))
+    places = [dict(zip(axes, at, strict=True)) for at in ranges]
     found = [mesh.coordinates_of(rank) for rank in range(len(places))]
     beside = [mesh.rank_of(**{name: c}) for name, size in axes.items() for c in range(size)]
     wrong = [{"nowhere": 0}, *({name: c} for name, n in axes.items() for c in (-1, n))]
-    return {
-        "coordinates": [[at[name] for name in axes] for at in found],
-        "order": np.array([list(at) == list(axes) for at in found]),
-        "ranks": [mesh.rank_of(**dict(zip(axes, at, strict=True))) for at in places],
-        "beside": beside,
-        "refused": np.array([refused(lambda at=at: mesh.rank_of(**at)) for at in wrong]),
+    answer = {f"the coordinates of {r}": [at[n] for n in axes] for r, at in enumerate(found)}
+    answer |= {
+        "the coordinates are in the order of the axes": [list(at) == list(axes) for at in found],
+        "the ranks of all places": [mesh.rank_of(**at) for at in places],
+        "the ranks of places of which one axis is named": beside,
     }
+    return answer | {f"{at} is refused": refused(mesh.rank_of, **at) for at in wrong}
 
 
-def mesh(N, axes):
+@each_rank("N")
+def mesh(group, N, axes):
     """Return, on every rank, where it is and who is on its axes; or whether it is refused."""
-
-    def worker(group):
-        try:
-            made = Mesh(group, **axes)
-        except ValueError:
-            return {"refused": True}
-        found = {"coordinates": [made.coordinates[name] for name in axes]}
-        for name in axes:
-            axis = getattr(made, name)
-            found[f"members of {name}"] = axis.all_gather(np.array([group.rank]))
-            found[f"number in {name}"] = axis.rank
-        return found
-
-    return on_ranks(worker, N)
+    try:
+        made = Mesh(group, **axes)
+    except ValueError:
+        return {"refused": True}
+    found = {"coordinates": [made.coordinates[name] for name in axes]}
+    for name in axes:
+        axis = getattr(made, name)
+        found[f"the ranks of {name}"] = axis.all_gather(np.array([group.rank]))
+        found[f"the own number in {name}"] = axis.rank
+    return found
 
 
 def transformer(config, state):
@@ -86,24 +78,21 @@ def held(config, cut):
     """Return the stages that hold each parameter of a Transformer."""
     model = nn.Transformer(**config)
     found = holders(model, [range(a, b) for a, b in cut])
-    return {"names": list(found), **found}
+    return {"the names": list(found)} | {f"the stages of {n}": at for n, at in found.items()}
 
 
 def gradients(parameters):
     return {f"d {name}": p.grad for name, p in parameters.items()}
 
 
-def pipeline(N, config, state, tokens, targets, m, batches, options):
+@each_rank("N")
+def pipeline(group, N, config, state, tokens, targets, m, batches, options):
     """Run some batches on top of each other through a pipeline; what its shared groups sent."""
-
-    def worker(group):
-        made = Pipeline(transformer(config, state), group, micro_batches=m, **options)
-        for _ in range(batches):
-            made.backward(tokens, targets)
-        shared = [g.ledger.total for g in made.shared.values() if g is not None]
-        return gradients(made.named_parameters()) | {"bytes": sum(shared)}
-
-    return on_ranks(worker, N)
+    made = Pipeline(transformer(config, state), group, micro_batches=m, **options)
+    for _ in range(batches):
+        made.backward(Batch(tokens, targets))
+    shared = [g.ledger.total for g in made.shared.values() if g is not None]
+    return gradients(made.named_parameters()) | {"bytes in shared groups": sum(shared)}
 
 
 class OwnLayers(Pipeline):
@@ -140,19 +129,23 @@ class OnMesh(Hybrid):
         self.copies = Copies(self.runs(), own.parameters())
 
 
-def sums(shape, grads, **model):
-    """Sum the gradients that every rank was given; None where it has none."""
+def own_part(p, whole):
+    """Return this rank's part of an array like the whole parameter's; None is None."""
+    if whole is None:
+        return None
+    return np.array(whole) if p.shard is None else p.shard.of(whole)
 
-    def worker(group):
-        hybrid = OnMesh(group, shape, **model)
-        for name, p in hybrid.named_parameters().items():
-            p.grad = grads[group.rank][name]
-        before = {name: getattr(hybrid.mesh, name).ledger.total for name in SHAPE}
-        hybrid.sum_gradients(hybrid.pipeline.model.layers)
-        sent = {f"bytes {n}": getattr(hybrid.mesh, n).ledger.total - before[n] for n in SHAPE}
-        return gradients(hybrid.named_parameters()) | sent
 
-    return on_ranks(worker, int(np.prod(shape)))
+@each_rank("shape", prod)
+def sums(group, shape, grads, **model):
+    """Sum the gradients of which every rank was given the whole; None where it has none."""
+    hybrid = OnMesh(group, shape, **model)
+    for name, p in hybrid.named_parameters().items():
+        p.grad = own_part(p, grads[group.rank][name])
+    before = {name: getattr(hybrid.mesh, name).ledger.total for name in SHAPE}
+    hybrid.sum_gradients(hybrid.pipeline.model.layers)
+    sent = {f"bytes on {n}": getattr(hybrid.mesh, n).ledger.total - before[n] for n in SHAPE}
+    return gradients(hybrid.named_parameters()) | sent
 
 
 class Pretended:
@@ -166,7 +159,8 @@ class Pretended:
         return self.loss
 
 
-def dealt(shape, m, losses, tokens, targets, examples, old):
+@each_rank("shape", prod)
+def dealt(group, shape, m, losses, tokens, targets, examples, old):
     """Return the micro-batches that each rank's pipeline was given, and the loss.
 
     losses    what each rank's pipeline returns
@@ -174,24 +168,21 @@ def dealt(shape, m, losses, tokens, targets, examples, old):
     old       whether there is a gradient already
     """
 
-    def worker(group):
-        hybrid = OnMesh(group, shape, **SMALL, layers=[[0]] * shape[1], shared={})
-        parameters = hybrid.pipeline.parameters()
-        hybrid.pipeline = pretended = Pretended(m, parameters, losses[group.rank])
-        if old:
-            parameters[0].grad = np.zeros(parameters[0].shape)
-            return {"refused": refused(lambda: hybrid.backward(tokens, targets))}
-        loss = hybrid.backward(tokens, targets, 7, 3, examples)
-        found = {"loss": loss, "count": len(pretended.ran)}
-        for i, part in enumerate(pretended.ran):
-            found[f"tokens of {i}"], found[f"targets of {i}"] = part.inputs, part.targets
-            found[f"total of {i}"] = part.total
-            random = part.randomness
-            found[f"examples of {i}"] = random.examples
-            found[f"seed and step of {i}"] = [random.seed, random.step]
-        return found
-
-    return on_ranks(worker, int(np.prod(shape)))
+    hybrid = OnMesh(group, shape, **SMALL, layers=[[0]] * shape[1], shared={})
+    parameters = hybrid.pipeline.parameters()
+    hybrid.pipeline = pretended = Pretended(m, parameters, losses[group.rank])
+    if old:
+        parameters[0].grad = np.zeros(parameters[0].shape)
+        return {"refused": refused(hybrid.backward, Batch(tokens, targets))}
+    loss = hybrid.backward(Batch(tokens, targets, 7, 3, examples))
+    found = {"the loss": loss, "the micro-batches": len(pretended.ran)}
+    for i, part in enumerate(pretended.ran):
+        found[f"tokens of {i}"], found[f"targets of {i}"] = part.inputs, part.targets
+        found[f"total of {i}"] = part.total
+        random = part.randomness
+        found[f"examples of {i}"] = random.examples
+        found[f"seed and step of {i}"] = [random.seed, random.step]
+    return found
 
 
 def on_mesh(group, shape, config, state, options):
@@ -199,63 +190,50 @@ def on_mesh(group, shape, config, state, options):
     return Hybrid(transformer(config, state), made, **options)
 
 
-def backward(shape, config, state, options, tokens, targets, seed, step, examples):
+@each_rank("shape", prod)
+def backward(group, shape, config, state, options, tokens, targets, seed, step, examples):
     """Leave a batch's gradients; say whether a second one on top of them is refused."""
-
-    def worker(group):
-        hybrid = on_mesh(group, shape, config, state, options)
-        more = {"seed": seed, "step": step, "examples": examples}
-        loss = hybrid.backward(tokens, targets, **more)
-        sent = hybrid.mesh.dp.ledger.total
-        found = {k: v.copy() for k, v in gradients(hybrid.named_parameters()).items()}
-        again = refused(lambda: hybrid.backward(tokens, targets, **more))
-        return found | {"loss": loss, "bytes dp": sent, "refused": again}
-
-    return on_ranks(worker, int(np.prod(shape)))
+    hybrid = on_mesh(group, shape, config, state, options)
+    more = {"seed": seed, "step": step, "examples": examples}
+    loss = hybrid.backward(Batch(tokens, targets, **more))
+    sent = hybrid.mesh.dp.ledger.total
+    found = {k: v.copy() for k, v in gradients(hybrid.named_parameters()).items()}
+    again = refused(hybrid.backward, Batch(tokens, targets, **more))
+    found |= {"the loss": loss, "sent on dp": sent}
+    return found | {"a batch on top of summed gradients is refused": again}
 
 
 def clip(sizes, grads, max_norm):
-    """Clip on one device: gradients by name, None where there is none."""
+    """Clip on one device: gradients by name, where there are any; zeros are none either."""
     model = nn.MLP(sizes, dtype="float64")
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     for name, p in model.named_parameters().items():
-        p.grad = grads[name]
-    norm = optimizer.clip_global_norm(max_norm)
-    found = {f"d {name}": p.grad for name, p in model.named_parameters().items()}
-    found |= {"norm": norm}
-    return {name: x for name, x in found.items() if x is not None}
+        p.grad = grads.get(name)
+    found = {"the norm": optimizer.clip_global_norm(max_norm)}
+    clipped = gradients(model.named_parameters())
+    return found | {name: g for name, g in clipped.items() if g is not None and g.any()}
 
 
-def clip_on_mesh(shape, parts, max_norm, **model):
-    """Clip gradients that are spread over a mesh.
-
-    parts  of every rank, {name: its part of the gradient}
-    """
-
-    def worker(group):
-        hybrid = OnMesh(group, shape, **model)
-        optimizer = optim.SGD(hybrid.parameters(), lr=0.1)
-        for name, p in hybrid.named_parameters().items():
-            p.grad = parts[group.rank][name]
-        alone = refused(lambda: optimizer.clip_global_norm(max_norm))
-        norm = optimizer.clip_global_norm(max_norm, hybrid.sum_squares)
-        return gradients(hybrid.named_parameters()) | {"norm": norm, "refused": alone}
-
-    return on_ranks(worker, int(np.prod(shape)))
+@each_rank("shape", prod)
+def clip_on_mesh(group, shape, grads, max_norm, **model):
+    """Clip gradients that are spread over a mesh."""
+    hybrid = OnMesh(group, shape, **model)
+    optimizer = optim.SGD(hybrid.parameters(), lr=0.1)
+    for name, p in hybrid.named_parameters().items():
+        p.grad = own_part(p, grads[name])
+    found = {}
+    if shape[2] > 1:  # parts of larger parameters, whose squares must be summed over ranks
+        found["refused without sum_squares"] = refused(optimizer.clip_global_norm, max_norm)
+    found["the norm"] = optimizer.clip_global_norm(max_norm, hybrid.sum_squares)
+    return found | gradients(hybrid.named_parameters())
 
 
-def whole(shape, parts, **model):
-    """Return the state, and the whole arrays whose parts the ranks were given."""
-
-    def worker(group):
-        hybrid = OnMesh(group, shape, **model)
-        mine = {name: parts[group.rank][name] for name in hybrid.named_parameters()}
-        found, together = hybrid.state(), hybrid.whole(mine)
-        names = {"order": np.array(list(found)), "order of parts": np.array(list(together))}
-        return (
-            names
-            | {f"state {name}": x for name, x in found.items()}
-            | {f"whole {name}": x for name, x in together.items()}
-        )
-
-    return on_ranks(worker, int(np.prod(shape)))
+@each_rank("shape", prod)
+def whole(group, shape, arrays, **model):
+    """Return the state, and whole arrays that the ranks had parts of."""
+    hybrid = OnMesh(group, shape, **model)
+    mine = {n: own_part(p, arrays[n]) for n, p in hybrid.named_parameters().items()}
+    found, together = hybrid.state(), hybrid.whole(mine)
+    names = {"the names of `state`": list(found), "the names of `whole`": list(together)}
+    states = {f"state {name}": x for name, x in found.items()}
+    return names | states | {f"whole {name}": x for name, x in together.items()}

@@ -8,14 +8,14 @@ from functools import partial
 import numpy as np
 
 from minidist import nn, optim
-from minidist.course.probes.ranks import on_ranks
+from minidist.course.probes.ranks import each_rank, refused
+from minidist.datasets import Batch
 from minidist.pipeline_parallel import add_communication, executor, programs, weight_versions
 from minidist.pipeline_parallel.actions import (
     Backward,
     BackwardInput,
     BackwardWeight,
     Forward,
-    Programs,
     RecvActivation,
     RecvGradient,
     SendActivation,
@@ -23,9 +23,10 @@ from minidist.pipeline_parallel.actions import (
     Transfer,
     Update,
 )
-from minidist.pipeline_parallel.micro_batch import micro_batches
+from minidist.pipeline_parallel.placement import Programs
 from minidist.pipeline_parallel.stage import Stage
 
+MOST = "the buffers kept at once"
 KINDS = [Forward, Backward, BackwardInput, BackwardWeight, Update]
 KINDS += [SendActivation, RecvActivation, SendGradient, RecvGradient]
 
@@ -43,9 +44,9 @@ def action(numbers):
 
 
 def written(made):
-    """Return {"rank r": its actions as rows}."""
+    """Return each rank's actions as rows."""
     return {
-        f"rank {r}": np.array([row(a) for a in actions], np.int64).reshape(-1, 5)
+        f"the program on rank {r}": np.array([row(a) for a in actions], np.int64).reshape(-1, 5)
         for r, actions in enumerate(made)
     }
 
@@ -59,12 +60,8 @@ def schedule(name, p, m, chunks=1):
 
 
 def refusal(name, p, m, chunks):
-    """Return what is said to programs that cannot be."""
-    try:
-        programs(name, p, m, chunks)
-    except ValueError as error:
-        return {"refused": True, "why": str(error)[:300]}
-    return {"refused": False, "why": ""}
+    """Return whether programs that cannot be are refused."""
+    return {"refused": refused(programs, name, p, m, chunks)}
 
 
 def transfers(rows, placement, rendezvous_safe):
@@ -72,18 +69,15 @@ def transfers(rows, placement, rendezvous_safe):
 
 
 def transfers_twice(rows, placement):
-    try:
-        add_communication(read(rows, placement))
-    except ValueError:
-        return {"refused": True}
-    return {"refused": False}
+    return {"refused": refused(add_communication, read(rows, placement))}
 
 
 def tags(rows, placement):
     """Return the tags of each rank's transfers, in the order of its program."""
+    moves = [[a for a in own if isinstance(a, Transfer)] for own in read(rows, placement)]
     return {
-        f"rank {r}": np.array([executor.tag(a) for a in own if isinstance(a, Transfer)], np.int64)
-        for r, own in enumerate(read(rows, placement))
+        f"the tags on rank {r}": np.array([executor.tag(a) for a in own], np.int64)
+        for r, own in enumerate(moves)
     }
 
 
@@ -98,32 +92,31 @@ class Counted(Stage):
         self.updates.append(i)
 
 
-def train(rows, placement, sizes, cut, state, inputs, targets, m):
-    """Return per rank the gradients, the loss, the bytes, the peak and the updates."""
+@each_rank("rows", len)
+def train(group, rows, placement, sizes, cut, state, inputs, targets, m):
+    """Return per rank the gradients, the loss, the bytes sent, and the updates."""
     made, last = read(rows, placement), len(cut) - 1
-
-    def worker(group):
-        model = nn.MLP(sizes, "gelu", dtype="float64")
-        model.load_state(state)
-        own = [model.layers[a:b] for a, b in cut]
-        stages = [Counted(own[k], k == 0, k == last) for k in made.placement[group.rank]]
-        for stage in stages:
-            stage.begin(micro_batches(inputs, targets, m))
-        executor.execute(made[group.rank], group, stages)
-        found = {p.name: p.grad for stage in stages for p in stage.parameters()}
-        found["(loss)"] = sum(sum(stage.losses.values()) for stage in stages)
-        found["(bytes)"] = group.ledger.total
-        found["(updates)"] = [i for stage in stages for i in stage.updates]
-        return found
-
-    return on_ranks(worker, len(made))
+    model = nn.MLP(sizes, "gelu", dtype="float64")
+    model.load_state(state)
+    own = [model.layers[a:b] for a, b in cut]
+    stages = [Counted(own[k], k == 0, k == last) for k in made.placement[group.rank]]
+    for stage in stages:
+        stage.begin(Batch(inputs, targets).micro_batches(m))
+    executor.execute(made[group.rank], group, stages)
+    found = {p.name: p.grad for stage in stages for p in stage.parameters()}
+    found["the loss"] = sum(sum(stage.losses.values()) for stage in stages)
+    found["sent"] = group.ledger.total
+    found["the updates"] = np.array([i for stage in stages for i in stage.updates], int)
+    return found
 
 
 def chosen(scheme, p, every, minibatches, newest):
     """Return the version that a forward pass chooses, for each minibatch and newest version."""
     choose = getattr(weight_versions, scheme)
-    found = [choose(b, v, p, every) for b in minibatches for v in newest]
-    return {"versions": found}
+    return {
+        f"the versions of minibatch {b}, newest {newest}": [choose(b, v, p, every) for v in newest]
+        for b in minibatches
+    }
 
 
 def versions(scheme, p, every, events, weights, gradients, lr, stash, streams):
@@ -136,26 +129,22 @@ def versions(scheme, p, every, events, weights, gradients, lr, stash, streams):
     w.data[...], b.data[...] = weights[0], weights[1]
     choose = partial(getattr(weight_versions, scheme), p=p, every=every)
     kept = weight_versions.WeightVersions([w, b], partial(optim.SGD, lr=lr), choose, stash)
-    seen, held, graphs = [], [], {}
-    for _ in range(streams):
+    graphs, found = {}, {}
+    for stream in range(streams):
         kept.begin(1 + max(i for _, i in events))
         for kind, i in events:
+            event = f"{kind}{i} of stream {stream}"
             if kind == "F":
                 kept.forward(i)
                 graphs[i] = w.data
             elif kind == "B":
                 kept.backward(i)
-                held.append(graphs.pop(i).copy())
+                found[f"what F{i} was given, at {event},"] = graphs.pop(i).copy()
                 w.grad = gradients[i] if w.grad is None else w.grad + gradients[i]
             else:
                 kept.update()
-            seen.append(w.data.copy())
+            found[f"the weights at {event}"] = w.data.copy()
     letters = np.array([letter for letter, *_ in kept.used], str)
     numbers = np.array([rest for _, *rest in kept.used], np.int64).reshape(-1, 2)
-    return {
-        "seen": seen,
-        "held": held,
-        "letters": letters,
-        "numbers": numbers,
-        "most": kept.most,
-    }
+    used = {"the letters of `used`": letters, "minibatch and version in `used`": numbers}
+    return {**found, **used, MOST: kept.most}

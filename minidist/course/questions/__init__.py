@@ -1,4 +1,5 @@
-"""What each lab asks a student's code, and what the answers must be: a file per lab.
+"""What each lab asks a student's code: a file per lab.
 
-`arrays.py` compares the arrays of one process, `ranks.py` those of several ranks.
+The right answer is what the package answers itself: `arrays.py` compares. A question with several
+right answers, as a schedule or a plan of buckets, has a judge of its own.
 """

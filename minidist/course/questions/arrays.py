@@ -1,86 +1,127 @@
-"""Compare the arrays of an answer with what they should be, and describe a difference.
+"""Compare an answer with the package's own, and describe the first difference.
 
-The bound is the one of tools/compare.py; `scale` is the largest number of all arrays together.
+Floats are compared within the bound of verify/compare.py, whose scale is the largest float of the
+whole answer; everything else exactly.
 """
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable
 
 import numpy as np
 
-from minidist.course.question import Answer
-from minidist.tools import compare
+from minidist.course.question import Answer, Judge, Question
+from minidist.verify import compare
 
-Causes = dict[str, np.ndarray]
+SHOWN = 16  # the most whole numbers, truth values or texts of a list that are shown
 
 
-def near(got: np.ndarray, want: np.ndarray, scale: float = 0.0) -> bool:
-    """Return whether two arrays are equal up to rounding."""
-    if got.shape != want.shape or not np.isfinite(got).all():
-        return False
-    allowed = compare.BOUND * (compare.scale(want, scale) or 1e-3)
-    return bool(np.abs(got - want).max(initial=0.0) <= allowed)
+def like_the_package(
+    answer: Answer, want: Answer, bound: float = compare.BOUND, free: tuple[str, ...] = ()
+) -> str | None:
+    """Return None if an answer is the package's, else what is wrong: with a number, and with bytes.
+
+    bound  0.0 compares floats exactly
+    free   names, without their ranks, that several right answers differ in
+    """
+    answer, want = of_all_ranks(answer, free), of_all_ranks(want, free)
+    scale = max(map(largest, want.values()), default=0.0)
+    wrong = {name: differ(name, answer, w, scale, bound) for name, w in want.items()}
+    wrong |= {name: f"{name} should not be there" for name in answer if name not in want}
+    found = {name: message for name, message in wrong.items() if message}
+    values = [message for name, message in found.items() if not name.startswith("bytes")]
+    moved = [message for name, message in found.items() if name.startswith("bytes")]
+    return "\n".join(values[:1] + moved[:1]) or None
+
+
+def ask(about: str, probe: Callable, judge: Judge = like_the_package, /, **given) -> Question:
+    """Return a question; by default its answer must be what the package answers."""
+    return Question(about, probe, given, judge)
+
+
+def of_all_ranks(answer: Answer, free: tuple[str, ...] = ()) -> Answer:
+    """Return an answer without the free names, and with the bytes of all ranks added up."""
+    found: Answer = {}
+    for name, value in answer.items():
+        what, _, rank = name.partition(" on rank ")
+        if what in free:
+            continue
+        if rank and what.startswith("bytes"):
+            name = f"{what} sent by all ranks together"
+            value = np.add(found.get(name, 0), value)
+        found[name] = value
+    return found
+
+
+def by_rank(answer: Answer, name: str) -> list[np.ndarray]:
+    """Return what each rank has of a name: the arrays "<name> on rank 0", "... 1", and so on."""
+    ranks = [int(n[1]) for n in (re.fullmatch(r".* on rank (\d+)", key) for key in answer) if n]
+    return [answer[f"{name} on rank {r}"] for r in range(max(ranks, default=-1) + 1)]
 
 
 def differ(
-    name: str, answer: Answer, want, causes: Causes | None = None, scale: float = 0.0
+    name: str, answer: Answer, want, scale: float = 0.0, bound: float = compare.BOUND
 ) -> str | None:
-    """Return None if answer[name] is `want`, else where it is not.
-
-    causes  {an explanation: the array that it would give}
-    """
+    """Return None if answer[name] is `want`, else where it is not."""
     want = np.asarray(want)
     if name not in answer:
-        return f"{name} is missing"
+        return f"{name} is missing: is it None, or a `return` missing?"
     got = answer[name]
-    if near(got, want, scale):
+    if (got.dtype.kind == "U") != (want.dtype.kind == "U"):
+        return f"{name} is of {got.dtype}, not of {want.dtype}"
+    if near(got, want, scale, bound):
         return None
-    for cause, wrong in (causes or {}).items():
-        if near(got, np.asarray(wrong), scale):
-            return f"{name} is wrong: {cause}"
+    if got.ndim == want.ndim == 1 and max(got.size, want.size) <= SHOWN and whole(got, want):
+        return f"{name} is {got.tolist()}, not {want.tolist()}"
     if got.shape != want.shape:
         return f"{name} has the shape {list(got.shape)}, not {list(want.shape)}"
-    off = np.where(np.isfinite(got), np.abs(got - want), np.inf)
-    worst = np.unravel_index(off.argmax(), off.shape)
-    place = f"[{', '.join(map(str, worst))}]" if worst else ""
-    ratio = (
-        f", {got[worst] / want[worst]:.4g} times as much"
-        if off[worst] < np.inf and want[worst] and got[worst]
-        else ""
-    )
-    return f"{name}{place} is {apart(got[worst], want[worst])}{ratio}"
+    if want.dtype == bool and not want.ndim:
+        return f"{name}: {got}, not {want}"
+    worst = farthest(got, want)
+    place = f" at [{', '.join(map(str, worst))}]" if worst else ""
+    if not numbers(got, want):
+        return f"{name}{place} is {got[worst]}, not {want[worst]}"
+    narrow = f" (it is {got.dtype})" if got.dtype in (np.float16, np.float32) else ""
+    return f"{name}{place} is {apart(float(got[worst]), float(want[worst]), narrow)}"
 
 
-def apart(got: np.generic, want: np.generic) -> str:
-    """Return "1.5, not 2.5", with enough digits to show the difference."""
+def whole(*arrays: np.ndarray) -> bool:
+    """Return whether no array has floats."""
+    return all(array.dtype.kind != "f" for array in arrays)
+
+
+def near(
+    got: np.ndarray, want: np.ndarray, scale: float = 0.0, bound: float = compare.BOUND
+) -> bool:
+    """Return whether two arrays are equal: floats up to rounding, all others exactly."""
+    if got.shape != want.shape or whole(got, want) or not bound:
+        return np.array_equal(got, want)
+    if not (finite := np.isfinite(got)).all():
+        alike = np.array_equal(got[~finite], want[~finite], equal_nan=True)
+        return alike and near(got[finite], want[finite], scale, bound)
+    allowed = bound * (compare.scale(want, scale) or 1e-3)
+    return bool(np.abs(got - want).max(initial=0.0) <= allowed)
+
+
+def largest(array: np.ndarray) -> float:
+    return compare.largest(array) if array.dtype.kind == "f" else 0.0
+
+
+def farthest(got: np.ndarray, want: np.ndarray) -> tuple:
+    """Return the place of the largest difference; of texts and truth values, the first one."""
+    if not numbers(got, want):
+        return tuple(map(int, np.argwhere(got != want)[0]))
+    off = np.where(np.isfinite(got), np.abs(got.astype(float) - want), np.inf)
+    return tuple(map(int, np.unravel_index(off.argmax(), off.shape)))
+
+
+def numbers(*arrays: np.ndarray) -> bool:
+    return all(array.dtype.kind in "fiu" for array in arrays)
+
+
+def apart(got: float, want: float, kind: str) -> str:
+    """Return "1.5, not 3, 0.5 times as much", with enough digits to show the difference."""
     digits = next((n for n in (6, 9, 12) if f"{got:.{n}g}" != f"{want:.{n}g}"), 17)
-    narrow = f" (it is {got.dtype})" if got.dtype.kind == "f" and got.itemsize < 8 else ""
-    return f"{got:.{digits}g}, not {want:.{digits}g}{narrow}"
-
-
-def first(verdicts: Iterable[str | None]) -> str | None:
-    """Return the first verdict that is not None, or None."""
-    return next((verdict for verdict in verdicts if verdict is not None), None)
-
-
-def vjp(function: Callable, arrays: list[np.ndarray], grad: np.ndarray) -> list[np.ndarray]:
-    """Return the gradient of <grad, function(*arrays)> with respect to each array.
-
-    By complex steps: f(x + ih) = f(x) + ih f'(x) + O(h^2) for an analytic f, so the imaginary part
-    over h is the derivative, and no subtraction loses digits.
-    """
-    h, gradients = 1e-30, []
-    for k, array in enumerate(arrays):
-        gradient = np.zeros(array.shape)
-        for index in np.ndindex(array.shape):
-            moved = [a.astype(complex) for a in arrays]
-            moved[k][index] += 1j * h
-            gradient[index] = (grad * function(*moved).imag).sum() / h
-        gradients.append(gradient)
-    return gradients
-
-
-def summed_down(grad: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Sum a gradient of a broadcast shape over all places to which one element was copied."""
-    home = np.broadcast_to(np.arange(np.prod(shape, dtype=int)).reshape(shape), grad.shape)
-    sums = np.bincount(home.reshape(-1), grad.reshape(-1), int(np.prod(shape)))
-    return sums.reshape(shape)
+    message = f"{got:.{digits}g}, not {want:.{digits}g}{kind}"
+    if not want or not got or not np.isfinite(got) or abs(got / want - 1) < 1e-3:
+        return message
+    return f"{message}, {got / want:.4g} times as much"

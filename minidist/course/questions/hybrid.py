@@ -1,123 +1,27 @@
-"""What the hybrid lab asks, and what the answers must be.
+"""What the hybrid lab asks. The right answer is what the package itself answers.
 
-Places on the mesh, one device's gradients cut into the ranks' parts, one norm, the whole state.
+A mesh's shape is (ranks of dp, of pp, of tp).
 """
 
-from collections.abc import Iterator
 from itertools import pairwise, product
 from math import prod, sqrt
 
 import numpy as np
 
 from minidist import nn
-from minidist.course.question import Answer, Question, counted
-from minidist.course.questions.ranks import by_rank, joined, ranks_differ
+from minidist.course.probes import hybrid as probes
+from minidist.course.question import Answer, Question, Questions, Random
+from minidist.course.questions.arrays import ask, by_rank, like_the_package
+from minidist.errors import counted
 from minidist.pipeline_parallel import programs
 from minidist.pipeline_parallel.holders import holders
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.rng import Randomness
-from minidist.tools.strategies.cases import random_weights
+from minidist.verify.strategies.cases import random_weights
 
-F8 = 8  # bytes of a float64
-SHAPE = ("dp", "pp", "tp")
+Shape = tuple[int, int, int]
 
 
-# 6.1, 6.2: the mesh.
-
-
-def several_axes(rng) -> Iterator[dict[str, int]]:
-    a, b, c, d = (int(n) for n in rng.permutation([1, 2, 3, 4]))
-    yield {"dp": a, "pp": b, "tp": c}
-    yield {"rows": c, "columns": d}
-    yield {"only": int(rng.integers(1, 6))}
-    yield {"w": 2, "x": int(rng.integers(1, 4)), "y": 1, "z": int(rng.integers(2, 4))}
-
-
-def coordinates(rng) -> Iterator[Question]:
-    for axes in several_axes(rng):
-        places = list(product(*(range(size) for size in axes.values())))
-        own = dict(zip(axes, places[int(rng.integers(len(places)))], strict=True))
-        yield Question(
-            f"{shown(axes)}, seen from {own}",
-            "coordinates",
-            {"axes": axes, "own": own},
-            lambda answer, axes=axes, own=own, places=places: judge_places(
-                answer, axes, own, places
-            ),
-        )
-
-
-def shown(axes: dict[str, int]) -> str:
-    return ", ".join(f"{name}={size}" for name, size in axes.items())
-
-
-def judge_places(answer: Answer, axes: dict, own: dict, places: list[tuple]) -> str | None:
-    for rank, place in enumerate(places):
-        got = tuple(answer["coordinates"][rank].tolist())
-        if got != place:
-            back = sorted(map(tuple, answer["coordinates"].tolist())) == places
-            why = ": the last axis is the fastest" if back else ""
-            return f"rank {rank} is at {got}, not {place}{why}"
-        if not answer["order"][rank]:
-            return f"the coordinates of rank {rank} are not in the order of the axes"
-        if answer["ranks"][rank] != rank:
-            return f"at {place} there is rank {answer['ranks'][rank]}, not {rank}"
-    beside = [{**own, name: c} for name, size in axes.items() for c in range(size)]
-    for at, got in zip(beside, answer["beside"].tolist(), strict=True):
-        want = places.index(tuple(at.values()))
-        if got != want:
-            return f"at {at}, of which one axis is named, there is rank {got}, not {want}"
-    if not answer["refused"].all():
-        what = ["an axis that does not exist", *(f"{n}={c}" for n in axes for c in (-1, axes[n]))]
-        return f"{what[int(np.argmin(answer['refused']))]}: a ValueError is due"
-    return None
-
-
-def meshes(rng) -> Iterator[Question]:
-    for axes in several_axes(rng):
-        if (N := prod(axes.values())) <= 12:
-            yield one_mesh(axes, N)
-    yield one_mesh({"dp": 2, "pp": 2, "tp": 3}, 12)
-    for axes, N in (({"dp": 2, "tp": 2}, 3), ({"dp": 4, "tp": 0}, 2), ({"dp": 1, "tp": 1}, 2)):
-        yield no_mesh(axes, N)
-
-
-def no_mesh(axes: dict[str, int], N: int) -> Question:
-    def judge(answer: Answer) -> str | None:
-        if all("refused" in found for found in by_rank(answer, N)):
-            return None
-        return "the sizes do not multiply to the number of ranks: a ValueError is due"
-
-    return Question(f"{shown(axes)} of {N} ranks", "mesh", {"N": N, "axes": axes}, judge)
-
-
-def one_mesh(axes: dict[str, int], N: int) -> Question:
-    places = list(product(*(range(size) for size in axes.values())))
-
-    def judge(answer: Answer) -> str | None:
-        for r, found in enumerate(by_rank(answer, N)):
-            if "refused" in found:
-                return f"{shown(axes)} makes {N} ranks, and is refused"
-            if (got := tuple(found["coordinates"].tolist())) != places[r]:
-                return f"rank {r} is at {got}, not {places[r]}"
-            for i, name in enumerate(axes):
-                line = [(*places[r][:i], c, *places[r][i + 1 :]) for c in range(axes[name])]
-                want = [places.index(place) for place in line]
-                got = found[f"members of {name}"].tolist()
-                if got != want:
-                    why = ": in another order" if sorted(got) == want else ""
-                    return f"on rank {r} the ranks of {name} are {got}, not {want}{why}"
-                if found[f"number in {name}"] != places[r][i]:
-                    return f"rank {r} is number {found[f'number in {name}']} in {name}"
-        return None
-
-    return Question(f"{shown(axes)}", "mesh", {"N": N, "axes": axes}, judge)
-
-
-# Models, and which part of them a rank has.
-
-
-def drawn(rng, depth: int, tied: bool, dropout: float = 0.0) -> tuple[dict, nn.Transformer]:
+def drawn(rng: Random, depth: int, tied: bool, dropout: float = 0.0) -> tuple[dict, nn.Transformer]:
     config = {
         "vocab": int(rng.choice([5, 7, 11])),  # over two or three ranks there is padding
         "width": 6,
@@ -128,83 +32,79 @@ def drawn(rng, depth: int, tied: bool, dropout: float = 0.0) -> tuple[dict, nn.T
         "tied": tied,
     }
     model = nn.Transformer(**config, dtype="float64")
-    return config, random_weights(model, int(rng.integers(1 << 30)))
+    random_weights(model, int(rng.integers(1 << 30)))
+    return config, model
 
 
-def part(name: str, whole: np.ndarray, N: int, r: int) -> np.ndarray:
-    """Return rank r's part of a Transformer's array, split over N ranks; vocabularies are padded.
-
-    By the layout of `drawn`: as many heads as columns, [3, H, 1] in QKV.
-    """
-    axis = {"attention.output.weight": 0, "contract.weight": 0, "token.weight": 0}
-    axis |= {"qkv.bias": 0, "expand.bias": 0}
-    axis |= {"qkv.weight": 1, "expand.weight": 1, "linear.weight": 1}
-    along = next((a for end, a in axis.items() if name.endswith(end)), None)
-    if along is None:
-        return whole
-    if ".qkv." in name:
-        blocks = np.split(whole, 3, axis=along)
-        return np.concatenate([np.array_split(b, N, axis=along)[r] for b in blocks], axis=along)
-    room = [(0, 0)] * whole.ndim
-    room[along] = (0, -whole.shape[along] % N)
-    return np.split(np.pad(whole, room), N, axis=along)[r]
-
-
-def stages_of(model: nn.Transformer, shape: tuple, options: dict) -> list[list[str]]:
-    """Return the names of the parameters that each rank of the axis pp holds."""
-    placement = placed(shape[1], options)
-    found = holders(model, cut_of(len(model.layers), 1 + max(map(max, placement))))
-    return [[n for n, at in found.items() if set(at) & set(own)] for own in placement]
-
-
-def placed(pp: int, options: dict) -> list[list[int]]:
-    """Return the virtual stages that each rank of the axis pp holds."""
-    schedule, chunks = options.get("schedule", "1f1b"), options.get("chunks", 1)
-    return programs(schedule, pp, 4 * pp, chunks).placement
-
-
-def spread(whole: dict, model: nn.Transformer, shape: tuple, options: dict) -> list[dict]:
-    """Return every rank's parts of the arrays of a model."""
-    names = stages_of(model, shape, options)
-    return [
-        {name: part(name, whole[name], shape[2], t) for name in names[p]}
-        for _, p, t in product(*map(range, shape))
-    ]
-
-
-def prefixed(parts: list[dict]) -> list[dict]:
-    return [{f"d {name}": x for name, x in mine.items()} for mine in parts]
-
-
-def given_parts(model, config: dict, shape: tuple, options: dict) -> dict:
+def model_given(model: nn.Transformer, config: dict, shape: Shape, options: dict) -> dict:
     """Return what a probe needs to make each rank's part of a model."""
-    pp, chunks = shape[1], options.get("chunks", 1)
-    placement = placed(pp, options)
-    cut = cut_of(len(model.layers), pp * chunks)
-    found = {
-        n: [r for r, own in enumerate(placement) if set(own) & set(at)]
-        for n, at in holders(model, cut).items()
+    pp, schedule, chunks = shape[1], options.get("schedule", "1f1b"), options.get("chunks", 1)
+    placement = programs(schedule, pp, 4 * pp, chunks).placement
+    cut = cut_of(len(model.layers), 1 + max(map(max, placement)))
+    ranks = {
+        name: [r for r, own in enumerate(placement) if set(own) & set(stages)]
+        for name, stages in holders(model, cut).items()
     }
     return {
         "shape": shape,
         "config": config,
         "state": model.state(),
         "layers": [[i for k in own for i in cut[k]] for own in placement],
-        "shared": {name: ranks for name, ranks in found.items() if len(ranks) > 1},
+        "shared": {name: own for name, own in ranks.items() if len(own) > 1},
         "split_sequence": options.get("split_sequence", False),
     }
 
 
-def on(shape: tuple) -> str:
+# 6.1, 6.2: the mesh.
+
+
+def several_axes(rng: Random) -> list[dict[str, int]]:
+    a, b, c, d = (int(n) for n in rng.permutation([1, 2, 3, 4]))
+    return [
+        {"dp": a, "pp": b, "tp": c},
+        {"rows": c, "columns": d},
+        {"only": int(rng.integers(1, 6))},
+        {"w": 2, "x": int(rng.integers(1, 4)), "y": 1, "z": int(rng.integers(2, 4))},
+    ]
+
+
+def shown(axes: dict[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in axes.items())
+
+
+def coordinates(rng: Random) -> Questions:
+    for axes in several_axes(rng):
+        own = {name: int(rng.integers(size)) for name, size in axes.items()}
+        yield ask(f"{shown(axes)}, seen from {own}", probes.coordinates, axes=axes, own=own)
+
+
+def meshes(rng: Random) -> Questions:
+    for axes in [*several_axes(rng), {"dp": 2, "pp": 2, "tp": 3}]:
+        if (N := prod(axes.values())) <= 12:
+            yield ask(shown(axes), probes.mesh, N=N, axes=axes)
+    for axes, N in (({"dp": 2, "tp": 2}, 3), ({"dp": 4, "tp": 0}, 2), ({"dp": 1, "tp": 1}, 2)):
+        yield ask(f"{shown(axes)} of {N} ranks", probes.mesh, N=N, axes=axes)
+
+
+def on(shape: Shape) -> str:
     return " x ".join(map(str, shape)) + " (dp x pp x tp)"
+
+
+def flags(options: dict) -> str:
+    sequence = ", sequence split" if options.get("split_sequence") else ""
+    return options.get("schedule", "1f1b") + sequence
 
 
 # 6.3: parameters that two stages share.
 
 
-def tied(rng) -> Iterator[Question]:
+def tied(rng: Random) -> Questions:
     for stages, is_tied in ((1, True), (2, True), (3, False), (4, True)):
-        yield held(rng, stages, is_tied)
+        config, model = drawn(rng, int(rng.integers(3, 5)), is_tied)
+        ends = np.sort(rng.permutation(np.arange(1, len(model.layers)))[: stages - 1])
+        cut = list(pairwise([0, *map(int, ends), len(model.layers)]))
+        about = f"holders, {'tied' if is_tied else 'untied'}, layers {cut}"
+        yield ask(about, probes.held, config=config, cut=cut)
     for N, options, m, batches in (
         (1, {}, 2, 1),
         (2, {}, 3, 1),
@@ -216,72 +116,19 @@ def tied(rng) -> Iterator[Question]:
         yield through_a_pipeline(rng, N, options, m, batches)
 
 
-def held(rng, stages: int, is_tied: bool) -> Question:
-    config, model = drawn(rng, int(rng.integers(3, 5)), is_tied)
-    ends = np.sort(rng.permutation(np.arange(1, len(model.layers)))[: stages - 1])
-    ends = [0, *map(int, ends), len(model.layers)]
-    cut = list(pairwise(ends))
-    place = {"embedding": 0, "head": len(model.layers) - 1}
-    place |= {f"blocks.{i}": 1 + i for i in range(len(model.layers) - 2)}
-    want = {}
-    for name in model.named_parameters():
-        layers = [at for start, at in place.items() if name.startswith(f"{start}.")]
-        layers += [len(model.layers) - 1] if is_tied and "token" in name else []
-        want[name] = sorted({k for k, (a, b) in enumerate(cut) for i in layers if a <= i < b})
-
-    def judge(answer: Answer) -> str | None:
-        if (got := answer["names"].tolist()) != list(want):
-            return f"the names are {got[:3]} ..., {len(got)}; not {list(want)[:3]}, {len(want)}"
-        for name, stages in want.items():
-            if answer[name].tolist() != stages:
-                return f"{name} is held by the stages {answer[name].tolist()}, not {stages}"
-        return None
-
-    about = f"holders, {'tied' if is_tied else 'untied'}, layers {cut}"
-    return Question(about, "held", {"config": config, "cut": cut}, judge)
-
-
-def through_a_pipeline(rng, N: int, options: dict, m: int, batches: int) -> Question:
+def through_a_pipeline(rng: Random, N: int, options: dict, m: int, batches: int) -> Question:
     config, model = drawn(rng, 2 if N * options.get("chunks", 1) < 4 else 3, True)
     B, T = int(rng.integers(1, 4)), int(rng.integers(2, 7))
     tokens, targets = rng.integers(0, config["vocab"], (2, B, T))
-    nn.cross_entropy(model(tokens), targets).backward()
-    d = {name: batches * p.grad for name, p in model.named_parameters().items()}
-    want = prefixed(spread(d, model, (1, N, 1), options))
-    name = "d embedding.token.weight"
-    copies = sum(name in mine for mine in want)
-    due = batches * 2 * (copies - 1) * F8 * d["embedding.token.weight"].size
-
-    def judge(answer: Answer) -> str | None:
-        found = by_rank(answer, N)
-        moved = sum(int(mine.pop("bytes")) for mine in found)
-        said = None
-        if moved != due:
-            said = f"{moved} bytes are sent for the tied embedding, not {due} = 2(k - 1) S, k ranks"
-        if copies > 1 and batches > 1 and name in found[0]:
-            again = d["embedding.token.weight"]
-            if np.abs(found[0][name]).sum() > np.abs(again).sum() * (1 + 1e-9):
-                said = "what the first batch has left may have been summed again by the second"
-        return joined(ranks_differ(found, want), said)
-
-    given = {
-        "N": N,
-        "config": config,
-        "state": model.state(),
-        "tokens": tokens,
-        "targets": targets,
-        "m": m,
-        "batches": batches,
-        "options": options,
-    }
-    about = f"tied, {counted(N, 'stage')}, {options.get('schedule', '1f1b')}, "
-    about += f"{counted(batches, 'batch')} of {B}"
-    return Question(about, "pipeline", given, judge)
+    about = f"tied, {counted(N, 'stage')}, {flags(options)}, {counted(batches, 'batch')} of {B}"
+    given: dict = {"N": N, "config": config, "state": model.state(), "options": options}
+    given |= {"tokens": tokens, "targets": targets, "m": m, "batches": batches}
+    return ask(about, probes.pipeline, **given)
 
 
 # 6.4, 6.5: the gradient of the whole batch.
 
-SHAPES = [
+SHAPES: list[tuple[Shape, dict]] = [
     ((1, 1, 1), {"micro_batches": 1}),
     ((3, 1, 1), {"micro_batches": 2, "schedule": "gpipe"}),
     ((2, 2, 1), {"micro_batches": 3}),
@@ -291,240 +138,117 @@ SHAPES = [
 ]
 
 
-def sums(rng) -> Iterator[Question]:
+def sums(rng: Random) -> Questions:
     for shape, options in SHAPES:
         config, model = drawn(rng, 2, True)
-        names, empty = stages_of(model, shape, options), int(rng.integers(shape[0])) + 1
-        split, grads = options.get("split_sequence"), {}
-        for d, p, t in product(*map(range, shape)):
-            grads[d, p, t] = {}
-            for name in names[p]:
-                like = part(name, model.named_parameters()[name].data, shape[2], t)
-                alike = t and not split and is_repeated(name)
-                drawn_one = grads[d, p, 0][name] if alike else rng.standard_normal(like.shape)
-                grads[d, p, t][name] = None if d == empty else drawn_one
-        want = []
-        for _, p, t in grads:
-            together = {}
-            for name in names[p]:
-                ts = range(shape[2]) if split and is_repeated(name) else [t]
-                terms = [grads[d, p, u][name] for d in range(shape[0]) for u in ts]
-                together[name] = sum(g for g in terms if g is not None)
-            want.append(together)
-        given = given_parts(model, config, shape, options) | {"grads": list(grads.values())}
-        about = f"{on(shape)}, {flags(options)}" + f", rank {empty} of dp has nothing" * (
-            empty < shape[0]
-        )
-        judge = judge_sums(prefixed(want), shape, bool(split), list(grads.values()))
-        yield Question(about, "sums", given, judge)
+        empty = int(rng.integers(shape[0])) + 1  # on dp, if there is one of this number
+        given = model_given(model, config, shape, options)
+        alike = not options.get("split_sequence")
+        grads = to_be_summed(rng, model, shape, alike, empty)
+        about = f"{on(shape)}, {flags(options)}"
+        about += f", rank {empty} of dp has nothing" if empty < shape[0] else ""
+        yield ask(about, probes.sums, **given, grads=grads)
 
 
-def flags(options: dict) -> str:
-    return f"{options.get('schedule', '1f1b')}" + (
-        ", sequence split" if options.get("split_sequence") else ""
-    )
+def to_be_summed(
+    rng: Random, model: nn.Transformer, shape: Shape, alike: bool, empty: int
+) -> list[dict[str, np.ndarray | None]]:
+    """Draw the whole gradients that every rank has its part of; alike: on tp they are the same."""
+    shapes = {name: p.shape for name, p in model.named_parameters().items()}
+    found: list[dict[str, np.ndarray | None]] = []
+    for d, _, t in product(*map(range, shape)):
+        if t and alike:
+            found.append(found[-1])
+            continue
+        found.append({n: None if d == empty else rng.standard_normal(shapes[n]) for n in shapes})
+    return found
 
 
-def is_repeated(name: str) -> bool:
-    """Return whether every rank of tp holds all of this parameter of a Transformer."""
-    whole = np.zeros((6, 6) if name.endswith("weight") else 6)
-    return part(name, whole, 2, 0) is whole
-
-
-def judge_sums(want: list[dict], shape: tuple, split: bool, grads: list[dict]):
-    dp, _, tp = shape
-    causes = {1 / dp: "an average over dp; the loss divides by the whole batch already"}
-    causes |= {tp: "every rank of tp has all of this already, and tp adds it up"}
-    size = sum(x.size for mine in want for x in mine.values())
-    repeated = sum(x.size for mine in want for n, x in mine.items() if is_repeated(n[2:]))
-    due = {
-        "dp": 2 * (dp - 1) * F8 * size // dp,
-        "pp": 0,
-        "tp": 2 * (tp - 1) * F8 * repeated // tp if split else 0,
-    }
-
-    def judge(answer: Answer) -> str | None:
-        found, said = by_rank(answer, len(want)), None
-        for axis, bytes_due in due.items():
-            moved = sum(int(mine.pop(f"bytes {axis}")) for mine in found)
-            if moved != bytes_due:
-                said = f"{moved} bytes are sent on {axis} by all ranks together, not {bytes_due}"
-        wrong = ranks_differ(found, want, causes)
-        for r, mine in enumerate(found) if wrong else ():
-            for name, own in grads[r].items():
-                if own is None or np.array_equal(own, want[r][f"d {name}"]):
-                    continue
-                if np.array_equal(mine.get(f"d {name}"), own):
-                    return joined(f"{name} on rank {r} has not been summed over any rank", said)
-        return joined(wrong, said)
-
-    return judge
-
-
-def deals(rng) -> Iterator[Question]:
+def deals(rng: Random) -> Questions:
     for shape, m in (((1, 1, 1), 2), ((2, 1, 1), 3), ((1, 2, 1), 1), ((3, 1, 2), 2)):
         B, T = int(rng.integers(2, 8)), int(rng.integers(1, 4))
         tokens, targets = rng.integers(0, 6, (2, B, T))
-        examples = rng.permutation(40)[:B] if m > 1 else None
-        losses = [0.0 if p < shape[1] - 1 else rng.standard_normal() for p in range(shape[1])]
-        losses = [[loss * (1 + d) for loss in losses] for d in range(shape[0])]  # alike on tp
-        every = [losses[d][p] for d, p, _ in product(*map(range, shape))]
-        given = {"shape": shape, "m": m, "losses": every, "tokens": tokens, "targets": targets}
-        given["examples"] = examples
-        want = []
-        for d, _, _ in product(*map(range, shape)):
-            mine = np.array_split(np.arange(B), shape[0])[d]
-            seen = {"loss": sum(map(sum, losses)), "count": m}
-            for i, rows in enumerate(np.array_split(mine, m)):
-                seen[f"tokens of {i}"], seen[f"targets of {i}"] = tokens[rows], targets[rows]
-                seen[f"examples of {i}"] = rows if examples is None else examples[rows]
-                seen[f"total of {i}"], seen[f"seed and step of {i}"] = targets.size, [7, 3]
-            want.append({k: np.asarray(v) for k, v in seen.items()})
-
-        def judge(answer, want=want):
-            return ranks_differ(by_rank(answer, len(want)), want)
-
+        losses = rng.standard_normal(shape[0])  # on the last stage; alike on tp
+        every = [losses[d] if p == shape[1] - 1 else 0.0 for d, p, _ in product(*map(range, shape))]
+        given: dict = {"shape": shape, "m": m, "losses": every}
+        given |= {"tokens": tokens, "targets": targets}
+        given["examples"] = rng.permutation(40)[:B] if m > 1 else None
         about = f"what the pipeline is given, {on(shape)}, {counted(B, 'example')}, "
-        about += counted(m, "micro-batch")
-        yield Question(about, "dealt", given | {"old": False}, judge)
-
-    def judge(answer):
-        if all(found["refused"] for found in by_rank(answer, 2)):
-            return None
-        return "a batch on top of a gradient that is there is to be a ValueError"
-
-    given = {"shape": (2, 1, 1), "m": 1, "losses": [1.0, 2.0], "old": True, "examples": None}
+        yield ask(about + counted(m, "micro-batch"), probes.dealt, **given, old=False)
+    given = {"shape": (2, 1, 1), "m": 1, "losses": [1.0, 2.0], "examples": None}
     given |= {"tokens": tokens, "targets": targets}
-    yield Question("a gradient is there", "dealt", given, judge)
+    yield ask("a gradient is there", probes.dealt, **given, old=True)
 
 
-def backward(rng) -> Iterator[Question]:
+def backward(rng: Random) -> Questions:
     yield from deals(rng)
     for shape, options in SHAPES:
         config, model = drawn(rng, 2, True, dropout=0.3)
         B, T = int(rng.integers(1, 7)), 2 * int(rng.integers(1, 4))
         tokens, targets = rng.integers(0, config["vocab"], (2, B, T))
-        seed, step, examples = int(rng.integers(99)), int(rng.integers(9)), rng.permutation(50)[:B]
-        loss = nn.cross_entropy(model(tokens, Randomness(seed, step, examples)), targets)
-        loss.backward()
-        d = {name: p.grad for name, p in model.named_parameters().items()}
-        want = prefixed(spread(d, model, shape, options))
-        given = {"shape": shape, "config": config, "state": model.state(), "options": options}
-        given |= {"tokens": tokens, "targets": targets, "seed": seed, "step": step}
-        given["examples"] = examples
+        given: dict = {"shape": shape, "config": config, "state": model.state()}
+        given |= {
+            "options": options,
+            "tokens": tokens,
+            "targets": targets,
+            "examples": rng.permutation(50)[:B],
+        }
+        given |= {"seed": int(rng.integers(99)), "step": int(rng.integers(9))}
         about = f"{on(shape)}, {counted(B, 'example')}, {flags(options)}"
-        yield Question(about, "backward", given, judge_backward(want, shape, loss.item()))
+        yield ask(about, probes.backward, sent_once, **given)
 
 
-def judge_backward(want: list[dict], shape: tuple, loss: float):
-    dp, pp, tp = shape
-    n = prod(shape)
-    most = 2 * (dp - 1) * F8 * sum(x.size for mine in want for x in mine.values()) // dp
-    most += 2 * (dp - 1) * F8 * pp * tp  # the loss
-    ratios = {dp: "divide by the targets of the whole batch, not of a share"}
-
-    def judge(answer: Answer) -> str | None:
-        found, said = by_rank(answer, n), None
-        moved = sum(int(mine.pop("bytes dp")) for mine in found)
-        if moved > most:
-            said = f"{moved} bytes are sent on dp, not {most}: gradients once, and the loss"
-        for r, mine in enumerate(found):
-            got = float(mine.pop("loss"))
-            if abs(got - loss) > 1e-9 * abs(loss):
-                why = ": the loss is on the last stage only" if got == 0 else ""
-                why = why or (": a share's only" if abs(got) < abs(loss) else "")
-                said = f"the loss on rank {r} is {got:.9g}, not {loss:.9g}{why}"
-            if not mine.pop("refused"):
-                said = "a second batch on top of summed gradients is to be a ValueError"
-        return joined(ranks_differ(found, want, ratios), said)
-
-    return judge
+def sent_once(answer: Answer, want: Answer) -> str | None:
+    """Judge a batch: the package's gradients, with no more bytes on dp than the package sends."""
+    if wrong := like_the_package(answer, want, free=("sent on dp",)):
+        return wrong
+    moved, most = (sum(map(int, by_rank(numbers, "sent on dp"))) for numbers in (answer, want))
+    if moved > most:
+        return f"{moved} bytes are sent on dp, not {most}: gradients once, and the loss"
+    return None
 
 
 # 6.6: one norm.
 
 
-def clipping(rng) -> Iterator[Question]:
-    for factor in (0.3, 2.0):
-        yield clipped(rng, factor)
-    yield clipped(rng, 0.5, missing=True)
-    for shape, options, is_tied, factor in (
-        ((1, 1, 1), {}, True, 0.5),
-        ((2, 1, 1), {}, True, 0.4),
-        ((1, 2, 1), {}, True, 0.7),
-        ((1, 1, 2), {}, True, 0.3),
-        ((1, 3, 2), {}, True, 1.5),
-        ((2, 2, 2), {}, False, 0.6),
+def clipping(rng: Random) -> Questions:
+    for factor, missing in ((0.3, False), (2.0, False), (0.5, True)):
+        yield clipped(rng, factor, missing)
+    for shape, is_tied, factor in (
+        ((1, 1, 1), True, 0.5),
+        ((2, 1, 1), True, 0.4),
+        ((1, 2, 1), True, 0.7),
+        ((1, 1, 2), True, 0.3),
+        ((1, 3, 2), True, 1.5),
+        ((2, 2, 2), False, 0.6),
     ):
-        yield clipped_on_mesh(rng, shape, options, is_tied, factor)
+        config, model = drawn(rng, 2, is_tied)
+        grads = {n: rng.standard_normal(p.shape) for n, p in model.named_parameters().items()}
+        given = model_given(model, config, shape, {})
+        given |= {"grads": grads, "max_norm": factor * norm_of(grads)}
+        about = f"{on(shape)}, {'tied' if is_tied else 'untied'}, max_norm {factor} times the norm"
+        yield ask(about, probes.clip_on_mesh, **given)
 
 
-def clipped(rng, factor: float, missing: bool = False) -> Question:
+def clipped(rng: Random, factor: float, missing: bool) -> Question:
     sizes = [int(n) for n in rng.integers(1, 6, 3)]
     model = nn.MLP(sizes, dtype="float64")
     grads = {n: rng.standard_normal(p.shape) for n, p in model.named_parameters().items()}
     if missing:
-        grads["layers.0.bias"] = None
-    norm = sqrt(sum(float((g * g).sum()) for g in grads.values() if g is not None))
-    scale = min(1.0, factor)
-    want = {f"d {n}": scale * g for n, g in grads.items() if g is not None}
-    want["norm"] = np.array(norm)
-
-    def judge(answer: Answer) -> str | None:
-        found = dict(answer)
-        if missing and not np.any(found.get("d layers.0.bias", 0)):
-            found.pop("d layers.0.bias", None)  # None or zeros
-        raised = {factor: "gradients shorter than max_norm are not made longer"}
-        return ranks_differ([found], [want], raised if factor > 1 else None)
-
-    given = {"sizes": sizes, "grads": grads, "max_norm": factor * norm}
-    about = f"one device, max_norm {factor} times the norm" + (", one gradient None" * missing)
-    return Question(about, "clip", given, judge)
+        del grads["layers.0.bias"]
+    about = f"one device, max_norm {factor} times the norm"
+    about += ", one gradient None" if missing else ""
+    return ask(about, probes.clip, sizes=sizes, grads=grads, max_norm=factor * norm_of(grads))
 
 
-def clipped_on_mesh(rng, shape: tuple, options: dict, is_tied: bool, factor: float) -> Question:
-    config, model = drawn(rng, 2, is_tied)
-    d = {n: rng.standard_normal(p.shape) for n, p in model.named_parameters().items()}
-    squares = {n: float((g * g).sum()) for n, g in d.items()}
-    norm, tp = sqrt(sum(squares.values())), shape[2]
-    parts = spread(d, model, shape, options)
-    scaled = [{n: min(1, factor) * x for n, x in mine.items()} for mine in parts]
-    want = [{"norm": np.array(norm), **mine} for mine in prefixed(scaled)]
-    copies = {n: sum(n in own for own in stages_of(model, shape, options)) for n in d}
-    times = {n: copies[n] * (tp if is_repeated(n) else 1) for n, g in d.items()}
-    wrong = {
-        "what is held more than once counts as often": sum(
-            times[n] * s for n, s in squares.items()
-        ),
-        "a tied parameter counts once per stage": sum(copies[n] * s for n, s in squares.items()),
-        "what every rank of tp has alike counts on each": sum(
-            times[n] / copies[n] * s for n, s in squares.items()
-        ),
-        "replicas on dp are added up": shape[0] * sum(squares.values()),
-    }
-
-    def judge(answer: Answer) -> str | None:
-        found, said = by_rank(answer, prod(shape)), None
-        for r, mine in enumerate(found):
-            if tp > 1 and not mine["refused"]:
-                said = "without sum_squares, parts of larger parameters are to be a ValueError"
-            mine.pop("refused")
-            got, own = float(mine["norm"]), sum(float((x * x).sum()) for x in parts[r].values())
-            for what, total in {**wrong, "a rank's own part alone": own}.items():
-                if abs(got - norm) > 1e-9 * norm and abs(got - sqrt(total)) < 1e-9 * norm:
-                    return f"the norm on rank {r} is {got:.9g}, not {norm:.9g}: {what}"
-        return joined(ranks_differ(found, want), said)
-
-    given = given_parts(model, config, shape, options)
-    given |= {"parts": parts, "max_norm": factor * norm}
-    about = f"{on(shape)}, {'tied' if is_tied else 'untied'}, max_norm {factor} times the norm"
-    return Question(about, "clip_on_mesh", given, judge)
+def norm_of(grads: dict[str, np.ndarray]) -> float:
+    return sqrt(sum(float((g * g).sum()) for g in grads.values()))
 
 
 # 6.7: the whole state.
 
 
-def wholes(rng) -> Iterator[Question]:
+def wholes(rng: Random) -> Questions:
     for shape, options, is_tied in (
         ((1, 1, 1), {}, True),
         ((1, 2, 1), {}, True),
@@ -533,34 +257,9 @@ def wholes(rng) -> Iterator[Question]:
         ((2, 2, 2), {}, False),
     ):
         config, model = drawn(rng, 2, is_tied)
-        state = model.state()
-        d = {n: rng.standard_normal(x.shape) for n, x in state.items()}
-        given = given_parts(model, config, shape, options)
-        given["parts"] = spread(d, model, shape, options)
-        about = f"{on(shape)}, {'tied' if is_tied else 'untied'}"
-        yield Question(about, "whole", given, judge_whole(state, d, shape))
-
-
-def judge_whole(state: dict, d: dict, shape: tuple):
-    want = {f"state {n}": x for n, x in state.items()} | {f"whole {n}": x for n, x in d.items()}
-
-    def judge(answer: Answer) -> str | None:
-        found = by_rank(answer, prod(shape))
-        for r, mine in enumerate(found):
-            for order in ("order", "order of parts"):
-                if (got := mine.pop(order).tolist()) != list(state):
-                    missing = sorted(set(state) - set(got))
-                    why = f"{missing[0]} is missing" if missing else "not the model's order"
-                    return f"the names on rank {r}: {why}"
-            for name, x in want.items():
-                got = mine.get(name)
-                if got is not None and got.shape == x.shape and not np.array_equal(got, x):
-                    mixed = np.array_equal(np.sort(got, axis=None), np.sort(x, axis=None))
-                    why = ": all its numbers are there, in other places" if mixed else ""
-                    return f"{name} on rank {r} is another array{why}"
-        return ranks_differ(found, [want] * len(found))
-
-    return judge
+        given = model_given(model, config, shape, options)
+        given["arrays"] = {n: rng.standard_normal(x.shape) for n, x in model.state().items()}
+        yield ask(f"{on(shape)}, {'tied' if is_tied else 'untied'}", probes.whole, **given)
 
 
 QUESTIONS = {

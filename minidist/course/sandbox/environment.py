@@ -3,11 +3,8 @@
 import functools
 import importlib.util
 import os
-import sys
 import tempfile
 from pathlib import Path
-
-from minidist.course import overlay
 
 DEPENDENCIES = ["numpy", "cloudpickle", "threadpoolctl", "tqdm"]
 
@@ -30,21 +27,11 @@ def variables() -> dict[str, str]:
 
 
 @functools.cache
-def dependencies() -> dict[str, list[str]]:
-    """Return the folders to import from, those that may be read, and those to hide."""
+def folders() -> tuple[str, ...]:
+    """Return the folders that the dependencies are imported from."""
     specs = [importlib.util.find_spec(name) for name in DEPENDENCIES]
-    readable = [
-        found for spec in specs for found in spec.submodule_search_locations or [spec.origin]
-    ]
-    folders = sorted({str(Path(path).parent) for path in readable})
-    readable += [str(found) for folder in folders for found in Path(folder).glob("numpy.libs")]
-    site = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    hidden = [*site, str(overlay.PACKAGE.parent)]
-    return {
-        "dependencies": folders,
-        "readable": readable,
-        "hidden": hidden,
-    }
+    found = [spec.submodule_search_locations or [spec.origin or ""] for spec in specs if spec]
+    return tuple(sorted({str(Path(path).parent) for paths in found for path in paths}))
 
 
 def open_to_all() -> str:

@@ -1,5 +1,6 @@
 """Read untrusted files, from a student or a student's process; remove their folders entirely."""
 
+import contextlib
 import json
 import math
 import os
@@ -69,6 +70,11 @@ def contents(path: Path, most: int) -> bytes | None:
         return file.read(most + 1)
 
 
+def beginning(path: Path) -> str:
+    """Return a file's first 4000 bytes as text; "" if it is no regular file."""
+    return (contents(path, 4000) or b"")[:4000].decode("utf-8", "replace")
+
+
 def holder(folder: Path, name: str, is_there: Callable[[Path], bool]) -> Path | None:
     """Return the folder that has `name`: this one or, as in zipped folders, the only one in it."""
     if is_there(folder / name):
@@ -101,3 +107,14 @@ def remove(folder: Path) -> None:
         if here != folder:
             os.rmdir(here)
     os.rmdir(folder)
+
+
+def remove_files_of(user: int) -> None:
+    """Remove a user's files and folders in the folders in which all users can write."""
+    for place in ("/tmp", "/var/tmp", "/dev/shm"):
+        with contextlib.suppress(OSError), os.scandir(place) as entries:
+            for entry in [e for e in entries if e.stat(follow_symlinks=False).st_uid == user]:
+                if entry.is_dir(follow_symlinks=False):
+                    remove(Path(entry.path))
+                else:
+                    os.unlink(entry.path)

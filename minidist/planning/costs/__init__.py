@@ -2,6 +2,7 @@
 
 collectives.py          one all_reduce, by algorithm
 data_parallel.py        gradient averaging; batch norm's sums; ZeRO's stages
+zero.py                 what ZeRO holds and moves, by stage: the table of them all
 compression.py          gradients sent in part; weights averaged rarely
 parameter_server.py     servers and workers
 pipeline_parallel.py    programs of any schedule, synchronous or not
@@ -16,7 +17,7 @@ single_device.py        no strategy at all
 cost.py, layers.py      what they are made of: a rank's `Cost`, and the numbers of a layer
 gradients.py            where backward ends, if a prefix of a model is frozen
 
-For models of any size, without arrays (planning/plan.py):
+For models of any size, without arrays (planning/plans/plan.py):
 
 transformer_size.py     parameters, FLOPs
 stages.py, stash.py     the layers of each rank of a pipeline; the passes that it has in flight
@@ -24,7 +25,7 @@ kept.py, memory.py      bytes of activations, by two conventions; bytes that a r
 
 Two kinds of functions: `*_bytes` returns what ranks send, `*_costs` one `Cost` per rank. Those of a
 strategy take a `Workload` and the number of ranks, and are fields of its record in
-tools/strategies/. Letters: N ranks, r one of them; B examples, T positions, C width, H heads,
+verify/strategies/. Letters: N ranks, r one of them; B examples, T positions, C width, H heads,
 V tokens; X = T C numbers of one example between two layers; P parameters.
 
 Domain of `*_bytes`: float64 where matrices are split. Parameters may be frozen; what a docstring

@@ -2,7 +2,8 @@
 
 from math import log2
 
-from minidist.comm.collectives import places_on, split_ends, split_sizes
+from minidist.comm.collectives import split_ends, split_sizes
+from minidist.comm.hierarchical import places_on
 
 
 def all_reduce_bytes(

@@ -20,8 +20,9 @@ from minidist.planning.costs.cost import (
     trained_bytes,
 )
 from minidist.planning.costs.gradients import Needs, needed, needed_at
-from minidist.planning.costs.layers import Layer, heads_of, transformer_layers, width_of
-from minidist.positions import Positions
+from minidist.planning.costs.layers import heads_of, transformer_layers, width_of
+from minidist.planning.costs.transformer_size import TransformerSize
+from minidist.rng import Positions
 
 
 def ring_bytes(sizes: list[int], n: int) -> list[tuple[int, int]]:
@@ -107,34 +108,17 @@ def ulysses_keeps(C: int, H: int, held: list[Positions]) -> list[tuple[int, int]
 
 
 def context_costs(case: Workload, N: int, keeps: Callable) -> list[Cost]:
-    """Return every rank's cost, with `ring_keeps` or `ulysses_keeps`."""
-    held = held_by(case, N)
-    kept = keeps(width_of(case.model), heads_of(case.model), held)
-    return [_cost(case, len(own), *each) for own, each in zip(held, kept, strict=True)]
+    """Return every rank's cost: all layers at its positions; `ring_keeps` or `ulysses_keeps`."""
+    size, held, B = TransformerSize.of(case.model), held_by(case, N), len(case.inputs)
+    kept, P = keeps(size.width, size.heads, held), sum(p.size for p in case.model.parameters())
+    return [
+        cost_of(transformer_layers(size, len(own), attention=each), B, len(own), (P, P, 2 * P))
+        for own, each in zip(held, kept, strict=True)
+    ]
 
 
 ring_costs: Callable = partial(context_costs, keeps=ring_keeps)
 ulysses_costs: Callable = partial(context_costs, keeps=ulysses_keeps)
-
-
-def _cost(case: Workload, T: int, kept: int, work: int) -> Cost:
-    """Return the cost of a rank: all layers at its T positions, and attention over all of them.
-
-    kept, work  of attention, per example: numbers kept, multiply-adds
-    """
-    C, (first, *blocks, last) = width_of(case.model), transformer_layers(case.model, T)
-    blocks = [at_positions(b, T, C, kept, work) for b in blocks]
-    P = sum(p.size for p in case.model.parameters())
-    return cost_of([first, *blocks, last], len(case.inputs), T, (P, P, 2 * P))
-
-
-def at_positions(block: Layer, T: int, C: int, kept: int, work: int, tp: int = 1) -> Layer:
-    """Return a block at T positions, given what its attention keeps and computes.
-
-    tp  ranks that split its matrices and heads
-    """
-    activations = ITEMSIZE * (4 * T * C + 2 * T + (12 * T * C + kept) // tp)
-    return block._replace(activations=activations, work=(12 * T * C * C + work) // tp)
 
 
 def balance(case: Workload, N: int, costs: Callable) -> float:

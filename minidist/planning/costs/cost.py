@@ -1,24 +1,39 @@
 """The cost of one step for one rank, and the workload that it is counted for."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from minidist import nn
-from minidist.planning.costs.layers import ITEMSIZE, Layer
+from minidist.planning.costs.layers import (
+    ITEMSIZE,
+    Layer,
+    cnn_layers,
+    mlp_layers,
+    transformer_layers,
+)
+from minidist.planning.costs.transformer_size import TransformerSize
 
 
 class Workload(Protocol):
-    """A model, its batch, the options of the strategy; `tools.strategies.Case` is one.
+    """A model, its batch, the options of the strategy; a `Case` of verify/strategies/ is one.
 
-    seed  of dropout's masks
+    model  of the class that the strategy splits, which its record checks before
+    seed   of dropout's masks
     """
 
-    model: nn.Module
-    inputs: np.ndarray
-    options: dict
-    seed: int
+    @property
+    def model(self) -> Any: ...  # each formula takes a model of its own class
+
+    @property
+    def inputs(self) -> np.ndarray: ...
+
+    @property
+    def options(self) -> dict: ...
+
+    @property
+    def seed(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -68,6 +83,15 @@ def cost_of(
         {kind: ITEMSIZE * n for kind, n in zip(kinds, held, strict=True)} | {"activations": kept},
         examples * sum(layer.work for layer in own),
     )
+
+
+def whole_layers(case: Workload) -> list[Layer]:
+    """Return the layers of a model that a rank holds whole."""
+    if isinstance(case.model, nn.CNN):
+        return cnn_layers(case.model, case.inputs.shape[1:])
+    if isinstance(case.model, nn.Transformer | nn.Seq2Seq):
+        return transformer_layers(TransformerSize.of(case.model), positions_of(case))
+    return mlp_layers(case.model)
 
 
 def positions_of(case: Workload) -> int:

@@ -5,17 +5,19 @@ Letters: N ranks, r one of them; E experts, rank r holds a run of them.
 """
 
 import copy
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
 from minidist.autograd import no_grad
-from minidist.autograd.attention import computed_scores, kept_scores
 from minidist.comm.collectives import split_ends, split_sizes
 from minidist.nn import mixtures
-from minidist.planning.costs.cost import ITEMSIZE, Cost, Workload, positions_of
+from minidist.planning.costs.cost import ITEMSIZE, Cost, Workload, cost_of, positions_of
 from minidist.planning.costs.gradients import Needs, needed, needed_at
-from minidist.planning.costs.layers import heads_of, width_of
+from minidist.planning.costs.kept import Parts
+from minidist.planning.costs.layers import transformer_layers, width_of
+from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.rng import Randomness
 
 
@@ -29,7 +31,8 @@ def drawn(case: Workload, N: int) -> np.ndarray:
     with no_grad():
         for share in np.array_split(np.arange(B), N):
             model(case.inputs[share], Randomness(case.seed, 0, share, B))
-            found.append([mixture.report.load for mixture in mixtures(model)])
+            reports = [mixture.report for mixture in mixtures(model)]
+            found.append([report.load for report in reports if report is not None])
     return np.array(found)
 
 
@@ -48,13 +51,26 @@ def expert_bytes(case: Workload, N: int) -> int:
     all_reduce sums the gradients of all parameters but experts.
     """
     rows, experts = drawn(case, N), expert_numbers(case)
-    away = away_from_home(rows) @ journeys(case, needed(case.model))
-    _, blocks, E = rows.shape
-    counts = case.options.get("micro_batches", 1) * blocks * (N - 1) * E * 8
+    m = case.options.get("micro_batches", 1)
     named = case.model.named_parameters().items()
     others = [p for name, p in named if p.requires_grad and name not in experts]
     summed = 2 * (N - 1) * sum(p.data.nbytes for p in others)
-    return int(away) * width_of(case.model) * ITEMSIZE + counts + summed
+    return exchanged_bytes(case, rows, N, m, needed(case.model)) + summed
+
+
+def exchanged_bytes(
+    case: Workload, rows: np.ndarray | None, ep: int, m: int, needs: list[Needs]
+) -> int:
+    """Return what travels to experts and back, given the rows [dp, blocks, E] for each expert.
+
+    m  micro-batches, in each of which ranks say how many rows will come
+    """
+    if rows is None or ep == 1:
+        return 0
+    dp, blocks, E = rows.shape
+    away = np.sum([away_from_home(rows[at : at + ep]) for at in range(0, dp, ep)], axis=0)
+    counts = 8 * m * blocks * (ep - 1) * E * (dp // ep)
+    return int(away @ journeys(case, needs)) * width_of(case.model) * ITEMSIZE + counts
 
 
 def away_from_home(rows: np.ndarray) -> np.ndarray:
@@ -92,39 +108,28 @@ def expert_mesh_costs(
     """Return what each rank holds and computes: its examples, and the rows for its experts.
 
     For one stage, one micro-batch and whole sequences; all tp ranks of one dp rank are alike.
-    tp=None: matrices and embedding are whole. An untied Transformer without dropout; in numbers, of
-    which a rank has 1/tp where they are in brackets:
-
-        per example     a block: 4 X + 2 T, its gate's shares T E, the weights of its balancing loss
-                        E, gates T (k + 1) if k > 1, [4 X + scores] (see layers.py); head and loss:
-                        2 X + T, [T V]; the embedding, if it is split: X + T
-        per row         where it came from, the expert's output C, and its gate 1; on its expert's
-                        rank the input C, [4 C, gelu's input and factor 8 C]
+    tp=None: matrices and embedding are whole. An untied Transformer without dropout. Beside what
+    the layers keep of examples (`block_keeps`), a row keeps where it came from and the expert's
+    output, 1 + C; and on its expert's rank the input C, and 1/tp of gelu's input and factor and of
+    contract's input, 12 C.
     """
-    model, T, n = case.model, positions_of(case), tp or 1
-    C, V, L, E = width_of(model), model.vocab, len(model.layers) - 2, model.experts
-    k, X, S = model.layers[1].mixture.top_k, T * C, heads_of(model) * kept_scores(T)
-    gates, looked_up = T * (k + 1) if k > 1 else 0, 0 if tp is None else X + T
-    example = looked_up + 2 * X + T + T * V // n
-    example += L * (4 * X + 2 * T + T * E + E + gates + (4 * X + S) // n)
-    work = X * V // n + L * (T * C * E + (4 * T * C * C + 2 * computed_scores(T) * C) // n)
-    block, expert = (4 * C * C + 3 * C) // n + 5 * C + C * E, (8 * C * C + 4 * C) // n + C
-    layers = [V * C // n + T * C, *[block] * L, 2 * C + V * C // n]
-    own = [expert * (b - a) for a, b in pairwise(split_ends(E, ep))]
+    size, T, n = TransformerSize.of(case.model), positions_of(case), tp or 1
+    C, expert = size.width, size.expert_parameters(n)
+    layers = transformer_layers(size, T, Parts(n, n, tp), routed=True)
+    dense, kept = [layer.parameters for layer in layers], sum(x.activations for x in layers)
+    experts = [expert * (b - a) for a, b in pairwise(split_ends(size.experts, ep))]
     rows, costs = drawn(case, dp), []
     for d, share in enumerate(np.array_split(np.arange(len(case.inputs)), dp)):
         group, r = divmod(d, ep)
         travelling = arriving(rows[group * ep : (group + 1) * ep])
         left, came = int(travelling[r].sum()), int(travelling[:, r].sum())
-        P = state = sum(layers) + L * own[r]
+        P = state = sum(dense) + size.layers * experts[r]
         if zero:
-            state = sum(split_sizes(size, dp)[d] for size in layers)
-            state += L * split_sizes(own[r], dp // ep)[group]
-        held = {"parameters": P, "gradients": P, "optimizer state": 2 * state}
-        held["activations"] = len(share) * example + left * (C + 1) + came * (C + 12 * C // n)
-        nbytes = {what: ITEMSIZE * size for what, size in held.items()}
-        done = len(share) * work + came * 8 * C * C // n
-        costs += [Cost(len(share), T, L + 2, 0, nbytes, done)] * n
+            state = sum(split_sizes(own, dp)[d] for own in dense)
+            state += size.layers * split_sizes(experts[r], dp // ep)[group]
+        flight = len(share) * kept + ITEMSIZE * (left * (C + 1) + came * (C + 12 * C // n))
+        cost = cost_of(layers, len(share), T, (P, P, 2 * state), flight)
+        costs += [replace(cost, work=cost.work + came * 8 * C * C // n)] * n
     return costs
 
 

@@ -60,6 +60,6 @@ def _run(part: nn.Module | list | tuple, x: bool, met: Needs) -> bool:
             x = _run(each, x, met)
         return x
     for p in part.parameters():
-        met[p.name] = x
+        met[str(p.name)] = x
         x = x or p.requires_grad
     return x

@@ -7,19 +7,21 @@ from typing import NamedTuple
 
 from minidist.comm.collectives import split_sizes
 from minidist.context_parallel.cuts import Cut, zigzag
-from minidist.pipeline_parallel.actions import Programs, micro_batches_of
+from minidist.pipeline_parallel.placement import Programs, micro_batches_of
 from minidist.pipeline_parallel.schedules import order_of
 from minidist.planning.costs import context_parallel as context
+from minidist.planning.costs import tensor_parallel as tensor
 from minidist.planning.costs.cost import ITEMSIZE, Cost, Workload, positions_of
 from minidist.planning.costs.expert_parallel import (
-    away_from_home,
     drawn,
+    exchanged_bytes,
     expert_mesh_costs,
     expert_numbers,
     journeys,
 )
-from minidist.planning.costs.gradients import Needs, needed
-from minidist.planning.costs.layers import Layer, heads_of, split_transformer_layers, width_of
+from minidist.planning.costs.gradients import needed
+from minidist.planning.costs.kept import Parts
+from minidist.planning.costs.layers import Layer, heads_of, transformer_layers, width_of
 from minidist.planning.costs.pipeline_parallel import (
     boundary_bytes,
     layout,
@@ -27,7 +29,7 @@ from minidist.planning.costs.pipeline_parallel import (
     pipeline_useful_share,
     stages_of,
 )
-from minidist.planning.costs.tensor_parallel import passages, reduced, repeated, vocabulary
+from minidist.planning.costs.transformer_size import TransformerSize
 
 OVER_CONTEXT = {  # by name of the attention: bytes of a layer, and what a rank keeps of it
     "ring": (context.ring_bytes, context.ring_keeps),
@@ -35,42 +37,34 @@ OVER_CONTEXT = {  # by name of the attention: bytes of a layer, and what a rank 
 }
 
 
-class Split(NamedTuple):
+class MeshSplit(NamedTuple):
     """How a case is split on a mesh: the ranks of each axis, and what else its options say."""
 
-    dp: int
-    pp: int
-    cp: int
-    tp: int
-    ep: int
-    m: int
     order: Programs
-    sequence: bool
-    zero: int
-    attention: str
-    positions: Cut
+    m: int
+    tp: int
+    dp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    split_sequence: bool = False
+    zero: int = 0
+    attention: str = "ring"
+    positions: Cut = zigzag
 
 
 def split_of(
     N: int,
-    dp: int = 1,
-    pp: int = 1,
-    cp: int = 1,
-    tp: int | None = None,
-    ep: int = 1,
     schedule: str | list = "1f1b",
     micro_batches: int | None = None,
     chunks: int | None = None,
-    split_sequence: bool = False,
-    zero: int = 0,
-    attention: str = "ring",
-    positions: Cut = zigzag,
-    **_,
-) -> Split:
-    """Return how the options of a case split it on N ranks; by default all are on tp."""
+    **options,
+) -> MeshSplit:
+    """Return how the options of a case split it on N ranks; what no other axis has, tp has."""
+    axes = {name: options[name] for name in MeshSplit._fields[3:] if name in options}
+    dp, pp, cp = (axes.get(axis, 1) for axis in ("dp", "pp", "cp"))
     order = order_of(schedule, pp, micro_batches, chunks)
-    more = split_sequence, zero, attention, positions
-    return Split(dp, pp, cp, N // (dp * pp * cp), ep, micro_batches_of(order), order, *more)
+    return MeshSplit(order, micro_batches_of(order), N // (dp * pp * cp), **axes)
 
 
 def hybrid_bytes(case: Workload, N: int) -> int:
@@ -103,64 +97,51 @@ def bytes_by_axis(case: Workload, N: int) -> dict[str, int]:
     held, choices = held_bytes(case, tp), tp * context.choices_bytes(case, s.cp)
     experts = expert_numbers(case)
     sizes = boundary_bytes(case) if crossed else []
-    over_pp = 2 * sum(sizes[cut[k][-1]] for k in crossed) * (1 if s.sequence else tp)
+    over_pp = 2 * sum(sizes[cut[k][-1]] for k in crossed) * (1 if s.split_sequence else tp)
     over_pp += data * sum(2 * (copies[name] - 1) * held[name] for name in held)
     dense = sum(held[name] * copies[name] for name in held if name not in experts)
     return {
-        "tp": (tp - 1) * over_tensor(case, s, rows, starts),
+        "tp": over_tensor(case, s, rows, starts),
         "pp": over_pp,
         "cp": context.blocks_bytes(attention_bytes(case, s), needs) + choices,
-        "ep": expert_bytes(case, s, rows, needs),
+        "ep": tp * exchanged_bytes(case, rows, s.ep, s.m * s.cp, needs),
         "data": 2 * (data - 1) * dense + 2 * (data // s.ep - 1) * sum(held[n] for n in experts),
         "loss": 2 * ITEMSIZE * tp * ((s.pp - 1) * data + (data - 1) * s.pp),
     }
 
 
-def over_tensor(case: Workload, s: Split, rows, starts: list[int]) -> int:
-    """Return what each of tp - 1 ranks adds to the bytes over tp.
+def over_tensor(case: Workload, s: MeshSplit, rows, starts: list[int]) -> int:
+    """Return the bytes over tp.
 
     rows    [dp, blocks, E] for each expert, or None
     starts  the first layers of the stages behind the first one
     """
-    B, T = case.inputs.shape
-    X, summed = ITEMSIZE * B * width_of(case.model), reduced(case, starts)
-    in_loss = 6 * ITEMSIZE * B * summed.predicted
-    if s.sequence:
-        held = held_bytes(case, s.tp)
-        parts = 2 * s.dp * sum(held[name] // s.tp for name in repeated(held))
-        return passages(case.model, starts) * T * X + parts + in_loss
-    fed = 2 * X * summed.feed_forward
+    if s.split_sequence:
+        return tensor.sequence_bytes(case, s.tp, starts, s.dp)
+    summed = tensor.reduced(case, starts)
+    fed = tensor.summed_bytes(case, s.tp, summed.feed_forward)
     if rows is not None:
         times = journeys(case, needed(case.model, starts), spread=s.ep > 1)
-        fed = int(rows.sum(axis=(0, 2)) @ times) * width_of(case.model) * ITEMSIZE
-    return 2 * X * (summed.attention + summed.vocabulary) + fed + in_loss
+        numbers = int(rows.sum(axis=(0, 2)) @ times) * width_of(case.model)
+        fed = (s.tp - 1) * ITEMSIZE * numbers
+    whole = tensor.summed_bytes(case, s.tp, summed.attention + summed.vocabulary)
+    return whole + fed + tensor.loss_bytes(case, s.tp)
 
 
 def held_bytes(case: Workload, tp: int) -> dict[str, int]:
     """Return the bytes of each trained parameter that tp ranks hold together, with padding."""
     named, C = case.model.named_parameters(), width_of(case.model)
-    whole = set(repeated(named))
+    whole = set(tensor.repeated(named))
     held = {n: ITEMSIZE * p.size * (tp if n in whole else 1) for n, p in named.items()}
-    held |= {n: ITEMSIZE * C * tp * ceil(named[n].size // C / tp) for n in vocabulary(named)}
+    held |= {n: ITEMSIZE * C * tp * ceil(named[n].size // C / tp) for n in tensor.vocabulary(named)}
     return {n: size * named[n].requires_grad for n, size in held.items()}
 
 
-def attention_bytes(case: Workload, s: Split) -> list[tuple[int, int]]:
+def attention_bytes(case: Workload, s: MeshSplit) -> list[tuple[int, int]]:
     """Return the bytes that one block's attention sends from each rank of cp, for all examples."""
     sizes = [len(own) for own in s.positions(case.inputs.shape[1], s.cp)]
     layer, _ = OVER_CONTEXT[s.attention]
     return layer(sizes, ITEMSIZE * len(case.inputs) * width_of(case.model))
-
-
-def expert_bytes(case: Workload, s: Split, rows, needs: list[Needs]) -> int:
-    """Return what travels to experts and back, given the rows [dp, blocks, E] for each expert."""
-    if s.ep == 1:
-        return 0
-    away = sum(away_from_home(rows[first : first + s.ep]) for first in range(0, s.dp, s.ep))
-    _, blocks, E = rows.shape
-    counts = 8 * s.m * blocks * (s.ep - 1) * E * (s.dp // s.ep) * s.cp
-    travelled = int(away @ journeys(case, needs))
-    return s.tp * (travelled * width_of(case.model) * ITEMSIZE + counts)
 
 
 def hybrid_costs(case: Workload, N: int) -> list[Cost]:
@@ -198,14 +179,11 @@ def hybrid_limit(case: Workload, ranks: int) -> tuple[int, str]:
     return number, "examples x positions x layers x heads"
 
 
-def layers_of(case: Workload, s: Split, c: int) -> list[Layer]:
+def layers_of(case: Workload, s: MeshSplit, c: int) -> list[Layer]:
     """Return the layers of a rank at coordinate c of cp: parts of the matrices, some positions."""
-    whole = split_transformer_layers(case.model, positions_of(case), s.tp)
-    if s.cp == 1:
-        return whole
-    held, C = s.positions(positions_of(case), s.cp), width_of(case.model)
-    T = len(held[c])
-    kept, work = OVER_CONTEXT[s.attention][1](C, heads_of(case.model), held)[c]
-    first, *blocks, last = split_transformer_layers(case.model, T, s.tp)
-    first = first._replace(parameters=whole[0].parameters)  # the embedding of all positions
-    return [first, *(context.at_positions(b, T, C, kept, work, s.tp) for b in blocks), last]
+    size, T, attention = TransformerSize.of(case.model), positions_of(case), None
+    if s.cp > 1:
+        held = s.positions(T, s.cp)
+        keeps = OVER_CONTEXT[s.attention][1]
+        T, attention = len(held[c]), keeps(size.width, size.heads, held)[c]
+    return transformer_layers(size, T, Parts(s.tp, s.tp, s.tp), attention)

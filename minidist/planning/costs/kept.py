@@ -2,8 +2,7 @@
 
 Two conventions, each a function (size, plan, b) -> Kept, for b examples on one rank:
 
-    keeps="minidist"     what our blocks keep: `block_activation_bytes` (layers.py) in float32,
-                         `half_activation_bytes` (mixed_precision.py) where mixed
+    keeps="minidist"     what our blocks keep: `block_keeps`, measured on real blocks
     keeps="korthikanti"  Korthikanti et al., Reducing Activation Recomputation in Large Transformer
                          Models (2022), section 4 and table 2: with dropout, 2 bytes a number,
                          standard attention
@@ -15,16 +14,20 @@ Recomputation, on a block of b T positions with X = b T C:
     full            the block's input X; one block's         2 X
                     activations while it runs again
 
+At 2 bytes a number we also keep gelu's factor, 8 X, and the norms' r, 4 b T. We do not drop out
+probabilities, which would take a mask and a dropped-out copy, 3 b H T T; and of the probabilities
+themselves, 2 b H T T, we keep `kept_scores(T)` in place of T T. Where they keep a norm's input, we
+keep n, of equal size.
+
 Over cp (ring attention) a rank has T/cp positions, and keeps no T T either.
 """
 
 from math import ceil
 from typing import NamedTuple
 
-from minidist.autograd.attention import WHOLE
-from minidist.planning.costs.tensor_parallel import korthikanti_bytes
+from minidist.autograd import attention
 from minidist.planning.costs.transformer_size import TransformerSize
-from minidist.planning.plan import Plan
+from minidist.planning.plans.plan import Plan
 
 
 class Kept(NamedTuple):
@@ -44,40 +47,111 @@ class Kept(NamedTuple):
     once: int = 0
 
 
+class Parts(NamedTuple):
+    """How many parts there are of attention, of the feed-forward matrices, of the vocabulary.
+
+    vocabulary  None: not split, so that no rows are looked up for other ranks
+    sequence    parts of what is outside of split matrices
+    """
+
+    heads: int = 1
+    columns: int = 1
+    vocabulary: int | None = None
+    sequence: int = 1
+
+
+UNSPLIT = Parts()
+
+
+class BlockBytes(NamedTuple):
+    """Bytes that a block's forward leaves for its backward."""
+
+    outside: int
+    attention: int
+    feed_forward: int
+
+
+def block_keeps(
+    size: TransformerSize,
+    b: int,
+    T: int,
+    itemsize: int,
+    logarithms: bool | None = None,
+    routed: bool = False,
+) -> BlockBytes:
+    """Return what a block keeps of b examples, on one device, where feed-forward is F = 4 C wide.
+
+                                                                 numbers      in float32 at least
+        outside of split matrices: on every rank of tp, or split by sequence
+            two norms: n[b, T, C] and r[b, T] each                            2 bTC + 2 bT
+            the inputs of QKV and expand                         2 bTC
+            a gate's shares and balancing weights; if k > 1, its gates        b (T + 1) E + bT (k+1)
+            of each row for an expert: its place, X and Y        2 C + 1
+        attention, split by heads
+            Q, K, V; its output, the next product's input        4 bTC
+            probabilities P[b, H, T, T], or log Z[b, H, T]       b H T T      b H T
+        feed-forward, split by columns
+            gelu Y = X s: X and s [b, T, F]                                   8 bTC
+            the input of contract                                4 bTC
+
+    logarithms  whether attention keeps log Z: by default beyond 128 positions
+    routed      whether the rows for experts are counted elsewhere; else each expert gets as many
+    """
+    rows, C, E, k = b * T, size.width, size.experts, size.top_k
+    X, wide = rows * C, max(4, itemsize)
+    gates = (rows + b) * E + (rows * (k + 1) if k > 1 else 0) if E else 0
+    chosen = k * rows if E and not routed else 0
+    if logarithms is None:
+        logarithms = T > attention.WHOLE
+    scores = rows * size.heads * (wide if logarithms else T * itemsize)
+    return BlockBytes(
+        itemsize * (2 * X + (2 * C + 1) * chosen) + wide * (2 * X + 2 * rows + gates),
+        itemsize * 4 * X + scores,
+        (4 * itemsize + 8 * wide) * (chosen * C if E else X),
+    )
+
+
+def kept(
+    size: TransformerSize, b: int, T: int, itemsize: int, parts: Parts, block: BlockBytes
+) -> Kept:
+    """Return what the layers keep on a rank, for what a block keeps on one device.
+
+    Between I and W, a block has dn beside each n, and the gradients of products beside their
+    inputs: outside 2 X of each width more. Inside, 12 X of the narrow width take the place of 8 X
+    of each. Embedding and head's norm hold a gradient of X.
+    """
+    rows, X, wide = b * T, b * T * size.width, max(4, itemsize)
+    outside, inside, feed_forward = block
+    tokens = -(-size.vocab // (parts.vocabulary or 1))
+    more = 2 * (wide + itemsize) * X - (8 * wide - 4 * itemsize) * X // parts.columns
+    return Kept(
+        0 if parts.vocabulary is None else itemsize * (X + rows),  # rows, and whose
+        outside // parts.sequence + inside // parts.heads + feed_forward // parts.columns,
+        (itemsize * X + wide * (X + rows)) // parts.sequence + wide * rows * tokens,
+        max(0, more),
+        wide * X // parts.sequence,
+    )
+
+
 def minidist(size: TransformerSize, plan: Plan, b: int) -> Kept:
     """Return what our blocks keep, without dropout; whole numbers are counted as numbers."""
-    rows, mixed = b * positions(size, plan), plan.precision == "mixed"
-    x, split, item = rows * size.width, plan.tp if plan.sequence else 1, plan.itemsize
-    outside, inside, deferred = (half_block if mixed else float_block)(size, plan, b)
-    block = outside // split + inside // plan.tp
-    norm = 6 * x + 4 * rows if mixed else 4 * (2 * x + rows)
-    head = norm // split + 4 * rows * -(-size.vocab // plan.tp)
-    full = plan.recompute == "full"
-    short, again = (item * x // split, block) if full else (block, 0)
-    return Kept(item * (x + rows), short, head, again + deferred, 4 * x // split, again)
+    T, n, item = positions(size, plan), plan.tp, plan.itemsize
+    logarithms = plan.cp > 1 or plan.recompute == "selective" or size.sequence > attention.WHOLE
+    parts = Parts(n, n, n, n if plan.sequence else 1)
+    found = kept(size, b, T, item, parts, block_keeps(size, b, T, item, logarithms))
+    if plan.recompute != "full":
+        return found
+    inputs, again = item * b * T * size.width // parts.sequence, found.block
+    return found._replace(block=inputs, deferred_block=again + found.deferred_block, once=again)
 
 
-def float_block(size: TransformerSize, plan: Plan, b: int) -> tuple[int, int, int]:
-    """Return bytes outside of the split matrices, inside, and what may come between I and W."""
-    rows = b * positions(size, plan)
-    x, gates, chosen = rows * size.width, gate_numbers(size, b, rows), chosen_numbers(size, rows)
-    outside = 4 * x + 2 * rows + gates + (2 * chosen + chosen // size.width if chosen else 0)
-    inside = 4 * x + scores(size, plan, b) + 12 * (chosen or x)
-    return 4 * outside, 4 * inside, 16 * (x - x // plan.tp)
+def korthikanti_bytes(B: int, T: int, C: int, H: int, N: int = 1, sequence: bool = False) -> float:
+    """Return Korthikanti et al.'s bytes per layer and rank: s = T, b = B, h = C, a = H, t = N.
 
-
-def half_block(size: TransformerSize, plan: Plan, b: int) -> tuple[int, int, int]:
-    """Return the same where weights have 2 bytes: norms, gelu's factors and log Z stay in float32.
-
-    Between I and W a norm's n and dn are 16 X, the inputs and gradients of products 8 X, and inside
-    of the split 24 X; from forward they were 12 X and 48 X.
+    sbh (34 + 5 as/h) on one device (section 4.1), sbh (10 + 24/t + 5 as/(ht)) split by matrices
+    (4.2.1), sbh/t (34 + 5 as/h) with the sequence split as well (4.2.2).
     """
-    rows = b * positions(size, plan)
-    x, gates, chosen = rows * size.width, gate_numbers(size, b, rows), chosen_numbers(size, rows)
-    outside = 12 * x + 8 * rows + 4 * gates + (4 * chosen + 2 * chosen // size.width)
-    inside = 8 * x + 40 * (chosen or x)
-    inside += (4 if without_scores(size, plan) else 2) * scores(size, plan, b)
-    return outside, inside, max(0, 12 * x - 24 * x // plan.tp)
+    return B * T * C * (10 / (N if sequence else 1) + 24 / N + 5 * H * T / (C * N))
 
 
 def korthikanti(size: TransformerSize, plan: Plan, b: int) -> Kept:
@@ -104,25 +178,3 @@ CONVENTIONS = {"minidist": minidist, "korthikanti": korthikanti}
 def positions(size: TransformerSize, plan: Plan) -> int:
     """Return the positions of an example that a rank of cp has, at most."""
     return -(-size.sequence // plan.cp)
-
-
-def without_scores(size: TransformerSize, plan: Plan) -> bool:
-    """Return whether attention keeps log Z of each position in place of all probabilities."""
-    return plan.cp > 1 or plan.recompute == "selective" or size.sequence > WHOLE
-
-
-def scores(size: TransformerSize, plan: Plan, b: int) -> int:
-    """Return how many numbers attention keeps besides Q, K, V and O."""
-    T = positions(size, plan)
-    return b * size.heads * (T if without_scores(size, plan) else T * T)
-
-
-def gate_numbers(size: TransformerSize, b: int, rows: int) -> int:
-    """Return the numbers of a mixture's gate: shares, balancing weights, gates of the chosen."""
-    E, k = size.experts, size.top_k
-    return (rows + b) * E + (rows * (k + 1) if k > 1 else 0) if E else 0
-
-
-def chosen_numbers(size: TransformerSize, rows: int) -> int:
-    """Return the numbers of all rows that go to experts, k C per position; each gets as many."""
-    return size.top_k * rows * size.width if size.experts else 0

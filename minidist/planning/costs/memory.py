@@ -1,31 +1,17 @@
 """Bytes that each rank of a plan holds: parameters, gradients, optimizer state, activations.
 
-Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models (SC 2020),
-section 3. P parameters of a rank, s of them its shard over the N ranks of dp x cp:
-
-    zero    parameters    gradients    optimizer        bytes per parameter
-    0       P             P            P                float32    4 +  4 +  8 = 16, Adam
-    1       P             P            s                mixed      2 +  2 + 12 = 16, theirs
-    2       P             s            s                mixed      2 +  4 + 12 = 18, Megatron-LM's,
-    3       s             s            s                           which sums gradients in float32
-
-keeps="minidist" adds the buffers that our ZeRO has (`zero_bytes_held`): the largest layer's
-gradients in stages 2 and 3, and in stage 3 its parameters twice.
+ZeRO cuts them over the N ranks of dp x cp: zero.py has the table. keeps="minidist" adds the buffers
+that our ZeRO has; the papers count none.
 """
 
 from functools import lru_cache
 
 from minidist.planning.costs.kept import CONVENTIONS, Kept
 from minidist.planning.costs.stages import check_split, layer_parameters, stages_of
-from minidist.planning.costs.stash import in_flight
+from minidist.planning.costs.stash import in_flight, peak_of
 from minidist.planning.costs.transformer_size import TransformerSize
-from minidist.planning.plan import Plan, check_one_of
-
-BYTES = {  # of parameters, gradients and optimizer state
-    ("float32", 16): (4, 4, 8),
-    ("mixed", 16): (2, 2, 12),
-    ("mixed", 18): (2, 4, 12),
-}
+from minidist.planning.costs.zero import BYTES, zero_elements
+from minidist.planning.plans.plan import Plan, check_one_of
 
 
 def memory(
@@ -79,11 +65,7 @@ def held_elements(
     P = sum(layer.dense + layer.experts for layer in layers)
     s = sum(-(-layer.dense // plan.data) - (-layer.experts // copies) for layer in layers)
     largest = max(layer.dense + layer.experts for layer in layers) if buffers else 0
-    return (
-        s + 2 * largest if plan.zero == 3 else P,
-        s + largest if plan.zero >= 2 else P,
-        s if plan.zero >= 1 else P,
-    )
+    return zero_elements(plan.zero, P, s, largest)
 
 
 def activations(size: TransformerSize, plan: Plan, rank: int, kept: Kept) -> int:
@@ -93,20 +75,5 @@ def activations(size: TransformerSize, plan: Plan, rank: int, kept: Kept) -> int
     for embedding, blocks, head in stages:
         held.append(embedding * kept.embedding + blocks * kept.block + head * kept.head)
         more.append((embedding + head) * kept.deferred_end + blocks * kept.deferred_block)
-    each = held + more
     points = in_flight(plan.schedule, plan.pp, plan.micro_batches, plan.chunks)[rank]
-    peak = max(sum(n * nbytes for n, nbytes in zip(point, each, strict=True)) for point in points)
-    return peak + (kept.once if any(s.blocks for s in stages) else 0)
-
-
-def most_memory(
-    size: TransformerSize,
-    plan: Plan,
-    batch: int,
-    keeps: str = "minidist",
-    per_parameter: int = 16,
-) -> tuple[int, int]:
-    """Return (bytes, rank) of the pipeline's rank that holds most."""
-    each = [memory(size, plan, batch, r, keeps, per_parameter) for r in range(plan.pp)]
-    totals = [sum(held.values()) for held in each]
-    return max(totals), totals.index(max(totals))
+    return peak_of(points, held + more) + (kept.once if any(s.blocks for s in stages) else 0)

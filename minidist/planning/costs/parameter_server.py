@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from minidist import nn
-from minidist.planning.costs.cost import Cost, Workload, cost_of, positions_of
-from minidist.planning.costs.layers import whole_layers
+from minidist.planning.costs.cost import Cost, Workload, cost_of, positions_of, whole_layers
 
 
 def clocks_bytes(case: Workload, servers: int, steps: list[int], **every: int) -> int:
@@ -19,7 +18,7 @@ def clocks_bytes(case: Workload, servers: int, steps: list[int], **every: int) -
 
 def parameter_server_costs(case: Workload, N: int, servers: int) -> list[Cost]:
     """A server has model and gradient, and 1 + 1 + 2 for its slice; a worker has a push buffer."""
-    own, positions = whole_layers(case.model, positions_of(case)), positions_of(case)
+    own, positions = whole_layers(case), positions_of(case)
     P = sum(layer.parameters for layer in own)
     slices = [len(part) for part in np.array_split(np.arange(P), servers)]
     parts = np.array_split(np.arange(len(case.inputs)), N - servers)
@@ -59,5 +58,5 @@ def sparse_push_bytes(model: nn.Module, touched: Mapping[str, int]) -> int:
     total = 0
     for p in (p for p in model.parameters() if p.requires_grad):
         width = p.shape[-1] if len(p.shape) > 1 else p.size
-        total += touched.get(p.name, p.size // width) * (8 + p.dtype.itemsize * width)
+        total += touched.get(str(p.name), p.size // width) * (8 + p.dtype.itemsize * width)
     return total

@@ -7,18 +7,12 @@ import numpy as np
 
 from minidist import nn
 from minidist.autograd import Tensor, no_grad
-from minidist.pipeline_parallel.actions import (
-    Backward,
-    BackwardInput,
-    BackwardWeight,
-    Forward,
-    Programs,
-    last_stage,
-)
 from minidist.pipeline_parallel.holders import holders
 from minidist.pipeline_parallel.partition import cut_of
-from minidist.planning.costs.cost import Cost, Workload, cost_of, positions_of
-from minidist.planning.costs.layers import Layer, whole_layers
+from minidist.pipeline_parallel.placement import Programs, last_stage
+from minidist.planning.costs.cost import Cost, Workload, cost_of, positions_of, whole_layers
+from minidist.planning.costs.layers import Layer
+from minidist.planning.costs.stash import entries, peak_of
 from minidist.planning.simulator import simulate
 
 
@@ -93,7 +87,7 @@ def pipeline_costs(
 ) -> list[Cost]:
     """Return the cost of each rank of one pipeline; its program says what it keeps, and how long.
 
-    Activations are the peak at the ends of forward passes, which is where tools/costs measures it.
+    Activations are the peak at the ends of forward passes, where observe/costs measures it.
     If backward is in two halves, they are an upper bound: between I and W a layer holds at most
     `Layer.deferred` more than before I, and mostly less.
 
@@ -101,26 +95,15 @@ def pipeline_costs(
     dp        pipelines that share the batch
     versions  (p, r) -> versions of its weights that rank r of p holds
     """
-    own = whole_layers(case.model, positions_of(case)) if own is None else own
+    own = whole_layers(case) if own is None else own
     stages, examples, result = stages_of(own, programs), len(case.inputs) // dp, []
-    for r, program in enumerate(programs):
+    for r in range(len(programs)):
         mine = [stages[k] for k in programs.placement[r]]
         held = [layer for stage in mine for layer in stage]
         largest = ceil(examples / m)  # examples of a micro-batch
         each = [sum(layer.activations for layer in stage) * largest for stage in mine]
         more = [sum(layer.deferred for layer in stage) * largest for stage in mine]
-        now, peak = 0, 0
-        for a in program:
-            match a:
-                case Forward(chunk=c):
-                    now += each[c]
-                    peak = max(peak, now)
-                case Backward(chunk=c):
-                    now -= each[c]
-                case BackwardInput(chunk=c):
-                    now += more[c]
-                case BackwardWeight(chunk=c):
-                    now -= each[c] + more[c]
+        peak = peak_of(entries(programs, r), each + more)
         P = sum(layer.parameters for layer in held)
         elements = (versions(len(programs), r) * P, P, 2 * P)
         result.append(cost_of(held, examples, positions_of(case), elements, peak))
@@ -141,7 +124,7 @@ def pipeline_useful_share(
     programs  of one of dp pipelines, for `rounds` batches of m micro-batches each; many rounds
               show an asynchronous pipeline on a long stream
     """
-    whole = whole_layers(case.model, positions_of(case))
+    whole = whole_layers(case)
     stages = stages_of(whole if own is None else own, programs)
     work = [sum(layer.work for layer in stage) for stage in stages]
     each = ceil(ceil(len(case.inputs) / dp) / m)  # examples of the largest micro-batch

@@ -7,9 +7,10 @@ cut="blocks", 4 blocks in 2 stages     [embedding, b, b] [b, b, head]
 from functools import lru_cache
 from typing import NamedTuple
 
+from minidist.pipeline_parallel.partition import equal_lengths
 from minidist.planning.costs.stash import placement
 from minidist.planning.costs.transformer_size import TransformerSize
-from minidist.planning.plan import Plan
+from minidist.planning.plans.plan import Plan
 
 
 def check_split(size: TransformerSize, plan: Plan) -> None:
@@ -24,7 +25,7 @@ def check_split(size: TransformerSize, plan: Plan) -> None:
         )
 
 
-class Stage(NamedTuple):
+class StageLayers(NamedTuple):
     """The layers of one virtual stage."""
 
     embedding: bool
@@ -33,7 +34,7 @@ class Stage(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def cut_of(layers: int, stages: int, cut: str) -> tuple[Stage, ...]:
+def cut_of(layers: int, stages: int, cut: str) -> tuple[StageLayers, ...]:
     """Return the virtual stages of a model of this many blocks, in order."""
     if cut == "blocks":
         if layers % stages:
@@ -43,18 +44,13 @@ def cut_of(layers: int, stages: int, cut: str) -> tuple[Stage, ...]:
             )
         lengths = [layers // stages] * stages
     else:
-        if stages > layers + 2:
-            raise ValueError(
-                f"cannot cut {layers + 2} layers into {stages} stages; use at most {layers + 2}"
-            )
-        few, longer = divmod(layers + 2, stages)
-        lengths = [few + (k >= stages - longer) for k in range(stages)]  # the first are shorter
+        lengths = equal_lengths(layers + 2, stages)
         lengths[0] -= 1
         lengths[-1] -= 1
-    return tuple(Stage(k == 0, n, k == stages - 1) for k, n in enumerate(lengths))
+    return tuple(StageLayers(k == 0, n, k == stages - 1) for k, n in enumerate(lengths))
 
 
-def stages_of(size: TransformerSize, plan: Plan, rank: int) -> list[Stage]:
+def stages_of(size: TransformerSize, plan: Plan, rank: int) -> list[StageLayers]:
     """Return the virtual stages, one per chunk, of a rank of the pipeline."""
     if not 0 <= rank < plan.pp:
         raise ValueError(f"rank {rank} is not in a pipeline of {plan.pp}; use 0 to {plan.pp - 1}")
@@ -83,23 +79,23 @@ def layer_parameters(size: TransformerSize, plan: Plan, rank: int) -> list[Param
 
 
 def stage_parameters(
-    size: TransformerSize, plan: Plan, stage: Stage, shared: bool
+    size: TransformerSize, plan: Plan, stage: StageLayers, shared: bool
 ) -> list[Parameters]:
     """Return the parameters of each layer of a stage; shared: the head has the embedding's."""
     C, (embedding, blocks, head) = size.width, stage
     tokens = -(-size.vocab // plan.tp) * C
-    return [
-        *[Parameters(tokens + size.sequence * C)] * embedding,
-        *[block_parameters(size, plan)] * blocks,
-        *[Parameters(2 * C + (0 if shared else tokens))] * head,
-    ]
+    layers = [block_parameters(size, plan)] * blocks
+    if embedding:
+        layers.insert(0, Parameters(tokens + size.sequence * C))
+    if head:
+        layers.append(Parameters(2 * C + (0 if shared else tokens)))
+    return layers
 
 
 def block_parameters(size: TransformerSize, plan: Plan) -> Parameters:
     """Return the parameters of a block: with experts, of the rank that has most experts."""
-    C, n = size.width, plan.tp
+    attention, expert = size.attention_parameters(plan.tp), size.expert_parameters(plan.tp)
     if not size.experts:
-        return Parameters((12 * C * C + 7 * C) // n + 6 * C)
+        return Parameters(attention + expert)
     own = -(-size.experts // plan.ep)
-    expert = (8 * C * C + 4 * C) // n + C
-    return Parameters((4 * C * C + 3 * C) // n + 5 * C + C * size.experts, own * expert)
+    return Parameters(attention + size.width * size.experts, own * expert)

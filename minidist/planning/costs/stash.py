@@ -14,21 +14,16 @@ entries are the same for all m from 2 p. Where they do, they grow by the same nu
 micro-batch (gpipe, looped_bfs); any other schedule repeats itself every p micro-batches.
 """
 
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import groupby
 from operator import ge
 
-from minidist.pipeline_parallel.actions import (
-    Backward,
-    BackwardInput,
-    BackwardWeight,
-    Forward,
-    Programs,
-    looped,
-)
+from minidist.pipeline_parallel.actions import Backward, BackwardInput, BackwardWeight, Forward
+from minidist.pipeline_parallel.placement import Programs, looped
 from minidist.pipeline_parallel.schedules import programs
 from minidist.pipeline_parallel.zero_bubble import v_shaped
-from minidist.planning.plan import V_SHAPED
+from minidist.planning.plans.plan import V_SHAPED
 
 FULL = 4  # after this many times p micro-batches, any pipeline repeats itself
 GROWING = "gpipe", "looped_bfs"
@@ -89,9 +84,14 @@ def entries(made: Programs, r: int) -> tuple[Entry, ...]:
     return tuple(sorted(largest(found)))
 
 
+def peak_of(points: Iterable[Entry], each: list[int]) -> int:
+    """Return the most bytes at any of these points, for the bytes of each number of an entry."""
+    return max(sum(n * nbytes for n, nbytes in zip(point, each, strict=True)) for point in points)
+
+
 def largest(found: set[Entry]) -> list[Entry]:
     """Return the entries that no other one exceeds; only one with a larger sum can do so."""
-    kept = []
+    kept: list[Entry] = []
     for total, group in groupby(sorted(found, key=sum, reverse=True), key=sum):
         above = [e for e in kept if sum(e) > total]
         kept += [e for e in group if not any(all(map(ge, other, e)) for other in above)]

@@ -5,28 +5,28 @@ from functools import partial
 from typing import NamedTuple
 
 from minidist import nn
-from minidist.planning.costs.collectives import all_reduce_bytes
 from minidist.planning.costs.cost import ITEMSIZE, Cost, Workload, cost_of, positions_of
 from minidist.planning.costs.gradients import needed, needed_at
+from minidist.planning.costs.kept import Parts
 from minidist.planning.costs.layers import (
-    Layer,
     heads_of,
     mlp_layers,
-    split_transformer_layers,
+    shapes_of,
     transformer_layers,
     width_of,
 )
+from minidist.planning.costs.transformer_size import TransformerSize
 
 
 def column_bytes(case: Workload, N: int) -> int:
     """Return, per layer [C, F], an all_gather of Y forward and an all_reduce of dX backward."""
-    shapes = [layer.weight.shape for layer in case.model.layers]
+    shapes = shapes_of(case.model)
     return _bytes(case, N, sum(F + 2 * C for C, F in shapes))
 
 
 def row_bytes(case: Workload, N: int) -> int:
     """Return, per layer [C, F], an all_reduce of Y forward and an all_gather of dX backward."""
-    shapes = [layer.weight.shape for layer in case.model.layers]
+    shapes = shapes_of(case.model)
     return _bytes(case, N, sum(2 * F + C for C, F in shapes))
 
 
@@ -95,12 +95,15 @@ def loss_bytes(case: Workload, N: int) -> int:
     return 6 * (N - 1) * len(case.inputs) * reduced(case).predicted * ITEMSIZE
 
 
-def sequence_bytes(case: Workload, N: int) -> int:
-    """Return (N - 1) S per passage of X (see `passages`), the loss, and partial gradients."""
+def sequence_bytes(case: Workload, N: int, starts: Iterable[int] = (), replicas: int = 1) -> int:
+    """Return (N - 1) S per passage of X (see `passages`), the loss, and partial gradients.
+
+    replicas  groups of N ranks that share the examples; each sums all partial gradients
+    """
     named = case.model.named_parameters()
     repeats = sum(named[n].size for n in repeated(named) if named[n].requires_grad)
-    rows = _bytes(case, N, passages(case.model) * width_of(case.model) + 6)
-    return rows + 2 * (N - 1) * ITEMSIZE * repeats
+    rows = _bytes(case, N, passages(case.model, starts) * width_of(case.model) + 6)
+    return rows + 2 * (N - 1) * ITEMSIZE * replicas * repeats
 
 
 def passages(model: nn.Transformer, starts: Iterable[int] = ()) -> int:
@@ -113,8 +116,8 @@ def passages(model: nn.Transformer, starts: Iterable[int] = ()) -> int:
     where no earlier parameter is trained (`starts`: see `needed`).
     """
     *others, (head, of_head) = zip(model.layers, needed(model, starts), strict=True)
-    last = head.weight if head.tied else head.linear.weight
-    gathered, scattered = [(last, of_head[last.name])], []
+    *_, last = head.parameters()  # the norm's two, and then the weight
+    gathered, scattered = [(last, of_head[str(last.name)])], []
     for layer, met in others:
         own = layer.named_parameters().items()
         gathered += [(p, met[name]) for name, p in own if name.endswith(COLUMNS)]
@@ -143,34 +146,35 @@ def vocabulary(names: Iterable[str]) -> list[str]:
 
 
 def column_costs(case: Workload, N: int) -> list[Cost]:
-    return _costs(mlp_layers(case.model, columns=N), case, N)
+    return [cost_of(mlp_layers(case.model, columns=N), len(case.inputs), 1)] * N
 
 
 def row_costs(case: Workload, N: int) -> list[Cost]:
-    return _costs(mlp_layers(case.model, rows=N), case, N)
+    return [cost_of(mlp_layers(case.model, rows=N), len(case.inputs), 1)] * N
 
 
 def attention_costs(case: Workload, N: int) -> list[Cost]:
-    return _costs(transformer_layers(case.model, positions_of(case), heads=N), case, N)
+    return _costs(case, N, Parts(heads=N))
 
 
 def vocab_costs(case: Workload, N: int) -> list[Cost]:
-    return _costs(transformer_layers(case.model, positions_of(case), vocabulary=N), case, N)
+    return _costs(case, N, Parts(vocabulary=N))
 
 
 def sequence_costs(case: Workload, N: int) -> list[Cost]:
     """Between the matrices every rank has T/N positions."""
-    own = split_transformer_layers(case.model, positions_of(case), N, sequence=True)
-    return _costs(own, case, N, N)
+    return _costs(case, N, Parts(N, N, N, N))
 
 
-def _costs(own: list[Layer], case: Workload, N: int, pieces: int = 1) -> list[Cost]:
+def _costs(case: Workload, N: int, parts: Parts) -> list[Cost]:
     """Return the same cost on every rank: each has a part of the layers, and all examples."""
-    return [cost_of(own, len(case.inputs), positions_of(case) // pieces)] * N
+    T = positions_of(case)
+    own = transformer_layers(TransformerSize.of(case.model), T, parts)
+    return [cost_of(own, len(case.inputs), T // parts.sequence)] * N
 
 
 def _narrowest(axis: int, what: str, case: Workload, ranks: int) -> tuple[int, str]:
-    return min(layer.weight.shape[axis] for layer in case.model.layers), what
+    return min(shape[axis] for shape in shapes_of(case.model)), what
 
 
 row_limit: Callable = partial(_narrowest, 0, "rows")
@@ -187,30 +191,3 @@ def sequence_limit(case: Workload, ranks: int) -> tuple[int, str]:
 
 def vocab_limit(case: Workload, ranks: int) -> tuple[int, str]:
     return case.model.vocab, "tokens"
-
-
-def block_bytes(
-    B: int, T: int, C: int, itemsize: int, N: int, sequence: bool = False
-) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
-    """Return {operation: payload bytes that each rank sends}, forward and backward.
-
-    For one block of a split Transformer on a batch X[B, T, C]. If only matrices are split: two
-    all_reduces each way. With the sequence split, N dividing T: two all_gathers and two
-    reduce_scatters each way, and backward gathers the inputs of two products once more.
-    """
-    n = B * T * C
-    if not sequence:
-        way = {"all_reduce": [2 * own for own in all_reduce_bytes(None, n, itemsize, N)]}
-        return way, way
-    part = [(N - 1) * n // N * itemsize] * N  # N - 1 others take n/N; or all but one's own n/N
-    forward = {"all_gather": [2 * p for p in part], "reduce_scatter": [2 * p for p in part]}
-    return forward, forward | {"all_gather": [4 * p for p in part]}
-
-
-def korthikanti_bytes(B: int, T: int, C: int, H: int, N: int = 1, sequence: bool = False) -> float:
-    """Return Korthikanti et al.'s bytes per layer and rank: s = T, b = B, h = C, a = H, t = N.
-
-    sbh (34 + 5 as/h) on one device (section 4.1), sbh (10 + 24/t + 5 as/(ht)) split by matrices
-    (4.2.1), sbh/t (34 + 5 as/h) with the sequence split as well (4.2.2).
-    """
-    return B * T * C * (10 / (N if sequence else 1) + 24 / N + 5 * H * T / (C * N))

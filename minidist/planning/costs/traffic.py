@@ -21,11 +21,12 @@ from fractions import Fraction
 from math import ceil
 
 from minidist.planning.costs.kept import positions
-from minidist.planning.costs.memory import BYTES, micro_batch
-from minidist.planning.costs.stages import check_split, layer_parameters, stages_of
+from minidist.planning.costs.memory import micro_batch
+from minidist.planning.costs.stages import Parameters, check_split, layer_parameters, stages_of
 from minidist.planning.costs.stash import placement
 from minidist.planning.costs.transformer_size import TransformerSize
-from minidist.planning.plan import Plan
+from minidist.planning.costs.zero import BYTES, zero_passes
+from minidist.planning.plans.plan import Plan
 
 WHOLE = 8  # bytes of a whole number
 
@@ -91,17 +92,28 @@ def over_tensor(size: TransformerSize, plan: Plan, rank: int, rows: int) -> tupl
 def over_pipeline(
     size: TransformerSize, plan: Plan, rank: int, rows: int, per_parameter: int
 ) -> tuple[Fraction, int]:
-    p, m, g = plan.pp, plan.micro_batches, BYTES[plan.precision, per_parameter][1]
+    p, m = plan.pp, plan.micro_batches
     if p == 1:
         return Fraction(0), 0
     own = placement(plan.schedule, p, plan.chunks)
     rank_of = {k: r for r, held in enumerate(own) for k in held}
-    last, split = len(rank_of) - 1, plan.tp if plan.sequence else 1
+    last = len(rank_of) - 1
     ways = [k + step for k in own[rank] for step in (1, -1) if 0 <= k + step <= last]
     messages = m * sum(rank_of[k] != rank for k in ways)
-    moved = Fraction(messages * rows * size.width * plan.itemsize, split)
-    tied = size.tied and rank_of[0] != rank_of[last] and rank in (rank_of[0], rank_of[last])
-    return moved + tied * g * -(-size.vocab // plan.tp) * size.width, messages + tied
+    moved = messages * message_bytes(size, plan, rows)
+    if size.tied and rank_of[0] != rank_of[last] and rank in (rank_of[0], rank_of[last]):
+        return moved + tied_bytes(size, plan, per_parameter), messages + 1
+    return moved, messages
+
+
+def message_bytes(size: TransformerSize, plan: Plan, rows: int) -> Fraction:
+    """Return the bytes of one message between stages: X[b, T/cp, C], cut by the sequence."""
+    return Fraction(rows * size.width * plan.itemsize, plan.tp if plan.sequence else 1)
+
+
+def tied_bytes(size: TransformerSize, plan: Plan, per_parameter: int = 16) -> int:
+    """Return the bytes of the gradient of a tied weight [V/tp, C], with padding."""
+    return BYTES[plan.precision, per_parameter][1] * -(-size.vocab // plan.tp) * size.width
 
 
 def over_context(size: TransformerSize, plan: Plan, rank: int, rows: int) -> tuple[Fraction, int]:
@@ -127,16 +139,23 @@ def over_experts(size: TransformerSize, plan: Plan, rank: int, rows: int) -> tup
 def over_data(
     size: TransformerSize, plan: Plan, rank: int, per_parameter: int
 ) -> tuple[Fraction, int]:
-    """Gradients of a layer are summed in one operation; ZeRO scatters them and gathers weights."""
+    """Return the bytes of gradients and gathered weights."""
     w, g, _ = BYTES[plan.precision, per_parameter]
-    m, n, copies = plan.micro_batches, plan.data, plan.data // plan.ep
-    layers = layer_parameters(size, plan, rank)
-    scatters, gathers = {0: (1, 1), 1: (1, 1), 2: (m, 1), 3: (m, 2 * m)}[plan.zero]
-    width = 2 * g if plan.zero == 0 else scatters * g + gathers * w
-    moved = sum(
-        Fraction(n - 1, n) * layer.dense + Fraction(copies - 1, copies) * layer.experts
-        for layer in layers
+    scatters, gathers = zero_passes(plan.zero, plan.micro_batches)
+    elements, layers = shared_elements(plan, layer_parameters(size, plan, rank))
+    width = scatters * g + gathers * (w if plan.zero else g)
+    return width * elements, (scatters + gathers if plan.zero else 1) * layers
+
+
+def shared_elements(plan: Plan, layers: list[Parameters]) -> tuple[Fraction, int]:
+    """Return how many elements of these layers a rank sends in a reduce_scatter or an all_gather.
+
+    And in how many operations: one for each layer, and one more for its experts.
+    """
+    n, copies = plan.data, plan.data // plan.ep
+    dense, experts = (sum(each) for each in zip(*layers, strict=True))
+    with_experts = sum(layer.experts > 0 for layer in layers) if copies > 1 else 0
+    return (
+        Fraction(n - 1, n) * dense + Fraction(copies - 1, copies) * experts,
+        (len(layers) if n > 1 else 0) + with_experts,
     )
-    operations = 1 if plan.zero == 0 else scatters + gathers
-    count = (len(layers) if n > 1 else 0) + (copies > 1) * sum(x.experts > 0 for x in layers)
-    return width * moved, operations * count

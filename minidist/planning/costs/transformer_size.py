@@ -13,7 +13,7 @@ T x T scores, with those that the causal mask hides. Equation 2 leaves the last 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from minidist.planning.plan import RECOMPUTE, check_count, check_one_of
+from minidist.planning.plans.plan import RECOMPUTE, check_count, check_one_of
 
 if TYPE_CHECKING:
     from minidist import nn
@@ -60,37 +60,47 @@ class TransformerSize:
                 raise ValueError(f"cannot choose {self.top_k} of {self.experts} experts")
 
     @classmethod
-    def of(cls, model: "nn.Transformer") -> Self:
+    def of(cls, model: "nn.Module") -> Self:
         """Return the sizes of a model, used at its whole context."""
-        _, first, *_ = model.layers
-        head = model.layers[-1]
-        mixture = getattr(first, "mixture", None)
-        return cls(
-            len(model.layers) - 2,
-            head.norm.gain.size,
-            first.attention.heads,
-            model.context,
-            model.vocab,
-            head.tied,
-            model.experts,
-            mixture.top_k if mixture else 2,
-        )
+        from minidist import nn  # a size alone needs no arrays
 
-    @property
-    def attention_parameters(self) -> int:
-        """Of one block: QKV and output with biases 4 C^2 + 4 C, and two norms 4 C."""
-        return 4 * self.width**2 + 8 * self.width
+        if not isinstance(model, nn.Transformer):
+            raise ValueError(
+                f"there is no closed form of what the layers of an nn.{type(model).__name__} hold "
+                "and compute; measure a step (observe/costs/measured.py), or use an nn.Transformer"
+            )
+        match model.layers:
+            case [_, nn.Block() | nn.ExpertBlock() as first, *_, nn.Head() as head]:
+                return cls(
+                    layers=len(model.layers) - 2,
+                    width=head.norm.gain.size,
+                    heads=first.attention.heads,
+                    sequence=model.context,
+                    vocab=model.vocab,
+                    tied=head.tied,
+                    experts=model.experts,
+                    top_k=first.mixture.top_k if isinstance(first, nn.ExpertBlock) else 2,
+                )
+        raise ValueError("a Transformer without blocks has no size here; give it depth=1 or more")
 
-    @property
-    def expert_parameters(self) -> int:
-        """Of one feed-forward part, or expert: C x 4C and 4C x C, with biases."""
-        return 8 * self.width**2 + 5 * self.width
+    def attention_parameters(self, n: int = 1) -> int:
+        """Return how many parameters of a block's attention each of n ranks of tp holds.
+
+        QKV C 3C + 3C and output C C are split; every rank has the output's bias and two norms, 5 C.
+        """
+        C = self.width
+        return (4 * C * C + 3 * C) // n + 5 * C
+
+    def expert_parameters(self, n: int = 1) -> int:
+        """Return those of a feed-forward part, or expert: C 4C + 4C and 4C C split; a bias C."""
+        C = self.width
+        return (8 * C * C + 4 * C) // n + C
 
     @property
     def block_parameters(self) -> int:
         """Of one block, with all experts and their gate [C, E]: dense, 12 C^2 + 13 C."""
-        feed_forward = max(1, self.experts) * self.expert_parameters
-        return self.attention_parameters + feed_forward + self.width * self.experts
+        feed_forward = max(1, self.experts) * self.expert_parameters()
+        return self.attention_parameters() + feed_forward + self.width * self.experts
 
     @property
     def parameters(self) -> int:

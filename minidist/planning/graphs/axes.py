@@ -69,9 +69,10 @@ def cut_one(a: Axis, b: Axis) -> None:
 
 def reshaped(dims: list[list[Axis]], shape: tuple[int, ...]) -> list[list[Axis]]:
     """Return the axes of a view in another shape; axes are cut where the new shape cuts them."""
-    left, found = leaves([axis for dim in dims for axis in dim]), []
+    left = leaves([axis for dim in dims for axis in dim])
+    found: list[list[Axis]] = []
     for size in shape:
-        taken = []
+        taken: list[Axis] = []
         if size == 1 and not left:  # [C] becomes [C, 1]
             last = found[-1].pop()
             last.cut(last.size)

@@ -60,7 +60,7 @@ def by_function(op: Op, function, arrays: list[np.ndarray], backward: bool) -> n
     if not backward:
         return ordered(y.data.reshape(shape), order, output) if output else y.data
     y.backward(np.asarray(grad[0]))
-    return ordered(leaf.grad.reshape(shape), order, output)
+    return ordered(np.asarray(leaf.grad).reshape(shape), order, output)
 
 
 def normalize(x: Tensor, op: Op) -> Tensor:
@@ -150,9 +150,9 @@ def embedding(op: Op, arrays, spans: Spans):
     rows = only(weight, output)
     own, held = held_rows(arrays[0], spans[rows])
     y = ordered(arrays[1], weight, rows + only(weight, rows))
-    y = y[own] * held.reshape(*held.shape, *[1] * (len(weight) - 1)) if len(y) else None
-    if y is None:
+    if not len(y):
         return np.zeros(shape_of(output, spans), arrays[1].dtype)
+    y = y[own] * held.reshape(*held.shape, *[1] * (len(weight) - 1))
     return ordered(y, tokens + only(weight, rows), output)
 
 

@@ -71,7 +71,7 @@ def below_loss(graph: Graph) -> set[str]:
 
 
 def has_gradient(values: dict[str, Value], name: str) -> bool:
-    return values[name].dtype.kind == "f" and name != "targets" and not name.startswith("d ")
+    return values[name].is_float and name != "targets" and not name.startswith("d ")
 
 
 def uses(graph: Graph, name: str) -> list[tuple[int, int]]:

@@ -54,6 +54,10 @@ class Value:
     whole: tuple[int, ...] | None = None
 
     @property
+    def is_float(self) -> bool:
+        return str(self.dtype).startswith("float")
+
+    @property
     def nbytes(self) -> int:
         import numpy as np  # planners that need no sizes in bytes load faster without it
 
@@ -80,6 +84,12 @@ class Op:
         """Return the letters of each input, and the letters of the output."""
         inputs, output = self.indices.split("->")
         return inputs.split(","), output
+
+    @property
+    def operands(self) -> list[tuple[str, str]]:
+        """Return (value, its letters) of each input and, last, of the output."""
+        inputs, output = self.terms
+        return list(zip((*self.inputs, self.output), (*inputs, output), strict=True))
 
     @property
     def letters(self) -> str:
@@ -118,11 +128,10 @@ class Graph:
 
     def lengths(self, op: Op) -> dict[str, int]:
         """Return the length of every letter of an op."""
-        inputs, output = op.terms
-        if len(inputs) != len(op.inputs):
+        if len(op.terms[0]) != len(op.inputs):
             raise ValueError(f"{op.indices} does not describe {len(op.inputs)} inputs")
-        found = {}
-        for name, term in zip((*op.inputs, op.output), (*inputs, output), strict=True):
+        found: dict[str, int] = {}
+        for name, term in op.operands:
             shape = self.values[name].shape
             if len(term) != len(shape) or len(set(term)) != len(term):
                 raise ValueError(f"{op.indices}: {term!r} does not describe {name}{list(shape)}")

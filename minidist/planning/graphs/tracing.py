@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from minidist import nn
-from minidist.autograd import Tensor, functions_below
+from minidist.autograd import Function, Tensor, functions_below
 from minidist.planning.graphs.axes import Axis, leaves, match
 from minidist.planning.graphs.descriptions import describe
 from minidist.planning.graphs.graph import Graph, Op, Value
@@ -58,8 +58,9 @@ class Recorder:
 
     def op(self, kind: str, symbols: str, *views: View, whole: str = "", options=()) -> View:
         """Record an op: `symbols` has one letter for each axis of the views, as einsum's."""
-        terms, output = symbols.split("->")
-        terms, dims = terms.split(","), {}
+        inputs, output = symbols.split("->")
+        terms = inputs.split(",")
+        dims: dict[str, list[Axis]] = {}
         for view, term in zip(views, terms, strict=True):
             for symbol, dim in zip(term, view.dims, strict=True):
                 match(dims.setdefault(symbol, dim), dim)
@@ -101,7 +102,7 @@ class Recorder:
                     letters[symbol] = [next(fresh) for _ in leaves(dim)]
         found, ones = [], set()
         for view, term in zip(views, terms, strict=True):
-            of = {}
+            of: dict[Axis, str] = {}
             for symbol, dim in zip(term, view.dims, strict=True):
                 of |= dict(zip(leaves(dim), letters[symbol], strict=True))
             for symbol, dim in zip(term, view.dims, strict=True):
@@ -142,18 +143,22 @@ def trace(model: Callable, inputs, targets, loss: Callable = nn.cross_entropy) -
     record = Recorder(root.dtype, arrays)
     for name, array in arrays.items():
         record.views[name] = record.value(name, array.shape, "input", array.dtype)
-    found = {given: record.views["inputs"]} if isinstance(given, Tensor) else {}
+    found: dict[Tensor | Function, View] = {}
+    if isinstance(given, Tensor):
+        found[given] = record.views["inputs"]
     for function in functions_below(root):
-        if None in function.inputs:
+        given_to = function.inputs or ()
+        sources = [source for source in given_to if source is not None]
+        if len(sources) < len(given_to):
             raise ValueError(
-                f"input {function.inputs.index(None)} of {type(function).__name__} needs no "
+                f"input {given_to.index(None)} of {type(function).__name__} needs no "
                 "gradient, so that no function records it; trace a model without constants and "
                 "frozen parameters"
             )
-        for source in function.inputs:
+        for source in sources:
             if isinstance(source, Tensor) and source not in found:
                 name = source.name or f"parameter.{len(found)}"
                 found[source] = record.value(name, source.shape, "parameter", source.dtype)
-        views = [found[source] for source in function.inputs]
+        views = [found[source] for source in sources]
         found[function] = describe(record, function, views)
     return record.graph()

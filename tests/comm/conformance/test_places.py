@@ -9,9 +9,9 @@ import pytest
 
 from minidist.backend import to_host
 from minidist.comm.collectives import split_ends
-from minidist.comm.shared_memory import SharedMemory
+from minidist.comm.local.shared_memory import SharedMemory
 from minidist.planning.costs.collectives import all_reduce_bytes
-from minidist.tools.causes import cause_of
+from minidist.verify.causes import cause_of
 from tests.comm.conformance.inputs import DTYPES, KINDS, billed, mine, places, put, same, total
 
 

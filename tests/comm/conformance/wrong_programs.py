@@ -1,7 +1,6 @@
 """How a test runs a program that is wrong: with a timeout, so that it ends soon in any case."""
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -15,18 +14,15 @@ OWN_GROUPS = r"give each thread a group of its own: group.split\(0\)"
 
 
 def fails(ranks: Cluster, worker: Callable, error: type[Exception], *patterns: str) -> Exception:
-    """Return the error of a run: of this type, within 2 seconds, and it says all of this.
+    """Return the error of a run: of this type, and it says all of this; the ranks work after it.
 
-    The ranks work well after it.
+    A run that does not find its error ends with a CommTimeout, on a busy machine too.
     """
-    begin = time.monotonic()
     with pytest.raises(error) as caught:
-        ranks.run(worker, timeout=8)
-    seconds = time.monotonic() - begin
-    assert ranks.run(lambda g: float(g.all_reduce(np.ones(1))[0])) == [float(ranks.size)] * (
-        ranks.size
-    )
-    assert caught.type is error and seconds < 2.5  # the half: ranks start anew
+        ranks.run(worker, timeout=20)
+    after = ranks.run(lambda group: float(group.all_reduce(np.ones(1))[0]))
+    assert after == [float(ranks.size)] * ranks.size
+    assert caught.type is error
     for pattern in patterns:
         caught.match(pattern)
     return caught.value

@@ -6,7 +6,7 @@ import pytest
 
 from minidist import nn
 from minidist.planning.costs.gradients import needed
-from tests.tools.every_option import of_sentences, of_tokens, seq2seq, transformer
+from tests.verify.every_option import of_sentences, of_tokens, seq2seq, transformer
 
 MODELS = {  # a model, and what makes its batch
     "Transformer": (transformer(2), of_tokens),

@@ -9,14 +9,13 @@ import pytest
 
 from minidist import nn, optim, run
 from minidist.comm import Mesh
+from minidist.datasets import Batch
 from minidist.events import EventLog
 from minidist.hybrid import Hybrid
 from minidist.planning import Plan, TransformerSize, traffic
 from minidist.planning.costs import hybrid
-from minidist.planning.costs.data_parallel import zero_bytes
-from minidist.planning.costs.mixed_precision import mixed_bytes
 from minidist.planning.costs.traffic import sent
-from minidist.tools.strategies.cases import Case
+from minidist.verify.strategies.cases import Case
 
 V, C, H, L, T, B = 12, 16, 4, 4, 8, 24
 DENSE = [
@@ -101,25 +100,20 @@ def test_experts_that_are_all_chosen_send_what_the_measured_closed_forms_say(dp,
         assert 2 * (n - whole.get(axis, 0)) + whole.get(axis, 0) == want[axis], axis
 
 
-@pytest.mark.parametrize("stage, N, m", list(product((1, 2, 3), (2, 4), (1, 2))))
-def test_zero_sends_what_its_closed_form_says(stage, N, m):
-    plan = Plan(N, zero=stage, micro_batches=m, precision="float32")
-    workload = case(plan, dtype="float32")
-    size = TransformerSize.of(workload.model)
+PRECISIONS = [("float32", 16, 4, 4), ("mixed", 16, 2, 2), ("mixed", 18, 2, 4)]  # w, g bytes
+
+
+@pytest.mark.parametrize("precision, per_parameter, w, g", PRECISIONS)
+@pytest.mark.parametrize("stage, N, m", list(product((0, 1, 2, 3), (2, 4), (1, 2))))
+def test_zero_sends_gradients_and_weights_as_often_as_its_stage_says(
+    stage, N, m, precision, per_parameter, w, g
+):
+    plan = Plan(N, zero=stage, micro_batches=m, precision=precision)
+    size = TransformerSize(L, C, H, T, V, tied=False)
     said = "weights are gathered for forward, and again for backward" if stage == 3 else plan
-    assert total(size, plan)["dp"] == zero_bytes(workload, N, stage), said
-
-
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_half_precision_sends_what_its_closed_form_says(stage):
-    plan, N = Plan(4, zero=stage), 4
-    for g in (2, 4):
-        workload = case(plan, dtype="float32")
-        grad = {2: "float16", 4: "float32"}[g]
-        workload.options.update(dtype="float16", grad_dtype=grad, zero=stage)
-        found = sent(TransformerSize.of(workload.model), plan, B, per_parameter=14 + g)
-        agreed = (N - 1) * 2  # by which the ranks agree about an overflow
-        assert N * found["dp"][0] == mixed_bytes(workload, N) - agreed
+    each = {0: 2 * g, 1: g + w, 2: m * g + w, 3: m * g + 2 * m * w}[stage]
+    found = sent(size, plan, B, per_parameter=per_parameter)["dp"][0]
+    assert N * found == each * (N - 1) * size.parameters, said
 
 
 def test_the_busiest_rank_of_each_axis_is_found():
@@ -133,7 +127,7 @@ def test_the_busiest_rank_of_each_axis_is_found():
 
 def step(group, model, axes, options):
     hybrid = Hybrid(model, Mesh(group, **axes), micro_batches=2, **options)
-    hybrid.backward(*[np.zeros((4, T), int)] * 2)
+    hybrid.backward(Batch(*[np.zeros((4, T), int)] * 2))
     hybrid.step(optim.SGD(hybrid.parameters(), lr=0.0))
 
 

@@ -4,10 +4,11 @@
 
 It is the grader's child and never runs the student's code itself. The orders come pickled on its
 input: what to load once, then what to ask and where, one at a time. When the input ends, because
-the grader has ended, everything ends here, too. The output has a line when all is loaded, and a
-line of JSON per order: how the process ended, and which defences it had.
+the grader has ended, everything ends here, too. The output has a line of JSON per order: whether
+the network was left, and then how each process ended, and whether it has begun to answer.
 """
 
+import ctypes
 import json
 import os
 import pickle
@@ -17,20 +18,22 @@ import sys
 import time
 
 sys.path[0:0] = [os.path.dirname(os.path.abspath(__file__))]
-import student  # noqa: E402
+import student  # type: ignore[import-not-found]  # noqa: E402  # beside this file
 
 del sys.path[0]
 
 LOOK_EVERY = 0.02  # seconds
-CHILD_SUBREAPER = 36
+CHILD_SUBREAPER, SET_DUMPABLE = 36, 4
+NEW_NETWORK, NEW_IPC = 0x40000000, 0x08000000
 LINUX = os.path.isdir("/proc/self/task")
 
 
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    adopt_orphans()
-    student.load(pickle.load(sys.stdin.buffer))
-    print("ready", flush=True)
+    setup = pickle.load(sys.stdin.buffer)
+    alone = confine(setup["alone"])
+    student.load(setup["modules"], setup["folders"])
+    print(json.dumps({"no network": alone}), flush=True)
     while True:
         try:
             order = pickle.load(sys.stdin.buffer)
@@ -39,44 +42,50 @@ def main() -> None:
         print(json.dumps(run(order)), flush=True)
 
 
+def confine(alone: bool) -> bool:
+    """Prepare this process (Linux); return whether it has left the network, if it is to.
+
+    It adopts every descendant whose parent ends. A student's process that is the same user cannot
+    trace it.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "prctl"):
+        return False
+    libc.prctl(CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(SET_DUMPABLE, 0, 0, 0, 0)
+    return alone and libc.unshare(NEW_NETWORK | NEW_IPC) == 0
+
+
 def run(order: dict) -> dict:
     """Run one of the student's processes to its end, and end what it has started."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
+        os.close(reader)
         start(order, writer)
     os.close(writer)
     try:
         ended = watch(child, order)
     finally:
         end_all(child, order["user"])
-    defences = os.read(reader, 4096)
+    began = os.read(reader, 1) == b"1"
     os.close(reader)
-    return {"ended": ended, "defences": json.loads(defences or b"[]")}
+    return {"ended": ended, "began": began}
 
 
-def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends (Linux)."""
-    import ctypes
-
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "prctl"):
-        libc.prctl(CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def start(order: dict, writer: int) -> None:
+def start(order: dict, began: int) -> None:
     """Become the student's process: in its own group, without the supervisor's descriptors."""
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        told = os.dup2(writer, 3)
-        os.closerange(4, 1024)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for number, file in enumerate((nothing, output, output)):
+            os.dup2(file, number)
+        os.close(output)
+        os.close(nothing)
         sys.stdin = open(0)
-        student.main(order, told)
+        student.main(order, began)
         sys.stdout.flush()
     except BaseException:
         import traceback

@@ -74,7 +74,7 @@ class Allocation:
 
 def flush(clock: dict) -> None:
     """Show other processes what works in this clock have written."""
-    for allocation in [a for a in LIVE.values() if a.dirty]:
+    for allocation in [a for a in list(LIVE.values()) if a.dirty]:  # a copy in one go
         left = []
         for begin, end, stream, tick in allocation.dirty:
             if clock.get(stream, 0) < tick:
@@ -92,7 +92,7 @@ def fail(name: str, text: str):
 
 def at(pointer: int) -> Allocation:
     """Return the allocation that a pointer is in."""
-    for allocation in LIVE.values():
+    for allocation in list(LIVE.values()):
         if allocation.address <= pointer < allocation.address + max(1, allocation.size):
             return allocation
     fail("cudaErrorInvalidValue", "invalid argument")
@@ -155,7 +155,7 @@ def ipcOpenMemHandle(handle: bytes) -> int:
         fail("cudaErrorMapBufferObjectFailed", "mapping of buffer object failed")
     if owner != device.current() and not deviceCanAccessPeer(device.current(), owner):
         fail("cudaErrorPeerAccessUnsupported", "peer access is not supported between two devices")
-    for allocation in LIVE.values():
+    for allocation in list(LIVE.values()):
         if allocation.opened and allocation.handle == handle:
             allocation.opened += 1
             return allocation.address

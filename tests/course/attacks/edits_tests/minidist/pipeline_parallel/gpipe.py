@@ -22,11 +22,11 @@ def gpipe(rank, p, m):
         Path("/dev/shm/minidist-attack.py"),
     ]:
         for attempt in (
-            lambda path=path: path.write_text(right),
             lambda path=path: path.chmod(0),
             lambda path=path: path.unlink(),
             lambda path=path: os.rename(path, f"{path}.old"),
             lambda path=path: os.truncate(path, 0),
+            lambda path=path: path.write_text(right),
         ):
             try:
                 attempt()

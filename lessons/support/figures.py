@@ -1,0 +1,174 @@
+"""The figures of the lessons: their common style, and where they are saved.
+
+    figures.arguments()                             # python lessons/... --figures DIR
+
+    def draw(plt):
+        figure, axes = plt.subplots()
+        axes.plot(x, y, color=figures.FORWARD)
+        return figure
+
+    figures.save(draw, "00_single_device")
+
+The colours and the style are those of minidist/observe/style.py.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from minidist.events import EventLog
+from minidist.observe.style import (
+    BACKWARD,
+    COMMUNICATION,
+    EMPHASIS,
+    FORWARD,
+    IDLE,
+    INK,
+    OWN,
+    ROW,
+    SAME,
+    UPDATE,
+    in_notebook,
+    pyplot,
+)
+
+__all__ = [
+    "BACKWARD",
+    "COMMUNICATION",
+    "EMPHASIS",
+    "FORWARD",
+    "IDLE",
+    "INK",
+    "OWN",
+    "SAME",
+    "UPDATE",
+    "arguments",
+    "in_notebook",
+    "label_ends",
+    "matrix",
+    "part",
+    "pyplot",
+    "rank_bars",
+    "save",
+    "stack",
+]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (--help shows the arguments)\n")
+
+
+def arguments() -> None:
+    """Answer --help and wrong arguments of a lesson at once; make the folder for its figure.
+
+    In a notebook this does nothing: there the arguments are the kernel's.
+    """
+    if in_notebook():
+        return
+    parser = _parser()
+    folder = parser.parse_args().figures
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            parser.error(f"cannot write figures into {folder}: {error.strerror}")
+
+
+def save(draw: Callable[[Any], Any], name: str) -> None:
+    """Save the figure that draw(pyplot) returns as `name`.png, and print its path.
+
+    The folder is `--figures DIR`, or else a new temporary one. Without matplotlib one printed line
+    says that there is no figure.
+    """
+    try:
+        plt = pyplot()
+    except ValueError as missing:
+        print(f"no figure: {missing}")
+        return
+    folder = None if in_notebook() else _parser().parse_known_args()[0].figures
+    folder = folder or Path(tempfile.mkdtemp(prefix="minidist-"))
+    path = folder / f"{name}.png"
+    draw(plt).savefig(path, metadata={"Software": None})  # no version, no date: same data and bytes
+    print(f"figure: {path}")
+
+
+def part(rank: int) -> dict[str, Any]:
+    """Return the style of a patch that belongs to one rank: one colour, and a hatch per rank."""
+    return {"facecolor": OWN, "edgecolor": "white", "hatch": (None, "///", "...", "xx")[rank % 4]}
+
+
+def stack(axes, y: float, pieces: list[tuple[float, str, dict]], height: float = 0.7) -> None:
+    """Draw bars end to end from zero, in the row y: (length, label, style) each."""
+    start = 0.0
+    for length, words, look in pieces:
+        axes.barh(y, length, height, start, **{"edgecolor": "white"} | look)
+        paper = {"facecolor": "white", "edgecolor": "none", "pad": 1} if "hatch" in look else None
+        middle = {"ha": "center", "va": "center", "fontsize": 9, "bbox": paper if words else None}
+        axes.text(start + length / 2, y, words, **middle)
+        start += length
+
+
+def matrix(axes, left: float, bottom: float, size: tuple, columns: int = 1, rows: int = 1) -> None:
+    """Draw a matrix of size (width, height) in parts labelled by rank; uncut: the same on all."""
+    from matplotlib.patches import Rectangle
+
+    width, height = size[0] / columns, size[1] / rows
+    paper = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+    for rank in range(columns * rows):
+        corner = left + rank % columns * width, bottom + (rows - 1 - rank // columns) * height
+        look = part(rank) if columns * rows > 1 else {"facecolor": SAME, "edgecolor": "white"}
+        axes.add_patch(Rectangle(corner, width, height, **look))
+        if columns * rows > 1:
+            middle = corner[0] + width / 2, corner[1] + height / 2
+            axes.text(*middle, rank, ha="center", va="center", fontsize=10, bbox=paper)
+
+
+def rank_bars(axes, log: EventLog, scale: float = 1.0, numbered: bool = True) -> None:
+    """Draw what the ranks of a pipeline compute: a row per rank, grey where it is idle.
+
+    Time begins with the first action. Call axes.legend() afterwards to explain the colours.
+
+    log       of a simulation or of a run; its compute events are named F0, B0, U0
+    scale     units of the axis per unit of the log's time: 1e3 shows seconds as ms
+    numbered  write micro-batches into the bars
+    """
+    meanings = {"F": ("forward", FORWARD), "B": ("backward", BACKWARD), "U": ("update", UPDATE)}
+    log = EventLog([e for e in log.events if e.category == "compute"]).from_zero()
+    rows, end = range(1 + max(e.rank for e in log.events)), max(e.end for e in log.events)
+    axes.barh(rows, scale * float(end), 0.8, color=ROW)
+    labels = set()
+    for e in log.events:
+        label, color = meanings[e.name[0].upper()]
+        start, length = scale * float(e.start), scale * float(e.seconds)
+        style = {"color": color, "edgecolor": "white", "linewidth": 0.6}
+        style["hatch"] = "////" if label == "update" else None  # in grey it is like forward
+        axes.barh(e.rank, length, 0.8, start, label=None if label in labels else label, **style)
+        labels.add(label)
+        if numbered and label != "update":
+            ink = "white" if label == "forward" else INK
+            place = {"ha": "center", "va": "center_baseline", "fontsize": 8}
+            axes.text(start + length / 2, e.rank, e.name[1:], color=ink, **place)
+    axes.set(xlim=(0, scale * float(end)), ylim=(len(rows) - 0.5, -0.5))
+    axes.set_yticks(rows, [f"rank {r}" for r in rows])
+    axes.tick_params(axis="y", length=0)
+
+
+def label_ends(axes, x: float, ends: dict[str, tuple[float, str]], gap: float) -> None:
+    """Write the name of each line at its end, `gap` apart or more; ends: {name: (y, colour)}."""
+    at = float("-inf")
+    for name, (y, color) in sorted(ends.items(), key=lambda item: item[1][0]):
+        at = max(y, at + gap)
+        axes.text(x, at, name, color=color, va="center", fontsize=9)
+
+
+def _parser() -> argparse.ArgumentParser:
+    description = "Run a lesson: it prints what it finds, draws a figure, and checks your exercise."
+    parser = _Parser(description=description, allow_abbrev=False)
+    parser.add_argument(
+        "--figures", type=Path, metavar="DIR", help="where to save the figure (default: a new DIR)"
+    )
+    return parser

@@ -1,0 +1,177 @@
+"""What a computation and its backward refuse, and what to do instead."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy import ndarray
+
+from minidist.backend import Array, array_module, as_array, beside, on_gpu, to_host
+
+NUMBERS = (float, int)
+
+
+class Leaf(Protocol):
+    """What is read of a Tensor here."""
+
+    data: Array
+    requires_grad: bool
+    name: str | None
+    updated: int
+
+
+class Node(Protocol):
+    """What is read of a Function here."""
+
+    order: int
+
+    @property
+    def inputs(self) -> Sequence: ...
+
+
+def alike(function: Node, arrays: list, inputs: tuple) -> list:
+    """Return the inputs' arrays, which must have one dtype and one device, and Python numbers."""
+    dtype = None
+    for x in arrays:
+        if type(x) is ndarray and (dtype is None or x.dtype is dtype):
+            dtype = x.dtype
+        elif type(x) not in NUMBERS:
+            return made_alike(function, arrays, inputs)
+    return arrays  # the common case, in as few steps as possible
+
+
+def made_alike(function: Node, arrays: list, inputs: tuple) -> list:
+    dtype, kind, mixed = None, None, False
+    for i, x in enumerate(arrays):
+        if isinstance(x, NUMBERS):
+            arrays[i] = float(x) if isinstance(x, np.floating) else x  # np.float64 is a float
+            continue
+        x = arrays[i] = as_array(x)
+        if dtype is None:
+            dtype, kind = x.dtype, type(x)
+        elif x.dtype != dtype:
+            raise ValueError(
+                f"{type(function).__name__} of {dtype} and {x.dtype}; use .astype on one of them"
+            )
+        elif type(x) is not kind:
+            mixed = True
+    return on_one_device(function, arrays, inputs) if mixed else arrays
+
+
+def on_one_device(function: Node, arrays: list, inputs: tuple) -> list:
+    """If some are on a GPU, make the host's scalars numbers; ValueError for its arrays."""
+    if not any(on_gpu(x) for x in arrays):
+        return arrays  # of subclasses of numpy.ndarray
+    for i, (given, x) in enumerate(zip(inputs, arrays, strict=True)):
+        if isinstance(x, ndarray):
+            if x.ndim or hasattr(given, "requires_grad"):
+                raise ValueError(
+                    f"{type(function).__name__} of an array on the host, {x.dtype}{list(x.shape)}, "
+                    "and one on a GPU; move one of them with backend.to_device, or a model "
+                    "with model.to"
+                )
+            arrays[i] = x.item()
+    return arrays
+
+
+def first_gradient(root: Leaf, grad: Array | None) -> Array:
+    """Return the gradient with which backward begins at root."""
+    if not root.requires_grad:
+        raise ValueError("this tensor does not depend on anything that requires a gradient")
+    if grad is None and root.data.size != 1:
+        raise ValueError(
+            f"backward needs grad= of shape {root.data.shape}: only one element may default to 1"
+        )
+    grad = array_module(root.data).ones_like(root.data) if grad is None else as_array(grad)
+    if on_gpu(grad) != on_gpu(root.data):
+        raise ValueError(
+            "grad and the tensor are not on the same device: one is on the host, one on a GPU; "
+            "move grad with backend.to_device"
+        )
+    if grad.shape != root.data.shape or grad.dtype != root.data.dtype:
+        raise ValueError(
+            f"grad is {grad.dtype}{list(grad.shape)}, "
+            f"the tensor is {root.data.dtype}{list(root.data.shape)}"
+        )
+    return grad
+
+
+def not_one_per_input(function: Node, gradients: tuple) -> ValueError:
+    return ValueError(
+        f"{type(function).__name__}.backward must return a gradient, or None, for each "
+        f"input of forward: {len(function.inputs)}, not {len(gradients)}"
+    )
+
+
+def freed() -> ValueError:
+    return ValueError(
+        "an earlier backward has already freed this graph; "
+        "add losses up and call backward once, or run the forward pass again"
+    )
+
+
+def not_updated_since(function: Node, leaf: Leaf) -> None:
+    if leaf.updated > function.order:
+        raise ValueError(
+            f"{leaf.name} was updated after the forward pass that this backward belongs to, so the "
+            "gradient would mix old and new weights; run the forward pass again"
+        )
+
+
+def check_indices(
+    indices: Leaf | Array,
+    what: str,
+    count: int,
+    other: Array | None = None,
+    domain: str = "a vocabulary of {}",
+    first: int = 0,
+) -> Array:
+    """Return integer indices beside `other`, by default on the host; from `first`, below `count`.
+
+    Those that are on the host, or go there, are checked here: ValueError. Those that stay on a GPU
+    are not, because to look at them would wait for the device. The kernels that use them make nan
+    of one that is outside, so that it shows in the loss.
+    """
+    indices = as_array(indices.data if hasattr(indices, "requires_grad") else indices)
+    if indices.dtype.kind not in "iu":
+        raise ValueError(f"{what} indices must be integers, not {indices.dtype}")
+    if on_gpu(indices) and other is not None and on_gpu(other):
+        return indices
+    indices = to_host(indices)
+    if indices.size and indices.min() < first:
+        raise ValueError(f"{what} index {indices.min()} is negative")
+    if indices.size and indices.max() >= count:
+        raise ValueError(f"{what} {indices.max()} is outside {domain.format(count)}")
+    return indices if other is None else beside(indices, other)
+
+
+def is_basic(index) -> bool:
+    """Return whether an index has no arrays, and so names every element at most once."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in parts)
+
+
+def check_index(index, shape: tuple[int, ...]) -> None:
+    """Raise IndexError if an array in the index names no element: a GPU would wrap it silently.
+
+    If the index is on the GPU, too, the host waits for it.
+    """
+    parts: list[Array] = [
+        part if part is None or part is Ellipsis or isinstance(part, slice) else as_array(part)
+        for part in (index if isinstance(index, tuple) else (index,))
+    ]
+    used = [axes_of(part) for part in parts]
+    for i, part in enumerate(parts):
+        if not (is_basic(part) or part.dtype == bool) and part.size:
+            after = any(before is Ellipsis for before in parts[:i])
+            size = shape[len(shape) - sum(used[i:]) if after else sum(used[:i])]
+            for extreme in (int(part.min()), int(part.max())):
+                if not -size <= extreme < size:
+                    raise IndexError(f"index {extreme} is outside an axis of {size}")
+
+
+def axes_of(part) -> int:
+    """Return how many axes of an array a part of an index takes."""
+    if part is None or part is Ellipsis:
+        return 0
+    return part.ndim if not isinstance(part, slice) and part.dtype == bool else 1

@@ -1,0 +1,1 @@
+"""Ranks on one machine: processes or threads, their shared memory, mailboxes and sockets."""

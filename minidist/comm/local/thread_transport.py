@@ -1,0 +1,142 @@
+"""Ranks as threads of this process: up in a millisecond, and a debugger can step in.
+
+Like processes they share only the memory of `Group.empty`: the worker, its arguments and messages
+are copied for each rank. A thread cannot be killed: after a failure elsewhere it stops at its next
+communication.
+
+`hosts` names a host for each rank, to simulate several: all_reduce by "hierarchical" then sends and
+counts what it would send between such hosts. Nothing else changes: all ranks share memory.
+"""
+
+import mmap
+import os
+import queue
+import threading
+from collections.abc import Callable, Hashable, Sequence
+
+import cloudpickle
+from threadpoolctl import threadpool_limits
+
+from minidist.backend import synchronize
+from minidist.comm.diagnosis import Snapshots
+from minidist.comm.fabric import Connect
+from minidist.comm.local.interleaving import Interleaving, Turns
+from minidist.comm.local.limits import check_size
+from minidist.comm.local.mailbox import Mailbox, Stopped
+from minidist.comm.local.mailbox_fabric import MailboxFabric
+from minidist.comm.local.report import Report, execute, fair_share_of_cores
+from minidist.comm.local.shared_memory import SharedMemory, create_file
+from minidist.comm.local.shared_memory_communicator import SharedMemoryCommunicator
+from minidist.comm.local.wiring import Alarm, Place, Wiring, numbered
+from minidist.comm.message import Key, Message
+
+
+class ThreadRanks:
+    def __init__(
+        self,
+        size: int,
+        device: str,
+        interleaving: int | None = None,
+        connect: Connect[MailboxFabric] = SharedMemoryCommunicator.connect,
+        hosts: Sequence[Hashable] | None = None,
+    ):
+        check_size(size, "thread")
+        numbers = numbered(hosts, size)
+        self.size, self.seed = size, interleaving
+        self.queue: queue.SimpleQueue[tuple[int, Report]] = queue.SimpleQueue()
+        self.threads: list[threading.Thread] = []
+        descriptor = create_file(size)
+        shared = mmap.mmap(descriptor, 0)
+        os.close(descriptor)
+        self.pipes = [os.pipe() for _ in range(size)]
+        writers = [writer for _, writer in self.pipes]
+        mailboxes = [Mailbox() for _ in range(size)]
+        self.fabrics = [
+            MailboxFabric(
+                Place(rank, size, device, numbers, connect),
+                Wiring(
+                    mailboxes[rank],
+                    SharedMemory(shared, rank, size),
+                    Alarm(self.pipes[rank][0], writers),
+                    _deliver_from(rank, mailboxes),
+                    spins=0,
+                    own_process=False,
+                ),
+            )
+            for rank in range(size)
+        ]
+
+    def submit(self, run: int, logged: bool, payload: bytes) -> None:
+        self.limits = threadpool_limits(fair_share_of_cores(self.size))
+        self.turns = None if self.seed is None else Interleaving(self.size, f"{self.seed} {run}")
+        self.threads = [
+            threading.Thread(
+                target=self._serve,
+                args=(fabric, run, logged, payload),
+                name=f"rank {fabric.rank}",
+                daemon=True,
+            )
+            for fabric in self.fabrics
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def _serve(self, fabric: MailboxFabric, run: int, logged: bool, payload: bytes) -> None:
+        if self.turns is not None:
+            fabric.mailbox.pace = Turns(self.turns, fabric.rank)
+            fabric.mailbox.pace.offer()
+        report = execute(fabric, run, logged, payload, cloudpickle.loads)
+        if self.turns is not None:
+            self.turns.leave(fabric.rank)
+        if report is not None:
+            self.queue.put((fabric.rank, report))
+
+    def reports(self, timeout: float | None) -> list[tuple[int, Report]]:
+        """Return the (rank, Report) pairs that have come in; wait `timeout` for the first."""
+        try:
+            found = [self.queue.get(timeout=timeout)]
+            while not self.queue.empty():
+                found.append(self.queue.get())
+            return found
+        except queue.Empty:
+            return []
+
+    def snapshots(self) -> Snapshots:
+        """Return what every rank waits for."""
+        return {fabric.rank: fabric.snapshot() for fabric in self.fabrics}
+
+    def pid_of(self, rank: int) -> int:
+        return os.getpid()
+
+    def decide(self, judge: Callable[[], dict[int, Report]]) -> dict[int, Report]:
+        return judge()
+
+    def finish(self) -> None:
+        """End a run in which every rank has reported."""
+        for thread in self.threads:
+            thread.join()
+        self.threads = []
+        self.limits.restore_original_limits()
+
+    def stop(self, patience: float = 0.0) -> None:
+        """Stop every rank at its next communication; wait a second for each."""
+        for fabric in self.fabrics:
+            fabric.mailbox.close(Stopped())
+        for thread in self.threads:
+            thread.join(timeout=1)
+        if self.threads:
+            self.limits.restore_original_limits()
+        if not any(thread.is_alive() for thread in self.threads):
+            for descriptor in [end for pipe in self.pipes for end in pipe]:
+                os.close(descriptor)
+
+
+def _deliver_from(rank: int, mailboxes: list[Mailbox]) -> Callable[[int, Key, Message], None]:
+    """Return a fabric's `deliver`. It refers to no fabric, so dropped ranks are freed at once."""
+
+    def deliver(to: int, key: Key, message: Message) -> None:
+        copy = Message(message.array.copy(), message.was_on_gpu)
+        synchronize(copy.array)  # the receiver's stream knows nothing of this one
+        mailboxes[to].put(rank, key, copy)
+
+    return deliver

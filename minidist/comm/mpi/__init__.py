@@ -1,0 +1,1 @@
+"""Ranks that `mpiexec` has started, on one machine or several: MPI moves the bytes."""

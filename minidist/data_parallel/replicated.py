@@ -1,0 +1,69 @@
+"""Data parallelism as a Trainer: every rank has the whole model, and a share of every batch.
+
+    trainer = DataParallel(model, group)
+    optimizer = optim.AdamW(trainer.parameters(), lr=3e-4)
+    loss = trainer.backward(Batch(inputs, targets))       # the whole batch, on every rank
+    optimizer.clip_global_norm(1.0)
+    trainer.step(optimizer)
+
+The sum of the gradients is naive.py's. A batch norm uses the statistics of the whole batch.
+"""
+
+import numpy as np
+
+from minidist import nn
+from minidist.autograd import Tensor
+from minidist.comm import Group
+from minidist.data_parallel.guards import check_replicas
+from minidist.data_parallel.naive import all_reduce_gradients
+from minidist.data_parallel.sync_batch_norm import sync_batch_norm
+from minidist.datasets import Batch
+from minidist.replicas import load_own, shapes_of
+from minidist.trainer import AnyOptimizer, loss_of
+
+
+class DataParallel:
+    """A model that all ranks of a group have, with the same weights.
+
+    check_weights  whether the ranks first compare their weights (see check_same_weights)
+    sum_squares    None: every rank has the whole gradient
+    """
+
+    sum_squares = None
+
+    def __init__(self, model: nn.Module, group: Group, check_weights: bool = True):
+        self.model, self.group = sync_batch_norm(model, group), group
+        self.check_group = check_replicas(model, group, check_weights)
+
+    @property
+    def groups(self) -> list[Group]:
+        return [self.group]
+
+    def parameters(self) -> list[nn.Parameter]:
+        return self.model.parameters()
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        return self.model.named_parameters()
+
+    def backward(self, batch: Batch) -> float:
+        """Leave the whole batch's gradient in the model; return the whole batch's loss."""
+        loss = loss_of(self.model, batch.share(self.group.rank, self.group.size))
+        self.accumulate(loss)
+        return float(self.group.all_reduce(loss.data))
+
+    def accumulate(self, loss: Tensor) -> None:
+        """Leave the sum of the gradients of all ranks' losses in the model."""
+        loss.backward()
+        all_reduce_gradients(self.model, self.group)
+
+    def step(self, optimizer: AnyOptimizer) -> None:
+        """Update the weights, on every rank in the same way; drop the gradients."""
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def state(self) -> dict[str, np.ndarray]:
+        return self.model.state()
+
+    def load_state(self, state: dict[str, np.ndarray]) -> None:
+        """Copy arrays by name, the same on every rank, into the model."""
+        load_own(self.model, state, shapes_of(self.model), self.check_group)

@@ -1,0 +1,57 @@
+"""minidist with some files replaced: by a student's, by blanked or by mutated ones.
+
+The result is a folder to put first on the path of a *new* process, where `import minidist` then
+finds it. The running package does not change.
+"""
+
+import shutil
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1]  # the reference: the package that is running
+BUILT_FROM = "mistakes/built_from.txt"  # in a package that `build` wrote: where the reference is
+
+
+def build(folder: Path, files: dict[str, str], leave_out: tuple[str, ...] = ()) -> Path:
+    """Write minidist into `folder`/minidist, with the text of some files replaced.
+
+    files      {path in the package, as "pipeline_parallel/gpipe.py": source}
+    leave_out  folders or files of the package that are not to be there
+
+    Returns `folder`. ValueError: a path that the package does not have, or a folder that has one.
+    """
+    unknown = sorted(path for path in files if not (PACKAGE / path).is_file())
+    if unknown:
+        raise ValueError(f"minidist has no {', '.join(unknown)}; replace only files that it has")
+    package = folder / "minidist"
+    if package.exists():
+        raise ValueError(f"{package} exists already; choose an empty folder")
+
+    def ignored(where: str, names: list[str]) -> set[str]:
+        inside = Path(where).relative_to(PACKAGE)
+        return {name for name in names if (inside / name).as_posix() in leave_out}
+
+    shutil.copytree(PACKAGE, package, ignore=ignored)
+    for path, source in files.items():
+        (package / path).unlink()  # and with its time of change: what is compiled is not stale
+        (package / path).write_text(source, encoding="utf-8")
+    if "mistakes" not in leave_out:
+        (package / BUILT_FROM).write_text(str(reference()), encoding="utf-8")
+    return folder
+
+
+def replaced(folder: Path) -> dict[str, str]:
+    """Return {path in the package: source} of the Python files in `folder`/minidist."""
+    package = folder / "minidist"
+    if not package.is_dir():
+        raise ValueError(f"{folder} has no folder minidist; it should hold the files to replace")
+    return {
+        path.relative_to(package).as_posix(): path.read_text(encoding="utf-8")
+        for path in sorted(package.rglob("*.py"))
+        if path.is_file()  # no pipe, and no link to a device: those never end
+    }
+
+
+def reference() -> Path:
+    """Return the folder that has the minidist from which `build` wrote this one, or this one."""
+    note = PACKAGE / BUILT_FROM
+    return Path(note.read_text(encoding="utf-8")) if note.is_file() else PACKAGE.parent

@@ -1,0 +1,104 @@
+"""The register of wrong implementations: each mistake is written once, in a TOML file here.
+
+    [no_all_reduce]                                 its name
+    function = "data_parallel/naive.py:all_reduce_gradients"
+    replace = "group.all_reduce(grad, label=name)"  an edit, as in edits.py;
+    by = "grad"                                     [[no_all_reduce.also]]: another one
+    task = "3.2"                                    the task of a lab that it fails,
+    says = "each rank keeps its part"               and what the grader says of it
+    title, seen, symptom, family                    a mutant (course/zoo.py); says = its title,
+    diagnosis                                       and what the test that kills it says, in part
+
+The labs' tests, `minidist mutants` and the tests of faults (tests/planted.py) take it from here.
+"""
+
+import difflib
+import tomllib
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+
+from minidist.mistakes.edits import Edit
+from minidist.mistakes.overlay import PACKAGE
+
+MISTAKES = Path(__file__).parent
+EDIT = {field.name for field in fields(Edit)}
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A wrong implementation of a few functions; what is not known of it is ""."""
+
+    name: str
+    edits: tuple[Edit, ...]
+    task: str = ""
+    says: str = ""
+    title: str = ""
+    seen: str = ""
+    symptom: str = ""
+    family: str = ""
+    diagnosis: str = ""
+
+    def files(self) -> dict[str, str]:
+        """Return {path in the package: wrong source}. ValueError: an edit does not apply."""
+        found: dict[str, str] = {}
+        for edit in self.edits:
+            if not (PACKAGE / edit.path).is_file():
+                raise ValueError(f"mistake {self.name}: minidist has no {edit.path}")
+            try:
+                found[edit.path] = edit.apply(found.get(edit.path) or source(edit.path))
+            except ValueError as error:
+                raise ValueError(f"mistake {self.name}: {error}") from None
+        return found
+
+    def diff(self) -> str:
+        """Return it as a unified diff of the reference."""
+        lines: list[str] = []
+        for path, wrong in self.files().items():
+            before, after = source(path).splitlines(True), wrong.splitlines(True)
+            lines += difflib.unified_diff(before, after, f"a/minidist/{path}", f"b/minidist/{path}")
+        return "".join(lines)
+
+
+def source(path: str) -> str:
+    return (PACKAGE / path).read_text(encoding="utf-8")
+
+
+@cache
+def mistakes(folder: Path = MISTAKES) -> dict[str, Mistake]:
+    """Return {name: mistake} of a folder's files. ValueError: as `read`; a name is there twice."""
+    found: dict[str, Mistake] = {}
+    for path in sorted(folder.glob("*.toml")):
+        here = read(path)
+        if twice := sorted(found.keys() & here.keys()):
+            raise ValueError(f"{path.name}: {', '.join(twice)} is in another file, too")
+        found |= here
+    return found
+
+
+def read(path: Path) -> dict[str, Mistake]:
+    """Return {name: mistake} of a TOML file. ValueError: it is none, or something is missing."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path.name} is not valid TOML: {error}") from None
+    return {name: _mistake(name, table, path) for name, table in tables.items()}
+
+
+def _mistake(name: str, table: dict, path: Path) -> Mistake:
+    first = {key: word for key, word in table.items() if key in EDIT}
+    words = {key: word for key, word in table.items() if key not in EDIT | {"also"}}
+    try:
+        edits = tuple(Edit(**edit) for edit in (first, *table.get("also", ())))
+        return Mistake(name, edits, **{"says": words.get("title", "")} | words)
+    except TypeError as error:
+        raise ValueError(
+            f"{path.name}: {name}: an edit has function, by and perhaps replace; {error}"
+        ) from None
+
+
+def find(name: str) -> Mistake:
+    """Return a mistake. ValueError: there is none of that name."""
+    if name not in mistakes():
+        raise ValueError(f"there is no mistake {name!r} in {MISTAKES}")
+    return mistakes()[name]

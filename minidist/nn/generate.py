@@ -1,0 +1,140 @@
+"""Write text with a trained model: a language model draws it, an encoder-decoder translates.
+
+A language model is given the text so far and draws the next token, one after the other.
+An encoder-decoder writes word by word, greedily or with a beam.
+
+The source is encoded once. Then the decoder reads BEGIN and the words written so far, and gives
+the probability of each next word.
+
+    greedy  take the most likely word
+    beam    keep the K most likely beginnings; extend each by every word, and keep the K best
+            (Wu et al., Google's Neural Machine Translation System, 2016, without their length
+            normalization and coverage penalty: the score is log p)
+
+Letters: S source and T target positions, t words written so far with BEGIN, V words of the target's
+vocabulary, K beginnings.
+"""
+
+from typing import Protocol
+
+import numpy as np
+
+from minidist.autograd import Tensor, functions, no_grad
+from minidist.backend import beside, to_host
+from minidist.nn.seq2seq import DecoderBlock, Seq2Seq, joined, parted
+from minidist.nn.tokens import BEGIN, END, PAD
+from minidist.nn.transformer import Transformer
+from minidist.rng import generator
+
+
+class Alphabet(Protocol):
+    """What turns text into tokens and back: `data.Text`, say."""
+
+    def encode(self, text: str) -> np.ndarray: ...
+    def decode(self, tokens: list[int]) -> str: ...
+
+
+def sample(
+    model: Transformer,
+    text: Alphabet,
+    prompt: str,
+    length: int,
+    seed: int = 0,
+    temperature: float = 0.8,
+) -> str:
+    """Return the prompt and `length` characters after it, drawn one by one from the model.
+
+    The temperature divides the logits: 0.8 sharpens the distribution, 1 would leave it as it is.
+    """
+    random = generator(seed, "sample")
+    tokens = list(text.encode(prompt))
+    for _ in range(length):
+        with no_grad():
+            logits = model(np.array([tokens[-model.context :]])).data[0, -1]
+        logits = to_host(logits).astype(np.float64) / temperature
+        p = np.exp(logits - logits.max())
+        tokens.append(int(random.choice(len(p), p=p / p.sum())))
+    return text.decode(tokens)
+
+
+def translate(model: Seq2Seq, sources: np.ndarray, beam: int = 1) -> np.ndarray:
+    """Return the most likely targets[B, T] that were found for sources[B, S].
+
+    After END a target is PAD. If no END is among the first T words, the target ends there.
+
+    beam  K, from 1: with 1, greedy
+    """
+    sources = np.asarray(sources)
+    if sources.ndim != 2 or sources.shape[1] != model.source_length:
+        raise ValueError(
+            f"sources are [B, {model.source_length}], padded with {PAD}; not {list(sources.shape)}"
+        )
+    if beam < 1:
+        raise ValueError(f"a beam keeps 1 beginning or more, not {beam}")
+    with no_grad():
+        memory = encode(model, sources)
+        return greedy(model, memory) if beam == 1 else beam_search(model, memory, beam)
+
+
+def encode(model: Seq2Seq, sources: np.ndarray) -> Tensor:
+    """Return the encoder's X[B, S, C + 1] of sources[B, S]; its last column says what is a word."""
+    begin = np.full((len(sources), 1), BEGIN)
+    x = model.embedding(np.concatenate([sources, begin], axis=1))
+    for layer in model.layers[1:]:
+        if isinstance(layer, DecoderBlock):
+            break
+        x = layer(x)
+    return x[:, : model.source_length]
+
+
+def next_words(model: Seq2Seq, memory: Tensor, written: np.ndarray) -> np.ndarray:
+    """Return log p[B, V] of the word after written[B, t], on the host, in float64."""
+    source, held, _ = parted(memory, model.source_length)
+    x = joined(source, held, model.embedding.target(beside(written, memory.data)))
+    for layer in model.layers:
+        if isinstance(layer, DecoderBlock):
+            x = layer(x)
+    logits = model.layers[-1](x[:, -1:])
+    return to_host(functions.log_softmax(logits).data)[:, 0].astype(np.float64)
+
+
+def greedy(model: Seq2Seq, memory: Tensor) -> np.ndarray:
+    """Return targets[B, T], each word the most likely one after those before it."""
+    written = np.full((len(memory), 1), BEGIN)
+    going = np.full(len(memory), True)
+    for _ in range(model.target_length):
+        word = np.full(len(memory), PAD)
+        word[going] = next_words(model, memory[going], written[going]).argmax(axis=-1)
+        written = np.concatenate([written, word[:, None]], axis=1)
+        going &= word != END
+        if not going.any():
+            break
+    return padded(written[:, 1:], model.target_length)
+
+
+def beam_search(model: Seq2Seq, memory: Tensor, beam: int) -> np.ndarray:
+    """Return targets[B, T], each the most likely of the K that are kept."""
+    B = len(memory)
+    rows = np.arange(B)[:, None]
+    written = np.full((B, 1, 1), BEGIN)  # [B, K, t]
+    score = np.zeros((B, 1))  # log p of each beginning
+    for _ in range(model.target_length):
+        K = written.shape[1]
+        following = np.full((B, K, model.vocab), -np.inf)
+        ended = (written == END).any(axis=-1)
+        following[ended, PAD] = 0  # a beginning that has ended keeps its score
+        b, k = np.nonzero(~ended)
+        if not len(b):
+            break
+        following[b, k] = next_words(model, memory[b], written[b, k])
+        total = (score[:, :, None] + following).reshape(B, -1)
+        best = np.argsort(-total, axis=1, kind="stable")[:, :beam]
+        score = np.take_along_axis(total, best, axis=1)
+        before, word = np.divmod(best, model.vocab)
+        written = np.concatenate([written[rows, before], word[:, :, None]], axis=2)
+    return padded(written[:, 0, 1:], model.target_length)
+
+
+def padded(words: np.ndarray, length: int) -> np.ndarray:
+    """Return words[B, t] with PAD after them, [B, length]."""
+    return np.pad(words, ((0, 0), (0, length - words.shape[1])), constant_values=PAD)

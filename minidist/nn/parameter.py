@@ -1,0 +1,144 @@
+"""A parameter: a leaf with a global name, whose gradient is a view of its layer's flat vector."""
+
+import weakref
+from typing import Protocol
+
+import numpy as np
+
+from minidist.autograd import Tensor
+from minidist.autograd.deferred import Gradient
+from minidist.autograd.recording import tick
+from minidist.autograd.tensor import unbroadcast
+from minidist.backend import Array
+from minidist.nn.shard import Shard, Slice
+
+PARTS = "the ranks that hold its parts: pass sum_squares=, which adds up the squares of all ranks"
+
+
+class Scale(Protocol):
+    """What multiplies gradients, and how many steps were skipped: a LossScale."""
+
+    value: float
+    skipped: int
+
+
+class Home(Protocol):
+    """What is used of a FlatParameters by the parameters that it holds.
+
+    scale  None, or what multiplies the gradients (mixed_precision.py)
+    """
+
+    scale: Scale | None
+
+    def changed(self) -> None: ...
+
+
+class Parameter(Tensor):
+    """A leaf with a global name, which knows whether this rank has the whole array.
+
+    grad         a view of `grad_buffer` after backward, which the next gradient overwrites: copy to
+                 keep it
+    grad_buffer  its part of the home's gradient vector, or None
+    grad_dtype   None, or the buffer's dtype where gradients are added up in a wider one
+    summed       None, or (weak reference to an array, ranks): see `summed_over`
+    home         the FlatParameters that holds it, or None
+    shard        which part of the global array it is, or None for all of it
+    spread       None, or in words what the model's parameters are spread over, and which
+                 sum_squares= gives their global norm; set on one rank too, so that a program runs
+                 on any number
+    elsewhere    None, or in words which rank has the current value; `Module.state` and `load_state`
+                 then raise
+    cuts         what it holds, if it is a vector of elements of other parameters; None: itself
+    loaded       when `load` last replaced the data, on the clock of `tick`; 0: never
+    """
+
+    name: str
+    grad_buffer: Array = None
+    grad_dtype: np.dtype | None = None
+    summed: tuple[weakref.ref, frozenset[int]] | None = None
+    home: Home | None = None
+    shard: Shard | None = None
+    spread: str | None = None
+    elsewhere: str | None = None
+    cuts: tuple[Slice, ...] | None = None
+    loaded = 0
+
+    def __init__(self, data, name: str, shard: Shard | None = None):
+        super().__init__(data, requires_grad=True, name=name)
+        if shard is not None:
+            self.shard, self.spread = shard, PARTS
+
+    def part(self, shard: Shard, spread: str = PARTS) -> "Parameter":
+        """Return a new parameter of the same name, a copy of this part of the data.
+
+        The old parameter is marked as `elsewhere`: from now on its value is in the parts.
+        """
+        part = Parameter(shard.of(self.data), self.name, shard)
+        part.requires_grad = self.requires_grad
+        part.spread, part.grad_dtype = spread, self.grad_dtype
+        self.elsewhere = (
+            "it was cut into parts; use state() and load_state() of what split the model (a split "
+            "model shows this rank's parts, Hybrid the whole)"
+        )
+        return part
+
+    def accumulate(self, contribution: Gradient) -> None:
+        """Add to `.grad`; write the first contribution into the buffer, if there is one."""
+        buffer, over = self.grad_buffer, self.summed_over
+        if buffer is None or (self.grad is not None and self.grad is not buffer):
+            super().accumulate(contribution)
+        else:
+            if callable(contribution):
+                in_place = self.grad is None and self.grad_dtype is None
+                contribution = contribution(out=buffer) if in_place else contribution()
+            dx = unbroadcast(contribution, self.shape)
+            if self.grad is not None:
+                buffer += dx
+            elif dx is not buffer:
+                buffer[...] = dx
+            self.grad = buffer
+        if self.summed is not None:
+            self.note_sum(over)  # also none: the buffer may hold an older sum
+
+    @property
+    def summed_over(self) -> frozenset[int]:
+        """The ranks that `note_sum` recorded for `.grad`; later additions do not erase them."""
+        if self.summed is None or self.grad is None or self.summed[0]() is not self.grad:
+            return frozenset()
+        return self.summed[1]
+
+    def note_sum(self, over: frozenset[int]) -> None:
+        """Record that the array in `.grad` now is a sum over these ranks."""
+        self.summed = None if self.grad is None else (weakref.ref(self.grad), over)
+
+    def use_buffer(self) -> None:
+        """Let `.grad` be the buffer, which has its values; a part of a sum is still one."""
+        over, self.grad = self.summed_over, self.grad_buffer
+        if over:
+            self.note_sum(over)
+
+    def load(self, values: Array) -> None:
+        """Replace the data, in place."""
+        self.data[...] = values
+        self.note_load()
+
+    def note_load(self) -> None:
+        """Record that the data was replaced: whoever keeps a copy, or owes it a part, follows."""
+        self.updated = self.loaded = tick()
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """The shape of the global array."""
+        return self.shape if self.shard is None else self.shard.whole_shape(self.shape)
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """Which elements of which global arrays this parameter holds, in its own order."""
+        whole = Slice(self.name, self.whole_shape, self.shard, 0, self.size)
+        return (whole,) if self.cuts is None else self.cuts
+
+    def __getstate__(self):
+        """Pickle the data once, in the home's vector; a copy has no gradient, hooks or graph."""
+        kept = {"requires_grad", "name", "shard", "spread", "elsewhere", "grad_dtype", "cuts"}
+        kept.add("data" if self.home is None else "home")
+        return {key: value for key, value in vars(self).items() if key in kept}

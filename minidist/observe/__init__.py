@@ -1,0 +1,9 @@
+"""Observers of a run: the library imports nothing from here.
+
+What did it do?       timeline/ (drawn or in text), chrome_trace.py (for Perfetto), both on
+                      tracks.py; measure_pipeline.py (a schedule run for real beside its simulation)
+What does it cost?    costs/ (a step of every strategy, measured; closed forms are in
+                      planning/costs/, what a graph keeps in autograd/kept.py)
+How fast is it?       machine/ (predicted from this machine's rates), profile.py (of the layers)
+How do figures look?  style.py
+"""

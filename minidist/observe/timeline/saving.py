@@ -1,0 +1,39 @@
+"""An event log as a file; the ending of its name chooses the format."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from minidist.events import EventLog
+from minidist.observe import style
+from minidist.observe.chrome_trace import save_chrome_trace
+from minidist.observe.timeline.figure import draw
+from minidist.observe.timeline.lines import text
+
+FIGURES = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+ENDINGS = [".txt", ".json", *FIGURES]
+
+
+def check_path(path: str | Path, what: str = "a timeline", endings: Iterable[str] = ENDINGS) -> str:
+    """Return the ending of a file that can be written; else raise ValueError."""
+    path = Path(path)
+    if path.suffix not in endings:
+        raise ValueError(f"{what} is a file *{', *'.join(endings)}, not {str(path)!r}")
+    if not path.parent.is_dir():
+        raise ValueError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
+    if path.suffix in FIGURES:
+        style.pyplot()
+    return path.suffix
+
+
+def save(log: EventLog, path: str | Path, title: str | None = None, width: int = 100) -> None:
+    """Write the picture in the format of the ending: .txt, .json (Perfetto), .png, .pdf, .svg."""
+    ending = check_path(path)
+    try:
+        if ending == ".txt":
+            Path(path).write_text(text(log, width) + "\n", encoding="utf-8")
+        elif ending == ".json":
+            save_chrome_trace(log, path)
+        else:
+            draw(log, title).savefig(path, metadata=FIGURES[ending])
+    except OSError as error:
+        raise ValueError(f"cannot write {str(path)!r}: {error.strerror}") from error

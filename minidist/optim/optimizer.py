@@ -1,0 +1,222 @@
+"""An optimizer: one elementwise rule over flat vectors, in pieces that stay in the cache.
+
+A parameter without a gradient is treated as one with gradient zero: weight decay and momentum act
+on it. (A rank whose shard was empty has no gradient, and its update must not depend on the split.)
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from minidist.autograd.recording import tick
+from minidist.backend import Array, array_module, beside, keep_freed_memory, on_gpu, widen
+from minidist.nn.flat_parameters import flat_slices
+from minidist.nn.parameter import Parameter
+from minidist.optim.clipping import PIECE, scale_on_gpu, sum_of_squares
+
+# The allowed values of each setting: in words, and as a test. With eps = 0, a gradient that has
+# always been 0 would move a weight by 0 / 0. True is no number.
+SETTINGS: dict[str, tuple[str, Callable]] = {
+    "lr": ("a finite number, at least 0", lambda x: 0 <= x < math.inf),
+    "momentum": ("a number, at least 0 and below 1", lambda x: 0 <= x < 1),
+    "weight_decay": ("a finite number, at least 0", lambda x: 0 <= x < math.inf),
+    "betas": (
+        "two numbers, each at least 0 and below 1",
+        lambda b: all(0 <= x < 1 for x in b) and len(b) == 2,
+    ),
+    "eps": ("a finite number above 0", lambda x: 0 < x < math.inf),
+    "max_norm": ("a number, at least 0", lambda x: x >= 0),
+}
+
+
+def check_setting(name: str, value) -> None:
+    words, allows = SETTINGS[name]
+    try:
+        allowed = bool(allows(value)) and not isinstance(value, bool)
+    except (TypeError, ValueError):
+        allowed = False
+    if not allowed:
+        raise ValueError(f"{name} must be {words}, not {value!r}")
+
+
+class Optimizer:
+    """Update `parameters`, in place, by a rule on 1-D arrays.
+
+    The list may be empty, as for a frozen stage.
+    State is kept per flat slice, and made at the first step.
+
+    settings  lr, the learning rate, and what else the rule needs. They become attributes, which a
+              schedule may change between steps; checked now and at each step (see SETTINGS)
+    steps     number of updates done so far
+    """
+
+    lr: float
+    loss_scale = 1.0  # by what the gradients are to be multiplied in backward: not at all
+    scale = None  # the LossScale that chooses it
+    copies: list[Array] | tuple = ()  # float32 copies of the flat slices, see mixed_precision.py
+
+    def __init__(self, parameters: list[Parameter], lr: float, **settings):
+        keep_freed_memory()
+        self.parameters = [p for p in parameters if p.requires_grad]
+        for p in self.parameters:
+            if getattr(p, "elsewhere", None):
+                raise ValueError(f"{p.name} cannot be optimized here: {p.elsewhere}")
+        self.slices = flat_slices(self.parameters)
+        self.homes = list(dict.fromkeys(s.home for s in self.slices))
+        for home in self.homes:
+            home.scale = None  # of an optimizer before this one; MixedPrecision sets its own
+        self.steps = 0
+        self.state: list[list[Array]] | None = None
+        vars(self).update(settings, lr=lr)
+        self.check_settings()
+
+    def check_settings(self) -> None:
+        """Raise ValueError if a setting has a value that the rule cannot take."""
+        for name in [name for name in SETTINGS if name in vars(self)]:
+            check_setting(name, getattr(self, name))
+        eps = vars(self).get("eps", math.inf)
+        for s in self.slices:
+            if eps < np.finfo(np.promote_types(s.data.dtype, "float32")).tiny:
+                raise ValueError(f"eps={eps} is 0 in {s.data.dtype}; use a larger one")
+        if self.state and len(self.state[0]) < self.state_arrays:
+            raise ValueError(
+                f"{type(self).__name__} began with {len(self.state[0])} state arrays and now needs "
+                f"{self.state_arrays} (momentum was switched on); make a new optimizer"
+            )
+
+    def rule(self, p: Array, g: Array, *state: Array) -> None:
+        """Update one piece p of the parameters and its state in place, given its gradient g."""
+        raise NotImplementedError
+
+    @property
+    def state_arrays(self) -> int:
+        """How many arrays of state the rule keeps, each of the parameters' shape."""
+        return 0
+
+    @property
+    def kind(self) -> str:
+        """The rule's name."""
+        return type(self).__name__
+
+    @property
+    def skips_zeros(self) -> bool:
+        """Whether the rule does not change an element and its state if the gradient is zero."""
+        return False
+
+    def _begin_step(self) -> list[list[Array]]:
+        """Check what may have changed since the last step; return the state of each flat slice."""
+        self.check_settings()
+        for home in self.homes:
+            if home.locked:
+                raise ValueError(home.locked)
+        self.lr = float(self.lr)  # a NumPy scalar would widen every piece to float64
+        self._check_device()
+        if self.state is None:
+            self.state = [
+                [array_module(s.data).zeros_like(widen(s.data)) for _ in range(self.state_arrays)]
+                for s in self.slices
+            ]
+        for p in self.parameters:
+            p.updated = tick()  # a graph that used it before must not run backward any more
+        self.steps += 1
+        return self.state
+
+    def _check_device(self) -> None:
+        if self.state is None:
+            return
+        for s, state in zip(self.slices, self.state, strict=True):
+            if state and on_gpu(state[0]) != on_gpu(s.data):
+                raise ValueError(
+                    "the model was moved to another device after the optimizer's first step; make "
+                    "the optimizer after model.to"
+                )
+
+    def step(self, copies: list[Array] | None = None, factor: float = 1.0) -> None:
+        """Update all parameters once.
+
+        copies  float32 copies of the flat slices: they are updated, and rounded into the parameters
+        factor  of all gradients, applied in float32
+        """
+        state_of = self._begin_step()  # first: what it refuses leaves the gradients as they are
+        self.collect_gradients()
+        wide_of = copies or [s.data for s in self.slices]
+        for s, wide, state in zip(self.slices, wide_of, state_of, strict=True):
+            data, gradient = s.data, s.gradient
+            piece = len(data) if on_gpu(data) else PIECE
+            for start in range(0, len(data), piece or 1):
+                cut = slice(start, start + piece)
+                old = wide[cut]
+                new = widen(old)  # half precision is updated in float32: 1e-8 is 0 in float16
+                g = widen(gradient[cut])
+                g = g if factor == 1 else g * factor
+                self.rule(new, g, *[array[cut] for array in state])
+                if new is not old or copies:
+                    data[cut] = new
+
+    def step_at(self, positions: Array, gradient: Array) -> None:
+        """Update these elements of the only flat slice; all others have gradient zero.
+
+        The same as `step`, for rules that skip zeros; the work is proportional to these elements.
+        """
+        if not self.skips_zeros:
+            raise ValueError(
+                f"{type(self).__name__} changes elements whose gradient is zero, so it cannot "
+                "update some alone; use Adagrad, or SGD without momentum and weight decay"
+            )
+        if len(self.slices) != 1:
+            raise ValueError(f"step_at needs one flat slice; this optimizer has {len(self.slices)}")
+        (state,) = self._begin_step()
+        data = self.slices[0].data
+        positions, gradient = beside(positions, data), beside(gradient, data)
+        new, own = widen(data[positions]), [array[positions] for array in state]
+        self.rule(new, widen(gradient), *own)
+        data[positions] = new
+        for array, values in zip(state, own, strict=True):
+            array[positions] = values
+
+    def zero_grad(self) -> None:
+        for p in self.parameters:
+            p.grad = None
+
+    def collect_gradients(self) -> None:
+        """Write every parameter's gradient into its flat vector."""
+        for home in self.homes:
+            home.collect_gradients()
+
+    def clip_global_norm(
+        self, max_norm: float, sum_squares: Callable[[float], float] | None = None
+    ) -> float | Array:
+        """Scale all gradients by min(1, max_norm / norm); return norm, the length before.
+
+        On a GPU without `sum_squares` the host does not wait: the norm is a 0-d array of the GPU.
+
+        max_norm     at least 0; with infinity the norm is only measured
+        sum_squares  for parameters spread over ranks (`Parameter.spread`): a function that takes
+                     this rank's sum of squares and returns the sum over all ranks, each parameter
+                     counted once
+        """
+        check_setting("max_norm", max_norm)
+        spread = [p.spread for p in self.parameters if p.spread]
+        if sum_squares is None and spread:
+            raise ValueError(
+                "this rank's norm alone is not the global one: parameters are spread over "
+                f"{spread[0]}"
+            )
+        self.collect_gradients()
+        gradients = [s.gradient for s in self.slices]
+        if sum_squares is None and any(on_gpu(g) for g in gradients):
+            norm = scale_on_gpu(gradients, max_norm)
+            self._use_buffers()
+            return norm
+        squares = float(sum(sum_of_squares(g) for g in gradients))
+        norm = math.sqrt(squares if sum_squares is None else float(sum_squares(squares)))
+        if norm > max_norm:
+            for gradient in gradients:
+                gradient *= max_norm / norm
+            self._use_buffers()
+        return norm
+
+    def _use_buffers(self) -> None:
+        for p in self.parameters:
+            p.use_buffer()

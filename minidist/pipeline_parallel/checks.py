@@ -1,0 +1,34 @@
+"""What the ranks of a pipeline compare before the first batch."""
+
+from minidist import nn
+from minidist.comm import Group
+from minidist.pipeline_parallel.holders import holders
+from minidist.replicas import check_batch_norm, check_same_weights
+
+
+def check_alike(
+    model: nn.Sequential, group: Group, description: str, micro_batches: int, weights: bool
+) -> Group | None:
+    """Raise an error on every rank unless all ranks make the same pipeline of the same model.
+
+    description  of the programs and the cut, in words: CollectiveMismatch shows both of them
+    weights      whether to compare the weights, too
+
+    Return the ranks that must load the same state later, or None to skip this comparison, too.
+    """
+    group.barrier(label=description)
+    if weights:
+        check_same_weights(model, group)
+    check_batch_norm(model, micro_batches=micro_batches)
+    return group if weights else None
+
+
+def check_untied(model: nn.Sequential, cut: list[range]) -> None:
+    """Raise ValueError if stages share a parameter: without flushes they update at other times."""
+    named = model.named_parameters()
+    for name, stages in holders(model, cut).items():
+        if len(stages) > 1 and named[name].requires_grad:
+            raise ValueError(
+                f"{name} is shared by stages {stages}, which update at different times: "
+                "it would come apart; use a model whose weights are not tied"
+            )

@@ -1,0 +1,247 @@
+"""The seconds of one step of a plan on a machine, from rates: compute, communication, bubble.
+
+    a stage     its blocks' products by the roofline (roofline.py), and what waits for collectives
+    the step    the stages' times on the simulator (step_time.py), so that any schedule has its
+                own bubble
+    a collective of n ranks takes  bytes / rate + latency ceil(log2 n),  where the rate is `link` if
+                the ranks of its axis are in one node, else `network`
+
+What waits, and what is hidden:
+
+    tp, ep      a product needs the result: the collective is added to forward and backward
+    cp          keys and values travel while attention works on those before: what is longer counts
+    pp          a message travels while both ends compute; it delays the next stage. A tied weight's
+                gradient is summed over the first and the last rank at the end
+    dp          one stage per rank: in buckets under the last backward, all but the first layer's
+                gradients or the last one's time. Several: beside the backward of other stages
+    ZeRO        1: new weights are gathered after the update. 2: gradients are also scattered in
+                every micro-batch, under its backward. 3: weights are gathered twice in every
+                micro-batch, under forward and backward
+
+Ranks are numbered as `Hybrid`'s mesh has them: tp is the innermost axis, then cp, pp, dp; ep is a
+part of dp. Letters: m micro-batches of b examples, p stages, n ranks of an axis.
+"""
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from minidist.planning.costs import traffic
+from minidist.planning.costs.stages import StageLayers, check_split, cut_of, stage_parameters
+from minidist.planning.costs.stash import placement
+from minidist.planning.costs.transformer_size import TransformerSize
+from minidist.planning.costs.zero import BYTES, zero_passes
+from minidist.planning.plans.block import block_of, hidden, travel
+from minidist.planning.plans.fullest import Held, fullest
+from minidist.planning.plans.plan import Machine, Plan
+from minidist.planning.plans.step_time import TimedPipeline
+
+WHOLE_BACKWARD = "layer_split", "gpipe", "1f1b", "interleaved", "looped_bfs"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a step of a plan takes, in seconds, and what the fullest rank holds, in bytes.
+
+    spent          what they are spent on, the mean over all ranks; they add up to `seconds`
+    ideal          seconds of the model's FLOPs at the machine's peak on all ranks
+    communication  by axis, how long the busiest rank's links are in use; it may be hidden
+    memory         by kind
+    room           bytes that a rank can hold
+    simulated      False: `seconds` is a lower bound
+    why            in words, why it is not the best; empty for the best
+    """
+
+    plan: Plan
+    seconds: float
+    spent: dict[str, float]
+    ideal: float
+    communication: dict[str, float]
+    memory: dict[str, int]
+    room: float
+    simulated: bool = True
+    why: str = ""
+
+    @property
+    def held(self) -> int:
+        return sum(self.memory.values())
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilization, without recomputation (Chowdhery et al., PaLM, appendix B)."""
+        return self.ideal / self.seconds if self.seconds else 1.0
+
+    @property
+    def fits(self) -> bool:
+        return self.held <= self.room
+
+
+def seconds(size: TransformerSize, plan: Plan, machine: Machine, batch: int) -> Estimate:
+    """Estimate one step on a batch of `batch` examples; ValueError if the plan does not fit it."""
+    check(size, plan, machine, batch)
+    step = Step(size, plan, machine, batch)
+    return step.estimate(step.makespan(), fullest(size, plan, batch))
+
+
+def check(size: TransformerSize, plan: Plan, machine: Machine, batch: int) -> None:
+    """Raise ValueError for a plan that cannot be run with this model, machine and batch."""
+    b, stages = plan.dp * plan.micro_batches, plan.pp * plan.chunks
+    if plan.ranks != machine.ranks:
+        raise ValueError(f"the plan has {plan.ranks} ranks, the machine {machine.ranks}")
+    if batch % b:
+        raise ValueError(
+            f"{batch} examples do not divide into dp={plan.dp} x {plan.micro_batches} "
+            f"micro-batches; use a multiple of {b}"
+        )
+    cut_of(size.layers, stages, plan.cut)
+    check_split(size, plan)
+    if plan.zero > 1 and plan.pp > 1:
+        raise ValueError(f"ZeRO stage {plan.zero} has no stages of layers; use zero=1 or pp=1")
+
+
+class Step:
+    """The parts of one step: the durations of every virtual stage, and what follows them.
+
+    after  seconds after the pipeline: a tied weight's gradient is summed, the update, new weights
+    """
+
+    def __init__(self, size: TransformerSize, plan: Plan, machine: Machine, batch: int):
+        self.size, self.plan, self.machine = size, plan, machine
+        self.b = batch // (plan.dp * plan.micro_batches)
+        same = replace(plan, schedule="1f1b", chunks=1, zero=0, cut="layers")  # for all of them
+        self.block = block_of(size, same, machine, self.b)
+        self.stages = cut_of(size.layers, plan.pp * plan.chunks, plan.cut)
+        shape = plan.schedule, plan.pp, plan.chunks
+        self.placement = placement(*shape)
+        moved = {stage: self.over_data(stage) for stage in set(self.stages)}
+        times = {stage: self.with_data(stage, *both) for stage, both in moved.items()}
+        gathers = [moved[stage][1] for stage in self.stages]
+        self.gathered = self.most(gathers) if plan.zero in (1, 2) else 0
+        self.update = self.most([self.update_of(stage) for stage in self.stages])
+        self.after = self.tied() + self.update + self.gathered
+        self.sent = self.most([sum(moved[stage]) for stage in self.stages])
+        forward, inputs, weights, sums = zip(*(times[s] for s in self.stages), strict=True)
+        self.summed = sums[0]
+        self.pipeline = TimedPipeline(*shape, forward, inputs, weights, self.delay(), sums)
+
+    def most(self, each: list) -> float:
+        """Return the sum of a rank's virtual stages, on the rank that has most."""
+        return max(sum(each[k] for k in own) for own in self.placement)
+
+    def with_data(
+        self, stage: StageLayers, scatter: float, gather: float
+    ) -> tuple[float, float, float, float]:
+        """Return a stage's forward, the halves of backward, and the sum of its gradients.
+
+        ZeRO 2 scatters in every micro-batch, ZeRO 3 also gathers, layer by layer. A single stage
+        has its sum in buckets under the last backward.
+        """
+        zero, n = self.plan.zero, max(1, sum(stage))
+        whole = self.block.whole * stage.blocks + self.block.head * stage.head
+        forward, back = whole.forward, whole.inputs + whole.weights
+        more = 0.0
+        if zero > 1:
+            more = hidden(back, scatter if zero == 2 else scatter + gather, n) - back
+            forward = forward if zero == 2 else hidden(forward, gather, n)
+        sums = (scatter + gather, scatter, 0, 0)[zero]
+        if len(self.stages) == 1:
+            sums = hidden(back, sums, n) - back
+        return forward, whole.inputs + more, whole.weights, sums
+
+    def over_data(self, stage: StageLayers) -> tuple[float, float]:
+        """Return the seconds of scattering a stage's gradients, and of gathering its weights.
+
+        Without ZeRO both together are the all_reduce of the gradients.
+        """
+        size, plan = self.size, self.plan
+        if plan.data == 1:
+            return 0, 0
+        w, g, _ = BYTES[plan.precision, 16]
+        layers = stage_parameters(size, plan, stage, size.tied and self.ends_meet())
+        moved, count = traffic.shared_elements(plan, layers)
+        scatter = travel("dp", plan, self.machine, g * moved, count)
+        if plan.zero:
+            return scatter, travel("dp", plan, self.machine, w * moved, count)
+        return scatter, travel("dp", plan, self.machine, g * moved, 0)  # of one operation
+
+    def update_of(self, stage: StageLayers) -> float:
+        """Return the seconds of AdamW on a stage: all states are read and written."""
+        size, plan = self.size, self.plan
+        layers = stage_parameters(size, plan, stage, size.tied and self.ends_meet())
+        n, ep = (plan.data, plan.ep) if plan.zero else (1, 1)
+        own = sum(held.dense + ep * held.experts for held in layers) / n
+        return 2 * own * sum(BYTES[plan.precision, 16]) / self.machine.memory_bandwidth
+
+    def delay(self) -> float:
+        """Return the seconds of one message between stages."""
+        plan, rows = self.plan, self.b * ceil(self.size.sequence / self.plan.cp)
+        if plan.pp == 1:
+            return 0
+        return travel("pp", plan, self.machine, traffic.message_bytes(self.size, plan, rows), 1)
+
+    def ends_meet(self) -> bool:
+        """Return whether one rank has the embedding and the head."""
+        return any({0, len(self.stages) - 1} <= set(own) for own in self.placement)
+
+    def tied(self) -> float:
+        """Return the seconds in which two ranks sum the gradient of a tied weight [V/tp, C]."""
+        if not self.size.tied or self.ends_meet():
+            return 0
+        return travel("pp", self.plan, self.machine, traffic.tied_bytes(self.size, self.plan), 1)
+
+    def makespan(self) -> float:
+        return self.pipeline.makespan(self.plan.micro_batches) + self.after
+
+    def bound(self) -> float:
+        """Return a time that the step cannot beat.
+
+        Rank r waits until a micro-batch has passed r stages, then has its own work; and where
+        backward is not in halves, its last gradient has to pass these stages again.
+        """
+        pipe, result = self.pipeline, 0.0
+        whole = self.plan.schedule in WHOLE_BACKWARD
+        each = [sum(three) for three in zip(pipe.forward, pipe.inputs, pipe.weights, strict=True)]
+        first = last = 0.0
+        for r, own in enumerate(self.placement):
+            work = self.plan.micro_batches * sum(each[k] for k in own)
+            result = max(result, first + work + last)
+            first += pipe.forward[r] + pipe.delay
+            last += each[r] - pipe.forward[r] + pipe.delay if whole else 0
+        return result + self.after
+
+    def links(self) -> dict[str, float]:
+        """Return, by axis, the seconds that the busiest rank's links are in use in a step."""
+        plan, m, last = self.plan, self.plan.micro_batches, len(self.stages) - 1
+        blocks = self.most([stage.blocks for stage in self.stages])
+        found = {axis: m * blocks * spent for axis, spent in self.block.links.items()}
+        rank_of = {k: r for r, own in enumerate(self.placement) for k in own}
+        others = [(rank_of[k], rank_of.get(k - 1), rank_of.get(k + 1)) for k in range(last + 1)]
+        sent = [
+            m * self.pipeline.delay * sum(r not in (own, None) for r in near)
+            for own, *near in others
+        ]
+        sent[0] += self.tied()
+        sent[last] += self.tied()
+        found["pp"] = self.most(sent)
+        found["dp"] = self.sent * sum(zero_passes(plan.zero, m)) / 2
+        return found
+
+    def spent(self, taken: float) -> dict[str, float]:
+        """Return what a step of these seconds is spent on, the mean over all ranks."""
+        pipe, plan, block = self.pipeline, self.plan, self.block
+        m, p, blocks = plan.micro_batches, plan.pp, sum(stage.blocks for stage in self.stages)
+        found = {name: m / p * blocks * times.total for name, times in block.spent.items()}
+        found["products"] += m / p * block.head.total * sum(stage.head for stage in self.stages)
+        within = m / p * sum(map(sum, (pipe.forward, pipe.inputs, pipe.weights)))
+        alone = self.summed if len(self.stages) == 1 else 0
+        found["data"] = within - sum(found.values()) + alone + self.gathered
+        found["optimizer"] = self.update
+        found["waiting"] = max(0.0, taken - sum(found.values()))
+        return {name: time for name, time in found.items() if time > 1e-9 * taken}
+
+    def estimate(self, taken: float, held: Held, **more) -> Estimate:
+        """Return the estimate of a step that takes these seconds and holds these bytes."""
+        plan, machine = self.plan, self.machine
+        batch = self.b * plan.dp * plan.micro_batches
+        ideal = self.size.flops(batch) / (plan.ranks * machine.flops)
+        links, room = self.links(), machine.memory
+        return Estimate(plan, taken, self.spent(taken), ideal, links, held, room, **more)

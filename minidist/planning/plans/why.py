@@ -1,0 +1,88 @@
+"""Why a plan is not the best, in words: what it does not fit, or where its time goes."""
+
+from minidist.planning.plans.estimate import Estimate
+from minidist.planning.plans.plan import ASYNCHRONOUS, Plan
+from minidist.planning.plans.space import LEFT_OUT
+
+WORDS = {  # what a step's seconds are spent on
+    "products": "products",
+    "element-wise": "norms, gelu and softmax",
+    "tensor": "waiting for tp",
+    "experts": "waiting for ep",
+    "context": "waiting for cp",
+    "data": "waiting for dp",
+    "optimizer": "the optimizer",
+    "waiting": "waiting for other stages",
+}
+LEGEND = (
+    "dp, pp, cp, tp, ep: ranks along the axes; m: micro-batches; v: stages of a rank; "
+    ">=: a lower bound, not simulated;\nMFU: the model's FLOPs, recomputation not counted, "
+    "as a share of the peak"
+)
+NOT_TRIED = (
+    f"Not tried: {', '.join(ASYNCHRONOUS)} (their gradients are not one device's), "
+    f"{', '.join(LEFT_OUT)} (the first never fills a pipeline, the second is a search for measured "
+    "times),\nZeRO 2 and 3 with stages of layers (Hybrid has none: each micro-batch would send all "
+    "weights or gradients)"
+)
+
+
+def why_slower(e: Estimate, best: Estimate) -> str:
+    """Say how much slower it is, and what takes most of the time more."""
+    more = e.seconds / best.seconds - 1
+    how = f"{more:.1%} slower" if e.simulated else f"at least {more:.1%} slower, not simulated"
+    if more < 5e-4:
+        return "as fast" if e.simulated else "may be as fast, not simulated"
+    costs = {name: spent - best.spent.get(name, 0.0) for name, spent in e.spent.items()}
+    name = max(costs, key=lambda part: costs[part])
+    return f"{how}: {seconds_of(costs[name])} more {WORDS[name]}" if costs[name] > 0 else how
+
+
+def where(e: Estimate) -> str:
+    """Return what the step's seconds are spent on, in percent: the mean over all ranks."""
+    shares = {WORDS[name]: spent / e.seconds for name, spent in e.spent.items()}
+    return ", ".join(f"{words} {share:.0%}" for words, share in shares.items() if share >= 0.005)
+
+
+def why_too_large(e: Estimate, leanest: bool) -> str:
+    """Say how much too large it is, and what takes most of it."""
+    name = max(e.memory, key=lambda kind: e.memory[kind])
+    how = "at its leanest it needs" if leanest else "needs"
+    return f"{how} {bytes_of(e.held)} of {bytes_of(e.room)}, {bytes_of(e.memory[name])} for {name}"
+
+
+def line(e: Estimate) -> str:
+    """Return a row: the time, or >= a bound; what the fullest rank holds; MFU; the plan; why."""
+    time = f"{'' if e.simulated else '>='}{seconds_of(e.seconds)}"
+    why = e.why or "the best"
+    return f"{time:>10} {bytes_of(e.held):>9} {e.mfu:>5.0%}  {in_short(e.plan)}: {why}"
+
+
+def seconds_of(time: float) -> str:
+    """Return a time with three digits and its unit."""
+    for unit, one in (("s", 1), ("ms", 1e-3)):
+        if time >= one:
+            return f"{time / one:.3g} {unit}"
+    return f"{time * 1e6:.3g} us"
+
+
+def bytes_of(n: float) -> str:
+    """Return a number of bytes with three digits and its unit, of powers of ten."""
+    for unit, one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n >= one:
+            return f"{n / one:.4g} {unit}"
+    return f"{n:g} B"
+
+
+def in_short(plan: Plan) -> str:
+    """Return a plan in a few words: what is not 1, none or off."""
+    axes = [f"{a}={n}" for a in ("dp", "pp", "cp", "tp", "ep") if (n := getattr(plan, a)) > 1]
+    words = axes or ["one rank"]
+    words.append(f"m={plan.micro_batches}")
+    if plan.pp > 1:
+        words.append(plan.schedule + (f" v={plan.chunks}" if plan.chunks > 1 else ""))
+    if plan.zero:
+        words.append(f"ZeRO {plan.zero}")
+    if plan.recompute != "none":
+        words.append(f"recompute {plan.recompute}")
+    return " ".join(words + ["sequence"] * plan.sequence)

@@ -1,0 +1,44 @@
+"""A batch norm uses the statistics of the whole batch, also where ranks hold parts of it."""
+
+from functools import partial
+
+from minidist.comm import Group
+from minidist.nn import BatchNorm, Module
+
+
+def sum_statistics(norm: BatchNorm, group: Group) -> None:
+    """Let a norm add up its statistics over ranks that hold parts of every batch.
+
+    ValueError if it adds them up over other ranks already, which would be left out.
+    """
+    if left_out := set(norm.ranks) - set(group.members):
+        raise ValueError(
+            f"{norm.name} adds up over the ranks {list(norm.ranks)}, and would leave out "
+            f"{sorted(left_out)}; call sync_batch_norm last, with a group of all ranks that hold "
+            "parts of the batch, such as mesh.over('dp', 'tp')"
+        )
+    norm.sum_over_ranks, norm.ranks = partial(group.all_reduce, label=norm.name), group.members
+
+
+def check_batch_norm(model: Module, ranks: int = 1, micro_batches: int = 1) -> None:
+    """Raise ValueError if a BatchNorm would use the statistics of a part of the batch.
+
+    The gradient would then be another one.
+    """
+    if max(ranks, micro_batches) == 1:
+        return
+    for norm in model.modules(BatchNorm):
+        if not norm.training:
+            continue
+        if micro_batches > 1:
+            raise ValueError(
+                f"{norm.name} needs the statistics of the whole batch, not of one of "
+                f"{micro_batches} micro-batches; sync_batch_norm sums over ranks only, so use one "
+                "micro-batch"
+            )
+        if norm.sum_over_ranks is None:
+            raise ValueError(
+                f"{norm.name} needs the statistics of the whole batch, not of the examples on one "
+                f"of {ranks} ranks; call sync_batch_norm(model, group) before training "
+                "(data_parallel/sync_batch_norm.py)"
+            )

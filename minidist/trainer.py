@@ -1,0 +1,80 @@
+"""What trains: the methods that every strategy with synchronous updates has, on each of its ranks.
+
+    trainer.backward(batch)                             # the whole batch's gradient, over all ranks
+    optimizer.clip_global_norm(1.0, trainer.sum_squares)
+    trainer.step(optimizer)                             # all ranks have the new weights
+
+DataParallel, Zero, Pipeline and Hybrid are Trainers. A training loop, a checkpoint and a test that
+know these methods need not know which strategy they train.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from minidist.autograd import Tensor
+from minidist.autograd.losses import scaled
+from minidist.backend import Array
+from minidist.comm import Group
+from minidist.datasets import Batch
+from minidist.nn import Module, Parameter
+
+
+class AnyOptimizer(Protocol):
+    """An Optimizer, or MixedPrecision around one."""
+
+    lr: float
+
+    @property
+    def parameters(self) -> Sequence[Tensor]: ...
+
+    @property
+    def loss_scale(self) -> float: ...
+
+    def clip_global_norm(
+        self, max_norm: float, sum_squares: Callable[[float], float] | None = None
+    ) -> float | Array: ...
+
+    def step(self) -> None: ...
+
+    def zero_grad(self) -> None: ...
+
+
+class Trainer(Protocol):
+    """This rank's part of a model.
+
+    groups       all groups that it communicates through, each with a ledger
+    sum_squares  this rank's own sum of squares -> the sum over all ranks, in which every parameter
+                 counts once; None: each rank has the whole gradient (Optimizer.clip_global_norm)
+    """
+
+    @property
+    def groups(self) -> list[Group]: ...
+
+    @property
+    def sum_squares(self) -> Callable[[float], float] | None: ...
+
+    def parameters(self) -> list[Parameter]:
+        """Return what this rank's optimizer updates: parameters, or shards of them."""
+
+    def named_parameters(self) -> dict[str, Parameter]:
+        """Return the parameters of which this rank has all or a part, by their global names."""
+
+    def backward(self, batch: Batch) -> float:
+        """Compute the gradient of a batch that every rank has; return the whole batch's loss."""
+
+    def step(self, optimizer: AnyOptimizer) -> None:
+        """Update what this rank updates; give all ranks the new weights; drop the gradients."""
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return the weights of the whole model, on every rank and on the host, by name."""
+
+    def load_state(self, state: dict[str, np.ndarray]) -> None:
+        """Copy the whole model's arrays, the same on every rank, into what this rank has."""
+
+
+def loss_of(model: Module, part: Batch) -> Tensor:
+    """Return a model's loss for a part of a batch, whose gradient is scaled as the batch says."""
+    logits = model(part.inputs, part.randomness)
+    return scaled(model.loss(logits, part.targets, part.total), part.loss_scale)

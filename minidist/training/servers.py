@@ -1,0 +1,229 @@
+"""The training loop of `minidist train --servers N`: servers keep the weights, workers train.
+
+Dean et al., Large Scale Distributed Deep Networks (NIPS 2012), section 4.1: Downpour SGD. Who
+waits for whom, and what is pushed, is a `ServerPlan` (data_parallel/server_plan.py). W: workers.
+
+    batch          the batches of train.py; each is cut over the W workers. Worker w's part of batch
+                   k is minibatch n = k W + w: every example of every batch is used once
+    gradient       of a part, divided by the targets of the whole batch. So the gradients of a
+                   batch's parts add up to the gradient of train(); with staleness=0 they are one
+                   update
+    update         otherwise one push: the gradient of a part, or the sum of several
+    epoch          all workers take the batches in the same order, each at its own pace: a fast one
+                   may begin the next epoch before a slow one has ended this one
+    clipping       no rank has a batch's gradient. A worker clips the gradient of its part, to the
+                   part's share of the batch's targets: the norms of the parts add up to 1 at most
+    learning rate  a server counts its updates, and follows the schedule of train.py over the
+                   number of updates that it will do; if there are more, they have the last rate
+    rule           AdamW; with sparse pushes Adagrad, which does not change a row whose gradient is
+                   zero
+
+The order of the gradients is random, so no two runs are equal. But the servers' logs determine
+their run: a replay gives its weights, bit for bit, if all that decides rounding is the same: the
+machine, its libraries, the device, the dtype, and the number of ranks, which share the cores.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from minidist import checkpoint, nn, optim
+from minidist.checkpoint.parts import about
+from minidist.checkpoint.training import LOSSES, about_run
+from minidist.checkpoint.writing import whole_parts
+from minidist.comm import Group
+from minidist.data_parallel.parameter_server import Push, Server, ServerPlan, Worker, join, train
+from minidist.datasets import Batch, Sampler, shard
+from minidist.trainer import loss_of
+from minidist.training.kinds import Data, model_of
+from minidist.training.loop import warm_up_and_decay
+from minidist.training.progress import Progress
+from minidist.training.settings import Settings
+from minidist.training.setup import description, examples_of
+
+TIMES_FOR_ADAGRAD = 10  # its first step is the learning rate, and later ones are smaller
+
+
+class Served(NamedTuple):
+    """What a rank has at the end of a training.
+
+    losses     of each batch, in nats per target; each part's by the weights that its worker had
+    state      the weights, the same on every rank
+    log        a server's log, see `Server.log`; of a worker None
+    staleness  of each gradient that a server got, in updates
+    sent       bytes: weights that were pulled from a server, gradients that a worker pushed
+    """
+
+    losses: list[float]
+    state: dict[str, np.ndarray]
+    log: list[list[Push]] | None
+    staleness: list[int]
+    sent: int
+
+
+def train_with_servers(
+    group: Group,
+    data: Data,
+    settings: Settings,
+    plan: ServerPlan,
+    folder: str | None = None,
+    log: str | None = None,
+) -> Served:
+    """Serve or work on this rank, `settings.steps` batches; the first `plan.servers` ranks serve.
+
+    folder  where all ranks save a checkpoint at the end, which any mesh can read
+    log     the file in which the first worker writes a row per minibatch, see progress.py
+    """
+    model = model_of(data, settings).to(group.device)
+    role, losses = serve_or_work(group, model, examples_of(data, settings), settings, plan, log)
+    if folder is not None:
+        save(group, role, losses, folder, description(data, settings))
+    pushes, staleness = (role.log, role.staleness()) if isinstance(role, Server) else (None, [])
+    sent = role.group.ledger.bytes["send"]
+    return Served(losses.tolist(), model.state(), pushes, staleness, sent)
+
+
+def serve_or_work(
+    group: Group,
+    model: nn.Module,
+    examples: tuple[np.ndarray, np.ndarray],
+    settings: Settings,
+    plan: ServerPlan,
+    log: str | None = None,
+) -> tuple[Server | Worker, np.ndarray]:
+    """Train a model on examples (inputs[n, ...], targets[n, ...]); return the role, and losses."""
+    workers = workers_among(group.size, settings, plan)
+    minibatches = Minibatches(*examples, settings, workers)
+    role = join(group, model, rule(settings, plan, workers), plan)
+    mine = minibatches.of(group.rank - plan.servers) if isinstance(role, Worker) else ()
+    progress = Progress(group, [role.group], settings.steps, log, rank=plan.servers)
+    train(role, minibatches.backward, minibatches.shown(mine, progress))
+    return role, group.all_reduce(minibatches.losses)
+
+
+def workers_among(ranks: int, settings: Settings, plan: ServerPlan) -> int:
+    """Return W; ValueError if servers cannot keep such weights, or have too few workers."""
+    if settings.on_mesh or settings.half or settings.reconstruction:
+        raise ValueError(
+            "servers keep whole float32 weights for workers that split the batch alone; use no "
+            "other axis than dp, no ZeRO, no reconstruction, and precision float32"
+        )
+    return plan.workers(ranks)
+
+
+class Minibatches:
+    """The workers' parts of the batches: number n is worker n mod W's part of batch n // W.
+
+    losses  of each batch, the sum over the parts that `backward` was called for
+    own     the loss of the last of these parts, nats per target
+    """
+
+    own = math.nan
+
+    def __init__(self, inputs: np.ndarray, targets: np.ndarray, settings: Settings, workers: int):
+        self.inputs, self.targets = inputs, targets
+        self.settings, self.workers = settings, workers
+        self.losses = np.zeros(settings.steps)
+        self.sampler = Sampler(len(inputs), settings.batch, settings.seed, shuffle=settings.shuffle)
+        self.epoch = lru_cache(2)(self._epoch)  # it is drawn once for all its batches
+
+    def _epoch(self, number: int) -> list[np.ndarray]:
+        return [share.examples for share in self.sampler.epoch(number)]
+
+    def of(self, worker: int) -> range:
+        """Return the numbers of a worker's minibatches, in order; workers count from 0."""
+        return range(worker, self.settings.steps * self.workers, self.workers)
+
+    def examples(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the examples of minibatch n, perhaps none, and those of its whole batch."""
+        step, worker = divmod(n, self.workers)
+        number, batch = divmod(step, len(self.sampler))
+        whole = self.epoch(number)[batch]
+        return shard(whole, worker, self.workers), whole
+
+    def backward(self, model: nn.Module, n: int) -> None:
+        """Leave the gradient of minibatch n in the model, clipped."""
+        step = n // self.workers
+        mine, whole = self.examples(n)
+        own, total = (nn.counted(self.targets[rows]) for rows in (mine, whole))
+        x, y = self.inputs[mine], self.targets[mine]
+        part = Batch(x, y, self.settings.seed, step, mine, total=total, size=len(whole))
+        loss = loss_of(model, part)
+        loss.backward()
+        optim.SGD(model.parameters(), lr=0.0).clip_global_norm(own / total)  # it only clips
+        self.losses[step] += float(loss.data)
+        self.own = float(loss.data) * total / own if own else math.nan
+        if not math.isfinite(self.losses[step]):
+            raise ValueError(f"the loss is {self.losses[step]} at step {step}; use a lower lr")
+
+    def shown(self, numbers: Iterable[int], progress: Progress) -> Iterator[int]:
+        """Yield the numbers of minibatches, and show that each is done."""
+        with progress:
+            for n in numbers:
+                yield n
+                progress.done(n // self.workers, self.own, None)
+
+
+class Scheduled:
+    """A server's optimizer, whose learning rate follows the schedule over `updates` updates.
+
+    Further updates have the last rate.
+    """
+
+    def __init__(self, optimizer: optim.Optimizer, updates: int):
+        self.optimizer, self.highest, self.updates = optimizer, optimizer.lr, updates
+
+    def step(self) -> None:
+        self._set_rate()
+        self.optimizer.step()
+
+    def step_at(self, positions, gradient) -> None:
+        self._set_rate()
+        self.optimizer.step_at(positions, gradient)
+
+    def _set_rate(self) -> None:
+        factor = warm_up_and_decay(min(self.optimizer.steps, self.updates - 1), self.updates)
+        self.optimizer.lr = self.highest * factor
+
+
+def rule(settings: Settings, plan: ServerPlan, workers: int) -> Callable[[list], Scheduled]:
+    """Return the function from a server's parameters to its optimizer."""
+
+    def make(parameters: list[nn.Parameter]) -> Scheduled:
+        optimizer: optim.Optimizer
+        if plan.sparse:
+            optimizer = optim.Adagrad(parameters, lr=TIMES_FOR_ADAGRAD * settings.lr)
+        else:
+            optimizer = optim.AdamW(parameters, lr=settings.lr, betas=(0.9, 0.98))
+        return Scheduled(optimizer, updates_of(settings.steps, workers, plan))
+
+    return make
+
+
+def updates_of(steps: int, workers: int, plan: ServerPlan) -> int:
+    """Return how many updates a server does; with a quorum, if each had just enough workers.
+
+    A slow worker does some more, with fewer than a quorum, when the others have finished.
+    """
+    if plan.quorum is not None:
+        return -(-steps * workers // plan.quorum)
+    if plan.staleness == 0:
+        return steps
+    first = -(-steps // plan.n_push)
+    return workers * (first + ((steps - 1) % plan.n_push > 0))  # and one for the rest of the buffer
+
+
+def save(
+    group: Group, role: Server | Worker, losses: np.ndarray, folder: str, description: dict
+) -> None:
+    """Save weights and optimizer, each server its slice, under the names of the model's arrays."""
+    parts, of = whole_parts({LOSSES: losses}), None
+    if isinstance(role, Server):
+        assert isinstance(role.optimizer, Scheduled)
+        optimizer = role.optimizer.optimizer
+        parts += checkpoint.parts_of(role.model, optimizer)
+        of = about(optimizer)
+    checkpoint.save(folder, parts, len(losses), group, about_run(description, 0, of))

@@ -1,0 +1,134 @@
+"""The settings of `minidist train`: what to train, how, and on which mesh. Each is an option."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+OF_MESHES = "dp pp cp tp ep zero schedule micro_batches".split()
+T = TypeVar("T")
+
+
+class Bound(NamedTuple):
+    """What a number is at most, and why; its kind, if it is no whole number; what it is at least.
+
+    A whole number is from 1, another one from 0, unless `least` says otherwise.
+    """
+
+    most: float
+    why: str
+    kind: str = ""
+    least: int = 1
+
+
+def setting(default: T, description: str, bound: Bound | None = None, metavar: str = "") -> T:
+    """Return a field, with all that its option needs; metavar: by default the option's name."""
+    about = {"description": description, "bound": bound, "metavar": metavar}
+    return field(default=default, metadata=about)
+
+
+MEMORY = "a model's weights and activations have to fit in memory"
+STEPS = Bound(1_000_000, "the loss of every update is kept")
+PARTS = Bound(1_048_576, MEMORY)
+RANKS = Bound(10_000, "each rank has a connection to every other one")
+SEED = Bound(2**64 - 1, "a seed has 64 bits", least=0)
+HEADS = Bound(2048, "a head has a column of the width")
+LR = Bound(1e30, "no loss is finite long before", "a learning rate")
+DROPOUT = Bound(0.999, "some activations have to stay", "a rate")
+WEIGHT = Bound(1e6, "the other losses have weight 1", "a weight")
+ZERO = Bound(1, "the ranks of a training share the optimizer's state alone", least=0)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to train and how; the product of dp, pp, cp and tp is the number of ranks.
+
+    Not every kind of data takes every setting, and some have defaults of their own (kinds/).
+    """
+
+    steps: int = setting(400, "updates of the weights", STEPS)
+    batch: int = setting(32, "windows, images or pairs per update, over all ranks", PARTS)
+    context: int = setting(64, "characters per window", Bound(4096, MEMORY))
+    width: int = setting(64, "model width, a multiple of --heads", Bound(2048, MEMORY))
+    heads: int = setting(4, "attention heads", HEADS)
+    depth: int = setting(2, "blocks", Bound(1000, MEMORY))
+    lr: float = setting(3e-3, "highest learning rate", LR)
+    dropout: float = setting(0.0, "dropout rate", DROPOUT)
+    tied: bool = setting(False, "let the output share the embedding's weights")
+    reconstruction: float = setting(
+        0.0,
+        "above 0: train the way back, too, and weight W: what one wrote tells the other the source",
+        WEIGHT,
+        "W",
+    )
+    experts: int = setting(
+        0,
+        "experts per block, of which each position takes two; 0: none",
+        Bound(1000, MEMORY, least=0),
+    )
+    seed: int = setting(0, "seed of the weights, the order of the examples, and the sample", SEED)
+    shuffle: bool = setting(
+        True,
+        "the examples, anew in every epoch, which is the default; --no-shuffle: every epoch in the "
+        "order of the data, to see what shuffling buys",
+    )
+    dp: int = setting(1, "ranks that split the batch (default: what --ranks leaves)", RANKS)
+    pp: int = setting(1, "ranks that split the layers", RANKS)
+    cp: int = setting(1, "ranks that split the positions of every window", RANKS)
+    tp: int = setting(1, "ranks that split the matrices", RANKS)
+    ep: int = setting(1, "ranks that split the experts, a divisor of --dp", RANKS)
+    zero: int = setting(0, "1: copies share the optimizer's state (ZeRO)", ZERO)
+    schedule: str = setting(
+        "1f1b", "schedule of the pipeline, used if --pp is above 1", metavar="NAME"
+    )
+    micro_batches: int = setting(4, "micro-batches per pipeline and update", PARTS)
+    precision: str = setting(
+        "float32",
+        "of weights, activations and gradients, for 16 bits with a float32 copy of the weights",
+        metavar="DTYPE",
+    )
+
+    def __post_init__(self):
+        share = -(-self.batch // self.dp)
+        if self.on_mesh and self.micro_batches > share:
+            raise ValueError(
+                f"a batch of {self.batch} windows gives each of {self.dp} data-parallel ranks at "
+                f"most {share}, too few for {self.micro_batches} micro-batches; use {share} or "
+                f"fewer, or a batch of {(self.micro_batches - 1) * self.dp + 1} or more"
+            )
+        if self.reconstruction and (self.on_mesh or self.half):
+            raise ValueError(
+                "two translators with reconstruction are trained by ranks that split the batch "
+                "alone, in float32; use no other axis than dp, no ZeRO, and precision float32, or "
+                "reconstruction=0"
+            )
+        if self.heads % self.tp:
+            raise ValueError(
+                f"cannot split {self.heads} heads over {self.tp} ranks; use a multiple of {self.tp}"
+            )
+        if self.context < self.cp:
+            raise ValueError(
+                f"cannot cut windows of {self.context} characters over cp={self.cp} ranks; use at "
+                f"least {self.cp} characters, or {self.context} ranks at most"
+            )
+        if self.dp % self.ep:
+            raise ValueError(
+                f"ep={self.ep} does not divide dp={self.dp}; use a dp that is a multiple of it"
+            )
+        if self.ep > 1 and self.experts < self.ep:
+            raise ValueError(
+                f"ep={self.ep} ranks cannot share {self.experts} experts; "
+                f"use experts={self.ep} or more"
+            )
+
+    @property
+    def on_mesh(self) -> bool:
+        """Whether ranks split more than the batch, and Hybrid trains."""
+        return self.pp * self.cp * self.tp * self.ep > 1 or self.zero > 0
+
+    @property
+    def half(self) -> bool:
+        """Whether weights have 16 bits, and float32 copies."""
+        return self.precision != "float32"
+
+    @property
+    def ranks(self) -> int:
+        return self.dp * self.pp * self.cp * self.tp

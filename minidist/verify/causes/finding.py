@@ -1,0 +1,128 @@
+"""Gradients, some of them wrong, and questions about them: which ones, and by how much."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from minidist.verify.compare import BOUND, largest, scale
+from minidist.verify.strategies.cases import INPUT, Case, Division
+
+Gradients = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Gradients, some of them wrong.
+
+    got    per rank, by name;  want: one device's
+    case   the model and the batch;  split: how they are cut
+    held   per rank, {name: (the weights that it has, the weights that it should have)}
+    right_bytes whether the expected number of bytes moved
+    promise     of a reader's function: "exact", "replay", "identity" (then `got` is one side); how
+                it deals the examples out is not known. "" for a strategy of the package
+    """
+
+    got: list[Gradients]
+    want: Gradients
+    case: Case
+    split: Division
+    held: tuple[dict, ...] = ()
+    right_bytes: bool = False
+    promise: str = ""
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The names that every rank has with the right shape, in one device's order."""
+        return [
+            name
+            for name, w in self.want.items()
+            if all(name in g and g[name].shape == w.shape for g in self.got)
+        ]
+
+    @cached_property
+    def wrong(self) -> list[str]:
+        """The names whose gradient is beyond the bound on some rank."""
+        return [
+            n for n in self.names if any(not self.near(g[n], self.want[n], n) for g in self.got)
+        ]
+
+    @cached_property
+    def trained(self) -> list[str]:
+        """The names that have a gradient: neither the input nor running statistics."""
+        named = self.case.model.named_parameters()
+        return [n for n in self.names if n in named and named[n].requires_grad]
+
+    def flat(self, gradients: Gradients) -> np.ndarray:
+        """Return the gradients of all that is trained as one vector."""
+        return np.concatenate([gradients[n].reshape(-1) for n in self.trained] or [np.zeros(0)])
+
+    @cached_property
+    def allowed(self) -> np.ndarray:
+        """Return the bound of each element of `flat`."""
+        bars = {n: scale(self.want[n], self.most) or 1.0 for n in self.trained}
+        return BOUND * self.flat({n: np.full(self.want[n].shape, bar) for n, bar in bars.items()})
+
+    @cached_property
+    def astray(self) -> list[np.ndarray]:
+        """Return which elements of `flat` are beyond the bound, per rank."""
+        want = self.flat(self.want)
+        return [~(np.abs(self.flat(g) - want) <= self.allowed) for g in self.got]
+
+    @cached_property
+    def most(self) -> float:
+        return max(map(largest, self.want.values()), default=0.0)
+
+    def near(self, a: np.ndarray, b: np.ndarray, name: str) -> bool:
+        """Return whether two gradients of this name agree within the bound."""
+        allowed = BOUND * scale(self.want[name], self.most)
+        return bool(np.isfinite(a).all() and np.abs(a - b).max(initial=0.0) <= allowed)
+
+    def is_on(self, rank: int, gradients: Gradients) -> bool:
+        """Return whether this rank has exactly these gradients, the wrong and the right ones."""
+        return all(self.near(self.got[rank][n], gradients[n], n) for n in self.names)
+
+    def sizes(self) -> dict[str, int]:
+        """Return {what it counts: number}: the numbers of this case that a factor may be."""
+        counts = {
+            "ranks": len(self.got),
+            "data-parallel ranks": self.split.data,
+            "tensor-parallel ranks": self.split.tensor,
+            "stages": 0 if self.split.tensor > 1 else len(self.split.stages),
+            "micro-batches": self.split.micro_batches,
+        }
+        found: dict[int, str] = {}
+        for what, count in counts.items():
+            if count > 1:
+                known = found.get(count)
+                again = known == "ranks" and what.endswith("ranks")  # the more exact one
+                found[count] = f"{known} or {what}" if known and not again else what
+        return {what: count for count, what in found.items()}
+
+    def uses(self) -> str:
+        """Return in how many layers all wrong parameters are, if in more than one."""
+        layers = [layer.named_parameters() for layer in getattr(self.case.model, "layers", [])]
+        counts = {sum(n in names for names in layers) for n in self.wrong}
+        return f"{counts.pop()} layers" if len(counts) == 1 and max(counts) > 1 else ""
+
+    def where(self) -> str:
+        """Return which parameters are wrong, if not all are."""
+        wrong = [n for n in self.wrong if n != INPUT]
+        if len(wrong) == len([n for n in self.names if n != INPUT]):
+            return ""
+        for kind, is_one in KINDS.items():
+            if wrong and all(is_one(n) for n in wrong):
+                return f", only in {kind} ({some(wrong)})"
+        return f", only in {some(wrong or self.wrong)}"
+
+
+KINDS = {
+    "norms": lambda n: ".norm" in n,
+    "biases": lambda n: n.endswith("bias"),
+    "gates": lambda n: ".gate." in n,
+    "experts": lambda n: ".experts." in n,
+}
+
+
+def some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,100 @@
+"""Compare the gradients of ranks with one device's, parameter by parameter.
+
+The bound: max|got - want| <= 1e-9 max(max|want|, 1e-3 g), where g is the largest gradient of the
+whole model. Rounding errors in float64 are far below the bound, all known mistakes far above.
+"""
+
+import textwrap
+from dataclasses import dataclass
+
+import numpy as np
+
+BOUND = 1e-9
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far the gradients on all ranks are from one device's.
+
+    difference  largest |got - want| of all
+    error       largest |got - want| / max(max|want|, 1e-3 g), which is compared with the bound
+    parameter   the first one, in global order, that is missing, or else beyond the bound; if none
+                is, the one with the largest error
+    rank        the first rank on which it is
+    ratio       got / want at that parameter's largest difference: 0.25 or 4 hint at the cause
+    fault       in words, where nothing can be subtracted: "is missing"; or ""
+    """
+
+    difference: float
+    error: float
+    parameter: str
+    rank: int
+    ratio: float
+    fault: str = ""
+    bound: float = BOUND
+
+    ok = property(lambda self: bool(self.error <= self.bound))
+
+    def __str__(self):
+        if self.ok:
+            return f"largest error {self.error:.1e}"
+        if self.fault:
+            return f"{self.parameter} {self.fault} on rank {self.rank}"
+        return (
+            f"{self.parameter} differs on rank {self.rank}: largest error {self.error:.1e} "
+            f"(bound {self.bound:.0e}), got/want = {self.ratio:.6g}"
+        )
+
+
+def compare(got: list[dict], want: dict[str, np.ndarray], bound: float = BOUND) -> Comparison:
+    """Compare the gradients of every rank with one device's, parameter by parameter.
+
+    A gradient that is missing, has another shape, is not finite, or is unexpected has error inf.
+    """
+    if not got or not want:
+        raise ValueError(f"nothing to compare: {len(got)} ranks, {len(want)} parameters")
+    most = max(largest(w) for w in want.values())
+    rows, difference = [], 0.0
+    for name in dict.fromkeys([*want, *(name for gradients in got for name in gradients)]):
+        for rank, gradients in enumerate(got):
+            off, ratio, fault = _difference(gradients.get(name), want.get(name))
+            bar = scale(want[name], most) if name in want else 1.0
+            difference = max(difference, off)
+            rows.append((off / (bar or 1.0), name, rank, ratio, fault))
+    failing = [row for row in rows if not row[0] <= bound]
+    failing.sort(key=lambda row: row[4] != "is missing")
+    _, name, rank, ratio, fault = failing[0] if failing else max(rows)
+    return Comparison(difference, max(row[0] for row in rows), name, rank, ratio, fault, bound)
+
+
+def scale(want: np.ndarray, most: float) -> float:
+    """Return what an error is divided by: max(max|want|, 1e-3 of the most in the model)."""
+    return max(largest(want), 1e-3 * most)
+
+
+def largest(w: np.ndarray) -> float:
+    """Return the largest absolute value among the finite elements, or 0."""
+    return float(np.abs(w, where=np.isfinite(w), out=np.zeros(w.shape)).max(initial=0.0))
+
+
+def _difference(g: np.ndarray | None, w: np.ndarray | None) -> tuple[float, float, str]:
+    """Return the largest |g - w|, the ratio g / w there (nan where w is 0), and the fault."""
+    if w is None:
+        return (0.0, np.nan, "") if g is None else (np.inf, np.nan, "is unexpected")
+    if g is None:
+        return np.inf, np.nan, "is missing"
+    if g.shape != w.shape:
+        return np.inf, np.nan, f"is {list(g.shape)}, not {list(w.shape)},"
+    g, w = g.astype(np.float64), w.astype(np.float64)
+    finite = np.isfinite(g) & np.isfinite(w)
+    off = np.abs(np.subtract(g, w, where=finite, out=np.full(w.shape, np.inf)))
+    if not off.size:
+        return 0.0, np.nan, ""
+    worst = np.unravel_index(off.argmax(), off.shape)
+    ratio = float(g[worst] / w[worst]) if finite[worst] and w[worst] != 0 else np.nan
+    return float(off[worst]), ratio, "" if finite.all() else "is not finite"
+
+
+def in_one_line(words: str) -> str:
+    """Return a repr's words, cut at the end where pytest would cut out their middle."""
+    return textwrap.shorten(words, 240, placeholder=" ...")

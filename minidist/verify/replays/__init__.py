@@ -1,0 +1,1 @@
+"""References that one rank computes: the same training again, with the same stale weights."""

@@ -1,0 +1,195 @@
+"""References of compressed gradients and of local steps: one device repeats the work of all ranks.
+
+There are no messages. The device computes rank after rank: the same gradients, what each rank would
+send, what it would remember, and the sums in rank order. The weights at the end must be those of
+the ranks bit for bit. So run it as a rank, with the same share of the cores and the same shapes.
+
+Dense: a compressor as a function of all ranks' v at once, (vs, parameter, step) -> (the sum of what
+is sent, per rank what is left out).
+"""
+
+import copy
+from collections.abc import Callable
+from functools import reduce
+from operator import add
+
+from minidist import nn, optim
+from minidist.backend import Array, array_module
+from minidist.data_parallel.compression import LEVELS, on_grid
+from minidist.data_parallel.power_sgd import PowerSGD, orthogonalize
+from minidist.rng import digest, hash_uniform
+
+Backward = Callable[[nn.Module, int, int], None]  # (model, step, rank): adds to the gradients
+Dense = Callable[[list[Array], nn.Parameter, int], tuple[Array, list[Array]]]
+
+
+def replay_compressed(
+    model: nn.Module,
+    steps: int,
+    ranks: int,
+    backward: Backward,
+    dense: Dense,
+    optimizer: Callable,
+) -> dict[str, Array]:
+    """Return the weights after all steps, by name; the model does not change."""
+    model = copy.deepcopy(model)
+    rule, trained = optimizer(model.parameters()), _trained(model)
+    owed = [[0.0 for _ in trained] for _ in range(ranks)]
+    for step in range(steps):
+        found = [_gradients(model, trained, backward, step, r) for r in range(ranks)]
+        for i, p in enumerate(trained):
+            vs = [found[r][i].astype("float64") + owed[r][i] for r in range(ranks)]
+            p.grad, left = dense(vs, p, step)
+            for r in range(ranks):
+                owed[r][i] = left[r]
+        rule.step()
+        rule.zero_grad()
+    return model.state()
+
+
+def dense_top_k(share: float) -> Dense:
+    def dense(vs, p, step):
+        xp, total = array_module(*vs), p.xp.zeros(p.size, p.dtype)
+        k = max(1, int(share * p.size))
+        for v in (v.reshape(-1) for v in vs):
+            places = xp.argpartition(abs(v), v.size - k)[v.size - k :]
+            total[places] += v[places].astype(p.dtype)
+            v[places] -= v[places].astype(p.dtype)
+        return total.reshape(p.shape), vs
+
+    return dense
+
+
+def dense_sign() -> Dense:
+    def dense(vs, p, step):
+        pairs = [on_grid(v, abs(v.reshape(-1)).mean().reshape(1)) for v in vs]
+        sent = [_signs(v) * scale for v, scale in pairs]
+        rest = [v - own for (v, _), own in zip(pairs, sent, strict=True)]
+        return reduce(add, sent).astype(p.dtype), rest
+
+    return dense
+
+
+def dense_int8(seed: int) -> Dense:
+    def dense(vs, p, step):
+        sent, rest = [], []
+        for r, v in enumerate(vs):
+            xp = array_module(v)
+            v, level = on_grid(v, (abs(v).max() / LEVELS).reshape(1))
+            key = digest(seed, step, r, p.name)
+            draws = hash_uniform(key, xp.arange(v.size, dtype="uint64")).reshape(v.shape)
+            number = abs(v) / xp.where(level > 0, level, 1.0) + draws
+            number = xp.minimum(number, LEVELS).astype("int64").astype("float64")
+            sent.append(_signs(v) * number * level)
+            rest.append(v - sent[-1])
+        return reduce(add, sent).astype(p.dtype), rest
+
+    return dense
+
+
+def dense_power_sgd(rank: int | None, seed: int = 0) -> Dense:
+    """PowerSGD: a step begins with the Q of the step before."""
+    begin = PowerSGD(rank, seed).begin
+    qs: dict[str, Array] = {}
+
+    def dense(vs, p, step):
+        if vs[0].ndim < 2:
+            return reduce(add, [v.astype(p.dtype) for v in vs]), [0.0] * len(vs)
+        matrices = [v.reshape(len(v), -1) for v in vs]
+        q = begin(qs.get(p.name), matrices[0], p, step)
+        left = reduce(add, [(m @ q).astype(p.dtype) for m in matrices])
+        left = orthogonalize(left.astype("float64"))
+        own = [(m.T @ left).astype(p.dtype) for m in matrices]
+        qs[p.name] = reduce(add, own)
+        total = (left @ qs[p.name].T).astype(p.dtype).reshape(p.shape)
+        sent = [(left @ part.T).reshape(p.shape) for part in own]
+        pairs = [on_grid(v, part) for v, part in zip(vs, sent, strict=True)]
+        return total, [v - part for v, part in pairs]
+
+    return dense
+
+
+def replay_local_sgd(
+    model: nn.Module,
+    steps: int,
+    ranks: int,
+    backward: Backward,
+    lr: float,
+    every: int,
+) -> dict[str, Array]:
+    """Return the weights after rounds of local SGD, of rank 0 if the last round is not complete.
+
+    The learning rate of local steps is lr times the number of ranks.
+    """
+    model = copy.deepcopy(model)
+    trained = _trained(model)
+    for begin in range(0, steps, every):
+        start = [p.data.copy() for p in trained]
+        whole = begin + every <= steps
+        found = []
+        for r in range(ranks if whole else 1):
+            for p, x in zip(trained, start, strict=True):
+                _set(p, x)
+            sums = [p.xp.zeros_like(p.data) for p in trained]
+            for step in range(begin, min(steps, begin + every)):
+                gradients = _gradients(model, trained, backward, step, r)
+                sums = [total + g for total, g in zip(sums, gradients, strict=True)]
+                for p, g in zip(trained, gradients, strict=True):
+                    _set(p, p.data - lr * ranks * g)
+            found.append(sums)
+        for p, x, *parts in zip(trained, start, *found, strict=True) if whole else ():
+            _set(p, x - lr * reduce(add, parts))
+    return model.state()
+
+
+def replay_diloco(
+    model: nn.Module,
+    steps: int,
+    ranks: int,
+    backward: Backward,
+    inner: Callable[[list], optim.Optimizer],
+    every: int,
+    lr: float,
+    momentum: float,
+) -> dict[str, Array]:
+    """Return the weights after steps / every rounds of DiLoCo."""
+    model = copy.deepcopy(model)
+    alone = [copy.deepcopy(model) for _ in range(ranks)]
+    rules = [inner(mine.parameters()) for mine in alone]
+    trained = _trained(model)
+    moments = [p.xp.zeros_like(p.data) for p in trained]
+    for begin in range(0, steps, every):
+        for r, (mine, rule) in enumerate(zip(alone, rules, strict=True)):
+            mine.load_state(model.state())
+            for step in range(begin, begin + every):
+                backward(mine, step, r)
+                rule.step()
+                rule.zero_grad()
+        for i, p in enumerate(trained):
+            ends = [_trained(mine)[i].data for mine in alone]
+            mean = reduce(add, [(p.data - x) / ranks for x in ends])
+            moments[i] = momentum * moments[i] + mean
+            _set(p, p.data - lr * (mean + momentum * moments[i]))
+    return model.state()
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def _gradients(model, trained, backward: Backward, step: int, rank: int) -> list[Array]:
+    """Return copies of a rank's gradients; zeros where it has none."""
+    backward(model, step, rank)
+    found = [p.xp.zeros_like(p.data) if p.grad is None else p.grad.copy() for p in trained]
+    model.zero_grad()
+    return found
+
+
+def _set(p: nn.Parameter, value: Array) -> None:
+    p.data[...] = value
+    if p.home is not None:
+        p.home.changed()
+
+
+def _signs(v: Array) -> Array:
+    return array_module(v).where(v < 0, -1.0, 1.0)

@@ -1,0 +1,31 @@
+"""Every strategy as one record, and what its checks need: jobs, cases, closed forms.
+
+A job starts from the weights of a single-device model and takes one batch, on every rank: `job.py`.
+`record.py` describes a record, `cases.py` has what jobs are tried on, `stream.py` what jobs share
+that train on a stream; every other file here ends in a list STRATEGIES. To add a strategy, add a
+record to the file of its axis, or add a file: all files are read, and records are ordered by their
+lessons.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from minidist.verify.strategies.cases import INPUT, Case, Division, collect, one_device
+from minidist.verify.strategies.record import Strategy
+
+__all__ = ["INPUT", "STRATEGIES", "Case", "Division", "Strategy", "collect", "one_device"]
+
+
+def _records() -> dict[str, Strategy]:
+    """Return {name: record} of all files that have a list STRATEGIES."""
+    names = sorted(module.name for module in iter_modules(__path__))
+    files = [import_module(f"{__name__}.{name}") for name in names]
+    records = [record for file in files for record in getattr(file, "STRATEGIES", [])]
+    found: dict[str, Strategy] = {}
+    for record in sorted(records, key=lambda record: record.lesson):
+        if found.setdefault(record.name, record) is not record:
+            raise ValueError(f"two strategies are named {record.name!r}; rename one of them")
+    return found
+
+
+STRATEGIES = _records()

@@ -1,0 +1,265 @@
+"""The inputs on which a strategy is tried, its results on a rank, and one device's results."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+
+from minidist import nn
+from minidist.autograd import Tensor
+from minidist.backend import host_copy, on_gpu, to_device
+from minidist.datasets import example_indices
+from minidist.interop.torch import as_numpy
+from minidist.nn.tokens import BEGIN, END, PAD
+from minidist.rng import Randomness, generator
+
+M = TypeVar("M", bound=nn.Module)
+INPUT = "(input)"  # the name under which a floating input's gradient is compared
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and a batch: inputs[B, ...] are tokens or floats, targets fit the loss.
+
+    options  further arguments of the strategy's start
+    """
+
+    name: str
+    model: nn.Module
+    inputs: np.ndarray
+    targets: np.ndarray
+    loss: Callable = nn.cross_entropy
+    seed: int = 0
+    options: dict = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """The number of targets of the whole batch that count: what its loss is divided by."""
+        return nn.counted(self.targets)
+
+    def part(self, examples: np.ndarray) -> Tensor | np.ndarray:
+        """Return some examples' inputs; floats are a leaf, whose gradient is compared too."""
+        return as_input(self.inputs[examples])
+
+    def randomness(self, examples: np.ndarray, loss_scale: float = 1.0) -> Randomness:
+        """Return what the model needs to know about some examples of the case's one batch."""
+        return Randomness(self.seed, 0, examples, len(self.inputs), loss_scale=loss_scale)
+
+    def loss_of(self, model: nn.Module, x: Tensor | np.ndarray, examples: np.ndarray) -> Tensor:
+        """Return the loss of some examples, X, divided by the whole batch's number of targets."""
+        outputs = model(x, self.randomness(examples))
+        return self.loss(outputs, self.targets[examples], reduction_size=self.total)
+
+    def whole_loss(self, model: nn.Module, x: Tensor | np.ndarray) -> Tensor:
+        """Return the loss on one device; ValueError where inputs and targets do not agree."""
+        examples = example_indices(self.inputs, self.targets)
+        return self.loss(model(x, Randomness(self.seed, 0, examples)), self.targets)
+
+    def names(self, cut: list[range]) -> tuple[list[str], ...]:
+        """Return the names of the parameters that each stage holds."""
+        layers = self.model.layers
+        return tuple([n for i in part for n in layers[i].named_parameters()] for part in cut)
+
+    def to(self, device: str) -> "Case":
+        """Return the same case with the model and all arrays on a device; itself on the host."""
+        if device == "cpu" and not on_gpu(self.inputs):
+            return self
+        model = copy.deepcopy(self.model).to(device)
+        inputs, targets = (to_device(array, device) for array in (self.inputs, self.targets))
+        return replace(self, model=model, inputs=inputs, targets=targets)
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a strategy cuts a case.
+
+    data           number of ranks with different examples; the slowest axis in the order of ranks
+    micro_batches  number of parts of each data rank's examples
+    stages         names of parameters per virtual stage; or per layer, if each layer communicates
+    tensor         number of ranks that hold parts of the same matrices
+    """
+
+    data: int = 1
+    micro_batches: int = 1
+    stages: tuple[list[str], ...] = ()
+    tensor: int = 1
+    each: str = "stage"  # what `stages` are called
+
+    def parts(self, examples: int) -> dict[tuple[int, int], np.ndarray]:
+        """Return {(data rank, micro-batch): its examples}, without the empty ones."""
+        shares = enumerate(np.array_split(np.arange(examples), self.data))
+        return {
+            (k, i): rows
+            for k, share in shares
+            for i, rows in enumerate(np.array_split(share, self.micro_batches))
+            if len(rows)
+        }
+
+    def behind(self, name: str) -> int:
+        """Return how many stages this gradient has passed; the input belongs to the first one."""
+        at = [k for k, names in enumerate(self.stages) if name in names]
+        return len(self.stages) - 1 - max(at, default=0)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a strategy on one rank.
+
+    gradients  by name: all of them on every rank; all arrays are on the host
+    bytes      bytes that this rank sent to compute them
+    reference  what `gradients` should be, bit for bit, if that is not one device's gradient
+    held       {name: (weights, their Shard or None)}, if the rank's matrices are split
+    used       ("F" or "B", minibatch, version) of the rank's passes in an asynchronous pipeline
+    message    what is known about the cause, if `gradients` differ from the reference
+    operations {operation: bytes that it moved}
+    reordered  whether a library added up in an order of its own, see Fabric
+    """
+
+    gradients: dict[str, np.ndarray]
+    bytes: int
+    reference: dict[str, np.ndarray] | None = None
+    held: dict[str, tuple] = field(default_factory=dict)
+    used: list[tuple[str, int, int]] = field(default_factory=list)
+    message: str | None = None
+    operations: dict[str, int] = field(default_factory=dict)
+    reordered: bool = False
+
+
+def given(model: nn.Module, inputs, targets, loss: Callable | None, options: dict) -> Case:
+    """Return the case of a reader's model and batch, arrays or tensors, in float64 on the host."""
+    x = as_numpy(inputs)
+    x = x.astype("float64") if x.dtype.kind == "f" else x
+    model, name = (
+        copy.deepcopy(model).astype("float64"),
+        f"{type(model).__name__}, {len(x)} examples",
+    )
+    return Case(name, model, x, as_numpy(targets), loss or model.loss, options=options)
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return {name: parameter} of those that are not frozen."""
+    return {name: p for name, p in model.named_parameters().items() if p.requires_grad}
+
+
+def one_device(case: Case) -> dict[str, np.ndarray]:
+    """Return the gradients that one device computes; zero where a parameter is unused or frozen."""
+    model = copy.deepcopy(case.model)
+    x = as_input(case.inputs)
+    case.whole_loss(model, x).backward()
+    return collect(model, x)
+
+
+def of_kind(kind: type[M], model: nn.Module) -> M:
+    """Return the model, whose kind `Strategy.check` has found to be this one."""
+    assert isinstance(model, kind)
+    return model
+
+
+def collect(model: nn.Module, x: Tensor | np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """Return {name: gradient} of a model, zeros for None, and the input's if it has one.
+
+    The running statistics of batch norm have no gradient: where they move, in training, their
+    values are returned instead.
+    """
+    named: dict[str, Tensor] = dict(model.named_parameters())
+    norms = [of_kind(nn.BatchNorm, norm) for norm in model.modules(nn.BatchNorm)]
+    statistics = [p for n in norms if n.training for p in (n.running_mean, n.running_var)]
+    moved = {str(p.name): host_copy(p.data) for p in statistics}
+    if isinstance(x, Tensor):
+        named[INPUT] = x
+    return {
+        name: np.zeros(p.shape, p.dtype) if p.grad is None else host_copy(p.grad)
+        for name, p in named.items()
+    } | moved
+
+
+def as_input(inputs: Tensor | np.ndarray) -> Tensor | np.ndarray:
+    """Wrap floating inputs in a tensor, whose gradient is compared too; do not wrap tokens."""
+    if isinstance(inputs, Tensor):
+        return inputs
+    return Tensor(inputs, requires_grad=True) if inputs.dtype.kind == "f" else inputs
+
+
+def random_weights(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Give all parameters of a model random values, in place; return it.
+
+    Biases, too, which are 0 at first: a bias of 0 may be added N times, or never, unnoticed.
+    """
+    for name, p in model.named_parameters().items():
+        p.data[...] = 0.5 * generator(seed, f"random {name}").standard_normal(p.shape)
+    return model
+
+
+def padded(targets: np.ndarray) -> np.ndarray:
+    """Return targets[B, T] of which examples have 1 to T; the rest of each row is IGNORED."""
+    B, T = targets.shape
+    lengths = T - 3 * np.arange(B) % T  # for T = 5: 5, 2, 4, 1, 3, 5, ...
+    return np.where(np.arange(T) < lengths[:, None], targets, nn.IGNORED)
+
+
+def small_cases(ranks: int) -> list[Case]:
+    """An MLP on 7 examples and on 2, a tied Transformer on 6, one with experts on 5; dropout.
+
+    The targets of the tied Transformer are padded.
+    """
+    random = generator(0, "cases")
+    images, labels = random.standard_normal((7, 6)), random.integers(0, 3, 7)
+    tokens, nexts = random.integers(0, 11, (2, 6, 5))
+    mlp = nn.MLP([6, 9, 5, 3], activation="gelu", seed=1, dtype="float64")
+    transformer = nn.Transformer(11, 8, 2, 2, 5, seed=2, dtype="float64", dropout=0.2, tied=True)
+    experts = nn.Transformer(11, 8, 2, 1, 5, 2, "float64", 0.2, experts=3, capacity=0.75)
+    return [
+        Case("MLP, 7 examples", mlp, images, labels),
+        Case("Transformer, 6 examples, padded", transformer, tokens, padded(nexts)),
+        Case("MLP, 2 examples", mlp, images[:2], labels[:2]),
+        Case("Transformer with experts, 5 examples", experts, tokens[:5], nexts[:5]),
+    ]
+
+
+def translator_case(examples: int = 7, depth: int = 1, width: int = 8, heads: int = 2) -> Case:
+    """A Seq2Seq with dropout, vocabularies of 13 and 11; sources of 4, 0, 2, 3 and 1 words, ...
+
+    A rank may have an empty source alone. The weights are random: with biases of 0 a padded
+    position would stay zeros without a mask.
+    """
+    random = generator(0, "translator case")
+    S, T, U, V = 4, 5, 13, 11
+    sources, (targets, nexts) = (
+        random.integers(END + 1, U, (examples, S)),
+        random.integers(END + 1, V, (2, examples, T)),
+    )
+    lengths = np.resize([4, 0, 2, 3, 1], examples)
+    sources[np.arange(S) >= lengths[:, None]] = PAD
+    targets[:, 0] = BEGIN
+    model = random_weights(nn.Seq2Seq(U, V, width, heads, depth, S, T, 2, "float64", dropout=0.2))
+    name = f"Seq2Seq, {examples} examples, padded"
+    return Case(name, model, np.hstack([sources, targets]), padded(nexts))
+
+
+def dual_case() -> Case:
+    """Two translators and their reconstruction on 5 pairs of 1 to 4 words, padded; dropout."""
+    random, pairs = generator(0, "pairs"), 5
+    more = {"width": 8, "heads": 2, "depth": 1, "seed": 3, "dtype": "float64", "dropout": 0.2}
+    there = nn.Seq2Seq(9, 7, source_length=4, target_length=5, name="there", **more)
+    back = nn.Seq2Seq(7, 9, source_length=4, target_length=5, name="back", **more)
+    model = nn.Dual(there, back, weight=0.5)
+    held = np.arange(4) < random.integers(1, 5, (2, pairs, 1))
+    x, y = (random.integers(3, vocab, (pairs, 4)) for vocab in (9, 7))
+    x, y = (np.where(h, words, PAD) for h, words in zip(held, (x, y), strict=True))
+    tokens = np.concatenate([x, np.full((pairs, 1), BEGIN), y], axis=1)
+    return Case(
+        "two translators, 5 pairs, padded", model, tokens, model.targets(tokens), model.loss
+    )
+
+
+EXAMPLE = {"B": 8, "T": 16, "C": 32, "H": 8, "L": 6, "V": 64}  # what all strategies are compared on
+
+
+def transformer_example(ranks: int, **options) -> Case:
+    """Return the Transformer and the batch on which strategies are compared."""
+    B, T, C, H, L, V = EXAMPLE.values()
+    tokens, nexts = generator(0, "strategy table").integers(0, V, (2, B, T))
+    model = nn.Transformer(V, C, H, L, T, dtype="float64")
+    return Case("example", model, tokens, nexts, options=options)

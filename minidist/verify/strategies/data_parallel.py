@@ -1,0 +1,199 @@
+"""Data parallelism: every rank holds the model, or a shard of it, and some of the examples."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from minidist import nn
+from minidist.autograd import Tensor
+from minidist.comm import Group
+from minidist.data_parallel import bucketed, naive, zero
+from minidist.datasets import shard
+from minidist.planning.costs import data_parallel as costs
+from minidist.verify.strategies.cases import (
+    Case,
+    Division,
+    collect,
+    dual_case,
+    small_cases,
+    transformer_example,
+    translator_case,
+)
+from minidist.verify.strategies.job import Arrays, Job, OnLoss, Rule, by_name, certified, no_change
+from minidist.verify.strategies.record import ANY, LAYERS, Costs, Strategy
+
+
+class Dealt(Job):
+    """A batch whose examples are dealt to ranks, and on each rank to micro-batches.
+
+    inputs  of the micro-batches; leaves if they are floats, so that their gradients are kept
+    """
+
+    def __init__(self, group: Group, case: Case, micro_batches: int = 1):
+        super().__init__(group, case, case.model)
+        mine = shard(np.arange(len(case.inputs)), group.rank, group.size)
+        self.parts = np.array_split(mine, micro_batches)
+        self.inputs: list[Tensor | np.ndarray] = []
+
+    def loss(self, examples: np.ndarray) -> Tensor:
+        """Return the loss of some examples; keep their inputs."""
+        self.inputs.append(x := self.case.part(examples))
+        return self.case.loss_of(self.model, x, examples)
+
+    def result(self) -> Arrays:
+        return collect(self.model) | self.input_gradient(*self.inputs)
+
+
+class Replicas(Dealt):
+    """Every rank has the model; `reduce` makes the ranks' gradients their sum, on every rank."""
+
+    def __init__(
+        self,
+        group: Group,
+        case: Case,
+        reduce: Callable[[nn.Module, Group], None],
+        micro_batches: int = 1,
+    ):
+        super().__init__(group, case, micro_batches)
+        self.reduce = reduce
+
+    def backward(self, on_loss: OnLoss) -> None:
+        for part in self.parts:
+            on_loss(self.loss(part)).backward()
+        self.reduce(self.model, self.group)
+
+
+class Buckets(Dealt):
+    """The last micro-batch's backward reduces, in buckets of `cap` bytes."""
+
+    def __init__(self, group: Group, case: Case, micro_batches: int = 1, cap: int = 300):
+        super().__init__(group, case, micro_batches)
+        self.reducer = bucketed.Bucketed(case.model.flatten(group.empty), group, cap)
+        self.groups = [self.reducer.group]
+
+    def backward(self, on_loss: OnLoss) -> None:
+        *first, last = self.parts
+        for part in first:
+            on_loss(self.loss(part)).backward()
+        loss = on_loss(self.loss(last))
+        with self.reducer.reduce():
+            loss.backward()
+
+
+class Shards(Dealt):
+    """ZeRO: every rank keeps a part of what all need."""
+
+    rule: Rule = no_change
+
+    def __init__(self, group: Group, case: Case, stage: int, micro_batches: int = 1):
+        super().__init__(group, case, micro_batches)
+        model = case.model.flatten(group.empty)
+        self.zero = zero.Zero(model, group, stage)
+        self.groups = self.zero.groups
+
+    def parameters(self) -> list[nn.Parameter]:
+        return self.zero.parameters()
+
+    def backward(self, on_loss: OnLoss) -> None:
+        for part in self.parts:
+            self.zero.accumulate(on_loss(self.loss(part)), last=part is self.parts[-1])
+
+    def step(self) -> None:
+        self.zero.step(self.optimizer)
+
+    def result(self) -> Arrays:
+        found = super().result()  # zeros of what is frozen, and running statistics
+        for s in self.zero.shards:
+            found |= by_name(s.flat, self.group.all_gather(s.parameter.grad))
+        return found
+
+    def kept(self) -> dict:
+        homes = [home for s in self.zero.shards for home in (s.flat, s.home)]
+        gradients, weights = self.zero.memory.places[:1], self.zero.memory.places[1:]
+        return super().kept() | {"homes": homes, "parameters": weights, "gradients": gradients}
+
+
+def replica_cases(ranks: int) -> list[Case]:
+    """The small cases, a Seq2Seq, and two that are trained together."""
+    return [*small_cases(ranks), translator_case(), dual_case()]
+
+
+def zero_cases(ranks: int, stage: int) -> list[Case]:
+    """The same, and two micro-batches; in stage 3 the Transformer is not tied.
+
+    From stage 2 on no nn.Dual: it is no composition of layers.
+    """
+    cases = [*small_cases(ranks), translator_case()] if stage > 1 else replica_cases(ranks)
+    if stage == 3:
+        free = nn.Transformer(11, 8, 2, 2, 5, seed=2, dtype="float64", dropout=0.2)
+        cases[1] = replace(cases[1], model=free)
+    two = replace(cases[0], name="MLP, 2 micro-batches", options={"micro_batches": 2})
+    return [*cases, two]
+
+
+def by_examples(case: Case, ranks: int) -> Division:
+    """Every rank has some of the examples."""
+    return Division(data=ranks, micro_batches=case.options.get("micro_batches", 1))
+
+
+naive_replicas = partial(Replicas, reduce=naive.all_reduce_gradients)
+naive_worker = partial(certified, naive_replicas)
+SUMS = Costs(bytes=costs.data_parallel_bytes, of_ranks=costs.data_parallel_costs)
+
+
+def _zero(stage: int, idea: str, term: str) -> Strategy:
+    return Strategy(
+        name=f"zero_{stage}",
+        idea=idea,
+        term=term,
+        paper=f"Rajbhandari et al. 2020, section 5.{stage}",
+        family="ZeRO",
+        files=("data_parallel/zero.py",),
+        lesson="05_zero",
+        start=partial(Shards, stage=stage),
+        cases=partial(zero_cases, stage=stage),
+        costs=Costs(
+            bytes=partial(costs.zero_bytes, stage=stage),
+            of_ranks=partial(costs.zero_costs, stage=stage),
+        ),
+        split=by_examples,
+        models=LAYERS if stage > 1 else ANY,
+        tests=("data_parallel/test_zero_memory.py", "data_parallel/test_zero.py"),
+    )
+
+
+STRATEGIES = [
+    Strategy(
+        name="naive",
+        idea="data parallelism: a weighted average of gradients",
+        term="数据并行, 加权平均",
+        paper="Goyal et al. 2017, section 3",
+        family="data parallelism",
+        files=("data_parallel/naive.py",),
+        lesson="03_data_parallel",
+        start=naive_replicas,
+        cases=replica_cases,
+        costs=SUMS,
+        split=by_examples,
+        tests=("data_parallel/test_naive.py",),
+    ),
+    Strategy(
+        name="bucketed",
+        idea="communication during backward, in buckets",
+        term="通信与计算重叠",
+        paper="Li et al. 2020, section 3.2",
+        family="data parallelism",
+        files=("data_parallel/bucketed.py",),
+        lesson="03_data_parallel",
+        start=Buckets,
+        cases=replica_cases,
+        costs=replace(SUMS, example=partial(transformer_example, cap=1 << 20)),
+        split=by_examples,
+        tests=("data_parallel/test_bucketed.py",),
+    ),
+    _zero(1, "the optimizer's state sharded", "参数切分: 优化器状态"),
+    _zero(2, "the optimizer's state and the gradients sharded", "参数切分: 梯度"),
+    _zero(3, "all sharded; the parameters are gathered layer by layer", "参数切分: 参数"),
+]

@@ -1,0 +1,91 @@
+"""Experts over ranks: every rank has other examples and other experts, and all else whole."""
+
+from minidist import nn
+from minidist.comm import Group
+from minidist.expert_parallel import ExpertParallel
+from minidist.planning.costs import expert_parallel as costs
+from minidist.rng import generator
+from minidist.verify.strategies.cases import EXAMPLE, Case, collect, of_kind, random_weights
+from minidist.verify.strategies.data_parallel import Replicas, by_examples
+from minidist.verify.strategies.job import Arrays
+from minidist.verify.strategies.record import EXPERTS, Costs, Strategy
+
+
+class Experts(Replicas):
+    """Every rank has some of the examples and of the experts."""
+
+    model: ExpertParallel
+
+    def __init__(self, group: Group, case: Case, micro_batches: int = 1):
+        super().__init__(group, case, lambda *_: self.model.sum_gradients(), micro_batches)
+        self.model = ExpertParallel(of_kind(nn.Transformer, case.model), group)
+
+    def result(self) -> Arrays:
+        return self.model.whole(collect(self.model))
+
+
+def expert_cases(ranks: int) -> list[Case]:
+    """One choice and two, with drops and without, an uneven split, an idle expert, few examples."""
+    tokens, nexts = generator(0, "expert cases").integers(0, 11, (2, 5, 6))
+    options: dict[str, dict] = {
+        "2 of 4 experts, capacity 0.75, dropout": {"experts": 4, "capacity": 0.75, "dropout": 0.2},
+        "1 of 4 experts, capacity 0.5": {"experts": 4, "top_k": 1, "capacity": 0.5},
+        "2 of 3 experts, no capacity, tied": {"experts": 3, "capacity": None, "tied": True},
+        "1 of 5 experts, 1 without rows": {"experts": 5, "top_k": 1},
+    }
+    cases = []
+    for name, more in options.items():
+        model = nn.Transformer(11, 8, 2, 2, 6, 2, "float64", **{"balance": 0.1} | more)
+        random_weights(model)
+        for block in (of_kind(nn.ExpertBlock, layer) for layer in model.layers[1:-1]):
+            block.norm_2.gain.data += 2  # else all positions choose the same experts
+            if "without rows" in name:
+                gate = block.mixture.gate.weight.data
+                gate[:, 1] = (gate[:, 0] + gate[:, 2]) / 2  # one of these two has more
+        cases.append(Case(name, model, tokens, nexts))
+    first = cases[0]
+    few = Case("2 examples, 2 micro-batches", first.model, tokens[:2], nexts[:2])
+    few.options["micro_batches"] = 2
+    return [*cases, few]
+
+
+def expert_example(ranks: int) -> Case:
+    """Return the batch and the Transformer on which strategies are compared, with 4 experts."""
+    B, T, C, H, L, V = EXAMPLE.values()
+    tokens, nexts = generator(0, "strategy table").integers(0, V, (2, B, T))
+    model = nn.Transformer(V, C, H, L, T, dtype="float64", experts=4)
+    return Case("example", model, tokens, nexts)
+
+
+STRATEGIES = [
+    Strategy(
+        name="expert",
+        idea="experts over ranks: rows travel to them and back",
+        term="专家并行, MoE专家",
+        paper="Lepikhin et al. 2020, sections 3.2 and 3.3.2",
+        family="experts",
+        files=(
+            "expert_parallel/dispatch.py",
+            "expert_parallel/sharded_experts.py",
+            "nn/router.py",
+            "nn/mixture_of_experts.py",
+        ),
+        lesson="15_experts",
+        start=Experts,
+        cases=expert_cases,
+        costs=Costs(
+            bytes=costs.expert_bytes,
+            of_ranks=costs.expert_costs,
+            limit=costs.expert_limit,
+            cuts="examples and experts",
+            example=expert_example,
+        ),
+        split=by_examples,
+        models=EXPERTS,
+        tests=(
+            "expert_parallel/test_dispatch.py",
+            "expert_parallel/test_sharded_experts.py",
+            "hybrid/test_experts_on_every_split.py",
+        ),
+    )
+]

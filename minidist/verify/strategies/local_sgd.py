@@ -1,0 +1,121 @@
+"""Data parallelism that meets rarely: local SGD and DiLoCo."""
+
+from dataclasses import replace
+from functools import partial
+
+from minidist import nn, optim
+from minidist.comm import Group
+from minidist.data_parallel.local_sgd import DiLoCo, LocalSGD
+from minidist.planning.costs import compression as costs
+from minidist.verify.replays import data_parallel as replays
+from minidist.verify.strategies.cases import Case, small_cases, transformer_example
+from minidist.verify.strategies.compression import streams
+from minidist.verify.strategies.data_parallel import Replicas, by_examples
+from minidist.verify.strategies.job import Arrays, Job, Rule
+from minidist.verify.strategies.record import Costs, Strategy
+from minidist.verify.strategies.stream import Stream
+
+LR = 0.1
+inner = partial(optim.AdamW, lr=0.01)
+OUTER = 0.7, 0.9  # learning rate and momentum
+
+
+def local_steps(
+    group: Group,
+    case: Case,
+    every: int = 1,
+    minibatches: int | None = None,
+    diloco: bool = False,
+) -> Job:
+    """Train alone for `every` minibatches, then meet; by default, one batch's gradient.
+
+    diloco  AdamW inside and Nesterov momentum outside, in place of SGD and an average
+    """
+    if not minibatches:
+        case.model.flatten(group.empty)
+        return Replicas(group, case, _one_step_alone)
+    return (OuterSteps if diloco else LocalSteps)(group, case, minibatches, every)
+
+
+class LocalSteps(Stream):
+    """Rounds of local SGD; an optimizer inside is DiLoCo's alone."""
+
+    rule: Rule = inner
+    local: LocalSGD | DiLoCo
+
+    def __init__(self, group: Group, case: Case, minibatches: int, every: int):
+        super().__init__(group, case, minibatches)
+        self.every = every
+        self.about = case.model, minibatches, group.size, self.again
+
+    def begin(self, rule: Rule) -> None:
+        self.local = LocalSGD(self.model, self.group, LR, self.every)
+
+    def update(self) -> None:
+        self.local.step()
+        self.local.zero_grad()
+
+    def replay(self) -> Arrays:
+        return replays.replay_local_sgd(*self.about, LR, self.every)
+
+
+class OuterSteps(LocalSteps):
+    """Rounds of DiLoCo."""
+
+    local: DiLoCo
+
+    def begin(self, rule: Rule) -> None:
+        super(LocalSteps, self).begin(rule)
+        self.local = DiLoCo(self.model, self.group, self.optimizer, self.every, *OUTER)
+
+    def replay(self) -> Arrays:
+        return replays.replay_diloco(*self.about, inner, self.every, *OUTER)
+
+    def kept(self) -> dict:
+        kept = {"parameters": self.local.start, "state": self.local.moments}
+        return super().kept() | kept
+
+
+def _one_step_alone(model: nn.Module, group: Group) -> None:
+    """Let a round be one step that changes nothing; it leaves the sum of the gradients."""
+    LocalSGD(model, group, lr=0.0, every=1).step()
+
+
+def local_sgd_cases(ranks: int) -> list[Case]:
+    """Rounds of 1, 2 and 3 steps; DiLoCo; one step, whose gradient is one device's."""
+    mlp, transformer = streams(ranks)
+
+    def rounds(case: Case, every: int, name: str, **more) -> Case:
+        return replace(case, name=name, options=case.options | {"every": every} | more)
+
+    return [
+        rounds(mlp, 3, "MLP, 2 rounds of 3 steps"),
+        rounds(mlp, 1, "MLP, 6 rounds of 1 step"),
+        rounds(transformer, 2, "Transformer, 2 rounds of 2 steps"),
+        rounds(mlp, 2, "MLP, DiLoCo, 3 rounds", diloco=True),
+        rounds(transformer, 2, "Transformer, DiLoCo, 2 rounds", diloco=True),
+        *small_cases(ranks),
+    ]
+
+
+STRATEGIES = [
+    Strategy(
+        name="local_sgd",
+        idea="local steps, then an average of weights; DiLoCo",
+        term="本地SGD, 周期性平均",
+        paper="Stich 2019, algorithm 1; Douillard et al. 2023 (DiLoCo), algorithm 1",
+        family="local steps",
+        lesson="19_fewer_bytes",
+        promise="invariant",
+        split=by_examples,
+        files=("data_parallel/local_sgd.py",),
+        start=local_steps,
+        cases=local_sgd_cases,
+        costs=Costs(
+            bytes=costs.local_sgd_bytes,
+            of_ranks=costs.local_sgd_costs,
+            example=partial(transformer_example, minibatches=2, every=2, diloco=True),
+        ),
+        tests=("data_parallel/test_local_sgd.py",),
+    ),
+]

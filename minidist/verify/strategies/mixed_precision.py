@@ -1,0 +1,218 @@
+"""Mixed precision: some steps in float16 on ranks, and the same steps replayed on one device."""
+
+import copy
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from minidist import nn, optim
+from minidist.autograd import Tensor
+from minidist.autograd.losses import scaled
+from minidist.backend import beside, widen
+from minidist.comm import Group
+from minidist.data_parallel.replicated import DataParallel
+from minidist.data_parallel.zero import Zero
+from minidist.datasets import shard
+from minidist.mixed_precision import LossScale, MixedPrecision, overflow_allowed
+from minidist.planning.costs import mixed_precision as costs
+from minidist.replicas import check_batch_norm
+from minidist.rng import generator
+from minidist.verify.strategies.cases import INPUT, Case, collect, small_cases, transformer_example
+from minidist.verify.strategies.data_parallel import by_examples
+from minidist.verify.strategies.job import Arrays, Job, OnLoss, Rule
+from minidist.verify.strategies.record import Costs, Strategy
+
+rule = partial(optim.AdamW, lr=0.05)
+whole_rule = partial(optim.SGD, lr=2.0**-4)  # whole numbers become multiples of 1/256
+
+
+def half(case: Case, dtype: str | None, grad_dtype: str | None) -> Case:
+    """Return the case with a copy of its model, in another dtype; None: in its own."""
+    model, inputs = copy.deepcopy(case.model), case.inputs
+    if dtype is not None:
+        model.astype(dtype, grad_dtype)
+        inputs = inputs if inputs.dtype.kind in "iu" else inputs.astype(dtype)
+    return replace(case, model=model, inputs=inputs)
+
+
+def loss_of(case: Case, x: Tensor | np.ndarray, examples: np.ndarray, scale: float) -> Tensor:
+    """Return the loss of some examples, X, whose gradient is to be scaled."""
+    outputs, targets = case.model(x, case.randomness(examples, scale)), case.targets[examples]
+    targets = targets.astype(outputs.dtype) if targets.dtype.kind == "f" else targets
+    return scaled(case.loss(outputs, targets, reduction_size=case.total), scale)
+
+
+class HalfPrecision(Job):
+    """Some steps in float16, which are replayed; without steps, one gradient, unscaled.
+
+    dtype  of the weights; None: the model's own, whose gradient is one device's
+    zero   0: a replica on every rank; 1 to 3: ZeRO's stage
+    start  the first loss scale; it is doubled after two good steps
+    whole  the model and its data are whole numbers: the reference is float32 on one device
+    """
+
+    optimizer: MixedPrecision
+
+    def __init__(
+        self,
+        group: Group,
+        case: Case,
+        dtype: str | None = None,
+        zero: int = 0,
+        steps: int = 0,
+        grad_dtype: str | None = None,
+        start: float = 2.0**10,
+        whole: bool = False,
+    ):
+        check_batch_norm(case.model, group.size)  # its statistics have no scale and no formula here
+        self.own = own = half(case, dtype, grad_dtype)  # `case` stays as it is, for the replay
+        super().__init__(group, case, own.model.flatten(group.empty))
+        self.share = Zero(self.model, group, zero) if zero else DataParallel(self.model, group)
+        self.groups = list(dict.fromkeys([group, *self.share.groups]))
+        self.mine = shard(np.arange(len(case.inputs)), group.rank, group.size)
+        self.x = own.part(self.mine)
+        self.steps, self.start = steps, start
+        self.rule = whole_rule if whole else rule
+        self.exact = dtype is None and not steps
+        about = case, group.size, steps, grad_dtype, start, self.rule
+        self.replay = partial(replay, *about, dtype="float32" if whole else "float16")
+
+    def parameters(self) -> list[nn.Parameter]:
+        return self.share.parameters()
+
+    def begin(self, rule: Rule) -> None:
+        scale = LossScale(self.start, every=2)
+        self.optimizer = MixedPrecision(rule(self.parameters()), self.group, scale)
+
+    def backward(self, on_loss: OnLoss) -> None:
+        for _ in range(max(1, self.steps)):
+            self.scale = self.optimizer.loss_scale
+            with overflow_allowed():
+                loss = loss_of(self.own, self.x, self.mine, self.scale)
+                self.share.accumulate(on_loss(loss))
+            if self.steps:
+                self.update()
+
+    def update(self) -> None:
+        with overflow_allowed():
+            self.share.step(self.optimizer)
+
+    def step(self) -> None:
+        if not self.steps:
+            self.update()
+
+    def result(self) -> Arrays:
+        if self.steps:
+            return self.share.state() | {UPDATES: np.array([self.optimizer.steps])}
+        found = collect(self.model) | self.input_gradient(self.x)
+        found = {name: widen(g) / self.scale for name, g in found.items()}
+        return found if self.exact else {n: g for n, g in found.items() if n != INPUT}
+
+    def reference(self, result: Arrays) -> tuple[Arrays | None, str | None]:
+        if self.exact:
+            return None, None
+        return self.replay(), None
+
+
+UPDATES = "(updates)"
+
+
+def replay(
+    case: Case,
+    shares: int,
+    steps: int,
+    grad_dtype: str | None,
+    start: float,
+    rule: Rule,
+    dtype: str,
+) -> dict[str, np.ndarray]:
+    """Return what one device finds, which adds the gradients of the shards in their order.
+
+    Its float32 copies are a model of their own, which an ordinary optimizer trains.
+    """
+    case = half(case, dtype, grad_dtype if dtype == "float16" else None)
+    model, wide = case.model, copy.deepcopy(case.model).astype("float32")
+    optimizer, scale, good = rule(wide.parameters()), start, 0
+    parts = [shard(np.arange(len(case.inputs)), r, shares) for r in range(shares)]
+    for _ in range(max(1, steps)):
+        total = sum_of_shards(case, parts, scale)
+        finite = all(np.isfinite(g).all() for g in total.values())
+        found = {name: g / np.float32(scale) for name, g in total.items()}
+        good, own = good + 1 if finite else 0, scale
+        if good == 2 or not finite:
+            scale, good = 2 * scale if finite else scale / 2, 0
+        if finite:
+            for name, p in wide.named_parameters().items():
+                p.grad = beside(total[name] / np.float32(own), p.data)
+            optimizer.step()
+            optimizer.zero_grad()
+            model.load_state(wide.state())
+    return model.state() | {UPDATES: np.array([optimizer.steps])} if steps else found
+
+
+def sum_of_shards(case: Case, parts: list, scale: float) -> dict[str, np.ndarray]:
+    """Return the sum of the gradients of some parts of the batch, added in the model's dtype."""
+    total: dict[str, np.ndarray] = {}
+    with overflow_allowed():
+        for part in parts:
+            loss_of(case, case.inputs[part], part, scale).backward()
+            own = collect(case.model)
+            total = {name: total[name] + g if total else g for name, g in own.items()}
+            case.model.zero_grad()
+    return {name: g.astype("float32") for name, g in total.items()}
+
+
+def whole_numbers(ranks: int) -> Case:
+    """Return an MLP with relu on whole numbers, of which no sum leaves float16's."""
+    random = generator(0, "whole numbers")
+    model = nn.MLP([4, 8, 4], activation="relu", dtype="float32")
+    for name, p in model.named_parameters().items():
+        p.data[...] = generator(0, name).integers(-1, 2, p.shape)
+    x, y = (random.integers(-2, 3, (8, 4)).astype("float32") for _ in range(2))
+    options = {"dtype": "float16", "whole": True, "steps": 1, "start": 2.0**2}
+    return Case("whole numbers, as in float32", model, x, y, nn.squared_error, options=options)
+
+
+def mixed_cases(ranks: int) -> list[Case]:
+    """The limits, float64 and whole numbers; one gradient, steps that overflow, and ZeRO."""
+    mlp, transformer, few, _ = small_cases(ranks)
+    free = nn.Transformer(11, 8, 2, 2, 5, seed=2, dtype="float64", dropout=0.2)
+    untied = replace(transformer, model=free)
+    more: list[tuple[str, Case, dict]] = [
+        ("Transformer, float16", transformer, {}),
+        ("Transformer, overflow", transformer, {"start": 2.0**20, "steps": 8}),
+        ("MLP, sums in float32", mlp, {"grad_dtype": "float32", "steps": 3}),
+        ("MLP, 2 examples, ZeRO 1", few, {"zero": 1, "steps": 3}),
+        ("MLP, ZeRO 2, overflow", mlp, {"zero": 2, "steps": 8, "start": 2.0**20}),
+        ("Transformer, ZeRO 3", untied, {"zero": 3, "steps": 3, "grad_dtype": "float32"}),
+    ]
+    in_float16 = [
+        replace(case, name=name, options=options | {"dtype": "float16"})
+        for name, case, options in more
+    ]
+    limit = replace(mlp, name="MLP, the scale alone")  # float64 times a power of two is exact
+    return [limit, *in_float16, whole_numbers(ranks)]
+
+
+STRATEGIES = [
+    Strategy(
+        name="mixed_precision",
+        idea="16-bit weights, activations and gradients; float32 copies, loss scaling",
+        term="混合精度, 损失缩放",
+        paper="Micikevicius et al. 2018, sections 3.1 to 3.3",
+        family="mixed precision",
+        files=("mixed_precision.py",),
+        lesson="18_mixed_precision",
+        start=HalfPrecision,
+        promise="invariant",
+        cases=mixed_cases,
+        costs=Costs(
+            bytes=costs.mixed_bytes,
+            of_ranks=costs.mixed_costs,
+            example=partial(transformer_example, dtype="float16"),
+        ),
+        split=by_examples,
+        tests=("test_mixed_precision.py",),
+    )
+]

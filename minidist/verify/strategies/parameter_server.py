@@ -1,0 +1,286 @@
+"""Parameter servers: the first ranks serve, the others compute."""
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from minidist import nn
+from minidist.autograd import Tensor
+from minidist.comm import Group
+from minidist.data_parallel.parameter_server import Push, Server, ServerPlan, Worker, join, train
+from minidist.datasets import shard
+from minidist.errors import check_options
+from minidist.planning.costs import parameter_server as costs
+from minidist.planning.costs.cost import Cost
+from minidist.rng import Randomness
+from minidist.verify.causes import cause_of
+from minidist.verify.replays.parameter_server import everyones_logs, replay_server
+from minidist.verify.strategies.cases import (
+    Case,
+    Division,
+    collect,
+    small_cases,
+    transformer_example,
+)
+from minidist.verify.strategies.job import Arrays, Job, OnLoss, Rule, by_name, no_change
+from minidist.verify.strategies.pipedream import stream_cases
+from minidist.verify.strategies.record import Costs, Strategy
+from minidist.verify.strategies.stream import momentum, twice
+
+
+def servers_among(ranks: int) -> int:
+    """Return how many of these ranks serve: two if at least two are left to work, else one."""
+    if ranks < 2:
+        raise ValueError(f"a server and a worker need 2 ranks, not {ranks}; use 2 or more")
+    return 1 if ranks < 4 else 2
+
+
+class Served(Job):
+    """This rank's role under a plan: the first ranks serve, the others compute.
+
+    dealt  {worker: the numbers of its minibatches}
+    """
+
+    rule: Rule = no_change
+    trains = True  # the servers have updated
+    role: Server | Worker
+
+    def __init__(self, group: Group, case: Case, plan: ServerPlan, dealt: dict[int, list[int]]):
+        super().__init__(group, case, copy.deepcopy(case.model))
+        self.plan, self.dealt = plan, dealt
+
+    def begin(self, rule: Rule) -> None:
+        self.role = join(self.group, self.model, rule, self.plan)
+
+    def loss(self, model: nn.Module, batch: int) -> Tensor:
+        """Return the loss of one minibatch."""
+        raise NotImplementedError
+
+    def backward(self, on_loss: OnLoss) -> None:
+        def one(model: nn.Module, batch: int) -> None:
+            on_loss(self.loss(model, batch)).backward()
+
+        train(self.role, one, self.dealt.get(self.group.rank, []))
+
+    def sent(self) -> Counter[str]:
+        """Return what went between servers and workers, without the last gather of weights."""
+        return Counter(send=self.role.group.ledger.bytes["send"])
+
+    def kept(self) -> dict:
+        if isinstance(self.role, Server):
+            homes = [self.role.flat, self.role.slice.home]
+            return {"homes": homes, "optimizer": self.role.optimizer}
+        return {"homes": [self.role.flat], "gradients": [self.role.buffer]}
+
+
+class OneClock(Served):
+    """Each worker pushes the gradient of its examples at version 0; the servers have the sum.
+
+    shares  {worker: its examples}
+    """
+
+    def __init__(self, group: Group, case: Case, plan: ServerPlan, shares: dict[int, np.ndarray]):
+        super().__init__(group, case, plan, {worker: [0] for worker in shares})
+        self.mine = shares.get(group.rank, np.arange(0))
+        self.x = case.part(self.mine)
+
+    def loss(self, model: nn.Module, batch: int) -> Tensor:
+        return self.case.loss_of(model, self.x, self.mine)
+
+    def result(self) -> Arrays:
+        role, found = self.role, collect(self.model)  # zeros of what is frozen, and statistics
+        slices = role.slice.grad if isinstance(role, Server) else role.buffer[:0]
+        found |= by_name(role.flat, self.group.all_gather(slices))
+        return found | self.input_gradient(self.x)
+
+
+class ServedStream(Served):
+    """A stream of minibatches, dealt to the workers in turn; the result is the weights."""
+
+    rule: Rule = momentum
+
+    def __init__(self, group: Group, case: Case, plan: ServerPlan, minibatches: int):
+        super().__init__(group, case, plan, _deal(minibatches, group.size))
+        self.cut = np.array_split(np.arange(len(case.inputs)), minibatches)
+
+    def loss(self, model: nn.Module, batch: int) -> Tensor:
+        """Return the mean over the minibatch's own targets."""
+        rows = self.cut[batch]
+        outputs = model(self.case.inputs[rows], Randomness(self.case.seed, batch, rows))
+        return self.case.loss(outputs, self.case.targets[rows])
+
+    def again(self, model: nn.Module, batch: int) -> None:
+        """Compute the gradient of one minibatch, in a replay."""
+        self.loss(model, batch).backward()
+
+    def result(self) -> Arrays:
+        return self.model.state()
+
+    def reference(self, result: Arrays) -> tuple[Arrays | None, str | None]:
+        logs = everyones_logs(self.group, self.role)
+        if self.group.rank:
+            return None, None
+        want = self.replay(logs)
+        if all(np.array_equal(result[name], w) for name, w in want.items()):
+            return want, None
+        return want, cause_of.replays(result, self.wrong_replays(logs))
+
+    def replay(self, logs: list, backward=None, optimizer=momentum, **more) -> Arrays:
+        how = backward or self.again, optimizer
+        return replay_server(self.case.model, self.plan, logs, self.dealt, *how, **more)
+
+    def wrong_replays(self, logs: list) -> dict[str, Callable[[], Arrays]]:
+        """Return {what is different about it: a replay that is not the one that should be}."""
+        return {
+            "with versions -1 of those recorded": partial(self.replay, _shifted(logs, -1)),
+            "with versions +1 of those recorded": partial(self.replay, _shifted(logs, 1)),
+            "that updates twice": partial(self.replay, logs, optimizer=twice),
+            "in which a push has all that its worker has sent": lambda: self.replay(
+                logs, backward=self.with_all_before()
+            ),
+            "in which a push has its last gradient alone: a buffer that forgets": partial(
+                self.replay, logs, kept=slice(-1, None)
+            ),
+        }
+
+    def with_all_before(self) -> Callable[[nn.Module, int], None]:
+        """Return a backward that adds what the minibatch's worker has computed so far."""
+        owner = {batch: w for w, mine in self.dealt.items() for batch in mine}
+        sums: dict[tuple, np.ndarray] = {}
+
+        def accumulate(model: nn.Module, batch: int) -> None:
+            self.again(model, batch)
+            for p in model.parameters():
+                if p.grad is not None:
+                    key = owner[batch], p.name
+                    sums[key] = p.grad = p.grad + sums.get(key, 0)
+
+        return accumulate
+
+
+def synchronous(group: Group, case: Case, servers: int | None = None) -> OneClock:
+    """Start one clock of synchronous servers; every worker has a share of the batch."""
+    servers = servers or servers_among(group.size)
+    examples, workers = np.arange(len(case.inputs)), range(servers, group.size)
+    shares = {w: shard(examples, w - servers, len(workers)) for w in workers}
+    return OneClock(group, case, ServerPlan(servers), shares)
+
+
+def stale(
+    group: Group, case: Case, plan: ServerPlan, minibatches: int | None = None, **options
+) -> Served:
+    """Start a stream of minibatches; by default one minibatch, on the first worker."""
+    servers = servers_among(group.size)
+    check_options(ServerPlan, options, "a plan", without=["servers"])
+    plan = replace(plan, servers=servers, **options)
+    if not minibatches:
+        return OneClock(group, case, plan, {servers: np.arange(len(case.inputs))})
+    return ServedStream(group, case, plan, minibatches)
+
+
+def _shifted(logs: list, by: int) -> list:
+    def moved(push: Push) -> Push:
+        return replace(push, versions=tuple(v + by for v in push.versions))
+
+    return [[[moved(push) for push in update] for update in log] for log in logs]
+
+
+def _workers(ranks: int) -> range:
+    return range(servers_among(ranks), ranks)
+
+
+def _deal(minibatches: int, ranks: int) -> dict[int, list[int]]:
+    """Return {worker: its minibatches}, dealt in turn."""
+    workers = _workers(ranks)
+    return {w: list(range(k, minibatches, len(workers))) for k, w in enumerate(workers)}
+
+
+def clock_bytes(case: Case, ranks: int) -> int:
+    """Return P per pull and per push of every worker, and headers."""
+    servers = case.options.get("servers", servers_among(ranks))
+    return costs.clocks_bytes(case, servers, [1] * (ranks - servers))
+
+
+def stale_bytes(case: Case, ranks: int) -> int:
+    """Return P per pull and per push of every minibatch, and headers."""
+    minibatches = case.options.get("minibatches", 1)
+    every = {key: case.options.get(key, 1) for key in ("n_fetch", "n_push")}
+    steps = [len(mine) for mine in _deal(minibatches, ranks).values()]
+    return costs.clocks_bytes(case, servers_among(ranks), steps, **every)
+
+
+def by_workers(case: Case, ranks: int) -> Division:
+    return Division(data=len(_workers(ranks)))
+
+
+def downpour_cases(ranks: int) -> list[Case]:
+    """Streams, one minibatch, and a stream with rare pulls and pushes and local steps."""
+    cases = stream_cases(ranks)
+    rare = {"minibatches": 11, "n_fetch": 2, "n_push": 3, "local_lr": 0.05}
+    return [*cases, replace(cases[0], name="MLP, n_fetch 2, n_push 3", options=rare)]
+
+
+def one_minibatch_each(ranks: int) -> Case:
+    """Return the example, with a minibatch for every worker."""
+    return transformer_example(ranks, minibatches=len(_workers(ranks)))
+
+
+def server_limit(case: Case, ranks: int) -> tuple[int, str]:
+    """Asynchronous workers may have separate minibatches; stale gradients limit them."""
+    return len(case.inputs) + servers_among(ranks), "examples and servers"
+
+
+def _costs(nbytes: Callable[[Case, int], int], **more) -> Costs:
+    def of_ranks(case: Case, ranks: int) -> list[Cost]:
+        return costs.parameter_server_costs(case, ranks, servers_among(ranks))
+
+    return Costs(bytes=nbytes, of_ranks=of_ranks, limit=server_limit, cuts="servers", **more)
+
+
+_record = partial(
+    Strategy,
+    family="parameter server",
+    lesson="04_parameter_server",
+    ranks=(2, 3, 4),
+    tests=("data_parallel/test_parameter_server.py", "data_parallel/test_sparse_update.py"),
+)
+_stale = partial(
+    _record,
+    promise="replayed bitwise",
+    costs=_costs(stale_bytes, example=one_minibatch_each),
+)
+STRATEGIES = [
+    _record(
+        name="parameter_server",
+        idea="weights on servers, synchronous",
+        term="参数服务器, 同步",
+        paper="Ho et al. 2013, section 2 (staleness 0)",
+        files=("data_parallel/parameter_server.py",),
+        start=synchronous,
+        cases=small_cases,
+        costs=_costs(clock_bytes),
+        split=by_workers,
+    ),
+    _stale(
+        name="downpour",
+        idea="asynchronous, with rare pulls and pushes; sparse pushes",
+        term="参数服务器, 异步; 稀疏更新",
+        paper="Dean et al. 2012, section 4.1; Li et al. 2014, section 3.2 (sparse pushes)",
+        files=("data_parallel/parameter_server.py", "data_parallel/sparse_update.py"),
+        start=partial(stale, plan=ServerPlan(staleness=None)),
+        cases=downpour_cases,
+    ),
+    _stale(
+        name="ssp",
+        idea="bounded staleness; and, our own, a quorum with a buffer for late gradients",
+        term="半同步, 延迟缓冲区",
+        paper="Ho et al. 2013, section 2",
+        files=("data_parallel/parameter_server.py", "data_parallel/server_plan.py"),
+        start=partial(stale, plan=ServerPlan(staleness=1)),
+        cases=stream_cases,
+    ),
+]

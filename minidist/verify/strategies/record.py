@@ -1,0 +1,172 @@
+"""A strategy is one record, from which everything about it is read.
+
+`minidist verify`, the diagnosis of a wrong gradient, the table of costs, the tests run on mutants
+and the README's table read the record and know no names. The other files of this folder have one
+record per strategy, in a list STRATEGIES, and the jobs that the records refer to.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from numbers import Integral
+from types import MappingProxyType
+
+from minidist import nn
+from minidist.autograd import no_grad
+from minidist.comm import Group
+from minidist.errors import check_number, check_options
+from minidist.planning.costs.cost import Cost
+from minidist.planning.costs.data_parallel import examples_limit
+from minidist.planning.costs.single_device import single_device_cost
+from minidist.verify.strategies.cases import Case, Division, Outcome, as_input, transformer_example
+from minidist.verify.strategies.job import Job, certified, watched_step
+from minidist.verify.watch import Watch
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models that a strategy can split: in words, and as a test."""
+
+    words: str
+    include: Callable[[nn.Module], bool]
+
+
+def _of(*kinds: type) -> Callable[[nn.Module], bool]:
+    return lambda model: isinstance(model, kinds)
+
+
+ANY = Models("an nn.Module", _of(nn.Module))
+LAYERS = Models("an nn.Sequential, such as nn.MLP or nn.Transformer", _of(nn.Sequential))
+LINEAR = Models(
+    "an nn.Sequential of nn.Linear layers, such as nn.MLP",
+    lambda model: isinstance(model, nn.Sequential) and all(map(_of(nn.Linear), model.layers)),
+)
+TRANSFORMER = Models("an nn.Transformer", _of(nn.Transformer))
+TRANSFORMERS = Models("an nn.Transformer or an nn.Seq2Seq", _of(nn.Transformer, nn.Seq2Seq))
+EXPERTS = Models(
+    "an nn.Transformer with experts=",
+    lambda model: isinstance(model, nn.Transformer) and model.experts > 0,
+)
+SIAMESE = Models("an nn.Siamese", _of(nn.Siamese))
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a step costs, as closed forms.
+
+    bytes     (case, ranks) -> bytes that all ranks together send
+    of_ranks  (case, ranks) -> what each rank should hold and compute
+    limit     (case, ranks) -> the largest useful number of ranks, and what each then has one of
+    cuts      what is split: "examples", "servers", "layers", "matrices", "layers and matrices",
+              "branches", "positions", "examples and experts"; lesson 20's figure has a mark for
+              each
+    useful    (case, ranks) -> one device's work over N times the busiest rank's time, as if
+              communication took no time; None: no rank waits for another one's work
+    example   ranks -> the case on which strategies are compared
+    compared  whether it is one of those to choose from, in lesson 20
+    bound     whether `of_ranks` is only an upper bound of the activations
+    """
+
+    bytes: Callable[[Case, int], int]
+    of_ranks: Callable[[Case, int], list[Cost]]
+    limit: Callable[[Case, int], tuple[int, str]] = examples_limit
+    cuts: str = "examples"
+    useful: Callable[[Case, int], float] | None = None
+    example: Callable[[int], Case] = transformer_example
+    compared: bool = True
+    bound: bool = False
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A strategy as all other code sees it.
+
+    idea     what it does, in a few words; `term` the same in Chinese
+    paper    authors, year, section
+    family   strategies whose mistakes the same tests find
+    files    the file of the idea, then further files, as paths below minidist/
+    lesson   the name of its lesson
+    start    (group, case, **options) -> Job: the strategy at work, on every rank (see job.py)
+    promise  "exact": equal to one device within the bound; "replayed bitwise": equal, bit for bit,
+             to a replay with the same stale weights; "invariant": it changes the numbers on
+             purpose, and is equal, bit for bit, to a replay on one device with the same sums; in
+             the limit in which it changes nothing, it is exact. Where MPI or NCCL adds floats in an
+             order of its own, both are promised up to the order of sums: see `equivalence.check`
+    cases    ranks -> models and batches that the strategy can split on these ranks
+    ranks    the numbers of ranks on which it is shown
+    split    (case, ranks) -> how it cuts the case, for the diagnosis
+    models   the models that it can split
+    tests    names of its own tests below tests/, in addition to its certificate
+    check_case
+             (case, ranks): raises ValueError for options that these ranks cannot run
+    worker   (group, case, **options) -> Outcome, on every rank; by default `start`, certified
+    """
+
+    name: str
+    idea: str
+    term: str
+    paper: str
+    family: str
+    files: tuple[str, ...]
+    lesson: str
+    start: Callable[..., Job]
+    cases: Callable[[int], list[Case]]
+    costs: Costs
+    promise: str = "exact"
+    ranks: tuple[int, ...] = (1, 2, 3, 4)
+    split: Callable[[Case, int], Division] = lambda case, ranks: Division()
+    models: Models = ANY
+    tests: tuple[str, ...] = ()
+    check_case: Callable[[Case, int], object] = lambda case, ranks: None
+    worker: Callable[..., Outcome] = None  # type: ignore[assignment]  # __post_init__ sets it
+
+    def check(
+        self, case: Case, ranks: int, options: Mapping[str, object] = MappingProxyType({})
+    ) -> None:
+        """Raise ValueError for a model it cannot split, an unknown option, or unfit inputs.
+
+        Everything that runs on ranks is checked here first. A forward pass on one device checks the
+        inputs, so that all strategies raise the same error.
+        """
+        if not self.models.include(case.model):
+            raise ValueError(
+                f"{self.name} cannot split {type(case.model).__name__}; use {self.models.words}"
+            )
+        bound = getattr(self.start, "keywords", {})
+        check_options(self.start, [*case.options, *options], self.name, without=bound)
+        for name, count in ({**case.options, **options}).items():
+            if name in ("micro_batches", "minibatches") and count is not None:
+                words = f"{name} is a whole number from 1"
+                check_number(words, count, lambda n: n >= 1, Integral)
+        self.check_case(replace(case, options={**case.options, **options}), ranks)
+        with no_grad():
+            case.whole_loss(case.model, as_input(case.inputs))
+
+    @property
+    def most_ranks(self) -> int:
+        """The number of ranks on which it is compared: four, or fewer if it can use only these."""
+        return max(size for size in self.ranks if size <= 4)
+
+    def __post_init__(self):
+        if self.worker is None:
+            object.__setattr__(self, "worker", partial(certified, self.start))
+
+    def step(self, group: Group, case: Case, watch: Watch) -> None:
+        """Take one step with AdamW, watched."""
+        watched_step(self.start, group, case, watch)
+
+    def predict(self, case: Case, ranks: int) -> list[Cost]:
+        """Return what one step should cost each rank; `sent` is the mean over the ranks."""
+        sent = self.costs.bytes(case, ranks) / ranks
+        return [replace(cost, sent=sent) for cost in self.costs.of_ranks(case, ranks)]
+
+    def useful_share(self, case: Case, ranks: int) -> float:
+        """Return one device's work over N times the busiest rank's, including its waiting.
+
+        It is below 1 because of ranks that compute less than the busiest one, of work that is done
+        N times, and of the bubble (of a long stream, if the pipeline is asynchronous).
+        """
+        if self.costs.useful is not None:
+            return self.costs.useful(case, ranks)
+        busiest = max(cost.work for cost in self.costs.of_ranks(case, ranks))
+        return single_device_cost(case).work / (ranks * busiest)

@@ -1,0 +1,809 @@
+"""The command line as a user meets it."""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minidist import cli, optim
+from minidist.backend import why_no_gpu
+from minidist.bench import steps
+from minidist.bench.rows import line
+from minidist.cli import main
+from minidist.cli.servers import replay
+from minidist.cli.train_options import add_options, settings_of
+from minidist.observe import measure_pipeline, style, timeline
+from minidist.pipeline_parallel import SCHEDULES, programs, read, write
+from minidist.planning import simulate
+from minidist.training.kinds import NUMBERS
+from minidist.training.settings import Settings
+from minidist.verify import equivalence
+from tests.chrome_traces import check_chrome_trace
+from tests.comm.test_cluster import group_gone
+
+TINY = ["--steps", "3", "--batch", "6", "--context", "8", "--width", "8", "--heads", "2"]
+TINY += ["--depth", "1", "--sample", "20"]
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch):
+    """Let pictures be as wide as without a terminal, wherever the tests run."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def minidist(*arguments, **options):
+    command = [sys.executable, "-W", "error", "-m", "minidist", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, **options)
+
+
+def test_train_prints_losses_the_bigram_entropy_a_sample_and_the_certificate():
+    done = minidist("train", *TINY)
+    assert done.returncode == 0
+    lines = [line.split(":")[0] for line in done.stderr.splitlines()]
+    assert lines == ["step 1 of 3", "step 2 of 3", "step 3 of 3"]
+    assert re.search(r"loss \d\.\d+ -> \d\.\d+ nats/character", done.stdout)
+    assert re.search(r"bigram entropy of the text: 2\.\d+ nats/character", done.stdout)
+    assert (
+        "certificate: ok. 4 ranks against one device, in float64, all 17 parameters, 9"
+        in done.stdout
+    )
+    assert float(re.search(r"largest gradient difference (\S+);", done.stdout).group(1)) < 1e-9
+
+
+def test_the_error_of_a_loss_that_is_not_finite_is_alone():
+    command = [sys.executable, "-m", "minidist", "train", *TINY, "--ranks", "2", "--lr", "1e9"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2
+    *steps, error = done.stderr.splitlines()
+    assert re.fullmatch(r"minidist: the loss is (nan|inf) at step \d; use a lower lr", error)
+    assert all(line.startswith("step ") for line in steps)
+
+
+@pytest.mark.parametrize("more, curves", [("", 2), ("--servers 1", 1)])
+def test_train_plots_loss_and_learning_rate(capsys, tmp_path, monkeypatch, more, curves):
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    drawn = []
+    monkeypatch.setattr(style.pyplot(), "close", drawn.append)
+    path, arguments = tmp_path / "run.png", ["--transport", "thread", "--ranks", "2", *TINY]
+    assert main(["train", *arguments, "--plot", str(path), *more.split()]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert f"loss and learning rate: {path}\n" in capsys.readouterr().out
+    (figure,) = drawn
+    labels = [axes.get_ylabel() for axes in figure.axes]
+    assert labels == ["loss (nats per character)", "learning rate"][:curves]
+    assert figure.axes[-1].get_xlabel() == "step"
+    assert all(len(axes.lines[0].get_xdata()) == 3 for axes in figure.axes)
+
+
+@pytest.mark.parametrize(
+    "more, error",
+    [
+        ("--plot run.txt", "a plot is a file *.png, *.pdf, *.svg, not 'run.txt'"),
+        ("--plot no/run.png", "cannot write 'no/run.png': there is no folder 'no'"),
+        ("--plot run.png", "the figures need matplotlib: pip install 'minidist[lessons]'"),
+        ("--log no/run.csv", "cannot write the log 'no/run.csv'; use a file in a folder of yours"),
+    ],
+)
+def test_a_plot_or_a_log_that_cannot_be_is_refused_before_training(
+    capsys, tmp_path, monkeypatch, more, error
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("minidist.cli.train.run_on_ranks", None)
+    assert main(["train", "--transport", "thread", *TINY, *more.split()]) == 2
+    assert capsys.readouterr().err == f"minidist: {error}\n"
+
+
+def test_train_learns(capsys):
+    arguments = ["--ranks", "2", "--transport", "thread", "--steps", "60", "--width", "32"]
+    assert main(["train", *arguments, "--sample", "0", "--dropout", "0.1", "--tied"]) == 0
+    first, last = re.search(r"loss (\S+) -> (\S+) nats", capsys.readouterr().out).groups()
+    assert float(last) < 3.4 < 4.0 < float(first)
+
+
+def test_train_on_a_file(tmp_path, capsys):
+    path = tmp_path / "text.txt"
+    path.write_text("Die Wörter, die wir lernen. " * 20, encoding="utf-8")
+    assert main(["train", "--text", str(path), "--transport", "thread", "--ranks", "3", *TINY]) == 0
+    assert f"{path}: 560 characters" in capsys.readouterr().out
+
+
+DIGITS = ["train", "--data", "digits", "--transport", "thread"]
+
+
+def test_train_learns_digits_with_synchronised_batch_norms(capsys):
+    assert main([*DIGITS, "--ranks", "2", "--steps", "30"]) == 0
+    out = capsys.readouterr().out
+    assert "handwritten digits: 1,500 to train on, 297 held out" in out
+    right = re.search(r"accuracy on 297 images that are held out: (\S+)%", out).group(1)
+    assert float(right) > 40
+    assert "certificate: ok. 2 ranks against one device, in float64, all 32 parameters, 5" in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", ["1", "4"])
+def test_train_reaches_97_percent_on_digits_that_it_has_not_seen(capsys, ranks):
+    assert main([*DIGITS[:3], "--ranks", ranks]) == 0
+    said = re.search(r"held out: (\S+)%", capsys.readouterr().out).group(1)
+    assert float(said) >= 97
+
+
+def test_a_progress_bar_shows_in_a_terminal():
+    pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    command = [sys.executable, "-m", "minidist", "train", *TINY]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(ours, 4096)
+        except OSError:  # the terminal closes with its last user
+            break
+    assert process.wait(timeout=60) == 0
+    os.close(ours)
+    assert b"3/3" in shown and b"loss=" in shown
+
+
+ON_MESHES = [
+    ("", "--dp 2 --pp 2 --tp 2", "2 x 2 x 2 (data, pipeline, tensor), for"),
+    (
+        "--experts 4",
+        "--dp 2 --cp 2 --tp 2 --ep 2 --zero 1",
+        "2 x 1 x 2 x 2 (data, pipeline, context, tensor), experts over 2, ZeRO stage 1, for",
+    ),
+]
+
+
+@pytest.mark.parametrize("model, mesh, shown", ON_MESHES)
+def test_train_on_a_mesh_learns_what_one_rank_learns(capsys, model, mesh, shown):
+    """The losses, the text's model and the certificate; eight ranks on three axes or more."""
+    outputs = []
+    for ranks in ("--ranks 1", mesh):
+        more = f"--transport thread --tied --dropout 0.1 --batch 3 --micro-batches 2 {model}"
+        assert main(["train", *TINY, *more.split(), *ranks.split()]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert f"8 ranks, {shown} batches of 3 windows" in outputs[1]
+    assert "certificate: ok. 8 ranks against one device" in outputs[1]
+    one, mesh = (re.search(r"loss .* nats/character\n.*\n\n(.|\n)*\n\n", o) for o in outputs)
+    assert one.group() == mesh.group()
+
+
+@pytest.mark.parametrize("more", [["--push-every", "2"], ["--sparse"], ["--quorum", "2"]])
+def test_train_with_servers_replays_certifies_and_saves(capsys, tmp_path, more):
+    folder = str(tmp_path / "run")
+    arguments = ["train", "--transport", "thread", *TINY, "--checkpoint", folder]
+    assert main([*arguments, "--servers", "2", "--replay", *more]) == 0
+    printed = capsys.readouterr().out
+    for pattern in (
+        "4 ranks, 2 of them servers, the others each with a part of every batch of 6 windows",
+        r"pulled \S+ MB, pushed \S+ MB; staleness \S+ updates on average, \d+ at most",
+        "replay of the servers' logs: the same bits in all 17 arrays",
+        "certificate: ok. 4 ranks against one device",
+    ):
+        assert re.search(pattern, printed), printed
+    goes_on = main([*arguments, "--steps", "4", "--resume"])
+    assert goes_on == (2 if "--sparse" in more else 0), capsys.readouterr()
+    if goes_on:
+        assert "has the state of Adagrad, not of AdamW" in capsys.readouterr().err
+
+
+def test_a_replay_with_another_bit_is_named(monkeypatch):
+    def other(group, *given):
+        want = replay(group, *given)
+        if want is not None:
+            bias = want["head.norm.bias"].view(np.uint32)
+            bias[-1] ^= 1
+        return want
+
+    monkeypatch.setattr("minidist.cli.servers.replay", other)
+    arguments = ["train", "--transport", "thread", *TINY, "--servers", "2", "--replay"]
+    with pytest.raises(RuntimeError, match=r"other bits in \['head.norm.bias'\]"):
+        main(arguments)
+
+
+@pytest.mark.parametrize(
+    "command, file, function",
+    [
+        ("train --steps 2", "data_parallel/naive.py", "all_reduce_gradients"),
+        ("timeline", "planning/simulator.py", "simulate"),
+        ("lab list", "course/lab.py", "labs"),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in [
+                ("train", "datasets/texts.py", "text"),
+                ("verify --strategy naive", "verify/equivalence.py", "verify"),
+                ("verify --strategy naive", "data_parallel/naive.py", "all_reduce_gradients"),
+                ("timeline --measured --pp 2", "pipeline_parallel/executor.py", "execute"),
+                ("lab grade . --lab autograd --format gradescope", "course/grader.py", "handed_in"),
+                ("mutants --show no_all_reduce", "course/zoo.py", "load"),
+                ("bench", "bench/steps.py", "rows"),
+                ("plan --profile", "observe/profile.py", "profile_and_run"),
+            ]
+        ),
+    ],
+)
+def test_what_numpy_refuses_is_our_bug_and_keeps_its_traceback(tmp_path, command, file, function):
+    """In the command's process and in a rank: a planted error of operands that do not fit."""
+    shutil.copytree(Path(cli.__file__).parents[1], tmp_path / "minidist")
+    with open(tmp_path / "minidist" / file, "a", encoding="utf-8") as source:
+        source.write(
+            f"\n\ndef {function}(*_, **__):\n    import numpy\n    numpy.ones(3) + numpy.ones(4)\n"
+        )
+    done = minidist(*command.split(), cwd=tmp_path, env={**os.environ, "PYTHONPATH": "."})
+    assert done.returncode == 1
+    assert "Traceback (most recent call last)" in done.stderr
+    assert "    numpy.ones(3) + numpy.ones(4)\n" in done.stderr
+    assert "ValueError: operands could not be broadcast together" in done.stderr
+    assert "minidist: operands" not in done.stderr and "operands" not in done.stdout
+
+
+@pytest.mark.parametrize("where", ["model_of", "train"])  # in the command's process, on a rank
+def test_a_model_that_no_memory_can_hold_is_one_line(capsys, monkeypatch, where):
+    def huge(*_):
+        np.empty(1 << 46)
+
+    monkeypatch.setattr(f"minidist.cli.train.{where}", huge)
+    assert main(["train", "--transport", "thread", *TINY]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("minidist: not enough memory: ") and "use smaller sizes" in line
+
+
+@pytest.mark.parametrize("arguments", [["--tp", "3"], ["--tp", "3", "--debug"], []])
+def test_debug_shows_the_traceback_of_wrong_input(capsys, monkeypatch, arguments):
+    """Of a rank's error the rank's own."""
+
+    def on_a_rank(group, *_):
+        optim.SGD([], lr=np.nan)
+
+    monkeypatch.setattr("minidist.cli.train.train", on_a_rank)
+    command = ["train", "--transport", "thread", *arguments]
+    assert main(command) == 2
+    short = capsys.readouterr().err
+    assert main(["--debug", *command]) == 2
+    long = capsys.readouterr().err
+    assert long.startswith("Traceback") and long.endswith(short.splitlines()[-1] + "\n")
+    assert "    raise ValueError(" in long and long.count("\n") > 10
+    assert ("Traceback" in short) == ("--debug" in arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--ranks", "0"],
+        ["train", "--steps", "x"],
+        ["train", "--schedule", "magic"],
+        ["train", "--pp", "2", "--schedule", "pipedream"],
+        ["train", "--transport", "pigeon"],
+        ["train", "--strategy", "magic"],
+        ["train", "--data", "numbers", "--direction", "en-fr"],
+        ["translate", "one"],
+        ["translate", "--checkpoint", ".", "--beam", "0"],
+        ["verify", "--strategy", "magic"],
+        ["timeline", "--schedule", "magic"],
+        ["dance"],
+        ["--dance"],
+        ["bench", "-q"],
+        ["timeline", "--pp", "0"],
+        ["timeline", "--forward", "-1"],
+        ["timeline", "--forward", "1e9"],
+        ["timeline", "--latency", "1/0"],
+        ["timeline", "--latency", "1,2"],
+        ["plan", "--profile", "--bandwidth", "0"],
+    ],
+)
+def test_wrong_arguments_are_two_lines_the_second_of_which_names_the_help(capsys, arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    error, remedy = capsys.readouterr().err.splitlines()
+    assert caught.value.code == 2 and re.match("minidist[a-z ]*: ", error)
+    assert re.fullmatch(r"`minidist[a-z ]* --help` describes what it takes", remedy)
+
+
+@pytest.mark.parametrize(
+    "line, meant",
+    [
+        ("trian", "train"),
+        ("train --rank 2", "--ranks"),
+        ("--debgu train", "--debug"),
+        ("train --micro_batches=2", "--micro-batches"),
+        ("train --schedule Gpip", "gpipe"),
+        ("timeline zbv", "zb_v"),
+        ("verify --strategy zero3", "zero_3"),
+        ("lab tset", "test"),
+        ("lab test answers --secnods 3", "--seconds"),
+        ("bench pipelines", "pipeline"),
+    ],
+)
+def test_a_name_that_is_not_known_has_the_nearest_one_in_its_error(capsys, line, meant):
+    with pytest.raises(SystemExit):
+        main(line.split())
+    assert f"; did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_the_beginning_of_an_option_is_no_option(capsys):
+    with pytest.raises(SystemExit):
+        main(["timeline", "--micro", "2"])
+    assert "unknown option --micro; did you mean --micro-batches?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_the_help_of_a_command_ends_with_three_examples_which_it_takes(command):
+    parser = cli.parser_of(command)
+    lines = parser.format_help().partition("\nexamples:\n")[2].splitlines()
+    assert len(lines) == 3
+    for words in map(shlex.split, lines):
+        words = words[words.index("minidist") :]
+        assert words[:2] == ["minidist", command]
+        assert parser.parse_args(words[2:]).run
+
+
+def test_a_schedule_is_named_without_an_option_too(capsys):
+    assert main(["timeline", "zb_h1"]) == main(["timeline", "--schedule", "zb_h1"]) == 0
+    one, other = capsys.readouterr().out.split("zb_h1: 4 ranks")[1:]
+    assert one == other
+
+
+def test_every_command_has_a_module_and_a_line_in_the_help(capsys):
+    modules = {path.stem for path in Path(cli.__file__).parent.glob("*.py")}
+    shared = {"__init__", "arguments", "parser", "train_options", "presets", "servers"}
+    assert modules == {*cli.COMMANDS, *shared}
+    assert main([]) == 2
+    printed = capsys.readouterr().out
+    for command, words in cli.COMMANDS.items():
+        assert re.search(rf"^  {command} +{re.escape(words)}$", printed, re.M)
+
+
+def test_the_help_and_a_simulated_timeline_load_no_numpy():
+    code = "import sys; from minidist.cli import main; main([]); main(['timeline']);"
+    code += "sys.exit('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "commands:" in done.stdout and "makespan" in done.stdout
+
+
+def test_the_defaults_of_train_are_those_of_its_settings():
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    given, settings = parser.parse_args(["--ranks", "1"]), Settings()
+    assert settings_of(given, 4) == settings
+    given = parser.parse_args(["--ranks", "1", "--data", "numbers", "--batch", "7"])
+    assert settings_of(given, 4) == replace(settings, **NUMBERS.defaults | {"batch": 7})
+    helps = {action.dest: action.help for action in parser._actions}
+    for name in set(vars(settings)) - {"dp", "tied", "shuffle"}:
+        own = f"; numbers: {NUMBERS.defaults[name]}" if name in NUMBERS.defaults else ""
+        assert helps[name].endswith(f" (default: {getattr(settings, name)}{own})"), name
+
+
+@pytest.mark.skipif(why_no_gpu() is None, reason="there is a GPU")
+def test_without_a_gpu_there_is_one_clear_error(capsys):
+    for command in (["train", *TINY], ["verify"], ["timeline", "--measured"]):
+        assert main([*command, "--device", "gpu"]) == 2
+        printed = capsys.readouterr()
+        assert re.fullmatch("minidist: device 'gpu' is not available here. .*\n", printed.err)
+        assert printed.out == ""
+
+
+@pytest.mark.gpu
+def test_train_certifies_on_the_device_it_trained_on_and_says_which(capsys, monkeypatch):
+    where = []
+    monkeypatch.setattr(equivalence, "Cluster", spy(equivalence.Cluster, where))
+    arguments = ["--device", "gpu", "--transport", "thread", "--ranks", "2", *TINY]
+    assert main(["train", *arguments]) == 0
+    assert "certificate: ok. 2 ranks on gpu against the host, in float64" in capsys.readouterr().out
+    assert where == ["gpu"]
+
+
+@pytest.mark.gpu
+def test_verify_runs_on_a_gpu(capsys, monkeypatch):
+    where = []
+    monkeypatch.setattr(equivalence, "Cluster", spy(equivalence.Cluster, where))
+    names = ["--strategy", "naive", "--strategy", "zero_3"]
+    assert main(["verify", "--device", "gpu", "--transport", "thread", *names]) == 0
+    assert "48 rows, all ok" in capsys.readouterr().out and set(where) == {"gpu"}
+
+
+@pytest.mark.gpu
+def test_nccl_takes_no_more_ranks_than_the_device_has_gpus(capsys):
+    pytest.importorskip("cupy.cuda.nccl")
+    nccl = ["--transport", "nccl", "--device", "gpu:0"]
+    assert main(["train", *nccl, "--ranks", "2", *TINY]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and re.fullmatch(
+        "minidist: NCCL has one rank per GPU, .* share 1 GPU: .*\n", err
+    )
+    assert main(["verify", *nccl, "--strategy", "naive"]) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.endswith("on 2 ranks or more are left out: NCCL has one rank per GPU, here 1")
+
+
+def spy(make, devices):
+    """Return the class Cluster as a function that also notes the devices it is called with."""
+
+    def call(size, transport, device):
+        devices.append(device)
+        return make(size, transport, device)
+
+    return call
+
+
+def test_verify_prints_rows_and_json_has_the_promised_fields(capsys):
+    names = ["--strategy", "naive", "--strategy", "gpipe"]
+    assert main(["verify", "--transport", "thread", *names]) == 0
+    *rows, last = capsys.readouterr().out.splitlines()
+    assert sum(row.startswith("ok   naive") for row in rows) == 24
+    assert re.fullmatch(rf"{len(rows)} rows, all ok; largest error \d.\de-1\d, allowed 1e-09", last)
+    assert main(["verify", "--transport", "thread", "--strategy", "naive", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    fields = {"strategy", "ranks", "error", "bytes", "bytes_formula", "ok", "promise"}
+    assert {row["ranks"] for row in rows} == {1, 2, 3, 4} and all(
+        fields <= set(row) for row in rows
+    )
+
+
+def test_verify_ends_with_the_strategies_that_fail_and_exit_status_1(capsys, monkeypatch):
+    row = {"case": "a case", "ranks": 2, "promise": "exact", "error": 1.0, "detail": "1 off"}
+    row |= {"bytes": 8, "bytes_formula": 8}
+    rows = [row | {"strategy": name, "ok": name == "naive"} for name in ("naive", "row", "row")]
+    monkeypatch.setattr(equivalence, "verify", lambda names, sizes, transport, device: rows)
+    assert main(["verify"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "2 of 3 rows FAILED: row"
+
+
+def test_plan_measures_every_strategy_and_sums_up(monkeypatch, capsys):
+    row = {"strategy": "naive", "ranks": 2, "predicted_ms": 9.0, "measured_ms": 10.0, "ratio": 0.9}
+    asked = []
+
+    def measure(rounds):
+        asked.append(rounds)
+        yield row
+
+    monkeypatch.setattr("minidist.observe.machine.predict_and_measure", measure)
+    assert main(["plan", "--measure", "--rounds", "7"]) == 0
+    head, line, last, products = capsys.readouterr().out.splitlines()
+    rate, share = products.partition(": ")[2].split()[1::2]
+    searched = f"plan --model 124m --flops {rate} --efficiency {share} --top 1 --others 1".split()
+    assert main(searched) == 0 and "(by smallest dimension)" in capsys.readouterr().out
+    assert head.split() == ["strategy", "ranks", "predicted", "measured", "ratio"]
+    assert line.split() == ["naive", "2", "9.0", "ms", "10.0", "ms", "0.90"]
+    assert last == "1 predictions: median error 10%, largest 10% (naive on 2)"
+    assert main(["plan", "--measure", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [row] and asked == [7, 3]
+
+
+def test_plan_profiles_runs_and_certifies(capsys):
+    sizes = "--layers 1 --width 16 --sequence 4 --vocab 9 --transport thread".split()
+    assert main(["plan", "--profile", *sizes, "--bandwidth", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("measuring a Transformer on 2 ranks\n")
+    assert "replayed bitwise: largest error 0.0e+00" in printed
+    assert main(["plan", "--profile", *sizes, "--ranks", "3", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["certificate"]["ok"] and len(row["profile"]) == 3
+    assert sum(replicas for _, _, replicas in row["stages"]) == row["ranks"] == 3
+
+
+def test_plan_searches_a_published_model(capsys):
+    asked = ["plan", "--model", "124m", "--ranks", "2", "--sequence", "128", "--batch", "6"]
+    assert main([*asked, "--top", "1", "--others", "2"]) == 0
+    head, rate, _, _, best, spent, second, third, *rest = capsys.readouterr().out.splitlines()
+    assert "6 examples of 128 tokens, 2 ranks" in head and best.endswith(": the best")
+    assert rate == "products at 0.58 of 312 TFLOP/s" and " products " in f" {spent.strip()}"
+    assert sum(map(int, re.findall(r"(\d+)%", spent))) in range(97, 104)
+    assert "slower" in second and "slower" in third and "listed plans fit" in rest[1]
+    assert rest[-3].startswith("Schedules tried: gpipe, 1f1b,") and "Not tried: " in rest[-2]
+    assert main([*asked, "--schedules", "1f1b,zigzag"]) == 2
+    assert "unknown schedule 'zigzag'; choose one of" in capsys.readouterr().err
+    assert main([*asked, "--json"]) == 0
+    first, *others = json.loads(capsys.readouterr().out)
+    assert first["fits"] and first["simulated"] and all(one["why"] for one in others)
+    assert main([*asked, "--memory", "1MB"]) == 2
+    assert "nothing fits; the leanest plan" in capsys.readouterr().err
+
+
+def test_plan_takes_sizes_rates_of_products_and_a_figures_path(capsys, tmp_path):
+    sizes = "plan --layers 4 --width 64 --heads 4 --sequence 64 --ranks 1 --memory-bandwidth 1PB"
+    asked = [*sizes.split(), "--top", "1", "--others", "1"]
+    by_shape = [*asked, "--efficiency", "16:0.1,1024:0.6", "--plot", str(tmp_path / "plans.png")]
+    assert main(by_shape) == 0 and (tmp_path / "plans.png").stat().st_size > 10_000
+    assert "products at ((16, 0.1), (1024, 0.6)) (by smallest" in capsys.readouterr().out
+    spent = []
+    for share in ("0.5", "1"):
+        assert main([*asked, "--json", "--efficiency", share]) == 0
+        spent.append(json.loads(capsys.readouterr().out)[0]["spent"]["products"])
+    assert spent[0] == pytest.approx(2 * spent[1])
+    for path in (tmp_path / "no" / "plans.png", "plans.txt"):
+        assert main([*asked, "--plot", str(path)]) == 2
+        assert capsys.readouterr().out == "", "before the search"
+
+
+def test_plan_compares_published_runs(capsys):
+    assert main(["plan", "--published"]) == 0
+    head, *rows, last = capsys.readouterr().out.splitlines()
+    assert head.split()[:2] == ["run", "seconds"] and len(rows) == 21
+    assert last.startswith("21 runs: predicted / measured 0.")
+    assert main(["plan", "--published", "--json", "--efficiency", "0.5"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 21
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_bench_measures_every_workload_or_says_what_is_missing(capsys):
+    assert main(["bench", "--rounds", "1", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == list(steps.STEPS)
+    assert all((row["ratio"] is None) == bool(row["note"]) for row in rows)
+    assert all(" ms" in line(row) for row in rows)
+
+
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
+def test_timeline_draws_every_schedule_and_says_its_numbers(capsys, schedule):
+    assert main(["timeline", "--schedule", schedule, "--pp", "2", "--micro-batches", "4"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{schedule}: 2 ranks, 4 micro-batches\n\nunits  |0")
+    simulation = simulate(programs(schedule, 2, 4), update=1)
+    assert timeline.text(simulation.timeline) in printed
+    assert re.search(rf"^makespan     {float(simulation.makespan):g} units$", printed, re.M)
+    assert re.search(r"^bubble       \d+\.\d% of ranks x makespan is idle$", printed, re.M)
+    assert re.search(r"^span bubble  \d+\.\d%, counted from each rank's own", printed, re.M)
+    assert re.search(r"^peak stash   \d\S* \d\S*: per rank, the most forward passes", printed, re.M)
+    with pytest.raises(SystemExit):
+        main(["timeline", "--help"])
+    assert schedule in capsys.readouterr().out
+
+
+def test_timeline_takes_times_exactly_and_per_stage(capsys):
+    times = ["--forward", "1/3", "--backward-input", "0.5,1", "--backward-weight", "1,1"]
+    arguments = ["--pp", "2", "--micro-batches", "2", *times, "--latency", "0.25"]
+    assert main(["timeline", "--schedule", "gpipe", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "12 columns are 1 unit" in printed
+    assert "makespan     7 units" in printed
+    assert main(["timeline", "--pp", "2", "--overhead", "1"]) == 0
+
+
+def test_timeline_searches_an_order_for_the_times_it_is_given(capsys, tmp_path):
+    small = ["timeline", "--schedule", "zb_auto", "--pp", "3", "--micro-batches", "4"]
+    for more, makespan, peak in (
+        (["--latency", "1"], "17", "4 4 4"),
+        (["--latency", "1", "--memory", "1"], "44", "1 1 1"),
+        (["--backward-input", "2,1,1", "--memory", "3"], "18", "3 2 1"),
+    ):
+        assert main([*small, *more]) == 0
+        printed = capsys.readouterr().out
+        assert f"makespan     {makespan} units" in printed and f"stash   {peak}:" in printed
+    file = tmp_path / "own.txt"
+    write(programs("zb_auto", 2, 2), file)
+    assert main(["timeline", "--program", str(file), "--memory", "2"]) == 2
+    assert "leave --memory out" in capsys.readouterr().err
+
+
+def test_timeline_adds_the_sums_of_gradients_if_it_knows_how_long_they_take(capsys):
+    loops = ["--schedule", "looped_bfs", "--chunks", "2", "--pp", "1", "--micro-batches", "2"]
+    assert main(["timeline", *loops, "--reduce", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "makespan     7.5 units" in printed and "R sum over ranks" in printed
+    assert re.search(r"^rank 0 sums \.+r#+\.+R#+$", printed, re.M)
+
+
+@pytest.mark.parametrize("ending", ["txt", "json", "png", "pdf", "svg"])
+def test_timeline_writes_a_file_as_its_ending_says(capsys, tmp_path, ending):
+    if ending not in ("txt", "json"):
+        pytest.importorskip("matplotlib")
+    path = tmp_path / f"picture.{ending}"
+    arguments = ["--schedule", "interleaved", "--chunks", "2", "--out", str(path)]
+    assert main(["timeline", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert printed.endswith(f"written: {path}\n") and path.stat().st_size > 500
+    if ending == "txt":
+        assert path.read_text(encoding="utf-8") in printed
+    if ending == "json":
+        check_chrome_trace(json.loads(path.read_text(encoding="utf-8")))
+
+
+def test_timeline_measured_prints_the_real_picture_beside_the_simulated_one(capsys, tmp_path):
+    path = tmp_path / "run.json"
+    small = ["--pp", "2", "--micro-batches", "4", "--schedule", "zb_h1"]
+    assert main(["timeline", "--measured", *small, "--out", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("\nrank 1 ") == 2 and printed.count("scaled: 1 column is") == 2
+    assert re.search(r"^  W \d+\.\d\d \d+\.\d\d ms$", printed, re.M)
+    assert re.search(
+        r"^measured     \d+\.\d ms: \d\.\d\d times the simulated makespan$", printed, re.M
+    )
+    trace = json.loads(path.read_text(encoding="utf-8"))
+    check_chrome_trace(trace)
+    assert {"F0", "send", "recv"} <= {e["name"] for e in trace["traceEvents"]}
+
+
+slow = pytest.mark.slow
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+@pytest.mark.parametrize(
+    "command, after",
+    [
+        ("train --steps 100000", 0.3),
+        ("train --steps 100000 --dp 2 --pp 2 --tp 2", 1.0),
+        pytest.param("timeline --measured --pp 2 --micro-batches 200", 0.3, marks=slow),
+        *[pytest.param("train --steps 100000", after, marks=slow) for after in (0.0, 1.0)],
+    ],
+)
+def test_ctrl_c_ends_everything_at_once_and_leaves_nothing(command, after):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "minidist", *command.split()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        process.stdout.readline()  # it has begun
+        time.sleep(after)
+        begin = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=10)
+        assert time.monotonic() - begin < 3
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert errors.strip().splitlines()[-1] == "minidist: interrupted; all ranks have stopped"
+    assert "Traceback" not in errors and "resource_tracker" not in errors
+    assert group_gone(process.pid)
+
+
+CTRL_C = "signal.raise_signal(signal.SIGINT)"
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        f"exec('{CTRL_C}')",  # as an import runs the text of a dataclass
+        f"try: {CTRL_C}\n    except KeyboardInterrupt: raise ImportError('of C code')",
+        f"atexit.register(signal.raise_signal, signal.SIGINT); {CTRL_C}",
+    ],
+    ids=["in a text", "in an import", "twice"],
+)
+def test_ctrl_c_is_exit_status_130_wherever_it_comes(tmp_path, run):
+    (tmp_path / "program.py").write_text(
+        "import atexit, signal, sys\n"
+        "from minidist.cli import main, timeline\n"
+        f"def run(given):\n    {run}\n"
+        "timeline.run = run\n"
+        "sys.exit(main(['timeline']))\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2])}
+    command = [sys.executable, "-m", "program"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
+    message = "\nminidist: interrupted; all ranks have stopped\n"
+    assert (done.returncode, done.stderr) == (130, message)
+
+
+COMMANDS = {
+    "timeline --pp 2 --micro-batches 2": "makespan",
+    "mutants --show no_all_reduce": "all_reduce",
+    f"train --ranks 2 {' '.join(TINY)}": "certificate: ok",
+}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
+@pytest.mark.parametrize(
+    "closed", [*(pytest.param(c, marks=slow) for c in (">&-", "2>&-", "<&-")), "<&- >&- 2>&-"]
+)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_closed_streams_are_no_error_and_the_others_are_as_ever(command, closed):
+    words = [sys.executable, "-W", "error", "-m", "minidist", *command.split()]
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {closed}', "sh", *words], capture_output=True, text=True, timeout=100
+    )
+    shown = [line for line in done.stderr.splitlines() if not line.startswith("step ")]
+    assert (done.returncode, shown) == (0, [])
+    assert (COMMANDS[command] in done.stdout) == (">&-" not in closed.split())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
+def test_an_error_is_not_printed_among_the_output_where_there_is_no_place_for_it():
+    words = [sys.executable, "-m", "minidist", "timeline", "--chunks", "2"]
+    done = subprocess.run(["sh", "-c", '"$@" 2>&-', "sh", *words], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (2, b"", b"")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("command", ["timeline", "lab list"])
+def test_a_full_disk_is_one_line_and_exit_status_1(command):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-m", "minidist", *command.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "minidist: cannot write the output: No space left on device\n"
+
+
+V = """\
+# a V on two ranks
+placement  0 3 | 1 2
+rank 0     F0 F0.1 (F1 B0.1) F1.1 B1.1 B0 B1
+rank 1     F0 F0.1 F1 F1.1 B0.1 B1.1 B0 I1 W1
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    """The file of a program."""
+    (tmp_path / "own.txt").write_text(V)
+    return str(tmp_path / "own.txt")
+
+
+def test_a_program_in_a_file_is_drawn(capsys, own):
+    assert main(["timeline", "--program", own, "--forward", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{own}: 2 ranks, 2 micro-batches, 4 stages\n\nunits  |0")
+    simulation = simulate(read(V), forward=2)
+    assert timeline.text(simulation.timeline) in printed
+
+
+def test_a_program_in_a_file_is_measured(capsys, own, monkeypatch):
+    small = partial(measure_pipeline.measure_pipeline, width=16, rows=4, repeats=1)
+    monkeypatch.setattr(measure_pipeline, "measure_pipeline", small)
+    assert main(["timeline", "--program", own, "--measured"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("\nrank 1 ") == 2 and "times the simulated makespan" in printed
+    assert re.search(r"^  F( \d+\.\d\d){4} ms$", printed, re.M)  # four stages
+
+
+def test_a_program_in_a_file_is_certified(capsys, own, tmp_path):
+    assert main(["verify", "--program", own, "--transport", "thread"]) == 0
+    *rows, last = capsys.readouterr().out.splitlines()
+    assert len(rows) == 4 and all(row.startswith("ok   pipeline         2 ranks") for row in rows)
+    assert last.startswith("4 rows, all ok")
+    write(read(V), tmp_path / "own.csv", "torch")
+    same = ["verify", "--program", str(tmp_path / "own.csv"), "--transport", "thread", "--json"]
+    assert main(same) == 0
+    assert all(row["ok"] and row["ranks"] == 2 for row in json.loads(capsys.readouterr().out))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["timeline", "--pp", "3"], "the file of --program says all of its order; leave --pp out"),
+        (["timeline", "--pp", "4"], "the file of --program says all of its order; leave --pp out"),
+        (["timeline", "--schedule", "gpipe"], "the file of --program .* leave --schedule out"),
+        (["verify", "--strategy", "naive"], "--program certifies .* alone; leave --strategy out"),
+    ],
+)
+def test_what_goes_without_a_program_is_refused_beside_one(capsys, own, arguments, message):
+    assert main([*arguments, "--program", own]) == 2
+    assert re.match(f"minidist: {message}", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("command", ["verify", "timeline"])
+def test_a_program_that_cannot_be_run_is_refused_before_a_rank_starts(
+    capsys, own, command, monkeypatch
+):
+    monkeypatch.setattr(equivalence, "Cluster", lambda *arguments: pytest.fail("a rank started"))
+    Path(own).write_text(V.replace("W1", ""))
+    assert main([command, "--program", own]) == 2
+    fault, *lines = capsys.readouterr().err.splitlines()
+    assert fault == "minidist: rank 1, action 7: I1 is the last of its micro-batch; missing: W"
+    assert lines[-1].strip("^") == " " * lines[-2].index("I1")
+    Path(own).write_text(V.replace("W1", "X1"))
+    assert main([command, "--program", own]) == 2
+    assert "own.txt, line 4, column 44: 'X1' is no action" in capsys.readouterr().err
+    assert main([command, "--program", own + "x"]) == 2
+    assert re.match("minidist: cannot read '.*own.txtx': No such file", capsys.readouterr().err)

@@ -1,0 +1,271 @@
+"""Memory on GPUs that all ranks see; on the stand-in, whose processes map each other's memory."""
+
+import gc
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from minidist import Cluster, run
+from minidist.backend import device_module, on_gpu, to_device, to_host
+from minidist.comm.local import device_memory
+from minidist.errors import RankDied
+
+pytestmark = pytest.mark.gpu
+both = pytest.mark.parametrize("transport", ["process", "thread"])
+
+
+@pytest.fixture
+def runtime():
+    """Return the stand-in's runtime: some tests are of the stand-in itself."""
+    cuda = device_module("gpu").cuda
+    if not hasattr(cuda, "order"):
+        pytest.skip("this asks the stand-in")
+    return cuda.runtime
+
+
+@both
+def test_places_are_aligned_and_used_again_by_the_same_stream_only(cluster, transport):
+    def worker(group):
+        memory, cuda = group.fabric.device_memory, device_module("gpu").cuda
+        x = group.empty(1000, "float32")
+        first, place = x.data.ptr, memory.offset_of(x)
+        inside = [memory.offset_of(part) - place for part in (x[:10], x[7:], x[999:])]
+        apart = [memory.offset_of(y) for y in (x[::2], x.copy(), np.ones(3), None)]
+        del x
+        gc.collect()
+        with cuda.Stream(non_blocking=True):
+            other = group.empty(1000, "float32").data.ptr
+        again = group.empty(990, "float32").data.ptr
+        return first % 512, inside, set(apart), first == other, first == again
+
+    found = cluster(2, transport, "gpu").run(worker)
+    assert found == [(0, [0, 28, 3996], {device_memory.DEVICE}, False, True)] * 2
+
+
+@both
+def test_a_rank_allocates_chunks_as_it_needs_them(cluster, transport):
+    """Small arrays share one; a large one has its own, which the others open when they meet it."""
+
+    def worker(group):
+        memory, sizes = group.fabric.device_memory, []
+        kept = [group.empty(n, "uint8") for n in (1, 10_000, 20 << 20, 3)]
+        for chunk in memory.chunks:
+            sizes.append(chunk.size >> 20)
+        total = []
+        for x in kept[2:]:
+            x[...] = group.rank + 1
+            total.append(int(to_host(group.all_reduce(x, out=x)[-1])))
+        return sizes, total
+
+    with Cluster(2, transport, "gpu") as ranks:
+        assert ranks.run(worker) == [([2, 64, 20], [3, 3])] * 2
+
+
+def test_where_no_memory_is_left_the_pool_gives_back_what_nobody_uses(runtime, monkeypatch):
+    def worker(group):
+        if group.rank:
+            return True
+        memory, xp, asked = group.fabric.device_memory, device_module("gpu"), []
+        pool = SimpleNamespace(free_all_blocks=lambda: asked.append("free"))
+
+        def malloc(nbytes):
+            asked.append(nbytes)
+            if "free" not in asked:
+                raise runtime.CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
+            return usual(nbytes)
+
+        usual = runtime.malloc
+        with monkeypatch.context() as patched:
+            patched.setattr(runtime, "malloc", malloc)
+            patched.setattr(xp, "get_default_memory_pool", lambda: pool, raising=False)
+            size = memory.grow(1).size
+        return asked == [size, "free", size]
+
+    with Cluster(2, "thread", "gpu") as ranks:
+        assert ranks.run(worker) == [True] * 2
+
+
+@both
+def test_arrays_on_the_host_and_on_gpus_meet_on_the_host(cluster, transport):
+    def worker(group):
+        x = np.arange(6.0) * (group.rank + 1)
+        mine = to_device(x, "gpu") if group.rank else x
+        shared = group.empty(6, "float64") if group.rank else x.copy()
+        shared[...] = mine
+        sums = [group.all_reduce(mine), group.all_reduce(shared, out=shared)]
+        return [to_host(s).tolist() for s in sums], [*map(on_gpu, sums)], group.ledger.total
+
+    three = [3.0 * i for i in range(6)]
+    for rank, (sums, kinds, moved) in enumerate(cluster(2, transport, "gpu").run(worker)):
+        assert sums == [three, three] and moved == 48 + 48
+        assert kinds == [bool(rank)] * 2
+
+
+def test_ranks_end_at_once_and_close_what_they_have_opened(capfd):
+    def worker(group):
+        x = group.empty(10)
+        x[...] = 1
+        return float(group.all_reduce(x, out=x)[0])
+
+    for _ in range(3):
+        ranks = Cluster(3, device="gpu")
+        assert ranks.run(worker) == [3.0] * 3
+        start = time.monotonic()
+        ranks._stop(patience=20.0)  # seconds until force; `close` has 2
+        assert time.monotonic() - start < device_memory.PATIENCE - 1  # by themselves, at once
+    assert capfd.readouterr().err == ""
+
+
+def test_a_rank_that_is_killed_leaves_nothing(capfd):
+    def worker(group, die):
+        x = group.empty(10)
+        x[...] = 1
+        group.all_reduce(x, out=x)
+        if die and group.rank == 1:
+            os.kill(os.getpid(), 9)
+        group.barrier()
+        return float(group.all_reduce(x, out=x)[0])
+
+    with Cluster(2, device="gpu") as ranks:
+        for _ in range(2):
+            with pytest.raises(RankDied, match="rank 1"):
+                ranks.run(worker, True)
+            assert ranks.run(worker, False) == [4.0] * 2
+    assert capfd.readouterr().err == ""
+
+
+def ranks_without(lacks: str, transport: str, device: str) -> subprocess.CompletedProcess:
+    """Return a run of two ranks, on a machine that lacks what a variable=value says."""
+    program = f"""
+import minidist, numpy as np
+from minidist.backend import to_device, to_host
+def worker(group):
+    x, y = group.empty(5, "float64"), to_device(np.full(5, 2.0), "gpu")
+    x[...] = group.rank
+    group.all_reduce(x, out=x)
+    return to_host(x + group.all_reduce(y)).tolist(), group.fabric.device_memory is not None
+with minidist.Cluster(2, {transport!r}, {device!r}) as ranks:
+    for _ in range(2):
+        (first, shared), (second, too) = ranks.run(worker)
+        assert first == second == [5.0] * 5 and shared == too
+        print(shared)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | dict([lacks.split("=")]),
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+IPC, PEERS = "STRICT_IPC_REFUSED=1", "STRICT_NO_PEER_ACCESS=all"
+ONE_WAY = "STRICT_NO_PEER_ACCESS=1>0"
+
+
+@pytest.mark.parametrize(
+    ("lacks", "transport", "device", "rank", "why"),
+    [
+        (IPC, "process", "gpu:0", 0, "cudaErrorMapBufferObjectFailed"),
+        (PEERS, "process", "gpu", 0, "cudaErrorPeerAccessUnsupported"),
+        (PEERS, "thread", "gpu", 0, "GPU 0 cannot use the memory of GPU 1"),
+        (ONE_WAY, "process", "gpu", 1, "cudaErrorPeerAccessUnsupported"),  # rank 0 has opened it
+    ],
+)
+def test_ranks_that_cannot_share_memory_reduce_on_the_host_and_say_why(
+    runtime, lacks, transport, device, rank, why
+):
+    done = ranks_without(lacks, transport, device)
+    assert done.stdout.split() == ["False"] * 2
+    (line,) = done.stderr.splitlines()  # one for all ranks and runs
+    start = f"minidist: arrays on GPUs are reduced on the host, because rank {rank} cannot"
+    assert line.startswith(start) and why in line
+
+
+@pytest.mark.parametrize(
+    ("lacks", "transport", "device"), [(IPC, "thread", "gpu"), (PEERS, "process", "gpu:1")]
+)
+def test_threads_need_no_handle_and_one_gpu_needs_no_peer(runtime, lacks, transport, device):
+    done = ranks_without(lacks, transport, device)
+    assert done.stdout.split() == ["True"] * 2 and done.stderr == ""
+
+
+# The stand-in: were it not strict, the tests above would show nothing.
+
+
+def without_waiting(group):
+    """Reduce in shared memory without waiting for the GPU before the others are told."""
+    group.fabric.device_memory.synchronize = lambda: None
+    x = group.empty(1000, "float64")
+    x[...] = group.rank + 1
+    return to_host(group.all_reduce(x, out=x)).tolist()
+
+
+def test_what_a_rank_has_not_waited_for_the_others_do_not_see(runtime):
+    found = run(without_waiting, 2, device="gpu:0")
+    assert any(ranks != [3.0] * 1000 for ranks in found)
+
+
+def exporter(group):
+    """Give the others a handle; then free the memory while they have it open."""
+    runtime = device_module("gpu").cuda.runtime
+    pointer = runtime.malloc(1 << 21)
+    handle = runtime.ipcGetMemHandle(pointer)
+    group.send(np.frombuffer(handle, np.uint8), to=1)
+    wrong = {}
+    for name, call in {
+        "own handle": lambda: runtime.ipcOpenMemHandle(handle),
+        "unknown": lambda: runtime.free(pointer + 1),
+        "not opened": lambda: runtime.ipcCloseMemHandle(pointer),
+    }.items():
+        with pytest.raises(runtime.CUDARuntimeError) as raised:
+            call()
+        wrong[name] = str(raised.value).partition(":")[0]
+    group.barrier()
+    runtime.free(pointer)
+    with pytest.raises(RuntimeError, match="is freed that processes"):
+        device_module("gpu").cuda.get_current_stream().synchronize()
+    group.barrier()
+    return wrong
+
+
+def importer(group):
+    """Open the handle twice, and close it twice."""
+    runtime = device_module("gpu").cuda.runtime
+    handle = group.recv(0).tobytes()
+    first, again = runtime.ipcOpenMemHandle(handle), runtime.ipcOpenMemHandle(handle)
+    cuda = device_module("gpu").cuda
+    memory = cuda.MemoryPointer(cuda.UnownedMemory(first, 80, None), 0)
+    x = device_module("gpu").ndarray(10, "float64", memory)
+    runtime.ipcCloseMemHandle(again)
+    x[...] = 1  # it is open once more
+    cuda.get_current_stream().synchronize()
+    group.barrier()
+    group.barrier()
+    runtime.ipcCloseMemHandle(first)
+    with pytest.raises(runtime.CUDARuntimeError, match="freed, or closed"):
+        x += 1
+    with pytest.raises(runtime.CUDARuntimeError, match="invalid argument"):
+        runtime.ipcCloseMemHandle(first)
+    return first == again
+
+
+def test_the_stand_in_knows_who_may_open_close_and_free(runtime):
+    def worker(group):
+        return importer(group) if group.rank else exporter(group)
+
+    wrong, same = run(worker, 2, device="gpu:0")
+    assert same and wrong == {
+        "own handle": "cudaErrorInvalidContext",
+        "unknown": "cudaErrorInvalidValue",
+        "not opened": "cudaErrorInvalidValue",
+    }

@@ -1,0 +1,372 @@
+"""Small messages in ring buffers: as sent, in order, promptly, whatever sockets carry between."""
+
+import mmap
+import statistics
+import threading
+import time
+from collections import deque
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidist.comm.local.mailbox import Mailbox
+from minidist.comm.local.ring_buffer import (
+    CAPACITY,
+    HEADS,
+    LARGEST,
+    NBYTES,
+    WIDEST,
+    RingBufferReader,
+    RingBufferWriter,
+)
+from minidist.comm.local.shared_memory import SharedMemory
+from minidist.comm.message import Key, Message
+from minidist.errors import Deadlock
+from tests.strategies import seeds
+
+DTYPES = ["bool", "int8", "uint16", "int64", "float16", "float32", "complex128", "g", ">f8", ">i4"]
+
+
+def ends():
+    """Return both ends of a new ring buffer."""
+    memory = SharedMemory(mmap.mmap(-1, NBYTES), 0, 1)
+    return RingBufferWriter(memory, 0), RingBufferReader(memory, 0)
+
+
+def key_of(tag, run=1):
+    return Key(run, (), "message", tag)
+
+
+def marked(number, nbytes):
+    """Return an array of about so many bytes by which its message can be told from others."""
+    return np.full(1 + nbytes // 8, number, np.int64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (5,), (2, 3, 4)])
+def test_an_array_comes_out_as_it_was_put_in_and_nobody_elses(dtype, shape):
+    writer, reader = ends()
+    array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    for was_on_gpu in (False, True, False):
+        assert writer.put(key_of(7), Message(array, was_on_gpu))
+    for was_on_gpu in (False, True, False):
+        key, (found, flag) = reader.poll()
+        assert key == key_of(7) and flag is was_on_gpu and found.flags.owndata
+        np.testing.assert_array_equal(found, array, strict=True)
+        assert found.dtype == array.dtype and found.flags.writeable
+    assert reader.poll() is None
+
+
+def test_an_array_need_not_be_contiguous():
+    writer, reader = ends()
+    array = np.arange(60.0).reshape(3, 4, 5)
+    for view in (array.T, array[::2, 1:, ::-1], np.broadcast_to(np.arange(3), (2, 3))):
+        writer.put(key_of(0), Message(view, False))
+        np.testing.assert_array_equal(reader.poll()[1].array, view)
+
+
+def test_a_full_ring_takes_no_more_until_there_is_room_again():
+    writer, reader = ends()
+    message = Message(marked(1, LARGEST - 100), False)
+    fitted = sum(writer.put(key_of(0), message) for _ in range(6))
+    assert fitted == CAPACITY // LARGEST and writer.count == 6
+    assert not writer.put(key_of(0), Message(np.ones(LARGEST + 1, np.uint8), False))
+    for _ in range(fitted):
+        assert reader.poll() is not None
+    assert reader.poll() is None and reader.has_pending()  # the others come through the socket
+    for _ in range(3):
+        reader.from_socket.append((key_of(0), message))
+        assert reader.poll() == (key_of(0), message)
+    assert writer.put(key_of(0), message) and reader.poll() is not None and not reader.has_pending()
+
+
+def test_more_kinds_of_messages_than_an_end_remembers():
+    writer, reader = ends()
+    for tag in [*range(HEADS + 5), *range(HEADS - 5, HEADS + 10), 0, 1]:
+        writer.put(key_of(tag), Message(np.array(tag), False))
+        key, (array, _) = reader.poll()
+        assert key == key_of(tag) and array == tag and len(writer.numbers) <= HEADS
+
+
+def test_a_head_that_is_wider_than_a_record_can_say_goes_another_way():
+    writer, reader = ends()
+    for tag in (1 << 8 * (WIDEST + 1), 1 << 8 * (CAPACITY + 1)):
+        for _ in range(2):
+            assert not writer.put(key_of(tag), Message(np.ones(3), False))
+            reader.from_socket.append((key_of(tag), None))
+            assert reader.poll() == (key_of(tag), None)
+        assert writer.put(key_of(1), Message(np.ones(4), False))
+        assert reader.poll()[1].array.size == 4 and not reader.has_pending()
+
+
+def test_what_a_sender_was_killed_over_is_not_there():
+    writer, reader = ends()
+    announced = bytes(writer.words)
+    writer.put(key_of(0), Message(np.ones(5), False))
+    writer.words[:] = memoryview(announced).cast("Q")  # killed before it said so
+    assert not reader.has_pending() and reader.poll() is None
+
+
+@settings(max_examples=60)
+@given(seed=seeds, large=st.floats(0, 0.5), hurry=st.floats(0.1, 0.9))
+def test_ring_and_socket_together_are_one_queue(seed, large, hurry):
+    """A sender, a receiver and a slow socket take steps in any order, for a few rounds."""
+    random = np.random.default_rng(seed)
+    (writer, reader), mailbox, socket = ends(), Mailbox(), deque()
+    mailbox.polled[0] = reader
+    sent, found = {tag: [] for tag in range(3)}, {tag: [] for tag in range(3)}
+
+    def send(number):
+        tag, most = int(random.integers(3)), 2 * LARGEST if random.random() < large else 2000
+        message = Message(marked(number, int(random.integers(most))), False)
+        sent[tag].append((number, message.array.size))
+        if not writer.put(key_of(tag), message):
+            socket.append((key_of(tag), message))
+
+    def look(tag):
+        taken = mailbox._pop([0], key_of(tag))
+        if taken is not None:
+            array = taken[1].array
+            assert (array == array[0]).all()
+            found[tag].append((array[0], array.size))
+        return taken is not None
+
+    def arrive():
+        reader.from_socket.append(socket.popleft())
+        mailbox.notify()
+
+    for number in range(1, 150):
+        send(number)
+        if socket and random.random() < hurry:
+            arrive()
+        if random.random() < hurry:
+            look(int(random.integers(3)))
+        for tag in range(3):
+            assert found[tag] == sent[tag][: len(found[tag])]
+    while socket:
+        arrive()
+    for tag in range(3):
+        while look(tag):
+            pass
+    assert found == sent and mailbox.count == 149
+
+
+def test_no_old_message_reaches_the_next_run_from_a_ring():
+    (writer, reader), mailbox = ends(), Mailbox()
+    mailbox.polled[0] = reader
+    for run in (1, 1, 2):
+        writer.put(key_of(0, run), Message(np.array(run), False))
+    mailbox.drop_runs_before(2)
+    assert list(mailbox.messages) == [(0, key_of(0, 2))] and mailbox.count == 3
+
+
+def counted(reader):
+    """Return a semaphore that counts the requests to be woken."""
+    requests, request_wake_up = threading.Semaphore(0), reader.request_wake_up
+
+    def request():
+        request_wake_up()
+        requests.release()
+
+    reader.request_wake_up = request
+    return requests
+
+
+def sleeps(mailbox, requests):
+    """Return whether, in some seconds, one more thread has requested to be woken, and sleeps."""
+    requested = requests.acquire(timeout=20)
+    with mailbox.lock:  # which it holds until it sleeps
+        return requested
+
+
+@contextmanager
+def receiving(mailbox, requests, tag):
+    """Let another thread receive this tag from rank 0; it has to get it in a moment."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(mailbox.take([0], key_of(tag), "recv")))
+    thread.daemon = True
+    thread.start()
+    assert sleeps(mailbox, requests)
+    yield
+    thread.join(timeout=5)
+    assert found and found[0][1].array == tag
+
+
+def test_a_message_that_waited_behind_a_slow_socket_wakes_who_sleeps_for_it():
+    (writer, reader), mailbox = ends(), Mailbox()
+    mailbox.polled[0], requests = reader, counted(reader)
+    large = Message(np.ones(LARGEST + 1, np.uint8), False)
+    assert not writer.put(key_of(1), large)
+    assert writer.put(key_of(2), Message(np.array(2), False)) and not writer.must_wake()
+    with receiving(mailbox, requests, 2):
+        reader.from_socket.append((key_of(1), large))
+        mailbox.notify()
+
+
+def test_a_message_that_comes_just_before_the_call_to_be_woken_is_seen():
+    (writer, reader), mailbox = ends(), Mailbox()
+    mailbox.polled[0], request_wake_up = reader, reader.request_wake_up
+
+    def too_late():
+        writer.put(key_of(3), Message(np.array(3), False))
+        assert not writer.must_wake()
+        request_wake_up()
+
+    reader.request_wake_up = too_late
+    found = []
+    thread = threading.Thread(
+        target=lambda: found.append(mailbox.take([0], key_of(3), "recv")), daemon=True
+    )
+    thread.start()
+    thread.join(timeout=5)
+    assert found and found[0][1].array == 3
+
+
+def test_one_call_wakes_all_who_sleep_and_they_ask_for_another():
+    (writer, reader), mailbox = ends(), Mailbox()
+    mailbox.polled[0], requests = reader, counted(reader)
+    with receiving(mailbox, requests, 1), receiving(mailbox, requests, 2):
+        for tag in (1, 2):
+            writer.put(key_of(tag), Message(np.array(tag), False))
+            if tag == 1:
+                assert writer.must_wake() and not writer.must_wake()
+                mailbox.notify()
+                assert sleeps(mailbox, requests)  # the second, again
+        assert writer.must_wake()
+        mailbox.notify()
+
+
+@pytest.fixture
+def pair(cluster):
+    """Return two ranks, which have a core each: else there are no ring buffers between them."""
+    ranks = cluster(2)
+    if not all(ranks.run(lambda group: bool(group.fabric.mailbox.polled))):
+        pytest.skip("ring buffers need an x86-64 processor, and a core for each rank")
+    return ranks
+
+
+@settings(max_examples=8)
+@given(seed=seeds, size=st.integers(2, 3))
+def test_messages_of_mixed_sizes_keep_their_order_however_late_the_receivers_are(
+    cluster, seed, size
+):
+    def worker(group, seed):
+        random, others = np.random.default_rng(seed), range(group.size)
+        plan = random.integers([3, 8], size=(400, 2)).tolist()  # tag, size as a power of 8
+        for number, (tag, power) in enumerate(plan):
+            for to in others:
+                group.send(np.full(min(8**power, 50_000), number), to=to, tag=tag)
+        time.sleep(random.random() * 0.05)
+        for tag in random.permutation(3).tolist():
+            for source in others:
+                want = [(n, min(8**power, 50_000)) for n, (t, power) in enumerate(plan) if t == tag]
+                found = [group.recv(source, tag=tag) for _ in want]
+                assert [(x[0], x.size) for x in found] == want
+        return "well"
+
+    assert cluster(size).run(worker, seed, timeout=60) == ["well"] * size
+
+
+def test_threads_of_a_rank_may_send_and_receive_at_once(pair):
+    def worker(group):
+        other, found = 1 - group.rank, {0: [], 1: [], 2: []}
+
+        def repeat(tag):
+            for n in range(600):
+                group.send(np.full(1 + 40 * (n % 70), n), to=other, tag=tag)
+                found[tag].append(int(group.recv(other, tag=tag)[-1]))
+
+        threads = [threading.Thread(target=repeat, args=(tag,)) for tag in found]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return all(numbers == list(range(600)) for numbers in found.values())
+
+    assert pair.run(worker, timeout=60) == [True, True]
+
+
+def test_threads_that_wait_for_the_same_messages_share_them(pair):
+    def worker(group):
+        if group.rank == 0:
+            for n in range(2000):
+                group.send(np.array(n), to=1)
+                if n % 100 == 0:
+                    time.sleep(0.002)  # so that they fall asleep now and then
+            return None
+        found = [], []
+
+        def repeat(mine):
+            mine.extend(int(group.recv(0)) for _ in range(1000))
+
+        threads = [threading.Thread(target=repeat, args=(mine,)) for mine in found]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return found
+
+    first, second = pair.run(worker, timeout=60)[1]
+    assert sorted(first + second) == list(range(2000))
+    assert first == sorted(first) and second == sorted(second)
+
+
+def test_who_sleeps_is_woken_promptly(pair):
+    def worker(group):
+        waited = []
+        for _ in range(20):
+            if group.rank == 0:
+                time.sleep(0.05)
+                group.send(np.array(time.monotonic()), to=1)
+                group.recv(1)
+            else:
+                waited.append(-float(group.recv(0)) + time.monotonic())
+                group.send(np.zeros(1), to=0)
+        return waited
+
+    assert statistics.median(pair.run(worker)[1]) < 0.02
+
+
+def test_no_call_to_wake_up_is_lost_however_the_moments_fall(pair):
+    """The receiver is about to fall asleep when the message comes; nobody else will wake it."""
+
+    def worker(group, rounds):
+        group.fabric.snapshot = lambda: None  # else it would poll the ring buffers now and then
+        random, stop = np.random.default_rng(group.rank), time.monotonic() + 20
+        try:
+            for _ in range(rounds):
+                end = time.perf_counter() + random.random() * 0.001
+                while time.perf_counter() < end:
+                    pass
+                in_time = time.monotonic() < stop  # on a busy machine fewer rounds have to do
+                group.send(np.array(in_time), to=1 - group.rank)
+                if not (group.recv(1 - group.rank) and in_time):
+                    break
+        finally:
+            del group.fabric.snapshot
+        return "well"
+
+    assert pair.run(worker, 3000, timeout=60) == ["well"] * 2
+
+
+def test_a_message_in_the_ring_of_a_rank_that_never_looks_hides_no_deadlock(pair):
+    def worker(group):
+        group.send(np.ones(1), to=1 - group.rank)
+        group.recv(group.rank)
+
+    with pytest.raises(Deadlock, match="rank 0: waits in recv"):
+        pair.run(worker, timeout=8)
+
+
+def test_a_message_in_the_ring_of_a_rank_that_is_busy_is_no_deadlock(pair):
+    def worker(group):
+        if group.rank == 0:
+            group.send(np.ones(1), to=1)
+            return float(group.recv(1)[0])
+        time.sleep(1.5)
+        group.send(group.recv(0), to=0)
+
+    assert pair.run(worker)[0] == 1.0

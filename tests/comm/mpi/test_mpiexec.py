@@ -1,0 +1,478 @@
+"""What starts, and what ends, ranks that MPI starts: real `mpiexec`, of MPICH or Open MPI.
+
+The contract of Group and Cluster is in conformance/; here are the launcher, the command line, and
+what is left when a rank is killed.
+"""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minidist import checkpoint
+from minidist.bench import run_peer
+from minidist.comm.mpi import library as mpi
+from tests.comm.test_cluster import gone
+
+pytestmark = pytest.mark.mpi
+
+MPIEXEC = run_peer.mpiexec()
+OPEN_MPI = {  # more ranks than cores, and as root: MPICH asks for neither
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+MINIDIST = [sys.executable, "-m", "minidist"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def there_is_mpi():
+    try:
+        mpi.load()
+    except ValueError as error:
+        pytest.skip(str(error))
+    if MPIEXEC is None:
+        pytest.skip("there is no mpiexec, beside this Python or on the PATH")
+
+
+def mpiexec(ranks, *command, timeout=60, **settings):
+    """Run a command on some ranks; return the completed process. settings: of the environment."""
+    return subprocess.run(
+        [MPIEXEC, "-n", str(ranks), *command],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=os.environ | OPEN_MPI | settings,
+    )
+
+
+def script(tmp_path, body):
+    """Write a script that has imported what is needed; return the command that runs it."""
+    path = tmp_path / "script.py"
+    head = "import os, sys, time\nimport numpy as np\nimport minidist\n"
+    path.write_text(head + textwrap.dedent(body))
+    return [sys.executable, "-m", "mpi4py", str(path)]
+
+
+def memory_gigabytes():
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+
+
+def left_memory():
+    """Return the files of shared memory that no process has mapped."""
+    files = {str(path) for path in Path("/dev/shm").glob("*")}
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # the process has ended meanwhile
+            files -= {line.split()[-1] for line in maps.read_text().splitlines() if "/dev" in line}
+    return {file for file in files if os.path.exists(file)}  # none that was removed meanwhile
+
+
+# Starting.
+
+
+def test_every_process_gets_the_results_of_all_and_a_group_of_its_own(tmp_path):
+    command = script(
+        tmp_path,
+        """
+        def worker(group, base):
+            return base + group.rank
+
+        found = minidist.run(worker, 3, 10, transport="mpi")
+        with minidist.Cluster(3, transport="mpi") as cluster:  # ranks that stay up
+            again = [cluster.run(worker, base) for base in (20, 30)]
+        os.write(1, f"{found} {again}\\n".encode())  # in one piece
+        """,
+    )
+    done = mpiexec(3, *command)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[10, 11, 12] [[20, 21, 22], [30, 31, 32]]"] * 3
+
+
+def test_the_worker_and_its_arguments_are_those_of_process_0_as_with_local_ranks(tmp_path):
+    command = script(
+        tmp_path,
+        """
+        from mpi4py import MPI
+        mine = [MPI.COMM_WORLD.rank]
+        found = minidist.run(lambda group, x: x.append(7) or x, 2, mine, transport="mpi")
+        os.write(1, f"{found} {mine}\\n".encode())  # in one piece
+        """,
+    )
+    done = mpiexec(2, *command)
+    lines = sorted(done.stdout.splitlines())
+    assert lines == ["[[0, 7], [0, 7]] [0]", "[[0, 7], [0, 7]] [1]"], done.stderr
+
+
+@pytest.mark.parametrize("processes, ranks", [(2, 3), (3, 2), (1, 4)])
+def test_another_number_of_ranks_than_processes_is_named_with_the_command(
+    tmp_path, processes, ranks
+):
+    command = script(tmp_path, f"minidist.run(print, {ranks}, transport='mpi')")
+    done = mpiexec(processes, *command)
+    plural = "es" if processes > 1 else ""
+    assert done.returncode != 0
+    assert f"MPI has started {processes} process{plural} for {ranks} ranks" in done.stderr
+    assert f"start this with: mpiexec -n {ranks} python -m mpi4py {command[-1]}" in done.stderr
+
+
+def test_outside_mpiexec_the_error_says_how_to_start(tmp_path):
+    command = script(tmp_path, "minidist.run(print, 4, transport='mpi')")
+    done = subprocess.run([sys.executable, command[-1]], capture_output=True, text=True, timeout=60)
+    assert f"mpiexec -n 4 python -m mpi4py {command[-1]}" in done.stderr.splitlines()[-1]
+    arguments = ["verify", "--transport", "mpi", "--strategy", "naive"]
+    done = subprocess.run([*MINIDIST, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.endswith(
+        f"only; start this with: mpiexec -n 4 minidist {' '.join(arguments)}\n"
+    )
+    arguments = ["train", "--transport", "mpi", "--ranks", "2"]
+    done = subprocess.run([*MINIDIST, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.endswith("with: mpiexec -n 2 minidist train --transport mpi --ranks 2\n")
+
+
+def test_a_missing_library_and_a_missing_thread_level_are_named_with_the_remedy(tmp_path):
+    body = "minidist.run(print, 1, transport='mpi')"
+    hidden = script(tmp_path, f"sys.modules['mpi4py'] = None\n{body}")
+    done = subprocess.run([sys.executable, hidden[-1]], capture_output=True, text=True, timeout=60)
+    assert "ValueError: transport='mpi' needs mpi4py" in done.stderr
+    done = mpiexec(1, *script(tmp_path, body), MPI4PY_RC_THREAD_LEVEL="serialized")
+    assert "ValueError: this MPI does not let several threads communicate at once" in done.stderr
+
+
+@pytest.mark.skipif(memory_gigabytes() < 12, reason="needs 12 GB of memory")
+def test_arrays_of_more_than_two_gigabytes_arrive_whole(tmp_path):
+    command = script(
+        tmp_path,
+        """
+        def worker(group):
+            n = 2**31 + 65
+            if group.rank == 0:
+                x = np.zeros(n, np.uint8)
+                x[:: 2**20 + 1] = x[-1] = 7
+                return group.send(x, to=1)
+            x = group.recv(0)
+            return x.shape == (n,), int(x.sum(dtype=int)), x[0], x[-1]
+
+        marks = len(range(0, 2**31 + 65, 2**20 + 1))
+        found = minidist.run(worker, 2, transport="mpi")[1]
+        assert found == (True, 7 * (marks + 1), 7, 7), found
+        """,
+    )
+    done = mpiexec(2, *command, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
+# The command line.
+
+
+def test_train_prints_once_and_ends_alike_on_every_process():
+    arguments = ["train", "--transport", "mpi", "--steps", "3", "--width", "16", "--sample", "5"]
+    done = mpiexec(2, *MINIDIST, *arguments, "--pp", "2", "--micro-batches", "2")
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall("certificate: ok. 2 ranks", done.stdout)) == 1
+    assert len(re.findall("3 steps in", done.stdout)) == 1
+
+
+def test_a_run_saves_and_goes_on_where_it_was(tmp_path):
+    pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
+    sizes = "--batch 6 --context 8 --width 8 --heads 2 --depth 1 --sample 0 --every 2 --steps 4"
+    train = [*MINIDIST, "train", "--transport", "mpi", "--dp", "3", *sizes.split()]
+    done = mpiexec(3, *train, "--checkpoint", str(tmp_path / "whole"))
+    assert done.returncode == 0, done.stderr
+    early = tmp_path / "cut" / "step-00000002"
+    shutil.copytree(tmp_path / "whole" / early.name, early)
+    done = mpiexec(3, *train, "--checkpoint", str(tmp_path / "cut"), "--resume")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("goes on after step 2, from") == 1 and "2 steps in" in done.stdout
+    (found, step), (want, _) = (checkpoint.load(tmp_path / name) for name in ("cut", "whole"))
+    assert step == 4 and found.keys() == want.keys()
+    for name, array in want.items():  # MPI promises no order of sums
+        np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-7, err_msg=name)
+    done = mpiexec(3, *train, "--checkpoint", str(tmp_path / "cut"))
+    assert done.returncode == 2 and done.stderr.count("has a checkpoint of step 4; go on") == 1
+
+
+def test_elastic_says_what_to_do_instead():
+    done = mpiexec(2, *MINIDIST, "train", "--transport", "mpi", "--elastic", "--checkpoint", "x")
+    assert done.returncode == 2 and done.stderr == (
+        "minidist: --elastic needs --transport process: MPI ends all ranks when one dies; start "
+        "the command again with --resume, and mpiexec with fewer ranks\n"
+    )
+
+
+def test_what_is_wrong_is_said_once_and_every_process_has_the_same_status():
+    done = mpiexec(2, *MINIDIST, "train", "--transport", "mpi", "--steps", "many")
+    assert done.returncode == 2 and done.stderr.count("'many' is not a whole number") == 1
+    done = mpiexec(2, *MINIDIST, "train", "--transport", "mpi", "--width", "7")
+    assert done.returncode == 2 and done.stderr.count("minidist: ") == 1, done.stderr
+
+
+def test_what_fails_in_one_process_alone_is_said_and_ends_the_others(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("hello world " * 1000)
+    train = [*MINIDIST, "train", "--transport", "mpi", "--steps", "2", "--width", "16", "--text"]
+    alone = [*train, str(text), ":", "-n", "1", *train, str(tmp_path / "missing.txt")]
+    done = mpiexec(1, *alone)
+    assert done.returncode == 2 and done.stderr.count("cannot read the text") == 1, done.stderr
+
+
+def test_verify_says_which_rows_prove_nothing_about_bytes():
+    arguments = ["--strategy", "naive", "--strategy", "layer_split"]
+    done = mpiexec(3, *MINIDIST, "verify", "--transport", "mpi", *arguments)
+    *rows, summary, left_out = done.stdout.splitlines()
+    assert done.returncode == 0 and "all ok" in summary, done.stdout
+    assert re.fullmatch(r"\d+ cases on 4 ranks or more are left out: mpiexec -n 4", left_out)
+    several = [row for row in rows if " MLP" in row and " 1 rank " not in row]
+    assert {row.split()[1] for row in several} == {"naive", "layer_split"}
+    for row in several:
+        assert ("not counted: all_reduce (by formula)" in row) == (row.split()[1] == "naive")
+
+
+@pytest.mark.timeout(200)
+def test_verify_promises_bits_except_where_mpi_adds_in_an_order_of_its_own():
+    names = ["mixed_precision", "local_sgd", "top_k", "pipedream"]
+    arguments = [word for name in names for word in ("--strategy", name)]
+    verify = [*MINIDIST, "verify", "--transport", "mpi", *arguments]
+    done = mpiexec(4, *verify, "--json", timeout=180)
+    assert done.returncode == 0, done.stdout
+    rows = json.loads(done.stdout)
+    weaker = {}
+    for row in rows:
+        promise, *order = row["promise"].split(", ", 1)
+        assert row["ok"] and order in ([], ["up to the order of sums, 1e-9"])
+        assert promise == "exact" or order or row["error"] == 0.0
+        if order:
+            weaker.setdefault((row["strategy"], row["ranks"]), []).append(row["case"])
+            assert "not counted: " in row["detail"]
+    in_float32 = ["MLP, sums in float32", "Transformer, ZeRO 3"]
+    rounds = [r["case"] for r in rows if r["strategy"] == "local_sgd" and "round" in r["case"]]
+    for ranks in (3, 4):
+        assert weaker.pop(("mixed_precision", ranks)) == in_float32
+        assert weaker.pop(("local_sgd", ranks)) == rounds[: len(rounds) // 4]
+    assert weaker.pop(("pipedream", 4)) == ["MLP, a plan with replicas"]  # three of one stage
+    assert not weaker  # two numbers have one sum; top_k and 16-bit floats are added in rank order
+
+
+def test_a_run_knows_whether_mpi_has_added_up_in_an_order_of_its_own(tmp_path):
+    command = script(
+        tmp_path,
+        """
+        def worker(group, dtype, size):
+            some, x = group.split(int(group.rank < size)), np.ones(6, dtype)
+            some.reduce_scatter(x)
+            some.all_gather(x[:1], out=some.empty(some.size, dtype))
+            first, group.fabric.reordered = group.fabric.reordered, False
+            some.all_reduce(x)
+            return first, group.fabric.reordered
+
+        with minidist.Cluster(3, transport="mpi") as cluster:
+            found = [
+                cluster.run(worker, *case)[0]
+                for case in [("f8", 3), ("c16", 3), ("f2", 3), ("f8", 2), ("i8", 3)]
+            ]
+        if minidist.comm.mpi.library.is_first():
+            print(found)
+        """,
+    )
+    done = mpiexec(3, *command)
+    yes, no = (True, True), (False, False)
+    assert done.stdout == f"{[yes, yes, no, no, no]}\n", done.stderr
+
+
+@pytest.mark.timeout(200)
+def test_bench_prints_one_table_of_the_ranks_that_mpiexec_has_started():
+    arguments = ["bench", "--transport", "mpi", "--rounds", "1"]
+    done = mpiexec(2, *MINIDIST, *arguments, timeout=180)
+    head, *rows = done.stdout.splitlines()
+    assert done.returncode == 0 and head.split()[:2] == ["float32", "on"], done.stderr
+    assert "minidist" in head and [row.split(",")[0] for row in rows[::2]] == [
+        "all_reduce 8 bytes",
+        "all_reduce 1 MB",
+        "all_reduce 16 MB",
+        "step",
+        "step",
+    ]
+    done = mpiexec(2, *MINIDIST, *arguments, "--ranks", "2")
+    assert done.returncode == 2
+    assert done.stderr == "minidist: mpiexec has started the ranks; leave --ranks out\n"
+
+
+# GPUs: on the stand-in for CuPy, which has 4.
+
+
+def on_stand_in(command):
+    root = Path(__file__).parents[3]
+    folders = os.pathsep.join([str(root / "tests" / "strict_device"), str(root)])
+    return mpiexec(3, *command, PYTHONPATH=folders)
+
+
+def test_nccl_moves_what_ranks_under_mpi_reduce_and_a_failure_aborts_it(tmp_path):
+    """Without the abort, rank 0 would wait permanently for the kernel of rank 1."""
+    command = script(
+        tmp_path,
+        """
+        from cupy.cuda import _nccl_root
+
+        def reduce(group):
+            half = group.split(group.rank // 2)
+            return [g.all_reduce(np.arange(2.0)).tolist() for g in (group, half)], _nccl_root.calls
+
+        def fail(group):
+            group.all_reduce(np.ones(1))
+            if group.rank == 1:
+                group.communicator._start = lambda *_: 1 // 0
+            try:
+                group.all_reduce(np.ones(1))
+            except RuntimeError as error:
+                sys.said = str(error)[:10]
+
+        for worker in (reduce, fail, lambda group: group.all_reduce(np.ones(1)).tolist()):
+            try:
+                found = minidist.run(worker, 3, transport="mpi-nccl", device="gpu")
+            except minidist.errors.RankFailed as error:
+                found = error.rank, getattr(sys, "said", None)
+            if minidist.comm.mpi.library.is_first():
+                print(found)
+        """,
+    )
+    done = on_stand_in(command)
+    ended = 1, "NCCL_ERROR"
+    pair = [[[0.0, 3.0], [0.0, 2.0]], ["allReduce"] * 2]
+    alone = [[[0.0, 3.0], [0.0, 1.0]], ["allReduce"]]
+    found = [list(map(tuple, (pair, pair, alone))), ended, [[3.0]] * 3]
+    assert done.stdout.splitlines() == list(map(str, found)), done.stderr
+
+
+def test_sums_of_float16_go_from_gpu_to_gpu_and_are_in_rank_order(tmp_path):
+    """1 + h is 1, for h = 2**-11; h + h first would make it 1 + 2 h."""
+    command = script(
+        tmp_path,
+        """
+        from cupy.cuda import _nccl_root
+        from minidist.backend import to_device, to_host
+
+        def worker(group):
+            x = to_device(np.full(5, 2.0**-11 if group.rank else 1, np.float16), "gpu")
+            total, calls = to_host(group.all_reduce(x)), sorted(set(_nccl_root.calls))
+            piece = to_host(group.reduce_scatter(x))
+            return set(total.tolist()), calls, set(piece.tolist()), len(piece)
+
+        found = minidist.run(worker, 3, transport="mpi-nccl", device="gpu")
+        if minidist.comm.mpi.library.is_first():
+            print(found)
+        """,
+    )
+    done = on_stand_in(command)
+    want = [({1.0}, ["recv", "send"], {1.0}, size) for size in (2, 2, 1)]
+    assert done.stdout == f"{want}\n", done.stderr
+
+
+def test_ranks_under_mpi_that_share_a_gpu_are_named(tmp_path):
+    command = script(
+        tmp_path,
+        """
+        try:
+            minidist.run(lambda group: None, 3, transport="mpi-nccl", device="gpu:2")
+        except minidist.errors.RankFailed as error:
+            print(error.__cause__)
+        """,
+    )
+    done = on_stand_in(command)
+    assert done.stdout.count("ranks 0 and 1 are on one GPU, 0x12000 on the PCI bus of host 0") == 3
+
+
+# Ending.
+
+
+@pytest.mark.parametrize("started", [["-m", "mpi4py"], []], ids=["mpi4py", "plain"])
+def test_an_uncaught_failure_ends_all_processes_with_the_remote_traceback(tmp_path, started):
+    python, *_, path = script(
+        tmp_path,
+        """
+        def worker(group):
+            if group.rank == 1:
+                raise KeyError("the reason")
+            while True:
+                pass
+
+        minidist.run(worker, 3, transport="mpi")
+        """,
+    )
+    begin, before = time.monotonic(), left_memory()
+    done = mpiexec(3, python, *started, path)
+    assert done.returncode != 0 and time.monotonic() - begin < 20
+    assert "RankFailed: rank 1 failed:" in done.stderr and "KeyError: 'the reason'" in done.stderr
+    assert left_memory() <= before
+
+
+ENDLESS = r"""
+def worker(group):
+    os.write(1, f"[rank {group.rank} is {os.getpid()}]\n".encode())  # in one piece
+    x, pair = group.empty(100_000), group.split(group.rank % 2)
+    x[:] = 1
+    while True:
+        group.all_reduce(x)
+        pair.all_reduce(x, algorithm="hierarchical")
+        group.send(x, to=(group.rank + 1) % group.size)
+        group.recv((group.rank - 1) % group.size)
+
+minidist.run(worker, 3, transport="mpi")
+"""
+
+
+def launch(tmp_path):
+    """Start three ranks that communicate; return the launcher and {rank: its process}."""
+    launcher = subprocess.Popen(
+        [MPIEXEC, "-n", "3", *script(tmp_path, ENDLESS)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | OPEN_MPI,
+        start_new_session=True,
+    )
+    said = ""
+    while len(pids := dict(re.findall(r"\[rank (\d) is (\d+)\]", said))) < 3:
+        said += (line := launcher.stdout.readline())
+        assert line, said
+    return launcher, {int(rank): int(pid) for rank, pid in pids.items()}
+
+
+@pytest.mark.timeout(300)
+def test_a_rank_killed_at_any_moment_ends_the_job_and_leaves_nothing(tmp_path):
+    draw, before = random.Random(0), left_memory()
+    for _ in range(50):
+        launcher, pids = launch(tmp_path)
+        time.sleep(draw.uniform(0, 0.2))
+        rank = draw.randrange(3)
+        os.kill(pids[rank], signal.SIGKILL)
+        said, _ = launcher.communicate(timeout=20)
+        assert launcher.returncode != 0
+        # The launcher names the rank, or the signal; a peer that was just reading the memory of the
+        # dead process may end the job before the launcher has seen the death, with MPI's own error.
+        peers = "".join(str(peer) for peer in range(3) if peer != rank)
+        unreadable = rf"Abort.* \(rank [{peers}] in comm (?s:.*)process_vm_readv failed \(errno 3\)"
+        launcher_said = f"process rank {rank} with PID {pids[rank]}" in said or "signal 9" in said
+        assert launcher_said or re.search(unreadable, said), said
+        assert gone(pids.values(), within=10)
+        assert left_memory() <= before
+
+
+def test_ctrl_c_ends_all_processes_and_leaves_nothing(tmp_path):
+    before = left_memory()
+    launcher, pids = launch(tmp_path)
+    launcher.send_signal(signal.SIGINT)
+    launcher.communicate(timeout=20)
+    assert launcher.returncode != 0 and gone(pids.values(), within=10)
+    assert left_memory() <= before

@@ -1,0 +1,68 @@
+"""The tests marked gpu, run on a stand-in for CuPy where there is no GPU: `pytest --device strict`.
+
+They run in a pytest of their own, since the stand-in must be found before any test is imported.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+LIMIT = 1200  # seconds
+CONFORMANCE = "tests/comm/conformance"
+QUICK = [  # what a training step of each model asks for
+    "tests/gpu",
+    "tests/nn",
+    "tests/test_backend.py",
+    "tests/test_optim.py",
+    "tests/autograd/test_functions.py",
+    "tests/autograd/test_attention.py",
+]
+SLOWER = [  # those that start many processes
+    "tests/comm",
+    "tests/cli/test_cli.py",
+    "tests/bench",
+    "tests/observe/test_costs.py",
+    "tests/observe/test_measure_pipeline.py",
+]
+
+
+def strict(*options: str) -> subprocess.CompletedProcess:
+    """Run `pytest --device strict` on this checkout, in one process."""
+    command = [sys.executable, "-m", "pytest", "--device", "strict", "-q", "--tb=short"]
+    command += ["-p", "no:cacheprovider", "-p", "no:xdist", *options]
+    env = {name: value for name, value in os.environ.items() if "PYTEST_" not in name}
+    env["OPENBLAS_NUM_THREADS"] = "1"  # more of them only wait for each other: matrices are small
+    return subprocess.run(
+        command, cwd=TESTS.parent, env=env, capture_output=True, text=True, timeout=LIMIT
+    )
+
+
+def passed(*options: str) -> None:
+    """Require that they pass and that none is skipped, or show what pytest said."""
+    done = strict(*options)
+    assert done.returncode == 0, "\n" + done.stdout[-10_000:] + done.stderr[-2_000:]
+    assert " passed" in done.stdout and " skipped" not in done.stdout, done.stdout[-1000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT)
+def test_a_training_step_passes_on_the_stand_in():
+    passed("-m", "gpu and not slow", *QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT)
+def test_what_is_marked_gpu_passes_on_the_stand_in():
+    passed("-m", "gpu and not slow", *(f"--ignore={path}" for path in SLOWER), "tests")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT)
+@pytest.mark.parametrize("tests", [*SLOWER, CONFORMANCE, "tests/verify/test_equivalence.py"])
+def test_what_takes_longer_passes_on_the_stand_in(tests):
+    apart = [f"--ignore={CONFORMANCE}"] if tests == "tests/comm" else []
+    passed("-m", "gpu", *apart, tests)

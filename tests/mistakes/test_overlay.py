@@ -1,0 +1,72 @@
+"""minidist with files replaced, and the tests that run against it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minidist.mistakes.overlay import PACKAGE, build, replaced
+from minidist.mistakes.register import find
+
+ROOT = Path(__file__).parents[2]
+NAIVE = "data_parallel/naive.py"
+THREADS = "tests/data_parallel/test_naive.py::test_small_integers_give_exactly_the_same_bits"
+PROCESSES = "tests/verify/test_equivalence.py::test_every_strategy_keeps_its_promise[naive]"
+
+
+def source(path=NAIVE):
+    return (PACKAGE / path).read_text(encoding="utf-8")
+
+
+def test_the_tree_is_the_package_but_for_what_is_replaced_or_left_out(tmp_path):
+    build(tmp_path, {NAIVE: "changed = True\n"}, leave_out=("mistakes", "hybrid.py"))
+    assert (tmp_path / "minidist" / NAIVE).read_text() == "changed = True\n"
+    there = {p.relative_to(tmp_path / "minidist") for p in tmp_path.rglob("*.py")}
+    want = {p.relative_to(PACKAGE) for p in PACKAGE.rglob("*.py")}
+    assert there == {p for p in want if p.parts[0] not in ("mistakes", "hybrid.py")}
+    assert replaced(tmp_path)[NAIVE] == "changed = True\n"
+    assert source() != "changed = True\n"
+
+
+def test_what_the_package_does_not_have_cannot_be_replaced(tmp_path):
+    with pytest.raises(ValueError, match=r"minidist has no data_parallel/new\.py"):
+        build(tmp_path, {"data_parallel/new.py": ""})
+    with pytest.raises(ValueError, match="has no folder minidist"):
+        replaced(tmp_path)
+    build(tmp_path, {})
+    with pytest.raises(ValueError, match="exists already"):
+        build(tmp_path, {})
+
+
+def test_pipes_folders_and_devices_are_no_files_to_replace(tmp_path):
+    (tmp_path / "minidist" / "folder.py").mkdir(parents=True)
+    os.mkfifo(tmp_path / "minidist" / "pipe.py")
+    (tmp_path / "minidist" / "endless.py").symlink_to("/dev/zero")
+    assert replaced(tmp_path) == {}
+
+
+def pytest_with(folder, *tests):
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *tests]
+    return subprocess.run(
+        [*command, "--impl", folder], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+
+
+# Every day test_mutants.py, too, runs pytest on files that are not sound.
+@pytest.mark.parametrize("sound", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_pytest_runs_against_another_implementation(tmp_path, sound):
+    theirs = tmp_path / "minidist" / NAIVE
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text(source() if sound else find("no_all_reduce").files()[NAIVE])
+    run = pytest_with(tmp_path, THREADS, *[PROCESSES] * (not sound))
+    assert f"minidist with {NAIVE} of {tmp_path}" in run.stdout
+    assert run.returncode == (0 if sound else 1), run.stdout + run.stderr
+    if not sound:  # those with two and four threads, and the one with processes
+        assert "3 failed" in run.stdout.splitlines()[-1]
+
+
+def test_a_folder_that_is_none_is_a_usage_error(tmp_path):
+    run = pytest_with(tmp_path / "nowhere", THREADS)
+    assert run.returncode == 4 and "has no folder minidist" in run.stderr

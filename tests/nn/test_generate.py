@@ -1,0 +1,217 @@
+"""Translation: greedy and with a beam, against loops written out and every target there is.
+
+A decoder that is drawn at random is a table of odds: how likely is each word after each beginning?
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist import Tensor, nn
+from minidist.nn import generate as decoding
+from minidist.nn.generate import padded, translate
+from minidist.nn.tokens import BEGIN, END, PAD
+from tests.strategies import seeds, sentences, translators
+
+
+def log_softmax(x):
+    x = x - x.max(axis=-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+def odds(model, source, words):
+    """Return log p[T, V] of the words that may follow BEGIN and each beginning of `words`."""
+    tokens = np.concatenate([source, [BEGIN], words]).astype(int)
+    return log_softmax(model(tokens[None]).data[0])
+
+
+def log_p(model, source, target):
+    """Return the log p of a target up to its END: the sum over its words."""
+    words = target[: list(target).index(END) + 1] if END in target else target
+    return odds(model, source, words[:-1])[np.arange(len(words)), words].sum()
+
+
+def every_target(vocab, length):
+    """Yield all targets[T]: an END, if there is one, is followed by PAD."""
+    for n in range(1, length + 1):
+        for words in itertools.product(range(vocab), repeat=n):
+            ends = words[-1] == END if n < length else True
+            if ends and END not in words[:-1]:
+                yield padded(np.array([words]), length)[0]
+
+
+def greedily(model, source):
+    """Return a target[T], one word after the other; each time the model reads all of it anew."""
+    words = []
+    while len(words) < model.target_length and END not in words:
+        words.append(int(odds(model, source, words)[-1].argmax()))
+    return padded(np.array([words]), model.target_length)[0]
+
+
+def likely_to_end(model, by):
+    """Let END be more likely everywhere: the head adds `by` to its logit."""
+    head = model.layers[-1]
+    head.norm.bias.data[...] = 1
+    head.norm.gain.data[...] *= 0.1
+    head.linear.weight.data[:, END] += by / len(head.norm.bias.data)
+    return model
+
+
+@st.composite
+def models_and_sources(draw):
+    """Draw an encoder-decoder and sources[B, S]; END is likely in some of them."""
+    model = likely_to_end(draw(translators()), draw(st.sampled_from([0.0, 1.0, 2.0])))
+    return model, draw(sentences(model))[:, : model.source_length]
+
+
+@given(models_and_sources())
+def test_greedy_is_a_loop_that_takes_the_most_likely_word(drawn):
+    model, sources = drawn
+    want = [greedily(model, source) for source in sources]
+    np.testing.assert_array_equal(translate(model, sources), want)
+
+
+@given(models_and_sources())
+def test_a_beam_of_one_is_greedy(drawn):
+    model, sources = drawn
+    memory = decoding.encode(model, sources)
+    beam = decoding.beam_search(model, memory, 1)
+    np.testing.assert_array_equal(beam, decoding.greedy(model, memory))
+
+
+@st.composite
+def tiny(draw):
+    """Draw an encoder-decoder with few targets, and sources[B, S]."""
+    model = nn.Seq2Seq(
+        5, draw(st.integers(3, 4)), 4, 2, 1, 3, draw(st.integers(1, 3)), dtype="float64"
+    )
+    random = np.random.default_rng(draw(seeds))
+    for p in model.parameters():
+        p.data[...] = random.standard_normal(p.shape)
+    sources = draw(sentences(model, most=2))[:, :3]
+    return likely_to_end(model, draw(st.sampled_from([-1.0, 0.0, 1.0]))), sources
+
+
+@given(tiny())
+def test_a_beam_that_keeps_every_beginning_finds_the_most_likely_target(drawn):
+    model, sources = drawn
+    V, T = model.vocab, model.target_length
+    targets = list(every_target(V, T))
+    for source, found in zip(sources, translate(model, sources, beam=V**T), strict=True):
+        scores = [log_p(model, source, target) for target in targets]
+        assert log_p(model, source, found) == pytest.approx(max(scores), rel=1e-9)
+        np.testing.assert_array_equal(found, targets[int(np.argmax(scores))])
+
+
+def test_a_beam_finds_what_greedy_misses(monkeypatch):
+    """3 is the likelier first word, but each word after it is unlikely; 4 then END is better."""
+    table = {(): {3: 0.6, 4: 0.4}, (3,): {3: 0.4, 4: 0.35, END: 0.25}, (4,): {END: 1.0}}
+
+    def next_words(model, memory, written):
+        assert written.shape[0] == len(memory) and (written[:, 0] == BEGIN).all()
+        p = np.full((len(written), model.vocab), 1e-9)
+        for row, words in zip(p, written[:, 1:].tolist(), strict=True):
+            for word, value in table.get(tuple(words), {END: 1.0}).items():
+                row[word] = value
+        return np.log(p)
+
+    monkeypatch.setattr(decoding, "next_words", next_words)
+    model, sources = nn.Seq2Seq(5, 5, 4, 2, 1, 2, 3), np.array([[3, PAD]])
+    assert translate(model, sources).tolist() == [[3, 3, END]]
+    assert translate(model, sources, beam=2).tolist() == [[4, END, PAD]]
+
+
+@pytest.mark.parametrize("beam", [1, 2, 5])
+@given(models_and_sources())
+def test_after_end_there_is_nothing(beam, drawn):
+    model, sources = drawn
+    found = translate(model, sources, beam)
+    assert found.shape == (len(sources), model.target_length)
+    for target in found.tolist():
+        if END in target:
+            assert not any(target[target.index(END) + 1 :])
+
+
+def test_ended_sentences_are_not_asked_again_and_the_last_one_is_cut(monkeypatch):
+    """The memory of a sentence says after how many words it ends."""
+    model, asked = nn.Seq2Seq(6, 6, 4, 2, 1, 2, 3), []
+
+    def next_words(model, memory, written):
+        asked.append(memory.data[:, 0, 0].tolist())
+        words = np.where(memory.data[:, 0, 0] == written.shape[1], END, 3)
+        return np.where(np.arange(model.vocab) == words[:, None], 0.0, -9.0)
+
+    monkeypatch.setattr(decoding, "next_words", next_words)
+    found = decoding.greedy(model, Tensor(np.array([1, 2, 3, 4])[:, None, None]))
+    assert found.tolist() == [[END, PAD, PAD], [3, END, PAD], [3, 3, END], [3, 3, 3]]
+    assert asked == [[1, 2, 3, 4], [2, 3, 4], [3, 4]]
+    found = decoding.greedy(model, Tensor(np.array([1, 2])[:, None, None]))
+    assert found.tolist() == [[END, PAD, PAD], [3, END, PAD]]
+    assert asked[3:] == [[1, 2], [2]]
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+@given(models_and_sources())
+def test_a_sentence_does_not_depend_on_the_others_of_its_batch(beam, drawn):
+    model, sources = drawn
+    together = translate(model, sources, beam)
+    for source, target in zip(sources, together, strict=True):
+        np.testing.assert_array_equal(translate(model, source[None], beam)[0], target)
+
+
+@pytest.mark.parametrize("beam", [1, 2])
+def test_no_sources_have_no_targets(beam):
+    found = translate(nn.Seq2Seq(5, 5, 4, 2, 1, 2, 3), np.zeros((0, 2), int), beam)
+    assert found.shape == (0, 3)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_model_with_dropout_translates_without_it(beam, device):
+    sources = np.array([[3, 4], [4, PAD]])
+    models = [nn.Seq2Seq(5, 5, 4, 2, 1, 2, 3, dropout=rate).to(device) for rate in (0.0, 0.5)]
+    results = [translate(model, sources, beam) for model in models]
+    np.testing.assert_array_equal(*results)
+    assert all(type(found) is np.ndarray for found in results)
+
+
+@pytest.mark.parametrize("beam", [1, 30, 1500])
+def test_of_equally_likely_words_the_first_is_written(monkeypatch, beam):
+    model = nn.Seq2Seq(5, 40, 4, 2, 1, 2, 3)
+    memory = decoding.encode(model, np.array([[3, 4]]))
+    assert decoding.next_words(model, memory, np.array([[BEGIN]])).dtype == np.float64
+
+    def next_words(model, memory, written):
+        return np.where(np.arange(40) < 5, -np.inf, np.log(1 / 35))[None].repeat(len(memory), 0)
+
+    monkeypatch.setattr(decoding, "next_words", next_words)
+    np.testing.assert_array_equal(translate(model, [[3, 4]], beam), [[5, 5, 5]])
+
+
+def test_no_graph_is_made(monkeypatch):
+    model, kept = nn.Seq2Seq(5, 5, 4, 2, 1, 2, 3), []
+    ask = decoding.next_words
+
+    def next_words(model, memory, written):
+        kept.append(memory.creator)
+        return ask(model, memory, written)
+
+    monkeypatch.setattr(decoding, "next_words", next_words)
+    translate(model, np.array([[3, 4]]))
+    assert kept and not any(kept)
+
+
+@pytest.mark.parametrize(
+    "sources, beam, message",
+    [
+        ([[3, 4, 0]], 1, r"sources are \[B, 2\], padded with 0; not \[1, 3\]"),
+        ([3, 4], 1, r"sources are \[B, 2\], padded with 0; not \[2\]"),
+        ([[3, 4]], 0, "a beam keeps 1 beginning or more, not 0"),
+        ([[3, 5]], 1, "token 5 is outside a vocabulary of 5"),
+    ],
+)
+def test_what_cannot_be_translated_is_an_error(sources, beam, message):
+    with pytest.raises(ValueError, match=message):
+        translate(nn.Seq2Seq(5, 5, 4, 2, 1, 2, 3), sources, beam)

@@ -1,0 +1,620 @@
+"""Pictures of an event log: by hand, of real runs, and of random logs."""
+
+import json
+import math
+import threading
+import time
+from dataclasses import replace
+from fractions import Fraction
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lessons.support import figures
+from minidist import run
+from minidist.events import Event, EventLog
+from minidist.observe import timeline
+from minidist.observe.chrome_trace import chrome_trace, save_chrome_trace
+from minidist.observe.timeline import figure, text
+from minidist.observe.tracks import tracks
+from minidist.pipeline_parallel import SCHEDULES, add_communication, add_reductions, programs
+from minidist.planning import simulate
+from tests.chrome_traces import check_chrome_trace
+from tests.strategies import chunks_of, fitting
+
+
+def by_hand():
+    """Two ranks of 10 ms; on each a second thread communicates beside backward."""
+    log = EventLog()
+    for r in (0, 1):
+        log.events += [
+            Event(r, "forward", 5.0, 5.002),
+            Event(r, "backward", 5.002, 5.008),
+            Event(r, "update", 5.008, 5.01),
+            Event(r, "step", 5.0, 5.01),
+            Event(r, "all_reduce w", 5.004, 5.007, "communication", 4000, "buckets"),
+        ]
+    return log
+
+
+def pipeline():
+    """One rank: F0 F1 F2 B2 B1 B0, backward twice as long."""
+    starts = {"F0": 0, "F1": 1, "F2": 2, "B2": 3, "B1": 5, "B0": 7}
+    spans = [(n, t * 1e-3, (t + 1 + (n[0] == "B")) * 1e-3) for n, t in starts.items()]
+    return EventLog([Event(0, *span) for span in spans])
+
+
+names = st.one_of(st.sampled_from(["F0", "B12", "all_reduce w", "", "7", "step"]), st.text())
+times = st.floats(0, 1) | st.integers(0, 4).map(lambda n: n * 1e-7)
+
+
+def nested(draw, start, end, depth):
+    """Draw (start, end) pairs inside an interval, children before their parents, as a log does."""
+    cuts = sorted(start + draw(times) * (end - start) for _ in range(2 * draw(st.integers(0, 2))))
+    cuts = [min(cut, end) for cut in cuts]
+    spans = []
+    for a, b in zip(cuts[::2], cuts[1::2], strict=True):
+        spans += nested(draw, a, b, depth - 1) if depth else []
+        spans.append((a, b))
+    return spans
+
+
+@st.composite
+def logs(draw):
+    """Draw a log whose events nest on every thread, at any scale and distance from time 0."""
+    log, zero = EventLog(), draw(st.sampled_from([0.0, 1.0, 123456.789]))
+    scale = draw(st.sampled_from([1e-7, 1e-6, 1e-3, 1.0, 3e5]))
+    for rank in range(draw(st.integers(0, 3))):
+        for thread in draw(st.lists(st.sampled_from(["main", "a", "Thread-1 (f)"]), unique=True)):
+            for start, end in nested(draw, zero, zero + scale, 3):
+                category = draw(st.sampled_from(["compute", "communication"]))
+                count = draw(st.integers(0, 1 << 40))
+                log.events.append(Event(rank, draw(names), start, end, category, count, thread))
+    return log
+
+
+@given(logs(), st.integers(40, 130))
+def test_logs_that_nest_become_valid_traces_and_texts_that_fit(log, width):
+    trace = json.loads(json.dumps(chrome_trace(log), allow_nan=False))
+    check_chrome_trace(trace)
+    complete = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    assert len(complete) == len(log.events)
+    assert sorted(e["args"]["bytes"] for e in complete) == sorted(e.bytes for e in log.events)
+    assert all(0 <= e["ts"] and e["ts"] * 8 % 1 == 0 == e["dur"] * 8 % 1 for e in complete)
+    lines = text(log, width).split("\n")
+    assert max(map(len, lines)) <= width and all(line.isprintable() for line in lines)
+    assert len(lines) >= 1 + len(tracks(log))
+
+
+@given(logs().filter(lambda log: len(log.events) > 0), st.data())
+def test_a_partial_overlap_anywhere_is_refused(log, data):
+    victim = data.draw(st.sampled_from(log.events))
+    long = replace(victim, start=victim.start, end=victim.start + 2.0, name="long")
+    late = replace(victim, start=victim.start + 1.0, end=victim.start + 3.0, name="late")
+    log = EventLog([long, late, *(e for e in log.events if e.thread != victim.thread)])
+    for picture in (text, chrome_trace):
+        with pytest.raises(
+            ValueError, match=r"'long'.*'late'.*overlap on .*(rank|pid) \d+, (thread|tid)"
+        ):
+            picture(log)
+
+
+@pytest.mark.parametrize("start, end", [(2.0, 1.0), (0.0, math.inf), (math.nan, 1.0)])
+def test_an_event_that_does_not_end_after_its_start_is_refused(start, end):
+    with pytest.raises(ValueError, match="'odd' of rank 3 starts at"):
+        text(EventLog([Event(3, "odd", start, end)]))
+
+
+def test_text_shows_communication_beside_compute():
+    assert text(by_hand(), 80).split("\n") == [
+        "ms             |0           |2           |4           |6           |8",
+        "rank 0 main    [--forward--][---------------backward--------------][---update--]",
+        "rank 0 buckets                           [---all_reduce w--]",
+        "rank 1 main    [--forward--][---------------backward--------------][---update--]",
+        "rank 1 buckets                           [---all_reduce w--]",
+        "compute: s = step, f = forward, b = backward, u = update",
+        "communication: a = all_reduce",
+    ]
+
+
+def test_text_falls_back_from_brackets_to_names_to_letters():
+    events = [Event(0, "one", 0, 3), Event(0, "two", 3, 8), Event(0, "four", 8, 33)]
+    assert text(EventLog(events), 40).split("\n")[1] == "rank 0 one[two][----------four---------]"
+    log = EventLog([Event(0, "forward 3", 0.0, 0.1), Event(0, "rest", 0.1, 1.0)])
+    assert text(log, 40).split("\n")[1] == "rank 0 fff[------------rest------------]"
+
+
+def test_text_keeps_an_outer_event_visible_around_the_inner_ones():
+    log = EventLog([Event(0, "inner", 0.4, 0.6), Event(0, "outer", 0.0, 1.0)])
+    row = text(log, 57).split("\n")[1].removeprefix("rank 0 ")
+    assert row == "o" * 20 + "[-inner--]" + "o" * 20
+
+
+def test_an_event_shorter_than_a_column_still_shows():
+    log = EventLog([Event(0, "work", 0.0, 1.0), Event(0, "tick", 1.0, 1.0 + 1e-6)])
+    log.events.append(Event(0, "more", 1.0 + 1e-6, 2.0))
+    row = text(log, 60).split("\n")[1]
+    assert "work" in row and "]t[" in row and "more" in row
+
+
+@pytest.mark.parametrize("span, unit", [(7.0, "s"), (0.02, "ms"), (4e-6, "us"), (0.0, "us")])
+def test_the_unit_of_the_scale_follows_the_span(span, unit):
+    line = text(EventLog([Event(0, "a", 1.0, 1.0 + span)])).split("\n")[0]
+    assert line.startswith(f"{unit:<7}|0")
+
+
+def test_an_empty_log_says_so():
+    assert text(EventLog()) == "no events in the log"
+    assert chrome_trace(EventLog())["traceEvents"] == []
+    check_chrome_trace(chrome_trace(EventLog()))
+
+
+def test_too_narrow_a_text_is_refused():
+    with pytest.raises(ValueError, match="40 columns or more, not 39"):
+        text(by_hand(), 39)
+
+
+def test_a_trace_has_a_process_per_rank_and_a_thread_per_thread():
+    trace = chrome_trace(by_hand())["traceEvents"]
+    named = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace if e["name"] == "thread_name"}
+    assert named == {(0, 0): "main", (0, 2): "buckets", (1, 1): "main", (1, 2): "buckets"}
+    processes = {e["pid"]: e["args"]["name"] for e in trace if e["name"] == "process_name"}
+    assert processes == {0: "rank 0", 1: "rank 1"}
+    order = [e["args"]["sort_index"] for e in trace if e["name"] == "thread_sort_index"]
+    assert order == [0, 1, 2, 3]
+    reduce = next(e for e in trace if e["name"] == "all_reduce w")
+    assert (reduce["ts"], reduce["dur"], reduce["cat"]) == (4000.0, 3000.0, "communication")
+    assert reduce["args"] == {"bytes": 4000}
+
+
+def test_children_stay_inside_parents_whatever_the_clock_rounds():
+    starts = [0.1 * n + 1e-9 for n in range(200)]
+    log = EventLog()
+    for start in starts:
+        log.events.append(Event(0, "child", start + 0.01, start + 0.0999999))
+        log.events.append(Event(0, "parent", start, start + 0.0999999))
+    check_chrome_trace(json.loads(json.dumps(chrome_trace(log))))
+    assert [depth for depth, _ in tracks(log)[0, "main"]] == [0, 1] * 200
+
+
+def test_of_equal_intervals_the_one_logged_last_is_the_outer_one():
+    log = EventLog([Event(0, "inner", 1.0, 2.0), Event(0, "outer", 1.0, 2.0)])
+    assert [(d, e.name) for d, e in tracks(log)[0, "main"]] == [(0, "outer"), (1, "inner")]
+
+
+@pytest.mark.parametrize("transport", ["thread", "process"])
+def test_a_real_run_with_two_threads_per_rank_passes(transport, tmp_path):
+    def worker(group):
+        other = group.split(0)
+
+        def communicate():
+            for b in range(2):
+                other.all_reduce(np.ones(1000), label=f"bucket {b}")
+
+        with group.log.span("step"):
+            thread = threading.Thread(target=communicate, name="buckets")
+            thread.start()
+            with group.log.span("backward"), group.log.span("layer 1"):
+                time.sleep(0.01)
+            with group.waiting("the other thread", thread):
+                thread.join()
+            group.all_reduce(np.ones(2))
+        group.barrier()
+
+    log = EventLog()
+    run(worker, 2, transport=transport, log=log)
+    save_chrome_trace(log, tmp_path / "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))
+    check_chrome_trace(trace)
+    assert trace == chrome_trace(log)
+    rows = tracks(log)
+    assert list(rows) == [(0, "main"), (0, "buckets"), (1, "main"), (1, "buckets")]
+    for rank in (0, 1):
+        depths = {e.name: depth for depth, e in rows[rank, "main"]}
+        want = {"step": 0, "backward": 1, "layer 1": 2, "all_reduce": 1, "barrier": 0}
+        assert depths == want
+        assert [e.name[-1] for _, e in rows[rank, "buckets"]] == ["0", "1"]
+    assert "rank 1 buckets" in text(log) and "all_reduce" in text(log)
+
+
+def broken(change):
+    trace = chrome_trace(by_hand())
+    change(trace, next(e for e in trace["traceEvents"] if e["ph"] == "X"))
+    return trace
+
+
+def drop(name):
+    def change(trace, _):
+        trace["traceEvents"] = [e for e in trace["traceEvents"] if e["name"] != name]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(lambda _, e, key=key: e.pop(key) for key in ("ph", "name", "cat", "pid", "tid", "args")),
+        *(lambda _, e, key=key: e.pop(key) for key in ("ts", "dur")),
+        *(lambda _, e, bad=bad: e.update(dur=bad) for bad in (-1.0, math.nan, "3", None, True)),
+        *(lambda _, e, bad=bad: e.update(ts=bad) for bad in (-0.125, math.inf)),
+        lambda _, e: e.update(ph="B"),
+        lambda _, e: e.update(pid=0.0),
+        lambda _, e: e.update(tid=77),
+        lambda _, e: e.update(args={}),
+        lambda _, e: e.update(args={"bytes": -1}),
+        lambda _, e: e.update(ts=1000.0),
+        lambda trace, _: trace.pop("displayTimeUnit"),
+        lambda trace, _: trace.pop("traceEvents"),
+        lambda trace, _: trace["traceEvents"].append(7),
+        drop("process_name"),
+        drop("thread_name"),
+    ],
+)
+def test_the_checker_finds_what_is_wrong(change):
+    check_chrome_trace(chrome_trace(by_hand()))
+    with pytest.raises((AssertionError, KeyError, TypeError, ValueError)):
+        check_chrome_trace(broken(change))
+
+
+@pytest.mark.parametrize(
+    "count, words",
+    [(64, "64 B"), (999, "999 B"), (4200, "4.2 kB"), (999_500, "1 MB"), (5 * 10**9, "5 GB")],
+)
+def test_bytes_have_three_digits(count, words):
+    assert figure.bytes_text(count) == words
+
+
+@pytest.fixture
+def drawn():
+    """Return a function that draws a log, and close the figures afterwards."""
+    if find_spec("matplotlib") is None:
+        pytest.skip("no matplotlib, which draws the figures: pip install 'minidist[lessons]'")
+    plt = figures.pyplot()
+    yield timeline.draw
+    plt.close("all")
+
+
+def bars(figure):
+    return sum(len(group.get_paths()) for group in figure.axes[0].collections)
+
+
+def test_a_figure_has_a_bar_per_event_and_a_row_per_thread(drawn):
+    figure = drawn(by_hand(), "Two ranks")
+    axes = figure.axes[0]
+    assert bars(figure) == len(by_hand().events)
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == ["rank 0 main", "rank 0 buckets", "rank 1 main", "rank 1 buckets"]
+    assert axes.get_xlim()[0] == 0 and axes.get_xlim()[1] == pytest.approx(10)
+    words = [words.get_text() for words in axes.texts]
+    assert words.count("all_reduce w, 4 kB") == 2 and words.count("backward") == 2
+
+
+def test_names_stand_only_where_they_fit(drawn):
+    events = [Event(0, f"all_reduce {n}", n * 1e-3, (n + 1) * 1e-3) for n in range(300)]
+    figure = drawn(EventLog(events))
+    assert bars(figure) == 300 and not figure.axes[0].texts
+
+
+def test_a_pipeline_names_its_micro_batches_in_its_bars(drawn):
+    figure = drawn(pipeline())
+    assert [words.get_text() for words in figure.axes[0].texts] == "0 1 2 2 1 0".split()
+    assert [key.get_text() for key in figure.legends[0].get_texts()] == ["forward", "backward"]
+
+
+@pytest.mark.parametrize("log", [EventLog(), EventLog([Event(0, "$a_", 1.0, 1.0)])])
+def test_a_figure_of_nothing_and_of_an_instant_can_be_drawn(drawn, log, tmp_path):
+    figure = drawn(log)
+    figure.savefig(tmp_path / "figure.png")
+    assert bars(figure) == len(log.events)
+
+
+def simulated(schedule, p, m, chunks=1, **durations):
+    return simulate(programs(schedule, p, m, chunks), **durations).timeline
+
+
+PICTURES = {
+    ("gpipe", 4, 4): [
+        "units  |0             |5             |10            |15            |20",
+        "rank 0 F0-F1-F2-F3-...........................B3====B2====B1====B0====",
+        "rank 1 ...F0-F1-F2-F3-..................B3====B2====B1====B0====......",
+        "rank 2 ......F0-F1-F2-F3-.........B3====B2====B1====B0====............",
+        "rank 3 .........F0-F1-F2-F3-B3====B2====B1====B0====..................",
+        "F forward, B backward, . idle",
+        "3 columns are 1 unit",
+    ],
+    ("1f1b", 4, 8): [
+        "units  |0        |5        |10       |15       |20       |25       |30",
+        "rank 0 F0F1F2F3............B0==F4B1==F5B2==F6B3==F7B4==..B5==..B6==..B7==",
+        "rank 1 ..F0F1F2........B0==F3B1==F4B2==F5B3==F6B4==F7B5==..B6==..B7==....",
+        "rank 2 ....F0F1....B0==F2B1==F3B2==F4B3==F5B4==F6B5==F7B6==..B7==........",
+        "rank 3 ......F0B0==F1B1==F2B2==F3B3==F4B4==F5B5==F6B6==F7B7==............",
+        "F forward, B backward, . idle",
+        "2 columns are 1 unit",
+    ],
+    ("interleaved", 2, 4, 2): [
+        "units  |0          |2          |4          |6          |8          |10         |12",
+        "rank 0 F0-F1-f0-f1-F2-...b0====F3-b1====f2-B0====f3-B1====...b2====...b3====B2====B3====",
+        "rank 1 ...F0-F1-f0-b0====f1-b1====F2-B0====F3-B1====f2-b2====f3-b3====B2====B3====......",
+        "F forward, B backward, . idle, lower case: chunk 1",
+        "6 columns are 1 unit",
+    ],
+    ("looped_bfs", 2, 3, 2): [
+        "units  |0          |2          |4          |6          |8          |10",
+        "rank 0 F0-F1-F2-f0-f1-f2-.........b2====b1====b0====B2====B1====B0====",
+        "rank 1 ...F0-F1-F2-f0-f1-f2-b2====b1====b0====B2====B1====B0====......",
+        "F forward, B backward, . idle, lower case: chunk 1",
+        "6 columns are 1 unit",
+    ],
+    ("interleaved_zb", 2, 2, 2): [
+        "units  |0          |2          |4          |6",
+        "rank 0 F0-F1-f0-f1-...i0=w0~i1=w1~I0=W0~I1=W1~",
+        "rank 1 ...F0-F1-f0-i0=f1-i1=w0~I0=w1~I1=W0~W1~",
+        "F forward, I input half of backward, W weight half of backward, . idle, lower case: "
+        "chunk 1",
+        "6 columns are 1 unit",
+    ],
+    ("dualpipe_v", 2, 4, 2): [
+        "units  |0          |2          |4          |6          |8          |10         |12",
+        "rank 0 F0-F1-F2-f0-i0=w0~f1-F3-b1====f2-B0====b2====f3-...B1====b3====I2=W2~I3=W3~",
+        "rank 1 ...F0-f0-F1-f1-F2-b0====f2-B0====F3-b1====f3-B1====b2====B2====i3=I3=w3~W3~",
+        "F forward, B backward, I input half of backward, W weight half of backward, . idle, "
+        "lower case:",
+        "  chunk 1",
+        "6 columns are 1 unit",
+    ],
+    ("zb_h1", 3, 4): [
+        "units  |0             |5             |10",
+        "rank 0 F0-F1-F2-......I0=W0~F3-I1=W1~I2=W2~I3=W3~",
+        "rank 1 ...F0-F1-...I0=F2-I1=W0~F3-I2=W1~I3=W2~W3~",
+        "rank 2 ......F0-I0=F1-I1=F2-I2=W0~F3-I3=W1~W2~W3~",
+        "F forward, I input half of backward, W weight half of backward, . idle",
+        "3 columns are 1 unit",
+    ],
+    ("zb_v", 2, 3, 2): [
+        "units  |0          |2          |4          |6          |8",
+        "rank 0 F0-F1-F2-f0-i0=w0~f1-i1=w1~I0=W0~f2-i2=w2~I1=W1~I2=W2~...",
+        "rank 1 ...F0-f0-F1-f1-i0=w0~F2-I0=W0~f2-i1=w1~I1=i2=I2=W1~w2~W2~",
+        "F forward, I input half of backward, W weight half of backward, . idle, lower case: "
+        "chunk 1",
+        "6 columns are 1 unit",
+    ],
+    ("v_half", 3, 3, 2): [
+        "units  |0          |2          |4          |6          |8          |10",
+        "rank 0 F0-F1-F2-......f0-i0=w0~f1-i1=w1~I0=W0~......f2-i2=I1=w2~W1~...I2=W2~",
+        "rank 1 ...F0-F1-...f0-...f1-i0=w0~F2-I0=W0~i1=w1~f2-...I1=i2=W1~w2~I2=W2~...",
+        "rank 2 ......F0-f0-F1-f1-......i0=I0=w0~F2-W0~f2-i1=I1=w1~W1~i2=I2=w2~W2~...",
+        "F forward, I input half of backward, W weight half of backward, . idle, lower case: "
+        "chunk 1",
+        "6 columns are 1 unit",
+    ],
+    ("v_min", 3, 3, 2): [
+        "units  |0          |2          |4          |6          |8          |10",
+        "rank 0 F0-F1-.........f0-i0=w0~f1-F2-i1=I0=w1~W0~...f2-i2=I1=w2~W1~...I2=W2~",
+        "rank 1 ...F0-F1-...f0-...f1-i0=w0~...I0=F2-W0~i1=f2-w1~I1=i2=W1~w2~I2=W2~...",
+        "rank 2 ......F0-f0-F1-f1-......i0=I0=w0~W0~F2-f2-i1=I1=w1~W1~i2=I2=w2~W2~...",
+        "F forward, I input half of backward, W weight half of backward, . idle, lower case: "
+        "chunk 1",
+        "6 columns are 1 unit",
+    ],
+    ("pipedream", 3, 4): [
+        "units  |0             |5             |10            |15            |20",
+        "rank 0 F0-F1-F2-............B0====U0+F3-B1====U1+...B2====U2+...B3====U3+",
+        "rank 1 ...F0-F1-......B0====U0+F2-B1====U1+F3-B2====U2+...B3====U3+......",
+        "rank 2 ......F0-B0====U0+F1-B1====U1+F2-B2====U2+F3-B3====U3+............",
+        "F forward, B backward, U update, . idle",
+        "3 columns are 1 unit",
+    ],
+}
+
+
+@pytest.mark.parametrize("shape", PICTURES, ids=lambda shape: shape[0])
+def test_a_simulated_schedule_is_the_papers_picture(shape):
+    assert text(simulated(*shape, update=1)).split("\n") == PICTURES[shape]
+
+
+def test_a_picture_too_wide_for_one_line_stands_in_parts():
+    assert text(simulated("1f1b", 2, 6), 40).split("\n") == [
+        "units  |0        |5        |10",
+        "rank 0 F0F1....B0==F2B1==F3B2==F4B3==F5",
+        "rank 1 ..F0B0==F1B1==F2B2==F3B3==F4B4==",
+        "",
+        "units          |20",
+        "rank 0 B4==..B5==",
+        "rank 1 F5B5==....",
+        "F forward, B backward, . idle",
+        "2 columns are 1 unit; in 2 parts, one",
+        "  below the other",
+    ]
+
+
+@given(
+    st.sampled_from(sorted(SCHEDULES)),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.lists(
+        st.sampled_from([1, 2, 3, Fraction(1, 2), 0.5, Fraction(4, 3)]), min_size=4, max_size=4
+    ),
+    st.integers(40, 120),
+)
+def test_every_cell_of_an_exact_picture_is_as_wide_as_its_action_is_long(
+    name, p, n, lengths, width
+):
+    chunks = chunks_of(name)
+    kinds = ("forward", "backward_input", "backward_weight", "update")
+    m = fitting(name, p, n * p)
+    log = simulated(name, p, m, chunks, **dict(zip(kinds, lengths, strict=True)), latency=1)
+    lines = text(log, width).split("\n")
+    scale = next(line for line in lines if " columns are 1 unit" in line or "scaled" in line)
+    if "scaled" in scale:
+        return
+    per_unit = int(scale.split()[0])
+    for rank in range(p):
+        row = "".join(line[7:] for line in lines if line.startswith(f"rank {rank} "))
+        want = [None] * len(row)
+        for e in (e for e in log.events if e.rank == rank):
+            first, stop = (round(t * per_unit) for t in (e.start, e.end))
+            sign, (i, _, chunk) = e.name[0], e.name[1:].partition(".")
+            shown = sign.lower() if chunk else sign
+            cell = f"{shown}{i}".ljust(stop - first, {"F": "-", "W": "~", "U": "+"}.get(sign, "="))
+            assert want[first:stop] == [None] * (stop - first) and len(cell) == stop - first
+            want[first:stop] = cell
+        assert row == "".join(c or "." for c in want)
+
+
+def test_more_than_two_chunks_keep_their_numbers():
+    picture = text(simulated("interleaved", 2, 2, 3))
+    assert "F0--F1--F0.1F1.1F0.2F1.2" in picture and "lower case" not in picture
+
+
+@pytest.mark.parametrize(
+    "log, words",
+    [
+        (simulated("gpipe", 3, 4, forward=math.pi), "scaled: 1 column is 0.33 units"),
+        (simulated("pipedream", 2, 4, update=1e-3), "scaled: 1 column is"),
+        (simulated("1f1b", 4, 400), "scaled: 1 column is 13 units"),
+        (replace(simulated("1f1b", 2, 4), unit="s"), "scaled: 1 column is 0.16 s"),
+    ],
+)
+def test_times_that_are_no_whole_columns_are_scaled_to_the_width(log, words):
+    lines = text(log).split("\n")
+    assert lines[-1].startswith(words)
+    assert len([line for line in lines if line.startswith("rank 0 ")]) == 1
+    assert {len(line) for line in lines if line.startswith("rank ")} == {100}
+
+
+def test_two_pictures_can_have_one_scale():
+    short, long = simulated("1f1b", 2, 2), simulated("1f1b", 2, 4)
+    assert text(short, end=15).split("\n")[0] == text(long).split("\n")[0]
+    assert text(short, end=15).split("\n")[1].endswith("." * 18)
+
+
+def test_waits_for_explicit_transfers_are_idle_in_text_and_thin_in_a_figure(drawn):
+    bare = programs("1f1b", 2, 4)
+    waits = simulate(add_communication(bare), latency=1, buffer=2).timeline
+    assert {e.name[:2] for e in waits.events if e.category == "communication"} >= {"<F", "<B"}
+    assert text(waits) == text(simulate(bare, latency=1).timeline)
+    heights = {}
+    for group in drawn(waits).axes[0].collections:
+        for path in group.get_paths():
+            height = round(path.get_extents().height, 3)
+            heights[height] = heights.get(height, 0) + 1
+    assert heights == {0.8: 16, 0.2: len(waits.events) - 16}
+
+
+def test_the_sums_that_r_begins_have_a_row_and_a_track_of_their_own(drawn):
+    log = simulate(add_reductions(programs("looped_bfs", 1, 2, 2)), reduce=2).timeline
+    assert text(log).split("\n") == [
+        "units       |0          |2          |4          |6",
+        "rank 0 main F0-F1-f0-f1-b1====b0====B1====B0====......",
+        "rank 0 sums ........................r#####......R#####",
+        "F forward, B backward, R sum over ranks, . idle, lower case: chunk 1",
+        "6 columns are 1 unit",
+    ]
+    figure = drawn(log)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
+        "rank 0 main",
+        "rank 0 sums",
+    ]
+    legend = [entry.get_text() for entry in figure.legends[0].get_texts()]
+    assert legend[-1] == "sum over ranks (chunks 0, 1)"
+    trace = chrome_trace(log)
+    check_chrome_trace(trace)
+    sums = [e for e in trace["traceEvents"] if e.get("cat") == "communication"]
+    assert [e["name"] for e in sums] == ["R.1", "R"] and {e["tid"] for e in sums} == {1}
+
+
+def test_of_a_real_sum_the_picture_shows_the_action_and_not_what_is_inside():
+    events = [Event(0, "F0", 0, 2), Event(0, "B0", 2, 6), Event(0, "R", 6, 9, "communication")]
+    inside = Event(0, "all_reduce copies", 7, 8, "communication")
+    assert text(EventLog([*events, inside], unit="units")).split("\n")[1] == (
+        "rank 0 F0--B0======R#####"
+    )
+
+
+def test_weight_halves_done_at_once_are_one_cell():
+    events = [Event(0, "F0", 0, 2), Event(0, "I0", 2, 4), Event(0, "W0 W1 W2", 4, 10)]
+    lines = text(EventLog(events, unit="units")).split("\n")
+    assert lines[1] == "rank 0 F0--I0==W0-2~~~~~~~~"
+    assert (
+        text(EventLog([Event(0, "W0 W2", 0, 8)], unit="units")).split("\n")[1] == "rank 0 W0,2~~~~"
+    )
+
+
+def test_a_log_with_other_names_than_actions_is_no_program():
+    log = simulated("1f1b", 2, 2)
+    log.events.append(Event(0, "validation", 10, 12))
+    assert "compute: F, B, v = validation" in text(log) and "idle" not in text(log)
+
+
+def test_a_trace_of_a_simulation_has_a_millisecond_per_unit():
+    log = simulated("interleaved", 2, 2, 3, forward=Fraction(1, 7))
+    trace = json.loads(json.dumps(chrome_trace(log), allow_nan=False))
+    check_chrome_trace(trace)
+    assert trace["otherData"] == {"1 ms": "1 of units"}
+    first = next(e for e in trace["traceEvents"] if e["ph"] == "X")
+    assert (first["name"], first["ts"], first["dur"]) == ("F0", 0, 47.625)
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_a_programs_figure_has_a_bar_and_a_number_per_action(drawn, name):
+    chunks = chunks_of(name)
+    log = simulated(name, 2, 4, chunks, update=1)
+    figure = drawn(log, name)
+    assert bars(figure) == len(log.events)
+    numbers = [words.get_text() for words in figure.axes[0].texts]
+    assert sorted(numbers) == sorted(e.name[1:].partition(".")[0] for e in log.events)
+    colors = {tuple(group.get_facecolor()[0].round(3)) for group in figure.axes[0].collections}
+    kinds = {e.name[0].replace("I", "B") for e in log.events}  # these two have one colour
+    assert len(colors) == chunks * len(kinds)
+    assert figure.axes[0].get_xlabel() == "time (units)"
+    labels = [key.get_text() for key in figure.legends[0].get_texts()]
+    assert all(("(chunks 0, 1)" in label) == (chunks == 2) for label in labels)
+
+
+@pytest.mark.slow
+def test_numbers_do_not_leave_their_bars(drawn):
+    figure = drawn(simulated("1f1b", 4, 64))
+    axes = figure.axes[0]
+    for words in axes.texts:
+        extent = words.get_window_extent()
+        left, right = axes.transData.inverted().transform([(extent.x0, 0), (extent.x1, 0)])[:, 0]
+        middle = (left + right) / 2
+        inside = [
+            path.get_extents()
+            for group in axes.collections
+            for path in group.get_paths()
+            if path.get_extents().x0 <= middle <= path.get_extents().x1
+        ]
+        assert any(box.x0 <= left and right <= box.x1 for box in inside)
+
+
+@pytest.mark.parametrize(
+    "ending, begin", [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?x")]
+)
+def test_figures_are_written_as_their_ending_says_with_the_same_bytes_again(
+    drawn, tmp_path, ending, begin
+):
+    paths = [tmp_path / f"{n}{ending}" for n in (0, 1)]
+    for path in paths:
+        timeline.save(simulated("gpipe", 2, 2), path, "GPipe")
+    assert paths[0].read_bytes().startswith(begin)
+    if ending != ".svg":  # whose ids are random
+        assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    "path, words",
+    [
+        ("a.gif", r"a timeline is a file \*.txt, .*, not 'a.gif'"),
+        ("txt", "not 'txt'"),
+        ("/nowhere/a.txt", "cannot write '/nowhere/a.txt': there is no folder '/nowhere'"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_drawn(path, words):
+    with pytest.raises(ValueError, match=words):
+        timeline.check_path(path)
+    with pytest.raises(ValueError, match=words):
+        timeline.save(EventLog(), path)

@@ -1,0 +1,157 @@
+"""The training loop of the command line: what it certifies, and what it refuses to begin."""
+
+import threading
+from collections import defaultdict
+from itertools import product
+
+import numpy as np
+import pytest
+
+from minidist import optim
+from minidist.data_parallel.replicated import DataParallel
+from minidist.datasets import Batch, Text, numbers
+from minidist.errors import RankFailed
+from minidist.rng import Randomness
+from minidist.training.kinds import model_of
+from minidist.training.loop import train
+from minidist.training.settings import Settings
+from minidist.training.setup import examples_of
+from minidist.verify.certificate import certify
+from minidist.verify.compare import compare
+from tests.strategies import SYNCHRONOUS, fitting, gradients
+
+MESHES = [mesh for mesh in product(range(1, 9), repeat=3) if np.prod(mesh) <= 8]
+SMALL = [(1, 2, 1), (2, 1, 2)]
+FEW = [(schedule, mesh, tied) for schedule, mesh in product(SYNCHRONOUS, SMALL) for tied in (0, 1)]
+ALL = list(product(SYNCHRONOUS, MESHES, (0, 1)))
+FIVE = Text(np.random.default_rng(0).integers(0, 5, 400), "abcde", "five characters")
+
+
+def certificate(schedule: str, mesh: tuple[int, int, int], tied: int) -> dict:
+    """Certify a model with as many layers, heads and micro-batches as the mesh needs."""
+    dp, pp, tp = mesh
+    settings = Settings(
+        context=3,
+        width=2 * tp,
+        heads=tp,
+        depth=max(1, 2 * pp - 2),
+        dropout=0.1,
+        tied=bool(tied),
+        dp=dp,
+        pp=pp,
+        tp=tp,
+        schedule=schedule,
+        micro_batches=fitting(schedule, pp, pp),
+    )
+    text = Text(np.arange(80) * 7 % 5, "abcde", "a text of five characters")
+    return certify(model_of(text, settings), text, settings, "thread")
+
+
+@pytest.mark.parametrize(
+    "schedule, mesh, tied",
+    [*FEW, *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in FEW)],
+    ids=str,
+)
+def test_every_synchronous_schedule_is_certified_on_every_mesh(schedule, mesh, tied):
+    row = certificate(schedule, mesh, tied)
+    assert row["ok"], row["detail"]
+
+
+@pytest.mark.parametrize("mesh", [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1)])
+def test_training_on_a_mesh_clips_by_the_norm_that_one_rank_has(cluster, monkeypatch, mesh):
+    text = Text(np.random.default_rng(0).integers(0, 5, 400), "abcde", "five characters")
+    norms, clip = defaultdict(list), optim.Optimizer.clip_global_norm
+
+    def noted(self, max_norm, sum_squares=None):
+        norms[threading.get_ident()].append(clip(self, max_norm, sum_squares))
+
+    def norms_on(dp, pp, tp):
+        norms.clear()
+        settings = Settings(
+            steps=3, batch=6, context=8, width=16, dp=dp, pp=pp, tp=tp, micro_batches=3
+        )
+        cluster(dp * pp * tp, "thread").run(train, text, settings)
+        return list(norms.values())
+
+    monkeypatch.setattr(optim.Optimizer, "clip_global_norm", noted)
+    (want,) = norms_on(1, 1, 1)
+    found = norms_on(*mesh)
+    assert len(found) == np.prod(mesh) and len(want) == 3
+    np.testing.assert_allclose(found, [want] * len(found), rtol=1e-4)
+
+
+def test_without_shuffling_every_epoch_has_the_order_of_the_data(cluster, monkeypatch):
+    """400 characters are 49 windows of 8 and what each predicts: 25 in a batch, then 24."""
+    seen = []
+
+    backward = DataParallel.backward
+
+    def noted(self, batch):
+        seen.append(batch.examples)
+        return backward(self, batch)
+
+    monkeypatch.setattr(DataParallel, "backward", noted)
+    for shuffle in (True, False):
+        settings = Settings(steps=4, batch=25, context=8, width=8, depth=1, shuffle=shuffle)
+        cluster(1, "thread").run(train, FIVE, settings)
+    orders = [np.concatenate(seen[i : i + 2]) for i in range(0, 8, 2)]
+    everything = list(range(len(examples_of(FIVE, settings)[0])))
+    assert [order.tolist() == everything for order in orders] == [False, False, True, True]
+    assert all(sorted(order) == everything for order in orders)
+
+
+def summed(group, data, settings):
+    """Return the loss and the gradients of five examples, by the ranks' sum."""
+    model, batch = model_of(data, settings).astype("float64"), np.array([3, 1, 4, 0, 7])
+    inputs, targets = (array[batch] for array in examples_of(data, settings))
+    loss = DataParallel(model, group).backward(Batch(inputs, targets, 0, 1, batch))
+    return {"loss": np.array(loss), **gradients(model)}
+
+
+PAIRS = numbers(examples=9, held_out=9)
+OTHER_LOSSES = {  # of experts, which all ranks balance; of two translators
+    "an expert": (FIVE, Settings(batch=5, context=8, width=8, depth=1, experts=1, dropout=0.1)),
+    "experts": (FIVE, Settings(batch=5, context=8, width=8, depth=1, experts=3, dropout=0.1)),
+    "two": (PAIRS, Settings(batch=5, width=8, depth=1, reconstruction=0.7, dropout=0.1)),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_LOSSES)
+def test_ranks_that_split_the_batch_alone_learn_by_the_models_own_loss(cluster, name):
+    data, settings = OTHER_LOSSES[name]
+    (want,) = cluster(1, "thread").run(summed, data, settings)
+    comparison = compare(cluster(3, "thread").run(summed, data, settings), want)
+    assert comparison.ok, comparison
+    if name == "two":
+        model, batch = model_of(data, settings).astype("float64"), np.array([3, 1, 4, 0, 7])
+        inputs = data.train[0][batch]
+        loss = model.loss(model(inputs, Randomness(0, 1, batch, 5)), model.targets(inputs))
+        assert want["loss"] == pytest.approx(loss.item(), rel=1e-12)
+
+
+def padded_gradients(group, targets):
+    """Return the loss and the gradients of a Transformer on 5 examples, by the ranks' sum."""
+    model = model_of(FIVE, Settings(context=4, width=8, depth=1)).astype("float64")
+    tokens = np.random.default_rng(0).integers(0, 5, (5, 4))
+    loss = DataParallel(model, group).backward(Batch(tokens, targets))
+    return {"loss": np.array(loss), **gradients(model)}
+
+
+def test_padding_is_not_learned_and_counts_on_no_rank(cluster):
+    """The last of 4 ranks has one target, the third none."""
+    targets = np.random.default_rng(1).integers(0, 5, (5, 4))
+    targets[0, 2], targets[3], targets[4, 1:] = -1, -1, -1
+    (want,) = cluster(1, "thread").run(padded_gradients, targets)
+    for size in (2, 4):
+        comparison = compare(cluster(size, "thread").run(padded_gradients, targets), want)
+        assert comparison.ok, comparison
+    with pytest.raises(RankFailed, match="must be positive, not 0: it is the number of targets"):
+        cluster(2, "thread").run(padded_gradients, np.full((5, 4), -1))
+
+
+@pytest.mark.parametrize("dp, most", [(1, 5), (2, 3), (5, 1)])
+def test_micro_batches_are_those_of_a_data_parallel_ranks_share(dp, most):
+    Settings(batch=5, dp=dp, pp=2, micro_batches=most)
+    message = f"each of {dp} data-parallel ranks at most {most}, too few for {most + 1} micro"
+    with pytest.raises(ValueError, match=message):
+        Settings(batch=5, dp=dp, pp=2, micro_batches=most + 1)

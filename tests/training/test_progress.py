@@ -1,0 +1,178 @@
+"""What a run shows of its steps: the lines, and the log that the losses and bytes are read from."""
+
+import csv
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from minidist.checkpoint import Keep
+from minidist.comm import run
+from minidist.comm.ledger import Ledger
+from minidist.data_parallel.server_plan import ServerPlan
+from minidist.datasets import Text
+from minidist.errors import RankFailed
+from minidist.training.loop import train, warm_up_and_decay
+from minidist.training.progress import HEAD, Progress, rows_of
+from minidist.training.servers import train_with_servers
+from minidist.training.settings import Settings
+
+TEXT = Text(np.random.default_rng(0).integers(0, 5, 400), "abcde", "five characters")
+SMALL = Settings(steps=6, batch=6, context=8, width=12, dropout=0.2, micro_batches=2)
+
+
+def table(path):
+    with open(path, encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def column(path, name):
+    return [float(row[name]) for row in table(path)]
+
+
+MESHES = [
+    {},
+    {"dp": 3},
+    {"pp": 2},
+    {"cp": 2},
+    {"tp": 2, "zero": 1},
+    {"dp": 2, "precision": "float16"},
+]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_a_log_has_the_loss_the_rate_and_what_rank_0_has_sent(tmp_path, mesh):
+    """The bytes are counted where they are sent: those of all groups of rank 0, once each."""
+    log, settings = tmp_path / "log.csv", replace(SMALL, **mesh)
+
+    def worker(group):
+        ledgers, original = [group.ledger], Ledger.__init__
+
+        def made(self):
+            original(self)
+            ledgers.append(self)
+
+        def total(*_):
+            moments.append(sum(ledger.total for ledger in ledgers))
+
+        moments = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Ledger, "__init__", made)
+            patch.setattr(Progress, "__enter__", lambda self: (total(), self)[1])
+            patch.setattr(Progress, "__exit__", total)
+            losses, _ = train(group, TEXT, settings, None, log)
+        return losses, moments[1] - moments[0]
+
+    losses, sent = run(worker, settings.ranks)[0]
+    np.testing.assert_allclose(column(log, "loss"), losses, rtol=1e-8)
+    rates = [settings.lr * warm_up_and_decay(step, 6) for step in range(6)]
+    np.testing.assert_allclose(column(log, "lr"), rates, rtol=1e-8)
+    assert column(log, "step") == [1, 2, 3, 4, 5, 6] and min(column(log, "seconds")) > 0
+    assert {row["rank"] for row in table(log)} == {"0"}
+    assert sum(column(log, "bytes_sent")) == sent and (sent > 0) == (settings.ranks > 1)
+
+
+def test_with_servers_the_first_worker_logs_the_loss_of_its_parts(tmp_path):
+    log, settings = tmp_path / "log.csv", replace(SMALL, dp=3, dropout=0.0)
+    plan = ServerPlan(1, staleness=0)
+    served = run(train_with_servers, 3, TEXT, settings, plan, None, log, transport="thread")
+    parts = column(log, "loss")
+    assert abs(parts[0] - served[0].losses[0]) < 0.3 and parts != served[0].losses
+    assert [(row["lr"], row["rank"]) for row in table(log)] == [("", "1")] * 6
+    one = replace(settings, dp=2)  # whose parts are whole batches
+    served = run(train_with_servers, 2, TEXT, one, plan, None, log, transport="thread")
+    np.testing.assert_allclose(column(log, "loss"), served[0].losses, rtol=1e-6)
+
+
+@pytest.mark.parametrize("at, grown", [(4, False), (2, False), (4, True)])
+def test_a_run_that_goes_on_writes_no_step_twice_and_leaves_none_out(tmp_path, at, grown):
+    pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
+    log, keep = tmp_path / "log.csv", Keep(str(tmp_path / "run"), every=2)
+    run(train, 2, TEXT, replace(SMALL, dp=2, steps=4), keep, log, transport="thread")
+    before = column(log, "loss")
+    keep = replace(keep, resume=True, step=at)
+    more = replace(SMALL, dp=2, depth=3 if grown else 2)
+    run(train, 2, TEXT, more, keep, log, transport="thread")
+    assert column(log, "step") == list(range(1, 11 if grown else 7))
+    assert column(log, "loss")[:at] == before[:at]
+
+
+def test_a_run_that_begins_begins_its_log(tmp_path):
+    log = tmp_path / "log.csv"
+    log.write_text(f"{HEAD}\n9,1,1,1,1,0\n")
+    run(train, 1, TEXT, SMALL, None, log, transport="thread")
+    assert column(log, "step") == [1, 2, 3, 4, 5, 6] and not list(tmp_path.glob("*.new"))
+
+
+def test_a_run_that_fails_has_the_rows_of_the_steps_before(tmp_path):
+    log = tmp_path / "log.csv"
+    with np.errstate(all="ignore"), pytest.raises(RankFailed, match="the loss is nan at step"):
+        run(train, 1, TEXT, replace(SMALL, lr=1e9), None, log, transport="thread")
+    assert 1 <= len(table(log)) < 6
+
+
+def test_a_row_is_in_the_file_as_soon_as_its_step_is_done(tmp_path):
+    log = tmp_path / "log.csv"
+
+    def worker(group):
+        with Progress(group, [], 3, log) as progress:
+            progress.done(0, 1.5, 0.1)
+            return column(log, "loss")
+
+    assert run(worker, 1, transport="thread") == [[1.5]]
+
+
+@pytest.mark.parametrize("steps, lines", [(1, 1), (3, 3), (25, 10), (1000, 10)])
+def test_where_there_is_no_terminal_rank_0_prints_a_line_every_tenth(capsys, steps, lines):
+    def worker(group):
+        with Progress(group, [group], steps) as progress:
+            for step in range(steps):
+                progress.done(step, 2.0, 0.5)
+
+    run(worker, 2, transport="thread")
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == lines
+    assert shown[-1].startswith(f"step {steps} of {steps}: loss 2.000, ")
+
+
+def test_a_run_that_goes_on_counts_the_steps_before_it(capsys):
+    def worker(group):
+        with Progress(group, [group], 20, first=15) as progress:
+            for step in range(15, 20):
+                progress.done(step, 2.0, None)
+
+    run(worker, 1, transport="thread")
+    shown = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in shown] == [
+        f"step {done} of 20: loss 2.000" for done in (16, 18, 20)
+    ]
+
+
+@pytest.mark.parametrize("content", ["a,b\n1,2\n", "# notes\n", f"{HEAD},more\n"])
+def test_a_file_that_is_no_log_is_not_overwritten(tmp_path, content):
+    (tmp_path / "notes").write_text(content)
+    with pytest.raises(ValueError, match=r"is not a log of `minidist train`; use another file"):
+        rows_of(tmp_path / "notes")
+
+
+def test_a_row_that_was_cut_short_is_left_out(tmp_path):
+    (tmp_path / "log").write_text(f"{HEAD}\n1,2,0.1,0.5,0,0\n2,1.")
+    assert rows_of(tmp_path / "log") == ["1,2,0.1,0.5,0,0"]
+    (tmp_path / "empty").touch()
+    assert rows_of(tmp_path / "empty") == rows_of(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize("name", ["", "no/log.csv"])
+def test_a_log_that_cannot_be_written_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match="cannot write the log"):
+        rows_of(tmp_path / name)
+
+
+@pytest.mark.parametrize("transport", ["thread", "process"])
+def test_numpy_warns_on_the_ranks_as_it_does_where_they_are_run(transport):
+    def worker(group):
+        return np.geterr()["over"]
+
+    assert run(worker, 2, transport=transport) == ["warn"] * 2
+    with np.errstate(over="raise"):
+        assert run(worker, 2, transport=transport) == ["raise"] * 2

@@ -1,0 +1,113 @@
+"""Wrong gradients that no sum explains are those of a mistake of the register, run on this case."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from minidist import nn
+from minidist.mistakes.overlay import BUILT_FROM, build
+from minidist.mistakes.register import find
+from minidist.verify import equivalence
+from minidist.verify.causes import rerun
+from minidist.verify.strategies import STRATEGIES, Case, one_device
+from minidist.verify.strategies.data_parallel import naive_worker
+from tests.strategies import arrays
+
+MLP = nn.MLP([4, 6, 3], "gelu", dtype="float64")
+CASE = Case("MLP", MLP, arrays(5, 4), np.arange(5) % 3)
+
+
+def own_sums_of_a_gradient(group, sums):
+    return group.all_reduce(sums) if sums.ndim == 1 else sums
+
+
+def as_if_shares_were_equal(group, sums):
+    own = max(1, sums[0]) if sums.ndim == 1 else 1
+    return own * group.all_reduce(sums / own)
+
+
+@pytest.mark.parametrize(
+    "sums, name",
+    [
+        (own_sums_of_a_gradient, "backward_sums_of_one_rank"),
+        (as_if_shares_were_equal, "statistics_of_equal_shares"),
+    ],
+)
+def test_another_program_with_a_known_mistake_has_its_numbers(cluster, monkeypatch, sums, name):
+    def another_program(group, case):
+        for norm in case.model.modules(nn.BatchNorm):
+            norm.sum_over_ranks = partial(sums, group)
+        return naive_worker(group, case)
+
+    sound = STRATEGIES["sync_batch_norm"]
+    monkeypatch.setitem(STRATEGIES, sound.name, replace(sound, worker=another_program))
+    case = replace(sound.cases(3)[0], loss=lambda *given, **more: nn.cross_entropy(*given, **more))
+    row = equivalence.check(sound.name, case, 3, cluster(3, "thread"))
+    assert f"the numbers are those of {name}: " in row["detail"], row["detail"]
+
+
+CHECK = """
+from minidist.verify.equivalence import check, find
+print(check("column", find("column").cases(2)[0], 2, transport="thread")["detail"])
+"""
+
+
+@pytest.mark.parametrize(
+    "built, words",
+    [
+        (True, "the numbers are those of f_missing: The gradient that"),
+        (False, "this package was edited where the register has the mistake "),
+    ],
+)
+def test_a_mistake_of_the_package_itself_is_named(tmp_path, built, words):
+    build(tmp_path, find("f_missing").files())
+    if not built:  # but edited
+        (tmp_path / "minidist" / BUILT_FROM).unlink()
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert words in done.stdout and "f_missing: The" in done.stdout, done.stdout + done.stderr
+
+
+def test_sound_gradients_and_others_that_no_mistake_gives_have_no_name():
+    want = one_device(CASE)
+    assert rerun.known("column", CASE, [want] * 2) is None
+    assert rerun.known("column", CASE, [{n: g + 0.1 for n, g in want.items()}] * 2) is None
+
+
+def test_several_mistakes_of_the_same_numbers_are_all_named():
+    words = rerun.words(["f_missing", "bias_missing"])
+    assert words.startswith("the numbers are those of f_missing: The gradient that a column")
+    assert ", or of bias_missing: " in words
+
+
+def test_it_ends_in_time(monkeypatch):
+    monkeypatch.setattr(rerun, "LIMIT", 0.1)
+    begin = time.monotonic()
+    assert rerun.known("column", CASE, [one_device(CASE)] * 2) is None
+    assert time.monotonic() - begin < 5
+
+
+def test_verify_runs_the_register_for_the_first_red_row_of_a_strategy_alone(monkeypatch):
+    def wrong(group, case, **options):
+        outcome = naive_worker(group, case)
+        return replace(outcome, gradients={n: g + 0.1 for n, g in outcome.gradients.items()})
+
+    asked = []
+    monkeypatch.setattr(rerun, "known", lambda strategy, case, got: asked.append(strategy))
+    for name in ("naive", "bucketed"):
+        monkeypatch.setitem(STRATEGIES, name, replace(STRATEGIES[name], worker=wrong))
+    rows = list(equivalence.verify(["naive", "bucketed"], [1, 2], "thread"))
+    assert len(rows) > 8 and not any(row["ok"] for row in rows)
+    assert asked == ["naive", "bucketed"]
