@@ -11,11 +11,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-import cloudpickle
 import numpy as np
 
 from minidist.backend import check_device
 from minidist.comm.diagnosis import Silence, Snapshots, is_deadlock, lost_messages, table
+from minidist.comm.local import by_value
 from minidist.comm.local.process_transport import ProcessRanks
 from minidist.comm.local.report import Report
 from minidist.comm.local.shared_memory_communicator import SharedMemoryCommunicator
@@ -169,7 +169,7 @@ class Cluster:
         """
         if timeout is not None and not 0 < timeout < 1e9:
             raise ValueError(f"a timeout is a number of seconds above 0, or None, not {timeout}")
-        payload = cloudpickle.dumps((worker, args, np.geterr()))
+        payload = by_value.dumps((worker, args, np.geterr()))
         with self._running:  # one run at a time, also where several threads ask for one
             reports = self._run(payload, timeout, log is not None)
         if log is not None:

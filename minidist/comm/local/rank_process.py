@@ -15,12 +15,12 @@ import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-import cloudpickle
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from minidist.backend import keep_freed_memory
 from minidist.comm.diagnosis import Snapshot
+from minidist.comm.local import by_value
 from minidist.comm.local.fork_server import Descriptors
 from minidist.comm.local.mailbox import Mailbox
 from minidist.comm.local.mailbox_fabric import MailboxFabric
@@ -95,7 +95,7 @@ class RankProcess:
             run, logged, payload = order
             report = execute(self.fabric, run, logged, payload, pickle.loads)
             assert report is not None  # nobody stops a process but by killing it
-            packed = pack(report, cloudpickle.dumps)
+            packed = pack(report, by_value.dumps)
             self.done += 1  # before the caller knows, who may then go
             self.answer(run, packed)
 

@@ -32,6 +32,7 @@ from threadpoolctl import threadpool_limits
 
 from minidist.comm.diagnosis import SILENCE, Snapshot, Snapshots, without_arrived
 from minidist.comm.fabric import Connect
+from minidist.comm.local import by_value
 from minidist.comm.local.limits import refuse_interleaving
 from minidist.comm.local.mailbox import Stopped
 from minidist.comm.local.mailbox_fabric import MailboxFabric
@@ -128,7 +129,7 @@ class MpiRanks:
         with threadpool_limits(fair_share_of_cores(rank.here)):  # per thread in some BLAS
             report = execute(rank.fabric, run, logged, payload, cloudpickle.loads)
         if report is not None:
-            self.finished.append((run, pack(report, cloudpickle.dumps)))
+            self.finished.append((run, pack(report, by_value.dumps)))
 
     def decide(self, judge: Callable[[], dict[int, Report]]) -> dict[int, Report]:
         """Return what `judge` returns on process 0, or raise what it raises, on every process."""
@@ -161,7 +162,7 @@ class MpiRanks:
             yield
         except BaseException as error:
             report = Report(error=error, traceback="".join(traceback.format_exception(error)))
-            self._tell(0, "report", (self.run, pack(report, cloudpickle.dumps)))
+            self._tell(0, "report", (self.run, pack(report, by_value.dumps)))
             raise
 
     def reports(self, timeout: float | None) -> list[tuple[int, Report]]:
@@ -293,7 +294,7 @@ def _packed_error(error: BaseException) -> bytes:
     for found in (error, CommError(f"process 0 was stopped by {error!r}")):
         for cause in (error.__cause__, None):
             with suppress(Exception):
-                packed = cloudpickle.dumps((None, found, cause))
+                packed = by_value.dumps((None, found, cause))
                 pickle.loads(packed)
                 return packed
     raise AssertionError("an error of minidist's own cannot be serialised")

@@ -20,6 +20,7 @@ from types import FrameType
 import cloudpickle
 
 from minidist.comm import Cluster
+from minidist.comm.local import by_value
 from minidist.errors import CommError
 from minidist.mistakes.overlay import PACKAGE, reference
 from minidist.mistakes.planted import planted
@@ -39,7 +40,7 @@ Place = tuple[str, str]  # a file and the qualified name of a function
 
 def known(strategy: str, case: Case, got: list[Gradients]) -> str | None:
     """Return in words which mistakes give the ranks these gradients; None if none does."""
-    packed = cloudpickle.dumps((strategy, case.to("cpu"), got))
+    packed = by_value.dumps((strategy, case.to("cpu"), got))
     return words(_in_a_new_process(packed).split())
 
 
