@@ -2,7 +2,7 @@
 
 Read first, in this order:
 
-    autograd/tensor.py        a tensor remembers how it was computed; backward walks it back
+    autograd/tensor.py        a tensor records how it was computed; backward follows the record
     autograd/operators.py     + * @ and their like: an equation and its adjoint each
     nn/linear.py              a layer
     comm/collectives.py       what ranks do together: all_reduce round a ring, and others
@@ -11,6 +11,7 @@ Read first, in this order:
     pipeline_parallel/actions.py       what a rank of a pipeline can do, as a value
     pipeline_parallel/gpipe.py         an order of actions: fill, then drain
     pipeline_parallel/one_f_one_b.py   another: one forward, one backward
+    pipeline_parallel/stage.py         a run of layers, and what is in flight through it
     pipeline_parallel/executor.py      runs any order
     collective_functions.py   collectives that backward passes through: f and g
     tensor_parallel/column_parallel.py a matrix over ranks by columns

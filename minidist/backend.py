@@ -61,7 +61,7 @@ def to_device(x, device: str) -> Array:
         return _on_current_gpu(x, cupy)
 
 
-def beside(x, other: Array) -> Array:
+def on_device_of(x, other: Array) -> Array:
     """Return x as an array on the device of `other`; a copy only if it has to move."""
     if not on_gpu(other):
         return to_host(x)
@@ -206,7 +206,7 @@ def address(x: Array) -> int:
     return x.data.ptr if on_gpu(x) else x.ctypes.data
 
 
-def empty_beside(other: Array, shape, dtype) -> Array:
+def empty_on_device_of(other: Array, shape, dtype) -> Array:
     """Return an uninitialised array on the device of `other`."""
     if not on_gpu(other):
         return empty(shape, dtype)

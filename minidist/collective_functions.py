@@ -11,14 +11,14 @@ computes a partial sum of dX.
     scatter         own part     X -> X/N            all_gather      dX/N -> dX
     gather          all_gather   X/N -> X            own part        dX -> dX/N
     all_gather      all_gather   X/N -> X            reduce_scatter  dX{+N} -> dX/N
-    reduce_scatter  ... -> part  Y{+N} -> Y/N        all_gather      dY/N -> dY
+    reduce_scatter  reduce_scatter Y{+N} -> Y/N      all_gather      dY/N -> dY
     all_to_all      all_to_all   X[B/N, C]->[B, C/N] all_to_all      the way back
 
 `gather` and `all_gather` do the same in forward. Which backward is right depends on what follows:
-if all ranks then compute the same thing with X, dX is the same everywhere, and a part of it is
-right; if each rank computes something different, dX is a partial sum. f and g are Megatron's
-(Shoeybi et al. 2019, section 3, figure 3). Parts must be as equal as can be, the larger first;
-others are refused, because backward could not cut them again.
+if all ranks compute the same thing with X, dX is then equal on all ranks, and backward takes this
+rank's part of it; if each rank computes something different, dX is a partial sum. f and g are
+Megatron's (Shoeybi et al. 2019, section 3, figure 3). Parts must be as equal as can be, the larger
+first; others are refused, because backward could not cut them again.
 """
 
 from minidist.autograd import Function, Tensor
@@ -27,11 +27,15 @@ from minidist.comm import Group
 from minidist.comm.collectives import split_ends
 
 
-class CopyTo(Function):
-    """Megatron's f.  Forward: identity X -> X;  backward: all_reduce dX{+N} -> dX."""
+class OverRanks(Function):
+    """A function that all ranks of a group call; parts are cut and joined along `axis`."""
 
-    def __init__(self, group: Group):
-        self.group = group
+    def __init__(self, group: Group, axis: int = -1):
+        self.group, self.axis = group, axis
+
+
+class CopyTo(OverRanks):
+    """Megatron's f.  Forward: identity X -> X;  backward: all_reduce dX{+N} -> dX."""
 
     def forward(self, x):
         return x
@@ -40,11 +44,8 @@ class CopyTo(Function):
         return self.group.all_reduce(grad, label="f")
 
 
-class ReduceFrom(Function):
+class ReduceFrom(OverRanks):
     """Megatron's g.  Forward: all_reduce Y{+N} -> Y;  backward: identity dY -> dY."""
-
-    def __init__(self, group: Group):
-        self.group = group
 
     def forward(self, y):
         return self.group.all_reduce(y, label="g")
@@ -53,11 +54,8 @@ class ReduceFrom(Function):
         return grad
 
 
-class Scatter(Function):
+class Scatter(OverRanks):
     """Forward: this rank's part of X along `axis`;  backward: all_gather dX/N -> dX."""
-
-    def __init__(self, group: Group, axis: int):
-        self.group, self.axis = group, axis
 
     def forward(self, x):
         return own_part(x, self.group, self.axis)
@@ -66,11 +64,8 @@ class Scatter(Function):
         return self.group.all_gather(grad, self.axis, label="scatter")
 
 
-class Gather(Function):
-    """Forward: all_gather X/N -> X;  backward: this rank's part of dX, the same on all ranks."""
-
-    def __init__(self, group: Group, axis: int):
-        self.group, self.axis = group, axis
+class Gather(OverRanks):
+    """Forward: all_gather X/N -> X;  backward: this rank's part of dX, equal on all ranks."""
 
     def forward(self, x):
         whole = self.group.all_gather(x, self.axis, label="gather")
@@ -80,11 +75,8 @@ class Gather(Function):
         return own_part(grad, self.group, self.axis)
 
 
-class AllGather(Function):
+class AllGather(OverRanks):
     """Forward: all_gather X/N -> X;  backward: reduce_scatter dX{+N} -> dX/N."""
-
-    def __init__(self, group: Group, axis: int):
-        self.group, self.axis = group, axis
 
     def forward(self, x):
         whole = self.group.all_gather(x, self.axis, label="all_gather")
@@ -94,11 +86,8 @@ class AllGather(Function):
         return reduce_scatter_along(grad, self.group, self.axis)
 
 
-class ReduceScatter(Function):
+class ReduceScatter(OverRanks):
     """Forward: reduce_scatter Y{+N} -> Y/N;  backward: all_gather dY/N -> dY."""
-
-    def __init__(self, group: Group, axis: int):
-        self.group, self.axis = group, axis
 
     def forward(self, y):
         return reduce_scatter_along(y, self.group, self.axis)

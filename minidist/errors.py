@@ -63,7 +63,7 @@ def is_wrong_input(error: BaseException) -> bool:
     return package == "minidist" and dis.opname[instruction] == "RAISE_VARARGS"
 
 
-def counted(number: int, what: str) -> str:
+def plural(number: int, what: str) -> str:
     """Return a number of things in correct English: "1 rank", "2 ranks", "3 batches"."""
     if number == 1:
         return f"1 {what}"
@@ -116,7 +116,8 @@ def check_options(
     for name in given:
         if name in without or not (open_ended or name in known):
             has = f"it has {', '.join(known)}" if known else "it has none"
-            raise ValueError(f"{what} has no option {name!r}; {has}")
+            mean = f"; did you mean {near}?" if (near := nearest(name, known)) else ""
+            raise ValueError(f"{what} has no option {name!r}; {has}{mean}")
 
 
 def options_of(function: Callable) -> tuple[list[str], bool]:

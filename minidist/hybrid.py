@@ -19,9 +19,9 @@ Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters 
     ep   experts: runs of ep neighbours on dp hold different ones, and rows travel between them; an
          expert's gradient is summed over the ranks that hold it too, dp/ep x cp
 
-The loss is divided by the targets that count in the whole batch, so no sum needs a factor. What
-ranks have copies of is updated on each of them, or in shards: ZeRO stage 1
-(data_parallel/copies.py).
+cp: context_parallel/, ep: expert_parallel/ have their papers. The loss is divided by the targets
+that count in the whole batch, so no sum needs a factor. What ranks have copies of is updated on
+each of them, or in shards: ZeRO stage 1 (data_parallel/copies.py).
 """
 
 from dataclasses import replace
@@ -40,13 +40,7 @@ from minidist.hybrid_checks import check_axes
 from minidist.nn.flat_parameters import flat_slices
 from minidist.pipeline_parallel import Pipeline
 from minidist.pipeline_parallel.actions import Action
-from minidist.replicas import (
-    check_same_weights,
-    from_holders,
-    load_own,
-    shapes_of,
-    sum_squares_over,
-)
+from minidist.replicas import check_replicas, from_holders, load_own, shapes_of, sum_squares_over
 from minidist.tensor_parallel import ParallelTransformer, counted_here, unsplit, vocab_parallel
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
 from minidist.trainer import AnyOptimizer
@@ -84,43 +78,42 @@ class Hybrid:
         if zero not in (0, 1):
             raise ValueError(f"zero is 0 or 1 on a mesh, not {zero!r}; Zero has stages 2 and 3")
         check_axes(mesh, model, split_sequence, ep)
-        self.check_group = mesh.group if check_weights else None
-        if check_weights:
-            check_same_weights(model, mesh.group)
+        self.check_group = check_replicas(model, mesh.group, check_weights)
         self.mesh, self.split_sequence, self.positions = mesh, split_sequence, positions
-        self.cp, self.data = mesh.over("cp"), mesh.over("dp", "cp")
+        self.cp, self.replicas = mesh.over("cp"), mesh.over("dp", "cp")
         # Sums run in a second thread, and a group serves one thread at a time: split(0) makes the
         # same ranks another group.
-        if self.data is self.cp and self.cp.size > 1:
-            self.data = self.data.split(0)
+        if self.replicas is self.cp and self.cp.size > 1:
+            self.replicas = self.replicas.split(0)
         self.tp_sums = mesh.tp.split(0) if split_sequence else mesh.tp
-        self.ep = mesh.dp.split(mesh.dp.rank // ep)
-        self.same_experts = self.data if ep == 1 else self.data.split(mesh.dp.rank % ep)
+        self.expert_group = mesh.dp.split(mesh.dp.rank // ep)
+        self.same_experts = self.replicas if ep == 1 else self.replicas.split(mesh.dp.rank % ep)
         self.shapes = shapes_of(model)
         self.experts = [p.name for p in expert_parameters(model)]
         parts = self.split(model, attention)
         loss = partial(vocab_parallel.cross_entropy, group=mesh.tp, vocab=parts.vocab)
         options |= {"loss": loss, "check_weights": False, "sums": self.sum_gradients}
         self.pipeline = Pipeline(parts, mesh.pp, schedule, micro_batches, **options)
-        self.copies = (ShardedCopies if zero else Copies)(self.runs(), self.pipeline.parameters())
+        copies = ShardedCopies if zero else Copies
+        self.copies = copies(self.copied_slices(), self.pipeline.parameters())
         for p in self.parameters():
             p.spread = "a mesh: pass sum_squares=hybrid.sum_squares"
 
     def split(self, model: nn.Transformer | nn.Seq2Seq, attention: str) -> ParallelTransformer:
         """Return this rank's experts, matrices and attention, of all layers."""
-        if self.ep.size > 1:
-            keep_own_experts(model, self.ep)
+        if self.expert_group.size > 1:
+            keep_own_experts(model, self.expert_group)
         cut = sequence_parallel if self.split_sequence else ParallelTransformer
         parts = cut(model, self.mesh.tp, check_weights=False)
         if self.cp.size > 1:
             context_parallel(parts, self.cp, attention, self.positions)
         return parts
 
-    def runs(self) -> Runs:
-        """Return runs of this rank's flat vectors, each with the ranks that have copies of it."""
+    def copied_slices(self) -> Runs:
+        """Return slices of this rank's flat vectors, each with the ranks that have copies of it."""
         found, experts = [], set(self.experts)
         for layer in self.pipeline.model.layers:
-            for group, is_expert in (self.data, False), (self.same_experts, True):
+            for group, is_expert in (self.replicas, False), (self.same_experts, True):
                 own = [p for p in layer.home.parameters if (p.name in experts) == is_expert]
                 found += [(run, group) for run in flat_slices(own)]
         return found
@@ -128,11 +121,10 @@ class Hybrid:
     @property
     def groups(self) -> list[Group]:
         """All groups that it communicates through, each with a ledger."""
-        axes = [getattr(self.mesh, name) for name in self.mesh.axes]
-        shared = [group for group in self.pipeline.shared.values() if group is not None]
-        return list(
-            dict.fromkeys([*axes, self.tp_sums, self.data, self.ep, self.same_experts, *shared])
-        )
+        found = [getattr(self.mesh, name) for name in self.mesh.axes]
+        found += [self.tp_sums, self.replicas, self.expert_group, self.same_experts]
+        found += [group for group in self.pipeline.shared.values() if group is not None]
+        return list(dict.fromkeys(found))
 
     def parameters(self) -> list[nn.Parameter]:
         """Return what this rank's optimizer updates: the parameters or, with ZeRO, its shards."""
@@ -157,7 +149,7 @@ class Hybrid:
             x, y = columns(mine.inputs, held), columns(mine.targets, held)
             mine = replace(mine, inputs=x, targets=y, positions=held)
         loss = self.pipeline.run(mine.micro_batches(self.pipeline.m))
-        return float(self.data.all_reduce(self.mesh.pp.all_reduce(np.array(loss))))
+        return float(self.replicas.all_reduce(self.mesh.pp.all_reduce(np.array(loss))))
 
     def sum_gradients(self, layers: list[nn.Module]) -> None:
         """Sum these layers' gradients: over tp, if the sequence is split, then over dp and cp.
@@ -177,7 +169,7 @@ class Hybrid:
         own  from Optimizer.clip_global_norm, this rank's own sum, used only as a check
         """
         once = counted_here(self.pipeline.counted_here(), self.mesh.tp)
-        mine, axes = self.copies.counted_here(once), (self.mesh.tp, self.mesh.pp, self.data)
+        mine, axes = self.copies.counted_here(once), (self.mesh.tp, self.mesh.pp, self.replicas)
         return sum_squares_over(mine, self.parameters(), own, *axes)
 
     def step(self, optimizer: AnyOptimizer) -> None:
@@ -200,5 +192,5 @@ class Hybrid:
         """Return the whole arrays of all parameters, given the parts that this rank holds."""
         named = self.named_parameters()
         mine = {n: to_host(unsplit(x, named[n], self.mesh.tp)) for n, x in own.items()}
-        mine |= from_holders(mine, self.experts, self.ep)
+        mine |= from_holders(mine, self.experts, self.expert_group)
         return from_holders(mine, self.shapes, self.mesh.pp)

@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "hybrid_checks": BELOW_AXES,
     "planning": BELOW_AXES | {"context_parallel", "pipeline_parallel", "hybrid"},
     "mistakes": set(),
-    "interop": {"backend", "nn"},
+    "interop": {"backend", "errors", "nn"},
     "verify": LIBRARY | {"mistakes", "interop"},
     "observe": LIBRARY | {"mistakes", "interop", "verify"},
 }  # whatever is not named may import everything; only those may be imported by nothing below

@@ -151,7 +151,7 @@ def test_arrays_move_between_gpus():
     x = arrays(2, 3)
     one, other = backend.to_device(x, "gpu:0"), backend.to_device(x, "gpu:1")
     assert (one.device.id, other.device.id) == (0, 1)
-    assert backend.beside(one, other).device.id == 1 and backend.beside(one, one) is one
+    assert backend.on_device_of(one, other).device.id == 1 and backend.on_device_of(one, one) is one
     assert backend.to_device(other, "gpu").device.id == 0  # this thread's
     for part in (one, one[:, 1], one[:, ::2].T):
         np.testing.assert_array_equal(host(backend.to_device(part, "gpu:1")), host(part))
@@ -166,7 +166,7 @@ def test_a_copy_to_another_gpu_waits_for_the_streams_of_both():
         x = backend.to_device(np.ones(1000), "gpu:1")
         x += 1
         with cuda.Device(0), cuda.Stream(non_blocking=True):
-            copy = backend.beside(x, there)
+            copy = backend.on_device_of(x, there)
         x += 1  # another stream than the one that copies
         backend.synchronize(x)
     assert (host(copy * 1) == 2).all() and (host(x) == 3).all()

@@ -191,7 +191,7 @@ def test_a_parameter_takes_2_2_and_12_bytes_or_4_for_a_float32_gradient(
             all_reduce_gradients(model, group)
             optimizer.step()
         homes = [layer.flat for layer in model.layers]
-        homes += [s.home for s in share.shards] if stage else []
+        homes += [s.part for s in share.shards] if stage else []
         places = share.memory.places if stage else []
         return {
             "parameters": bytes_of([*(home.vector for home in homes), *places[1:]]),

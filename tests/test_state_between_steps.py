@@ -597,7 +597,7 @@ def test_servers_keep_the_weights_so_that_none_can_be_loaded(cluster):
 
 # Classes that keep something from step to step: where it is shown here, or why it need not be.
 KEPT = {
-    "data_parallel/memory.py:Memory": "top_k, sign, int8, power_sgd",
+    "data_parallel/error_feedback.py:Memory": "top_k, sign, int8, power_sgd",
     "data_parallel/power_sgd.py:PowerSGD": "power_sgd",
     "data_parallel/local_sgd.py:LocalSGD": "local SGD 3",
     "data_parallel/local_sgd.py:DiLoCo": "DiLoCo 3",
@@ -612,7 +612,7 @@ KEPT = {
     "trainer.py:Trainer": "what the others promise",
     "hybrid.py:Hybrid": "hybrid, ...",
     "pipeline_parallel/pipeline.py:Pipeline": "pipeline",
-    "pipeline_parallel/reduction.py:Reduction": "gradients of a batch, dropped at its end",
+    "pipeline_parallel/reduction.py:OverlappedSums": "gradients of a batch, dropped at its end",
     "pipeline_parallel/weight_stashing.py:PipeDream": "weight_stashing, vertical_sync, 2bw",
     "pipeline_parallel/weight_versions.py:WeightVersions": "weight_stashing, vertical_sync, 2bw",
     "pipeline_parallel/stage.py:Stage": "begins anew with every batch",

@@ -23,7 +23,7 @@ from minidist.autograd.kernels import (
 )
 from minidist.autograd.products import batched_matmul, sum_dtype
 from minidist.autograd.tensor import Function, Tensor
-from minidist.backend import Array, array_module, beside, on_gpu, widen
+from minidist.backend import Array, array_module, on_device_of, on_gpu, widen
 
 WHOLE = 128  # positions; P is kept up to here, where a CPU takes longer to compute it again
 BLOCK = 64  # positions of a block on a CPU, whose cache then holds a head's scores
@@ -57,7 +57,7 @@ class CausalAttention(Function):
 
 
 class BlockwiseAttention(Function):
-    """The same, a block of positions at a time; it keeps Q, K, V, O and log Z.
+    """Causal attention, a block of positions at a time; it keeps Q, K, V, O and log Z.
 
     Dao et al., FlashAttention, 2022: backward computes P again, and takes <dO, O> for <dP, P>
     (appendix B.2); P = exp(scores - log Z) as in FlashAttention-2 (Dao 2023, section 3.1). Here a
@@ -110,7 +110,7 @@ class PaddedAttention(Function):
         self.q, (self.k, self.v) = for_cublas(q), for_cublas(kv)
         self.scale = 1 / math.sqrt(q.shape[-1])
         p = batched_matmul(self.q * self.scale, transposed(self.k))
-        padded_softmax(p, beside(self.held, p))
+        padded_softmax(p, on_device_of(self.held, p))
         self.p = p.astype(q.dtype, copy=False)
         return batched_matmul(self.p, self.v, out=empty_output(q))
 

@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy import ndarray
 
-from minidist.backend import Array, array_module, as_array, beside, on_gpu, to_host
+from minidist.backend import Array, array_module, as_array, on_device_of, on_gpu, to_host
 
 NUMBERS = (float, int)
 
@@ -142,7 +142,7 @@ def check_indices(
         raise ValueError(f"{what} index {indices.min()} is negative")
     if indices.size and indices.max() >= count:
         raise ValueError(f"{what} {indices.max()} is outside {domain.format(count)}")
-    return indices if other is None else beside(indices, other)
+    return indices if other is None else on_device_of(indices, other)
 
 
 def is_basic(index) -> bool:

@@ -44,13 +44,12 @@ def gradcheck(
     worst = 0.0
     for i, x in enumerate(inputs):
         direction = like(x)
-
-        def shifted(distance, i=i, direction=direction):
-            moved = [a + distance * direction if j == i else a for j, a in enumerate(arrays)]
-            return float((function(*map(Tensor, moved)).data * weights).sum())
-
+        above, below = (
+            weighted(function, weights, [*arrays[:i], arrays[i] + d * direction, *arrays[i + 1 :]])
+            for d in (step, -step)
+        )
         got = 0.0 if x.grad is None else float(to_host((x.grad * direction).sum()))
-        want = (shifted(step) - shifted(-step)) / (2 * step)
+        want = (above - below) / (2 * step)
         error = abs(got - want) / max(1.0, abs(want))
         worst = max(worst, error)
         assert error <= bound, (
@@ -58,3 +57,8 @@ def gradcheck(
             f"central differences say {want:.9g}, error {error:.2g} is above {bound:.2g}"
         )
     return worst
+
+
+def weighted(function: Callable[..., Tensor], weights: Array, arrays: list[Array]) -> float:
+    """Return <u, f(x)>."""
+    return float((function(*map(Tensor, arrays)).data * weights).sum())

@@ -17,7 +17,7 @@ from minidist.autograd import kernels
 from minidist.autograd.checks import check_indices
 from minidist.autograd.kernels import sum_columns
 from minidist.autograd.tensor import Function, Tensor
-from minidist.backend import Array, array_module, as_array, beside, on_gpu, widen
+from minidist.backend import Array, array_module, as_array, on_device_of, on_gpu, widen
 
 IGNORED = -1  # a target that does not count
 
@@ -45,7 +45,7 @@ class CrossEntropy(Function):
     def forward(self, logits: Array) -> Array:
         self.shape, self.dtype = logits.shape, logits.dtype
         xp, rows = array_module(logits), widen(logits).reshape(-1, logits.shape[-1])
-        targets = beside(self.targets.reshape(-1), logits)
+        targets = on_device_of(self.targets.reshape(-1), logits)
         if on_gpu(logits):
             if on_gpu(self.reduction_size):
                 self.reduction_size = self.reduction_size.astype(rows.dtype)
@@ -81,7 +81,7 @@ class SquaredError(Function):
         self.reduction_size: Array = reduction_size
 
     def forward(self, y: Array) -> Array:
-        self.difference = y - beside(self.targets, y)
+        self.difference = y - on_device_of(self.targets, y)
         return (widen(self.difference) ** 2).sum() / self.reduction_size
 
     def backward(self, grad: Array) -> Array:

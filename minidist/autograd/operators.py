@@ -105,13 +105,11 @@ class Reduction(Function):
 
     def keep_axes(self, y: Array) -> Array:
         """Give a reduced array its reduced axes back, with length 1."""
-        if self.keepdims or self.axis is None:
-            return y.reshape([1] * len(self.shape)) if self.axis is None else y
-        axes = self.axis if isinstance(self.axis, tuple) else (self.axis,)
-        kept = list(self.shape)
-        for axis in axes:
-            kept[axis] = 1
-        return y.reshape(kept)
+        if self.keepdims:
+            return y
+        if self.axis is None:
+            return y.reshape([1] * len(self.shape))
+        return array_module(y).expand_dims(y, self.axis)
 
 
 class Sum(Reduction):
@@ -175,7 +173,7 @@ class Log(Function):
 
 
 class Reshape(Function):
-    """The same elements in row-major order in another shape, both ways."""
+    """Y = A's elements in row-major order in another shape  =>  dA = dY in A's shape."""
 
     def __init__(self, shape: tuple[int, ...]):
         self.new_shape = shape
@@ -235,7 +233,7 @@ class GetItem(Function):
 
 
 class Concatenate(Function):
-    """Y = the inputs one after the other along an axis  =>  each gets its piece of dY."""
+    """Y = the inputs A_i one after the other along an axis  =>  dA_i = the i-th piece of dY."""
 
     def __init__(self, axis: int = 0):
         self.axis = axis

@@ -110,7 +110,7 @@ class Tensor(Operators["Tensor"]):
             del contribution, delivery  # the array must not outlive its delivery
 
     def accumulate(self, contribution: Gradient) -> None:
-        """Add an array, or what a thunk returns, to `.grad`; never write to a foreign array.
+        """Add an array, or a thunk's result, to `.grad`; write to no array that others may hold.
 
         A Parameter's first contribution goes into its layer's gradient vector (nn/parameter.py).
         """
@@ -125,14 +125,14 @@ class Function:
     Options go to the constructor. `forward(self, *arrays)` returns an array and keeps on self what
     backward needs; `backward(self, grad)` returns one gradient per input; a single one needs no
     tuple. A gradient may have the broadcast shape: the engine sums it down. It may be a thunk
-    `f(out=None)` that closes over arrays (not over self, which is freed): the engine calls it at
-    once, or defers it. `self.inputs[i]` is where the gradient of input i goes: a leaf, the function
-    that made the input (not the input itself, so that its data can be freed), or None if it needs
-    no gradient.
+    `f(out=None)` that closes over arrays (not over self, whose attributes are cleared after use):
+    the engine calls it at once, or defers it. `self.inputs[i]` is where the gradient of input i
+    goes: a leaf, the function that made the input (not the input itself, so that its data can be
+    freed), or None if it needs no gradient.
     """
 
     inputs: Sequence[Edge] = ()
-    deferring = False  # set for backward: whether the thunks among its results will wait
+    deferring = False  # set for backward: whether thunks that backward returns are deferred
 
     def forward(self, *arrays: Array) -> Array:
         raise NotImplementedError

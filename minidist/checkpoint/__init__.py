@@ -22,7 +22,7 @@ earlier rank holds, and a manifest, which is written last:
     checksum.py  of every byte that a file holds
     parts.py     what a rank holds of a model and its optimizer: slices of global arrays
     background.py   in a second thread, while training goes on
-    training.py  the checkpoints of a training run
+    run_checkpoints.py   the checkpoints of a training run
     grow.py      going on with more characters, or more blocks
     gpt2.py      GPT-2's published weights in an nn.Transformer; gpt2_config.py: its settings
 """
@@ -31,15 +31,15 @@ from minidist.checkpoint.gpt2 import load_gpt2
 from minidist.checkpoint.grow import Grown
 from minidist.checkpoint.parts import Part, parts_of, restore
 from minidist.checkpoint.reading import Saved, load
-from minidist.checkpoint.training import Keep, Training
+from minidist.checkpoint.run_checkpoints import Keep, RunCheckpoints
 from minidist.checkpoint.writing import save, set_aside
 
 __all__ = [
     "Grown",
     "Keep",
     "Part",
+    "RunCheckpoints",
     "Saved",
-    "Training",
     "load",
     "load_gpt2",
     "parts_of",

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from minidist.checkpoint.reading import Saved
-from minidist.errors import counted
+from minidist.errors import plural
 from minidist.nn import Slice
 from minidist.rng import generator
 
-DESCRIPTION = "told"  # the key of a run's description in a manifest
+DESCRIPTION = "told"  # the key of a run's description in every manifest that is saved
 VOCABULARY = {"embedding.token.weight": 0, "head.linear.weight": 1}  # and its axis
 WRITES = tuple(f"{part}.{kind}" for part in (".output", ".contract") for kind in ("weight", "bias"))
 
@@ -33,7 +33,7 @@ def changes(before: Mapping, now: Mapping) -> list[str]:
     if blocks < 0:
         raise ValueError("a model of fewer blocks is another model; use another folder")
     if blocks:
-        found.append(counted(blocks, "new block"))
+        found.append(plural(blocks, "new block"))
     old, data = before["data"], now["data"]
     if old == data:
         return found
@@ -48,7 +48,7 @@ def changes(before: Mapping, now: Mapping) -> list[str]:
             "Text.including(characters)"
         )
     new = len(data["characters"]) - len(old["characters"])
-    return [*found, f"{data['source']}, {counted(new, 'new character')}"]
+    return [*found, f"{data['source']}, {plural(new, 'new character')}"]
 
 
 class Grown:

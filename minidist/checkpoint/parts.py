@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from minidist.backend import Array, array_module, beside, to_host, widen
+from minidist.backend import Array, array_module, on_device_of, to_host, widen
 from minidist.nn import Parameter, Slice
 from minidist.nn.flat_parameters import FlatSlice
 
@@ -179,4 +179,4 @@ def fill(array: Array, values: list[np.ndarray], name: str, rounds: bool = False
             f"{name} is {array.dtype} in the model, and would round the {vector.dtype} of the "
             "checkpoint; use a model of its dtype"
         )
-    array[...] = beside(own, array).reshape(array.shape)
+    array[...] = on_device_of(own, array).reshape(array.shape)

@@ -43,7 +43,7 @@ def advised(path: Path) -> Iterator[None]:
 
 
 def advice(path: Path) -> str:
-    """Say how to go on where the checkpoint at this path is damaged."""
+    """Describe how to go on where the checkpoint at this path is damaged."""
     damaged = int(path.name.removeprefix("step-"))
     for step, before in reversed(manifest.whole_ones(path.parent).items()):
         if step < damaged:

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from minidist.cli.arguments import add_json, add_option
 from minidist.cli.lab import ended_by_signals
-from minidist.course import mutation_testing, zoo
+from minidist.course import mutants, mutation_testing
 
 EXAMPLES = (
     "minidist mutants",
@@ -36,12 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Print a row per mutant; return 1 if a mutant survives."""
     if given.show is not None:
-        mutant = zoo.load(given.show)
+        mutant = mutants.load(given.show)
         print(f"{mutant.title}\nseen     {mutant.seen}\nsymptom  {mutant.symptom}\n")
         print(mutant.diff(), end="")
         return 0
-    mutants = [zoo.load(name) for name in dict.fromkeys(given.name or zoo.names())]
-    rows = _judged(mutants, printed=not given.json)
+    chosen = [mutants.load(name) for name in dict.fromkeys(given.name or mutants.names())]
+    rows = _judged(chosen, printed=not given.json)
     alive = [row["name"] for row in rows if row["killed_by"] is None]
     verdict = f"{', '.join(alive)} SURVIVED" if alive else "all killed"
     print(json.dumps(rows, indent=2) if given.json else f"mutants: {len(rows)}, {verdict}")
@@ -49,12 +49,12 @@ def run(given: argparse.Namespace) -> int:
 
 
 @ended_by_signals()
-def _judged(mutants: list[zoo.Mutant], printed: bool) -> list[dict]:
+def _judged(chosen: list[mutants.Mutant], printed: bool) -> list[dict]:
     """Return a row per mutant, by name; print each, if asked to, when it is done."""
-    rows, width = [], max(len(mutant.name) for mutant in mutants)
+    rows, width = [], max(len(mutant.name) for mutant in chosen)
     tqdm.set_lock(threading.RLock())  # tqdm's own would be a semaphore of the whole machine
     bar = tqdm(
-        total=len(mutants),
+        total=len(chosen),
         unit="mutant",
         disable=None,
         leave=False,
@@ -62,7 +62,7 @@ def _judged(mutants: list[zoo.Mutant], printed: bool) -> list[dict]:
         miniters=1,
     )
     with bar:
-        for row in mutation_testing.judge(mutants):
+        for row in mutation_testing.judge(chosen):
             rows.append(row)
             bar.update()
             if printed:

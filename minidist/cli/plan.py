@@ -44,7 +44,7 @@ GIVEN = (
 MOST_PROFILED = 2048  # positions
 LISTED = {  # how it is read, default, what it is
     "top": (whole(100, "each is simulated"), 3, "best plans to simulate"),
-    "others": (whole(10_000, "each is a line"), 10, "others to print"),
+    "others": (whole(1000, "each is simulated", 0), 10, "other meshes, each by its best plan"),
 }
 SIZES = {  # of a Transformer: default and bound of what --profile measures, bound of a plan's
     "layers": (6, 1000, 10_000),
@@ -95,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(machine, "--ranks", "in all", MOST, default=2)
     add_option(machine, "--per-node", "ranks of a node", MOST, default=8)
     for name, (usual, unit, meaning) in RATES.items():
-        add_option(machine, f"--{name}", meaning, amount(unit), default=usual)
+        add_option(machine, f"--{name}", meaning, amount(unit, usual), default=usual)
     words = "share of --flops that products come to, or by their smallest dimension: "
     words += "64:0.2,512:0.6 (default: 0.58, what published runs ask for; see --published)"
     add_option(machine, "--efficiency", words, shares, "SHARE")
@@ -118,8 +118,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
-def amount(unit: str) -> Callable[[str], float]:
-    """Return a reader of numbers such as 80GB, 312T or 64GiB."""
+def amount(unit: str, usual: str) -> Callable[[str], float]:
+    """Return a reader of numbers such as 80GB, 312T or 64GiB; a few of a unit are a slip."""
+    end = usual.lstrip("0123456789.")
 
     def read(text: str) -> float:
         found = re.fullmatch(rf"(\d+(?:\.\d+)?)([kMGTP]?|[KMGT]i)(?:{unit})?", text, re.ASCII)
@@ -127,6 +128,8 @@ def amount(unit: str) -> Callable[[str], float]:
             raise argparse.ArgumentTypeError(
                 f"{short(text)} is not an amount; write one as 80G{unit}"
             )
+        if end and not found[2] and float(found[1]) < 1e6:
+            raise argparse.ArgumentTypeError(f"{short(text)} is too small; write {found[1]}{end}")
         if (result := float(found[1]) * UNITS[found[2]]) > MOST_AMOUNT:
             raise argparse.ArgumentTypeError(
                 f"{short(text)} is too large; {at_most(MOST_AMOUNT, NO_MACHINE)}"
@@ -212,36 +215,39 @@ def profiled(given: argparse.Namespace) -> int:
 
 
 def size_given(given: argparse.Namespace):
-    """Return the size of the model that was named, with what was given in its place; or all."""
+    """Return (the model in words, its size): of a name with what was given in its place; or all."""
     from minidist.planning import TransformerSize
     from minidist.planning.plans.models import size_of
 
     needed, usual = GIVEN
     own = {name: n for name in SIZES if (n := getattr(given, name)) is not None}
     if given.model is not None:
-        return replace(size_of(given.model), **own)
+        changed = ", ".join(f"{name} {n}" for name, n in own.items())
+        title = " with ".join(filter(None, [given.model, changed]))
+        return title, replace(size_of(given.model), **own)
     if missing := [f"--{name}" for name in needed if name not in own]:
         raise ValueError(f"give --model NAME, or the sizes of a model: {', '.join(missing)}")
-    return TransformerSize(**(usual | own))
+    return "a Transformer", TransformerSize(**(usual | own))
 
 
 def searched(given: argparse.Namespace) -> int:
     """Print the best plans, some of the others, and why they are worse."""
-    from minidist.observe.plans import figure
+    from minidist.observe.plan_figure import figure
     from minidist.observe.timeline.saving import FIGURES, check_path
     from minidist.planning import Machine, search
     from minidist.planning.plans import why
     from minidist.planning.plans.plan import EFFICIENCY
+    from minidist.planning.plans.published import RUNS
     from minidist.planning.plans.space import tried
 
     ending = given.plot and check_path(given.plot, "a plot", FIGURES)
-    size, batch = size_given(given), given.batch or given.ranks
+    (name, size), batch = size_given(given), given.batch or given.ranks
     rates = {name: getattr(given, name) for name in (r.replace("-", "_") for r in RATES)}
     share = given.efficiency or EFFICIENCY
     machine = Machine(given.ranks, given.per_node, **rates, efficiency=share)
     schedules = tried(given.ranks, given.schedules and given.schedules.split(","))
     title = (
-        f"{given.model or 'a Transformer'}: {size.parameters / 1e9:.1f} billion parameters, "
+        f"{name}: {size.parameters / 1e9:.1f} billion parameters, "
         f"{batch} examples of {size.sequence} tokens, {given.ranks} ranks, "
         f"{given.per_node} in a node"
     )
@@ -251,26 +257,23 @@ def searched(given: argparse.Namespace) -> int:
         print(
             f"{'step':>10} {'holds':>9} {'MFU':>5}  plan: why it is worse", flush=True
         )  # a minute
-    found = search(size, machine, batch, given.top, schedules=schedules)
+    found = search(size, machine, batch, given.top, schedules=schedules, others=given.others)
     if given.json:
         more = ({"fits": e.fits, "held": e.held, "mfu": e.mfu} for e in found)
         print(json.dumps([asdict(e) | own for e, own in zip(found, more, strict=True)], indent=2))
         return 0
     fit, misfits = [e for e in found if e.fits], [e for e in found if not e.fits]
-    listed = fit[: given.top + given.others]
-    for one in listed:
-        print(why.line(one))
-        if one.simulated:
-            print(f"{'':28}{why.where(one)}")
-    if misfits:
-        print("\ndoes not fit:")
-    for one in misfits[: given.others]:
-        print(why.line(one))
+    for one in fit:
+        print(f"{why.line(one)}\n{'':28}{why.where(one)}")
+        if one is fit[0] and one.plan.zero not in {run.plan.zero for run in RUNS}:
+            print(f"{'':28}no published run with ZeRO {one.plan.zero}; see --published")
+    if few := misfits[: given.others]:
+        print("\ndoes not fit:", *map(why.line, few), sep="\n")
     print(
         f"\n{len(fit)} listed plans fit, {len(misfits)} do not\n{why.LEGEND}\n"
         f"Schedules tried: {', '.join(schedules)}; --schedules names others\n{why.NOT_TRIED}"
     )
     if given.plot:
-        drawn = figure([e for e in listed if e.simulated], title)
+        drawn = figure(fit, title)
         drawn.savefig(given.plot, metadata=FIGURES[ending])
     return 0

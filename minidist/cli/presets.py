@@ -28,18 +28,12 @@ class Preset(NamedTuple):
 
 def mesh_of(ranks: int) -> dict[str, int]:
     """Deal the prime factors of the ranks to dp, pp, tp, dp, ...: the largest first."""
+    from minidist.planning.tofu import prime_factors  # here: commands start faster
+
     sizes = {"dp": 1, "pp": 1, "tp": 1}
-    for axis, factor in zip(cycle(sizes), reversed(prime_factors(ranks)), strict=False):
+    for axis, factor in zip(cycle(sizes), prime_factors(ranks), strict=False):
         sizes[axis] *= factor
     return sizes
-
-
-def prime_factors(n: int) -> list[int]:
-    """Return the prime factors of n, the smallest first: 12 -> [2, 2, 3]."""
-    for factor in range(2, int(n**0.5) + 1):
-        if n % factor == 0:
-            return [factor, *prime_factors(n // factor)]
-    return [n] if n > 1 else []
 
 
 PRESETS = {

@@ -144,7 +144,7 @@ def serve(
     return ranks[0].losses, ranks[0].state, seconds
 
 
-def who_has_what(plan: ServerPlan) -> str:
+def servers_in_words(plan: ServerPlan) -> str:
     """Return the end of `4 ranks, ...` in words."""
     servers = f"{plan.servers} of them {'a server' if plan.servers == 1 else 'servers'}"
     return f"{servers}, the others each with a part of every batch of"

@@ -9,15 +9,15 @@ from minidist import nn
 from minidist.backend import check_device, float_dtype
 from minidist.checkpoint import Keep, manifest
 from minidist.checkpoint.grow import DESCRIPTION, changes
-from minidist.checkpoint.training import place
+from minidist.checkpoint.run_checkpoints import steps_done_and_next
 from minidist.cli.arguments import check_several
-from minidist.cli.servers import plan_of, serve, who_has_what
+from minidist.cli.servers import plan_of, serve, servers_in_words
 from minidist.cli.train_options import add_options, data_of, keep_of, settings_of
 from minidist.comm import run as run_on_ranks
 from minidist.comm.mpi import library as mpi
 from minidist.comm.nccl import library as nccl
 from minidist.data_parallel.server_plan import ServerPlan
-from minidist.errors import counted
+from minidist.errors import plural
 from minidist.observe import loss_curve
 from minidist.observe.timeline.saving import FIGURES, check_path
 from minidist.pipeline_parallel.schedules import programs
@@ -106,7 +106,7 @@ def _first_step(keep: Keep | None, run: dict, steps: int) -> int:
     if not saved:
         return 0
     grows = changes(saved.about[DESCRIPTION], run)
-    first = place(saved, grows)[1]
+    _, first = steps_done_and_next(saved, grows)
     saved.check()
     over = [] if first < steps else [f"no update is left of --steps {steps}"]
     newer = [str(n) for n in manifest.whole_ones(saved.path.parent) if n > saved.step]
@@ -128,10 +128,10 @@ def _train(
     """Train on the ranks, print what goes in and how far it comes; return weights and mesh."""
     size = sum(p.size for p in model.parameters() if p.requires_grad)
     kind, ranks = kind_of(data), settings.ranks
-    who = _who_has_what(settings) if plan is None else who_has_what(plan)
+    who = mesh_in_words(settings) if plan is None else servers_in_words(plan)
     print(
         f"{kind.description(data)['source']}: {kind.size(data)}; {size:,} parameters\n"
-        f"{counted(ranks, 'rank')}, {who} {settings.batch} {kind.unit}",
+        f"{plural(ranks, 'rank')}, {who} {settings.batch} {kind.unit}",
         flush=True,
     )
     begin = time.perf_counter()
@@ -148,7 +148,7 @@ def _train(
     mean = sum(losses[-20:]) / len(losses[-20:])
     seconds = time.perf_counter() - begin if plan is None else seconds
     print(
-        f"{counted(len(losses) - first, 'step')} in {seconds:.0f} s: "
+        f"{plural(len(losses) - first, 'step')} in {seconds:.0f} s: "
         f"loss {losses[0]:.3f} -> {mean:.3f} nats/{kind.target(data)}"
     )
     print(kind.remark(data, mean), end="")
@@ -161,7 +161,7 @@ def _train(
     return state, settings
 
 
-def _who_has_what(settings: Settings) -> str:
+def mesh_in_words(settings: Settings) -> str:
     """Return the words between `4 ranks, ` and the size of a batch."""
     if not settings.on_mesh:
         return "each with its part of every batch of"
@@ -186,7 +186,7 @@ def _certified(
         "against one device" if given.device == "cpu" else f"on {given.device} against the host"
     )
     print(
-        f"certificate: {'ok' if row['ok'] else 'FAILED'}. {counted(settings.ranks, 'rank')} "
+        f"certificate: {'ok' if row['ok'] else 'FAILED'}. {plural(settings.ranks, 'rank')} "
         f"{against}, in float64, {row['case']}:\n"
         f"  largest gradient difference {row['difference']:.1e}; {row['detail']}; "
         f"allowed {BOUND:.0e}"

@@ -5,7 +5,7 @@ from dataclasses import Field, fields
 
 from minidist.checkpoint import Keep, Saved
 from minidist.checkpoint.checks import MOST_STEPS
-from minidist.checkpoint.training import description_in
+from minidist.checkpoint.run_checkpoints import description_in
 from minidist.cli.arguments import (
     RANKS,
     STEPS,
@@ -20,14 +20,13 @@ from minidist.cli.arguments import (
 )
 from minidist.cli.presets import PRESETS, chosen
 from minidist.cli.servers import add_servers
-from minidist.pipeline_parallel.placement import updates
-from minidist.pipeline_parallel.schedules import SCHEDULES, programs
+from minidist.pipeline_parallel.schedules import SCHEDULES
 from minidist.training.kinds import KINDS, Data
 from minidist.training.settings import OF_MESHES, Settings
 
 CHOICES: dict[str, list] = {  # of settings
     "zero": [0, 1],
-    "schedule": [name for name in SCHEDULES if not updates(programs(name, 1, 2))],
+    "schedule": [name for name, own in SCHEDULES.items() if not own.asynchronous],
     "precision": ["float32", "float16", "bfloat16"],
 }
 

@@ -32,7 +32,7 @@ def numeric(x, axis: int | None = None) -> Array:
         if not arraylike and not isinstance(x, int | float | complex | list):
             raise ValueError(
                 f"only arrays travel between ranks, not {type(x).__name__}; "
-                "pass a tensor's .data or .grad"
+                "pass a tensor's .data, or its .grad if it has one"
             )
         refuse_masked(x)
         x = x if on_gpu(x) else np.asarray(x)  # and no subclass

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
+from numbers import Real
 from typing import Protocol
 
 import numpy as np
@@ -167,8 +168,8 @@ class Cluster:
         CollectiveMismatch, Deadlock, CommTimeout, or CommError for a message that nobody received.
         After each of them, and after Ctrl-C, all ranks have stopped.
         """
-        if timeout is not None and not 0 < timeout < 1e9:
-            raise ValueError(f"a timeout is a number of seconds above 0, or None, not {timeout}")
+        if timeout is not None and not (isinstance(timeout, Real) and 0 < timeout < 1e9):
+            raise ValueError(f"a timeout is a number of seconds above 0, or None, not {timeout!r}")
         payload = by_value.dumps((worker, args, np.geterr()))
         with self._running:  # one run at a time, also where several threads ask for one
             reports = self._run(payload, timeout, log is not None)
@@ -205,7 +206,8 @@ class Cluster:
                 if is_deadlock(before, now, finished):
                     raise Deadlock(f"every rank waits:\n{table(now, finished)}")
                 if time.monotonic() >= deadline:
-                    raise CommTimeout(f"not done in {timeout} s:\n{table(now, finished)}")
+                    late = f"not done in {timeout:g} s; give a longer timeout=, or None:"
+                    raise CommTimeout(f"{late}\n{table(now, finished)}")
                 if silent := silence.overdue(now, finished, time.monotonic()):
                     pids = {rank: ranks.pid_of(rank) for rank in sorted(silent)}
                     print(silence.in_words(pids), table(now, finished), sep="\n", file=sys.stderr)

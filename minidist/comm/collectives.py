@@ -32,11 +32,11 @@ from minidist.comm.message import Staged, staged
 
 def split_sizes(n: int, parts: int) -> list[int]:
     """Cut n things into sizes that differ by at most one, the larger first; some may be 0."""
-    return [n // parts + (part < n % parts) for part in range(parts)]
+    return [n // parts + (1 if part < n % parts else 0) for part in range(parts)]
 
 
 def split_ends(n: int, parts: int) -> list[int]:
-    """Return the N + 1 bounds of the pieces: piece p is [ends[p], ends[p + 1])."""
+    """Return the parts + 1 bounds of the pieces: piece k is [ends[k], ends[k + 1])."""
     ends = [0]
     for size in split_sizes(n, parts):
         ends.append(ends[-1] + size)

@@ -158,9 +158,10 @@ def without_arrived(snapshots: Snapshots) -> Snapshots:
     """
     came: dict[tuple, set[int]] = {}
     for rank, found in snapshots.items():
-        for row in found.rows if found else ():
-            if row.meeting is not None:
-                came.setdefault(row.meeting, set()).add(rank)
+        if found:
+            for row in found.rows:
+                if row.meeting is not None:
+                    came.setdefault(row.meeting, set()).add(rank)
 
     def corrected(row: Row) -> Row:
         if row.meeting is None:

@@ -1,4 +1,4 @@
-"""What a Group needs of a machine: two protocols. Strategies know neither of them.
+"""What a Group needs of a machine: a Communicator and a Fabric. Strategies know neither.
 
     Group          checks arguments, numbers messages, and calls the two below
     Communicator   one per group and rank: compares what the ranks call, and moves the arrays of

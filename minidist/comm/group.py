@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from minidist.backend import Array, array_module, beside
+from minidist.backend import Array, array_module, on_device_of
 from minidist.comm.arguments import (
     check_algorithm,
     check_out,
@@ -116,7 +116,7 @@ class Group(PointToPoint):
                 ON_MESSAGES[algorithm](channel, result.reshape(-1), combine)
         if out is None or out is result:
             return result
-        out[...] = beside(result, out)
+        out[...] = on_device_of(result, out)
         return out
 
     @collective
@@ -283,9 +283,9 @@ class Group(PointToPoint):
         in_place = out is not None and self.fabric.in_place(out)
         result: Array = out if in_place else self.empty(x.shape, x.dtype)
         if result is not x:
-            result[...] = beside(x, result)
+            result[...] = on_device_of(x, result)
         self._levels.all_reduce(result.reshape(-1), op, self.ledger)
-        return beside(result, x)
+        return on_device_of(result, x)
 
     def _gather_into(self, out: Array, x: Array, sizes: list[int], label: str | None) -> Array:
         """Fill the 1-D `out` on every rank with everyone's x."""
@@ -293,7 +293,7 @@ class Group(PointToPoint):
         begin, stop = ends[self.rank], ends[self.rank + 1]
         check_part(x, out, stop - begin, self.rank)
         # Before the ranks meet, for x may be another rank's part of out.
-        out[begin:stop] = beside(x, out)
+        out[begin:stop] = on_device_of(x, out)
         signature = signature_of("all_gather", (x.dtype, out.shape, "out", tuple(sizes)), label)
         if self.communicator.gather_into(signature, out, ends) is None:
             gather_into(self.channel("all_gather"), out, ends)

@@ -1,6 +1,7 @@
 """Mesh: ranks arranged along named axes, each axis a Group (Shazeer et al., Mesh-TensorFlow, 2018).
 
-The rank at (i, j, k) on axes of a, b, c ranks is (i b + j) c + k: the last axis has neighbours.
+The rank at (i, j, k) on axes of a, b, c ranks is (i b + j) c + k: ranks that differ by 1 on the
+last axis follow each other.
 """
 
 import math
@@ -13,13 +14,11 @@ from minidist.errors import check_name
 class Mesh:
     """A group's ranks in a grid: `Mesh(group, dp=2, pp=2, tp=2)`; the last axis is fastest.
 
-    With sizes (dp, pp, tp):  rank = (d * pp + p) * tp + t.
-
     `mesh.tp` is the Group of the ranks that differ from this one in t only, numbered by t. Every
     rank of the group makes the same mesh.
     """
 
-    dp: Group  # of those axes that the mesh has
+    dp: Group  # set for the axes that the mesh has
     pp: Group
     cp: Group
     tp: Group
@@ -36,11 +35,8 @@ class Mesh:
         self.group, self.axes = group, axes
         self.coordinates = self.coordinates_of(group.rank)
         for name in axes:
-            others = [n for n in axes if n != name]
-            color = 0
-            for other in others:
-                color = color * axes[other] + self.coordinates[other]
-            setattr(self, name, group.split(color, key=self.coordinates[name]))
+            first = self.rank_of(**{name: 0})  # one color per line of ranks along this axis
+            setattr(self, name, group.split(first, key=self.coordinates[name]))
 
     def over(self, *names: str) -> Group:
         """Return the group of the ranks that differ from this one on these axes only.

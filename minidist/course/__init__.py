@@ -15,7 +15,7 @@ report.py       writes a grade as text, as JUnit XML, as Gradescope's results.js
 starter.py      what a student begins with: blanked files, a README, tests
 export.py       what a teacher hands out and keeps
 property_lab.py the lab in which students write properties that kill the mutants
-zoo.py          mistakes that are mutants: the tests of the repository must see them
-test_batches.py the tests that they meet
+mutants.py      mistakes that are mutants: the tests of the repository must see them
+mutant_tests.py the tests that they meet
 mutation_testing.py  runs these, and says what killed each mutant and why
 """

@@ -35,7 +35,7 @@ def known_mistakes(
     No new mistake is tried after the time limit of one task.
     """
     unwritten = ("NotImplementedError", "no answer: ", "not asked any more")
-    if any(isinstance(said, str) and word in said for said in answers for word in unwritten):
+    if any(isinstance(each, str) and word in each for each in answers for word in unwritten):
         return ()
     end = time.monotonic() + student.limits.seconds
     found = []

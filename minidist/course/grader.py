@@ -95,7 +95,7 @@ def _verdict(lab, task, seed: int, sandbox: Sandbox, unusable: dict, missing: se
         return Verdict(task, len(asked), wrong)
     heard = sandbox.ask(asked)
     messages = [judge(q, answer) for q, answer in zip(asked, heard.answers, strict=True)]
-    wrong = [_about(q.about, said) for q, said in zip(asked, messages, strict=True) if said]
+    wrong = [_about(q.about, m) for q, m in zip(asked, messages, strict=True) if m]
     seconds = time.monotonic() - begin
     mistakes: tuple[str, ...] = ()
     if wrong and (absent := [path for path in paths if path in missing]):

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from minidist.course.test_batches import TIMING
-from minidist.course.zoo import WORDS, Mutant
+from minidist.course.mutant_tests import TIMING
+from minidist.course.mutants import WORDS, Mutant
 from minidist.mistakes.overlay import PACKAGE
 
 ROOT = PACKAGE.parent  # of a checkout, where the tests are
@@ -95,10 +95,11 @@ class Run:
 
     def _first_failure(self) -> tuple[str, str]:
         report = self.folder / "report.xml"
-        for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
-            for kind in ("failure", "error"):
-                if (found := case.find(kind)) is not None:
-                    return f"{case.get('file')}::{case.get('name')}", told(found)
+        if report.exists():
+            for case in ElementTree.parse(report).iter("testcase"):
+                for kind in ("failure", "error"):
+                    if (found := case.find(kind)) is not None:
+                        return f"{case.get('file')}::{case.get('name')}", failure_message(found)
         output = (self.folder / "output.txt").read_text()[-3000:]
         raise RuntimeError(f"pytest ended with {self.process.returncode}:\n{output}")
 
@@ -125,12 +126,12 @@ class Run:
         self.holder.cleanup()
 
 
-def told(failure: ElementTree.Element) -> str:
+def failure_message(failure: ElementTree.Element) -> str:
     """Return what a failing test says in words: without Python's repetition of the assertion."""
     message, text = failure.get("message", ""), failure.text or ""
     if "ExceptionGroup" in message.partition(":")[0]:  # several failures: what each one says
-        said = re.findall(r"(?:AssertionError|Failed): (\S.*)", text)
-        message = "\n".join(dict.fromkeys(said)) or message
+        messages = re.findall(r"(?:AssertionError|Failed): (\S.*)", text)
+        message = "\n".join(dict.fromkeys(messages)) or message
     if re.match(r"[\w.]*RankFailed", message):  # what the rank raised is the end of its traceback
         raised = re.findall(r"^E\s+([\w.]+(?:Error|Warning|Failed)\b.*)", text, re.M)
         message = f"{message.splitlines()[0]} {raised[-1]}" if raised else message

@@ -1,7 +1,7 @@
 """The lab of mutants: write properties that the reference has and wrong implementations lack.
 
 A student hands in one file of functions `property_...()`, which raise if minidist is wrong. They
-run in a sandbox, on each mutant of the zoo in turn. A mutant earns its points if one of them
+run in a sandbox, on each mutant in turn. A mutant earns its points if one of them
 raises; but if one raises on the reference, all points are lost.
 
 The reference comes first, and then again at random places among the mutants, so raising at random,
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from minidist.course import starter, zoo
+from minidist.course import mutants, starter
 from minidist.course.grader import Grade, Verdict, handed_in
 from minidist.course.lab import Lab, Task
 from minidist.course.probes import mutants as probes
@@ -63,10 +63,10 @@ def property_two_replicas_get_the_sum_of_their_gradients():
 
 def lab() -> Lab:
     """Return the lab: a task per mutant."""
-    mutants = [zoo.load(name) for name in zoo.names()]
+    every = [mutants.load(name) for name in mutants.names()]
     tasks = [
         Task(f"7.{number}", f"{m.family}: {m.title}", POINTS, [], m.symptom, [], [])
-        for number, m in enumerate(mutants, 1)
+        for number, m in enumerate(every, 1)
     ]
     return Lab(NAME, 7, "Mutants: properties that only the right implementation has", "", [], tasks)
 
@@ -91,15 +91,15 @@ def grade(
         why = unusable.get(FILE, f"there is no minidist/{FILE} in {folder}")
         return Grade(lab, [Verdict(task, 1, [why]) for task in lab.tasks], seed, "")
     asked = [ask(FILE, probes.properties, source=files[FILE])]
-    mutants = [zoo.load(name) for name in zoo.names()]
-    order = rng.permutation([*range(len(mutants)), *[-1] * BETWEEN]).tolist()
+    every = [mutants.load(name) for name in mutants.names()]
+    order = rng.permutation([*range(len(every)), *[-1] * BETWEEN]).tolist()
     wrong: dict[int, list[str]] = {}
     seconds: dict[int, float] = {}
     refused: list[str] = []
     with Sandbox(lab, limits, **options) as sandbox:
         for number in [-1] * FIRST + order:
             begin = time.monotonic()
-            sandbox.build({} if number < 0 else mutants[number].files(), LEFT_OUT)
+            sandbox.build({} if number < 0 else every[number].files(), LEFT_OUT)
             answer = _formed(sandbox.ask(asked).answers[0])
             if number >= 0:
                 wrong[number] = _alive(answer)
@@ -118,9 +118,9 @@ def _formed(answer: dict[str, np.ndarray] | str) -> dict[str, np.ndarray] | str:
     if isinstance(answer, str):
         return answer
     texts = all(array.dtype.kind == "U" and array.ndim == 1 for array in answer.values())
-    if not texts or answer.keys() != {"properties", "raised", "said"}:
+    if not texts or answer.keys() != {"properties", "raised", "messages"}:
         return "the answer is not what the sandbox writes"
-    if len(answer["raised"]) != len(answer["said"]):
+    if len(answer["raised"]) != len(answer["messages"]):
         return "the answer is not what the sandbox writes"
     return answer
 
@@ -132,7 +132,7 @@ def _of_the_reference(answer: dict[str, np.ndarray] | str) -> list[str]:
     if not answer["properties"].size:
         return [f"{FILE} has no function property_...()"]
     if answer["raised"].size:
-        return [f"beside the reference: {answer['raised'][0]} raises {answer['said'][0]}"]
+        return [f"beside the reference: {answer['raised'][0]} raises {answer['messages'][0]}"]
     return []
 
 
@@ -146,7 +146,7 @@ def _alive(answer: dict[str, np.ndarray] | str) -> list[str]:
 
 
 def _handout(lab: Lab) -> str:
-    named = zip(lab.tasks, zoo.names(), strict=True)
+    named = zip(lab.tasks, mutants.names(), strict=True)
     rows = "\n".join(f"| {t.id} | `{name}` | {t.title} | {t.text} |" for t, name in named)
     return f"""# Lab {lab.number}: {lab.title}
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 from minidist.course.grader import Grade, Verdict
 
-LINES, WIDTH = 24, 160  # of what is said about one question
+LINES, WIDTH = 24, 160  # of the message about one question
 QUESTIONS = 3  # the most failed questions of a task that are shown
 
 
@@ -42,8 +42,8 @@ def junit(grade: Grade) -> str:
     suites = ElementTree.Element("testsuites", counts)
     suite = ElementTree.SubElement(suites, "testsuite", {"name": name, **counts})
     properties = ElementTree.SubElement(suite, "properties")
-    said = {"points": grade.points, "max_points": grade.lab.points, "seed": grade.seed}
-    for key, value in {**said, "defences": grade.defences}.items():
+    of_grade = {"points": grade.points, "max_points": grade.lab.points, "seed": grade.seed}
+    for key, value in {**of_grade, "defences": grade.defences}.items():
         ElementTree.SubElement(properties, "property", {"name": key, "value": str(value)})
     for verdict in grade.verdicts:
         title = f"{verdict.task.id} {verdict.task.title}"
@@ -92,9 +92,9 @@ def gradescope_refusal(why: str) -> str:
     return json.dumps({"score": 0, "output": plain(why), "output_format": "text"}, indent=2) + "\n"
 
 
-def plain(said: str) -> str:
+def plain(message: str) -> str:
     """Show unprintable characters (control characters, halves of pairs) as their numbers."""
-    return "".join(c if c in "\t\n" or c.isprintable() else f"\\x{ord(c):02x}" for c in said)
+    return "".join(c if c in "\t\n" or c.isprintable() else f"\\x{ord(c):02x}" for c in message)
 
 
 def _shown(verdict: Verdict) -> str:

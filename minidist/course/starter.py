@@ -93,12 +93,12 @@ def lab_name(folder: Path) -> str:
     The file may also be in the only subfolder that has one, as in zipped folders.
     """
     root = holder(folder, NAME, Path.is_file)
-    said = contents(root / NAME, 100) if root else None  # it is handed in: perhaps a link
-    if said is None:
+    found = contents(root / NAME, 100) if root else None  # it is handed in: perhaps a link
+    if found is None:
         if not folder.is_dir():
             raise ValueError(f"there is no folder {folder}")
         raise ValueError(f"{folder} has no {NAME}, which names its lab; pass the name: --lab NAME")
-    return said.decode("utf-8-sig", "replace").strip()
+    return found.decode("utf-8-sig", "replace").strip()
 
 
 def handout(lab: Lab) -> str:

@@ -19,10 +19,9 @@ from contextlib import contextmanager
 
 from minidist.backend import Array
 from minidist.comm import Group
-from minidist.data_parallel.guards import check_replicas
 from minidist.nn import Module, Parameter
 from minidist.nn.flat_parameters import flat_slices
-from minidist.replicas import summed_ranks
+from minidist.replicas import check_replicas, summed_ranks
 
 
 def plan(parameters: list[Parameter], cap: int) -> list[list[Parameter]]:

@@ -7,7 +7,7 @@ sends; N ranks. In every step, on every rank and for every parameter,
 
 nothing is lost, only late. (Karimireddy et al. 2019, Error Feedback Fixes SignSGD, algorithm 2;
 the idea is in Seide et al. 2014, 1-bit SGD.) Every rank adds up, in rank order, what all have sent.
-What is remembered has no loss scale, and a skipped step does not change it (memory.py).
+What is remembered has no loss scale, and a skipped step does not change it (error_feedback.py).
 
     TopK   the k elements largest in size           Stich, Cordonnier, Jaggi 2018, algorithm 1
     Sign   one bit per element, and the mean size   Karimireddy et al. 2019, algorithm 1
@@ -39,10 +39,11 @@ from typing import NamedTuple
 
 from minidist.backend import Array, array_module
 from minidist.comm import Group
-from minidist.data_parallel.memory import Memory
+from minidist.comm.collectives import reduce_pieces
+from minidist.data_parallel.error_feedback import Memory
 from minidist.errors import check_number
 from minidist.nn import Module, Parameter
-from minidist.replicas import check_batch_norm, check_same_weights, summed_ranks
+from minidist.replicas import check_replicas, summed_ranks
 from minidist.rng import digest, hash_uniform
 
 LEVELS = 127  # of Int8, on each side of 0
@@ -77,8 +78,7 @@ class ErrorFeedback:
     """
 
     def __init__(self, model: Module, group: Group, compress: Compressor):
-        check_batch_norm(model, group.size)
-        check_same_weights(model, group)
+        check_replicas(model, group)
         self.model, self.group, self.compress = model, group, compress
         self.memory = Memory(model, group, {}, getattr(compress, "q", {}))
 
@@ -170,8 +170,8 @@ class Sign:
             return xp.where(xp.unpackbits(bits)[: flat.size] == 1, -scale, scale)
 
         ranks = [decoded(packed[r], scales[r : r + 1]) for r in range(group.size)]
-        total = in_rank_order(ranks).astype(p.dtype).reshape(p.shape)
-        return Sent(total, flat.reshape(p.shape), ranks[group.rank].reshape(p.shape))
+        total = reduce_pieces([ranks[0].copy(), *ranks[1:]], xp.add).astype(p.dtype)
+        return Sent(*(x.reshape(p.shape) for x in (total, flat, ranks[group.rank])))
 
 
 class Int8:
@@ -198,13 +198,5 @@ class Int8:
         numbers = group.all_gather(xp.where(flat < 0, -sizes, sizes), label=f"{p.name}: levels")
         numbers = numbers.reshape(group.size, -1)
         ranks = [numbers[r].astype("float64") * scales[r : r + 1] for r in range(group.size)]
-        total = in_rank_order(ranks).astype(p.dtype).reshape(p.shape)
-        return Sent(total, flat.reshape(p.shape), ranks[group.rank].reshape(p.shape))
-
-
-def in_rank_order(arrays: list[Array]) -> Array:
-    """Return the sum of one array per rank, added up from rank 0: the same bits on every rank."""
-    total = arrays[0].copy()
-    for array in arrays[1:]:
-        total += array
-    return total
+        total = reduce_pieces([ranks[0].copy(), *ranks[1:]], xp.add).astype(p.dtype)
+        return Sent(*(x.reshape(p.shape) for x in (total, flat, ranks[group.rank])))

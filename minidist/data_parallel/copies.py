@@ -64,8 +64,8 @@ class ShardedCopies:
         for run, group in runs:
             first = next(iter(run.parts))  # ranks of a group have the same runs, in any number
             shard = LayerShard(run, f"shard from {first.name} on", group)
-            shard.home.bind(run.data[shard.own], run.gradient[shard.own])
-            shard.flat.locked = shard.home.locked
+            shard.part.bind(run.data[shard.own], run.gradient[shard.own])
+            shard.whole.locked = shard.part.locked
             self.shards.append(shard)
 
     def parameters(self) -> list[Parameter]:
@@ -73,9 +73,9 @@ class ShardedCopies:
         return [s.parameter for s in self.shards]
 
     def sum_gradients(self, vectors: Collection[FlatParameters]) -> None:
-        """Leave in each of these vectors' shards its part of the sum, and no whole gradient."""
+        """Add its part of the sum to each shard of these vectors; drop the whole gradients."""
         for s in self.shards:
-            if s.flat not in vectors:
+            if s.whole not in vectors:
                 continue
             piece = s.group.reduce_scatter(s.run.gradient, label=s.parameter.name)
             s.parameter.accumulate(piece)

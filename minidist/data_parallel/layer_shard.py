@@ -18,15 +18,15 @@ ONLY_STEP = (
 class LayerShard:
     """What this rank keeps of a run of a layer's flat vector, as a parameter of its own.
 
-    run    the elements that the ranks of the group have copies of; cut as equally as can be
-    own    this rank's elements of the run
-    name   of the parameter
-    flat, home  the layer's whole vector; the vector of this rank's part alone
+    run         the elements that the ranks of the group have copies of; cut as equally as can be
+    own         this rank's elements of the run
+    name        of the parameter
+    whole, part  the layer's whole vector; the vector of this rank's part alone
     parameter   that part, which the optimizer updates
     """
 
     def __init__(self, run: FlatSlice, name: str, group: Group):
-        self.run, self.flat, self.group = run, run.home, group
+        self.run, self.whole, self.group = run, run.home, group
         ends = split_ends(run.stop - run.start, group.size)
         self.own = slice(ends[group.rank], ends[group.rank + 1])
         self.parameter = nn.Parameter(run.data[self.own], name)
@@ -35,8 +35,8 @@ class LayerShard:
         mine = FlatSlice(run.home, first, first + len(self.parameter))
         self.parameter.cuts = mine.slices
         self.parameter.spread = "ZeRO's shards: pass sum_squares=zero.sum_squares"
-        self.home = FlatParameters([self.parameter])  # copies
-        self.home.locked, self.home.part_of = ONLY_STEP, run.home
+        self.part = FlatParameters([self.parameter])  # copies
+        self.part.locked, self.part.part_of = ONLY_STEP, run.home
 
 
 @contextmanager
@@ -48,12 +48,12 @@ def unlocked(shards: list[LayerShard], optimizer: AnyOptimizer) -> Iterator[None
             "or Hybrid, not with model.parameters()"
         )
     for s in shards:
-        s.flat.check_home()
-        s.home.locked = None
+        s.whole.check_home()
+        s.part.locked = None
     try:
         yield
     finally:
         for s in shards:
-            s.home.locked = ONLY_STEP
+            s.part.locked = ONLY_STEP
     for s in shards:
-        s.flat.changed(s.parameter.updated)  # an optimizer that follows others' changes knows it
+        s.whole.changed(s.parameter.updated)  # an optimizer that follows others' changes knows it

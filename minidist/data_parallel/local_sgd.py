@@ -35,7 +35,7 @@ from minidist.comm import Group
 from minidist.errors import check_number
 from minidist.nn import Module
 from minidist.nn.flat_parameters import FlatSlice
-from minidist.replicas import check_batch_norm, check_same_weights, summed_ranks
+from minidist.replicas import check_replicas, check_same_weights, summed_ranks
 
 
 def zeros_like(slices: list[FlatSlice]) -> list[Array]:
@@ -54,8 +54,7 @@ class Rounds:
 
     def __init__(self, model: Module, group: Group, every: int, optimizer: optim.Optimizer):
         check_number("a round has 1 local step or more", every, lambda n: n >= 1, Integral)
-        check_batch_norm(model, group.size)
-        check_same_weights(model, group)
+        check_replicas(model, group)
         self.model, self.group, self.every, self.homes = model, group, every, optimizer.homes
         self.steps, self.followed = 0, tick()
 

@@ -1,6 +1,7 @@
 """Data parallelism, naively: after backward, sum each parameter's gradient over the ranks.
 
-Li et al., PyTorch Distributed (VLDB 2020), section 3.2.1, except that theirs is a mean of means.
+Goyal et al. 2017, section 3, remark 3 (divide by the whole batch's size); Li et al., PyTorch
+Distributed (VLDB 2020), section 3.2.1, whose gradients are a mean of means.
 
 Letters: N ranks; n targets in the whole batch, n_r of them in rank r's shard, l_i the loss of
 target i. One device computes

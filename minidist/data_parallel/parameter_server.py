@@ -39,7 +39,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from minidist import nn
-from minidist.backend import Array, array_module, beside
+from minidist.backend import Array, array_module, on_device_of
 from minidist.comm import Group
 from minidist.data_parallel.server_plan import BODY, FINISH, HEAD, PULL, PUSH, Member, ServerPlan
 from minidist.data_parallel.sparse_update import add_up
@@ -202,7 +202,7 @@ class Worker(Member):
         self.buffer = array_module(self.flat.vector).zeros_like(self.flat.vector)
         self.versions, self.clock = [0] * plan.servers, 0
         self.pending: list[list[tuple[int, int]]] = [[] for _ in self.slices]
-        self.pulled, self.pushed = 0, [0] * plan.servers
+        self.pushed = [0] * plan.servers
 
     def pull(self) -> None:
         """Get the newest weights that the plan allows, as soon as it allows them."""
@@ -211,9 +211,8 @@ class Worker(Member):
         for server, part in enumerate(self.slices):
             weights, version = self.group.recv(server, BODY), self.group.recv(server, HEAD)
             self.versions[server] = int(version)
-            self.flat.vector[part] = beside(weights, self.flat.vector)
+            self.flat.vector[part] = on_device_of(weights, self.flat.vector)
         self.flat.changed()
-        self.pulled += 1
 
     def add(self, batch: int) -> None:
         """Add the model's gradient, of minibatch `batch`, to the buffer; drop it in the model."""

@@ -29,7 +29,7 @@ from numbers import Integral
 
 import numpy as np
 
-from minidist.backend import Array, array_module, beside
+from minidist.backend import Array, array_module, on_device_of
 from minidist.comm import Group
 from minidist.data_parallel.compression import Sent, on_grid
 from minidist.errors import check_number
@@ -75,7 +75,7 @@ class PowerSGD:
         missing = ~q.any(axis=0)
         if missing.any():
             drawn = generator(self.seed, f"PowerSGD {p.name} {step}").standard_normal(shape)
-            q = xp.where(missing, beside(drawn / len(drawn) ** 0.5, matrix), q)
+            q = xp.where(missing, on_device_of(drawn / len(drawn) ** 0.5, matrix), q)
         return q.astype(p.dtype)
 
 
@@ -95,8 +95,9 @@ def orthogonalize(p: Array) -> Array:
     for j in range(p.shape[1]):
         column, before = p[:, j], p[:, :j]
         length = xp.sqrt((column * column).sum())
-        for _ in range(2 if j else 0):
-            column -= before @ (before.T @ column)
+        if j:
+            for _ in range(2):
+                column -= before @ (before.T @ column)
         rest = xp.sqrt((column * column).sum())
         new = rest > tiny * length
         column *= xp.where(new, 1.0, 0.0) / xp.where(new, rest, 1.0)

@@ -14,11 +14,10 @@ import numpy as np
 from minidist import nn
 from minidist.autograd import Tensor
 from minidist.comm import Group
-from minidist.data_parallel.guards import check_replicas
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.sync_batch_norm import sync_batch_norm
 from minidist.datasets import Batch
-from minidist.replicas import load_own, shapes_of
+from minidist.replicas import check_replicas, load_own, shapes_of
 from minidist.trainer import AnyOptimizer, loss_of
 
 
@@ -46,13 +45,13 @@ class DataParallel:
         return self.model.named_parameters()
 
     def backward(self, batch: Batch) -> float:
-        """Leave the whole batch's gradient in the model; return the whole batch's loss."""
+        """Compute the whole batch's gradient, in the model; return its loss."""
         loss = loss_of(self.model, batch.share(self.group.rank, self.group.size))
         self.accumulate(loss)
         return float(self.group.all_reduce(loss.data))
 
     def accumulate(self, loss: Tensor) -> None:
-        """Leave the sum of the gradients of all ranks' losses in the model."""
+        """Compute the sum of the gradients of all ranks' losses, in the model."""
         loss.backward()
         all_reduce_gradients(self.model, self.group)
 

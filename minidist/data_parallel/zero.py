@@ -6,10 +6,10 @@ m micro-batches. Each layer's flat vector is cut into N parts, as equal as can b
 its gradient and its optimizer state are rank r's shard.
 
     stage   kept whole              kept 1/N            bytes from each rank per step
-    0       W, dW, Adam's m and v                       2 S (N-1)/N        (all_reduce)
-    1       W, dW                   m, v                2 S (N-1)/N
-    2       W                       dW, m, v            (m + 1) S (N-1)/N
-    3                               W, dW, m, v         3 m S (N-1)/N
+    0       W, dW, Adam's moments                       2 S (N-1)/N        (all_reduce)
+    1       W, dW                   moments             2 S (N-1)/N
+    2       W                       dW, moments         (m + 1) S (N-1)/N
+    3                               W, dW, moments      3 m S (N-1)/N
 
 A step: a reduce_scatter gives every rank the sum of its part of the gradient; its optimizer updates
 its part of the weights; an all_gather gives every rank the new weights. The two collectives move as
@@ -27,14 +27,13 @@ from minidist import nn
 from minidist.autograd import Tensor
 from minidist.backend import host_copy
 from minidist.comm import Group
-from minidist.data_parallel.guards import check_replicas
 from minidist.data_parallel.layer_shard import ONLY_STEP, LayerShard, unlocked
 from minidist.data_parallel.zero_layers import Gatherer, ZeroLayer, check_stage, tied_between_layers
 from minidist.data_parallel.zero_memory import ZeroMemory
 from minidist.datasets import Batch
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice
 from minidist.nn.module import cast_state
-from minidist.replicas import check_same_state
+from minidist.replicas import check_replicas, check_same_state
 from minidist.trainer import AnyOptimizer, loss_of
 
 ELSEWHERE = "each rank keeps its shard of it; use zero.state() and zero.load_state(state)"
@@ -76,38 +75,36 @@ class Zero:
         check_stage(model, group, stage, shards, tied)
         self.check_group = check_replicas(model, group, check_weights)
         self.model, self.stage, self.m = model, stage, micro_batches
-        self.split = [p.name for p in model.parameters() if p.spread]  # over others than these
+        self.split = [p.name for p in model.parameters() if p.spread]  # by another strategy, too
         self.place = group.rank, group.size
-        self.group = group.split(group.rank // shards)  # one copy, cut
+        self.shard_group = group.split(group.rank // shards)  # one copy, cut
         self.copies = group.split(group.rank % shards)  # ranks with the same shard
-        self.groups = [self.group, self.copies]
+        self.groups = [self.shard_group, self.copies]
         self.next: int | None = None  # layer to reduce next, from the last one down: in backward
         flats = [layer.home for layer in model.layers]
         self.memory = ZeroMemory(flats, stage)
         self.shards = [self._cut(k, flat) for k, flat in enumerate(flats)]
         self.gatherer = None
         if stage == 3:
-            self.gatherer = Gatherer(self.shards, self.group.split(0))
+            self.gatherer = Gatherer(self.shards, self.shard_group.split(0))
             self.groups.append(self.gatherer.group)
         if stage > 1:
             for p in tied:
                 p.grad_buffer = None  # complete only when the first of its layers is
             assert isinstance(model, nn.Sequential)  # or check_stage has refused it
             hooks = self._before_forward, self._before_backward
-            model.sequence[:] = [
-                ZeroLayer(layer, k, *hooks) for k, layer in enumerate(model.layers)
-            ]
+            model.sequence[:] = [ZeroLayer(x, k, *hooks) for k, x in enumerate(model.layers)]
 
     def _cut(self, k: int, flat: FlatParameters) -> LayerShard:
         """Return this rank's part of layer k; release what is not kept whole."""
-        shard = LayerShard(FlatSlice(flat, 0, flat.size), f"shard of layer {k}", self.group)
+        shard = LayerShard(FlatSlice(flat, 0, flat.size), f"shard of layer {k}", self.shard_group)
         flat.locked = ONLY_STEP
         for p in flat.parameters:
             p.spread = shard.parameter.spread
         if self.stage == 1:
-            shard.home.bind(flat.vector[shard.own], flat.gradient[shard.own])
+            shard.part.bind(flat.vector[shard.own], flat.gradient[shard.own])
         elif self.stage == 2:
-            shard.home.bind(flat.vector[shard.own])
+            shard.part.bind(flat.vector[shard.own])
         else:
             flat.bind(self.memory.weights_of(k, flat))
             for p in flat.parameters:
@@ -122,13 +119,13 @@ class Zero:
         return self.model.named_parameters()
 
     def backward(self, batch: Batch) -> float:
-        """Leave the whole batch's gradient in the shards; return the whole batch's loss."""
+        """Compute the whole batch's gradient, in the shards; return its loss."""
         total, mine = 0.0, batch.share(*self.place)
         for i, part in enumerate(mine.micro_batches(self.m), 1):
             loss = loss_of(self.model, part)
             self.accumulate(loss, last=i == self.m)
             total += loss.item()
-        return float(self.copies.all_reduce(self.group.all_reduce(np.array(total))))
+        return float(self.copies.all_reduce(self.shard_group.all_reduce(np.array(total))))
 
     def accumulate(self, loss: Tensor, last: bool = True) -> None:
         """Add a micro-batch's gradient, summed over the ranks, to the shards.
@@ -142,7 +139,7 @@ class Zero:
                 "pass last=False for all micro-batches but the last"
             )
         for s in self.shards:
-            s.flat.check_home()
+            s.whole.check_home()
         self.next = len(self.shards) - 1
         loss.backward()
         self._sample()
@@ -172,11 +169,11 @@ class Zero:
         assert self.next is not None
         for number in range(self.next, k, -1):
             s, label = self.shards[number], f"gradient of layer {number}"
-            for p, place in zip(s.flat.parameters, s.flat.views(s.flat.gradient), strict=True):
+            for p, place in zip(s.whole.parameters, s.whole.views(s.whole.gradient), strict=True):
                 if p.grad is None or p.grad is not p.grad_buffer:  # unused, or tied
                     place[...] = 0 if p.grad is None else p.grad
                 p.grad = None
-            piece = self.group.reduce_scatter(s.flat.gradient, label=label)
+            piece = self.shard_group.reduce_scatter(s.whole.gradient, label=label)
             if self.copies.size > 1:
                 piece = self.copies.all_reduce(piece, label=label)
             s.parameter.accumulate(piece)
@@ -190,7 +187,7 @@ class Zero:
                 "the shards only; use ZeRO on a whole model, or do not clip"
             )
         self._check_reduced()
-        return float(self.group.all_reduce(np.array(own)))
+        return float(self.shard_group.all_reduce(np.array(own)))
 
     def step(self, optimizer: AnyOptimizer) -> None:
         """Update this rank's shards; give every rank the new weights.
@@ -208,12 +205,12 @@ class Zero:
         """Do what `step` does, once it has checked the optimizer and unlocked the shards."""
         self._check_reduced()
         if self.gatherer is not None:
-            self.gatherer.wait()  # what came early, and nobody has used, is of old weights
+            self.gatherer.wait()  # weights that were gathered early are old after the update
         optimizer.step()
         optimizer.zero_grad()
         if self.stage < 3:
             for k, s in enumerate(self.shards):
-                self.group.all_gather(s.parameter.data, out=s.flat.vector, label=f"layer {k}")
+                s.group.all_gather(s.parameter.data, out=s.whole.vector, label=f"layer {k}")
 
     def state(self) -> dict[str, np.ndarray]:
         """Return copies of all weights by name, on every rank and on the host."""
@@ -221,8 +218,8 @@ class Zero:
             return self.model.state()
         result = {name: p.data for name, p in self.model.named_parameters().items()}
         for k, s in enumerate(self.shards):
-            whole = s.flat.views(self.group.all_gather(s.parameter.data, label=f"layer {k}"))
-            result |= {p.name: w for p, w in zip(s.flat.parameters, whole, strict=True)}
+            whole = s.whole.views(self.shard_group.all_gather(s.parameter.data, label=f"layer {k}"))
+            result |= {p.name: w for p, w in zip(s.whole.parameters, whole, strict=True)}
         return {name: host_copy(array) for name, array in result.items()}
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
@@ -235,13 +232,13 @@ class Zero:
         if self.check_group is not None:
             check_same_state(state, self.check_group)
         if self.gatherer is not None:
-            self.gatherer.wait()  # what comes early is of old weights
+            self.gatherer.wait()  # weights that were gathered early are old after the load
         for s in self.shards:
-            s.flat.check_home()
-            for p, place in zip(s.flat.parameters, s.flat.views(s.flat.vector), strict=True):
+            s.whole.check_home()
+            for p, place in zip(s.whole.parameters, s.whole.views(s.whole.vector), strict=True):
                 place[...] = new.pop(p.name)
                 p.note_load()
-            s.parameter.data[...] = s.flat.vector[s.own]
+            s.parameter.data[...] = s.whole.vector[s.own]
         for name, array in new.items():  # of those that are frozen
             named[name].load(array)
 

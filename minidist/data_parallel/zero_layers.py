@@ -96,4 +96,4 @@ class Gatherer:
     def gather(self, k: int) -> None:
         """Fill layer k's flat vector with every rank's shard."""
         s = self.shards[k]
-        self.group.all_gather(s.parameter.data, out=s.flat.vector, label=f"layer {k}")
+        self.group.all_gather(s.parameter.data, out=s.whole.vector, label=f"layer {k}")

@@ -34,7 +34,7 @@ class ZeroMemory:
 
     def sample(self, parameters: Iterable[nn.Parameter], shards: list[LayerShard]) -> None:
         """Record how many bytes of weights and gradients are alive; count shared ones once."""
-        homes = [home for s in shards for home in (s.flat, s.home)]
+        homes = [home for s in shards for home in (s.whole, s.part)]
         alive = [array for home in homes for array in (home.vector, home.gradient)]
         alive += [p.grad for p in parameters if p.grad is not None] + self.places
         starts = map(address, alive)

@@ -28,9 +28,9 @@ class Digits:
     source: str = "handwritten digits"
 
 
-def digit_images(dtype="float32") -> Digits:
+def digit_images() -> Digits:
     """Return the digits, cut into images to train on and images that are held out."""
-    images, labels = digits(dtype)
+    images, labels = digits()
     images, order = images.reshape(-1, 1, 8, 8), generator(0, "held out").permutation(len(images))
     train, held_out = order[:1500], order[1500:]
     return Digits((images[train], labels[train]), (images[held_out], labels[held_out]))

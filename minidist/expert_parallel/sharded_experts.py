@@ -46,7 +46,7 @@ def expert_parameters(module: nn.Module) -> list[nn.Parameter]:
 
 
 def keep_own_experts(model: nn.Module, group: Group) -> None:
-    """Leave in each mixture the experts of this rank, a run of neighbours; let rows travel.
+    """Keep in each mixture the experts of this rank, a run of neighbours; let rows travel.
 
     The runs are as equal as can be, the larger first; if E < N some ranks have none.
     """

@@ -22,12 +22,14 @@ needs it: pip install torch.
 
 import re
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from minidist import nn
 from minidist.backend import to_host
+from minidist.errors import check_name
 
 if TYPE_CHECKING:
     import torch
@@ -50,16 +52,19 @@ def matches(model: nn.Module, names: Mapping[str, str] | None = None) -> list[Ma
 
     names  {our name, or the first parts of it: PyTorch's}; the longest that fits is replaced, and
            what nothing fits is called the same: {"layers.0": "0", "layers.1": "2"} for an nn.MLP
-           that is a torch.nn.Sequential with activations between
+           that is a torch.nn.Sequential with activations between. ValueError for one that fits none
     """
     turned = {layer.weight for layer in model.modules(nn.Linear)}
     norms: list[Norm] = [*model.modules(nn.LayerNorm), *model.modules(nn.BatchNorm)]
     renamed = {norm.gain: "weight" for norm in norms}
-    found = []
+    found, names, known = [], names or {}, dict[str, None]()
     for name, p in model.named_parameters().items():
         place, _, last = name.rpartition(".")
         theirs = f"{place}.{renamed.get(p, last)}"
-        found.append(Match(name, _replaced(theirs, name, names or {}), p in turned))
+        found.append(Match(name, _replaced(theirs, name, names), p in turned))
+        known |= dict.fromkeys([*accumulate(place.split("."), "{}.{}".format), name])
+    for name in names:
+        check_name("name of ours", name, known)
     return found
 
 
@@ -166,7 +171,7 @@ def as_numpy(x) -> np.ndarray:
         return to_host(x)
     if hasattr(x, "full_tensor"):
         raise ValueError("a DTensor is a rank's part; give x.full_tensor(), called on every rank")
-    x = x.detach().cpu()
+    x = (x.to_dense() if x.is_sparse else x).detach().cpu()
     return (x.float() if str(x.dtype) == "torch.bfloat16" else x).numpy()
 
 

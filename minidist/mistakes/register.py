@@ -6,7 +6,7 @@
     by = "grad"                                     [[no_all_reduce.also]]: another one
     task = "3.2"                                    the task of a lab that it fails,
     says = "each rank keeps its part"               and what the grader says of it
-    title, seen, symptom, family                    a mutant (course/zoo.py); says = its title,
+    title, seen, symptom, family                    a mutant (course/mutants.py); says = its title,
     diagnosis                                       and what the test that kills it says, in part
 
 The labs' tests, `minidist mutants` and the tests of faults (tests/planted.py) take it from here.

@@ -3,7 +3,8 @@
 A module maps a tensor, and a `Randomness` if it has dropout, to a tensor. A model is the
 composition of its `model.layers`; a pipeline cuts between them. Read `module.py`, `parameter.py`,
 `shard.py`, `flat_parameters.py`, then the layers, then `mlp.py`, `residual.py`, `siamese.py`,
-`cnn.py`, `router.py`, `mixture_of_experts.py`, `transformer.py`, `seq2seq.py` and `dual.py`.
+`cnn.py`, `feed_forward.py`, `router.py`, `mixture_of_experts.py`, `transformer.py`, `seq2seq.py`
+and `dual.py`.
 """
 
 from minidist.autograd.losses import IGNORED, counted, cross_entropy, squared_error
@@ -14,10 +15,11 @@ from minidist.nn.conv import Conv2d
 from minidist.nn.dropout import Dropout
 from minidist.nn.dual import Dual
 from minidist.nn.embedding import Embedding, TokenAndPosition
+from minidist.nn.feed_forward import Expert
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice
 from minidist.nn.layer_norm import LayerNorm
 from minidist.nn.linear import Linear
-from minidist.nn.mixture_of_experts import Expert, MixtureOfExperts, mixtures
+from minidist.nn.mixture_of_experts import MixtureOfExperts, mixtures
 from minidist.nn.mlp import MLP
 from minidist.nn.module import Module, Parameter, Sequential
 from minidist.nn.pooling import AveragePool

@@ -12,8 +12,9 @@ from minidist.rng import Randomness
 class Conv2d(Module):
     """Y[B, C_out, H', W'] = activation(X[B, C_in, H, W] * W[C_out, C_in, K, K] + b[C_out]).
 
-    H' = (H + 2 padding - K) // stride + 1, and W' likewise; K is `kernel`, `padding` the number of
-    zeros around an image. The weight is normal with variance gain^2 / (C_in K K): see nn.Linear.
+    H' = (H + 2 padding - K) // stride + 1, W' = (W + 2 padding - K) // stride + 1; K is `kernel`,
+    `padding` the number of zeros around an image. The weight is normal with variance
+    gain^2 / (C_in K K): see nn.Linear.
 
     >>> nn.Conv2d(3, 5, 3, stride=2, padding=1, dtype="float64")(np.ones((2, 3, 8, 6))).shape
     (2, 5, 4, 3)

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from minidist.autograd.recording import tick
-from minidist.backend import Array, array_module, beside, empty_beside, same_device, to_device
+from minidist.backend import (
+    Array,
+    array_module,
+    empty_on_device_of,
+    on_device_of,
+    same_device,
+    to_device,
+)
 from minidist.nn.parameter import Parameter, Scale
 from minidist.nn.shard import Slice
 
@@ -62,7 +69,7 @@ class FlatParameters:
             self.empty((self.size,), kind) for kind in (dtype, self.grad_dtype)
         )
         for p, view in zip(self.parameters, self.views(self.vector), strict=True):
-            view[...] = beside(p.data, view)
+            view[...] = on_device_of(p.data, view)
             p.home, p.grad = self, None
         self.bind(self.vector)
 
@@ -71,7 +78,7 @@ class FlatParameters:
         here = self.parameters[0].data if self.parameters else self.vector
         space = None if self.allocator is None else self.allocator(shape, dtype)
         if space is None or not same_device(space, here):
-            return empty_beside(here, shape, dtype)
+            return empty_on_device_of(here, shape, dtype)
         return space
 
     def views(self, vector: Array) -> list[Array]:

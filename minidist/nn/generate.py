@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from minidist.autograd import Tensor, functions, no_grad
-from minidist.backend import beside, to_host
+from minidist.backend import on_device_of, to_host
 from minidist.nn.seq2seq import DecoderBlock, Seq2Seq, joined, parted
 from minidist.nn.tokens import BEGIN, END, PAD
 from minidist.nn.transformer import Transformer
@@ -90,7 +90,7 @@ def encode(model: Seq2Seq, sources: np.ndarray) -> Tensor:
 def next_words(model: Seq2Seq, memory: Tensor, written: np.ndarray) -> np.ndarray:
     """Return log p[B, V] of the word after written[B, t], on the host, in float64."""
     source, held, _ = parted(memory, model.source_length)
-    x = joined(source, held, model.embedding.target(beside(written, memory.data)))
+    x = joined(source, held, model.embedding.target(on_device_of(written, memory.data)))
     for layer in model.layers:
         if isinstance(layer, DecoderBlock):
             x = layer(x)

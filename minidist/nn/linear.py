@@ -1,6 +1,7 @@
 """A linear layer, with an activation after it if one is named.
 
 Y = f(X W + b): Rumelhart, Hinton and Williams (Nature, 1986), equations 1 and 2, for a whole batch.
+Its adjoint is Linear in autograd/functions.py.
 """
 
 import math

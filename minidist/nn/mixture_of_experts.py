@@ -16,8 +16,9 @@ import numpy as np
 
 from minidist.autograd import Function, Tensor, functions
 from minidist.autograd.kernels import rows_of, sum_into_rows
-from minidist.backend import Array, array_module, beside, to_host
+from minidist.backend import Array, array_module, on_device_of, to_host
 from minidist.errors import check_number
+from minidist.nn.feed_forward import Expert
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module, check_sizes
 from minidist.nn.router import Routing, route, rows_of_capacity
@@ -32,7 +33,7 @@ class Pick(Function):
 
     def forward(self, p: Array) -> Array:
         self.shape, rows = p.shape, p.reshape(-1, p.shape[-1])
-        chosen = beside(self.chosen.reshape(len(rows), self.chosen.shape[-1]), p)
+        chosen = on_device_of(self.chosen.reshape(len(rows), self.chosen.shape[-1]), p)
         self.where = array_module(p).arange(len(rows))[:, None], chosen
         return rows[self.where].reshape(self.chosen.shape)
 
@@ -65,44 +66,13 @@ class Combine(Function):
         self.token, self.tokens = token, tokens
 
     def forward(self, x: Array, g: Array) -> Array:
-        self.x, self.g, self.token = x, g, beside(self.token, x)
+        self.x, self.g, self.token = x, g, on_device_of(self.token, x)
         y = array_module(x).empty((self.tokens, x.shape[1]), x.dtype)
         return sum_into_rows(x * g, self.token, y)
 
     def backward(self, grad: Array) -> tuple[Array, Array]:
         dy = rows_of(grad, self.token)
         return self.g * dy, (self.x * dy).sum(axis=1, keepdims=True)
-
-
-class FeedForward(Module):
-    """A module with an `expand` and a `contract`, which widen X to F and back.
-
-    A strategy may replace them by layers that hold parts.
-    """
-
-    expand: Module
-    contract: Module
-
-    @property
-    def feed_forwards(self) -> "list[FeedForward]":
-        """Those of a block: this one."""
-        return [self]
-
-
-class Expert(FeedForward):
-    """Y[R, C] = contract(gelu(expand(X[R, C])));  F = 4C is the width between them.
-
-    >>> nn.Expert(8, dtype="float64")(Tensor(np.ones((5, 8)))).shape
-    (5, 8)
-    """
-
-    def __init__(self, width: int, *, name="expert", seed=0, dtype="float32"):
-        more = {"seed": seed, "dtype": dtype}
-        self.expand = Linear(width, 4 * width, activation="gelu", name=f"{name}.expand", **more)
-        self.contract = Linear(4 * width, width, name=f"{name}.contract", **more)
-
-    def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
-        return self.contract(self.expand(x))
 
 
 @dataclass(frozen=True)
@@ -171,7 +141,7 @@ class MixtureOfExperts(Module):
         B, T, C = x.shape
         p = functions.softmax(self.gate(x))  # [B, T, E]
         routing, weights = self.decide(to_host(p.data), randomness)
-        top = Pick(routing.chosen)(Balance(beside(weights, p.data))(p))  # [B, T, k]
+        top = Pick(routing.chosen)(Balance(on_device_of(weights, p.data))(p))  # [B, T, k]
         gates = top / top.sum(axis=-1, keepdims=True) if self.top_k > 1 else top
         order = routing.order()
         token = order // self.top_k

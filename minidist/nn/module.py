@@ -17,11 +17,11 @@ from minidist.backend import (
     Array,
     array_module,
     as_array,
-    beside,
     check_device,
     float_dtype,
     host_copy,
     is_float,
+    on_device_of,
     to_device,
 )
 from minidist.errors import check_name, check_number
@@ -133,6 +133,9 @@ class Module:
             own = [p for p in layer.parameters() if p.requires_grad and p not in taken]
             taken.update(own)
             layer.flat = FlatParameters(own, empty, before=layer.flat)
+        for p in self.parameters():
+            if not p.requires_grad and p.home is not None:  # it leaves an older vector
+                p.data, p.home, p.grad, p.grad_buffer = p.data.copy(), None, None, None
         return self
 
     def freeze(self, *names: str) -> "Module":
@@ -141,9 +144,7 @@ class Module:
         for name in names or parameters:
             check_name("parameter", name, parameters)
         for name in names or parameters:
-            p = parameters[name]
-            p.data, p.requires_grad = p.data.copy(), False
-            p.home = p.grad = p.grad_buffer = None
+            parameters[name].requires_grad = False
         return self.flatten()
 
     def state(self) -> dict[str, np.ndarray]:
@@ -190,7 +191,7 @@ class Module:
     def astype(self, dtype, grad_dtype=None) -> "Module":
         """Round all parameters to another float dtype; drop gradients, build new flat vectors.
 
-        grad_dtype  in which gradients are added up, also over ranks; by default the same
+        grad_dtype  in which gradients are added up, also over ranks; by default dtype
         """
         dtype = float_dtype(dtype)
         for p in self.parameters():
@@ -224,7 +225,7 @@ def cast_state(parameters: dict[str, Parameter], state: dict) -> dict[str, Array
 
 def _cast(whole: Array, p: Parameter) -> Array:
     """Return p's part of a global array, in p's dtype and on its device."""
-    array = beside(whole if p.shard is None else p.shard.of(whole), p.data)
+    array = on_device_of(whole if p.shard is None else p.shard.of(whole), p.data)
     with np.errstate(over="ignore"):
         new = array.astype(p.dtype)
     xp = array_module(new)

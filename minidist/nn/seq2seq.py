@@ -23,13 +23,13 @@ Teacher forcing: in training the decoder reads the right words, not the words th
 """
 
 from minidist.autograd import Tensor, functions
-from minidist.backend import Array, beside
+from minidist.backend import Array, on_device_of
 from minidist.nn.attention import CausalSelfAttention, PaddedAttention
 from minidist.nn.dropout import Dropout
 from minidist.nn.embedding import TokenAndPosition
+from minidist.nn.feed_forward import FeedForward
 from minidist.nn.layer_norm import LayerNorm
 from minidist.nn.linear import Linear
-from minidist.nn.mixture_of_experts import FeedForward
 from minidist.nn.module import Module, Sequential, check_sizes
 from minidist.nn.tokens import PAD
 from minidist.nn.transformer import Head
@@ -43,7 +43,7 @@ def joined(source: Tensor, held: Array, target: Tensor) -> Tensor:
     """
     xp, x = source.xp, functions.concatenate([source, target], axis=1)
     words = xp.zeros((*x.shape[:2], 1), x.dtype)
-    words[:, : source.shape[1], 0] = beside(held, x.data)
+    words[:, : source.shape[1], 0] = on_device_of(held, x.data)
     return functions.concatenate([x, Tensor(words)], axis=2)
 
 

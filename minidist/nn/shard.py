@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from minidist.backend import Array, array_module, beside
+from minidist.backend import Array, array_module, on_device_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,15 +31,15 @@ class Shard:
                 f"not of an array of {list(whole.shape)}"
             )
         xp, real = array_module(whole), self.indices < self.full
-        part = xp.take(whole, beside(np.where(real, self.indices, 0), whole), axis=self.axis)
+        part = xp.take(whole, on_device_of(np.where(real, self.indices, 0), whole), axis=self.axis)
         if not real.all():
-            part[(slice(None),) * self.axis + (beside(~real, whole),)] = 0
+            part[(slice(None),) * self.axis + (on_device_of(~real, whole),)] = 0
         return part
 
     def join(self, parts: Array, indices: np.ndarray) -> Array:
         """Return the whole array, given all parts along `axis` and their indices."""
         order = np.argsort(indices, kind="stable")[: self.full]
-        return array_module(parts).take(parts, beside(order, parts), axis=self.axis)
+        return array_module(parts).take(parts, on_device_of(order, parts), axis=self.axis)
 
 
 @dataclass(frozen=True, eq=False)

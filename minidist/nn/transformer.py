@@ -10,9 +10,10 @@ from minidist.autograd import Tensor, functions
 from minidist.nn.attention import CausalSelfAttention
 from minidist.nn.dropout import Dropout
 from minidist.nn.embedding import TokenAndPosition
+from minidist.nn.feed_forward import FeedForward
 from minidist.nn.layer_norm import LayerNorm
 from minidist.nn.linear import Linear
-from minidist.nn.mixture_of_experts import FeedForward, MixtureOfExperts
+from minidist.nn.mixture_of_experts import MixtureOfExperts
 from minidist.nn.module import Module, Sequential, check_sizes
 from minidist.rng import Randomness
 

@@ -1,4 +1,4 @@
-"""The one stopwatch: the median time of a call that all ranks begin together."""
+"""The median time of a call that all ranks begin together."""
 
 from collections.abc import Callable
 from statistics import median

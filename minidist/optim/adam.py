@@ -13,7 +13,7 @@ from minidist.optim.optimizer import Optimizer
 class Adam(Optimizer):
     """m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  p -= lr m^ / (sqrt v^ + eps).
 
-    m^ = m / (1 - b1^t), v^ likewise (Kingma and Ba 2015, algorithm 1).
+    m^ = m / (1 - b1^t), v^ = v / (1 - b2^t) (Kingma and Ba 2015, algorithm 1).
     Weight decay, if any, is added to the gradient (L2).
     """
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from minidist.autograd.recording import tick
-from minidist.backend import Array, array_module, beside, keep_freed_memory, on_gpu, widen
+from minidist.backend import Array, array_module, keep_freed_memory, on_device_of, on_gpu, widen
 from minidist.nn.flat_parameters import flat_slices
 from minidist.nn.parameter import Parameter
 from minidist.optim.clipping import PIECE, scale_on_gpu, sum_of_squares
@@ -168,7 +168,7 @@ class Optimizer:
             raise ValueError(f"step_at needs one flat slice; this optimizer has {len(self.slices)}")
         (state,) = self._begin_step()
         data = self.slices[0].data
-        positions, gradient = beside(positions, data), beside(gradient, data)
+        positions, gradient = on_device_of(positions, data), on_device_of(gradient, data)
         new, own = widen(data[positions]), [array[positions] for array in state]
         self.rule(new, widen(gradient), *own)
         data[positions] = new

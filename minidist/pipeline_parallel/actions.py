@@ -117,11 +117,6 @@ SENDS = {SendActivation: RecvActivation, SendGradient: RecvGradient}
 RECEIVES = {receive: send for send, receive in SENDS.items()}
 
 
-def action_of(sign: str, micro_batch: str | None, chunk: int) -> Action:
-    """Return the action of a sign; without a micro-batch it is R."""
-    return Reduce(chunk) if micro_batch is None else KINDS[sign](int(micro_batch), chunk)
-
-
 def other_end(transfer: Transfer, rank: int) -> Transfer:
     """Return what the peer does while `rank` does this."""
     kind = SENDS.get(type(transfer)) or RECEIVES[type(transfer)]

@@ -6,7 +6,7 @@
 If a send waits for its receiver, these programs deadlock: rank 0 is in >F1, rank 1 in >B0.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from minidist.pipeline_parallel.actions import (
     Action,
@@ -29,7 +29,7 @@ from minidist.pipeline_parallel.placement import (
 )
 
 
-def neighbours(programs: list[list[Action]]) -> Callable:
+def transfers_of(programs: list[list[Action]]) -> Callable:
     """Return a function (rank, action) -> (receive it needs or None, send it allows or None)."""
     placement = placement_of(programs)
     last = last_stage(placement)
@@ -41,15 +41,16 @@ def neighbours(programs: list[list[Action]]) -> Callable:
     }
 
     def transfers(rank: int, action: Action) -> tuple[Transfer | None, Transfer | None]:
+        i, c = action.micro_batch, action.chunk
+        k = placement[rank][c]
+
         def end(kind, stage):
             if not 0 <= stage <= last:
                 return None
-            if (stage, m) not in holder:
-                raise ValueError(f"rank {rank}, {action}: no rank does F{m} of stage {stage}")
-            return kind(m, c, *holder[stage, m])
+            if (stage, i) not in holder:
+                raise ValueError(f"rank {rank}, {action}: no rank does F{i} of stage {stage}")
+            return kind(i, c, *holder[stage, i])
 
-        m, c = action.micro_batch, action.chunk
-        k = placement[rank][c]
         if isinstance(action, Forward):
             return end(RecvActivation, k - 1), end(SendActivation, k + 1)
         if passes_backward(action):
@@ -70,24 +71,20 @@ def add_communication(
     """
     if communicates(programs):
         raise ValueError("these programs have their transfers already; add them once")
-    transfers = neighbours(programs)
+    transfers = transfers_of(programs)
     result: list[list[Action]] = [[] for _ in programs]
-    for actions in in_order(programs) if rendezvous_safe else _one_by_one(programs):
-        for rank, action in actions:
-            receive, _ = transfers(rank, action)
-            if receive and not rendezvous_safe:
-                result[rank].append(receive)
-            result[rank].append(action)
-        for rank, action in actions:
-            _, send = transfers(rank, action)
-            if send:
-                result[rank].append(send)
-                if rendezvous_safe:
+    if rendezvous_safe:
+        for actions in in_order(programs):
+            for rank, action in actions:
+                result[rank].append(action)
+            for rank, action in actions:
+                _, send = transfers(rank, action)
+                if send:
+                    result[rank].append(send)
                     result[send.peer].append(other_end(send, rank))
+    else:
+        for rank, program in enumerate(programs):
+            for action in program:
+                receive, send = transfers(rank, action)
+                result[rank] += [each for each in (receive, action, send) if each]
     return Programs(result, placement_of(programs), pairs_of(programs))
-
-
-def _one_by_one(programs) -> Iterator[list[tuple[int, Action]]]:
-    for rank, program in enumerate(programs):
-        for action in program:
-            yield [(rank, action)]

@@ -51,7 +51,7 @@ SWEEPS = (Forward, 0), (Forward, 1), (BackwardInput, 1), (BackwardInput, 0)  # d
 PASSES = *SWEEPS, (BackwardWeight, 1), (BackwardWeight, 0)
 
 
-class Block(NamedTuple):
+class BuildingBlock(NamedTuple):
     """A building block, in units of one chunk's pass.
 
     down, up  from a rank to the next one, in the sweeps that go down the ranks or up
@@ -66,14 +66,14 @@ class Block(NamedTuple):
 
 
 def v_half(p: int, m: int) -> Programs:
-    return repeated(Block(2, 1, (2, 1 if p % 2 else 4, 1), stash=(p + 2) // 2), p, m)
+    return repeated(BuildingBlock(2, 1, (2, 1 if p % 2 else 4, 1), stash=(p + 2) // 2), p, m)
 
 
 def v_min(p: int, m: int) -> Programs:
-    return repeated(Block(1, 1, (1, 1 if p % 3 else 3, 1), stash=(p + 4) // 3), p, m)
+    return repeated(BuildingBlock(1, 1, (1, 1 if p % 3 else 3, 1), stash=(p + 4) // 3), p, m)
 
 
-def offsets(block: Block, p: int) -> list[tuple[int, ...]]:
+def offsets(block: BuildingBlock, p: int) -> list[tuple[int, ...]]:
     """Return, per rank, when it does the PASSES of the first micro-batch."""
     there = [block.down * r for r in range(p)]
     back = [block.up * (p - 1 - r) for r in range(p)]
@@ -99,7 +99,7 @@ def with_weights(own: tuple[int, ...], rank: int) -> tuple[int, ...]:
     return own
 
 
-def repeated(block: Block, p: int, m: int) -> Programs:
+def repeated(block: BuildingBlock, p: int, m: int) -> Programs:
     """Return p ranks' programs for m micro-batches, each a block, found in steps of one unit."""
     result = Programs([[] for _ in range(p)], v_shaped(p))
     done: set[tuple] = set()
@@ -152,4 +152,7 @@ class Rank:
     def do(self, action: Action) -> None:
         key = type(action), action.chunk
         self.plan[key] = self.plan[key][1:]
-        self.room += isinstance(action, BackwardWeight) - isinstance(action, Forward)
+        if isinstance(action, Forward):
+            self.room -= 1
+        elif isinstance(action, BackwardWeight):
+            self.room += 1

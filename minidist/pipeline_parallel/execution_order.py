@@ -36,7 +36,7 @@ def in_order(
              both need
     """
     needs, gives = dependencies(programs)
-    beside = {(r, f): b for r, f, b in pairs_of(programs)} if overlap else {}
+    partner = {(r, f): b for r, f, b in pairs_of(programs)} if overlap else {}
     done: set[tuple] = set()
     ahead = [iter(program) for program in programs]
     waiting = {r: first for r, rest in enumerate(ahead) if (first := next(rest, None))}
@@ -45,7 +45,7 @@ def in_order(
             (r, action)
             for r, action in waiting.items()
             if needs(r, action) <= done
-            and (not beside or (r, action) not in beside or needs(r, beside[r, action]) <= done)
+            and (not partner or (r, action) not in partner or needs(r, partner[r, action]) <= done)
         ]
         if not ready:
             raise Stuck.at(waiting)

@@ -88,4 +88,4 @@ def tag(transfer: Transfer) -> int:
     receives = isinstance(transfer, RecvActivation | RecvGradient)
     chunk = transfer.chunk if receives else transfer.peer_chunk
     gradient = isinstance(transfer, SendGradient | RecvGradient)
-    return (transfer.micro_batch << 16) + (chunk << 1) + gradient
+    return (transfer.micro_batch << 16) + (chunk << 1) + (1 if gradient else 0)

@@ -34,7 +34,7 @@ from minidist.nn import Module
 from minidist.rng import Randomness
 
 Cost = int | float | Fraction
-Cut = tuple[tuple[Cost, ...], tuple[int, ...]]  # costs of the stages, slowest first; lengths
+_Cut = tuple[tuple[Cost, ...], tuple[int, ...]]  # costs of the stages, slowest first; lengths
 
 
 def partition(costs: Sequence[Cost], p: int) -> list[range]:
@@ -49,7 +49,7 @@ def partition(costs: Sequence[Cost], p: int) -> list[range]:
     costs = list(costs)
     _check(costs, p)
     n = len(costs)
-    best: dict[int, Cut] = {
+    best: dict[int, _Cut] = {
         n: ((), ())
     }  # {i: the cut of layers[i:]}: stage costs, slowest first; stage lengths
     for k in range(1, p + 1):
@@ -80,7 +80,7 @@ def cut_of(layers: int, stages: int, given: list[range] | None = None) -> list[r
     return given
 
 
-def _prepend(stage: list[Cost], others: tuple[Cost, ...], lengths: tuple[int, ...]) -> Cut:
+def _prepend(stage: list[Cost], others: tuple[Cost, ...], lengths: tuple[int, ...]) -> _Cut:
     """Put a stage before a cut; return a key that compares by costs first, then by lengths."""
     return tuple(sorted((sum(stage), *others), reverse=True)), (len(stage), *lengths)
 

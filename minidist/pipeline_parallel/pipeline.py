@@ -29,7 +29,7 @@ from minidist.pipeline_parallel.executor import execute
 from minidist.pipeline_parallel.holders import shared_groups, take_over
 from minidist.pipeline_parallel.partition import cut_of
 from minidist.pipeline_parallel.placement import communicates, digest, last_stage, micro_batches_of
-from minidist.pipeline_parallel.reduction import NO_SUMS, Reduction, add_reductions
+from minidist.pipeline_parallel.reduction import NO_SUMS, OverlappedSums, add_reductions
 from minidist.pipeline_parallel.schedules import order_of
 from minidist.pipeline_parallel.stage import Stage
 from minidist.replicas import (
@@ -98,12 +98,12 @@ class Pipeline:
         self.model = take_over(model, layers, STAGES)
         self.sums = NO_SUMS if sums is None else self.sums_beside(sums)
 
-    def sums_beside(self, sums: Callable[[list[nn.Module]], None]) -> Reduction:
+    def sums_beside(self, sums: Callable[[list[nn.Module]], None]) -> OverlappedSums:
         """Return what sums the layers of this rank's stages during its program."""
         named, ranks = self.named_parameters(), self.shared.items()
         shared = {named[name] for name, group in ranks if group is not None}
         program = self.programs[self.group.rank]
-        return Reduction(program, self.stages, shared, self.group, sums)
+        return OverlappedSums(program, self.stages, shared, self.group, sums)
 
     @property
     def groups(self) -> list[Group]:

@@ -67,7 +67,7 @@ class Sums:
 NO_SUMS = Sums()
 
 
-class Reduction(Sums):
+class OverlappedSums(Sums):
     """The sums of one rank's stages over ranks.
 
     work    (layers) -> None: sums their gradients over the ranks that have copies of them, in

@@ -48,7 +48,7 @@ def programs(
     There are at most MOST_PASSES passes forward, p times m times chunks.
     """
     check_name("schedule", schedule, SCHEDULES)
-    build, most = SCHEDULES[schedule]
+    build, most, _ = SCHEDULES[schedule]
     check_numbers(schedule, p, m, chunks, most)
     check_options(build, options, schedule, also=["weights_last"])
     result = build(p, m, **options) if most else build(p, m, chunks, **options)
@@ -94,6 +94,9 @@ def order_of(
     ValueError, for own programs with the grid and a mark, where they cannot be run.
     """
     if isinstance(schedule, str):
+        check_name("schedule", schedule, SCHEDULES)
+        own = ["weights_last", "micro_batches", "chunks"]
+        check_options(SCHEDULES[schedule].build, options, schedule, own)
         numbers = (4 if micro_batches is None else micro_batches, 1 if chunks is None else chunks)
         result, name = programs(schedule, p, *numbers, **options), schedule
     elif not isinstance(schedule, list):
@@ -149,11 +152,13 @@ def put_weights_last(programs: Programs) -> Programs:
 class Schedule(NamedTuple):
     """How programs are built: (p, m, **options) -> Programs, with one chunk per rank, or with two.
 
-    most_chunks  None: any number of chunks, and the builder takes (p, m, chunks)
+    most_chunks   None: any number of chunks, and the builder takes (p, m, chunks)
+    asynchronous  whether the programs update the weights
     """
 
     build: Callable[..., Programs]
     most_chunks: int | None = 1
+    asynchronous: bool = False
 
 
 def on_every_rank(program: Callable[..., Iterator[Action]]) -> Callable[..., Programs]:
@@ -182,6 +187,6 @@ SCHEDULES = {
     "dualpipe_v": Schedule(dualpipe_v, 2),
     "v_half": Schedule(v_half, 2),
     "v_min": Schedule(v_min, 2),
-    "pipedream": Schedule(pipedream_programs),
-    "pipedream_2bw": Schedule(pipedream_2bw_programs),
+    "pipedream": Schedule(pipedream_programs, asynchronous=True),
+    "pipedream_2bw": Schedule(pipedream_2bw_programs, asynchronous=True),
 }

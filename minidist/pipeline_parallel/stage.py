@@ -1,4 +1,4 @@
-"""A stage: a contiguous run of a model's layers, and what is in flight through it.
+"""A stage, GPipe's cell (Huang et al. 2019, section 2.1): a run of layers, and what is in flight.
 
     X[B/m, ...] -> [ layers k to l of the model ] -> Y[B/m, ...]      what crosses the boundaries
     dX          <- [            backward        ] <- dY               is one micro-batch's

@@ -16,12 +16,11 @@ from pathlib import Path
 
 from minidist.errors import check_name
 from minidist.pipeline_parallel import torch_csv
-from minidist.pipeline_parallel.actions import Action, Transfer, action_of
+from minidist.pipeline_parallel.actions import Action, Transfer
 from minidist.pipeline_parallel.placement import Programs, placement_of
-from minidist.pipeline_parallel.words import NUMBER, Word, from_cells, to_cells
+from minidist.pipeline_parallel.words import NUMBER, Word, from_cells, read_action, to_cells
 
 FORMATS = "minidist", "torch"
-ACTION = re.compile(rf"(?:([FBIWU]){NUMBER}|R)(?:\.{NUMBER})?", re.ASCII)
 HEAD = re.compile(rf"\s*(?:rank\s+{NUMBER}|placement)(?:\s*:|(?=[\s(])|$)", re.ASCII)
 TORCH_LINE = re.compile(r'[\s",(]*\d+[A-Z]', re.ASCII)
 
@@ -43,7 +42,7 @@ def read(source: str | os.PathLike) -> Programs:
 
 
 def write(programs: list[list[Action]], path: str | os.PathLike, format: str = "minidist") -> None:
-    """Write programs without transfers to a file, from which `read` returns the same.
+    """Write programs without transfers to a file, from which `read` returns these programs.
 
     format  "minidist", or "torch" for PyTorch's CSV (what it leaves out: `torch_csv.py`)
     """
@@ -70,7 +69,7 @@ def as_text(programs: list[list[Action]], format: str = "minidist") -> str:
 def _check(action: Action) -> None:
     if isinstance(action, Transfer):
         raise ValueError(f"{action} is a transfer, which has no text; write the programs without")
-    if not (isinstance(action, Action) and ACTION.fullmatch(str(action))):
+    if not (isinstance(action, Action) and read_action(str(action))):
         raise ValueError(f"{action!r} has no text; actions.py lists the actions that have")
 
 
@@ -138,9 +137,8 @@ def _cell(word: Word) -> list[Action]:
 
 
 def _action(word: Word) -> Action:
-    if (found := ACTION.fullmatch(word.text)) is not None:
-        sign, i, chunk = found.groups()
-        return action_of(sign, i, int(chunk or 0))
+    if (action := read_action(word.text)) is not None:
+        return action
     if word.text[0] in "<>":
         raise word.fault(f"{word} is a transfer; leave it out, add_communication adds it")
     raise word.fault(f"{word} is no action; write them as F3 B3 I3 W3 U3 R F3.1, with spaces")

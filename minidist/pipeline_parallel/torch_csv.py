@@ -14,9 +14,9 @@ REDUCE_GRAD, which PyTorch adds itself when it lowers a schedule, and so refuses
 
 import re
 
-from minidist.pipeline_parallel.actions import Action, Reduce, Update, action_of
+from minidist.pipeline_parallel.actions import Action, Reduce, Update
 from minidist.pipeline_parallel.placement import Programs
-from minidist.pipeline_parallel.words import NUMBER, Word, from_cells, to_cells
+from minidist.pipeline_parallel.words import NUMBER, Word, action_of, from_cells, to_cells
 
 ACTION = re.compile(rf"{NUMBER}(?:([FBIW]){NUMBER}|(REDUCE_GRAD))", re.ASCII)
 LOWERED = re.compile(r"\d+(WAIT_|SEND_|RECV_|UNSHARD|RESHARD|REDUCE_GRAD)", re.ASCII)

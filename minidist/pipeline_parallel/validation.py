@@ -16,7 +16,7 @@ from minidist.pipeline_parallel.actions import (
     Update,
     passes_backward,
 )
-from minidist.pipeline_parallel.communication import neighbours
+from minidist.pipeline_parallel.communication import transfers_of
 from minidist.pipeline_parallel.execution_order import Stuck, in_order
 from minidist.pipeline_parallel.placement import (
     Programs,
@@ -134,8 +134,10 @@ def _check_updates(programs, m: int) -> None:
         for rank, own in enumerate(placement_of(programs))
         for c, k in enumerate(own)
     }
+    if not any(updates.values()):
+        return
     first: dict[int, tuple] = {}
-    for (k, rank), applied in updates.items() if any(updates.values()) else ():
+    for (k, rank), applied in updates.items():
         replica, theirs = first.setdefault(k, (rank, applied))
         what = None
         if applied[-1:] != [m - 1]:
@@ -181,7 +183,7 @@ def _is_summed_by(action: Action, reduce: Reduce) -> bool:
 
 def _check_transfers(programs) -> None:
     """Check that each use has one receive before it, each result one send after it; no others."""
-    transfers = neighbours(_without_transfers(programs))
+    transfers = transfers_of(_without_transfers(programs))
     for rank, program in enumerate(programs):
         position, due = {a: at for at, a in reversed(list(enumerate(program)))}, set()
         for at, action in enumerate(program):

@@ -1,13 +1,17 @@
-"""Words of a text with their places, and the cells of a program: one action, or a pair of two."""
+"""Words of a text with their places, actions as words, and the cells of a program.
+
+A cell is one action, or a pair of two.
+"""
 
 import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from minidist.pipeline_parallel.actions import Action
+from minidist.pipeline_parallel.actions import KINDS, Action, Reduce
 from minidist.pipeline_parallel.placement import Programs, pairs_of
 
 NUMBER = r"(\d{1,9})"
+ACTION = re.compile(rf"(?:([FBIWU]){NUMBER}|R)(?:\.{NUMBER})?", re.ASCII)
 LONGEST = 40  # characters of a word that an error shows
 
 
@@ -31,6 +35,19 @@ class Word(NamedTuple):
         return ValueError(f"{self.source}, line {self.line}, column {self.column}: {what}")
 
 
+def read_action(text: str) -> Action | None:
+    """Return the action of which this is the text, such as F3.1 or R; None if it is of none."""
+    if (found := ACTION.fullmatch(text)) is None:
+        return None
+    sign, micro_batch, chunk = found.groups()
+    return action_of(sign, micro_batch, int(chunk or 0))
+
+
+def action_of(sign: str, micro_batch: str | None, chunk: int) -> Action:
+    """Return the action of a sign; without a micro-batch it is R."""
+    return Reduce(chunk) if micro_batch is None else KINDS[sign](int(micro_batch), chunk)
+
+
 def from_cells(rows: list[list[list[Action]]], placement: list[list[int]] | None) -> Programs:
     """Return programs, given the cells of every rank."""
     pairs = [(r, cell[0], cell[1]) for r, row in enumerate(rows) for cell in row if len(cell) == 2]
@@ -41,21 +58,21 @@ def to_cells(
     programs: list[list[Action]], word: Callable[[int, Action], str], pair: str
 ) -> list[list[str]]:
     """Return the cells of every rank as text: word(rank, action), and two in a pair's brackets."""
-    beside = {(r, f): b for r, f, b in pairs_of(programs)}
-    rows, unwritten = [], set(beside)
+    partner = {(r, f): b for r, f, b in pairs_of(programs)}
+    rows, unwritten = [], set(partner)
     for r, program in enumerate(programs):
         row, rest = [], list(reversed(program))
         while rest:
             action = rest.pop()
             cell = word(r, action)
-            if rest and (r, action) in unwritten and beside[r, action] == rest[-1]:
+            if rest and (r, action) in unwritten and partner[r, action] == rest[-1]:
                 unwritten.remove((r, action))
                 cell = pair.format(cell, word(r, rest.pop()))
             row.append(cell)
         rows.append(row)
     for r, forward in unwritten:
         raise ValueError(
-            f"rank {r}: {forward} and {beside[r, forward]} are a pair, and no neighbours; "
+            f"rank {r}: {forward} and {partner[r, forward]} are a pair, and no neighbours; "
             "`validate` shows where they are"
         )
     return rows

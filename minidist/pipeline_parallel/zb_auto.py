@@ -139,7 +139,7 @@ def neighbours(choice: Choice, m: int) -> Iterator[Choice]:
         yield choice._replace(fill=fill, skip=skip)
     p = len(choice.ahead)
     for r, step, up_to in product(range(p), (1, -1), (True, False)):
-        ahead = [n + step * (k == r or (up_to and k < r)) for k, n in enumerate(choice.ahead)]
+        ahead = [n + step if k == r or (up_to and k < r) else n for k, n in enumerate(choice.ahead)]
         after = 1
         for k in reversed(range(p)):
             after = ahead[k] = min(m, choice.limit, max(after, ahead[k]))

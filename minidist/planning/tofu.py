@@ -21,7 +21,7 @@ then a step can give the elements whose digit of this step is i to part i, and c
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from math import prod
 from numbers import Integral
@@ -102,8 +102,12 @@ def cut_again(graph: Graph, works: list[Work], cuts: Cuts, factors: tuple, ranks
         return cheapest
 
     cheapest = {work.name: term(work) for work in works}
+
+    def fewest(name: str, *axes: tuple) -> int:
+        return cheapest[name](*axes)[0]
+
     axes = least(
-        [(roots[name], lambda *axes, name=name: cheapest[name](*axes)[0]) for name in roots],
+        [(roots[name], partial(fewest, name)) for name in roots],
         {name: steps(axes_of(graph, name, ranks)) for name in dict.fromkeys(first.values())},
     )
     return Cuts(

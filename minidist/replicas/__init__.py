@@ -15,6 +15,7 @@ from minidist.replicas.gradients import (
 )
 from minidist.replicas.statistics import check_batch_norm, sum_statistics
 from minidist.replicas.weights import (
+    check_replicas,
     check_same_state,
     check_same_weights,
     fingerprint,
@@ -25,6 +26,7 @@ from minidist.replicas.weights import (
 
 __all__ = [
     "check_batch_norm",
+    "check_replicas",
     "check_same_state",
     "check_same_weights",
     "fingerprint",

@@ -9,6 +9,20 @@ from minidist.backend import Array, to_host
 from minidist.comm import Group
 from minidist.nn import Module
 from minidist.nn.module import check_state
+from minidist.replicas.statistics import check_batch_norm
+
+
+def check_replicas(model: Module, group: Group, weights: bool = True) -> Group | None:
+    """Raise ValueError unless the ranks can train copies of this model on parts of a batch.
+
+    weights  whether to compare the weights of all ranks
+
+    Return the ranks that must load the same state later, or None to skip this comparison, too.
+    """
+    check_batch_norm(model, group.size)
+    if weights:
+        check_same_weights(model, group)
+    return group if weights else None
 
 
 def check_same_weights(model: Module, group: Group) -> None:

@@ -70,7 +70,7 @@ class ChannelParallelConv2d(nn.Module):
 
 
 def keep_own_channels(norm: nn.BatchNorm, group: Group) -> nn.BatchNorm:
-    """Leave in a norm this rank's channels, in place: X[B, C/N, H, W]; return it."""
+    """Keep in a norm this rank's channels, in place: X[B, C/N, H, W]; return it."""
     full = norm.gain.size
     own = nn.Shard(0, own_run(full, group, "channels"), full)
     for name in ("gain", "bias", "running_mean", "running_var"):

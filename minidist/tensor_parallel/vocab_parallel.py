@@ -21,7 +21,7 @@ from minidist import nn
 from minidist.autograd import Function, Tensor, functions
 from minidist.autograd.functions import check_indices
 from minidist.autograd.losses import IGNORED, reduction_size_or
-from minidist.backend import Array, array_module, beside, widen
+from minidist.backend import Array, array_module, on_device_of, widen
 from minidist.collective_functions import copy_to, reduce_from
 from minidist.comm import Group
 from minidist.rng import Randomness
@@ -48,7 +48,7 @@ class VocabParallelEmbedding(nn.Module):
         local = tokens - self.tokens[0]
         own = (local >= 0) & (local < len(self.tokens))
         rows = functions.embedding(np.where(own, local, 0), self.weight)
-        mask = beside(own[..., None].astype(rows.dtype), rows.data)
+        mask = on_device_of(own[..., None].astype(rows.dtype), rows.data)
         return self.leave(rows * mask, self.group)
 
 
@@ -100,10 +100,10 @@ class VocabParallelCrossEntropy(Function):
         xp.exp(rows[:, :real] - highest[:, None], out=p[:, :real])
         sums = group.all_reduce(p.sum(axis=1), label="sum of exponentials")
         targets = self.targets.reshape(-1)
-        self.ignored = beside(targets == IGNORED, logits)
+        self.ignored = on_device_of(targets == IGNORED, logits)
         local = targets - first
         own = np.flatnonzero((local >= 0) & (local < each))
-        self.picked = beside(own, logits), beside(local[own], logits)
+        self.picked = on_device_of(own, logits), on_device_of(local[own], logits)
         target = xp.zeros(len(rows), rows.dtype)
         target[self.picked[0]] = rows[self.picked] - highest[self.picked[0]]
         target = group.all_reduce(target, label="logit of the target")

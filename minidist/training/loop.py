@@ -1,4 +1,4 @@
-"""The training loop of `minidist train`. Copy it.
+"""The training loop of `minidist train`, the same for every synchronous strategy.
 
     trainer.backward(batch)     the whole batch's gradient, in what this rank has   <- the strategy
     trainer.step(optimizer)     update what this rank updates; all ranks have the new weights
@@ -41,11 +41,11 @@ def train(
     run = begin(keep, group, trainer, optimizer, data, settings)
     sampler = Sampler(len(inputs), settings.batch, settings.seed, shuffle=settings.shuffle)
     batches = sampler.after(len(run.losses))
-    left = run.steps(settings.steps)  # between them it saves
+    left = run.steps(settings.steps)  # saves checkpoints between the steps
     progress = Progress(group, trainer.groups, settings.steps, log, run.first, run.began)
     with progress, warnings_for(settings):
-        for step, dealt in zip(left, batches, strict=False):
-            x, y, rows = inputs[dealt.examples], targets[dealt.examples], dealt.examples
+        for step, drawn in zip(left, batches, strict=False):
+            x, y, rows = inputs[drawn.examples], targets[drawn.examples], drawn.examples
             batch = Batch(x, y, settings.seed, step, rows, optimizer.loss_scale)
             loss = trainer.backward(batch)
             optimizer.clip_global_norm(1.0, trainer.sum_squares)

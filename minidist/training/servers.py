@@ -32,7 +32,7 @@ import numpy as np
 
 from minidist import checkpoint, nn, optim
 from minidist.checkpoint.parts import about
-from minidist.checkpoint.training import LOSSES, about_run
+from minidist.checkpoint.run_checkpoints import LOSSES, about_run
 from minidist.checkpoint.writing import whole_parts
 from minidist.comm import Group
 from minidist.data_parallel.parameter_server import Push, Server, ServerPlan, Worker, join, train
@@ -145,7 +145,7 @@ class Minibatches:
         return shard(whole, worker, self.workers), whole
 
     def backward(self, model: nn.Module, n: int) -> None:
-        """Leave the gradient of minibatch n in the model, clipped."""
+        """Compute the gradient of minibatch n, in the model; clip it."""
         step = n // self.workers
         mine, whole = self.examples(n)
         own, total = (nn.counted(self.targets[rows]) for rows in (mine, whole))
@@ -212,8 +212,9 @@ def updates_of(steps: int, workers: int, plan: ServerPlan) -> int:
         return -(-steps * workers // plan.quorum)
     if plan.staleness == 0:
         return steps
-    first = -(-steps // plan.n_push)
-    return workers * (first + ((steps - 1) % plan.n_push > 0))  # and one for the rest of the buffer
+    pushes = -(-steps // plan.n_push)
+    rest = 1 if (steps - 1) % plan.n_push else 0  # of the buffer, at the end
+    return workers * (pushes + rest)
 
 
 def save(

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import numpy as np
 
 from minidist import nn, optim
-from minidist.checkpoint import Keep, Training
+from minidist.checkpoint import Keep, RunCheckpoints
 from minidist.comm import Group, Mesh
 from minidist.data_parallel.replicated import DataParallel
 from minidist.hybrid import Hybrid
@@ -61,14 +61,14 @@ def begin(
     optimizer: AnyAdamW,
     data: Data,
     settings: Settings,
-) -> Training:
+) -> RunCheckpoints:
     """Return the run and its checkpoints; load what it goes on from."""
 
     def fresh_weights() -> dict[str, np.ndarray]:
         return model_of(data, settings).state()
 
     about = description(data, settings)
-    return Training(keep, group, trainer, optimizer, about, fresh_weights)
+    return RunCheckpoints(keep, group, trainer, optimizer, about, fresh_weights)
 
 
 def description(data: Data, settings: Settings) -> dict:

@@ -2,7 +2,9 @@
 
 strategies/      a record of each strategy: its worker, its cases, its promise, its costs
 yours.py         certify(...): a strategy, a worker or a class of the reader's
+                 two_batches.py runs it on a rank, and judges what all ranks then have
 foreign.py       against(...): somebody else's gradients of the same model
+                 variants.py has what other programs compute otherwise
 equivalence.py   runs a record on real ranks and compares; compare.py has the bound
 certificate.py   the gradients of a training run, certified
 replays/         what an asynchronous or compressed training must equal, repeated by one rank

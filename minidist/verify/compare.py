@@ -5,11 +5,12 @@ whole model. Rounding errors in float64 are far below the bound, all known mista
 """
 
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 BOUND = 1e-9
+ROUNDING = 1e-12  # of a gradient's scale: a number up to here may be 0
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class Comparison:
     parameter   the first one, in global order, that is missing, or else beyond the bound; if none
                 is, the one with the largest error
     rank        the first rank on which it is
-    ratio       got / want at that parameter's largest difference: 0.25 or 4 hint at the cause
+    ratio       got / want at that parameter's largest difference: 0.25 or 4 hint at the cause;
+                nan where want is 0 but for rounding
     fault       in words, where nothing can be subtracted: "is missing"; or ""
     """
 
@@ -42,29 +44,38 @@ class Comparison:
             return f"{self.parameter} {self.fault} on rank {self.rank}"
         return (
             f"{self.parameter} differs on rank {self.rank}: largest error {self.error:.1e} "
-            f"(bound {self.bound:.0e}), got/want = {self.ratio:.6g}"
+            f"(bound {self.bound:.0e})"
+            + ("" if np.isnan(self.ratio) else f", got/want = {self.ratio:.6g}")
         )
 
 
 def compare(got: list[dict], want: dict[str, np.ndarray], bound: float = BOUND) -> Comparison:
     """Compare the gradients of every rank with one device's, parameter by parameter.
 
-    A gradient that is missing, has another shape, is not finite, or is unexpected has error inf.
+    A gradient that is missing, unexpected, not finite, not real or of another shape has error inf.
     """
+    each = by_parameter(got, want, bound).values()
+    wrong = sorted((c for c in each if not c.ok), key=lambda c: c.fault != "is missing")
+    one = wrong[0] if wrong else max(each, key=lambda c: c.error)
+    largest_of = {name: max(getattr(c, name) for c in each) for name in ("difference", "error")}
+    return replace(one, **largest_of)
+
+
+def by_parameter(got: list[dict], want: dict, bound: float = BOUND) -> dict[str, Comparison]:
+    """Return the comparison of each parameter: the first rank that is wrong, the largest error."""
     if not got or not want:
         raise ValueError(f"nothing to compare: {len(got)} ranks, {len(want)} parameters")
     most = max(largest(w) for w in want.values())
-    rows, difference = [], 0.0
+    found = {}
     for name in dict.fromkeys([*want, *(name for gradients in got for name in gradients)]):
-        for rank, gradients in enumerate(got):
-            off, ratio, fault = _difference(gradients.get(name), want.get(name))
-            bar = scale(want[name], most) if name in want else 1.0
-            difference = max(difference, off)
-            rows.append((off / (bar or 1.0), name, rank, ratio, fault))
-    failing = [row for row in rows if not row[0] <= bound]
-    failing.sort(key=lambda row: row[4] != "is missing")
-    _, name, rank, ratio, fault = failing[0] if failing else max(rows)
-    return Comparison(difference, max(row[0] for row in rows), name, rank, ratio, fault, bound)
+        w = want.get(name)
+        bar = (1.0 if w is None else scale(w, most)) or 1.0
+        rows = [(*_difference(g.get(name), w, ROUNDING * bar), r) for r, g in enumerate(got)]
+        rows.sort(key=lambda row: row[2] != "is missing")
+        off = max(row[0] for row in rows)
+        _, ratio, fault, rank = next((x for x in rows if not x[0] / bar <= bound), max(rows))
+        found[name] = Comparison(off, off / bar, name, rank, ratio, fault, bound)
+    return found
 
 
 def scale(want: np.ndarray, most: float) -> float:
@@ -77,21 +88,29 @@ def largest(w: np.ndarray) -> float:
     return float(np.abs(w, where=np.isfinite(w), out=np.zeros(w.shape)).max(initial=0.0))
 
 
-def _difference(g: np.ndarray | None, w: np.ndarray | None) -> tuple[float, float, str]:
-    """Return the largest |g - w|, the ratio g / w there (nan where w is 0), and the fault."""
+def is_real(g: np.ndarray) -> bool:
+    return g.dtype.kind in "fiub"
+
+
+def _difference(
+    g: np.ndarray | None, w: np.ndarray | None, tiny: float
+) -> tuple[float, float, str]:
+    """Return the largest |g - w|, the ratio g / w there (nan where |w| <= tiny), and the fault."""
     if w is None:
         return (0.0, np.nan, "") if g is None else (np.inf, np.nan, "is unexpected")
     if g is None:
         return np.inf, np.nan, "is missing"
     if g.shape != w.shape:
         return np.inf, np.nan, f"is {list(g.shape)}, not {list(w.shape)},"
+    if not is_real(g):
+        return np.inf, np.nan, f"is {g.dtype.name}, not real,"
     g, w = g.astype(np.float64), w.astype(np.float64)
     finite = np.isfinite(g) & np.isfinite(w)
     off = np.abs(np.subtract(g, w, where=finite, out=np.full(w.shape, np.inf)))
     if not off.size:
         return 0.0, np.nan, ""
     worst = np.unravel_index(off.argmax(), off.shape)
-    ratio = float(g[worst] / w[worst]) if finite[worst] and w[worst] != 0 else np.nan
+    ratio = float(g[worst] / w[worst]) if finite[worst] and abs(w[worst]) > tiny else np.nan
     return float(off[worst]), ratio, "" if finite.all() else "is not finite"
 
 

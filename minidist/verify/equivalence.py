@@ -201,7 +201,9 @@ class Certificate:
         return in_one_line("; ".join([self._head(), *wrong[:1]]))
 
     def _head(self) -> str:
-        return f"{self.strategy}: {self.promise}, {'ok' if self.ok else 'FAILED'}"
+        n, verdict = len(self.evidence), "ok" if self.ok else "FAILED"
+        of_all = f" on {n} of {n + len(self.left_out)} cases" if self.left_out else ""
+        return f"{self.strategy}: {self.promise}, {verdict}{of_all}"
 
     def check(self) -> None:
         """Raise AssertionError, with the table, unless all is as promised."""

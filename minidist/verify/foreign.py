@@ -5,37 +5,35 @@
 Another program has run the same weights on the same batch, in float64. Where its gradients differ,
 the model runs again with each difference that is known between such programs, and each array is
 turned each way that is known; what then agrees, for every parameter or for one, is the cause. What
-PyTorch does otherwise is in interop/torch.py.
+other programs compute is in variants.py, what PyTorch calls otherwise in interop/torch.py.
 """
 
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import chain
 
 import numpy as np
 
 from minidist import nn
-from minidist.autograd import Tensor, functions
-from minidist.autograd.attention import padded_attention
-from minidist.interop.torch import Norm, as_numpy, from_torch
-from minidist.verify.causes.finding import Finding
-from minidist.verify.causes.gradients import cause
-from minidist.verify.compare import BOUND, compare, in_one_line, largest, scale
+from minidist.errors import check_name
+from minidist.interop.torch import as_numpy, from_torch, matches
+from minidist.verify.causes.factors import loss_scale
+from minidist.verify.causes.finding import Finding, Gradients
+from minidist.verify.causes.gradients import UNKNOWN, reasons, rounded
+from minidist.verify.compare import by_parameter, compare, in_one_line, is_real, largest
 from minidist.verify.strategies.cases import Case, Division, given, one_device, trained
+from minidist.verify.variants import ORDERS, VARIANTS, variants_of
 
-Gradients = dict[str, np.ndarray]
 ROUNDING = 1e-4  # errors up to here are those of float32
 NEAR = 1e-6
-MOST_ROWS = 3  # that are printed where all have one cause
 
 
 @dataclass(frozen=True, repr=False)
 class Against:
     """What `against` has found; it prints as a table, and is true if all gradients are right.
 
-    rows   per wrong parameter: name, first rank on which it is, error as in compare.py, got / want,
-           cause or ""
+    rows   per wrong parameter: name, first rank on which it is, error as in compare.py, got / want
+           (nan where want is 0), cause or ""
     cause  of all of them together, or None
     """
 
@@ -57,14 +55,19 @@ class Against:
             return f"ok: all {self.parameters} gradients, largest error {self.error:.1e}"
         head = f"{len(self.rows)} of {self.parameters} gradients differ"
         head += f": {self.cause}" if self.cause else ""
-        shown = self.rows[:MOST_ROWS] if self.cause else self.rows
-        lines = [
-            f"  {name:<32} rank {rank}  error {error:.1e}  got/want {ratio:.6g}  {cause}".rstrip()
-            for name, rank, error, ratio, cause in shown
-        ]
-        if len(shown) < len(self.rows):
-            lines.append(f"  and {len(self.rows) - len(shown)} more")
-        return "\n".join([head, *lines])
+        first = sorted(self.rows, key=lambda row: row[4] == "")[: 3 if self.cause else 5]
+        lines = [head, *map(_in_words, first)]
+        if len(first) < len(self.rows):
+            lines.append(f"  and {len(self.rows) - len(first)} more")
+        if not self.cause and not all(row[4] for row in self.rows):
+            lines.append(f"{UNKNOWN[:-1]}; {len(VARIANTS)} differences between programs)")
+        return "\n".join(lines)
+
+
+def _in_words(row: tuple) -> str:
+    name, rank, error, ratio, cause = row
+    of = "" if np.isnan(ratio) else f"  got/want {ratio:.6g}"
+    return f"  {name:<32} rank {rank}  error {error:.1e}{of}  {cause}".rstrip()
 
 
 def against(
@@ -86,27 +89,32 @@ def against(
 
     ValueError where a name or a shape fits no parameter, and for a model with dropout.
     """
+    case = given(model, inputs, targets, loss, {})
     if dropout := next((layer for layer in model.modules(nn.Dropout) if layer.rate), None):
         raise ValueError(
             f"{dropout.name} drops out at {dropout.rate}, and nobody else draws these masks: "
             "compare with dropout=0 in both programs"
         )
-    case = given(model, inputs, targets, loss, {})
-    want = gradients_of(case)
     ranks = [gradients] if isinstance(gradients, Mapping) else gradients
-    got = [_by_our_names(case.model, one, names, want) for one in ranks]
+    if not isinstance(ranks, list | tuple) or not all(isinstance(g, Mapping) for g in ranks):
+        raise ValueError(
+            f"gradients are {{name: gradient}}, or a list of them, not {type(gradients).__name__}; "
+            "of PyTorch: {name: p.grad for name, p in module.named_parameters()}"
+        )
+    want = gradients_of(case)
+    got = [_by_our_names(case.model, one, names, want, r) for r, one in enumerate(ranks)]
     comparison = compare(got, want)
     if comparison.ok:
         return Against(len(want), comparison.error)
-    most, turned = max(map(largest, want.values())), _turned(case.model)
+    attention = list(case.model.modules(nn.CausalSelfAttention))
+    heads = {p.name: layer.heads for layer in attention for p in layer.qkv.parameters()}
     rows = []
-    for name, w in want.items():
-        one = compare([{name: g[name]} for g in got], {name: w})
-        error = one.difference / (scale(w, most) or 1.0)
-        if not error <= BOUND:
-            why = _cause_of_one(got[one.rank][name], w, turned.get(name))
-            rows.append((name, one.rank, error, one.ratio, why))
-    return Against(len(want), comparison.error, tuple(rows), _cause_of_all(case, got, want))
+    for name, one in by_parameter(got, want).items():
+        if not one.ok:
+            why = _cause_of_one(got[one.rank][name], want[name], heads.get(name))
+            rows.append((name, one.rank, one.error, one.ratio, why))
+    known = any(row[4] for row in rows)
+    return Against(len(want), comparison.error, tuple(rows), _cause_of_all(case, got, want, known))
 
 
 def gradients_of(case: Case) -> Gradients:
@@ -115,38 +123,36 @@ def gradients_of(case: Case) -> Gradients:
     return {name: grad for name, grad in one_device(case).items() if name in names}
 
 
-def _by_our_names(model: nn.Module, gradients: Mapping, names, want: Gradients) -> Gradients:
+def _by_our_names(
+    model: nn.Module, gradients: Mapping, names: Mapping | None, want: Gradients, rank: int
+) -> Gradients:
+    """Return what is wanted, under our names and in our layout; ValueError where that cannot be."""
+    ours, theirs = model.named_parameters(), {match.theirs for match in matches(model, names)}
     tensors = any(hasattr(g, "detach") for g in gradients.values())
-    if names or tensors or not gradients.keys() >= want.keys():
-        return from_torch(model, gradients, names, trained=True)
-    got = {n: np.zeros(w.shape) if gradients[n] is None else gradients[n] for n, w in want.items()}
+    if names or tensors or len(gradients.keys() & ours) < max(1, len(gradients.keys() & theirs)):
+        got = from_torch(model, gradients, names, trained=True)
+    else:
+        for name in gradients:
+            check_name("parameter", name, ours)
+        for name in [n for n in want if n not in gradients]:
+            raise ValueError(f"the gradient of {name} is missing on rank {rank}")
+        got = {
+            name: np.zeros(w.shape) if (g := gradients[name]) is None else as_numpy(g)
+            for name, w in want.items()
+        }
     for name, w in want.items():
         if (shape := np.shape(got[name])) not in (w.shape, w.shape[::-1]):
             raise ValueError(f"the gradient of {name} is {list(shape)}, not {list(w.shape)}")
-    return {name: as_numpy(g) for name, g in got.items()}
+        if not is_real(got[name]):
+            raise ValueError(f"the gradient of {name} is {got[name].dtype.name}, not real")
+    return got
 
 
 # One parameter.
 
-Turn = Callable[[np.ndarray], np.ndarray]
 
-
-def _turned(model: nn.Module) -> dict[str, tuple[str, Turn]]:
-    """Return {name of a QKV's parameter: (the order of its columns elsewhere, how to get it)}."""
-    words = "its columns are [H, 3, D], as in Megatron-LM, not [3, H, D]"
-    return {
-        p.name: (words, partial(_by_head, heads=layer.heads))
-        for layer in model.modules(nn.CausalSelfAttention)
-        for p in layer.qkv.parameters()
-    }
-
-
-def _by_head(w: np.ndarray, heads: int) -> np.ndarray:
-    """Return columns [H, 3, D] of columns [3, H, D]."""
-    return np.swapaxes(w.reshape(*w.shape[:-1], 3, heads, -1), -3, -2).reshape(w.shape)
-
-
-def _cause_of_one(got: np.ndarray, want: np.ndarray, turned: tuple[str, Turn] | None) -> str:
+def _cause_of_one(got: np.ndarray, want: np.ndarray, heads: int | None) -> str:
+    """heads: of attention, where it is a parameter of its queries, keys and values."""
     if not np.isfinite(got).all():
         return f"{int((~np.isfinite(got)).sum())} elements are not finite"
     if want.any() and not got.any():
@@ -155,8 +161,14 @@ def _cause_of_one(got: np.ndarray, want: np.ndarray, turned: tuple[str, Turn] | 
         return "transposed: [out, in], as PyTorch keeps it"
     if got.shape != want.shape:
         return f"it is {list(got.shape)}, not {list(want.shape)}"
-    if turned and _same(got, turned[1](want)):
-        return turned[0]
+    if heads:
+        by_head = np.swapaxes(want.reshape(*want.shape[:-1], 3, heads, -1), -3, -2)
+        if _same(got, by_head.reshape(want.shape)):
+            return "its columns are [H, 3, D], as in Megatron-LM, not [3, H, D]"
+        thirds = dict(zip("QKV", np.split(want, 3, axis=-1), strict=True))
+        for columns in ORDERS:
+            if _same(got, np.concatenate([thirds[letter] for letter in columns], axis=-1)):
+                return f"its columns are {columns}, not QKV"
     if _same(got, 2 * want):
         return "twice: it was counted twice"
     return ""
@@ -169,19 +181,24 @@ def _same(a: np.ndarray, b: np.ndarray) -> bool:
 # All of them.
 
 
-def _cause_of_all(case: Case, got: list[Gradients], want: Gradients) -> str | None:
-    every = [g[name] for g in got for name, w in want.items() if g[name].shape == w.shape]
-    if len(every) < len(got) * len(want) or not all(np.isfinite(g).all() for g in every):
+def _cause_of_all(case: Case, got: list[Gradients], want: Gradients, known: bool) -> str | None:
+    """known: whether a parameter has a cause of its own."""
+    finding = Finding(got, want, case, Division(data=len(got)), promise="exact")
+    if len(finding.names) < len(want) or not all(np.isfinite(g[n]).all() for g in got for n in g):
         return None
     if compare(got, got[0]).ok:  # on all ranks
         if compare(got, want, ROUNDING).ok:
             return "right but for rounding: it was computed in float32"
-        for words, other in [("", want), *_variants(case)]:
+        others = ((words, gradients_of(other)) for words, other in variants_of(case))
+        for words, other in chain([("", want)], others):
             factor = _factor(got[0], other)
             if factor is not None:
                 times = "" if abs(factor - 1) <= NEAR else _times(factor, case)
                 return " and ".join(filter(None, [words, times]))
-    return cause(Finding(got, want, case, Division(data=len(got)))) if len(got) > 1 else None
+    if known and len(got) == 1:
+        return rounded(finding)
+    words, *_ = reasons(finding)
+    return None if words == UNKNOWN else words
 
 
 def _factor(got: Gradients, want: Gradients) -> float | None:
@@ -193,85 +210,18 @@ def _factor(got: Gradients, want: Gradients) -> float | None:
 
 def _times(factor: float, case: Case) -> str:
     """Return in words what multiplies all gradients."""
-    examples, counted = len(case.inputs), case.total
+    counted, size, scaled = case.total, abs(factor), loss_scale(factor)
     known = {
         counted: "the loss is a sum over the targets, not their mean",
-        counted / examples: "the loss is a mean over the examples, not over the targets",
+        counted / len(case.inputs): "the loss is a mean over the examples, not over the targets",
         counted / case.targets.size: "the loss is a mean over all targets, padding too",
-        -1.0: "the sign is turned",
+        1.0: "",
     }
-    for k, words in known.items():
-        if abs(factor / k - 1) <= NEAR:
-            return words
-    if abs(factor - round(factor)) <= NEAR:
-        return f"{round(factor)} times: added up that often"
-    if abs(1 / factor - round(1 / factor)) <= NEAR:
-        n = round(1 / factor)
-        return f"1/{n}: divided by {n} once too often, as a mean over {n} ranks or parts"
-    return f"all are {factor:.6g} times as large"
-
-
-def _variants(case: Case) -> Iterator[tuple[str, Gradients]]:
-    """Yield (in words, the gradients) of the model as other programs compute it."""
-    for words, change in VARIANTS.items():
-        model = copy.deepcopy(case.model)
-        if change(model):
-            yield words, gradients_of(Case(words, model, case.inputs, case.targets, case.loss))
-
-
-class ErfLinear(nn.Linear):
-    """A Linear whose gelu is X Phi(X), Phi the normal distribution: PyTorch's default."""
-
-    def forward(self, x, randomness=None):
-        return functions.gelu(functions.linear(x, self.weight, self.bias), "erf")
-
-
-def _erf(model: nn.Module) -> bool:
-    found = [layer for layer in model.modules(nn.Linear) if layer.activation == "gelu"]
-    for layer in found:
-        layer.__class__ = ErfLinear
-    return bool(found)
-
-
-def _without_activation(model: nn.Module) -> bool:
-    found = [layer for layer in model.modules(nn.Linear) if layer.activation != "identity"]
-    for layer in found:
-        layer.activation = "identity"
-    return bool(found)
-
-
-def _every_position(qkv: Tensor, randomness=None) -> Tensor:
-    held = np.ones((qkv.shape[1], qkv.shape[3]), bool)
-    return padded_attention(qkv[0], qkv[1:], held)
-
-
-def _unmasked(model: nn.Module) -> bool:
-    found = list(model.modules(nn.CausalSelfAttention))
-    for layer in found:
-        layer.attend = _every_position
-    return bool(found)
-
-
-def _eps(eps: float) -> Callable[[nn.Module], bool]:
-    def change(model: nn.Module) -> bool:
-        found: list[Norm] = [*model.modules(nn.LayerNorm), *model.modules(nn.BatchNorm)]
-        for norm in found:
-            norm.eps = eps
-        return bool(found)
-
-    return change
-
-
-def _evaluated(model: nn.Module) -> bool:
-    model.eval()
-    return any(True for _ in model.modules(nn.BatchNorm))
-
-
-VARIANTS: dict[str, Callable[[nn.Module], bool]] = {
-    'the gelu is the erf form (PyTorch\'s default; approximate="tanh" is ours)': _erf,
-    "the attention has no causal mask": _unmasked,
-    "the activation is missing": _without_activation,
-    "the norms have eps 1e-6, not 1e-5": _eps(1e-6),
-    "the norms have eps 1e-12, not 1e-5": _eps(1e-12),
-    "the batch norms used their running statistics (eval mode)": _evaluated,
-}
+    if not scaled and 2 <= (n := round(size)) <= counted:
+        known.setdefault(n, f"{n} times: added up that often")
+    if not scaled and 2 <= (n := round(1 / size)) <= counted:
+        words = f"1/{n}: divided by {n} once too often, as a mean over {n} ranks or parts"
+        known.setdefault(1 / n, words)
+    near = [words for k, words in known.items() if abs(size / k - 1) <= NEAR]
+    said = near[0] if near else scaled or f"all are {size:.6g} times as large"
+    return " and ".join(filter(None, ["the sign is turned" if factor < 0 else "", said]))

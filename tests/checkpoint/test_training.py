@@ -60,9 +60,9 @@ def interrupt(cluster, folder, monkeypatch, first, second=None, data=TEXT, at=3,
             self.end()
             raise ValueError("died")
 
-    original = checkpoint.Training.after
+    original = checkpoint.RunCheckpoints.after
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.Training, "after", dies)
+        patch.setattr(checkpoint.RunCheckpoints, "after", dies)
         cluster(first.ranks, "thread", device).run(worker)
     second, keep = second or first, replace(keep, resume=True)
     return cluster(second.ranks, "thread", device).run(train, data, second, keep)[0]

@@ -8,6 +8,7 @@ import pytest
 
 from minidist.cli import COMMANDS, _parser, main, parser_of
 from minidist.cli.arguments import number, whole
+from minidist.cli.plan import amount
 
 WORDS = {  # of options and positional arguments that are no numbers
     "FILE",
@@ -93,3 +94,9 @@ def test_bounds_are_inclusive_and_leading_zeros_do_not_count():
     assert [rate("0"), rate("0.5")] == [0, 0.5]
     assert refusal(rate, "0.6") == "'0.6' is too large; at most 0.5: so it is"
     assert refusal(number("a rate", 1, "so it is", above=True), "0") == "'0' is not a rate above 0"
+
+
+def test_a_few_bytes_or_operations_are_a_forgotten_unit_and_a_latency_has_none():
+    assert refusal(amount("B", "80GB"), "40") == "'40' is too small; write 40GB"
+    assert refusal(amount("", "312T"), "19.5") == "'19.5' is too small; write 19.5T"
+    assert amount("", "0.000005")("0.00001") == 1e-5 and amount("B", "80GB")("2000000") == 2e6

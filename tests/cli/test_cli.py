@@ -229,7 +229,7 @@ def test_a_replay_with_another_bit_is_named(monkeypatch):
                 ("verify --strategy naive", "data_parallel/naive.py", "all_reduce_gradients"),
                 ("timeline --measured --pp 2", "pipeline_parallel/executor.py", "execute"),
                 ("lab grade . --lab autograd --format gradescope", "course/grader.py", "handed_in"),
-                ("mutants --show no_all_reduce", "course/zoo.py", "load"),
+                ("mutants --show no_all_reduce", "course/mutants.py", "load"),
                 ("bench", "bench/steps.py", "rows"),
                 ("plan --profile", "observe/profile.py", "profile_and_run"),
             ]
@@ -502,13 +502,18 @@ def test_plan_searches_a_published_model(capsys):
     assert "6 examples of 128 tokens, 2 ranks" in head and best.endswith(": the best")
     assert rate == "products at 0.58 of 312 TFLOP/s" and " products " in f" {spent.strip()}"
     assert sum(map(int, re.findall(r"(\d+)%", spent))) in range(97, 104)
-    assert "slower" in second and "slower" in third and "listed plans fit" in rest[1]
+    assert "ZeRO 3; see" in second and "slower" in third and "listed plans fit" in " ".join(rest)
     assert rest[-3].startswith("Schedules tried: gpipe, 1f1b,") and "Not tried: " in rest[-2]
     assert main([*asked, "--schedules", "1f1b,zigzag"]) == 2
     assert "unknown schedule 'zigzag'; choose one of" in capsys.readouterr().err
     assert main([*asked, "--json"]) == 0
     first, *others = json.loads(capsys.readouterr().out)
     assert first["fits"] and first["simulated"] and all(one["why"] for one in others)
+    assert all(one["simulated"] for one in others if one["fits"])
+    assert main([*asked, *"--layers 3 --others 0 --top 1".split()]) == 0
+    head, *rest = capsys.readouterr().out.splitlines()
+    assert head.startswith("124m with layers 3, sequence 128: 0.1 billion")
+    assert "1 listed plans fit, 0" in " ".join(rest) and "does not fit:" not in rest
     assert main([*asked, "--memory", "1MB"]) == 2
     assert "nothing fits; the leanest plan" in capsys.readouterr().err
 

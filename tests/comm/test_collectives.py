@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from minidist.comm.collectives import ALGORITHMS, split_ends, split_sizes
 from minidist.errors import RankFailed
 from minidist.planning.costs.collectives import all_reduce_bytes
-from minidist.verify.causes import cause_of
+from tests import causes
 from tests.strategies import arrays, seeds
 
 algorithms = st.sampled_from([*ALGORITHMS, None])
@@ -38,7 +38,7 @@ def assert_right(cluster, algorithm, size, shape, seed, op):
         want = inputs[0]
         for x in inputs[1:]:
             want = combine(want, x)
-        said = cause_of.sums(inputs, [result for result, _ in found]) if op == "sum" else None
+        said = causes.of_sums(inputs, [result for result, _ in found]) if op == "sum" else None
         assert said is None, f"all_reduce, {algorithm or 'in shared memory'}, {size} ranks: {said}"
         assert len({result.tobytes() for result, _ in found}) == 1
         if work[-1] or op == "max":
@@ -47,7 +47,7 @@ def assert_right(cluster, algorithm, size, shape, seed, op):
             np.testing.assert_allclose(found[0][0], want, rtol=1e-12, atol=1e-12, strict=True)
         n = int(np.prod(shape))
         moved, formula = [n for _, n in found], all_reduce_bytes(algorithm, n, 8, size)
-        assert moved == formula, cause_of.bytes_moved(moved, formula, "all_reduce")
+        assert moved == formula, causes.of_bytes_moved(moved, formula, "all_reduce")
 
 
 @given(

@@ -14,7 +14,7 @@ from minidist.comm.local.message_communicator import MessageCommunicator
 from minidist.errors import CollectiveMismatch
 from minidist.events import EventLog
 from minidist.planning.costs.collectives import all_reduce_bytes, level_bytes
-from minidist.verify.causes import cause_of
+from tests import causes
 from tests.strategies import arrays
 
 KINDS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
@@ -65,7 +65,7 @@ def assert_right(ranks, hosts):
     for (n, whole), found, repeated in zip(cases, first, again, strict=True):
         results, moved = zip(*found, strict=True)
         inputs = [given(rank, n, whole) for rank in range(N)]
-        said = cause_of.sums(inputs, results)
+        said = causes.of_sums(inputs, results)
         assert said is None, f"all_reduce, hierarchical, arrays of {n}, hosts {hosts}: {said}"
         assert len({x.tobytes() for x, _ in (*found, *repeated)}) == 1, (hosts, n)
         assert not whole or (results[0] == sum(inputs)).all(), (hosts, n)

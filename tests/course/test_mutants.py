@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from minidist.cli import main
-from minidist.course import mutation_testing, test_batches, zoo
-from minidist.course.zoo import Mutant
+from minidist.course import mutant_tests, mutants, mutation_testing
+from minidist.course.mutants import Mutant
 from minidist.mistakes import register
 from minidist.mistakes.edits import Edit
 from minidist.mistakes.register import mistakes
@@ -30,9 +30,9 @@ HARMLESS = Mutant("harmless", (GRADIENT,), family="data parallelism")
 FEW = ["tests/test_rng.py::test_the_reference_is_split_mix_64"]
 
 
-@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.parametrize("name", mutants.names())
 def test_a_mutant_applies_is_small_and_has_its_lines(name):
-    mutant = zoo.load(name)
+    mutant = mutants.load(name)
     lines = mutant.diff().splitlines()
     added = [line for line in lines if line.startswith("+") and not line.startswith("+++")]
     removed = [line for line in lines if line.startswith("-") and not line.startswith("---")]
@@ -44,34 +44,34 @@ def test_a_mutant_applies_is_small_and_has_its_lines(name):
 
 
 def test_there_are_mutants_of_every_family():
-    mutants = [zoo.load(name) for name in zoo.names()]
-    families = {mutant.family for mutant in mutants}
-    assert len(mutants) >= 25 and families >= set(test_batches.FAMILIES) - {"collective functions"}
+    every = [mutants.load(name) for name in mutants.names()]
+    families = {mutant.family for mutant in every}
+    assert len(every) >= 25 and families >= set(mutant_tests.FAMILIES) - {"collective functions"}
     assert all(mistake.family for mistake in mistakes().values() if mistake.diagnosis)
 
 
 def test_every_test_of_the_list_is_there_and_all_meet_the_same_ones():
     everything = set()
-    for family in test_batches.FAMILIES:
+    for family in mutant_tests.FAMILIES:
         batches = replace(HARMLESS, family=family).batches()
         met = {test for batch in batches for test in batch}
         everything.add(frozenset(test for test in met if "::" not in test))
         for test in met:
             assert (ROOT / test.partition("::")[0]).exists(), test
     assert len(everything) == 1
-    for test in test_batches.TIMING:
+    for test in mutant_tests.TIMING:
         path, _, name = test.partition("::")
         assert f"def {name}" in (ROOT / "tests" / path).read_text(), test
 
 
 def test_single_device_tests_run_where_they_could_be_affected():
-    assert test_batches.SINGLE_DEVICE not in HARMLESS.batches()
+    assert mutant_tests.SINGLE_DEVICE not in HARMLESS.batches()
     assert "imports data_parallel/naive.py" in HARMLESS.why_single_device_tests_pass()
     inside = replace(HARMLESS, edits=(Edit("nn/linear.py:Linear.forward", "pass"),))
-    assert inside.batches()[0] == test_batches.SINGLE_DEVICE
+    assert inside.batches()[0] == mutant_tests.SINGLE_DEVICE
     assert inside.why_single_device_tests_pass() is None
     wrong = replace(inside, family="translation")
-    assert wrong.batches()[0] == test_batches.FAMILIES["translation"][1]
+    assert wrong.batches()[0] == mutant_tests.FAMILIES["translation"][1]
 
 
 def test_some_mutants_are_killed_by_the_command_and_the_numbers_say_why():
@@ -92,14 +92,14 @@ def test_some_mutants_are_killed_by_the_command_and_the_numbers_say_why():
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     assert set(rows) == set(SOME)
     for name, row in rows.items():
-        assert row["killed_by"].startswith(test_batches.CERTIFICATE)
+        assert row["killed_by"].startswith(mutant_tests.CERTIFICATE)
         assert mistakes()[name].diagnosis in row["diagnosis"], row
         assert "differs on rank" in row["diagnosis"]
         assert row["single_device"] and row["seen"] and row["symptom"] and row["title"]
 
 
 def test_what_no_test_kills_survives_and_that_is_exit_status_1(monkeypatch, capsys):
-    monkeypatch.setattr(zoo, "load", lambda name: HARMLESS)
+    monkeypatch.setattr(mutants, "load", lambda name: HARMLESS)
     monkeypatch.setattr(Mutant, "batches", lambda self: [FEW, FEW])
     assert main(["mutants", "--name", "harmless"]) == 1
     out = capsys.readouterr().out
@@ -127,7 +127,7 @@ def test_what_is_no_mutant_is_refused(monkeypatch, capsys, tmp_path):
         mistakes.cache_clear()
         monkeypatch.setattr(register, "mistakes", lambda: mistakes(tmp_path))
         with pytest.raises(ValueError, match=message):
-            zoo.load("m")
+            mutants.load("m")
     monkeypatch.setattr(mutation_testing, "ROOT", tmp_path)
     with pytest.raises(ValueError, match="judged by the tests of a checkout"):
         next(mutation_testing.judge([HARMLESS]))
@@ -165,16 +165,16 @@ def test_ctrl_c_or_sigterm_ends_all_runs_and_leaves_nothing(tmp_path, kind, stat
 def test_every_mutant_is_killed_and_says_what_it_should(capsys):
     assert main(["mutants", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert list(rows) == zoo.names()
+    assert list(rows) == mutants.names()
     for name, row in rows.items():
-        if row["family"] not in test_batches.WRONG_EVERYWHERE:
-            assert not row["killed_by"].startswith(tuple(test_batches.SINGLE_DEVICE))
+        if row["family"] not in mutant_tests.WRONG_EVERYWHERE:
+            assert not row["killed_by"].startswith(tuple(mutant_tests.SINGLE_DEVICE))
         assert row["diagnosis"] and mistakes()[name].diagnosis in row["diagnosis"], row
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_reference_survives_everything():
-    batches = [test_batches.SINGLE_DEVICE, *HARMLESS.batches()]
+    batches = [mutant_tests.SINGLE_DEVICE, *HARMLESS.batches()]
     (row,) = mutation_testing.judge([HARMLESS], tests=[test for batch in batches for test in batch])
     assert row["killed_by"] is None and row["diagnosis"] is None, row

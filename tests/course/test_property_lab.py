@@ -2,7 +2,7 @@
 
 import pytest
 
-from minidist.course import property_lab, zoo
+from minidist.course import mutants, property_lab
 from minidist.course.sandbox.limits import Limits
 
 KILLED = ["no_all_reduce", "weights_averaged"]  # by the example that is handed out
@@ -17,8 +17,8 @@ def property_forge():
 
 
 @pytest.fixture
-def a_small_zoo(monkeypatch):
-    monkeypatch.setattr(zoo, "names", lambda: [*KILLED, "off_by_one_ring"])
+def few_mutants(monkeypatch):
+    monkeypatch.setattr(mutants, "names", lambda: [*KILLED, "off_by_one_ring"])
 
 
 def points_of(folder, source, seed=0):
@@ -27,7 +27,7 @@ def points_of(folder, source, seed=0):
     return property_lab.grade(folder, property_lab.lab(), seed, Limits(seconds=10))
 
 
-@pytest.mark.usefixtures("a_small_zoo")
+@pytest.mark.usefixtures("few_mutants")
 def test_the_example_kills_what_its_handout_says_and_no_more(tmp_path):
     grade = points_of(tmp_path, property_lab.STARTER)
     assert [v.passed for v in grade.verdicts] == [True, True, False]
@@ -35,7 +35,7 @@ def test_the_example_kills_what_its_handout_says_and_no_more(tmp_path):
     assert grade.points == 2 * property_lab.POINTS and grade.defences
 
 
-@pytest.mark.usefixtures("a_small_zoo")
+@pytest.mark.usefixtures("few_mutants")
 @pytest.mark.parametrize(
     ("source", "why"),
     [
@@ -48,8 +48,8 @@ def test_the_example_kills_what_its_handout_says_and_no_more(tmp_path):
             (FORGE.format(head.encode()), "the answer is not what the sandbox writes")
             for head in (
                 "[]",
-                '[["properties", "<f8", []], ["raised", "<f8", []], ["said", "<f8", []]]',
-                '[["properties", "<U1", [1]], ["raised", "<U1", [1]], ["said", "<U1", [0]]]',
+                '[["properties", "<f8", []], ["raised", "<f8", []], ["messages", "<f8", []]]',
+                '[["properties", "<U1", [1]], ["raised", "<U1", [1]], ["messages", "<U1", [0]]]',
             )
         ),
     ],
@@ -88,7 +88,7 @@ def property_times():
 }
 
 
-@pytest.mark.usefixtures("a_small_zoo")
+@pytest.mark.usefixtures("few_mutants")
 @pytest.mark.parametrize(
     "how",
     [pytest.param(how, marks=[pytest.mark.slow] if at else []) for at, how in enumerate(TELLING)],
@@ -104,4 +104,4 @@ def test_without_the_file_there_are_no_points_and_the_handout_names_every_mutant
     assert grade.points == 0 and "there is no minidist/properties.py" in grade.verdicts[0].wrong[0]
     property_lab.write(tmp_path / "new")
     handout = (tmp_path / "new" / "README.md").read_text(encoding="utf-8")
-    assert all(zoo.load(name).symptom in handout for name in zoo.names())
+    assert all(mutants.load(name).symptom in handout for name in mutants.names())

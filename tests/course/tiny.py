@@ -14,7 +14,7 @@ from minidist.course.questions.arrays import ask
 from minidist.course.sandbox import bubblewrap
 from minidist.course.sandbox.environment import folders
 from minidist.course.sandbox.limits import LINUX
-from minidist.errors import counted
+from minidist.errors import plural
 from tests.course import tiny_probes
 
 WHY_NOT = bubblewrap.why_not(os.geteuid() == 0, folders())
@@ -32,7 +32,7 @@ GPIPE, OTHER = "pipeline_parallel/gpipe.py", "pipeline_parallel/one_f_one_b.py"
 
 
 def order(schedule, p, m):
-    about = f"{schedule}, {counted(p, 'rank')}, {m} micro-batches"
+    about = f"{schedule}, {plural(p, 'rank')}, {m} micro-batches"
     return ask(about, tiny_probes.order, schedule=schedule, p=p, m=m)
 
 

@@ -47,6 +47,18 @@ def deal(plan, size, count):
     return {w: list(range(w - plan.servers, count, len(workers))) for w in workers}
 
 
+def calls_of(role, name):
+    """Return a list that has one more entry after each call of the object's method."""
+    calls, method = [], getattr(role, name)
+
+    def call():
+        method()
+        calls.append(name)
+
+    setattr(role, name, call)
+    return calls
+
+
 def session(
     group, plan, rule, model, data, count, naps=None, turns=None, around=None, device="cpu"
 ):
@@ -69,12 +81,13 @@ def session(
 
     with threadpool_limits(1):
         role = join(group, model.to(device), OPTIMIZERS[rule], plan)
+        pulls = [] if isinstance(role, Server) else calls_of(role, "pull")
         mine = deal(plan, group.size, count).get(group.rank, [])
         train(role, backward_on(*data, pause), mine)
     found = {"weights": model.state(), "bytes": role.group.ledger.bytes["send"]}
     if isinstance(role, Server):
         return found | {"log": role.log, "staleness": role.staleness()}
-    return found | {"pulled": role.pulled, "pushed": role.pushed, "pending": role.pending}
+    return found | {"pulled": len(pulls), "pushed": role.pushed, "pending": role.pending}
 
 
 def oracle(group, plan, rule, model, data, count, logs):

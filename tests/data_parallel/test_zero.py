@@ -16,8 +16,8 @@ from minidist.data_parallel.zero import Zero
 from minidist.datasets import shard
 from minidist.errors import RankDied, RankFailed
 from minidist.planning.costs.zero import zero_bytes_held
-from minidist.verify.causes import cause_of
 from minidist.verify.compare import compare
+from tests import causes
 from tests.data_parallel.zero_training import train
 from tests.strategies import arrays
 
@@ -66,7 +66,7 @@ def test_the_norm_that_clips_is_one_devices_on_every_rank(cluster, stage, size):
         return optim.SGD(zero.parameters(), 0.1).clip_global_norm(0.1, zero.sum_squares)
 
     (want,) = cluster(1, "thread").run(worker, 1)
-    said = cause_of.norms(cluster(size, "thread").run(worker, stage), want)
+    said = causes.of_norms(cluster(size, "thread").run(worker, stage), want)
     assert said is None, f"stage {stage}: {said}"
 
 
@@ -131,7 +131,7 @@ def test_shards_may_have_copies_in_other_groups(cluster, alone, stage, shards):
     for rank, (_, held) in enumerate(found):
         forms = [zero_bytes_held(s, sizes, shards, rank % shards) for s in (stage, 0)]
         want, whole = ({"optimizer state": 2 * form["optimizer state"]} for form in forms)
-        said = cause_of.bytes_held({"optimizer state": held}, want, whole)  # float64: twice
+        said = causes.of_bytes_held({"optimizer state": held}, want, whole)  # float64: twice
         assert said is None, f"stage {stage}, rank {rank}, {shards} shards: {said}"
 
 

@@ -14,8 +14,8 @@ from minidist.errors import RankFailed
 from minidist.events import EventLog
 from minidist.planning.costs.collectives import all_reduce_bytes
 from minidist.planning.costs.zero import FP32_ADAM, zero_bytes_held, zero_bytes_moved
-from minidist.verify.causes import cause_of
 from minidist.verify.compare import compare
+from tests import causes
 
 STAGES = [1, 2, 3]
 each_stage = pytest.mark.parametrize("stage", STAGES)
@@ -27,7 +27,7 @@ def sizes_of(model):
 
 
 def step_of(model, zero, optimizer, group, micro_batches=1, rows=2):
-    x = np.ones((rows, zero.shards[0].flat.shapes[0][0]), "float32")
+    x = np.ones((rows, zero.shards[0].whole.shapes[0][0]), "float32")
     for i in range(micro_batches):
         loss = nn.cross_entropy(model(x), np.zeros(rows, int), rows * group.size * micro_batches)
         zero.accumulate(loss, last=i == micro_batches - 1)
@@ -69,7 +69,7 @@ def bytes_of(arrays):
 
 def held(zero, optimizer):
     """Return the bytes of parameters, gradients and optimizer state that exist on this rank."""
-    homes = [home for s in zero.shards for home in (s.flat, s.home)]
+    homes = [home for s in zero.shards for home in (s.whole, s.part)]
     return {
         "parameters": bytes_of([home.vector for home in homes] + zero.memory.places[1:]),
         "gradients": bytes_of([home.gradient for home in homes] + zero.memory.places[:1]),
@@ -94,7 +94,7 @@ def test_bytes_held_are_the_closed_form_on_every_rank(cluster, stage, size, shar
     sizes = sizes_of(nn.MLP(UNEVEN))
     for rank, (found, peak) in enumerate(cluster(size, "thread").run(worker)):
         want = zero_bytes_held(stage, sizes, size, rank)
-        said = cause_of.bytes_held(found, want, zero_bytes_held(0, sizes, size, rank))
+        said = causes.of_bytes_held(found, want, zero_bytes_held(0, sizes, size, rank))
         assert said is None, f"stage {stage}, rank {rank} of {size}: {said}"
         assert found == want
         assert peak == want["parameters"] + want["gradients"]
@@ -193,7 +193,7 @@ def prefetching(group, width, rows, steps):
         zero.accumulate(nn.cross_entropy(model(x), np.zeros(rows, int), rows * group.size))
         zero.step(optimizer)
     apart = [
-        not np.may_share_memory(a.flat.vector, b.flat.vector)
+        not np.may_share_memory(a.whole.vector, b.whole.vector)
         for a, b in zip(zero.shards, zero.shards[1:], strict=False)
     ]
     return wrong, all(apart) and len(apart) == 5

@@ -15,7 +15,6 @@ from minidist.hybrid import Hybrid
 from minidist.observe.costs.measured import measure_costs
 from minidist.rng import Randomness, generator
 from minidist.verify import equivalence
-from minidist.verify.causes import cause_of
 from minidist.verify.compare import compare
 from minidist.verify.equivalence import find
 from minidist.verify.strategies.cases import (
@@ -25,6 +24,7 @@ from minidist.verify.strategies.cases import (
     transformer_example,
     translator_case,
 )
+from tests import causes
 
 AXES = ("dp", "pp", "cp", "tp", "ep")  # ep divides dp, so it has no ranks of its own
 HEADS = 12
@@ -122,7 +122,7 @@ def check(ranks, mesh, options, tied, B=5, steps=three_steps):
             assert abs(loss) < 1e-12
         norms = [1 + norm for _, _, norm in rows]
         if max(abs(norm - 1) for norm in norms) > 1e-12:
-            pytest.fail(f"step {step}, mesh {mesh}: {cause_of.norms(norms, 1.0)}")
+            pytest.fail(f"step {step}, mesh {mesh}: {causes.of_norms(norms, 1.0)}")
     for _, weights in found:
         assert weights.ok, str(weights)
 

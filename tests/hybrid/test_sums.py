@@ -18,7 +18,7 @@ from minidist.hybrid import Hybrid
 from minidist.mistakes.register import mistakes
 from minidist.pipeline_parallel import add_reductions, programs
 from minidist.pipeline_parallel.actions import Reduce
-from minidist.pipeline_parallel.reduction import NO_SUMS, Reduction
+from minidist.pipeline_parallel.reduction import NO_SUMS, OverlappedSums
 from minidist.rng import generator
 from minidist.verify import equivalence
 from minidist.verify.equivalence import find
@@ -222,17 +222,17 @@ def test_a_rank_that_is_killed_in_a_sum_ends_the_run_and_leaves_nothing():
 def checked(name, mesh, ranks, sums=None):
     """Return the row of the one case of the mesh that has two chunks, or the error, with a mistake.
 
-    sums  in place of Reduction.sum
+    sums  in place of OverlappedSums.sum
     """
     (case,) = [case for case in find("hybrid").cases(ranks) if mesh in case.name]
     with pytest.MonkeyPatch.context() as patch, Cluster(ranks, "thread") as own, planted(name):
         if sums is not None:
-            patch.setattr(Reduction, "sum", sums)
+            patch.setattr(OverlappedSums, "sum", sums)
         return equivalence.check("hybrid", case, ranks, own)
 
 
 def test_a_step_that_does_not_wait_has_local_gradients():
-    ends, sound = threading.Event(), Reduction.sum
+    ends, sound = threading.Event(), OverlappedSums.sum
 
     def late(self, stage):
         ends.wait(20)

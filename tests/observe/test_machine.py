@@ -10,7 +10,7 @@ from minidist import Cluster
 from minidist.observe import machine
 from minidist.observe.machine.prediction import predicted, program, spread, total
 from minidist.observe.machine.rates import Rates, at, measure_rates, merged
-from minidist.observe.machine.steps import Stopwatch, workload
+from minidist.observe.machine.steps import StepTimes, workload
 from minidist.observe.machine.trace import Act, Call, Pass, trace, used
 from minidist.pipeline_parallel import programs
 from minidist.planning import simulate
@@ -194,14 +194,14 @@ def test_rates_measured_in_turns_are_merged_point_by_point():
 
 
 def test_a_step_is_timed_unwatched_and_from_its_begin():
-    """The stopwatch wraps no layer and looks at no graph."""
+    """What times the steps wraps no layer and looks at no graph."""
     with Cluster(1, transport="thread") as ranks:
         assert ranks.run(_stopped) == [(7.0, ["a layer"], "a graph")]
 
 
 def _stopped(group):
     moments = iter([1.0, 3.0, 10.0])
-    watch = Stopwatch(group, now=lambda: next(moments))
+    watch = StepTimes(group, now=lambda: next(moments))
     watch.model()
     watch.holds([])
     return watch.seconds, watch.layers(["a layer"]), watch.graph("a graph")

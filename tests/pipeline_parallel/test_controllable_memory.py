@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.pipeline_parallel import controllable_memory, programs, validate
-from minidist.pipeline_parallel.controllable_memory import Block, offsets, repeated
+from minidist.pipeline_parallel.controllable_memory import BuildingBlock, offsets, repeated
 from minidist.planning import simulate
 from tests.pipeline_parallel.oracles import is_valid
 
@@ -103,7 +103,7 @@ def row(signs):
 def test_the_pictures_in_the_docstring_are_the_block_and_the_programs():
     rows = [line[13:] for line in controllable_memory.__doc__.split("\n") if "   rank " in line]
     events = simulated("v_half", 3, 5).timeline.events
-    for r, times in enumerate(offsets(Block(2, 1, (2, 1, 1), 2), 3)):
+    for r, times in enumerate(offsets(BuildingBlock(2, 1, (2, 1, 1), 2), 3)):
         assert rows[r].partition("   ")[0] == row(dict(zip(times, "FfiIwW", strict=True)))
         done = {2 * e.start: e.name for e in events if e.rank == r}
         signs = {t: name[0].lower() if "." in name else name[0] for t, name in done.items()}
@@ -123,7 +123,7 @@ def needed(block, p):
 def test_any_block_makes_valid_programs_in_its_stash_which_idle_no_less_than_the_bound(
     p, times, data
 ):
-    block = Block(times[0], times[1], tuple(times[2:]), stash=0)
+    block = BuildingBlock(times[0], times[1], tuple(times[2:]), stash=0)
     try:
         least = -(-needed(block, p) // 2)
     except ValueError as error:
@@ -140,14 +140,16 @@ def test_any_block_makes_valid_programs_in_its_stash_which_idle_no_less_than_the
 
 
 def test_a_stash_that_is_too_small_and_a_wrong_turn_are_refused():
-    with pytest.raises(ValueError, match=r"a stash of 1 is too small for Block.* give it more"):
-        repeated(Block(2, 1, (2, 1, 1), 1), 3, 5)
+    with pytest.raises(
+        ValueError, match=r"a stash of 1 is too small for BuildingBlock.* give it more"
+    ):
+        repeated(BuildingBlock(2, 1, (2, 1, 1), 1), 3, 5)
     with pytest.raises(ValueError, match=r"rank 0 has passes at .* collide; change a turn"):
-        repeated(Block(2, 1, (2, 1, 1), 3), 4, 5)
+        repeated(BuildingBlock(2, 1, (2, 1, 1), 3), 4, 5)
 
 
 def test_the_widest_block_of_the_paper_waits_for_the_last_ranks_start_alone():
     """V-ZB: 4 units a step down, 2 a step up; the stash of 1F1B. `zb_v` promises the same."""
     for p, m in product(range(1, 9), (8, 12, 24)):
-        found = simulate(repeated(Block(4, 2, (1, 1, 1), stash=p), p, m))
+        found = simulate(repeated(BuildingBlock(4, 2, (1, 1, 1), stash=p), p, m))
         assert found.makespan - 3 * m == Fraction(p - 1, 2) and max(found.peak_stash) == p

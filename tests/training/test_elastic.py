@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidist.checkpoint import Keep, Training
+from minidist.checkpoint import Keep, RunCheckpoints
 from minidist.comm import run
 from minidist.datasets import Text
 from minidist.errors import RankDied
@@ -91,9 +91,9 @@ def train_until_one_is_killed(group, data, settings, keep, log):
         while done == steps and not one_is_killed(keep.folder).exists():
             time.sleep(0.005)
 
-    original = Training.after
+    original = RunCheckpoints.after
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Training, "after", after)
+        patch.setattr(RunCheckpoints, "after", after)
         return train(group, data, settings, keep, log)
 
 
@@ -143,9 +143,9 @@ def calm(settings, keep, stop_at=None, log=None):
             self.end()
             raise Stopped
 
-    original = Training.after
+    original = RunCheckpoints.after
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Training, "after", after)
+        patch.setattr(RunCheckpoints, "after", after)
         return run(worker, settings.ranks, transport="thread")[0]
 
 

@@ -13,7 +13,7 @@ from minidist.datasets import Text
 from minidist.datasets.pairs import padded, teacher_forcing
 from minidist.errors import RankFailed
 from minidist.nn.tokens import PAD
-from minidist.planning.costs.parameter_server import parameter_server_bytes, sparse_push_bytes
+from minidist.planning.costs.parameter_server import parameter_server_bytes
 from minidist.training.loop import train
 from minidist.training.servers import (
     Minibatches,
@@ -224,6 +224,19 @@ def rows_touched(examples, rows):
         "embedding.source.position.weight": int((source != PAD).sum(axis=1).max()),
         "embedding.target.position.weight": int((target != PAD).sum(axis=1).max()),
     }
+
+
+def sparse_push_bytes(model, touched):
+    """Return the bytes of a sparse push to one server: 8 per row that is sent, and its elements.
+
+    touched  {table: rows that are not zero}, by name; of all other parameters every row is sent,
+             and a vector is one row
+    """
+    total = 0
+    for p in (p for p in model.parameters() if p.requires_grad):
+        width = p.shape[-1] if len(p.shape) > 1 else p.size
+        total += touched.get(str(p.name), p.size // width) * (8 + p.dtype.itemsize * width)
+    return total
 
 
 @pytest.mark.parametrize("vocab", [20, 200, 1000])

@@ -14,6 +14,7 @@ from minidist.verify.causes.finding import Finding
 from minidist.verify.causes.gradients import cause, right_from
 from minidist.verify.strategies import Case, Division, one_device
 from minidist.verify.strategies.cases import padded, random_weights
+from tests import causes
 from tests.strategies import arrays, seeds
 
 MLP = random_weights(nn.MLP([4, 5, 6, 3], "gelu", seed=1, dtype="float64"))
@@ -222,21 +223,21 @@ def test_where_backward_goes_wrong_is_said_if_all_behind_it_is_right():
 def test_what_is_in_a_sum():
     inputs = [arrays(7, seed=r) for r in range(3)]
     sound = [np.sum(inputs, axis=0)] * 3
-    assert cause_of.sums(inputs, sound) is None
+    assert causes.of_sums(inputs, sound) is None
     wrong = sound[1].copy()
     wrong[3:5] = inputs[0][3:5] + 2 * inputs[2][3:5]
     said = "rank 1, elements 3 to 4: the sum is one without rank 1 and with rank 2 twice"
-    assert cause_of.sums(inputs, [sound[0], wrong, sound[2]]) == said
-    assert "no sum" in cause_of.sums(inputs, [sound[0] + 0.1] * 3)
+    assert causes.of_sums(inputs, [sound[0], wrong, sound[2]]) == said
+    assert "no sum" in causes.of_sums(inputs, [sound[0] + 0.1] * 3)
 
 
 def test_norms_of_parts_and_of_copies():
-    assert cause_of.norms([5.0, 5.0], 5.0) is None
-    assert "0.6, 0.8 of one device's; their squares add up" in cause_of.norms([3.0, 4.0], 5.0)
-    assert "2 times too large: every element was counted 2 times" in cause_of.norms(
+    assert causes.of_norms([5.0, 5.0], 5.0) is None
+    assert "0.6, 0.8 of one device's; their squares add up" in causes.of_norms([3.0, 4.0], 5.0)
+    assert "2 times too large: every element was counted 2 times" in causes.of_norms(
         [2**0.5] * 2, 1.0
     )
-    assert cause_of.norms([1.3, 1.2], 1.0) == "the ranks' norms are 1.3, 1.2 of one device's"
+    assert causes.of_norms([1.3, 1.2], 1.0) == "the ranks' norms are 1.3, 1.2 of one device's"
 
 
 def test_versions_that_two_passes_or_a_formula_do_not_agree_on():
@@ -259,7 +260,7 @@ def test_replays_and_bytes():
     others = {"that is impossible": impossible, "of b": lambda: b}
     assert cause_of.replays(b, others) == "equals, bit for bit, a replay of b"
     assert cause_of.replays(a, others) is None
-    said = cause_of.bytes_held({"state": 8}, {"state": 4}, {"state": 8})
+    said = causes.of_bytes_held({"state": 8}, {"state": 4}, {"state": 8})
     assert said == "state: 8 bytes, not 4; as much as if it were not split"
     said = "send: by the ledger rank 1 sent 5 bytes, not 4"
-    assert cause_of.bytes_moved([4, 5], [4, 4], "send") == said
+    assert causes.of_bytes_moved([4, 5], [4, 4], "send") == said

@@ -60,7 +60,7 @@ def mlp():
 
 def test_a_sum_is_exact_on_the_packages_cases():
     found = certify(right)
-    assert found.ok and found.promise == "exact" and len(found.evidence) == 4
+    assert found.ok and found.promise == "exact" and len(found.evidence) == 3 * 4
     assert str(found).splitlines()[0] == "right: exact, ok"
 
 
@@ -241,8 +241,9 @@ def test_a_class_with_backward(stage):
 
 def test_a_pipeline_holds_every_element_on_some_rank_and_says_what_it_refuses():
     found = certify(partial(Pipeline, schedule="1f1b", micro_batches=3))
-    assert found.ok and len(found.evidence) == 1 and len(found.left_out) == 3
-    assert "left out: MLP, 7 examples: cannot cut 3 layers into 4 stages" in str(found)
+    assert found.ok and len(found.evidence) == 9 and len(found.left_out) == 3
+    assert str(found).startswith("Pipeline: exact, ok on 9 of 12 cases\n")
+    assert "left out: MLP, 7 examples, 4 ranks: cannot cut 3 layers into 4 stages" in str(found)
     with pytest.raises(ValueError, match="cannot cut 3 layers into 4 stages"):
         certify(partial(Pipeline, schedule="1f1b", micro_batches=3), *mlp())
 
@@ -282,14 +283,14 @@ def test_a_strategy_of_the_package_on_its_cases_or_the_readers():
         (lambda: certify(worker, replay=majority_on_one_device), "promise of reduce"),
         (lambda: certify(right, mlp()[0]), "needs inputs"),
         (
-            lambda: certify(right, *mlp(), sise=2),
-            "sise: give your own options by functools.partial",
+            lambda: certify(right, *mlp(), chunks=2),
+            "no option 'chunks'; give your own options by functools.partial",
         ),
         (lambda: certify(right, replay=len, identity=len), "replay, or else identity"),
         (lambda: certify(right, loss=nn.squared_error), "are of a model; give it"),
         (
             lambda: certify(lambda g, m, x, y: None, *mlp()),
-            r"returns \{name: gradient\}, not NoneT",
+            r"returns is \{name: array\}, not NoneT",
         ),
     ],
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from minidist.autograd.kernels.launch import Elementwise
-from minidist.backend import Array, beside, on_gpu, widen
+from minidist.backend import Array, on_device_of, on_gpu, widen
 from minidist.rng import Positions, Randomness
 
 # rng.hash_uniform(key, counter) >= rate in integers: threshold = rate 2^53.
@@ -64,7 +64,7 @@ def examples_beside(randomness: Randomness, x: Array) -> Array:
     """Return the indices of the examples on the GPU of x; only the first call copies them."""
     device = x.device.id
     if device not in randomness.copies:
-        randomness.copies[device] = beside(np.asarray(randomness.examples, np.int64), x)
+        randomness.copies[device] = on_device_of(np.asarray(randomness.examples, np.int64), x)
     return randomness.copies[device]
 
 

@@ -21,8 +21,8 @@ def open_files(size: int, transport: str) -> int:
     """Return how many more files the caller has open, at most, while `size` ranks start.
 
     thread    a pipe per rank
-    process   the same until all have started; three per rank that has started; and, with k of them
-              started, a socket for each of the k(N - k) pairs of a started rank and another one
+    process   a pipe per rank until all have started; three per rank that has started; and, with k
+              of them started, a socket for each of the k(N - k) pairs of a started rank and another
     """
     pipes = 2 * size + SPARE
     return pipes if transport == "thread" else pipes + 3 * size + (size + 1) ** 2 // 4

@@ -165,8 +165,10 @@ class Mailbox:
     def _spin(self, sources: list[int], key: Key) -> tuple[int, Message] | None:
         """Return the message if it comes while we poll `spins` times, else None."""
         pending = [self.polled[s].has_pending for s in sources if s in self.polled]
+        if not pending:
+            return None
         seen = None
-        for _ in range(self.spins if pending else 0):
+        for _ in range(self.spins):
             if self.count != seen or _any(pending):
                 seen = self.count
                 found = self._pop(sources, key)

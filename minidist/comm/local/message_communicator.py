@@ -1,4 +1,4 @@
-"""A communicator of messages alone: right on every fabric, and what the faster ones are held to."""
+"""The naive communicator, messages alone: what tests hold the faster ones to; only they use it."""
 
 import numpy as np
 

@@ -120,14 +120,14 @@ class ProcessRanks:
         found, self.came_in = self.came_in, []
         return found
 
-    def snapshots(self, patience: float = 1.0) -> Snapshots:
-        """Ask every rank what it waits for; None for one that does not answer in time."""
+    def snapshots(self) -> Snapshots:
+        """Ask every rank what it waits for; None for one that does not answer within a second."""
         answers: Snapshots = dict.fromkeys(range(self.size))
         for rank in set(range(self.size)) - self.asked:  # one question at a time fits any socket
             self.asked.add(rank)
             with suppress(OSError):  # a rank that has died is found below
                 self.controls[rank].send(("snapshot",))
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + 1.0
         while self.asked and (left := deadline - time.monotonic()) > 0:
             answers.update(self._read(self.asked, left))
         return answers

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from minidist.backend import Array, beside, on_gpu, to_device
+from minidist.backend import Array, on_device_of, on_gpu, to_device
 from minidist.comm.arguments import ufunc
 from minidist.comm.collectives import split_ends
 from minidist.comm.diagnosis import Signature, signature_of
@@ -75,7 +75,7 @@ class SharedMemoryCommunicator:
             return x if out is x else x.copy()
         here = self._memory_of(x)
         if out is not None and out is not x and here.offset_of(out) != here.nowhere:
-            out[...] = beside(x, out)
+            out[...] = on_device_of(x, out)
             x = out
         memory, places = self._meet(call, here, out)
         combine = ufunc(op, memory.xp)
@@ -86,7 +86,7 @@ class SharedMemoryCommunicator:
         direct = x.flags.c_contiguous and on_gpu(x) == on_gpu(flat) and out is x
         result = x if direct else memory.xp.empty(x.shape, x.dtype)
         self._reduce_staged(memory, call, flat, combine, result.reshape(-1))
-        return beside(result, x)
+        return on_device_of(result, x)
 
     def reduce_scatter(self, call: Signature, x: Array, ends: list[int], op: str) -> Array | None:
         memory, places = self._meet(call, self._memory_of(x), x)

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minidist.backend import Array, beside, is_half, to_host
+from minidist.backend import Array, is_half, on_device_of, to_host
+from minidist.comm.collectives import split_sizes
 from minidist.comm.diagnosis import Signature, Wait, call_site, mismatch, signature_of
 from minidist.comm.fabric import NewGroup, order_shows
 from minidist.comm.ledger import BY_FORMULA, Ledger
@@ -124,9 +125,9 @@ class MpiCommunicator:
         if self.size > 1:
             self.comm.Allreduce(self.MPI.IN_PLACE, result, reduction)
             self.fabric.reordered |= order_shows(x.dtype, self.size)
-            own = x.size // self.size + (self.me < x.size % self.size)
+            own = split_sizes(x.size, self.size)[self.me]
             self._count("all_reduce", (x.size - own + (self.size - 1) * own) * x.itemsize)
-        return result if in_place else beside(result, x)
+        return result if in_place else on_device_of(result, x)
 
     def reduce_scatter(self, call: Signature, x: Array, ends: list[int], op: str) -> Array | None:
         reduction = self._reduction(x.dtype, x.size, op)
@@ -140,7 +141,7 @@ class MpiCommunicator:
         self.comm.Reduce_scatter(whole, result, counts, reduction)
         self.fabric.reordered |= order_shows(x.dtype, self.size)
         self._count("reduce_scatter", x.nbytes - result.nbytes)
-        return beside(result, x)
+        return on_device_of(result, x)
 
     def gather_into(self, call: Signature, out: Array, ends: list[int]) -> Array | None:
         possible = out.size < MOST and out.dtype.isnative
@@ -152,7 +153,7 @@ class MpiCommunicator:
         self.comm.Allgatherv(self.MPI.IN_PLACE, [whole, counts])
         self._count("all_gather", (self.size - 1) * counts[self.me] * out.itemsize)
         if whole is not out:
-            out[...] = beside(whole, out)
+            out[...] = on_device_of(whole, out)
         return out
 
     def _reduction(self, dtype: np.dtype, count: int, op: str) -> "MPI.Op | None":

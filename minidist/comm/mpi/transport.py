@@ -171,13 +171,13 @@ class MpiRanks:
         found, self.came_in = self.came_in, []
         return found
 
-    def snapshots(self, patience: float = 1.0) -> Snapshots:
-        """Ask every rank what it waits for; None for one that does not answer in time."""
+    def snapshots(self) -> Snapshots:
+        """Ask every rank what it waits for; None for one that does not answer within a second."""
         self.answers = {0: self._snapshot()}
         for rank in set(range(1, self.size)) - self.asked:  # one question at a time
             self.asked.add(rank)
             self._tell(rank, "question", None)
-        self._serve_until(lambda: not self.asked, timeout=patience)
+        self._serve_until(lambda: not self.asked, timeout=1.0)
         return without_arrived({rank: self.answers.get(rank) for rank in range(self.size)})
 
     def _snapshot(self) -> Snapshot:

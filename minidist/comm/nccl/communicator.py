@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidist.backend import Array, beside, device_module, on_gpu, to_device
+from minidist.backend import Array, device_module, on_device_of, on_gpu, to_device
 from minidist.comm.collectives import split_sizes
 from minidist.comm.diagnosis import Signature
 from minidist.comm.fabric import Communicator, Connect, NewGroup, order_shows
@@ -112,7 +112,7 @@ class NcclCommunicator:
         self.fabric.reordered |= order_shows(x.dtype, self.size)
         own = split_sizes(x.size, self.size)[self.me]
         self._count("all_reduce", (x.size - own + (self.size - 1) * own) * x.itemsize)
-        return result if in_place else beside(result, x)
+        return result if in_place else on_device_of(result, x)
 
     @on_its_gpu
     def reduce_scatter(self, call: Signature, x: Array, ends: list[int], op: str) -> Array | None:
@@ -133,7 +133,7 @@ class NcclCommunicator:
                     self._start("reduce", [piece, target], piece.size * parts, *kinds, root)
         self.fabric.reordered |= order_shows(x.dtype, self.size)
         self._count("reduce_scatter", x.nbytes - result.nbytes)
-        return beside(result, x)
+        return on_device_of(result, x)
 
     @on_its_gpu
     def gather_into(self, call: Signature, out: Array, ends: list[int]) -> Array | None:
@@ -151,7 +151,7 @@ class NcclCommunicator:
                     self._start("broadcast", [piece, piece], piece.nbytes, kind, root)
         self._count("all_gather", (self.size - 1) * mine.nbytes)
         if whole is not out:
-            out[...] = beside(whole, out)
+            out[...] = on_device_of(whole, out)
         return out
 
     @on_its_gpu

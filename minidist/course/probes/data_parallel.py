@@ -130,8 +130,9 @@ def overlapped(sizes, seed, x, y, counts, micro_batches, moved, buckets):
         *earlier, last = slices(counts, micro_batches, group.rank)
         for mine in earlier:
             nn.cross_entropy(model(x[mine]), y[mine], reduction_size=len(x)).backward()
-        for p in model.parameters() if moved else []:
-            p.grad = p.grad.copy()
+        if moved:
+            for p in model.parameters():
+                p.grad = p.grad.copy()
         with reducer.reduce():
             if len(last):
                 nn.cross_entropy(model(x[last]), y[last], reduction_size=len(x)).backward()
@@ -150,7 +151,7 @@ def reduced_to_shards(group, sizes, seed, frozen, x, y, counts, micro_batches, s
     """Return what every rank keeps of each layer's gradient after a step's micro-batches."""
     share = zero.Zero(build(sizes, seed, frozen).flatten(group.empty), group, stage, shards)
     for s in share.shards:
-        s.flat.gradient[...] = 1e6  # what lies there before is no gradient
+        s.whole.gradient[...] = 1e6  # what lies there before is no gradient
     for i, mine in enumerate(slices(counts, micro_batches, group.rank)):
         last = i == micro_batches - 1
         if counts[group.rank]:
@@ -159,11 +160,12 @@ def reduced_to_shards(group, sizes, seed, frozen, x, y, counts, micro_batches, s
         elif last or stage == 2:  # this rank has no gradient at all
             share.next = len(share.shards) - 1
             share.reduce_above(-1)
-        for p in share.model.parameters() if not last else []:
-            p.grad = None if p.grad is None else p.grad.copy()  # elsewhere
+        if not last:
+            for p in share.model.parameters():
+                p.grad = None if p.grad is None else p.grad.copy()  # elsewhere
     whole = [p.name for p in share.model.parameters() if p.grad is not None]
     kept = {f"its part of layer {k}": s.parameter.grad for k, s in enumerate(share.shards)}
-    moved = share.group.ledger.bytes["reduce_scatter"]
+    moved = share.shard_group.ledger.bytes["reduce_scatter"]
     return {**kept, "whole gradients kept": len(whole), "bytes of reduce_scatter": moved}
 
 
@@ -183,7 +185,7 @@ def updated(group, sizes, seed, stage, lr, momentum, size, steps, clip):
             s.parameter.accumulate(flat[s.own])
         norms.append(optimizer.clip_global_norm(clip, share.sum_squares))
         share.step(optimizer)
-    moved = share.group.ledger.bytes["all_gather"]
+    moved = share.shard_group.ledger.bytes["all_gather"]
     left = sum(s.parameter.grad is not None for s in share.shards)
     return {
         **share.state(),
@@ -209,7 +211,7 @@ def gathered(group, sizes, seed, x, size, order):
     for k, (layer, then) in enumerate(order):
         share.gatherer.need(layer, then=then)
         called = f"after need({layer}, then={then})"
-        answer[f"the weights {called}, call {k},"] = share.shards[layer].flat.vector.copy()
+        answer[f"the weights {called}, call {k},"] = share.shards[layer].whole.vector.copy()
         coming = share.gatherer.coming
         answer[f"the coming layer {called}, call {k},"] = -1 if coming is None else coming
     share.gatherer.wait()

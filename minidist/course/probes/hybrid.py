@@ -122,11 +122,11 @@ class OnMesh(Hybrid):
         model, pp = split(model, axes["tp"]), axes["pp"]
         own = nn.Sequential([model.layers[k] for k in layers[at[1]]])
         groups = {name: pp.split(0 if at[1] in ranks else None) for name, ranks in shared.items()}
-        self.pipeline, self.data = OwnLayers(own, pp, groups), axes["dp"]
+        self.pipeline, self.replicas = OwnLayers(own, pp, groups), axes["dp"]
         self.tp_sums = axes["tp"]
-        self.cp = self.ep = group.split(group.rank)
+        self.cp = self.expert_group = group.split(group.rank)
         self.positions, self.same_experts, self.experts = zigzag, axes["dp"], []
-        self.copies = Copies(self.runs(), own.parameters())
+        self.copies = Copies(self.copied_slices(), own.parameters())
 
 
 def own_part(p, whole):
@@ -192,7 +192,7 @@ def on_mesh(group, shape, config, state, options):
 
 @each_rank("shape", prod)
 def backward(group, shape, config, state, options, tokens, targets, seed, step, examples):
-    """Leave a batch's gradients; say whether a second one on top of them is refused."""
+    """Return a batch's gradients, and whether a second batch on top of them is refused."""
     hybrid = on_mesh(group, shape, config, state, options)
     more = {"seed": seed, "step": step, "examples": examples}
     loss = hybrid.backward(Batch(tokens, targets, **more))

@@ -22,5 +22,5 @@ def properties(source):
     return {
         "properties": np.array(list(found), dtype=str),
         "raised": np.array(list(raised), dtype=str),
-        "said": np.array(list(raised.values()), dtype=str),
+        "messages": np.array(list(raised.values()), dtype=str),
     }

@@ -12,7 +12,7 @@ from minidist.autograd.losses import IGNORED
 from minidist.course.probes import autograd as probes
 from minidist.course.question import Answer, Question, Questions, Random
 from minidist.course.questions.arrays import ask, like_the_package
-from minidist.errors import counted
+from minidist.errors import plural
 
 
 def adjoints(rng: Random, about: str, name: str, *inputs: list, **options) -> Question:
@@ -198,7 +198,7 @@ def cross_entropy(rng: Random) -> Questions:
             targets[0, 1:] = IGNORED
         whole = targets.size + int(rng.integers(1, 9))  # of the batch that these are a part of
         x = [far_apart(rng, *shape) if large else rng.standard_normal(shape) for _ in range(2)]
-        about = f"X{list(shape)} of a batch of {counted(whole, 'target')}"
+        about = f"X{list(shape)} of a batch of {plural(whole, 'target')}"
         about += ", rows near +-1000" if large else ""
         about += ", 2 IGNORED" if len(shape) == 3 else ""
         options = {"targets": targets, "reduction_size": float(whole)}
@@ -208,14 +208,14 @@ def cross_entropy(rng: Random) -> Questions:
 # 1.7
 
 
-def put_off(rng: Random, passes: int, together: bool) -> Question:
+def deferred_in_passes(rng: Random, passes: int, together: bool) -> Question:
     """Ask for the gradients of a weight, a bias, and a weight that two layers share."""
     shapes = [[int(n) for n in rng.integers(1, 4, 2)] for _ in range(3)]
     kinds = [(0, "product"), (1, "thunk"), (2, "product"), (2, "product"), (1, "none")]
     given = [[contribution(rng, i, kind, shapes[i]) for i, kind in kinds] for _ in range(passes)]
     given[-1].append(contribution(rng, 2, "array", shapes[2]))
     how = "together" if together else "each by itself"
-    about = f"{counted(passes, 'pass')}, delivered {how}"
+    about = f"{plural(passes, 'pass')}, delivered {how}"
     return ask(about, probes.later, shapes=shapes, passes=given, together=together)
 
 
@@ -235,8 +235,8 @@ def deferred(rng: Random) -> Questions:
     pairs = [[rng.standard_normal((n, I)), rng.standard_normal((n, J))] for n in rows]
     yield ask(f"the sum of products of {rows} rows", probes.one_product, pairs=pairs)
     for passes in (1, int(rng.integers(2, 5))):
-        yield put_off(rng, passes, together=False)
-        yield put_off(rng, passes, together=True)
+        yield deferred_in_passes(rng, passes, together=False)
+        yield deferred_in_passes(rng, passes, together=True)
 
 
 QUESTIONS = {

@@ -12,7 +12,7 @@ import numpy as np
 from minidist.course.probes import collectives as probes
 from minidist.course.question import Answer, Question, Questions, Random
 from minidist.course.questions.arrays import ask, by_rank, like_the_package
-from minidist.errors import counted
+from minidist.errors import plural
 
 exactly = partial(like_the_package, bound=0.0)
 
@@ -24,7 +24,7 @@ def star(rng: Random) -> Questions:
     for size in (1, 2, int(rng.integers(3, 6))):
         root = int(rng.integers(size))
         pieces = [rng.standard_normal((int(rng.integers(0, 4)), 2)) for _ in range(size)]
-        about = f"{counted(size, 'rank')}, root {root}, pieces of {[len(p) for p in pieces]} rows"
+        about = f"{plural(size, 'rank')}, root {root}, pieces of {[len(p) for p in pieces]} rows"
         yield ask(about, probes.star, exactly, root=root, pieces=pieces)
     for op in ("add", "subtract", "maximum"):
         yield in_rank_order(op, rng.standard_normal((int(rng.integers(1, 5)), 3)))
@@ -33,7 +33,7 @@ def star(rng: Random) -> Questions:
 
 
 def in_rank_order(op: str, pieces: np.ndarray) -> Question:
-    about = f"{counted(len(pieces), 'piece')}, np.{op}, in rank order"
+    about = f"{plural(len(pieces), 'piece')}, np.{op}, in rank order"
     return ask(about, probes.reduce_pieces, exactly, op=op, pieces=list(pieces))
 
 
@@ -44,7 +44,7 @@ def all_to_all(rng: Random) -> Questions:
     for size in (1, 2, int(rng.choice([3, 5])), 4):
         lengths = rng.integers(0, 4, (size, size))
         pieces = [[rng.standard_normal(n) for n in row] for row in lengths]
-        about = f"{counted(size, 'rank')}, pieces of {lengths.tolist()}"
+        about = f"{plural(size, 'rank')}, pieces of {lengths.tolist()}"
         yield ask(about, probes.all_to_all, one_sender_each, pieces=pieces)
 
 
@@ -68,7 +68,7 @@ def all_reduce(algorithm: str, op: str, arrays: list[np.ndarray]) -> Question:
     N, x = len(arrays), arrays[0]
     most = 2 * (N - 1) * ceil(x.size / N) * x.itemsize if algorithm != "tree" else None
     judge = partial(the_same_bits_everywhere, most=most)
-    about = f"{counted(N, 'rank')}, {counted(x.size, 'element')} of {x.dtype}, np.{op}"
+    about = f"{plural(N, 'rank')}, {plural(x.size, 'element')} of {x.dtype}, np.{op}"
     return ask(about, probes.all_reduce, judge, algorithm=algorithm, op=op, arrays=arrays)
 
 

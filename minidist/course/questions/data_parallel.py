@@ -11,7 +11,7 @@ import numpy as np
 from minidist.course.probes import data_parallel as probes
 from minidist.course.question import Answer, Question, Questions, Random
 from minidist.course.questions.arrays import ask
-from minidist.errors import counted
+from minidist.errors import plural
 
 
 def problem(rng: Random, counts: list[int]) -> dict:
@@ -42,12 +42,12 @@ def dealing(rng: Random) -> Questions:
         examples = rng.permutation(int(rng.integers(5, 12)))
         if size == 4:
             examples = examples[: int(rng.integers(1, 3))]
-        about = f"{counted(len(examples), 'example')} for {counted(size, 'rank')}"
+        about = f"{plural(len(examples), 'example')} for {plural(size, 'rank')}"
         yield ask(about, probes.parts, examples=examples, size=size)
     for batch, size, micro_batches in ((4, 1, 1), (5, 2, 1), (3, 2, 3), (50, 3, 2)):
         n, seed = int(rng.integers(10, 20)), int(rng.integers(1000))
-        about = f"{n} examples in batches of {batch}, {counted(size, 'rank')}, "
-        about += counted(micro_batches, "micro-batch")
+        about = f"{n} examples in batches of {batch}, {plural(size, 'rank')}, "
+        about += plural(micro_batches, "micro-batch")
         given = {"examples": n, "batch": batch, "seed": seed, "size": size}
         yield ask(about, probes.dealt, **given, micro_batches=micro_batches, epochs=2)
 
@@ -139,7 +139,7 @@ def overlapped(rng: Random, given: dict, micro_batches: int) -> Question:
     buckets = runs(sorted({0, count, int(rng.integers(1, count))}))
     moved = micro_batches > 1
     about = f"shards of {given['counts']} examples in "
-    about += f"{counted(micro_batches, 'micro-batch')}, buckets {buckets}"
+    about += f"{plural(micro_batches, 'micro-batch')}, buckets {buckets}"
     about += ", gradients outside of the flat vector" if moved else ""
     given = given | {"micro_batches": micro_batches, "moved": moved, "buckets": buckets}
     return ask(about, probes.overlapped, **given)
@@ -159,7 +159,7 @@ def reduced(
     given: dict, stage: int, micro_batches: int, shards: int, frozen: list[str] | None = None
 ) -> Question:
     about = f"stage {stage}, shards of {given['counts']} examples, "
-    about += f"{counted(micro_batches, 'micro-batch')}, {counted(shards, 'shard')}"
+    about += f"{plural(micro_batches, 'micro-batch')}, {plural(shards, 'shard')}"
     about += ", a frozen weight" if frozen else ""
     given = given | {"frozen": frozen or [], "shards": shards}
     return ask(about, probes.reduced_to_shards, **given, stage=stage, micro_batches=micro_batches)
@@ -187,7 +187,7 @@ def updated(rng: Random, stage: int, size: int) -> Question:
     steps = [[rng.standard_normal(layer.flat.size) for layer in layers] for _ in range(2)]
     norms = [float(np.sqrt(sum((g**2).sum() for g in step))) for step in steps]
     given |= {"steps": steps, "clip": min(norms) * float(rng.uniform(0.5, 0.8))}
-    about = f"stage {stage}, {counted(size, 'rank')}, two steps, clipped"
+    about = f"stage {stage}, {plural(size, 'rank')}, two steps, clipped"
     return ask(about, probes.updated, **given)
 
 
@@ -207,7 +207,7 @@ def gathered(rng: Random, size: int, jump: bool) -> Question:
         sizes, order = [*sizes, 3][:4], [[2, 1], [0, 1], [1, 2], [2, 3]]
     else:  # as backward does
         order = [[k, k - 1] for k in reversed(range(len(sizes) - 1))]
-    about = f"{counted(size, 'rank')}, {len(sizes) - 1} layers, then need {order}"
+    about = f"{plural(size, 'rank')}, {len(sizes) - 1} layers, then need {order}"
     given = {"seed": drawn["seed"], "x": drawn["x"], "size": size, "order": order}
     return ask(about, probes.gathered, sizes=sizes, **given)
 

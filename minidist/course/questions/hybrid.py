@@ -12,7 +12,7 @@ from minidist import nn
 from minidist.course.probes import hybrid as probes
 from minidist.course.question import Answer, Question, Questions, Random
 from minidist.course.questions.arrays import ask, by_rank, like_the_package
-from minidist.errors import counted
+from minidist.errors import plural
 from minidist.pipeline_parallel import programs
 from minidist.pipeline_parallel.holders import holders
 from minidist.pipeline_parallel.partition import cut_of
@@ -120,7 +120,7 @@ def through_a_pipeline(rng: Random, N: int, options: dict, m: int, batches: int)
     config, model = drawn(rng, 2 if N * options.get("chunks", 1) < 4 else 3, True)
     B, T = int(rng.integers(1, 4)), int(rng.integers(2, 7))
     tokens, targets = rng.integers(0, config["vocab"], (2, B, T))
-    about = f"tied, {counted(N, 'stage')}, {flags(options)}, {counted(batches, 'batch')} of {B}"
+    about = f"tied, {plural(N, 'stage')}, {flags(options)}, {plural(batches, 'batch')} of {B}"
     given: dict = {"N": N, "config": config, "state": model.state(), "options": options}
     given |= {"tokens": tokens, "targets": targets, "m": m, "batches": batches}
     return ask(about, probes.pipeline, **given)
@@ -173,8 +173,8 @@ def deals(rng: Random) -> Questions:
         given: dict = {"shape": shape, "m": m, "losses": every}
         given |= {"tokens": tokens, "targets": targets}
         given["examples"] = rng.permutation(40)[:B] if m > 1 else None
-        about = f"what the pipeline is given, {on(shape)}, {counted(B, 'example')}, "
-        yield ask(about + counted(m, "micro-batch"), probes.dealt, **given, old=False)
+        about = f"what the pipeline is given, {on(shape)}, {plural(B, 'example')}, "
+        yield ask(about + plural(m, "micro-batch"), probes.dealt, **given, old=False)
     given = {"shape": (2, 1, 1), "m": 1, "losses": [1.0, 2.0], "examples": None}
     given |= {"tokens": tokens, "targets": targets}
     yield ask("a gradient is there", probes.dealt, **given, old=True)
@@ -194,7 +194,7 @@ def backward(rng: Random) -> Questions:
             "examples": rng.permutation(50)[:B],
         }
         given |= {"seed": int(rng.integers(99)), "step": int(rng.integers(9))}
-        about = f"{on(shape)}, {counted(B, 'example')}, {flags(options)}"
+        about = f"{on(shape)}, {plural(B, 'example')}, {flags(options)}"
         yield ask(about, probes.backward, sent_once, **given)
 
 

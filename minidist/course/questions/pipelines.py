@@ -14,7 +14,7 @@ from minidist.course.probes import pipelines as probes
 from minidist.course.question import Answer, Question, Questions, Random
 from minidist.course.questions.arrays import ask, by_rank, like_the_package
 from minidist.course.questions.schedules import Promise, fault, scheduled, times
-from minidist.errors import Deadlock, counted
+from minidist.errors import Deadlock, plural
 from minidist.pipeline_parallel import add_communication, programs
 from minidist.pipeline_parallel.actions import SendActivation, SendGradient, Transfer, other_end
 from minidist.pipeline_parallel.partition import cut_of
@@ -79,7 +79,7 @@ def interleaved(rng: Random) -> Questions:
         yield scheduled("interleaved", p, m, t, promise, v)
     p = int(rng.integers(3, 6))
     m = p * int(rng.integers(1, 4)) + int(rng.integers(1, p))  # which make no groups of p
-    about = f"{counted(p, 'rank')}, {counted(m, 'micro-batch')}, 2 chunks"
+    about = f"{plural(p, 'rank')}, {plural(m, 'micro-batch')}, 2 chunks"
     yield ask(about, probes.refusal, name="interleaved", p=p, m=m, chunks=2)
 
 
@@ -115,7 +115,7 @@ def some_programs(rng: Random) -> Iterator[tuple[str, Programs, int]]:
 
 
 def described(what: str, made: Programs, m: int) -> str:
-    return f"{what}, {counted(len(made), 'rank')}, {counted(m, 'micro-batch')}"
+    return f"{what}, {plural(len(made), 'rank')}, {plural(m, 'micro-batch')}"
 
 
 def transfers(rng: Random) -> Questions:
@@ -170,7 +170,7 @@ def trained(rng: Random, what: str, made: Programs, m: int) -> Question:
     state = {n: rng.standard_normal(q.shape) for n, q in model.named_parameters().items()}
     B = int(rng.integers(m // 2, 2 * m + 1)) or 1  # some micro-batches may be empty
     return ask(
-        f"{described(what, made, m)}, {counted(B, 'example')}",
+        f"{described(what, made, m)}, {plural(B, 'example')}",
         probes.train,
         **rows(with_transfers(made)),
         sizes=widths,

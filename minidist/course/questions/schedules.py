@@ -10,7 +10,7 @@ from typing import NamedTuple
 from minidist.course.probes import pipelines as probes
 from minidist.course.question import Answer, Question, Random
 from minidist.course.questions.arrays import ask, by_rank
-from minidist.errors import counted
+from minidist.errors import plural
 from minidist.pipeline_parallel import validate
 from minidist.pipeline_parallel.placement import Programs, looped
 from minidist.planning import simulate
@@ -49,7 +49,7 @@ class Promise(NamedTuple):
 
 def scheduled(name: str, p: int, m: int, t: Times, promise: Promise, chunks: int = 1) -> Question:
     """Ask for a schedule that keeps its paper's promise."""
-    about = f"{counted(p, 'rank')}, {counted(m, 'micro-batch')}"
+    about = f"{plural(p, 'rank')}, {plural(m, 'micro-batch')}"
     about += f", {chunks} chunks" if chunks > 1 else ""
     judge = partial(keeps, promise=promise, placement=looped(p, chunks), m=m, t=t)
     return ask(about, probes.schedule, judge, name=name, p=p, m=m, chunks=chunks)

@@ -9,7 +9,7 @@ from minidist import nn
 from minidist.course.probes import splits as probes
 from minidist.course.question import Question, Questions, Random
 from minidist.course.questions.arrays import ask
-from minidist.errors import counted
+from minidist.errors import plural
 from minidist.verify.strategies.cases import random_weights
 
 
@@ -57,7 +57,7 @@ def one_pair(rng: Random, name: str, N: int, axis: int) -> Question:
         held(rng, layout, N, (B, C), at)
         for layout, at in zip(LAYOUTS[name], (axes[-1:], axes[:1]), strict=True)
     )
-    about = f"{name}{along}, {counted(N, 'rank')}, X[{B}, {C}]"
+    about = f"{name}{along}, {plural(N, 'rank')}, X[{B}, {C}]"
     return ask(about, probes.pair, name=name, xs=xs, grads=grads, axes=axes)
 
 
@@ -102,7 +102,7 @@ def columns(rng: Random) -> Questions:
             options = {"columns": own}
         grad = rng.standard_normal((B, F))
         yield ask(
-            f"{case}, {counted(N, 'rank')}, weight [{C}, {F}], X[{B}, {C}]",
+            f"{case}, {plural(N, 'rank')}, weight [{C}, {F}], X[{B}, {C}]",
             probes.linear,
             kind="columns",
             state=linear_state(rng, C, F, case != "no bias"),
@@ -121,7 +121,7 @@ def rows(rng: Random) -> Questions:
         C, F, B = N * int(rng.integers(2, 4)), int(rng.integers(2, 6)), int(rng.integers(1, 5))
         x = rng.standard_normal((B, C))
         yield ask(
-            f"{case}, {counted(N, 'rank')}, weight [{C}, {F}], X[{B}, {C}]",
+            f"{case}, {plural(N, 'rank')}, weight [{C}, {F}], X[{B}, {C}]",
             probes.linear,
             kind="rows",
             state=linear_state(rng, C, F, case != "no bias"),
@@ -145,7 +145,7 @@ def heads(rng: Random) -> Questions:
         drawn = layer.named_parameters().items()
         state = {name: rng.standard_normal(p.shape) for name, p in drawn}
         x, grad = rng.standard_normal((2, B, T, H * D))
-        about = f"{counted(N, 'rank')}, {H} heads of width {D}, X[{B}, {T}, {H * D}]"
+        about = f"{plural(N, 'rank')}, {H} heads of width {D}, X[{B}, {T}, {H * D}]"
         yield ask(about, probes.attention, N=N, heads=H, state=state, x=x, grad=grad)
     N = int(rng.integers(2, 4))
     H = N * int(rng.integers(1, 3)) + 1
@@ -169,7 +169,7 @@ def embedded(rng: Random, N: int, V: int) -> Question:
     C, B, T = int(rng.integers(1, 4)), int(rng.integers(1, 4)), int(rng.integers(1, 5))
     tokens = rng.integers(0, V, (B, T))
     tokens[0, 0] = V - 1
-    about = f"embedding, {counted(N, 'rank')}, {counted(V, 'word')}, tokens [{B}, {T}]"
+    about = f"embedding, {plural(N, 'rank')}, {plural(V, 'word')}, tokens [{B}, {T}]"
     weight, grad = rng.standard_normal((V, C)), rng.standard_normal((B, T, C))
     return ask(about, probes.embedding, N=N, weight=weight, tokens=tokens, grad=grad)
 
@@ -177,7 +177,7 @@ def embedded(rng: Random, N: int, V: int) -> Question:
 def product(rng: Random, N: int, V: int, transposed: bool) -> Question:
     (B, T, C), each = ints(rng, 1, 4, 3), -(-V // N)
     return ask(
-        f"head, {counted(N, 'rank')}, X[{B}, {T}, {C}]" + (", transposed" if transposed else ""),
+        f"head, {plural(N, 'rank')}, X[{B}, {T}, {C}]" + (", transposed" if transposed else ""),
         probes.head,
         x=rng.standard_normal((B, T, C)),
         weights=list(rng.standard_normal((N, each, C) if transposed else (N, C, each))),
@@ -191,8 +191,8 @@ def losses(rng: Random, N: int, V: int) -> Question:
     real = 3 * rng.standard_normal((B, T, V)) + 800 * rng.choice([-1, 0, 1], (B, T, 1))
     padding = [(0, 0), (0, 0), (0, each * N - V)]
     logits = np.pad(real, padding, constant_values=900.0)  # more than any real one
-    about = f"cross-entropy, {counted(N, 'rank')}, {counted(V, 'word')}, "
-    about += f"{counted(each * N - V, 'column')} of padding, "
+    about = f"cross-entropy, {plural(N, 'rank')}, {plural(V, 'word')}, "
+    about += f"{plural(each * N - V, 'column')} of padding, "
     about += f"logits from {real.min():.0f} to {real.max():.0f}"
     return ask(
         about,
@@ -210,7 +210,7 @@ def losses(rng: Random, N: int, V: int) -> Question:
 
 def sequence(rng: Random) -> Questions:
     for T, N in ((6, 3), (8, 4), (5, 1), (7, 2)):
-        yield ask(f"{T} positions over {counted(N, 'rank')}", probes.positions, T=T, N=N)
+        yield ask(f"{T} positions over {plural(N, 'rank')}", probes.positions, T=T, N=N)
     for N in (1, 2, 3):
         yield gathered(rng, N)
         yield scattered_rows(rng, N)
@@ -222,7 +222,7 @@ def sequence(rng: Random) -> Questions:
 def gathered(rng: Random, N: int) -> Question:
     B, T, C, F = int(rng.integers(1, 4)), N * int(rng.integers(1, 4)), *ints(rng, 1, 5, 2)
     return ask(
-        f"GatheredLinear, {counted(N, 'rank')}, X[{B}, {T}/{N}, {C}]",
+        f"GatheredLinear, {plural(N, 'rank')}, X[{B}, {T}/{N}, {C}]",
         probes.gathered,
         xs=np.split(rng.standard_normal((B, T, C)), N, axis=1),
         weight=rng.standard_normal((C, F)),
@@ -234,7 +234,7 @@ def gathered(rng: Random, N: int) -> Question:
 def scattered_rows(rng: Random, N: int) -> Question:
     B, T, C, F = (n * k for n, k in zip(ints(rng, 1, 4, 4), (1, N, N, 1), strict=True))
     return ask(
-        f"SequenceRowLinear, {counted(N, 'rank')}, X[{B}, {T}, {C}/{N}]",
+        f"SequenceRowLinear, {plural(N, 'rank')}, X[{B}, {T}, {C}/{N}]",
         probes.linear,
         kind="sequence rows",
         state=linear_state(rng, C, F, bias=True),
@@ -247,7 +247,7 @@ def scattered_rows(rng: Random, N: int) -> Question:
 
 def dropped(rng: Random, N: int) -> Question:
     B, T, C, seed = int(rng.integers(1, 4)), N * int(rng.integers(2, 5)), 6, int(rng.integers(99))
-    about = f"SequenceDropout, {counted(N, 'rank')}, X[{B}, {T}/{N}, {C}]"
+    about = f"SequenceDropout, {plural(N, 'rank')}, X[{B}, {T}/{N}, {C}]"
     xs = np.split(rng.standard_normal((B, T, C)), N, axis=1)
     return ask(about, probes.dropped, xs=xs, rate=0.5, seed=seed)
 
@@ -258,8 +258,8 @@ def transformer(rng: Random, N: int, tied: bool, depth: int) -> Question:
     config |= {"dropout": 0.2, "tied": tied}
     model = random_weights(nn.Transformer(**config, dtype="float64"), seed)
     tokens, targets = rng.integers(0, V, (2, B, T))
-    about = f"{'tied' if tied else 'untied'} Transformer, {counted(N, 'rank')}, "
-    about += f"{counted(depth, 'block')}, tokens [{B}, {T}]"
+    about = f"{'tied' if tied else 'untied'} Transformer, {plural(N, 'rank')}, "
+    about += f"{plural(depth, 'block')}, tokens [{B}, {T}]"
     given = {"N": N, "config": config, "state": model.state(), "seed": seed}
     return ask(about, probes.transformer, **given, tokens=tokens, targets=targets)
 

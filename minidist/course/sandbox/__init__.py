@@ -205,7 +205,7 @@ def module(path: str) -> str:
 
 
 def _none(number: int, scratch: Path, ended: str) -> str:
-    """Say why there is no answer."""
+    """Describe why there is no answer."""
     if number == 0 or os.path.lexists(scratch / str(number - 1)):
         place = contents(scratch / "place", 2000) if ended.startswith("stopped after") else None
         where = (place or b"")[:2000].decode("utf-8", "replace").strip()

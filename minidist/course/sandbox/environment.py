@@ -37,7 +37,8 @@ def folders() -> tuple[str, ...]:
 def open_to_all() -> str:
     """Return a folder for temporary files; for root, one that other users can enter."""
     places = [tempfile.gettempdir(), "/tmp", "/var/tmp"]
-    for place in places if os.geteuid() == 0 else []:
-        if all(folder.stat().st_mode & 1 for folder in [Path(place), *Path(place).parents]):
-            return place
+    if os.geteuid() == 0:
+        for place in places:
+            if all(folder.stat().st_mode & 1 for folder in [Path(place), *Path(place).parents]):
+                return place
     return places[0]

@@ -123,7 +123,7 @@ def measure_rates(
     return Rates(dict(curves), delay, cores)
 
 
-def cores_had(group: Group, seconds: float = 0.02) -> float:
+def cores_had(group: Group) -> float:
     """Return how many cores the ranks have together while all of them compute.
 
     At most one each. Fewer than the machine has, if other programs want them, too.
@@ -131,7 +131,7 @@ def cores_had(group: Group, seconds: float = 0.02) -> float:
     x = np.full((64, 64), 0.5)
     group.barrier()
     start, used = perf_counter(), thread_time()
-    while thread_time() - used < seconds:
+    while thread_time() - used < 0.02:
         x @ x
     share = (thread_time() - used) / (perf_counter() - start)
     return float(group.all_reduce(np.array(min(1.0, share))))

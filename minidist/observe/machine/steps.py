@@ -21,7 +21,7 @@ EXAMPLES = {nn.CNN: 8, nn.Siamese: 128, nn.MLP: 32}  # how often a batch of thes
 WORKLOAD = {"B": 16, "T": 32, "C": 64, "H": 8, "L": 6, "V": 128}  # of the Transformer
 
 
-class Stopwatch(Watch):
+class StepTimes(Watch):
     """A watch that looks at nothing but the clock: when a step begins and when it is done."""
 
     def __init__(self, group: Group, now: Callable = perf_counter):
@@ -77,7 +77,7 @@ def in_turns(
     rates, found = [], []
     with threadpool_limits(1):
         for _ in range(repeats):
-            watch = Stopwatch(group)
+            watch = StepTimes(group)
             STRATEGIES[name].step(group, copy.deepcopy(case), watch)
             found.append(watch.seconds)
             rates.append(measure_rates(group, wanted, repeats=1))

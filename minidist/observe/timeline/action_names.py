@@ -9,7 +9,8 @@ import re
 
 from minidist.events import Event
 from minidist.observe.tracks import Tracks
-from minidist.pipeline_parallel.actions import Action, Reduce, action_of
+from minidist.pipeline_parallel.actions import Action, Reduce
+from minidist.pipeline_parallel.words import read_action
 
 MEANINGS = {
     "F": "forward",
@@ -19,18 +20,13 @@ MEANINGS = {
     "U": "update",
     "R": "sum over ranks",
 }
-PATTERN = re.compile(r"(?:([FBIWU])(\d+)|R)(?:\.(\d+))?", re.ASCII)
 
 
 def actions(name: str) -> list[Action]:
     """Return the actions that an event's name lists; none if it names something else."""
-    found = []
-    for word in name.split(" "):
-        if (match := PATTERN.fullmatch(word)) is None:
-            return []
-        sign, number, chunk = match.groups()
-        found.append(action_of(sign, number, int(chunk or 0)))
-    return found
+    words = name.split(" ")
+    found = [action for word in words if (action := read_action(word))]
+    return found if len(found) == len(words) else []
 
 
 def kind(name: str) -> str:

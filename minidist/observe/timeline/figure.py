@@ -81,21 +81,21 @@ def draw(log: EventLog, title: str | None = None) -> Any:
         _number(figure, axes, [bar for bar in bars if bar.meaning != "communication"], factor)
     else:
         for bar in bars:
-            _write(figure, axes, bar, factor)
+            _write(axes, bar, factor)
     return figure
 
 
-def draw_into(axes, log: EventLog, size: float = 8) -> None:
+def draw_into(axes, log: EventLog) -> None:
     """Draw a program without transfers into axes, one of several: a row per rank, bars numbered.
 
-    A later chunk's bars are lower, which is visible in print, too. size: of the numbers, in points.
+    A later chunk's bars are lower, which is visible in print, too.
     """
     for event in log.events:
         (action,) = actions(event.name)
         height = 0.6 if action.chunk else 0.86
         bar = Bar(event.rank + 0.86 - height, height, event, meaning(event))
         _fill(axes, [bar], 0.5, 1)
-        _centred(axes, bar, str(action.micro_batch), size, 1)
+        _centred(axes, bar, str(action.micro_batch), 8, 1)
     ranks = sorted({event.rank for event in log.events})
     axes.set_yticks([rank + 0.43 for rank in ranks], [f"rank {rank}" for rank in ranks], fontsize=9)
     axes.tick_params(axis="y", length=0)
@@ -244,12 +244,14 @@ def _number(figure, axes, bars: list[Bar], factor) -> None:
         _centred(axes, bar, words, size, factor)
 
 
-def _write(figure, axes, bar: Bar, factor) -> None:
+def _write(axes, bar: Bar, factor) -> None:
     """Write the longest text that fits into an event's bar: name and bytes, name, or kind."""
     e, room = bar.event, _room(axes, bar, factor)
+    if room <= 6:
+        return
     communicates = bar.meaning == "communication"
     texts = [f"{e.name}, {bytes_text(e.bytes)}"] if communicates and e.bytes else []
-    for words in [*texts, e.name, kind(e.name)] if room > 6 else []:
+    for words in [*texts, e.name, kind(e.name)]:
         written = _centred(axes, bar, words, 8, factor)
         if communicates:
             written.set_bbox({"facecolor": bar.color, "edgecolor": "none", "pad": 1})

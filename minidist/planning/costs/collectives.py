@@ -26,7 +26,7 @@ def all_reduce_bytes(
         elements = [2 * n - sizes[(r + 1) % N] - sizes[(r + 2) % N] for r in range(N)]
         elements = elements if N > 1 else [0]
     elif algorithm == "tree":
-        elements = [n * (_children(r, N) + (r > 0)) for r in range(N)]
+        elements = [n * (_children(r, N) + (1 if r else 0)) for r in range(N)]
     elif algorithm == "halving_doubling":
         elements = [_halving_doubling(n, N, r) for r in range(N)]
     elif algorithm == "hierarchical":

@@ -98,12 +98,14 @@ def ring_keeps(C: int, H: int, held: list[Positions]) -> list[tuple[int, int]]:
 
 
 def ulysses_keeps(C: int, H: int, held: list[Positions]) -> list[tuple[int, int]]:
-    """Return the same: Q, K, V and what else attention keeps of its heads, O of its positions.
+    """Return, per rank and example, the numbers that Ulysses keeps, and its multiply-adds.
 
+    Q, K, V and what else attention keeps of the rank's heads, O of its positions.
     O is kept a second time, of the heads, where probabilities are computed again in backward.
     """
     T, N = held[0].length, len(held)
-    of_heads = ((3 + (T > attention.WHOLE)) * T * C + H * kept_scores(T)) // N
+    vectors = 4 if T > attention.WHOLE else 3
+    of_heads = (vectors * T * C + H * kept_scores(T)) // N
     return [(of_heads + len(own) * C, 2 * C * computed_scores(T) // N) for own in held]
 
 

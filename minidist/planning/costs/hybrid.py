@@ -134,7 +134,7 @@ def held_bytes(case: Workload, tp: int) -> dict[str, int]:
     whole = set(tensor.repeated(named))
     held = {n: ITEMSIZE * p.size * (tp if n in whole else 1) for n, p in named.items()}
     held |= {n: ITEMSIZE * C * tp * ceil(named[n].size // C / tp) for n in tensor.vocabulary(named)}
-    return {n: size * named[n].requires_grad for n, size in held.items()}
+    return {n: size if named[n].requires_grad else 0 for n, size in held.items()}
 
 
 def attention_bytes(case: Workload, s: MeshSplit) -> list[tuple[int, int]]:

@@ -73,7 +73,13 @@ def activations(size: TransformerSize, plan: Plan, rank: int, kept: Kept) -> int
     stages = stages_of(size, plan, rank)
     held, more = [], []  # of each chunk, per micro-batch
     for embedding, blocks, head in stages:
-        held.append(embedding * kept.embedding + blocks * kept.block + head * kept.head)
-        more.append((embedding + head) * kept.deferred_end + blocks * kept.deferred_block)
+        held.append(blocks * kept.block)
+        more.append(blocks * kept.deferred_block)
+        if embedding:
+            held[-1] += kept.embedding
+            more[-1] += kept.deferred_end
+        if head:
+            held[-1] += kept.head
+            more[-1] += kept.deferred_end
     points = in_flight(plan.schedule, plan.pp, plan.micro_batches, plan.chunks)[rank]
     return peak_of(points, held + more) + (kept.once if any(s.blocks for s in stages) else 0)

@@ -1,11 +1,9 @@
 """What parameter servers and their workers move and hold.  The first ranks serve."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from minidist import nn
 from minidist.planning.costs.cost import Cost, Workload, cost_of, positions_of, whole_layers
 
 
@@ -44,19 +42,3 @@ def parameter_server_bytes(
     rests = sum(count > 0 and (count - 1) % n_push > 0 for count in steps)
     heads = 16 * servers * (pulls + pushes + len(steps) + sum(steps))
     return heads + 8 * servers * pulls + itemsize * n * (pulls + pushes + rests)
-
-
-def sparse_push_bytes(model: nn.Module, touched: Mapping[str, int]) -> int:
-    """Return the bytes of a sparse push to one server: 8 per row that is sent, and its elements.
-
-    touched  {table: rows that are not zero}, by name; of all other parameters every row is sent,
-             and a vector is one row
-
-    A dense push has itemsize bytes per element. So a zero row of a table[V, C] saves C itemsize,
-    and each row that is sent costs 8 bytes more.
-    """
-    total = 0
-    for p in (p for p in model.parameters() if p.requires_grad):
-        width = p.shape[-1] if len(p.shape) > 1 else p.size
-        total += touched.get(str(p.name), p.size // width) * (8 + p.dtype.itemsize * width)
-    return total

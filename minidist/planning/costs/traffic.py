@@ -33,25 +33,23 @@ WHOLE = 8  # bytes of a whole number
 Sent = dict[str, tuple[int, int]]
 
 
-def traffic(size: TransformerSize, plan: Plan, batch: int, per_parameter: int = 16) -> Sent:
+def traffic(size: TransformerSize, plan: Plan, batch: int) -> Sent:
     """Return {axis: (bytes that the busiest rank sends in a step, operations it takes part in)}.
 
     An operation is a collective; on pp and cp, a message. The busiest rank of one axis need not be
     that of another.
     """
-    each = [sent(size, plan, batch, r, per_parameter) for r in range(plan.pp)]
+    each = [sent(size, plan, batch, r) for r in range(plan.pp)]
     return {axis: max(own[axis] for own in each) for axis in each[0]}
 
 
-def sent(
-    size: TransformerSize, plan: Plan, batch: int, rank: int = 0, per_parameter: int = 16
-) -> Sent:
-    """Return the same for a rank 0 to pp - 1 of the pipeline; on the other axes all are alike."""
+def sent(size: TransformerSize, plan: Plan, batch: int, rank: int = 0) -> Sent:
+    """Return {axis: (bytes, operations)} of rank 0 to pp - 1; ranks differ on pp only."""
     check_split(size, plan)
     rows = micro_batch(plan, batch) * positions(size, plan)
     found = {
-        "dp": over_data(size, plan, rank, per_parameter),
-        "pp": over_pipeline(size, plan, rank, rows, per_parameter),
+        "dp": over_data(size, plan, rank),
+        "pp": over_pipeline(size, plan, rank, rows),
         "tp": over_tensor(size, plan, rank, rows),
         "cp": over_context(size, plan, rank, rows),
         "ep": over_experts(size, plan, rank, rows),
@@ -64,34 +62,39 @@ def passes(size: TransformerSize, plan: Plan, rank: int) -> int:
     return plan.micro_batches * sum(stage.blocks for stage in stages_of(size, plan, rank))
 
 
+def forwards(plan: Plan) -> int:
+    """Return how often a block runs forward per pass: twice if all of it is recomputed."""
+    return 2 if plan.recompute == "full" else 1
+
+
 def over_tensor(size: TransformerSize, plan: Plan, rank: int, rows: int) -> tuple[Fraction, int]:
     if plan.tp == 1:
         return Fraction(0), 0
-    C, m, full = size.width, plan.micro_batches, plan.recompute == "full"
-    stages, blocks = stages_of(size, plan, rank), passes(size, plan, rank)
-    embedding, head = (any(column) for column in list(zip(*stages, strict=True))[::2])
+    C, m, stages = size.width, plan.micro_batches, stages_of(size, plan, rank)
+    blocks = passes(size, plan, rank)
+    embeddings = sum(1 for stage in stages if stage.embedding)
+    heads = sum(1 for stage in stages if stage.head)
     chosen = size.top_k if size.experts else 1
     parts = -(-size.experts // plan.ep) if size.experts else 1  # an expert has its own f and g
-    if plan.sequence:
-        per_block, operations = 5 * (1 + chosen) + 2 * (1 + chosen) * full, 5 * (1 + parts)
-        ends, at_ends = 2 * embedding + 3 * head, 2 * embedding + 3 * head
-    else:
-        per_block, operations = 4 * (1 + chosen) + 2 * (1 + chosen) * full, 2 * (1 + parts)
-        ends, at_ends = 2 * embedding + 2 * head, embedding + head
-    operations += (2 if plan.sequence else 1) * (1 + parts) * full
-    moved = (per_block * blocks + ends * m) * rows * C * plan.itemsize + head * m * 6 * rows * 4
-    count = operations * blocks + (at_ends + 3 * head) * m
+    if plan.sequence:  # two operations forward, three in backward
+        sizes = operations = 2 * forwards(plan) + 3
+        ends = at_ends = 2 * embeddings + 3 * heads
+    else:  # an all_reduce each way, of twice the bytes
+        sizes, operations = 2 * forwards(plan) + 2, forwards(plan) + 1
+        ends, at_ends = 2 * embeddings + 2 * heads, embeddings + heads
+    moved = (sizes * (1 + chosen) * blocks + ends * m) * rows * C * plan.itemsize
+    moved += heads * m * 6 * rows * 4
+    count = operations * (1 + parts) * blocks + (at_ends + 3 * heads) * m
     if plan.sequence:  # gradients of norms, of biases of split rows, of positions and gates
         held = sum(stage.blocks for stage in stages)
-        own = held * (5 + parts + size.experts) * C + embedding * size.sequence * C + head * 2 * C
+        own = held * (5 + parts + size.experts) * C
+        own += embeddings * size.sequence * C + heads * 2 * C
         moved += 2 * own * plan.itemsize
-        count += held * (5 + parts + bool(size.experts)) + embedding + 2 * head
+        count += held * (5 + parts + (1 if size.experts else 0)) + embeddings + 2 * heads
     return Fraction(plan.tp - 1, plan.tp) * moved, count
 
 
-def over_pipeline(
-    size: TransformerSize, plan: Plan, rank: int, rows: int, per_parameter: int
-) -> tuple[Fraction, int]:
+def over_pipeline(size: TransformerSize, plan: Plan, rank: int, rows: int) -> tuple[Fraction, int]:
     p, m = plan.pp, plan.micro_batches
     if p == 1:
         return Fraction(0), 0
@@ -99,10 +102,10 @@ def over_pipeline(
     rank_of = {k: r for r, held in enumerate(own) for k in held}
     last = len(rank_of) - 1
     ways = [k + step for k in own[rank] for step in (1, -1) if 0 <= k + step <= last]
-    messages = m * sum(rank_of[k] != rank for k in ways)
+    messages = m * sum(1 for k in ways if rank_of[k] != rank)
     moved = messages * message_bytes(size, plan, rows)
     if size.tied and rank_of[0] != rank_of[last] and rank in (rank_of[0], rank_of[last]):
-        return moved + tied_bytes(size, plan, per_parameter), messages + 1
+        return moved + tied_bytes(size, plan), messages + 1
     return moved, messages
 
 
@@ -111,36 +114,33 @@ def message_bytes(size: TransformerSize, plan: Plan, rows: int) -> Fraction:
     return Fraction(rows * size.width * plan.itemsize, plan.tp if plan.sequence else 1)
 
 
-def tied_bytes(size: TransformerSize, plan: Plan, per_parameter: int = 16) -> int:
+def tied_bytes(size: TransformerSize, plan: Plan) -> int:
     """Return the bytes of the gradient of a tied weight [V/tp, C], with padding."""
-    return BYTES[plan.precision, per_parameter][1] * -(-size.vocab // plan.tp) * size.width
+    return BYTES[plan.precision, 16][1] * -(-size.vocab // plan.tp) * size.width
 
 
 def over_context(size: TransformerSize, plan: Plan, rank: int, rows: int) -> tuple[Fraction, int]:
     """A rank sends n - 1 times its keys and values, and these and their gradients in backward."""
-    others, full = plan.cp - 1, plan.recompute == "full"
-    each = Fraction((6 + 2 * full) * rows * size.width * plan.itemsize, plan.tp)
-    if size.experts:
-        each += WHOLE * size.top_k * rows * (1 + full)  # all choices, for the queues of experts
-    messages = 3 + full + (1 + full) * bool(size.experts)
+    others, messages = plan.cp - 1, 2 + forwards(plan)
+    each = Fraction((4 + 2 * forwards(plan)) * rows * size.width * plan.itemsize, plan.tp)
+    if size.experts:  # all choices, for the queues of experts
+        each += WHOLE * size.top_k * rows * forwards(plan)
+        messages += forwards(plan)
     return passes(size, plan, rank) * others * each, passes(size, plan, rank) * others * messages
 
 
 def over_experts(size: TransformerSize, plan: Plan, rank: int, rows: int) -> tuple[Fraction, int]:
     if not size.experts or plan.ep == 1:
         return Fraction(0), 0
-    full, away = plan.recompute == "full", Fraction(plan.ep - 1, plan.ep)
-    each = (4 + 2 * full) * size.top_k * rows * size.width * plan.itemsize
-    counts = WHOLE * size.experts * (1 + full)  # how many rows will come
-    blocks = passes(size, plan, rank)
-    return blocks * away * (each + counts), blocks * (5 + 3 * full)
+    blocks, away = passes(size, plan, rank), Fraction(plan.ep - 1, plan.ep)
+    each = (2 + 2 * forwards(plan)) * size.top_k * rows * size.width * plan.itemsize
+    counts = WHOLE * size.experts * forwards(plan)  # how many rows will come
+    return blocks * away * (each + counts), blocks * (2 + 3 * forwards(plan))
 
 
-def over_data(
-    size: TransformerSize, plan: Plan, rank: int, per_parameter: int
-) -> tuple[Fraction, int]:
+def over_data(size: TransformerSize, plan: Plan, rank: int) -> tuple[Fraction, int]:
     """Return the bytes of gradients and gathered weights."""
-    w, g, _ = BYTES[plan.precision, per_parameter]
+    w, g, _ = BYTES[plan.precision, 16]
     scatters, gathers = zero_passes(plan.zero, plan.micro_batches)
     elements, layers = shared_elements(plan, layer_parameters(size, plan, rank))
     width = scatters * g + gathers * (w if plan.zero else g)
@@ -154,7 +154,7 @@ def shared_elements(plan: Plan, layers: list[Parameters]) -> tuple[Fraction, int
     """
     n, copies = plan.data, plan.data // plan.ep
     dense, experts = (sum(each) for each in zip(*layers, strict=True))
-    with_experts = sum(layer.experts > 0 for layer in layers) if copies > 1 else 0
+    with_experts = sum(1 for layer in layers if layer.experts) if copies > 1 else 0
     return (
         Fraction(n - 1, n) * dense + Fraction(copies - 1, copies) * experts,
         (len(layers) if n > 1 else 0) + with_experts,

@@ -92,7 +92,10 @@ class TransformerSize:
         return (4 * C * C + 3 * C) // n + 5 * C
 
     def expert_parameters(self, n: int = 1) -> int:
-        """Return those of a feed-forward part, or expert: C 4C + 4C and 4C C split; a bias C."""
+        """Return how many parameters of a feed-forward part, or expert, each of n ranks holds.
+
+        C 4C + 4C and 4C C are split, a bias C is not.
+        """
         C = self.width
         return (8 * C * C + 4 * C) // n + C
 

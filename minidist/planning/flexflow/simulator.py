@@ -135,7 +135,10 @@ class Simulator:
         return numbers
 
     def _backward(self, tasks: TaskGraph, strategy: Strategy, forward: dict) -> dict:
-        """Add the tasks of backward, of ops below which a parameter is; return the same."""
+        """Add the tasks of backward; return {value: the numbers of its tasks}.
+
+        Only of ops below which a parameter is.
+        """
         numbers: dict[str, list[int]] = {}
         for op in reversed(self.graph.ops):
             if gradients := sum(self.learns[name] for name in op.inputs):

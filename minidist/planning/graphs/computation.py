@@ -12,18 +12,9 @@ import numpy as np
 
 from minidist.autograd import Tensor, functions, losses
 from minidist.autograd.functions import layer_norm
-from minidist.planning.graphs.graph import Graph, Op
+from minidist.planning.graphs.graph import Op
 
 Spans = dict[str, tuple[int, int]]
-
-
-def evaluate(graph: Graph, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return all values, on one device; arrays: parameters and inputs, in the graph's shapes."""
-    arrays = dict(arrays)
-    for op in graph.ops:
-        spans = {letter: (0, n) for letter, n in graph.lengths(op).items()}
-        arrays[op.output] = compute(op, [arrays[name] for name in op.inputs], spans)
-    return arrays
 
 
 def compute(op: Op, arrays: list[np.ndarray], spans: Spans) -> np.ndarray:

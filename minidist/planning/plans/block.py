@@ -79,12 +79,12 @@ def waiting(plan: Plan, attention: float, tp: float, ep: float, cp: float) -> di
     Of tp, backward has as much as forward; half more if a split sequence is gathered again. Of cp,
     it has twice as much: keys and values again, and their gradients.
     """
-    full, again = plan.recompute == "full", plan.recompute != "none"
-    one = tp / ((2.5 if plan.sequence else 2) + full)
-    two, ring = ep / (2 + full), cp / (3 + full)
+    forwards, attends = traffic.forwards(plan), 2 if plan.recompute == "none" else 3
+    one = tp / ((1.5 if plan.sequence else 1) + forwards)
+    two, ring = ep / (1 + forwards), cp / (2 + forwards)
     hides = attention * (1 - 1 / plan.cp)
     return {
         "tensor": Times(one, tp - one),
         "experts": Times(two, ep - two),
-        "context": Times(max(0, ring - hides), max(0, cp - ring - (2 + again) * hides)),
+        "context": Times(max(0, ring - hides), max(0, cp - ring - attends * hides)),
     }

@@ -16,7 +16,7 @@ RECOMPUTE = "none", "selective", "full"
 MOST, LARGEST = 10**18, 1e300  # of counts, and of other numbers: sums and products are floats
 PRECISIONS = "mixed", "float32"
 V_SHAPED = tuple(name for name, own in SCHEDULES.items() if own.most_chunks == 2)  # and no fewer
-ASYNCHRONOUS = "pipedream", "pipedream_2bw"
+ASYNCHRONOUS = tuple(name for name, own in SCHEDULES.items() if own.asynchronous)
 EFFICIENCY = 0.58  # of products: the middle of what published runs ask for (published.py)
 
 

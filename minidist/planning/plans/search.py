@@ -11,13 +11,14 @@ still open, by a time that it cannot beat. The first of it is opened:
     dp=8 tp=8 pp=16: 9.1 s   ->   m=64: 9.1 s, m=32: 9.3 s   ->   1f1b: 10.0 s, gpipe: does not fit
 
 So most meshes are never looked into, and most plans never simulated, and still no better one is
-missed. What the bounds ignore is only time that a plan takes besides.
+missed: an open one's bound is the least of all options inside of it, and what a bound ignores is
+only time that a plan takes besides.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
-from itertools import chain, count, product
+from itertools import chain, count, islice, product
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ MESH, MICRO_BATCHES, OPTIONS, SCHEDULE, SIMULATED = range(5)
 
 
 class Open(NamedTuple):
-    """What the heap holds: a plan of which `level` is fixed, and a time that it cannot beat."""
+    """A node of the heap: a plan fixed up to level, and a time that no plan below it beats."""
 
     bound: float
     number: int
@@ -49,25 +50,24 @@ def search(
     machine: Machine,
     batch: int,
     wanted: int = 1,
-    precision: str = "mixed",
     schedules: Iterable[str] | None = None,
+    others: int = 0,
 ) -> list[Estimate]:
-    """Return the `wanted` best plans, simulated, then the others; each says why it is worse.
+    """Return the `wanted` best plans, then the best of `others` other meshes, all simulated.
 
-    After the best come all that fit, by a time that they cannot beat, and all that do not fit. A
-    mesh that was not looked into is one of them, in its fastest form. ValueError if nothing fits.
+    Each says why it is worse. Last come those that do not fit. ValueError if nothing fits.
 
     schedules  that are tried: by default as in `tried`
     """
     check_count("batch", batch)
     check_count("wanted", wanted)
-    found = Search(size, machine, batch, precision, schedules)
+    found = Search(size, machine, batch, schedules)
     best = list(found.best(wanted))
     if not best:
         raise ValueError(found.nothing_fits())
-    others = [*best[1:], *found.others()]
-    slower = [replace(e, why=why_slower(e, best[0])) for e in others if e.fits]
-    return [best[0], *slower, *found.misfits()]
+    slower = [*best[1:], *found.others(others, {mesh_of(e.plan) for e in best})]
+    why = (replace(e, why=why_slower(e, best[0])) for e in slower)
+    return [best[0], *why, *found.misfits()]
 
 
 class Search:
@@ -78,7 +78,6 @@ class Search:
         size: TransformerSize,
         machine: Machine,
         batch: int,
-        precision: str,
         schedules: Iterable[str] | None = None,
     ):
         self.schedules = tried(machine.ranks, schedules)
@@ -86,20 +85,21 @@ class Search:
             raise ValueError("a mesh without a pipeline needs 1f1b; name it among the schedules")
         self.size, self.machine, self.batch, self.numbers = size, machine, batch, count()
         self.too_large: dict[tuple, tuple[Plan, Held, bool]] = {}
-        every = meshes(size, machine.ranks, batch, precision)
-        self.open = [Open(self.least(mesh), next(self.numbers), MESH, mesh) for mesh in every]
+        every = meshes(size, machine.ranks, batch)
+        self.open = [Open(self.least(mesh, MESH), next(self.numbers), MESH, mesh) for mesh in every]
         heapify(self.open)
 
-    def best(self, wanted: int) -> Iterator[Estimate]:
-        """Yield the best plans in order, simulated."""
-        while self.open and wanted:
-            first = heappop(self.open)
+    def best(self, wanted: int, among: list[Open] | None = None) -> Iterator[Estimate]:
+        """Yield the best plans in order, simulated: of this heap, or of all that is open."""
+        heap = self.open if among is None else among
+        while heap and wanted:
+            first = heappop(heap)
             if first.estimate is not None:
                 wanted -= 1
                 yield first.estimate
             else:
                 for inside in self.inside(first.level, first.plan):
-                    heappush(self.open, inside)
+                    heappush(heap, inside)
 
     def inside(self, level: int, plan: Plan) -> Iterator[Open]:
         """Yield what is inside of an open one; keep what does not fit."""
@@ -116,27 +116,32 @@ class Search:
         elif level == MESH:
             for m in micro_batches(self.batch, plan):
                 one = replace(plan, micro_batches=m)
-                yield Open(self.least(one), next(self.numbers), MICRO_BATCHES, one)
+                bound = self.least(one, MICRO_BATCHES)
+                yield Open(bound, next(self.numbers), MICRO_BATCHES, one)
         elif level == MICRO_BATCHES:
             for one in options(self.size, plan):
-                yield Open(self.least(one), next(self.numbers), OPTIONS, one)
+                yield Open(self.least(one, OPTIONS), next(self.numbers), OPTIONS, one)
         else:
             for one in orders(self.size, plan, self.schedules):
                 yield Open(self.step(one).bound(), next(self.numbers), SCHEDULE, one)
 
-    def least(self, plan: Plan) -> float:
-        """Return a time that no schedule beats: the work of the rank that has most.
+    def least(self, plan: Plan, level: int) -> float:
+        """Return a time that nothing inside of an open one beats: the work of its busiest rank.
 
-        It has ceil(L/p) blocks, or a p-th of everything. Fewer micro-batches never take longer, so
-        that a mesh has the time of one micro-batch.
+        It has ceil(L/p) blocks, or a p-th of everything, with the options for which that is least.
+        Fewer micro-batches never take longer, so that a mesh has the time of one micro-batch.
         """
         blocks, p, b = self.size.layers, plan.pp, self.batch // (plan.dp * plan.micro_batches)
-        block = block_of(self.size, replace(plan, zero=0), self.machine, b)
-        one, head = block.whole.total, block.head.total
-        return plan.micro_batches * max(ceil(blocks / p) * one, (blocks * one + head) / p)
+        inside = [plan] if level == OPTIONS else options(self.size, plan)
+        times = []
+        for one in {replace(option, zero=0) for option in inside}:
+            block = block_of(self.size, one, self.machine, b)
+            each, head = block.whole.total, block.head.total
+            times.append(max(ceil(blocks / p) * each, (blocks * each + head) / p))
+        return plan.micro_batches * min(times)
 
     def leanest(self, level: int, plan: Plan) -> Iterator[Plan]:
-        """Yield plans of which one holds least of all that are inside of an open one."""
+        """Yield the leanest plans below an open node."""
         if level == OPTIONS:
             yield plan
             return
@@ -163,7 +168,8 @@ class Search:
 
     def drop(self, plan: Plan, held: Held, leanest: bool = False) -> None:
         """Keep what does not fit: of each mesh and schedule, what holds least."""
-        known = self.too_large.get(key := key_of(plan))
+        key = (*mesh_of(plan), plan.schedule, plan.chunks)
+        known = self.too_large.get(key)
         if known is None or sum(held.values()) < sum(known[1].values()):
             self.too_large[key] = plan, held, leanest
 
@@ -171,34 +177,24 @@ class Search:
         """Return what does not fit, sorted by what it holds."""
         result = []
         for plan, held, leanest in self.too_large.values():
-            one = self.bounded(plan, held)
+            step = self.step(plan)
+            one = step.estimate(step.bound(), held, simulated=False)
             result.append(replace(one, why=why_too_large(one, leanest)))
         return sorted(result, key=lambda e: e.held)
 
     def step(self, plan: Plan) -> Step:
         return Step(self.size, plan, self.machine, self.batch)
 
-    def bounded(self, plan: Plan, held: Held) -> Estimate:
-        """Return an estimate whose time is only a bound."""
-        step = self.step(plan)
-        return step.estimate(step.bound(), held, simulated=False)
+    def others(self, wanted: int, known: Container[tuple]) -> list[Estimate]:
+        """Return the best plan of each of `wanted` meshes that are not known, simulated, sorted.
 
-    def others(self) -> Iterator[Estimate]:
-        """Yield, of each mesh and schedule, the best of what is still open, sorted by its bound."""
-        seen = set()
-        for one in sorted(self.open):
-            plan, key = one.plan, key_of(one.plan)
-            if one.level != SIMULATED and key in seen:
-                continue
-            seen.add(key)
-            estimate = one.estimate
-            if estimate is None:
-                held = fullest(self.size, plan, self.batch)
-                estimate = replace(self.bounded(plan, held), seconds=one.bound)
-            if estimate.fits:
-                yield estimate
-            else:
-                self.drop(plan, estimate.memory)
+        Of the meshes that are open, and in which a plan fits, those with the least bounds.
+        """
+        heaps: dict[tuple, list[Open]] = {}
+        for one in sorted(self.open):  # a sorted list is a heap
+            heaps.setdefault(mesh_of(one.plan), []).append(one)
+        best = (next(self.best(1, heap), None) for mesh, heap in heaps.items() if mesh not in known)
+        return sorted(islice(filter(None, best), wanted), key=lambda e: e.seconds)
 
     def nothing_fits(self) -> str:
         if not self.too_large:
@@ -208,9 +204,8 @@ class Search:
         return f"nothing fits; the leanest plan, {in_short(least.plan)}, {least.why}"
 
 
-def key_of(plan: Plan) -> tuple:
-    """Return the mesh and the schedule."""
-    return plan.dp, plan.pp, plan.tp, plan.cp, plan.ep, plan.schedule, plan.chunks
+def mesh_of(plan: Plan) -> tuple:
+    return plan.dp, plan.pp, plan.tp, plan.cp, plan.ep
 
 
 def least_states(size: TransformerSize, plan: Plan) -> float:

@@ -35,7 +35,7 @@ def divisors(n: int) -> list[int]:
     return small + [n // i for i in reversed(small) if i * i < n]
 
 
-def meshes(size: TransformerSize, ranks: int, batch: int, precision: str) -> Iterator[Plan]:
+def meshes(size: TransformerSize, ranks: int, batch: int) -> Iterator[Plan]:
     """Yield every mesh of this number of ranks that divides heads, blocks, positions and batch."""
     all_pp = [pp for pp in divisors(ranks) if pp <= size.layers]
     of_heads, of_sequence = divisors(gcd(ranks, size.heads)), divisors(gcd(ranks, size.sequence))
@@ -45,7 +45,7 @@ def meshes(size: TransformerSize, ranks: int, batch: int, precision: str) -> Ite
             continue
         for ep in divisors(dp):
             if ep == 1 or (size.experts and size.experts % ep == 0):
-                yield Plan(dp, pp, tp, cp, ep, precision=precision)
+                yield Plan(dp, pp, tp, cp, ep)
 
 
 def micro_batches(batch: int, mesh: Plan) -> list[int]:

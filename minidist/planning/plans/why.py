@@ -16,7 +16,7 @@ WORDS = {  # what a step's seconds are spent on
 }
 LEGEND = (
     "dp, pp, cp, tp, ep: ranks along the axes; m: micro-batches; v: stages of a rank; "
-    ">=: a lower bound, not simulated;\nMFU: the model's FLOPs, recomputation not counted, "
+    ">=: a lower bound, of what does not fit;\nMFU: the model's FLOPs, recomputation not counted, "
     "as a share of the peak"
 )
 NOT_TRIED = (
@@ -28,14 +28,13 @@ NOT_TRIED = (
 
 
 def why_slower(e: Estimate, best: Estimate) -> str:
-    """Say how much slower it is, and what takes most of the time more."""
+    """Return how much slower it is, and what takes most of the time more."""
     more = e.seconds / best.seconds - 1
-    how = f"{more:.1%} slower" if e.simulated else f"at least {more:.1%} slower, not simulated"
     if more < 5e-4:
-        return "as fast" if e.simulated else "may be as fast, not simulated"
+        return "as fast"
     costs = {name: spent - best.spent.get(name, 0.0) for name, spent in e.spent.items()}
     name = max(costs, key=lambda part: costs[part])
-    return f"{how}: {seconds_of(costs[name])} more {WORDS[name]}" if costs[name] > 0 else how
+    return f"{more:.1%} slower: {seconds_of(costs[name])} more {WORDS[name]}"
 
 
 def where(e: Estimate) -> str:
@@ -45,7 +44,7 @@ def where(e: Estimate) -> str:
 
 
 def why_too_large(e: Estimate, leanest: bool) -> str:
-    """Say how much too large it is, and what takes most of it."""
+    """Return how much too large it is, and what takes most of it."""
     name = max(e.memory, key=lambda kind: e.memory[kind])
     how = "at its leanest it needs" if leanest else "needs"
     return f"{how} {bytes_of(e.held)} of {bytes_of(e.room)}, {bytes_of(e.memory[name])} for {name}"
@@ -85,4 +84,6 @@ def in_short(plan: Plan) -> str:
         words.append(f"ZeRO {plan.zero}")
     if plan.recompute != "none":
         words.append(f"recompute {plan.recompute}")
-    return " ".join(words + ["sequence"] * plan.sequence)
+    if plan.sequence:
+        words.append("sequence")
+    return " ".join(words)

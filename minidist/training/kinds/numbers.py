@@ -7,7 +7,7 @@ import numpy as np
 
 from minidist import nn
 from minidist.checkpoint import Saved, manifest
-from minidist.checkpoint.training import description_in
+from minidist.checkpoint.run_checkpoints import description_in
 from minidist.datasets import Numbers, Vocabulary, numbers
 from minidist.datasets.pairs import DIRECTIONS
 from minidist.training.kinds.kind import Kind, pairs_in_words

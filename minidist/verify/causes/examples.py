@@ -41,8 +41,8 @@ def examples(f: Finding) -> str | None:
     if len(found) < len(f.got) or _are(found, dict.fromkeys(parts, 1.0)):
         return None  # the second: what a part computes depends on the others, as with experts
     for explain in (_local, _same_batch, _means, *([] if f.promise else [_left_out])):
-        if said := explain(f, found, parts):
-            return said
+        if message := explain(f, found, parts):
+            return message
     return None
 
 
@@ -116,30 +116,32 @@ def _means(f: Finding, found: list[Factors], parts: dict) -> str | None:
         }
         for what, weight in weights.items():
             if _are(found, {key: mean * weight[key] for key, mean in means.items()}):
-                said = what.format(whose)
-                return f"equals the {said}: each divided by its own number of targets"
+                message = what.format(whose)
+                return f"equals the {message}: each divided by its own number of targets"
     return None
 
 
 def _left_out(f: Finding, found: list[Factors], parts: dict) -> str | None:
     for what, chosen in _choices(f, parts).items():
-        for times, said in ((0.0, "without {}: skipped"), (2.0, "with {} counted twice")):
+        for times, message in ((0.0, "without {}: skipped"), (2.0, "with {} counted twice")):
             if _are(found, dict.fromkeys(parts, 1.0) | dict.fromkeys(chosen, times)):
-                return f"equals the gradient {said.format(what)}{f.where()}"
+                return f"equals the gradient {message.format(what)}{f.where()}"
     return None
 
 
 def _choices(f: Finding, parts: dict) -> dict[str, list[Key]]:
     """Return {name: keys} of what may be left out: a share, a micro-batch."""
     found, M, several = {}, f.split.micro_batches, f.split.data > 1
-    for k in range(f.split.data if several else 0):
-        found[f"the examples of data-parallel rank {k}"] = [key for key in parts if key[0] == k]
-    for i in range(M if M > 1 else 0):
-        last = ", the last" if all(other <= i for _, other in parts) else ""
+    if several:
+        for k in range(f.split.data):
+            found[f"the examples of data-parallel rank {k}"] = [key for key in parts if key[0] == k]
+    if M > 1:
         whose = " of every rank" if several else ""
-        found[f"micro-batch {i}{last}{whose}"] = [key for key in parts if key[1] == i]
-    for k, i in parts if several and M > 1 else ():
-        found[f"micro-batch {i} of rank {k}"] = [(k, i)]
+        for i in range(M):
+            last = ", the last" if all(other <= i for _, other in parts) else ""
+            found[f"micro-batch {i}{last}{whose}"] = [key for key in parts if key[1] == i]
+    if several and M > 1:
+        found |= {f"micro-batch {i} of rank {k}": [(k, i)] for k, i in parts}
     return {what: keys for what, keys in found.items() if keys}
 
 

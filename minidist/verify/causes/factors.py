@@ -4,6 +4,7 @@ Letters: N ranks, m micro-batches, S stages.
 """
 
 from itertools import product
+from math import log2
 
 import numpy as np
 
@@ -20,14 +21,14 @@ def factor(f: Finding) -> str | None:
         ratios[name] = of_ranks[0]
     first, *others = ratios.values()
     if all(abs(ratio - first) <= 1e-6 * abs(first) for ratio in others):
-        said = _copies(f, first) or _as_power(f, first) or _padding(f, first)
-        said = _in_all(f, first, said) if f.promise else said
-        return None if said is None else said + f.where()
+        message = _copies(f, first) or _as_power(f, first) or _padding(f, first)
+        message = _in_all(f, first, message) if f.promise else message
+        return None if message is None else message + f.where()
     for (what, base), sign, own in product(f.sizes().items(), (-1, 1), (0, 1)):
         powers = {n: float(base) ** (sign * (f.split.behind(n) + own)) for n in ratios}
         if all(abs(ratios[n] / powers[n] - 1) <= 1e-6 for n in ratios):
             how, each = "divided" if sign < 0 else "multiplied", f.split.each
-            exponent = f"{each}s behind it" + ", and its own" * own
+            exponent = f"{each}s behind it" + (", and its own" if own else "")
             ratio = f"ratio {float(base) ** sign:.4g}^({exponent})"
             return f"{ratio}: {how} by the {base} {what} at every {each}"
     return None
@@ -72,7 +73,7 @@ def _copies(f: Finding, c: float) -> str | None:
 
 def _in_all(f: Finding, c: float, known: str | None) -> str | None:
     """Add what else a reader's function may have done."""
-    whole = c > 1 and abs(c - round(c)) <= 1e-6
+    whole = 1 < c <= f.case.total and abs(c - round(c)) <= 1e-6
     if sum(np.count_nonzero(f.want[n]) for n in f.wrong) < 8:
         return known  # a few numbers are easily multiples
     if whole and (uses := f.uses()):
@@ -82,5 +83,16 @@ def _in_all(f: Finding, c: float, known: str | None) -> str | None:
             f"{known}, or a sum summed again" if known else f"ratio {c:.4g}: added {c:.4g} times"
         )
         return f"{again}, or {c:.4g} micro-batches that were not averaged"
+    if known is None and (words := loss_scale(c)):
+        return f"ratio {c:.4g} = {words}"
     why = "the sign is wrong" if c < 0 else "scaled after the sum (clipped?)"
     return known or f"ratio {c:.4g}: {why}"
+
+
+def loss_scale(c: float) -> str:
+    """Return in words a power of two from 2^8, or below 2^-8, as a loss scale is; or ""."""
+    power = round(log2(abs(c)))
+    if abs(power) < 8 or abs(log2(abs(c)) - power) > 1e-6:
+        return ""
+    how = "not divided out" if power > 0 else "divided out once too often"
+    return f"2^{power}: a loss scale that was {how}?"

@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from minidist.verify.compare import BOUND, largest, scale
+from minidist.verify.compare import BOUND, is_real, largest, scale
 from minidist.verify.strategies.cases import INPUT, Case, Division
 
 Gradients = dict[str, np.ndarray]
@@ -33,11 +33,11 @@ class Finding:
 
     @cached_property
     def names(self) -> list[str]:
-        """The names that every rank has with the right shape, in one device's order."""
+        """The names that every rank has, real and in the right shape, in one device's order."""
         return [
             name
             for name, w in self.want.items()
-            if all(name in g and g[name].shape == w.shape for g in self.got)
+            if all(name in g and is_real(g[name]) and g[name].shape == w.shape for g in self.got)
         ]
 
     @cached_property
@@ -77,10 +77,6 @@ class Finding:
         """Return whether two gradients of this name agree within the bound."""
         allowed = BOUND * scale(self.want[name], self.most)
         return bool(np.isfinite(a).all() and np.abs(a - b).max(initial=0.0) <= allowed)
-
-    def is_on(self, rank: int, gradients: Gradients) -> bool:
-        """Return whether this rank has exactly these gradients, the wrong and the right ones."""
-        return all(self.near(self.got[rank][n], gradients[n], n) for n in self.names)
 
     def sizes(self) -> dict[str, int]:
         """Return {what it counts: number}: the numbers of this case that a factor may be."""

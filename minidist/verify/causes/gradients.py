@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from minidist.verify.causes.example_counts import weights
 from minidist.verify.causes.examples import alone, examples
 from minidist.verify.causes.factors import factor
 from minidist.verify.causes.finding import Finding
 from minidist.verify.causes.places import elsewhere
-from minidist.verify.causes.weights import weights
 from minidist.verify.strategies.cases import INPUT
 
 DIGITS = {"bfloat16": 8, "float16": 11, "float32": 24}  # binary ones of the mantissa
@@ -29,8 +29,8 @@ def cause(finding: Finding) -> str | None:
     if not finding.wrong:
         return None
     for examine in EXAMINATIONS[: -1 if finding.promise else None]:
-        if said := examine(finding):
-            return said
+        if message := examine(finding):
+            return message
     return None
 
 
@@ -64,14 +64,22 @@ def _not_finite(f: Finding) -> str | None:
     return None
 
 
-def _rounded(f: Finding) -> str | None:
+def rounded(f: Finding) -> str | None:
     """The numbers have a smaller type's digits, and are otherwise right."""
     pairs = [(g[n], f.want[n]) for g in f.got for n in f.wrong]
     off = max(np.abs(g - w).max(initial=0) / (np.abs(w).max(initial=0) or 1) for g, w in pairs)
     for kind, digits in DIGITS.items():
-        if off <= max(1e-5, 8 * 2.0**-digits) and all(_has(digits, g) for g, _ in pairs):
+        allowed = min(1 / 16, max(1e-5, 2.0 ** (6 - digits)))
+        if off <= allowed and all(_has(digits, g) for g, _ in pairs):
             how = f"rounding to {kind}: numbers lost digits on the way"
             return f"right, except for {how}{f.where()}"
+    return None
+
+
+def _weights_instead(f: Finding) -> str | None:
+    weights = f.case.model.named_parameters()
+    if all(n in weights and np.array_equal(g[n], weights[n].data) for g in f.got for n in f.wrong):
+        return f"these are the weights, not their gradients{f.where()}"
     return None
 
 
@@ -101,7 +109,8 @@ def _parts_of_a_sum(f: Finding) -> str | None:
 EXAMINATIONS: list[Callable[[Finding], str | None]] = [
     _not_finite,
     _nothing,
-    _rounded,
+    rounded,
+    _weights_instead,
     factor,
     examples,
     _parts_of_a_sum,
@@ -109,7 +118,7 @@ EXAMINATIONS: list[Callable[[Finding], str | None]] = [
 
 
 def right_from(finding: Finding) -> str | None:
-    """Say from which parameter on all gradients are right, if all before it are wrong.
+    """Return from which parameter on all gradients are right, if all before it are wrong.
 
     The mistake is then just below it: in the gradient that it passes back, or in how that is used.
     """
@@ -122,7 +131,7 @@ def right_from(finding: Finding) -> str | None:
 
 
 def reasons(f: Finding) -> list[str]:
-    """Say why a reader's function does not do what it promises, and from where on it is right."""
+    """Return why a reader's function breaks its promise, and from where on it is right."""
     if not f.wrong and (f.promise == "exact" or len(f.names) < len(f.want)):
         return []  # a gradient is missing, or unexpected, and the others are right
     asked = (ask(f) for ask in ASKED[f.promise] if f.trained or ask is cause)

@@ -4,13 +4,13 @@ from itertools import chain, combinations
 
 import numpy as np
 
+from minidist.verify.causes.example_counts import listed
 from minidist.verify.causes.examples import counting, of_examples
 from minidist.verify.causes.finding import Finding, some
-from minidist.verify.causes.weights import listed
 
 
 def elsewhere(f: Finding) -> str | None:
-    """Say which parameters are exchanged or transposed, or what is at other places."""
+    """Return which parameters are exchanged or transposed, or what is at other places."""
     moved = [_moved(f, name) for name in f.trained if name in f.wrong]
     if moved and all(moved):
         return some([words for words in moved if words])

@@ -137,8 +137,9 @@ def replay_local_sgd(
                 for p, g in zip(trained, gradients, strict=True):
                     _set(p, p.data - lr * ranks * g)
             found.append(sums)
-        for p, x, *parts in zip(trained, start, *found, strict=True) if whole else ():
-            _set(p, x - lr * reduce(add, parts))
+        if whole:
+            for p, x, *parts in zip(trained, start, *found, strict=True):
+                _set(p, x - lr * reduce(add, parts))
     return model.state()
 
 

@@ -28,9 +28,10 @@ Reads = list[tuple[int, list[int]]]  # (minibatch, per slice its version), one p
 
 def everyones_logs(group: Group, role: Server | Worker) -> list[list[list[Push]]]:
     """Return the servers' logs, on every rank; they are sent as a row per gradient."""
+    updates = role.log if isinstance(role, Server) else []
     rows = [
         (update, push.worker, batch, version)
-        for update, pushes in enumerate(role.log if isinstance(role, Server) else [])
+        for update, pushes in enumerate(updates)
         for push in pushes
         for batch, version in zip(push.batches, push.versions, strict=True)
     ]

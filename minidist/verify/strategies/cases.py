@@ -129,12 +129,14 @@ class Outcome:
 
 def given(model: nn.Module, inputs, targets, loss: Callable | None, options: dict) -> Case:
     """Return the case of a reader's model and batch, arrays or tensors, in float64 on the host."""
+    if not isinstance(model, nn.Module):
+        kind = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        words = "interop.torch.load gives one PyTorch's weights"
+        raise ValueError(f"a model is an nn.Module of minidist, not {kind}; {words}")
     x = as_numpy(inputs)
     x = x.astype("float64") if x.dtype.kind == "f" else x
-    model, name = (
-        copy.deepcopy(model).astype("float64"),
-        f"{type(model).__name__}, {len(x)} examples",
-    )
+    name = f"{type(model).__name__}, {len(x)} examples"
+    model = copy.deepcopy(model).astype("float64")
     return Case(name, model, x, as_numpy(targets), loss or model.loss, options=options)
 
 

@@ -16,7 +16,7 @@ from minidist.verify.strategies.job import Job, OnLoss
 from minidist.verify.strategies.record import TRANSFORMER, Costs, Strategy
 
 
-class Positions(Job):
+class CutSequence(Job):
     """A Transformer on this rank's positions of every example."""
 
     def __init__(self, group: Group, case: Case, attention: str, cut: Cut = zigzag):
@@ -65,7 +65,7 @@ def _record(name: str, attention: str, costs: Costs, **fields) -> Strategy:
         family="context",
         files=(f"context_parallel/{name}.py", "context_parallel/cuts.py"),
         lesson="14_context_parallel",
-        start=partial(Positions, attention=attention),
+        start=partial(CutSequence, attention=attention),
         cases=context_cases,
         costs=replace(costs, cuts="positions"),
         models=TRANSFORMER,

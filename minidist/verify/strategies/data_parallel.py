@@ -106,11 +106,11 @@ class Shards(Dealt):
     def result(self) -> Arrays:
         found = super().result()  # zeros of what is frozen, and running statistics
         for s in self.zero.shards:
-            found |= by_name(s.flat, self.group.all_gather(s.parameter.grad))
+            found |= by_name(s.whole, self.group.all_gather(s.parameter.grad))
         return found
 
     def kept(self) -> dict:
-        homes = [home for s in self.zero.shards for home in (s.flat, s.home)]
+        homes = [home for s in self.zero.shards for home in (s.whole, s.part)]
         gradients, weights = self.zero.memory.places[:1], self.zero.memory.places[1:]
         return super().kept() | {"homes": homes, "parameters": weights, "gradients": gradients}
 
@@ -121,7 +121,7 @@ def replica_cases(ranks: int) -> list[Case]:
 
 
 def zero_cases(ranks: int, stage: int) -> list[Case]:
-    """The same, and two micro-batches; in stage 3 the Transformer is not tied.
+    """The cases of replicas, and two micro-batches; in stage 3 the Transformer is not tied.
 
     From stage 2 on no nn.Dual: it is no composition of layers.
     """

@@ -65,7 +65,7 @@ class Job:
         return []
 
     def backward(self, on_loss: OnLoss) -> None:
-        """Leave the batch's gradient; or train on a whole stream of minibatches.
+        """Compute the batch's gradient; or train on a whole stream of minibatches.
 
         on_loss  gets each loss before its backward, and returns it
         """

@@ -9,7 +9,7 @@ import numpy as np
 from minidist import nn, optim
 from minidist.autograd import Tensor
 from minidist.autograd.losses import scaled
-from minidist.backend import beside, widen
+from minidist.backend import on_device_of, widen
 from minidist.comm import Group
 from minidist.data_parallel.replicated import DataParallel
 from minidist.data_parallel.zero import Zero
@@ -144,7 +144,7 @@ def replay(
             scale, good = 2 * scale if finite else scale / 2, 0
         if finite:
             for name, p in wide.named_parameters().items():
-                p.grad = beside(total[name] / np.float32(own), p.data)
+                p.grad = on_device_of(total[name] / np.float32(own), p.data)
             optimizer.step()
             optimizer.zero_grad()
             model.load_state(wide.state())

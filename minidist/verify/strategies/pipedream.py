@@ -158,7 +158,7 @@ def stream_cases(ranks: int) -> list[Case]:
 
 
 def planned_cases(ranks: int) -> list[Case]:
-    """The same, and a plan of PipeDream's planner: stages of uneven lengths, some with replicas."""
+    """The cases of stream_cases, and a plan of PipeDream's planner, uneven, with replicas."""
     cases = stream_cases(ranks)
     profile = [(5, 0, 1), (4, 0, 1), *[(1, 0, 60)] * (ranks - 1)]
     stages, _ = pipedream(profile, ranks, 10)

@@ -160,7 +160,7 @@ def _pipeline(
     schedule: str,
     tests: str,
     files: str = "",
-    lesson: str = "10_interleaved_and_zero_bubble",
+    lesson: str = "10b_zero_bubble",
     most_chunks: int = 1,
     bound: bool = False,
     **fields,
@@ -229,6 +229,7 @@ STRATEGIES = [
         idea="several small stages per rank",
         term="交错流水",
         paper="Narayanan et al. 2021 (Megatron-LM), section 2.2.2",
+        lesson="10_interleaved",
         most_chunks=2,
     ),
     _order(
@@ -236,6 +237,7 @@ STRATEGIES = [
         idea="all micro-batches pass a chunk before the next one begins",
         term="广度优先流水",
         paper="Lamy-Poirier 2023",
+        lesson="10_interleaved",
         most_chunks=2,
     ),
     _zero_bubble(

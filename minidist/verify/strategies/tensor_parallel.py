@@ -152,7 +152,7 @@ def transformer_cases(ranks: int) -> list[Case]:
 
 
 def transformers_cases(ranks: int) -> list[Case]:
-    """The same, and a Seq2Seq of two vocabularies, 13 and 11, both padded."""
+    """The cases of transformer_cases, and a Seq2Seq of two vocabularies, 13 and 11, both padded."""
     return [*transformer_cases(ranks), translator_case(width=24, heads=12)]
 
 

@@ -11,7 +11,7 @@ from minidist.backend import to_host
 from minidist.comm.collectives import split_ends
 from minidist.comm.local.shared_memory import SharedMemory
 from minidist.planning.costs.collectives import all_reduce_bytes
-from minidist.verify.causes import cause_of
+from tests import causes
 from tests.comm.conformance.inputs import DTYPES, KINDS, billed, mine, places, put, same, total
 
 
@@ -61,7 +61,7 @@ def test_reductions_have_the_same_bits_and_bytes_wherever_the_arrays_are(ranks, 
         assert list(wrong) == [[]] * size and len(set(bits)) == 1, case
         for calls in zip(*bills, strict=True):
             ways, moved, formula = zip(*calls, strict=True)
-            assert moved == formula, cause_of.bytes_moved(moved, formula, ways[0])
+            assert moved == formula, causes.of_bytes_moved(moved, formula, ways[0])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])

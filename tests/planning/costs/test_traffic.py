@@ -100,19 +100,17 @@ def test_experts_that_are_all_chosen_send_what_the_measured_closed_forms_say(dp,
         assert 2 * (n - whole.get(axis, 0)) + whole.get(axis, 0) == want[axis], axis
 
 
-PRECISIONS = [("float32", 16, 4, 4), ("mixed", 16, 2, 2), ("mixed", 18, 2, 4)]  # w, g bytes
+PRECISIONS = [("float32", 4, 4), ("mixed", 2, 2)]  # w, g bytes
 
 
-@pytest.mark.parametrize("precision, per_parameter, w, g", PRECISIONS)
+@pytest.mark.parametrize("precision, w, g", PRECISIONS)
 @pytest.mark.parametrize("stage, N, m", list(product((0, 1, 2, 3), (2, 4), (1, 2))))
-def test_zero_sends_gradients_and_weights_as_often_as_its_stage_says(
-    stage, N, m, precision, per_parameter, w, g
-):
+def test_zero_sends_gradients_and_weights_as_often_as_its_stage_says(stage, N, m, precision, w, g):
     plan = Plan(N, zero=stage, micro_batches=m, precision=precision)
     size = TransformerSize(L, C, H, T, V, tied=False)
     said = "weights are gathered for forward, and again for backward" if stage == 3 else plan
     each = {0: 2 * g, 1: g + w, 2: m * g + w, 3: m * g + 2 * m * w}[stage]
-    found = sent(size, plan, B, per_parameter=per_parameter)["dp"][0]
+    found = sent(size, plan, B)["dp"][0]
     assert N * found == each * (N - 1) * size.parameters, said
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from minidist import Tensor, nn
-from minidist.planning.graphs.computation import evaluate
+from minidist.planning.graphs.computation import compute
 from minidist.planning.graphs.gradients import d, with_gradients
 from minidist.planning.graphs.tracing import trace
 from tests.strategies import arrays, seeds, transformers
@@ -25,6 +25,15 @@ def one_device(model, inputs, targets, loss):
 def given_arrays(model, inputs, targets):
     parameters = {name: p.data for name, p in model.named_parameters().items()}
     return {"inputs": inputs, "targets": targets, **parameters}
+
+
+def evaluate(graph, values):
+    """Return all values, on one device, given parameters and inputs in the graph's shapes."""
+    values = dict(values)
+    for op in graph.ops:
+        spans = {letter: (0, n) for letter, n in graph.lengths(op).items()}
+        values[op.output] = compute(op, [values[name] for name in op.inputs], spans)
+    return values
 
 
 def assert_traced(model, inputs, targets, loss=nn.cross_entropy):

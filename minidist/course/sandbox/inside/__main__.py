@@ -166,8 +166,10 @@ def kill_user(user: int) -> None:
 
 def descendants() -> list[int]:
     """Return the processes below this one (Linux)."""
+    if not LINUX:
+        return []
     children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc") if LINUX else []:
+    for entry in os.listdir("/proc"):
         if entry.isdecimal():
             try:
                 with open(f"/proc/{entry}/stat", "rb") as file:

@@ -4,14 +4,14 @@ A mistake is a mutant if it has a title (what is wrong), where such a mistake wa
 symptom (what its user sees), a line each, and a family of strategies.
 
 A mutant must pass the tests of a single device, and be killed by a property test of the repository
-(test_batches.py, mutation_testing.py). Only where the model itself is wrong, and so every split of
+(mutant_tests.py, mutation_testing.py). Only where the model itself is wrong, and so every split of
 it, the tests of a single device are those that kill it.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from minidist.course.test_batches import (
+from minidist.course.mutant_tests import (
     CERTIFICATE,
     FAMILIES,
     OF_ONE_DEVICE,

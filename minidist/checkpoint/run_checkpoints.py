@@ -1,6 +1,6 @@
 """The checkpoints of a training run: what it saves after a step, and what it goes on from.
 
-    run = Training(keep, group, holder, optimizer, description, fresh)    # loads, if it goes on
+    run = RunCheckpoints(keep, group, holder, optimizer, description, fresh)  # loads, or begins
     for step in run.steps(steps):             # those that are left; saves every `keep.every` steps
         ...                                   # forward, backward
         run.before_update()
@@ -90,7 +90,7 @@ def about_run(description: dict, began: int, optimizer: dict | None) -> dict:
     return {DESCRIPTION: description, "began": began, "optimizer": optimizer}
 
 
-def place(saved: Saved, grows: list[str]) -> tuple[int, int]:
+def steps_done_and_next(saved: Saved, grows: list[str]) -> tuple[int, int]:
     """Return the steps that were done before a run that goes on begins, and its next step.
 
     grows  see `changes`; a run that grows begins with its first step
@@ -99,7 +99,7 @@ def place(saved: Saved, grows: list[str]) -> tuple[int, int]:
     return began, saved.step - began
 
 
-class Training:
+class RunCheckpoints:
     """One rank's view of the checkpoints of a run.
 
     keep         None: it saves nothing
@@ -128,7 +128,7 @@ class Training:
         saved = None if keep is None else keep.saved(description)
         if keep is not None and saved is not None:
             grows = changes(saved.about[DESCRIPTION], description)
-            self.began, self.first = place(saved, grows)
+            self.began, self.first = steps_done_and_next(saved, grows)
             with advised(saved.path):
                 given = Grown(saved, description, fresh()) if grows else saved
                 restore(given, holder, optimizer)

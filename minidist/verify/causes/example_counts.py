@@ -2,7 +2,7 @@
 
 Each example's own gradient is computed on one device; least squares then find the sum of them that
 a rank's wrong elements are. Where examples depend on each other, as in a batch norm, their
-gradients do not add up to the whole one, and nothing is said.
+gradients do not add up to the whole one, and the answer is None.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ CLOSE = 10.0  # residuals, in multiples of the bound
 
 
 def weights(f: Finding) -> str | None:
-    """Say which examples count too little or too often, on which ranks, in which elements."""
+    """Return which examples count too little or too often, on which ranks, in which elements."""
     shares, off = list(counting(f).values()), [r for r, bad in enumerate(f.astray) if bad.any()]
     single = [np.array([i]) for rows in shares for i in rows if counted(f.case.targets[i])]
     for cut in (single, shares):
@@ -53,17 +53,17 @@ def _in_words(f: Finding, found: dict, parts: list[Rows], columns: np.ndarray) -
     V = _shares(f, found, parts)
     if len(set(where)) == 1 and (known := _among_ranks(V)):
         return known + where[0]
-    said = []
+    messages = []
     for ranks, place in zip(groups.values(), where, strict=True):
         there = "" if len(ranks) == len(f.got) else f"on {listed('rank', ranks)} "
-        said.append(f"{there}the sum {_counts(found[ranks[0]], parts)}{place}")
+        messages.append(f"{there}the sum {_counts(found[ranks[0]], parts)}{place}")
     if len(groups) == 1 and len(parts) > V.shape[1] and (V[0] % 1).any() and np.ptp(V[0]):
-        said.append("as if each rank had scaled its share before the sum (clipped it?)")
-    return "; ".join(said)
+        messages.append("as if each rank had scaled its share before the sum (clipped it?)")
+    return "; ".join(messages)
 
 
 def _where(f: Finding, ranks: list[int], fitted: np.ndarray) -> str:
-    """Say in which elements the ranks have this sum, if not in all that it would change."""
+    """Return in which elements the ranks have this sum, if not in all that it would change."""
     off = np.any([f.astray[r] for r in ranks], axis=0)
     changed = np.abs(fitted - f.flat(f.want)) > CLOSE * f.allowed
     in_wrong = f.flat({n: np.full(f.want[n].shape, n in f.wrong) for n in f.trained})
@@ -81,8 +81,8 @@ def _counts(w: np.ndarray, parts: list[Rows]) -> str:
     words = {c: {0.0: "not at all", 2.0: "twice"}.get(c, f"{c:.4g} times") for c in examples}
     if len(examples) == 1:
         return f"counts every example {words[w[0]]}" if w[0] else "is zero"
-    said = [f"{listed('example', e)} {words[c]}" for c, e in examples.items() if c != 1]
-    return f"counts {', '.join(said)}"
+    counts = [f"{listed('example', e)} {words[c]}" for c, e in examples.items() if c != 1]
+    return f"counts {', '.join(counts)}"
 
 
 def listed(what: str, numbers: list[int]) -> str:
@@ -100,7 +100,7 @@ def _shares(f: Finding, found: dict, parts: list[Rows]) -> np.ndarray:
 
 
 def _among_ranks(V: np.ndarray) -> str | None:
-    """Name a collective that is missing, or another than all_reduce."""
+    """Return the name of a collective that is missing, or another than all_reduce."""
     N, own = len(V), np.eye(len(V))
     if V.shape != own.shape:
         return None
