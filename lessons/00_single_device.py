@@ -1,439 +1,260 @@
-# %% [markdown]
-# # 0. One device
-#
-# This course is about training one model on many devices. Every way to do that splits something,
-# and pays for it by sending something else. To see what is worth splitting, we first look at one
-# device: what a training step does, what it costs in seconds and in bytes, and which of three
-# things runs out first: *compute* (operations per second), *memory* (bytes that fit) or
-# *communication* (bytes per second between devices). Our device is one core of a CPU.
-#
-# Letters: `P` parameters, `B` examples in a batch, `C0 ... Cn` the widths of a network's layers.
+# ---
+# jupyter:
+#   kernelspec: {name: python3, display_name: Python 3}
+#   minidist: {lesson: 0, minutes: 25, needs: [], leads_to: [1, 2, 3], lab: none}
+# ---
 
-# %%
+# %% [markdown]
+# (lesson-0)=
+# # 0. What one device runs out of
+#
+# **Question.** What runs out first when a model is trained: compute, memory or communication?
+#
+# You need NumPy and the chain rule. New words: [activation](pages/glossary.md#activation),
+# [micro-batch](pages/glossary.md#micro-batch). Letters: $P$ parameters; $B$ examples of a batch;
+# $l_i$ the loss of example $i$; $N$ devices; $S$ bytes of an array that they add up.
+
+# %% tags=["setup", "hide-input"]
 import time
 
 import numpy as np
-from support import exercise, figures
+from support import begin, exercise, figures
 from threadpoolctl import threadpool_limits
 
 from minidist import nn, optim
 from minidist.autograd.kept import kept_bytes
-from minidist.datasets import Sampler, digits, text
-from minidist.rng import generator
+from minidist.datasets import digits, text
 
-figures.arguments()
+begin()
 limits = threadpool_limits(1)  # one device is one core here
+images, labels = digits("float64")  # [1797, 64], [1797]
 
 # %% [markdown]
-# ## Problem
+# ## Problem: one core needs 100,000 years
 #
-# A text of about half a million characters, the help pages inside Python, and a character
-# Transformer of two blocks. How long does one pass over the text, one *epoch*, take here? A step
-# has three parts, and we keep their times apart: *forward* computes the loss of a batch, *backward*
-# its gradient, *update* changes the parameters. We time a few steps and multiply.
-
-# %%
-WIDTHS, CONTEXT, BATCH = [32, 64, 128, 256], 64, 16
-corpus = text()
-inputs, targets = corpus.windows(CONTEXT)
-STEPS_PER_EPOCH = len(inputs) / BATCH
-
-
-def time_step(model, x, y, rounds=6):
-    """Return the median seconds of forward, backward and update."""
-    optimizer, rows = optim.Adam(model.parameters(), lr=1e-3), []
-    for _ in range(rounds):
-        times = [time.perf_counter()]
-        loss = nn.cross_entropy(model(x), y)
-        times.append(time.perf_counter())
-        loss.backward()
-        times.append(time.perf_counter())
-        optimizer.step()
-        optimizer.zero_grad()
-        times.append(time.perf_counter())
-        rows.append(np.diff(times))
-    return np.median(rows, axis=0)
-
-
-def count(model):
-    return sum(p.size for p in model.parameters())
-
-
-sizes, parts = [], []
-for width in WIDTHS:
-    model = nn.Transformer(corpus.vocab, width, 4, 2, CONTEXT)
-    sizes.append(count(model))
-    parts.append(time_step(model, inputs[:BATCH], targets[:BATCH]))
-    forward, backward, update = 1e3 * parts[-1]
-    print(
-        f"{sizes[-1]:9,} parameters: forward {forward:5.1f} ms, backward {backward:5.1f} ms,",
-        end="",
-    )
-    print(f" update {update:4.1f} ms; an epoch {STEPS_PER_EPOCH * sum(parts[-1]):5.1f} s")
-speed = 6 * sizes[-1] * BATCH * CONTEXT / sum(parts[-1])  # operations per second, see below
-years = 6 * 175e9 * 300e9 / speed / (365 * 24 * 3600)
-print(f"{speed / 1e9:.0f} billion operations a second: GPT-3 would take {years:,.0f} years here,")
-print(f"and {16 * 175e9 / 1e12:.1f} TB of memory before the first example is read")
-
-# %% [markdown]
-# Time grows with the number of parameters. A parameter costs about 6 operations per token (here a
-# character): a multiplication and an addition in forward, twice that in backward (Kaplan et al.
-# 2020, section 2.1; they leave embeddings out, under 3% of our largest model). GPT-3 has 175
-# billion parameters and has read 300 billion tokens (Brown et al. 2020, table 2.1); that makes the
-# years. The terabytes are 16 bytes per parameter: see below.
+# Training takes about 6 operations per parameter and token: a product and a sum in forward, twice
+# that in backward ([Kaplan et al. 2020](https://arxiv.org/abs/2001.08361), section 2.1). GPT-3 has
+# 175 billion parameters and has read 300 billion tokens ([Brown et al.
+# 2020](https://arxiv.org/abs/2005.14165), table 2.1): $3 \times 10^{23}$ operations. A core that
+# does $10^{11}$ per second needs 100,000 years. Many must share the work. We look at one first.
 #
-# ## Picture
+# ## Idea: a step is forward, backward, update
 #
-# ```
-#     batch --> forward --> loss --> backward --> gradients --> update --> new parameters
-#                  |                    ^                         ^  |
-#                  +--- activations ----+           Adam's m, v --+--+
-# ```
-#
-# Forward keeps arrays for backward, and one update keeps averages for the next. These arrays fill
-# the memory.
-#
-# ## Math
-#
-# ```
-#     L(w)     = 1/n  sum over examples i  of  l_i(w)                the loss of a batch of n
-#     dL/dw    = sum over parts k  of  1/n  sum over i in k  of  dl_i/dw      however it is cut
-#     w       <- w - lr m' / (sqrt v' + eps)         Adam; m, v: running means of dL/dw, its square
-#                m' = m / (1 - b1^t),  v' = v / (1 - b2^t)      bias correction in update t
-# ```
-#
-# The second line is all of data parallelism. Keep an eye on its `1/n`: `n` is the size of the whole
-# batch, not the size of the part (exercise 3).
-#
-# ## Code
-#
-# The digits: 1,797 images of 8 x 8 pixels. We train on 1,500 and keep 297 for a test at the end.
-# The loop in `train` is what the rest of this course will change, one line at a time. First the
-# update, written out (Kingma and Ba 2015, algorithm 1):
+# *Forward* computes the loss of a batch, *backward* its gradient, *update* new parameters: Adam's
+# ([Kingma and Ba 2015](https://arxiv.org/abs/1412.6980)) keeps averages of gradient and square.
 
 
 # %%
-class AdamByHand:
-    def __init__(self, parameters, lr):
-        self.parameters, self.lr, self.t = parameters, lr, 0
-        self.m = [np.zeros_like(p.data) for p in parameters]
-        self.v = [np.zeros_like(p.data) for p in parameters]
+def train(model, x, y, batches, eta=1e-3, b1=0.9, b2=0.999, eps=1e-8):
+    """Train in place, a step for each of the batches, which are indices of examples."""
+    mean, square = ([np.zeros_like(p.data) for p in model.parameters()] for _ in range(2))
+    for step, batch in enumerate(batches, 1):
+        loss = nn.cross_entropy(model(x[batch]), y[batch])  # forward
+        loss.backward()  # backward: fills p.grad
+        for p, a, s in zip(model.parameters(), mean, square, strict=True):  # update
+            a += (1 - b1) * (p.grad - a)
+            s += (1 - b2) * (p.grad**2 - s)
+            a_hat, s_hat = a / (1 - b1**step), s / (1 - b2**step)  # they began at zero
+            p.data -= eta * a_hat / (np.sqrt(s_hat) + eps)
+            p.grad = None  # or the next backward would add to it
 
-    def step(self, b1=0.9, b2=0.999, eps=1e-8):
-        self.t += 1
-        for p, m, v in zip(self.parameters, self.m, self.v, strict=True):
-            m += (1 - b1) * (p.grad - m)
-            v += (1 - b2) * (p.grad**2 - v)
-            p.data -= self.lr * (m / (1 - b1**self.t)) / (np.sqrt(v / (1 - b2**self.t)) + eps)
-
-    def zero_grad(self):
-        for p in self.parameters:
-            p.grad = None
-
-
-def train(model, optimizer, images, labels, epochs):
-    for epoch in range(epochs):
-        for share in Sampler(len(images), batch=64).epoch(epoch):  # every epoch in a new order
-            x, y = images[share.examples], labels[share.examples]
-            loss = nn.cross_entropy(model(x), y)  # forward
-            loss.backward()  # fills p.grad
-            optimizer.step()  # update
-            optimizer.zero_grad()  # or the next backward would add to it
-
-
-images, labels = digits()
-order = generator(0, "held out").permutation(len(images))
-learn, ask = order[:1500], order[1500:]
-model = nn.MLP([64, 128, 128, 10])
-train(model, AdamByHand(model.parameters(), lr=1e-3), images[learn], labels[learn], epochs=15)
-right = (model(images[ask]).data.argmax(axis=1) == labels[ask]).mean()
-print(
-    f"{count(model):,} parameters, 15 epochs: {right:.1%} of {len(ask)} held-out digits are right"
-)
-assert right > 0.95
 
 # %% [markdown]
-# The library's `optim.Adam` is the same rule, over one flat vector per layer instead of one array
-# per parameter. In float64 both give the same weights, up to rounding:
+# The rest of the course changes this loop, one line at a time. Does it learn, and is it the
+# [library's Adam](../minidist/optim/adam.py)? We train on 1,500 digits and ask about 297 others.
 
 # %%
+order = np.random.default_rng(0).permutation(len(images))
+batches, ask = 15 * np.array_split(order[:1500], 24), order[1500:]
 ours, theirs = (nn.MLP([64, 128, 128, 10], dtype="float64") for _ in range(2))
-x, y = images[learn].astype("float64"), labels[learn]
-train(ours, AdamByHand(ours.parameters(), lr=1e-3), x, y, epochs=2)
-train(theirs, optim.Adam(theirs.parameters(), lr=1e-3), x, y, epochs=2)
+train(ours, images, labels, batches)
+right = (ours(images[ask]).data.argmax(axis=1) == labels[ask]).mean()
+adam = optim.Adam(theirs.parameters(), lr=1e-3)
+for batch in batches:
+    nn.cross_entropy(theirs(images[batch]), labels[batch]).backward()
+    adam.step()
+    adam.zero_grad()
 apart = max(abs(ours.state()[name] - w).max() for name, w in theirs.state().items())
-print(f"48 updates by hand and by the library: no weight differs by more than {apart:.0e}")
+print(f"{right:.1%} of {len(ask)} digits are right; the library's weights differ by {apart:.0e}")
 assert apart < 1e-9
 
 # %% [markdown]
-# ## Measurement: memory
+# ## What stays in memory?
 #
-# Sixteen bytes per parameter in float32: 4 for itself, 4 for its gradient, 8 for Adam's two
-# averages. We measure the arrays:
+# A number has 4 bytes (float32). Parameters, gradients and averages depend on the model alone.
+# Forward also keeps what backward will read, the *activations*: in an MLP the input, the outputs of
+# all layers, and for the loss 16 bytes per example.
+#
+# :::{admonition} Predict before you run
+# An MLP of widths 64, 512, 512 and 10 has 301,066 parameters. How many bytes stay per parameter: 4,
+# 8, 12 or 16? From which batch on do activations need more: about 10, 100 or 1,000 examples?
+# :::
 
-# %%
-SIZES = [64, 512, 512, 10]
-model = nn.MLP(SIZES)
-optimizer = optim.Adam(model.parameters(), lr=1e-3)
-nn.cross_entropy(model(images[:64]), labels[:64]).backward()
-optimizer.step()
-P = count(model)
-parameters = sum(layer.flat.vector.nbytes for layer in model.layers)
-gradients = sum(layer.flat.gradient.nbytes for layer in model.layers)
-averages = sum(array.nbytes for arrays in optimizer.state for array in arrays)
-print(f"{P:,} parameters: {parameters:,} bytes, gradients {gradients:,}, averages {averages:,}")
-assert (parameters, gradients, averages) == (4 * P, 4 * P, 8 * P)
+# %% tags=["hide-output"]
+model = nn.MLP([64, 512, 512, 10])
+P, adam = sum(p.size for p in model.parameters()), optim.Adam(model.parameters(), lr=1e-3)
+BATCHES = np.array([1, 250, 500, 750, 1000, 1250, 1500])
+zeros = [np.zeros((B, 64), "float32") for B in BATCHES]
+losses = [nn.cross_entropy(model(x), np.zeros(len(x), int)) for x in zeros]
+kept = np.array([kept_bytes(loss) for loss in losses])
+losses[0].backward()
+adam.step()
+fixed = sum(p.data.nbytes + p.grad.nbytes for p in model.parameters())
+fixed += sum(average.nbytes for averages in adam.state for average in averages)
+print(f"{P:,} parameters: {fixed:,} bytes, {fixed / P:g} for each")
+print(f"activations, in units of that: {np.round(kept / fixed, 2)} for {BATCHES}")
+assert fixed == 16 * P and (kept == 4408 * BATCHES).all(), "to the byte"
 
 # %% [markdown]
-# Then there are the arrays that forward keeps for backward, the *activations*. The loss knows the
-# function that made it, each function knows those that made its inputs, and each keeps the arrays
-# that its backward will read. `kept_bytes` walks this graph and adds them up. For an MLP they are
-# the input, every layer's output (the last one as probabilities), and per example two integers of 8
-# bytes, its row and its label.
+# :::{dropdown} Where does the number come from?
+# A parameter, its gradient and its two averages have 4 bytes each: 16 bytes. An example needs
+# $4 (64 + 512 + 512 + 10) + 16 = 4408$ bytes. Both are equal at $16 P / 4408$, or 1,093 examples.
+# :::
+#
+# The loss of a batch is a mean. So $dW = \sum_i dW_i$, where $dW_i$ is the gradient of $l_i / B$,
+# and a sum may be cut anywhere. A device can take a large batch in *micro-batches*, one after the
+# other, while `p.grad` adds up. Each one's activations are free after its backward.
+#
+# ## Where does the time go?
+#
+# :::{admonition} Predict before you run
+# A Transformer of two blocks reads 16 texts of 64 characters. How many times as long as forward
+# does backward take: 1, 2 or 3 times? Is it the same for a small model and for a large one?
+# :::
 
-
-# %%
-def formula(sizes, batch):
-    return batch * (4 * sum(sizes) + 2 * 8)
-
-
-def measured(sizes, batch):
-    x, y = np.zeros((batch, sizes[0]), "float32"), np.zeros(batch, int)
-    return kept_bytes(nn.cross_entropy(nn.MLP(sizes)(x), y))
-
-
-BATCHES = [1, 250, 500, 750, 1000, 1250, 1500]
-held = [measured(SIZES, batch) for batch in BATCHES]
-for batch, found in list(zip(BATCHES, held, strict=True))[::2]:
-    print(f"batch {batch:4}: activations {found / 1e6:5.2f} MB, beside {16 * P / 1e6:.2f} MB")
-assert held == [formula(SIZES, batch) for batch in BATCHES], "to the byte"
+# %% tags=["hide-output"]
+corpus = text()  # half a million characters: the help pages of Python
+inputs, targets = (windows[:16] for windows in corpus.windows(64))
+ratios = {}  # of a model's parameters
+for width in (32, 64, 128, 256):
+    model, clock = nn.Transformer(corpus.vocab, width, 4, 2, 64), [time.perf_counter()]
+    for _ in range(6):
+        loss = nn.cross_entropy(model(inputs), targets)
+        clock.append(time.perf_counter())
+        loss.backward()
+        clock.append(time.perf_counter())
+    forward, backward = np.median(np.diff(clock).reshape(6, 2), axis=0)
+    ratios[size := sum(p.size for p in model.parameters())] = backward / forward
+    print(f"{size:9,} parameters: backward / forward = {ratios[size]:.2f}")
+speed = 6 * size * inputs.size / (forward + backward)
+print(f"this core: {speed:.0e} operations per second; GPT-3: {3.15e23 / speed / 3.15e7:.0e} years")
 
 # %% [markdown]
-# Activations are needed until their own backward. So a batch that is too large can be cut into
-# *micro-batches*: run forward and backward on one after the other, and let the gradients add up in
-# `p.grad`; the dashed line in the figure. Exercise 3 shows the one trap in it.
-#
-# The figure: left, where the time goes; right, what stays in memory, each in the colour of the part
-# of the step in which it first appears. Later lessons keep these colours.
+# In products of matrices the ratio is 2, as [lesson 1](01_autograd.py) counts. The rest (softmax,
+# sums) costs about the same in both directions. A large model spends most of its time in products.
 
 
-# %%
+# %% tags=["hide-input"]
 def draw(plt):
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.4), width_ratios=[1, 1.2])
-    figure.suptitle("One device: time grows with the model, memory with the model and the batch")
-    millions, epoch = np.array(sizes) / 1e6, STEPS_PER_EPOCH * np.array(parts)
-    looks = {"forward": (figures.FORWARD, "o-"), "backward": (figures.BACKWARD, "s--")}
-    looks |= {"update": (figures.UPDATE, "^:")}
-    for (name, (color, look)), seconds in zip(looks.items(), epoch.T, strict=True):
-        left.loglog(millions, seconds, look, color=color)
-        left.text(1.15 * millions[-1], seconds[-1], name, color=color, va="center")
-    left.set(title="A Transformer on half a million characters", ylabel="time of an epoch (s)")
-    left.set(xlabel="parameters (millions)", xlim=(0.02, 6))
-    left.set_xticks([0.03, 0.1, 0.3, 1], ["0.03", "0.1", "0.3", "1"])
-    left.set_yticks([0.1, 1, 10], ["0.1", "1", "10"])
-    left.minorticks_off()
-    left.spines["bottom"].set_bounds(0.02, millions[-1])
-
-    grid = np.array([0, BATCHES[-1]])
-    top = (16 * P + formula(SIZES, grid)) / 1e6
-    layers = {  # from, to, colour, hatch
-        "parameters": (0, 4 * P / 1e6, figures.FORWARD, ""),
-        "gradients": (4 * P / 1e6, 8 * P / 1e6, figures.BACKWARD, "//"),
-        "Adam's two averages": (8 * P / 1e6, 16 * P / 1e6, figures.UPDATE, ".."),
-        "activations": (16 * P / 1e6, top, figures.FORWARD, ""),
-    }
-    for name, (low, high, color, hatch) in layers.items():
-        alpha = 0.3 if name == "activations" else 0.7
-        look = {"color": color, "alpha": alpha, "hatch": hatch, "edgecolor": "white"}
-        right.fill_between(grid, low, high, linewidth=0, **look)
-        middle = (low + np.max(high)) / 2 + (name == "activations") * -0.8
-        place = (1050 if name == "activations" else 30, middle)
-        right.text(*place, name, va="center", bbox={"facecolor": "white", "pad": 2, "lw": 0})
-    right.plot(BATCHES, (16 * P + np.array(held)) / 1e6, "o", color=figures.FORWARD, clip_on=False)
-    right.text(700, 9.4, "line: formula\ndots: measured", ha="right")
-    right.plot(grid, top, color=figures.FORWARD)
-    piece = (16 * P + formula(SIZES, 64)) / 1e6
-    right.plot(grid, [piece, piece], "--", color=figures.EMPHASIS)
-    right.text(1490, piece + 0.2, "in micro-batches of 64", color=figures.EMPHASIS, ha="right")
-    right.set(title=f"An MLP of {P / 1e6:.2f} million parameters", ylabel="memory of a step (MB)")
-    right.set(xlabel="batch (examples)", xlim=(0, BATCHES[-1]), ylim=(0, 12))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), width_ratios=[1, 1.3])
+    left.semilogx(*zip(*ratios.items(), strict=True), "s-", color=figures.BACKWARD)
+    left.axhline(2, color=figures.INK, ls="--")
+    left.text(min(ratios), 2.06, "products alone: 2")
+    left.set(title="Time of backward / time of forward", xlabel="parameters", ylim=(0, 2.6))
+    areas = [np.full(7, 4 * P), np.full(7, 4 * P), np.full(7, 8 * P), 4408 * BATCHES]
+    colors = [figures.FORWARD, figures.BACKWARD, figures.UPDATE, figures.OWN]
+    right.stackplot(BATCHES, np.array(areas) / 1e6, colors=colors, alpha=0.6)
+    for y, name in (0.6, "parameters"), (1.8, "gradients"), (3.6, "averages"), (6, "activations"):
+        right.text(1470, y, name, ha="right", va="center")
+    right.plot(BATCHES, (fixed + kept) / 1e6, "ko", clip_on=False, label="measured")
+    right.axhline((fixed + 4408 * 64) / 1e6, ls="--", color="k", label="in micro-batches of 64")
+    right.set(title="Memory of a step, MB", xlabel="examples of a batch", xlim=(0, 1500))
+    right.legend(loc="upper left")
     return figure
 
 
-figures.save(draw, "00_single_device")
+figures.show(
+    draw,
+    "00_single_device",
+    caption="Left: a Transformer. Right: an MLP of 0.3 million parameters (areas: the formula).",
+    alt="Backward takes one to two times as long as forward; activations grow with the batch.",
+)
 
 # %% [markdown]
-# ## Measurement: what hurts first
+# ## What hurts first?
 #
-# Now three real models of Brown et al. (2020, table 2.1) with their batches, on a larger device:
-# 80 GB of memory and 1e14 operations per second (an NVIDIA A100 has that memory, and three times
-# that speed at its peak, in 16-bit numbers), and a link of 100 Gbit/s to its neighbours.
-# Communication: if devices share a batch, each needs the sum of all gradients. Lesson 2 shows
-# that this takes two copies of the gradient through each link, here of 2 bytes per parameter.
+# Three models of Brown et al. with their batches, on larger devices: 80 GB of memory, $10^{14}$
+# operations per second, a link of 100 Gbit/s. Devices that share a batch need the sum of their
+# gradients. Nearly $2 S$ bytes then leave each of them ([lesson 2](02_collectives.py)); $S = 4 P$.
+#
+# :::{admonition} Predict before you run
+# Which of the three models fits one device? If 300 devices share a step of GPT-3, what takes
+# longer: computing or sending?
+# :::
 
-# %%
-MEMORY, SPEED, LINK = 80e9, 1e14, 100e9 / 8  # bytes, operations per second, bytes per second
-for name, P_real, tokens in [
-    ("GPT-3 small", 125e6, 0.5e6),
-    ("GPT-3 6.7B", 6.7e9, 2e6),
-    ("GPT-3", 175e9, 3.2e6),
-]:
-    compute, bytes_held, sending = 6 * P_real * tokens / SPEED, 16 * P_real, 2 * 2 * P_real / LINK
+# %% tags=["hide-output"]
+for name, size, tokens in [("small", 125e6, 5e5), ("6.7B", 6.7e9, 2e6), ("GPT-3", 175e9, 3.2e6)]:
+    compute, memory, sending = 6 * size * tokens / 1e14, 16 * size / 80e9, 8 * size / 12.5e9
     print(
-        f"{name:11} a step: {compute:7,.0f} s of compute, {bytes_held / 1e9:5,.0f} GB held", end=""
+        f"{name:5}: 16 P bytes fill {memory:5.2f} devices; a step is {compute:8,.1f} s of", end=" "
     )
-    print(f" ({bytes_held / MEMORY:5.2f} devices), {sending:6.2f} s of sending")
+    print(f"computing on one, {compute / 300:6.2f} s on 300, and there {sending:6.2f} s of sending")
 
 # %% [markdown]
-# *Compute hurts first.* The small model fits in 2.5% of the memory, and 300 billion tokens are
-# 600,000 steps of 3.75 seconds: 26 days. So we share the batch.
+# *Compute is first*: the small model fits, but 600,000 steps (300 billion tokens) of 3.75 s take 26
+# days. So we share the batch. *Memory is next*: beyond 5 billion parameters (80 GB / 16 bytes) no
+# step is possible. So we share the model. *Communication is last, and in every remedy*:
 #
-# *Memory hurts next*, all at once: beyond 5 billion parameters (80 GB / 16) a step is not slow but
-# impossible. So we share the model as well, or its gradients and Adam's averages.
-#
-# *Communication hurts last, and then always.* A single device sends nothing. Share the step of the
-# largest model among 600 devices, and each computes for 56 seconds and sends for 56 (exercise 2).
-# Every remedy has this price, and each family of strategies is a choice of what to split and,
-# therefore, what to send:
-#
-# | family | splits | sends | lessons |
+# | family | splits | sends | begins in |
 # |---|---|---|---|
-# | data parallel | the batch | gradients, once per step | 3; without waiting: 4 |
-# | ZeRO | what data parallelism keeps on every device | gradients and parameters | 5 |
-# | pipeline | the layers | activations between neighbours | 6 to 10 |
-# | tensor parallel | the matrices in a layer | activations, several times per layer | 11, 12 |
-# | sequence parallel | each example's positions, between matrices | activations, elsewhere | 13 |
-# | context parallel | each example's positions, everywhere | keys and values | 14 |
-# | experts | the experts of a layer | positions' activations | 15 |
-# | hybrid | all of these, on a grid of devices | each axis its own | 16 |
+# | data parallel | the batch | gradients | [lesson 3](03_data_parallel.py) |
+# | ZeRO | what data parallelism keeps N times | gradients, parameters | [lesson 5](05_zero.py) |
+# | pipeline | the layers | activations of neighbours | [lesson 6](06_layer_split.py) |
+# | tensor parallel | the matrices of a layer | activations | [lesson 11](11_column_and_row.py) |
+# | sequence parallel | the positions | activations | [lesson 13](13_sequence_parallel.py) |
 #
-# Lesson 20 compares them. One promise holds for all, and this course checks it: their gradient is
-# the one that a single device would have computed; or, where no device waits (lessons 4 and 9),
-# exactly the older one that the strategy promises.
+# ## Exercise 1: what fits?
 #
-# ## Exercise 1: what fits
-#
-# A device has `memory` bytes. How many examples can a batch have, at most, if an MLP of these sizes
-# is trained on it with Adam in float32? The check builds the model and measures.
-#
-# *Hint:* first pay for what does not depend on the batch. A layer from `C_in` to `C_out` has
-# `C_in C_out + C_out` parameters. If nothing is left, the answer is 0.
+# How many examples can a batch have if an MLP is trained with Adam in `memory` bytes? 0 if none.
 
 
-# %%
+# %% tags=["exercise"]
 def largest_batch(sizes, memory):
+    """Return a number of examples; sizes: the widths of the layers, the input's first."""
     raise NotImplementedError  # your lines here
 
 
-def check_batch(attempt):
-    for sizes, memory in [([64, 32, 10], 100_000), (SIZES, 9_000_000), ([5, 4], 999), ([9, 9], 9)]:
-        batch, fixed = attempt(sizes, memory), 16 * count(nn.MLP(sizes))
-        if batch > 0 and fixed + measured(sizes, batch) > memory:
-            return f"{sizes} in {memory:,} bytes: a batch of {batch} does not fit"
-        if fixed + measured(sizes, batch + 1) <= memory:
-            return f"{sizes} in {memory:,} bytes: a batch of {batch}, but one more fits"
-
-
-def forgets_adam(sizes, memory):
-    return memory // formula(sizes, 1)
-
-
-# Prints what the check says about your answer, and about tempting wrong ones, which it must refuse.
-exercise.judge(1, check_batch, largest_batch, tempting=[forgets_adam])
+exercise.judge("00.1", largest_batch)
 
 # %% [markdown]
-# ## Exercise 2: where sending wins
+# ## Exercise 2: when does sending take as long?
 #
-# N devices share a batch of `tokens` tokens evenly. At which N, not rounded, does a step send for
-# as long as it computes? Units are as in `SPEED` and `LINK`. *Hint:* set the two times equal; the
-# size of the model drops out.
+# Devices share `tokens` tokens; each sends $2 S = 8 P$ bytes. At which $N$ are both times equal?
 
 
-# %%
+# %% tags=["exercise"]
 def devices(tokens, speed, link):
+    """Return N, not rounded; speed: a device's operations per second; link: bytes per second."""
     raise NotImplementedError  # your line here
 
 
-def check_devices(attempt):
-    for tokens, speed, link in [(3.2e6, 1e14, 12.5e9), (5e5, 1e14, 12.5e9), (3.2e6, 3e14, 5e10)]:
-        N = attempt(tokens, speed, link)
-        computing, sending = 6 * 1e9 * tokens / speed / N, 4 * 1e9 / link
-        if not abs(computing / sending - 1) < 1e-6:
-            return (
-                f"{N:,.0f} devices, P = 1e9: {computing:.3f} s of compute, {sending:.3f} s sending"
-            )
-
-
-def one_copy(tokens, speed, link):  # of the gradient, where an all-reduce moves two
-    return 6 * tokens * link / (2 * speed)
-
-
-exercise.judge(2, check_devices, devices, tempting=[one_copy])
+exercise.judge("00.2", devices)
 
 # %% [markdown]
 # ## Exercise 3: why did this break?
 #
-# A batch of 100 examples in micro-batches of 48, 48 and 4. `mean_of_means` runs, nothing complains,
-# the loss goes down; yet its gradient is not the batch's. With pieces of 50 and 50 it would be. Why
-# did nobody notice? Which examples have too much weight? Write `accumulate`. *Hint:* see the second
-# line of the math; `nn.cross_entropy(logits, targets, reduction_size)` divides by `reduction_size`.
+# For micro-batches of 48, 48 and 4 examples somebody calls
+# `nn.cross_entropy(model(x[piece]), y[piece]).backward()`, then divides `p.grad` by 3, their
+# number: wrong, but right for 50 and 50. (`reduction_size`, a third argument, is the divisor.)
 
 
-# %%
+# %% tags=["exercise"]
 def accumulate(model, x, y, pieces):
-    """Compute the gradient of the batch's mean loss in p.grad, one piece of the batch at a time."""
+    """Leave the gradient of the batch's mean loss in p.grad; pieces: lists of indices of x."""
     raise NotImplementedError  # your lines here
 
 
-def mean_of_means(model, x, y, pieces):
-    for piece in pieces:
-        nn.cross_entropy(model(x[piece]), y[piece]).backward()  # adds to p.grad
-    for p in model.parameters():
-        p.grad = p.grad / len(pieces)
-
-
-def all_at_once(model, x, y, pieces):
-    nn.cross_entropy(model(x), y).backward()
-
-
-def gradient_by(way, x, y):
-    """Return the gradient as one vector, and the most examples that waited for their backward."""
-    model, waiting, seen = nn.MLP([64, 32, 10], dtype="float64"), [], []
-    forward = model.forward
-
-    def watched(x, *more):
-        waiting.append(len(x))
-        seen.append(sum(waiting))
-        return forward(x, *more)
-
-    model.forward = watched
-    model.parameters()[0].add_hook(lambda p: waiting.clear())  # called by backward: lesson 1
-    way(model, x, y, np.split(np.arange(100), [48, 96]))
-    return np.concatenate([p.grad.ravel() for p in model.parameters()]), max(seen)
-
-
-def check_pieces(attempt):
-    x, y = images[:100].astype("float64"), labels[:100]
-    (want, _), (got, most) = gradient_by(all_at_once, x, y), gradient_by(attempt, x, y)
-    if (error := abs(got - want).max() / abs(want).max()) > 1e-12:
-        return f"off by {error:.0%} of the largest gradient"
-    if most > 48:
-        return f"the gradient is right, but the activations of {most} examples were kept"
-
-
-exercise.judge(3, check_pieces, accumulate, tempting=[mean_of_means, all_at_once])
+exercise.judge("00.3", accumulate)
 
 # %% [markdown]
-# ## What it costs, and the next problem
+# ## At work
 #
-# | on one device | grows with | way out on one device | way out on many |
-# |---|---|---|---|
-# | time | parameters x examples | wait | share the batch |
-# | activations | batch x widths | micro-batches, recompute | pipelines, sequence parallel |
-# | 16 bytes per parameter | parameters | none | ZeRO, pipelines, tensor parallel |
+# | here | PyTorch | Megatron-LM | DeepSpeed | JAX |
+# |---|---|---|---|---|
+# | `loss.backward()` | the same | | `engine.backward(loss)` | `jax.grad` |
+# | `adam.step()` | `torch.optim.Adam` | `--optimizer adam` | `engine.step()` | `optax.adam` |
+# | micro-batches | a loop | `--micro-batch-size` | `train_micro_batch_size_per_gpu` | a loop |
 #
-# Micro-batches, and recompute (lesson 1), save memory and cost only time. They make no step
-# shorter, and no room for a model whose 16 bytes per parameter do not fit.
+# **What it costs.** Time grows with parameters times examples; 16 bytes per parameter always stay.
 #
-# All these ways have one thing in common: they cut the *gradient* into parts. So the next lesson,
-# `01_autograd.py`, shows how a gradient is made.
+# **Next:** all strategies cut the gradient into parts. How is it made? [Lesson 1](01_autograd.py).

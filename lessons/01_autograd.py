@@ -1,492 +1,260 @@
+# ---
+# jupyter:
+#   kernelspec: {name: python3, display_name: Python 3}
+#   minidist: {lesson: 1, minutes: 30, needs: [0], leads_to: [2, 3, 9, 10b], lab: autograd}
+# ---
+
 # %% [markdown]
+# (lesson-1)=
 # # 1. Where gradients come from
 #
-# Lesson 0 called `loss.backward()` and got the gradient of every parameter. Every strategy in this
-# course moves such gradients about, sums them, delays them or cuts them up. Here we build the
-# machine that makes them, in forty lines, and look at the three handles that later lessons use:
-# hooks, deferred weight gradients, and recomputation.
+# **Question.** How does one pass backward find all slopes, what does it cost, what must be kept?
 #
-# Letters: `B` batch, `C` width, `x, y` values, `dx, dy` gradients of the loss with respect to them.
+# You need the chain rule and [the step of a device](00_single_device.py). New words:
+# [hook](pages/glossary.md#hook), [recomputation](pages/glossary.md#recomputation). Letters: $P$
+# parameters; $L$ layers; $X$, $W$, $Y$ input, weights, output; $dX$, $dW$, $dY$ their gradients.
 
-# %%
-import itertools
-import time
-import tracemalloc
-from collections import Counter
-
+# %% tags=["setup", "hide-input"]
 import numpy as np
-from support import exercise, figures
-from threadpoolctl import threadpool_limits
+from support import begin, exercise, figures
+from support.probes import Probed, watch
 
-from minidist import Tensor, nn, no_grad
-from minidist.autograd import Function, functions, gradcheck, recompute
-from minidist.datasets import text
-from minidist.rng import generator
+from minidist import Tensor, nn
+from minidist.autograd import functions, recompute
 
-figures.arguments()
-limits = threadpool_limits(1)  # one core, so that times compare
+begin()
+random = np.random.default_rng(0)
 
 # %% [markdown]
-# ## Problem
+# ## Problem: one step of GPT-3 needs 350 billion forward passes
 #
 # A gradient is a slope, and a slope can be measured: move a parameter a little up, a little down,
-# and look at the loss. That is the *central difference*. It costs two forward passes per
-# parameter. For a Transformer with four blocks:
+# and see how the loss changes. That takes two forward passes for each of 175 billion parameters.
+#
+# ## Idea: record forward, and go back from the loss
+#
+# Forward records which array was made from which. Backward visits them in reverse, the last one
+# first. Each operation has to know one thing: how to turn `dY` into the gradients of its inputs.
+#
+# ```text
+# forward    X, W  --> matmul --> relu --> sum --> loss
+# backward  dX, dW <-- matmul <-- relu <-- sum <-- 1
+# ```
 
 
 # %%
-def seconds(work):
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
-
-
-corpus = text()
-inputs, targets = (windows[:8] for windows in corpus.windows(64))
-model = nn.Transformer(corpus.vocab, 128, 4, 4, 64, dtype="float64")
-P = sum(p.size for p in model.parameters())
-
-
-def forward():
-    with no_grad():
-        return nn.cross_entropy(model(inputs), targets).item()
-
-
-forward()  # the first one takes longer
-slow = 2 * P * seconds(forward)
-fast = seconds(lambda: nn.cross_entropy(model(inputs), targets).backward())
-print(f"{P:,} parameters, one gradient by central differences: {slow / 3600:.1f} hours")
-print(f"the same gradient by backward: {fast:.3f} s, {slow / fast:,.0f} times less")
-assert slow > 100 * fast  # 2 P forwards against about three: no load can turn that round
-p, losses = model.named_parameters()["head.linear.weight"], []
-for distance in (1e-5, -2e-5, 1e-5):  # up, down, and back to where it was
-    p.data[5, 7] += distance
-    losses.append(forward())
-slope = (losses[0] - losses[1]) / 2e-5
-print(f"of one parameter: difference {slope:+.8f}, backward {p.grad[5, 7]:+.8f}")
-assert abs(slope - p.grad[5, 7]) < 1e-7
-
-# %% [markdown]
-# Both ways find the same slopes. How can one pass find them all?
-#
-# ## Picture
-#
-# Forward records which value was made from which. Backward follows the same lines in reverse.
-#
-# ```
-#     forward -->     x ---+
-#                          +--> matmul --> add --> relu --> sum --> loss
-#                     w ---+               /
-#                                    b ---+
-#
-#     backward <--   dx <--+
-#                          +--- matmul <-- add <-- relu <-- sum <-- 1
-#                    dw <--+               /
-#                                   db <--+
-#
-#     sum      dy = the 1, repeated          relu     dx = dy where y > 0
-#     add      dx = dy, db = dy summed       matmul   dx = dy w^T, dw = x^T dy
-#              over what b was repeated for
-# ```
-#
-# ## Math
-#
-# ```
-#     y = f(x), J = df/dx:    dx = J^T dy                 a vector-Jacobian product; no J is built
-#     y = f_n(...f_1(x)):     dx = J_1^T (... (J_n^T dy))  from the loss down, always a vector
-#     x used in two places:   dx = the sum of both         what forward copies, backward adds
-# ```
-#
-# So an operation needs one thing besides its forward: how to turn `dy` into `dx`. In the reversed
-# order of creation every `dy` is complete before it is passed on, because no value is used before
-# it is made.
-#
-# ## Code
-#
-# The engine. `made_from` lists the inputs of a value, each with its vector-Jacobian product.
-
-# %%
-clock, work = itertools.count(), Counter()  # work: operations in matrix products
+tape, operations = [], []  # all arrays, as they were made; the operations of each product
 
 
 class Value:
+    """An array, and what it was made from: pairs of (an input, how dY becomes its gradient)."""
+
     def __init__(self, data, *made_from):
-        self.data, self.made_from, self.grad, self.order = data, made_from, 0.0, next(clock)
+        self.data, self.made_from, self.grad = data, made_from, 0.0
+        tape.append(self)
 
     def __matmul__(self, w):
-        return Value(
-            product(self.data, w.data, "forward"),
-            (self, lambda dy: product(dy, w.data.T, "backward")),
-            (w, lambda dy: product(self.data.T, dy, "backward")),
-        )
+        to_self, to_w = lambda dy: product(dy, w.data.T), lambda dy: product(self.data.T, dy)
+        return Value(product(self.data, w.data), (self, to_self), (w, to_w))
 
-    def __add__(self, b):
-        return Value(
-            self.data + b.data,
-            (self, lambda dy: unbroadcast(dy, self.data.shape)),
-            (b, lambda dy: unbroadcast(dy, b.data.shape)),
-        )
+    def __add__(self, x):
+        return Value(self.data + x.data, (self, lambda dy: dy), (x, lambda dy: dy))
 
     def relu(self):
-        y = np.maximum(self.data, 0)
-        return Value(y, (self, lambda dy: dy * (y > 0)))
+        return Value(np.maximum(self.data, 0), (self, lambda dy: dy * (self.data > 0)))
 
     def sum(self):
-        return Value(self.data.sum(), (self, lambda dy: np.broadcast_to(dy, self.data.shape)))
+        return Value(self.data.sum(), (self, lambda dy: dy * np.ones_like(self.data)))
 
     def backward(self):
-        self.grad, below, stack = 1.0, {self}, [self]
-        while stack:
-            fresh = {x for x, _ in stack.pop().made_from} - below
-            below |= fresh
-            stack += fresh
-        for y in sorted(below, key=lambda value: value.order, reverse=True):
-            for x, vjp in y.made_from:
-                x.grad = x.grad + vjp(y.grad)
+        self.grad = 1.0
+        for y in reversed(tape):  # an array is made before it is used: here dY is complete
+            for x, turn in y.made_from:
+                x.grad = x.grad + turn(y.grad)  # used in two places: the sum of both
 
 
-def unbroadcast(dy, shape):
-    """What forward repeated, backward sums."""
-    dy = dy.sum(axis=tuple(range(dy.ndim - len(shape))))
-    return dy.sum(axis=tuple(i for i, n in enumerate(shape) if n == 1), keepdims=True)
-
-
-def product(a, b, when):
-    work[when] += 2 * a.shape[0] * a.shape[1] * b.shape[1]
+def product(a, b):
+    operations.append(2 * a.shape[0] * a.shape[1] * b.shape[1])
     return a @ b
 
 
 # %% [markdown]
-# That is all. We try it on a network that has a bias to un-broadcast and a value, `h`, that is used
-# twice, and compare it with the library: the same bits, for every input.
+# That is all. Is it right? In this network `h` is used twice. We compare with the
+# [library](../minidist/autograd/tensor.py), and one slope with a measured one:
 
 
 # %%
-def network(x, w1, b1, w2, b2, w3, relu):
-    h = relu(x @ w1 + b1)
-    h = relu(h @ w2 + b2) + h
-    return (h @ w3).sum()
+def network(x, w1, w2, w3, relu):
+    h = relu(x @ w1)
+    return (relu(h @ w2 + h) @ w3).sum()
 
 
-random = generator(0, "network")
-shapes = [(32, 20), (20, 64), (64,), (64, 64), (1, 64), (64, 5)]
-arrays = [random.standard_normal(shape) for shape in shapes]
-ours = [Value(a) for a in arrays]
+arrays = [random.standard_normal(shape) for shape in [(32, 20), (20, 64), (64, 64), (64, 5)]]
+ours, theirs = [Value(a) for a in arrays], [Tensor(a, requires_grad=True) for a in arrays]
 network(*ours, relu=Value.relu).backward()
-theirs = [Tensor(a, requires_grad=True) for a in arrays]
 network(*theirs, relu=functions.relu).backward()
 assert all(np.array_equal(x.grad, y.grad) for x, y in zip(ours, theirs, strict=True))
-print("six gradients by forty lines and by minidist: the same bits")
+forward, backward = sum(operations[:3]), sum(operations[3:])
+
+losses = []
+for move in (1e-5, -2e-5):  # up, then down
+    arrays[2][5, 7] += move
+    losses.append(network(*map(Tensor, arrays), relu=functions.relu).item())
+print("the same bits as the library's, in all four gradients; one slope is", end=" ")
+print(f"{(losses[0] - losses[1]) / 2e-5:.6f} as measured, {ours[2].grad[5, 7]:.6f} by backward")
 
 # %% [markdown]
-# The library does the same with more care: it frees the graph on the way back, keeps no gradients
-# of values in between, skips what needs none, and checks shapes and types.
+# ## What does backward cost?
 #
-# ## Measurement: what backward costs
-#
-# For each product `x w` of forward, backward has two of the same size, `dy w^T` and `x^T dy`. The
-# engine has counted their operations:
+# :::{admonition} Predict before you run
+# How many times as many operations do backward's matrix products have as forward's: 1, 2, 3, $P$?
+# :::
 
-# %%
-ratio = work["backward"] / work["forward"]
-print(f"forward {work['forward']:,} operations, backward {work['backward']:,}: {ratio:.2f} times")
-assert work["backward"] == 2 * work["forward"]
+# %% tags=["hide-output"]
+print(f"forward {forward:,} operations, backward {backward:,}: {backward / forward:g} times")
+assert backward == 2 * forward
 
 # %% [markdown]
-# In operations of products a gradient costs two more forward passes, whatever the number of
-# parameters. That is the bargain, and it is lesson 0's 2 + 4 operations per parameter. (Training
-# needs a little less: nobody asks for the `dx` of the data, which is counted here. By the clock the
-# ratio is another one, because other work than products takes time: lesson 0's figure.)
+# :::{dropdown} Where does the number come from?
+# For each product `X @ W` of forward, backward has two of the same size: `dY @ W.T` and `X.T @ dY`.
+# So a gradient costs as much as 3 forward passes, for any $P$. (Training skips one of the products,
+# because nobody needs the $dX$ of the data.) By measured slopes it would cost $2 P$ passes.
+# :::
 #
-# ## Handle 1: hooks
+# ## Which gradient is finished first?
 #
-# A parameter's gradient may get contributions from several places. `add_hook` calls you when the
-# last one is added. The gradients of the last layers are finished first, while backward still works
-# on the layers below. A device can send them in the meantime, as lesson 3 does.
-
-# %%
-model = nn.MLP([64, 128, 128, 10], dtype="float64")
-digits_like = generator(0, "images").standard_normal((32, 64))
-labels = np.arange(32) % 10
-ready = []
-undo = [p.add_hook(lambda p: ready.append(p.name)) for p in model.parameters()]
-nn.cross_entropy(model(digits_like), labels).backward()
-for remove in undo:
-    remove()
-print("in the model:", *model.named_parameters())
-print("finished:    ", *ready)
-layer_of = [int(name.split(".")[1]) for name in ready]
-assert sorted(ready) == sorted(model.named_parameters())
-assert layer_of == sorted(layer_of, reverse=True)
-
-# %% [markdown]
-# ## Handle 2: deferred weight gradients
+# A *hook* is called when the gradient of a parameter is complete: [data
+# parallelism](03_data_parallel.py) sends it then. And `backward(deferred=...)` computes only each
+# $dX$, which the layer below needs: [pipelines](10b_zero_bubble.py) keep the $dW$ for idle times.
 #
-# Of backward's two products, `dx = dy w^T` is urgent: the layer below waits for it, perhaps on
-# another device. `dw = x^T dy` is not urgent: only the update needs it. With `deferred=` backward
-# computes only the urgent half and returns the other half as a list of functions to call later. A
-# pipeline (lesson 10) fills its idle time with them.
+# :::{admonition} Predict before you run
+# An MLP has layers 0, 1 and 2. In which order are the gradients finished?
+# :::
 
-# %%
-want = {name: p.grad.copy() for name, p in model.named_parameters().items()}
+# %% tags=["hide-output"]
+model, finished = nn.MLP([64, 128, 128, 10]), []
 for p in model.parameters():
-    p.grad = None
-later = []
-nn.cross_entropy(model(digits_like), labels).backward(deferred=later)
-assert all(p.grad is None for p in model.parameters())
-print(f"after backward: no parameter has a gradient, {len(later)} functions are waiting")
-for compute in later:
-    compute()
-assert all(np.array_equal(p.grad, want[name]) for name, p in model.named_parameters().items())
-print("after calling them: the same bits as before")
+    p.add_hook(lambda p: finished.append(p.name))
+nn.cross_entropy(model(np.ones((32, 64), "float32")), np.arange(32) % 10).backward()
+print(*finished)
 
 # %% [markdown]
-# ## Handle 3: recompute instead of remember
+# ## What must be kept?
 #
-# Forward keeps every layer's activations until their backward. Chen et al. (Training Deep Nets
-# with Sublinear Memory Cost, 2016) keep only the inputs of *segments* of `k` layers, and run a
-# segment forward again when backward reaches it. The field calls this *activation checkpointing*.
-# With `n` layers that keep `a` bytes each, and inputs of `i` bytes:
+# `X.T @ dY` reads $X$. So forward keeps the input of every layer until its backward. [Chen et al.
+# 2016](https://arxiv.org/abs/1604.06174) keep only the inputs of *segments* of some layers, and run
+# a segment forward again when backward reaches it: *recomputation*.
 #
-# ```
-#     remember:    n a                 n forwards, n backwards
-#     recompute:   (n/k) i + k a       n more forwards; smallest at k = sqrt(n i / a)
-# ```
-#
-# Below, `n = 32` and `i = a`, so the best `k` is sqrt 32, about 5.7; 4 divides 32, and costs `12 a`
-# as 8 would. To watch the memory we write an operation of our own. It changes nothing, but records
-# how many bytes are held whenever forward or backward reaches it.
+# :::{admonition} Predict before you run
+# 32 layers keep 0.5 MiB each. Segments of 4 layers keep only their input, of 0.5 MiB. How much is
+# held at most, about: 2, 4, 6 or 16 MiB? How much more work is it?
+# :::
 
 
-# %%
-class Log:
-    """Rows of (work done, in forward passes of one layer; bytes held)."""
-
-    def __init__(self):
-        self.done, self.rows = 0, []
-
-    def note(self):
-        self.rows.append((self.done, tracemalloc.get_traced_memory()[0]))
+# %% tags=["hide-output"]
+def step(segments, x, run):
+    for segment in segments:
+        x = run(segment, x)
+    x.sum().backward()
 
 
-class Probe(Function):
-    """Y = X  =>  dX = dY.  It precedes a layer, whose backward costs two of its forwards."""
-
-    def __init__(self, log):
-        self.log = log
-
-    def forward(self, x):
-        self.log.note()
-        self.log.done += 1
-        return x
-
-    def backward(self, grad):
-        self.log.done += 2
-        self.log.note()
-        return grad
-
-
-def remember(layers, x, log):
-    for layer in layers:
-        x = layer(Probe(log)(x))
-    return x
-
-
-def recompute_segments(layers, x, log):
-    for start in range(0, len(layers), K):
-        segment = layers[start : start + K]
-        parameters = [p for layer in segment for p in layer.parameters()]
-        x = recompute(lambda x, s=segment: remember(s, x, log), x, parameters=parameters)
-    return x
-
-
-# %%
-N, K, BATCH, WIDTH = 32, 4, 512, 256
-layers = [nn.Linear(WIDTH, WIDTH, activation="relu", name=f"layers.{j}") for j in range(N)]
-deep = nn.Sequential(layers)
-x = generator(0, "deep").standard_normal((BATCH, WIDTH)).astype("float32")
-curves, grads = {}, {}
-for way in remember, recompute_segments:
-    for p in deep.parameters():
-        p.grad = None
-    tracemalloc.start()  # NumPy reports its arrays to it
-    log, before = Log(), tracemalloc.get_traced_memory()[0]
-    loss = way(deep.layers, Tensor(x, True), log).sum()
-    log.note()
-    loss.backward()
-    tracemalloc.stop()
-    curves[way] = np.array(log.rows) - (0, before)
-    grads[way] = [p.grad.copy() for p in deep.parameters()]
-
-i = a = x.nbytes  # a layer keeps its result, which is the next one's input
-formulas = {remember: N * a, recompute_segments: N // K * i + K * a}
-peaks = {way: curve[:, 1].max() for way, curve in curves.items()}
-for way, curve in curves.items():
-    print(f"{way.__name__:18} {curve[-1, 0]:3} forward passes' worth of work; at most", end=" ")
-    print(f"{peaks[way] / 2**20:4.1f} MiB held, formula {formulas[way] / 2**20:.1f}")
-assert all(map(np.array_equal, grads[remember], grads[recompute_segments]))
-assert [curve[-1, 0] for curve in curves.values()] == [3 * N, 4 * N]
-for way, peak in peaks.items():
-    assert 0.96 * formulas[way] <= peak <= 1.05 * (formulas[way] + 2 * i)  # see below
+L, LENGTH, MIB, curves, grads = 32, 4, 0.5, {}, {}  # layers, of a segment; MiB of an input
+X = random.standard_normal((512, 256)).astype("float32")
+for way, run in {"remember": lambda segment, x: segment(x), "recompute": recompute}.items():
+    notes = []
+    layers = [Probed(notes, 256, 256, activation="relu", name=f"layers.{i}") for i in range(L)]
+    segments = [nn.Sequential(layers[i : i + LENGTH]) for i in range(0, L, LENGTH)]
+    work, held = curves[way] = watch(notes, step, segments, Tensor(X, requires_grad=True), run)
+    grads[way] = [p.grad for layer in layers for p in layer.parameters()]
+    formula = (L if way == "remember" else L / LENGTH + LENGTH) * MIB
+    print(f"{way:9} work {work[-1]}, at most {max(held):4.1f} MiB, formula {formula:4.1f}")
+    assert formula <= max(held) <= formula + 2.2 * MIB, "two gradients come on top"
+assert all(map(np.array_equal, *grads.values()))
 
 # %% [markdown]
-# The gradients are the same bits, and the work is 4/3. The formula counts what forward keeps.
-# Backward itself adds the gradient that goes into a layer and the one that comes out, at most
-# `2 i`. That is also why neither curve of the figure ends at 0: the last gradient still exists, and
-# with recompute also what a segment keeps until it is done: its result, the gradient that came in,
-# and the gradients of its weights.
-#
-# ## The figure
+# :::{dropdown} Where does the number come from?
+# 32 / 4 inputs, and the 4 layers of one segment: 12 times 0.5 MiB, and gradients on top. In general
+# `layers / length * input_bytes + length * layer_bytes`: smallest where both terms are equal.
+# :::
 
 
-# %%
+# %% tags=["hide-input"]
 def draw(plt):
-    figure, axes = plt.subplots(figsize=(9, 4.8))
-    looks = {remember: (figures.INK, "-"), recompute_segments: (figures.EMPHASIS, "--")}
-    for way, (color, line) in looks.items():
-        done, held = curves[way].T
-        axes.fill_between(done, held / 2**20, color=color, alpha=0.12, linewidth=0)
-        axes.plot(done, held / 2**20, line, color=color)
-    top, low = (peak / 2**20 for peak in peaks.values())
-    figure.suptitle(f"Recompute: 4/3 of the work, {low / top:.0%} of the memory, the same gradient")
-    axes.text(N + 6, 0.98 * top, f"remember everything: at most {top:.1f} MiB")
-    words = f"recompute, {N // K} segments of {K}: at most {low:.1f} MiB"
-    axes.text(2.3 * N, 1.35 * low, words, color=figures.EMPHASIS)
-    axes.axvline(N, color=figures.IDLE, linestyle=":", linewidth=1.5, zorder=0)
-    axes.text(N - 1, 1.1 * top, "forward", ha="right", color=figures.FORWARD)
-    axes.text(N + 1, 1.1 * top, "backward", color=figures.BACKWARD)
-    axes.set(
-        title=f"An MLP of {N} layers of width {WIDTH}, batch {BATCH}, float32",
-        xlabel="work done (forward passes of one layer; a backward pass of one layer counts two)",
-        ylabel="activations held (MiB)",
-        xticks=range(0, 4 * N + 1, N),
-        yticks=[0, 4, 8, 12, 16],
-        xlim=(0, 4 * N + 2),
-        ylim=(0, 1.18 * top),
-    )
+    figure, axes = plt.subplots(figsize=(9, 3.8))
+    top, low = (max(held) for _, held in curves.values())
+    axes.plot(*curves["remember"], color=figures.INK)
+    axes.plot(*curves["recompute"], "--", color=figures.EMPHASIS)
+    axes.text(L + 5, top, f"remember everything: at most {top:.1f} MiB", va="center")
+    words = f"recompute, {L // LENGTH} segments of {LENGTH}: at most {low:.1f} MiB"
+    axes.text(4 * L, low + 1.8, words, color=figures.EMPHASIS, ha="right", va="bottom")
+    axes.set(xticks=range(0, 4 * L + 1, L), yticks=range(0, 17, 4), ylim=(0, 18))
+    axes.set(ylabel="bytes held (MiB)", xlabel="work (forward of a layer: 1, backward: 2)")
+    axes.set_title(f"Recompute: 4/3 of the work, {low / top:.0%} of the memory, the same gradient")
     return figure
 
 
-figures.save(draw, "01_autograd")
+figures.show(
+    draw,
+    "01_autograd",
+    caption="What 32 layers hold. Forward ends at 32; then comes backward.",
+    alt="One curve rises to 16 MiB and falls; one stays below 7 in eight teeth, and ends later.",
+)
 
 # %% [markdown]
 # ## Exercise 1: a backward of your own
 #
-# Many language models normalise by the root mean square (Zhang and Sennrich 2019), and minidist
-# does not have it. Write its backward. It is checked by `gradcheck`, which picks a random direction
-# `v` and random weights `u` of the outputs, and compares `<J^T u, v>`, from backward, with the
-# slope of `<u, f>` along `v`, from two forward passes.
-#
-# ```
-#     Y = X / r,   r = sqrt(mean of X^2 over the last axis + eps)
-# ```
-#
-# *Hint:* `r` depends on every element of the row. So there are two terms, `dY / r` and one through
-# `r`: `dr`, a sum over the row, times the slope of `r` along each element, `X / (C r)`.
+# Many language models divide by the root mean square ([Zhang and Sennrich
+# 2019](https://arxiv.org/abs/1910.07467)): `Y = X / r`, `r = sqrt(mean(X**2) + eps)`, the mean over
+# the last axis. Write its backward. The check compares it with central differences.
 
 
-# %%
-def rms_norm_backward(grad, x, r):
+# %% tags=["exercise"]
+def rms_norm_backward(dy, x, r):
     """Return dX[B, C] from dY[B, C], X[B, C] and r[B, 1]."""
     raise NotImplementedError  # your lines here
 
 
-def check_norm(attempt):
-    class RMSNorm(Function):
-        def forward(self, x):
-            self.x, self.r = x, np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-5)
-            return x / self.r
-
-        def backward(self, grad):
-            return attempt(grad, self.x, self.r)
-
-    try:
-        gradcheck(lambda x: RMSNorm()(x), generator(0, "exercise").standard_normal((3, 5)))
-    except AssertionError as difference:
-        return difference
-
-
-def as_if_r_were_constant(grad, x, r):
-    return grad / r
-
-
-exercise.judge(1, check_norm, rms_norm_backward, tempting=[as_if_r_were_constant])
+exercise.judge("01.1", rms_norm_backward)
 
 # %% [markdown]
-# ## Exercise 2: segments
+# ## Exercise 2: how long is the best segment?
 #
-# Return the length of the segments that recompute `n` layers with the fewest bytes, where a layer
-# keeps `a` bytes and its input has `i`. Segments are equal: the length divides `n`. *Hint:* in a
-# Transformer's block `a` is many times `i`; should segments be longer then, or shorter?
+# With which length of equal segments does recomputation hold the fewest bytes? In a Transformer a
+# layer keeps many times the bytes of its input. Are its segments longer, or shorter?
 
 
-# %%
-def segment(n, i, a):
+# %% tags=["exercise"]
+def segment(layers, input_bytes, layer_bytes):
+    """Return a divisor of `layers`; input_bytes, layer_bytes: of the input, and of all it keeps."""
     raise NotImplementedError  # your line here
 
 
-def check_segment(attempt):
-    for n, i, a in [(32, 1, 1), (32, 12, 11), (64, 1, 16), (24, 8, 1)]:
-        k, held = attempt(n, i, a), {k: n // k * i + k * a for k in range(1, n + 1) if n % k == 0}
-        if k not in held:
-            return f"{n} layers cannot be cut into segments of {k}"
-        if held[k] > min(held.values()):
-            return f"n, i, a = {n}, {i}, {a}: {held[k]} bytes, and {min(held.values())} will do"
-
-
-def nearest_to_the_root(n, i, a):
-    lengths = (k for k in range(1, n + 1) if n % k == 0)
-    return min(lengths, key=lambda k: abs(k - (n * i / a) ** 0.5))
-
-
-exercise.judge(2, check_segment, segment, tempting=[nearest_to_the_root])
+exercise.judge("01.2", segment)
 
 # %% [markdown]
 # ## Exercise 3: why did this break?
 #
 # Two batches are in flight: forward of the first, forward of the second, backward of the first,
-# update, backward of the second. Nothing complains, but the second batch's `dx` is not the gradient
-# of the loss that its forward computed. Which array did that backward read, and what had happened
-# to it? Write an `update` with which both gradients are right. *Hint:* a function keeps the same
-# arrays that its forward was given, not copies. (Lesson 9 is built on this.)
+# `w.data -= lr * w.grad`, backward of the second. Nothing is raised, but the second batch's $dX$ is
+# wrong. Which array did its backward read? Write an `update` with which both are right.
 
 
-# %%
+# %% tags=["exercise"]
 def update(w, lr):
-    """Move the Tensor w against its gradient."""
+    """Move the Tensor w against its gradient, by lr times the gradient."""
     raise NotImplementedError  # your line here
 
 
-def in_place(w, lr):
-    w.data -= lr * w.grad
-
-
-def check_update(attempt):
-    random = generator(0, "two batches")
-    first, second = (Tensor(random.standard_normal((4, 3)), requires_grad=True) for _ in range(2))
-    w = Tensor(random.standard_normal((3, 2)), requires_grad=True)
-    losses, old = [((x @ w) * (x @ w)).sum() for x in (first, second)], w.data.copy()
-    losses[0].backward()
-    new = old - 0.1 * w.grad
-    attempt(w, 0.1)
-    losses[1].backward()
-    want = 2 * (second.data @ old) @ old.T  # loss = |x w|^2
-    if (error := abs(second.grad - want).max() / abs(want).max()) > 1e-12:
-        return f"dx of the second batch is off by {error:.0%}"
-    if not np.allclose(w.data, new):
-        return f"the gradient is right, but w is off by {abs(w.data - new).max():.2g}"
-
-
-exercise.judge(3, check_update, update, tempting=[in_place])
+exercise.judge("01.3", update)
 
 # %% [markdown]
-# ## What it costs, and the next problem
+# ## At work
 #
-# A gradient costs two more forwards and, until backward is through, the memory of all activations;
-# recompute trades a third more work for most of that memory. `p.grad` is a sum of contributions,
-# and sums can be taken apart: over examples, over micro-batches, over devices.
+# | here | PyTorch | Megatron-LM | DeepSpeed | JAX |
+# |---|---|---|---|---|
+# | `add_hook` | `register_post_accumulate_grad_hook` | | | |
+# | `recompute` | `checkpoint` | `--recompute-granularity` | `checkpointing` | `jax.checkpoint` |
 #
-# We can now make a gradient, know when each part of it is ready, and defer half of backward. But
-# still one device does it all. To share the work, devices must communicate: the next lesson,
-# `02_collectives.py`, is about messages, and about what it costs to add up a vector that is spread
-# over many devices.
+# **What it costs.** Two more passes' worth of products, and every layer's input until its backward.
+#
+# **Next:** `p.grad` is a sum, and sums can be made by many. [Lesson 2](02_collectives.py).

@@ -7,10 +7,10 @@
 # that minidist computes on one device from the same weights. Then it plants three mistakes, and
 # reads what the comparison says.
 #
-# It needs PyTorch: `pip install torch`. Letters: `B` examples, `T` positions, `C` width, `H` heads
-# of width `D`, `L` blocks, `V` words, `N` ranks.
+# It needs PyTorch: `pip install torch`. Letters: $B$ examples, $T$ positions, $C$ width, $H$ heads
+# of width $D$, $L$ blocks, $V$ words, $N$ ranks.
 
-# %%
+# %% tags=["setup", "hide-input"]
 import copy
 import tempfile
 from datetime import timedelta
@@ -18,7 +18,7 @@ from datetime import timedelta
 import numpy as np
 import torch
 import torch.distributed as dist
-from support import figures
+from support import begin
 from torch import nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
@@ -27,7 +27,7 @@ from minidist import Cluster, verify
 from minidist import nn as ours
 from minidist.interop import torch as interop
 
-figures.arguments()
+begin()
 B, T, C, H, L, V, N = 7, 16, 32, 4, 2, 64, 4
 torch.manual_seed(0)
 tokens, nexts = torch.randint(0, V, (2, B, T))

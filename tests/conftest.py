@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,20 @@ def pytest_addoption(parser):
         help="run the conformance suite on this machine of tests/comm/conformance/machines.py; may "
         "be repeated (default: all but the MPI machines)",
     )
+    parser.addoption(
+        "--minutes",
+        type=float,
+        help="skip, and say so, what has not begun after this time: a slow machine ends in time",
+    )
+
+
+STARTED = time.monotonic()  # of this worker
+
+
+def pytest_runtest_setup(item):
+    minutes = item.config.option.minutes
+    if minutes is not None and time.monotonic() - STARTED > 60 * minutes:
+        pytest.skip(f"not begun within --minutes {minutes:g}: this machine is slow")
 
 
 def pytest_configure(config):

@@ -11,7 +11,7 @@ from minidist import nn
 from minidist.cli import COMMANDS, main
 from minidist.cli.presets import PRESETS
 from minidist.cli.strategies import families, markdown
-from minidist.course import zoo
+from minidist.course import mutants
 from minidist.course.lab import labs
 from minidist.pipeline_parallel import SCHEDULES, read, validate
 from minidist.planning.plans.space import ASYNCHRONOUS
@@ -55,7 +55,8 @@ def test_the_oracle_runs(capsys):
     (code,) = python(page("minidist"))
     exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
     printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 5 and "\n".join(printed[:2]) in page("minidist")
+    assert len(printed) == 15 and "\n".join(printed[:2]) in page("minidist")
+    assert "worker: exact, ok" in printed and not any("FAIL" in line for line in printed)
 
 
 def test_the_timeline_it_shows_is_what_the_command_prints(capsys, monkeypatch, tmp_path):
@@ -107,7 +108,7 @@ def test_the_models_and_schedules_beside_other_codebases_are_all_there_are():
 
 def test_every_lesson_is_in_the_readme():
     for lesson in (ROOT / "lessons").glob("[0-9]*.py"):
-        assert f"(lessons/{lesson.name}) |" in page()
+        assert f"](lessons/{lesson.name})" in page()
     for other in ("README.md", "minidist/README.md", "lessons/README.md"):
         assert "check_your_own.py)" in (ROOT / other).read_text(encoding="utf-8"), other
 
@@ -125,4 +126,4 @@ def test_the_numbers_of_labs_tasks_and_mutants_are_those_of_the_course():
     course = page("minidist/course")
     for lab in labs():
         assert f"| `{lab.name}` | {len(lab.tasks)} |" in course and lab.points == 100
-    assert f"against {len(zoo.names())} wrong implementations" in course
+    assert f"against {len(mutants.names())} wrong implementations" in course

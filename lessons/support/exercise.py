@@ -1,24 +1,33 @@
 """The verdict on an exercise of a lesson: solved, not solved yet, or what is wrong.
 
-def check(attempt):
-    if attempt(3) != 9:
-        return f"3 squared is not {attempt(3)}"
+    exercise.judge("14.1", join)     # exercise 14.1: not solved yet
+    exercise.hint("14.1")
 
-exercise.judge(1, check, square, tempting=[double])     # exercise 1: not solved yet
+`checks/14.py` has, for its exercise 1,
+
+    check_1(attempt)     -> what is wrong with it, or None; any error also means wrong
+    solution_1           a worked solution
+    hints_1              three hints, each of which says more
+    tempting_1           wrong answers that the check must refuse, in words
 """
 
 import inspect
 import linecache
 import re
+import runpy
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
 from minidist.errors import CommError, RankFailed
 
 Frame = tuple[str, int]  # file, line
+CHECKS = Path(__file__).parents[1] / "checks"
+PARTS = "check", "solution", "hints", "tempting"
 FRAME = re.compile(r'^ +File "(.+)", line (\d+), in ', re.MULTILINE)  # of a traceback's text
 
 
@@ -32,18 +41,58 @@ def verdict(check: Callable[[Any], str | None], attempt: Any) -> str:
     return _judged(check, attempt)[0]
 
 
-def judge(number: int, check: Callable, attempt: Any, tempting: list[Callable]) -> None:
-    """Print the verdict on an attempt, and on tempting wrong answers, which must be refused.
+@dataclass(frozen=True)
+class Exercise:
+    """An exercise of `checks/`: see the first lines of this file."""
+
+    check: Callable[[Any], str | None]
+    solution: Any
+    hints: tuple[str, ...]
+    tempting: list
+
+
+def exercise_of(name: str) -> Exercise:
+    """Return the exercise "14.1". ValueError if there is none."""
+    lesson, _, number = name.partition(".")
+    path = CHECKS / f"{lesson}.py"
+    found = runpy.run_path(str(path)) if path.exists() else {}
+    if f"check_{number}" not in found:
+        numbers = [each.removeprefix("check_") for each in found if each.startswith("check_")]
+        raise ValueError(f"no exercise {name}; lesson {lesson} has {', '.join(numbers) or 'none'}")
+    return Exercise(*(found[f"{part}_{number}"] for part in PARTS))
+
+
+def number_of(lesson: Path) -> str:
+    """Return "10b" of lessons/10b_zero_bubble.py."""
+    return lesson.stem.partition("_")[0]
+
+
+def judge(name: str, attempt: Any) -> None:
+    """Print the verdict on an answer to the exercise `name`."""
+    print(f"exercise {name}:", verdict(exercise_of(name).check, attempt))
+
+
+def hint(name: str, number: int = 1) -> None:
+    """Print a hint to the exercise `name`. ValueError if it has no hint of this number."""
+    hints = exercise_of(name).hints
+    if not 1 <= number <= len(hints):
+        raise ValueError(f"exercise {name} has hints 1 to {len(hints)}, not {number}")
+    print(f"exercise {name}, hint {number} of {len(hints)}: {hints[number - 1]}")
+
+
+def refuse(given: Exercise | str) -> None:
+    """Require that the check of an exercise solves its solution and refuses tempting answers.
 
     A tempting answer is refused in words: the check's, or those of an error that is raised on
     purpose. AssertionError if the check ends by an accident, such as an IndexError.
     """
-    print(f"exercise {number}:", verdict(check, attempt))
-    for answer in tempting:
-        refused, accident = _judged(check, answer)
-        name = getattr(answer, "__name__", "<lambda>").replace("<lambda>", "a tempting answer")
-        print(f"  {name}: {refused}")
-        assert refused.startswith("wrong"), f"the check lets {name} pass"
+    each = exercise_of(given) if isinstance(given, str) else given
+    found = verdict(each.check, each.solution)
+    assert found == "solved", f"the worked solution is {found}"
+    for answer in each.tempting:
+        refused, accident = _judged(each.check, answer)
+        name = getattr(answer, "__name__", repr(answer)[:60])
+        assert refused.startswith("wrong"), f"the check lets {name} pass: {refused}"
         assert not accident, f"the check has no words for {name}: {refused}"
 
 

@@ -1,22 +1,20 @@
 """The figures of the lessons: their common style, and where they are saved.
 
-    figures.arguments()                             # python lessons/... --figures DIR
-
     def draw(plt):
         figure, axes = plt.subplots()
         axes.plot(x, y, color=figures.FORWARD)
         return figure
 
-    figures.save(draw, "00_single_device")
+    figures.show(draw, "00_single_device", caption="What one sees.", alt="What a reader who cannot
+        see it has to know.")
 
 The colours and the style are those of minidist/observe/style.py.
 """
 
-import argparse
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from minidist.events import EventLog
 from minidist.observe.style import (
@@ -44,56 +42,47 @@ __all__ = [
     "OWN",
     "SAME",
     "UPDATE",
-    "arguments",
     "in_notebook",
     "label_ends",
     "matrix",
     "part",
     "pyplot",
     "rank_bars",
-    "save",
+    "show",
     "stack",
 ]
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (--help shows the arguments)\n")
+def show(draw: Callable[[Any], Any], name: str, caption: str, alt: str) -> Any:
+    """Show the figure that draw(pyplot) returns: in a notebook below the cell, else as a file.
 
-
-def arguments() -> None:
-    """Answer --help and wrong arguments of a lesson at once; make the folder for its figure.
-
-    In a notebook this does nothing: there the arguments are the kernel's.
-    """
-    if in_notebook():
-        return
-    parser = _parser()
-    folder = parser.parse_args().figures
-    if folder is not None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:
-            parser.error(f"cannot write figures into {folder}: {error.strerror}")
-
-
-def save(draw: Callable[[Any], Any], name: str) -> None:
-    """Save the figure that draw(pyplot) returns as `name`.png, and print its path.
-
-    The folder is `--figures DIR`, or else a new temporary one. Without matplotlib one printed line
-    says that there is no figure.
+    A script saves it as `name`.png and `name`.svg and prints where: in `--figures DIR`, or else in
+    a new temporary folder. Without matplotlib one printed line says that there is no figure.
+    `caption` and `alt`, the text for who cannot see it, are on the page that is made of the lesson.
     """
     try:
         plt = pyplot()
     except ValueError as missing:
         print(f"no figure: {missing}")
-        return
-    folder = None if in_notebook() else _parser().parse_known_args()[0].figures
-    folder = folder or Path(tempfile.mkdtemp(prefix="minidist-"))
-    path = folder / f"{name}.png"
-    draw(plt).savefig(path, metadata={"Software": None})  # no version, no date: same data and bytes
-    print(f"figure: {path}")
+        return None
+    if in_notebook():
+        from matplotlib_inline.backend_inline import set_matplotlib_formats
+
+        set_matplotlib_formats("svg")
+        figure = draw(plt)
+        plt.close(figure)  # the cell's value shows it; open, it would be shown twice
+        return figure
+    from . import command_line
+
+    folder = command_line().parse_known_args()[0].figures
+    path = (folder or Path(tempfile.mkdtemp(prefix="minidist-"))) / name
+    figure = draw(plt)
+    # no version, no date: the same data, the same bytes
+    figure.savefig(path.with_suffix(".png"), metadata={"Software": None})
+    plt.rcParams["svg.hashsalt"] = name
+    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None, "Creator": None})
+    print(f"figure: {path}.png and .svg: {caption}")
+    return None
 
 
 def part(rank: int) -> dict[str, Any]:
@@ -163,12 +152,3 @@ def label_ends(axes, x: float, ends: dict[str, tuple[float, str]], gap: float) -
     for name, (y, color) in sorted(ends.items(), key=lambda item: item[1][0]):
         at = max(y, at + gap)
         axes.text(x, at, name, color=color, va="center", fontsize=9)
-
-
-def _parser() -> argparse.ArgumentParser:
-    description = "Run a lesson: it prints what it finds, draws a figure, and checks your exercise."
-    parser = _Parser(description=description, allow_abbrev=False)
-    parser.add_argument(
-        "--figures", type=Path, metavar="DIR", help="where to save the figure (default: a new DIR)"
-    )
-    return parser

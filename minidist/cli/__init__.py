@@ -29,6 +29,7 @@ COMMANDS = {  # a module of this package, and what its command does
     "plan": "search the best plan for a model and a machine; profile, measure and predict this one",
     "mutants": "run the property tests against wrong implementations of the strategies",
     "lab": "list labs, hand them out, test and grade them",
+    "site": "make pages of the lessons, the API and the READMEs",
     "bench": "measure steps, communication, pipelines and GPUs against PyTorch, MPI and gloo",
 }
 
@@ -65,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _warn_of_copies() -> None:
-    """Say so if mpiexec has started several processes, which do not know of each other."""
+    """Print a warning if mpiexec has started several processes, which are no ranks."""
     if {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE"} & set(os.environ):
         from minidist.comm.mpi import library as mpi
 

@@ -57,7 +57,7 @@ def markdown() -> str:
     lines = ["| strategy | | paper | file | lesson |", "| --- | --- | --- | --- | --- |"]
     for r in STRATEGIES.values():
         files = ", ".join(f"[`{path}`](../../{path})" for path in r.files)
-        lesson = f"[{r.lesson[:2]}](../../../lessons/{r.lesson}.py)"
+        lesson = f"[{number_of(r.lesson)}](../../../lessons/{r.lesson}.py)"
         lines.append(f"| `{r.name}` | {r.idea} ({r.term}) | {r.paper} | {files} | {lesson} |")
     return "\n".join(lines)
 
@@ -70,6 +70,11 @@ def families() -> str:
         names = ", ".join(f"`{record.name}`" for record in records)
         promises = ", ".join(dict.fromkeys(record.promise for record in records))
         lessons = dict.fromkeys(record.lesson for record in records)
-        links = ", ".join(f"[{lesson[:2]}](lessons/{lesson}.py)" for lesson in lessons)
+        links = ", ".join(f"[{number_of(name)}](lessons/{name}.py)" for name in lessons)
         lines.append(f"| {family} | {names} | {promises} | {links} |")
     return "\n".join(lines)
+
+
+def number_of(lesson: str) -> str:
+    """Return "10b" of "10b_zero_bubble"."""
+    return lesson.partition("_")[0]

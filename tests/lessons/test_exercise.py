@@ -1,5 +1,6 @@
 """What a lesson says of an attempt at its exercise."""
 
+import ast
 import asyncio
 import contextlib
 import linecache
@@ -10,6 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from lessons import support
 from lessons.support import exercise
 from minidist import Cluster
 
@@ -173,8 +175,8 @@ def test_an_attempt_of_a_notebook_cell_shows_its_line(monkeypatch):
 @pytest.mark.parametrize("accident", [lambda x: x // 0, lambda x: np.ones(x) + np.ones(4), None])
 def test_a_tempting_answer_is_not_refused_by_accident(accident):
     with pytest.raises(AssertionError, match=r"the check has no words for .*: wrong: "):
-        exercise.judge(2, check, open_stub, tempting=[accident])
-    exercise.judge(2, check, open_stub, tempting=[refuses])
+        exercise.refuse(exercise.Exercise(check, square, (), [accident]))
+    exercise.refuse(exercise.Exercise(check, square, (), [refuses]))
 
 
 def test_a_stub_on_ranks_is_not_solved_yet_and_another_error_is_wrong():
@@ -194,9 +196,55 @@ def test_a_stub_on_ranks_is_not_solved_yet_and_another_error_is_wrong():
         assert exercise.verdict(waits, square).startswith("wrong: Deadlock: every rank waits")
 
 
-def test_tempting_answers_are_shown_and_must_be_refused(capsys):
-    exercise.judge(2, check, open_stub, tempting=[double])
-    shown = "exercise 2: not solved yet\n  double: wrong: 3 squared is not 6\n"
-    assert capsys.readouterr().out == shown
+def test_the_solution_must_be_solved_and_tempting_answers_refused():
+    exercise.refuse(exercise.Exercise(check, square, (), [double]))
     with pytest.raises(AssertionError, match="lets square pass"):
-        exercise.judge(2, check, open_stub, tempting=[square])
+        exercise.refuse(exercise.Exercise(check, square, (), [square]))
+    with pytest.raises(AssertionError, match="the worked solution is wrong: 3 squared is not 6"):
+        exercise.refuse(exercise.Exercise(check, double, (), []))
+
+
+def test_an_exercise_is_found_by_its_name_and_its_hints_are_counted(capsys):
+    exercise.judge("14.1", open_stub)
+    exercise.hint("14.1", 2)
+    shown = capsys.readouterr().out
+    assert shown.startswith("exercise 14.1: not solved yet\nexercise 14.1, hint 2 of 3: ")
+    with pytest.raises(ValueError, match=r"no exercise 14.4; lesson 14 has 1, 2, 3"):
+        exercise.judge("14.4", open_stub)
+    with pytest.raises(ValueError, match=r"no exercise 99.1; lesson 99 has none"):
+        exercise.judge("99.1", open_stub)
+    with pytest.raises(ValueError, match="hints 1 to 3, not 0"):
+        exercise.hint("14.1", 0)
+
+
+LESSON = """
+import numpy as np
+from support import begin, exercise
+begin()
+print("never")
+N = 2
+def idle(): return np.zeros(N)
+def base(x):
+    return x * N
+def answer(x):
+    return base(x)
+exercise.judge("14.1", answer)
+exercise.judge("14.2", idle)
+"""
+
+
+def test_one_exercise_runs_only_what_binds_its_names():
+    needed = ast.unparse(support.exercise_alone(LESSON, "1"))
+    assert needed.splitlines() == [
+        "from support import begin, exercise",
+        "N = 2",
+        "",
+        "def base(x):",
+        "    return x * N",
+        "",
+        "def answer(x):",
+        "    return base(x)",
+        "exercise.judge('14.1', answer)",
+    ]
+    with pytest.raises(ValueError, match="no exercise 3; choose one of 1, 2"):
+        support.exercise_alone(LESSON, "3")

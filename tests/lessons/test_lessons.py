@@ -1,6 +1,5 @@
 """Every lesson runs as it stands, draws its figure, and has the parts that a lesson has."""
 
-import ast
 import os
 import re
 import shutil
@@ -12,29 +11,10 @@ from pathlib import Path
 import pytest
 
 from minidist.verify.strategies import STRATEGIES
+from tests.lessons.pages import LESSONS, ROOT
 
-ROOT = Path(__file__).parents[2]
-LESSONS = sorted((ROOT / "lessons").glob("[0-9]*.py"))
-PARTS = ["problem", "picture", "math", "code", "measurement", "exercise", "what it costs"]
 SECONDS = 100
-
-QUICK = ("00", "01")  # a few seconds each; -m slow and the notebooks run all
-
-each_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
-
-
-def cells(lesson: Path) -> list[tuple[bool, str]]:
-    """Cut a percent-format script into (is it markdown, text) cells."""
-    head, *pieces = re.split(r"(?m)^# %%(.*)\n", lesson.read_text(encoding="utf-8"))
-    assert not head.strip(), f"{lesson.name} has lines before its first cell"
-    kinds, texts = pieces[::2], pieces[1::2]
-    return [(kind.strip() == "[markdown]", text) for kind, text in zip(kinds, texts, strict=True)]
-
-
-def headings(lesson: Path) -> list[str]:
-    """Return the headings of the markdown cells, in order, in lower case."""
-    markdown = "\n".join(text for is_markdown, text in cells(lesson) if is_markdown)
-    return [found.lower() for found in re.findall(r"(?m)^# #+ +(.+)$", markdown)]
+QUICK = ("00", "01")  # a few seconds each; -m slow and the site run all
 
 
 def is_picture(path: Path) -> bool:
@@ -54,7 +34,7 @@ def changes() -> str | None:
 
 
 def test_there_are_lessons():
-    assert LESSONS, f"no lesson found in {ROOT / 'lessons'}"
+    assert len(LESSONS) == 29
 
 
 def run_lesson(lesson: Path | str, *arguments, path: Path = ROOT, seconds: float = SECONDS):
@@ -74,32 +54,26 @@ def run_lesson(lesson: Path | str, *arguments, path: Path = ROOT, seconds: float
 @pytest.mark.parametrize(
     "lesson",
     [
-        pytest.param(path, marks=[] if path.stem[:2] in QUICK else [pytest.mark.slow])
-        for path in LESSONS
+        pytest.param(lesson, marks=[] if lesson.number in QUICK else [pytest.mark.slow])
+        for lesson in LESSONS
     ],
-    ids=lambda path: path.stem,
+    ids=lambda lesson: lesson.path.stem,
 )
 def test_lesson_runs_as_it_stands_and_leaves_nothing_but_its_figure(lesson, tmp_path):
     before = changes()
-    run = run_lesson(lesson, "--figures", tmp_path)
-    assert run.returncode == 0, f"{lesson.name} failed:\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}"
-    assert "not solved yet" in run.stdout, f"{lesson.name} does not say that its exercise is open"
-    assert changes() == before, f"{lesson.name} wrote into the repository"
+    run = run_lesson(lesson.path, "--figures", tmp_path)
+    assert run.returncode == 0, f"{run.stdout[-2000:]}\n{run.stderr[-4000:]}"
+    assert run.stdout.count("not solved yet") == 3
+    assert changes() == before, "it wrote into the repository"
     if find_spec("matplotlib") is None:
         assert "no figure: the figures need matplotlib" in run.stdout
         pytest.skip("no matplotlib, which draws the figures: pip install 'minidist[lessons]'")
-    assert is_picture(tmp_path / f"{lesson.stem}.png"), f"{lesson.name} left no figure of its name"
-
-
-@each_lesson
-def test_lesson_looks_at_its_arguments_before_it_does_anything(lesson):
-    statements = ast.parse(lesson.read_text(encoding="utf-8")).body
-    first = next(node for node in statements if not isinstance(node, ast.Import | ast.ImportFrom))
-    assert ast.unparse(first) == "figures.arguments()"
+    assert is_picture(tmp_path / f"{lesson.path.stem}.png"), "it left no figure of its name"
+    assert (tmp_path / f"{lesson.path.stem}.svg").read_text("utf-8").endswith("</svg>\n")
 
 
 def test_help_and_wrong_arguments_are_answered_at_once(tmp_path):
-    lesson = LESSONS[0]
+    lesson = LESSONS[0].path
     help = run_lesson(lesson, "--help")
     assert help.returncode == 0 and "--figures DIR" in help.stdout and not help.stderr
     assert help.stdout.startswith("usage:"), "something was printed before"
@@ -109,6 +83,10 @@ def test_help_and_wrong_arguments_are_answered_at_once(tmp_path):
         (["--figures"], "--figures: expected one argument"),
         (["--figures", tmp_path / "file"], f"cannot write figures into {tmp_path / 'file'}"),
         (["--figures", tmp_path / "file" / "folder"], "cannot write figures into"),
+        (["--exercise", "4"], "no exercise 4; choose one of 1, 2, 3"),
+        (["--hint", "4"], "no exercise 00.4; lesson 00 has 1, 2, 3"),
+        (["--hint", "1.4"], "exercise 00.1 has hints 1 to 3, not 4"),
+        (["--hint", "1.x"], "--hint takes N or N.2, not 1.x"),
     ]:
         run = run_lesson(lesson, *arguments)
         assert (run.returncode, run.stdout) == (2, "")
@@ -121,9 +99,9 @@ def figure_script(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         f"import sys; sys.path.insert(1, {str(ROOT / 'lessons')!r})\n"
-        "from support import figures\n"
-        "figures.arguments()\n"
-        "print(figures.save(lambda plt: plt.figure(), 'empty'))\n"
+        "from support import begin, figures\n"
+        "begin()\n"
+        "print(figures.show(lambda plt: plt.figure(), 'empty', caption='', alt=''))\n"
     )
     (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')\n")
     return script
@@ -149,44 +127,6 @@ def test_in_a_notebook_the_arguments_are_the_kernels_own(figure_script, tmp_path
 def test_a_missing_folder_is_made(figure_script, tmp_path):
     run = run_lesson(figure_script, "--figures", tmp_path / "new" / "folder", path=tmp_path)
     assert run.returncode == 0 and (tmp_path / "new" / "folder").is_dir()
-
-
-@each_lesson
-def test_lesson_is_in_percent_format(lesson):
-    kinds = [is_markdown for is_markdown, _ in cells(lesson)]
-    assert lesson.read_text(encoding="utf-8").startswith("# %% [markdown]\n# # ")
-    assert True in kinds and False in kinds
-    for is_markdown, text in cells(lesson):
-        if is_markdown:
-            stray = [line for line in text.splitlines() if line and not line.startswith("#")]
-            assert not stray, f"{lesson.name}: code in a markdown cell: {stray[0]!r}"
-
-
-@each_lesson
-def test_lesson_has_its_parts_in_order(lesson):
-    found = headings(lesson)
-    places = []
-    for part in PARTS:
-        matches = [i for i, heading in enumerate(found) if part in heading]
-        assert matches, f"{lesson.name} has no heading with {part!r}; it has {found}"
-        places.append(matches[0])
-    assert places == sorted(places), f"{lesson.name}: {PARTS} are expected in this order: {found}"
-
-
-@each_lesson
-def test_lesson_has_its_figure_in_the_repository(lesson):
-    picture = ROOT / "figures" / f"{lesson.stem}.png"
-    assert is_picture(picture), f"run: python lessons/{lesson.name} --figures figures"
-
-
-@each_lesson
-def test_lesson_ends_with_three_exercises_one_of_which_asks_why_something_broke(lesson):
-    exercises = [heading for heading in headings(lesson) if heading.startswith("exercise")]
-    assert [heading.split(":")[0] for heading in exercises] == [f"exercise {n}" for n in (1, 2, 3)]
-    assert sum("why did this break?" in heading for heading in exercises) == 1
-    source = lesson.read_text(encoding="utf-8")
-    for number in (1, 2, 3):
-        assert re.search(rf"exercise\.judge\(\s*{number},", source), f"exercise {number}: no check"
 
 
 def test_the_lesson_of_a_strategy_names_it():

@@ -55,7 +55,7 @@ def _record(name: str, **fields) -> Strategy:
         name=name,
         family="convolutions",
         files=(f"tensor_parallel/{name}_parallel.py",),
-        lesson="17_convolutions_and_batch_norm",
+        lesson="17_convolutions",
         cases=cnn_cases,
         models=CNN,
         tests=(f"tensor_parallel/test_{name}_parallel.py",),

@@ -89,7 +89,7 @@ STRATEGIES = [
             "pipeline_parallel/torch_csv.py",
             "pipeline_parallel/random_order.py",
         ),
-        lesson="10_interleaved_and_zero_bubble",
+        lesson="10b_zero_bubble",
         start=own_pipeline,
         cases=program_cases,
         models=LAYERS,
