@@ -2,7 +2,7 @@
 
 Measured while a step with AdamW runs on real ranks: layers show what enters them, ledgers what is
 sent, arrays what is held, and graphs which products were computed. The closed forms are in
-planning/costs/; lesson 20 shows that both agree.
+planning/costs/; tests/observe/test_costs.py compares them, and lesson 20 draws them.
 
     for rank, cost in enumerate(measure_costs("zero_2", case, cluster)):
         print(rank, cost.sent, cost.held["activations"])

@@ -58,8 +58,8 @@ class Costs:
     of_ranks  (case, ranks) -> what each rank should hold and compute
     limit     (case, ranks) -> the largest useful number of ranks, and what each then has one of
     cuts      what is split: "examples", "servers", "layers", "matrices", "layers and matrices",
-              "branches", "positions", "examples and experts"; lesson 20's figure has a mark for
-              each
+              "branches", "positions", "examples and experts"; lesson 20's figure has a
+              colour for each
     useful    (case, ranks) -> one device's work over N times the busiest rank's time, as if
               communication took no time; None: no rank waits for another one's work
     example   ranks -> the case on which strategies are compared
