@@ -154,6 +154,6 @@ def gallery() -> str:
         for one in lessons()
         if one.about
     ]
-    head = "# Lessons\n\nA script, a notebook and a page each. [The path](pages/path.md) orders them."
+    head = "# Lessons\n\nScript, notebook and page in one; [the path](pages/path.md) orders them."
     contents = "```{toctree}\n:hidden:\n:glob:\n\n[0-9]*\n```\n"
     return "\n".join([head, "", contents, "::::{grid} 1 2 2 3\n:gutter: 3\n", *cards, "::::", ""])

@@ -6,7 +6,7 @@ convolutional neural networks (2014), does so with the matrices of a CNN only. L
 this one; X[B, C, H, W], F filters, windows of K x K.
 
     X -> f -> Y_r[B, F/N, H, W] = X * W_r[F/N, C, K, K] -> norm_r -> relu -> Z_r[B, F/N, H, W]
-         g(sum over r of Z_r * V_r[G, F/N, K, K]) + b  -> norm -> + X
+         g(sum over r of Z_r * V_r[C, F/N, K, K]) + b  -> norm -> + X
 
 A residual block is Megatron's MLP (Shoeybi et al. 2019, section 3): one all_reduce forward (g, of
 the output) and one backward (f, of dX). The batch norm between the convolutions needs none: the
