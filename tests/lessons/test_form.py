@@ -150,19 +150,27 @@ def test_other_lessons_are_links(lesson: Lesson):
     assert not re.findall(r"\b[Ll]essons? \d+", words)
 
 
-def test_the_shapes_in_docstrings_have_the_letters_of_the_notation():
+SHAPE = re.compile(r"\b[A-Za-z]\w*\[([^\[\]]*,[^\[\]]*)\]")
+
+
+def letters_of_shapes(text: str) -> set[str]:
+    return {
+        x for dims in SHAPE.findall(text) for x in re.findall(r"(?<![\w'])[A-Z](?![\w'])", dims)
+    }
+
+
+def test_the_shapes_in_docstrings_and_labs_have_the_letters_of_the_notation():
     """Or those that a file declares in its first lines; of images, and any axes I and J."""
-    shape = re.compile(r"\b[A-Za-z]\w*\[([^\[\]]*,[^\[\]]*)\]")
-    kinds = ast.Module | ast.ClassDef | ast.FunctionDef
+    known = letters_of_the_notation() | set("HWKIJ")
     for path in sorted((ROOT / "minidist").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         declared = re.search(r"Letters: (.*)", ast.get_docstring(tree) or "", re.DOTALL)
-        known = letters_of_the_notation() | set("HWKIJ")
-        known |= set(re.findall(r"\b[A-Z]\b", declared[1])) if declared else set()
-        for node in (node for node in ast.walk(tree) if isinstance(node, kinds)):
-            for dims in shape.findall(ast.get_docstring(node) or ""):
-                found = set(re.findall(r"(?<![\w'])[A-Z](?![\w'])", dims))
-                assert found <= known, f"{path.name}: [{dims}]"
+        own = set(re.findall(r"\b[A-Z]\b", declared[1])) if declared else set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                assert letters_of_shapes(ast.get_docstring(node) or "") <= known | own, path.name
+    for path in (ROOT / "minidist" / "course" / "labs").glob("*.toml"):
+        assert letters_of_shapes(path.read_text(encoding="utf-8")) <= known, path.name
 
 
 def targets() -> list[tuple[str, str]]:
