@@ -259,10 +259,11 @@ def fake_peers(request, monkeypatch, tmp_path):
     launcher = tmp_path / "mpiexec"
     launcher.write_text('#!/bin/sh\nshift 2\nexec "$@"\n')
     launcher.chmod(0o700)
+    # Not by PATH: a launcher beside Python comes before it, and may have words of its own.
+    monkeypatch.setattr(run_peer, "mpiexec", lambda: str(launcher))
     monkeypatch.syspath_prepend(tmp_path)
-    for variable in ("PYTHONPATH", "PATH"):
-        places = [str(tmp_path), *filter(None, [os.environ.get(variable)])]
-        monkeypatch.setenv(variable, os.pathsep.join(places))
+    places = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(places))
     monkeypatch.setattr(run_peer, "TIMEOUT", 0.5 if request.param == "hangs" else 60)
     return note
 
