@@ -38,6 +38,7 @@ exclude_patterns = ["figures"]
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # build.py has run the lessons
+nb_merge_streams = True
 nb_code_prompt_show = "Show the {type}"
 nb_code_prompt_hide = "Hide the {type}"
 copybutton_exclude = ".linenos, .gp, .go"
