@@ -6,6 +6,9 @@ trace.py            what a rank does in a step, counted without a clock
 prediction.py       the seconds of a step, from both
 steps.py            the seconds of a step, by the clock
 table.py            one over the other, for all strategies: `minidist plan --measure`
+
+What a prediction leaves out: NumPy's work outside of functions (a compressor's, a router's), and
+caches that another rank has emptied, since each function is timed by itself.
 """
 
 from minidist.observe.machine.rates import products
