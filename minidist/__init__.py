@@ -40,11 +40,13 @@ Then, by subject:
     observe/, bench/     timelines, traces, costs watched and measured; against others
     mistakes/            wrong implementations, as data, which tests and grader must find
     course/              labs and their grader
+    pages/               pages of the site that run the package, in a browser or on real ranks
     cli/                 the commands
 
 The foundation: backend.py (NumPy or CuPy), rng.py (numbers that depend on names alone),
 events.py (who did what, when), errors.py (what goes wrong between ranks), first_use.py (names
-imported late).
+imported late), pieces.py (how things are cut), scores.py (how many scores attention computes and
+keeps).
 """
 
 from minidist.first_use import on_first_use

@@ -24,7 +24,7 @@ first; others are refused, because backward could not cut them again.
 from minidist.autograd import Function, Tensor
 from minidist.backend import Array, array_module
 from minidist.comm import Group
-from minidist.comm.collectives import split_ends
+from minidist.pieces import split_ends
 
 
 class OverRanks(Function):

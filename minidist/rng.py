@@ -15,6 +15,7 @@ from numbers import Integral
 import numpy as np
 
 from minidist.errors import check_number
+from minidist.pieces import Positions
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
@@ -38,38 +39,6 @@ def hash_uniform(key: int, counter: np.ndarray) -> np.ndarray:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return ((z ^ (z >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
-
-
-@dataclass(frozen=True)
-class Positions:
-    """Runs of neighbours among the positions 0 to `length` - 1 of a sequence, in rising order.
-
-    runs  (first, last + 1) of each run; an empty run is left out
-    """
-
-    runs: tuple[tuple[int, int], ...]
-    length: int
-
-    def __post_init__(self):
-        runs = tuple((a, b) for a, b in self.runs if a != b)
-        ends = [end for run in runs for end in run]
-        if ends != sorted(ends) or not all(0 <= end <= self.length for end in ends):
-            raise ValueError(
-                f"runs of positions rise from 0 to {self.length} and do not overlap: {self.runs}"
-            )
-        object.__setattr__(self, "runs", runs)
-
-    def __len__(self) -> int:
-        return sum(b - a for a, b in self.runs)
-
-    @property
-    def whole(self) -> bool:
-        return len(self) == self.length
-
-    @property
-    def indices(self) -> np.ndarray:
-        """The positions, int64 [T/N]."""
-        return np.concatenate([np.arange(0), *(np.arange(a, b) for a, b in self.runs)])
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from minidist.comm.collectives import split_ends
+from minidist.pieces import split_ends
 
 NEAR = 1e-9
 

@@ -13,6 +13,7 @@ from minidist.autograd import Function
 from minidist.backend import to_host
 from minidist.context_parallel import plain, zigzag
 from minidist.nn.tokens import BEGIN, PAD
+from minidist.pieces import Positions
 from minidist.pipeline_parallel import SCHEDULES, add_communication, add_reductions, programs
 from minidist.pipeline_parallel.actions import Forward, passes_backward
 from minidist.pipeline_parallel.execution_order import Stuck, in_order
@@ -21,7 +22,6 @@ from minidist.pipeline_parallel.random_order import random_order, random_placeme
 from minidist.pipeline_parallel.zero_bubble import v_shaped
 from minidist.planning.graphs.graph import Graph, Op, Value
 from minidist.planning.plans.plan import Machine
-from minidist.rng import Positions
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 import minidist
+import minidist.context_parallel
 import minidist.pipeline_parallel
 import minidist.planning
 
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "minidist"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-BASE = {"backend", "rng", "errors", "events", "first_use"}
+BASE = {"backend", "rng", "errors", "events", "first_use", "pieces", "scores"}
 MODELS = {"nn", "optim", "datasets"}
 THIN = {"collective_functions", "replicas", "trainer"}
 AXES = {f"{axis}_parallel" for axis in ("data", "tensor", "pipeline", "context", "expert")}
@@ -29,14 +30,16 @@ LIBRARY = BELOW_AXES | AXES | {"checkpoint", "hybrid", "mixed_precision", "plann
 MAY_IMPORT = {
     "backend": {"events"},
     "first_use": set(),
-    "rng": {"errors"},
+    "scores": set(),
+    "pieces": set(),
+    "rng": {"errors", "pieces"},
     "errors": set(),
     "events": set(),
-    "autograd": {"backend", "rng"},
-    "comm": {"backend", "events", "errors"},
+    "autograd": {"backend", "pieces", "rng", "scores"},
+    "comm": {"backend", "events", "errors", "pieces"},
     "nn": {"autograd", "backend", "rng", "errors"},
     "optim": {"nn", "autograd", "backend", "rng"},
-    "datasets": {"nn", "autograd", "backend", "rng", "errors"},
+    "datasets": {"nn", "autograd", "backend", "pieces", "rng", "errors"},
     "collective_functions": BASE | {"autograd", "comm"},
     "replicas": BASE | {"autograd", "comm", "nn", "optim"},
     "trainer": BASE | MODELS | {"autograd", "comm"},
@@ -251,7 +254,9 @@ def test_schedules_simulations_and_their_text_need_only_the_standard_library(cod
     assert "minidist" in loaded and loaded - {"minidist"} <= sys.stdlib_module_names
 
 
-@pytest.mark.parametrize("package", [minidist, minidist.pipeline_parallel, minidist.planning])
+@pytest.mark.parametrize(
+    "package", [minidist, minidist.context_parallel, minidist.pipeline_parallel, minidist.planning]
+)
 def test_a_package_that_imports_its_names_on_first_use_has_all_of_them(package):
     tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
     (shown,) = (node.body for node in tree.body if isinstance(node, ast.If))  # if TYPE_CHECKING

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from minidist import Tensor
 from minidist import collective_functions as cf
-from minidist.comm.collectives import split_ends, split_sizes
 from minidist.errors import RankFailed
+from minidist.pieces import split_ends, split_sizes
 from tests.strategies import arrays, seeds
 
 both = pytest.mark.parametrize("transport", ["process", "thread"])

@@ -111,7 +111,7 @@ def test_what_a_checker_must_ignore_is_little_and_has_its_reason():
 
 
 def test_the_library_imports_none_of_its_observers():
-    observers = {"verify", "observe", "bench", "mistakes", "course", "cli"}
+    observers = {"verify", "observe", "bench", "mistakes", "course", "cli", "pages"}
     for path in FILES:
         if path.relative_to(PACKAGE).parts[0] not in observers | {"__main__.py"}:
             rooms = {name.split(".")[1] for name in imports(path) if name.startswith("minidist.")}

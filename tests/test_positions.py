@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from minidist import Tensor, nn
 from minidist.backend import to_device, to_host
-from minidist.rng import Positions, Randomness
+from minidist.pieces import Positions
+from minidist.rng import Randomness
 from tests.strategies import arrays, leaf, seeds
 
 T = 7

@@ -24,10 +24,7 @@ from minidist.autograd.kernels import (
 from minidist.autograd.products import batched_matmul, sum_dtype
 from minidist.autograd.tensor import Function, Tensor
 from minidist.backend import Array, array_module, on_device_of, on_gpu, widen
-
-WHOLE = 128  # positions; P is kept up to here, where a CPU takes longer to compute it again
-BLOCK = 64  # positions of a block on a CPU, whose cache then holds a head's scores
-GPU_BLOCK = 256  # on a GPU, where each block costs launches
+from minidist.scores import BLOCK, GPU_BLOCK, blocks, in_one_piece
 
 
 class CausalAttention(Function):
@@ -131,7 +128,8 @@ def causal_attention(qkv: Tensor) -> Tensor:
     """Attend to the same and to earlier positions: QKV[3, B, H, T, D] -> O[B, H, T, D]."""
     if qkv.ndim != 5 or qkv.shape[0] != 3:
         raise ValueError(f"causal_attention takes [3, B, H, T, D], got {list(qkv.shape)}")
-    return (CausalAttention if 0 < qkv.shape[3] <= WHOLE else BlockwiseAttention)()(qkv)
+    T = qkv.shape[3]
+    return (CausalAttention if T > 0 and in_one_piece(T) else BlockwiseAttention)()(qkv)
 
 
 def padded_attention(q: Tensor, kv: Tensor, held: Array) -> Tensor:
@@ -147,21 +145,6 @@ def padded_attention(q: Tensor, kv: Tensor, held: Array) -> Tensor:
             f"got {list(held.shape)}"
         )
     return PaddedAttention(held)(q, kv)
-
-
-def kept_scores(T: int) -> int:
-    """Return how many numbers per head `causal_attention` keeps besides Q, K, V and O."""
-    return T * T if T <= WHOLE else T
-
-
-def computed_scores(T: int) -> int:
-    """Return how many scores per head its forward pass computes on a CPU, with the hidden ones."""
-    return T * T if T <= WHOLE else sum((b - a) * b for a, b in blocks(T, BLOCK))
-
-
-def blocks(T: int, length: int) -> list[tuple[int, int]]:
-    """Return each block's first position and the one after its last; the last may be shorter."""
-    return [(a, min(a + length, T)) for a in range(0, T, length)]
 
 
 def blocks_of(q: Array) -> list[tuple[int, int]]:

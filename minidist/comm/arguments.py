@@ -17,10 +17,11 @@ from typing import Protocol
 import numpy as np
 
 from minidist.backend import Array, is_half, on_gpu
-from minidist.comm.collectives import ALGORITHMS, split_sizes
+from minidist.comm.collectives import ALGORITHMS
 from minidist.comm.diagnosis import call_site
 from minidist.comm.fabric import Fabric
 from minidist.errors import check_name
+from minidist.pieces import split_sizes
 
 REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
 

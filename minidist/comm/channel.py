@@ -8,6 +8,7 @@ from minidist.comm import collectives
 from minidist.comm.fabric import Fabric, Transfers
 from minidist.comm.ledger import Ledger
 from minidist.comm.message import Key, Staged
+from minidist.pieces import split_ends
 
 
 class Channel:
@@ -81,9 +82,7 @@ class Channel:
         if self.library is None:
             collectives.in_rank_order(self, x, combine)
             return
-        chunks = [
-            x[start:stop] for start, stop in pairwise(collectives.split_ends(x.size, self.size))
-        ]
+        chunks = [x[start:stop] for start, stop in pairwise(split_ends(x.size, self.size))]
         mine = collectives.reduce_pieces(self.all_to_all(chunks), combine)
         for chunk, reduced in zip(chunks, self.all_to_all([mine] * self.size), strict=True):
             chunk[...] = reduced

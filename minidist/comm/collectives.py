@@ -28,19 +28,7 @@ from itertools import pairwise
 from minidist.backend import Array
 from minidist.comm.fabric import Messages
 from minidist.comm.message import Staged, staged
-
-
-def split_sizes(n: int, parts: int) -> list[int]:
-    """Cut n things into sizes that differ by at most one, the larger first; some may be 0."""
-    return [n // parts + (1 if part < n % parts else 0) for part in range(parts)]
-
-
-def split_ends(n: int, parts: int) -> list[int]:
-    """Return the parts + 1 bounds of the pieces: piece k is [ends[k], ends[k + 1])."""
-    ends = [0]
-    for size in split_sizes(n, parts):
-        ends.append(ends[-1] + size)
-    return ends
+from minidist.pieces import split_ends
 
 
 def ring(channel: Messages, x: Array, combine: Callable[..., Array]) -> None:

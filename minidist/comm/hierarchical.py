@@ -14,8 +14,8 @@ has; the rest stays in the memory of each host.
 from typing import NamedTuple, Protocol
 
 from minidist.backend import Array
-from minidist.comm.collectives import split_sizes
 from minidist.comm.ledger import Ledger
+from minidist.pieces import split_sizes
 
 
 class Reduces(Protocol):

@@ -1,8 +1,24 @@
-"""A sequence cut over ranks, attention included. Read `cuts.py`, `ring_attention.py`, `ulysses.py`,
-then `transformer.py`, which makes a Transformer use one of them.
+"""A sequence cut over ranks, attention included. Read `cuts.py`, `tiles.py`, `ring_attention.py`,
+`ulysses.py`, then `transformer.py`, which makes a Transformer use one of them.
 """
 
-from minidist.context_parallel.cuts import Cut, columns, plain, zigzag
-from minidist.context_parallel.transformer import context_parallel
+from typing import TYPE_CHECKING
+
+from minidist.first_use import on_first_use
+
+if TYPE_CHECKING:
+    from minidist.context_parallel.cuts import Cut, plain, zigzag
+    from minidist.context_parallel.transformer import columns, context_parallel
 
 __all__ = ["Cut", "columns", "context_parallel", "plain", "zigzag"]
+
+# Each name is imported when it is first used: cuts need no NumPy, a Transformer does.
+_MODULE_OF = {
+    "Cut": "cuts",
+    "columns": "transformer",
+    "context_parallel": "transformer",
+    "plain": "cuts",
+    "zigzag": "cuts",
+}
+
+__getattr__, __dir__ = on_first_use(__name__, _MODULE_OF)

@@ -12,9 +12,7 @@ T < 2N, some are empty.
 from collections.abc import Callable
 from itertools import pairwise
 
-from minidist.backend import Array, array_module
-from minidist.comm.collectives import split_ends
-from minidist.rng import Positions
+from minidist.pieces import Positions, split_ends
 
 Cut = Callable[[int, int], list[Positions]]
 
@@ -28,11 +26,6 @@ def zigzag(T: int, N: int) -> list[Positions]:
     """Give rank r the pieces r and 2N - 1 - r of 2N."""
     pieces = _pieces(T, N, 2 * N)
     return [Positions((pieces[r], pieces[2 * N - 1 - r]), T) for r in range(N)]
-
-
-def columns(x: Array, held: Positions) -> Array:
-    """Return the columns of X[B, T, ...] at these positions, for example tokens or targets."""
-    return array_module(x).concatenate([x[:, a:b] for a, b in held.runs], axis=1)
 
 
 def _pieces(T: int, N: int, number: int) -> list[tuple[int, int]]:

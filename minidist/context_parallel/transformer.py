@@ -20,12 +20,14 @@ import numpy as np
 
 from minidist import nn
 from minidist.autograd import Tensor
+from minidist.backend import Array, array_module
 from minidist.comm import Group
 from minidist.context_parallel.cuts import Cut, zigzag
 from minidist.context_parallel.ring_attention import ring_attention
 from minidist.context_parallel.ulysses import ulysses
 from minidist.errors import check_name
-from minidist.rng import Positions, Randomness
+from minidist.pieces import Positions
+from minidist.rng import Randomness
 
 ATTENTION = {"ring": ring_attention, "ulysses": ulysses}
 
@@ -60,6 +62,11 @@ def context_parallel(
     for mixture in nn.mixtures(model):
         mixture.gather_choices = partial(gather_choices, group=group, cut=cut)
     return model
+
+
+def columns(x: Array, held: Positions) -> Array:
+    """Return the columns of X[B, T, ...] at these positions, for example tokens or targets."""
+    return array_module(x).concatenate([x[:, a:b] for a, b in held.runs], axis=1)
 
 
 def attend_over(

@@ -15,7 +15,7 @@ from minidist.autograd import Function, Tensor
 from minidist.autograd.attention import causal_attention
 from minidist.backend import Array, array_module
 from minidist.comm import Group
-from minidist.rng import Positions
+from minidist.pieces import Positions
 
 HEADS, ROWS = -3, -2  # the axes of X[..., H, T, D]
 

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 from minidist import nn
 from minidist.comm import Group
-from minidist.comm.collectives import split_ends
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice
+from minidist.pieces import split_ends
 from minidist.trainer import AnyOptimizer
 
 ONLY_STEP = (

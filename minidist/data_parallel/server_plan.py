@@ -12,10 +12,10 @@ import numpy as np
 
 from minidist import nn
 from minidist.comm import Group
-from minidist.comm.collectives import split_ends
 from minidist.data_parallel.sparse_update import Blocks
 from minidist.errors import check_number
 from minidist.nn.flat_parameters import FlatParameters
+from minidist.pieces import split_ends
 from minidist.replicas import check_same_weights
 
 PULL, PUSH, FINISH = range(3)

@@ -18,7 +18,8 @@ from minidist.autograd import Tensor
 from minidist.autograd.losses import counted
 from minidist.backend import Array
 from minidist.datasets.sampler import example_indices, shard
-from minidist.rng import Positions, Randomness
+from minidist.pieces import Positions
+from minidist.rng import Randomness
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,8 +24,8 @@ from minidist.autograd import Tensor
 from minidist.autograd.recording import is_recording
 from minidist.backend import Array, to_host
 from minidist.comm import Group
-from minidist.comm.collectives import split_ends
 from minidist.expert_parallel.dispatch import Dispatch
+from minidist.pieces import split_ends
 from minidist.replicas import (
     check_same_weights,
     from_holders,

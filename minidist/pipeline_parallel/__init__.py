@@ -5,7 +5,7 @@
 `interleaved_zb.py`, `dualpipe_v.py`, `controllable_memory.py`, `timed_order.py`, `zb_auto.py`,
 `schedules.py`, `reduction.py`; then `pipedream.py`, `weight_stashing.py`, `weight_versions.py`.
 `partition.py` and `branch_placement.py` are independent. For an order of your own: `text.py`, then
-`words.py`, `torch_csv.py`, `random_order.py`.
+`words.py`, `torch_csv.py`, `random_order.py`, `symbols.py`.
 """
 
 from typing import TYPE_CHECKING

@@ -31,7 +31,9 @@ from minidist.autograd.recording import recording
 from minidist.backend import Array, clock, on_gpu
 from minidist.events import Clock
 from minidist.nn import Module
+from minidist.pipeline_parallel.placement import check_lengths, equal_lengths
 from minidist.rng import Randomness
+from minidist.scores import computed_scores
 
 Cost = int | float | Fraction
 _Cut = tuple[tuple[Cost, ...], tuple[int, ...]]  # costs of the stages, slowest first; lengths
@@ -61,13 +63,6 @@ def partition(costs: Sequence[Cost], p: int) -> list[range]:
     return [range(end - length, end) for end, length in zip(ends, lengths, strict=True)]
 
 
-def equal_lengths(n: int, p: int) -> list[int]:
-    """Return the lengths of p stages of n layers, as equal as can be: the first are the shorter."""
-    _check_number(n, p)
-    few, longer = divmod(n, p)
-    return [few + (1 if k >= p - longer else 0) for k in range(p)]
-
-
 def cut_of(layers: int, stages: int, given: list[range] | None = None) -> list[range]:
     """Return the given cut if it is valid; by default, stages with equal numbers of layers."""
     if given is None:
@@ -85,15 +80,8 @@ def _prepend(stage: list[Cost], others: tuple[Cost, ...], lengths: tuple[int, ..
     return tuple(sorted((sum(stage), *others), reverse=True)), (len(stage), *lengths)
 
 
-def _check_number(n: int, p: int) -> None:
-    if p < 1:
-        raise ValueError(f"cannot cut layers into {p} stages; use 1 or more")
-    if p > n:
-        raise ValueError(f"cannot cut {n} layers into {p} stages; use at most {n}")
-
-
 def _check(costs: list[Cost], p: int) -> None:
-    _check_number(len(costs), p)
+    check_lengths(len(costs), p)
     for i, cost in enumerate(costs):
         if not 0 <= cost < math.inf:
             raise ValueError(f"layer {i} costs {cost}; a cost is a finite number from 0")
@@ -110,7 +98,7 @@ def counted_costs(
     many where the input needs a gradient; attention in blocks computes its scores once more.
 
     Per example: a Transformer's block 12 T C^2 + 2 S C, its head T C V, its embedding 0, with S =
-    `attention.computed_scores(T)`: T^2 up to 128 positions.
+    `computed_scores(T)` of scores.py: T^2 up to 128 positions.
     """
     with recording(True):
         outputs = [output for _, output in _run(model, x, randomness)]
@@ -130,7 +118,7 @@ def multiply_adds(function: Function) -> int:
             return math.prod(shape) * a.shape[-1]
         case attention.CausalAttention(q=q) | attention.BlockwiseAttention(q=q):
             B, H, T, D = q.shape
-            return 2 * B * H * attention.computed_scores(T) * D  # Q K^T and P V
+            return 2 * B * H * computed_scores(T) * D  # Q K^T and P V
     return 0
 
 

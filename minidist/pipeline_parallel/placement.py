@@ -7,6 +7,7 @@ where the schedule says: zb_v lays two chunks per rank out as a V.
 from collections.abc import Iterable
 from zlib import crc32
 
+from minidist.pieces import split_sizes
 from minidist.pipeline_parallel.actions import Action, Reduce, Transfer, Update
 
 Pair = tuple[int, Action, Action]  # (rank, forward, backward)
@@ -92,3 +93,17 @@ def reduces(programs: list[list[Action]]) -> bool:
 def communicates(programs: list[list[Action]]) -> bool:
     """Return whether the transfers of these programs have been added."""
     return any(isinstance(a, Transfer) for program in programs for a in program)
+
+
+def equal_lengths(n: int, p: int) -> list[int]:
+    """Return the lengths of p stages of n layers, as equal as can be: the first are the shorter."""
+    check_lengths(n, p)
+    return split_sizes(n, p)[::-1]
+
+
+def check_lengths(n: int, p: int) -> None:
+    """Raise ValueError if n layers do not make p stages, none of them empty."""
+    if p < 1:
+        raise ValueError(f"cannot cut layers into {p} stages; use 1 or more")
+    if p > n:
+        raise ValueError(f"cannot cut {n} layers into {p} stages; use at most {n}")

@@ -33,7 +33,7 @@ WHOLE = ("FB", "FIW")  # what a stage does for one micro-batch
 
 
 def validate(programs: list[list[Action]], p: int, m: int) -> None:
-    """Raise ValueError, with the grid and a mark at the fault, where programs are wrong.
+    """Raise ValueError where programs are wrong: a Fault, with the grid and a mark, at an action.
 
     Structure: there are p programs. For each of m micro-batches every virtual stage does F once,
     then B once, or I once and then W once. An Update comes once, after what it applies; if there
@@ -87,10 +87,9 @@ def _check_rank(programs, rank: int, m: int) -> None:
                 raise _fault(programs, rank, at, f"{action} comes before {late}, which it applies")
         elif type(action) in BEFORE:
             if BEFORE[type(action)] != so_far:
-                needed, found = (
-                    " and ".join(signs) or "nothing" for signs in (BEFORE[type(action)], so_far)
-                )
-                what = f"{action} must come after {needed} of its micro-batch, not after {found}"
+                needed = " and ".join(BEFORE[type(action)]) or "nothing"
+                found = f"not after {' and '.join(so_far)}" if so_far else "which has not come"
+                what = f"{action} must come after {needed} of its micro-batch, {found}"
                 what = f"{action} comes twice" if action.sign in so_far else what
                 raise _fault(programs, rank, at, what)
             done[place], last[place] = so_far + action.sign, at
@@ -233,8 +232,16 @@ def _check_pairs(programs: Programs) -> None:
     _check_order(programs, overlap=True)
 
 
-def _fault(programs, rank: int, at: int, what: str) -> ValueError:
-    return ValueError(f"rank {rank}, action {at}: {what}\n{grid(programs, rank, at)}")
+class Fault(ValueError):
+    """Programs that are wrong: at action `at` of rank `rank`, or after its last one."""
+
+    def __init__(self, message: str, rank: int | None = None, at: int | None = None):
+        super().__init__(message)
+        self.rank, self.at = rank, at
+
+
+def _fault(programs, rank: int, at: int, what: str) -> Fault:
+    return Fault(f"rank {rank}, action {at}: {what}\n{grid(programs, rank, at)}", rank, at)
 
 
 def grid(programs: list[list[Action]], rank: int | None = None, at: int = 0) -> str:

@@ -31,8 +31,17 @@ class Word(NamedTuple):
         for found in re.finditer(pattern, self.text):
             yield self._replace(text=found[0], column=self.column + found.start())
 
-    def fault(self, what: str) -> ValueError:
-        return ValueError(f"{self.source}, line {self.line}, column {self.column}: {what}")
+    def fault(self, what: str) -> "Unreadable":
+        message = f"{self.source}, line {self.line}, column {self.column}: {what}"
+        return Unreadable(message, self.line, self.column)
+
+
+class Unreadable(ValueError):
+    """A text that cannot be read: at this line and this column, which count from 1."""
+
+    def __init__(self, message: str, line: int | None = None, column: int | None = None):
+        super().__init__(message)
+        self.line, self.column = line, column
 
 
 def read_action(text: str) -> Action | None:

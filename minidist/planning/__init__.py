@@ -2,6 +2,7 @@
 
 Programs on virtual clocks
     simulator.py          any pipeline's programs: makespan, bubbles, stash, timeline
+    critical_path.py      what its actions wait for, and the longest chain of them
     shared_cores.py       ranks that share the cores of one machine
 
 A plan by hand, and the best one by search (Transformers of any size, without arrays)

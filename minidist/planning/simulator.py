@@ -7,13 +7,12 @@ is sorted, and the cost of an action does not depend on the number of ranks. Eac
 one rank and needed by one rank; therefore the result does not depend on the order in which the
 ranks are resumed (a Kahn process network: Kahn, The Semantics of a Simple Language for Parallel
 Programming, 1974). A rank has a second clock, for R: one begins where the rank is then, or when the
-R before it has ended; and nothing waits for it but the end.
-
-It knows actions, not schedules. All arithmetic is +, /, and comparison: Fractions stay exact.
+R before it has ended; and nothing waits for it but the end. It knows actions, not schedules. All
+arithmetic is +, / and comparison: Fractions stay exact.
 """
 
 from collections import Counter, deque
-from collections.abc import Generator, Hashable
+from collections.abc import Callable, Generator, Hashable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
@@ -89,8 +88,17 @@ class Simulation:
     def timeline(self) -> EventLog:
         """All actions that take time, and waiting transfers, as events; runs the replay again."""
         log = EventLog(unit=self._replay.unit)
-        self._replay.run(log)
+
+        def see(r: int, action: Action, start: Time, end: Time, clock: Time, *more) -> None:
+            if end > start:
+                log.events.append(Event(r, str(action), start, end, *more))
+
+        self.replay(see)
         return log
+
+    def replay(self, see: Callable[..., None]) -> None:
+        """Run again; call see(rank, action, start, end, when the rank goes on, category, ...)."""
+        self._replay.run(see)
 
 
 def simulate(
@@ -167,15 +175,9 @@ def _mean_chunks(placement: list[list[int]]) -> Time:
 
 def divided(a, b):
     """Divide, exactly where both are exact."""
-    if b == 1:
-        return a
+    if isinstance(a, int) and isinstance(b, int) and b and a % b == 0:
+        return a // b  # faster than a Fraction, in all that is added to it
     return Fraction(a) / b if isinstance(a, Rational) and isinstance(b, Rational) else a / b
-
-
-def note(log: EventLog | None, r: int, action: Action, start: Time, end: Time, *more) -> None:
-    """Log an action that takes time."""
-    if log is not None and end > start:
-        log.events.append(Event(r, str(action), start, end, *more))
 
 
 class Replay:
@@ -187,15 +189,15 @@ class Replay:
         self.placement, self.explicit = placement_of(programs), communicates(programs)
         self.last, self.v = last_stage(self.placement), _mean_chunks(self.placement)
 
-    def run(self, log: EventLog | None = None) -> Simulation:
-        """Run all programs to their ends, and log what takes time; raise Stuck if all wait."""
+    def run(self, see: Callable[..., None] | None = None) -> Simulation:
+        """Run all programs to their ends, and show `see` each action; Stuck if all wait."""
         p, results = len(self.programs), {}
         self.times: dict[Hashable, Time] = {}  # of what exists
         self.senders: dict[Hashable, int] = {}  # of what a neighbouring stage has made
         self.waiting: dict[Hashable, tuple[int, Process]] = {}  # which rank waits for it
         self.sent, self.taken = Counter[tuple](), Counter[tuple]()  # messages per lane
         self.before: dict[int, Action] = {}  # where a rank waits
-        self.ready: deque[tuple[int, Process]] = deque((r, self._rank(r, log)) for r in range(p))
+        self.ready: deque[tuple[int, Process]] = deque((r, self._rank(r, see)) for r in range(p))
         while self.ready:
             rank, process = self.ready.popleft()
             try:
@@ -219,7 +221,7 @@ class Replay:
             yield thing
         return self.times.pop(thing)
 
-    def _rank(self, r: int, log: EventLog | None) -> Process:
+    def _rank(self, r: int, see: Callable[..., None] | None) -> Process:
         """Run one program; return (end, span, busy, peak stash)."""
         nothing: Time = 0  # whole, so that Fractions stay exact
         clock = busy = end = summed = nothing  # summed: when all R so far have ended
@@ -230,7 +232,8 @@ class Replay:
             if type(action) is Reduce:  # beside what follows
                 start = max(clock, summed)
                 summed = start + self.durations[Reduce][r][action.chunk]
-                note(log, r, action, start, summed, *BESIDE)
+                if see:
+                    see(r, action, start, summed, clock, *BESIDE)
                 continue
             start, compute = clock, not isinstance(action, Transfer)
             if isinstance(action, Transfer):
@@ -257,8 +260,9 @@ class Replay:
                     stash -= 1
                 first = start if first is None else first
                 busy += end - start
-            category = "compute" if compute else "communication"
-            note(log, r, action, start, end if compute else clock, category)
+            if see:
+                category = "compute" if compute else "communication"
+                see(r, action, start, end if compute else clock, clock, category)
         span = 0 if first is None else end - first
         return max(clock, summed), span, busy, divided(peak, self.v)
 

@@ -24,9 +24,9 @@ from minidist.autograd.convolution import convolution
 from minidist.backend import Array, array_module
 from minidist.collective_functions import own_part, reduce_from
 from minidist.comm import Group
-from minidist.comm.collectives import split_ends
 from minidist.nn.cnn import ConvBlock, PooledHead, Stem
 from minidist.nn.linear import ACTIVATIONS
+from minidist.pieces import split_ends
 from minidist.replicas import check_same_weights, sum_gradients, sum_statistics
 from minidist.rng import Randomness
 

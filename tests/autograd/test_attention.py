@@ -10,16 +10,13 @@ from hypothesis import strategies as st
 from minidist import Tensor, nn
 from minidist.autograd import attention
 from minidist.autograd.attention import (
-    BLOCK,
-    WHOLE,
     BlockwiseAttention,
     CausalAttention,
     causal_attention,
-    computed_scores,
-    kept_scores,
     padded_attention,
 )
 from minidist.autograd.kept import kept_bytes
+from minidist.scores import BLOCK, WHOLE, computed_scores, kept_scores
 from tests.strategies import arrays, host, leaf, seeds
 
 FORMS = {"in one piece": CausalAttention, "in blocks": BlockwiseAttention}

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.comm.collectives import ALGORITHMS, split_ends, split_sizes
+from minidist.comm.collectives import ALGORITHMS
 from minidist.errors import RankFailed
+from minidist.pieces import split_ends, split_sizes
 from minidist.planning.costs.collectives import all_reduce_bytes
 from tests import causes
 from tests.strategies import arrays, seeds

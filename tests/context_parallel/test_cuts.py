@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.context_parallel import columns, plain, zigzag
-from minidist.rng import Positions
+from minidist.pieces import Positions
 from tests.strategies import cut_sequences
 
 both = pytest.mark.parametrize("cut", [plain, zigzag])

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.context_parallel import plain, ring_attention, zigzag
+from minidist.context_parallel import plain, ring_attention, tiles, zigzag
 from minidist.context_parallel.ring_attention import RingAttention, join
-from minidist.planning.costs import context_parallel as costs
+from minidist.planning.costs.attention import ring_bytes, ring_scores
 from tests.context_parallel.judges import attend, errors, inputs
 from tests.strategies import arrays, cut_sequences, seeds
 
@@ -31,17 +31,17 @@ def test_outputs_gradients_and_bytes_are_as_they_should_be(
 ):
     qkv, grad = inputs(B, H, D, held, seed, spread)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ring_attention, "QUERIES", block)
+        patch.setattr(tiles, "QUERIES", block)
         found = run(cluster, held, qkv, grad)
     assert max(errors(found, held, qkv, grad).values()) <= 1e-9
     n = 8 * B * H * D
-    assert [sent for _, _, sent in found] == costs.ring_bytes([len(own) for own in held], n)
+    assert [sent for _, _, sent in found] == ring_bytes([len(own) for own in held], n)
 
 
 def test_the_bytes_of_all_ranks_are_n_less_1_rounds_of_k_and_v_and_twice_that_backward():
     for held in (plain(13, 4), zigzag(13, 4), zigzag(4, 4), plain(1, 1)):
         N, T, n = len(held), held[0].length, 1
-        forward, backward = map(sum, zip(*costs.ring_bytes(list(map(len, held)), n), strict=True))
+        forward, backward = map(sum, zip(*ring_bytes(list(map(len, held)), n), strict=True))
         assert forward == 2 * (N - 1) * n * T and backward == 2 * forward
 
 
@@ -126,8 +126,8 @@ def test_the_scores_that_are_computed_are_the_closed_form_and_zigzag_balances_th
         # a product [n, s] of scores, then one [n, 7] of outputs
         counted = [[step[1:] for step in did if step[0] == "product"][::2] for did in ranks]
         per_rank[cut] = [sum(n * s for n, s in shapes) for shapes in counted]
-        assert per_rank[cut] == [costs.ring_scores(own) for own in held]
-        assert max(n for shapes in counted for n, _ in shapes) <= ring_attention.QUERIES
+        assert per_rank[cut] == [ring_scores(own) for own in held]
+        assert max(n for shapes in counted for n, _ in shapes) <= tiles.QUERIES
     busiest = {cut: max(work) / (sum(work) / 3) for cut, work in per_rank.items()}
     assert busiest[plain] > 1.4 and busiest[zigzag] < (1.001 if T % 6 == 0 else 1.1)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.context_parallel import plain, ulysses, zigzag
-from minidist.planning.costs import context_parallel as costs
+from minidist.planning.costs.attention import ulysses_bytes
 from tests.context_parallel.judges import attend, errors, inputs
 from tests.strategies import arrays, cut_sequences, seeds
 
@@ -28,15 +28,13 @@ def test_outputs_gradients_and_bytes_are_as_they_should_be(cluster, held, B, eac
     found = run(cluster, held, qkv, grad)
     assert max(errors(found, held, qkv, grad).values()) <= 1e-9
     n = 8 * B * H * D
-    assert [sent for _, _, sent in found] == costs.ulysses_bytes([len(own) for own in held], n)
+    assert [sent for _, _, sent in found] == ulysses_bytes([len(own) for own in held], n)
 
 
 def test_the_bytes_of_all_ranks_are_four_all_to_alls_each_way():
     for held in (plain(13, 4), zigzag(13, 4), zigzag(4, 4), plain(1, 1)):
         N, T, n = len(held), held[0].length, 12
-        forward, backward = map(
-            sum, zip(*costs.ulysses_bytes(list(map(len, held)), n), strict=True)
-        )
+        forward, backward = map(sum, zip(*ulysses_bytes(list(map(len, held)), n), strict=True))
         assert forward == backward == 4 * (N - 1) * n * T / N
 
 

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import nn
-from minidist.comm.collectives import split_ends
 from minidist.expert_parallel import Dispatch
 from minidist.expert_parallel.dispatch import routes
 from minidist.nn.mixture_of_experts import run_each
+from minidist.pieces import split_ends
 from tests.strategies import arrays, leaf, seeds
 
 

@@ -12,7 +12,8 @@ from minidist import Tensor, nn, no_grad
 from minidist.autograd.gradient_check import gradcheck
 from minidist.nn.mixture_of_experts import Combine, Pick
 from minidist.nn.router import Routing, route, rows_of_capacity
-from minidist.rng import Positions, Randomness
+from minidist.pieces import Positions
+from minidist.rng import Randomness
 from tests.nn.differences import assert_gradients_are_differences
 from tests.planted import planted
 from tests.strategies import arrays, gradients, leaf, seeds

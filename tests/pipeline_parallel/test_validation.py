@@ -152,7 +152,7 @@ def with_sums(change, chunks=2):
     [
         (with_change(0, lambda x: x.append(Backward(1))), "rank 0, action 4: B1 comes twice"),
         (with_change(1, lambda x: x.pop()), "rank 1, action 2: F1 is the last .* missing: B, or I"),
-        (with_change(0, lambda x: x.reverse()), "action 0: B1 must come after F .* after nothing"),
+        (with_change(0, lambda x: x.reverse()), "action 0: B1 must come after F .* which has"),
         (with_change(1, lambda x: x.insert(1, Forward(2))), "F2 is foreign: there are 2 micro-"),
         (with_change(1, lambda x: x.extend([Forward(-1), Backward(-1)])), "action 4: F-1 is forei"),
         (with_change(0, lambda x: x.extend([Forward(0, -1), Backward(0, -1)])), "F0.-1 is foreign"),

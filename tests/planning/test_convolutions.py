@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from minidist import nn
-from minidist.comm.collectives import split_ends
 from minidist.observe.costs.measured import measure_costs
+from minidist.pieces import split_ends
 from minidist.planning.costs import convolutions as costs
 from minidist.tensor_parallel.spatial_parallel import Halos
 from minidist.verify.strategies import STRATEGIES

@@ -7,7 +7,8 @@ import numpy as np
 
 from minidist.autograd.kernels.launch import Elementwise
 from minidist.backend import Array, on_device_of, on_gpu, widen
-from minidist.rng import Positions, Randomness
+from minidist.pieces import Positions
+from minidist.rng import Randomness
 
 # rng.hash_uniform(key, counter) >= rate in integers: threshold = rate 2^53.
 _dropout = Elementwise(

@@ -14,7 +14,6 @@ import numpy as np
 
 from minidist.backend import Array, on_device_of, on_gpu, to_device
 from minidist.comm.arguments import ufunc
-from minidist.comm.collectives import split_ends
 from minidist.comm.diagnosis import Signature, signature_of
 from minidist.comm.fabric import Communicator, NewGroup
 from minidist.comm.ledger import Ledger
@@ -22,6 +21,7 @@ from minidist.comm.local.board import Board
 from minidist.comm.local.device_memory import DEVICE, DeviceMemory, share_device_memory
 from minidist.comm.local.mailbox_fabric import MailboxFabric
 from minidist.comm.local.shared_memory import NOWHERE, SharedMemory
+from minidist.pieces import split_ends
 
 Memory = SharedMemory | DeviceMemory
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minidist.backend import Array, is_half, on_device_of, to_host
-from minidist.comm.collectives import split_sizes
 from minidist.comm.diagnosis import Signature, Wait, call_site, mismatch, signature_of
 from minidist.comm.fabric import NewGroup, order_shows
 from minidist.comm.ledger import BY_FORMULA, Ledger
@@ -28,6 +27,7 @@ from minidist.comm.local.limits import GIVE_WAY
 from minidist.comm.mpi.library import load
 from minidist.comm.mpi.messages import ABANDONED
 from minidist.comm.mpi.polling import Polling
+from minidist.pieces import split_sizes
 
 if TYPE_CHECKING:
     from mpi4py import MPI

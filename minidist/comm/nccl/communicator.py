@@ -35,12 +35,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minidist.backend import Array, device_module, on_device_of, on_gpu, to_device
-from minidist.comm.collectives import split_sizes
 from minidist.comm.diagnosis import Signature
 from minidist.comm.fabric import Communicator, Connect, NewGroup, order_shows
 from minidist.comm.ledger import BY_FORMULA
 from minidist.comm.message import Key, Staged
 from minidist.comm.nccl import library as nccl
+from minidist.pieces import split_sizes
 
 if TYPE_CHECKING:
     from minidist.comm.local.mailbox_fabric import MailboxFabric

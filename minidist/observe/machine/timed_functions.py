@@ -11,12 +11,13 @@ import numpy as np
 
 from minidist import nn
 from minidist.autograd import Tensor, functions
-from minidist.autograd.attention import causal_attention, computed_scores
+from minidist.autograd.attention import causal_attention
 from minidist.autograd.convolution import convolution
 from minidist.comm import Group
 from minidist.context_parallel.ring_attention import RingAttention
 from minidist.nn.mixture_of_experts import Balance, Combine
-from minidist.rng import Positions
+from minidist.pieces import Positions
+from minidist.scores import computed_scores
 
 C, H, T = 64, 8, 32
 

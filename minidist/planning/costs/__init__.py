@@ -7,7 +7,7 @@ compression.py          gradients sent in part; weights averaged rarely
 parameter_server.py     servers and workers
 pipeline_parallel.py    programs of any schedule, synchronous or not
 branch_placement.py     two branches on two ranks
-context_parallel.py     positions: ring attention, Ulysses
+context_parallel.py     positions: ring attention, Ulysses; attention.py: one layer's
 expert_parallel.py      experts over ranks, for the routing that a model draws on one device
 tensor_parallel.py      matrices, heads, vocabulary, sequence; one Transformer block
 convolutions.py         channels, and rows of images

@@ -2,8 +2,8 @@
 
 from math import log2
 
-from minidist.comm.collectives import split_ends, split_sizes
 from minidist.comm.hierarchical import places_on
+from minidist.pieces import split_ends, split_sizes
 
 
 def all_reduce_bytes(

@@ -6,11 +6,10 @@ One of Q, K, V or O has n bytes per position, for all examples and heads.
 from collections.abc import Callable
 from functools import partial
 
-from minidist.autograd import attention
-from minidist.autograd.attention import computed_scores, kept_scores
 from minidist.context_parallel.cuts import zigzag
-from minidist.context_parallel.ring_attention import QUERIES
 from minidist.nn import mixtures
+from minidist.pieces import Positions
+from minidist.planning.costs.attention import ring_scores
 from minidist.planning.costs.cost import (
     ITEMSIZE,
     Cost,
@@ -22,31 +21,7 @@ from minidist.planning.costs.cost import (
 from minidist.planning.costs.gradients import Needs, needed, needed_at
 from minidist.planning.costs.layers import heads_of, transformer_layers, width_of
 from minidist.planning.costs.transformer_size import TransformerSize
-from minidist.rng import Positions
-
-
-def ring_bytes(sizes: list[int], n: int) -> list[tuple[int, int]]:
-    """Return the bytes that each rank sends in one layer's forward and backward.
-
-    forward   every K, V but those of the next rank, which end here: 2 n (T - T_(r+1))
-    backward  K, V again; dK, dV of every rank but this one: 2 n (T - T_r)
-    All ranks together: 2 (N - 1) n T forward, 4 (N - 1) n T backward.
-    """
-    T, N = sum(sizes), len(sizes)
-    forward = [2 * n * (T - sizes[(r + 1) % N]) for r in range(N)]
-    return [(sent, sent + 2 * n * (T - own)) for sent, own in zip(forward, sizes, strict=True)]
-
-
-def ulysses_bytes(sizes: list[int], n: int) -> list[tuple[int, int]]:
-    """Return the bytes that each rank sends in one layer's forward and backward.
-
-    To heads: its T_r positions of the heads of N - 1 others. To the sequence: T - T_r positions
-    of its own heads. Forward Q, K, V go to the heads and O comes back; backward dO goes, and dQ,
-    dK, dV come back. All ranks together: 4 (N - 1)/N n T forward, and as much backward.
-    """
-    T, N = sum(sizes), len(sizes)
-    there, back = [own * (N - 1) * n // N for own in sizes], [(T - own) * n // N for own in sizes]
-    return [(3 * a + b, a + 3 * b) for a, b in zip(there, back, strict=True)]
+from minidist.scores import computed_scores, in_one_piece, kept_scores
 
 
 def context_bytes(case: Workload, N: int, attention: Callable) -> int:
@@ -80,15 +55,6 @@ def held_by(case: Workload, N: int) -> list[Positions]:
     return case.options.get("cut", zigzag)(case.inputs.shape[1], N)
 
 
-def ring_scores(held: Positions) -> int:
-    """Return how many scores per head a rank computes in forward, with the hidden ones.
-
-    A block of queries at positions below t meets t keys, on whatever ranks these are.
-    """
-    blocks = [(t, min(t + QUERIES, b)) for a, b in held.runs for t in range(a, b, QUERIES)]
-    return sum((stop - start) * stop for start, stop in blocks)
-
-
 def ring_keeps(C: int, H: int, held: list[Positions]) -> list[tuple[int, int]]:
     """Return, per rank and example, the numbers that attention keeps, and its multiply-adds.
 
@@ -104,7 +70,7 @@ def ulysses_keeps(C: int, H: int, held: list[Positions]) -> list[tuple[int, int]
     O is kept a second time, of the heads, where probabilities are computed again in backward.
     """
     T, N = held[0].length, len(held)
-    vectors = 4 if T > attention.WHOLE else 3
+    vectors = 3 if in_one_piece(T) else 4
     of_heads = (vectors * T * C + H * kept_scores(T)) // N
     return [(of_heads + len(own) * C, 2 * C * computed_scores(T) // N) for own in held]
 

@@ -7,7 +7,7 @@ Letters: B images X[B, C, H, W]; F channels of a block's output, C of its input.
 from dataclasses import dataclass
 
 from minidist import nn
-from minidist.comm.collectives import split_ends
+from minidist.pieces import split_ends
 from minidist.planning.costs.cost import ITEMSIZE, Cost, Workload, cost_of
 from minidist.planning.costs.layers import cnn_layers, of_convolutions, pooled_head
 

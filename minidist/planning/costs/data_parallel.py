@@ -3,7 +3,7 @@
 import numpy as np
 
 from minidist import nn
-from minidist.comm.collectives import split_sizes
+from minidist.pieces import split_sizes
 from minidist.planning.costs.cost import (
     Cost,
     Workload,

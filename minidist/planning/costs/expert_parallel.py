@@ -11,8 +11,8 @@ from itertools import pairwise
 import numpy as np
 
 from minidist.autograd import no_grad
-from minidist.comm.collectives import split_ends, split_sizes
 from minidist.nn import mixtures
+from minidist.pieces import split_ends, split_sizes
 from minidist.planning.costs.cost import ITEMSIZE, Cost, Workload, cost_of, positions_of
 from minidist.planning.costs.gradients import Needs, needed, needed_at
 from minidist.planning.costs.kept import Parts

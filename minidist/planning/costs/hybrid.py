@@ -5,12 +5,13 @@ from itertools import product
 from math import ceil
 from typing import NamedTuple
 
-from minidist.comm.collectives import split_sizes
 from minidist.context_parallel.cuts import Cut, zigzag
+from minidist.pieces import split_sizes
 from minidist.pipeline_parallel.placement import Programs, micro_batches_of
 from minidist.pipeline_parallel.schedules import order_of
 from minidist.planning.costs import context_parallel as context
 from minidist.planning.costs import tensor_parallel as tensor
+from minidist.planning.costs.attention import ring_bytes, ulysses_bytes
 from minidist.planning.costs.cost import ITEMSIZE, Cost, Workload, positions_of
 from minidist.planning.costs.expert_parallel import (
     drawn,
@@ -32,8 +33,8 @@ from minidist.planning.costs.pipeline_parallel import (
 from minidist.planning.costs.transformer_size import TransformerSize
 
 OVER_CONTEXT = {  # by name of the attention: bytes of a layer, and what a rank keeps of it
-    "ring": (context.ring_bytes, context.ring_keeps),
-    "ulysses": (context.ulysses_bytes, context.ulysses_keeps),
+    "ring": (ring_bytes, context.ring_keeps),
+    "ulysses": (ulysses_bytes, context.ulysses_keeps),
 }
 
 

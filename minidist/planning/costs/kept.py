@@ -25,9 +25,9 @@ Over cp (ring attention) a rank has T/cp positions, and keeps no T T either.
 from math import ceil
 from typing import NamedTuple
 
-from minidist.autograd import attention
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.plans.plan import Plan
+from minidist.scores import in_one_piece
 
 
 class Kept(NamedTuple):
@@ -102,7 +102,7 @@ def block_keeps(
     gates = (rows + b) * E + (rows * (k + 1) if k > 1 else 0) if E else 0
     chosen = k * rows if E and not routed else 0
     if logarithms is None:
-        logarithms = T > attention.WHOLE
+        logarithms = not in_one_piece(T)
     scores = rows * size.heads * (wide if logarithms else T * itemsize)
     return BlockBytes(
         itemsize * (2 * X + (2 * C + 1) * chosen) + wide * (2 * X + 2 * rows + gates),
@@ -136,7 +136,8 @@ def kept(
 def minidist(size: TransformerSize, plan: Plan, b: int) -> Kept:
     """Return what our blocks keep, without dropout; whole numbers are counted as numbers."""
     T, n, item = positions(size, plan), plan.tp, plan.itemsize
-    logarithms = plan.cp > 1 or plan.recompute == "selective" or size.sequence > attention.WHOLE
+    whole = in_one_piece(size.sequence)
+    logarithms = plan.cp > 1 or plan.recompute == "selective" or not whole
     parts = Parts(n, n, n, n if plan.sequence else 1)
     found = kept(size, b, T, item, parts, block_keeps(size, b, T, item, logarithms))
     if plan.recompute != "full":

@@ -7,7 +7,7 @@ cut="blocks", 4 blocks in 2 stages     [embedding, b, b] [b, b, head]
 from functools import lru_cache
 from typing import NamedTuple
 
-from minidist.pipeline_parallel.partition import equal_lengths
+from minidist.pipeline_parallel.placement import equal_lengths
 from minidist.planning.costs.stash import placement
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.plans.plan import Plan

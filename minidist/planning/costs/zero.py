@@ -15,7 +15,7 @@ the next layer. The paper counts no buffers, b = 0. Stage 0 is plain data parall
 
 from typing import TypeVar
 
-from minidist.comm.collectives import split_sizes
+from minidist.pieces import split_sizes
 
 BYTES = {  # of parameters, gradients and optimizer state with Adam: (precision, bytes in all)
     ("float32", 16): (4, 4, 8),

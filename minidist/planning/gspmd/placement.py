@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from minidist.backend import Array, array_module
 from minidist.collective_functions import exchange, own_part, reduce_scatter_along
 from minidist.comm import Group
-from minidist.comm.collectives import split_ends
+from minidist.pieces import split_ends
 
 
 @dataclass(frozen=True)

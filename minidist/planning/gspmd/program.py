@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from minidist.comm import Mesh
-from minidist.comm.collectives import split_ends
+from minidist.pieces import split_ends
 from minidist.planning.graphs.computation import compute
 from minidist.planning.graphs.graph import Graph, Op
 from minidist.planning.gspmd.placement import (

@@ -32,7 +32,7 @@ from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.costs.zero import BYTES, zero_passes
 from minidist.planning.plans.block import block_of, hidden, travel
 from minidist.planning.plans.fullest import Held, fullest
-from minidist.planning.plans.plan import Machine, Plan
+from minidist.planning.plans.plan import Machine, Plan, check_count
 from minidist.planning.plans.step_time import TimedPipeline
 
 WHOLE_BACKWARD = "layer_split", "gpipe", "1f1b", "interleaved", "looped_bfs"
@@ -84,6 +84,7 @@ def seconds(size: TransformerSize, plan: Plan, machine: Machine, batch: int) -> 
 
 def check(size: TransformerSize, plan: Plan, machine: Machine, batch: int) -> None:
     """Raise ValueError for a plan that cannot be run with this model, machine and batch."""
+    check_count("batch", batch)
     b, stages = plan.dp * plan.micro_batches, plan.pp * plan.chunks
     if plan.ranks != machine.ranks:
         raise ValueError(f"the plan has {plan.ranks} ranks, the machine {machine.ranks}")

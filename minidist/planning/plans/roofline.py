@@ -17,9 +17,9 @@ of its own once, and the optimizer.
 from dataclasses import dataclass
 from math import ceil
 
-from minidist.autograd.attention import WHOLE
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.plans.plan import Machine, Plan
+from minidist.scores import in_one_piece
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def element_wise(
     """
     rows, C, tp = b * ceil(size.sequence / plan.cp), size.width, plan.tp
     whole, split = rows * C / (tp if plan.sequence else 1), rows * 4 * C / tp
-    scores = rows * ceil(size.heads / tp) * (size.sequence if size.sequence <= WHOLE else 0)
+    scores = rows * ceil(size.heads / tp) * (size.sequence if in_one_piece(size.sequence) else 0)
     forward = (2 * 2 + 2 * 3) * whole + 2 * split + 2 * scores
     backward = (2 * 3 + 2 * 3) * whole + 3 * split + 3 * scores
     rate = machine.memory_bandwidth / plan.itemsize

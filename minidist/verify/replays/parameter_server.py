@@ -18,9 +18,9 @@ import numpy as np
 
 from minidist import nn
 from minidist.comm import Group
-from minidist.comm.collectives import split_ends
 from minidist.data_parallel.parameter_server import Push, Server, ServerPlan, Worker
 from minidist.nn.flat_parameters import FlatParameters
+from minidist.pieces import split_ends
 
 Work = Generator[list[int], np.ndarray, None]  # yields versions to pull; receives the weights
 Reads = list[tuple[int, list[int]]]  # (minibatch, per slice its version), one per gradient

@@ -9,6 +9,7 @@ from minidist import nn
 from minidist.comm import Group
 from minidist.context_parallel import Cut, columns, context_parallel, plain, zigzag
 from minidist.planning.costs import context_parallel as costs
+from minidist.planning.costs.attention import ring_bytes, ulysses_bytes
 from minidist.replicas import sum_gradients
 from minidist.rng import Randomness, generator
 from minidist.verify.strategies.cases import Case, of_kind, padded, random_weights
@@ -84,7 +85,7 @@ STRATEGIES = [
         term="上下文并行, 环形注意力",
         paper="Liu et al. 2023, section 3",
         costs=Costs(
-            bytes=partial(costs.context_bytes, attention=costs.ring_bytes),
+            bytes=partial(costs.context_bytes, attention=ring_bytes),
             of_ranks=costs.ring_costs,
             limit=costs.positions_limit,
             useful=partial(costs.balance, costs=costs.ring_costs),
@@ -97,7 +98,7 @@ STRATEGIES = [
         term="上下文并行, 序列与注意力头互换",
         paper="Jacobs et al. 2023, section 3",
         costs=Costs(
-            bytes=partial(costs.context_bytes, attention=costs.ulysses_bytes),
+            bytes=partial(costs.context_bytes, attention=ulysses_bytes),
             of_ranks=costs.ulysses_costs,
             limit=costs.heads_limit,
             useful=partial(costs.balance, costs=costs.ulysses_costs),

@@ -125,12 +125,19 @@ def by_name(flat: FlatParameters, vector: Array) -> Arrays:
     return {str(p.name): view for p, view in views}
 
 
-def certified(start: Callable[..., Job], group: Group, case: Case, /, **options) -> Outcome:
+def certified(
+    start: Callable[..., Job],
+    group: Group,
+    case: Case,
+    /,
+    on_loss: OnLoss = lambda loss: loss,
+    **options,
+) -> Outcome:
     """Run a case on the ranks' device; return what its certificate compares, on the host."""
     job = start(group, case.to(group.device), **options)
     if job.rule is not None:
         job.begin(job.rule)
-    job.backward(lambda loss: loss)
+    job.backward(on_loss)
     moved = job.sent()
     result = job.result()
     if job.rule is not None:

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist.backend import to_host
-from minidist.comm.collectives import ALGORITHMS, split_ends
+from minidist.comm.collectives import ALGORITHMS
+from minidist.pieces import split_ends
 from minidist.planning.costs.collectives import all_reduce_bytes
 from tests.comm.conformance.inputs import KINDS, billed, mine, places, put, same, total
 from tests.strategies import seeds, shapes

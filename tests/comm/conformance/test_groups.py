@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from minidist.comm.collectives import split_sizes
 from minidist.errors import RankFailed
+from minidist.pieces import split_sizes
 from tests.comm.conformance.inputs import billed, mine, places, put, same
 from tests.comm.conformance.wrong_programs import OWN_GROUPS, refused, side_by_side
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from minidist.backend import to_host
-from minidist.comm.collectives import split_ends
 from minidist.comm.local.shared_memory import SharedMemory
+from minidist.pieces import split_ends
 from minidist.planning.costs.collectives import all_reduce_bytes
 from tests import causes
 from tests.comm.conformance.inputs import DTYPES, KINDS, billed, mine, places, put, same, total

@@ -5,8 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from minidist.comm.collectives import split_ends
 from minidist.mistakes.register import find
+from minidist.pieces import split_ends
 from minidist.planning.graphs.computation import compute
 from minidist.planning.graphs.gradients import adjoint, d
 from minidist.planning.graphs.graph import Op
