@@ -1,10 +1,12 @@
 """The course: labs, a grader for them, and the tests that must find the register of mistakes/.
 
-labs/           what is asked: a TOML file per lab, with its tasks, points and hints
+labs/           a folder per lab: lab.toml: its tasks, their minutes, numbers and hints, and what is
+                answered in words; handout.md: the tasks' texts; questions.py: what a student's code
+                is asked; probes.py: how it is asked, runs with that code and judges nothing
 lab.py          reads them
+question.py     a question and its judge; the right answer is the package's own
+answers.py      compares an answer with it
 blank.py        removes the bodies of functions from a source
-questions/      per lab: what a student's code is asked; the right answer is the package's own
-probes/         per lab: how it is asked; runs with the student's code and judges nothing
 sandbox/        runs both in a separate process, which returns arrays and nothing else
                 limits.py: what they may use, and their user; environment.py: their environment;
                 bubblewrap.py: what they see; untrusted.py: reads and removes the files that they
@@ -13,6 +15,7 @@ grader.py       asks, judges, adds up the points
 diagnosis.py    names the register's mistake that gives a wrong answer
 report.py       writes a grade as text, as JUnit XML, as Gradescope's results.json
 starter.py      what a student begins with: blanked files, a README, tests
+similarity.py   ranks pairs of submissions by the code that they share
 export.py       what a teacher hands out and keeps
 property_lab.py the lab in which students write properties that kill the mutants
 mutants.py      mistakes that are mutants: the tests of the repository must see them

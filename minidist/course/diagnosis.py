@@ -9,9 +9,9 @@ import pickle
 import re
 import time
 
+from minidist.course.answers import Answer, near
 from minidist.course.lab import Task
-from minidist.course.question import Answer, Question, judge
-from minidist.course.questions.arrays import near
+from minidist.course.question import Question, judge
 from minidist.course.sandbox import Sandbox
 from minidist.mistakes.register import Mistake, mistakes, source
 
@@ -53,7 +53,7 @@ def answers_of(mistake: Mistake, sandbox: Sandbox, asked: list[Question]) -> Ans
     """Return what the package with one mistake answers; the same questions are asked once."""
     key = mistake.name, pickle.dumps([(q.probe.__name__, q.given) for q in asked])
     if key not in _answered:
-        files = {path: source(path) for path in sandbox.lab.files}
+        files = {path: source(path) for path in sandbox.files}
         sandbox.build(files | mistake.files())
         if len(_answered) >= MOST:
             _answered.clear()

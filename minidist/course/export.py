@@ -39,9 +39,13 @@ README = """# {title}: the instructor's folder
 
 Points:
 
-| task | points | what it blanks out |
-| --- | --- | --- |
+| task | minutes | points | what it blanks out |
+| --- | --- | --- | --- |
 {rows}
+
+Written questions, which are not counted in these points:
+
+{essays}
 
 Grade one folder, or all that were handed in, from here; a folder that cannot be graded is named
 with the reason, and gets no .xml:
@@ -67,15 +71,18 @@ def export(lab: Lab, folder: Path, seed: int | None = None) -> list[Path]:
     seed  the hidden one; by default a random one
     """
     seed = secrets.randbelow(2**32) if seed is None else seed
-    here = Path(__file__).parent
     rows = "\n".join(
-        f"| {task.id} {task.title} | {task.points} | {starter.written(task)} |"
+        f"| {task.id} {task.title} | {task.minutes} | {task.points} | {starter.to_write(task)} |"
         for task in lab.tasks
     )
+    essays = "\n".join(
+        "\n".join([f"{n}. {essay.question.strip()}", *(f"   - {p}: {s}" for p, s in essay.rubric)])
+        for n, essay in enumerate(lab.written, 1)
+    )
     files = {
-        "README.md": README.format(lab=lab.name, title=lab.title, rows=rows),
+        "README.md": README.format(lab=lab.name, title=lab.title, rows=rows, essays=essays),
         "seed.txt": f"{seed}\n",
-        "questions.py": (here / "questions" / f"{lab.name}.py").read_text(encoding="utf-8"),
+        "questions.py": lab.probes.with_name("questions.py").read_text(encoding="utf-8"),
         "probes.py": lab.probes.read_text(encoding="utf-8"),
         f"solution/{starter.NAME}": f"{lab.name}\n",
         **{

@@ -3,31 +3,35 @@
 The right answers are the package's own. Where one is wrong, the register's mistakes are asked, too.
 """
 
+import json
 import secrets
 import textwrap
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from minidist.course.diagnosis import known_mistakes
-from minidist.course.lab import Lab, Task, targets
+from minidist.course.lab import Lab, Task, shares
 from minidist.course.question import Question, judge
 from minidist.course.sandbox import Sandbox
 from minidist.course.sandbox.limits import USUAL, Limits
 from minidist.course.sandbox.untrusted import contents, holder
 
 LARGEST = 1 << 20  # bytes of a file that is handed in
+NOT_BEGUN = "not begun"
 
 
 @dataclass(frozen=True)
 class Verdict:
     """The result of one task.
 
-    wrong     a text per failed question: what was asked, and what is wrong with the answer
-    mistakes  the known mistakes that give the student's answers, in words
-    output    what the student's code printed, shortened
+    questions  how many there were
+    wrong      a text per failed question: what was asked, and what is wrong with the answer
+    output     what the student's code printed, shortened
+    mistakes   the known mistakes that give the student's answers, in words
+    groups     {a group of questions: whether all of them are answered}
     """
 
     task: Task
@@ -36,9 +40,25 @@ class Verdict:
     output: str = ""
     seconds: float = 0.0
     mistakes: tuple[str, ...] = ()
+    groups: dict[str, bool] = field(default_factory=dict)
 
     passed = property(lambda self: not self.wrong)
-    points = property(lambda self: self.task.points if self.passed else 0)
+    begun = property(lambda self: self.wrong != [NOT_BEGUN])
+
+    @property
+    def points(self) -> int:
+        """All of the task's, or the shares of the groups that are answered."""
+        if self.passed:
+            return self.task.points
+        return sum(worth for group, worth in self.worth.items() if self.groups[group])
+
+    @property
+    def worth(self) -> dict[str, int]:
+        """How many points each group of questions has."""
+        if not self.groups:
+            return {}
+        points = shares(self.task.points, [1] * len(self.groups))
+        return dict(zip(self.groups, points, strict=True))
 
 
 @dataclass(frozen=True)
@@ -68,41 +88,56 @@ def grade(
     seed: int | None = None,
     limits: Limits = USUAL,
     wrapped: bool = True,
+    task: str | None = None,
 ) -> Grade:
-    """Ask and judge every task. Nothing that the student's code does raises here.
+    """Ask and judge every task, or one. Nothing that the student's code does raises here.
 
     folder   the submission; only the lab's own files in FOLDER/minidist/ are read
     seed     None draws an unpredictable one; the grade names it
     limits   time, memory, processes and files per task
     wrapped  whether bubblewrap is used where it works
+    task     its id, if only one is to be judged
 
-    ValueError if there is no FOLDER/minidist, see `handed_in`.
+    ValueError if there is no such task, or no FOLDER/minidist, see `handed_in`.
     """
+    tasks = lab.tasks if task is None else [lab.task(task)]
     seed = secrets.randbits(32) if seed is None else seed
     files, unusable = handed_in(Path(folder), lab.files)
     with Sandbox(lab, limits, wrapped) as sandbox:
         unusable |= sandbox.put(files)
-        missing = {path for path in lab.files if path not in files and path not in unusable}
-        verdicts = [_verdict(lab, task, seed, sandbox, unusable, missing) for task in lab.tasks]
-        return Grade(lab, verdicts, seed, sandbox.defences)
+        verdicts = [_verdict(each, seed, sandbox, files, unusable) for each in tasks]
+        return Grade(replace(lab, tasks=tasks), verdicts, seed, sandbox.defences)
 
 
-def _verdict(lab, task, seed: int, sandbox: Sandbox, unusable: dict, missing: set) -> Verdict:
-    asked, begin = questions(lab, task, seed), time.monotonic()
-    paths = dict.fromkeys(path for path, _ in targets(task))
-    wrong = [_about(path, unusable[path]) for path in paths if path in unusable]
-    if wrong:
+def _verdict(
+    task: Task, seed: int, sandbox: Sandbox, files: dict[str, str], unusable: dict[str, str]
+) -> Verdict:
+    assert sandbox.lab is not None
+    asked, begin = questions(sandbox.lab, task, seed), time.monotonic()
+    paths = list(dict.fromkeys(path for path, _ in task.targets))
+    if wrong := [_about(path, unusable[path]) for path in paths if path in unusable]:
         return Verdict(task, len(asked), wrong)
+    if untouched(task, files):
+        return Verdict(task, len(asked), [NOT_BEGUN])
     heard = sandbox.ask(asked)
     messages = [judge(q, answer) for q, answer in zip(asked, heard.answers, strict=True)]
     wrong = [_about(q.about, m) for q, m in zip(asked, messages, strict=True) if m]
     seconds = time.monotonic() - begin
     mistakes: tuple[str, ...] = ()
-    if wrong and (absent := [path for path in paths if path in missing]):
-        wrong = [f"there is no minidist/{path}" for path in absent]
+    groups = {q.group: True for q in asked}
+    groups |= {q.group: False for q, message in zip(asked, messages, strict=True) if message}
+    if wrong and (absent := [path for path in paths if path not in files]):
+        wrong, groups = [f"there is no minidist/{path}" for path in absent], {}
     elif wrong:
         mistakes = known_mistakes(sandbox, task, asked, heard.answers, messages)
-    return Verdict(task, len(asked), wrong, heard.output, seconds, mistakes)
+    return Verdict(task, len(asked), wrong, heard.output, seconds, mistakes, groups)
+
+
+def untouched(task: Task, files: dict[str, str]) -> bool:
+    """Return whether all that a task blanks out is handed in as the starter has it."""
+    paths = [path for path, _ in task.targets]
+    stub = f"raise NotImplementedError({json.dumps(task.stub)})"
+    return all(files.get(path, "").count(stub) >= paths.count(path) for path in paths)
 
 
 def _about(what: str, message: str) -> str:

@@ -15,15 +15,16 @@ cheating matters, read the properties.
 
 import secrets
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from minidist.course import mutants, starter
 from minidist.course.grader import Grade, Verdict, handed_in
-from minidist.course.lab import Lab, Task
-from minidist.course.probes import mutants as probes
-from minidist.course.questions.arrays import ask
+from minidist.course.lab import Lab, Task, labs
+from minidist.course.labs.mutants import probes
+from minidist.course.question import ask
 from minidist.course.sandbox import ANSWERS, Sandbox
 from minidist.course.sandbox.limits import USUAL, Limits
 
@@ -64,11 +65,13 @@ def property_two_replicas_get_the_sum_of_their_gradients():
 def lab() -> Lab:
     """Return the lab: a task per mutant."""
     every = [mutants.load(name) for name in mutants.names()]
+    last = len(labs()) + 1
     tasks = [
-        Task(f"7.{number}", f"{m.family}: {m.title}", POINTS, [], m.symptom, [], [])
+        Task(f"{last}.{number}", f"{m.family}: {m.title}", POINTS, [], m.symptom)
         for number, m in enumerate(every, 1)
     ]
-    return Lab(NAME, 7, "Mutants: properties that only the right implementation has", "", [], tasks)
+    title = "Mutants: properties that only the right implementation has"
+    return Lab(NAME, last, title, "", [], tasks)
 
 
 def write(folder: Path) -> list[str]:
@@ -78,25 +81,34 @@ def write(folder: Path) -> list[str]:
 
 
 def grade(
-    folder: Path, lab: Lab, seed: int | None = None, limits: Limits = USUAL, **options
+    folder: Path,
+    lab: Lab,
+    seed: int | None = None,
+    limits: Limits = USUAL,
+    wrapped: bool = True,
+    task: str | None = None,
 ) -> Grade:
     """Run the properties of FOLDER/minidist/properties.py on the reference and every mutant.
 
     seed  for the places of the reference; None draws one
+    task  the only mutant to meet, by its task's id
     """
+    chosen = lab.tasks if task is None else [lab.task(task)]
     seed = secrets.randbits(32) if seed is None else seed
     rng = np.random.default_rng(seed)
     files, unusable = handed_in(Path(folder), [FILE])
     if FILE not in files:
         why = unusable.get(FILE, f"there is no minidist/{FILE} in {folder}")
-        return Grade(lab, [Verdict(task, 1, [why]) for task in lab.tasks], seed, "")
+        verdicts = [Verdict(each, 1, [why]) for each in chosen]
+        return Grade(replace(lab, tasks=chosen), verdicts, seed, "")
     asked = [ask(FILE, probes.properties, source=files[FILE])]
     every = [mutants.load(name) for name in mutants.names()]
-    order = rng.permutation([*range(len(every)), *[-1] * BETWEEN]).tolist()
+    numbers = [number for number, each in enumerate(lab.tasks) if each in chosen]
+    order = rng.permutation([*numbers, *[-1] * BETWEEN]).tolist()
     wrong: dict[int, list[str]] = {}
     seconds: dict[int, float] = {}
     refused: list[str] = []
-    with Sandbox(lab, limits, **options) as sandbox:
+    with Sandbox(lab, limits, wrapped) as sandbox:
         for number in [-1] * FIRST + order:
             begin = time.monotonic()
             sandbox.build({} if number < 0 else every[number].files(), LEFT_OUT)
@@ -107,10 +119,10 @@ def grade(
             elif refused := _of_the_reference(answer):
                 break
         verdicts = [
-            Verdict(task, 1, refused or wrong[number], seconds=seconds.get(number, 0.0))
-            for number, task in enumerate(lab.tasks)
+            Verdict(each, 1, refused or wrong[number], seconds=seconds.get(number, 0.0))
+            for number, each in zip(numbers, chosen, strict=True)
         ]
-        return Grade(lab, verdicts, seed, sandbox.defences)
+        return Grade(replace(lab, tasks=chosen), verdicts, seed, sandbox.defences)
 
 
 def _formed(answer: dict[str, np.ndarray] | str) -> dict[str, np.ndarray] | str:

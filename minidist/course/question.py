@@ -9,7 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
-Answer = dict[str, np.ndarray]
+from minidist.course.answers import Answer, like_the_package
+
 Judge = Callable[[Answer, Answer], str | None]
 Random = np.random.Generator
 
@@ -24,12 +25,15 @@ class Question:
     judge  (answer, the package's answer) -> None if the answer is right, else what is wrong: which
            rank, which number, and what was expected. It runs in the grader's process, where the
            student's code never runs.
+    group  the case that it tests, as "uneven parts": a task's points are shared by its groups, and
+           a group earns its share if all of its questions are answered
     """
 
     about: str
     probe: Callable[..., dict]
     given: dict
     judge: Judge
+    group: str = ""
 
     @cached_property
     def right(self) -> Answer:
@@ -38,6 +42,28 @@ class Question:
 
 
 Questions = Iterator[Question]
+
+
+def ask(
+    about: str,
+    probe: Callable[..., dict],
+    judge: Judge = like_the_package,
+    /,
+    group: str = "",
+    **given,
+) -> Question:
+    """Return a question; by default its answer must be what the package answers."""
+    return Question(about, probe, given, judge, group)
+
+
+def ints(rng: Random, low: int, high: int, count: int) -> list[int]:
+    """Draw whole numbers from low to high - 1."""
+    return [int(n) for n in rng.integers(low, high, count)]
+
+
+def ranks(N: int) -> str:
+    """Return the group of a question to N ranks; one rank alone is often right without work."""
+    return "any number of ranks" if N > 2 else "one or two ranks"
 
 
 def judge(question: Question, answer: Answer | str) -> str | None:

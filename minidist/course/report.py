@@ -8,9 +8,10 @@ import json
 import textwrap
 from xml.etree import ElementTree
 
-from minidist.course.grader import Grade, Verdict
+from minidist.course.grader import NOT_BEGUN, Grade, Verdict
 
-LINES, WIDTH = 24, 160  # of the message about one question
+LINES, WIDTH = 30, 160  # of the message about one question
+LINK = 1500  # characters of the longest line that is not folded, if it is one word
 QUESTIONS = 3  # the most failed questions of a task that are shown
 
 
@@ -23,9 +24,10 @@ def text(grade: Grade, foot: bool = True) -> str:
     wide = len(str(lab.points))
     lines = [f"Lab {lab.number}, {lab.title}", ""]
     for verdict in grade.verdicts:
-        task = verdict.task
-        lines.append(f"{verdict.points:>{wide}} / {task.points:>{wide}}  {task.id}  {task.title}")
-        if not verdict.passed:
+        task, state = verdict.task, "" if verdict.begun else f"  ({NOT_BEGUN})"
+        score = f"{verdict.points:>{wide}} / {task.points:>{wide}}"
+        lines.append(f"{score}  {task.id}  {task.title}{state}")
+        if verdict.begun and not verdict.passed:
             lines += [textwrap.indent(_shown(verdict), " " * (2 * wide + 5)), ""]
     lines.append(f"{grade.points:>{wide}} / {lab.points:>{wide}}  points")
     if foot:
@@ -99,7 +101,7 @@ def plain(message: str) -> str:
 
 def _shown(verdict: Verdict) -> str:
     """Return what is wrong with a task, in a few short lines."""
-    lines: list[str] = []
+    lines = [_earned(verdict)] if len(verdict.groups) > 1 else []
     before: list[str] = []
     for wrong in verdict.wrong[:QUESTIONS]:
         first, *rest = plain(wrong).splitlines()
@@ -113,6 +115,15 @@ def _shown(verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
+def _earned(verdict: Verdict) -> str:
+    """Return which groups of questions are answered, and how many points the others have."""
+    parts: dict[bool, list[str]] = {True: [], False: []}
+    for group, points in verdict.worth.items():
+        parts[verdict.groups[group]].append(f"{group} ({points})")
+    answered, missed = (", ".join(parts[state]) or "nothing" for state in (True, False))
+    return f"answered: {answered}; not yet: {missed}"
+
+
 def _short(lines: list[str]) -> list[str]:
     if len(lines) > LINES:
         half = LINES // 2
@@ -122,6 +133,8 @@ def _short(lines: list[str]) -> list[str]:
 
 def _folded(line: str) -> list[str]:
     """Fold a long line into two or three; of a longer one, keep the two ends."""
+    if " " not in line.strip() and len(line) < LINK:
+        return [line]
     if len(line) > 2 * WIDTH:
         ends = WIDTH // 2 - 3  # what was expected, and what it means, often stand last
         return [f"{line[:ends]} ... {line[-ends:]}"]

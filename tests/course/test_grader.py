@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from minidist.course import report
-from minidist.course.grader import Grade, Verdict, grade, handed_in, questions
+from minidist.course.answers import like_the_package
+from minidist.course.grader import Grade, Verdict, grade, handed_in, questions, untouched
 from minidist.course.question import Question, judge
-from minidist.course.questions.arrays import like_the_package
 from minidist.course.sandbox import Sandbox
 from minidist.course.sandbox.limits import Limits
 from minidist.mistakes.edits import Edit
@@ -80,10 +80,42 @@ def test_the_reference_has_full_marks_and_the_starter_none(graded):
     assert points(graded["reference"]) == [10, 5]
     starter = graded["starter"]
     assert points(starter) == [0, 0]
-    for verdict in starter.verdicts:
-        assert len(verdict.wrong) == verdict.questions == 3
-        stub = f"NotImplementedError: Task {verdict.task.id}: "
-        assert all(stub in wrong for wrong in verdict.wrong)
+    assert not any(verdict.begun for verdict in starter.verdicts)
+    lines = report.text(starter).splitlines()
+    assert [line.endswith("(not begun)") for line in lines[2:5]] == [True, True, False]
+
+
+def test_a_task_is_begun_when_one_of_its_bodies_is_not_the_starters(tmp_path):
+    begun = TINY.blanked()[GPIPE].replace("raise Not", "m += 1\n    raise  Not")
+    one, other = grade(folder(tmp_path, {GPIPE: begun, OTHER: RIGHT[OTHER]}), TINY).verdicts
+    assert other.passed and one.begun
+    assert all("NotImplementedError: Task 9.1" in text for text in one.wrong)
+
+
+def test_a_task_in_two_files_is_begun_when_one_of_them_is_not_the_starters():
+    both = replace(TINY.tasks[0], blanks=[f"{GPIPE}: gpipe", f"{OTHER}: one_f_one_b"])
+    files = replace(TINY, tasks=[both]).blanked()
+    assert untouched(both, files)
+    assert not untouched(both, files | {OTHER: RIGHT[OTHER]})
+    assert not untouched(both, {GPIPE: files[GPIPE]}), "a file is missing"
+
+
+def test_one_task_alone_is_asked_and_reported(tmp_path):
+    result = grade(folder(tmp_path, RIGHT), TINY, task="9.2")
+    assert [verdict.task.id for verdict in result.verdicts] == ["9.2"]
+    assert result.points == result.lab.points == 5
+    with pytest.raises(ValueError, match=r"lab tiny has no task '9\.3'; it has 9\.1, 9\.2"):
+        grade(tmp_path, TINY, task="9.3")
+
+
+def test_a_group_of_questions_earns_its_share_of_the_points():
+    task = TINY.tasks[0]
+    for answered, points in (({"a": True, "b": False, "c": True}, 7), ({"a": False}, 0)):
+        assert Verdict(task, 9, ["wrong"], groups=answered).points == points
+    assert Verdict(task, 9, []).points == 10
+    half = Verdict(task, 9, ["no"], groups={"a": True, "b": False})
+    said = report.text(Grade(TINY, [half], 0, ""))
+    assert " 5 / 10" in said and "answered: a (5); not yet: b (5)" in said
 
 
 def test_a_task_alone_earns_its_points_and_a_missing_file_is_the_starters(graded):

@@ -7,13 +7,12 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 import zipfile
-from pathlib import Path
 
 import pytest
 
 from minidist.cli import main
 from minidist.course import starter
-from minidist.course.lab import labs, read, targets
+from minidist.course.lab import find, labs, read
 from minidist.mistakes.overlay import PACKAGE
 
 ROOT = PACKAGE.parent
@@ -30,7 +29,25 @@ def test_a_starter_keeps_all_but_the_bodies_of_its_tasks(lab):
         stubs = [line for line in source.splitlines() if stub.match(line)]
         others = [line for line in source.splitlines() if not stub.match(line)]
         assert all(line in reference for line in others), "the reference's lines, in their order"
-        assert len(stubs) == sum(where == path for t in lab.tasks for where, _ in targets(t))
+        assert len(stubs) == sum(where == path for t in lab.tasks for where, _ in t.targets)
+
+
+@each_lab
+def test_a_starters_file_begins_with_a_map_of_about_ten_lines(lab, tmp_path):
+    starter.write(lab, tmp_path / "mine")
+    for path, source in lab.blanked().items():
+        text = (tmp_path / "mine" / "minidist" / path).read_text(encoding="utf-8")
+        head = text.removesuffix(source)
+        assert text.endswith(source) and 5 <= len(head.splitlines()) <= 16
+        assert re.fullmatch(r"(# .*\n)+\n", head)
+        here = [task for task in lab.tasks if path in dict(task.targets)]
+        assert re.findall(r"^#   (\d+\.\d) ", head, re.M) == [task.id for task in here]
+        assert all(name in head for task in here for p, name in task.targets if p == path)
+        assert all(
+            (PACKAGE / p).is_file()
+            for p in re.findall(r"(?<!/)\b[a-z]\w*/[\w/]+\.py", head)
+            if not p.startswith("lessons/")
+        )
 
 
 @each_lab
@@ -75,8 +92,27 @@ def test_from_a_new_lab_to_points(tmp_path):
     done = lab_command("grade", folder, "--seed", "7", "--format", "gradescope", "--output", report)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     results = json.loads(report.read_text(encoding="utf-8"))
-    assert results["score"] == 10 == results["tests"][0]["score"]
+    points = find("pipelines").tasks[0].points
+    assert results["score"] == points == results["tests"][0]["score"] > 0
     assert results["extra_data"]["seed"] == 7 and "defences" in results["extra_data"]
+
+
+def test_watch_tests_again_when_a_file_is_saved(tmp_path, capsys, monkeypatch):
+    folder, path, waits = tmp_path / "mine", "pipeline_parallel/gpipe.py", []
+    starter.write(find("pipelines"), folder)
+
+    def wait(seconds):
+        waits.append(seconds)
+        if len(waits) == 3:
+            (folder / "minidist" / path).write_bytes((PACKAGE / path).read_bytes())
+        if len(waits) == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("minidist.cli.lab.sleep", wait)
+    assert main(["lab", "test", str(folder), "--task", "4.1", "--watch"]) == 130
+    said, points = capsys.readouterr().out, str(find("pipelines").tasks[0].points)
+    assert re.findall(r"(\d+) / \d+  points", said) == ["0", points] and len(waits) == 5
+    assert "4.2" not in said and "(not begun)" in said
 
 
 @pytest.mark.slow
@@ -205,8 +241,13 @@ def test_wrong_words_get_one_line_and_exit_status_2(tmp_path, capsys):
         assert words in error and len(error.splitlines()) == 1 and len(error) < 300
 
 
-def test_a_lab_with_a_key_missing_or_unknown_is_refused(tmp_path):
-    path = Path(tmp_path / "odd.toml")
-    path.write_text('number = 1\ntitle = "x"\nabout = ""\nlesson = []\n[[task]]\nid = "1.1"\n')
-    with pytest.raises(ValueError, match=r"odd\.toml: missing or unknown in a task: blanks"):
-        read(path)
+def test_a_lab_with_a_key_missing_or_unknown_or_without_its_text_is_refused(tmp_path):
+    (tmp_path / "handout.md").write_text("About.\n\n## Task 1.2\n\nText.\n")
+    head = 'number = 1\ntitle = "x"\nlessons = []\n[task."1.1"]\n'
+    (tmp_path / "lab.toml").write_text(head)
+    with pytest.raises(ValueError, match=r"/lab\.toml: missing or unknown in a task: blanks"):
+        read(tmp_path)
+    rest = 'title = "y"\nminutes = 5\ndifficulty = 1\nblanks = []\nnumbers = []\nhints = []\n'
+    (tmp_path / "lab.toml").write_text(head + rest)
+    with pytest.raises(ValueError, match=r"handout\.md differ in task 1\.2, 1\.1"):
+        read(tmp_path)

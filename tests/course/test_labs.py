@@ -1,20 +1,27 @@
 """All labs: what they give to the reference, to the starter, to mistakes, to other right ways."""
 
+import base64
 import pickle
 import re
+import zlib
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import numpy as np
 import pytest
 
+from minidist.course import report
 from minidist.course.diagnosis import answers_of, recognised
-from minidist.course.grader import questions
-from minidist.course.lab import labs
+from minidist.course.grader import Grade, questions
+from minidist.course.lab import labs, shares
 from minidist.course.question import judge
 from minidist.course.sandbox import Sandbox
+from minidist.course.starter import handout
 from minidist.mistakes.edits import Edit
 from minidist.mistakes.overlay import PACKAGE
 from minidist.mistakes.register import mistakes, read
+from minidist.pages import schedules
 from tests.course.students import changed, graded, only, reference, starter
 
 LABS = {lab.name: lab for lab in labs()}
@@ -44,9 +51,41 @@ def test_a_lab_has_100_points_numbers_hints_and_lessons_that_exist(name):
     assert [task.id for task in lab.tasks] == list(lab.questions.QUESTIONS)
     for number, task in enumerate(lab.tasks, 1):
         assert task.id == f"{lab.number}.{number}" and task.blanks
-        assert 2 <= len(task.hints) <= 3 and task.numbers and task.text.strip()
+        assert len(task.hints) == 3 and task.numbers and task.text
+        assert 5 <= task.minutes <= 90 and task.difficulty in (1, 2, 3)
+    assert 2 <= len(lab.written) <= 3
+    for essay in lab.written:
+        assert essay.question.endswith((".", "?"))
+        assert all(points > 0 and words for points, words in essay.rubric)
     for lesson in lab.lessons:
         assert (PACKAGE.parent / "lessons" / f"{lesson}.py").is_file()
+
+
+@every_lab
+def test_points_minutes_and_handout_agree(name):
+    lab, text = LABS[name], handout(LABS[name])
+    minutes = sum(task.minutes for task in lab.tasks)
+    assert f"{len(lab.tasks)} tasks, about {minutes} minutes, 100 points" in text
+    for task in lab.tasks:
+        assert abs(task.points - 100 * task.minutes / minutes) < 1
+        effort = f"{task.minutes} minutes, difficulty {task.difficulty} of 3, {task.points} points"
+        section = text[text.index(f"## Task {task.id}: {task.title}") :]
+        assert effort in section.partition("\n## ")[0]
+    assert all(essay.question in text for essay in lab.written)
+    assert not any(words in text for essay in lab.written for _, words in essay.rubric)
+
+
+def test_points_are_whole_and_none_is_lost():
+    assert shares(100, [1, 1, 1]) == [34, 33, 33] and shares(5, [1, 1]) == [3, 2]
+    assert shares(10, [10, 20, 45]) == [1, 3, 6] and shares(0, [1, 2]) == [0, 0]
+
+
+@every_lab
+def test_a_group_of_questions_has_a_name_if_there_are_others(name):
+    for task in LABS[name].tasks:
+        groups = [{q.group for q in questions(LABS[name], task, seed)} for seed in (0, 1)]
+        assert groups[0] == groups[1] and (len(groups[0]) == 1 or "" not in groups[0]), task.id
+        assert len(groups[0]) <= task.points
 
 
 @every_lab
@@ -95,11 +134,12 @@ def test_the_reference_gets_all_points_for_any_seed(tmp_path, name, seed):
 def test_the_starter_gets_none_and_every_question_says_what_is_to_be_written(tmp_path, name):
     found = graded(tmp_path, LABS[name], starter(LABS[name]))
     assert found.points == 0 and len(found.verdicts) == len(LABS[name].tasks)
-    for verdict in found.verdicts:
-        said = f"NotImplementedError: Task {verdict.task.id}: {verdict.task.title}"
-        assert len(verdict.wrong) == verdict.questions > 0
-        assert said in verdict.wrong[0], verdict.wrong[0]
-        assert all("NotImplementedError: Task " in line for line in verdict.wrong)
+    assert not any(verdict.begun for verdict in found.verdicts)
+    with Sandbox(LABS[name]) as sandbox:
+        for task in LABS[name].tasks:
+            answers = sandbox.ask(questions(LABS[name], task, 0)).answers
+            assert all("NotImplementedError: Task " in answer for answer in answers)
+            assert task.id in NEEDS or f"NotImplementedError: {task.stub}" in answers[0]
 
 
 def test_a_deadlock_shows_the_students_line():
@@ -143,7 +183,7 @@ def test_one_and_the_same_body_for_everything_earns_nothing(tmp_path, name, body
     }
     assert not any('NotImplementedError("Task' in source for source in files.values())
     found = graded(tmp_path, LABS[name], files)
-    assert [verdict.task.id for verdict in found.verdicts if verdict.passed] == []
+    assert {verdict.task.id: verdict.groups for verdict in found.verdicts if verdict.points} == {}
 
 
 @pytest.mark.parametrize(
@@ -184,8 +224,27 @@ def test_a_mistake_earns_nothing_and_is_named(tmp_path, name, mistake):
     mistake = mistakes()[mistake]
     lab = only(LABS[name], mistake.task)
     (verdict,) = graded(tmp_path, lab, changed(lab, mistake.edits)).verdicts
-    assert verdict.wrong and verdict.points == 0
+    assert verdict.wrong and verdict.points < verdict.task.points
     assert verdict.mistakes == (mistake.says,), verdict.wrong
+
+
+def test_a_missed_number_of_a_schedule_draws_the_students_timeline(tmp_path):
+    mistake = mistakes()["all_forwards_first"]
+    lab = only(LABS["pipelines"], mistake.task)
+    (verdict,) = graded(tmp_path, lab, changed(lab, mistake.edits)).verdicts
+    lines = [line.strip() for line in verdict.wrong[-1].splitlines()]
+    (link,) = (line for line in lines if line.startswith("schedules.html#"))
+    fields = {name: value for name, (value,) in parse_qs(link.partition("#")[2]).items()}
+    p, m = int(fields["p"]), int(fields["m"])
+    rows = [line.split()[1] for line in lines if re.match(r"rank \d", line)]
+    assert p > 1 and rows[:p] == list(map(str, range(p)))
+    assert lines[-2].startswith("yours: a rank idles ") and "micro-batches" in lines[-2]
+    assert lines[-1].endswith(f"they hold {', '.join(str(min(m, p - r)) for r in range(p))}")
+    packed = fields["text.z"] + "=" * (-len(fields["text.z"]) % 4)
+    text = zlib.decompress(base64.urlsafe_b64decode(packed), -zlib.MAX_WBITS).decode()
+    assert schedules.answer(text=text, p=p, m=m)["fault"] is None
+    short = report.text(Grade(lab, [replace(verdict, wrong=verdict.wrong[-1:])], 0, ""))
+    assert link in short, "it is not folded"
 
 
 def test_another_wrong_answer_is_no_known_mistake(tmp_path):

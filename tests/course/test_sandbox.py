@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidist.course.questions.arrays import ask
+from minidist.course.question import ask
 from minidist.course.sandbox import Sandbox, bubblewrap, module
 from minidist.course.sandbox.environment import folders
 from minidist.course.sandbox.limits import LINUX, Limits, claim_user
@@ -82,7 +82,9 @@ def test_the_students_process_finds_nothing_of_the_grader_around_it(wrapped):
     assert not any(name.startswith("PYTHON") for name in found["environment"])
     assert Path(str(found["folder"])).name == "scratch" and found["threads"] == 1
     assert found["descriptors"].tolist()[:3] == [0, 1, 2]
-    assert found["course"].tolist() == [f"minidist.course.probes{name}" for name in ("", ".tiny")]
+    assert found["course"].tolist() == [
+        f"minidist.course.labs{name}" for name in ("", ".tiny", ".tiny.probes")
+    ]
     limits = found["limits"].tolist()
     want = {0: 42, 1: 2 << 30, 2: 1 << 28, 3: 256, 4: 0}  # CPU, AS, FSIZE, NOFILE, CORE
     assert all(limits[k] == [most, most] for k, most in want.items())
@@ -189,7 +191,7 @@ def test_the_copy_holds_nothing_compiled_and_of_the_course_this_labs_probes_alon
     assert "gpipe.py" in names and not {"__pycache__", "tests", "mistakes"} & names
     course = sandbox.tree / "minidist" / "course"
     files = {path.relative_to(course).as_posix() for path in course.rglob("*") if path.is_file()}
-    assert files == {f"probes/{name}.py" for name in ("__init__", "ranks", "tiny")}
+    assert files == {f"labs/{name}.py" for name in ("__init__", "ranks", "tiny/probes")}
 
 
 def test_the_name_of_a_file_is_that_of_its_module():

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from minidist.course.lab import Lab, Task
-from minidist.course.questions.arrays import ask
+from minidist.course.question import ask
 from minidist.course.sandbox import bubblewrap
 from minidist.course.sandbox.environment import folders
 from minidist.course.sandbox.limits import LINUX
@@ -46,7 +46,7 @@ class Tiny(Lab):
 
 
 def task(number, function, points):
-    return Task(f"9.{number}", function, points, [function], "", [], [])
+    return Task(f"9.{number}", function, points, [function])
 
 
 TINY = Tiny(

@@ -42,15 +42,16 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from minidist.course.answers import Answer
 from minidist.course.lab import Lab
-from minidist.course.question import Answer, Question
+from minidist.course.question import Question
 from minidist.course.sandbox.environment import open_to_all
 from minidist.course.sandbox.limits import USUAL, Limits, claim_user, most_processes
 from minidist.course.sandbox.supervisor import Supervisor
 from minidist.course.sandbox.untrusted import beginning, contents, read, remove, remove_files_of
 from minidist.mistakes import overlay
 
-PROBES = "minidist.course.probes"
+PROBES = "minidist.course.labs"  # and there NAME.probes
 ANSWERS = "course", "mistakes"  # folders that a student's minidist does not have
 IN_FOLDERS = r"\S*-packages/|/proc/self/fd/\d+/"  # where a dependency is imported from
 
@@ -66,14 +67,23 @@ class Heard:
 class Sandbox:
     """minidist with a student's files in it, ready to be asked.
 
+    lab       whose tasks are to be written; None: minidist is whole, and all calls are `call`s
+    files     what else an error names as the student's own
     wrapped   whether bubblewrap is used where it works
     defences  what the machine has of them, and what is not prevented
 
     Use it as a context: at its end the folder and all processes are removed.
     """
 
-    def __init__(self, lab: Lab, limits: Limits = USUAL, wrapped: bool = True):
+    def __init__(
+        self,
+        lab: Lab | None,
+        limits: Limits = USUAL,
+        wrapped: bool = True,
+        files: tuple[str, ...] = (),
+    ):
         self.lab, self.limits, self.wrapped = lab, limits, wrapped
+        self.files = [*files, *(lab.files if lab else [])]
         self.tree: Path | None = None
         self.defences = ""
 
@@ -94,7 +104,7 @@ class Sandbox:
         return self
 
     def __exit__(self, *_):
-        self._stop()
+        self.stop()
         if self._user is not None:
             remove_files_of(self._user)
         if self._claim is not None:
@@ -119,10 +129,11 @@ class Sandbox:
 
     def ask(self, questions: list[Question]) -> Heard:
         """Ask the questions, in one process, one after the other."""
-        probes = f"{PROBES}.{self.lab.name}"
-        return self._ask([(probes, q.probe.__name__, q.given) for q in questions])
+        assert self.lab is not None  # whose probes these are
+        probes = f"{PROBES}.{self.lab.name}.probes"
+        return self.call([(probes, q.probe.__name__, q.given) for q in questions])
 
-    def _ask(self, calls: list[tuple[str, str, dict]]) -> Heard:
+    def call(self, calls: list[tuple[str, str, dict]]) -> Heard:
         """Call each (module, function, keyword arguments) there, one after the other."""
         if self.tree is None:
             self.build({})
@@ -143,22 +154,27 @@ class Sandbox:
         """Build the minidist to ask from now on: the lab's, with these files in it."""
         self.tree = tree = Path(tempfile.mkdtemp(prefix="tree-", dir=self._folder))
         tree.chmod(0o755)
-        overlay.build(tree, self.lab.blanked() | files, leave_out)
-        for compiled in sorted(tree.rglob("__pycache__")):
-            shutil.rmtree(compiled)  # it has the bodies that were taken out
-        inside = Path(*PROBES.split("."))
-        probes = tree / inside
-        probes.mkdir(parents=True)
-        for name in ("__init__.py", "ranks.py"):
-            shutil.copy(overlay.PACKAGE.parent / inside / name, probes)
-        shutil.copy(self.lab.probes, probes / f"{self.lab.name}.py")
+        overlay.build(tree, (self.lab.blanked() if self.lab else {}) | files, leave_out)
+        if self.lab is not None:
+            self._hide(tree, self.lab)
         for path in tree.rglob("*"):  # the reference may be closed, the copy may not
             path.chmod(0o755 if path.is_dir() else 0o644)
+
+    def _hide(self, tree: Path, lab: Lab) -> None:
+        """Take out what tells the bodies of the tasks; put the lab's probes in."""
+        for compiled in sorted(tree.rglob("__pycache__")):
+            shutil.rmtree(compiled)
+        inside = Path(*PROBES.split("."))
+        (tree / inside / lab.name).mkdir(parents=True)
+        for name in ("__init__.py", "ranks.py"):
+            shutil.copy(overlay.PACKAGE.parent / inside / name, tree / inside)
+        shutil.copy(lab.probes, tree / inside / lab.name / "probes.py")
+        for path in tree.rglob("*"):
             os.utime(path, (0, 0))  # no time tells which files are not the reference's
 
     def _imports(self, paths) -> dict[str, str]:
         """Import files, in one process; return {path: what was wrong, or ""}."""
-        heard = self._ask([(PROBES, "load", {"name": module(path)}) for path in paths])
+        heard = self.call([(PROBES, "load", {"name": module(path)}) for path in paths])
         found = [answer if isinstance(answer, str) else "" for answer in heard.answers]
         return dict(zip(paths, found, strict=True))
 
@@ -171,7 +187,7 @@ class Sandbox:
         order = {
             **vars(self.limits),
             "tree": str(self.tree),
-            "files": self.lab.files,
+            "files": self.files,
             "scratch": str(scratch),
             "output": str(work / "output"),
             "questions": calls,
@@ -184,16 +200,17 @@ class Sandbox:
                 self.defences = self._supervisor.defences
             result = self._supervisor.ask(order, self.limits.seconds + 30)
         except (OSError, ValueError):  # ValueError: its last line is cut off
-            self._stop()
+            self.stop()
             return "the supervisor was ended"
         except BaseException:
-            self._stop()
+            self.stop()
             raise
         if not result["began"] and result["ended"].endswith("code 70"):
             raise RuntimeError(f"the sandbox failed:\n{beginning(work / 'output')}")
         return result["ended"]
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """End what runs there, also from another thread; the next call starts anew."""
         if self._supervisor is not None:
             self._supervisor.stop()
         self._supervisor = None

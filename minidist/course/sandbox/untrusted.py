@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from minidist.course.question import Answer
+from minidist.course.answers import Answer
 
 LARGEST = 1 << 24  # bytes of an answer
 HEAD = 1 << 18  # of them in its line of names, types and shapes

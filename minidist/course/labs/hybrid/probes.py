@@ -11,7 +11,7 @@ import numpy as np
 
 from minidist import Mesh, nn, optim
 from minidist.context_parallel import zigzag
-from minidist.course.probes.ranks import each_rank, refused
+from minidist.course.labs.ranks import each_rank, refused
 from minidist.data_parallel.copies import Copies
 from minidist.datasets import Batch
 from minidist.hybrid import Hybrid
@@ -22,8 +22,6 @@ from minidist.tensor_parallel import ParallelTransformer
 from minidist.tensor_parallel.sequence_parallel import sequence_parallel
 
 SHAPE = ("dp", "pp", "tp")
-CONFIG = {"vocab": 6, "width": 6, "heads": 6, "depth": 0, "context": 8}
-SMALL = {"config": CONFIG, "state": nn.Transformer(**CONFIG).state()}
 
 
 class Place(Mesh):
@@ -148,43 +146,6 @@ def sums(group, shape, grads, **model):
     return gradients(hybrid.named_parameters()) | sent
 
 
-class Pretended:
-    """What a Hybrid needs of a pipeline in `backward`: it notes what it is given to run."""
-
-    def __init__(self, m, parameters, loss):
-        self.m, self.loss, self.ran, self.parameters = m, loss, None, lambda: parameters
-
-    def run(self, batch):
-        self.ran = batch
-        return self.loss
-
-
-@each_rank("shape", prod)
-def dealt(group, shape, m, losses, tokens, targets, examples, old):
-    """Return the micro-batches that each rank's pipeline was given, and the loss.
-
-    losses    what each rank's pipeline returns
-    examples  indices, or None
-    old       whether there is a gradient already
-    """
-
-    hybrid = OnMesh(group, shape, **SMALL, layers=[[0]] * shape[1], shared={})
-    parameters = hybrid.pipeline.parameters()
-    hybrid.pipeline = pretended = Pretended(m, parameters, losses[group.rank])
-    if old:
-        parameters[0].grad = np.zeros(parameters[0].shape)
-        return {"refused": refused(hybrid.backward, Batch(tokens, targets))}
-    loss = hybrid.backward(Batch(tokens, targets, 7, 3, examples))
-    found = {"the loss": loss, "the micro-batches": len(pretended.ran)}
-    for i, part in enumerate(pretended.ran):
-        found[f"tokens of {i}"], found[f"targets of {i}"] = part.inputs, part.targets
-        found[f"total of {i}"] = part.total
-        random = part.randomness
-        found[f"examples of {i}"] = random.examples
-        found[f"seed and step of {i}"] = [random.seed, random.step]
-    return found
-
-
 def on_mesh(group, shape, config, state, options):
     made = Mesh(group, **dict(zip(SHAPE, shape, strict=True)))
     return Hybrid(transformer(config, state), made, **options)
@@ -199,7 +160,7 @@ def backward(group, shape, config, state, options, tokens, targets, seed, step, 
     sent = hybrid.mesh.dp.ledger.total
     found = {k: v.copy() for k, v in gradients(hybrid.named_parameters()).items()}
     again = refused(hybrid.backward, Batch(tokens, targets, **more))
-    found |= {"the loss": loss, "sent on dp": sent}
+    found |= {"the loss": loss, "bytes on dp": sent}
     return found | {"a batch on top of summed gradients is refused": again}
 
 

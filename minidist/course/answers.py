@@ -5,41 +5,44 @@ whole answer; everything else exactly.
 """
 
 import re
-from collections.abc import Callable
 
 import numpy as np
 
-from minidist.course.question import Answer, Judge, Question
 from minidist.verify import compare
+
+Answer = dict[str, np.ndarray]
 
 SHOWN = 16  # the most whole numbers, truth values or texts of a list that are shown
 
 
 def like_the_package(
-    answer: Answer, want: Answer, bound: float = compare.BOUND, free: tuple[str, ...] = ()
+    answer: Answer,
+    want: Answer,
+    bound: float = compare.BOUND,
+    free: tuple[str, ...] = (),
+    at_most: tuple[str, ...] = (),
 ) -> str | None:
     """Return None if an answer is the package's, else what is wrong: with a number, and with bytes.
 
-    bound  0.0 compares floats exactly
-    free   names, without their ranks, that several right answers differ in
+    bound    0.0 compares floats exactly
+    free     names, without their ranks, that several right answers differ in
+    at_most  numbers that may be smaller than the package's: the largest of all ranks, or all bytes
     """
-    answer, want = of_all_ranks(answer, free), of_all_ranks(want, free)
+    answer, want = (of_all_ranks(numbers, free, at_most) for numbers in (answer, want))
     scale = max(map(largest, want.values()), default=0.0)
     wrong = {name: differ(name, answer, w, scale, bound) for name, w in want.items()}
     wrong |= {name: f"{name} should not be there" for name in answer if name not in want}
+    for name in answer.keys() & want.keys():
+        if name.startswith(at_most) and (answer[name] <= want[name]).all():
+            wrong[name] = None
     found = {name: message for name, message in wrong.items() if message}
     values = [message for name, message in found.items() if not name.startswith("bytes")]
     moved = [message for name, message in found.items() if name.startswith("bytes")]
     return "\n".join(values[:1] + moved[:1]) or None
 
 
-def ask(about: str, probe: Callable, judge: Judge = like_the_package, /, **given) -> Question:
-    """Return a question; by default its answer must be what the package answers."""
-    return Question(about, probe, given, judge)
-
-
-def of_all_ranks(answer: Answer, free: tuple[str, ...] = ()) -> Answer:
-    """Return an answer without the free names, and with the bytes of all ranks added up."""
+def of_all_ranks(answer: Answer, free: tuple[str, ...], at_most: tuple[str, ...]) -> Answer:
+    """Return an answer without the free names; the bytes of all ranks added up, one maximum."""
     found: Answer = {}
     for name, value in answer.items():
         what, _, rank = name.partition(" on rank ")
@@ -48,6 +51,9 @@ def of_all_ranks(answer: Answer, free: tuple[str, ...] = ()) -> Answer:
         if rank and what.startswith("bytes"):
             name = f"{what} sent by all ranks together"
             value = np.add(found.get(name, 0), value)
+        elif rank and what in at_most:
+            name = what
+            value = np.maximum(found.get(name, value), value)
         found[name] = value
     return found
 

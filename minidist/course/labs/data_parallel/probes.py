@@ -9,7 +9,7 @@ import numpy as np
 
 from minidist import datasets, nn, optim, run
 from minidist.autograd import no_grad
-from minidist.course.probes.ranks import each_rank, on_ranks, refused
+from minidist.course.labs.ranks import each_rank, on_ranks, refused
 from minidist.data_parallel import bucketed, naive, zero
 from minidist.events import EventLog
 
@@ -67,7 +67,7 @@ def all_reduced(group, sizes, seed, frozen, x, y, counts):
 def buckets(sizes, cap):
     """Return the numbers of the parameters in each bucket; parameter i has sizes[i] elements.
 
-    -1 is what is no parameter. "changed": whether the list is another one afterwards.
+    -1 is what is no parameter.
     """
     parameters = [nn.Parameter(np.zeros(n), f"p{i}") for i, n in enumerate(sizes)]
     number = {id(p): i for i, p in enumerate(parameters)}
@@ -77,17 +77,8 @@ def buckets(sizes, cap):
         f"bucket {b}": np.array([number.get(id(p), -1) for p in bucket], int)
         for b, bucket in enumerate(found)
     }
-    return answer | {"changed": [id(p) for p in given] != [id(p) for p in parameters]}
-
-
-class Orders:
-    """In place of the queue to the second thread: keeps what is put."""
-
-    def __init__(self):
-        self.launched = []
-
-    def put(self, bucket):
-        self.launched.append(bucket)
+    same = list(map(id, given)) == list(map(id, parameters))
+    return answer | {"the list of parameters is as it was": same}
 
 
 def launches(buckets, arrivals):
@@ -101,8 +92,8 @@ def launches(buckets, arrivals):
 
     def worker(group):
         reducer = bucketed.Bucketed(model, group, check_weights=False, buckets=plan)
-        reducer.orders, reducer.launched = Orders(), 0
-        launched = reducer.orders.launched
+        launched = []
+        reducer.orders, reducer.launched = SimpleNamespace(put=launched.append), 0
         reducer.ready(parameters[arrivals[0] if arrivals else buckets[0][0]])
         answer = {"the buckets launched before the last backward": np.array(launched, int)}
         reducer.missing = [len(bucket) for bucket in buckets]

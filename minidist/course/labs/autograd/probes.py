@@ -89,6 +89,19 @@ class Recorder:
     def __init__(self):
         self.order, self.alive, self.deferring, self.kept = [], [], [], {}
 
+    def facts(self, leaves, nodes):
+        """Return what is true of any right order."""
+        place = {n: k for k, n in enumerate(self.order)}
+        users = [(i - leaves, n) for n in place for i in nodes[n][1] if i >= leaves]
+        early = [f"{i} before {n}" for i, n in users if place.get(i, len(nodes)) < place[n]]
+        most = [len(nodes) - k for k in range(len(self.order))]
+        return {
+            "the calls of backward of each function": np.bincount(self.order, minlength=len(nodes)),
+            "functions before one that uses their result": np.array(early[:3], str),
+            "calls at which too many functions keep arrays": sum(np.array(self.alive) > most),
+            "deferring": np.array(self.deferring, bool),
+        }
+
 
 def build(leaves, nodes, watch):
     """Return tensors: leaves first, then what each of the nodes (kind, inputs) makes."""
@@ -102,8 +115,7 @@ def engine(leaves, nodes, grad, deferring=False):
     """Go back through a graph, of which the last node is the root.
 
     Returns, of each leaf: its gradient, the sum of its contributions, their number, and how many
-    `remaining` announced before the first one. "order": the nodes whose backward was called;
-    "alive": how many nodes still kept an array at each of these calls.
+    `remaining` announced before the first one; and the facts about the calls of backward.
     """
     watch = Recorder()
     tensors = build(leaves, nodes, watch)
@@ -118,11 +130,10 @@ def engine(leaves, nodes, grad, deferring=False):
             if contribution is not None:
                 value = contribution() if callable(contribution) else contribution
                 sums[i] = sums[i] + summed_down(value, sums[i].shape)
-    answer = {f"the gradient of leaf {i}": total for i, total in enumerate(sums)}
+    answer = watch.facts(len(leaves), nodes)
+    answer |= {f"the gradient of leaf {i}": total for i, total in enumerate(sums)}
     answer |= {f"contributions to leaf {i}": n for i, n in enumerate(counts)}
-    answer |= {f"`remaining` of leaf {i}": announced.get(i, 0) for i in range(len(leaves))}
-    answer |= {name: np.array(getattr(watch, name), int) for name in ("order", "alive")}
-    return {**answer, "deferring": np.array(watch.deferring, bool)}
+    return answer | {f"`remaining` of leaf {i}": announced.get(i, 0) for i in range(len(leaves))}
 
 
 def below(leaves, nodes):

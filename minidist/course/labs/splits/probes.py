@@ -6,7 +6,7 @@ Ranks are threads.
 import numpy as np
 
 from minidist import Tensor, collective_functions, nn
-from minidist.course.probes.ranks import each_rank, refused
+from minidist.course.labs.ranks import each_rank, refused
 from minidist.rng import Randomness
 from minidist.tensor_parallel import (
     ColumnParallelLinear,

@@ -3,12 +3,13 @@
 Actions travel as rows [kind, micro-batch, chunk, peer, chunk of the peer].
 """
 
+from collections import Counter
 from functools import partial
 
 import numpy as np
 
 from minidist import nn, optim
-from minidist.course.probes.ranks import each_rank, refused
+from minidist.course.labs.ranks import each_rank, refused
 from minidist.datasets import Batch
 from minidist.pipeline_parallel import add_communication, executor, programs, weight_versions
 from minidist.pipeline_parallel.actions import (
@@ -22,6 +23,7 @@ from minidist.pipeline_parallel.actions import (
     SendGradient,
     Transfer,
     Update,
+    other_end,
 )
 from minidist.pipeline_parallel.placement import Programs
 from minidist.pipeline_parallel.stage import Stage
@@ -73,11 +75,20 @@ def transfers_twice(rows, placement):
 
 
 def tags(rows, placement):
-    """Return the tags of each rank's transfers, in the order of its program."""
-    moves = [[a for a in own if isinstance(a, Transfer)] for own in read(rows, placement)]
-    return {
-        f"the tags on rank {r}": np.array([executor.tag(a) for a in own], np.int64)
-        for r, own in enumerate(moves)
+    """Return the tags of each rank's transfers, in the order of its program, and what is wrong."""
+    made, different, taken = read(rows, placement), [], Counter()
+    moves = [[a for a in own if isinstance(a, Transfer)] for own in made]
+    for r, own in enumerate(moves):
+        for a in own:
+            if isinstance(a, SendActivation | SendGradient):
+                taken[r, a.peer, executor.tag(a)] += 1
+                if executor.tag(other_end(a, r)) != executor.tag(a):
+                    different.append(f"{a} of rank {r}")
+    twice = [f"{tag} from rank {r} to {s}" for (r, s, tag), n in taken.items() if n > 1]
+    found = {f"the tags on rank {r}": [executor.tag(a) for a in own] for r, own in enumerate(moves)}
+    return {name: np.array(own, np.int64) for name, own in found.items()} | {
+        "the sends whose receive has another tag": np.array(different[:3], str),
+        "the tags that two sends have": np.array(twice[:3], str),
     }
 
 
