@@ -232,8 +232,7 @@ exercise.judge("02.2", equal_at)
 # ## Exercise 3: why did this break?
 #
 # minidist's `send` copies the array and returns. Others have a `send` that returns only when the
-# receiver takes the array. With it our ring stops: every rank waits in `send`. Write an `exchange`
-# with which numbers go round on 2, 3 and 4 ranks.
+# receiver takes the array. Our ring then stops: all wait in `send`. Write an `exchange` for 2 to 4.
 
 
 # %% tags=["exercise"]
@@ -257,4 +256,5 @@ for cluster in clusters.values():
 #
 # **What it costs.** Nearly $2 S$ bytes per rank, a latency per step, and the slowest rank's delay.
 #
+# **Try:** [step through a ring](../minidist/pages/static/collectives.html).
 # **Next:** what should ranks add up to train together? [Lesson 3](03_data_parallel.py).

@@ -48,9 +48,8 @@ def loss_of(model, step, rank=0, ranks=1):
 # ## Idea: each rank updates one shard
 #
 # AdamW is elementwise: a new weight needs its own gradient and its own two moments. So the rank
-# that has the summed gradient of an element can update it for all ranks. And an all_reduce has two
-# halves. The update moves in between ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054),
-# section 5.1).
+# that has the summed gradient of an element can update it for all, between the two halves of an
+# all_reduce ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 5.1).
 
 
 # %%
@@ -257,4 +256,5 @@ for cluster in clusters.values():
 # **What it costs.** Stages 1 and 2 send what an all_reduce sends. Stage 3 gathers weights twice:
 # half as much again, and a layer that is late is waited for. Activations are not cut.
 #
+# **Try:** [ask what a mesh costs](../minidist/pages/static/calculator.html).
 # **Next:** a cut between layers moves no weights at all. [Lesson 6](06_layer_split.py).

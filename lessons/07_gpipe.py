@@ -111,8 +111,7 @@ assert error < 1e-12 and all(np.array_equal(got[name], library[name]) for name i
 # ## Who waits, and how many pieces are best?
 #
 # :::{admonition} Predict before you run
-# As in the picture 4 ranks have 4 micro-batches, but $TB = 2 TF$. For which share of the time is a
-# rank idle? How many micro-batches are needed for less than 10 %?
+# Of 4 ranks with 4 micro-batches and $TB = 2 TF$, what share is idle? Which $m$ makes it 10 %?
 # :::
 #
 # But each piece has a price: messages, and products of few rows, which use a device badly. Take
@@ -257,4 +256,5 @@ cluster.close()
 #
 # **What it costs.** A large $m$ makes the bubble small, the pieces small, and the memory large.
 #
+# **Try:** [write a schedule](../minidist/pages/static/schedules.html).
 # **Next:** rank 3 could begin backward with its first micro-batch: [lesson 8](08_one_f_one_b.py).

@@ -70,9 +70,8 @@ def as_soon_as_possible(p, m, most):
 
 
 # %% [markdown]
-# With $p - r$ for rank $r$ this is [`1f1b`](../minidist/pipeline_parallel/one_f_one_b.py) of the
-# library, PipeDream-Flush in its paper ([Narayanan et al. 2021](https://arxiv.org/abs/2006.09503),
-# section 3.2). Its gradient is one device's:
+# With $p - r$ it is [`1f1b`](../minidist/pipeline_parallel/one_f_one_b.py), PipeDream-Flush of
+# [Narayanan et al. 2021](https://arxiv.org/abs/2006.09503), section 3.2. The gradient is exact:
 
 
 # %%
@@ -257,4 +256,5 @@ cluster.close()
 # **What it costs.** $p$ micro-batches on the first rank, one on the last. The bubble is there once
 # per update: the pipeline drains, because gradients must be complete before weights change.
 #
+# **Try:** [write a schedule](../minidist/pages/static/schedules.html).
 # **Next:** must they? [Lesson 9](09_pipedream.py) never drains.

@@ -254,7 +254,7 @@ cluster.close()
 # | longer groups | | `--microbatch-group-size-per-virtual-pipeline-stage` | | |
 # | `looped_bfs` | `ScheduleLoopedBFS` | | | |
 #
-# **What it costs.** $(p v - 1)/(p - 1)$ times the messages, a larger stash, and a model with $p v$
-# stages of equal cost.
+# **What it costs.** $(p v - 1)/(p - 1)$ times the messages, a larger stash, $p v$ equal stages.
 #
+# **Try:** [write a schedule](../minidist/pages/static/schedules.html).
 # **Next:** shorten what is waited for, not the stages. [Lesson 10b](10b_zero_bubble.py).

@@ -254,4 +254,5 @@ cluster.close()
 # **What it costs.** Between `I` and `W` a stage keeps $X$ and its output's gradient. And all ranks
 # may never meet: a norm of the whole gradient, for clipping, brings the bubble back.
 #
+# **Try:** [write a schedule](../minidist/pages/static/schedules.html).
 # **Next:** a layer that does not fit one rank. [Lesson 11](11_column_and_row.py) cuts the matrix.

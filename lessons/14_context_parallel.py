@@ -22,7 +22,7 @@ from support import begin, exercise, figures
 from minidist import Cluster, Tensor
 from minidist.context_parallel.cuts import plain as library_plain
 from minidist.context_parallel.ring_attention import ring_attention
-from minidist.planning.costs.context_parallel import ring_bytes
+from minidist.planning.costs.attention import ring_bytes
 
 begin()
 N, T, D = 4, 64, 8
@@ -212,9 +212,8 @@ exercise.judge("14.1", join_all)
 # ## Exercise 2: why did this break?
 #
 # Somebody wrote Ulysses for runs of neighbours: after the all_to_all a rank joins the pieces with
-# `np.concatenate(pieces, axis=-2)` and computes attention. Then the cut became zig-zag. Nothing is
-# raised, all shapes agree, and most positions get a wrong output. Write `in_order(pieces, held)`,
-# which is right for any cut.
+# `np.concatenate(pieces, axis=-2)` and computes attention. Then the cut became zig-zag. All shapes
+# agree, and most positions get a wrong output. Write `in_order(pieces, held)`, right for any cut.
 
 
 # %% tags=["exercise"]
@@ -257,4 +256,5 @@ cluster.close()
 # **What it costs.** Parameters are on every rank, and their gradients are summed, as in [data
 # parallelism](03_data_parallel.py). $N$ ranks share the work, which still grows with $T^2$.
 #
+# **Try:** [cut the triangle yourself](../minidist/pages/static/attention.html).
 # **Next:** every position still passes through every parameter. [Lesson 15](15_experts.py).

@@ -11,10 +11,9 @@
 # **Question.** A block has many feed-forward parts, and each position runs through few of them. The
 # data decide which. What travels between ranks, what is dropped, and who waits?
 #
-# You need [all_to_all](02_collectives.py). New words: [expert](pages/glossary.md#expert),
+# You need [all_to_all](02_collectives.py). New: [expert](pages/glossary.md#expert),
 # [router](pages/glossary.md#router), [capacity](pages/glossary.md#capacity), [balance
-# loss](pages/glossary.md#balance-loss). Letters: $N$ ranks; $E$ experts; $T$ positions of an
-# example, each with $k$ experts; $C$ the width.
+# loss](pages/glossary.md#balance-loss). $N$ ranks; $E$ experts, $k$ per position of $T$; $C$ width.
 
 # %% tags=["setup", "hide-input"]
 import numpy as np
@@ -257,4 +256,5 @@ cluster.close()
 #
 # **What it costs.** $E/k$ times the memory that the work needs, four exchanges, and waiting.
 #
+# **Try:** [watch tokens travel](../minidist/pages/static/experts.html).
 # **Next:** ranks have the same attention and other experts: [two axes](16_hybrid.py) of one mesh.

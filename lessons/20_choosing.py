@@ -85,8 +85,7 @@ def place(links):
 
 # %% [markdown]
 # :::{admonition} Predict before you run
-# Where does the tree go if a host has one link to other hosts, and if it has eight? Which of the
-# two plans takes less time?
+# Where does the tree go if a host has one link to other hosts, and if eight? Which plan is faster?
 # :::
 
 # %% tags=["hide-output"]
@@ -257,4 +256,5 @@ cluster.close()
 # | `hybrid` | `init_device_mesh` | `--tensor-model-parallel-size` | | `jax.make_mesh` |
 #
 # **What it costs.** Among the plans that fit, seconds decide; close ones must be measured.
+# **Try:** [ask what a mesh costs](../minidist/pages/static/calculator.html).
 # **Next:** here were four ranks. [How many are worth having?](21_scaling.py)

@@ -115,8 +115,7 @@ print(
 )
 
 # %% [markdown]
-# A straight line would do as well. But the simulator says what slope and start mean, so the 107
-# seconds can be taken apart.
+# A straight line would do. But the simulator says what slope and start mean: so 107 s come apart.
 #
 # ## Where do the seconds go?
 #
@@ -257,4 +256,5 @@ exercise.judge("24.3", seconds_of)
 #
 # **What it costs.** Rates must be measured: a form says what a number is made of, not its rate.
 #
+# **Try:** [ask what a run costs](../minidist/pages/static/calculator.html).
 # **Next:** a project with all of it. [Lesson 25](25_translator.py).

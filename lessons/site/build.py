@@ -24,18 +24,16 @@ import api  # noqa: E402
 import links  # noqa: E402
 import pages  # noqa: E402
 
+from minidist.pages import build as interactive  # noqa: E402
+
 CACHE = Path.home() / ".cache" / "minidist-site"
 SECONDS = 300  # for a lesson
 
 
-def build(folder: Path, cache: Path = CACHE, strict: bool = True) -> int:
-    """Build the site into `folder`; return Sphinx's exit status.
-
-    strict  whether warnings are errors
-    """
+def build(folder: Path, cache: Path = CACHE) -> int:
+    """Build the site into `folder`; return Sphinx's exit status. Warnings are errors."""
     staged = folder / ".pages"
     shutil.rmtree(staged, ignore_errors=True)
-    staged.mkdir(parents=True)
     lessons = pages.lessons()
     runs = [lesson for lesson in lessons if not lesson.needs_torch or find_spec("torch")]
     with ThreadPoolExecutor(2) as threads:
@@ -52,7 +50,8 @@ def build(folder: Path, cache: Path = CACHE, strict: bool = True) -> int:
 
     from sphinx.cmd.build import main as sphinx
 
-    options = ["-q", "-c", str(SITE), "-d", str(folder / ".doctrees"), *(["-W"] * strict)]
+    options = ["-q", "-c", str(SITE), "-d", str(folder / ".doctrees"), "-W"]
+    interactive.build(folder / "explore", cache)
     return sphinx([*options, "--keep-going", str(staged), str(folder)])
 
 

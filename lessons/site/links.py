@@ -5,8 +5,9 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LINK = re.compile(r"\]\(((?!https?:|mailto:)[^)\s#]*)(#[^)\s]*)?\)")
+LINK = re.compile(r"\]\(((?!https?:|mailto:)[^)\s#]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"(^```.*?^```|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
+INTERACTIVE = re.compile(r"\[([^\]]*)\]\([^)\s]*minidist/pages/static/(\w+\.html)\)")
 
 
 class Links:
@@ -19,27 +20,26 @@ class Links:
         """Return the Markdown of a file for a page, with its links to other pages."""
 
         def moved(link: re.Match) -> str:
-            if not link[1]:
-                return link[0]
             target = (path.parent / link[1]).resolve().relative_to(ROOT)
             place = os.path.relpath(self.page_of(target), Path(page).parent)
             return f"]({place}{link[2] or ''})"
 
+        up = "../" * (len(Path(page).parts) - 1)  # Sphinx does not know the interactive pages
         parts = FENCE.split(text)  # at odd places: code, which stays as it is
-        return "".join(part if i % 2 else LINK.sub(moved, part) for i, part in enumerate(parts))
+        for i in range(0, len(parts), 2):
+            anchors = INTERACTIVE.sub(rf'<a href="{up}explore/\2">\1</a>', parts[i])
+            parts[i] = LINK.sub(moved, anchors)
+        return "".join(parts)
 
     def page_of(self, target: Path) -> str:
         """Return the page of a file or folder, relative to the site."""
-        whole = ROOT / target
-        if whole.is_dir():
+        if (ROOT / target).is_dir():
             inside = [target / name for name in ("README.md", "__init__.py")]
             found = [each for each in inside if (ROOT / each).exists()]
-            if target == Path("lessons"):
-                return "lessons/index.md"
             if not found:
                 raise ValueError(f"no page for the folder {target}; link to one of its files")
             return self.page_of(found[0])
-        if target.suffix in (".png", ".svg"):
+        if target.suffix in (".png", ".svg", ".gif"):
             return str(target)
         if target.suffix == ".md":
             return page_of_markdown(target)

@@ -29,6 +29,7 @@ COMMANDS = {  # a module of this package, and what its command does
     "plan": "search the best plan for a model and a machine; profile, measure and predict this one",
     "mutants": "run the property tests against wrong implementations of the strategies",
     "lab": "list labs, hand them out, test and grade them",
+    "explore": "serve pages that answer back: write a schedule, see it judged, run it for real",
     "site": "make pages of the lessons, the API and the READMEs",
     "bench": "measure steps, communication, pipelines and GPUs against PyTorch, MPI and gloo",
 }

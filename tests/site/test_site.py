@@ -6,17 +6,15 @@ opens its pages in headless Chromium (`pip install -e ".[site,browser]"`, and De
 
 import gzip
 import importlib
-import shutil
 import subprocess
 import sys
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from tests.lessons.pages import LESSONS, ROOT
 from tests.lessons.test_lessons import changes
+from tests.site.conftest import serving
 
 SITE = ROOT / "lessons" / "site"
 HEAVIEST = 600_000  # bytes of a page as a server sends it (compressed), without its figures
@@ -49,7 +47,7 @@ def test_what_builds_the_site_has_at_most_500_lines():
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory) -> Path:
+def site(tmp_path_factory, pyodide) -> Path:
     """The whole site, built by the command of the documentation; warnings are errors."""
     pytest.importorskip("myst_nb", reason="the site needs: pip install 'minidist[site]'")
     folder = tmp_path_factory.mktemp("site")
@@ -79,30 +77,8 @@ def test_every_lesson_runs_in_a_notebook_and_shows_its_figure(site):
 @pytest.fixture(scope="session")
 def served(site):
     """The site on a port of this machine."""
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def __init__(self, *arguments):
-            super().__init__(*arguments, directory=str(site))
-
-        def log_message(self, *arguments):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-@pytest.fixture(scope="session")
-def browser():
-    api = pytest.importorskip("playwright.sync_api", reason="pip install 'minidist[browser]'")
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("there is no chromium: apt install chromium")
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
+    with serving(site) as address:
+        yield address
 
 
 def pages_of(site: Path) -> list[str]:

@@ -1,0 +1,84 @@
+"""A schedule that a reader writes in Python, as the text of its programs.
+
+    def program(rank, p, m):
+        yield from (f"F{i}" for i in range(m))         rank 0     F0 F1 B0 B1
+        yield from map(Backward, range(m))      ->     rank 1     F0 F1 B0 B1
+
+It yields or returns actions, as text or as those of actions.py, which need no import; a function
+placement(p) may return the stages of each rank. It runs in this process: a browser's, a sandbox's.
+"""
+
+import inspect
+import reprlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from traceback import format_exception_only, walk_tb
+
+from minidist.pipeline_parallel import actions
+from minidist.pipeline_parallel.words import Unreadable, read_action
+
+FILE = "<written>"
+MOST_ACTIONS = 20_000  # of all ranks together: they are simulated and drawn in a second
+NAMES = {kind.__name__: kind for kind in (*actions.COMPUTE, actions.Reduce)}
+
+
+def text_of(source: str, p: int, m: int) -> str:
+    """Return what a reader's program yields for p ranks and m micro-batches, as our text form.
+
+    Unreadable, a ValueError with the line, for whatever goes wrong in it, SystemExit included.
+    """
+    names: dict = {**NAMES, "__name__": "__main__"}
+    try:
+        exec(compile(source, FILE, "exec"), names)
+        return "\n".join(_lines(names, p, m)) + "\n"
+    except Unreadable:
+        raise
+    except BaseException as error:
+        error = error.__cause__ if isinstance(error.__cause__, StopIteration) else error  # PEP 479
+        lines = [n for at, n in walk_tb(error.__traceback__) if at.f_code.co_filename == FILE]
+        if isinstance(error, SyntaxError) and error.filename == FILE:
+            lines.append(error.lineno or 1)
+        line, words = (lines or [1])[-1], type(error).__name__
+        with suppress(BaseException):  # an exception of the reader's own has any __str__
+            words = format_exception_only(error)[-1].strip()[:300]
+        raise Unreadable(f"line {line}: {words}", line) from None
+
+
+def _lines(names: dict, p: int, m: int) -> Iterator[str]:
+    """Yield the placement, if there is one, and a line per rank."""
+    program, left = names.get("program"), MOST_ACTIONS
+    if not callable(program):
+        raise Unreadable("line 1: there is no program; begin with def program(rank, p, m):", 1)
+    if placement := names.get("placement"):
+        own = [[int(k) for k in stages] for stages in placement(p)]
+        if len(own) != p or not all(0 <= k < MOST_ACTIONS for stages in own for k in stages):
+            what = f"placement({p}) is {reprlib.repr(own)}; return a list of stages per rank"
+            raise _fault(placement, None, what)
+        yield "placement  " + " | ".join(" ".join(map(str, stages)) for stages in own)
+    for rank in range(p):
+        words = list(_words(program, rank, p, m, left))
+        left -= len(words)
+        yield f"rank {rank}".ljust(10) + " " + " ".join(words)
+
+
+def _words(program: Callable, rank: int, p: int, m: int, left: int) -> Iterator[str]:
+    """Yield the actions of a rank as words; at most `left` of them."""
+    call, made = f"program({rank}, {p}, {m})", program(rank, p, m)
+    items = made.split() if isinstance(made, str) else [None] if made is None else made
+    for number, item in enumerate(items):
+        word = str(item) if isinstance(item, actions.Action) else item
+        what = f"{reprlib.repr(word)}, which is no action; write F3 B3 I3 W3 F3.1"
+        if number == left:
+            what = f"more than {MOST_ACTIONS:,} actions; does a loop not end?"
+        elif isinstance(word, str) and read_action(word):
+            yield word
+            continue
+        raise _fault(program, made, f"{call} gives {what}")
+
+
+def _fault(function: Callable, made: object, what: str) -> Unreadable:
+    """Return an error at the line where a generator is, or where its function begins."""
+    frame = made.gi_frame if inspect.isgenerator(made) else None
+    first = getattr(getattr(function, "__code__", None), "co_firstlineno", 1)
+    line = frame.f_lineno if frame else first
+    return Unreadable(f"line {line}: {what}", line)

@@ -1,0 +1,247 @@
+"""The calculator says what `minidist.planning` says, and where each number comes from."""
+
+import ast
+import importlib
+import random
+import re
+import subprocess
+import sys
+import time
+from math import isclose
+from pathlib import Path
+
+import pytest
+
+from minidist.pages import calculator
+from minidist.pages.answers import answer, answer_json
+from minidist.planning import Machine, Plan, TransformerSize, memory, search, seconds, traffic
+from minidist.planning.plans.models import SIZES
+from minidist.planning.plans.published import A100, H100, RUNS
+from minidist.planning.plans.why import WORDS
+
+ROOT = Path(__file__).parents[2]
+PLANNERS = """planning planning.plans.estimate planning.plans.search planning.plans.published
+planning.plans.why planning.costs.memory planning.costs.traffic planning.costs.stages""".split()
+
+
+def values(found, group):
+    return {each["name"]: each["value"] for each in found[group]}
+
+
+def sources(found):
+    return [(group, each) for group in calculator.SAID for each in found.get(group, [])]
+
+
+def drawn(number):
+    """Return the fields of a random plan of a small model on a random machine."""
+    draw = random.Random(number)
+    one = draw.choice
+    dp, pp, tp, cp, m = one((1, 2, 4)), one((1, 2, 4)), one((1, 2, 4)), one((1, 2)), one((1, 2, 8))
+    schedule, chunks = one(
+        [("1f1b", 1), ("gpipe", 1), ("zb_h1", 1), ("zb_v", 2), ("looped_bfs", 2)]
+    )
+    experts = one((0, 0, 4))
+    return {
+        "layers": one((8, 16)),
+        "width": one((64, 256)),
+        "heads": 8,
+        "sequence": one((64, 512)),
+        "vocab": one((1000, 1003)),
+        "tied": one(("yes", "no")),
+        "experts": experts,
+        "dp": dp,
+        "pp": pp,
+        "tp": tp,
+        "cp": cp,
+        "ep": one((1, dp)) if experts else 1,
+        "micro_batches": m,
+        "batch": dp * m * one((1, 3)),
+        "schedule": schedule,
+        "chunks": chunks,
+        "zero": one((0, 1, 2, 3)) if pp * chunks == 1 else one((0, 1)),
+        "recompute": one(("none", "selective", "full")),
+        "split": one(("yes", "no")) if cp == 1 and not experts else "no",
+        "precision": one(("mixed", "float32")),
+        "cut": one(("layers", "blocks")),
+        "per_node": one((1, 4, 8)),
+        "flops": one(("312", "0.5")),
+        "efficiency": one(("57", "100")),
+        "memory": one(("0.001", "80")),
+        "latency": one(("0", "7")),
+    }
+
+
+def planned(fields):
+    """Return size, plan, machine and batch of these fields, made by hand."""
+    f = calculator.FIRST | fields
+    names = "layers width heads sequence vocab".split()
+    experts = {"experts": f["experts"], "top_k": f["top_k"]}
+    size = TransformerSize(*(f[n] for n in names), f["tied"] == "yes", **experts)
+    names = "micro_batches schedule zero recompute precision chunks cut".split()
+    mesh = [f[n] for n in ("dp", "pp", "tp", "cp", "ep")]
+    plan = Plan(*mesh, **{n: f[n] for n in names}, sequence=f["split"] == "yes")
+    giga = {n: float(f[n]) * 1e9 for n in ("memory", "link", "network", "memory_bandwidth")}
+    rest = {"flops": float(f["flops"]) * 1e12, "latency": float(f["latency"]) * 1e-6}
+    share = float(f["efficiency"]) / 100
+    return (
+        size,
+        plan,
+        Machine(plan.ranks, f["per_node"], **giga, **rest, efficiency=share),
+        f["batch"],
+    )
+
+
+def test_the_page_says_what_planning_says_for_200_drawn_questions():
+    fit = set()
+    for number in range(200):
+        fields = drawn(number)
+        size, plan, machine, batch = planned(fields)
+        found, want = answer({"page": "calculator", **fields}), seconds(size, plan, machine, batch)
+        assert "error" not in found, (fields, found)
+        assert values(found, "memory") == want.memory
+        assert found["fits"] == want.fits and isclose(found["room"], want.room)
+        spent = values(found, "spent")
+        assert spent.keys() == want.spent.keys() <= WORDS.keys()
+        assert all(isclose(spent[name], time, rel_tol=1e-9) for name, time in want.spent.items())
+        totals = values(found, "totals")
+        assert isclose(totals["seconds"], want.seconds) and isclose(totals["mfu"], want.mfu)
+        assert (totals["held"], totals["parameters"]) == (want.held, size.parameters)
+        sent = {axis: n for axis, (n, _) in traffic(size, plan, batch).items() if n}
+        assert found.get("sent", []) == [] if not sent else values(found, "sent") == sent
+        by_rank = [sum(memory(size, plan, batch, r).values()) for r in range(plan.pp)]
+        rank = int(re.search(r"rank (\d+)", found["totals"][2]["here"])[1])
+        assert by_rank[rank] == max(by_rank) == want.held
+        fit.add(want.fits)
+    assert fit == {True, False}
+
+
+def test_planning_and_the_page_need_no_numpy():
+    """As in a browser, where Pyodide has the standard library alone."""
+    names = [f"minidist.{name}" for name in [*PLANNERS, "pages.calculator"]]
+    code = f"""import sys; sys.modules["numpy"] = None
+import {", ".join(names)}
+from minidist.pages.answers import answer
+questions = [{{}}, {{"ask": "first"}}, {{"ask": "search", "dp": 2, "pp": 1, "tp": 1, "batch": 8,
+    "layers": 2, "width": 64, "heads": 2}}, {{"experts": 8, "ep": 4, "cp": 2, "zero": 0}}]
+errors = [answer({{"page": "calculator", **each}}).get("error") for each in questions]
+assert errors == [None] * 4, errors"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+EVERY_AXIS = {"experts": 8, "ep": 4, "cp": 2, "zero": 0, "width": 1024, "link": "1", "network": "1"}
+
+
+def test_every_number_has_its_source_and_every_source_a_number():
+    found = [*sources(calculator.answer()), *sources(calculator.answer(**EVERY_AXIS))]
+    assert {(group, each["name"]) for group, each in found} == {
+        (group, name) for group, each in calculator.SAID.items() for name in each
+    }
+    for _, each in found:
+        assert not re.search(r"[{}]", each["here"]) and each["here"] and each["equation"]
+
+
+@pytest.mark.parametrize("group", calculator.SAID)
+def test_every_named_function_and_test_exists(group):
+    for said in calculator.SAID[group].values():
+        path, function = said["function"].split(": ")
+        assert (ROOT / path).is_file(), path
+        value = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+        for name in function.split("."):
+            value = getattr(value, name)
+        path, test = said["test"].split("::")
+        tree = ast.parse((ROOT / path).read_text("utf-8"))
+        assert test in [each.name for each in tree.body if isinstance(each, ast.FunctionDef)], test
+
+
+def test_the_bytes_of_states_are_their_numbers_times_a_width():
+    for each in calculator.answer()["memory"][:3]:
+        width, numbers = re.match(r"(\d+) bytes x ([\d,]+) numbers", each["here"]).groups()
+        assert int(width) * int(numbers.replace(",", "")) == each["value"]
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_a_published_run_fills_the_form_and_its_seconds_are_beside_the_prediction(run):
+    fields = calculator.choices()["runs"][run.name]
+    size, plan, machine, batch = calculator.read(calculator.FIRST | fields)
+    assert (size, plan, batch) == (run.size, run.plan, run.batch)
+    assert machine == Machine(plan.ranks, 8, **run.rates, efficiency=0.58)
+    if run.plan.pp <= 16:  # the others take up to a second
+        found = calculator.answer(**fields)
+        assert found["runs"] == run.name and found["published"]["value"] == run.seconds
+        want = run.predicted().seconds
+        assert values(found, "totals")["seconds"] == want
+        assert found["published"]["ratio"] == f"{want / run.seconds:.2f}"
+        changed = calculator.answer(**fields | {"per_node": 4})
+        assert (changed["runs"], changed["published"]) == ("", None)
+
+
+def test_a_form_names_the_model_and_the_machine_that_it_has():
+    found = calculator.answer(**calculator.choices()["models"]["405b"], cut="layers")
+    assert (found["models"], found["machines"], found["runs"]) == ("405b", "A100", "")
+    assert calculator.answer(flops="300")["machines"] == ""
+    given = calculator.choices()["machines"]["H100"]
+    assert calculator.read(calculator.FIRST | given)[2].flops == H100["flops"] != A100["flops"]
+    assert calculator.choices()["models"].keys() == SIZES.keys()
+
+
+def test_the_search_gives_the_best_plans_and_says_why_others_lose():
+    fields = {"layers": 12, "width": 768, "heads": 12, "sequence": 1024, "batch": 32}
+    fields |= {"dp": 4, "pp": 1, "tp": 1, "zero": 0, "micro_batches": 1, "memory": "6"}
+    plans = calculator.answer("search", **fields)["plans"]
+    size, _, machine, batch = planned(fields)
+    want = search(size, machine, batch, wanted=5, others=5)
+    fit = [e for e in want if e.fits]
+    assert [row["why"] for row in plans] == [e.why for e in [*fit, *want[len(fit) :][:5]]]
+    assert plans[0]["why"] == "" and all(row["why"] for row in plans[1:])
+    assert not all(row["fits"] for row in plans)
+    for row, e in zip(plans, want, strict=False):  # a plan fills the form, and is what it was
+        found = calculator.answer(**fields | row["fields"])
+        taken = values(found, "totals")["seconds"]
+        assert isclose(taken, e.seconds) or (not e.simulated and taken > e.seconds)
+        assert found["fits"] == row["fits"]
+
+
+@pytest.mark.parametrize(
+    "fields, sentence",
+    [
+        ({"tp": 3}, "tp=3 does not divide 32 heads; use a divisor of them"),
+        ({"zero": 3}, "ZeRO stage 3 has no stages of layers; use zero=1 or pp=1"),
+        ({"schedule": "zb_v"}, "zb_v has 2 chunks per rank, not 1"),
+        ({"batch": -512}, "batch is a whole number from 1, not -512"),
+        ({"batch": 1.5}, "batch is a whole number from 1, not 1.5"),
+        ({"flops": "fast"}, "flops is a number above 0, not 'fast'"),
+        ({"memory": "1e400"}, "memory is a number above 0, not '1e400'"),
+        ({"latency": "inf"}, "latency is a number from 0, not 'inf'"),
+        ({"memory": float("inf")}, "memory is a number above 0, not 'inf'"),
+        ({"flops": "1e9999999999"}, "flops is a number above 0, not '1e9999999999'"),  # at once
+        ({"link": "1E-9999999999"}, "link is a number above 0, not '1E-9999999999'"),
+        ({"width": 4097}, "width 4097 does not split into 32 heads; use a multiple of 32"),
+        ({"recompute": "some"}, "recompute is one of none, selective, full, not 'some'"),
+        ({"color": "red"}, "the calculator has no color"),
+    ],
+)
+def test_a_wrong_combination_gets_the_packages_own_sentence(fields, sentence):
+    assert answer({"page": "calculator", **fields}) == {"error": sentence}
+
+
+def test_an_answer_takes_far_less_than_a_tenth_of_a_second():
+    taken = []
+    for m in (16, 32, 64, 128):
+        began = time.process_time()
+        answer_json(
+            f'{{"page": "calculator", "micro_batches": {m}, "schedule": "interleaved", '
+            '"chunks": 3}'
+        )
+        taken.append(time.process_time() - began)
+    assert min(taken) < 0.05, taken
+
+
+def test_the_text_has_every_number_with_its_source():
+    found = calculator.answer(**calculator.FIRST)
+    lines = calculator.as_text(found).split("\n")
+    assert len(lines) == len(sources(found))
+    for line, (_, each) in zip(lines, sources(found), strict=True):
+        assert all(each[part] in line for part in ("words", "text", "equation", "function", "test"))
