@@ -6,6 +6,7 @@ opens its pages in headless Chromium (`pip install -e ".[site,browser]"`, and De
 
 import gzip
 import importlib
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from tests.lessons.pages import LESSONS, ROOT
 from tests.lessons.test_lessons import changes
-from tests.site.conftest import serving
+from tests.site.conftest import CACHE, serving
 
 SITE = ROOT / "lessons" / "site"
 HEAVIEST = 600_000  # bytes of a page as a server sends it (compressed), without its figures
@@ -51,6 +52,9 @@ def site(tmp_path_factory, pyodide) -> Path:
     """The whole site, built by the command of the documentation; warnings are errors."""
     pytest.importorskip("myst_nb", reason="the site needs: pip install 'minidist[site]'")
     folder = tmp_path_factory.mktemp("site")
+    (folder / ".executed").mkdir()
+    for kept in [*CACHE.glob("*.json"), *CACHE.glob("*.tgz")]:  # not the lessons, which run
+        shutil.copy(kept, folder / ".executed")
     before = changes()
     command = [sys.executable, "-m", "minidist", "site", folder, "--cache", folder / ".executed"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
