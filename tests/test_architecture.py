@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "minidist"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-BASE = {"backend", "rng", "errors", "events", "first_use", "pieces", "scores"}
+BASE = {"backend", "rng", "errors", "events", "first_use", "pieces", "attention_scores"}
 MODELS = {"nn", "optim", "datasets"}
 THIN = {"collective_functions", "replicas", "trainer"}
 AXES = {f"{axis}_parallel" for axis in ("data", "tensor", "pipeline", "context", "expert")}
@@ -30,12 +30,12 @@ LIBRARY = BELOW_AXES | AXES | {"checkpoint", "hybrid", "mixed_precision", "plann
 MAY_IMPORT = {
     "backend": {"events"},
     "first_use": set(),
-    "scores": set(),
+    "attention_scores": set(),
     "pieces": set(),
     "rng": {"errors", "pieces"},
     "errors": set(),
     "events": set(),
-    "autograd": {"backend", "pieces", "rng", "scores"},
+    "autograd": {"backend", "pieces", "rng", "attention_scores"},
     "comm": {"backend", "events", "errors", "pieces"},
     "nn": {"autograd", "backend", "rng", "errors"},
     "optim": {"nn", "autograd", "backend", "rng"},

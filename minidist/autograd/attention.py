@@ -14,6 +14,7 @@ softmax's sum.
 
 import math
 
+from minidist.attention_scores import BLOCK, GPU_BLOCK, blocks, in_one_piece
 from minidist.autograd.kernels import (
     causal_softmax,
     padded_softmax,
@@ -24,7 +25,6 @@ from minidist.autograd.kernels import (
 from minidist.autograd.products import batched_matmul, sum_dtype
 from minidist.autograd.tensor import Function, Tensor
 from minidist.backend import Array, array_module, on_device_of, on_gpu, widen
-from minidist.scores import BLOCK, GPU_BLOCK, blocks, in_one_piece
 
 
 class CausalAttention(Function):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from minidist import scores
+from minidist import attention_scores
 from minidist.observe.costs.measured import measure_costs
 from minidist.observe.costs.table import HEADINGS, example, limit, rows
 from minidist.planning.costs.single_device import single_device_cost
@@ -35,7 +35,7 @@ HALVES = {"pp": 2, "schedule": "zb_h1", "micro_batches": 4}
 
 @pytest.mark.parametrize("name", ["naive", "zb_h1", "zb_h2", "zb_v", "sequence", "hybrid"])
 def test_the_closed_forms_hold_where_attention_keeps_no_probabilities(cluster, monkeypatch, name):
-    monkeypatch.setattr(scores, "WHOLE", 8)
+    monkeypatch.setattr(attention_scores, "WHOLE", 8)
     strategy = find(name)
     size, options = (4, {"options": HALVES}) if name == "hybrid" else (2, {})
     case = replace(strategy.costs.example(size), **options)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from minidist import Tensor, nn, optim
+from minidist.attention_scores import kept_scores
 from minidist.autograd.kept import kept_bytes
 from minidist.planning.costs.kept import block_keeps, korthikanti_bytes
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.rng import Randomness
-from minidist.scores import kept_scores
 from tests.strategies import arrays
 from tests.tensor_parallel.judges import SPLITS
 

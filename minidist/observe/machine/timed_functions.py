@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from minidist import nn
+from minidist.attention_scores import computed_scores
 from minidist.autograd import Tensor, functions
 from minidist.autograd.attention import causal_attention
 from minidist.autograd.convolution import convolution
@@ -17,7 +18,6 @@ from minidist.comm import Group
 from minidist.context_parallel.ring_attention import RingAttention
 from minidist.nn.mixture_of_experts import Balance, Combine
 from minidist.pieces import Positions
-from minidist.scores import computed_scores
 
 C, H, T = 64, 8, 32
 

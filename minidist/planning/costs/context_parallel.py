@@ -6,6 +6,7 @@ One of Q, K, V or O has n bytes per position, for all examples and heads.
 from collections.abc import Callable
 from functools import partial
 
+from minidist.attention_scores import computed_scores, in_one_piece, kept_scores
 from minidist.context_parallel.cuts import zigzag
 from minidist.nn import mixtures
 from minidist.pieces import Positions
@@ -21,7 +22,6 @@ from minidist.planning.costs.cost import (
 from minidist.planning.costs.gradients import Needs, needed, needed_at
 from minidist.planning.costs.layers import heads_of, transformer_layers, width_of
 from minidist.planning.costs.transformer_size import TransformerSize
-from minidist.scores import computed_scores, in_one_piece, kept_scores
 
 
 def context_bytes(case: Workload, N: int, attention: Callable) -> int:

@@ -3,10 +3,10 @@
 from typing import NamedTuple
 
 from minidist import nn
+from minidist.attention_scores import computed_scores
 from minidist.nn.cnn import ConvBlock, PooledHead, Stem
 from minidist.planning.costs.kept import UNSPLIT, Parts, block_keeps, kept
 from minidist.planning.costs.transformer_size import TransformerSize
-from minidist.scores import computed_scores
 
 ITEMSIZE = 8  # of float64, in which costs are measured
 

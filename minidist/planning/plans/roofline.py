@@ -17,9 +17,9 @@ of its own once, and the optimizer.
 from dataclasses import dataclass
 from math import ceil
 
+from minidist.attention_scores import in_one_piece
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.plans.plan import Machine, Plan
-from minidist.scores import in_one_piece
 
 
 @dataclass(frozen=True)
