@@ -622,7 +622,7 @@ KEPT = {
     "context_parallel/ring_attention.py:RingAttention": "what backward needs",
     "checkpoint/background.py:Background": "a copy of what is written",
 }
-NOT_TRAINING = "autograd comm course mistakes planning verify observe bench cli".split()
+NOT_TRAINING = "autograd comm course mistakes pages planning verify observe bench cli".split()
 COPYING = {"copy", "deepcopy", "astype", "zeros_like", "empty_like"}
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -10,17 +9,14 @@ from functools import partial
 from pathlib import Path
 from time import sleep
 
-from minidist.cli.arguments import SEED, add_option, number, seconds
-from minidist.course import grader, property_lab, report, similarity, starter
+from minidist.cli import lab_teacher
+from minidist.cli.arguments import SEED, add_option, seconds
+from minidist.course import grader, property_lab, report, starter
 from minidist.course.export import export
 from minidist.course.lab import find, labs
 from minidist.course.sandbox.limits import Limits
-from minidist.course.sandbox.untrusted import holder
-from minidist.errors import is_wrong_input, plural
-from minidist.mistakes.register import source
+from minidist.errors import is_wrong_input
 
-ROWS = 50  # of the table of similar submissions
-SHARE = number("a share", 1, "1 is all of a submission")
 POLL = 0.3  # seconds between two looks at the files that --watch waits for
 FORMATS = {"text": report.text, "junit": report.junit, "gradescope": report.gradescope}
 
@@ -47,15 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             add_option(action, "lab", "its name, from `minidist lab list`", metavar="LAB")
             add_option(action, "folder", "a new or empty folder", Path, "DIR")
         if name == "test":
-            add_option(action, "--task", "only this one, as 4.2", metavar="ID")
+            add_option(action, "--task", "only this one, as 4.2", metavar="TASK")
             words = "test again whenever a file of the lab is saved, until Ctrl-C"
             action.add_argument("--watch", action="store_true", help=words)
         if name in ("test", "grade"):
             add_option(action, "folder", "what was handed in", Path, "DIR")
             words = "the lab (default: the one that lab.txt in DIR names)"
             add_option(action, "--lab", words, metavar="NAME")
+        if name in ("test", "grade", "grade-all"):
             add_option(action, "--seconds", "time limit of each task", seconds, default=20.0)
-        if name in ("export", "grade"):
+        if name in ("export", "grade", "grade-all"):
             words = "of the hidden questions, or a file that has it (default: random)"
             add_option(action, "--seed", words, _seed)
         if name == "grade":
@@ -63,14 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             words = "where the report goes; - is the terminal"
             add_option(action, "--output", words, metavar="FILE")
             action.set_defaults(output="-")
-        if name == "similar":
-            words = "a submission, or a folder that has one per subfolder"
-            add_option(action, "folders", words, Path, "FOLDER", nargs="+")
-            words = "the lab (default: the one that the first lab.txt names)"
-            add_option(action, "--lab", words, metavar="NAME")
-            words = "the least share of a pair that is shown, from 0 to 1"
-            add_option(action, "--above", words, SHARE, "SHARE", default=0.3)
-            action.add_argument("--json", action="store_true", help="write JSON")
+        if name in ("similar", "grade-all", "report"):
+            lab_teacher.add_arguments(name, action)
 
 
 def _help(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
@@ -152,83 +143,6 @@ def _grade(given: argparse.Namespace) -> int:
     return 0
 
 
-def _similar(given: argparse.Namespace) -> int:
-    folders = _submissions(given.folders)
-    if (name := given.lab or _lab_name(folders)) == property_lab.NAME:
-        raise ValueError(
-            "the lab of mutants is not compared: everybody's tests are like each other"
-        )
-    lab = find(name)
-    reader, found, remarks = similarity.Reader(lab), [], []
-    unique = len({folder.name for folder in folders}) == len(folders)
-    for folder in folders:
-        name = folder.name if unique else str(folder)
-        try:
-            files, unusable = grader.handed_in(folder, lab.files)
-        except (OSError, ValueError) as error:
-            remarks.append(_printable(f"{name}: {error}"))
-            continue
-        remarks += [_printable(f"{name}/minidist/{path}: {why}") for path, why in unusable.items()]
-        found.append(reader.read(_printable(name), files))
-    if len(found) < 2:
-        raise ValueError(f"{plural(len(found), 'submission')} of lab {lab.name}; a pair needs two")
-    reference = reader.read("the package", {path: source(path) for path in lab.files})
-    pairs = similarity.pairs(found, reference, given.above)
-    if given.json:
-        print(json.dumps({"lab": lab.name, "pairs": pairs, "not read": remarks}, indent=1))
-    else:
-        _print_pairs(pairs, len(found), given.above)
-        for remark in remarks:
-            print(f"not read: {remark}")
-    return 0
-
-
-def _printable(text: str) -> str:
-    return text if text.isprintable() else ascii(text)
-
-
-def _submissions(folders: list[Path]) -> list[Path]:
-    """Return the submissions: a folder is one, or has one per subfolder."""
-    found: list[Path] = []
-    for folder in folders:
-        if not folder.is_dir():
-            raise ValueError(f"there is no folder {folder}")
-        inner = sorted(path for path in folder.glob("*/") if path.name != "__MACOSX")
-        one = (folder / "minidist").is_dir() or len(inner) < 2
-        several = not one and any(holder(path, "minidist", Path.is_dir) for path in inner)
-        found += inner if several else [folder]
-    return found
-
-
-def _lab_name(folders: list[Path]) -> str:
-    for folder in folders:
-        with contextlib.suppress(ValueError):
-            return starter.lab_name(folder)
-    raise ValueError("no lab.txt names the lab of these folders; pass the name: --lab NAME")
-
-
-def _print_pairs(pairs: list[dict], submissions: int, above: float) -> None:
-    print(
-        f"{submissions} submissions; {plural(len(pairs), 'pair')} with a share of {above:g} or more"
-    )
-    rows = [("share", "run", "first", "second", "shared functions")] if pairs else []
-    for pair in pairs[:ROWS]:
-        first, second = (
-            f"{name} {at}" for name, at in zip(pair["between"], pair["places"], strict=True)
-        )
-        functions = ", ".join(pair["functions"][:3])
-        if len(pair["functions"]) > 3:
-            functions += f" and {len(pair['functions']) - 3} more"
-        rows.append((f"{pair['share']:.2f}", str(pair["run"]), first, second, functions))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(map(str.ljust, row, widths)).rstrip())
-    if pairs:
-        print("run: symbols of the longest shared run, which begins at the two places")
-    if len(pairs) > ROWS:
-        print(f"{len(pairs) - ROWS} more: raise --above, or take --json")
-
-
 def _write(text: str, output: Path | None) -> None:
     """Write a report to a file, or to the terminal."""
     if output is None:
@@ -288,9 +202,21 @@ ACTIONS = {  # what runs, and what it does, in a line and in full
         "whatever the points, and 2 if there was nothing to grade.",
     ),
     "similar": (
-        _similar,
+        lab_teacher.similar,
         "rank pairs of submissions by the code that they share",
         "Compare all submissions with each other and with the package, whatever their names and "
         "the order of their functions. Read a pair before you judge: a share is no proof.",
+    ),
+    "grade-all": (
+        ended_by_signals()(lab_teacher.grade_class),
+        "grade all submissions in a folder, side by side",
+        "Grade every subfolder and .zip of a folder with the same hidden questions. Each result is "
+        "saved at once: an interrupted run goes on where it was, and changed files are graded "
+        "again. At the end: the points' distribution, the tasks that most failed, the causes.",
+    ),
+    "report": (
+        lab_teacher.report,
+        "make a page of the results of grade-all",
+        "Write an HTML page of the results of `minidist lab grade-all`, with pictures, no scripts.",
     ),
 }

@@ -15,6 +15,8 @@ grader.py       asks, judges, adds up the points
 diagnosis.py    names the register's mistake that gives a wrong answer
 report.py       writes a grade as text, as JUnit XML, as Gradescope's results.json
 starter.py      what a student begins with: blanked files, a README, tests
+grade_all.py    grades the submissions of a class, each in turn in one of several processes
+report_page.py  writes its results as a text, as CSV, as a page
 similarity.py   ranks pairs of submissions by the code that they share
 export.py       what a teacher hands out and keeps
 property_lab.py the lab in which students write properties that kill the mutants

@@ -47,15 +47,12 @@ Written questions, which are not counted in these points:
 
 {essays}
 
-Grade one folder, or all that were handed in, from here; a folder that cannot be graded is named
-with the reason, and gets no .xml:
+Grade one folder, or all that were handed in, from here:
 
 ```
 minidist lab grade HANDED_IN --lab {lab} --seed seed.txt
-for folder in submissions/*/; do
-    minidist lab grade "$folder" --lab {lab} --seed seed.txt \\
-        --format junit --output "${{folder%/}}.xml"
-done
+minidist lab grade-all SUBMISSIONS --lab {lab} --seed seed.txt --csv points.csv
+minidist lab report SUBMISSIONS
 ```
 
 `../autograder.zip` is for Gradescope: upload it as it is, on an image with Python 3.11 or newer.

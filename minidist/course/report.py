@@ -53,8 +53,7 @@ def junit(grade: Grade) -> str:
         case = ElementTree.SubElement(suite, "testcase", named)
         if not verdict.passed:
             first, *more = plain(verdict.wrong[0]).splitlines()
-            last = verdict.mistakes or [line.strip() for line in more[-1:]]
-            message = " ".join([first, *last])[:WIDTH]
+            message = " ".join([first, *([cause(verdict)] if more else verdict.mistakes)])[:WIDTH]
             failure = ElementTree.SubElement(case, "failure", {"message": message})
             failure.text = _shown(verdict)
         if verdict.output:
@@ -92,6 +91,11 @@ def gradescope(grade: Grade) -> str:
 def gradescope_refusal(why: str) -> str:
     """Return a results.json for an ungradable submission, so that the student sees the reason."""
     return json.dumps({"score": 0, "output": plain(why), "output_format": "text"}, indent=2) + "\n"
+
+
+def cause(verdict: Verdict) -> str:
+    """Return in a line the known mistake, or the last line of what is wrong."""
+    return (" ".join(verdict.mistakes) or plain(verdict.wrong[0]).splitlines()[-1].strip())[:WIDTH]
 
 
 def plain(message: str) -> str:

@@ -19,6 +19,7 @@ WORDS = {  # of options and positional arguments that are no numbers
     "SCHEDULE",
     "TEXT",
     "LAB",
+    "TASK",
 }
 NO_NUMBERS = ["nan", "inf", "-inf", "1e400", "-1", "", " ", "x", "١٢", "9" * 5000]  # one in Arabic
 

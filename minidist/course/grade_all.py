@@ -1,0 +1,190 @@
+"""Grade all that a class has handed in, side by side. What is done is kept, and not done again.
+
+A worker is a process that grades one submission after the other. If it hangs or ends, this costs
+the submission that it was at, and another worker takes its place.
+"""
+
+import contextlib
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from minidist.course import grader, property_lab, report
+from minidist.course.lab import Lab
+from minidist.course.sandbox.environment import open_to_all
+from minidist.course.sandbox.limits import USUAL, Limits
+from minidist.course.sandbox.untrusted import holder, remove, unzip
+from minidist.errors import is_wrong_input
+
+ENDING = 20  # seconds that a worker has to clean up
+SPAWN = multiprocessing.get_context("spawn")  # a new process inherits nothing from its elders
+
+
+@dataclass
+class Result:
+    """What became of one submission.
+
+    name     of its folder or .zip
+    key      of its files, seed and limits; "" if the grader failed: the next run tries again
+    points   {task's id: points}; empty if it could not be graded
+    causes   {task's id: a known mistake, or what else is wrong}, of tasks that are not solved
+    why      why it could not be graded
+    message  the report for the student
+    """
+
+    name: str
+    lab: str
+    seed: int
+    key: str = ""
+    minutes: float = 0.0
+    points: dict[str, int] = field(default_factory=dict)
+    causes: dict[str, str] = field(default_factory=dict)
+    why: str = ""
+    message: str = ""
+
+    sum = property(lambda self: sum(self.points.values()))
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all submissions have in common.
+
+    results   the folder that gets a JSON file for each
+    patience  seconds after which one is given up
+    """
+
+    lab: Lab
+    seed: int
+    results: Path
+    patience: float
+    limits: Limits = USUAL
+
+
+def place(results: Path, path: Path) -> Path:
+    """Return the file that gets a submission's result."""
+    return results / (os.fsdecode(os.fsencode(path.name)[:240]) + ".json")
+
+
+def submissions(folder: Path) -> list[Path]:
+    """Return the folders and .zip files in a folder; ValueError if it is none, or a submission."""
+    if not folder.is_dir() or (folder / "minidist").is_dir():
+        raise ValueError(f"{folder} is no folder with a submission, folder or .zip, per student")
+    inner = (path for path in folder.glob("[!.]*") if path.name != "__MACOSX")
+    return sorted(path for path in inner if path.suffix.lower() == ".zip" or path.is_dir())
+
+
+def grade_all(paths: list[Path], job: Job, jobs: int, done: Callable[[Result], None]) -> None:
+    """Grade submissions by `jobs` processes; save each result, then call `done` with it."""
+    scratch = Path(tempfile.mkdtemp(prefix="minidist-grade-all-", dir=open_to_all()))
+    scratch.chmod(0o755)  # the users that students' code runs as enter the folders in it
+    waiting = list(paths)
+    idle: list[_Worker] = []
+    busy: list[_Worker] = []
+    try:
+        while waiting or busy:
+            while waiting and len(busy) < jobs:
+                busy.append(idle.pop() if idle else _Worker(job, scratch))
+                busy[-1].begin(waiting.pop(0))
+            latest = max(0.0, min(worker.until for worker in busy) - time.monotonic())
+            ready = wait([worker.pipe for worker in busy], latest)
+            for worker in list(busy):
+                if worker.pipe in ready or time.monotonic() > worker.until:
+                    result = worker.result(worker.pipe in ready)
+                    busy.remove(worker)
+                    idle += [] if worker.pipe.closed else [worker]
+                    save(result, place(job.results, worker.path))
+                    done(result)
+    finally:
+        for worker in idle + busy:
+            worker.process.terminate()
+        for worker in idle + busy:
+            worker.end()
+        with contextlib.suppress(OSError):  # a worker was killed, and its sandbox is ending
+            remove(scratch)
+
+
+class _Worker:
+    def __init__(self, job: Job, scratch: Path):
+        self.job, (self.pipe, inner) = job, SPAWN.Pipe()
+        self.process = SPAWN.Process(target=_work, args=(inner, job, scratch))
+        self.process.start()
+        inner.close()
+
+    def begin(self, path: Path) -> None:
+        self.path, self.until = path, time.monotonic() + self.job.patience
+        with contextlib.suppress(OSError):  # it has ended: its result will say so
+            self.pipe.send(path)
+
+    def result(self, ready: bool) -> Result:
+        why = f"the grader was not done in {self.job.patience:g} s"
+        if ready:
+            with contextlib.suppress(EOFError, OSError):
+                return self.pipe.recv()
+            why = "the grader's process ended"
+        self.end()
+        return Result(report.plain(self.path.name), self.job.lab.name, self.job.seed, why=why)
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.join(ENDING)
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+def _work(pipe, job: Job, scratch: Path) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by an exception, so that it cleans up
+    tempfile.tempdir = str(scratch)
+    with contextlib.suppress(EOFError, OSError):  # the first process has ended
+        while True:
+            pipe.send(_graded(pipe.recv(), job))
+
+
+def _graded(path: Path, job: Job) -> Result:
+    begin, result = time.monotonic(), Result(report.plain(path.name), job.lab.name, job.seed)
+    files = job.lab.files or [property_lab.FILE]
+    grade = grader.grade if job.lab.files else property_lab.grade
+    try:
+        with tempfile.TemporaryDirectory() as unpacked:
+            folder = path
+            if path.is_dir() and holder(path, "minidist", Path.is_dir) is None:
+                folder = next(iter(sorted(path.glob("*.zip"))), path)  # as Moodle gives them
+            if not folder.is_dir():
+                folder = unzip(folder, Path(unpacked, "zip"), files, grader.LARGEST)
+            words = repr([job.lab.name, job.seed, job.limits, grader.handed_in(folder, files)])
+            key = hashlib.sha256(words.encode("utf-8", "replace")).hexdigest()
+            if (kept := load(place(job.results, path))) and kept.key == key:
+                return kept
+            found = grade(folder, job.lab, job.seed, job.limits)
+        result.key, result.message = key, report.text(found, foot=False)
+        result.points = {verdict.task.id: verdict.points for verdict in found.verdicts}
+        result.causes = {v.task.id: report.cause(v) for v in found.verdicts if not v.passed}
+    except Exception as error:  # of any kind: the others are to be graded
+        kind = "" if is_wrong_input(error) else f"{type(error).__name__}: "
+        result.why = " ".join(report.plain(f"{kind}{error}").split())[:500]
+    result.minutes = round((time.monotonic() - begin) / 60, 3)
+    return result
+
+
+def save(result: Result, file: Path) -> None:
+    """Write a result as JSON: all of it, or nothing if this is interrupted."""
+    half = file.with_name("unfinished")
+    half.write_text(json.dumps(asdict(result), indent=1), encoding="utf-8")
+    half.replace(file)
+
+
+def load(file: Path) -> Result | None:
+    """Read a result; None if there is none."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return Result(**json.loads(file.read_text(encoding="utf-8")))
+    return None
