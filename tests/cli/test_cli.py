@@ -359,7 +359,15 @@ def test_a_schedule_is_named_without_an_option_too(capsys):
 
 def test_every_command_has_a_module_and_a_line_in_the_help(capsys):
     modules = {path.stem for path in Path(cli.__file__).parent.glob("*.py")}
-    shared = {"__init__", "arguments", "parser", "train_options", "presets", "servers"}
+    shared = {
+        "__init__",
+        "arguments",
+        "lab_teacher",
+        "parser",
+        "train_options",
+        "presets",
+        "servers",
+    }
     assert modules == {*cli.COMMANDS, *shared}
     assert main([]) == 2
     printed = capsys.readouterr().out
