@@ -9,7 +9,7 @@ more is always found, unless all its K-grams are the starter's: these are left o
              symbol each, but what is called or an attribute stays if Python or the starter has it
     bits     log2((n + 1) / k) for a fingerprint that k of n submissions have (Spaerck Jones 1972):
              what everybody writes weighs next to nothing, what the reference has weighs nothing
-    share    bits that both have / bits of the smaller one, at least those of FEWEST rare ones
+    share    bits that both have / bits of the smaller one, at least the bits of FEWEST rare ones
 """
 
 import builtins

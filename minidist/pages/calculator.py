@@ -3,7 +3,7 @@
     answer(dp=4, pp=4, tp=4)   -> {"totals": [...], "memory": [...], "spent": [...], "sent": [...]}
     answer(ask="search")       -> {"plans": [...]}, best first
 
-All numbers are those of `minidist.planning`; calculator.toml has what is said of each.
+`minidist.planning` computes all numbers; calculator.toml has what is said of each.
 """
 
 import re

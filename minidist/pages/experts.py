@@ -1,8 +1,8 @@
 """Tokens travel to experts on other ranks, under k, capacity and balance (lesson 15).
 
 Each of N ranks has one example of 12 tokens, and a run of the E experts. A gate prefers the first
-experts more and more with `skew`. All decisions are those of nn.MixtureOfExperts and its router;
-the rows of each pair of ranks are those of expert_parallel/dispatch.py.
+experts more and more with `skew`. nn.MixtureOfExperts and its router decide; the rows of each pair
+of ranks come from expert_parallel/dispatch.py.
 """
 
 from itertools import pairwise, product

@@ -5,9 +5,9 @@
     {"program": "one_rank_skips"}  its steps with each seed (waits.py)
 
 A row: `error`, what ended the run; `wrong` of `all` gradients; whether ranks `agree`; whether
-`losses` are those of right code (None: it has no fixed ones); `bytes` moved, and by the closed
-form; `seen`, the checks that see it. A strategy's first wrong row has its worst gradients and the
-`cause` that verify finds; a deadlock is its last row.
+`losses` equal the losses of right code (None: it has no fixed ones); `bytes` moved, and by the
+closed form; `seen`, the checks that see it. A strategy's first wrong row has its worst gradients
+and the `cause` that verify finds; a deadlock is its last row.
 """
 
 import json

@@ -2,7 +2,7 @@
 
     answer(schedule="1f1b", p=4, m=8)      -> {"drawing": {"makespan": 33.0, "rows": ...}, ...}
     answer(text="rank 0 F0 B0 B0")         -> {"fault": {"message": ..., "rank": 0, "at": 2}, ...}
-    answer(puzzles="yes")                  -> {"puzzles": ...}, those of puzzles.toml
+    answer(puzzles="yes")                  -> {"puzzles": ...}, from puzzles.toml
 
 Times are simulated as whole numbers, `scale` of which are one unit: exact, and faster.
 """
@@ -92,7 +92,7 @@ def _named(asked: dict) -> Programs:
 
 
 def _read(text: str) -> Programs:
-    """Return the programs of a text, in either format; never those of a file with this name."""
+    """Return the programs of a text, in either format; a text is never taken for a file's name."""
     check_number("a text has at most 200,000 characters", len(text), lambda n: n <= 200_000)
     made = read(text + "\n")
     check_number(RANKS, len(made), lambda n: n <= 64)
@@ -101,7 +101,7 @@ def _read(text: str) -> Programs:
 
 
 def _number(text: str, reader: Callable = time):
-    """Return what a reader of the command line makes of a text; None for nothing."""
+    """Return the number in a text, by a reader of the command line; None if it is empty."""
     words = "" if text is None else str(text).replace(",", " ")
     try:
         return reader(",".join(words.split())) if words else None

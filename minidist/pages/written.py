@@ -4,7 +4,7 @@
         yield from (f"F{i}" for i in range(m))         rank 0     F0 F1 B0 B1
         yield from map(Backward, range(m))      ->     rank 1     F0 F1 B0 B1
 
-It yields or returns actions, as text or as those of actions.py, which need no import; a function
+It yields or returns actions, as text or as objects of actions.py, which need no import; a function
 placement(p) may return the stages of each rank. It runs in this process: a browser's, a sandbox's.
 """
 

@@ -1,7 +1,6 @@
 // Draws a cut hop by hop: hops, blocks, work and bytes are answers of minidist/pages/attention.py.
-import { $, ask, first, h, say, state, svg } from "./page.js";
+import { $, ask, COLOURS, first, h, say, state, svg } from "./page.js";
 
-const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c6d1f", "#7a5fb5"];
 const ON = ["#fff", "#111", "#111", "#111", "#111", "#111", "#fff", "#fff"]; // text on these colours
 const NAMES = { plain: "plain", zigzag: "zig-zag", turns: "in turns" };
 const SIZE = 480, EDGE = 44;

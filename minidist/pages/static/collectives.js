@@ -1,9 +1,8 @@
 // Draws the recorded steps of a collective; times are the latency and the bytes of these steps.
-import { $, ask, first, h, say, state, svg } from "./page.js";
+import { $, ask, COLOURS, first, h, say, state, svg } from "./page.js";
 
 const NAMES = { ring: "ring", tree: "tree", halving_doubling: "halving and doubling", hierarchical: "two levels" };
 const PHASES = { tree: ["reduce", "broadcast"] };
-const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c6d1f", "#7a5fb5"];
 const DASHES = ["", "7 4", "2 3", "10 3 2 3"];
 const LEFT = 76, WIDTH = 576, CELL = 32, ROW = 56, UNIT = 44; // UNIT: pixels of S in the bar of sent bytes
 

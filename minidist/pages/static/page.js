@@ -169,6 +169,7 @@ export const h = (tag, attributes = {}, ...children) => filled(document.createEl
 export const svg = (tag, attributes = {}, ...children) =>
   filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 export const $ = (id) => document.getElementById(id);
+export const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c6d1f", "#7a5fb5"]; // of ranks
 
 export function say(words) { // for those who look and those who listen
   const status = $("status");

@@ -1,7 +1,7 @@
 """What the pipelines lab asks.
 
 Gradients, weights and their versions are the package's own. Programs have many right forms: they
-are validated and simulated here, and have to be as good as the package's. Sizes are those of
+are validated and simulated here, and have to be as good as the package's. Their sizes come from
 schedules.py.
 """
 

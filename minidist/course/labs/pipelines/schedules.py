@@ -30,7 +30,7 @@ def times(rng: Random) -> dict[str, Any]:
 def scheduled(
     rng: Random, group: str, name: str, p: int, m: int, chunks: int = 1, **options
 ) -> Question:
-    """Ask for a schedule as good as the package's; options: those of `as_good`."""
+    """Ask for a schedule as good as the package's; options: see `as_good`."""
     about = f"{plural(p, 'rank')}, {plural(m, 'micro-batch')}"
     about += f", {chunks} chunks" if chunks > 1 else ""
     judge = partial(as_good, placement=looped(p, chunks), m=m, t=times(rng), **options)
