@@ -4,6 +4,7 @@ Programs on virtual clocks
     simulator.py          any pipeline's programs: makespan, bubbles, stash, timeline
     critical_path.py      what its actions wait for, and the longest chain of them
     shared_cores.py       ranks that share the cores of one machine
+    year_of_training.py   a long run whose hosts fail: what is useful, saved, lost, waited for
 
 A plan by hand, and the best one by search (Transformers of any size, without arrays)
     costs/                closed forms of what is sent, held and computed: see its __init__

@@ -1,0 +1,261 @@
+"""A long run on many hosts that break, slow down, save, restart and wait, event by event.
+
+All ranks stop when one host breaks, and go on from the last whole save:
+
+    |=== interval ===|save|=== interval ===|save|=== lost ===X restart |=== interval ===|save| ...
+
+Failures come at random, each host's at a constant rate, so that the next one of n hosts is n times
+as near. If all hosts are alike, none is slow and none is missing, a useful second takes
+
+    M exp(R/M) (exp((tau + delta)/M) - 1) / tau      (Daly 2006, of failures in restarts, too)
+
+with M mean seconds between failures of any host, tau of an interval, delta of a save, R of a
+restart. What is slow or missing has no closed form; here it is replayed. Standard library alone.
+"""
+
+import heapq
+from dataclasses import dataclass, fields
+from math import exp, expm1, inf
+from numbers import Integral
+from random import Random
+
+from minidist.errors import check_number
+
+DAY = 24 * 3600.0
+MOST = 10**7  # events of a replay: a few minutes
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """What makes a part of each step slower, now on one host, now on another.
+
+    every   mean seconds between two beginnings on one host
+    lasts   mean seconds until it ends
+    factor  how many times as long that part of the step takes then
+    part    the part of a step that it slows: 1 of a slow device, less of a slow link
+    """
+
+    every: float
+    lasts: float
+    factor: float
+    part: float = 1.0
+
+    def __post_init__(self):
+        for name in ("every", "lasts"):
+            check_number(
+                f"{name} is positive and finite", getattr(self, name), lambda x: 0 < x < inf
+            )
+        check_number("factor is finite, from 1", self.factor, lambda x: 1 <= x < inf)
+        check_number("part is a share from 0 to 1", self.part, lambda x: 0 <= x <= 1)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run and its machines; all times in seconds.
+
+    hosts       that a step of full speed needs
+    spares      hosts that wait to take a broken one's place
+    interval    of training at full speed between two saves
+    save        that training waits for a save
+    restart     from a failure until training goes on
+    failures    mean time between failures of one host
+    broken      share of the failures after which the host is out, for `repair` on average
+    repair      mean time until a broken host is a spare
+    elastic     the least number of hosts that go on without waiting: of n hosts a step of the same
+                batch takes hosts/n as long. None: all are needed
+    slowdowns   each step waits for the slowest host
+    """
+
+    hosts: int
+    interval: float
+    save: float
+    restart: float
+    failures: float
+    spares: int = 0
+    broken: float = 1.0
+    repair: float = DAY
+    elastic: int | None = None
+    slowdowns: tuple[Slowdown, ...] = ()
+
+    def __post_init__(self):
+        least = self.hosts if self.elastic is None else self.elastic
+        for name in ("interval", "failures", "repair"):
+            check_number(
+                f"{name} is positive and finite", getattr(self, name), lambda x: 0 < x < inf
+            )
+        for name in ("save", "restart"):
+            check_number(f"{name} is finite, from 0", getattr(self, name), lambda x: 0 <= x < inf)
+        check_number("hosts is a whole number from 1", self.hosts, lambda x: x >= 1, Integral)
+        check_number("spares is a whole number from 0", self.spares, lambda x: x >= 0, Integral)
+        check_number("broken is a share from 0 to 1", self.broken, lambda x: 0 <= x <= 1)
+        words = f"elastic is 1 to {self.hosts} hosts"
+        check_number(words, least, lambda x: 1 <= x <= self.hosts, Integral)
+
+
+@dataclass
+class Spent:
+    """Where the seconds of a run went; they add up to all of it.
+
+    useful    training that was saved, at full speed
+    slow      what the same training took longer, with slow or missing hosts
+    saves     saves that were finished
+    lost      training and saving since the last save before a failure
+    restarts  between a failure and the next step
+    waiting   for a repair, with too few hosts
+    """
+
+    useful: float = 0.0
+    slow: float = 0.0
+    saves: float = 0.0
+    lost: float = 0.0
+    restarts: float = 0.0
+    waiting: float = 0.0
+    failures: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return sum(getattr(self, f.name) for f in fields(self) if f.name != "failures")
+
+    @property
+    def goodput(self) -> float:
+        """The share of the time that a run without failures would have needed."""
+        return self.useful / self.seconds
+
+
+def closed_form(run: Run) -> float:
+    """Return the goodput of a run whose hosts are replaced at once and are never slow (Daly)."""
+    M = run.failures / run.hosts
+    try:
+        cost = M * exp(run.restart / M) * expm1((run.interval + run.save) / M) / run.interval
+    except OverflowError:  # an interval without a failure practically never comes
+        return 0.0
+    return 1 / cost
+
+
+def replay(run: Run, seconds: float = 365 * DAY, seed: int = 0) -> Spent:
+    """Return where the seconds of a run went: the same for the same seed, on any machine.
+
+    ValueError after MOST events: there are too many in these seconds.
+    """
+    check_number("a run takes a finite number of seconds", seconds, lambda x: 0 < x < inf)
+    return _Replay(run, Random(seed)).until(seconds)
+
+
+class _Replay:
+    """What the run does now, with which hosts, and what it has since its last save.
+
+    doing    "train", "save", "restart" or "wait"; `left`: seconds of it, of training at full speed
+    hosts    that take part; `spares` more could
+    repairs  when each broken host is back, a heap
+    slow     of each slowdown: when it ends on each slow host, a heap
+    """
+
+    def __init__(self, run: Run, random: Random):
+        self.run, self.random = run, random
+        self.hosts, self.spares = run.hosts, run.spares
+        self.repairs: list[float] = []
+        self.slow: list[list[float]] = [[] for _ in run.slowdowns]
+        self.doing, self.left = "train", run.interval
+        self.trained = self.saving = 0.0
+        self.found = Spent()
+
+    def until(self, end: float) -> Spent:
+        now, count = 0.0, 0
+        while now < end:
+            if (count := count + 1) > MOST:
+                raise ValueError(f"{MOST:,} events took {now:g} of {end:g} s; take fewer seconds")
+            then, event, which = min(self.events(now, end))
+            self.pass_time(then - now)
+            now = then
+            match event:
+                case "done":
+                    self.done()
+                case "failure":
+                    self.failure(now)
+                case "repaired":
+                    heapq.heappop(self.repairs)
+                    self.spares += 1
+                    if self.doing == "wait":
+                        self.restart()
+                case "slow":
+                    lasts = self.random.expovariate(1 / self.run.slowdowns[which].lasts)
+                    heapq.heappush(self.slow[which], now + lasts)
+                case "fast again":
+                    heapq.heappop(self.slow[which])
+        self.keep(self.run.interval - (self.left if self.doing == "train" else 0))
+        return self.found
+
+    def events(self, now: float, end: float):
+        """Yield (when, what, which slowdown) of all that may be next.
+
+        What comes at a constant rate has no memory: it is drawn anew after every event.
+        """
+        yield end, "end", 0
+        yield now + self.left * self.pace, "done", 0
+        if self.hosts:
+            yield now + self.random.expovariate(self.hosts / self.run.failures), "failure", 0
+        if self.repairs:
+            yield self.repairs[0], "repaired", 0
+        for which, (slowdown, ends) in enumerate(zip(self.run.slowdowns, self.slow, strict=True)):
+            if fast := self.hosts - len(ends):
+                yield now + self.random.expovariate(fast / slowdown.every), "slow", which
+            if ends:
+                yield ends[0], "fast again", which
+
+    @property
+    def pace(self) -> float:
+        """Seconds per second of full speed: all wait for the slowest host of each kind."""
+        if self.doing != "train":
+            return 1.0
+        found = zip(self.run.slowdowns, self.slow, strict=True)
+        more = sum(slowdown.part * (slowdown.factor - 1) for slowdown, ends in found if ends)
+        return self.run.hosts / self.hosts * (1 + more)
+
+    def pass_time(self, seconds: float) -> None:
+        self.left -= seconds / self.pace
+        match self.doing:
+            case "train":
+                self.trained += seconds
+            case "save":
+                self.saving += seconds
+            case "restart":
+                self.found.restarts += seconds
+            case "wait":
+                self.found.waiting += seconds
+
+    def done(self) -> None:
+        if self.doing == "train":
+            self.doing, self.left = "save", self.run.save
+            return
+        if self.doing == "save":
+            self.keep(self.run.interval)
+        self.doing, self.left = "train", self.run.interval
+
+    def failure(self, now: float) -> None:
+        """Lose what was not saved; a spare, if there is one, replaces a broken host."""
+        self.found.failures += 1
+        self.found.lost += self.trained + self.saving
+        self.trained = self.saving = 0.0
+        if self.random.random() < self.run.broken:
+            for ends in self.slow:
+                if self.random.random() * self.hosts < len(ends):  # the broken host was slow
+                    ends.remove(self.random.choice(ends))
+                    heapq.heapify(ends)
+            self.hosts -= 1
+            heapq.heappush(self.repairs, now + self.random.expovariate(1 / self.run.repair))
+        self.restart()
+
+    def restart(self) -> None:
+        """Take spares for the hosts that are missing; begin again, or wait for a repair."""
+        taken = min(self.spares, self.run.hosts - self.hosts)
+        self.hosts, self.spares = self.hosts + taken, self.spares - taken
+        enough = self.hosts >= (self.run.elastic or self.run.hosts)
+        self.doing, self.left = ("restart", self.run.restart) if enough else ("wait", inf)
+
+    def keep(self, progress: float) -> None:
+        """Count what the run has since its last save: `progress` seconds at full speed."""
+        if self.trained:
+            self.found.useful += progress
+            self.found.slow += self.trained - progress
+        self.found.saves += self.saving
+        self.trained = self.saving = 0.0

@@ -1,0 +1,167 @@
+"""A year of training: where its seconds go, against closed forms."""
+
+from dataclasses import replace
+from math import exp, expm1, inf, nan, sqrt
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist.planning import year_of_training
+from minidist.planning.year_of_training import DAY, Run, Slowdown, closed_form, replay
+
+CALM = Run(hosts=4, interval=90, save=10, restart=60, failures=1e30)
+BUSY = replace(CALM, failures=4 * 3600, spares=10**6)
+numbers = st.floats(1, 1e4)
+runs = st.builds(
+    Run,
+    hosts=st.integers(2, 5),
+    interval=numbers,
+    save=numbers,
+    restart=numbers,
+    failures=numbers,
+    spares=st.integers(0, 2),
+    broken=st.floats(0, 1),
+    repair=numbers,
+    elastic=st.none() | st.integers(1, 2),
+    slowdowns=st.just(()) | st.tuples(st.builds(Slowdown, numbers, numbers, st.floats(1, 9))),
+)
+
+
+@given(runs, st.integers(0, 99))
+def test_the_seconds_add_up_and_the_same_seed_gives_the_same(run, seed):
+    spent = replay(run, 200, seed)
+    assert spent.seconds == pytest.approx(200)
+    assert min(vars(spent).values()) >= -1e-6
+    assert spent == replay(run, 200, seed)
+
+
+def test_without_failures_saves_take_their_share_of_each_interval():
+    spent = replay(CALM, 1000)
+    assert (spent.useful, spent.saves, spent.seconds) == (900, 100, 1000)
+    assert replay(CALM, 1050).useful == 950  # an interval that is not saved yet
+
+
+@pytest.mark.parametrize("interval", [200, 1000, 4000])
+def test_the_goodput_is_dalys_if_hosts_are_alike_and_replaced_at_once(interval):
+    """M = 1 h, R = 60 s: a goodput of 0.87, 0.82 and 0.52, within 2 % after 2,000 failures."""
+    run = replace(BUSY, interval=interval)
+    q = expm1((interval + 10) / 3600) * exp(60 / 3600) * 3600 / interval
+    assert closed_form(run) == pytest.approx(1 / q)
+    assert replay(run, 2000 * 3600).goodput == pytest.approx(1 / q, rel=0.02)
+
+
+def test_a_failure_loses_as_much_as_the_closed_form_of_lesson_22():
+    spent = replay(BUSY, 1000 * 3600)
+    lost = 3600 - 100 / expm1(100 / 3600)
+    assert spent.lost / spent.failures == pytest.approx(lost, rel=0.1)
+
+
+def test_without_spares_all_wait_for_a_repair_and_an_elastic_run_trains():
+    run = replace(BUSY, spares=0, repair=1800)
+    waits, goes_on = replay(run, 30 * DAY), replay(replace(run, elastic=1), 30 * DAY)
+    assert waits.waiting > 0 and waits.slow == pytest.approx(0, abs=1e-3)
+    assert goes_on.waiting < waits.waiting / 100 and goes_on.slow > 0
+    assert goes_on.useful > waits.useful
+    assert replay(replace(run, broken=0), DAY).waiting == 0  # nothing to repair
+
+
+def test_a_step_takes_hosts_over_n_as_long_on_n_hosts():
+    """One of two hosts breaks and is never repaired: half the speed from then on."""
+    run = Run(2, 1000, 0, 0, failures=1e6, repair=1e12, elastic=1)
+    spent = replay(run, 1e7, seed=3)
+    assert spent.failures and spent.waiting  # when the second one has broken
+    trained = spent.useful + spent.slow
+    first = 2 * spent.useful - trained  # full speed: u = f + (t - f)/2
+    assert 0 < first < trained and spent.slow == pytest.approx((trained - first) / 2)
+
+
+def test_one_host_fails_half_as_often_as_two():
+    """The first of two breaks after F/2, the other one F later; then all wait."""
+    run = Run(2, 1e5, 0, 0, failures=1e3, repair=1e12, elastic=1)
+    found = [replay(run, 1e5, seed) for seed in range(1000)]
+    before = sum(spent.seconds - spent.waiting for spent in found) / len(found)
+    assert before == pytest.approx(1.5e3, rel=0.1)
+
+
+def test_all_wait_for_the_slowest_of_each_kind_and_kinds_add_up():
+    """Always slow: a device twice as long, a link of a tenth of the step four times as long."""
+    slow = (Slowdown(1e-9, 1e30, 2), Slowdown(1e-9, 1e30, 4, part=0.1))
+    spent = replay(replace(CALM, slowdowns=slow), 1e4)
+    assert (spent.useful + spent.slow) / spent.useful == pytest.approx(2.3, rel=1e-6)
+
+
+def test_the_share_of_slow_time_is_that_of_any_slow_host():
+    """Each of 4 hosts is slow 1/11 of the time: none is for (10/11)^4 of it."""
+    run = replace(CALM, slowdowns=(Slowdown(1000, 100, 3),))
+    spent = replay(run, 3e5)
+    trained = spent.useful + spent.slow
+    some = 1 - (10 / 11) ** 4
+    assert spent.slow / trained == pytest.approx(2 / 3 * some, rel=0.1)
+
+
+def test_a_slow_host_that_breaks_is_no_longer_slow():
+    """All hosts are slow soon, and break one by one: the time goes on, and the last one trains."""
+    slow = (Slowdown(5, 1e6, 2),)
+    run = Run(4, 100, 10, 10, failures=400, repair=1e9, elastic=1, slowdowns=slow)
+    spent = replay(run, 3000)
+    assert spent.seconds == pytest.approx(3000) and min(vars(spent).values()) >= 0
+    assert spent.failures == 4 and spent.waiting > 0
+
+
+def test_100_000_ranks_for_a_year():
+    """The failures of Llama 3's report per rank, on 100,000: 17,000 in a year."""
+    M = 54 * DAY / 419 * 16384 / 100_000
+    run = Run(12500, sqrt(2 * 60 * M), 60, 300, failures=12500 * M, spares=12500)
+    spent = replay(run)
+    assert 16_500 < spent.failures < 18_000
+    assert spent.goodput == pytest.approx(closed_form(run), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"hosts": 0},
+        {"hosts": 2.5},
+        {"interval": 0},
+        {"interval": inf},
+        {"save": -1},
+        {"failures": inf},
+        {"repair": 0},
+        {"spares": 1.5},
+        {"broken": 2},
+        {"elastic": 5},
+    ],
+)
+def test_a_run_that_cannot_be_is_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        replace(CALM, **wrong)
+    with pytest.raises(ValueError, match="finite"):
+        replay(CALM, 0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"every": 0}, {"lasts": 0}, {"lasts": inf}, {"factor": 0.5}, {"factor": nan}, {"part": 2}],
+)
+def test_a_slowdown_that_cannot_be_is_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Slowdown(**{"every": 1, "lasts": 1, "factor": 2} | wrong)
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        {"interval": 1e-20, "save": 0},  # no clock goes on by that
+        {"failures": 1e-9, "broken": 0},
+        {"slowdowns": (Slowdown(1e-9, 1e-9, 2),)},
+    ],
+)
+def test_a_run_of_too_many_events_is_given_up(endless, monkeypatch):
+    monkeypatch.setattr(year_of_training, "MOST", 1000)
+    with pytest.raises(ValueError, match=r"1,000 events took .* of 100000 s"):
+        replay(replace(CALM, **endless), 1e5)
+
+
+def test_the_goodput_of_a_run_that_never_saves_is_zero():
+    assert closed_form(replace(CALM, failures=1e-3)) == 0
