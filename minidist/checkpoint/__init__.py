@@ -19,6 +19,7 @@ earlier rank holds, and a manifest, which is written last:
                  newer ones aside, to go on from an older one
     reading.py   the newest checkpoint that has a manifest; each file is checked before it is used;
                  where one is damaged, which one before it is whole
+    resharding.py   which elements of which saved slices make up a slice
     checksum.py  of every byte that a file holds
     parts.py     what a rank holds of a model and its optimizer: slices of global arrays
     background.py   in a second thread, while training goes on

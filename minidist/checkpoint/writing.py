@@ -56,12 +56,17 @@ def save(
 def write_checkpoint(
     folder: Path, own: list[Part], step: int, about: dict, group: Group | None
 ) -> None:
-    """Write each rank's own parts, then the manifest; remove what is too old."""
-    library, rank, step = manifest.safetensors(), 0 if group is None else group.rank, index(step)
+    """Write each rank's own parts, then the manifest; remove what is too old.
+
+    The first rank prepares the checkpoint's folder, and holds its lock until all is done (the
+    ExitStack of `prepare`). Then each rank writes its parts, and when all ranks have, the first one
+    completes the checkpoint, given their entries. A ValueError of one rank is raised by all.
+    """
+    rank, step = 0 if group is None else group.rank, index(step)
     target, is_first = folder / manifest.folder_of(step), rank == 0
     with ExitStack() as stack:
         together(group, lambda: prepare(folder, target, stack) if is_first else None)
-        entries = together(group, lambda: write_parts(library, target, rank, own))
+        entries = together(group, lambda: write_parts(target, rank, own))
         together(group, lambda: complete(target, step, about, entries) if is_first else None)
 
 
@@ -125,10 +130,11 @@ def alone_in(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def write_parts(library, target: Path, rank: int, parts: list[Part]) -> dict:
+def write_parts(target: Path, rank: int, parts: list[Part]) -> dict:
     """Write a rank's file; return {} if it has nothing to write, or its entry in the manifest."""
     if not parts:
         return {}
+    library = manifest.safetensors()
     path, holds, shapes = target / f"rank-{rank:03d}.safetensors", {}, {}
     arrays: dict[str, np.ndarray] = {}
     for part in parts:
@@ -157,7 +163,9 @@ def free(name: str, taken: Collection[str]) -> str:
 def new_file(path: Path) -> Iterator[Path]:
     """Yield a temporary name to write to; then bring the file to the disk, under its own name.
 
-    An OSError leaves no file.
+    The temporary name is the file's with manifest.TEMPORARY at its end. First the content is on the
+    disk, then it gets its own name, then the folder is synced. An OSError leaves no temporary file,
+    and is raised; so is the error if that file is there already.
     """
     temporary = path.with_name(path.name + manifest.TEMPORARY)
     try:
@@ -212,13 +220,17 @@ def remove_old(folder: Path, step: int) -> None:
 def remove(path: Path) -> None:
     """Remove a checkpoint: first its manifest, so that it never counts without its files.
 
-    Only files that have the names of ours are removed. No link is followed.
+    Only files that have the names of ours are removed (manifest.is_written), half-written ones,
+    too; then the folder, if it is empty. A link to a folder stays; a link with one of these names
+    is removed, and what it leads to stays.
     """
     if path.is_symlink():
         return
     for file in [path / manifest.NAME, *path.iterdir()]:
         if manifest.is_written(file.name) and (file.is_symlink() or file.is_file()):
             file.unlink()
+            if file.name == manifest.NAME:
+                sync(path)  # also if the power fails now
     if not any(path.iterdir()):  # else somebody else has put files there
         path.rmdir()
 

@@ -29,6 +29,7 @@ def zigzag(T: int, N: int) -> list[Positions]:
 
 
 def _pieces(T: int, N: int, number: int) -> list[tuple[int, int]]:
+    """Return (first, last + 1) of each of `number` pieces; ValueError if T < N."""
     if T < N:
         raise ValueError(
             f"cannot cut {T} positions over {N} ranks; use at least {N}, or {T} ranks at most"

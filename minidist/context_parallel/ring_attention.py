@@ -81,7 +81,11 @@ class RingAttention(Function):
     def block_backward(
         self, source: int, kv: Array, of_rows: tuple[Array, ...], dq: Array, dkv: Array
     ) -> None:
-        """Add what this rank's queries and the keys of `source` give to dQ / scale, dK and dV."""
+        """Add what this rank's queries and the keys of `source` give to dQ / scale, dK and dV.
+
+        kv       K and V of `source`, [2, B, H, its positions, D]
+        of_rows  Q scale and dO, [B, H, T/N, D], and <dO, O>, [B, H, T/N, 1]
+        """
         k, v = kv
         for rows, keys, first in self.tiles(source):
             q, do, mean = (x[..., rows, :] for x in of_rows)
@@ -121,7 +125,10 @@ class RingAttention(Function):
 
 
 def join(o: Array, log_z: Array, part: Array, part_log_z: Array) -> None:
-    """Write the softmax over both sets of keys into O[..., n, D] and log Z[..., n, 1]."""
+    """Overwrite O[..., n, D] and log Z[..., n, 1] with those of a softmax over more keys.
+
+    part, part_log_z  O and log Z over the other keys alone; log_z is -inf where there was no key
+    """
     xp = array_module(o)
     largest = xp.maximum(log_z, part_log_z)  # then z is between 1 and 2
     before, now = xp.exp(log_z - largest), xp.exp(part_log_z - largest)

@@ -174,6 +174,21 @@ class Sign:
         return Sent(*(x.reshape(p.shape) for x in (total, flat, ranks[group.rank])))
 
 
+def random_levels(x: Array, level: Array, draws: Array) -> Array:
+    """Return x / level as whole numbers, int8, right in the mean: rounded down or up at random.
+
+    A size |x| / level is rounded up if its fraction and the draw together are 1 or more.
+
+    x      [n], float64, of both signs
+    level  [1], the distance of two levels; 0 only if every x is 0, and then all numbers are 0
+    draws  [n], uniform in [0, 1); no size becomes more than LEVELS
+    """
+    xp = array_module(x)
+    sizes = abs(x) / xp.where(level > 0, level, 1.0) + draws
+    sizes = xp.minimum(sizes, LEVELS).astype("int8")  # a cast to integers rounds down
+    return xp.where(x < 0, -sizes, sizes)
+
+
 class Int8:
     """Send an int8 per element and the largest |v| over 127: C(v) = level x that.
 
@@ -192,11 +207,9 @@ class Int8:
         flat, level = on_grid(flat, (abs(flat).max() / LEVELS).reshape(1))
         key = digest(self.seed, step, group.rank, p.name)
         draws = hash_uniform(key, xp.arange(flat.size, dtype="uint64"))
-        below = abs(flat) / xp.where(level > 0, level, 1.0) + draws
-        sizes = xp.minimum(below, LEVELS).astype("int8")  # a cast to integers rounds down
+        numbers = random_levels(flat, level, draws)
         scales = group.all_gather(level, label=f"{p.name}: scales")
-        numbers = group.all_gather(xp.where(flat < 0, -sizes, sizes), label=f"{p.name}: levels")
-        numbers = numbers.reshape(group.size, -1)
+        numbers = group.all_gather(numbers, label=f"{p.name}: levels").reshape(group.size, -1)
         ranks = [numbers[r].astype("float64") * scales[r : r + 1] for r in range(group.size)]
         total = reduce_pieces([ranks[0].copy(), *ranks[1:]], xp.add).astype(p.dtype)
         return Sent(*(x.reshape(p.shape) for x in (total, flat, ranks[group.rank])))

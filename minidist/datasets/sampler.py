@@ -6,7 +6,7 @@ keeps its own share.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, count, islice
+from itertools import chain, count, repeat
 
 import numpy as np
 
@@ -83,12 +83,12 @@ class Sampler:
         """Return the number of batches in an epoch."""
         return -(-self.examples // self.batch)
 
-    def epoch(self, number: int) -> Iterator[Share]:
-        """Yield this rank's share of each batch of one epoch."""
+    def epoch(self, number: int, done: int = 0) -> Iterator[Share]:
+        """Yield this rank's share of each batch of one epoch, after its first `done` examples."""
         order = np.arange(self.examples)
         if self.shuffle:
             order = generator(self.seed, f"epoch {number}").permutation(order)
-        for start in range(0, self.examples, self.batch):
+        for start in range(done, self.examples, self.batch):
             batch = order[start : start + self.batch]
             mine = shard(batch, self.rank, self.size)
             yield Share(
@@ -100,8 +100,18 @@ class Sampler:
         return self.after(0)
 
     def after(self, batches: int) -> Iterator[Share]:
-        """Yield what follows the first so many batches; epochs that are over are not drawn."""
-        if batches < 0:
-            raise ValueError(f"cannot go on after {batches} batches; use 0 or more")
+        """Yield what follows the first so many batches, which were all of this size."""
         number, begun = divmod(batches, len(self))
-        return islice(chain.from_iterable(map(self.epoch, count(number))), begun, None)
+        return self.after_examples(number * self.examples + begun * self.batch)
+
+    def after_examples(self, done: int) -> Iterator[Share]:
+        """Yield what follows the first `done` examples of all epochs, whoever had them.
+
+        The rest of their epoch is dealt first, in batches of this size from there on; then epoch
+        after epoch, without end. Epochs that are over are not drawn. ValueError if done < 0.
+        """
+        if done < 0:
+            raise ValueError(f"cannot go on after {done} examples; use 0 or more")
+        number, begun = divmod(done, self.examples)
+        starts = chain([begun], repeat(0))
+        return chain.from_iterable(map(self.epoch, count(number), starts))

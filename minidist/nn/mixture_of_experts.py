@@ -154,11 +154,8 @@ class MixtureOfExperts(Module):
         """Return the routing by P[B, T, E], and dL/dP [B, 1, E] of the balancing loss L."""
         k, E = self.top_k, p.shape[-1]
         chosen = np.argsort(-p, axis=-1, kind="stable")[..., :k]
-        whole = self.gather_choices(chosen, randomness)
-        T = whole.shape[1]
-        whole = route(whole, E, rows_of_capacity(self.capacity, k, T, E))
-        held = None if randomness is None else randomness.positions
-        routing = whole if held is None else whole.at(held.indices)
+        whole, routing = self.routed(chosen, E, randomness)
+        T = whole.chosen.shape[1]
         batch = len(p) if randomness is None or randomness.batch is None else randomness.batch
         scale = self.balance * E / max(1, batch * T * k * T)
         weights = scale * whole.counts[:, None]
@@ -166,6 +163,23 @@ class MixtureOfExperts(Module):
         self.report = Report(routing.load, dropped, float((p * weights.astype(p.dtype)).sum()))
         factor = 1.0 if randomness is None else randomness.loss_scale
         return routing, (factor * weights).astype(p.dtype)
+
+    def routed(
+        self, chosen: np.ndarray, experts: int, randomness: Randomness | None
+    ) -> tuple[Routing, Routing]:
+        """Return the routing of whole sequences, and of the positions that this rank holds.
+
+        Where a sequence is cut, both the queues and the capacity are of all its T positions. So the
+        same choices are dropped, whatever the cut.
+
+        chosen      [B, T/N, k], the experts that the positions of this rank chose
+        randomness  its `positions` are those of this rank; None: it holds all
+        """
+        whole = self.gather_choices(chosen, randomness)
+        capacity = rows_of_capacity(self.capacity, self.top_k, whole.shape[1], experts)
+        routing = route(whole, experts, capacity)
+        held = None if randomness is None else randomness.positions
+        return routing, routing if held is None else routing.at(held.indices)
 
 
 def run_each(experts: list[Module], rows: Tensor, load: np.ndarray) -> Tensor:

@@ -86,15 +86,19 @@ def options_of(stages: list[tuple[int, int, int]]) -> dict:
 
 
 def nested(profile: Profile, ranks: int, bandwidth, cost: str = "paper") -> tuple:
-    """Return (the stages of the highest level, seconds); a stage knows what is inside of it."""
+    """Return (the stages of the highest level, seconds); a stage knows what is inside of it.
+
+    Of equally fast pipelines, of all ranks or of some inside of them, it takes the one whose last
+    stage begins with the earliest layer, then the one whose last stage has the fewest replicas.
+    """
     layers, levels = _checked(profile, ranks, bandwidth, cost)
     n = len(layers)
     seconds = [layer[0] for layer in layers]
     spans = [(i, j) for i in range(n) for j in range(i + 1, n + 1)]
     best = {(i, j): (sum(seconds[i:j]), ()) for i, j in spans}  # on one rank
-    for units, rate in levels:
-        highest = (units, rate) == levels[-1]
-        best = _level(layers, best, units, rate, cost, range(1 if highest else n))
+    for level, (units, rate) in enumerate(levels, 1):
+        starts = range(1 if level == len(levels) else n)
+        best = _level(layers, best, units, rate, cost, starts)
     seconds, stages = best[0, n]
     return stages, seconds
 
@@ -102,7 +106,7 @@ def nested(profile: Profile, ranks: int, bandwidth, cost: str = "paper") -> tupl
 def _level(layers, below: dict, units: int, rate, cost: str, starts: range) -> dict:
     """Return {(i, j): (seconds, stages)} of the best pipeline of layers i to j - 1 on all units.
 
-    below   the same for one unit
+    below   {(i, j): (seconds, stages)} of the best pipeline on one unit, for all i < j
     starts  the i that are asked for
     """
     n = len(layers)

@@ -23,9 +23,11 @@ from minidist.training.settings import Settings
 
 
 def with_fewer(settings: Settings, ranks: int) -> Settings:
-    """Return the same run on the largest mesh of at most so many ranks that it fits.
+    """Return this run on the largest mesh of at most `ranks` ranks that it fits.
 
-    Of meshes of one size, the one that cuts the model as before: first dp shrinks, then pp, cp, tp.
+    No axis gets larger, and ep, which is part of dp, does not either. A mesh fits if Settings
+    allows it. Of meshes of one size it is the one with the largest tp; if several have that, with
+    the largest cp, then pp, then dp, then ep: it cuts the model most like before.
     """
     axes = settings.tp, settings.cp, settings.pp, settings.dp
     found = {}  # {what counts first in a comparison, then what counts second, ...: settings}
@@ -39,6 +41,21 @@ def with_fewer(settings: Settings, ranks: int) -> Settings:
                 continue
             found[fitting.ranks, tp, cp, pp, dp, ep] = fitting
     return found[max(found)]
+
+
+def go_on(settings: Settings, keep: Keep, ranks: int) -> tuple[Settings, Keep, int]:
+    """Return how at most `ranks` ranks go on after a death: settings, Keep, the steps done.
+
+    The run resumes from the newest checkpoint that counts, whatever else is in the folder: the
+    steps done are its own, all later ones are done again. Without one it begins, at step 0.
+    ValueError, which names the file, if the newest one that counts is damaged (Saved.check).
+    """
+    settings = with_fewer(settings, ranks)
+    if not manifest.whole_ones(Path(keep.folder)):
+        return settings, replace(keep, resume=False), 0
+    saved = Saved.newest(keep.folder)
+    saved.check()
+    return settings, replace(keep, resume=True), saved.step
 
 
 def in_words(settings: Settings) -> str:
@@ -73,11 +90,5 @@ def train_elastic(
         except RankDied as death:
             if settings.ranks == 1:
                 raise
-            settings = with_fewer(settings, settings.ranks - 1)
-            keep = replace(keep, resume=bool(manifest.whole_ones(Path(keep.folder))))
-            step = 0
-            if keep.resume:
-                saved = Saved.newest(keep.folder)
-                saved.check()
-                step = saved.step
+            settings, keep, step = go_on(settings, keep, settings.ranks - 1)
             say(f"{death}; goes on after step {step} with {in_words(settings)}")

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import Mesh, checkpoint, nn, optim
-from minidist.checkpoint import Saved, manifest, parts_of, restore
+from minidist.checkpoint import Part, Saved, manifest, parts_of, restore
 from minidist.checkpoint.manifest import describe, slice_of
 from minidist.checkpoint.parts import about
+from minidist.checkpoint.resharding import pieces
 from minidist.data_parallel.zero import Zero
 from minidist.datasets import Batch
 from minidist.hybrid import Hybrid
@@ -293,6 +294,29 @@ def test_a_rank_reads_only_the_files_that_have_its_parts(cluster, tmp_path):
     cluster(3, "thread").run(worker, False)
     found = cluster(3, "thread").run(worker, True)
     assert found == [[f"rank-00{rank}.safetensors"] for rank in range(3)]
+
+
+A = nn.Slice("a", (12,), None, 0, 12)
+
+
+def test_other_ranks_read_only_the_files_that_have_their_elements(cluster, tmp_path):
+    def worker(group):
+        cut = A.within(3 * group.rank, 3 * group.rank + 3)
+        checkpoint.save(tmp_path, [Part(cut, np.arange(cut.start, cut.stop))], 1, group)
+
+    cluster(4, "thread").run(worker)
+    for start, stop, files in (0, 5, [0, 1]), (4, 5, [1]), (5, 12, [1, 2, 3]):
+        found = Saved.newest(tmp_path)
+        assert found.part(A.within(start, stop)).tolist() == list(range(start, stop))
+        assert list(found.opened) == [f"rank-00{rank}.safetensors" for rank in files]
+
+
+def test_an_element_that_several_slices_have_is_taken_from_the_first_one():
+    found = pieces(A.within(1, 12), [A.within(0, 5), A.within(2, 4), A.within(3, 9)])
+    assert [(p.number, p.taken.tolist(), p.places.tolist()) for p in found] == [
+        (0, [1, 2, 3, 4], [0, 1, 2, 3]),
+        (2, [2, 3, 4, 5], [4, 5, 6, 7]),
+    ]  # and the last three are nowhere
 
 
 @pytest.mark.parametrize("zero", [0, 1])

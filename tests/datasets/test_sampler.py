@@ -86,6 +86,18 @@ def test_a_sampler_goes_on_after_every_batch(size, micro_batches, shuffle):
                 assert list(cards) == [part.tolist() for part in expected.micro_batches]
 
 
+@pytest.mark.parametrize(("batch", "size"), [(3, 1), (4, 2), (7, 3)])
+def test_other_ranks_with_other_batches_go_on_after_any_example(batch, size):
+    whole = itertools.islice(Sampler(11, 4, 5), 9)  # three epochs
+    order = np.concatenate([share.examples for share in whole])
+    for done in range(23):
+        ranks = [Sampler(11, batch, 5, r, size).after_examples(done) for r in range(size)]
+        dealt: list = []
+        while len(dealt) < len(order) - done:
+            dealt += np.concatenate([next(rank).examples for rank in ranks]).tolist()
+        assert dealt == order[done:].tolist()
+
+
 def test_going_on_draws_no_epoch_that_is_over(monkeypatch):
     drawn, draw = [], sampler.generator
     monkeypatch.setattr(sampler, "generator", lambda *key: drawn.append(key) or draw(*key))
@@ -94,7 +106,7 @@ def test_going_on_draws_no_epoch_that_is_over(monkeypatch):
 
 
 def test_a_sampler_cannot_go_on_before_the_first_batch():
-    with pytest.raises(ValueError, match="cannot go on after -1 batches; use 0 or more"):
+    with pytest.raises(ValueError, match="cannot go on after -1 examples; use 0 or more"):
         Sampler(3, 2).after(-1)
 
 

@@ -24,6 +24,7 @@ from tests.planted import planted
 from tests.strategies import compositions, profiles
 
 LEVELS = [[(1, 3)], [(3, 5)], [(4, 1)], [(2, 4), (2, 1)], [(2, 2), (3, 1)], [(2, 8), (1, 1)]]
+LEVELS += [[(2, 4), (2, 4)]]  # alike
 EXAMPLE = [(4, 3, 2), (8, 1, 1), (1, 2, 40)]
 
 

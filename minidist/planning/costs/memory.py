@@ -7,7 +7,7 @@ that our ZeRO has; the papers count none.
 from functools import lru_cache
 
 from minidist.planning.costs.kept import CONVENTIONS, Kept
-from minidist.planning.costs.stages import check_split, layer_parameters, stages_of
+from minidist.planning.costs.stages import Parameters, check_split, layer_parameters, stages_of
 from minidist.planning.costs.stash import in_flight, peak_of
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.costs.zero import BYTES, zero_elements
@@ -61,7 +61,20 @@ def held_elements(
     size: TransformerSize, plan: Plan, rank: int, buffers: bool
 ) -> tuple[int, int, int]:
     """Return the parameters, gradients and optimizer's parameters that a rank holds."""
-    layers, copies = layer_parameters(size, plan, rank), plan.data // plan.ep
+    return elements_of(layer_parameters(size, plan, rank), plan, buffers)
+
+
+def elements_of(layers: list[Parameters], plan: Plan, buffers: bool) -> tuple[int, int, int]:
+    """Return the parameters, gradients and optimizer's parameters that a rank holds of its layers.
+
+    By the table in zero.py, with plan.zero as the stage:
+
+    P  the parameters of all these layers, experts included
+    s  the rank's share of them, each layer's rounded up: of its dense parameters over the ranks of
+       dp x cp, of its experts over the dp/ep x cp ranks that have copies of these
+    b  with `buffers`, the parameters of the largest layer; else 0
+    """
+    copies = plan.data // plan.ep
     P = sum(layer.dense + layer.experts for layer in layers)
     s = sum(-(-layer.dense // plan.data) - (-layer.experts // copies) for layer in layers)
     largest = max(layer.dense + layer.experts for layer in layers) if buffers else 0
@@ -69,7 +82,13 @@ def held_elements(
 
 
 def activations(size: TransformerSize, plan: Plan, rank: int, kept: Kept) -> int:
-    """Return the peak bytes of activations on a rank, over all that its program has in flight."""
+    """Return the peak bytes of activations on a rank, over all that its program has in flight.
+
+    A chunk keeps of each micro-batch what its blocks, embedding and head keep; between I and W it
+    holds their deferred bytes more. `in_flight` has, by chunk, how many micro-batches a rank holds
+    of either kind at once, and `peak_of` the largest sum of their bytes. A rank that has a block
+    holds `kept.once` besides, for any number of micro-batches.
+    """
     stages = stages_of(size, plan, rank)
     held, more = [], []  # of each chunk, per micro-batch
     for embedding, blocks, head in stages:

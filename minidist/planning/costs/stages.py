@@ -81,7 +81,12 @@ def layer_parameters(size: TransformerSize, plan: Plan, rank: int) -> list[Param
 def stage_parameters(
     size: TransformerSize, plan: Plan, stage: StageLayers, shared: bool
 ) -> list[Parameters]:
-    """Return the parameters of each layer of a stage; shared: the head has the embedding's."""
+    """Return the parameters of each layer of a stage, in order.
+
+    embedding  ceil(V/tp) rows of C tokens, and T rows of C positions
+    blocks     `block_parameters` each
+    head       a norm, 2 C, and ceil(V/tp) C, but not if shared: then it has the embedding's tokens
+    """
     C, (embedding, blocks, head) = size.width, stage
     tokens = -(-size.vocab // plan.tp) * C
     layers = [block_parameters(size, plan)] * blocks
@@ -93,7 +98,12 @@ def stage_parameters(
 
 
 def block_parameters(size: TransformerSize, plan: Plan) -> Parameters:
-    """Return the parameters of a block: with experts, of the rank that has most experts."""
+    """Return the parameters of a block, on the rank that has most.
+
+    Dense, it has the model's `attention_parameters` and `expert_parameters`, cut over tp. With
+    experts, a rank of ep has up to ceil(E/ep) of them, cut over tp, and the whole gate, C E, which
+    is dense.
+    """
     attention, expert = size.attention_parameters(plan.tp), size.expert_parameters(plan.tp)
     if not size.experts:
         return Parameters(attention + expert)

@@ -95,6 +95,12 @@ def over_tensor(size: TransformerSize, plan: Plan, rank: int, rows: int) -> tupl
 
 
 def over_pipeline(size: TransformerSize, plan: Plan, rank: int, rows: int) -> tuple[Fraction, int]:
+    """Return the bytes and the number of messages to other stages, and of a tied gradient.
+
+    For each micro-batch, each of the rank's stages sends X to the next stage and dX to the one
+    before, `message_bytes` each; a stage on the same rank needs no message. If a tied embedding and
+    the head are on two ranks, each of these sends `tied_bytes`, in one more message.
+    """
     p, m = plan.pp, plan.micro_batches
     if p == 1:
         return Fraction(0), 0
@@ -120,7 +126,13 @@ def tied_bytes(size: TransformerSize, plan: Plan) -> int:
 
 
 def over_context(size: TransformerSize, plan: Plan, rank: int, rows: int) -> tuple[Fraction, int]:
-    """A rank sends n - 1 times its keys and values, and these and their gradients in backward."""
+    """Return the bytes and messages of ring attention: a round is n - 1 messages of each rank.
+
+    Of each block, keys and values, 2 S/tp bytes a message, make a round in each forward pass (see
+    `forwards`) and one in backward, in which their gradients make another, with as many bytes. With
+    experts, the k choices of each of the `rows` make a round in each forward pass: WHOLE bytes
+    each, on every rank of tp.
+    """
     others, messages = plan.cp - 1, 2 + forwards(plan)
     each = Fraction((4 + 2 * forwards(plan)) * rows * size.width * plan.itemsize, plan.tp)
     if size.experts:  # all choices, for the queues of experts
@@ -139,7 +151,12 @@ def over_experts(size: TransformerSize, plan: Plan, rank: int, rows: int) -> tup
 
 
 def over_data(size: TransformerSize, plan: Plan, rank: int) -> tuple[Fraction, int]:
-    """Return the bytes of gradients and gathered weights."""
+    """Return the bytes of gradients and gathered weights, and in how many operations they go.
+
+    `shared_elements` travel in each of the scatters of `zero_passes`, at a gradient's width, and in
+    each of its gathers, at a weight's. Without ZeRO, one all_reduce, scatter and gather in one
+    operation, has gradients alone.
+    """
     w, g, _ = BYTES[plan.precision, 16]
     scatters, gathers = zero_passes(plan.zero, plan.micro_batches)
     elements, layers = shared_elements(plan, layer_parameters(size, plan, rank))

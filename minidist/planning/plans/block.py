@@ -15,7 +15,12 @@ INNER_TO_OUTER = "tp", "cp", "pp", "dp"
 
 
 def rate_of(axis: str, plan: Plan, machine: Machine) -> float:
-    """Return the bytes per second at which a rank sends along an axis."""
+    """Return the bytes per second at which a rank sends along an axis.
+
+    A group of n ranks that are k apart is within a run of k n ranks; k is the product of the axes
+    inside of this one. It is in one node if such runs divide the node: then it has `link`, else
+    `network`. The ranks of ep are neighbours on dp.
+    """
     order = INNER_TO_OUTER
     inner = prod(getattr(plan, a) for a in order[: order.index("dp" if axis == "ep" else axis)])
     inside = machine.per_node % (inner * getattr(plan, axis)) == 0
@@ -27,7 +32,9 @@ def travel(
 ) -> float:
     """Return the seconds that these bytes and operations take along an axis.
 
-    Gradients are summed over dp x cp together, at the slower of both axes' rates.
+    That is bytes / rate, and latency for each round of each operation: ceil(log2 n) rounds of a
+    collective of n ranks, 1 of a message on pp or cp. Gradients are summed over the dp x cp ranks
+    together, at the slower of both axes' rates.
     """
     ranks, rate = getattr(plan, axis), rate_of(axis, plan, machine)
     if axis == "dp" and plan.cp > 1:

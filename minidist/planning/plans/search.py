@@ -90,7 +90,13 @@ class Search:
         heapify(self.open)
 
     def best(self, wanted: int, among: list[Open] | None = None) -> Iterator[Estimate]:
-        """Yield the best plans in order, simulated: of this heap, or of all that is open."""
+        """Yield up to `wanted` of the best plans that fit, in order, simulated.
+
+        The first of the heap is removed: a simulated one is yielded, and what is inside of any
+        other is pushed.
+
+        among  the heap: by default of all that is open
+        """
         heap = self.open if among is None else among
         while heap and wanted:
             first = heappop(heap)
@@ -102,7 +108,14 @@ class Search:
                     heappush(heap, inside)
 
     def inside(self, level: int, plan: Plan) -> Iterator[Open]:
-        """Yield what is inside of an open one; keep what does not fit."""
+        """Yield what is inside of an open one, each with its bound; keep what does not fit.
+
+        Inside of a mesh are its `micro_batches`; inside of these, their `options`; inside of an
+        option, its `orders`, each with the bound of its `step`; inside of one of these is its
+        simulation, if its fullest rank fits: with its estimate and, as a bound, its seconds. If
+        even the leanest plans do not fit, the one that holds least is dropped, and nothing is
+        inside.
+        """
         if level == SCHEDULE:
             held = fullest(self.size, plan, self.batch)
             if sum(held.values()) <= self.machine.memory:
@@ -128,7 +141,8 @@ class Search:
     def least(self, plan: Plan, level: int) -> float:
         """Return a time that nothing inside of an open one beats: the work of its busiest rank.
 
-        It has ceil(L/p) blocks, or a p-th of everything, with the options for which that is least.
+        With m micro-batches it has m times ceil(L/p) blocks, or a p-th of all blocks and the head,
+        whichever is more; with the options for which that is least, of an OPTIONS one its own.
         Fewer micro-batches never take longer, so that a mesh has the time of one micro-batch.
         """
         blocks, p, b = self.size.layers, plan.pp, self.batch // (plan.dp * plan.micro_batches)
