@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   kernelspec: {name: python3, display_name: Python 3}
-#   minidist: {lesson: 14, minutes: 25, needs: [2, 12, 13], leads_to: [15, 16, 24], lab: none}
+#   minidist: {lesson: 14, minutes: 25, needs: [2, 12, 13], leads_to: [15, 16, 24], lab: context}
 # ---
 
 # %% [markdown]

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   kernelspec: {name: python3, display_name: Python 3}
-#   minidist: {lesson: 15, minutes: 40, needs: [2, 3], leads_to: [16, 24], lab: none}
+#   minidist: {lesson: 15, minutes: 40, needs: [2, 3], leads_to: [16, 24], lab: context}
 # ---
 
 # %% [markdown]

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   kernelspec: {name: python3, display_name: Python 3}
-#   minidist: {lesson: 18, minutes: 35, needs: [1, 3, 5], leads_to: [19, 20, 24], lab: none}
+#   minidist: {lesson: 18, minutes: 35, needs: [3, 5], leads_to: [19, 20, 24], lab: bits_and_bytes}
 # ---
 
 # %% [markdown]

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   kernelspec: {name: python3, display_name: Python 3}
-#   minidist: {lesson: 19, minutes: 35, needs: [2, 3], leads_to: [20, 21], lab: none}
+#   minidist: {lesson: 19, minutes: 35, needs: [2, 3], leads_to: [20, 21], lab: bits_and_bytes}
 # ---
 
 # %% [markdown]

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   kernelspec: {name: python3, display_name: Python 3}
-#   minidist: {lesson: 20, minutes: 40, needs: [3, 5, 8, 13, 16], leads_to: [21, 24], lab: none}
+#   minidist: {lesson: 20, minutes: 40, needs: [3, 5, 8, 13, 16], leads_to: [21, 24], lab: planning}
 # ---
 
 # %% [markdown]

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   kernelspec: {name: python3, display_name: Python 3}
-#   minidist: {lesson: 23b, minutes: 30, needs: [9, 23], leads_to: [24], lab: none}
+#   minidist: {lesson: 23b, minutes: 30, needs: [9, 23], leads_to: [24], lab: planning}
 # ---
 
 # %% [markdown]

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from tests import guard
 
@@ -19,6 +19,9 @@ settings.register_profile(
     "repo", deadline=None, max_examples=25, derandomize=True, print_blob=True, database=None
 )
 settings.register_profile("deep", deadline=None, max_examples=500)
+settings.register_profile(  # of mutants: any example kills
+    "first failure", settings.get_profile("repo"), phases=[Phase.explicit, Phase.generate]
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repo"))
 
 
@@ -27,7 +30,7 @@ def pytest_addoption(parser):
         "--impl",
         metavar="DIR",
         help="test minidist with its files replaced by those in DIR/minidist, a student's folder "
-        "(write --impl=DIR, or pytest takes DIR for tests)",
+        "or a whole one of mistakes/overlay.py (write --impl=DIR, or pytest takes DIR for tests)",
     )
     parser.addoption(
         "--device",
@@ -74,17 +77,18 @@ def pytest_configure(config):
 
 
 def _replace_files(config):
-    build, replaced = _overlay()
+    overlay, tree, files = _overlay(), Path(config.option.impl).absolute(), ["all files"]
     try:
-        files = replaced(Path(config.option.impl))
-        holder = tempfile.TemporaryDirectory(prefix="minidist-impl-")
-        tree = str(build(Path(holder.name), files))
+        if not overlay.is_built(tree):
+            files = overlay.replaced(tree)
+            holder = tempfile.TemporaryDirectory(prefix="minidist-impl-")
+            config.add_cleanup(holder.cleanup)
+            tree = overlay.build(Path(holder.name), files)
     except (ValueError, OSError) as error:
         raise pytest.UsageError(f"--impl {config.option.impl}: {error}") from None
-    config.add_cleanup(holder.cleanup)
     config.stash[REPLACED] = list(files)
     config.option.importmode = "append"  # the tests' own root goes behind it
-    _import_first(tree)
+    _import_first(str(tree))
     os.environ["PYTHONSAFEPATH"] = "1"  # else ranks would find the checkout's, where they start
 
 
@@ -162,7 +166,7 @@ def _overlay():
     spec = importlib.util.spec_from_file_location("overlay", path)
     overlay = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(overlay)
-    return overlay.build, overlay.replaced
+    return overlay
 
 
 def pytest_report_header(config):
@@ -222,6 +226,16 @@ def look_often():
     usual, cluster.LOOK_EVERY = cluster.LOOK_EVERY, 0.1
     yield
     cluster.LOOK_EVERY = usual
+
+
+@pytest.fixture(autouse=True, scope="session")
+def judges_are_loaded():
+    """Let the fork server import what most ranks of these tests would import, each for itself."""
+    from minidist.comm.local import fork_server
+
+    fork_server.PRELOAD.append("minidist.verify.equivalence")
+    yield
+    fork_server.PRELOAD.remove("minidist.verify.equivalence")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -13,6 +13,7 @@ from minidist.cli.presets import PRESETS
 from minidist.cli.strategies import families, markdown
 from minidist.course import mutants
 from minidist.course.lab import labs
+from minidist.mistakes import register
 from minidist.pipeline_parallel import SCHEDULES, read, validate
 from minidist.planning.plans.space import ASYNCHRONOUS
 
@@ -125,5 +126,29 @@ def test_every_file_and_page_that_is_named_exists(path):
 def test_the_numbers_of_labs_tasks_and_mutants_are_those_of_the_course():
     course = page("minidist/course")
     for lab in labs():
-        assert f"| `{lab.name}` | {len(lab.tasks)} |" in course and lab.points == 100
+        minutes = sum(task.minutes for task in lab.tasks)
+        own = [
+            m for m in register.mistakes().values() if m.task.partition(".")[0] == str(lab.number)
+        ]
+        assert f"| `{lab.name}` | {len(lab.tasks)} | {minutes} | {len(own)} |" in course
     assert f"against {len(mutants.names())} wrong implementations" in course
+
+
+def test_ten_weeks_have_all_labs_with_their_hours_and_the_lessons_of_the_syllabus():
+    rows = re.findall(r"^\| (\d+) \| (.*?) \| (.*?) \| ([\d.]+) \|", page("minidist/course"), re.M)
+    planned = []
+    for _, _, work, hours in rows:
+        minutes = 0
+        for lab in labs():
+            for first, last in re.findall(
+                rf"\b{lab.name}\b(?! begins)(?: \d+\.(\d) to \d+\.(\d))?", work
+            ):
+                tasks = lab.tasks[int(first or 1) - 1 : int(last or len(lab.tasks))]
+                minutes += sum(task.minutes for task in tasks)
+                planned += [task.id for task in tasks]
+        assert abs(float(hours) - minutes / 60) <= 0.25, work
+    assert sorted(planned) == sorted(task.id for lab in labs() for task in lab.tasks)
+    syllabus = (ROOT / "lessons" / "pages" / "syllabus.md").read_text(encoding="utf-8")
+    there = re.findall(r"^\| (\d+) \| (.*?) \|", syllabus, re.M)
+    theirs = [(week, re.findall(r"\(\.\./(\d+b?)_\w+\.py\)", lessons)) for week, lessons in there]
+    assert theirs == [(week, lessons.split(", ")) for week, lessons, *_ in rows] and len(rows) == 10

@@ -2,9 +2,11 @@
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import sleep
@@ -13,8 +15,9 @@ from minidist.cli import lab_teacher
 from minidist.cli.arguments import SEED, add_option, seconds
 from minidist.course import grader, property_lab, report, starter
 from minidist.course.export import export
-from minidist.course.lab import find, labs
+from minidist.course.lab import MUTANTS, find, labs, of_mutants
 from minidist.course.sandbox.limits import Limits
+from minidist.course.submissions import LABEL, label
 from minidist.errors import is_wrong_input
 
 POLL = 0.3  # seconds between two looks at the files that --watch waits for
@@ -55,6 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if name in ("export", "grade", "grade-all"):
             words = "of the hidden questions, or a file that has it (default: random)"
             add_option(action, "--seed", words, _seed)
+        if name == "export":
+            words = "Gradescope grades everybody's own variants, known by their e-mail"
+            action.add_argument("--variants", action="store_true", help=words)
+        if name in ("new", "grade"):
+            words = "whose variants of the tasks it is"
+            words += ", or Gradescope's submission_metadata.json" if name == "grade" else ""
+            words += " (default: nobody's)" if name == "new" else " (default: as lab.txt says)"
+            add_option(action, "--student", words, metavar="NAME")
         if name == "grade":
             add_option(action, "--format", "of the report", choices=FORMATS, default="text")
             words = "where the report goes; - is the terminal"
@@ -76,8 +87,21 @@ def _seed(text: str) -> int:
     return int(SEED(text))
 
 
+def _students(text: str) -> list[str]:
+    """Read the name of a student, or Gradescope's file with the e-mails of one or several."""
+    if not (name := text.strip().lower()) or name.endswith(".json") != os.path.isfile(text):
+        raise ValueError(f"--student {text!r} is no name, and no file of Gradescope's in JSON")
+    if not name.endswith(".json"):
+        return [name]
+    try:
+        users = json.loads(Path(text).read_text(encoding="utf-8"))["users"]
+        return [user["email"].strip().lower() for user in users]
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise ValueError(f"{text} has no users with an email, as Gradescope's file has") from None
+
+
 def _list(given: argparse.Namespace) -> int:
-    last = property_lab.lab()
+    last = of_mutants()
     for lab in [*labs(), last]:
         print(f"{lab.number}  {lab.name:<14} {lab.points:>3} points  {lab.title}")
         if lab is not last:
@@ -88,10 +112,11 @@ def _list(given: argparse.Namespace) -> int:
 
 
 def _new(given: argparse.Namespace) -> int:
-    if given.lab == property_lab.NAME:
+    if given.lab == MUTANTS:
         paths = property_lab.write(given.folder)
     else:
-        paths = starter.write(find(given.lab), given.folder)
+        student = "" if given.student is None else _students(given.student)[0]
+        paths = starter.write(find(given.lab).for_student(student), given.folder)
     for path in paths:
         print(given.folder / path)
     print(f"\nread {given.folder / 'README.md'}, then: minidist lab test {given.folder}")
@@ -99,9 +124,9 @@ def _new(given: argparse.Namespace) -> int:
 
 
 def _export(given: argparse.Namespace) -> int:
-    if given.lab == property_lab.NAME:
+    if given.lab == MUTANTS:
         raise ValueError("the lab of mutants is not exported: hand out `minidist lab new mutants`")
-    for path in export(find(given.lab), given.folder, given.seed):
+    for path in export(find(given.lab), given.folder, given.seed, given.variants):
         print(path)
     return 0
 
@@ -170,15 +195,24 @@ def ended_by_signals():
 @ended_by_signals()
 def _graded(given: argparse.Namespace, seed: int | None, task: str | None = None) -> grader.Grade:
     limits = Limits(given.seconds)
-    name = given.lab or starter.lab_name(given.folder)
-    if given.lab:
-        with contextlib.suppress(ValueError):  # the folder has no lab.txt
-            if (other := starter.lab_name(given.folder)) != name:
-                why = f"its {starter.NAME} says {other[:40]!r}, the questions are of {name!r}"
-                print(f"minidist: {given.folder}: {why}", file=sys.stderr)
-    if name == property_lab.NAME:
-        return property_lab.grade(given.folder, property_lab.lab(), seed, limits, task=task)
-    return grader.grade(given.folder, find(name), seed, limits, task=task)
+    said, made_for = label(given.folder)
+    if not (name := given.lab or said):
+        known = given.folder.exists()
+        why = f"{given.folder} has no {LABEL}, which names its lab; pass the name: --lab NAME"
+        raise ValueError(why if known else f"there is no folder {given.folder}")
+    if said and said != name:
+        why = f"its {LABEL} says {said[:40]!r}, the questions are of {name!r}"
+        print(f"minidist: {given.folder}: {why}", file=sys.stderr)
+    grade = property_lab.grade if name == MUTANTS else grader.grade
+    made_for = made_for.strip().lower()
+    named = vars(given).get("student")
+    students = [made_for] if named is None else _students(named)
+    student = made_for if made_for in students else students[0]
+    done = grade(given.folder, find(name).for_student(student), seed, limits, task=task)
+    if student == made_for:
+        return done
+    made_for = report.plain(made_for)[:100] or "no student"
+    return replace(done, remark=f"This folder was made for {made_for}; it is graded for {student}.")
 
 
 ACTIONS = {  # what runs, and what it does, in a line and in full
@@ -186,9 +220,9 @@ ACTIONS = {  # what runs, and what it does, in a line and in full
     "new": (_new, "write a starter", "Write what a student begins with into a new folder."),
     "export": (
         _export,
-        "write release, instructor's folder and autograder",
-        "Write release/ for students, instructor/ with the solution and a hidden seed, and "
-        "autograder.zip for Gradescope into a new folder.",
+        "write what a teacher hands out and grades with",
+        "Write into a new folder: release/ for students, instructor/ with the solution, and for "
+        "grading plain/, autograder.zip for Gradescope, classroom/ for repositories on GitHub.",
     ),
     "test": (
         _test,

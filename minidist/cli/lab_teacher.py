@@ -1,17 +1,17 @@
 """What `minidist lab` does with all submissions of a class: similar, grade-all, report."""
 
 import argparse
-import contextlib
 import json
 import secrets
+from dataclasses import replace
 from pathlib import Path
 
 from minidist.cli.arguments import add_option, number, whole
-from minidist.course import grader, property_lab, report_page, similarity, starter
-from minidist.course.grade_all import Job, Result, grade_all, load, place, submissions
-from minidist.course.lab import Lab, find
+from minidist.course import report_page, similarity
+from minidist.course.grade_all import Job, Result, grade_all, load, place, save
+from minidist.course.lab import MUTANTS, find
 from minidist.course.sandbox.limits import Limits
-from minidist.course.sandbox.untrusted import holder
+from minidist.course.submissions import handed_in, label, submissions
 from minidist.errors import plural
 from minidist.mistakes.register import source
 
@@ -25,10 +25,10 @@ def add_arguments(name: str, action: argparse.ArgumentParser) -> None:
     words = "the lab (default: the one that the first lab.txt names)"
     add_option(action, "--lab", words, metavar="NAME")
     if name == "similar":
-        words = "a submission, or a folder that has one per subfolder"
+        words = "a submission, folder or .zip, or a folder that has one for each student"
         add_option(action, "folders", words, Path, "FOLDER", nargs="+")
-        words = "the least share of a pair that is shown, from 0 to 1"
-        add_option(action, "--above", words, SHARE, "SHARE", default=0.3)
+        words = "the least part of the smaller one's code, from 0 to 1, that two have in common"
+        add_option(action, "--above", words, SHARE, "SHARE", default=0.4)
         action.add_argument("--json", action="store_true", help="write JSON")
         return
     add_option(action, "folder", "has a folder or a .zip per submission", Path, "FOLDER")
@@ -40,29 +40,39 @@ def add_arguments(name: str, action: argparse.ArgumentParser) -> None:
         return
     words = "the table of points (default: points.csv among the results)"
     add_option(action, "--csv", words, Path, "FILE")
+    words = "a file with the class, a name per line as in lab.txt: others are not graded"
+    add_option(action, "--students", words, Path, "FILE")
     add_option(action, "--jobs", "submissions that are graded at once", JOBS, "JOBS", default=2)
-    action.add_argument("--regrade", action="store_true", help="forget earlier results")
+    words = "grade all again, with the same seed, and show whose points have changed"
+    action.add_argument("--regrade", action="store_true", help=words)
 
 
 def grade_class(given: argparse.Namespace) -> int:
     """Grade every submission; print a line for each, and a table at the end."""
     paths, folder, earlier = _class(given)
-    if given.regrade:
-        for path in paths:
-            place(folder, path).unlink(missing_ok=True)
-    lab = _lab(given.lab or (earlier[-1].lab if earlier else _lab_name([given.folder, *paths])))
-    drawn = earlier[-1].seed if earlier else secrets.randbits(32)
+    newest = list(earlier.values())[-1:]
+    lab = find(given.lab or (newest[0].lab if newest else _lab_name([given.folder, *paths])))
+    drawn = newest[0].seed if newest else secrets.randbits(32)
     patience = 60 + 3 * given.seconds * len(lab.tasks)
     seed = drawn if given.seed is None else given.seed
-    job = Job(lab, seed, folder, patience, Limits(given.seconds))
+    job = Job(lab, seed, folder, patience, Limits(given.seconds), _students(given.students))
+    before = {r.name: r.sum for r in earlier.values() if r.points and r.lab == lab.name}
+    if given.regrade:
+        for path, result in earlier.items():  # if this is interrupted, their seed is still known
+            save(replace(result, key=""), place(folder, path))
+    if newest and seed != newest[0].seed:
+        print(f"the results are of seed {newest[0].seed}: all are graded again, with {seed}")
     file = given.csv or folder / "points.csv"
     done: list[Result] = []
 
     def show(result: Result) -> None:
         done.append(result)
-        words = result.why or f"{result.sum} points"
-        print(f"{len(done)} of {len(paths)}  {result.name}: {words}", flush=True)
+        words = f"{result.sum} points"
+        if before.get(result.name, result.sum) != result.sum:
+            words = f"{before[result.name]} -> {words}"
+        print(f"{len(done)} of {len(paths)}  {result.name}: {result.why or words}", flush=True)
 
+    _make(folder)
     _write(file, report_page.as_csv(lab, []))  # it shall not fail after hours
     grade_all(paths, job, given.jobs, show)
     done.sort(key=lambda result: result.name)
@@ -71,46 +81,59 @@ def grade_class(given: argparse.Namespace) -> int:
     return 0
 
 
+def _students(file: Path | None) -> frozenset[str] | None:
+    if file is None:
+        return None
+    try:
+        names = file.read_text(encoding="utf-8").lower().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {file}: {error}") from None
+    return frozenset(name.strip() for name in names if name.strip())
+
+
 def report(given: argparse.Namespace) -> int:
     """Write the page of the results that there are."""
-    _, folder, results = _class(given)
+    _, folder, earlier = _class(given)
+    results = list(earlier.values())
     if not results:
         raise ValueError(f"{folder} has no results; first: minidist lab grade-all {given.folder}")
-    lab = _lab(given.lab or results[-1].lab)
+    lab = find(given.lab or results[-1].lab)
     results = sorted((r for r in results if r.lab == lab.name), key=lambda result: result.name)
     _write(file := given.output or folder / "report.html", report_page.page(lab, results))
     print(file)
     return 0
 
 
-def _class(given: argparse.Namespace) -> tuple[list[Path], Path, list[Result]]:
+def _class(given: argparse.Namespace) -> tuple[list[Path], Path, dict[Path, Result]]:
     """Return the submissions, the folder of results, and those that it has, the newest last."""
-    paths = submissions(given.folder)
-    if not paths:
-        raise ValueError(f"{given.folder} has no submission: no folder and no .zip")
+    if not (paths := submissions(given.folder)):
+        raise ValueError(f"{given.folder} has no submissions: a folder or .zip for each student")
     folder = given.results or given.folder.resolve().with_name(
         f"{given.folder.resolve().name}.results"
     )
-    files = [file for path in paths if (file := place(folder, path)).is_file()]
-    found = [load(file) for file in sorted(files, key=lambda file: file.stat().st_mtime_ns)]
-    return paths, folder, [result for result in found if result]
+    files = {path: file for path in paths if (file := place(folder, path)).is_file()}
+    in_time = sorted(files, key=lambda path: files[path].stat().st_mtime_ns)
+    return paths, folder, {path: found for path in in_time if (found := load(files[path]))}
 
 
-def _lab(name: str) -> Lab:
-    return property_lab.lab() if name == property_lab.NAME else find(name)
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot make the folder {folder}: {error.strerror}") from None
 
 
 def _write(file: Path, text: str) -> None:
+    _make(file.parent)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ValueError(f"cannot write {file}: {error.strerror}") from None
 
 
 def similar(given: argparse.Namespace) -> int:
-    folders = _submissions(given.folders)
-    if (name := given.lab or _lab_name(folders)) == property_lab.NAME:
+    folders = [path for folder in given.folders for path in _submissions(folder)]
+    if (name := given.lab or _lab_name(folders)) == MUTANTS:
         raise ValueError(
             "the lab of mutants is not compared: everybody's tests are like each other"
         )
@@ -120,7 +143,7 @@ def similar(given: argparse.Namespace) -> int:
     for folder in folders:
         name = folder.name if unique else str(folder)
         try:
-            files, unusable = grader.handed_in(folder, lab.files)
+            files, unusable = handed_in(folder, lab.files)
         except (OSError, ValueError) as error:
             remarks.append(_printable(f"{name}: {error}"))
             continue
@@ -143,23 +166,16 @@ def _printable(text: str) -> str:
     return text if text.isprintable() else ascii(text)
 
 
-def _submissions(folders: list[Path]) -> list[Path]:
-    """Return the submissions: a folder is one, or has one per subfolder."""
-    found: list[Path] = []
-    for folder in folders:
-        if not folder.is_dir():
-            raise ValueError(f"there is no folder {folder}")
-        inner = sorted(path for path in folder.glob("*/") if path.name != "__MACOSX")
-        one = (folder / "minidist").is_dir() or len(inner) < 2
-        several = not one and any(holder(path, "minidist", Path.is_dir) for path in inner)
-        found += inner if several else [folder]
-    return found
+def _submissions(folder: Path) -> list[Path]:
+    """Return a class's submissions; what has none or one in it is a submission itself."""
+    if not folder.exists():
+        raise ValueError(f"there is no folder {folder}")
+    return inner if len(inner := submissions(folder)) > 1 else [folder]
 
 
 def _lab_name(folders: list[Path]) -> str:
-    for folder in folders:
-        with contextlib.suppress(ValueError):
-            return starter.lab_name(folder)
+    if name := next(filter(None, (label(folder)[0] for folder in folders)), ""):
+        return name
     raise ValueError("no lab.txt names the lab of these folders; pass the name: --lab NAME")
 
 

@@ -29,11 +29,12 @@ def like_the_package(
     at_most  numbers that may be smaller than the package's: the largest of all ranks, or all bytes
     """
     answer, want = (of_all_ranks(numbers, free, at_most) for numbers in (answer, want))
-    scale = max(map(largest, want.values()), default=0.0)
+    scale = max((compare.largest(a) for a in want.values() if not whole(a)), default=0.0)
     wrong = {name: differ(name, answer, w, scale, bound) for name, w in want.items()}
     wrong |= {name: f"{name} should not be there" for name in answer if name not in want}
     for name in answer.keys() & want.keys():
-        if name.startswith(at_most) and (answer[name] <= want[name]).all():
+        alike = np.shape(answer[name]) == np.shape(want[name])
+        if name.startswith(at_most) and alike and (answer[name] <= want[name]).all():
             wrong[name] = None
     found = {name: message for name, message in wrong.items() if message}
     values = [message for name, message in found.items() if not name.startswith("bytes")]
@@ -48,13 +49,15 @@ def of_all_ranks(answer: Answer, free: tuple[str, ...], at_most: tuple[str, ...]
         what, _, rank = name.partition(" on rank ")
         if what in free:
             continue
-        if rank and what.startswith("bytes"):
-            name = f"{what} sent by all ranks together"
-            value = np.add(found.get(name, 0), value)
+        total = f"{what} sent by all ranks together" if what.startswith("bytes") else what
+        if np.shape(found.get(total, value)) != np.shape(value):  # [n, 1] and [1, n] make [n, n]
+            found[name] = value
+        elif rank and what.startswith("bytes"):
+            found[total] = np.add(found.get(total, 0), value)
         elif rank and what in at_most:
-            name = what
-            value = np.maximum(found.get(name, value), value)
-        found[name] = value
+            found[total] = np.maximum(found.get(total, value), value)
+        else:
+            found[name] = value
     return found
 
 
@@ -84,7 +87,7 @@ def differ(
         return f"{name}: {got}, not {want}"
     worst = farthest(got, want)
     place = f" at [{', '.join(map(str, worst))}]" if worst else ""
-    if not numbers(got, want):
+    if not numbers(got, want) or (whole(got, want) and not name.startswith("bytes")):
         return f"{name}{place} is {got[worst]}, not {want[worst]}"
     narrow = f" (it is {got.dtype})" if got.dtype in (np.float16, np.float32) else ""
     return f"{name}{place} is {apart(float(got[worst]), float(want[worst]), narrow)}"
@@ -106,10 +109,6 @@ def near(
         return alike and near(got[finite], want[finite], scale, bound)
     allowed = bound * (compare.scale(want, scale) or 1e-3)
     return bool(np.abs(got - want).max(initial=0.0) <= allowed)
-
-
-def largest(array: np.ndarray) -> float:
-    return compare.largest(array) if array.dtype.kind == "f" else 0.0
 
 
 def farthest(got: np.ndarray, want: np.ndarray) -> tuple:

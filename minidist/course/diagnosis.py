@@ -5,19 +5,23 @@ and once for all submissions that are asked the same. So a mistake of the regist
 that recognises it.
 """
 
+import contextlib
 import pickle
 import re
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 
 from minidist.course.answers import Answer, near
-from minidist.course.lab import Task
+from minidist.course.lab import Lab, Task
 from minidist.course.question import Question, judge
 from minidist.course.sandbox import Sandbox
+from minidist.mistakes.edits import Edit
 from minidist.mistakes.register import Mistake, mistakes, source
 
 Answers = list[Answer | str]
 MOST = 256  # answers of mistakes that are kept: those of one seed for all labs
-_answered: dict[tuple[str, bytes], Answers] = {}
+_answered: dict[tuple[tuple[Edit, ...], bytes], Answers] = {}
 
 
 def known_mistakes(
@@ -27,7 +31,7 @@ def known_mistakes(
     answers: Answers,
     messages: list[str | None],
 ) -> tuple[str, ...]:
-    """Return the words of the task's mistakes whose answers are the student's.
+    """Return the words of the mistakes whose answers are the student's, or of another's variant.
 
     student   the sandbox that was asked: the other one has its lab and limits
     messages  what is wrong with each answer, or None
@@ -38,20 +42,45 @@ def known_mistakes(
     if any(isinstance(each, str) and word in each for each in answers for word in unwritten):
         return ()
     end = time.monotonic() + student.limits.seconds
-    found = []
-    with Sandbox(student.lab, student.limits, student.wrapped) as sandbox:
-        for mistake in mistakes().values():
-            if mistake.task != task.id or time.monotonic() > end:
-                continue
+    lab = student.lab
+    assert lab is not None
+    with Sandbox(lab, student.limits) as sandbox:
+
+        def answers_so(mistake: Mistake) -> bool:
+            if time.monotonic() > end:
+                return False
             theirs = answers_of(mistake, sandbox, asked)
-            if all(map(recognised, asked, answers, messages, theirs)):
-                found.append(mistake.says)
-    return tuple(found)
+            return all(map(recognised, asked, answers, messages, theirs))
+
+        copied = [variant.says for variant in others(lab, task) if answers_so(variant)]
+        return tuple(copied or [made.says for made in mistakes_of(lab, task) if answers_so(made)])
+
+
+def others(lab: Lab, task: Task) -> Iterator[Mistake]:
+    """Yield other students' variants of a task, in the package with this student's other ones."""
+    if task.variant is None:
+        return
+    rest = [edit for own in lab.variants if own != task.variant for edit in own.edits]
+    for variant in task.variants:
+        if variant != task.variant:
+            says = f"it is another student's version: {variant.says}; yours: {task.variant.says}"
+            yield replace(variant, says=says, edits=(*rest, *variant.edits))
+
+
+def mistakes_of(lab: Lab, task: Task) -> Iterator[Mistake]:
+    """Yield a task's mistakes, in the package with the student's variants, if they apply to it."""
+    own = [edit for variant in lab.variants for edit in variant.edits]
+    for mistake in mistakes().values():
+        if mistake.task == task.id:
+            made = replace(mistake, edits=(*own, *mistake.edits))
+            with contextlib.suppress(ValueError) if own else contextlib.nullcontext():
+                made.files()
+                yield made
 
 
 def answers_of(mistake: Mistake, sandbox: Sandbox, asked: list[Question]) -> Answers:
     """Return what the package with one mistake answers; the same questions are asked once."""
-    key = mistake.name, pickle.dumps([(q.probe.__name__, q.given) for q in asked])
+    key = mistake.edits, pickle.dumps([(q.probe.__name__, q.given) for q in asked])
     if key not in _answered:
         files = {path: source(path) for path in sandbox.files}
         sandbox.build(files | mistake.files())

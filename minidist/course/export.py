@@ -1,4 +1,4 @@
-"""What a teacher hands out or keeps: the release, the instructor's folder, the autograder."""
+"""What a teacher hands out or keeps: a folder for students, one for each way of grading."""
 
 import secrets
 import zipfile
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from minidist.course import starter
 from minidist.course.lab import Lab
+from minidist.course.submissions import LABEL
 from minidist.mistakes.overlay import PACKAGE
 
 SETUP = """#!/usr/bin/env bash
@@ -24,15 +25,51 @@ RUN = """#!/usr/bin/env bash
 # Runs for every submission, as root; the student's code runs as another user.
 cd /autograder
 PYTHONPATH=/autograder/source venv/bin/python -m minidist lab grade submission \\
-    --lab {lab} --seed source/seed.txt \\
+    --lab {lab} --seed source/seed.txt{student} \\
     --format gradescope --output results/results.json
+"""
+
+WORKFLOW = """# Asks the public questions after each push; the run's page shows each task's points.
+# Whoever can push can change this file and read any secret, so the hidden seed is not here:
+# the points that count come from `minidist lab grade-all` with the teacher's seed.
+name: Lab {number}
+on: [push, workflow_dispatch]
+permissions: {{contents: read}}
+jobs:
+  grade:
+    runs-on: ubuntu-latest
+    timeout-minutes: 15
+    steps:
+      - uses: actions/checkout@v4
+      - uses: actions/setup-python@v5
+        with: {{python-version: "3.12"}}
+      - name: Install minidist
+        run: python -m pip install "${{MINIDIST:?set this variable of the organization}}"
+        env: {{MINIDIST: "${{{{ vars.MINIDIST }}}}"}}
+      - name: Grade
+        run: |
+          minidist lab grade . --seed 0 --output points.txt
+          sed -nE 's|^ {{0,2}}[0-9]+ / |::notice::&|p' points.txt
+          (echo '```'; cat points.txt; echo '```') >> "$GITHUB_STEP_SUMMARY"
+      - name: All points are earned
+        run: grep "^{points} / {points}  points" points.txt
+"""
+
+PLAIN = """#!/usr/bin/env bash
+# Grades each folder and .zip in submissions/, and the changed ones again: points.csv, report.html,
+# and in results/ NAME.xml (JUnit) and NAME.json (with the message for the student).
+set -euo pipefail
+cd "$(dirname "$0")"
+minidist lab grade-all submissions --lab {lab} --seed seed.txt --results results \\
+    --csv points.csv "$@"
+minidist lab report submissions --results results --output report.html
 """
 
 README = """# {title}: the instructor's folder
 
 | file | what it is |
 | --- | --- |
-| `solution/` | the reference: full marks |
+| `solution/` | the reference: full marks for a folder that names no student |
 | `questions.py` | what is asked; the right answer is what the package itself answers |
 | `probes.py` | how it is asked |
 | `seed.txt` | the hidden seed of the grader; keep it |
@@ -47,25 +84,28 @@ Written questions, which are not counted in these points:
 
 {essays}
 
-Grade one folder, or all that were handed in, from here:
+Beside this folder:
 
-```
-minidist lab grade HANDED_IN --lab {lab} --seed seed.txt
-minidist lab grade-all SUBMISSIONS --lab {lab} --seed seed.txt --csv points.csv
-minidist lab report SUBMISSIONS
-```
+- `release/` is what students begin with.
+- `plain/` grades on any machine: copy what was handed in, a folder or .zip per student, to
+  `plain/submissions/`, then run `bash plain/grade.sh`. Options go to `minidist lab grade-all`.
+- `autograder.zip` is for Gradescope: upload it as it is, on an image with Python 3.11 or newer.
+- `classroom/` is a template repository for GitHub: one repository per student is made from it
+  (`gh repo create --template` does it; GitHub Classroom closed in August 2026). Set the
+  organization's variable MINIDIST to what pip shall install, as the address of your copy. Each push
+  gets the points of the public questions. For those that count, clone all to `plain/submissions/`.
 
-`../autograder.zip` is for Gradescope: upload it as it is, on an image with Python 3.11 or newer.
-There the grader runs as root and the student's code as another user. On a laptop, without root,
+Where the grader is root, as on Gradescope, the student's code runs as another user. On a laptop
 both are the same user: install bubblewrap. A grade says in its line "defences" what is not
 prevented, and the docstring of `minidist/course/sandbox/__init__.py` says why.
 """
 
 
-def export(lab: Lab, folder: Path, seed: int | None = None) -> list[Path]:
-    """Write release/, instructor/ and autograder.zip into a new or empty folder.
+def export(lab: Lab, folder: Path, seed: int | None = None, variants: bool = False) -> list[Path]:
+    """Write release/, instructor/, plain/, classroom/, autograder.zip into a new or empty folder.
 
-    seed  the hidden one; by default a random one
+    seed      the hidden one; by default a random one
+    variants  Gradescope grades everybody's own version, whatever lab.txt says
     """
     seed = secrets.randbelow(2**32) if seed is None else seed
     rows = "\n".join(
@@ -81,7 +121,7 @@ def export(lab: Lab, folder: Path, seed: int | None = None) -> list[Path]:
         "seed.txt": f"{seed}\n",
         "questions.py": lab.probes.with_name("questions.py").read_text(encoding="utf-8"),
         "probes.py": lab.probes.read_text(encoding="utf-8"),
-        f"solution/{starter.NAME}": f"{lab.name}\n",
+        f"solution/{LABEL}": f"{lab.name}\n",
         **{
             f"solution/minidist/{path}": (PACKAGE / path).read_text(encoding="utf-8")
             for path in lab.files
@@ -89,18 +129,27 @@ def export(lab: Lab, folder: Path, seed: int | None = None) -> list[Path]:
     }
     starter.write_files(folder, {})
     starter.write(lab, folder / "release")
+    starter.write(lab, folder / "classroom")
+    workflow = folder / "classroom" / ".github" / "workflows"
+    yml = WORKFLOW.format(number=lab.number, points=lab.points)
+    starter.write_files(workflow, {"classroom.yml": yml})
     starter.write_files(folder / "instructor", files)
-    _archive(lab, folder / "autograder.zip", seed)
-    return [folder / name for name in ("release", "instructor", "autograder.zip")]
+    plain = {"grade.sh": PLAIN.format(lab=lab.name), "seed.txt": f"{seed}\n"}
+    starter.write_files(folder / "plain", plain)
+    (folder / "plain" / "submissions").mkdir()
+    student = " --student submission_metadata.json" if variants else ""
+    run = RUN.format(lab=lab.name, student=student)
+    _archive(folder / "autograder.zip", run, seed)
+    return sorted(folder.iterdir())
 
 
-def _archive(lab: Lab, path: Path, seed: int) -> None:
+def _archive(path: Path, run: str, seed: int) -> None:
     """Write the zip that Gradescope expects: setup.sh and run_autograder at its root."""
     needed = [line for line in requires("minidist") or [] if "extra ==" not in line]
     requirements = " ".join(f"'{line}'" for line in needed)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         _script(archive, "setup.sh", SETUP.format(requirements=requirements))
-        _script(archive, "run_autograder", RUN.format(lab=lab.name))
+        _script(archive, "run_autograder", run)
         archive.writestr("seed.txt", f"{seed}\n")
         for file in sorted(PACKAGE.rglob("*")):
             if file.is_file() and "__pycache__" not in file.parts:

@@ -15,14 +15,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from math import isfinite
 from multiprocessing.connection import wait
 from pathlib import Path
 
 from minidist.course import grader, property_lab, report
 from minidist.course.lab import Lab
-from minidist.course.sandbox.environment import open_to_all
-from minidist.course.sandbox.limits import USUAL, Limits
-from minidist.course.sandbox.untrusted import holder, remove, unzip
+from minidist.course.sandbox.limits import USUAL, Limits, open_to_all
+from minidist.course.sandbox.untrusted import remove
+from minidist.course.submissions import handed_in, label
 from minidist.errors import is_wrong_input
 
 ENDING = 20  # seconds that a worker has to clean up
@@ -34,9 +35,11 @@ class Result:
     """What became of one submission.
 
     name     of its folder or .zip
-    key      of its files, seed and limits; "" if the grader failed: the next run tries again
+    key      of its files, seed and limits; "" if the next run is to grade it again
     points   {task's id: points}; empty if it could not be graded
     causes   {task's id: a known mistake, or what else is wrong}, of tasks that are not solved
+    score    for the leaderboard, if the lab has one and the answers are valid
+    student  whose version of the lab it is, if it was made for one
     why      why it could not be graded
     message  the report for the student
     """
@@ -48,6 +51,8 @@ class Result:
     minutes: float = 0.0
     points: dict[str, int] = field(default_factory=dict)
     causes: dict[str, str] = field(default_factory=dict)
+    score: float | None = None
+    student: str = ""
     why: str = ""
     message: str = ""
 
@@ -58,8 +63,9 @@ class Result:
 class Job:
     """What all submissions have in common.
 
-    results   the folder that gets a JSON file for each
+    results   the folder that gets NAME.json and NAME.xml (JUnit) for each
     patience  seconds after which one is given up
+    students  the class; None: whoever lab.txt names, or nobody
     """
 
     lab: Lab
@@ -67,19 +73,15 @@ class Job:
     results: Path
     patience: float
     limits: Limits = USUAL
+    students: frozenset[str] | None = None
 
 
 def place(results: Path, path: Path) -> Path:
-    """Return the file that gets a submission's result."""
-    return results / (os.fsdecode(os.fsencode(path.name)[:240]) + ".json")
-
-
-def submissions(folder: Path) -> list[Path]:
-    """Return the folders and .zip files in a folder; ValueError if it is none, or a submission."""
-    if not folder.is_dir() or (folder / "minidist").is_dir():
-        raise ValueError(f"{folder} is no folder with a submission, folder or .zip, per student")
-    inner = (path for path in folder.glob("[!.]*") if path.name != "__MACOSX")
-    return sorted(path for path in inner if path.suffix.lower() == ".zip" or path.is_dir())
+    """Return the file that gets a submission's result; a long name is cut, and ends in a hash."""
+    name = os.fsencode(path.name)
+    if len(name) > 240:
+        name = name[:220] + hashlib.sha256(name).hexdigest()[:16].encode()
+    return results / (os.fsdecode(name) + ".json")
 
 
 def grade_all(paths: list[Path], job: Job, jobs: int, done: Callable[[Result], None]) -> None:
@@ -155,18 +157,21 @@ def _graded(path: Path, job: Job) -> Result:
     files = job.lab.files or [property_lab.FILE]
     grade = grader.grade if job.lab.files else property_lab.grade
     try:
-        with tempfile.TemporaryDirectory() as unpacked:
-            folder = path
-            if path.is_dir() and holder(path, "minidist", Path.is_dir) is None:
-                folder = next(iter(sorted(path.glob("*.zip"))), path)  # as Moodle gives them
-            if not folder.is_dir():
-                folder = unzip(folder, Path(unpacked, "zip"), files, grader.LARGEST)
-            words = repr([job.lab.name, job.seed, job.limits, grader.handed_in(folder, files)])
-            key = hashlib.sha256(words.encode("utf-8", "replace")).hexdigest()
-            if (kept := load(place(job.results, path))) and kept.key == key:
-                return kept
-            found = grade(folder, job.lab, job.seed, job.limits)
+        said, student = label(path)
+        if said and said != job.lab.name:
+            raise ValueError(f"it is for lab {said}, not for {job.lab.name}")
+        lab = job.lab.for_student(student)
+        if job.students is not None and lab.student not in job.students:
+            raise ValueError(f"its student is {lab.student!r}, who is not in the class")
+        words = repr([lab.name, lab.student, job.seed, job.limits, handed_in(path, files)])
+        key = hashlib.sha256(words.encode("utf-8", "replace")).hexdigest()
+        if (kept := load(place(job.results, path))) and kept.key == key:
+            return kept
+        found = grade(path, lab, job.seed, job.limits)
+        file = place(job.results, path).with_suffix(".xml")
+        file.write_text(report.junit(found), encoding="utf-8")
         result.key, result.message = key, report.text(found, foot=False)
+        result.score, result.student = found.score, lab.student
         result.points = {verdict.task.id: verdict.points for verdict in found.verdicts}
         result.causes = {v.task.id: report.cause(v) for v in found.verdicts if not v.passed}
     except Exception as error:  # of any kind: the others are to be graded
@@ -184,7 +189,12 @@ def save(result: Result, file: Path) -> None:
 
 
 def load(file: Path) -> Result | None:
-    """Read a result; None if there is none."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        return Result(**json.loads(file.read_text(encoding="utf-8")))
+    """Read a result; None if there is none, or if it is damaged."""
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
+        found = Result(**json.loads(file.read_text(encoding="utf-8")))
+        texts = [found.name, found.lab, found.key, found.student, found.why, found.message]
+        texts += [text for pair in found.causes.items() for text in pair]
+        numbers = [found.minutes, found.score or 0.0, *found.points.values()]
+        whole = all(type(text) is str for text in texts) and type(found.seed) is int
+        return found if whole and all(map(isfinite, numbers)) else None
     return None

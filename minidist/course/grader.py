@@ -9,17 +9,17 @@ import textwrap
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import mean
 
 import numpy as np
 
 from minidist.course.diagnosis import known_mistakes
 from minidist.course.lab import Lab, Task, shares
-from minidist.course.question import Question, judge
+from minidist.course.question import Question, judge, score
 from minidist.course.sandbox import Sandbox
 from minidist.course.sandbox.limits import USUAL, Limits
-from minidist.course.sandbox.untrusted import contents, holder
+from minidist.course.submissions import handed_in
 
-LARGEST = 1 << 20  # bytes of a file that is handed in
 NOT_BEGUN = "not begun"
 
 
@@ -32,6 +32,7 @@ class Verdict:
     output     what the student's code printed, shortened
     mistakes   the known mistakes that give the student's answers, in words
     groups     {a group of questions: whether all of them are answered}
+    score      of all its questions that have one, if their answers are valid: lower is better
     """
 
     task: Task
@@ -41,6 +42,7 @@ class Verdict:
     seconds: float = 0.0
     mistakes: tuple[str, ...] = ()
     groups: dict[str, bool] = field(default_factory=dict)
+    score: float | None = None
 
     passed = property(lambda self: not self.wrong)
     begun = property(lambda self: self.wrong != [NOT_BEGUN])
@@ -67,43 +69,47 @@ class Grade:
 
     seed      the questions were drawn from it: the same seed gives the same questions
     defences  what the sandbox had on this machine, and what is therefore not prevented
+    remark    that the folder was made for another student
     """
 
     lab: Lab
     verdicts: list[Verdict]
     seed: int
     defences: str
+    remark: str = ""
 
     points = property(lambda self: sum(verdict.points for verdict in self.verdicts))
 
+    @property
+    def score(self) -> float | None:
+        """The mean of the tasks' scores, for the leaderboard; None if a task has none."""
+        found = [verdict.score for verdict in self.verdicts if verdict.score is not None]
+        return mean(found) if 0 < len(found) == len(self.verdicts) else None
+
 
 def questions(lab: Lab, task: Task, seed: int) -> list[Question]:
-    """Return a task's questions, drawn from a seed."""
-    return list(lab.questions.QUESTIONS[task.id](np.random.default_rng([seed, lab.number])))
+    """Return a task's questions, drawn from a seed; for a variant, only its own answer is right."""
+    asked = lab.questions.QUESTIONS[task.id](np.random.default_rng([seed, lab.number]))
+    found = [replace(question, variants=lab.variants) for question in asked]
+    return [question.exactly() for question in found] if task.variant else found
 
 
 def grade(
-    folder: Path,
-    lab: Lab,
-    seed: int | None = None,
-    limits: Limits = USUAL,
-    wrapped: bool = True,
-    task: str | None = None,
+    folder: Path, lab: Lab, seed: int | None = None, limits: Limits = USUAL, task: str | None = None
 ) -> Grade:
     """Ask and judge every task, or one. Nothing that the student's code does raises here.
 
-    folder   the submission; only the lab's own files in FOLDER/minidist/ are read
-    seed     None draws an unpredictable one; the grade names it
-    limits   time, memory, processes and files per task
-    wrapped  whether bubblewrap is used where it works
-    task     its id, if only one is to be judged
+    folder  the submission; only the lab's own files in FOLDER/minidist/ are read
+    seed    None draws an unpredictable one; the grade names it
+    limits  time, memory, processes and files per task
+    task    its id, if only one is to be judged
 
     ValueError if there is no such task, or no FOLDER/minidist, see `handed_in`.
     """
     tasks = lab.tasks if task is None else [lab.task(task)]
     seed = secrets.randbits(32) if seed is None else seed
-    files, unusable = handed_in(Path(folder), lab.files)
-    with Sandbox(lab, limits, wrapped) as sandbox:
+    files, unusable = handed_in(folder, lab.files)
+    with Sandbox(lab, limits) as sandbox:
         unusable |= sandbox.put(files)
         verdicts = [_verdict(each, seed, sandbox, files, unusable) for each in tasks]
         return Grade(replace(lab, tasks=tasks), verdicts, seed, sandbox.defences)
@@ -130,7 +136,8 @@ def _verdict(
         wrong, groups = [f"there is no minidist/{path}" for path in absent], {}
     elif wrong:
         mistakes = known_mistakes(sandbox, task, asked, heard.answers, messages)
-    return Verdict(task, len(asked), wrong, heard.output, seconds, mistakes, groups)
+    worth = score(asked, heard.answers)
+    return Verdict(task, len(asked), wrong, heard.output, seconds, mistakes, groups, worth)
 
 
 def untouched(task: Task, files: dict[str, str]) -> bool:
@@ -146,40 +153,3 @@ def _about(what: str, message: str) -> str:
     if "\n" in message:
         return f"{what}:\n{textwrap.indent(message, '    ')}"
     return f"{what}: {message}"
-
-
-def handed_in(folder: Path, paths: list[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return {path: source} of a lab's files, and {path: why} of those that cannot be used.
-
-    A missing file is in neither. ValueError if there is no minidist/ in `folder`, nor in its only
-    subfolder.
-    """
-    if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}")
-    if (root := holder(folder, "minidist", Path.is_dir)) is None:
-        wanted = ", ".join(f"minidist/{path}" for path in paths)
-        raise ValueError(f"{folder} has no folder minidist; hand in {wanted}, in these folders")
-    found, unusable = {}, {}
-    for path in paths:
-        try:
-            found[path] = _source(root.resolve(), root / "minidist" / path)
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError, RuntimeError) as error:
-            unusable[path] = str(error)
-    return found, unusable
-
-
-def _source(root: Path, path: Path) -> str:
-    """Read a file that is in `root`, and is a regular file."""
-    if not path.resolve(strict=True).is_relative_to(root):
-        raise ValueError("it is a link that leads out of the folder")
-    text = contents(path.resolve(), LARGEST)
-    if text is None:
-        raise ValueError("it is not a regular file, or it cannot be read")
-    if len(text) > LARGEST:
-        raise ValueError(f"it has more than {LARGEST} bytes")
-    try:
-        return text.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"it is not UTF-8: {error.reason} at byte {error.start}") from None

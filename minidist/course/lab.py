@@ -2,22 +2,28 @@
 
 A lab is a folder in `labs/`: `lab.toml` has its tasks, `handout.md` their prose, `questions.py`
 what the grader asks. `probes.py` puts that to a student's code, in a sandbox, and to the package,
-whose answers are right.
+whose answers are right. `variants.toml`, if there is one, has tasks of which each student has one
+of several versions: edits of the package, as in mistakes/register.py. Their answers differ, so an
+answer to another student's version is wrong.
 """
 
 import re
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from hashlib import sha256
 from importlib import import_module
 from math import floor
 from pathlib import Path
 from types import ModuleType
 
 from minidist.course.blank import blank
+from minidist.mistakes import register
 from minidist.mistakes.overlay import PACKAGE
 
 LABS = Path(__file__).parent / "labs"
 POINTS = 100  # of a lab
+MUTANTS = "mutants"  # the lab of property_lab.py
+YOURS = "**The version of {}.** {} This counts wherever another text says otherwise."
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,8 @@ class Task:
     difficulty  1 to 3
     numbers     what the grader measures and compares with a closed form
     hints       what to notice; how to go about it; nearly the code
+    variants    its versions; a table without an edit is the package's own
+    variant     the student's; None: the package's, and any other that does what is asked
     """
 
     id: str
@@ -43,6 +51,18 @@ class Task:
     difficulty: int = 1
     numbers: tuple[str, ...] | list[str] = ()
     hints: tuple[str, ...] | list[str] = ()
+    variants: tuple[register.Mistake, ...] = ()
+    variant: register.Mistake | None = None
+
+    def for_student(self, lab: str, student: str) -> "Task":
+        """Return the task in the version that a hash of these names chooses, if it has several."""
+        if not self.variants:
+            return self
+        number = int(sha256(f"{lab} {self.id} {student}".encode()).hexdigest(), 16)
+        variant = self.variants[number % len(self.variants)]
+        hints = [*self.hints[:-1], variant.hint or self.hints[-1]]
+        text = f"{self.text}\n\n{YOURS.format(student, variant.asks)}"
+        return replace(self, variant=variant, text=text, hints=hints)
 
     @property
     def targets(self) -> list[tuple[str, str]]:
@@ -74,6 +94,8 @@ class Lab:
     about    what it is about, in Markdown
     lessons  what to read before
     written  what is answered in words
+    leaderboard  what submissions are ranked by, lower is better; "": they are not ranked
+    student  whose variants the tasks are; "": the package's own
     """
 
     name: str
@@ -83,8 +105,25 @@ class Lab:
     lessons: list[str]
     tasks: list[Task]
     written: tuple[Essay, ...] | list[Essay] = ()
+    student: str = ""
+    leaderboard: str = ""
 
     points = property(lambda self: sum(task.points for task in self.tasks))
+
+    def for_student(self, student: str) -> "Lab":
+        """Return the lab as a student has it; "" is nobody. ValueError: it is no name."""
+        student = student.strip().lower()
+        if len(student) > 100 or not student.isprintable():
+            raise ValueError(f"a student is one line of at most 100 letters, not {student[:99]!a}")
+        if not student:
+            return self
+        tasks = [task.for_student(self.name, student) for task in self.tasks]
+        return replace(self, student=student, tasks=tasks)
+
+    @property
+    def variants(self) -> tuple[register.Mistake, ...]:
+        """The student's, of all tasks."""
+        return tuple(task.variant for task in self.tasks if task.variant)
 
     @property
     def files(self) -> list[str]:
@@ -93,13 +132,13 @@ class Lab:
 
     def blanked(self) -> dict[str, str]:
         """Return {path in the package: source} with the body of every task taken out."""
-        bodies: dict[str, dict[str, str]] = {path: {} for path in self.files}
+        bodies: dict[str, dict[str, str]] = {}
         for task in self.tasks:
             for path, function in task.targets:
-                bodies[path][function] = task.stub
+                bodies.setdefault(path, {})[function] = task.stub
         return {
             path: blank((PACKAGE / path).read_text(encoding="utf-8"), functions)
-            for path, functions in bodies.items()
+            for path, functions in sorted(bodies.items())
         }
 
     def task(self, id: str) -> Task:
@@ -135,13 +174,29 @@ def labs() -> list[Lab]:
     return sorted(found, key=lambda lab: lab.number)
 
 
+def mutants() -> list[register.Mistake]:
+    """Return the mistakes that are mutants, by their names."""
+    return [mistake for _, mistake in sorted(register.mistakes().items()) if mistake.family]
+
+
+def of_mutants() -> Lab:
+    """Return the lab of mutants: a task of 2 points for each of them."""
+    last = len(labs()) + 1
+    tasks = [
+        Task(f"{last}.{number}", f"{mutant.family}: {mutant.title}", 2, [], mutant.symptom)
+        for number, mutant in enumerate(mutants(), 1)
+    ]
+    title = "Mutants: properties that only the right implementation has"
+    return Lab(MUTANTS, last, title, "", [], tasks)
+
+
 def find(name: str) -> Lab:
-    """Return a lab by its name; ValueError if there is none."""
+    """Return a lab by its name, also the one of mutants; ValueError if there is none."""
     by_name = {lab.name: lab for lab in labs()}
-    if name not in by_name:
-        others = ", ".join([*by_name, "mutants"])  # that one is property_lab.py's
+    if name not in by_name and name != MUTANTS:
+        others = ", ".join([*by_name, MUTANTS])
         raise ValueError(f"there is no lab {name!r}; there is {others}")
-    return by_name[name]
+    return by_name.get(name) or of_mutants()
 
 
 def read(folder: Path) -> Lab:
@@ -155,15 +210,21 @@ def read(folder: Path) -> Lab:
     sections = dict(zip(rest[::2], map(str.strip, rest[1::2]), strict=True))
     given = found.pop("task")  # {id: its table}
     worth = shares(POINTS, [task.get("minutes", 1) for task in given.values()])
-    tasks = [
-        _filled(Task, {"id": id, "text": sections.pop(id, ""), "points": points} | task, folder)
-        for (id, task), points in zip(given.items(), worth, strict=True)
-    ]
+    file = folder / "variants.toml"
+    variants = list(register.read(file).values()) if file.is_file() else []
+    tasks = []
+    for (id, task), points in zip(given.items(), worth, strict=True):
+        own = {"points": points, "variants": tuple(v for v in variants if v.task == id)}
+        own |= {"id": id, "text": sections.pop(id, ""), "variant": None}
+        tasks.append(_filled(Task, own | task, folder))
     if odd := [*sections, *(task.id for task in tasks if not task.text)]:
         raise ValueError(f"{folder.name}: lab.toml and handout.md differ in task {', '.join(odd)}")
+    if odd := [v.name for v in variants if v.task not in given or not (v.asks and v.says)]:
+        raise ValueError(f"{file}: {', '.join(odd)} has no asks, no says, or no task of the lab")
     written = [_filled(Essay, essay, folder) for essay in found.pop("written", [])]
     more = {"name": folder.name, "about": about.strip(), "tasks": tasks, "written": written}
-    return _filled(Lab, found | more, folder)
+    more["student"] = ""
+    return _filled(Lab, {"leaderboard": ""} | found | more, folder)
 
 
 def _filled(kind, values: dict, folder: Path):

@@ -16,7 +16,6 @@ from minidist.course.mutant_tests import (
     FAMILIES,
     OF_ONE_DEVICE,
     PROPERTIES,
-    SINGLE_DEVICE,
     WRONG_EVERYWHERE,
 )
 from minidist.errors import check_name
@@ -29,16 +28,20 @@ WORDS = ("title", "seen", "symptom", "family")
 class Mutant(register.Mistake):
     """A mistake with all of WORDS; family: a key of FAMILIES."""
 
-    def batches(self) -> list[list[str]]:
-        """Return what it meets, one batch after the other; the first failure ends it."""
+    def batches(self, single: list[str]) -> list[list[str]]:
+        """Return what it meets, one batch after the other; the first failure ends it.
+
+        single  the tests of a single device that call what it changes
+        """
         strategies, own = FAMILIES[self.family]
-        single = [] if self.why_single_device_tests_pass() else SINGLE_DEVICE
-        first = [f"{CERTIFICATE}[{name}]" for name in strategies]
-        mirrors = {f"test_{Path(edit.path).stem}.py" for edit in self.edits}
-        mirrored = [test for test in own if Path(test).name in mirrors]
+        files = [Path(edit.path).stem for edit in self.edits]
+        likely = sorted(strategies, key=lambda name: not any(name in file for file in files))
+        first = [f"{CERTIFICATE}[{name}]" for name in likely]
+        mirrored = [test for test in own if Path(test).stem.removeprefix("test_") in files]
         rest = [test for test in own if test not in mirrored]
         others = [test for test in PROPERTIES if test not in own]
-        return [batch for batch in (single, first, mirrored, rest, others) if batch]
+        known = [f"tests/{self.killed_by}"] if self.killed_by else []
+        return [batch for batch in (single, known, first, mirrored, rest, others) if batch]
 
     def why_single_device_tests_pass(self) -> str | None:
         """Return why they need not be run first; None if they must be."""

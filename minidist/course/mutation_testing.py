@@ -1,13 +1,18 @@
 """Run the tests of a checkout against mutants, several at a time, and say what killed each.
 
 What the killer says is the diagnosis: it comes from numbers alone (verify/causes/).
+
+A test that calls no function which a mutant changes passes, as it does without the change. So the
+tests of a single device run once, on the reference, whose functions write down the tests that call
+them. A mutant meets those of its own functions.
 """
 
-import os
+import ast
+import compileall
 import re
+import select
+import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -16,12 +21,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from minidist.course.mutant_tests import TIMING
+from minidist.comm.local.report import fair_share_of_cores
+from minidist.course.mutant_tests import SINGLE_DEVICE, TIMING
 from minidist.course.mutants import WORDS, Mutant
-from minidist.mistakes.overlay import PACKAGE
+from minidist.course.pytest_server import Server
+from minidist.mistakes.edits import functions
+from minidist.mistakes.overlay import PACKAGE, build
+from minidist.mistakes.register import source
 
 ROOT = PACKAGE.parent  # of a checkout, where the tests are
 LIMIT = 600.0  # seconds for all tests of one mutant
+CALLS = "calls.txt"  # lines of function, tab, test
+# Outside of a test, or in a rank that is a process, nobody knows the test: then this is an error.
+WRITE_DOWN = """
+assert __import__("multiprocessing").parent_process() is None
+with open({file!r}, "a") as calls:
+    print({function!r}, __import__("os").environ["PYTEST_CURRENT_TEST"], sep="\\t", file=calls)
+"""
 
 
 @contextmanager
@@ -43,57 +59,47 @@ def _held_back() -> Iterator[None]:
 
 
 class Run:
-    """Tests that run against a mutant: batch after batch, each in a process of its own.
+    """Tests that run against a package: batch after batch, each in a process of its own.
 
-    ended  whether a test has failed, or there are no more, or the time is over
+    mutant  None: the reference, whose functions write down calls
+    folder  has the package
     """
 
-    def __init__(self, mutant: Mutant, batches: list[list[str]], limit: float = LIMIT):
-        self.mutant, self.ahead, self.limit = mutant, list(batches), limit
+    def __init__(
+        self, mutant: Mutant | None, folder: Path, server: Server, batches: list[list[str]]
+    ):
+        self.mutant, self.folder, self.server, self.ahead = mutant, folder, server, list(batches)
         self.killer: str | None = None
         self.diagnosis: str | None = None
-        self.holder = tempfile.TemporaryDirectory(prefix="minidist-mutant-")
-        self.folder = Path(self.holder.name)
-        for path, source in mutant.files().items():
-            place = self.folder / "minidist" / path
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(source, encoding="utf-8")
-        (self.folder / "tmp").mkdir()
+        (folder / "tmp").mkdir()
         self.begin = time.monotonic()
         self._start()
 
-    @_held_back()
     def _start(self) -> None:
         options = ["-x", "-q", "-vv", "--tb=short", "-p", "no:cacheprovider", "--timeout=100"]
-        options += ["--impl", str(self.folder), "-o", "junit_family=xunit1"]
+        options += [f"--impl={self.folder}", "-o", "junit_family=xunit1"]
+        options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # the server has hypothesis
         options += [f"--deselect=tests/{test}" for test in TIMING]
-        options += [f"--junitxml={self.folder / 'report.xml'}"]
-        with open(self.folder / "output.txt", "w") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "pytest", *options, *self.ahead.pop(0)],
-                cwd=ROOT,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {"TMPDIR": str(self.folder / "tmp")},
-                start_new_session=True,  # Ctrl-C is ours to pass on
-            )
+        options += [f"--junitxml={self.folder / 'report.xml'}", *self.ahead.pop(0)]
+        self.server.start(self.folder / "output.txt", self.folder / "tmp", options)
 
-    @property
-    def ended(self) -> bool:
-        """Look how far it is; start the next batch where one has ended well."""
-        if time.monotonic() - self.begin > self.limit:
-            self.diagnosis = f"no verdict after {self.limit:.0f} s"
-            return True
-        if (code := self.process.poll()) is None:
-            return False
-        if code == 0 and self.ahead:
+    def ended(self, answered: bool) -> bool:
+        """Return whether a test has failed, or there are no more, or the time is over.
+
+        answered  whether a batch has ended; where it has ended well, the next one starts
+        """
+        if not answered:
+            late = time.monotonic() - self.begin > LIMIT
+            self.diagnosis = f"no verdict after {LIMIT:.0f} s" if late else None
+            return late
+        if status := self.server.status():
+            self.killer, self.diagnosis = self._first_failure(status)
+        elif self.ahead:
             self._start()
             return False
-        if code != 0:
-            self.killer, self.diagnosis = self._first_failure()
         return True
 
-    def _first_failure(self) -> tuple[str, str]:
+    def _first_failure(self, status: int) -> tuple[str, str]:
         report = self.folder / "report.xml"
         if report.exists():
             for case in ElementTree.parse(report).iter("testcase"):
@@ -101,9 +107,10 @@ class Run:
                     if (found := case.find(kind)) is not None:
                         return f"{case.get('file')}::{case.get('name')}", failure_message(found)
         output = (self.folder / "output.txt").read_text()[-3000:]
-        raise RuntimeError(f"pytest ended with {self.process.returncode}:\n{output}")
+        raise RuntimeError(f"pytest ended with {status}:\n{output}")
 
     def row(self) -> dict:
+        assert self.mutant
         return {
             "name": self.mutant.name,
             "killed_by": self.killer,
@@ -113,17 +120,39 @@ class Run:
             "seconds": round(time.monotonic() - self.begin, 1),
         }
 
+
+class Runs:
+    """The runs of a moment, their packages in a folder, and the servers that have none to do."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.now, self.idle = folder, list[Run](), list[Server]()
+        self.reference = build(folder / "reference", {})
+        compileall.compile_dir(self.reference, quiet=1)  # once for all
+
+    @_held_back()
+    def start(self, mutant: Mutant | None, files: dict[str, str], batches: list[list[str]]) -> Run:
+        name = mutant.name if mutant else "calls"
+        package = build(self.folder / name, files, linked=self.reference)
+        server = self.idle.pop() if self.idle else Server(ROOT)
+        self.now.append(Run(mutant, package, server, batches))
+        return self.now[-1]
+
+    def ended(self) -> Iterator[Run]:
+        """Wait for one, or a moment; yield those that have ended."""
+        ready, _, _ = select.select([run.server.answers for run in self.now], [], [], 0.1)
+        for run in list(self.now):
+            if run.ended(run.server.answers in ready):
+                yield run
+                self.now.remove(run)
+                if run.server.busy:  # its time is over
+                    run.server.close()
+                else:
+                    self.idle.append(run.server)
+                shutil.rmtree(run.folder, ignore_errors=True)
+
     def close(self) -> None:
-        """End what still runs, all of it; remove the folder."""
-        for number in (signal.SIGINT, signal.SIGKILL):  # at the first one pytest tidies up
-            if self.process.poll() is None:
-                os.killpg(self.process.pid, number)
-                try:
-                    self.process.wait(10)
-                except subprocess.TimeoutExpired:
-                    continue
-        self.process.wait()
-        self.holder.cleanup()
+        for server in (*self.idle, *(run.server for run in self.now)):
+            server.close()
 
 
 def failure_message(failure: ElementTree.Element) -> str:
@@ -144,32 +173,58 @@ def failure_message(failure: ElementTree.Element) -> str:
     return "\n".join(kept[:4])
 
 
+def writing_down(mutants: list[Mutant], file: Path) -> dict[str, str]:
+    """Return the files that mutants change, right but that their functions write down calls."""
+    trees: dict[str, ast.Module] = {}
+    for edit in dict.fromkeys(edit for mutant in mutants for edit in mutant.edits):
+        tree = trees.setdefault(edit.path, ast.parse(source(edit.path)))
+        function = functions(tree)[edit.name]
+        line = WRITE_DOWN.format(file=str(file), function=f"{edit.path}:{edit.name}")
+        after = 0 if ast.get_docstring(function) is None else 1
+        function.body[after:after] = ast.parse(line).body
+    return {path: ast.unparse(tree) for path, tree in trees.items()}
+
+
+def callers(mutant: Mutant, file: Path) -> list[str]:
+    """Return the tests that are written down as calling a function which a mutant changes."""
+    changed = {f"{edit.path}:{edit.name}" for edit in mutant.edits}
+    calls = [line.split("\t") for line in file.read_text().splitlines()]
+    return list(dict.fromkeys(t.rpartition(" ")[0] for name, t in calls if name in changed))
+
+
 def judge(
-    mutants: list[Mutant], at_once: int = 2, tests: list[str] | None = None
+    mutants: list[Mutant], at_once: int | None = None, tests: list[str] | None = None
 ) -> Iterator[dict]:
-    """Yield a row per mutant, as they end; so many run at a time.
+    """Yield a row per mutant, as they end.
 
     A row has name, killed_by (a test, or None) and diagnosis, why single-device tests pass, the
     mutant's words, and the seconds that it took.
 
-    tests  others than `Mutant.batches`, the same for all
+    at_once  how many run at a time; by default one more than cores, for tests wait for ranks
+    tests    others than `Mutant.batches`, the same for all
     """
     if not (ROOT / "tests" / "conftest.py").is_file():
         raise ValueError(f"mutants are judged by the tests of a checkout; {ROOT} has none")
-    ahead = list(reversed(mutants))
-    runs: list[Run] = []
-    try:
-        while ahead or runs:
-            while ahead and len(runs) < at_once:
-                mutant = ahead.pop()
-                with _held_back():
-                    runs.append(Run(mutant, mutant.batches() if tests is None else [tests]))
-            time.sleep(0.05)
-            for run in [run for run in runs if run.ended]:
-                row = run.row()
-                run.close()
-                runs.remove(run)
-                yield row
-    finally:
-        for run in runs:
-            run.close()
+    at_once = at_once or fair_share_of_cores(1) + 1
+    affected = [m for m in mutants if tests is None and not m.why_single_device_tests_pass()]
+    ahead = [mutant for mutant in reversed(mutants) if mutant not in affected]
+    with tempfile.TemporaryDirectory(prefix="minidist-mutants-") as folder:
+        runs, calls = Runs(Path(folder)), Path(folder) / CALLS
+        try:
+            if affected:
+                runs.start(None, writing_down(affected, calls), [SINGLE_DEVICE])
+            while ahead or runs.now:
+                while ahead and len(runs.now) < at_once:
+                    mutant = ahead.pop()
+                    single = callers(mutant, calls) if mutant in affected else []
+                    batches = mutant.batches(single) if tests is None else [tests]
+                    runs.start(mutant, mutant.files(), batches)
+                for run in runs.ended():
+                    if run.mutant:
+                        yield run.row()
+                    elif run.diagnosis:
+                        raise RuntimeError(f"the reference: {run.killer}: {run.diagnosis}")
+                    else:
+                        ahead += affected
+        finally:
+            runs.close()

@@ -20,16 +20,19 @@ from pathlib import Path
 
 import numpy as np
 
-from minidist.course import mutants, starter
-from minidist.course.grader import Grade, Verdict, handed_in
-from minidist.course.lab import Lab, Task, labs
+from minidist.course import starter
+from minidist.course.answers import Answer
+from minidist.course.grader import Grade, Verdict
+from minidist.course.lab import MUTANTS, Lab, mutants, of_mutants
 from minidist.course.labs.mutants import probes
 from minidist.course.question import ask
 from minidist.course.sandbox import ANSWERS, Sandbox
 from minidist.course.sandbox.limits import USUAL, Limits
+from minidist.course.submissions import LABEL, handed_in
 
-NAME, FILE, POINTS = "mutants", "properties.py", 2
-FIRST, BETWEEN = 2, 6  # how many times the reference is run: before the mutants, and among them
+FILE = "properties.py"
+REFERENCE = "the reference"
+FIRST, BETWEEN = 2, 6  # how many times it is run: before the mutants, and among them
 LEFT_OUT = (*ANSWERS, "verify", "observe", "bench", "cli", "__main__.py", "training")
 
 STARTER = '''"""Properties that minidist has, and that wrong versions of it lack."""
@@ -62,31 +65,18 @@ def property_two_replicas_get_the_sum_of_their_gradients():
 '''
 
 
-def lab() -> Lab:
-    """Return the lab: a task per mutant."""
-    every = [mutants.load(name) for name in mutants.names()]
-    last = len(labs()) + 1
-    tasks = [
-        Task(f"{last}.{number}", f"{m.family}: {m.title}", POINTS, [], m.symptom)
-        for number, m in enumerate(every, 1)
-    ]
-    title = "Mutants: properties that only the right implementation has"
-    return Lab(NAME, last, title, "", [], tasks)
-
-
 def write(folder: Path) -> list[str]:
     """Write what a student begins with into a new or empty folder; return its files' paths."""
-    files = {"README.md": _handout(lab()), starter.NAME: f"{NAME}\n", f"minidist/{FILE}": STARTER}
+    files = {
+        "README.md": _handout(of_mutants()),
+        LABEL: f"{MUTANTS}\n",
+        f"minidist/{FILE}": STARTER,
+    }
     return starter.write_files(folder, files)
 
 
 def grade(
-    folder: Path,
-    lab: Lab,
-    seed: int | None = None,
-    limits: Limits = USUAL,
-    wrapped: bool = True,
-    task: str | None = None,
+    folder: Path, lab: Lab, seed: int | None = None, limits: Limits = USUAL, task: str | None = None
 ) -> Grade:
     """Run the properties of FOLDER/minidist/properties.py on the reference and every mutant.
 
@@ -95,71 +85,46 @@ def grade(
     """
     chosen = lab.tasks if task is None else [lab.task(task)]
     seed = secrets.randbits(32) if seed is None else seed
-    rng = np.random.default_rng(seed)
-    files, unusable = handed_in(Path(folder), [FILE])
-    if FILE not in files:
-        why = unusable.get(FILE, f"there is no minidist/{FILE} in {folder}")
-        verdicts = [Verdict(each, 1, [why]) for each in chosen]
-        return Grade(replace(lab, tasks=chosen), verdicts, seed, "")
-    asked = [ask(FILE, probes.properties, source=files[FILE])]
-    every = [mutants.load(name) for name in mutants.names()]
-    numbers = [number for number, each in enumerate(lab.tasks) if each in chosen]
-    order = rng.permutation([*numbers, *[-1] * BETWEEN]).tolist()
-    wrong: dict[int, list[str]] = {}
-    seconds: dict[int, float] = {}
-    refused: list[str] = []
-    with Sandbox(lab, limits, wrapped) as sandbox:
-        for number in [-1] * FIRST + order:
-            begin = time.monotonic()
-            sandbox.build({} if number < 0 else every[number].files(), LEFT_OUT)
-            answer = _formed(sandbox.ask(asked).answers[0])
-            if number >= 0:
-                wrong[number] = _alive(answer)
-                seconds[number] = time.monotonic() - begin
-            elif refused := _of_the_reference(answer):
+    files, unusable = handed_in(folder, [FILE])
+    missing = unusable.get(FILE, f"there is no minidist/{FILE} in {folder}")
+    asked = [ask(FILE, probes.properties, source=files.get(FILE))]
+    every = dict(zip((each.id for each in lab.tasks), mutants(), strict=True))
+    order = [*(each.id for each in chosen), *[REFERENCE] * BETWEEN]
+    order = [REFERENCE] * FIRST + np.random.default_rng(seed).permutation(order).tolist()
+    verdicts: dict[str, Verdict] = {}
+    with Sandbox(lab, limits) as sandbox:
+        for id in order if FILE in files else ():
+            begin, edited = time.monotonic(), id != REFERENCE
+            sandbox.build(every[id].files() if edited else {}, LEFT_OUT)
+            complaint = _complaint(sandbox.ask(asked).answers[0])
+            if edited:  # a crash and a timeout kill as well, because the reference ended in time
+                wrong = [] if complaint else ["no property raises beside it"]
+                took = time.monotonic() - begin
+                verdicts[id] = Verdict(lab.task(id), 1, wrong, seconds=took)
+            elif complaint:
+                missing, verdicts = f"beside the reference: {complaint}", {}
                 break
-        verdicts = [
-            Verdict(each, 1, refused or wrong[number], seconds=seconds.get(number, 0.0))
-            for number, each in zip(numbers, chosen, strict=True)
-        ]
-        return Grade(replace(lab, tasks=chosen), verdicts, seed, sandbox.defences)
+        defences = sandbox.defences
+    found = [verdicts.get(each.id, Verdict(each, 1, [missing])) for each in chosen]
+    return Grade(replace(lab, tasks=chosen), found, seed, defences)
 
 
-def _formed(answer: dict[str, np.ndarray] | str) -> dict[str, np.ndarray] | str:
-    """Return an answer with the probe's form unchanged; a message for any other, forged, one."""
+def _complaint(answer: Answer | str) -> str:
+    """Return why an answer does not say that all properties hold: "", if it does."""
     if isinstance(answer, str):
         return answer
     texts = all(array.dtype.kind == "U" and array.ndim == 1 for array in answer.values())
-    if not texts or answer.keys() != {"properties", "raised", "messages"}:
+    named = answer.keys() == {"properties", "raised", "messages"}
+    if not (texts and named and len(answer["raised"]) == len(answer["messages"])):
         return "the answer is not what the sandbox writes"
-    if len(answer["raised"]) != len(answer["messages"]):
-        return "the answer is not what the sandbox writes"
-    return answer
-
-
-def _of_the_reference(answer: dict[str, np.ndarray] | str) -> list[str]:
-    """Return the complaints of the properties about the reference; none if they are right."""
-    if isinstance(answer, str):
-        return [f"beside the reference: {answer}"]
     if not answer["properties"].size:
-        return [f"{FILE} has no function property_...()"]
-    if answer["raised"].size:
-        return [f"beside the reference: {answer['raised'][0]} raises {answer['messages'][0]}"]
-    return []
-
-
-def _alive(answer: dict[str, np.ndarray] | str) -> list[str]:
-    """Return why a mutant is not killed; nothing if it is.
-
-    A crash and a timeout kill as well, because the reference ended in time.
-    """
-    killed = isinstance(answer, str) or answer["raised"].size
-    return [] if killed else ["no property raises beside it"]
+        return f"{FILE} has no function property_...()"
+    return f"{answer['raised'][0]} raises {answer['messages'][0]}" if answer["raised"].size else ""
 
 
 def _handout(lab: Lab) -> str:
-    named = zip(lab.tasks, mutants.names(), strict=True)
-    rows = "\n".join(f"| {t.id} | `{name}` | {t.title} | {t.text} |" for t, name in named)
+    named = zip(lab.tasks, mutants(), strict=True)
+    rows = "\n".join(f"| {t.id} | `{m.name}` | {t.title} | {t.text} |" for t, m in named)
     return f"""# Lab {lab.number}: {lab.title}
 
 Somebody has changed one to five lines of minidist, {len(lab.tasks)} times, each time in a different
@@ -172,7 +137,7 @@ gradient that one device would have computed, a schedule with every action once,
 formula, other sizes than 2, uneven shards, more than one step. `minidist.verify`, which has such
 checks, is left out.
 
-- A mutant that makes a property raise is killed: {POINTS} points, {lab.points} in all.
+- A mutant that makes a property raise is killed: {lab.tasks[0].points} points, {lab.points} in all.
 - The reference must live: if a property raises on it, nothing counts.
 - All properties together have the time limit of one task (20 s) for each mutant.
 

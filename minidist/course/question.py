@@ -4,12 +4,17 @@ The right answer is the package's own: the grader runs the same probe on the pac
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import mean
 
 import numpy as np
 
 from minidist.course.answers import Answer, like_the_package
+from minidist.mistakes.planted import planted
+from minidist.mistakes.register import Mistake
+
+MUCH = 100  # times as many numbers as the package's answer has
 
 Judge = Callable[[Answer, Answer], str | None]
 Random = np.random.Generator
@@ -27,6 +32,8 @@ class Question:
            student's code never runs.
     group  the case that it tests, as "uneven parts": a task's points are shared by its groups, and
            a group earns its share if all of its questions are answered
+    score  (answer) -> how good it is, for a leaderboard: lower is better; ValueError: not valid
+    variants  the student's variants of the lab's tasks: the package answers with their edits
     """
 
     about: str
@@ -34,11 +41,20 @@ class Question:
     given: dict
     judge: Judge
     group: str = ""
+    score: Callable[[Answer], float] | None = None
+    variants: tuple[Mistake, ...] = ()
 
     @cached_property
     def right(self) -> Answer:
         """The package's answer."""
-        return {name: np.asarray(value) for name, value in self.probe(**self.given).items()}
+        with planted(*self.variants):
+            return {name: np.asarray(value) for name, value in self.probe(**self.given).items()}
+
+    def exactly(self) -> "Question":
+        """Return it with a judge that takes no other answer than the package's."""
+        if getattr(self.judge, "func", self.judge) is like_the_package:
+            return self
+        return replace(self, judge=lambda a, want: self.judge(a, want) or like_the_package(a, want))
 
 
 Questions = Iterator[Question]
@@ -71,6 +87,8 @@ def judge(question: Question, answer: Answer | str) -> str | None:
     if isinstance(answer, str):
         return answer
     want = question.right  # an error here is the package's, not the answer's
+    if too_large(question, answer):
+        return f"the answer has {size_of(answer)} numbers, the package's {size_of(want)}"
     floats = {name: a for name, a in answer.items() if a.dtype.kind == "f"}
     nan = next((f"{name} has a NaN" for name, a in floats.items() if np.isnan(a).any()), None)
     try:
@@ -79,3 +97,22 @@ def judge(question: Question, answer: Answer | str) -> str | None:
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         return nan or f"the answer has not the form that was asked for ({why})"
+
+
+def score(asked: list[Question], answers: list[Answer | str]) -> float | None:
+    """Return the mean over the questions that have a score; None if one has no valid answer."""
+    rows = [(q, q.score, a) for q, a in zip(asked, answers, strict=True) if q.score]
+    try:
+        found = [f(a) for q, f, a in rows if not isinstance(a, str) and not too_large(q, a)]
+    except Exception:  # of any kind, as in `judge`
+        return None
+    return round(mean(found), 4) if rows and len(found) == len(rows) else None
+
+
+def too_large(question: Question, answer: Answer) -> bool:
+    """Return whether an answer has so many numbers that its judge would take minutes."""
+    return size_of(answer) > MUCH * (MUCH + size_of(question.right))
+
+
+def size_of(answer: Answer) -> int:
+    return sum(array.size for array in answer.values())

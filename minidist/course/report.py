@@ -22,7 +22,8 @@ def text(grade: Grade, foot: bool = True) -> str:
     """
     lab = grade.lab
     wide = len(str(lab.points))
-    lines = [f"Lab {lab.number}, {lab.title}", ""]
+    student = f", for {lab.student}" if lab.student else ""
+    lines = [f"Lab {lab.number}, {lab.title}{student}", *filter(None, [grade.remark]), ""]
     for verdict in grade.verdicts:
         task, state = verdict.task, "" if verdict.begun else f"  ({NOT_BEGUN})"
         score = f"{verdict.points:>{wide}} / {task.points:>{wide}}"
@@ -30,6 +31,9 @@ def text(grade: Grade, foot: bool = True) -> str:
         if verdict.begun and not verdict.passed:
             lines += [textwrap.indent(_shown(verdict), " " * (2 * wide + 5)), ""]
     lines.append(f"{grade.points:>{wide}} / {lab.points:>{wide}}  points")
+    if lab.leaderboard:
+        score = "none: an answer is not valid" if grade.score is None else f"{grade.score:.4f}"
+        lines.append(f"for the leaderboard, {lab.leaderboard} (lower is better): {score}")
     if foot:
         lines += ["", f"seed: {grade.seed}", f"defences: {grade.defences or 'none'}"]
     return "\n".join(lines) + "\n"
@@ -45,7 +49,8 @@ def junit(grade: Grade) -> str:
     suite = ElementTree.SubElement(suites, "testsuite", {"name": name, **counts})
     properties = ElementTree.SubElement(suite, "properties")
     of_grade = {"points": grade.points, "max_points": grade.lab.points, "seed": grade.seed}
-    for key, value in {**of_grade, "defences": grade.defences}.items():
+    of_grade |= {"student": grade.lab.student, "remark": grade.remark, "defences": grade.defences}
+    for key, value in of_grade.items():
         ElementTree.SubElement(properties, "property", {"name": key, "value": str(value)})
     for verdict in grade.verdicts:
         title = f"{verdict.task.id} {verdict.task.title}"
@@ -82,9 +87,14 @@ def gradescope(grade: Grade) -> str:
         "execution_time": round(sum(verdict.seconds for verdict in grade.verdicts)),
         "visibility": "visible",
         "stdout_visibility": "hidden",
+        "output": grade.remark,
+        "output_format": "text",
         "extra_data": {"seed": grade.seed, "defences": grade.defences},  # for staff alone
         "tests": tests,
     }
+    if grade.lab.leaderboard and grade.score is not None:
+        row = {"name": grade.lab.leaderboard, "value": grade.score, "order": "asc"}
+        whole["leaderboard"] = [row]  # it knows students by pseudonyms
     return json.dumps(whole, indent=2) + "\n"
 
 

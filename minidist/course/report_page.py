@@ -59,6 +59,13 @@ def bars(lab: Lab, results: list[Result]) -> dict[str, Bars]:
     }
 
 
+def ranking(results: list[Result]) -> list[tuple[int, Result]]:
+    """Return (place, result) of those that have a score; equal scores share a place."""
+    found = sorted((r for r in results if r.score is not None), key=lambda r: (r.score, r.name))
+    scores = [result.score for result in found]
+    return [(1 + scores.index(result.score), result) for result in found]
+
+
 def summary(lab: Lab, results: list[Result]) -> str:
     """Return the table at the end of `minidist lab grade-all`."""
     lines = [f"Lab {lab.number}, {lab.title}: {head(results)}"]
@@ -66,19 +73,32 @@ def summary(lab: Lab, results: list[Result]) -> str:
         most = max((number for _, number in found), default=0) or 1
         lines += ["", title]
         lines += [f"{n:>5}  {'#' * round(BAR * n / most):<{BAR}}  {words}" for words, n in found]
+    if lab.leaderboard:
+        lines += ["", f"Leaderboard: {lab.leaderboard}"]
+        lines += [f"{place:>5}  {r.score:.4f}  {r.name}" for place, r in ranking(results)]
+    if odd := claims(results):
+        lines += ["", "Submissions that name one student, or none", *(f"  {line}" for line in odd)]
     if refused := [f"  {result.name}: {result.why}" for result in results if result.why]:
         lines += ["", "Not graded", *refused]
     return "\n".join(lines)
 
 
 def table(lab: Lab, results: list[Result]) -> list[list[str]]:
-    """Return a head and a row per submission: name, points per task, sum, seed, minutes, why."""
+    """Return a head and a row per submission: name, student, points per task, sum, and so on.
+
+    And score and place, if the lab has a leaderboard.
+    """
+    places = {r.name: [f"{r.score:.4f}", str(place)] for place, r in ranking(results)}
     ids = [task.id for task in lab.tasks]
-    rows = [["name", *ids, "sum", "seed", "minutes", "why"]]
+    rows = [["name", "student", *ids, "sum", "seed", "minutes", "why"]]
     for r in results:
         points = [r.points.get(id, "") for id in ids]
         sum_ = r.sum if r.points else ""
-        rows.append([r.name, *map(str, [*points, sum_, r.seed, round(r.minutes, 2), r.why])])
+        last = [*points, sum_, r.seed, round(r.minutes, 2), r.why]
+        rows.append([r.name, r.student, *map(str, last)])
+    if lab.leaderboard:
+        more = [["score", "place"], *(places.get(r.name, ["", ""]) for r in results)]
+        rows = [row + own for row, own in zip(rows, more, strict=True)]
     return rows
 
 
@@ -86,14 +106,31 @@ def as_csv(lab: Lab, results: list[Result]) -> str:
     """Return the table as CSV; a spreadsheet shall not take a name for a formula."""
     text = io.StringIO()
     rows = table(lab, results)
-    csv.writer(text).writerows(["'" * (row[0][0] in "=+-@") + row[0], *row[1:]] for row in rows)
+    csv.writer(text).writerows([_no_formula(cell) for cell in row] for row in rows)
     return text.getvalue()
+
+
+def _no_formula(cell: str) -> str:
+    return f"'{cell}" if cell.lstrip().startswith(("=", "+", "-", "@")) else cell
+
+
+def claims(results: list[Result]) -> list[str]:
+    """Return a line for each student whom several submissions name, and one for those with none."""
+    named: dict[str, list[str]] = {}
+    for result in results:
+        if not result.why:
+            named.setdefault(result.student, []).append(result.name)
+    nobody = named.pop("", [])
+    lines = [f"{who}: {', '.join(own)}" for who, own in named.items() if len(own) > 1]
+    return [*lines, f"no student: {', '.join(nobody)}"] if named and nobody else lines
 
 
 def page(lab: Lab, results: list[Result]) -> str:
     """Return one HTML page."""
     title = escape(f"Lab {lab.number}, {lab.title}")
     drawn = "\n".join(_drawn(name, found) for name, found in bars(lab, results).items())
+    if lab.leaderboard:
+        drawn += _ranked(lab, results)
     rows = "\n".join(f"<tr><td>{'<td>'.join(map(escape, r))}" for r in table(lab, results))
     return PAGE.format(title=title, head=escape(head(results)), pictures=drawn, rows=rows)
 
@@ -106,3 +143,10 @@ def _drawn(title: str, found: Bars) -> str:
         for words, number in found
     )
     return f"<h2>{title}</h2>\n<table>{rows}</table>"
+
+
+def _ranked(lab: Lab, results: list[Result]) -> str:
+    rows = "\n".join(
+        f"<tr><td>{place}<td>{r.score:.4f}<td>{escape(r.name)}" for place, r in ranking(results)
+    )
+    return f"\n<h2>Leaderboard: {escape(lab.leaderboard)}</h2>\n<table>{rows}</table>"

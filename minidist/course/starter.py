@@ -1,68 +1,16 @@
-"""What a student begins with: a lab's files with the tasks' bodies removed, and its tests."""
+"""What a student begins with: a lab's files with the tasks' bodies removed, and a README."""
 
 import re
 import textwrap
 from pathlib import Path
 
 from minidist.course.lab import Lab, Task
-from minidist.course.sandbox import module
-from minidist.course.sandbox.untrusted import contents, holder
+from minidist.course.submissions import LABEL
+from minidist.errors import plural
 from minidist.mistakes.overlay import PACKAGE
-
-NAME = "lab.txt"  # the lab's name, for `minidist lab test` and `grade`
+from minidist.mistakes.planted import module_of
 
 IMPORT = r"^from (minidist[.\w]*) import (\([^)]*\)|.*)"
-
-TESTS = '''"""The public tests of this lab: `minidist lab test .` or `pytest`, here.
-
-A question is asked in a separate process, whose `minidist` contains your files, and is judged in
-this one. See questions.py and probes.py in minidist/course/labs/{name} of the installed minidist
-for what is asked and how it is judged.
-"""
-
-from pathlib import Path
-
-import pytest
-
-from minidist.course.grader import handed_in, questions
-from minidist.course.lab import find
-from minidist.course.question import judge
-from minidist.course.sandbox import Sandbox
-
-LAB = find("{name}")
-ASKED = [
-    pytest.param(question, id=f"{{task.id}}: {{question.about}}")
-    for task in LAB.tasks
-    for question in questions(LAB, task, seed=0)
-]
-
-
-@pytest.fixture(scope="session")
-def student(request):
-    files, unusable = handed_in(Path(request.config.option.impl), LAB.files)
-    with Sandbox(LAB) as sandbox:
-        unusable |= sandbox.put(files)
-        assert not unusable, unusable
-        yield sandbox
-
-
-@pytest.mark.parametrize("question", ASKED)
-def test_task(student, question):
-    [answer] = student.ask([question]).answers
-    if wrong := judge(question, answer):
-        pytest.fail(wrong, pytrace=False)
-'''
-
-CONFTEST = '''"""`--impl=DIR` tests another folder than this one."""
-
-import contextlib
-from pathlib import Path
-
-
-def pytest_addoption(parser):
-    with contextlib.suppress(ValueError):  # the tests of minidist itself have it too
-        parser.addoption("--impl", metavar="DIR", default=str(Path(__file__).parents[1]))
-'''
 
 
 def write(lab: Lab, folder: Path) -> list[str]:
@@ -72,9 +20,7 @@ def write(lab: Lab, folder: Path) -> list[str]:
     """
     files = {
         "README.md": handout(lab),
-        NAME: f"{lab.name}\n",
-        "tests/conftest.py": CONFTEST,
-        f"tests/test_{lab.name}.py": TESTS.format(name=lab.name),
+        LABEL: f"{lab.name}\n{lab.student}".rstrip() + "\n",
         **{f"minidist/{path}": map_of(lab, path) + s for path, s in lab.blanked().items()},
     }
     return write_files(folder, files)
@@ -93,20 +39,6 @@ def write_files(folder: Path, files: dict[str, str]) -> list[str]:
     return list(files)
 
 
-def lab_name(folder: Path) -> str:
-    """Return the name of a folder's lab, from its lab.txt.
-
-    The file may also be in the only subfolder that has one, as in zipped folders.
-    """
-    root = holder(folder, NAME, Path.is_file)
-    found = contents(root / NAME, 100) if root else None  # it is handed in: perhaps a link
-    if found is None:
-        if not folder.is_dir():
-            raise ValueError(f"there is no folder {folder}")
-        raise ValueError(f"{folder} has no {NAME}, which names its lab; pass the name: --lab NAME")
-    return found.decode("utf-8-sig", "replace").strip()
-
-
 def map_of(lab: Lab, path: str) -> str:
     """Return the comment at the head of a file: what is to be written there, and who calls it."""
     lines = [f"Lab {lab.number}, {lab.title}. Yours in this file, in this order:"]
@@ -116,6 +48,7 @@ def map_of(lab: Lab, path: str) -> str:
         lines.append(f"  {task.id}  {task.title}, {task.minutes} minutes: {', '.join(names)}")
         callers = files_that_use(path, {name.partition(".")[0] for name in names})
         more = f" and {len(callers) - 3} more" if len(callers) > 3 else ""
+        lines += [f"       yours: {task.variant.says}"] if task.variant else []
         if callers and (used := f"       used by {', '.join(callers[:3])}{more}") not in lines:
             lines.append(used)
     lines += [f"Read before: {', '.join(f'lessons/{lesson}.py' for lesson in lab.lessons)}."]
@@ -127,7 +60,7 @@ def map_of(lab: Lab, path: str) -> str:
 
 def files_that_use(path: str, names: set[str]) -> list[str]:
     """Return the files of the package that import one of a file's names, or the file for it."""
-    whole = module(path)
+    whole = module_of(path)
     stem, found = whole.rpartition(".")[2], []
     for file in sorted(PACKAGE.rglob("*.py")):
         text, place = file.read_text(encoding="utf-8"), file.relative_to(PACKAGE).as_posix()
@@ -154,13 +87,13 @@ Read before: {read}.
 
 ## What to do
 
-{len(lab.tasks)} tasks, about {minutes} minutes, {lab.points} points. Replace each
+{plural(len(lab.tasks), "task")}, about {minutes} minutes, {lab.points} points. Replace each
 `raise NotImplementedError("Task ...")` in
 
 {write}
 
-and hand in these files, in these folders. Nothing else is used; all the rest of minidist, including
-the solutions of earlier labs, comes from the package.
+and hand in these files, in these folders, and `{LABEL}`. Nothing else is used; all the rest of
+minidist, including the solutions of earlier labs, comes from the package.
 
 One command tests all tasks, from this folder; the other one a single task, again whenever you save:
 
@@ -169,10 +102,9 @@ minidist lab test .
 minidist lab test . --task {lab.number}.1 --watch
 ```
 
-`pytest` does the same, question by question (`pytest -k {lab.number}.1 -x`). The questions of a
-task are in groups, such as one or two ranks, and any number of them. A group earns its share of the
-points if all its questions are answered correctly within the time limit; the grader asks the same
-questions with other numbers.
+The questions of a task are in groups, such as one or two ranks, and any number of them. A group
+earns its share of the points if all its questions are answered correctly within the time limit; the
+grader asks the same questions with other numbers.
 
 {chr(10).join(_task(task) for task in lab.tasks)}{_written(lab)}"""
 

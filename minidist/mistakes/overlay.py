@@ -4,6 +4,7 @@ The result is a folder to put first on the path of a *new* process, where `impor
 finds it. The running package does not change.
 """
 
+import os
 import shutil
 from pathlib import Path
 
@@ -11,11 +12,17 @@ PACKAGE = Path(__file__).parents[1]  # the reference: the package that is runnin
 BUILT_FROM = "mistakes/built_from.txt"  # in a package that `build` wrote: where the reference is
 
 
-def build(folder: Path, files: dict[str, str], leave_out: tuple[str, ...] = ()) -> Path:
+def build(
+    folder: Path,
+    files: dict[str, str],
+    leave_out: tuple[str, ...] = (),
+    linked: Path | None = None,
+) -> Path:
     """Write minidist into `folder`/minidist, with the text of some files replaced.
 
     files      {path in the package, as "pipeline_parallel/gpipe.py": source}
     leave_out  folders or files of the package that are not to be there
+    linked     a folder that this has written: other files are links to its own, not copies
 
     Returns `folder`. ValueError: a path that the package does not have, or a folder that has one.
     """
@@ -26,17 +33,25 @@ def build(folder: Path, files: dict[str, str], leave_out: tuple[str, ...] = ()) 
     if package.exists():
         raise ValueError(f"{package} exists already; choose an empty folder")
 
+    original = PACKAGE if linked is None else linked / "minidist"
+
     def ignored(where: str, names: list[str]) -> set[str]:
-        inside = Path(where).relative_to(PACKAGE)
+        inside = Path(where).relative_to(original)
         return {name for name in names if (inside / name).as_posix() in leave_out}
 
-    shutil.copytree(PACKAGE, package, ignore=ignored)
-    for path, source in files.items():
-        (package / path).unlink()  # and with its time of change: what is compiled is not stale
-        (package / path).write_text(source, encoding="utf-8")
+    copy = shutil.copy2 if linked is None else os.link
+    shutil.copytree(original, package, ignore=ignored, copy_function=copy)
     if "mistakes" not in leave_out:
-        (package / BUILT_FROM).write_text(str(reference()), encoding="utf-8")
+        files = files | {BUILT_FROM: str(linked or reference())}
+    for path, source in files.items():
+        (package / path).unlink(missing_ok=True)  # a new file: what is compiled is not stale
+        (package / path).write_text(source, encoding="utf-8")
     return folder
+
+
+def is_built(folder: Path) -> bool:
+    """Return whether `build` has written this folder: all of minidist is there."""
+    return (folder / "minidist" / BUILT_FROM).is_file()
 
 
 def replaced(folder: Path) -> dict[str, str]:

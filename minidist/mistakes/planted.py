@@ -7,33 +7,33 @@ from inspect import unwrap
 from operator import attrgetter
 from types import CodeType
 
-from minidist.mistakes.register import find
+from minidist.mistakes.register import Mistake, find
 
 
 @contextmanager
-def planted(name: str) -> Iterator[None]:
-    """Let the functions of a mistake have its code, in this process, until the context ends.
+def planted(*wrong: str | Mistake) -> Iterator[None]:
+    """Let the functions of mistakes have their code, in this process, until the context ends.
 
     To be entered in each rank that is a process; around the run, where ranks are threads.
     ValueError: the mistake changes more than bodies of functions.
     """
-    mistake = find(name)
+    mistakes = [find(each) if isinstance(each, str) else each for each in wrong]
     with ExitStack() as stack:
-        for path, source in mistake.files().items():
+        for mistake, path, source in [(m, *file) for m in mistakes for file in m.files().items()]:
             module = import_module(module_of(path))
-            wrong = dict(_codes(compile(source, str(module.__file__), "exec")))
-            for function_name in {edit.name for edit in mistake.edits if edit.path == path}:
-                function = unwrap(attrgetter(function_name)(module))
-                if wrong[function_name] == function.__code__:
-                    raise ValueError(f"{name} changes more than the body of {function_name}")
+            codes = dict(_codes(compile(source, str(module.__file__), "exec")))
+            for name in {edit.name for edit in mistake.edits if edit.path == path}:
+                function = unwrap(attrgetter(name)(module))
+                if codes[name] == function.__code__:
+                    raise ValueError(f"{mistake.name} changes more than the body of {name}")
                 stack.callback(setattr, function, "__code__", function.__code__)
-                function.__code__ = wrong[function_name]
+                function.__code__ = codes[name]
         yield
 
 
 def module_of(path: str) -> str:
     """Return the name of the module that is this file of the package."""
-    return "minidist." + path.removesuffix(".py").replace("/", ".")
+    return f"minidist/{path}".removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def _codes(code: CodeType) -> Iterator[tuple[str, CodeType]]:

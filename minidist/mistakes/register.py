@@ -7,7 +7,10 @@
     task = "3.2"                                    the task of a lab that it fails,
     says = "each rank keeps its part"               and what the grader says of it
     title, seen, symptom, family                    a mutant (course/mutants.py); says = its title,
-    diagnosis                                       and what the test that kills it says, in part
+    diagnosis                                       and what the test that kills it says, in part;
+    killed_by                                       that test, if it is no certificate: comes first
+    asks, hint                                      a variant of a task, which course/lab.py reads:
+                                                    what its students are asked; their last hint
 
 The labs' tests, `minidist mutants` and the tests of faults (tests/planted.py) take it from here.
 """
@@ -38,6 +41,9 @@ class Mistake:
     symptom: str = ""
     family: str = ""
     diagnosis: str = ""
+    killed_by: str = ""
+    asks: str = ""
+    hint: str = ""
 
     def files(self) -> dict[str, str]:
         """Return {path in the package: wrong source}. ValueError: an edit does not apply."""
@@ -88,8 +94,9 @@ def read(path: Path) -> dict[str, Mistake]:
 def _mistake(name: str, table: dict, path: Path) -> Mistake:
     first = {key: word for key, word in table.items() if key in EDIT}
     words = {key: word for key, word in table.items() if key not in EDIT | {"also"}}
+    own = "asks" in words and not first  # a variant that is the package itself
     try:
-        edits = tuple(Edit(**edit) for edit in (first, *table.get("also", ())))
+        edits = tuple(Edit(**edit) for edit in ([] if own else [first, *table.get("also", ())]))
         return Mistake(name, edits, **{"says": words.get("title", "")} | words)
     except TypeError as error:
         raise ValueError(

@@ -20,12 +20,12 @@ def attempt(source: str, p: int, m: int) -> dict[str, str]:
 class Written:
     """A sandbox that runs one program at a time; of the programs that wait, the newest alone."""
 
-    def __init__(self, seconds: float = 5.0, wrapped: bool = True):
+    def __init__(self, seconds: float = 5.0):
         from minidist.course.sandbox import Sandbox  # which is not in the sandbox
         from minidist.course.sandbox.limits import Limits
 
         limits = Limits(seconds, memory=512 << 20, processes=8)
-        self.sandbox = Sandbox(None, limits, wrapped, files=(FILE,)).__enter__()
+        self.sandbox = Sandbox(None, limits, files=(FILE,)).__enter__()
         self._thread = ThreadPoolExecutor(1)  # bubblewrap ends with the thread that starts it
         self._newest: Future = self._thread.submit(self.sandbox.call, [])  # it gets warm
 

@@ -228,7 +228,11 @@ def test_a_replay_with_another_bit_is_named(monkeypatch):
                 ("verify --strategy naive", "verify/equivalence.py", "verify"),
                 ("verify --strategy naive", "data_parallel/naive.py", "all_reduce_gradients"),
                 ("timeline --measured --pp 2", "pipeline_parallel/executor.py", "execute"),
-                ("lab grade . --lab autograd --format gradescope", "course/grader.py", "handed_in"),
+                (
+                    "lab grade . --lab autograd --format gradescope",
+                    "course/submissions.py",
+                    "handed_in",
+                ),
                 ("mutants --show no_all_reduce", "course/mutants.py", "load"),
                 ("bench", "bench/steps.py", "rows"),
                 ("plan --profile", "observe/profile.py", "profile_and_run"),

@@ -18,7 +18,7 @@ from minidist.course.grader import grade
 from minidist.course.sandbox import supervisor
 from minidist.course.sandbox.limits import Limits
 from minidist.mistakes.overlay import PACKAGE
-from tests.course.tiny import NOT_WRAPPED, OTHER, TINY, WRAPPED
+from tests.course.tiny import NOT_WRAPPED, OTHER, TINY, WRAPPED, choose
 
 ROOT = Path(__file__).parents[2]
 ATTACKS = {path.name: path for path in sorted(Path(__file__).with_name("attacks").iterdir())}
@@ -94,7 +94,8 @@ def grade_all(folders, wrapped):
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as threads:
         patch.setattr(tempfile, "tempdir", str(place))
         patch.setattr(supervisor, "INSIDE", inside)
-        grades = [threads.submit(grade, f, TINY, 1, SHORT, wrapped) for f in folders]
+        choose(patch, wrapped)
+        grades = [threads.submit(grade, f, TINY, 1, SHORT) for f in folders]
     assert processes(inside) == [] and list(place.iterdir()) == [] and files() == before
     assert not any(path.exists() for path in LEFT)
     shutil.rmtree(holder)

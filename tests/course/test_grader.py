@@ -14,7 +14,7 @@ import pytest
 from minidist.course import report
 from minidist.course.answers import like_the_package
 from minidist.course.grader import Grade, Verdict, grade, handed_in, questions, untouched
-from minidist.course.question import Question, judge
+from minidist.course.question import Question, judge, score
 from minidist.course.sandbox import Sandbox
 from minidist.course.sandbox.limits import Limits
 from minidist.mistakes.edits import Edit
@@ -263,6 +263,32 @@ def test_an_answer_is_right_if_it_is_the_packages_up_to_rounding(answer, said):
     assert found is None if said is None else said in found
     del given["x"]
     assert "x is missing" in judge(question, given)
+
+
+def test_numbers_that_may_be_smaller_have_the_shape_of_the_packages():
+    right = {"bytes on rank 0": 3, "bytes on rank 1": 5, "peak on rank 0": 2, "peak on rank 1": 4}
+    few = partial(like_the_package, at_most=("bytes", "peak"))
+    question = Question("", lambda: right, {}, few)
+    less = {name: np.array(1) for name in right}
+    assert judge(question, less) is None
+    for name in right:
+        assert name.partition(" on ")[0] in judge(question, less | {name: np.zeros(0, int)})
+    empty = {name: np.zeros(0, int) for name in right}
+    assert "bytes" in judge(question, less | empty) and "peak" in judge(
+        question, less | empty | {name: less[name] for name in right if name.startswith("bytes")}
+    )
+    wide, tall = np.zeros((1, 10**5), bool), np.zeros((10**5, 1), bool)
+    for what in ("bytes", "peak"):  # added up they would be 10 GB
+        huge = {f"{what} on rank 0": wide, f"{what} on rank 1": tall}
+        assert what in few(less | huge, {name: np.array(n) for name, n in right.items()})
+
+
+def test_an_answer_much_larger_than_the_packages_is_not_looked_at():
+    question = Question("", lambda: {"x": [1.0, 2.0]}, {}, lambda *_: None, score=lambda _: 1.0)
+    for size, wrong in ((10_200, None), (10_201, "10201 numbers, the package's 2")):
+        answer = {"x": np.zeros(size - 1), "y": np.zeros(1)}
+        said, worth = judge(question, answer), score([question], [answer])
+        assert (wrong in said and worth is None) if wrong else (said is None and worth == 1)
 
 
 def test_an_answer_that_the_judge_stumbles_over_is_wrong():

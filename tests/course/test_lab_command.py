@@ -1,19 +1,25 @@
 """`minidist lab` as a student and as a teacher meet it."""
 
+import csv
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import textwrap
 import xml.etree.ElementTree as ElementTree
 import zipfile
+from pathlib import Path
 
 import pytest
 
 from minidist.cli import main
 from minidist.course import starter
 from minidist.course.lab import find, labs, read
+from minidist.course.submissions import label
 from minidist.mistakes.overlay import PACKAGE
+from tests.course import students
 
 ROOT = PACKAGE.parent
 LABS = labs()
@@ -24,7 +30,7 @@ each_lab = pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.name)
 def test_a_starter_keeps_all_but_the_bodies_of_its_tasks(lab):
     for path, source in lab.blanked().items():
         compile(source, path, "exec")
-        stub = re.compile(r' +raise NotImplementedError\("Task \d\.\d')
+        stub = re.compile(r' +raise NotImplementedError\("Task \d+\.\d')
         reference = iter((PACKAGE / path).read_text(encoding="utf-8").splitlines())
         stubs = [line for line in source.splitlines() if stub.match(line)]
         others = [line for line in source.splitlines() if not stub.match(line)]
@@ -79,6 +85,12 @@ def lab_command(*arguments, folder=ROOT):
     )
 
 
+def solve(folder, task):
+    """Put the package's files in the place of all in which a task has bodies."""
+    for path, _ in task.targets:
+        (folder / "minidist" / path).write_bytes((PACKAGE / path).read_bytes())
+
+
 def test_from_a_new_lab_to_points(tmp_path):
     folder = tmp_path / "mine"
     done = lab_command("new", "pipelines", folder)
@@ -86,8 +98,7 @@ def test_from_a_new_lab_to_points(tmp_path):
     assert not (folder / "minidist" / "__init__.py").exists(), "it would hide the package"
     done = lab_command("test", ".", folder=folder)
     assert done.returncode == 1 and done.stdout.endswith("  0 / 100  points\n")
-    path = "minidist/pipeline_parallel/gpipe.py"
-    (folder / path).write_text((ROOT / path).read_text(encoding="utf-8"), encoding="utf-8")
+    solve(folder, find("pipelines").tasks[0])
     report = tmp_path / "results.json"
     done = lab_command("grade", folder, "--seed", "7", "--format", "gradescope", "--output", report)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -98,13 +109,13 @@ def test_from_a_new_lab_to_points(tmp_path):
 
 
 def test_watch_tests_again_when_a_file_is_saved(tmp_path, capsys, monkeypatch):
-    folder, path, waits = tmp_path / "mine", "pipeline_parallel/gpipe.py", []
+    folder, waits = tmp_path / "mine", []
     starter.write(find("pipelines"), folder)
 
     def wait(seconds):
         waits.append(seconds)
         if len(waits) == 3:
-            (folder / "minidist" / path).write_bytes((PACKAGE / path).read_bytes())
+            solve(folder, find("pipelines").tasks[0])
         if len(waits) == 5:
             raise KeyboardInterrupt
 
@@ -113,25 +124,6 @@ def test_watch_tests_again_when_a_file_is_saved(tmp_path, capsys, monkeypatch):
     said, points = capsys.readouterr().out, str(find("pipelines").tasks[0].points)
     assert re.findall(r"(\d+) / \d+  points", said) == ["0", points] and len(waits) == 5
     assert "4.2" not in said and "(not begun)" in said
-
-
-@pytest.mark.slow
-def test_the_handed_out_tests_run_under_pytest(tmp_path):
-    starter.write(next(lab for lab in LABS if lab.name == "pipelines"), tmp_path / "mine")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "4.1"]
-    for implementation, code in ((".", 1), (str(ROOT), 0)):
-        done = subprocess.run(
-            [*command, f"--impl={implementation}"],
-            cwd=tmp_path / "mine",
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        if code:
-            assert "NotImplementedError: Task 4.1" in done.stdout
-            assert "Sandbox" not in done.stdout, "the verdict, not the test's own lines"
-    assert "passed" in done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -144,9 +136,11 @@ def exported(tmp_path_factory):
 
 def test_what_a_teacher_gets(exported):
     out = exported
-    assert {path.name for path in out.iterdir()} == {"release", "instructor", "autograder.zip"}
+    ways = {"autograder.zip", "classroom", "plain"}
+    assert {path.name for path in out.iterdir()} == {"release", "instructor", *ways}
     assert (out / "release" / "README.md").is_file()
-    assert "seed" not in "".join(path.name for path in (out / "release").rglob("*"))
+    for handed_out in ("release", "classroom"):
+        assert "seed" not in "".join(path.name for path in (out / handed_out).rglob("*"))
     assert (out / "instructor" / "seed.txt").read_text() == "5\n"
     solution = out / "instructor" / "solution"
     lab = next(lab for lab in LABS if lab.name == "collectives")
@@ -160,11 +154,9 @@ def test_the_name_of_a_lab_is_found_in_a_zipped_folder_and_past_a_byte_order_mar
     inner = tmp_path / "alice" / "mine"
     starter.write(next(lab for lab in LABS if lab.name == "splits"), inner)
     (inner / "lab.txt").write_bytes(b"\xef\xbb\xbfsplits\r\n")
-    assert starter.lab_name(inner) == starter.lab_name(inner.parent) == "splits"
-    (tmp_path / "alice" / "other").mkdir()
-    (tmp_path / "alice" / "other" / "lab.txt").write_text("hybrid")
-    with pytest.raises(ValueError, match=r"has no lab\.txt"):
-        starter.lab_name(inner.parent)
+    assert label(inner) == label(inner.parent) == ("splits", "")
+    (tmp_path / "alice" / "other" / "minidist").mkdir(parents=True)
+    assert label(inner.parent) == ("", ""), "which one is it?"
 
 
 def test_a_folder_of_another_lab_is_told(tmp_path, capsys):
@@ -176,6 +168,87 @@ def test_a_folder_of_another_lab_is_told(tmp_path, capsys):
     assert "there is no minidist/comm/collectives.py" in said.out
     suite = ElementTree.fromstring(said.out).find(".//testsuite")
     assert suite.get("failures") == suite.get("tests")
+
+
+def shell(command, folder, **variables):
+    """Run a command as GitHub does, in this environment."""
+    paths = {"PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", command],
+        cwd=folder,
+        env={**os.environ, **paths, **variables},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def steps(workflow):
+    """Return the commands of a workflow by the names of their steps, read without a parser."""
+    found = re.findall(
+        r"^      - name: (.*)\n        run: (?:\|\n((?:          .*\n)+)|(.*))", workflow, re.M
+    )
+    return {name: textwrap.dedent(block) or line for name, block, line in found}
+
+
+@pytest.mark.parametrize(
+    "done", [("2.1",), pytest.param(tuple(f"2.{n}" for n in range(1, 6)), marks=pytest.mark.slow)]
+)
+def test_the_workflow_of_the_template_shows_the_points_of_each_task(exported, tmp_path, done):
+    lab, mine = find("collectives"), tmp_path / "mine"
+    shutil.copytree(exported / "classroom", mine)
+    for path, source in students.starter(lab, done).items():
+        (mine / "minidist" / path).write_text(source, encoding="utf-8")
+    workflow = (mine / ".github" / "workflows" / "classroom.yml").read_text(encoding="utf-8")
+    install, grade, check = steps(workflow).values()
+    unset = shell(install, mine, MINIDIST="")
+    assert unset.returncode != 0 and "set this variable" in unset.stderr
+    assert shell(install, mine, MINIDIST="minidist").returncode == 0, "it is there already"
+    graded = shell(grade, mine, GITHUB_STEP_SUMMARY=str(tmp_path / "summary.md"))
+    assert graded.returncode == 0, graded.stderr
+    worth = {task.id: task.points for task in lab.tasks}
+    shown = re.findall(r"^::notice:: *(\d+) / +(\d+)  (\S+)", graded.stdout, re.M)
+    want = [(str(p if id in done else 0), str(p), id) for id, p in worth.items()]
+    assert shown == [*want, (str(sum(worth[id] for id in done)), "100", "points")]
+    summary = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert summary.startswith("```\nLab 2") and "seed: 0\n" in summary
+    assert (shell(check, mine).returncode == 0) == (len(done) == 5)
+
+
+def test_the_workflow_of_the_template_is_yaml(exported):
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install pyyaml")
+    text = (exported / "classroom" / ".github" / "workflows" / "classroom.yml").read_text()
+    job = yaml.safe_load(text)["jobs"]["grade"]
+    commands = {step["name"]: step["run"] for step in job["steps"] if "run" in step}
+    assert commands == steps(text) and job["steps"][2]["env"] == {
+        "MINIDIST": "${{ vars.MINIDIST }}"
+    }
+
+
+@pytest.mark.slow
+def test_the_plain_folder_grades_a_class_into_junit_files_and_a_table(exported, tmp_path):
+    lab, plain = find("collectives"), tmp_path / "plain"
+    shutil.copytree(exported / "plain", plain)
+    for name, done in {"ann": ("2.1",), "bob": ()}.items():
+        for path, source in students.starter(lab, done).items():
+            target = plain / "submissions" / name / "minidist" / path
+            target.parent.mkdir(parents=True)
+            target.write_text(source, encoding="utf-8")
+    shutil.make_archive(str(plain / "submissions" / "bob"), "zip", plain / "submissions" / "bob")
+    shutil.rmtree(plain / "submissions" / "bob")
+    graded = shell("bash plain/grade.sh --jobs 1", tmp_path)
+    assert graded.returncode == 0, graded.stderr
+    with (plain / "points.csv").open(newline="") as file:
+        rows = {row["name"]: row for row in csv.DictReader(file)}
+    first = lab.task("2.1").points
+    assert {name: (row["sum"], row["seed"]) for name, row in rows.items()} == {
+        "ann": (str(first), "5"),
+        "bob.zip": ("0", "5"),
+    }
+    for name, failures in (("ann", "4"), ("bob.zip", "5")):
+        suite = ElementTree.parse(plain / "results" / f"{name}.xml").find("testsuite")
+        assert (suite.get("tests"), suite.get("failures")) == ("5", failures)
+    assert (plain / "report.html").is_file()
 
 
 @pytest.mark.slow
@@ -218,12 +291,14 @@ def test_wrong_words_get_one_line_and_exit_status_2(tmp_path, capsys):
     (tmp_path / "full" / "file").touch()
     for name in ("empty", "pipe", "endless", "large"):
         (tmp_path / name).mkdir()
+    for name in ("pipe", "endless", "large"):
+        (tmp_path / name / "minidist").mkdir()
     os.mkfifo(tmp_path / "pipe" / "lab.txt")
     (tmp_path / "endless" / "lab.txt").symlink_to("/dev/zero")
     (tmp_path / "large" / "lab.txt").write_text("x" * (1 << 20))
     for arguments, words in [
         (["new", "magic", str(tmp_path / "x")], "there is no lab 'magic'; there is autograd"),
-        (["new", "magic", str(tmp_path / "x")], "hybrid, mutants"),
+        (["new", "magic", str(tmp_path / "x")], "hybrid, context"),
         (["export", "mutants", str(tmp_path / "x")], "hand out `minidist lab new mutants`"),
         (["new", "autograd", str(tmp_path / "full")], "is not empty; choose a new folder"),
         (["new", "autograd", str(tmp_path / "full" / "file")], "cannot write into"),

@@ -18,6 +18,7 @@ from minidist.course.lab import labs, shares
 from minidist.course.question import judge
 from minidist.course.sandbox import Sandbox
 from minidist.course.starter import handout
+from minidist.errors import plural
 from minidist.mistakes.edits import Edit
 from minidist.mistakes.overlay import PACKAGE
 from minidist.mistakes.register import mistakes, read
@@ -33,6 +34,8 @@ NEEDS = {  # task: the tasks that its text says it builds on
     "5.7": ("5.1", "5.2", "5.3", "5.4", "5.5", "5.6"),
     "6.2": ("6.1",),
     "6.5": ("6.1", "6.2", "6.3", "6.4"),
+    "10.2": ("10.1",),
+    "10.4": ("10.1", "10.2"),
 }
 RIGHT_WAYS = read(Path(__file__).with_name("right_ways.toml"))
 TASKS = [(name, task.id) for name, lab in LABS.items() for task in lab.tasks]
@@ -65,7 +68,7 @@ def test_a_lab_has_100_points_numbers_hints_and_lessons_that_exist(name):
 def test_points_minutes_and_handout_agree(name):
     lab, text = LABS[name], handout(LABS[name])
     minutes = sum(task.minutes for task in lab.tasks)
-    assert f"{len(lab.tasks)} tasks, about {minutes} minutes, 100 points" in text
+    assert f"{plural(len(lab.tasks), 'task')}, about {minutes} minutes, 100 points" in text
     for task in lab.tasks:
         assert abs(task.points - 100 * task.minutes / minutes) < 1
         effort = f"{task.minutes} minutes, difficulty {task.difficulty} of 3, {task.points} points"
@@ -232,7 +235,8 @@ def test_a_missed_number_of_a_schedule_draws_the_students_timeline(tmp_path):
     mistake = mistakes()["all_forwards_first"]
     lab = only(LABS["pipelines"], mistake.task)
     (verdict,) = graded(tmp_path, lab, changed(lab, mistake.edits)).verdicts
-    lines = [line.strip() for line in verdict.wrong[-1].splitlines()]
+    drawn = [wrong for wrong in verdict.wrong if "schedules.html#" in wrong][-1]
+    lines = [line.strip() for line in drawn.splitlines()]
     (link,) = (line for line in lines if line.startswith("schedules.html#"))
     fields = {name: value for name, (value,) in parse_qs(link.partition("#")[2]).items()}
     p, m = int(fields["p"]), int(fields["m"])
@@ -243,7 +247,7 @@ def test_a_missed_number_of_a_schedule_draws_the_students_timeline(tmp_path):
     packed = fields["text.z"] + "=" * (-len(fields["text.z"]) % 4)
     text = zlib.decompress(base64.urlsafe_b64decode(packed), -zlib.MAX_WBITS).decode()
     assert schedules.answer(text=text, p=p, m=m)["fault"] is None
-    short = report.text(Grade(lab, [replace(verdict, wrong=verdict.wrong[-1:])], 0, ""))
+    short = report.text(Grade(lab, [replace(verdict, wrong=[drawn])], 0, ""))
     assert link in short, "it is not folded"
 
 
@@ -266,3 +270,22 @@ def test_other_right_ways_earn_the_points(tmp_path, name):
     files = changed(lab, [edit for way in ways for edit in way.edits])
     found = graded(tmp_path, lab, files, seed=8)
     assert ways and not [line for verdict in found.verdicts for line in verdict.wrong]
+
+
+def test_the_next_best_plans_are_no_plan_in_other_words():
+    lab = LABS["planning"]
+    asked = [q for q in questions(lab, lab.task("10.4"), 0) if q.given["wanted"] > 1]
+    for question in asked:
+        right = question.right
+        assert judge(question, right) is None
+        number = len(right["seconds"])
+        first = {n: np.repeat(a[:1], number) if a.ndim else a for n, a in right.items()}
+        assert "there are 1 plan, not" in judge(question, first)
+        again = (
+            {"sequence": np.arange(number)},
+            {"cut": np.array(["layers", "blocks"] * 3)[:number]},
+        )
+        for other in again:
+            assert judge(question, first | other), other
+        alone = question.given["machine"]["ranks"] == 1
+        assert not alone or "no search tries" in judge(question, first | again[0])

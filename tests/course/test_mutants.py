@@ -15,6 +15,7 @@ import pytest
 from minidist.cli import main
 from minidist.course import mutant_tests, mutants, mutation_testing
 from minidist.course.mutants import Mutant
+from minidist.course.pytest_server import Server
 from minidist.mistakes import register
 from minidist.mistakes.edits import Edit
 from minidist.mistakes.register import mistakes
@@ -53,25 +54,43 @@ def test_there_are_mutants_of_every_family():
 def test_every_test_of_the_list_is_there_and_all_meet_the_same_ones():
     everything = set()
     for family in mutant_tests.FAMILIES:
-        batches = replace(HARMLESS, family=family).batches()
+        batches = replace(HARMLESS, family=family).batches([])
         met = {test for batch in batches for test in batch}
         everything.add(frozenset(test for test in met if "::" not in test))
         for test in met:
             assert (ROOT / test.partition("::")[0]).exists(), test
     assert len(everything) == 1
-    for test in mutant_tests.TIMING:
-        path, _, name = test.partition("::")
+    usual = HARMLESS.batches([])
+    assert replace(HARMLESS, killed_by="a/b.py::c").batches([]) == [["tests/a/b.py::c"], *usual]
+    known = {mistake.killed_by for mistake in mistakes().values()} - {""}
+    for test in (*mutant_tests.TIMING, *known):
+        path, _, name = test.partition("[")[0].partition("::")
         assert f"def {name}" in (ROOT / "tests" / path).read_text(), test
 
 
 def test_single_device_tests_run_where_they_could_be_affected():
-    assert mutant_tests.SINGLE_DEVICE not in HARMLESS.batches()
     assert "imports data_parallel/naive.py" in HARMLESS.why_single_device_tests_pass()
     inside = replace(HARMLESS, edits=(Edit("nn/linear.py:Linear.forward", "pass"),))
-    assert inside.batches()[0] == mutant_tests.SINGLE_DEVICE
     assert inside.why_single_device_tests_pass() is None
+    assert inside.batches(["a test"])[0] == ["a test"]
     wrong = replace(inside, family="translation")
-    assert wrong.batches()[0] == mutant_tests.FAMILIES["translation"][1]
+    assert wrong.why_single_device_tests_pass()
+    assert wrong.batches([])[0] == mutant_tests.FAMILIES["translation"][1]
+
+
+def test_a_mutant_meets_the_single_device_tests_that_call_what_it_changes(monkeypatch):
+    place = "nn/residual.py:Residual.forward", "y = layer(y, randomness)"
+    harmless = replace(HARMLESS, edits=(Edit(place[0], "y = layer(y)", place[1]),))
+    wrong = replace(HARMLESS, name="wrong", edits=(Edit(place[0], "y = layer(y) + 1.0", place[1]),))
+    met = []
+    files = ["tests/nn/test_conv.py", "tests/nn/test_residual.py"]
+    monkeypatch.setattr(mutation_testing, "SINGLE_DEVICE", files)
+    monkeypatch.setattr(Mutant, "batches", lambda self, single: met.append(single) or [single])
+    rows = {row["name"]: row for row in mutation_testing.judge([harmless, wrong])}
+    adds = "tests/nn/test_residual.py::test_a_residual_layer_adds_its_input_to_what_its_layers_give"
+    assert met[0] == met[1] and adds in met[0]
+    assert 1 < len(met[0]) and {test.partition("::")[0] for test in met[0]} == {files[1]}
+    assert rows["harmless"]["killed_by"] is None and rows["wrong"]["killed_by"] == adds
 
 
 def test_some_mutants_are_killed_by_the_command_and_the_numbers_say_why():
@@ -100,7 +119,7 @@ def test_some_mutants_are_killed_by_the_command_and_the_numbers_say_why():
 
 def test_what_no_test_kills_survives_and_that_is_exit_status_1(monkeypatch, capsys):
     monkeypatch.setattr(mutants, "load", lambda name: HARMLESS)
-    monkeypatch.setattr(Mutant, "batches", lambda self: [FEW, FEW])
+    monkeypatch.setattr(Mutant, "batches", lambda self, single: [FEW, FEW])
     assert main(["mutants", "--name", "harmless"]) == 1
     out = capsys.readouterr().out
     assert out.splitlines() == ["harmless  SURVIVED", "mutants: 1, harmless SURVIVED"]
@@ -134,14 +153,15 @@ def test_what_is_no_mutant_is_refused(monkeypatch, capsys, tmp_path):
 
 
 def test_a_run_that_takes_too_long_is_ended(monkeypatch):
-    run = mutation_testing.Run(HARMLESS, [FEW], limit=0.2)
-    try:
-        time.sleep(0.3)
-        assert run.ended
-        assert run.row()["killed_by"] is None and run.row()["diagnosis"] == "no verdict after 0 s"
-    finally:
-        run.close()
-    assert run.process.poll() is not None and not run.folder.exists()
+    servers = []
+    monkeypatch.setattr(mutation_testing, "LIMIT", 0.0)
+    monkeypatch.setattr(
+        mutation_testing, "Server", lambda root: servers.append(Server(root)) or servers[-1]
+    )
+    two = [HARMLESS, replace(HARMLESS, name="another")]
+    for row in mutation_testing.judge(two, at_once=1, tests=FEW):
+        assert row["killed_by"] is None and row["diagnosis"] == "no verdict after 0 s"
+    assert len(servers) == 2 and not any(server.process.poll() is None for server in servers)
 
 
 @pytest.mark.parametrize("kind, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -152,12 +172,12 @@ def test_ctrl_c_or_sigterm_ends_all_runs_and_leaves_nothing(tmp_path, kind, stat
         command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     end = time.monotonic() + 30
-    while not list(tmp_path.glob("minidist-mutant-*/output.txt")) and time.monotonic() < end:
+    while not list(tmp_path.glob("minidist-mutants-*/*/output.txt")) and time.monotonic() < end:
         time.sleep(0.02)
     running.send_signal(kind)
     _, err = running.communicate(timeout=30)
     assert running.returncode == status and ("interrupted" in err) == (kind is signal.SIGINT)
-    assert not list(tmp_path.glob("minidist-mutant-*"))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -170,11 +190,18 @@ def test_every_mutant_is_killed_and_says_what_it_should(capsys):
         if row["family"] not in mutant_tests.WRONG_EVERYWHERE:
             assert not row["killed_by"].startswith(tuple(mutant_tests.SINGLE_DEVICE))
         assert row["diagnosis"] and mistakes()[name].diagnosis in row["diagnosis"], row
+        by = mistakes()[name].killed_by
+        assert row["killed_by"].startswith(f"tests/{by}" if by else mutant_tests.CERTIFICATE), row
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_reference_survives_everything():
-    batches = [mutant_tests.SINGLE_DEVICE, *HARMLESS.batches()]
-    (row,) = mutation_testing.judge([HARMLESS], tests=[test for batch in batches for test in batch])
-    assert row["killed_by"] is None and row["diagnosis"] is None, row
+def test_the_reference_survives_everything_and_a_mutant_all_tests_of_a_single_device():
+    chosen = [mutants.load(name) for name in mutants.names()]
+    alone = [mutant for mutant in chosen if not mutant.why_single_device_tests_pass()]
+    batches = [mutant_tests.SINGLE_DEVICE, *HARMLESS.batches([])]
+    rows = [
+        *mutation_testing.judge(alone, tests=mutant_tests.SINGLE_DEVICE),
+        *mutation_testing.judge([HARMLESS], tests=[test for batch in batches for test in batch]),
+    ]
+    assert len(rows) > 5 and not [row for row in rows if row["killed_by"] or row["diagnosis"]]

@@ -2,8 +2,10 @@
 
 import pytest
 
-from minidist.course import mutants, property_lab
+from minidist.course import property_lab
+from minidist.course.lab import mutants, of_mutants
 from minidist.course.sandbox.limits import Limits
+from minidist.mistakes import register
 
 KILLED = ["no_all_reduce", "weights_averaged"]  # by the example that is handed out
 
@@ -18,21 +20,22 @@ def property_forge():
 
 @pytest.fixture
 def few_mutants(monkeypatch):
-    monkeypatch.setattr(mutants, "names", lambda: [*KILLED, "off_by_one_ring"])
+    few = {name: register.find(name) for name in (*KILLED, "off_by_one_ring")}
+    monkeypatch.setattr(register, "mistakes", lambda: few)
 
 
 def points_of(folder, source, seed=0):
     (folder / "minidist").mkdir()
     (folder / "minidist" / property_lab.FILE).write_text(source, encoding="utf-8")
-    return property_lab.grade(folder, property_lab.lab(), seed, Limits(seconds=10))
+    return property_lab.grade(folder, of_mutants(), seed, Limits(seconds=10))
 
 
 @pytest.mark.usefixtures("few_mutants")
 def test_the_example_kills_what_its_handout_says_and_no_more(tmp_path):
     grade = points_of(tmp_path, property_lab.STARTER)
-    assert [v.passed for v in grade.verdicts] == [True, True, False]
-    assert grade.verdicts[2].wrong == ["no property raises beside it"]
-    assert grade.points == 2 * property_lab.POINTS and grade.defences
+    assert [v.passed for v in grade.verdicts] == [True, False, True]
+    assert grade.verdicts[1].wrong == ["no property raises beside it"]
+    assert grade.points == 4 and grade.defences
 
 
 @pytest.mark.usefixtures("few_mutants")
@@ -59,7 +62,7 @@ def test_the_example_kills_what_its_handout_says_and_no_more(tmp_path):
 def test_what_the_reference_does_not_survive_is_worth_nothing(tmp_path, source, why):
     (tmp_path / "minidist").mkdir()
     (tmp_path / "minidist" / property_lab.FILE).write_text(source, encoding="utf-8")
-    grade = property_lab.grade(tmp_path, property_lab.lab(), limits=Limits(seconds=2))
+    grade = property_lab.grade(tmp_path, of_mutants(), limits=Limits(seconds=2))
     assert grade.points == 0 and why in grade.verdicts[0].wrong[0]
 
 
@@ -100,8 +103,8 @@ def test_what_tells_mutants_from_the_reference_without_a_property_is_worth_nothi
 
 def test_without_the_file_there_are_no_points_and_the_handout_names_every_mutant(tmp_path):
     (tmp_path / "minidist").mkdir()
-    grade = property_lab.grade(tmp_path, property_lab.lab())
+    grade = property_lab.grade(tmp_path, of_mutants())
     assert grade.points == 0 and "there is no minidist/properties.py" in grade.verdicts[0].wrong[0]
     property_lab.write(tmp_path / "new")
     handout = (tmp_path / "new" / "README.md").read_text(encoding="utf-8")
-    assert all(mutants.load(name).symptom in handout for name in mutants.names())
+    assert all(mutant.symptom in handout for mutant in mutants())

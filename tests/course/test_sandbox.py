@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from minidist.course.question import ask
-from minidist.course.sandbox import Sandbox, bubblewrap, module
-from minidist.course.sandbox.environment import folders
+from minidist.course.sandbox import Sandbox, bubblewrap
 from minidist.course.sandbox.limits import LINUX, Limits, claim_user
-from minidist.course.sandbox.supervisor import defences
+from minidist.course.sandbox.supervisor import defences, folders
 from minidist.course.sandbox.untrusted import read, remove, remove_files_of
 from minidist.mistakes.overlay import PACKAGE
+from minidist.mistakes.planted import module_of
 from tests.course import tiny_probes
-from tests.course.tiny import GPIPE, NOT_WRAPPED, OTHER, TINY, WRAPPED
+from tests.course.tiny import GPIPE, NOT_WRAPPED, OTHER, TINY, WRAPPED, choose
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits(seconds=20)
@@ -73,8 +73,9 @@ def test_ranks_that_are_threads_fit_the_limits(sandbox):
 
 
 @pytest.mark.parametrize("wrapped", [WRAPPED, NOT_WRAPPED])
-def test_the_students_process_finds_nothing_of_the_grader_around_it(wrapped):
-    with Sandbox(TINY, LIMITS, wrapped) as sandbox:
+def test_the_students_process_finds_nothing_of_the_grader_around_it(wrapped, monkeypatch):
+    choose(monkeypatch, wrapped)
+    with Sandbox(TINY, LIMITS) as sandbox:
         (found,) = sandbox.ask([ask("", tiny_probes.surroundings)]).answers
         rights = sandbox._folder.stat().st_mode & 0o777
     assert not any("site-packages" in path for path in found["path"])
@@ -98,11 +99,12 @@ def test_the_students_process_finds_nothing_of_the_grader_around_it(wrapped):
 
 
 @pytest.mark.parametrize("wrapped", [WRAPPED, NOT_WRAPPED])
-def test_the_students_code_does_not_reach_the_host(wrapped):
+def test_the_students_code_does_not_reach_the_host(wrapped, monkeypatch):
+    choose(monkeypatch, wrapped)
     closed = [str(ROOT / "tests"), str(PACKAGE / "comm"), "/home", "/sys"] if wrapped else []
     open_to_all = ["/tmp", "/dev/shm"] if wrapped else []
     listener = socket.create_server(("127.0.0.1", 0))
-    with listener, Sandbox(TINY, LIMITS, wrapped) as sandbox:
+    with listener, Sandbox(TINY, LIMITS) as sandbox:
         sandbox.build({})
         writable = [str(sandbox.tree), str(ROOT), "/etc", "/dev", *open_to_all]
         given = {"readable": closed, "writable": writable, "port": listener.getsockname()[1]}
@@ -156,7 +158,8 @@ def test_a_machine_on_which_root_is_the_only_user_still_asks(monkeypatch):
         raise PermissionError
 
     monkeypatch.setattr(os, "chown", refuse)
-    with Sandbox(TINY, LIMITS, wrapped=False) as sandbox:
+    choose(monkeypatch, wrapped=False)
+    with Sandbox(TINY, LIMITS) as sandbox:
         (answer,) = sandbox.ask([SEVEN]).answers
     assert answer["x"] == 7 and sandbox.defences.startswith("limits; no bubblewrap")
 
@@ -195,8 +198,8 @@ def test_the_copy_holds_nothing_compiled_and_of_the_course_this_labs_probes_alon
 
 
 def test_the_name_of_a_file_is_that_of_its_module():
-    assert module("nn/linear.py") == "minidist.nn.linear"
-    assert module("autograd/__init__.py") == "minidist.autograd"
+    assert module_of("nn/linear.py") == "minidist.nn.linear"
+    assert module_of("autograd/__init__.py") == "minidist.autograd"
 
 
 GOOD = [["x", "<f8", [2]]]
@@ -257,6 +260,14 @@ def test_errors_and_names_have_a_length(tmp_path):
     assert read(tmp_path / "0") == "x" * 4000
     (tmp_path / "0").write_bytes(json.dumps([["x" * 1000, "<f8", [0]]] * 300).encode() + b"\n")
     assert read(tmp_path / "0") == "the answer is not what the sandbox writes"
+
+
+@pytest.mark.parametrize("shape", [[10**12, 0], [0, 10**12], [2, 10**6, 0, 10**6]])
+def test_an_array_without_numbers_has_no_more_rows_than_others_may_have(tmp_path, shape):
+    (tmp_path / "0").write_bytes(json.dumps([["x", "<i8", shape]]).encode() + b"\n")
+    assert read(tmp_path / "0") == "the answer is not what the sandbox writes"
+    (tmp_path / "0").write_bytes(json.dumps([["x", "<i8", [3, 0]]]).encode() + b"\n")
+    assert read(tmp_path / "0")["x"].tolist() == [[], [], []]
 
 
 def test_an_answer_that_is_no_file_is_none(tmp_path):

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -185,9 +186,11 @@ def test_a_pair_says_which_functions_and_where_the_longest_run_begins():
 
 @pytest.fixture
 def handed_in(tmp_path):
-    """Return a folder of submissions: a pair, a stranger, and some that are no submissions."""
+    """Return a folder of submissions: a pair, of which one is a .zip, and strangers."""
     copy = disguised(INDEPENDENT["ana"], all_at_once)
-    for name, files in {**INDEPENDENT, "zoe": copy}.items():
+    with zipfile.ZipFile(tmp_path / "zoe.zip", "w") as archive:
+        archive.writestr(f"mine/minidist/{PATH}", copy[PATH])
+    for name, files in INDEPENDENT.items():
         target = tmp_path / name / "minidist" / PATH
         target.parent.mkdir(parents=True)
         target.write_text(files[PATH], encoding="utf-8")
@@ -205,14 +208,14 @@ def test_the_command_writes_a_table_or_json(handed_in, capsys):
     status, out, _ = lab_similar(capsys, handed_in)
     header, _, row, *_ = out.splitlines()
     assert status == 0 and header.startswith("4 submissions; 1 pair ")
-    assert re.fullmatch(r"0\.\d\d +\d+ +ana \S+:\d+ +zoe \S+:\d+ +2\.\d .*", row)
+    assert re.fullmatch(r"0\.\d\d +\d+ +ana \S+:\d+ +zoe\.zip \S+:\d+ +2\.\d .*", row)
     folders = sorted(handed_in.iterdir())
     status, out, _ = lab_similar(capsys, *folders, "--json", "--above", "0")
     found = json.loads(out)
     shares = [pair["share"] for pair in found["pairs"]]
     assert status == 0 and found["lab"] == "collectives" and found["not read"] == []
     assert len(shares) == 10 and shares == sorted(shares, reverse=True)
-    assert found["pairs"][0]["between"] == ["ana", "zoe"]
+    assert found["pairs"][0]["between"] == ["ana", "zoe.zip"]
     assert lab_similar(capsys, handed_in, "--above", "1")[1].startswith("4 submissions; 0 pairs")
 
 
@@ -236,13 +239,20 @@ def test_what_cannot_be_read_is_named_and_stops_nothing(handed_in, capsys):
     (handed_in / "link" / "minidist" / PATH).symlink_to(handed_in / "ana" / "minidist" / PATH)
     (handed_in / "loop" / "minidist" / PATH).symlink_to(handed_in / "loop" / "minidist" / PATH)
     (handed_in / "folder" / "minidist" / PATH).mkdir()
+    with zipfile.ZipFile(handed_in / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"minidist/{PATH}", b"#" * (1 << 27))
+    (handed_in / "half.zip").write_bytes(b"PK\3\4 and no more")
     (handed_in / "nothing").mkdir()
     (handed_in / "\x1b[31mred").mkdir()
     status, out, _ = lab_similar(capsys, handed_in, "--json")
     found = json.loads(out)
     unread = {remark.split("/")[0].split(":")[0] for remark in found["not read"]}
     assert status == 0 and not marker.exists()
-    assert unread == {"text", "huge", "pipe", "link", "loop", "folder", "nothing", r"'\x1b[31mred"}
+    assert unread == {"text", "huge", "pipe", "link", "loop", "folder", "nothing"} | {
+        "bomb.zip",
+        "half.zip",
+        r"'\x1b[31mred",
+    }
     assert {"ana", "cut"} in [set(pair["between"]) for pair in found["pairs"]], "up to the error"
     assert "\x1b" not in lab_similar(capsys, handed_in)[1]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minidist.mistakes.overlay import PACKAGE, build, replaced
+from minidist.mistakes.overlay import BUILT_FROM, PACKAGE, build, is_built, replaced
 from minidist.mistakes.register import find
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +28,17 @@ def test_the_tree_is_the_package_but_for_what_is_replaced_or_left_out(tmp_path):
     assert there == {p for p in want if p.parts[0] not in ("mistakes", "hybrid.py")}
     assert replaced(tmp_path)[NAIVE] == "changed = True\n"
     assert source() != "changed = True\n"
+
+
+def test_a_linked_tree_has_files_of_its_own_where_it_differs(tmp_path):
+    first, second = build(tmp_path / "first", {}), tmp_path / "second"
+    build(second, {NAIVE: "changed = True\n"}, linked=first)
+    assert is_built(first) and is_built(second) and not is_built(tmp_path)
+    assert (first / "minidist" / NAIVE).read_text() == source()
+    assert (second / "minidist" / NAIVE).read_text() == "changed = True\n"
+    assert (first / "minidist" / "rng.py").samefile(second / "minidist" / "rng.py")
+    assert (first / "minidist" / BUILT_FROM).read_text() == str(ROOT)
+    assert (second / "minidist" / BUILT_FROM).read_text() == str(first)
 
 
 def test_what_the_package_does_not_have_cannot_be_replaced(tmp_path):

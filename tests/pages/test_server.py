@@ -15,7 +15,7 @@ import pytest
 from minidist.pages import answers, schedules, server
 from minidist.pages.sandboxed import Written
 from tests.comm.test_cluster import gone
-from tests.course.tiny import WHY_NOT
+from tests.course.tiny import WHY_NOT, choose
 from tests.test_killed import below
 
 GPIPE = """
@@ -30,12 +30,12 @@ ENDLESS = "\n\nwhile True: pass\n"
 def serving(seconds=1.0, wrapped=True):
     """Give a server whose sandbox ends a program after some seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server, "Written", partial(Written, seconds, wrapped))
-        running = server.Server()
-    with running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        yield running
-        running.shutdown()
+        patch.setattr(server, "Written", partial(Written, seconds))
+        choose(patch, wrapped)
+        with server.Server() as running:
+            threading.Thread(target=running.serve_forever, daemon=True).start()
+            yield running
+            running.shutdown()
 
 
 @pytest.fixture(scope="module")

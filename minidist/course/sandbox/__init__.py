@@ -39,25 +39,30 @@ import re
 import shutil
 import socket
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from minidist.course.answers import Answer
 from minidist.course.lab import Lab
 from minidist.course.question import Question
-from minidist.course.sandbox.environment import open_to_all
-from minidist.course.sandbox.limits import USUAL, Limits, claim_user, most_processes
+from minidist.course.sandbox.limits import (
+    USUAL,
+    Limits,
+    claim_user,
+    most_processes,
+    open_to_all,
+)
 from minidist.course.sandbox.supervisor import Supervisor
 from minidist.course.sandbox.untrusted import beginning, contents, read, remove, remove_files_of
 from minidist.mistakes import overlay
+from minidist.mistakes.planted import module_of
 
 PROBES = "minidist.course.labs"  # and there NAME.probes
 ANSWERS = "course", "mistakes"  # folders that a student's minidist does not have
 IN_FOLDERS = r"\S*-packages/|/proc/self/fd/\d+/"  # where a dependency is imported from
 
 
-@dataclass(frozen=True)
-class Heard:
+class Heard(NamedTuple):
     """The result: an answer per question, or why there is none; and what was printed."""
 
     answers: list[Answer | str]
@@ -69,20 +74,13 @@ class Sandbox:
 
     lab       whose tasks are to be written; None: minidist is whole, and all calls are `call`s
     files     what else an error names as the student's own
-    wrapped   whether bubblewrap is used where it works
     defences  what the machine has of them, and what is not prevented
 
     Use it as a context: at its end the folder and all processes are removed.
     """
 
-    def __init__(
-        self,
-        lab: Lab | None,
-        limits: Limits = USUAL,
-        wrapped: bool = True,
-        files: tuple[str, ...] = (),
-    ):
-        self.lab, self.limits, self.wrapped = lab, limits, wrapped
+    def __init__(self, lab: Lab | None, limits: Limits = USUAL, files: tuple[str, ...] = ()):
+        self.lab, self.limits = lab, limits
         self.files = [*files, *(lab.files if lab else [])]
         self.tree: Path | None = None
         self.defences = ""
@@ -174,7 +172,7 @@ class Sandbox:
 
     def _imports(self, paths) -> dict[str, str]:
         """Import files, in one process; return {path: what was wrong, or ""}."""
-        heard = self.call([(PROBES, "load", {"name": module(path)}) for path in paths])
+        heard = self.call([(PROBES, "load", {"name": module_of(path)}) for path in paths])
         found = [answer if isinstance(answer, str) else "" for answer in heard.answers]
         return dict(zip(paths, found, strict=True))
 
@@ -196,7 +194,7 @@ class Sandbox:
         }
         try:
             if self._supervisor is None:
-                self._supervisor = Supervisor(self._folder, self._user, self.wrapped)
+                self._supervisor = Supervisor(self._folder, self._user)
                 self.defences = self._supervisor.defences
             result = self._supervisor.ask(order, self.limits.seconds + 30)
         except (OSError, ValueError):  # ValueError: its last line is cut off
@@ -214,11 +212,6 @@ class Sandbox:
         if self._supervisor is not None:
             self._supervisor.stop()
         self._supervisor = None
-
-
-def module(path: str) -> str:
-    """Return the name under which a file of the package is imported."""
-    return f"minidist/{path}".removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def _none(number: int, scratch: Path, ended: str) -> str:

@@ -1,9 +1,10 @@
-"""What a student's processes may use, and which user they run as."""
+"""What a student's processes may use, which user they run as, and where their files are."""
 
 import contextlib
 import os
 import random
 import socket
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,15 @@ class Limits:
 USUAL = Limits()
 
 
+def _processes() -> list[tuple[int, int]]:
+    """Return (user, number of threads) of every process (Linux)."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            found.append((entry.stat().st_uid, len(os.listdir(entry / "task"))))
+    return found
+
+
 def claim_user() -> tuple[int, socket.socket]:
     """Return a user without processes, and a lock that keeps other graders from taking the same.
 
@@ -38,13 +48,11 @@ def claim_user() -> tuple[int, socket.socket]:
     taken = {user for user, _ in _processes()}
     for number in random.SystemRandom().sample(range(61184, 65520), 1000):
         claim = socket.socket(socket.AF_UNIX)
-        try:
+        with contextlib.suppress(OSError):
             if LINUX:
                 claim.bind(f"\0minidist-lab-{number}")
             if number not in taken:
                 return number, claim
-        except OSError:
-            pass
         claim.close()
     raise RuntimeError("there is no free user between 61184 and 65519")
 
@@ -58,10 +66,11 @@ def most_processes(margin: int, user: int | None) -> int | None:
     return margin + sum(threads for owner, threads in _processes() if owner == os.getuid())
 
 
-def _processes() -> list[tuple[int, int]]:
-    """Return (user, number of threads) of every process (Linux)."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended
-            found.append((entry.stat().st_uid, len(os.listdir(entry / "task"))))
-    return found
+def open_to_all() -> str:
+    """Return a folder for temporary files; for root, one that other users can enter."""
+    places = [tempfile.gettempdir(), "/tmp", "/var/tmp"]
+    if os.geteuid() == 0:
+        for place in places:
+            if all(folder.stat().st_mode & 1 for folder in [Path(place), *Path(place).parents]):
+                return place
+    return places[0]

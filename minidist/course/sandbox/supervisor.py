@@ -1,6 +1,8 @@
 """The supervisor's process, as the grader sees it: it is started, asked and stopped here."""
 
 import contextlib
+import functools
+import importlib.util
 import json
 import os
 import pickle
@@ -10,12 +12,29 @@ import sys
 from pathlib import Path
 
 from minidist.course.sandbox import bubblewrap
-from minidist.course.sandbox.environment import DEPENDENCIES, folders, variables
 from minidist.course.sandbox.limits import LINUX
 from minidist.course.sandbox.untrusted import beginning
 
 INSIDE = Path(__file__).with_name("inside")
 PYTHON = str(Path(sys.executable).resolve())
+DEPENDENCIES = ["numpy", "cloudpickle", "threadpoolctl", "tqdm"]
+
+
+def variables() -> dict[str, str]:
+    """Return the few variables that the student's process gets; BLAS has one thread."""
+    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    threads = [f"{name}_NUM_THREADS" for name in ("OPENBLAS", "OMP", "MKL")]
+    threads.append("VECLIB_MAXIMUM_THREADS")
+    own = {"MALLOC_ARENA_MAX": "2", "PATH": "/usr/bin:/bin"}
+    return {**kept, **dict.fromkeys(threads, "1"), **own}
+
+
+@functools.cache
+def folders() -> tuple[str, ...]:
+    """Return the folders that the dependencies are imported from."""
+    specs = [importlib.util.find_spec(name) for name in DEPENDENCIES]
+    found = [spec.submodule_search_locations or [spec.origin or ""] for spec in specs if spec]
+    return tuple(sorted({str(Path(path).parent) for paths in found for path in paths}))
 
 
 class Supervisor:
@@ -23,17 +42,16 @@ class Supervisor:
 
     folder    what it may read; folder/asked: what the student's processes may write to
     user      whom they run as; None: the grading user
-    wrapped   whether bubblewrap is used where it works
     defences  what the machine has of them, and what is therefore not prevented
     """
 
-    def __init__(self, folder: Path, user: int | None, wrapped: bool):
+    def __init__(self, folder: Path, user: int | None):
         root = user is not None
         self._problems = folder / "supervisor"
         command = [PYTHON, "-s", "-P", "-S", "-B", "-X", "utf8", str(INSIDE)]
         environment, imported = variables(), list(folders())
         opened: list[int] = []
-        why_not = bubblewrap.why_not(root, folders()) if wrapped else "it is not wanted"
+        why_not = bubblewrap.why_not(root, folders())
         if why_not is None:
             readable = [*imported, str(INSIDE), str(folder)]
             command = bubblewrap.wrapped(command, root, readable, [str(folder / "asked")])
@@ -45,8 +63,14 @@ class Supervisor:
             environment["PYTHONHOME"] = home
         self._start(command, environment, opened)
         alone = root and why_not is not None
-        network = self._setup({"modules": DEPENDENCIES, "folders": imported, "alone": alone})
-        self.defences = defences(user, why_not, network)
+        try:
+            order = {"modules": DEPENDENCIES, "folders": imported, "alone": alone}
+            no_network = self.ask(order, 60)["no network"]
+        except (OSError, ValueError) as error:
+            self.stop()
+            why = beginning(self._problems) or error
+            raise RuntimeError(f"the sandbox does not start: {why}") from None
+        self.defences = defences(user, why_not, no_network)
 
     def _start(self, command: list[str], environment: dict[str, str], opened: list[int]) -> None:
         with self._problems.open("wb") as file:
@@ -64,15 +88,6 @@ class Supervisor:
             os.close(number)
         assert self._process.stdin and self._process.stdout
         self._orders, self._results = self._process.stdin, self._process.stdout
-
-    def _setup(self, order: dict) -> bool:
-        """Tell it what to load; return whether it has left the network."""
-        try:
-            return self.ask(order, 60)["no network"]
-        except (OSError, ValueError) as error:
-            self.stop()
-            why = beginning(self._problems) or error
-            raise RuntimeError(f"the sandbox does not start: {why}") from None
 
     def ask(self, order: dict, seconds: float) -> dict:
         """Send an order, return its result. OSError, ValueError: it has ended, or is too late."""

@@ -1,21 +1,18 @@
 """Read untrusted files, from a student or a student's process; remove their folders entirely."""
 
 import contextlib
-import io
 import json
 import math
 import os
 import stat
 import tempfile
-import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from minidist.course.answers import Answer
 
-LARGEST = 1 << 24  # bytes of an answer, of a .zip
+LARGEST = 1 << 24  # bytes of an answer
 HEAD = 1 << 18  # of them in its line of names, types and shapes
 KINDS = "biufU"  # of NumPy's data types
 
@@ -50,6 +47,8 @@ def _arrays(fields: list, rest: bytes) -> Answer:
         dtype = np.dtype(kind)
         if dtype.kind not in KINDS or any(type(size) is not int or size < 0 for size in shape):
             raise ValueError(f"{name} is no array of numbers")
+        if math.prod(max(1, length) for length in shape) > LARGEST:  # [10**12, 0] is as many lists
+            raise ValueError(f"{name} is too large")
         size = math.prod(shape) * dtype.itemsize
         if len(rest) - begin < size:
             raise ValueError(f"{name} is cut off")
@@ -75,43 +74,6 @@ def contents(path: Path, most: int) -> bytes | None:
 def beginning(path: Path) -> str:
     """Return a file's first 4000 bytes as text; "" if it is no regular file."""
     return (contents(path, 4000) or b"")[:4000].decode("utf-8", "replace")
-
-
-def holder(folder: Path, name: str, is_there: Callable[[Path], bool]) -> Path | None:
-    """Return the folder that has `name`: this one or, as in zipped folders, the only one in it."""
-    if is_there(folder / name):
-        return folder
-    inner = [path.parent for path in folder.glob(f"*/{name}") if is_there(path)]
-    inner = [path for path in inner if not path.is_symlink() and path.name != "__MACOSX"]
-    return inner[0] if len(inner) == 1 else None
-
-
-def unzip(path: Path, folder: Path, files: list[str], most: int) -> Path:
-    """Write folder/minidist/FILE for each of `files` in a .zip; return `folder`.
-
-    They are at its root or in its only folder. No more than `most` + 1 bytes of each are read, and
-    nothing else. ValueError if it cannot be read, or has no minidist.
-    """
-    whole = contents(path, LARGEST) or b""
-    if len(whole) > LARGEST:
-        raise ValueError(f"{path.name} has more than {LARGEST >> 20} MB")
-    try:
-        with zipfile.ZipFile(io.BytesIO(whole)) as archive:
-            found = [name.partition("minidist/") for name in archive.namelist()]
-            roots = {before for before, here, _ in found if here and before.count("/") < 2}
-            roots = {""} if "" in roots else {r for r in roots if r[-1] == "/"} - {"__MACOSX/"}
-            for file in files if len(roots) == 1 else ():
-                with (
-                    contextlib.suppress(KeyError),
-                    archive.open(f"{min(roots)}minidist/{file}") as f,
-                ):
-                    (folder / "minidist" / file).parent.mkdir(parents=True, exist_ok=True)
-                    (folder / "minidist" / file).write_bytes(f.read(most + 1))
-    except Exception as error:  # whatever it is that they have thought of
-        raise ValueError(f"{path.name} cannot be unpacked: {error}") from None
-    if not folder.is_dir():
-        raise ValueError(f"{path.name} has no folder minidist with a file of the lab")
-    return folder
 
 
 def remove(folder: Path) -> None:

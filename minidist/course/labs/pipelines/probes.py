@@ -57,8 +57,8 @@ def read(rows, placement):
     return Programs([[action(numbers) for numbers in own] for own in rows], placement)
 
 
-def schedule(name, p, m, chunks=1):
-    return written(programs(name, p, m, chunks))
+def schedule(name, p, m, chunks=1, **options):
+    return written(programs(name, p, m, chunks, **options))
 
 
 def refusal(name, p, m, chunks):

@@ -51,11 +51,18 @@ def sizes(rng: Random) -> Iterator[tuple[str, int, int]]:
 def gpipe(rng: Random) -> Questions:
     for group, p, m in sizes(rng):
         yield scheduled(rng, group, "gpipe", p, m, exactly=True)
+    for p, m, v in ((1, 3, 2), (2, int(rng.integers(3, 6)), 3), (4, int(rng.integers(2, 7)), 2)):
+        yield scheduled(rng, "several chunks", "looped_bfs", p, m, v, exactly=True)
 
 
 def one_f_one_b(rng: Random) -> Questions:
     for group, p, m in sizes(rng):
         yield scheduled(rng, group, "1f1b", p, m)
+    for replicas in ([2, 1], [1, int(rng.integers(2, 4))], [2, 3, 1], [1]):
+        m = int(rng.integers(6, 12))
+        given = {"name": "pipedream", "p": sum(replicas), "m": m, "replicas": replicas}
+        about = f"without an end, {replicas} replicas, {m} minibatches"
+        yield ask(about, probes.schedule, group="replicated stages", **given)
 
 
 def interleaved(rng: Random) -> Questions:

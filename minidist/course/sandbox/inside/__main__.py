@@ -1,6 +1,6 @@
 """The supervisor: runs the student's processes, watches them, and removes everything afterwards.
 
-    python -I -S inside < orders
+    python -s -P -S -B inside < orders
 
 It is the grader's child and never runs the student's code itself. The orders come pickled on its
 input: what to load once, then what to ask and where, one at a time. When the input ends, because
@@ -16,6 +16,7 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 
 sys.path[0:0] = [os.path.dirname(os.path.abspath(__file__))]
 import student  # type: ignore[import-not-found]  # noqa: E402  # beside this file
@@ -103,29 +104,20 @@ def watch(child: int, order: dict) -> str:
     while True:
         if select.select([0], [], [], LOOK_EVERY)[0]:
             sys.exit(1)  # the grader has gone
-        pid, status = reap()
-        while pid not in (0, child):
-            pid, status = reap()
-        if pid == child:
-            if os.WIFSIGNALED(status):
-                name = signal.Signals(os.WTERMSIG(status)).name
-                return f"the process was ended by the signal {name}"
-            return f"the process ended with exit code {os.WEXITSTATUS(status)}"
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            code = os.waitstatus_to_exitcode(status)
+            if code < 0:
+                return f"the process was ended by the signal {signal.Signals(-code).name}"
+            return f"the process ended with exit code {code}"
         if time.monotonic() > deadline:
             return f"stopped after {order['seconds']:g} s"
         looks += 1
         if looks % 5 == 0:
             if space([order["scratch"], order["output"]], order["disk"]) > order["disk"]:
                 return f"stopped: it wrote more than {order['disk'] >> 20} MB"
-            if resident(child) > order["memory"]:
+            if resident() > order["memory"]:
                 return f"stopped: its processes held more than {order['memory'] >> 20} MB"
-
-
-def reap() -> tuple[int, int]:
-    try:
-        return os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return 0, 0
 
 
 def end_all(child: int, user: int | None) -> None:
@@ -146,10 +138,8 @@ def end_all(child: int, user: int | None) -> None:
 
 def kill(pid: int) -> None:
     for send in (os.killpg, os.kill):
-        try:
+        with suppress(ProcessLookupError, PermissionError):
             send(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
 
 
 def kill_user(user: int) -> None:
@@ -169,13 +159,9 @@ def descendants() -> list[int]:
     if not LINUX:
         return []
     children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdecimal():
-            try:
-                with open(f"/proc/{entry}/stat", "rb") as file:
-                    parent = int(file.read().rpartition(b")")[2].split()[1])
-            except OSError:
-                continue
+    for entry in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError), open(f"/proc/{entry}/stat", "rb") as file:
+            parent = int(file.read().rpartition(b")")[2].split()[1])
             children.setdefault(parent, []).append(int(entry))
     found = [os.getpid()]
     for pid in found:
@@ -183,15 +169,12 @@ def descendants() -> list[int]:
     return found[1:]
 
 
-def resident(child: int) -> int:
-    """Return the bytes of memory that the process and its descendants hold (Linux)."""
+def resident() -> int:
+    """Return the bytes of memory that this process's descendants hold (Linux)."""
     pages = 0
     for pid in descendants():
-        try:
-            with open(f"/proc/{pid}/statm") as file:
-                pages += int(file.read().split()[1])
-        except OSError:
-            pass
+        with suppress(OSError), open(f"/proc/{pid}/statm") as file:
+            pages += int(file.read().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -200,14 +183,11 @@ def space(paths: list[str], enough: int) -> int:
     total, waiting = 0, list(paths)
     while waiting and total <= enough:
         path = waiting.pop()
-        try:
-            found = os.lstat(path)
+        with suppress(OSError):
+            total += max(4096, os.lstat(path).st_size)
             if os.path.isdir(path) and not os.path.islink(path):
                 with os.scandir(path) as entries:
                     waiting += [entry.path for entry in entries]
-        except OSError:
-            continue
-        total += max(4096, found.st_size)
     return total
 
 

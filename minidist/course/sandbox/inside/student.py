@@ -16,6 +16,7 @@ import resource
 import signal
 import sys
 import traceback
+from contextlib import suppress
 
 NO_NEW_PRIVS, DEATH_SIGNAL = 38, 1
 IN_FOLDERS = re.compile(r".*-packages/|/proc/self/fd/\d+/")  # where a dependency is imported from
@@ -46,20 +47,11 @@ def main(order: dict, began: int) -> None:
 
 
 def confine(order: dict) -> None:
-    """Become the student's user, if there is one, with the limits of the order."""
+    """Become the student's user, if there is one; set the kernel's limits, also of children."""
     if order["user"] is not None:
         os.setgroups([])
         os.setgid(order["user"])
         os.setuid(order["user"])
-    limit(order)
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "prctl"):  # Linux
-        libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
-        libc.prctl(DEATH_SIGNAL, 9, 0, 0, 0)
-
-
-def limit(order: dict) -> None:
-    """Set the kernel's limits of this process and its children."""
     limits = {
         resource.RLIMIT_CPU: 2 * int(order["seconds"] + 1),
         resource.RLIMIT_AS: order["memory"],
@@ -70,10 +62,12 @@ def limit(order: dict) -> None:
     if order["processes"] is not None:
         limits[resource.RLIMIT_NPROC] = order["processes"]
     for kind, value in limits.items():
-        try:
+        with suppress(ValueError, OSError):  # the user's own limit is lower, or there is none such
             resource.setrlimit(kind, (value, value))
-        except (ValueError, OSError):  # the user's own limit is lower, or there is none such
-            pass
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):  # Linux
+        libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
+        libc.prctl(DEATH_SIGNAL, 9, 0, 0, 0)
 
 
 def answer(order: dict) -> None:
@@ -89,11 +83,8 @@ def answer(order: dict) -> None:
 
 def note_place(order: dict) -> None:
     """Write down which lines of the student's files the threads execute; they go on."""
-    try:
-        with open(f"{order['scratch']}/place", "w") as file:
-            file.write("\n".join(places(order["tree"], order["files"])))
-    except Exception:  # the code that it interrupts is not to see it
-        pass
+    with suppress(Exception), open(f"{order['scratch']}/place", "w") as file:
+        file.write("\n".join(places(order["tree"], order["files"])))
 
 
 def places(tree: str, theirs: list[str]) -> list[str]:
@@ -133,8 +124,8 @@ def failure(error: BaseException, tree: str, theirs: list[str]) -> str:
             return "\n".join([*where, f"NotImplementedError: {error}"[:200]])
         own = [frame for frame in frames if frame[0] in theirs]
         after = list(itertools.takewhile(lambda frame: frame[0] not in theirs, reversed(frames)))
-        if names_place(error) or isinstance(error, SyntaxError):  # it says itself where it happened
-            after = []
+        if type(error).__module__ == "minidist.errors" or isinstance(error, SyntaxError):
+            after = []  # it says itself where it happened
         both = [*own[-4:], *reversed(after[:2])]
         kept = [f"{at}\n    {line}" if line else at for _, at, line in both]
         lines = [*head, *kept, "".join(traceback.format_exception_only(error)).rstrip()]
@@ -148,21 +139,12 @@ def failure(error: BaseException, tree: str, theirs: list[str]) -> str:
         return f"{type(error).__name__}, which cannot be shown"
 
 
-def names_place(error: BaseException) -> bool:
-    """Return whether an error is one of minidist.errors, whose messages say where it happened."""
-    return type(error).__module__ == "minidist.errors"
-
-
 def shown(stack, tree: str) -> list[tuple[str, str, str]]:
-    """Return (file, where, line of the source or "") of the frames of a stack.
-
-    importlib's frames are left out.
-    """
+    """Return (file, where, line of the source or "") of a stack's frames, without importlib's."""
     found = []
     for frame, number in stack:
         code = frame.f_code
-        name = code.co_filename.removeprefix(f"{tree}/minidist/")
-        name = IN_FOLDERS.sub("", name)
+        name = IN_FOLDERS.sub("", code.co_filename.removeprefix(f"{tree}/minidist/"))
         if not name.startswith("<frozen "):
             line = linecache.getline(code.co_filename, number or 0).strip()  # between lines: None
             found.append((name, f"{name}, line {number}, in {code.co_qualname}", line))

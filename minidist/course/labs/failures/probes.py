@@ -1,0 +1,248 @@
+"""What the failures lab asks of a student's code; it runs beside that code, and judges nothing.
+
+Checkpoints are in real folders. A rank may stop, or the power fail, before each change there: of a
+name, or an fsync.
+"""
+
+import json
+import os
+import shutil
+import sys
+from collections import Counter
+from itertools import count, islice
+from math import prod
+from pathlib import Path
+from stat import S_ISDIR
+from tempfile import TemporaryDirectory
+from threading import current_thread
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import numpy as np
+
+from minidist import checkpoint, nn, run
+from minidist.checkpoint import manifest
+from minidist.checkpoint.resharding import pieces
+from minidist.course.labs.ranks import refused
+from minidist.datasets import Sampler, sampler
+from minidist.training.elastic import go_on, with_fewer
+from minidist.training.settings import Settings
+
+OTHERS = "step-00000001/notes.txt"
+CHANGES = "mkdir", "replace", "rename", "unlink", "remove", "rmdir", "fsync"
+
+
+def state(file):
+    """Return what an fsync brings to the disk: a folder's names, a file's content as of now."""
+    found = os.stat(file)
+    return os.listdir(file) if S_ISDIR(found.st_mode) else (found.st_size, found.st_mtime_ns)
+
+
+def shown(change, target):
+    if change == "fsync":
+        return "the fsync of a folder" if isinstance(state(target), list) else "the fsync of a file"
+    return f"the {change} of {Path(target).name}"
+
+
+class Disk:
+    """A folder in which one thread stops before a change; `left` changes come first.
+
+    synced   {inode: the state that is surely on the disk}
+    stopped  the change that was not made, "" if there was none
+    """
+
+    def __init__(self, folder, thread, left):
+        self.folder, self.thread, self.left, self.stopped = folder, thread, left, ""
+        self.synced = {path.stat().st_ino: state(path) for path in [folder, *folder.rglob("*")]}
+
+    def watched(self):
+        return patch.multiple(os, **{name: self.counted(name) for name in CHANGES})
+
+    def counted(self, name):
+        change = getattr(os, name)
+
+        def call(*arguments, **options):
+            if current_thread().name == self.thread:
+                if not self.left:
+                    self.stopped = self.stopped or shown(name, arguments[0])
+                    raise RuntimeError("this rank has stopped")
+                self.left -= 1
+            if name != "fsync":
+                return change(*arguments, **options)
+            self.synced[os.stat(arguments[0]).st_ino] = state(arguments[0])
+
+        return call
+
+    def lose(self, names):
+        """Empty the files that were not synced; if `names`, remove what has an unsynced name."""
+        for path in sorted(self.folder.rglob("*"), reverse=True):
+            if names and path.name not in self.synced.get(path.parent.stat().st_ino, ()):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            elif path.is_file() and self.synced.get(path.stat().st_ino) != state(path):
+                path.write_bytes(b"")
+
+
+def save_file(arrays, path):
+    """Write arrays as the library safetensors does, which the sandbox lacks."""
+    ends = np.cumsum([0, *(a.nbytes for a in arrays.values())]).tolist()
+    places = zip(arrays, ends, ends[1:], strict=False)
+    head = json.dumps({name: {"data_offsets": [a, b]} for name, a, b in places}).encode()
+    content = [len(head).to_bytes(8, "little"), head, *(a.tobytes() for a in arrays.values())]
+    Path(path).write_bytes(b"".join(content))
+
+
+def save_on(group, folder, arrays, step):
+    checkpoint.save(folder, {name: a + step for name, a in arrays.items()}, step, group)
+
+
+def save(N, *what):
+    return save_on(None, *what) if N == 1 else run(save_on, N, *what, transport="thread")
+
+
+def fault(folder, arrays, oldest):
+    """Return what is wrong, or "": all that count are whole, one is of step `oldest` or later."""
+    try:
+        whole = manifest.whole_ones(folder)
+        for step, path in whole.items():
+            saved = checkpoint.Saved(path)
+            for name, array in arrays.items():
+                if name not in saved.shapes or (saved.whole(name) != array + step).any():
+                    return f"{path.name} counts, but its {name} is missing or wrong"
+    except ValueError as error:
+        return str(error).replace(f"{folder.parent}/", "")
+    return "" if max(whole, default=0) >= oldest else f"none of step {oldest} or later counts"
+
+
+def crash(disk, N, arrays, power):
+    """Save step 3 until a rank stops, the next step on one rank; return what is wrong, or ""."""
+    with disk.watched():
+        try:
+            save(N, disk.folder, arrays, 3)
+        except Exception:
+            if not disk.stopped:
+                raise
+    for names in (False, True) if power else (None,):
+        if power:
+            disk.lose(names)
+        if wrong := fault(disk.folder, arrays, 2 if disk.stopped else 3):
+            return wrong
+    step = max(manifest.whole_ones(disk.folder)) + 1
+    try:
+        save(1, disk.folder, arrays, step)
+    except ValueError as error:
+        return f"the next run fails: {error}".replace(f"{disk.folder.parent}/", "")
+    return fault(disk.folder, arrays, step) or left(disk.folder, step)
+
+
+def left(folder, step):
+    """Return what else is there than the last two checkpoints and another's file; or ""."""
+    if not (folder / OTHERS).exists():
+        return f"{OTHERS}, which another has written, is removed"
+    files = [path for path in folder.rglob("*.*") if path.suffix in (".tmp", ".json")]
+    names = {f"{path.parent.name}/{path.name}" for path in files}
+    odd = names - {f"{manifest.folder_of(n)}/{manifest.NAME}" for n in (step - 1, step)}
+    return f"{min(odd)} is left" if odd else ""
+
+
+def crashes(N, arrays, power):
+    """Save on N ranks, with a stop before each change of each rank; return the first fault."""
+    own = SimpleNamespace(save_file=save_file)
+    library = {"safetensors": SimpleNamespace(numpy=own, SafetensorError=OSError)}
+    modules = patch.dict(sys.modules, library | {"safetensors.numpy": own})
+    with modules, TemporaryDirectory() as temporary:
+        before, after = Path(temporary, "before"), Path(temporary, "after")
+        for step in (1, 2):
+            save(N, before, arrays, step)
+        (before / OTHERS).touch()
+        for rank in range(N):
+            for at in count():
+                shutil.copytree(before, after)
+                disk = Disk(after, current_thread().name if N == 1 else f"rank {rank}", at)
+                if wrong := crash(disk, N, arrays, power):
+                    when = f"rank {rank} stops before its change {at + 1}, {disk.stopped}"
+                    return {"the fault": f"{when if disk.stopped else 'no rank stops'}: {wrong}"}
+                whole = checkpoint.Saved.newest(after).whole
+                newest = {f"the newest {name}": whole(name) for name in arrays}
+                shutil.rmtree(after)
+                if not disk.stopped:
+                    break
+    return {"the fault": "none"} | newest
+
+
+def cut_of(shape, axis, indices, start, stop):
+    shard = None if axis is None else nn.Shard(axis, np.array(indices, int), shape[axis])
+    return nn.Slice("a", tuple(shape), shard, start, stop)
+
+
+def reshard(shape, saved, wanted):
+    """Return what ranks that want slices put together, and how often each element is read."""
+    whole, cuts = np.arange(1, 1 + prod(shape)).reshape(shape), [cut_of(shape, *s) for s in saved]
+    found = {}
+    for m, cut in enumerate(cut_of(shape, *w) for w in wanted):
+        elements, times, read = np.zeros(len(cut), int), Counter(), pieces(cut, cuts)
+        for piece in read:
+            elements[piece.places] = cuts[piece.number].of(whole)[piece.taken]
+            times.update(np.asarray(piece.places).tolist())
+        found |= {
+            f"the elements on rank {m}": elements,
+            f"the times that each is read on rank {m}": [times[i] for i in range(len(cut))],
+            f"a piece is empty on rank {m}": any(len(piece.taken) == 0 for piece in read),
+            f"a slice has two pieces on rank {m}": len({p.number for p in read}) < len(read),
+        }
+    return found
+
+
+def dealt(method, done, examples, batch, size, batches, **more):
+    """Return what ranks are dealt in the batches after what is done, and how many epochs drawn."""
+    found, draw = {}, sampler.generator
+    with patch.object(sampler, "generator", side_effect=draw) as drawn:
+        for r in range(size):
+            own = Sampler(examples, batch, rank=r, size=size, **more)
+            shares = list(islice(getattr(own, method)(done), batches))
+            found[f"the examples on rank {r}"] = np.concatenate([s.examples for s in shares])
+            found[f"examples per batch on rank {r}"] = [len(s.examples) for s in shares]
+    return found | {"epochs drawn": drawn.call_count}
+
+
+def axes_of(settings):
+    return [getattr(settings, axis) for axis in ("dp", "pp", "cp", "tp", "ep")]
+
+
+def fewer(settings, ranks):
+    """Return the next mesh: dp, pp, cp, tp, ep."""
+    return {"the mesh": axes_of(with_fewer(Settings(**settings), ranks))}
+
+
+def write(folder, step, kind):
+    """Write a checkpoint: "whole", "begun": it has no manifest, or "damaged": it lacks a file."""
+    path = Path(folder, manifest.folder_of(step))
+    path.mkdir(exist_ok=True)
+    found = {"format": manifest.FORMAT, "version": manifest.VERSION, "step": step, "about": {}}
+    found |= {"arrays": {}, "files": {}}
+    if kind == "damaged":
+        held = manifest.describe(cut_of([1], None, None, 0, 1))
+        found["arrays"] = {"a": {"shape": [1], "dtype": "int64"}}
+        found["files"] = {"rank-000.safetensors": {"bytes": 8, "header": "", "holds": {"a": held}}}
+    if kind != "begun":
+        (path / manifest.NAME).write_bytes(manifest.encode(found))
+
+
+def lives(settings, deaths):
+    """Return how a run goes on after deaths: (dead ranks, steps done, {step: its checkpoint})."""
+    found, now = {}, Settings(**settings)
+    with TemporaryDirectory() as folder:
+        keep = checkpoint.Keep(folder)
+        for number, (dead, steps, kinds) in enumerate(deaths, 1):
+            for step, kind in kinds.items():
+                write(folder, step, kind)
+            goes_on = not refused(go_on, now, keep, now.ranks - dead)
+            found[f"it goes on after death {number}"] = goes_on
+            if not goes_on:
+                break
+            now, keep, done = go_on(now, keep, now.ranks - dead)
+            found |= {
+                f"the mesh after death {number}": axes_of(now),
+                f"done, and to be done again, after death {number}": [done, steps - done],
+                f"it resumes after death {number}": keep.resume,
+            }
+    return found
