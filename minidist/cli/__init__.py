@@ -106,7 +106,7 @@ def _main(arguments: list[str]) -> int:
             sys.stdout.flush()
         return status
     except KeyboardInterrupt:
-        print("\nminidist: interrupted; all ranks have stopped", file=sys.stderr)
+        print("\nminidist: interrupted; all that it began has stopped", file=sys.stderr)
         return 130
     except Exception as error:
         if (known := _known(error)) is None:

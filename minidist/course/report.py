@@ -105,7 +105,9 @@ def gradescope_refusal(why: str) -> str:
 
 def cause(verdict: Verdict) -> str:
     """Return in a line the known mistake, or the last line of what is wrong."""
-    return (" ".join(verdict.mistakes) or plain(verdict.wrong[0]).splitlines()[-1].strip())[:WIDTH]
+    lines = [line.strip() for line in plain(verdict.wrong[0]).splitlines()]
+    stopped = [line.partition(";")[0] for line in lines[:-1] if line.startswith("no answer: ")]
+    return (" ".join(verdict.mistakes) or ": ".join([*stopped[:1], lines[-1]]))[:WIDTH]
 
 
 def plain(message: str) -> str:

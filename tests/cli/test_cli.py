@@ -676,7 +676,7 @@ def test_ctrl_c_ends_everything_at_once_and_leaves_nothing(command, after):
     finally:
         process.kill()
     assert process.returncode == 130
-    assert errors.strip().splitlines()[-1] == "minidist: interrupted; all ranks have stopped"
+    assert errors.strip().splitlines()[-1] == "minidist: interrupted; all that it began has stopped"
     assert "Traceback" not in errors and "resource_tracker" not in errors
     assert group_gone(process.pid)
 
@@ -704,7 +704,7 @@ def test_ctrl_c_is_exit_status_130_wherever_it_comes(tmp_path, run):
     env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[2])}
     command = [sys.executable, "-m", "program"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
-    message = "\nminidist: interrupted; all ranks have stopped\n"
+    message = "\nminidist: interrupted; all that it began has stopped\n"
     assert (done.returncode, done.stderr) == (130, message)
 
 
