@@ -350,6 +350,6 @@ def test_gradescope_has_a_score_per_task(result):
 
 
 def test_the_cause_of_an_endless_loop_is_that_it_was_stopped_and_where():
-    wrong = "p = 2:\n    no answer: stopped after 9 s; shortly before it was at\n    a.py:3\n    pass"
+    wrong = "p = 2:\n    no answer: stopped after 9 s; shortly before it was at\n  a.py:3\n    pass"
     assert report.cause(Verdict(TINY.tasks[0], 1, [wrong])) == "no answer: stopped after 9 s: pass"
     assert report.cause(Verdict(TINY.tasks[0], 1, ["p = 2: x is 1"])) == "p = 2: x is 1"
