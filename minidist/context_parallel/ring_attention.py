@@ -125,7 +125,7 @@ class RingAttention(Function):
 
 
 def join(o: Array, log_z: Array, part: Array, part_log_z: Array) -> None:
-    """Overwrite O[..., n, D] and log Z[..., n, 1] with those of a softmax over more keys.
+    """Overwrite O[..., n, D] and log Z[..., n, 1] by the softmax over their keys and more keys.
 
     part, part_log_z  O and log Z over the other keys alone; log_z is -inf where there was no key
     """

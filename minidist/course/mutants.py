@@ -11,6 +11,7 @@ it, the tests of a single device are those that kill it.
 from dataclasses import dataclass
 from pathlib import Path
 
+from minidist.course import lab
 from minidist.course.mutant_tests import (
     CERTIFICATE,
     FAMILIES,
@@ -54,7 +55,7 @@ class Mutant(register.Mistake):
 
 
 def names() -> list[str]:
-    return sorted(name for name, mistake in register.mistakes().items() if mistake.family)
+    return [mutant.name for mutant in lab.mutants()]
 
 
 def load(name: str) -> Mutant:

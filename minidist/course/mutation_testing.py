@@ -4,7 +4,7 @@ What the killer says is the diagnosis: it comes from numbers alone (verify/cause
 
 A test that calls no function which a mutant changes passes, as it does without the change. So the
 tests of a single device run once, on the reference, whose functions write down the tests that call
-them. A mutant meets those of its own functions.
+them. A mutant meets the tests that call its functions.
 """
 
 import ast

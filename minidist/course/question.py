@@ -110,7 +110,7 @@ def score(asked: list[Question], answers: list[Answer | str]) -> float | None:
 
 
 def too_large(question: Question, answer: Answer) -> bool:
-    """Return whether an answer has so many numbers that its judge would take minutes."""
+    """Return whether an answer is so large that its judge would take minutes."""
     return size_of(answer) > MUCH * (MUCH + size_of(question.right))
 
 

@@ -100,7 +100,7 @@ class Sampler:
         return self.after(0)
 
     def after(self, batches: int) -> Iterator[Share]:
-        """Yield what follows the first so many batches, which were all of this size."""
+        """Yield what follows the first `batches` batches, all of this size."""
         number, begun = divmod(batches, len(self))
         return self.after_examples(number * self.examples + begun * self.batch)
 

@@ -173,7 +173,7 @@ class MixtureOfExperts(Module):
         same choices are dropped, whatever the cut.
 
         chosen      [B, T/N, k], the experts that the positions of this rank chose
-        randomness  its `positions` are those of this rank; None: it holds all
+        randomness  its `positions` say which ones this rank holds; None: all
         """
         whole = self.gather_choices(chosen, randomness)
         capacity = rows_of_capacity(self.capacity, self.top_k, whole.shape[1], experts)

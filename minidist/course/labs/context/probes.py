@@ -46,7 +46,7 @@ def merge(scores, v, parts):
 
 @each_rank("held", len)
 def attention(group, held, qkv, grad, backward):
-    """Attend with the positions of this rank; bytes are those of K and V, and of dK and dV."""
+    """Attend with the positions of this rank; count bytes of K, V, dK and dV."""
     held = positions(held)
     own = held[group.rank].indices
     x = Tensor(qkv[..., own, :].copy(), requires_grad=backward)
