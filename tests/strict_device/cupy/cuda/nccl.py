@@ -91,7 +91,7 @@ class NcclCommunicator:
         if getattr(_THREAD, "depth", 0):
             raise NcclError(_root.USAGE, "the stand-in makes no communicator in a group")
         self._size, self._rank, self.device = ndev, rank, device.current()
-        self.busy = threading.Lock()
+        self.busy, self.ending = threading.Lock(), threading.Lock()
         host, port, _ = commId.split(b" ", 2)
         self.connection = connection.Client((host.decode(), int(port)))
         self._tell((ndev, rank, device.Device().pci_bus_id))
@@ -122,17 +122,19 @@ class NcclCommunicator:
         return answer
 
     def destroy(self) -> None:
-        if self.connection is not None:
-            self.connection.close()
-            self.connection = None
-            _root.living.discard(self)
+        with self.ending:  # an abort in another thread may be at it
+            if self.connection is not None:
+                self.connection.close()
+                self.connection = None
+                _root.living.discard(self)
 
     def abort(self) -> None:
         """End what is under way, in whichever thread, and the communicator."""
-        if self.connection is not None:
-            with socket.socket(fileno=os.dup(self.connection.fileno())) as end:
-                end.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits
-            self.destroy()
+        with self.ending:
+            if self.connection is not None:
+                with socket.socket(fileno=os.dup(self.connection.fileno())) as end:
+                    end.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits
+        self.destroy()
 
     # The calls. Counts are of elements of `datatype`.
 
