@@ -29,7 +29,7 @@ from minidist.checkpoint.manifest import whole_ones
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.datasets import digits
 from minidist.errors import RankDied
-from minidist.planning.year_of_training import DAY, Run, closed_form, replay
+from minidist.planning.year_of_training import DAY, Run, Slowdown, closed_form, replay
 
 begin()
 images, labels = digits()
@@ -49,10 +49,9 @@ ranks, disk = Cluster(2), tempfile.TemporaryDirectory(prefix="minidist-")
 #                                   ^ checkpoint ^ a rank dies: all go on from the checkpoint
 # ```
 #
-# For each useful second, saves take $\delta/\tau$. A failure hits the middle of an interval on
-# average, so lost work takes $\tau/(2 M)$. The sum is least where both are equal,
-# $\tau = \sqrt{2 \delta M}$ ([Young 1974](https://doi.org/10.1145/361147.361115)), if failures are
-# rare. For failures at random, this is exact; $R$ is a factor, it does not move the minimum:
+# For each useful second, saves take $\delta/\tau$. A failure hits the middle of an interval, on
+# average: $\tau/(2 M)$. The sum is least where both are equal, $\tau = \sqrt{2 \delta M}$ ([Young
+# 1974](https://doi.org/10.1145/361147.361115)), for rare failures. Exactly, at random failures:
 #
 # $$(M + R)/\tau \cdot (\exp((\tau + \delta)/M) - 1)$$ (cost)
 
@@ -73,10 +72,9 @@ def best(delta, M):
 
 # %% [markdown]
 # :::{dropdown} Where does the number come from?
-# An interval and its save are finished with the probability $\exp(-(\tau + \delta)/M)$: call it
-# `q`. A life, from a restart to the next failure, finishes at least one with probability `q`, at
-# least two with `q^2`. The mean number is the sum, `q + q^2 + q^3 + ... = 1/(1/q - 1)`. Each has
-# $\tau$ useful seconds; a restart and a life take $M + R$ seconds. The ratio is (cost).
+# An interval and its save are finished with the probability $\exp(-(\tau + \delta)/M)$, say `q`. A
+# life, of $M$ seconds after $R$ of a restart, finishes at least one with probability `q`, at least
+# two with `q^2`: on average `q + q^2 + q^3 + ... = 1/(1/q - 1)`, each with $\tau$ useful seconds.
 # :::
 #
 # :::{admonition} Predict before you run
@@ -96,12 +94,15 @@ for save, R, k, n in (60, 300, 99, 2048), (5, 60, 99, 2048), (5, 60, 0, 2048), (
     run = Run(2048, young(save, 186 * 60), save, R, 2048 * 186 * 60, spares=k, elastic=n)
     print(f"save {save:2} s, restart {R:3} s, {k:2} spare hosts, at least {n} train:", end=" ")
     print(f"{replay(run, 54 * DAY).goodput:.0%} useful (Daly: {closed_form(run):.0%})")
+slow = Slowdown(60 * DAY, 600, 1.3), Slowdown(500 * DAY, DAY, 1.3)  # a host: often short, or long
+for evict in (0, 1800, np.inf):  # at the first save after so many seconds
+    run = Run(2048, 334, 5, 300, 2048 * 186 * 60, spares=99, slowdowns=slow, evict=evict)
+    print(f"slow hosts leave after {evict:4} s: {replay(run, 54 * DAY).goodput:.0%} useful")
 
 # %% [markdown]
 # ## A worker that may die at any moment
 #
-# It needs a folder. The newest whole checkpoint has the weights and the step: which batch is next.
-# A step sleeps 8 ms and a save 32 ms, as if model and disk were larger.
+# The newest whole checkpoint of a folder has weights and step. A step sleeps 8 ms, a save 32 ms.
 
 
 # %%
@@ -180,8 +181,7 @@ def draw(plt):
     useful = 1 / cost(x * step, save, M)
     saves = save / (x * step) * useful
     right.stackplot(x, useful, saves, 1 - useful - saves, colors=colors)
-    dots = {"color": "white", "mec": figures.INK, "clip_on": False}
-    right.plot(EVERY, [own[0] / sum(own) for own in spent.values()], "o", **dots)
+    right.plot(EVERY, [s[0] / sum(s) for s in spent.values()], "wo", mec=figures.INK, clip_on=False)
     right.axvline(young(save, M) / step, color="white", ls="--")
     for words, *at in (("useful", 5, 0.2), ("saves", 1.2, 0.6), ("lost", 40, 0.8)):
         right.text(*at, words, color="white", weight="bold")

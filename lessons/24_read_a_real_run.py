@@ -22,8 +22,8 @@ from support import begin, exercise, figures
 
 from minidist.pipeline_parallel import programs
 from minidist.planning import Plan, TransformerSize, memory, simulate, traffic
-from minidist.planning.costs.kept import korthikanti
-from minidist.planning.plans.published import rows, summary
+from minidist.planning.plans import deepseek_v3
+from minidist.planning.plans.published import candidates, rows, summary
 
 begin()
 PEAK, T, V, GiB = 312e12, 2048, 250_880, 2**30  # FLOP/s of an A100 in 16 bits
@@ -36,8 +36,7 @@ PEAK, T, V, GiB = 312e12, 2048, 250_880, 2**30  # FLOP/s of an A100 in 16 bits
 # up](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/README.md)
 # and [what other meshes
 # measured](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md).
-# One of them had 78 blocks of width 13,824, $d$ = 8, $p$ = 12, $t$ = 4. A step of 2,048 examples
-# took 107.12 s.
+# One had 78 blocks of width 13,824, $d$ = 8, $p$ = 12, $t$ = 4: 2,048 examples took 107.12 s.
 #
 # ## Idea: a size is arithmetic, a time is arithmetic times a rate
 #
@@ -49,8 +48,8 @@ PEAK, T, V, GiB = 312e12, 2048, 250_880, 2**30  # FLOP/s of an A100 in 16 bits
 # $$P/(p t) \cdot (2 + 4 + 12/d)$$ (bytes)
 #
 # :::{dropdown} Where does the number come from?
-# The products of a block have $12 C^2$ weights. Each needs a multiply and an add per position: 24
-# of the 96. A second forward, which computes activations again, takes 24, and backward 48.
+# A block's products have $12 C^2$ weights: a multiply and an add per position are 24 of the 96. A
+# second forward, which computes activations again, takes 24, and backward 48.
 # :::
 
 
@@ -144,29 +143,31 @@ for what, seconds in parts.items():
 #
 # *Seconds.* [The planner](../minidist/planning/plans/published.py) has one free number, the share
 # of the peak that products reach. Here are 21 steps of four reports, with [Llama
-# 3](https://arxiv.org/abs/2407.21783). *Bytes.* 17 candidates printed what `nvidia-smi` showed.
-# They kept 2 more bytes, and a block that runs again keeps all its activations for a moment.
+# 3](https://arxiv.org/abs/2407.21783). *Bytes.* BLOOM's team printed what `nvidia-smi` showed.
 
 # %%
 published = rows()  # minidist plan --published
 print(summary(published))
-# blocks, width, heads, d, t, b, GB shown
-SHOWN = """106 12288 64 8 4 2 67 106 12288 96 8 4 2 65 106 12288 128 8 4 2 67 82 13312 64 8 4 2 63
-106 12288 96 8 4 4 79 100 12288 64 8 8 2 61 100 12288 64 8 8 4 72 82 13312 64 4 8 4 52 82 13312 104
-8 4 2 62 82 13312 128 8 4 2 60 82 13312 64 8 4 4 74 94 13312 128 8 4 2 67 70 14336 64 4 8 2 40
-70 14336 64 8 4 2 59 70 14336 112 8 4 2 59 70 14336 128 8 4 2 60 70 14336 64 8 4 4 73"""
-ratios = []
-for L, C, H, d, t, b, shown in np.array(SHOWN.split(), int).reshape(-1, 7).tolist():
-    size, m = TransformerSize(L, C, H, T, V), 2048 // (d * b)
-    plan = Plan(d, 384 // (d * t), t, micro_batches=m, zero=1, recompute="full")
-    held = memory(size, plan, 2048, keeps="korthikanti", per_parameter=18)
-    held = sum(held.values()) + held["parameters"] + korthikanti(size, Plan(tp=t), b).block
-    ratios.append(shown / (held / GiB))
+ratios = [shown / found for shown, found in candidates()]
 print(f"{len(ratios)} meshes: shown / closed forms {min(ratios):.2f} to {max(ratios):.2f}")
 
 # %% [markdown]
 # Memory is a lower bound: a quarter of what the GPUs held is in no form. It is CUDA's own, buffers,
 # logits, and what the allocator keeps. To plan, leave a quarter free.
+#
+# ## A run of today: experts on eight hosts, products in eight bits
+#
+# [DeepSeek-V3](https://arxiv.org/abs/2412.19437): 2,048 GPUs, $p$ = 16, no tensor axis, 64 ranks of
+# [experts](15_experts.py). A step of 15,360 examples [is published](https://arxiv.org/abs/2505.09343);
+# [we compute](../minidist/planning/plans/deepseek_v3.py) it. Products at their peaks, and positions
+# sent once to each of at most 4 hosts, take about as long (section 3.2.1 says "about 1:1"): one
+# [hides](10b_zero_bubble.py) the other. Open: $b$, for the bubble; and why products take so long.
+
+# %%
+print(deepseek_v3.text())
+step = deepseek_v3.Step()
+wider, anywhere = step.network(out=2), step.network(crossings=step.crossings(limited=False))
+print(f"all_to_all in 16 bits: {wider:.1f} s; in 8 bits, to any host: {anywhere:.1f} s")
 
 
 # %% tags=["hide-input"]
@@ -184,9 +185,8 @@ def draw(plt):
     colors = figures.FORWARD, figures.BACKWARD, figures.EMPHASIS, figures.UPDATE
     sources = "Megatron-LM 2021", "Megatron-LM 2022", "BLOOM", "Llama 3"
     for source, color in zip(sources, colors, strict=True):
-        of = [row for row in published if source in row["run"]]
-        seconds, ratio = zip(*((row["seconds"], row["ratio"]) for row in of), strict=True)
-        right.semilogx(seconds, ratio, "o", color=color, label=source)
+        of = [(row["seconds"], row["ratio"]) for row in published if source in row["run"]]
+        right.semilogx(*zip(*of, strict=True), "o", color=color, label=source)
     right.axhline(1, color=figures.INK, lw=1)
     right.set(title="21 steps: predicted / published", xlabel="seconds, published", ylim=(0.6, 1.4))
     right.legend(ncols=2, loc="lower right", fontsize=9)

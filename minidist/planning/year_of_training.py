@@ -11,9 +11,15 @@ as near. If all hosts are alike, none is slow and none is missing, a useful seco
 
 with M mean seconds between failures of any host, tau of an interval, delta of a save, R of a
 restart. What is slow or missing has no closed form; here it is replayed. Standard library alone.
+
+Is a slow host worth a restart? Slow times of random length have no memory: what is left of one is
+`lasts` on average, always. So it is worth it at once or never: if lasts (1 - 1/pace) > R, with
+pace = 1 + part (factor - 1). To wait first pays where short slow times and long ones are mixed.
 """
 
 import heapq
+from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from math import exp, expm1, inf
 from numbers import Integral
@@ -23,6 +29,11 @@ from minidist.errors import check_number
 
 DAY = 24 * 3600.0
 MOST = 10**7  # events of a replay: a few minutes
+
+
+def _check(given, words: str, holds: Callable[[float], bool], *names: str) -> None:
+    for name in names:
+        check_number(f"{name} is {words}", getattr(given, name), holds)
 
 
 @dataclass(frozen=True)
@@ -41,12 +52,9 @@ class Slowdown:
     part: float = 1.0
 
     def __post_init__(self):
-        for name in ("every", "lasts"):
-            check_number(
-                f"{name} is positive and finite", getattr(self, name), lambda x: 0 < x < inf
-            )
-        check_number("factor is finite, from 1", self.factor, lambda x: 1 <= x < inf)
-        check_number("part is a share from 0 to 1", self.part, lambda x: 0 <= x <= 1)
+        _check(self, "positive and finite", lambda x: 0 < x < inf, "every", "lasts")
+        _check(self, "finite, from 1", lambda x: 1 <= x < inf, "factor")
+        _check(self, "a share from 0 to 1", lambda x: 0 <= x <= 1, "part")
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,11 @@ class Run:
     elastic     the least number of hosts that go on without waiting: of n hosts a step of the same
                 batch takes hosts/n as long. None: all are needed
     slowdowns   each step waits for the slowest host
+    evict       seconds that a host may be slow: after the next save a spare takes its place, and
+                it is under repair; a faster link, too, is taken then. inf: nobody is evicted
+    links       for good, how many times as long each link takes, of hosts and spares; a restart
+                takes the fastest, and each step waits for the slowest of them. (): all are alike
+    linked      the part of a step that links take
     """
 
     hosts: int
@@ -76,18 +89,22 @@ class Run:
     repair: float = DAY
     elastic: int | None = None
     slowdowns: tuple[Slowdown, ...] = ()
+    evict: float = inf
+    links: tuple[float, ...] = ()
+    linked: float = 0.0
 
     def __post_init__(self):
         least = self.hosts if self.elastic is None else self.elastic
-        for name in ("interval", "failures", "repair"):
-            check_number(
-                f"{name} is positive and finite", getattr(self, name), lambda x: 0 < x < inf
-            )
-        for name in ("save", "restart"):
-            check_number(f"{name} is finite, from 0", getattr(self, name), lambda x: 0 <= x < inf)
+        _check(self, "positive and finite", lambda x: 0 < x < inf, "interval", "failures", "repair")
+        _check(self, "finite, from 0", lambda x: 0 <= x < inf, "save", "restart")
+        _check(self, "a number from 0", lambda x: x >= 0, "evict")
+        _check(self, "a share from 0 to 1", lambda x: 0 <= x <= 1, "broken", "linked")
         check_number("hosts is a whole number from 1", self.hosts, lambda x: x >= 1, Integral)
         check_number("spares is a whole number from 0", self.spares, lambda x: x >= 0, Integral)
-        check_number("broken is a share from 0 to 1", self.broken, lambda x: 0 <= x <= 1)
+        for link in self.links:
+            check_number("links are finite, from 1", link, lambda x: 1 <= x < inf)
+        if self.links and len(self.links) != (n := self.hosts + self.spares):
+            raise ValueError(f"links has {len(self.links)} numbers; give one of each of {n} hosts")
         words = f"elastic is 1 to {self.hosts} hosts"
         check_number(words, least, lambda x: 1 <= x <= self.hosts, Integral)
 
@@ -102,6 +119,7 @@ class Spent:
     lost      training and saving since the last save before a failure
     restarts  between a failure and the next step
     waiting   for a repair, with too few hosts
+    evicted   how many hosts made place for a spare because they, or their links, were slow
     """
 
     useful: float = 0.0
@@ -111,10 +129,11 @@ class Spent:
     restarts: float = 0.0
     waiting: float = 0.0
     failures: int = 0
+    evicted: int = 0
 
     @property
     def seconds(self) -> float:
-        return sum(getattr(self, f.name) for f in fields(self) if f.name != "failures")
+        return sum(getattr(self, f.name) for f in fields(self) if f.type is float)
 
     @property
     def goodput(self) -> float:
@@ -145,16 +164,17 @@ class _Replay:
     """What the run does now, with which hosts, and what it has since its last save.
 
     doing    "train", "save", "restart" or "wait"; `left`: seconds of it, of training at full speed
-    hosts    that take part; `spares` more could
-    repairs  when each broken host is back, a heap
-    slow     of each slowdown: when it ends on each slow host, a heap
+    hosts    the links of those that take part, rising; `spares` more could
+    repairs  when each broken host is back, and its link: a heap
+    slow     of each slowdown: when it ends on each slow host, and when it began: a heap
     """
 
     def __init__(self, run: Run, random: Random):
         self.run, self.random = run, random
-        self.hosts, self.spares = run.hosts, run.spares
-        self.repairs: list[float] = []
-        self.slow: list[list[float]] = [[] for _ in run.slowdowns]
+        links = sorted(run.links) or [1.0] * (run.hosts + run.spares)
+        self.hosts, self.spares = links[: run.hosts], links[run.hosts :]
+        self.repairs: list[tuple[float, float]] = []
+        self.slow: list[list[tuple[float, float]]] = [[] for _ in run.slowdowns]
         self.doing, self.left = "train", run.interval
         self.trained = self.saving = 0.0
         self.found = Spent()
@@ -169,17 +189,16 @@ class _Replay:
             now = then
             match event:
                 case "done":
-                    self.done()
+                    self.done(now)
                 case "failure":
                     self.failure(now)
                 case "repaired":
-                    heapq.heappop(self.repairs)
-                    self.spares += 1
+                    insort(self.spares, heapq.heappop(self.repairs)[1])
                     if self.doing == "wait":
                         self.restart()
                 case "slow":
                     lasts = self.random.expovariate(1 / self.run.slowdowns[which].lasts)
-                    heapq.heappush(self.slow[which], now + lasts)
+                    heapq.heappush(self.slow[which], (now + lasts, now))
                 case "fast again":
                     heapq.heappop(self.slow[which])
         self.keep(self.run.interval - (self.left if self.doing == "train" else 0))
@@ -193,14 +212,14 @@ class _Replay:
         yield end, "end", 0
         yield now + self.left * self.pace, "done", 0
         if self.hosts:
-            yield now + self.random.expovariate(self.hosts / self.run.failures), "failure", 0
+            yield now + self.random.expovariate(len(self.hosts) / self.run.failures), "failure", 0
         if self.repairs:
-            yield self.repairs[0], "repaired", 0
+            yield self.repairs[0][0], "repaired", 0
         for which, (slowdown, ends) in enumerate(zip(self.run.slowdowns, self.slow, strict=True)):
-            if fast := self.hosts - len(ends):
+            if fast := len(self.hosts) - len(ends):
                 yield now + self.random.expovariate(fast / slowdown.every), "slow", which
             if ends:
-                yield ends[0], "fast again", which
+                yield ends[0][0], "fast again", which
 
     @property
     def pace(self) -> float:
@@ -209,27 +228,38 @@ class _Replay:
             return 1.0
         found = zip(self.run.slowdowns, self.slow, strict=True)
         more = sum(slowdown.part * (slowdown.factor - 1) for slowdown, ends in found if ends)
-        return self.run.hosts / self.hosts * (1 + more)
+        more += self.run.linked * (self.hosts[-1] - 1)
+        return self.run.hosts / len(self.hosts) * (1 + more)
 
     def pass_time(self, seconds: float) -> None:
         self.left -= seconds / self.pace
-        match self.doing:
-            case "train":
-                self.trained += seconds
-            case "save":
-                self.saving += seconds
-            case "restart":
-                self.found.restarts += seconds
-            case "wait":
-                self.found.waiting += seconds
-
-    def done(self) -> None:
         if self.doing == "train":
-            self.doing, self.left = "save", self.run.save
-            return
-        if self.doing == "save":
-            self.keep(self.run.interval)
-        self.doing, self.left = "train", self.run.interval
+            self.trained += seconds
+        elif self.doing == "save":
+            self.saving += seconds
+        elif self.doing == "restart":
+            self.found.restarts += seconds
+        else:
+            self.found.waiting += seconds
+
+    def done(self, now: float) -> None:
+        was, run = self.doing, self.run
+        self.doing, self.left = ("save", run.save) if was == "train" else ("train", run.interval)
+        if was == "save":
+            self.keep(run.interval)
+            self.evict(now)
+
+    def evict(self, now: float) -> None:
+        """Let spares take the place of hosts that are slow for too long, or have slower links."""
+        before = now - self.run.evict
+        late = [(i, host) for i, own in enumerate(self.slow) for host in own if host[1] <= before]
+        for i, host in late[: len(self.spares)]:
+            if host in self.slow[i]:  # else it was slow for two reasons, and is out
+                self.slow[i].remove(host)
+                self.leave(now, i)
+                self.found.evicted += 1
+        if self.spares and (late or (self.run.evict < inf and self.spares[0] < self.hosts[-1])):
+            self.restart()
 
     def failure(self, now: float) -> None:
         """Lose what was not saved; a spare, if there is one, replaces a broken host."""
@@ -237,19 +267,28 @@ class _Replay:
         self.found.lost += self.trained + self.saving
         self.trained = self.saving = 0.0
         if self.random.random() < self.run.broken:
-            for ends in self.slow:
-                if self.random.random() * self.hosts < len(ends):  # the broken host was slow
-                    ends.remove(self.random.choice(ends))
-                    heapq.heapify(ends)
-            self.hosts -= 1
-            heapq.heappush(self.repairs, now + self.random.expovariate(1 / self.run.repair))
+            self.leave(now)
         self.restart()
 
+    def leave(self, now: float, known: int | None = None) -> None:
+        """Repair a host; it may have been slow, for other reasons than a `known` slowdown."""
+        for i, ends in enumerate(self.slow):
+            if i != known and self.random.random() * len(self.hosts) < len(ends):
+                ends.remove(self.random.choice(ends))
+            heapq.heapify(ends)
+        link = self.hosts.pop(self.random.randrange(len(self.hosts)) if self.run.links else -1)
+        back = now + self.random.expovariate(1 / self.run.repair)
+        heapq.heappush(self.repairs, (back, link))
+
     def restart(self) -> None:
-        """Take spares for the hosts that are missing; begin again, or wait for a repair."""
-        taken = min(self.spares, self.run.hosts - self.hosts)
-        self.hosts, self.spares = self.hosts + taken, self.spares - taken
-        enough = self.hosts >= (self.run.elastic or self.run.hosts)
+        """Take the fastest links there are; begin again or, with too few hosts, wait for one."""
+        most = self.run.hosts
+        while self.spares and (len(self.hosts) < most or self.spares[0] < self.hosts[-1]):
+            if len(self.hosts) == most:
+                insort(self.spares, self.hosts.pop())
+                self.found.evicted += 1
+            insort(self.hosts, self.spares.pop(0))
+        enough = len(self.hosts) >= (self.run.elastic or most)
         self.doing, self.left = ("restart", self.run.restart) if enough else ("wait", inf)
 
     def keep(self, progress: float) -> None:

@@ -25,6 +25,7 @@ runs = st.builds(
     repair=numbers,
     elastic=st.none() | st.integers(1, 2),
     slowdowns=st.just(()) | st.tuples(st.builds(Slowdown, numbers, numbers, st.floats(1, 9))),
+    evict=st.just(inf) | st.floats(0, 100),
 )
 
 
@@ -109,6 +110,62 @@ def test_a_slow_host_that_breaks_is_no_longer_slow():
     assert spent.failures == 4 and spent.waiting > 0
 
 
+def test_a_slow_host_is_evicted_at_the_next_save_and_no_work_is_lost():
+    """All slow hosts stay slow: each costs half an interval at half speed, and a restart."""
+    run = replace(CALM, interval=900, save=100, slowdowns=(Slowdown(4e5, 1e30, 2),), spares=10**5)
+    stays, leaves = replay(run, 4e7), replay(replace(run, evict=0), 4e7)
+    assert stays.evicted == leaves.failures == leaves.lost == 0
+    assert leaves.evicted == pytest.approx(400, rel=0.15), "4 hosts, each slow once in 4e5 s"
+    assert leaves.restarts == pytest.approx(60 * leaves.evicted, rel=0.02), "each has its restart"
+    assert leaves.slow / leaves.evicted == pytest.approx(450, rel=0.15), "until the next save"
+    assert leaves.goodput > 0.85 > 0.6 > stays.goodput
+
+
+def test_nobody_is_evicted_without_a_spare_and_repairs_bring_the_host_back():
+    rare, slow = (Slowdown(2e4, 1e30, 2),), (Slowdown(100, 1e30, 2),)
+    alone = replay(replace(CALM, slowdowns=rare, evict=0), 1e4)
+    assert alone.evicted == alone.waiting == 0, "no spare, so nobody is evicted"
+    one = replay(replace(CALM, slowdowns=slow, evict=0, spares=1, repair=500), 1e5)
+    assert 1e5 / 1000 < one.evicted < 1e5 / 500 + 50, "the spare is away for 500 s"
+    assert one.waiting == 0
+
+
+@pytest.mark.parametrize("lasts", [50, 2000])
+def test_to_evict_pays_if_what_is_left_of_a_slow_time_is_longer_than_a_restart(lasts):
+    """Half speed: 25 s or 1000 s are lost if the host stays, a restart takes 60."""
+    run = replace(CALM, interval=20, save=0, slowdowns=(Slowdown(8000, lasts, 2),), spares=10**4)
+    stays, leaves = replay(run, 1e6), replay(replace(run, evict=0), 1e6)
+    assert (leaves.goodput > stays.goodput) == (lasts / 2 > 60)
+
+
+def test_patience_pays_where_short_and_long_slow_times_are_mixed():
+    slow = (Slowdown(2000, 30, 2), Slowdown(1e5, 1e6, 2))
+    run = replace(CALM, interval=20, save=0, slowdowns=slow, spares=10**5)
+    at_once, later, never = (replay(replace(run, evict=s), 1e6).goodput for s in (0, 150, inf))
+    assert later > at_once > never, "slow for so long: since it began"
+
+
+def test_the_fastest_links_take_part_and_all_wait_for_the_slowest_of_them():
+    """Of three hosts two take part; a fifth of a step is on links: 1 + (3 - 1) / 5."""
+    run = replace(CALM, hosts=2, spares=1, links=(5, 3, 1), linked=0.2)
+    spent = replay(run, 1e4)
+    taken = (spent.useful + spent.slow) / spent.useful
+    assert taken == pytest.approx(1.4), "all wait for the slowest link that takes part"
+    alike = replay(replace(run, links=(3, 1, 1)), 1e4)
+    assert alike.slow == pytest.approx(0, abs=1e-9)
+
+
+def test_a_slow_spare_makes_all_slow_until_the_fast_host_is_repaired():
+    """M = 5,000 s, repairs of 500 s: its link, 11 times as long, is in use for 1/11 of the time."""
+    run = replace(CALM, hosts=2, interval=20, save=0, restart=0, failures=1e4, repair=500)
+    run = replace(run, spares=1, links=(1, 1, 11), linked=0.1)
+    at_save, at_failure = replay(replace(run, evict=0), 2e6), replay(run, 2e6)
+    assert at_save.slow / 2e6 == pytest.approx(1 / 2 / 11, rel=0.15), "half of that time is lost"
+    assert at_failure.slow > 3 * at_save.slow, "a restart alone takes the fast host back"
+    assert at_save.evicted == pytest.approx(0.9 * at_save.failures, rel=0.1)
+    assert replay(replace(run, links=()), 1e5).slow == pytest.approx(0, abs=1e-3)
+
+
 def test_100_000_ranks_for_a_year():
     """The failures of Llama 3's report per rank, on 100,000: 17,000 in a year."""
     M = 54 * DAY / 419 * 16384 / 100_000
@@ -131,6 +188,11 @@ def test_100_000_ranks_for_a_year():
         {"spares": 1.5},
         {"broken": 2},
         {"elastic": 5},
+        {"evict": -1},
+        {"evict": nan},
+        {"linked": 2},
+        {"links": (1, 1, 1)},
+        {"links": (1, 1, 1, 0.5)},
     ],
 )
 def test_a_run_that_cannot_be_is_refused(wrong):

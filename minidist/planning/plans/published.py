@@ -15,6 +15,8 @@ from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
+from minidist.planning.costs.kept import korthikanti
+from minidist.planning.costs.memory import memory
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.plans.estimate import Estimate, seconds
 from minidist.planning.plans.models import SIZES
@@ -109,6 +111,29 @@ def summary(found: list[dict]) -> str:
     low, *_, high = every = sorted(row["ratio"] for row in found)
     words = f"{len(found)} runs: predicted / measured"
     return f"{words} {low:.2f} to {high:.2f}, median {median(every):.2f}"
+
+
+# BLOOM's candidates: blocks, width, heads, d, t, b; GiB that nvidia-smi showed, on 384 ranks
+CANDIDATES = """106 12288 64 8 4 2 67  106 12288 96 8 4 2 65  106 12288 128 8 4 2 67
+82 13312 64 8 4 2 63  106 12288 96 8 4 4 79  100 12288 64 8 8 2 61  100 12288 64 8 8 4 72
+82 13312 64 4 8 4 52  82 13312 104 8 4 2 62  82 13312 128 8 4 2 60  82 13312 64 8 4 4 74
+94 13312 128 8 4 2 67  70 14336 64 4 8 2 40  70 14336 64 8 4 2 59  70 14336 112 8 4 2 59
+70 14336 128 8 4 2 60  70 14336 64 8 4 4 73"""
+
+
+def candidates() -> list[tuple[int, float]]:
+    """Return (GiB shown, GiB of closed forms) of each candidate.
+
+    They held 2 bytes a weight more; a block that runs again has all its activations for a moment.
+    """
+    numbers, found = iter(map(int, CANDIDATES.split())), []
+    for L, C, H, d, t, b, shown in zip(*[numbers] * 7, strict=True):
+        size, m = TransformerSize(L, C, H, 2048, 250_880), 2048 // (d * b)
+        plan = Plan(d, 384 // (d * t), t, micro_batches=m, zero=1, recompute="full")
+        held = memory(size, plan, 2048, keeps="korthikanti", per_parameter=18)
+        again = korthikanti(size, Plan(tp=t), b).block
+        found.append((shown, (sum(held.values()) + held["parameters"] + again) / 2**30))
+    return found
 
 
 _table_1 = partial(_run, source="Megatron-LM 2021")
