@@ -41,9 +41,9 @@ def loss_of(model, step, rank=0, ranks=1):
 # %% [markdown]
 # ## Problem: 64 GPUs hold a model 64 times, and it does not fit
 #
-# A parameter takes 4 bytes in float32, its gradient 4, AdamW's two averages (moments) 8. So a model
-# of 7.5 billion parameters takes 120 GB, and a GPU has 80 GB. With data parallelism 64 GPUs hold
-# the same 120 GB, 64 times, and a 65th brings no room at all.
+# A parameter takes 4 bytes in float32, its gradient 4, AdamW's two averages (moments) 8. So 7.5
+# billion parameters take 120 GB, and a GPU has 80 GB. In data parallelism each of 64 GPUs holds the
+# same 120 GB, and a 65th brings no room at all.
 #
 # ## Idea: each rank updates one shard
 #
@@ -60,8 +60,7 @@ def zero_1(group):
     own = np.array_split(np.arange(flat.size), group.size)[group.rank]
     first, second = np.zeros((2, len(own)))  # the moments
     for step in range(1, STEPS + 1):
-        for p in model.parameters():
-            p.grad = None
+        model.zero_grad()
         loss_of(model, step, group.rank, group.size).backward()
         flat.collect_gradients()
         g = group.reduce_scatter(flat.gradient)  # the sum over the ranks, my shard of it
@@ -80,17 +79,17 @@ def zero_1(group):
 
 
 # %%
-def library(group, stage, dtype="float32"):
-    """Return all weights, and the bytes that this rank holds, and sends in a step."""
+def library(group, stage, dtype="float32", shards=None, block=None):
+    """Return all weights, and the bytes that this rank holds, sends in a step, and to copies."""
     model = nn.MLP(WIDTHS, dtype=dtype)
-    zero = Zero(model, group, stage)
+    zero = Zero(model, group, stage, shards, block=block)
     optimizer = optim.AdamW(zero.parameters(), lr=RATE, weight_decay=DECAY)
     for step in range(1, STEPS + 1):
         zero.accumulate(loss_of(model, step, group.rank, group.size))
         zero.step(optimizer)
     sent = sum(part.ledger.total for part in zero.groups) // STEPS
     moments = sum(array.nbytes for arrays in optimizer.state for array in arrays)
-    return zero.state(), zero.peak + moments, sent
+    return zero.state(), zero.peak + moments, sent, zero.copies.ledger.total // STEPS
 
 
 model = nn.MLP(WIDTHS, dtype="float64")
@@ -122,7 +121,7 @@ for name, got in ways.items():
 measured = {(0, N): 16.0 for N in clusters}  # bytes per parameter of the last rank
 for stage in (1, 2, 3):
     for N, cluster in clusters.items():
-        for r, (_, held, sent) in enumerate(cluster.run(library, stage)):
+        for r, (_, held, sent, _) in enumerate(cluster.run(library, stage)):
             assert held == sum(zero_bytes_held(stage, sizes, N, r).values())
             assert sent == zero_bytes_moved(stage, sizes, 4, N, r)
         measured[stage, N] = held / P
@@ -139,8 +138,7 @@ def draw(plt):
         widths = [zero_bytes_held(stage, sizes, 4, 3)[kind] / P for stage in range(4)]
         left.barh(names, widths, 0.7, ends, color=color, edgecolor="white", label=kind)
         ends += widths
-    left.set(title="On each of 4 ranks", xlabel="bytes per parameter", xticks=range(0, 17, 4))
-    left.invert_yaxis()
+    left.set(title="Bytes per parameter on 4 ranks", xticks=range(0, 17, 4), ylim=(3.6, -0.6))
     left.legend(loc="lower right")
     for stage, color in enumerate((figures.INK, *colors)):
         curve = [sum(zero_bytes_held(stage, sizes, N, N - 1).values()) / P for N in ranks]
@@ -156,31 +154,34 @@ def draw(plt):
 figures.show(
     draw,
     "05_zero",
-    caption="Each stage cuts one more kind of bytes. Grey: three whole layers are never cut.",
-    alt="Left: bars of bytes per parameter on four ranks, 16 in plain data parallelism and less in "
-    "each stage. Right: bytes against ranks; stage 3 falls toward three whole layers.",
+    caption="Each stage cuts one more kind of bytes. Grey: a gradient and two weights stay whole.",
+    alt="Left: bytes per parameter on 4 ranks, less in each stage. Right: bytes against ranks.",
 )
 
 # %% [markdown]
 # :::{dropdown} Where does the number come from?
-# In float32, with $P/N$ elements in a shard and $n$ in the largest layer:
-#
-# | bytes | parameters | gradients | optimizer state |
-# |---|---|---|---|
-# | stage 1 | $4 P$ | $4 P$ | $8 P/N$ |
-# | stage 2 | $4 P$ | $4 P/N + 4 n$ | $8 P/N$ |
-# | stage 3 | $4 P/N + 8 n$ | $4 P/N + 4 n$ | $8 P/N$ |
-#
-# A layer's gradient is whole until it is scattered. In stage 3 the weights of two layers are whole:
-# one computes, and a second thread gathers the next. These $12 n$ bytes remain.
+# $16 P/N$ bytes in shards; $12 n$ stay whole: the gradient of a layer, and the weights of two.
 # :::
 #
+# Is the network between hosts slow? Keep one [copy](../minidist/data_parallel/hierarchical_zero.py)
+# per host, and sum its shards over the hosts once a step
+# ([Zhang et al. 2022](https://arxiv.org/abs/2205.00119)). Or send the weights as
+# [int8](../minidist/data_parallel/quantized_gather.py), rounded; the shards stay float32
+# ([Wang et al. 2023](https://arxiv.org/abs/2306.10209)).
+
+# %%
+for shards, block in (4, None), (2, None), (4, 128):
+    rows = clusters[4].run(library, 3, "float32", shards, block)
+    sent, far = (sum(row[i] for row in rows) / 16 / P for i in (2, 3))
+    print(f"{shards} ranks a copy, int8 blocks of {block}: 4 x {sent:.2f} P bytes, {far} of it far")
+    assert shards == 4 or (sent, far) == (3 / 2 + 1 / 2, 1 / 2)
+
+# %% [markdown]
 # (bytes-per-parameter)=
 # ## Which 16, 18 or 20 bytes?
 #
 # In mixed precision weights and gradients have 16 bits. Many updates would be lost in such weights
-# ([lesson 18](18_mixed_precision.py)), so the optimizer also keeps them in float32: 12 bytes with
-# the moments. Megatron-LM sums gradients in float32. DeepSpeed keeps these, and those of 16 bits.
+# ([lesson 18](18_mixed_precision.py)), so the optimizer has float32 copies. Some sum gradients so.
 #
 # | Adam | weight | gradient | optimizer | sum | stage 1 | stage 2 | stage 3 |
 # |---|---|---|---|---|---|---|---|
@@ -251,10 +252,9 @@ for cluster in clusters.values():
 # | here | PyTorch | Megatron-LM | DeepSpeed | JAX |
 # |---|---|---|---|---|
 # | `zero_1` | `ZeroRedundancyOptimizer` | `--use-distributed-optimizer` | `"stage": 1` | |
-# | `zero_3` | `fully_shard` | `--use-torch-fsdp2` | `"stage": 3` | `NamedSharding` |
+# | `zero_3` | `fully_shard`; HSDP | `--use-torch-fsdp2` | `"stage": 3`; MiCS | `NamedSharding` |
 #
-# **What it costs.** Stages 1 and 2 send what an all_reduce sends. Stage 3 gathers weights twice:
-# half as much again, and a layer that is late is waited for. Activations are not cut.
+# **What it costs.** Stages 1 and 2 send what an all_reduce sends, stage 3 half as much again.
 #
 # **Try:** [ask what a mesh costs](../minidist/pages/static/calculator.html).
 # **Next:** a cut between layers moves no weights at all. [Lesson 6](06_layer_split.py).

@@ -46,11 +46,10 @@ OUTPUT = attention.output.weight.data.reshape(H, C // H, C)
 # ## Idea: a head is a run of columns, a word is a row
 #
 # *Attention:* heads do not depend on each other. A rank makes q, k and v of its heads: columns. The
-# output matrix multiplies each head with its own rows, and adds: rows, then $g$. *Embedding:* a
-# rank has some rows of the table, and zeros for other words: rows, then $g$. *Logits:* a column for
-# each word. The *loss* $l = \log Z - z_y$ never joins them. Ranks exchange three numbers per
-# position: the largest logit, so that nothing overflows, $Z$, a sum over all ranks' words, and
-# $z_y$ ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), section 3).
+# output matrix multiplies each head with its rows, and adds: rows, then $g$. *Embedding:* a rank
+# has some rows of the table, zeros for other words: rows, then $g$. *Logits:* a column for each
+# word. The *loss* $l = \log Z - z_y$ never joins them. Ranks exchange three numbers per position:
+# the largest $z$, $Z$, $z_y$ ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), section 3).
 
 
 # %%
@@ -193,9 +192,8 @@ for what, size in GB.items():  # 2 bytes a number; 8.3 billion parameters
     print(f"{what}: {size:.1f} GB, {size / 300:.2f} s in a server, {size / 6.25:.2f} s outside")
 
 # %% [markdown]
-# A GPU sums the gradients of its eighth only, and can do so during backward. For $f$ and $g$ it
-# waits, four times per block. Hence the rule: split matrices inside a machine, the batch between
-# machines ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), section 3).
+# A GPU sums gradients during backward; for $f$ and $g$ it waits. So split matrices in machines, the
+# batch between machines ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), section 3).
 #
 # ## Exercise 1: why did this break?
 #
@@ -233,8 +231,8 @@ exercise.judge("12.2", next_words)
 # %% [markdown]
 # ## Exercise 3: the length of the gradient
 #
-# Clipping needs the length of the whole gradient, the root of the sum of all squares. A rank has
-# parts of some gradients (`p.shard` is not None) and all of the others. One all_reduce is enough.
+# Clipping needs the root of the sum of all squares of the gradient. A rank has parts of some
+# gradients (`p.shard` is not None) and all of the others. One all_reduce is enough.
 
 
 # %% tags=["exercise"]
@@ -254,7 +252,9 @@ cluster.close()
 # | `attention` | `parallelize_module` | `--tensor-model-parallel-size` | | `P(None, "tp")` |
 # | `vocab` | `loss_parallel` | `vocab_parallel_cross_entropy` | | |
 #
-# **What it costs.** Four meetings per block that nothing hides; at most as many ranks as heads; and
-# norms, dropout and sums are done and kept by every rank, for all positions.
+# **What it costs.** Four meetings per block that nothing hides; at most as many ranks as heads;
+# every rank does norms, dropout and sums for all positions. *Today's block,* `nn.Llama`, has fewer
+# heads of keys and values. Ranks with the same one [sum its
+# gradient](../minidist/tensor_parallel/parallel_grouped_queries.py), and no others.
 #
 # **Next:** outside of $f$ and $g$ the [sequence can be split](13_sequence_parallel.py).

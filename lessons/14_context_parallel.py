@@ -33,21 +33,19 @@ S = Q.nbytes
 # %% [markdown]
 # ## Problem: one example of 128 Ki positions needs 687 GB
 #
-# [Lesson 13](13_sequence_parallel.py) counted what a block keeps per position: 20 numbers for each
-# channel, without probabilities. In 32 blocks of width 4096, of 16 bits, these are 5 MB, so one
-# example of 128 Ki positions needs 687 GB: more than eight GPUs of 80 GB have. One example is no
-# batch to split, and heads are few. So the sequence is split. Only attention is a problem.
+# A block keeps 20 numbers for each channel of a position ([lesson 13](13_sequence_parallel.py)). In
+# 32 blocks of width 4096, of 16 bits, these are 5 MB, so one example of 128 Ki positions needs 687
+# GB: more than eight GPUs of 80 GB have. So the sequence is split. Only attention is a problem.
 #
 # ## Idea: two softmaxes can be joined
 #
-# A rank computes a softmax over the keys that it has. It needs no other key to do so, and two such
-# results join exactly, in any order:
+# A softmax over the keys of one rank needs no other key, and two join exactly, in any order:
 #
 # $$Z = Z_1 + Z_2 \qquad O = (Z_1 O_1 + Z_2 O_2) / Z$$ (join)
 #
-# So let Q stay, and let K and V go round ([Liu, Zaharia and Abbeel
-# 2023](https://arxiv.org/abs/2310.01889)). After $N$ hops every query has met every key. The code
-# keeps $\log Z$, because $Z$ itself overflows.
+# So let Q stay, and let K and V go round ([Liu et al. 2023](https://arxiv.org/abs/2310.01889); [the
+# library's](../minidist/context_parallel/ring_attention.py)). After $N$ hops every query has met
+# every key. The code keeps $\log Z$, because $Z$ itself overflows.
 
 
 # %%
@@ -78,28 +76,21 @@ def ring(group, cut):
     return o, pairs, group.ledger.total
 
 
-# %% [markdown]
-# Is it exact? Here each rank holds a run of neighbours. One device sees all of it, and the
-# [library's ring](../minidist/context_parallel/ring_attention.py) gets the same Q, K, V:
-
-
-# %%
-def plain(r):
+def plain(r):  # each rank holds a run of neighbours
     return np.split(np.arange(T), N)[r]
 
 
 def library(group):
-    held = library_plain(T, N)
     qkv = Tensor(np.stack([Q, K, V])[:, None, None, plain(group.rank)])  # [3, B, H, T/N, D]
-    return ring_attention(qkv, group, held).data[0, 0]
+    return ring_attention(qkv, group, library_plain(T, N)).data[0, 0]
 
 
 whole, _ = softmax_over(Q, K, V, np.tri(T, dtype=bool))
 ours = cluster.run(ring, plain)
-theirs = np.concatenate(cluster.run(library))
-error = abs(np.concatenate([o for o, _, _ in ours]) - whole).max()
-print(f"4 ranks against one device: ours {error:.0e}, the library {abs(theirs - whole).max():.0e}")
-assert max(error, abs(theirs - whole).max()) < 1e-12
+outputs = [o for o, _, _ in ours], cluster.run(library)
+error, theirs = (abs(np.concatenate(o) - whole).max() for o in outputs)
+print(f"4 ranks against one device: ours {error:.0e}, the library {theirs:.0e}")
+assert max(error, theirs) < 1e-12
 
 # %% [markdown]
 # Backward needs no second softmax: with $\log Z$ of *all* keys, each block's probabilities are
@@ -122,10 +113,8 @@ def zigzag(r):
     return np.concatenate([pieces[r], pieces[2 * N - 1 - r]])
 
 
-counted = {
-    "plain": np.array([pairs for _, pairs, _ in ours]),  # [rank, hop]
-    "zig-zag": np.array([pairs for _, pairs, _ in cluster.run(ring, zigzag)]),
-}
+runs = {"plain": ours, "zig-zag": cluster.run(ring, zigzag)}
+counted = {cut: np.array([n for _, n, _ in run]) for cut, run in runs.items()}  # [rank, hop]
 busy = {cut: n.sum() / (N * n.max(axis=0).sum()) for cut, n in counted.items()}
 print({cut: f"{share:.0%} of the time at work" for cut, share in busy.items()})
 
@@ -140,8 +129,7 @@ def draw(plt):
             ax.barh(range(N), n[:, hop], 0.8, starts[hop], color=figures.OWN, edgecolor="white")
             ax.text(starts[hop : hop + 2].mean(), -0.65, f"hop {hop}", ha="center", fontsize=8)
         ax.set(title=f"{cut}: at work {busy[cut]:.0%} of the time\n", ylim=(N - 0.5, -1))
-        ax.set_yticks(range(N), [f"rank {r}" for r in range(N)])
-        ax.set_xlabel("time, in pairs of query and key")
+        ax.set(xlabel="pairs", yticks=range(N), yticklabels=[f"rank {r}" for r in range(N)])
     return figure
 
 
@@ -149,29 +137,28 @@ figures.show(
     draw,
     "14_context_parallel",
     caption="Colour: a rank computes. Grey: it waits for the busiest rank of the hop.",
-    alt="Two bar charts of four ranks over four hops: with the plain cut rank 0 stops working "
-    "after one hop and the others wait half of the time, with zig-zag nobody waits.",
+    alt="Four ranks over four hops: under the plain cut all but one wait, with zig-zag none does.",
 )
 
 # %% [markdown]
 # :::{dropdown} Where does the number come from?
 # Counted in $(T/N)^2$ pairs, the hops of the plain cut take 1/2, 1, 1 and 1, and the work is
-# $N^2/2$ on $N$ ranks: $(N/2) / (N - 1/2) = 4/7$. (The diagonal adds a little.) With zig-zag each
-# hop takes 1/2. So the ring gains $(2 N - 1)/N$, which tends to 2.
+# $N^2/2$ on $N$ ranks: $(N/2) / (N - 1/2) = 4/7$. With zig-zag each hop takes 1/2.
 # :::
 #
 # ## What travels?
 #
 # | a layer, all ranks | forward | backward | what |
 # |---|---|---|---|
-# | `ring_attention` | $2 (N-1) S$ | $4 (N-1) S$ | K, V; then K, V, dK, dV |
-# | all_gather of K, V | $2 (N-1) S$ | $2 (N-1) S$ or $4 (N-1) S$ | kept, or gathered again |
-# | `ulysses` | $4 (N-1) S / N$ | $4 (N-1) S / N$ | Q, K, V and O, by all_to_all |
+# | `ring_attention` | $2 (N-1) S/G$ | $4 (N-1) S/G$ | K, V; then K, V, dK, dV |
+# | `gathered_attention` | $2 (N-1) S/G$ | $2 (N-1) S/G$ | K, V; then dK, dV, by reduce_scatter |
+# | `ulysses` | $(N-1) (2 + 2/G) S / N$ | as much | Q, K, V and O, by all_to_all |
 #
-# Llama 3 gathers K and V before it computes ([Dubey et al.
-# 2024](https://arxiv.org/abs/2407.21783), section 3.3.2), and cuts by zig-zag. With grouped queries
-# K and V are smaller than Q, 16 times in Llama 3 405B: the first two rows shrink. Ulysses ([Jacobs
-# et al. 2023](https://arxiv.org/abs/2309.14509)) gives each rank all positions of $H/N$ heads.
+# $G$ query heads share a head of keys and values: 16 in Llama 3 405B, which gathers all K and V
+# first ([Dubey et al. 2024](https://arxiv.org/abs/2407.21783), section 3.3.2); here 1. Ulysses
+# ([Jacobs et al. 2023](https://arxiv.org/abs/2309.14509)) gives each rank all positions of $H/N$
+# heads; with fewer heads of K than ranks it sends copies. `usp`: neighbours exchange heads, and
+# their groups form a ring ([Fang and Zhao 2024](https://arxiv.org/abs/2405.07719)).
 #
 # :::{admonition} Predict before you run
 # From 4 to 8 ranks, with the same sequence: do the bytes that *one* rank sends grow, stay or
@@ -184,6 +171,19 @@ assert sent == 2 * (N - 1) * S == sum(forward for forward, _ in formula)
 print(f"the ring sent {sent / S:g} S = 2 (N - 1) S, in forward")
 for n in (4, 8):
     print(f"{n} ranks: one sends {6 * (n - 1) / n:.2f} S, in Ulysses {8 * (n - 1) / n**2:.2f} S")
+
+# %% [markdown]
+# ## Several documents in a window
+#
+# A query must not see another document: all of these compute [each as if it were
+# alone](../minidist/autograd/document_attention.py). But zig-zag balances one triangle, not three:
+
+# %%
+document = np.repeat([0, 1, 2], [40, 8, 16])  # of each position
+sees = np.tri(T, dtype=bool) & (document[:, None] == document)
+for cut in (plain, zigzag):
+    work = [int(sees[cut(r)].sum()) for r in range(N)]
+    print(f"{cut.__name__}: {np.mean(work) / max(work):.0%} of the time at work; pairs: {work}")
 
 # %% [markdown]
 # :::{admonition} Predict before you run
@@ -251,10 +251,10 @@ cluster.close()
 # | here | PyTorch | Megatron-LM | DeepSpeed | JAX |
 # |---|---|---|---|---|
 # | `ring`, zig-zag | `context_parallel` | `--context-parallel-size` | | `ppermute` |
+# | gathered | | `--cp-comm-type all_gather` | | `all_gather` |
 # | Ulysses | | `--cp-comm-type a2a` | `DistributedAttention` | `all_to_all` |
 #
 # **What it costs.** Parameters are on every rank, and their gradients are summed, as in [data
 # parallelism](03_data_parallel.py). $N$ ranks share the work, which still grows with $T^2$.
-#
 # **Try:** [cut the triangle yourself](../minidist/pages/static/attention.html).
 # **Next:** every position still passes through every parameter. [Lesson 15](15_experts.py).

@@ -23,6 +23,7 @@ from minidist import Cluster, Tensor, nn, optim
 from minidist.datasets import Sampler, text
 from minidist.expert_parallel.sharded_experts import keep_own_experts
 from minidist.nn.router import route
+from minidist.trainer import update
 
 begin()
 N, C, E, T = 4, 32, 8, 32
@@ -72,22 +73,15 @@ def layer(group, x):
 
 
 # %% [markdown]
-# `argsort` of `argsort` undoes a sort. Take five rows:
-#
-# | | 0 | 1 | 2 | 3 | 4 |
-# |---|---|---|---|---|---|
-# | `expert` of row 0, 1, ... | 1 | 0 | 1 | 0 | 0 |
-# | `argsort(expert)`: the row at place 0, 1, ... | 1 | 3 | 4 | 0 | 2 |
-# | `argsort` of that: the place of row 0, 1, ... | 3 | 0 | 4 | 1 | 2 |
-#
-# Results are in the order of places, so row 0 finds its own at place 3. Is all this right? One
-# device, and the library's strategy [`expert`](../minidist/expert_parallel/dispatch.py):
+# `argsort` of `argsort` undoes a sort. Of `expert` 1 0 1 0 0, the first gives the row at each
+# place, 1 3 4 0 2, the second the place of each row, 3 0 4 1 2: row 0 finds its result at place 3.
+# Right? One device, and the library's strategy [`expert`](../minidist/expert_parallel/dispatch.py):
 
 
 # %%
-def library(group):
+def library(group, mixture, *dispatch):
     """Return Y, and the bytes that this rank sends in forward and backward."""
-    keep_own_experts(mixture, group)
+    keep_own_experts(mixture, group, *dispatch)
     y = mixture(Tensor(X[[group.rank]], requires_grad=True))
     y.backward(np.ones_like(y.data))
     return y.data[0], group.ledger.total
@@ -95,7 +89,7 @@ def library(group):
 
 whole = mixture(Tensor(X)).data
 ours = cluster.run(lambda group: layer(group, X[group.rank]))
-theirs, sent = zip(*cluster.run(library), strict=True)
+theirs, sent = zip(*cluster.run(library, mixture), strict=True)
 print(f"off by: ours {abs(ours - whole).max():.0e}, the library {abs(theirs - whole).max():.0e}")
 assert np.allclose(ours, whole, atol=1e-12) and np.allclose(theirs, whole, atol=1e-12)
 
@@ -121,10 +115,10 @@ print(f"an all_reduce of {E} experts: {2 * (N - 1) * 8 * 8 * C**2 * E:,} bytes")
 #
 # ## What is dropped?
 #
-# An expert can be crowded. So it gets a capacity, 1.25 times its share of an example's rows. Later
-# rows are dropped: they pass by the block. And a balance loss is added: `balance`, a factor, times
-# $E$, times the sum over experts of (share of the choices) x (mean score). It lowers the scores of
-# crowded experts ([Fedus et al. 2021](https://arxiv.org/abs/2101.03961), equations 3 to 6).
+# A gate prefers the experts that it has chosen before, since only those learn. So each gets a
+# capacity, 1.25 times its share of an example's rows; later rows are dropped: they pass by the
+# block. And a loss is added ([Fedus et al. 2021](https://arxiv.org/abs/2101.03961), equations 3 to
+# 6): `balance` times $E$ times the sum over experts of (share of the choices) x (mean score).
 #
 # :::{admonition} Predict before you run
 # A block of 8 experts learns text with $k = 2$. With next to no balance loss, what part of the
@@ -134,30 +128,28 @@ print(f"an all_reduce of {E} experts: {2 * (N - 1) * 8 * 8 * C**2 * E:,} bytes")
 # %% tags=["hide-output"]
 words = text(context=T)
 inputs, targets = words.windows(T)
-unseen, FACTORS = np.arange(len(inputs))[-64:], (0.001, 0.01, 0.1, 0.3)
+unseen, OPTIONS = np.arange(len(inputs))[-64:], [{"balance": x} for x in (0.001, 0.01, 0.1)]
+OPTIONS.append({"balance": 0.0, "bias_rate": 0.01})  # see "What is done today?"
 
 
 def train(group):
-    """Return the loss and the choices [64, T, k] of unseen text, with this rank's factor."""
-    model = nn.Transformer(words.vocab, C, 4, 1, T, experts=E, top_k=2, balance=FACTORS[group.rank])
+    """Return the loss and the choices [64, T, k] of unseen text, with this rank's options."""
+    model = nn.Transformer(words.vocab, C, 4, 1, T, experts=E, top_k=2, **OPTIONS[group.rank])
     optimizer, seen = optim.AdamW(model.parameters(), lr=5e-3), []
     for _, batch in zip(range(100), Sampler(len(inputs) - 64, 16), strict=False):
         nn.cross_entropy(model(inputs[batch.examples]), targets[batch.examples]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, model)  # optimizer.step(), zero_grad(), and a step of the bias
     next(nn.mixtures(model)).gather_choices = lambda chosen, _: seen.append(chosen) or chosen
     return nn.cross_entropy(model(inputs[unseen]), targets[unseen]).item(), seen[0]
 
 
 losses, choices = zip(*cluster.run(train), strict=True)
-for balance, loss, chosen in zip(FACTORS, losses, choices, strict=True):
+for way, loss, chosen in zip(OPTIONS, losses, choices, strict=True):
     most = np.bincount(chosen.reshape(-1)).max() / chosen.size
     dropped = 1 - route(chosen, E, capacity=10).kept.mean()  # 10 = 1.25 k T / E
-    print(f"balance {balance:5}: most chosen {most:.0%}, dropped {dropped:2.0%}, loss {loss:.2f}")
+    print(f"most chosen {most:.0%}, dropped {dropped:2.0%}, loss {loss:.2f}: {way}")
 
 # %% [markdown]
-# A gate prefers the experts that it has chosen before, since only those learn.
-#
 # ## Who waits?
 #
 # :::{admonition} Predict before you run
@@ -176,8 +168,7 @@ for name, i, capacity in (("crowded", 0, None), ("capacity", 0, 10), ("balanced"
 # %% tags=["hide-input"]
 def draw(plt):
     figure, panels = plt.subplots(1, 3, figsize=(9, 2.2), sharex=True, sharey=True)
-    titles = "balance 0.001", "balance 0.001, capacity 1.25", "balance 0.1"
-    for ax, title, rows in zip(panels, titles, of_ranks.values(), strict=True):
+    for ax, (title, rows) in zip(panels, of_ranks.items(), strict=True):
         ax.barh(range(N), rows.max(), color=figures.ROW)
         ax.barh(range(N), rows, color=figures.OWN)
         ax.set(title=f"{title}:\n{rows.sum()} rows are computed", xlabel="rows", ylim=(3.5, -0.5))
@@ -195,12 +186,21 @@ figures.show(
 # %% [markdown]
 # ## What is done today?
 #
-# Rows need not be dropped: a sparse product computes any loads ([Gale et al.
-# 2022](https://arxiv.org/abs/2211.15841)). Balance needs no loss: crowded experts get a lower bias
-# in the choice ([Wang et al. 2024](https://arxiv.org/abs/2408.15664)). Experts are many and small,
-# beside a shared one ([Dai et al. 2024](https://arxiv.org/abs/2401.06066)). DeepSeek-V3 (sections
-# 2.1.2 and 4.2) has all this, with 256 experts and $k = 8$ on at most 4 nodes.
-#
+# *Balance without a loss*, the last line above: after each step a crowded expert gets a lower bias
+# in the choice, not in the gate's weight, by [all ranks' loads](../minidist/nn/bias_balance.py)
+# ([Wang et al. 2024](https://arxiv.org/abs/2408.15664)). *No drops*: with `capacity=None` an expert
+# multiplies what comes ([Gale et al. 2022](https://arxiv.org/abs/2211.15841)). *Many small
+# experts*, and a shared one ([Dai et al. 2024](https://arxiv.org/abs/2401.06066)). DeepSeek-V3 has
+# all this, and 8 of 256 experts on at most 4 nodes: a position travels [once to
+# each](../minidist/expert_parallel/once_per_rank.py) (sections 2.1.2 and 3.2.2).
+
+# %%
+small = {"expert_width": C // 2, "shared": 1, "groups": N, "most_groups": 2, "dtype": "float64"}
+for way in ("rows", "positions"):
+    ranks = cluster.run(library, nn.MixtureOfExperts(C, 32, 8, None, **small), way)
+    print(f"8 of 32 experts, on 2 ranks at most: {sum(n for _, n in ranks):,} bytes as {way}")
+
+# %% [markdown]
 # ## Exercise 1: who is dropped?
 #
 # Write `kept(chosen, capacity)`: which choices are within the capacity. Each example has queues of

@@ -36,9 +36,8 @@ X, TARGET, W1, W2 = normal((B, C)), normal((B, C)), normal((L, C, F)) / 3, norma
 # %% [markdown]
 # ## Problem: a model of 825 GB, ranks of 80
 #
-# 64 blocks of width 8192 have 52 billion parameters, of 16 bytes each in training. Split matrices
-# divide this, but send in each layer: they end at the edge of a machine. A pipeline of 64 stages
-# waits. A split batch divides nothing.
+# 64 blocks of width 8192 have 52 billion parameters, of 16 bytes in training. Split matrices send
+# in each layer: they end at the edge of a machine. 64 stages wait. A split batch divides nothing.
 #
 # ## Idea: three sums over three indices
 #
@@ -197,9 +196,11 @@ for mesh in [*fitting[:3], (8, 1, 8), (2, 2, 16), (1, 64, 1), (64, 1, 1)]:
 # Hence the rules ([Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), section 3): $t$ inside
 # a machine; $p$ across machines until the model fits; $d$ with all ranks that are left.
 #
-# [Positions](14_context_parallel.py) and [experts](15_experts.py) are axes, too, and change only
-# whose gradients are summed: over $d c$ ranks, or an expert's over $d c / e$. And with `zero=1` a
-# rank updates only a part of what it has copies of ([ZeRO](05_zero.py)).
+# [Positions](14_context_parallel.py) and [experts](15_experts.py) are axes, too: gradients are
+# summed over $d c$ ranks, or an expert's over $d c / e$. With `zero=1` a rank updates only a part
+# of what it has copies of ([ZeRO](05_zero.py)): AdamW is elementwise. Muon ([Jordan et al.
+# 2024](https://kellerjordan.github.io/posts/muon/)) makes momentum of whole matrices orthogonal:
+# their parts [travel to a rank](../minidist/replicas/whole_matrices.py), parts of the update back.
 #
 # ## Exercise 1: who are my peers?
 #
@@ -256,5 +257,4 @@ cluster.close()
 # | `Mesh` | `init_device_mesh` | `initialize_model_parallel` | `ProcessTopology` | `make_mesh` |
 #
 # **What it costs.** Three sums to get right, one norm over all, and a choice before the start.
-#
 # **Next:** [which strategy when?](20_choosing.py)

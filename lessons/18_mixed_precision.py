@@ -8,8 +8,8 @@
 # (lesson-18)=
 # # 18. Mixed precision: which numbers may have 16 or 8 bits?
 #
-# **Question.** Numbers of 16 or 8 bits take fewer bytes, and processors multiply them several times
-# faster. Where does a step of training lose something by them, and what repairs it?
+# **Question.** Numbers of 16 or 8 bits take fewer bytes, and are multiplied several times faster.
+# Where does a step of training lose something by them, and what repairs it?
 #
 # You need [what a step keeps](05_zero.py). New words: [spacing](pages/glossary.md#spacing),
 # [float32 copy](pages/glossary.md#float32-copy), [loss scale](pages/glossary.md#loss-scale),
@@ -26,39 +26,36 @@ from minidist import Cluster, Tensor, datasets, nn, optim
 from minidist.autograd import Function, functions
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.mixed_precision import LossScale, MixedPrecision
+from minidist.rounding import BFLOAT16, E4M3, FLOAT16, rounded
 
 begin()
 threadpool_limits(1)
-RATE, N, cluster, (X, Y) = 1e-4, 2, Cluster(2), (array[:256] for array in datasets.digits())
+RATE, N, cluster, exact = 1e-4, 2, Cluster(2), np.asarray
+X, Y = (array[:256] for array in datasets.digits())
 
 
-def model():
-    layers = [nn.Linear(64, 128, False, "relu", name="a"), nn.Linear(128, 10, False, name="b")]
+def model(seed=0):
+    sizes = {"a": (64, 128, False, "relu"), "b": (128, 10, False)}
+    layers = [nn.Linear(*size, name=name, seed=seed) for name, size in sizes.items()]
     return nn.Sequential(layers).astype("float16").astype("float32")  # weights that float16 has
 
 
 # %% [markdown]
 # ## Problem: a weight of 0.1 never moves
 #
-# bfloat16 has 8 significant bits: $2^7$ numbers from $2^{-4}$ to $2^{-3}$. The one after 0.1 is
-# $2^{-11} = 0.0005$ away. Adam moves a weight by about the learning rate, 0.00008 in Llama 3 405B
-# ([Dubey et al. 2024](https://arxiv.org/abs/2407.21783), table 3). The sum is rounded to 0.1 again.
+# bfloat16 has 8 significant bits. Its number after 0.1 is $2^{-11} = 0.0005$ away. Adam moves a
+# weight by about the learning rate, 0.00008 in Llama 3 405B ([Dubey et al.
+# 2024](https://arxiv.org/abs/2407.21783), table 3). The sum is rounded to 0.1 again.
 #
 # ## Idea: round what is multiplied, not what is added up
 #
 # Sums need many bits, such as a weight and its updates; factors do not. So weights stay in float32,
-# as *copies* that the optimizer updates, and products round their factors ([Micikevicius et al.
-# 2018](https://arxiv.org/abs/1710.03740), sections 3.1 to 3.3).
+# as *copies* that the optimizer updates, and products round their factors to the nearest numbers of
+# a format ([Micikevicius et al. 2018](https://arxiv.org/abs/1710.03740), sections 3.1 to 3.3).
 
 # %%
-FORMATS = {"bfloat16": (8, 2**-133, 3e38), "float16": (11, 2**-24, 65504), "e4m3": (4, 2**-9, 448)}
-
-
-def fit(x, name):
-    """Round x to a format: (significant bits, smallest and largest number)."""
-    bits, smallest, largest = FORMATS[name]
-    spacing = np.maximum(np.ldexp(1.0, np.frexp(x)[1] - bits), smallest)
-    return np.clip(np.rint(x / spacing) * spacing, -largest, largest).astype("float32")
+FORMATS = {"bfloat16": BFLOAT16, "float16": FLOAT16, "e4m3": E4M3}
+bfloat16, float16, e4m3 = (partial(rounded, form=form) for form in FORMATS.values())
 
 
 class Product(Function):
@@ -76,9 +73,9 @@ class Product(Function):
         return self.result(dy @ self.w.T), self.result(self.x.T @ dy)
 
 
-def learn(factor, result, steps=400, copies=True, scale=1.0):
-    """Train two matrices; return them, the losses, and the share of right answers."""
-    first, second = weights = model().parameters()
+def learn(factor=exact, result=exact, sums=(exact,) * 3, steps=400, scale=1.0, seed=0):
+    """Return two trained matrices, losses, and the share of right answers; round Adam's sums."""
+    first, second = weights = model(seed).parameters()
     rule, losses = optim.Adam(weights, RATE), []
     for _ in range(steps):
         hidden = functions.relu(Product(factor, result)(Tensor(result(X)), first))
@@ -87,8 +84,9 @@ def learn(factor, result, steps=400, copies=True, scale=1.0):
         rule.zero_grad()
         (losses[-1] * scale).backward()
         rule.step(factor=1 / scale)
-        for p in weights:
-            p.data[...] = p.data if copies else result(p.data)
+        for p, averages in zip(weights, rule.state, strict=True):
+            for array, rounds in zip([p.data, *averages], sums, strict=True):
+                array[...] = rounds(array)
     return weights, [*map(float, losses)], np.mean(logits.data.argmax(axis=1) == Y)
 
 
@@ -114,22 +112,19 @@ def library(group):
     return low.layers[0].weight.data, group.ledger.total / 20
 
 
-float16, bfloat16, e4m3 = (partial(fit, name=name) for name in ("float16", "bfloat16", "e4m3"))
 (theirs, sent), P = cluster.run(library)[0], 64 * 128 + 128 * 10
-same = np.mean(float16(learn(float16, float16, steps=20)[0][0].data) == theirs)
-print(f"{same:.0%} of weights equal; a step sends {N * sent:,.0f} = 2 (N - 1) (2 P + 1) bytes")
-assert same > 0.99 and N * sent == 2 * (N - 1) * (2 * P + 1)
+equal = np.mean(float16(learn(float16, float16, steps=20)[0][0].data) == theirs)
+print(f"{equal:.0%} of weights equal; a step sends {N * sent:,.0f} = 2 (N - 1) (2 P + 1) bytes")
+assert equal > 0.99 and N * sent == 2 * (N - 1) * (2 * P + 1)
 
 # %% [markdown]
 # ## Who learns like float32?
 #
 # e4m3, a format of 8 bits ([Micikevicius et al. 2022](https://arxiv.org/abs/2209.05433)), ends at
 # 0.002. So an array gets a *scale*: a power of two with which its largest number just fits.
-#
 # float16 ends at $2^{-24}$. Let 16,384 ranks have 256 images each. This library divides the loss by
-# all images *before* backward, so that gradients only have to be [summed](03_data_parallel.py).
-# PyTorch divides by the rank's 256 and averages after backward: its numbers are $2^{14}$ times as
-# large. A *loss scale* has this effect, too: the loss is multiplied by it, the optimizer divides.
+# all images before backward; PyTorch by the rank's, and averages after it: its gradients are
+# $2^{14}$ times as large. So are those of a loss that is multiplied by a *loss scale*.
 #
 # :::{admonition} Predict before you run
 # Which learn like float32 in 400 steps: bfloat16 with copies and without, e4m3 with scales and
@@ -140,13 +135,13 @@ assert same > 0.99 and N * sent == 2 * (N - 1) * (2 * P + 1)
 # %% tags=["hide-output"]
 def scaled_e4m3(x):
     scale = 2.0 ** np.floor(np.log2(448 / max(abs(x).max(), 1e-30)))
-    return fit(x * scale, "e4m3") / scale
+    return e4m3(x * scale) / scale
 
 
 RUNS = {
-    "float32": learn(lambda x: x, lambda x: x),
+    "float32": learn(),
     "bfloat16": learn(bfloat16, bfloat16),
-    "bfloat16, no copies": learn(bfloat16, bfloat16, copies=False),
+    "bfloat16, no copies": learn(bfloat16, bfloat16, (bfloat16, exact, exact)),
     "e4m3, no scale": learn(e4m3, bfloat16),
     "e4m3, a scale per array": learn(scaled_e4m3, bfloat16),
     "float16, by the rank's images": learn(float16, float16),
@@ -159,38 +154,43 @@ print(f"{np.mean(float16(g / 2**14) == 0):.0%} of the gradients are 0 in float16
 
 
 # %% tags=["hide-input"]
-def draw(plt):
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8))
-    left.hist(np.log2(abs(g)), range(-40, 0), color=figures.OWN)
-    left.hist(np.log2(abs(g)) - 14, range(-40, 0), color=figures.IDLE, alpha=0.7)
-    left.text(-3, 800, "divided by the\nrank's images")
-    left.text(-39, 800, "divided by\nall images")
-    for row, (name, (_, smallest, largest)) in enumerate(FORMATS.items(), start=1):
-        begin, end = np.clip(np.log2([smallest, largest]), -40, 16)
-        left.barh(-110 * row, end - begin, 100, begin, color=figures.FORWARD)
-        left.text(end - 0.5, -110 * row, name, color="white", ha="right", va="center", fontsize=9)
-    left.set(yticks=[], xlabel="log2 of a gradient's size", title="Gradients; what formats hold")
-    for _, losses, _ in RUNS.values():
-        right.plot(losses, color=figures.FORWARD)
-    figures.label_ends(right, 405, {n: (r[1][-1], figures.INK) for n, r in RUNS.items()}, 0.09)
-    right.set(xlabel="step", title="Loss", xlim=(0, 680), xticks=range(0, 401, 100))
-    return figure
-
-
 figures.show(
-    draw,
+    partial(figures.numbers_and_losses, gradients=g, formats=FORMATS, runs=RUNS),
     "18_mixed_precision",
     caption="Left: what is left of a format's bar is 0. Right: four runs cannot be told apart.",
     alt="Left: many gradients are below float16's or e4m3's smallest number. Right: seven losses.",
 )
 
 # %% [markdown]
-# Lost updates need copies, lost gradients need scales. Both orders of division are right; the first
-# needs a loss scale. When a gradient is infinite, all ranks halve the scale and skip the step.
-# bfloat16 has float32's exponents and needs none: that is why it is used today.
+# Lost updates need copies, lost gradients a loss scale. If a gradient is infinite, all ranks halve
+# the scale and skip the step. bfloat16 has float32's exponents and needs none.
 #
-# Newer recipes for 8 bits have a scale per block: of 32 neighbours in MX ([Rouhani et al.
-# 2023](https://arxiv.org/abs/2310.10537)), of 128 in [DeepSeek-V3](https://arxiv.org/abs/2412.19437).
+# ## Which sums need how many bits?
+#
+# Weights and Adam's two averages are sums over time. We round one to bfloat16: to nearest, or
+# *at random*: up with the probability of the fraction that is lost, so that the mean is right
+# ([Zamirai et al. 2021](https://arxiv.org/abs/2010.06192)).
+
+
+# %% tags=["hide-output"]
+uniform = np.random.default_rng(0).random
+WAYS = {"nearest": bfloat16, "at random": lambda x: rounded(x, BFLOAT16, uniform(x.shape))}
+best = [learn(seed=seed)[1][-1] for seed in range(3)]
+for at, name in enumerate(("weights", "first average", "second average")):
+    for way, rounds in WAYS.items():
+        sums = [rounds if i == at else exact for i in range(3)]
+        worse = np.array([learn(sums=sums, seed=seed)[1][-1] for seed in range(3)]) - best
+        print(f"{name:14} {way:9}: loss {worse.mean():+.4f}, by seed +- {worse.std():.4f}")
+        assert (abs(worse).max() > 0.02) == ((at, way) == (0, "nearest"))
+
+# %% [markdown]
+# A step takes 1/1000 off the second average, less than half a spacing: nearest never does. Weights
+# learn if rounded at random, in 8 bytes per parameter with averages of 16 bits ([its
+# file](../minidist/optim/stochastic_rounding.py)). A draw is a hash of step, name and place in the
+# whole array: all ranks that have a weight round it alike.
+#
+# Newer scales are for 32 numbers (MX, [Rouhani et al. 2023](https://arxiv.org/abs/2310.10537)) or
+# 128 ([DeepSeek-V3](https://arxiv.org/abs/2412.19437), [here](../minidist/autograd/eight_bits.py)).
 #
 # :::{admonition} Predict before you run
 # 4,096 normal numbers, of which one is replaced by 1,000,000. How many become 0 in e4m3, with one
@@ -252,7 +252,7 @@ cluster.close()
 #
 # | here | PyTorch | Megatron-LM | DeepSpeed | JAX |
 # |---|---|---|---|---|
-# | copies | `MixedPrecisionPolicy` | `--bf16` | `"bf16"` | `jnp.bfloat16` |
+# | copies; at random | `MixedPrecisionPolicy`; torchao | `--bf16` | `"bf16"` | `jnp.bfloat16` |
 # | loss scale | `GradScaler` | `--initial-loss-scale` | `"fp16"` | `jmp.DynamicLossScale` |
 # | 8 bits | torchao `convert_to_float8_training` | `--fp8-format` | | |
 #

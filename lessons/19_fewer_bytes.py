@@ -13,8 +13,7 @@
 #
 # You need [data parallelism](03_data_parallel.py). New words:
 # [compressor](pages/glossary.md#compressor), [error feedback](pages/glossary.md#error-feedback).
-# Letters: $N$ ranks; $P$ parameters; of $n$ elements of a gradient $dW$ a rank sends $k$ and owes
-# $u$; $h$ local steps.
+# Letters: $N$ ranks; $P$ parameters; $n$ elements of $dW$, $k$ sent, $u$ owed; $h$ local steps.
 
 # %% tags=["setup", "hide-input"]
 import time
@@ -26,11 +25,11 @@ from minidist import Cluster, nn, optim
 from minidist.data_parallel.compression import ErrorFeedback, Int8, Sign, TopK
 from minidist.data_parallel.local_sgd import LocalSGD
 from minidist.data_parallel.power_sgd import PowerSGD
+from minidist.data_parallel.streaming_diloco import StreamingDiLoCo
 from minidist.datasets import Sampler, digits
 
 begin()
-images, labels = digits()
-N, STEPS, RATE, cluster = 4, 80, 0.3, Cluster(4)
+(images, labels), N, STEPS, RATE, cluster = digits(), 4, 80, 0.3, Cluster(4)
 
 # %% [markdown]
 # ## Problem: one step waits for seven minutes
@@ -41,8 +40,7 @@ N, STEPS, RATE, cluster = 4, 80, 0.3, Cluster(4)
 # ## Idea: send the largest, and owe the rest
 #
 # Each rank sends the $k$ largest elements and adds the others to its next gradient ([Stich et al.
-# 2018](https://arxiv.org/abs/1809.07599)). In a step, what is sent and the new $u$ are $dW + u$.
-# Added up: what was sent is the sum of all $dW$ less the last $u$. Nothing is lost, only late.
+# 2018](https://arxiv.org/abs/1809.07599)): what was sent is the sum of all $dW$ less the last $u$.
 
 
 # %%
@@ -50,9 +48,8 @@ def top_k(group, dw, u, k):
     """Return (the sum of what all ranks send, what this rank still owes) of flat arrays."""
     v = dw + u
     places = np.argpartition(abs(v), v.size - k)[v.size - k :].astype("uint32")
-    all_places = group.all_gather(places).reshape(N, k)  # another rank chooses other places
-    all_values = group.all_gather(v[places]).reshape(N, k)
-    total = np.zeros_like(v)
+    all_places, all_values = (group.all_gather(x).reshape(N, k) for x in (places, v[places]))
+    total = np.zeros_like(v)  # another rank chooses other places
     for at, values in zip(all_places, all_values, strict=True):
         total[at] += values
     v[places] = 0
@@ -60,8 +57,7 @@ def top_k(group, dw, u, k):
 
 
 # %% [markdown]
-# Is it right? With all elements it is the sum of one device. With a tenth it is the library's
-# `top_k` ([its file](../minidist/data_parallel/compression.py)), bit for bit.
+# Is it right? With a tenth it is the [library's](../minidist/data_parallel/compression.py) `top_k`.
 
 
 # %%
@@ -70,16 +66,15 @@ def compare(group):
     feedback, random = ErrorFeedback(layer, group, TopK(0.1)), np.random.default_rng(group.rank)
     for _ in range(3):
         dw = layer.weight.grad = random.standard_normal((64, 10))
-        same.append(np.allclose(top_k(group, dw.ravel(), 0, 640)[0], group.all_reduce(dw.ravel())))
         feedback.all_reduce_gradients()
         total, u = top_k(group, dw.ravel(), u, 64)
-        same.append(np.array_equal(total, layer.weight.grad.ravel()))
-        same.append(np.array_equal(u, feedback.errors[layer.weight.name].ravel()))
+        own = layer.weight.grad, feedback.errors[layer.weight.name]
+        same += [np.array_equal(total, own[0].ravel()), np.array_equal(u, own[1].ravel())]
     return same
 
 
 assert np.all(cluster.run(compare))
-print("with all elements it is an all_reduce, with a tenth the library's top_k, bit for bit")
+print("with a tenth of the elements it is the library's top_k, bit for bit")
 
 # %% [markdown]
 # ## Who must remember?
@@ -105,16 +100,17 @@ print("with all elements it is an all_reduce, with a tenth the library's top_k, 
 #
 # | float32, all ranks | bytes of a step | |
 # |---|---|---|
-# | naive | $8 (N-1) n$ | all_reduce |
 # | `top_k` | $8 N (N-1) k$ | all_gather of values and places |
 # | `sign`; `int8` | $N (N-1) (n/8 + 8)$; $N (N-1) (n + 8)$ | all_gather, and a scale |
 # | `power_sgd` | $8 (N-1) k$ (rows + columns) | all_reduces of two thin matrices |
-# | `local_sgd` | $8 (N-1) n / h$ | all_reduce after $h$ steps |
+# | naive; `local_sgd` | $8 (N-1) n$; $8 (N-1) n / h$ | all_reduce; after $h$ steps |
+# | `streaming_diloco` | $N (N-1) (n/2 + 4) / h$ | all_gather of 4 bits, beside the next steps |
 #
 # Compressed parts cannot be added up on the way: each of $N$ ranks sends its own to $N-1$ others.
 # Local SGD ([Stich 2019](https://arxiv.org/abs/1805.09767)) takes the mean of all weights after $h$
 # steps alone. DiLoCo ([Douillard et al. 2023](https://arxiv.org/abs/2311.08105)) has AdamW inside.
-#
+# Streaming DiLoCo ([Douillard et al. 2025](https://arxiv.org/abs/2501.18512)): parts of the model
+# meet in turn, while steps go on; later a rank mixes the new common weights with its own.
 # :::{admonition} Predict before you run
 # 80 steps of SGD on the same batches. How much larger is the loss with 1 % of each gradient, with
 # memory and without? And with `int8`?
@@ -123,10 +119,12 @@ print("with all elements it is an all_reduce, with a tenth the library's top_k, 
 
 # %% tags=["hide-output"]
 def train(group, method, remember):
-    """Return a loss and the bytes sent; method: a compressor, or a number of local steps."""
+    """Return a loss and the bytes sent; method: a compressor, local steps, or all about them."""
     model = nn.MLP([64, 128, 10])
     local = LocalSGD(model, group, RATE, method) if isinstance(method, int) else None
     feedback, rule = ErrorFeedback(model, group, method), optim.SGD(model.parameters(), RATE)
+    if isinstance(method, dict):
+        rule.lr, local = RATE * N, StreamingDiLoCo(model, group, rule, **method)
     for _, share in zip(range(STEPS), Sampler(1797, 128, 0, group.rank, N), strict=False):
         x, y = images[share.examples], labels[share.examples]
         nn.cross_entropy(model(x), y, share.total).backward()
@@ -138,18 +136,23 @@ def train(group, method, remember):
         if not remember:
             feedback.errors.clear()
         model.zero_grad()
-    return float(nn.cross_entropy(model(images), labels)), group.ledger.total
+    if isinstance(method, dict):
+        model.load_state(local.state())  # the common weights
+    sent = getattr(local, "apart", group).ledger.total  # it sends in a group of its own
+    return float(nn.cross_entropy(model(images), labels)), sent
 
 
-METHODS = {"naive": 1, "local_sgd 40": 40, "int8": Int8(), "sign": Sign()}
+METHODS = {"naive": 1, "local_sgd 40": 40, "streaming 40": {"every": 40, "fragments": 2, "tau": 4}}
+METHODS |= {"int8": Int8(), "sign": Sign()}
 METHODS |= {"power_sgd 1": PowerSGD(1), "top_k 1 %": TopK(0.01), "top_k 0.3 %": TopK(0.003)}
 found, took = {}, {}
 for name, method in METHODS.items():
     ranks = cluster.run(train, method, True)
-    forgets = ranks if isinstance(method, int) else cluster.run(train, method, False)
+    forgets = ranks if isinstance(method, int | dict) else cluster.run(train, method, False)
     found[name] = sum(sent for _, sent in ranks) / STEPS / 1e3, ranks[0][0], forgets[0][0]
     print("{:12} {:5.1f} kB a step, loss {:.3f}, without memory {:.3f}".format(name, *found[name]))
 assert found["naive"][0] == 8 * (N - 1) * (64 * 128 + 128 + 128 * 10 + 10) / 1e3
+assert found["streaming 40"][0] == N * (N - 1) * (9610 / 2 + 2 * 4) * 2 / STEPS / 1e3
 assert found["top_k 1 %"][0] == 8 * N * (N - 1) * (81 + 1 + 12 + 1) / 1e3
 
 # %% [markdown]
@@ -175,8 +178,7 @@ def seconds(group, compress):
 
 
 for name in ("naive", "int8", "sign", "power_sgd 1", "top_k 1 %"):
-    runs = [np.max(cluster.run(seconds, METHODS[name]), axis=0) for _ in range(2)]
-    took[name] = 1e3 * np.min(runs, axis=0)
+    took[name] = 1e3 * np.min([np.max(cluster.run(seconds, METHODS[name]), 0) for _ in (1, 2)], 0)
     print("{:12} {:4.0f} ms in the machine, {:4.0f} ms by the slow link".format(name, *took[name]))
 
 
@@ -188,9 +190,8 @@ def draw(plt):
         axes[0].barh(row, sent, color=figures.COMMUNICATION)
         axes[1].plot(forgets, row, "x", color=figures.EMPHASIS)
         axes[1].plot(loss, row, "o", color=figures.FORWARD)
-        if name in took:
-            axes[2].barh(row + 0.2, took[name][0], 0.36, color=figures.FORWARD)
-            axes[2].barh(row - 0.2, took[name][1], 0.36, color=figures.COMMUNICATION)
+        for k, color in enumerate((figures.FORWARD, figures.COMMUNICATION) if name in took else ()):
+            axes[2].barh(row + 0.2 - 0.4 * k, took[name][k], 0.36, color=color)
     axes[0].set(xscale="log", title="kB in a step", yticks=range(len(names)), yticklabels=names)
     axes[1].set(xlim=(0, None), title="loss (x: without memory)")
     axes[2].set(title="ms of a sum (pink: by a slow link)")
@@ -253,8 +254,7 @@ cluster.close()
 #
 # | here | PyTorch | Megatron-LM | DeepSpeed | JAX |
 # |---|---|---|---|---|
-# | `power_sgd`, `local_sgd` | `powerSGD_hook`, `PostLocalSGDOptimizer` | | | |
-# | `sign` | | | `OneBitAdam` | |
+# | `power_sgd`, `local_sgd`, `sign` | `powerSGD_hook`, `PostLocalSGDOptimizer` | | `OneBitAdam` | |
 #
 # **What it costs.** It is another training; $u$ is as large as the model; learning bounds $h$.
 # **Next:** all strategies side by side, and [which one to choose](20_choosing.py).

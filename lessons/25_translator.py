@@ -145,8 +145,7 @@ for name in ("data", "layers", "vocabulary"):
     assert all(np.allclose(states[name][x], w, atol=1e-6) for x, w in states["one rank"].items())
 
 # %% [markdown]
-# Those who wait have one device's weights, to rounding, so they translate as well. Layers and
-# vocabulary buy memory; a split of matrices sends most.
+# Those who wait have one device's weights. Layers and vocabulary buy memory; matrices send most.
 #
 # ## Who is right after the same pairs, and who after the same time?
 #
@@ -170,9 +169,8 @@ for name, (waits, pushes) in RACES.items():
     *both, models[name] = zip(*(race(k, waits, pushes) for k in range(SEEDS)), strict=True)
     found[name] = 100 * np.array(both)
     same_pairs, same_time = np.median(found[name], axis=1)
-    print(
-        f"{name:13} {same_pairs:.0f} % right after 3,200 pairs, {same_time:.0f} % after 200 units"
-    )
+    when = f"after 3,200 pairs, {same_time:.0f} % after 200 units"
+    print(f"{name:13} {same_pairs:.0f} % right {when}")
 row = pairs.held_out[0][[7], :S]
 for model, *_ in models.values():
     print(pairs.source.decode(row[0]), "->", pairs.target.decode(generate.translate(model, row)[0]))
@@ -254,7 +252,9 @@ exercise.judge("25.3", step)
 # |---|---|---|---|---|
 # | `Hybrid` | `parallelize_module` | `--tensor-model-parallel-size` | `PipelineModule` | `jit` |
 #
-# **What it costs.** Here a slow rank made waiting expensive. With equal ranks, or another learning
-# rate, the order can change: change `rate` and run again.
+# **What it costs.** A slow rank made waiting expensive; change `rate` and run again. For $T$ words,
+# `translate` computes $T (T+1)/2$ positions; with [keys and values in a
+# cache](../minidist/nn/key_value_cache.py) $T$ are enough, and it has $2 T C$ numbers per block.
 #
-# **Next:** take your own model, and ask [lesson 20](20_choosing.py) what it needs.
+# **Next:** take your own model, or load [a published Llama](../minidist/checkpoint/llama.py), and
+# ask [lesson 20](20_choosing.py) what it needs.

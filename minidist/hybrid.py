@@ -21,7 +21,7 @@ Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters 
 
 cp: context_parallel/, ep: expert_parallel/ have their papers. The loss is divided by the targets
 that count in the whole batch, so no sum needs a factor. What ranks have copies of is updated on
-each of them, or in shards: ZeRO stage 1 (data_parallel/copies.py).
+each of them, or in shards: ZeRO (data_parallel/copies.py, sharded_layers.py).
 """
 
 from dataclasses import replace
@@ -29,18 +29,25 @@ from functools import partial
 
 import numpy as np
 
-from minidist import nn
+from minidist import hybrid_checks, nn
 from minidist.backend import Array, to_host
 from minidist.comm import Group, Mesh
-from minidist.context_parallel import Cut, columns, context_parallel, zigzag
-from minidist.data_parallel.copies import Copies, Runs, ShardedCopies
+from minidist.context_parallel import Cut, axes_of, columns, context_parallel, zigzag
+from minidist.data_parallel.copies import Runs
+from minidist.data_parallel.sharded_layers import ShardedLayers, copies_of
 from minidist.datasets import Batch
 from minidist.expert_parallel import expert_parameters, keep_own_experts
-from minidist.hybrid_checks import check_axes
 from minidist.nn.flat_parameters import flat_slices
 from minidist.pipeline_parallel import Pipeline
 from minidist.pipeline_parallel.actions import Action
-from minidist.replicas import check_replicas, from_holders, load_own, shapes_of, sum_squares_over
+from minidist.replicas import (
+    check_replicas,
+    from_holders,
+    load_own,
+    shapes_of,
+    sum_loads,
+    sum_squares_over,
+)
 from minidist.tensor_parallel import ParallelTransformer, counted_here, unsplit, vocab_parallel
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
 from minidist.trainer import AnyOptimizer
@@ -55,9 +62,13 @@ class Hybrid:
                    as for Pipeline; each dp rank cuts its share of the batch into micro_batches
     split_sequence sequence parallelism over tp (see tensor_parallel/sequence_parallel.py)
     ep             ranks that hold different experts: runs of ep neighbours on the axis dp
-    zero           1: ranks with the same parameters share the optimizer's state (ZeRO stage 1)
-    attention, positions
-                   over cp: "ring" or "ulysses", and the cut of the sequence (context_parallel/)
+    dispatch       over ep: "rows" or "positions" travel (see keep_own_experts)
+    zero           what ranks with the same parameters share: 1: the optimizer's state, 2: also the
+                   gradients, 3: also the weights (ZeRO's stages)
+    shards         how many neighbours of dp x cp share a copy; None: all (hierarchical_zero.py)
+    attention, positions, ulysses
+                   over cp: "ring", "gathered" or "ulysses", the cut of the sequence, and how many
+                   neighbours exchange heads inside a ring (context_parallel/usp.py)
     check_weights  whether the ranks first compare their weights (see check_same_weights)
     """
 
@@ -69,16 +80,20 @@ class Hybrid:
         micro_batches: int | None = None,
         split_sequence: bool = False,
         ep: int = 1,
+        dispatch: str = "rows",
         zero: int = 0,
+        shards: int | None = None,
         attention: str = "ring",
         positions: Cut = zigzag,
+        ulysses: int = 1,
         check_weights: bool = True,
         **options,
     ):
-        if zero not in (0, 1):
-            raise ValueError(f"zero is 0 or 1 on a mesh, not {zero!r}; Zero has stages 2 and 3")
-        check_axes(mesh, model, split_sequence, ep)
-        self.check_group = check_replicas(model, mesh.group, check_weights)
+        hybrid_checks.check_axes(mesh, model, split_sequence, ep)
+        hybrid_checks.check_zero(
+            zero, shards, model, ep, split_sequence, options.get("recompute", False)
+        )
+        self.check_group = check_replicas(model, mesh.group, check_weights, loads=True)
         self.mesh, self.split_sequence, self.positions = mesh, split_sequence, positions
         self.cp, self.replicas = mesh.over("cp"), mesh.over("dp", "cp")
         # Sums run in a second thread, and a group serves one thread at a time: split(0) makes the
@@ -90,23 +105,29 @@ class Hybrid:
         self.same_experts = self.replicas if ep == 1 else self.replicas.split(mesh.dp.rank % ep)
         self.shapes = shapes_of(model)
         self.experts = [p.name for p in expert_parameters(model)]
-        parts = self.split(model, attention)
+        self.context_axes = axes_of(self.cp, ulysses) if ulysses != 1 else None
+        parts = self.split(model, attention, dispatch)
+        self.holders = parts.holders
         loss = partial(vocab_parallel.cross_entropy, group=mesh.tp, vocab=parts.vocab)
-        options |= {"loss": loss, "check_weights": False, "sums": self.sum_gradients}
+        options |= {"loss": loss, "check_weights": False}
+        options["sums"] = self.sum_gradients if zero < 2 else None
         self.pipeline = Pipeline(parts, mesh.pp, schedule, micro_batches, **options)
-        copies = ShardedCopies if zero else Copies
-        self.copies = copies(self.copied_slices(), self.pipeline.parameters())
+        hybrid_checks.check_whole_backward(self.pipeline.programs, zero)
+        runs, chunks = self.copied_slices(), [stage.layers for stage in self.pipeline.stages]
+        self.copies = copies_of(zero, runs, self.pipeline.parameters(), chunks, shards)
         for p in self.parameters():
             p.spread = "a mesh: pass sum_squares=hybrid.sum_squares"
 
-    def split(self, model: nn.Transformer | nn.Seq2Seq, attention: str) -> ParallelTransformer:
+    def split(
+        self, model: nn.Transformer | nn.Seq2Seq, attention: str, dispatch: str
+    ) -> ParallelTransformer:
         """Return this rank's experts, matrices and attention, of all layers."""
         if self.expert_group.size > 1:
-            keep_own_experts(model, self.expert_group)
+            keep_own_experts(model, self.expert_group, dispatch)
         cut = sequence_parallel if self.split_sequence else ParallelTransformer
         parts = cut(model, self.mesh.tp, check_weights=False)
         if self.cp.size > 1:
-            context_parallel(parts, self.cp, attention, self.positions)
+            context_parallel(parts, self.cp, attention, self.positions, self.context_axes)
         return parts
 
     def copied_slices(self) -> Runs:
@@ -123,7 +144,9 @@ class Hybrid:
         """All groups that it communicates through, each with a ledger."""
         found = [getattr(self.mesh, name) for name in self.mesh.axes]
         found += [self.tp_sums, self.replicas, self.expert_group, self.same_experts]
+        found += [*(self.context_axes or ()), *([self.holders] if self.holders else [])]
         found += [group for group in self.pipeline.shared.values() if group is not None]
+        found += self.copies.groups
         return list(dict.fromkeys(found))
 
     def parameters(self) -> list[nn.Parameter]:
@@ -138,17 +161,17 @@ class Hybrid:
 
         The parameters must not have a gradient before. Every rank gets tokens [B, T] of the batch.
         """
-        if any(p.grad is not None for p in self.parameters()):
-            raise ValueError(
-                "the gradients of the last batch are sums over ranks, and would be summed again; "
-                "call zero_grad() first, or pass both batches at once, as micro_batches="
-            )
+        hybrid_checks.check_no_gradient(self.parameters())
         mine = batch.share(self.mesh.dp.rank, self.mesh.dp.size)
         held = self.positions(batch.inputs.shape[1], self.cp.size)[self.cp.rank]
         if not held.whole:
             x, y = columns(mine.inputs, held), columns(mine.targets, held)
             mine = replace(mine, inputs=x, targets=y, positions=held)
         loss = self.pipeline.run(mine.micro_batches(self.pipeline.m))
+        if isinstance(self.copies, ShardedLayers):  # no sum has been beside the pipeline
+            self.copies.flush()
+            self.sum_gradients(self.pipeline.model.layers)
+        sum_loads(self.pipeline.model, self.replicas)
         return float(self.replicas.all_reduce(self.mesh.pp.all_reduce(np.array(loss))))
 
     def sum_gradients(self, layers: list[nn.Module]) -> None:
@@ -174,7 +197,9 @@ class Hybrid:
 
     def step(self, optimizer: AnyOptimizer) -> None:
         """Update what this rank updates; give every rank the new weights; drop the gradients."""
+        before = optimizer.steps
         self.copies.step(optimizer)
+        nn.move_biases(self.pipeline.model, moved=optimizer.steps > before)
 
     def gradients(self) -> dict[str, np.ndarray]:
         """Return the whole gradients by name, on every rank and on the host, before the step."""
@@ -182,11 +207,12 @@ class Hybrid:
 
     def state(self) -> dict[str, np.ndarray]:
         """Return the weights of the whole model, on every rank and on the host, by name."""
-        return self.whole({name: p.data for name, p in self.named_parameters().items()})
+        held = {name: p.data for name, p in self.named_parameters().items()}
+        return self.whole(held | self.copies.weights())
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Copy the whole model's arrays, the same on every rank, into this rank's parts."""
-        load_own(self.pipeline.model, state, self.shapes, self.check_group)
+        load_own(self.pipeline.model, state, self.shapes, self.check_group, self.copies.load)
 
     def whole(self, own: dict[str, Array]) -> dict[str, np.ndarray]:
         """Return the whole arrays of all parameters, given the parts that this rank holds."""

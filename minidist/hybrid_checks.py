@@ -4,6 +4,8 @@ from numbers import Integral
 
 from minidist import nn
 from minidist.comm import Mesh
+from minidist.data_parallel.zero_checks import tied_between_layers
+from minidist.pipeline_parallel.actions import Action, BackwardInput
 
 
 def check_axes(mesh: Mesh, model: nn.Module, split_sequence: bool, ep: int) -> None:
@@ -39,4 +41,51 @@ def check_whole(mesh: Mesh, model: nn.Seq2Seq, split_sequence: bool) -> None:
         raise ValueError(
             f"split_sequence cuts one sequence, and an nn.Seq2Seq has two, of {lengths}; leave it "
             "out"
+        )
+
+
+def check_zero(
+    zero: int, shards: int | None, model: nn.Module, ep: int, split_sequence: bool, recompute: bool
+) -> None:
+    """Raise ValueError for a stage of ZeRO that does not go with the rest of a Hybrid."""
+    if zero not in (0, 1, 2, 3):
+        raise ValueError(f"ZeRO has the stages 1, 2 and 3, and 0 is none, not {zero!r}")
+    if shards is not None and (zero == 0 or ep > 1):
+        raise ValueError(
+            f"shards={shards} cuts what ZeRO shares among fewer ranks, and experts over ep={ep} "
+            "have fewer already; use zero=1, 2 or 3, and ep=1"
+        )
+    if zero > 1 and split_sequence:
+        raise ValueError(
+            f"with zero={zero} every micro-batch would also sum partial gradients over tp; use "
+            "zero=1, or leave out split_sequence"
+        )
+    if zero > 1 and recompute:
+        raise ValueError(
+            "recompute hands over the gradients of all layers of a stage at once, and "
+            f"zero={zero} keeps one layer's; use zero=1, or leave out recompute"
+        )
+    if zero > 1 and (tied := tied_between_layers(model)):
+        raise ValueError(
+            f"{tied[0].name!r} belongs to several layers, and zero={zero} on a mesh keeps the "
+            "gradient of one layer at a time; use a model that is not tied, or zero=1"
+        )
+
+
+def check_whole_backward(programs: list[list[Action]], zero: int) -> None:
+    """Raise ValueError if weights' gradients come apart from the backward that they belong to."""
+    halves = any(isinstance(action, BackwardInput) for program in programs for action in program)
+    if zero > 1 and halves:
+        raise ValueError(
+            f"zero={zero} sums a layer's gradient when backward leaves the layer, and this "
+            "schedule computes it later; use zero=1, or 1f1b, gpipe, interleaved or looped_bfs"
+        )
+
+
+def check_no_gradient(parameters: list[nn.Parameter]) -> None:
+    """Raise ValueError if there is a gradient of another batch."""
+    if any(p.grad is not None for p in parameters):
+        raise ValueError(
+            "the gradients of the last batch are sums over ranks, and would be summed again; "
+            "call zero_grad() first, or pass both batches at once, as micro_batches="
         )

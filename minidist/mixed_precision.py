@@ -21,22 +21,28 @@ no rank updates anything: one all_reduce of a byte per rank decides it for all o
 
 Bytes per parameter, with Adam: 2 weight, 2 gradient (4 if it is float32), and 12 that the optimizer
 keeps: the copy and two moments. In float32 alone there are 16, too: 4, 4 and 8.
+
+Without copies: optim/stochastic_rounding.py. Products of 8 bits: `multiply_in_eight_bits` below.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
 from numbers import Integral
 from typing import Generic, TypeVar
 
 import numpy as np
 
+from minidist.autograd.eight_bits import EightBits
 from minidist.autograd.recording import tick
 from minidist.backend import Array, array_module, widen
 from minidist.comm import Group
 from minidist.errors import check_number
-from minidist.nn import Parameter
+from minidist.nn import Linear, Module, Parameter
 from minidist.nn.flat_parameters import FlatSlice
+from minidist.nn.mixture_of_experts import MixtureOfExperts
 from minidist.optim import Optimizer, check_setting
 
 T = TypeVar("T")
@@ -133,6 +139,8 @@ class MixedPrecision:
     lr = Inner[float]()
     steps = Inner[int]()
     state = Inner[list[list[Array]] | None]()
+    arrays_for = Inner[Callable[[FlatSlice], int]]()
+    state_like = Inner[Callable[[FlatSlice], Array]]()
 
     @property
     def loss_scale(self) -> float:
@@ -196,3 +204,40 @@ def underflow(gradients: dict[str, np.ndarray], dtype, scale: float = 1.0) -> fl
     with overflow_allowed():
         lost = sum(int(((g != 0) & (g.astype(dtype) == 0)).sum()) for g in arrays)
     return lost / max(1, sum(int((g != 0).sum()) for g in arrays))
+
+
+def multiply_in_eight_bits(model: Module, how: EightBits | None = None) -> None:
+    """Let the products of the linear layers have eight-bit factors; do this before a split.
+
+    As in DeepSeek-V3 (section 3.3.1) embedding, norms, attention's softmax, gates and the last
+    layer have 16 bits or more. So have experts here: their rows are of all examples, and strips of
+    them would be others on another split.
+
+    how  by default EightBits()
+    """
+    experts = {m for e in model.modules(MixtureOfExperts) for m in e.modules(Linear)}
+    for layer in model.layers[:-1]:
+        for linear in layer.modules(Linear):
+            if linear not in experts:
+                linear.weight.product = how or EightBits()
+
+
+def share_scales(parameters: Iterable[Parameter], group: Group) -> None:
+    """Let these ranks have one scale for each array, where `how` is EightBits(block=None).
+
+    group  all ranks that hold parts of the arrays, or other examples: those of one stage. It is
+           used by the thread that computes, and by no other one
+    """
+    share = partial(group.all_reduce, op="max", label="scale")
+    for p in parameters:
+        if p.product is not None and p.product.block is None:
+            p.product = replace(p.product, share=share)
+
+
+def check_strips(length: int, cp: int, how: EightBits) -> None:
+    """Raise ValueError if a cut of the positions, as zigzag makes it, also cuts strips of them."""
+    if cp > 1 and how.block is not None and length % (2 * cp * how.block):
+        raise ValueError(
+            f"cp={cp} cuts {length} positions into {2 * cp} pieces that are no whole strips of "
+            f"{how.block}; use a multiple of {2 * cp * how.block} positions, or cp=1"
+        )

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
 
+Documents = list[list[tuple[int, int]]]  # of each example, (first, last + 1) of every document
+
 
 def split_sizes(n: int, parts: int) -> list[int]:
     """Cut n things into sizes that differ by at most one, the larger first; some may be 0."""

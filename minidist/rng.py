@@ -10,12 +10,13 @@ same hash itself (`autograd.kernels.dropout`).
 import hashlib
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 from numbers import Integral
 
 import numpy as np
 
 from minidist.errors import check_number
-from minidist.pieces import Positions
+from minidist.pieces import Documents, Positions
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
@@ -52,6 +53,8 @@ class Randomness:
                  default those of `examples`: right for one device and one batch
     positions    the positions of the sequence that the columns of x[B, T, ...] are; None: all
     loss_scale   what multiplies the gradient that enters backward (see mixed_precision.py)
+    documents    a number of each position's document, [B, T] of whole sequences: attention stays
+                 within runs of equal numbers; None: an example is one document
     copies       the examples on each GPU that hashed a mask, by device number: they travel once
     """
 
@@ -61,12 +64,34 @@ class Randomness:
     batch: int | None = None
     positions: Positions | None = None
     loss_scale: float = 1.0
+    documents: np.ndarray | None = None
     copies: dict = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self):
         examples = np.asarray(self.examples)
         if examples.size and (examples.dtype.kind not in "iu" or examples.min() < 0):
             raise ValueError(f"indices of examples are whole numbers from 0, not {examples}")
+        numbers = self.documents
+        if numbers is not None and (numbers.ndim != 2 or len(numbers) != len(examples)):
+            raise ValueError(
+                f"documents {list(numbers.shape)} are not those of {len(examples)} examples; "
+                f"give the numbers [{len(examples)}, T] of all positions of whole sequences"
+            )
+
+    def document_runs(self, T: int) -> Documents | None:
+        """Return (first, last + 1) of the documents of each example; None if each is one.
+
+        T  positions of a whole sequence; ValueError if there are not as many numbers
+        """
+        if self.documents is None:
+            return None
+        if self.documents.shape[1] != T:
+            raise ValueError(
+                f"Randomness has documents {list(self.documents.shape)} for sequences of {T} "
+                "positions; give the number of every position of the whole sequence"
+            )
+        ends = [np.flatnonzero(np.diff(row)) + 1 for row in self.documents]
+        return [list(pairwise([0, *map(int, inner), T])) for inner in ends]
 
     def keep(self, name: str, rate: float, shape, window=None, full_shape=None) -> np.ndarray:
         """Return the boolean mask [B, ...] of what dropout at `rate` keeps in layer `name`.

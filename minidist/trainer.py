@@ -18,13 +18,14 @@ from minidist.autograd.losses import scaled
 from minidist.backend import Array
 from minidist.comm import Group
 from minidist.datasets import Batch
-from minidist.nn import Module, Parameter
+from minidist.nn import Module, Parameter, move_biases
 
 
 class AnyOptimizer(Protocol):
     """An Optimizer, or MixedPrecision around one."""
 
     lr: float
+    steps: int
 
     @property
     def parameters(self) -> Sequence[Tensor]: ...
@@ -78,3 +79,14 @@ def loss_of(model: Module, part: Batch) -> Tensor:
     """Return a model's loss for a part of a batch, whose gradient is scaled as the batch says."""
     logits = model(part.inputs, part.randomness)
     return scaled(model.loss(logits, part.targets, part.total), part.loss_scale)
+
+
+def update(optimizer: AnyOptimizer, model: Module) -> None:
+    """Update the weights; move the biases of routers, unless the step was skipped; drop both sums.
+
+    The optimizer skips a step whose gradients overflow (mixed_precision.py).
+    """
+    before = optimizer.steps
+    optimizer.step()
+    optimizer.zero_grad()
+    move_biases(model, moved=optimizer.steps > before)

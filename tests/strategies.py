@@ -243,6 +243,15 @@ def cut_sequences(draw, max_ranks=4, max_positions=24):
     ]
 
 
+@st.composite
+def windows(draw, T, B):
+    """Draw the documents of B windows of T positions, (first, last + 1) each; or None: one each."""
+    if draw(st.booleans()):
+        return None
+    inner = st.sets(st.integers(1, T - 1)) if T > 1 else st.just(set())
+    return [list(pairwise([0, *sorted(draw(inner)), T])) for _ in range(B)]
+
+
 def with_or_without_communication(drawn):
     """Map a strategy of (programs, p, m) to one whose programs may have their transfers."""
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "minidist"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-BASE = {"backend", "rng", "errors", "events", "first_use", "pieces", "attention_scores"}
+BASE = {"backend", "rng", "rounding", "errors", "events", "first_use", "pieces", "attention_scores"}
 MODELS = {"nn", "optim", "datasets"}
 THIN = {"collective_functions", "replicas", "trainer"}
 AXES = {f"{axis}_parallel" for axis in ("data", "tensor", "pipeline", "context", "expert")}
@@ -33,12 +33,13 @@ MAY_IMPORT = {
     "attention_scores": set(),
     "pieces": set(),
     "rng": {"errors", "pieces"},
+    "rounding": {"backend", "rng"},
     "errors": set(),
     "events": set(),
-    "autograd": {"backend", "pieces", "rng", "attention_scores"},
+    "autograd": {"backend", "pieces", "rng", "rounding", "attention_scores"},
     "comm": {"backend", "events", "errors", "pieces"},
-    "nn": {"autograd", "backend", "rng", "errors"},
-    "optim": {"nn", "autograd", "backend", "rng"},
+    "nn": {"autograd", "backend", "pieces", "rng", "errors"},
+    "optim": {"nn", "autograd", "backend", "rng", "rounding"},
     "datasets": {"nn", "autograd", "backend", "pieces", "rng", "errors"},
     "collective_functions": BASE | {"autograd", "comm"},
     "replicas": BASE | {"autograd", "comm", "nn", "optim"},
@@ -47,7 +48,7 @@ MAY_IMPORT = {
     "mixed_precision": BELOW_AXES,
     "checkpoint": BELOW_AXES,
     "hybrid": BELOW_AXES | AXES | {"hybrid_checks"},
-    "hybrid_checks": BELOW_AXES,
+    "hybrid_checks": BELOW_AXES | AXES,
     "planning": BELOW_AXES | {"context_parallel", "pipeline_parallel", "hybrid"},
     "mistakes": set(),
     "interop": {"backend", "errors", "nn"},
@@ -164,21 +165,27 @@ ON_THE_HOST = {  # what is of the host there: tokens, positions, sizes, numbers 
         searchsorted unique zeros""",
     "data_parallel/zero.py": "array",
     "expert_parallel/dispatch.py": "arange argsort cumsum repeat stack tile",
+    "expert_parallel/once_per_rank.py": "append concatenate cumsum stack unique",
     "hybrid.py": "array",
+    "nn/bias_balance.py": "bincount sign zeros",
     "nn/flat_parameters.py": "empty",
     "nn/generate.py": """arange argsort array asarray concatenate divmod exp full nonzero pad
         take_along_axis zeros""",
-    "nn/mixture_of_experts.py": "argsort bincount cumsum",
+    "nn/key_value_cache.py": "arange",
+    "nn/mixture_of_experts.py": "bincount cumsum",
     "nn/module.py": "full",
-    "nn/router.py": "arange argsort bincount cumsum flatnonzero ones take_along_axis",
-    "nn/shard.py": "arange argsort where",
+    "nn/rotary_frequencies.py": "arange clip",
+    "nn/router.py": "arange argsort bincount cumsum flatnonzero ones sort take_along_axis where",
+    "nn/shard.py": "arange divmod unique where",
     "optim/adagrad.py": "sqrt",  # in the texts of NumPy
     "optim/adam.py": "sqrt",
     "pipeline_parallel/pipeline.py": "array",
     "replicas/gradients.py": "array",
+    "replicas/whole_matrices.py": "arange array flatnonzero frombuffer ones",
     "replicas/weights.py": "array ascontiguousarray",
     "tensor_parallel/column_parallel.py": "arange",
     "tensor_parallel/parallel_attention.py": "arange",
+    "tensor_parallel/parallel_grouped_queries.py": "arange unique",
     "tensor_parallel/vocab_parallel.py": "arange flatnonzero where",
 }
 

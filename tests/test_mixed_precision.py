@@ -20,6 +20,7 @@ from minidist.datasets import Batch, Text, shard
 from minidist.hybrid import Hybrid
 from minidist.mixed_precision import LossScale, MixedPrecision, overflow_allowed, underflow
 from minidist.nn.mixture_of_experts import MixtureOfExperts
+from minidist.pieces import split_sizes
 from minidist.planning.costs.zero import BYTES, zero_bytes_held
 from minidist.rng import Randomness
 from minidist.training.loop import train
@@ -135,7 +136,7 @@ def test_weights_that_were_loaded_are_not_undone_by_the_copies():
     assert_same_bits(model.state(), want)
 
 
-@pytest.mark.parametrize("how", ["zero 1", "zero 2", "zero 3", "hybrid 0", "hybrid 1"])
+@pytest.mark.parametrize("how", ["zero 1", "zero 2", "zero 3", "hybrid 0", "hybrid 1", "hybrid 3"])
 def test_weights_are_compared_with_the_copies_only_where_something_else_has_changed_them(
     cluster, monkeypatch, how
 ):
@@ -332,3 +333,26 @@ def test_without_ml_dtypes_an_error_names_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'minidist\[bfloat16\]'"):
         nn.MLP([2, 2]).astype("bfloat16")
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_without_copies_a_parameter_takes_2_2_and_4_bytes(cluster, stage):
+    def worker(group):
+        model = mlp()
+        share = Zero(model.flatten(group.empty), group, stage)
+        optimizer = optim.Adam(share.parameters(), 0.1)
+        optimizer.rounding = optim.StochasticRounding()
+        mine = shard(np.arange(6), group.rank, group.size)
+        share.accumulate(nn.cross_entropy(model(X[mine]), Y[mine], reduction_size=6))
+        share.step(optimizer)
+        homes = [s.part for s in share.shards]
+        return {
+            "weights": bytes_of([home.vector for home in homes]),
+            "gradients": bytes_of([home.gradient for home in homes]),
+            "optimizer state": bytes_of([a for arrays in optimizer.state for a in arrays]),
+        }
+
+    sizes, widths = [4 * 8 + 8, 8 * 3 + 3], BYTES["stochastic", 8]
+    for rank, held in enumerate(cluster(2, "thread").run(worker)):
+        mine = sum(split_sizes(n, 2)[rank] for n in sizes)
+        assert list(held.values()) == [mine * width for width in widths]

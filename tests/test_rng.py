@@ -106,3 +106,18 @@ def test_indices_of_examples_are_whole_numbers_from_zero(examples):
     """A mask drawn for example 0 and for example 0.5 would be the same one."""
     with pytest.raises(ValueError, match="indices of examples are whole numbers from 0, not"):
         Randomness(0, 0, np.array(examples))
+
+
+def test_a_document_ends_where_its_number_changes():
+    numbers = np.array([[4, 4, 1, 4], [0, 0, 0, 0]])
+    of = Randomness(0, 0, np.arange(2), documents=numbers)
+    assert of.document_runs(4) == [[(0, 2), (2, 3), (3, 4)], [(0, 4)]]
+    assert Randomness(0, 0, np.arange(2)).document_runs(4) is None
+    with pytest.raises(ValueError, match=r"documents \[2, 4\] for sequences of 5 positions; give"):
+        of.document_runs(5)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (2,), (2, 4, 1)])
+def test_documents_have_a_row_for_each_example(shape):
+    with pytest.raises(ValueError, match=r"are not those of 2 examples; give the numbers \[2, T\]"):
+        Randomness(0, 0, np.arange(2), documents=np.zeros(shape, int))

@@ -26,6 +26,7 @@ from minidist.data_parallel.local_sgd import DiLoCo, LocalSGD
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.parameter_server import ServerPlan, join
 from minidist.data_parallel.power_sgd import PowerSGD
+from minidist.data_parallel.streaming_diloco import StreamingDiLoCo
 from minidist.data_parallel.zero import Zero
 from minidist.datasets import Batch
 from minidist.errors import RankFailed
@@ -66,6 +67,11 @@ def mlp():
 
 def transformer():
     return nn.Transformer(7, 8, 2, 2, 4, seed=1, dtype="float32")
+
+
+def experts():
+    options = {"experts": 4, "shared": 1, "capacity": None, "bias_rate": 0.125}
+    return nn.Transformer(7, 8, 2, 2, 4, seed=1, dtype="float32", **options)
 
 
 def batch(model, n):
@@ -156,6 +162,24 @@ def rounds(group, scale, diloco, every, model=None):
     )
 
 
+def fragments(group, scale, tau):
+    """Local steps, and fragments that meet in turn; what is compared are the common weights."""
+    model = mlp()
+    local = StreamingDiLoCo(
+        model, group, sgd(model.parameters()), 2, momentum=0.0, fragments=2, tau=tau, alpha=0.5
+    )
+
+    def step(n, by=1.0):
+        loss_of(model, group, n).backward()
+        local.step()
+        local.zero_grad()
+
+    def rest():
+        local.lr = local.inner.lr = 0.0
+
+    return Trained(local.state, model.load_state, step, rest)
+
+
 def sharded(group, scale, stage):
     model = mlp()
     zero = Zero(model.flatten(group.empty), group, stage)
@@ -168,15 +192,20 @@ def sharded(group, scale, stage):
     return Trained(zero.state, zero.load_state, step, lambda: setattr(optimizer, "lr", 0.0))
 
 
-def on_a_mesh(group, scale, zero, **axes):
-    hybrid = Hybrid(transformer(), Mesh(group, **({"dp": 1, "pp": 1, "tp": 1} | axes)), zero=zero)
+def on_a_mesh(group, scale, zero, make=transformer, **axes):
+    hybrid = Hybrid(make(), Mesh(group, **({"dp": 1, "pp": 1, "tp": 1} | axes)), zero=zero)
     optimizer = mixed(sgd(hybrid.parameters()), group, scale)
 
     def step(n, by=1.0):
         hybrid.backward(Batch(*batch(transformer(), n), loss_scale=optimizer.loss_scale * by))
         hybrid.step(optimizer)
 
-    return Trained(hybrid.state, hybrid.load_state, step, lambda: setattr(optimizer, "lr", 0.0))
+    def rest():
+        optimizer.lr = 0.0
+        for balance in hybrid.pipeline.model.modules(nn.BiasBalance):
+            balance.rate = 0.0
+
+    return Trained(hybrid.state, hybrid.load_state, step, rest)
 
 
 def pipelined(group, scale):
@@ -233,8 +262,10 @@ SKIPPING = {
 SCALED = SKIPPING | {
     "Adam": partial(replicas, rule=partial(optim.Adam, lr=0.01)),
     "momentum": partial(replicas, rule=partial(optim.SGD, lr=0.1, momentum=0.9)),
+    "momentum, orthogonal": partial(replicas, rule=partial(optim.Muon, lr=0.01)),
     **{f"zero_{stage}": partial(sharded, stage=stage) for stage in (1, 2, 3)},
-    **{f"hybrid, zero {z}": partial(on_a_mesh, zero=z, dp=RANKS) for z in (0, 1)},
+    **{f"hybrid, zero {z}": partial(on_a_mesh, zero=z, dp=RANKS) for z in (0, 1, 2, 3)},
+    "hybrid, biases of routers": partial(on_a_mesh, zero=0, make=experts, dp=RANKS),
     "hybrid, tp": partial(on_a_mesh, zero=0, tp=RANKS),
     "hybrid, pp": partial(on_a_mesh, zero=0, pp=RANKS),
     "pipeline": pipelined,
@@ -242,6 +273,7 @@ SCALED = SKIPPING | {
 OTHERS = {
     **{f"local SGD {every}": partial(rounds, diloco=False, every=every) for every in (1, 3)},
     **{f"DiLoCo {every}": partial(rounds, diloco=True, every=every) for every in (1, 3)},
+    **{f"streaming DiLoCo {tau}": partial(fragments, tau=tau) for tau in (0, 1)},
     **{s: partial(streamed, scheme=s) for s in ("weight_stashing", "vertical_sync", "2bw")},
     "weight_stashing, copies": partial(streamed, scheme="weight_stashing", copies=True),
     "2bw, copies": partial(streamed, scheme="2bw", copies=True),
@@ -601,6 +633,7 @@ KEPT = {
     "data_parallel/power_sgd.py:PowerSGD": "power_sgd",
     "data_parallel/local_sgd.py:LocalSGD": "local SGD 3",
     "data_parallel/local_sgd.py:DiLoCo": "DiLoCo 3",
+    "data_parallel/streaming_diloco.py:StreamingDiLoCo": "streaming DiLoCo 0, 1",
     "data_parallel/bucketed.py:Bucketed": "gradients that a step replaces, dropped at its end",
     "data_parallel/replicated.py:DataParallel": "has the weights themselves",
     "data_parallel/zero.py:Zero": "zero_1, zero_2, zero_3",
@@ -618,8 +651,9 @@ KEPT = {
     "pipeline_parallel/stage.py:Stage": "begins anew with every batch",
     "nn/module.py:Module": "has the weights themselves",
     "expert_parallel/sharded_experts.py:ExpertParallel": "has the weights themselves",
+    "nn/key_value_cache.py:KeyValueCache": "of a text that is read, not trained on",
+    "nn/key_value_cache.py:CachedDecoder": "of a text that is read, not trained on",
     "nn/mixture_of_experts.py:MixtureOfExperts": "the report of the last pass",
-    "context_parallel/ring_attention.py:RingAttention": "what backward needs",
     "checkpoint/background.py:Background": "a copy of what is written",
 }
 NOT_TRAINING = "autograd comm course mistakes pages planning verify observe bench cli".split()

@@ -45,6 +45,7 @@ __all__ = [
     "in_notebook",
     "label_ends",
     "matrix",
+    "numbers_and_losses",
     "part",
     "pyplot",
     "rank_bars",
@@ -152,3 +153,29 @@ def label_ends(axes, x: float, ends: dict[str, tuple[float, str]], gap: float) -
     for name, (y, color) in sorted(ends.items(), key=lambda item: item[1][0]):
         at = max(y, at + gap)
         axes.text(x, at, name, color=color, va="center", fontsize=9)
+
+
+def numbers_and_losses(plt, gradients, formats: dict[str, tuple], runs: dict[str, tuple]) -> Any:
+    """Draw how large gradients are and what formats hold; and the losses of some runs.
+
+    gradients  an array, of the loss that is divided by a rank's images; 2^14 ranks have others
+    formats    {name: (significant bits, smallest and largest number)}
+    runs       {name: (weights, losses, share of right answers)}
+    """
+    import numpy as np
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8))
+    left.hist(np.log2(abs(gradients)), range(-40, 0), color=OWN)
+    left.hist(np.log2(abs(gradients)) - 14, range(-40, 0), color=IDLE, alpha=0.7)
+    left.text(-3, 800, "divided by the\nrank's images")
+    left.text(-39, 800, "divided by\nall images")
+    for row, (name, (_, smallest, largest)) in enumerate(formats.items(), start=1):
+        begin, end = np.clip(np.log2([smallest, largest]), -40, 16)
+        left.barh(-110 * row, end - begin, 100, begin, color=FORWARD)
+        left.text(end - 0.5, -110 * row, name, color="white", ha="right", va="center", fontsize=9)
+    left.set(yticks=[], xlabel="log2 of a gradient's size", title="Gradients; what formats hold")
+    for _, losses, _ in runs.values():
+        right.plot(losses, color=FORWARD)
+    label_ends(right, 405, {name: (run[1][-1], INK) for name, run in runs.items()}, 0.09)
+    right.set(xlabel="step", title="Loss", xlim=(0, 680), xticks=range(0, 401, 100))
+    return figure

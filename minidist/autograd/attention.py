@@ -24,7 +24,7 @@ from minidist.autograd.kernels import (
 )
 from minidist.autograd.products import batched_matmul, sum_dtype
 from minidist.autograd.tensor import Function, Tensor
-from minidist.backend import Array, array_module, on_device_of, on_gpu, widen
+from minidist.backend import Array, array_module, on_device_of, on_gpu, sum_over, widen
 
 
 class CausalAttention(Function):
@@ -92,6 +92,34 @@ class BlockwiseAttention(Function):
         return dqkv.astype(grad.dtype, copy=False)
 
 
+class RepeatedHeads(Function):
+    """QKV[G + 2, B, K, T, D] -> [G/s + 2, B, K s, T, D]: each head of keys and values s times.
+
+    Copy j is read by the j-th part of the head's G queries. dK and dV are sums over the s copies.
+
+    copies  s, a divisor of G; by default G: one for each query
+    """
+
+    def __init__(self, copies: int | None = None):
+        self.copies = copies
+
+    def forward(self, qkv: Array) -> Array:
+        self.shape, (blocks, B, K, T, D) = qkv.shape, qkv.shape
+        s = self.s = self.copies or blocks - 2
+        y = array_module(qkv).empty(((blocks - 2) // s + 2, B, K, s, T, D), qkv.dtype)
+        y[:-2] = qkv[:-2].reshape(s, len(y) - 2, B, K, T, D).transpose(1, 2, 3, 0, 4, 5)
+        y[-2:] = qkv[-2:, :, :, None]
+        return y.reshape(len(y), B, K * s, T, D)
+
+    def backward(self, grad: Array) -> Array:
+        blocks, B, K, T, D = self.shape
+        grad = grad.reshape(len(grad), B, K, self.s, T, D)
+        dqkv = array_module(grad).empty(self.shape, grad.dtype)
+        dqkv[:-2] = grad[:-2].transpose(3, 0, 1, 2, 4, 5).reshape(blocks - 2, B, K, T, D)
+        dqkv[-2:] = sum_over(grad[-2:], axis=3)
+        return dqkv
+
+
 class PaddedAttention(Function):
     """O = P V over the keys that are held.  Input Q[B, H, T, D], KV[2, B, H, S, D]; O[B, H, T, D].
 
@@ -125,10 +153,13 @@ class PaddedAttention(Function):
 
 
 def causal_attention(qkv: Tensor) -> Tensor:
-    """Attend to the same and to earlier positions: QKV[3, B, H, T, D] -> O[B, H, T, D]."""
-    if qkv.ndim != 5 or qkv.shape[0] != 3:
-        raise ValueError(f"causal_attention takes [3, B, H, T, D], got {list(qkv.shape)}")
-    T = qkv.shape[3]
+    """Attend to the same and to earlier positions: QKV[3, B, H, T, D] -> O[B, H, T, D].
+
+    QKV[G + 2, B, K, T, D]: G queries share each head of keys and values, the last two; H = K G.
+    """
+    if qkv.ndim != 5 or qkv.shape[0] < 3:
+        raise ValueError(f"causal_attention takes [G + 2, B, K, T, D], got {list(qkv.shape)}")
+    qkv, T = RepeatedHeads()(qkv) if qkv.shape[0] > 3 else qkv, qkv.shape[3]
     return (CausalAttention if T > 0 and in_one_piece(T) else BlockwiseAttention)()(qkv)
 
 

@@ -11,16 +11,10 @@ from minidist.autograd import kernels
 from minidist.autograd.checks import check_indices
 from minidist.autograd.deferred import Gradient, Product
 from minidist.autograd.kernels import mean_columns, sum_rows, sum_rows_of_product
+from minidist.autograd.llama import RMSNorm, SwiGLU
 from minidist.autograd.operators import Concatenate
 from minidist.autograd.tensor import Function, Tensor
-from minidist.backend import (
-    Array,
-    array_module,
-    into,
-    matmul,
-    on_gpu,
-    widen,
-)
+from minidist.backend import Array, array_module, into, matmul, on_gpu, widen
 from minidist.rng import Randomness
 
 
@@ -235,7 +229,8 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False
 ) -> Tensor:
-    return Linear(transposed)(x, weight) if bias is None else Linear(transposed)(x, weight, bias)
+    multiply = (weight.product or Linear)(transposed)
+    return multiply(x, weight) if bias is None else multiply(x, weight, bias)
 
 
 def relu(x: Tensor) -> Tensor:
@@ -249,12 +244,21 @@ def gelu(x: Tensor, form: str = "tanh") -> Tensor:
     return (GeluTanh if form == "tanh" else GeluErf)()(x)
 
 
+def swiglu(x: Tensor) -> Tensor:
+    """Return silu(A) B of X = [A, B], whose last axis is twice as wide."""
+    return SwiGLU()(x)
+
+
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
     return Softmax(axis)(x)
 
 
 def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     return LogSoftmax(axis)(x)
+
+
+def rms_norm(x: Tensor, gain: Tensor, eps: float = 1e-5) -> Tensor:
+    return RMSNorm(eps)(x, gain)
 
 
 def layer_norm(x: Tensor, gain: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:

@@ -29,6 +29,7 @@ class Tensor(Operators["Tensor"]):
     requires_grad  whether backward reaches it; a leaf (which no function made) keeps its gradient
     creator        the Function that made it, or None for a leaf
     updated        when a leaf was last changed in place, on the clock of `tick`; 0: never
+    product        what makes the function of products with this weight (eight_bits.py), or None
     """
 
     data: Array
@@ -37,6 +38,7 @@ class Tensor(Operators["Tensor"]):
     requires_grad = False
     creator: "Function | None" = None
     hooks: tuple[Callable, ...] = ()
+    product: "Callable[[bool], Function] | None" = None
     name: str | None = None
     __array_ufunc__ = None  # `array * tensor` is ours to compute, not NumPy's
 

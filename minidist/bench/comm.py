@@ -9,18 +9,21 @@ from functools import partial
 
 import numpy as np
 
-from minidist import Cluster, nn, optim
+from minidist import Cluster, Tensor, nn, optim
 from minidist.bench.rows import Step, Times, Works, middle, rounds_of, slowest, times_of
 from minidist.bench.run_peer import mpi_peer, torch_peer
 from minidist.bench.workloads import data_parallel_step, training_step
 from minidist.comm import Group
 from minidist.data_parallel.zero import Zero
+from minidist.expert_parallel import keep_own_experts
 from minidist.observe.stopwatch import there_and_back
+from minidist.rng import generator
 
 TITLE = "float32"
 EIGHT, SIZES = "8 bytes", {"64 KB": 1 << 16, "1 MB": 1 << 20, "16 MB": 1 << 24, "64 MB": 1 << 26}
 TRIP, CHECK, RUN = "8 bytes there and back", "contract check", "a run of 4 ranks that does nothing"
 WIDTHS, BATCH = [784, 512, 512, 10], 1024
+JOURNEYS, POSITIONS, WIDTH = "there and back, twice", 2048, 256
 
 
 def rows(rounds: int = 3) -> Iterator[dict]:
@@ -30,6 +33,8 @@ def rows(rounds: int = 3) -> Iterator[dict]:
     found = rounds_of(rounds, ours=start_and_run)
     yield found.row("4 ranks up", "up", note="at most 1000 ms")
     yield found.row(RUN, RUN, note="at most 5 ms")
+    for size in (2, 4):
+        yield journeys(size, rounds)
     yield from data_parallel(rounds)
 
 
@@ -52,6 +57,40 @@ def communication(size: int, rounds: int) -> Iterator[dict]:
     if size == 2:
         yield found.row(TRIP, TRIP, "MPICH", 3.0)
     yield found.row(f"{CHECK}, {size} ranks", CHECK, note="at most 0.02 ms")
+
+
+def journeys(size: int, rounds: int) -> dict:
+    """Compare positions that travel once to each rank of their experts with a row per expert."""
+    with Cluster(size) as ranks:
+
+        def times(way: str) -> Times:
+            return slowest(own for own, _ in ranks.run(experts_step, way, 11))
+
+        found = rounds_of(rounds, ours=lambda: times("positions"), rows=lambda: times("rows"))
+        sent = {
+            way: sum(n for _, n in ranks.run(experts_step, way, 1)) for way in ("positions", "rows")
+        }
+    note = f"{sent['positions'] / 1e6:.1f} MB; rows {sent['rows'] / 1e6:.1f} MB"
+    return found.row(f"experts, {size} ranks: positions travel", JOURNEYS, "rows", note=note)
+
+
+def experts_step(group: Group, dispatch: str, repeats: int) -> tuple[Times, int]:
+    """Time forward and backward of experts over ranks; return the bytes of one pass, too.
+
+    A position chooses 4 of 16 narrow experts, on at most 2 ranks.
+    """
+    groups = {"groups": group.size, "most_groups": 2}
+    layer = nn.MixtureOfExperts(WIDTH, 16, 4, None, 0.0, expert_width=8, **groups)
+    keep_own_experts(layer, group, dispatch)
+    x = generator(group.rank, "positions").standard_normal((1, POSITIONS, WIDTH)).astype("float32")
+    dy = np.ones_like(x)
+
+    def step() -> None:
+        layer(Tensor(x, requires_grad=True)).backward(dy)
+
+    step()
+    sent = group.ledger.total
+    return times_of({JOURNEYS: lambda: step}, group.barrier, repeats), sent
 
 
 def times_of_sizes(meet: Step, ways: dict[str, Callable[[int], Step]]) -> Times:

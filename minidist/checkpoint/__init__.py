@@ -25,11 +25,14 @@ earlier rank holds, and a manifest, which is written last:
     background.py   in a second thread, while training goes on
     run_checkpoints.py   the checkpoints of a training run
     grow.py      going on with more characters, or more blocks
-    gpt2.py      GPT-2's published weights in an nn.Transformer; gpt2_config.py: its settings
+    published.py   weights that others have published: a folder of safetensors and a config.json
+    gpt2.py      GPT-2's in an nn.Transformer; gpt2_config.py: its settings
+    llama.py     Llama's in an nn.Llama; llama_config.py: its settings
 """
 
 from minidist.checkpoint.gpt2 import load_gpt2
 from minidist.checkpoint.grow import Grown
+from minidist.checkpoint.llama import load_llama
 from minidist.checkpoint.parts import Part, parts_of, restore
 from minidist.checkpoint.reading import Saved, load
 from minidist.checkpoint.run_checkpoints import Keep, RunCheckpoints
@@ -43,6 +46,7 @@ __all__ = [
     "Saved",
     "load",
     "load_gpt2",
+    "load_llama",
     "parts_of",
     "restore",
     "save",

@@ -21,13 +21,11 @@ from pathlib import Path
 import numpy as np
 
 from minidist import nn
-from minidist.backend import float_dtype
-from minidist.checkpoint import manifest
 from minidist.checkpoint.gpt2_config import heads_of
+from minidist.checkpoint.published import read
 
 HEAD_WIDTH = 64  # of all four published sizes
 PREFIX = "transformer."
-KINDS = set("F64 F32 F16 BF16 I64 I32 I16 I8 U64 U32 U16 U8 BOOL".split())  # that NumPy has
 MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 PARTS = {
     "ln_1": "norm_1",
@@ -66,22 +64,6 @@ def load_gpt2(file: str | Path, heads: int | None = None, dtype: str = "float32"
     model = nn.Transformer(vocab, width, heads, depth, context, dtype=dtype, tied=True)
     model.load_state(state)  # checks names and shapes
     return model
-
-
-def read(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of a safetensors file; of bfloat16 only where ml_dtypes is installed."""
-    library = manifest.safetensors()
-    with manifest.in_words(f"read {path}"):
-        try:
-            with library.safe_open(path, "np") as file:
-                kinds = {file.get_slice(name).get_dtype() for name in file.keys()}
-            if strange := sorted(kinds - KINDS):
-                raise ValueError(f"{path} has arrays of {strange[0]}; save them as float32")
-            if "BF16" in kinds:
-                float_dtype("bfloat16")  # imports what makes it a dtype of NumPy
-            return library.numpy.load_file(path)
-        except library.SafetensorError as error:
-            raise ValueError(f"{path} is damaged or foreign: {error}") from error
 
 
 def without_prefix(arrays: dict[str, np.ndarray], path: Path) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ A key in none of them is refused, since a later version of that package may let 
 
 from pathlib import Path
 
-from minidist.checkpoint.manifest import read_json
+from minidist.checkpoint.published import COMMON, check_keys, read_object, refuse
 
 SIZES = {  # a key, and other names for it
     "vocab_size": (),
@@ -34,25 +34,11 @@ FUNCTION = {
     "pruned_heads": {},
     "model_type": "gpt2",
 }
-HARMLESS = frozenset(
+HARMLESS = COMMON | set(
     """
-    resid_pdrop embd_pdrop attn_pdrop initializer_range reorder_and_upcast_attn
-    dtype torch_dtype use_bfloat16 torchscript gradient_checkpointing chunk_size_feed_forward
-    use_cache output_past output_attentions output_hidden_states output_scores return_dict
-    return_dict_in_generate is_decoder cross_attention_hidden_size tie_encoder_decoder
-    architectures transformers_version _name_or_path name_or_path _commit_hash tokenizer_class
-    prefix task_specific_params finetuning_task n_special predict_special_tokens
+    resid_pdrop embd_pdrop attn_pdrop reorder_and_upcast_attn n_special predict_special_tokens
     summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
-    summary_last_dropout classifier_dropout hidden_dropout num_labels _num_labels id2label label2id
-    problem_type bos_token_id eos_token_id eos_token_ids pad_token_id sep_token_id
-    decoder_start_token_id
-    assistant_confidence_threshold assistant_lookbehind bad_words_ids begin_suppress_tokens
-    diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
-    encoder_repetition_penalty epsilon_cutoff eta_cutoff exponential_decay_length_penalty
-    forced_bos_token_id forced_eos_token_id length_penalty max_length min_length
-    no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule num_beam_groups
-    num_beams num_return_sequences remove_invalid_values repetition_penalty suppress_tokens
-    target_lookbehind temperature tf_legacy_loss top_k top_p typical_p
+    summary_last_dropout
     """.split()
 )
 
@@ -66,26 +52,17 @@ def heads_of(path: Path, sizes: dict[str, int]) -> int | None:
     """
     if not path.exists():
         return None
-    found = read_json(path)
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is damaged: it is no JSON object with keys and values")
+    found = read_object(path)
     names = {name: key for key, others in SIZES.items() for name in (key, *others)}
+    check_keys(path, found, FUNCTION, {*names, *HEADS, *HARMLESS}, "nn.Transformer")
     for key, value in found.items():
-        if key in FUNCTION and (type(value), value) != (type(FUNCTION[key]), FUNCTION[key]):
-            refuse(path, key, value, f"nn.Transformer computes what {FUNCTION[key]!r} asks for")
-        elif key in names and (value is not None or key != "n_inner"):
+        if key in names and (value is not None or key != "n_inner"):
             size = sizes[names[key]]
             if type(value) is not int or value != size:
                 refuse(path, key, value, f"the arrays beside it have {size}")
         elif key in HEADS and (type(value) is not int or value < 1):
             refuse(path, key, value, "a number of heads is a whole number from 1")
-        elif key not in {*FUNCTION, *names, *HEADS, *HARMLESS}:
-            refuse(path, key, value, "nobody here knows it; remove it if it changes no logits")
     asked = {found[key] for key in HEADS if key in found} or {USUAL_HEADS}
     if len(asked) > 1:
         raise ValueError(f"{path} has {' and '.join(HEADS)} that differ; remove the wrong one")
     return asked.pop()
-
-
-def refuse(path: Path, key: str, value, why: str) -> None:
-    raise ValueError(f"{path} has {key} = {value!r}, and {why}")

@@ -81,12 +81,16 @@ class KeptOptimizer(Protocol):
     @property
     def scale(self) -> Scale | None: ...
 
+    def arrays_for(self, s: FlatSlice) -> int: ...
+
+    def state_like(self, s: FlatSlice) -> Array: ...
+
 
 def parts_of(model: Holder, optimizer: KeptOptimizer) -> list[Part]:
     """Return what this rank holds of the weights and of the optimizer's state.
 
-    Of 16-bit weights it is their float32 copies: the weights are the copies, rounded. Frozen ones
-    have no copies; they are saved in float32, too, since files have no bfloat16.
+    Of 16-bit weights it is their float32 copies: the weights are the copies, rounded. What has no
+    copies is saved in float32, too, since files have no bfloat16.
     What an optimizer changes is not copied: save it before the next update.
     """
     found: list[Part] = []
@@ -95,8 +99,8 @@ def parts_of(model: Holder, optimizer: KeptOptimizer) -> list[Part]:
     states = optimizer.state or [[] for _ in slices]
     for s, values, state in zip(slices, weights, states, strict=True):
         for cut, at in placed(s.slices):
-            found.append(Part(cut, values[at]))
-            found += [Part(of_state(cut, i), array[at]) for i, array in enumerate(state)]
+            found.append(Part(cut, widen(values[at])))
+            found += [Part(of_state(cut, i), widen(array[at])) for i, array in enumerate(state)]
     for p in model.named_parameters().values():
         if not p.requires_grad and not p.elsewhere:  # frozen, such as a batch norm's running mean
             found.append(Part(p.slices[0], widen(p.data).copy()))  # a forward pass may change it
@@ -151,20 +155,26 @@ def restore(saved: Source, model: Holder, optimizer: KeptOptimizer) -> None:
         optimizer.scale.state = of["loss_scale"]
     optimizer.steps, optimizer.state = of["steps"], None
     if arrays := arrays_of_state(saved.shapes):
-        optimizer.state = [[state_of(saved, s, i) for i in range(arrays)] for s in optimizer.slices]
+        optimizer.state = [
+            [
+                state_of(saved, s, i, optimizer.state_like(s))
+                for i in range(min(arrays, optimizer.arrays_for(s)))
+            ]
+            for s in optimizer.slices
+        ]
 
 
 def arrays_of_state(names: Iterable[str]) -> int:
-    """Return how many arrays of the optimizer's state a checkpoint has for each parameter.
+    """Return how many arrays of the optimizer's state a checkpoint has, of a parameter at most.
 
     Its names say so. A rank that saves may not know: all of its own parameters may be frozen.
     """
     return len({name.partition("/")[0] for name in names if name.startswith("optimizer.")})
 
 
-def state_of(saved: Source, s: FlatSlice, number: int) -> Array:
-    """Return one array of the optimizer's state for a flat slice."""
-    array = array_module(s.data).empty_like(widen(s.data))
+def state_of(saved: Source, s: FlatSlice, number: int, like: Array) -> Array:
+    """Return one array of the optimizer's state for a flat slice, in the dtype of `like`."""
+    array = array_module(like).empty_like(like)
     fill(array, [saved.part(of_state(cut, number)) for cut in s.slices], "the optimizer's state")
     return array
 

@@ -159,6 +159,7 @@ def run(given: argparse.Namespace) -> int:
 
 def published(given: argparse.Namespace) -> int:
     """Print published runs: measured and predicted seconds of a step, and MFU."""
+    from minidist.planning.plans import deepseek_v3
     from minidist.planning.plans.plan import EFFICIENCY
     from minidist.planning.plans.published import HEAD, line, rows, summary
 
@@ -166,7 +167,7 @@ def published(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps(found, indent=2))
     else:
-        print("\n".join([HEAD, *map(line, found), summary(found)]))
+        print("\n".join([HEAD, *map(line, found), summary(found), "", deepseek_v3.text()]))
     return 0
 
 

@@ -39,6 +39,8 @@ def mesh_of(ranks: int) -> dict[str, int]:
 PRESETS = {
     "naive": Preset("the batch", "dp"),
     "zero_1": Preset("the batch and the optimizer's state", "dp", {"zero": 1}),
+    "zero_2": Preset("the batch, the optimizer's state and gradients", "dp", {"zero": 2}),
+    "zero_3": Preset("the batch and all that a rank keeps of the model", "dp", {"zero": 3}),
     "gpipe": Preset(
         "the layers, all forward passes before all backward", "pp", {"schedule": "gpipe"}
     ),

@@ -34,6 +34,7 @@ REMEDIES = {  # option: (its value if it is not given, why it does not go with s
     "schedule": (None, "no worker has a pipeline"),
     "micro_batches": (None, "no worker has a pipeline"),
     "zero": (0, "the optimizer's state is the servers' already"),
+    "optimizer": ("adamw", "a server has a slice of each matrix, and Muon needs all of it"),
     "precision": ("float32", "the servers update float32 weights"),
     "reconstruction": (0.0, "two translators are trained by ranks that sum their gradients"),
     "elastic": (False, "the weights of a server that dies are gone"),

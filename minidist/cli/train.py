@@ -18,6 +18,7 @@ from minidist.comm.mpi import library as mpi
 from minidist.comm.nccl import library as nccl
 from minidist.data_parallel.server_plan import ServerPlan
 from minidist.errors import plural
+from minidist.hybrid_checks import check_whole_backward
 from minidist.observe import loss_curve
 from minidist.observe.timeline.saving import FIGURES, check_path
 from minidist.pipeline_parallel.schedules import programs
@@ -79,9 +80,10 @@ def ranks_without_options(given: argparse.Namespace) -> int:
 
 def check_precision(given: argparse.Namespace, settings: Settings) -> None:
     """Raise ValueError unless there are such numbers, on this device, and such programs."""
-    programs(settings.schedule, settings.pp, settings.micro_batches)
-    float_dtype(settings.precision)
-    if settings.precision == "bfloat16" and given.device != "cpu":
+    order = programs(settings.schedule, settings.pp, settings.micro_batches)
+    check_whole_backward(order, settings.zero)
+    float_dtype(settings.dtype)
+    if settings.dtype == "bfloat16" and given.device != "cpu":
         raise ValueError("bfloat16 is NumPy's and ml_dtypes', not CuPy's; use --precision float16")
 
 

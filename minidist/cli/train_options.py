@@ -22,12 +22,15 @@ from minidist.cli.presets import PRESETS, chosen
 from minidist.cli.servers import add_servers
 from minidist.pipeline_parallel.schedules import SCHEDULES
 from minidist.training.kinds import KINDS, Data
+from minidist.training.kinds.text import MODELS
 from minidist.training.settings import OF_MESHES, Settings
 
 CHOICES: dict[str, list] = {  # of settings
-    "zero": [0, 1],
+    "model": [*MODELS],
+    "optimizer": ["adamw", "muon"],
+    "zero": [0, 1, 2, 3],
     "schedule": [name for name, own in SCHEDULES.items() if not own.asynchronous],
-    "precision": ["float32", "float16", "bfloat16"],
+    "precision": ["float32", "float16", "bfloat16", "bfloat16-stochastic", "float8"],
 }
 
 SETTINGS = {setting.name: setting for setting in fields(Settings)}
@@ -81,11 +84,11 @@ def _add_saving(group: argparse._ArgumentGroup) -> None:
     add_flag(group, "--elastic", words)
 
 
-MODEL = "width heads depth dropout tied experts reconstruction precision".split()
+MODEL = "model width heads kv_heads depth dropout tied experts reconstruction precision".split()
 GROUPS: dict = {  # of options: what adds those that are no settings, and the settings
     "data": (_add_data, ["batch", "context", "shuffle"]),
     "model": (lambda group: None, MODEL),
-    "updates": (lambda group: None, ["steps", "lr", "seed"]),
+    "updates": (lambda group: None, ["steps", "lr", "optimizer", "seed"]),
     "mesh": (_add_mesh, OF_MESHES),
     "what is shown": (_add_shown, []),
     "saving": (_add_saving, []),

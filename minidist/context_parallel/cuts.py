@@ -28,6 +28,16 @@ def zigzag(T: int, N: int) -> list[Positions]:
     return [Positions((pieces[r], pieces[2 * N - 1 - r]), T) for r in range(N)]
 
 
+def union(held: list[Positions]) -> Positions:
+    """Return the positions of several ranks; runs that meet are one."""
+    runs: list[tuple[int, int]] = []
+    for a, b in sorted(run for own in held for run in own.runs):
+        if runs and runs[-1][1] == a:
+            a = runs.pop()[0]
+        runs.append((a, b))
+    return Positions(tuple(runs), held[0].length)
+
+
 def _pieces(T: int, N: int, number: int) -> list[tuple[int, int]]:
     """Return (first, last + 1) of each of `number` pieces; ValueError if T < N."""
     if T < N:

@@ -8,7 +8,8 @@ Letters: N ranks, r this one.  A rank holds the whole model and T/N positions of
     nn.cross_entropy(logits, columns(targets, held), reduction_size=nn.counted(targets)).backward()
     sum_gradients(model.parameters(), group)
 
-`positions` tells the embedding and dropout where the columns are in the sequence; `reduction_size`
+`positions` tells the embedding and dropout where the columns are in the sequence; `documents=`,
+the numbers of whole sequences on every rank, tells attention where it stops. `reduction_size`
 divides the loss by all targets that count, on all ranks; each rank's gradients are a sum over its
 positions, dW{+N}.
 """
@@ -23,28 +24,42 @@ from minidist.autograd import Tensor
 from minidist.backend import Array, array_module
 from minidist.comm import Group
 from minidist.context_parallel.cuts import Cut, zigzag
+from minidist.context_parallel.gathered_attention import gathered_attention
 from minidist.context_parallel.ring_attention import ring_attention
 from minidist.context_parallel.ulysses import ulysses
+from minidist.context_parallel.usp import Axes, usp
 from minidist.errors import check_name
 from minidist.pieces import Positions
 from minidist.rng import Randomness
 
-ATTENTION = {"ring": ring_attention, "ulysses": ulysses}
+ATTENTION = {"ring": ring_attention, "gathered": gathered_attention, "ulysses": ulysses}
 
 
 def context_parallel(
-    model: nn.Sequential, group: Group, attention: str = "ring", cut: Cut = zigzag
+    model: nn.Sequential,
+    group: Group,
+    attention: str = "ring",
+    cut: Cut = zigzag,
+    axes: Axes | None = None,
 ) -> nn.Sequential:
     """Make the blocks of a Transformer attend over sequences cut over the group; return it.
 
     The lines to write around it are at the head of this file; `sum_gradients` is in replicas/.
 
     model      an nn.Transformer, or a tensor_parallel.ParallelTransformer; changed in place
-    attention  "ring" or "ulysses"
+    attention  "ring", "gathered" or "ulysses"
     cut        (T, N) -> the positions of each rank; the tokens must be cut by the same
+    axes       of the group, see usp.py: neighbours exchange heads, the others attend by `attention`
     """
     check_name("attention", attention, ATTENTION)
-    attend = partial(attend_over, group=group, attention=ATTENTION[attention], cut=cut)
+    over = ATTENTION[attention]
+    if axes is not None:
+        if attention == "ulysses":
+            raise ValueError(
+                "heads are exchanged inside a ring already; use attention='ring' or 'gathered'"
+            )
+        over = partial(usp, axes=axes, attention=over)
+    attend = partial(attend_over, group=group, attention=over, cut=cut)
     if pairs := [x for x in model.layers if isinstance(x, nn.EncoderBlock | nn.DecoderBlock)]:
         raise ValueError(
             f"context parallelism cuts one sequence, and an nn.Seq2Seq has a source of "
@@ -72,10 +87,11 @@ def columns(x: Array, held: Positions) -> Array:
 def attend_over(
     qkv: Tensor, randomness: Randomness | None, *, group: Group, attention: Callable, cut: Cut
 ) -> Tensor:
-    """Attend over the whole sequence from this rank's part: QKV[3, B, H, T/N, D] -> O."""
+    """Attend over the whole sequence from this rank's part: QKV[G + 2, B, K, T/N, D] -> O."""
     own = None if randomness is None else randomness.positions
     if own is None:
         own = Positions(((0, qkv.shape[3]),), qkv.shape[3])
+    documents = None if randomness is None else randomness.document_runs(own.length)
     held = cut(own.length, group.size)
     if own.indices.tolist() != held[group.rank].indices.tolist():
         raise ValueError(
@@ -83,7 +99,7 @@ def attend_over(
             f"but its cut says {held[group.rank].runs}; cut tokens and targets by the same "
             "function, and pass Randomness(..., positions=)"
         )
-    return attention(qkv, group, held)
+    return attention(qkv, group, held, documents)
 
 
 def gather_choices(

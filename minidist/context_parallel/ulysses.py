@@ -1,21 +1,30 @@
 """Ulysses: a rank that holds some positions of all heads gets all positions of some heads.
 
 Jacobs et al., DeepSpeed Ulysses: System Optimizations for Enabling Training of Extreme Long
-Sequence Transformer Models (2023), section 3. Letters: N ranks, T positions, H heads of width D.
+Sequence Transformer Models (2023), section 3. Letters: N ranks, T positions; K heads of keys and
+values of width D, each read by G of the H = K G query heads.
 
-    QKV[3, B, H, T/N, D] -> all_to_all -> [3, B, H/N, T, D] -> attention of whole sequences
-                                       O[B, H/N, T, D] -> all_to_all -> O[B, H, T/N, D]
+    QKV[G + 2, B, K, T/N, D] -> all_to_all -> [G + 2, B, K/N, T, D] -> attention of whole sequences
+                                         O[B, H/N, T, D] -> all_to_all -> O[B, H, T/N, D]
 
 Each is the adjoint of the other. Q, K and V travel as one array, so a layer has two all_to_alls
-forward: 3 T C and T C numbers (section 3.2). Received positions are written in the order of the
-sequence, whatever the cut, because the causal mask of one device expects this order.
+forward: (1 + 2/G) T C and T C numbers (section 3.2, where G = 1). Received positions are written in
+the order of the sequence, whatever the cut, because the causal mask of one device expects it.
+
+Where N does not divide K, each head of keys and values is repeated first, until N divides: with
+K = 2 and N = 4 twice, each copy for half of the query heads. So with N > K the copies cancel what
+grouped queries save: N heads travel. The gradient of a head is the sum over its copies.
 """
 
+import math
+from itertools import accumulate
+
 from minidist.autograd import Function, Tensor
-from minidist.autograd.attention import causal_attention
+from minidist.autograd.attention import RepeatedHeads
+from minidist.autograd.document_attention import document_attention
 from minidist.backend import Array, array_module
 from minidist.comm import Group
-from minidist.pieces import Positions
+from minidist.pieces import Documents, Positions
 
 HEADS, ROWS = -3, -2  # the axes of X[..., H, T, D]
 
@@ -62,10 +71,10 @@ def to_sequence(x: Array, group: Group, held: list[Positions]) -> Array:
 def in_order(pieces: list[Array], held: list[Positions]) -> Array:
     """Return X[..., T, D] of the pieces [..., T/N, D] of all ranks, in the sequence's order."""
     *outer, _, D = pieces[0].shape
-    whole = array_module(pieces[0]).empty((*outer, held[0].length, D), pieces[0].dtype)
-    for piece, positions in zip(pieces, held, strict=True):
+    whole = array_module(pieces[0]).empty((*outer, sum(map(len, held)), D), pieces[0].dtype)
+    for piece, runs in zip(pieces, rows_of(held), strict=True):
         row = 0
-        for a, b in positions.runs:
+        for a, b in runs:
             whole[..., a:b, :] = piece[..., row : row + b - a, :]
             row += b - a
     return whole
@@ -74,20 +83,41 @@ def in_order(pieces: list[Array], held: list[Positions]) -> Array:
 def by_rank(whole: Array, held: list[Positions]) -> list[Array]:
     """Return the positions of each rank: the inverse of `in_order`."""
     xp = array_module(whole)
-    runs = [[whole[..., a:b, :] for a, b in positions.runs] for positions in held]
-    return [xp.concatenate(parts, axis=ROWS) for parts in runs]
+    parts = [[whole[..., a:b, :] for a, b in runs] for runs in rows_of(held)]
+    return [xp.concatenate(part, axis=ROWS) for part in parts]
 
 
-def ulysses(qkv: Tensor, group: Group, held: list[Positions]) -> Tensor:
-    """Attend over a sequence that no rank holds: QKV[3, B, H, T/N, D] -> O[B, H, T/N, D].
+def rows_of(held: list[Positions]) -> list[list[tuple[int, int]]]:
+    """Return each rank's runs as (first, last + 1) of the rows that all these ranks hold."""
+    runs = sorted(run for own in held for run in own.runs)
+    starts = accumulate((b - a for a, b in runs), initial=0)
+    row = {a: start for (a, _), start in zip(runs, starts, strict=False)}
+    return [[(row[a], row[a] + b - a) for a, b in own.runs] for own in held]
 
-    ValueError unless the ranks divide the heads.
+
+def shared_heads(qkv: Tensor, group: Group) -> Tensor:
+    """Repeat heads of keys and values until the ranks divide them; ValueError if H is no multiple.
+
+    N divides H = K G only if the lcm(K, N) / K copies of a head can share its G queries.
     """
-    H, N = qkv.shape[HEADS], group.size
+    (blocks, _, K, _, _), N = qkv.shape, group.size
+    H, copies = K * (blocks - 2), math.lcm(K, N) // K
     if H % N:
         raise ValueError(
             f"cannot give {H} heads to {N} ranks; use a multiple of {N} heads, or ring attention, "
             "which splits no heads"
         )
-    whole = SequenceToHeads(group, held)(qkv)
-    return HeadsToSequence(group, held)(causal_attention(whole))
+    return qkv if copies == 1 else RepeatedHeads(copies)(qkv)
+
+
+def ulysses(
+    qkv: Tensor, group: Group, held: list[Positions], documents: Documents | None = None
+) -> Tensor:
+    """Attend over a sequence that no rank holds: QKV[G + 2, B, K, T/N, D] -> O[B, H, T/N, D].
+
+    ValueError unless the ranks divide the query heads.
+
+    documents  (first, last + 1) of each example's documents, in which attention stays; None: one
+    """
+    whole = SequenceToHeads(group, held)(shared_heads(qkv, group))
+    return HeadsToSequence(group, held)(document_attention(whole, documents))

@@ -1,9 +1,10 @@
 """One rank's shard of what several ranks have copies of, and how an optimizer updates it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from minidist import nn
+from minidist.backend import Array
 from minidist.comm import Group
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice
 from minidist.pieces import split_ends
@@ -37,6 +38,24 @@ class LayerShard:
         self.parameter.spread = "ZeRO's shards: pass sum_squares=zero.sum_squares"
         self.part = FlatParameters([self.parameter])  # copies
         self.part.locked, self.part.part_of = ONLY_STEP, run.home
+
+
+def load_shards(
+    shards: Iterable[LayerShard], named: dict[str, nn.Parameter], state: dict[str, Array]
+) -> None:
+    """Copy arrays by name, as `cast_state` returns them, into the runs and their shards.
+
+    named  all parameters, also those that are frozen and in no shard
+    """
+    left = dict(state)
+    for s in shards:
+        s.whole.check_home()
+        for p, part in s.run.parts.items():
+            s.run.data[part] = left.pop(p.name).reshape(-1)
+            p.note_load()
+        s.parameter.data[...] = s.run.data[s.own]
+    for name, array in left.items():
+        named[name].load(array)
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from minidist.comm import Group
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.sync_batch_norm import sync_batch_norm
 from minidist.datasets import Batch
-from minidist.replicas import check_replicas, load_own, shapes_of
-from minidist.trainer import AnyOptimizer, loss_of
+from minidist.replicas import check_replicas, load_own, shapes_of, sum_loads
+from minidist.trainer import AnyOptimizer, loss_of, update
 
 
 class DataParallel:
@@ -32,7 +32,7 @@ class DataParallel:
 
     def __init__(self, model: nn.Module, group: Group, check_weights: bool = True):
         self.model, self.group = sync_batch_norm(model, group), group
-        self.check_group = check_replicas(model, group, check_weights)
+        self.check_group = check_replicas(model, group, check_weights, loads=True)
 
     @property
     def groups(self) -> list[Group]:
@@ -54,11 +54,11 @@ class DataParallel:
         """Compute the sum of the gradients of all ranks' losses, in the model."""
         loss.backward()
         all_reduce_gradients(self.model, self.group)
+        sum_loads(self.model, self.group)
 
     def step(self, optimizer: AnyOptimizer) -> None:
         """Update the weights, on every rank in the same way; drop the gradients."""
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, self.model)
 
     def state(self) -> dict[str, np.ndarray]:
         return self.model.state()

@@ -27,8 +27,11 @@ from minidist import nn
 from minidist.autograd import Tensor
 from minidist.backend import host_copy
 from minidist.comm import Group
-from minidist.data_parallel.layer_shard import ONLY_STEP, LayerShard, unlocked
-from minidist.data_parallel.zero_layers import Gatherer, ZeroLayer, check_stage, tied_between_layers
+from minidist.data_parallel import zero_checks
+from minidist.data_parallel.hierarchical_zero import sum_copies, two_levels
+from minidist.data_parallel.layer_shard import ONLY_STEP, LayerShard, load_shards, unlocked
+from minidist.data_parallel.quantized_gather import gather_in
+from minidist.data_parallel.zero_layers import Gatherer, ZeroLayer
 from minidist.data_parallel.zero_memory import ZeroMemory
 from minidist.datasets import Batch
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice
@@ -52,8 +55,9 @@ class Zero:
     model   the same on every rank; flatten(group.empty) lets its vectors move without a copy.
             Stages 2 and 3 wrap each of its layers.
     stage   1, 2 or 3
-    shards  how many ranks share one copy of what is cut, by default all; the other ranks keep
-            further copies
+    shards  how many neighbours share one copy of what is cut, by default all; the other ranks keep
+            further copies, and sum over them with a step's last micro-batch (hierarchical_zero.py)
+    block   in stage 3: weights travel as int8, and this many share a scale (quantized_gather.py)
     check_weights
             whether the ranks first compare their weights (see check_same_weights)
     micro_batches
@@ -69,16 +73,15 @@ class Zero:
         shards: int | None = None,
         check_weights: bool = True,
         micro_batches: int = 1,
+        block: int | None = None,
     ):
-        shards = group.size if shards is None else shards
-        tied = tied_between_layers(model)
-        check_stage(model, group, stage, shards, tied)
+        tied = zero_checks.tied_between_layers(model)
+        zero_checks.check_stage(model, stage, tied, block)
         self.check_group = check_replicas(model, group, check_weights)
         self.model, self.stage, self.m = model, stage, micro_batches
         self.split = [p.name for p in model.parameters() if p.spread]  # by another strategy, too
         self.place = group.rank, group.size
-        self.shard_group = group.split(group.rank // shards)  # one copy, cut
-        self.copies = group.split(group.rank % shards)  # ranks with the same shard
+        self.shard_group, self.copies = two_levels(group, shards)
         self.groups = [self.shard_group, self.copies]
         self.next: int | None = None  # layer to reduce next, from the last one down: in backward
         flats = [layer.home for layer in model.layers]
@@ -86,8 +89,9 @@ class Zero:
         self.shards = [self._cut(k, flat) for k, flat in enumerate(flats)]
         self.gatherer = None
         if stage == 3:
-            self.gatherer = Gatherer(self.shards, self.shard_group.split(0))
-            self.groups.append(self.gatherer.group)
+            apart = {self.shard_group: self.shard_group.split(0)}
+            self.gatherer = Gatherer([[s] for s in self.shards], apart, gather_in(block))
+            self.groups += apart.values()
         if stage > 1:
             for p in tied:
                 p.grad_buffer = None  # complete only when the first of its layers is
@@ -131,13 +135,10 @@ class Zero:
         """Add a micro-batch's gradient, summed over the ranks, to the shards.
 
         loss  the loss of one pass through the model
-        last  whether this is the step's last micro-batch; stage 1 sums whole gradients until then
+        last  whether this is the step's last micro-batch; stage 1 sums whole gradients until then,
+              and copies of the shards are summed then
         """
-        if self.stage == 1 and self.shards[0].parameter.grad is not None:
-            raise ValueError(
-                "this step's gradient is reduced already; "
-                "pass last=False for all micro-batches but the last"
-            )
+        zero_checks.check_not_reduced(self.shards, self.stage)
         for s in self.shards:
             s.whole.check_home()
         self.next = len(self.shards) - 1
@@ -145,6 +146,8 @@ class Zero:
         self._sample()
         if last or self.stage > 1:
             self.reduce_above(-1)
+        if last:
+            sum_copies(self.shards, self.copies)
         self.next = None
 
     def _before_forward(self, k: int) -> None:
@@ -152,13 +155,7 @@ class Zero:
             self.gatherer.need(k, then=k + 1)
 
     def _before_backward(self, k: int) -> None:
-        if self.next is None:
-            raise ValueError("loss.backward() does not shard gradients; use zero.accumulate(loss)")
-        if k > self.next:
-            raise ValueError(
-                f"backward reached layer {k} again after its gradient was reduced; "
-                "give zero.accumulate the loss of one pass through the model"
-            )
+        zero_checks.check_order(k, self.next)
         self._sample()
         self.reduce_above(k)
         if self.gatherer is not None:
@@ -174,19 +171,13 @@ class Zero:
                     place[...] = 0 if p.grad is None else p.grad
                 p.grad = None
             piece = self.shard_group.reduce_scatter(s.whole.gradient, label=label)
-            if self.copies.size > 1:
-                piece = self.copies.all_reduce(piece, label=label)
             s.parameter.accumulate(piece)
         self.next = min(self.next, k)
 
     def sum_squares(self, own: float) -> float:
         """Add up the squares of all shards; pass this to Optimizer.clip_global_norm."""
-        if self.split:
-            raise ValueError(
-                f"{self.split[0]} is split over other ranks too, and zero.sum_squares adds up over "
-                "the shards only; use ZeRO on a whole model, or do not clip"
-            )
-        self._check_reduced()
+        zero_checks.check_not_split(self.split)
+        zero_checks.check_reduced(self.shards)
         return float(self.shard_group.all_reduce(np.array(own)))
 
     def step(self, optimizer: AnyOptimizer) -> None:
@@ -197,13 +188,9 @@ class Zero:
         with unlocked(self.shards, optimizer):
             self.update_shards(optimizer)
 
-    def _check_reduced(self) -> None:
-        if any(s.parameter.grad is None for s in self.shards):
-            raise ValueError("no gradient has been reduced; call zero.backward first")
-
     def update_shards(self, optimizer: AnyOptimizer) -> None:
         """Do what `step` does, once it has checked the optimizer and unlocked the shards."""
-        self._check_reduced()
+        zero_checks.check_reduced(self.shards)
         if self.gatherer is not None:
             self.gatherer.wait()  # weights that were gathered early are old after the update
         optimizer.step()
@@ -233,22 +220,12 @@ class Zero:
             check_same_state(state, self.check_group)
         if self.gatherer is not None:
             self.gatherer.wait()  # weights that were gathered early are old after the load
-        for s in self.shards:
-            s.whole.check_home()
-            for p, place in zip(s.whole.parameters, s.whole.views(s.whole.vector), strict=True):
-                place[...] = new.pop(p.name)
-                p.note_load()
-            s.parameter.data[...] = s.whole.vector[s.own]
-        for name, array in new.items():  # of those that are frozen
-            named[name].load(array)
+        load_shards(self.shards, named, new)
 
     def _sample(self) -> None:
         self.memory.sample(self.model.parameters(), self.shards)
 
     @property
     def peak(self) -> int:
-        """The most bytes of weights and gradients alive at once, whole ones and shards.
-
-        Seen at the boundaries of layers; optimizer state and frozen parameters do not count.
-        """
+        """The most bytes of weights and gradients, whole and in shards: see zero_memory.py."""
         return self.memory.peak

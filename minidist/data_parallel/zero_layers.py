@@ -4,7 +4,6 @@ forward    layer 0 | layer 1 | ...            before a layer begins, its weights
 backward   ... | layer 1 | layer 0            ... and all later layers have their gradients
 """
 
-from collections import Counter
 from collections.abc import Callable
 
 from minidist import nn
@@ -15,29 +14,7 @@ from minidist.data_parallel.layer_shard import LayerShard
 from minidist.rng import Randomness
 
 Hook = Callable[[int], None]  # of a layer's number
-
-
-def tied_between_layers(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that several layers use."""
-    users = Counter(p for layer in model.layers for p in layer.parameters())
-    return [p for p, layers in users.items() if layers > 1]
-
-
-def check_stage(
-    model: nn.Module, group: Group, stage: int, shards: int, tied: list[nn.Parameter]
-) -> None:
-    """Raise ValueError unless the model can be cut so."""
-    if stage not in (1, 2, 3):
-        raise ValueError(f"ZeRO has the stages 1, 2 and 3, not {stage!r}")
-    if stage > 1 and not isinstance(model, nn.Sequential):
-        raise ValueError(f"stage {stage} needs an nn.Sequential, not {type(model).__name__}")
-    if shards < 1 or group.size % shards:
-        raise ValueError(f"groups of {shards} shards do not make up {group.size} ranks")
-    if stage == 3 and tied:
-        raise ValueError(
-            f"{tied[0].name!r} belongs to several layers, and stage 3 keeps the weights "
-            "of one layer at a time; use a model that is not tied, or stage 2"
-        )
+Gather = Callable[[LayerShard, Group, str], None]  # fills a run of weights; label of its messages
 
 
 class ZeroLayer(nn.Module):
@@ -71,18 +48,22 @@ class Gatherer:
 
     Layer k's parameters are always views of buffer 1 + k mod 2; only its content changes. A graph
     that was built on them is valid again when the layer has been gathered again.
+
+    layers  the shards of each layer
+    groups  {the group of a shard: the same ranks in another group, for a second thread}
+    gather  how the weights travel
     """
 
-    def __init__(self, shards: list[LayerShard], group: Group):
-        self.shards, self.group = shards, group
+    def __init__(self, layers: list[list[LayerShard]], groups: dict[Group, Group], gather: Gather):
+        self.layers, self.groups, self.fill = layers, groups, gather
         self.coming: int | None = None  # the layer whose weights a second thread gathers
-        self.beside = group.beside(self.gather, "gather")
+        self.beside = next(iter(groups.values())).beside(self.gather, "gather")
 
     def need(self, k: int, then: int) -> None:
         """Wait until layer k's weights are here; start to gather layer `then`."""
         if self.wait() != k:
             self.gather(k)
-        if 0 <= then < len(self.shards):
+        if 0 <= then < len(self.layers):
             self.coming = then
             self.beside.put(then)
             self.beside.end()
@@ -94,6 +75,11 @@ class Gatherer:
         return came
 
     def gather(self, k: int) -> None:
-        """Fill layer k's flat vector with every rank's shard."""
-        s = self.shards[k]
-        self.group.all_gather(s.parameter.data, out=s.whole.vector, label=f"layer {k}")
+        """Fill layer k's flat vector with every rank's shards."""
+        for s in self.layers[k]:
+            self.fill(s, self.groups[s.group], f"layer {k}")
+
+
+def gather_whole(shard: LayerShard, group: Group, label: str) -> None:
+    """Fill a run of weights with every rank's shard of it."""
+    group.all_gather(shard.parameter.data, out=shard.run.data, label=label)

@@ -32,6 +32,7 @@ class Batch:
     examples    global indices of the examples, [B]; by default 0, 1, ...
     loss_scale  what multiplies the gradient, not the loss (see mixed_precision.py)
     positions   of the sequence that the columns of inputs[B, T] are; None: all
+    documents   numbers of the documents that share the windows [B, T], see Randomness
     total       number of targets that count in the whole batch; by default in this one
     size        number of examples of the whole batch; by default of this one
     randomness  of these examples: pass it to the model
@@ -46,12 +47,13 @@ class Batch:
     positions: Positions | None = None
     total: float = None  # type: ignore[assignment]  # __post_init__ replaces None
     size: int | None = None
+    documents: np.ndarray | None = None
     randomness: Randomness = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         examples = example_indices(self.inputs, self.targets, self.examples)
         size = len(examples) if self.size is None else self.size
-        how = self.positions, self.loss_scale
+        how = self.positions, self.loss_scale, self.documents
         derived = {
             "examples": examples,
             "total": counted(self.targets) if self.total is None else self.total,
@@ -67,7 +69,9 @@ class Batch:
     def rows(self, rows: np.ndarray) -> "Batch":
         """Return the part with these rows."""
         x, y = self.inputs[rows], self.targets[rows]
-        return replace(self, inputs=x, targets=y, examples=self.examples[rows])
+        documents = None if self.documents is None else self.documents[rows]
+        own = {"examples": self.examples[rows], "documents": documents}
+        return replace(self, inputs=x, targets=y, **own)
 
     def share(self, rank: int, ranks: int) -> "Batch":
         """Return one rank's part, as even as can be, perhaps empty."""

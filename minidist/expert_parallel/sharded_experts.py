@@ -12,6 +12,7 @@ The ranks hold everything else whole, as in data parallelism. Letters: N ranks, 
     loss.backward()
     model.sum_gradients()
     optimizer.clip_global_norm(1.0, model.sum_squares)
+    update(optimizer, model)        # the weights, and the biases of routers (trainer.py)
 
 Without `batch` a rank divides its part of the balancing loss by its own examples, and gradients are
 wrong.
@@ -24,7 +25,9 @@ from minidist.autograd import Tensor
 from minidist.autograd.recording import is_recording
 from minidist.backend import Array, to_host
 from minidist.comm import Group
+from minidist.errors import check_name
 from minidist.expert_parallel.dispatch import Dispatch
+from minidist.expert_parallel.once_per_rank import OncePerRank
 from minidist.pieces import split_ends
 from minidist.replicas import (
     check_same_weights,
@@ -32,11 +35,13 @@ from minidist.replicas import (
     load_own,
     shapes_of,
     sum_gradients,
+    sum_loads,
     sum_squares_over,
 )
 from minidist.rng import Randomness
 
 SPREAD = "ranks that hold different experts: pass sum_squares=model.sum_squares"
+DISPATCHES = "rows", "positions"
 ELSEWHERE = "another rank holds this expert; use state() of the split model"
 
 
@@ -45,11 +50,15 @@ def expert_parameters(module: nn.Module) -> list[nn.Parameter]:
     return [p for m in nn.mixtures(module) for expert in m.experts for p in expert.parameters()]
 
 
-def keep_own_experts(model: nn.Module, group: Group) -> None:
+def keep_own_experts(model: nn.Module, group: Group, dispatch: str = "rows") -> None:
     """Keep in each mixture the experts of this rank, a run of neighbours; let rows travel.
 
     The runs are as equal as can be, the larger first; if E < N some ranks have none.
+
+    dispatch  what travels: "rows", one for each expert of a position; or "positions", once to each
+              rank (once_per_rank.py)
     """
+    check_name("dispatch", dispatch, DISPATCHES)
     for mixture in nn.mixtures(model):
         ends = split_ends(len(mixture.experts), group.size)
         own = mixture.experts[ends[group.rank] : ends[group.rank + 1]]
@@ -57,7 +66,11 @@ def keep_own_experts(model: nn.Module, group: Group) -> None:
         for expert in mixture.experts:
             for p in expert.parameters():
                 p.elsewhere = None if expert in own else ELSEWHERE
-        mixture.experts, mixture.run_experts = own, Dispatch(group, ends, trained)
+        mixture.experts = own
+        if dispatch == "rows":
+            mixture.run_experts = Dispatch(group, ends, trained)
+        else:
+            mixture.run_positions = OncePerRank(group, ends, trained)
 
 
 class ExpertParallel(nn.Sequential):
@@ -67,9 +80,17 @@ class ExpertParallel(nn.Sequential):
            not use it afterwards. Every rank calls forward and backward equally often.
     check_weights
            whether the ranks first compare their weights (see check_same_weights)
+    dispatch
+           what travels: "rows" or "positions" (see keep_own_experts)
     """
 
-    def __init__(self, model: nn.Sequential, group: Group, check_weights: bool = True):
+    def __init__(
+        self,
+        model: nn.Sequential,
+        group: Group,
+        check_weights: bool = True,
+        dispatch: str = "rows",
+    ):
         if not any(nn.mixtures(model)):
             raise ValueError(
                 f"this {type(model).__name__} has no experts; use nn.Transformer(..., experts=8)"
@@ -78,7 +99,7 @@ class ExpertParallel(nn.Sequential):
             check_same_weights(model, group)
         self.group, self.shapes = group, shapes_of(model)
         self.check_group = group if check_weights else None
-        keep_own_experts(model, group)
+        keep_own_experts(model, group, dispatch)
         super().__init__(model.layers)
         for p in self.parameters():
             p.spread = SPREAD
@@ -98,9 +119,10 @@ class ExpertParallel(nn.Sequential):
         return any(mixture.balance > 0 for mixture in nn.mixtures(self))
 
     def sum_gradients(self) -> None:
-        """Sum over the ranks what is a partial sum: all gradients but those of experts."""
+        """Sum over the ranks what is a partial sum: all gradients but those of experts; loads."""
         experts = expert_parameters(self)
         sum_gradients([p for p in self.parameters() if p not in experts], self.group)
+        sum_loads(self, self.group)
         for p in experts:
             p.note_sum(frozenset(self.group.members))
 

@@ -1,7 +1,8 @@
 """Multi-head attention to the same sequence or another one (Vaswani et al. 2017, section 3.2)."""
 
 from minidist.autograd import Tensor
-from minidist.autograd.attention import causal_attention, padded_attention
+from minidist.autograd.attention import padded_attention
+from minidist.autograd.document_attention import document_attention
 from minidist.backend import Array
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module, check_sizes
@@ -74,8 +75,9 @@ def check_heads(width: int, heads: int) -> None:
 
 
 def attend_to_all(qkv: Tensor, randomness: Randomness | None = None) -> Tensor:
-    """Attend on one device: QKV[3, B, H, T, D] -> O[B, H, T, D], every position of each example.
+    """Attend on one device: QKV[G + 2, B, K, T, D] -> O[B, H, T, D], over every position.
 
+    Where an example is several documents, queries see keys of their own (`Randomness.documents`).
     A strategy that cuts the sequence puts its own function in the place of this one.
     """
     held = None if randomness is None else randomness.positions
@@ -84,4 +86,5 @@ def attend_to_all(qkv: Tensor, randomness: Randomness | None = None) -> Tensor:
             f"this attention sees {len(held)} of {held.length} positions; a sequence that is cut "
             "needs ring_attention or ulysses (context_parallel/)"
         )
-    return causal_attention(qkv)
+    documents = None if randomness is None else randomness.document_runs(qkv.shape[3])
+    return document_attention(qkv, documents)

@@ -4,6 +4,7 @@ from minidist.autograd import Tensor, functions
 from minidist.backend import Array
 from minidist.nn.dropout import Dropout
 from minidist.nn.module import Module, check_sizes, draw
+from minidist.pieces import Positions
 from minidist.rng import Randomness
 
 
@@ -27,37 +28,51 @@ class Embedding(Module):
 class TokenAndPosition(Module):
     """Y[B, T, C] = dropout(token[x[B, T]] + position[0:T]), any T up to the context.
 
-    If the sequence is cut, x has the tokens at `randomness.positions`.
+    If the sequence is cut, x has the tokens at `randomness.positions`. Without `learned` positions
+    Y = dropout(token[x]): the attention knows them in another way.
 
     >>> nn.TokenAndPosition(100, 8, context=16)(np.array([[3, 1, 4]])).shape
     (1, 3, 8)
     """
 
     def __init__(
-        self, vocab, width, context, dropout=0.0, *, name="embedding", seed=0, dtype="float32"
+        self, vocab, width, context, dropout=0.0, learned=True, *, name="embedding", **more
     ):
         check_sizes(vocab=vocab, context=context)
-        self.token = Embedding(vocab, width, name=f"{name}.token", seed=seed, dtype=dtype)
-        self.position = Embedding(context, width, name=f"{name}.position", seed=seed, dtype=dtype)
+        self.context = context
+        self.token = Embedding(vocab, width, name=f"{name}.token", **more)
+        self.position = None
+        if learned:
+            self.position = Embedding(context, width, name=f"{name}.position", **more)
         self.dropout = Dropout(dropout, name=f"{name}.dropout")
 
     def forward(self, tokens: Array, randomness: Randomness | None = None) -> Tensor:
-        rows = position_rows(self.position.weight, tokens, randomness)
-        return self.dropout(self.token(tokens) + rows, randomness)
+        held = check_positions(tokens, self.context, randomness)
+        x = self.token(tokens)
+        if self.position is not None:
+            x = x + position_rows(self.position.weight, held)
+        return self.dropout(x, randomness)
 
 
-def position_rows(weight: Tensor, tokens: Array, randomness: Randomness | None) -> Tensor:
-    """Return the rows of weight[context, C] that belong to the columns of tokens[B, T]."""
-    T, context = positions_of(tokens, len(weight)), len(weight)
+def position_rows(weight: Tensor, held: Positions) -> Tensor:
+    """Return the rows of weight[context, C] at these positions."""
+    if held.whole:
+        return weight[: len(held)]
+    return functions.concatenate([weight[a:b] for a, b in held.runs or [(0, 0)]])
+
+
+def check_positions(tokens: Array, context: int, randomness: Randomness | None) -> Positions:
+    """Return where the columns of tokens[B, T] are; ValueError unless the context has room."""
+    T = positions_of(tokens, context)
     if randomness is None or randomness.positions is None:
-        return weight[:T]
+        return Positions(((0, T),), T)
     held = randomness.positions
     if len(held) != T or held.length > context:
         raise ValueError(
             f"tokens have {T} columns, at {len(held)} positions of a sequence of {held.length}, in "
             f"a context of {context}; cut the tokens as tokens[:, positions.indices]"
         )
-    return functions.concatenate([weight[a:b] for a, b in held.runs or [(0, 0)]])
+    return held
 
 
 def positions_of(tokens: Array, context: int) -> int:

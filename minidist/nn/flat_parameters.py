@@ -166,6 +166,11 @@ class FlatSlice:
     data = property(lambda self: self.home.vector[self.start : self.stop])
     gradient = property(lambda self: self.home.gradient[self.start : self.stop])
 
+    def within(self, cut: slice) -> "FlatSlice":
+        """Return the elements of a slice of it, counted from `start`."""
+        first, last, _ = cut.indices(self.stop - self.start)
+        return FlatSlice(self.home, self.start + first, self.start + last)
+
     @property
     def parts(self) -> dict[Parameter, slice]:
         """The parameters that begin in it, and where they are, counted from `start`."""

@@ -15,12 +15,15 @@ Letters: S source and T target positions, t words written so far with BEGIN, V w
 vocabulary, K beginnings.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
 from minidist.autograd import Tensor, functions, no_grad
-from minidist.backend import on_device_of, to_host
+from minidist.backend import Array, on_device_of, to_host
+from minidist.nn.key_value_cache import CachedDecoder
+from minidist.nn.mixture_of_experts import mixtures
 from minidist.nn.seq2seq import DecoderBlock, Seq2Seq, joined, parted
 from minidist.nn.tokens import BEGIN, END, PAD
 from minidist.nn.transformer import Transformer
@@ -45,16 +48,35 @@ def sample(
     """Return the prompt and `length` characters after it, drawn one by one from the model.
 
     The temperature divides the logits: 0.8 sharpens the distribution, 1 would leave it as it is.
+    Once the context is full, the model goes on as if the text began with the last half of it.
     """
     random = generator(seed, "sample")
     tokens = list(text.encode(prompt))
+    first, room = max(0, len(tokens) - model.context), min(model.context, len(tokens) + length)
+    read = reader(model, room)
     for _ in range(length):
-        with no_grad():
-            logits = model(np.array([tokens[-model.context :]])).data[0, -1]
-        logits = to_host(logits).astype(np.float64) / temperature
+        if len(tokens) - first > model.context:
+            read, first = reader(model, room), len(tokens) - max(1, model.context // 2)
+        logits = to_host(read(tokens[first:])).astype(np.float64) / temperature
         p = np.exp(logits - logits.max())
         tokens.append(int(random.choice(len(p), p=p / p.sum())))
     return text.decode(tokens)
+
+
+def reader(model: Transformer, positions: int) -> Callable[[list[int]], Array]:
+    """Return a function of a text that grows to `positions`: the logits[V] after it.
+
+    It keeps what it has read in a cache; a mixture of experts reads all again: see CachedDecoder.
+    """
+    decoder = None if any(mixtures(model)) else CachedDecoder(model, positions)
+
+    def read(tokens: list[int]) -> Array:
+        if decoder is not None:
+            return decoder(np.array([tokens[decoder.length :]])).data[0, -1]
+        with no_grad():
+            return model(np.array([tokens])).data[0, -1]
+
+    return read
 
 
 def translate(model: Seq2Seq, sources: np.ndarray, beam: int = 1) -> np.ndarray:

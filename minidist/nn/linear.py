@@ -11,8 +11,14 @@ from minidist.errors import check_name
 from minidist.nn.module import Module, check_sizes, constant, draw
 from minidist.rng import Randomness
 
-ACTIVATIONS = {"identity": lambda x: x, "relu": functions.relu, "gelu": functions.gelu}
-GAINS = {"identity": 1.0, "relu": math.sqrt(2), "gelu": math.sqrt(2)}
+ACTIVATIONS = {
+    "identity": lambda x: x,
+    "relu": functions.relu,
+    "gelu": functions.gelu,
+    "swiglu": functions.swiglu,
+}
+GAINS = {"identity": 1.0, "relu": math.sqrt(2), "gelu": math.sqrt(2), "swiglu": 1.0}
+GATED = {"swiglu"}  # whose columns are [2, F]: they give F outputs
 
 
 def check_activation(name: str) -> None:
@@ -27,7 +33,8 @@ class Linear(Module):
     differently because their names differ. PyTorch keeps W as [C_out, C_in]: interop/torch.py.
 
     activation  "identity"; "relu"; "gelu": X/2 (1 + tanh(sqrt(2/pi) (X + 0.044715 X^3))), the form
-                of Hendrycks and Gimpel 2016 that GPT-2 uses
+                of Hendrycks and Gimpel 2016 that GPT-2 uses; "swiglu": of C_out = 2F columns, gates
+                first, F outputs: see functions.SwiGLU
 
     >>> nn.Linear(3, 2, activation="gelu", dtype="float64")(np.ones((5, 3))).shape
     (5, 2)

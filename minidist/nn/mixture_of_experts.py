@@ -5,11 +5,16 @@ to 6: capacity and balancing loss. Letters: E experts, T positions of an example
 that are kept (see router.py). A dropped choice adds nothing: in a residual block the position
 passes by. The balancing loss is decided for each example alone, as the queues are, so it does not
 depend on how a batch is split. All decisions are made on the host: they are the sizes of arrays.
+
+Dai et al., DeepSeekMoE (2024), section 3: fine-grained experts, m times as many of F/m, of which m
+times as many are chosen (`expert_width`); and shared ones, which every position runs through. To
+keep a balance without a loss: bias_balance.py.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -18,10 +23,11 @@ from minidist.autograd import Function, Tensor, functions
 from minidist.autograd.kernels import rows_of, sum_into_rows
 from minidist.backend import Array, array_module, on_device_of, to_host
 from minidist.errors import check_number
+from minidist.nn.bias_balance import BiasBalance
 from minidist.nn.feed_forward import Expert
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module, check_sizes
-from minidist.nn.router import Routing, route, rows_of_capacity
+from minidist.nn.router import Routing, check_groups, choose, route, rows_of_capacity
 from minidist.rng import Randomness
 
 
@@ -79,13 +85,19 @@ class Combine(Function):
 class Report:
     """What a mixture did in its last forward pass, with the examples and positions it was given.
 
-    load     rows per expert, [E];  dropped: choices beyond the capacity, per expert, [E]
+    routing  of these positions
+    dropped  choices beyond the capacity, per expert, [E]
     balance  this pass's part of the balancing loss: parts of one batch add up to the whole
     """
 
-    load: np.ndarray
+    routing: Routing
     dropped: np.ndarray
     balance: float
+
+    @property
+    def load(self) -> np.ndarray:
+        """Rows per expert: [E]."""
+        return self.routing.load
 
 
 class MixtureOfExperts(Module):
@@ -94,13 +106,24 @@ class MixtureOfExperts(Module):
     P[B, T, E] = softmax(X W[C, E]). The k largest are chosen; g is P of the chosen, divided by
     their sum if k > 1: Shazeer's softmax over the k largest logits; for k = 1, P itself (Fedus).
 
-    capacity  an expert takes at most ceil(k T / E capacity) choices of an example; None: all
+    capacity  an expert takes at most ceil(k T / E capacity) choices of an example; None: all, so
+              that nothing is dropped (Gale et al., MegaBlocks, 2022)
     balance   alpha of the balancing loss, alpha E / B * sum over examples b and experts e of
               f_be P_be: f is the share of b's choices that fall on e, dropped ones too; P_be is the
               mean of P over b's positions. Its gradient is added in backward, times
               `randomness.loss_scale`; B is `randomness.batch`: give it where a batch is split,
               else B is the examples of x alone
+    expert_width
+              F inside an expert; by default 4C
+    shared    experts that every position runs through, with no gate: as one of F = shared times
+              expert_width, which every rank has
+    bias_rate u of BiasBalance; 0: experts are chosen by P alone
+    groups, most_groups
+              the experts are so many equal runs, and a position chooses from the best most_groups
+              of them: see router.choose
     run_experts     (experts, X[R, C], rows per expert [E]) -> Y[R, C], rows sorted by expert
+    run_positions   None, or what a strategy has in the place of `run_rows`
+    enter, leave    around the experts, if ranks hold parts of each
     gather_choices  (chosen[B, T/N, k], randomness) -> chosen[B, T, k], if the sequence is cut
     report    of the last forward pass
 
@@ -119,23 +142,41 @@ class MixtureOfExperts(Module):
         capacity: float | None = 1.25,
         balance: float = 0.01,
         *,
+        expert_width: int | None = None,
+        shared: int = 0,
+        bias_rate: float = 0.0,
+        groups: int = 1,
+        most_groups: int = 1,
+        activation="gelu",
+        bias=True,
         name="mixture",
         seed=0,
         dtype="float32",
     ):
         check_sizes(width=width, experts=experts, top_k=top_k)
+        check_sizes(least=0, shared=shared)
+        check_sizes(expert_width=4 * width if expert_width is None else expert_width)
         if top_k > experts:
             raise ValueError(f"cannot choose {top_k} of {experts} experts; use top_k={experts}")
+        check_groups(experts, top_k, groups, most_groups)
         if capacity is not None:
             words = "capacity is a positive number or None"
             check_number(words, capacity, lambda x: 0 < x < math.inf)
         check_number("balance is a number from 0", balance, lambda x: 0 <= x < math.inf)
-        more = {"seed": seed, "dtype": dtype}
+        more, F = {"seed": seed, "dtype": dtype}, expert_width or 4 * width
+        expert = partial(Expert, width, activation=activation, bias=bias, **more)
         self.top_k, self.capacity, self.balance = top_k, capacity, balance
+        self.groups, self.most_groups = groups, most_groups
+        self.expert_width, self.shared_experts = F, shared
         self.run_experts: Callable = run_each
+        self.run_positions: Callable | None = None
+        self.enter: Callable[[Tensor], Tensor] = unchanged
+        self.leave: Callable[[Tensor], Tensor] = unchanged
         self.gather_choices: Callable = whole_sequences
         self.gate = Linear(width, experts, bias=False, name=f"{name}.gate", **more)
-        self.experts = [Expert(width, name=f"{name}.experts.{e}", **more) for e in range(experts)]
+        self.bias = BiasBalance(experts, bias_rate, name=f"{name}.gate") if bias_rate else None
+        self.experts = [expert(hidden=F, name=f"{name}.experts.{e}") for e in range(experts)]
+        self.shared = expert(hidden=shared * F, name=f"{name}.shared") if shared else None
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         B, T, C = x.shape
@@ -144,23 +185,37 @@ class MixtureOfExperts(Module):
         top = Pick(routing.chosen)(Balance(on_device_of(weights, p.data))(p))  # [B, T, k]
         gates = top / top.sum(axis=-1, keepdims=True) if self.top_k > 1 else top
         order = routing.order()
-        token = order // self.top_k
-        rows = functions.embedding(token, x.reshape(B * T, C))  # [R, C]
-        rows = self.run_experts(self.experts, rows, routing.load)
         g = functions.embedding(order, gates.reshape(-1, 1))  # [R, 1]
-        return Combine(token, B * T)(rows, g).reshape(B, T, C)
+        run = self.run_positions or self.run_rows
+        x = self.enter(x.reshape(B * T, C))
+        y = run(self.experts, x, self.enter(g), order // self.top_k, routing.load)
+        y = y if self.shared is None else y + self.shared(x)
+        return self.leave(y).reshape(B, T, C)
+
+    def run_rows(
+        self, experts: list[Expert], x: Tensor, g: Tensor, token: np.ndarray, load: np.ndarray
+    ) -> Tensor:
+        """X[tokens, C] -> Y[tokens, C] = sums of g[R, 1] times the rows' results: see Combine.
+
+        token[R] of each row, sorted by expert; load: rows per expert, [E]
+        """
+        rows = self.run_experts(experts, functions.embedding(token, x), load)  # [R, C]
+        return Combine(token, len(x.data))(rows, g)
 
     def decide(self, p: np.ndarray, randomness: Randomness | None) -> tuple[Routing, np.ndarray]:
         """Return the routing by P[B, T, E], and dL/dP [B, 1, E] of the balancing loss L."""
         k, E = self.top_k, p.shape[-1]
-        chosen = np.argsort(-p, axis=-1, kind="stable")[..., :k]
+        scores = p if self.bias is None else p + self.bias.values
+        chosen = choose(scores, k, self.groups, self.most_groups)
+        if self.bias is not None:
+            self.bias.count(chosen)
         whole, routing = self.routed(chosen, E, randomness)
         T = whole.chosen.shape[1]
         batch = len(p) if randomness is None or randomness.batch is None else randomness.batch
         scale = self.balance * E / max(1, batch * T * k * T)
         weights = scale * whole.counts[:, None]
         dropped = np.bincount(routing.chosen[~routing.kept], minlength=E)
-        self.report = Report(routing.load, dropped, float((p * weights.astype(p.dtype)).sum()))
+        self.report = Report(routing, dropped, float((p * weights.astype(p.dtype)).sum()))
         factor = 1.0 if randomness is None else randomness.loss_scale
         return routing, (factor * weights).astype(p.dtype)
 
@@ -180,6 +235,10 @@ class MixtureOfExperts(Module):
         routing = route(whole, experts, capacity)
         held = None if randomness is None else randomness.positions
         return routing, routing if held is None else routing.at(held.indices)
+
+
+def unchanged(x: Tensor) -> Tensor:
+    return x
 
 
 def run_each(experts: list[Module], rows: Tensor, load: np.ndarray) -> Tensor:

@@ -195,6 +195,8 @@ class Module:
         """
         dtype = float_dtype(dtype)
         for p in self.parameters():
+            if p.keeps_dtype:
+                continue
             p.data, p.grad, p.grad_buffer = p.data.astype(dtype), None, None
             p.grad_dtype = None if grad_dtype is None else float_dtype(grad_dtype)
         return self.flatten()

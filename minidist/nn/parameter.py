@@ -7,6 +7,7 @@ import numpy as np
 
 from minidist.autograd import Tensor
 from minidist.autograd.deferred import Gradient
+from minidist.autograd.eight_bits import EightBits
 from minidist.autograd.recording import tick
 from minidist.autograd.tensor import unbroadcast
 from minidist.backend import Array
@@ -49,6 +50,7 @@ class Parameter(Tensor):
     elsewhere    None, or in words which rank has the current value; `Module.state` and `load_state`
                  then raise
     cuts         what it holds, if it is a vector of elements of other parameters; None: itself
+    keeps_dtype  whether `astype` leaves it as it is
     loaded       when `load` last replaced the data, on the clock of `tick`; 0: never
     """
 
@@ -61,6 +63,8 @@ class Parameter(Tensor):
     spread: str | None = None
     elsewhere: str | None = None
     cuts: tuple[Slice, ...] | None = None
+    keeps_dtype: bool = False
+    product: EightBits | None = None
     loaded = 0
 
     def __init__(self, data, name: str, shard: Shard | None = None):
@@ -75,7 +79,9 @@ class Parameter(Tensor):
         """
         part = Parameter(shard.of(self.data), self.name, shard)
         part.requires_grad = self.requires_grad
-        part.spread, part.grad_dtype = spread, self.grad_dtype
+        part.spread, part.grad_dtype, part.product = spread, self.grad_dtype, self.product
+        if self.product is not None:
+            self.product.check_part(self.name, shard.indices, shard.full)
         self.elsewhere = (
             "it was cut into parts; use state() and load_state() of what split the model (a split "
             "model shows this rank's parts, Hybrid the whole)"
@@ -140,5 +146,5 @@ class Parameter(Tensor):
     def __getstate__(self):
         """Pickle the data once, in the home's vector; a copy has no gradient, hooks or graph."""
         kept = {"requires_grad", "name", "shard", "spread", "elsewhere", "grad_dtype", "cuts"}
-        kept.add("data" if self.home is None else "home")
+        kept |= {"product", "data" if self.home is None else "home"}
         return {key: value for key, value in vars(self).items() if key in kept}

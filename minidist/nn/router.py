@@ -1,7 +1,7 @@
 """Which expert each position goes to, and which choices are dropped: whole numbers, on the host.
 
-Letters: E experts, k choices per position, R rows: the choices that are kept. With E = 4, k = 1,
-and a capacity of 1, for one example:
+Letters: E experts, k choices per position, R rows: the choices that are kept. `choose` has the
+choice, `route` the drops. With E = 4, k = 1, and a capacity of 1, for one example:
 
     position          0  1  2  3
     chosen expert     2  0  2  3        expert 1 has no row
@@ -14,8 +14,11 @@ one sequence). So a rank or a micro-batch decides what one device would, whoever
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Integral
 
 import numpy as np
+
+from minidist.errors import check_number
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,38 @@ class Routing:
     def at(self, positions: np.ndarray) -> "Routing":
         """Return the part of a rank that holds these positions of each sequence."""
         return Routing(self.experts, self.chosen[:, positions], self.kept[:, positions])
+
+
+def choose(scores: np.ndarray, k: int, groups: int = 1, most_groups: int = 1) -> np.ndarray:
+    """Return the experts of each position, best first, by scores[B, T, E]: chosen[B, T, k].
+
+    DeepSeek-AI, DeepSeek-V3 (2024), section 2.1.2, node-limited routing: the experts are `groups`
+    equal runs, and a position chooses from the best `most_groups` of them. A run is as good as the
+    sum of its k / most_groups best experts. Where a run is on one host, a position's rows go to at
+    most so many hosts.
+    """
+    if most_groups < groups:
+        B, T, E = scores.shape
+        of_groups = scores.reshape(B, T, groups, E // groups)
+        best = np.sort(of_groups)[..., -max(1, k // most_groups) :].sum(axis=-1)
+        taken = np.argsort(-best, axis=-1, kind="stable")[..., :most_groups]
+        open_to = one_hot(taken, groups).max(axis=-2)[..., None] > 0
+        scores = np.where(open_to, of_groups, -np.inf).reshape(scores.shape)
+    return np.argsort(-scores, axis=-1, kind="stable")[..., :k]
+
+
+def check_groups(experts: int, k: int, groups: int, most_groups: int) -> None:
+    """Raise ValueError unless k experts can be chosen from most_groups of these equal runs."""
+    check_number("groups is a whole number from 1", groups, lambda n: n >= 1, Integral)
+    words = f"most_groups is a whole number from 1 to groups={groups}"
+    check_number(words, most_groups, lambda n: 1 <= n <= groups, Integral)
+    if experts % groups:
+        raise ValueError(f"{groups} groups do not divide {experts} experts; use a divisor")
+    if k > (there := most_groups * experts // groups):
+        raise ValueError(
+            f"cannot choose {k} experts from {most_groups} of {groups} groups, which have {there}; "
+            f"use top_k={there}, or a larger most_groups"
+        )
 
 
 def route(chosen: np.ndarray, experts: int, capacity: int | None = None) -> Routing:

@@ -64,6 +64,11 @@ class SourceAndTarget(Module):
         )
 
     def forward(self, tokens: Array, randomness: Randomness | None = None) -> Tensor:
+        if randomness is not None and randomness.documents is not None:
+            raise ValueError(
+                "a translator's window is one source and its target; pass no documents, "
+                "or use an nn.Transformer"
+            )
         source, target = tokens[:, : self.split], tokens[:, self.split :]
         x, y = self.source(source, randomness), self.target(target, randomness)
         return joined(x, source != PAD, y)

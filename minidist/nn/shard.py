@@ -13,11 +13,14 @@ class Shard:
     """The elements `indices` along `axis` of an array whose length there is `full`.
 
     Indices from `full` on are padding: they are held as zeros, and are no part of the whole array.
+
+    copy  0 on the first of the ranks that hold these elements: in a sum over all, only it counts
     """
 
     axis: int
     indices: np.ndarray
     full: int
+    copy: int = 0
 
     def whole_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the whole array, given the shape of a part."""
@@ -38,7 +41,7 @@ class Shard:
 
     def join(self, parts: Array, indices: np.ndarray) -> Array:
         """Return the whole array, given all parts along `axis` and their indices."""
-        order = np.argsort(indices, kind="stable")[: self.full]
+        order = np.unique(indices, return_index=True)[1][: self.full]  # one of each
         return array_module(parts).take(parts, on_device_of(order, parts), axis=self.axis)
 
 
@@ -85,5 +88,8 @@ class Slice:
         """Return where each element is in the global array in C order; -1: it is padding."""
         if self.shard is None:
             return np.arange(self.start, self.stop)
-        numbers = np.arange(1, 1 + math.prod(self.shape)).reshape(self.shape)
-        return self.of(numbers) - 1  # what `of` leaves 0 is padding
+        cut, inner = self.shard, math.prod(self.shape[self.shard.axis + 1 :])
+        rows, within = np.divmod(np.arange(self.start, self.stop), inner)
+        before, at = np.divmod(rows, len(cut.indices))
+        index = cut.indices[at]
+        return np.where(index < cut.full, (before * cut.full + index) * inner + within, -1)

@@ -4,13 +4,16 @@ Vaswani et al. 2017; Radford et al. 2019, section 2.3. With experts, the feed-fo
 block is a mixture of them.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from minidist.autograd import Tensor, functions
+from minidist.errors import check_options
 from minidist.nn.attention import CausalSelfAttention
 from minidist.nn.dropout import Dropout
 from minidist.nn.embedding import TokenAndPosition
-from minidist.nn.feed_forward import FeedForward
+from minidist.nn.feed_forward import FeedForward, hidden_layer
 from minidist.nn.layer_norm import LayerNorm
 from minidist.nn.linear import Linear
 from minidist.nn.mixture_of_experts import MixtureOfExperts
@@ -18,23 +21,49 @@ from minidist.nn.module import Module, Sequential, check_sizes
 from minidist.rng import Randomness
 
 
+@dataclass(frozen=True)
+class Style:
+    """What the blocks of a Transformer are made of; by default those of GPT-2.
+
+    norm        (width, name=, dtype=) -> a norm
+    attention   (width, heads, name=, seed=, dtype=) -> attention
+    hidden      F, the width inside the feed-forward part; None: 4C
+    activation  of the feed-forward part: see Linear
+    bias        whether its linear layers have one
+    positions   whether the embedding has a learned row for each
+    """
+
+    norm: Callable = LayerNorm
+    attention: Callable = CausalSelfAttention
+    hidden: int | None = None
+    activation: str = "gelu"
+    bias: bool = True
+    positions: bool = True
+
+
+GPT2 = Style()
+OF_BLOCK = "activation", "bias", "name", "seed", "dtype"  # what a block gives to its mixture
+
+
 class Block(FeedForward):
     """X[B, T, C] -> X + attention(norm(X)), then X + contract(gelu(expand(norm(X)))).
 
     F = 4C is the feed-forward width; each branch ends in a dropout. The gelu is the tanh form.
+    Another `style` has other parts in the same places.
 
     >>> nn.Block(8, heads=2, dtype="float64")(Tensor(np.ones((5, 3, 8)))).shape
     (5, 3, 8)
     """
 
-    def __init__(self, width, heads, dropout=0.0, *, name="block", seed=0, dtype="float32"):
-        more = {"seed": seed, "dtype": dtype}
-        self.norm_1 = LayerNorm(width, name=f"{name}.norm_1", dtype=dtype)
-        self.attention = CausalSelfAttention(width, heads, name=f"{name}.attention", **more)
+    def __init__(
+        self, width, heads, dropout=0.0, style=GPT2, *, name="block", seed=0, dtype="float32"
+    ):
+        more, hidden = {"seed": seed, "dtype": dtype}, (style.hidden, style.activation, style.bias)
+        self.norm_1 = style.norm(width, name=f"{name}.norm_1", dtype=dtype)
+        self.attention = style.attention(width, heads, name=f"{name}.attention", **more)
         self.dropout_1 = Dropout(dropout, name=f"{name}.dropout_1")
-        self.norm_2 = LayerNorm(width, name=f"{name}.norm_2", dtype=dtype)
-        self.expand = Linear(width, 4 * width, activation="gelu", name=f"{name}.expand", **more)
-        self.contract = Linear(4 * width, width, name=f"{name}.contract", **more)
+        self.norm_2 = style.norm(width, name=f"{name}.norm_2", dtype=dtype)
+        self.expand, self.contract = hidden_layer(width, *hidden, name=name, **more)
         self.dropout_2 = Dropout(dropout, name=f"{name}.dropout_2")
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
@@ -54,6 +83,7 @@ class ExpertBlock(Module):
         heads,
         experts,
         dropout=0.0,
+        style=GPT2,
         *,
         name="block",
         seed=0,
@@ -61,17 +91,20 @@ class ExpertBlock(Module):
         **mixture,
     ):
         more = {"seed": seed, "dtype": dtype}
-        self.norm_1 = LayerNorm(width, name=f"{name}.norm_1", dtype=dtype)
-        self.attention = CausalSelfAttention(width, heads, name=f"{name}.attention", **more)
+        self.norm_1 = style.norm(width, name=f"{name}.norm_1", dtype=dtype)
+        self.attention = style.attention(width, heads, name=f"{name}.attention", **more)
         self.dropout_1 = Dropout(dropout, name=f"{name}.dropout_1")
-        self.norm_2 = LayerNorm(width, name=f"{name}.norm_2", dtype=dtype)
-        self.mixture = MixtureOfExperts(width, experts, name=name, **more, **mixture)
+        self.norm_2 = style.norm(width, name=f"{name}.norm_2", dtype=dtype)
+        options = {"expert_width": style.hidden} | mixture
+        options |= {"activation": style.activation, "bias": style.bias}
+        self.mixture = MixtureOfExperts(width, experts, name=name, **more, **options)
         self.dropout_2 = Dropout(dropout, name=f"{name}.dropout_2")
 
     @property
     def feed_forwards(self) -> list[FeedForward]:
-        """This rank's experts."""
-        return [*self.mixture.experts]
+        """This rank's experts, and the shared one, which all ranks have."""
+        shared = [] if self.mixture.shared is None else [self.mixture.shared]
+        return [*self.mixture.experts, *shared]
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         x = x + self.dropout_1(self.attention(self.norm_1(x), randomness), randomness)
@@ -87,8 +120,10 @@ class Head(Module):
     (5, 3, 100)
     """
 
-    def __init__(self, width, vocab, tied_to=None, *, name="head", seed=0, dtype="float32"):
-        self.norm = LayerNorm(width, name=f"{name}.norm", dtype=dtype)
+    def __init__(
+        self, width, vocab, tied_to=None, style=GPT2, *, name="head", seed=0, dtype="float32"
+    ):
+        self.norm = style.norm(width, name=f"{name}.norm", dtype=dtype)
         self.tied = tied_to is not None
         if self.tied:
             self.weight = tied_to
@@ -109,8 +144,9 @@ class Transformer(Sequential):
              `model(tokens, randomness)`
     tied     the head's weight is the token embedding: one parameter with two uses, which both
              contribute to its gradient
-    experts  of each block, or 0 for a dense feed-forward part; top_k, capacity, balance: see
-             MixtureOfExperts
+    experts  of each block, or 0 for a dense feed-forward part
+    style    what the blocks are made of: nn.Llama has another one
+    mixture  top_k, capacity, balance, and other options of MixtureOfExperts
 
     >>> model = nn.Transformer(vocab=100, width=8, heads=2, depth=1, context=16)
     >>> model(np.array([[3, 1, 4]])).shape, list(model.named_parameters())[4]
@@ -129,17 +165,19 @@ class Transformer(Sequential):
         dropout=0.0,
         tied=False,
         experts=0,
-        top_k=2,
-        capacity=1.25,
-        balance=0.01,
+        style=GPT2,
+        **mixture,
     ):
+        check_options(MixtureOfExperts, mixture, "a mixture of experts", without=OF_BLOCK)
         more = {"seed": seed, "dtype": dtype}
         check_sizes(least=0, depth=depth, experts=experts)
         self.vocab, self.context, self.experts = vocab, context, experts
-        embedding = TokenAndPosition(vocab, width, context, dropout, name="embedding", **more)
+        embedding = TokenAndPosition(
+            vocab, width, context, dropout, style.positions, name="embedding", **more
+        )
+        more["style"] = style
         make = Block
         if experts:
-            mixture = {"top_k": top_k, "capacity": capacity, "balance": balance}
             make = partial(ExpertBlock, experts=experts, **mixture)
         blocks = [
             make(width, heads, dropout=dropout, name=f"blocks.{i}", **more) for i in range(depth)

@@ -10,10 +10,19 @@ from collections.abc import Callable
 import numpy as np
 
 from minidist.autograd.recording import tick
-from minidist.backend import Array, array_module, keep_freed_memory, on_device_of, on_gpu, widen
-from minidist.nn.flat_parameters import flat_slices
+from minidist.backend import (
+    Array,
+    array_module,
+    is_half,
+    keep_freed_memory,
+    on_device_of,
+    on_gpu,
+    widen,
+)
+from minidist.nn.flat_parameters import FlatSlice, flat_slices
 from minidist.nn.parameter import Parameter
 from minidist.optim.clipping import PIECE, scale_on_gpu, sum_of_squares
+from minidist.optim.stochastic_rounding import StochasticRounding
 
 # The allowed values of each setting: in words, and as a test. With eps = 0, a gradient that has
 # always been 0 would move a weight by 0 / 0. True is no number.
@@ -55,6 +64,7 @@ class Optimizer:
     loss_scale = 1.0  # by what the gradients are to be multiplied in backward: not at all
     scale = None  # the LossScale that chooses it
     copies: list[Array] | tuple = ()  # float32 copies of the flat slices, see mixed_precision.py
+    rounding: StochasticRounding | None = None  # of 16-bit weights and state; None: to nearest
 
     def __init__(self, parameters: list[Parameter], lr: float, **settings):
         keep_freed_memory()
@@ -79,11 +89,17 @@ class Optimizer:
         for s in self.slices:
             if eps < np.finfo(np.promote_types(s.data.dtype, "float32")).tiny:
                 raise ValueError(f"eps={eps} is 0 in {s.data.dtype}; use a larger one")
-        if self.state and len(self.state[0]) < self.state_arrays:
-            raise ValueError(
-                f"{type(self).__name__} began with {len(self.state[0])} state arrays and now needs "
-                f"{self.state_arrays} (momentum was switched on); make a new optimizer"
-            )
+            if self.rounding and not is_half(s.data.dtype):
+                raise ValueError(
+                    f"stochastic rounding is for weights of 16 bits, not {s.data.dtype}; call "
+                    "model.astype first, or leave it out"
+                )
+        for s, arrays in zip(self.slices, self.state or [], strict=False):
+            if len(arrays) < self.arrays_for(s):
+                raise ValueError(
+                    f"{type(self).__name__} began with {len(arrays)} state arrays and now needs "
+                    f"{self.arrays_for(s)} (momentum was switched on); make a new optimizer"
+                )
 
     def rule(self, p: Array, g: Array, *state: Array) -> None:
         """Update one piece p of the parameters and its state in place, given its gradient g."""
@@ -93,6 +109,14 @@ class Optimizer:
     def state_arrays(self) -> int:
         """How many arrays of state the rule keeps, each of the parameters' shape."""
         return 0
+
+    def arrays_for(self, s: FlatSlice) -> int:
+        """Return how many of them a flat slice has, from the first one on."""
+        return self.state_arrays
+
+    def directions(self, factor: float) -> list[tuple[Array, float]]:
+        """Return of each flat slice what the rule takes as its gradient, and what multiplies it."""
+        return [(s.gradient, factor) for s in self.slices]
 
     @property
     def kind(self) -> str:
@@ -114,8 +138,8 @@ class Optimizer:
         self._check_device()
         if self.state is None:
             self.state = [
-                [array_module(s.data).zeros_like(widen(s.data)) for _ in range(self.state_arrays)]
-                for s in self.slices
+                [array_module(like).zeros_like(like) for _ in range(self.arrays_for(s))]
+                for s, like in zip(self.slices, map(self.state_like, self.slices), strict=True)
             ]
         for p in self.parameters:
             p.updated = tick()  # a graph that used it before must not run backward any more
@@ -141,18 +165,31 @@ class Optimizer:
         state_of = self._begin_step()  # first: what it refuses leaves the gradients as they are
         self.collect_gradients()
         wide_of = copies or [s.data for s in self.slices]
-        for s, wide, state in zip(self.slices, wide_of, state_of, strict=True):
-            data, gradient = s.data, s.gradient
+        each = zip(self.slices, wide_of, state_of, self.directions(factor), strict=True)
+        for s, wide, state, (gradient, by) in each:
+            data = s.data
             piece = len(data) if on_gpu(data) else PIECE
             for start in range(0, len(data), piece or 1):
                 cut = slice(start, start + piece)
-                old = wide[cut]
-                new = widen(old)  # half precision is updated in float32: 1e-8 is 0 in float16
+                old = [wide[cut], *[array[cut] for array in state]]
+                new = [*map(widen, old)]  # 16 bits are updated in float32: 1e-8 is 0 in float16
                 g = widen(gradient[cut])
-                g = g if factor == 1 else g * factor
-                self.rule(new, g, *[array[cut] for array in state])
-                if new is not old or copies:
-                    data[cut] = new
+                g = g if by == 1 else g * by
+                self.rule(new[0], g, *new[1:])
+                for number, array in enumerate([data, *state]):
+                    if new[number] is not old[number] or (copies and array is data):
+                        array[cut] = self.round(new[number], s.within(cut), number)
+
+    def state_like(self, s: FlatSlice) -> Array:
+        """Return an array of the dtype that a flat slice's state has: float32 for 16-bit weights.
+
+        With stochastic rounding the state has 16 bits, too.
+        """
+        return s.data if self.rounding else widen(s.data)
+
+    def round(self, new: Array, s: FlatSlice, number: int) -> Array:
+        """Return what is to be stored of new weights (number 0), or of an array of their state."""
+        return new if self.rounding is None else self.rounding(new, s, self.steps, number)
 
     def step_at(self, positions: Array, gradient: Array) -> None:
         """Update these elements of the only flat slice; all others have gradient zero.
@@ -164,6 +201,8 @@ class Optimizer:
                 f"{type(self).__name__} changes elements whose gradient is zero, so it cannot "
                 "update some alone; use Adagrad, or SGD without momentum and weight decay"
             )
+        if self.rounding is not None:
+            raise ValueError("step_at rounds to nearest; use step with stochastic rounding")
         if len(self.slices) != 1:
             raise ValueError(f"step_at needs one flat slice; this optimizer has {len(self.slices)}")
         (state,) = self._begin_step()

@@ -26,8 +26,10 @@ from minidist.planning.plans.plan import ASYNCHRONOUS, EFFICIENCY
 from minidist.planning.plans.published import A100, H100, RUNS
 from minidist.planning.plans.why import WORDS, bytes_of, in_short, seconds_of, where
 
-SIZE = {n: n for n in "layers width heads sequence vocab tied experts top_k".split()}
+SIZE = {n: n for n in "layers width heads sequence vocab tied experts top_k shared".split()}
+SIZE |= {"hidden": "expert_width", "kv_heads": "kv_heads", "llama": "llama"}
 PLAN = {n: n for n in "dp pp tp cp ep micro_batches schedule chunks zero recompute cut".split()}
+PLAN |= {"shards": "shards"}  # 0 in the form: None, of all ranks
 PLAN |= {"precision": "precision", "split": "sequence"}  # the form's `sequence` is the model's
 RATES = {"flops": 12, "memory_bandwidth": 9, "memory": 9, "link": 9, "network": 9, "latency": -6}
 RATES["efficiency"] = -2  # the powers of ten of the form's units: TFLOP/s, GB/s, GB, us, percent
@@ -38,6 +40,7 @@ Fields = dict[str, Any]  # names of the form, and their values: ints and text
 
 def fields_of(value: TransformerSize | Plan, names: dict[str, str]) -> Fields:
     own = {name: getattr(value, attribute) for name, attribute in names.items()}
+    own = {n: 0 if v is None else v for n, v in own.items()}
     return {n: v if not isinstance(v, bool) else "yes" if v else "no" for n, v in own.items()}
 
 
@@ -94,6 +97,7 @@ def read(fields: Fields) -> tuple[TransformerSize, Plan, Machine, int]:
     words = {"yes": True, "no": False}
     own: Fields = {name: words.get(value, value) for name, value in fields.items()}
     size = TransformerSize(**{attribute: own[name] for name, attribute in SIZE.items()})
+    own["shards"] = own["shards"] or None
     plan = Plan(**{attribute: own[name] for name, attribute in PLAN.items()})
     rates: Fields = {name: number(own[name], power) for name, power in RATES.items()}
     return size, plan, Machine(plan.ranks, own["per_node"], **rates), own["batch"]
@@ -111,6 +115,7 @@ def estimate(size: TransformerSize, plan: Plan, machine: Machine, batch: int) ->
     """Return all numbers of a step, in groups, each with what is said of it."""
     e, block = seconds(size, plan, machine, batch), Step(size, plan, machine, batch).block
     here = {**vars(plan), **vars(size), **fullest_rank(size, plan, batch), "where": where(e)}
+    here |= {"hidden": size.hidden, "key_heads": size.key_heads, "sharing": plan.sharing}
     here |= {"ranks": plan.ranks, "peak": machine.flops, "flops": size.flops(batch)}
     here |= {"taken": e.seconds, "room": bytes_of(e.room), "head": seconds_of(block.head.total)}
     found: Fields = {"fits": e.fits, "room": e.room, "room_text": here["room"]}

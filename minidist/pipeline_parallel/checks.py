@@ -3,7 +3,7 @@
 from minidist import nn
 from minidist.comm import Group
 from minidist.pipeline_parallel.holders import holders
-from minidist.replicas import check_batch_norm, check_same_weights
+from minidist.replicas import check_batch_norm, check_no_loads, check_same_weights
 
 
 def check_alike(
@@ -24,7 +24,8 @@ def check_alike(
 
 
 def check_untied(model: nn.Sequential, cut: list[range]) -> None:
-    """Raise ValueError if stages share a parameter: without flushes they update at other times."""
+    """Raise ValueError if stages share a parameter, or a step has loads: there are no flushes."""
+    check_no_loads(model)
     named = model.named_parameters()
     for name, stages in holders(model, cut).items():
         if len(stages) > 1 and named[name].requires_grad:

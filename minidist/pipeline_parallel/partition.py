@@ -28,6 +28,7 @@ from minidist.autograd import (
     functions_below,
     operators,
 )
+from minidist.autograd.eight_bits import LinearInEightBits
 from minidist.autograd.recording import recording
 from minidist.backend import Array, clock, on_gpu
 from minidist.events import Clock
@@ -110,7 +111,8 @@ def counted_costs(
 def multiply_adds(function: Function) -> int:
     """Return the number of elements in its products, times the number of terms in each sum."""
     match function:
-        case functions.Linear(result_shape=shape, x=x):
+        case functions.Linear() | LinearInEightBits():
+            x, shape = function.x, function.result_shape
             return math.prod(shape) * x.shape[-1]
         case convolution.Convolution(result_shape=shape, w=w):
             return math.prod(shape) * w[0].size

@@ -39,7 +39,7 @@ from minidist.replicas import (
     sum_gradients,
     sum_squares_over,
 )
-from minidist.trainer import AnyOptimizer
+from minidist.trainer import AnyOptimizer, update
 
 STAGES = "the stages of a pipeline: pass sum_squares=pipeline.sum_squares"
 
@@ -144,8 +144,7 @@ class Pipeline:
 
     def step(self, optimizer: AnyOptimizer) -> None:
         """Update this rank's layers; drop the gradients."""
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, self.model)
 
     def sum_squares(self, own: float | None = None) -> float:
         """Return the sum of the squares of the whole gradient: every parameter counts once.

@@ -4,7 +4,7 @@ Programs on virtual clocks
     simulator.py          any pipeline's programs: makespan, bubbles, stash, timeline
     critical_path.py      what its actions wait for, and the longest chain of them
     shared_cores.py       ranks that share the cores of one machine
-    year_of_training.py   a long run whose hosts fail: what is useful, saved, lost, waited for
+    year_of_training.py   a long run whose hosts fail or slow down: what is useful, lost, waited for
 
 A plan by hand, and the best one by search (Transformers of any size, without arrays)
     costs/                closed forms of what is sent, held and computed: see its __init__
@@ -17,6 +17,7 @@ A plan by hand, and the best one by search (Transformers of any size, without ar
     plans/search.py       the best of all plans
     plans/space.py        which plans there are
     plans/why.py          why each other one is worse, in words
+    plans/published.py    runs of others: their seconds, and those of the plan; deepseek_v3.py
 
 Four papers that cut
     graphs/               the graph of a model, which three of them read: see its __init__

@@ -2,7 +2,8 @@
 
 gradients.py   dW{+N} -> dW on every rank, never twice over the same ranks; the global norm
 weights.py     check that copies are equal; collect and load arrays that ranks hold parts of
-statistics.py  a batch norm uses the statistics of the whole batch
+whole_matrices.py  parts of matrices travel to a rank that updates the whole one, and back
+statistics.py  batch norms and routers use statistics of the whole batch
 """
 
 from minidist.replicas.gradients import (
@@ -13,7 +14,12 @@ from minidist.replicas.gradients import (
     summed_once,
     summed_ranks,
 )
-from minidist.replicas.statistics import check_batch_norm, sum_statistics
+from minidist.replicas.statistics import (
+    check_batch_norm,
+    check_no_loads,
+    sum_loads,
+    sum_statistics,
+)
 from minidist.replicas.weights import (
     check_replicas,
     check_same_state,
@@ -23,9 +29,12 @@ from minidist.replicas.weights import (
     load_own,
     shapes_of,
 )
+from minidist.replicas.whole_matrices import WholeMatrices
 
 __all__ = [
+    "WholeMatrices",
     "check_batch_norm",
+    "check_no_loads",
     "check_replicas",
     "check_same_state",
     "check_same_weights",
@@ -36,6 +45,7 @@ __all__ = [
     "shapes_of",
     "squares",
     "sum_gradients",
+    "sum_loads",
     "sum_squares_over",
     "sum_statistics",
     "summed_once",

@@ -1,9 +1,9 @@
-"""A batch norm uses the statistics of the whole batch, also where ranks hold parts of it."""
+"""Batch norms and routers use statistics of the whole batch, also where ranks hold parts of it."""
 
 from functools import partial
 
 from minidist.comm import Group
-from minidist.nn import BatchNorm, Module
+from minidist.nn import BatchNorm, BiasBalance, Module
 
 
 def sum_statistics(norm: BatchNorm, group: Group) -> None:
@@ -18,6 +18,24 @@ def sum_statistics(norm: BatchNorm, group: Group) -> None:
             "parts of the batch, such as mesh.over('dp', 'tp')"
         )
     norm.sum_over_ranks, norm.ranks = partial(group.all_reduce, label=norm.name), group.members
+
+
+def sum_loads(model: Module, group: Group) -> None:
+    """Give every rank the loads of all: how often each expert was chosen in the whole batch.
+
+    Once for each batch, as its gradients are summed (nn/bias_balance.py).
+    """
+    for balance in model.modules(BiasBalance):
+        balance.load = group.all_reduce(balance.load, label="loads of experts")
+
+
+def check_no_loads(model: Module) -> None:
+    """Raise ValueError if a router's bias would wait for loads that nobody sums."""
+    for balance in model.modules(BiasBalance):
+        raise ValueError(
+            f"{balance.bias.name} moves by the loads of the whole batch, and this strategy does "
+            "not sum them; use DataParallel, ExpertParallel, Pipeline or Hybrid, or bias_rate=0"
+        )
 
 
 def check_batch_norm(model: Module, ranks: int = 1, micro_batches: int = 1) -> None:

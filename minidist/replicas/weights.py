@@ -1,7 +1,7 @@
 """The weights of ranks that hold copies or parts of one model: compare, collect, load."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -9,17 +9,22 @@ from minidist.backend import Array, to_host
 from minidist.comm import Group
 from minidist.nn import Module
 from minidist.nn.module import check_state
-from minidist.replicas.statistics import check_batch_norm
+from minidist.replicas.statistics import check_batch_norm, check_no_loads
 
 
-def check_replicas(model: Module, group: Group, weights: bool = True) -> Group | None:
+def check_replicas(
+    model: Module, group: Group, weights: bool = True, loads: bool = False
+) -> Group | None:
     """Raise ValueError unless the ranks can train copies of this model on parts of a batch.
 
     weights  whether to compare the weights of all ranks
+    loads    whether the caller sums the loads of experts (sum_loads)
 
     Return the ranks that must load the same state later, or None to skip this comparison, too.
     """
     check_batch_norm(model, group.size)
+    if not loads:
+        check_no_loads(model)
     if weights:
         check_same_weights(model, group)
     return group if weights else None
@@ -88,12 +93,14 @@ def load_own(
     state: dict[str, np.ndarray],
     shapes: dict[str, tuple[int, ...]],
     group: Group | None,
+    load: Callable[[Module, dict[str, np.ndarray]], None] = Module.load_state,
 ) -> None:
     """Load this rank's part from the state of the whole model, whose arrays have these shapes.
 
     group  ranks that must have the same state, or None to skip this comparison
+    load   (model, its state) -> None, where its weights are elsewhere
     """
     check_state(state, shapes)
     if group is not None:
         check_same_state(state, group)
-    model.load_state({name: state[name] for name in model.named_parameters()})
+    load(model, {name: state[name] for name in model.named_parameters()})

@@ -16,7 +16,7 @@ from minidist import nn
 from minidist.autograd import Tensor, functions
 from minidist.collective_functions import copy_to, gather
 from minidist.comm import Group
-from minidist.nn.linear import ACTIVATIONS
+from minidist.nn.linear import ACTIVATIONS, GATED
 from minidist.rng import Randomness
 from minidist.tensor_parallel.whole import columns_of
 
@@ -25,7 +25,8 @@ class ColumnParallelLinear(nn.Module):
     """Y[..., F/N] = activation(f(X[..., C]) W[C, F/N] + b[F/N]).
 
     linear         the whole layer, the same on every rank; the rank's columns are copied
-    columns        the indices of the rank's columns; by default the r-th of N equal runs
+    columns        the indices of the rank's columns; by default the r-th of N equal runs; of a
+                   gated activation, whose columns are [2, F], the r-th run of both
     gather_output  return Y[..., F] on every rank
     """
 
@@ -39,7 +40,9 @@ class ColumnParallelLinear(nn.Module):
         self.group, self.gather_output = group, gather_output
         self.activation = linear.activation
         if columns is None:
-            columns = own_run(linear.weight.shape[1], group, "columns")
+            full = linear.weight.shape[1]
+            F = full // 2 if self.activation in GATED else full
+            columns = np.arange(full).reshape(-1, F)[:, own_run(F, group, "columns")].reshape(-1)
         self.weight = columns_of(linear.weight, columns)  # W[:, columns]
         self.bias = None if linear.bias is None else columns_of(linear.bias, columns)
 

@@ -17,7 +17,7 @@ show the padding; every rank has them, because the embedding sets them after its
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from minidist import nn
@@ -25,12 +25,18 @@ from minidist.autograd import Tensor
 from minidist.backend import Array
 from minidist.collective_functions import reduce_from
 from minidist.comm import Group
-from minidist.nn.embedding import position_rows
+from minidist.nn.embedding import check_positions, position_rows
 from minidist.nn.seq2seq import DecoderBlock, EncoderBlock
 from minidist.replicas import check_same_weights
 from minidist.rng import Randomness
 from minidist.tensor_parallel.column_parallel import ColumnParallelLinear
 from minidist.tensor_parallel.parallel_attention import ParallelAttention, ParallelPaddedAttention
+from minidist.tensor_parallel.parallel_experts import split_mixture
+from minidist.tensor_parallel.parallel_grouped_queries import (
+    ParallelGroupedQueryAttention,
+    holders_of,
+    split_products,
+)
 from minidist.tensor_parallel.row_parallel import RowParallelLinear
 from minidist.tensor_parallel.vocab_parallel import (
     VocabParallelHead,
@@ -40,10 +46,6 @@ from minidist.tensor_parallel.vocab_parallel import (
 
 M = TypeVar("M", bound=nn.Module)
 BLOCKS = nn.Block, nn.ExpertBlock, EncoderBlock, DecoderBlock
-ATTENTION: dict[type[nn.Module], Callable] = {
-    nn.CausalSelfAttention: ParallelAttention,
-    nn.PaddedAttention: ParallelPaddedAttention,
-}
 
 
 def all_positions(T: int, group: Group) -> slice:
@@ -64,6 +66,8 @@ class Parts:
     positions      T, group -> the positions that a rank holds between split parts
     leave          partial sum, group -> the embedding's output
     product        x, weight, group, transposed -> logits[B, T, V/N], in the head
+    products       x, group, weights -> f(x) W of each weight: queries; keys and values
+    holders        see ParallelGroupedQueryAttention
     """
 
     columns: Callable = ColumnParallelLinear
@@ -72,6 +76,8 @@ class Parts:
     positions: Callable = all_positions
     leave: Callable = reduce_from
     product: Callable = split_product
+    products: Callable = split_products
+    holders: Group | None = None
 
 
 class ParallelEmbedding(nn.Module):
@@ -83,12 +89,15 @@ class ParallelEmbedding(nn.Module):
     def __init__(self, embedding: nn.TokenAndPosition, group: Group, parts: Parts):
         self.group, self.own = group, parts.positions
         self.token, self.position = embedding.token, embedding.position
+        self.context = embedding.context
         self.dropout = parts.dropout(embedding.dropout, group)
 
     def forward(self, tokens: Array, randomness: Randomness | None = None) -> Tensor:
-        rows = position_rows(self.position.weight, tokens, randomness)
-        own = self.own(len(rows), self.group)
-        return self.dropout(self.token(tokens) + rows[own], randomness)
+        held = check_positions(tokens, self.context, randomness)
+        own, x = self.own(len(held), self.group), self.token(tokens)
+        if self.position is not None:
+            x = x + position_rows(self.position.weight, held)[own]
+        return self.dropout(x, randomness)
 
 
 class ParallelTransformer(nn.Sequential):
@@ -115,15 +124,21 @@ class ParallelTransformer(nn.Sequential):
         if check_weights:
             check_same_weights(model, group)
         parts = Parts() if parts is None else parts
+        self.holders = None
+        if isinstance(model, nn.Llama):
+            self.holders = holders_of(group, model.kv_heads)
+            parts = replace(parts, holders=self.holders)
         embedding, *blocks, head = model.layers
         self.vocab = model.vocab
         embedding = split_embedding(embedding, group, parts)
         for block in blocks:
             split_attention(block, group, parts)
             assert isinstance(block, BLOCKS)
-            for part in block.feed_forwards:
-                part.expand = parts.columns(part.expand, group)
-                part.contract = parts.rows(part.contract, group)
+            if isinstance(block, nn.ExpertBlock):
+                split_mixture(block.mixture, group)
+            else:
+                block.expand = parts.columns(block.expand, group)
+                block.contract = parts.rows(block.contract, group)
             for name, dropout in members(block, nn.Dropout):
                 setattr(block, name, parts.dropout(dropout, group))
         assert isinstance(head, nn.Head)
@@ -133,6 +148,15 @@ class ParallelTransformer(nn.Sequential):
             tied = embedding.token.weight
         split = VocabParallelHead(head, group, tied, parts.product)
         super().__init__([embedding, *blocks, split])
+
+
+ATTENTION: dict[type[nn.Module], Callable] = {
+    nn.CausalSelfAttention: lambda a, group, p: ParallelAttention(a, group, p.columns, p.rows),
+    nn.PaddedAttention: lambda a, group, p: ParallelPaddedAttention(a, group, p.columns, p.rows),
+    nn.GroupedQueryAttention: lambda a, group, p: ParallelGroupedQueryAttention(
+        a, group, p.rows, p.products, p.holders
+    ),
+}
 
 
 def split_embedding(embedding: nn.Module, group: Group, parts: Parts) -> nn.Module:
@@ -149,7 +173,7 @@ def split_attention(block: nn.Module, group: Group, parts: Parts) -> None:
     """Split the heads of each attention of a block."""
     for kind, split in ATTENTION.items():
         for name, attention in members(block, kind):
-            setattr(block, name, split(attention, group, parts.columns, parts.rows))
+            setattr(block, name, split(attention, group, parts))
 
 
 def members(module: nn.Module, kind: type[M]) -> list[tuple[str, M]]:

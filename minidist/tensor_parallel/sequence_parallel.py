@@ -20,7 +20,7 @@ from minidist import nn
 from minidist.autograd import Function, Tensor, functions
 from minidist.autograd.deferred import Product
 from minidist.autograd.kernels import sum_rows
-from minidist.backend import matmul
+from minidist.backend import array_module, matmul
 from minidist.collective_functions import reduce_scatter, reduce_scatter_along
 from minidist.comm import Group
 from minidist.nn.linear import ACTIVATIONS
@@ -66,6 +66,31 @@ class GatheredLinear(Function):
         return (dx, dw, db)[: len(self.inputs)]
 
 
+class GatheredProducts(Function):
+    """[Y_1, Y_2] = [X W_1, X W_2]: as GatheredLinear, for two weights[C, F_i/N] and one gather."""
+
+    def __init__(self, group: Group):
+        self.group = group
+
+    def forward(self, x, *weights):
+        self.x, self.weights = x, weights
+        whole = self.group.all_gather(x, SEQUENCE, label="sequence")
+        return array_module(x).concatenate([matmul(whole, w) for w in weights], axis=-1)
+
+    def backward(self, grad):
+        end = self.weights[0].shape[1]
+        parts, dx = (grad[..., :end], grad[..., end:]), None
+        dws = [None] * len(parts)
+        if self.inputs[0] is not None:
+            dx = sum(matmul(g, w.T) for g, w in zip(parts, self.weights, strict=True))
+            dx = reduce_scatter_along(dx, self.group, SEQUENCE)
+        if any(w is not None for w in self.inputs[1:]):
+            whole = self.group.all_gather(self.x, SEQUENCE, label="sequence, once more")
+            whole = whole.reshape(-1, whole.shape[-1])
+            dws = [Product(whole, g.reshape(-1, g.shape[-1])) for g in parts]
+        return dx, *dws
+
+
 class SequenceColumnLinear(nn.Module):
     """Y[B, T, F/N] = activation(all_gather(X[B, T/N, C]) W[C, F/N] + b[F/N])."""
 
@@ -109,6 +134,11 @@ def scatter_sequence(y: Tensor, group: Group) -> Tensor:
     return reduce_scatter(y, group, SEQUENCE)
 
 
+def gathered_products(x: Tensor, group: Group, *weights: Tensor) -> list[Tensor]:
+    y, first = GatheredProducts(group)(x, *weights), weights[0].shape[1]
+    return [y[..., :first], y[..., first:]]
+
+
 def gathered_product(x: Tensor, weight: Tensor, group: Group, transposed: bool) -> Tensor:
     return GatheredLinear(group, transposed)(x, weight)
 
@@ -130,6 +160,7 @@ SEQUENCE_PARALLEL = Parts(
     positions=own_positions,
     leave=scatter_sequence,
     product=gathered_product,
+    products=gathered_products,
 )
 
 
@@ -147,6 +178,11 @@ def sequence_parallel(
         raise ValueError(
             "sequence parallelism would show a mixture of experts a part of each sequence; use "
             "ParallelTransformer, or split_sequence=False"
+        )
+    if any(p.product is not None for p in model.parameters()):
+        raise ValueError(
+            "the gathered products of a split sequence are of the model's dtype, not of eight "
+            "bits; use ParallelTransformer, or split_sequence=False"
         )
     return ParallelTransformer(model, group, SEQUENCE_PARALLEL, check_weights)
 

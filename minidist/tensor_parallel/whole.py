@@ -17,9 +17,9 @@ def rows_of(p: nn.Parameter, rows: np.ndarray) -> nn.Parameter:
     return p.part(nn.Shard(0, rows, p.shape[0]), SPLIT)
 
 
-def columns_of(p: nn.Parameter, columns: np.ndarray) -> nn.Parameter:
+def columns_of(p: nn.Parameter, columns: np.ndarray, copy: int = 0) -> nn.Parameter:
     """Return p[..., columns], the rank's part of a whole parameter: of a matrix, or of a bias."""
-    return p.part(nn.Shard(p.ndim - 1, columns, p.shape[-1]), SPLIT)
+    return p.part(nn.Shard(p.ndim - 1, columns, p.shape[-1], copy), SPLIT)
 
 
 def sum_squares(model: nn.Module, group: Group, own: float | None = None) -> float:
@@ -35,8 +35,11 @@ def sum_squares(model: nn.Module, group: Group, own: float | None = None) -> flo
 
 
 def counted_here(parameters: list[nn.Parameter], group: Group) -> list[nn.Parameter]:
-    """Return what counts on this rank: its parts; on the first rank also what all ranks hold."""
-    return [p for p in parameters if p.shard is not None or group.rank == 0]
+    """Return what counts on this rank: its parts; on the first rank also what all ranks hold.
+
+    A part that several ranks hold counts on the first of them.
+    """
+    return [p for p in parameters if (p.shard.copy if p.shard else group.rank) == 0]
 
 
 def unsplit(part: Array, p: nn.Parameter, group: Group) -> Array:

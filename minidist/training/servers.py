@@ -106,10 +106,11 @@ def serve_or_work(
 
 def workers_among(ranks: int, settings: Settings, plan: ServerPlan) -> int:
     """Return W; ValueError if servers cannot keep such weights, or have too few workers."""
-    if settings.on_mesh or settings.half or settings.reconstruction:
+    muon = settings.optimizer != "adamw"
+    if settings.on_mesh or settings.half or settings.reconstruction or muon:
         raise ValueError(
             "servers keep whole float32 weights for workers that split the batch alone; use no "
-            "other axis than dp, no ZeRO, no reconstruction, and precision float32"
+            "other axis than dp, no ZeRO, no reconstruction, precision float32, and AdamW"
         )
     return plan.workers(ranks)
 

@@ -34,7 +34,7 @@ HEADS = Bound(2048, "a head has a column of the width")
 LR = Bound(1e30, "no loss is finite long before", "a learning rate")
 DROPOUT = Bound(0.999, "some activations have to stay", "a rate")
 WEIGHT = Bound(1e6, "the other losses have weight 1", "a weight")
-ZERO = Bound(1, "the ranks of a training share the optimizer's state alone", least=0)
+ZERO = Bound(3, "ZeRO has three stages", least=0)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,14 @@ class Settings:
     width: int = setting(64, "model width, a multiple of --heads", Bound(2048, MEMORY))
     heads: int = setting(4, "attention heads", HEADS)
     depth: int = setting(2, "blocks", Bound(1000, MEMORY))
+    model: str = setting("gpt2", "what the blocks of a language model are made of")
+    kv_heads: int = setting(
+        0,
+        "heads of keys and values of a llama, a divisor of --heads; 0: as many",
+        HEADS._replace(least=0),
+    )
     lr: float = setting(3e-3, "highest learning rate", LR)
+    optimizer: str = setting("adamw", "of the weights; muon: of the blocks' matrices, AdamW else")
     dropout: float = setting(0.0, "dropout rate", DROPOUT)
     tied: bool = setting(False, "let the output share the embedding's weights")
     reconstruction: float = setting(
@@ -75,14 +82,19 @@ class Settings:
     cp: int = setting(1, "ranks that split the positions of every window", RANKS)
     tp: int = setting(1, "ranks that split the matrices", RANKS)
     ep: int = setting(1, "ranks that split the experts, a divisor of --dp", RANKS)
-    zero: int = setting(0, "1: copies share the optimizer's state (ZeRO)", ZERO)
+    zero: int = setting(
+        0,
+        "stage of ZeRO: copies share 1: the optimizer's state, 2: also gradients, 3: also weights",
+        ZERO,
+    )
     schedule: str = setting(
         "1f1b", "schedule of the pipeline, used if --pp is above 1", metavar="NAME"
     )
     micro_batches: int = setting(4, "micro-batches per pipeline and update", PARTS)
     precision: str = setting(
         "float32",
-        "of weights, activations and gradients, for 16 bits with a float32 copy of the weights",
+        "of weights, activations and gradients, for 16 bits with a float32 copy of the weights; "
+        "bfloat16-stochastic: no copy, rounded at random; float8: bfloat16, and products of 8 bits",
         metavar="DTYPE",
     )
 
@@ -100,6 +112,16 @@ class Settings:
                 "alone, in float32; use no other axis than dp, no ZeRO, and precision float32, or "
                 "reconstruction=0"
             )
+        if self.kv_heads and (self.model != "llama" or self.heads % self.kv_heads):
+            raise ValueError(
+                f"kv_heads={self.kv_heads} is not for model={self.model} with {self.heads} heads; "
+                "use model=llama and a divisor of heads"
+            )
+        if self.kv_heads and self.tp % self.kv_heads and self.kv_heads % self.tp:
+            raise ValueError(
+                f"cannot split {self.kv_heads} heads of keys and values over {self.tp} ranks; use "
+                f"a multiple or a divisor of {self.kv_heads}"
+            )
         if self.heads % self.tp:
             raise ValueError(
                 f"cannot split {self.heads} heads over {self.tp} ranks; use a multiple of {self.tp}"
@@ -108,6 +130,11 @@ class Settings:
             raise ValueError(
                 f"cannot cut windows of {self.context} characters over cp={self.cp} ranks; use at "
                 f"least {self.cp} characters, or {self.context} ranks at most"
+            )
+        if self.zero > 1 and self.tied:
+            raise ValueError(
+                f"zero={self.zero} keeps the gradient of one layer at a time, and a tied weight "
+                "belongs to two; use tied=False, or zero=1"
             )
         if self.dp % self.ep:
             raise ValueError(
@@ -125,8 +152,14 @@ class Settings:
         return self.pp * self.cp * self.tp * self.ep > 1 or self.zero > 0
 
     @property
+    def dtype(self) -> str:
+        """The dtype of the weights."""
+        own = {"bfloat16-stochastic": "bfloat16", "float8": "bfloat16"}
+        return own.get(self.precision, self.precision)
+
+    @property
     def half(self) -> bool:
-        """Whether weights have 16 bits, and float32 copies."""
+        """Whether weights have 16 bits."""
         return self.precision != "float32"
 
     @property

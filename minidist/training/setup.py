@@ -2,15 +2,24 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 
 from minidist import nn, optim
+from minidist.autograd.eight_bits import EightBits
 from minidist.checkpoint import Keep, RunCheckpoints
 from minidist.comm import Group, Mesh
 from minidist.data_parallel.replicated import DataParallel
 from minidist.hybrid import Hybrid
-from minidist.mixed_precision import LossScale, MixedPrecision, overflow_allowed
+from minidist.mixed_precision import (
+    LossScale,
+    MixedPrecision,
+    check_strips,
+    multiply_in_eight_bits,
+    overflow_allowed,
+)
+from minidist.replicas import WholeMatrices
 from minidist.trainer import Trainer
 from minidist.training.kinds import Data, kind_of, model_of
 from minidist.training.settings import OF_MESHES, Settings
@@ -34,7 +43,10 @@ def trainer_for(model: nn.Module, group: Group, settings: Settings) -> Trainer:
     """Return this rank's part of the model, on its device, in the precision of the settings."""
     model.to(group.device)
     if settings.half:
-        model.astype(settings.precision)
+        model.astype(settings.dtype)
+    if settings.precision == "float8":
+        check_strips(settings.context, settings.cp, EightBits())
+        multiply_in_eight_bits(model)
     if not settings.on_mesh:
         return DataParallel(model, group)
     mesh = Mesh(group, dp=settings.dp, pp=settings.pp, cp=settings.cp, tp=settings.tp)
@@ -45,9 +57,18 @@ def trainer_for(model: nn.Module, group: Group, settings: Settings) -> Trainer:
 
 
 def optimizer_for(trainer: Trainer, group: Group, settings: Settings) -> AnyAdamW:
-    """Return AdamW; of 16-bit weights with float32 copies, and of float16 with a loss scale."""
-    adamw = optim.AdamW(trainer.parameters(), lr=settings.lr, betas=(0.9, 0.98))
-    if not settings.half:
+    """Return AdamW or Muon, of 16-bit weights with float32 copies or rounding at random.
+
+    Of float16 with a loss scale, too.
+    """
+    muon = partial(optim.Muon, whole=WholeMatrices(group))
+    rule = muon if settings.optimizer == "muon" else optim.AdamW
+    adamw = rule(trainer.parameters(), lr=settings.lr, betas=(0.9, 0.98))
+    if settings.precision == "bfloat16-stochastic":
+        if settings.optimizer == "muon":
+            raise ValueError("Muon's momentum is float32; use precision bfloat16, or adamw")
+        adamw.rounding = optim.StochasticRounding(settings.seed)
+    if not settings.half or adamw.rounding:
         return adamw
     # bfloat16 has float32's range: its gradients need no scale.
     scale = LossScale() if settings.precision == "float16" else LossScale(1.0, None)

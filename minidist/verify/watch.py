@@ -13,12 +13,14 @@ from minidist import nn, optim
 from minidist.autograd import Function, Tensor, functions_below
 from minidist.autograd.kept import arrays, owner
 from minidist.backend import Array, address
+from minidist.context_parallel.gathered_attention import OwnQueries
 from minidist.context_parallel.ring_attention import RingAttention
+from minidist.context_parallel.tiles import computed_scores
 from minidist.pipeline_parallel.partition import multiply_adds
 from minidist.pipeline_parallel.stage import Stage
 from minidist.pipeline_parallel.weight_versions import VersionedStage
 from minidist.rng import Randomness
-from minidist.tensor_parallel.sequence_parallel import GatheredLinear
+from minidist.tensor_parallel.sequence_parallel import GatheredLinear, GatheredProducts
 
 # Of every step that is watched.
 adamw: Callable[[list[nn.Parameter]], optim.Optimizer] = partial(optim.AdamW, lr=1e-3)
@@ -117,15 +119,16 @@ def _then(second: Callable, first: Callable) -> Callable:
 def products(function: Function) -> int:
     """Return the multiply-adds of a function that has been computed, on this rank."""
     match function:
-        case GatheredLinear(result_shape=shape, x=x):
+        case GatheredLinear() | GatheredProducts():
+            x, shape = function.x, function.result_shape
             return int(np.prod(shape)) * x.shape[-1]
         case RingAttention(qkv=qkv, held=held):
-            _, B, H, _, D = qkv.shape
-            products = [tile for source in range(len(held)) for tile in function.tiles(source)]
-            scores = sum(
-                (rows.stop - rows.start) * (keys.stop - keys.start) for rows, keys, _ in products
-            )
-            return 2 * B * H * D * scores
+            blocks, B, K, _, D = qkv.shape
+            found = [tile for source in range(len(held)) for tile in function.tiles(source)]
+            return 2 * K * (blocks - 2) * D * computed_scores(found, B)
+        case OwnQueries(q=q):
+            G, B, K, _, D = q.shape
+            return 2 * K * G * D * computed_scores(function.tiles(), B)
     return multiply_adds(function)
 
 

@@ -16,8 +16,10 @@ from minidist.autograd import (
     operators,
     recompute,
 )
+from minidist.autograd.eight_bits import EightBits, LinearInEightBits
 from minidist.autograd.recomputation import Recompute
 from minidist.rng import Randomness
+from minidist.rounding import Format
 from tests.strategies import broadcastable, seeds, shapes
 
 CASES = {}
@@ -178,6 +180,20 @@ def _(draw, normal):
     return linear, [x, w, normal(outputs)] if bias else [x, w]
 
 
+@case(LinearInEightBits)
+def _(draw, normal):
+    """With numbers of 53 bits nothing is lost, and the strips and scales are the function's own."""
+    linear, inputs = CASES[functions.Linear](draw, normal)
+    exact = Format(53, 2.0**-900, 448.0)
+    how = EightBits(draw(st.sampled_from([1, 2, None])), exact, exact)
+
+    def with_scales(x, w, *b):
+        w.product = how
+        return linear(x, w, *b)
+
+    return with_scales, inputs
+
+
 @case(functions.Relu)
 def _(draw, normal):
     return functions.relu, [away_from_zero(normal(*draw(shapes(min_axes=1))))]
@@ -307,3 +323,21 @@ def _(draw, normal):
         return recompute(lambda a, b: a * b + a, a, b)
 
     return product, two_broadcasting(draw, normal)
+
+
+@case(functions.RMSNorm)
+def _(draw, normal):
+    width = draw(st.integers(1, 5))
+    x = normal(*draw(shapes(max_axes=2)), width)
+    return lambda x, g: functions.rms_norm(x, g, eps=1e-2), [x, normal(width)]
+
+
+@case(functions.SwiGLU)
+def _(draw, normal):
+    return functions.swiglu, [normal(*draw(shapes(max_axes=2)), 2 * draw(st.integers(1, 3))) * 2]
+
+
+@case(attention.RepeatedHeads)
+def _(draw, normal):
+    G, B, K, T, D = (draw(st.integers(1, 3)) for _ in "GBKTD")
+    return lambda x: attention.RepeatedHeads()(x), [normal(G + 2, B, K, T, D)]

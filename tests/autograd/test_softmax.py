@@ -173,5 +173,5 @@ def test_attention_with_huge_scores_picks_the_best_position(dtype, place):
 
 @pytest.mark.parametrize("shape", [(3, 2, 4, 5), (2, 1, 2, 4, 5)])
 def test_attention_takes_queries_keys_and_values_stacked(shape):
-    with pytest.raises(ValueError, match=r"takes \[3, B, H, T, D\], got \[" + str(shape[0])):
+    with pytest.raises(ValueError, match=r"takes \[G \+ 2, B, K, T, D\], got \[" + str(shape[0])):
         causal_attention(Tensor(arrays(*shape)))

@@ -229,6 +229,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(comm, "SIZES", {"64 KB": 64, "1 MB": 64})
     monkeypatch.setattr(comm, "WIDTHS", [6, 8, 4])
     monkeypatch.setattr(comm, "BATCH", 8)
+    monkeypatch.setattr(comm, "POSITIONS", 8)
     for name, size in {"WIDTH": 8, "LAYERS": 2, "BATCH": 8}.items():
         monkeypatch.setattr(pipelines, name, size)
     tiny_chain = {"1,000 tiny ops": ("chain_step", {"operations": 10})}

@@ -318,4 +318,4 @@ def test_a_setting_gives_their_logits_or_is_refused(tmp_path, key, value):
         assert key in OTHER | {"n_inner": 0} and key in str(error)
     else:
         assert key not in OTHER
-        np.testing.assert_allclose(found, want, atol=1e-4)
+        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-4)

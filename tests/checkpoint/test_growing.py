@@ -9,6 +9,7 @@ from minidist import checkpoint, nn
 from minidist.checkpoint import Keep, Saved
 from minidist.cli import main
 from minidist.datasets import Text
+from minidist.errors import RankFailed
 from minidist.training.kinds import model_of
 from minidist.training.loop import train
 from minidist.training.settings import Settings
@@ -90,6 +91,40 @@ def test_every_mesh_begins_with_the_same_larger_model(cluster, tmp_path, how, me
     text, more = GROW[how]
     want = grown(cluster, tmp_path / "one", text, more)[1]
     assert_same_bits(grown(cluster, tmp_path / "many", text, more, mesh)[1], want)
+
+
+LLAMA = {"model": "llama", "width": 16, "heads": 4, "kv_heads": 2}  # tp=4: two ranks share a head
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("mesh", [{"tp": 4}, {"pp": 2, "tp": 2}, {"dp": 2, "zero": 1}], ids=str)
+def test_a_llama_goes_on_with_every_bit_on_every_mesh_and_grows(cluster, tmp_path, mesh, tied):
+    options = LLAMA | {"tied": tied}
+    before, after = grown(cluster, tmp_path / "as it is", TEXT, {}, mesh, **options)
+    assert_same_bits(after, before)
+    want = grown(cluster, tmp_path / "one", OTHER, {"depth": 3}, **options)[1]
+    assert want["blocks.2.attention.key_value.weight"].any()
+    assert not want["blocks.2.attention.output.weight"].any()
+    more = {"depth": 3}
+    assert_same_bits(grown(cluster, tmp_path / "many", OTHER, more, mesh, **options)[1], want)
+
+
+def test_more_blocks_leave_every_bit_of_the_logits_of_a_llama(cluster, tmp_path):
+    before, after = grown(cluster, tmp_path, TEXT, {"depth": 4}, **LLAMA)
+    logits = []
+    for depth, state in ((2, before), (4, after)):
+        model = model_of(TEXT, replace(SETTINGS, depth=depth, **LLAMA))
+        assert isinstance(model, nn.Llama) and model.kv_heads == 2
+        model.load_state(state)
+        logits.append(model(TEXT.tokens[:80].reshape(10, 8)).data)
+    np.testing.assert_array_equal(*logits)
+
+
+def test_a_llama_is_another_model_than_a_gpt2(cluster, tmp_path):
+    grown(cluster, tmp_path, TEXT, {}, width=16)
+    with pytest.raises(RankFailed, match="of a run with kv_heads = 0, not 2; give it the same"):
+        keep = Keep(str(tmp_path), resume=True)
+        cluster(1, "thread").run(train, TEXT, replace(SETTINGS, **LLAMA), keep)
 
 
 def test_the_optimizer_has_zeros_for_what_is_new(cluster, tmp_path):

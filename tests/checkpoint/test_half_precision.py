@@ -24,7 +24,9 @@ pytest.importorskip("safetensors", reason="checkpoints need the package safetens
 
 STEPS, AT = 7, 4
 ON_A_MESH = [{"zero": 1}, {"pp": 2}, {"pp": 2, "zero": 1, "schedule": "gpipe"}]
-WAYS = [*product(["float16", "bfloat16"], [{}, {"dp": 2}, {"tp": 2}, *ON_A_MESH])]
+PRECISIONS = ["float16", "bfloat16", "bfloat16-stochastic", "float8"]
+WAYS = [*product(PRECISIONS, [{}, {"dp": 2}, {"tp": 2}, *ON_A_MESH])]
+WAYS.remove(("float8", {"tp": 2}))  # cuts blocks of 128
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +40,7 @@ def scale_that_changes(monkeypatch):
 
 
 def settings_of(precision, **mesh):
-    if precision == "bfloat16":
+    if precision != "float16":
         pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes: pip install ml_dtypes")
     return replace(SMALL, steps=STEPS, depth=1, precision=precision, **mesh)
 
@@ -120,7 +122,9 @@ def test_a_count_of_good_steps_that_is_lost_is_named():
 
 
 @pytest.mark.parametrize(
-    "precision, mesh", everyday(WAYS, [("float16", {}), ("bfloat16", {"pp": 2})]), ids=str
+    "precision, mesh",
+    everyday(WAYS, [("float16", {}), *((name, {"pp": 2}) for name in PRECISIONS[1:])]),
+    ids=str,
 )
 def test_a_run_that_goes_on_is_the_uninterrupted_run_bit_for_bit(
     cluster, tmp_path, monkeypatch, precision, mesh

@@ -113,6 +113,26 @@ def test_train_learns(capsys):
     assert float(last) < 3.4 < 4.0 < float(first)
 
 
+@pytest.mark.parametrize("mesh", ["--ranks 3", "--pp 2 --tp 2 --micro-batches 2", "--cp 2"])
+def test_train_trains_a_llama(capsys, mesh):
+    more = f"--model llama --kv-heads 1 --transport thread {mesh}".split()
+    assert main(["train", *TINY, *more]) == 0
+    out = capsys.readouterr().out
+    assert "certificate: ok" in out and "all 10 parameters" in out
+
+
+@pytest.mark.parametrize(
+    "mesh", ["--ranks 3", "--pp 2 --tp 2 --micro-batches 2", "--dp 2 --zero 1 --micro-batches 1"]
+)
+def test_train_with_muon_has_one_loss_on_every_mesh(capsys, mesh):
+    losses = []
+    for own in ("--ranks 1", mesh):
+        more = f"--optimizer muon --transport thread {own}".split()
+        assert main(["train", *TINY, *more]) == 0
+        losses += re.findall(r"loss [\d.]+ -> ([\d.]+) nats", capsys.readouterr().out)
+    assert losses[0] == losses[1] and len(losses) == 2
+
+
 def test_train_on_a_file(tmp_path, capsys):
     path = tmp_path / "text.txt"
     path.write_text("Die Wörter, die wir lernen. " * 20, encoding="utf-8")
@@ -159,9 +179,14 @@ def test_a_progress_bar_shows_in_a_terminal():
 
 
 ON_MESHES = [
-    ("", "--dp 2 --pp 2 --tp 2", "2 x 2 x 2 (data, pipeline, tensor), for"),
+    ("--tied", "--dp 2 --pp 2 --tp 2", "2 x 2 x 2 (data, pipeline, tensor), for"),
     (
-        "--experts 4",
+        "",
+        "--dp 2 --pp 2 --tp 2 --zero 3",
+        "2 x 2 x 2 (data, pipeline, tensor), ZeRO stage 3, for",
+    ),
+    (
+        "--tied --experts 4",
         "--dp 2 --cp 2 --tp 2 --ep 2 --zero 1",
         "2 x 1 x 2 x 2 (data, pipeline, context, tensor), experts over 2, ZeRO stage 1, for",
     ),
@@ -173,7 +198,7 @@ def test_train_on_a_mesh_learns_what_one_rank_learns(capsys, model, mesh, shown)
     """The losses, the text's model and the certificate; eight ranks on three axes or more."""
     outputs = []
     for ranks in ("--ranks 1", mesh):
-        more = f"--transport thread --tied --dropout 0.1 --batch 3 --micro-batches 2 {model}"
+        more = f"--transport thread --dropout 0.1 --batch 3 --micro-batches 2 {model}"
         assert main(["train", *TINY, *more.split(), *ranks.split()]) == 0
         outputs.append(capsys.readouterr().out)
     assert f"8 ranks, {shown} batches of 3 windows" in outputs[1]
@@ -455,7 +480,7 @@ def test_verify_prints_rows_and_json_has_the_promised_fields(capsys):
     names = ["--strategy", "naive", "--strategy", "gpipe"]
     assert main(["verify", "--transport", "thread", *names]) == 0
     *rows, last = capsys.readouterr().out.splitlines()
-    assert sum(row.startswith("ok   naive") for row in rows) == 24
+    assert sum(row.startswith("ok   naive") for row in rows) == 28
     assert re.fullmatch(rf"{len(rows)} rows, all ok; largest error \d.\de-1\d, allowed 1e-09", last)
     assert main(["verify", "--transport", "thread", "--strategy", "naive", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -548,9 +573,11 @@ def test_plan_takes_sizes_rates_of_products_and_a_figures_path(capsys, tmp_path)
 
 def test_plan_compares_published_runs(capsys):
     assert main(["plan", "--published"]) == 0
-    head, *rows, last = capsys.readouterr().out.splitlines()
+    runs, experts = capsys.readouterr().out.split("\n\n")
+    head, *rows, last = runs.splitlines()
     assert head.split()[:2] == ["run", "seconds"] and len(rows) == 21
     assert last.startswith("21 runs: predicted / measured 0.")
+    assert experts.startswith("DeepSeek-V3 on 2,048") and "36.63" in experts
     assert main(["plan", "--published", "--json", "--efficiency", "0.5"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 21
 
@@ -787,8 +814,8 @@ def test_a_program_in_a_file_is_measured(capsys, own, monkeypatch):
 def test_a_program_in_a_file_is_certified(capsys, own, tmp_path):
     assert main(["verify", "--program", own, "--transport", "thread"]) == 0
     *rows, last = capsys.readouterr().out.splitlines()
-    assert len(rows) == 4 and all(row.startswith("ok   pipeline         2 ranks") for row in rows)
-    assert last.startswith("4 rows, all ok")
+    assert len(rows) == 5 and all(row.startswith("ok   pipeline         2 ranks") for row in rows)
+    assert last.startswith("5 rows, all ok")
     write(read(V), tmp_path / "own.csv", "torch")
     same = ["verify", "--program", str(tmp_path / "own.csv"), "--transport", "thread", "--json"]
     assert main(same) == 0

@@ -9,6 +9,7 @@ from minidist.cli import main
 REFUSED = {
     "train --data digits --transport thread": r"""
 --heads 2 -> heads is a setting of texts, not of digits; leave it out
+--model llama -> model is a setting of texts, not of digits
 --pp 2 -> pp is a setting of texts, not of digits
 --micro-batches 2 -> micro_batches is a setting of texts, not of digits
 --strategy tensor -> tp is a setting of texts, not of digits
@@ -17,6 +18,10 @@ REFUSED = {
 """,
     "train --transport thread": r"""
 --tp 3 -> cannot split 4 heads over 3 ranks; use a multiple of 3
+--kv-heads 2 -> kv_heads=2 is not for model=gpt2 with 4 heads; use model=llama and a divisor of
+--model llama --kv-heads 3 -> kv_heads=3 is not for model=llama with 4 heads; use model=llama and
+--model llama --heads 6 --kv-heads 2 --tp 3 -> cannot split 2 heads of keys and values over 3 ranks
+--model llama --width 20 -> width 20 needs 4 heads of an even width
 --pp 5 -> cannot cut 4 layers into 5 stages; use at most 4
 --ranks 3 --tp 2 -> --ranks 3 is not --dp 1 x --pp 1 x --tp 2; leave --ranks out
 --ranks 2 --pp 4 -> --ranks 2 is not --dp 1 x --pp 4 x --tp 1
@@ -29,6 +34,8 @@ REFUSED = {
 --ep 3 --dp 4 -> ep=3 does not divide dp=4; use a dp that is a multiple of it
 --ep 2 -> ep=2 ranks cannot share 0 experts; use experts=2 or more
 --ranks 4 --cp 3 --context 64 -> --ranks 4 is not --dp 1 x --pp 1 x --cp 3 x --tp 1; leave --ranks
+--zero 2 --tied -> zero=2 keeps the gradient of one layer at a time, and a tied weight belongs to
+--zero 3 --pp 2 --schedule zb_h1 -> zero=3 sums a layer's gradient when backward leaves the layer
 --zero 1 --batch 2 -> a batch of 2 windows gives each of 4 data-parallel ranks at most 1, too few
 """,
     "train --servers 1": r"""
@@ -45,6 +52,7 @@ REFUSED = {
 --resume -> --servers and --resume do not go together: resume without servers
 --every 2 -> --servers and --every do not go together: a checkpoint is made at
 --precision float16 -> --servers and --precision do not go together: the servers
+--optimizer muon -> --servers and --optimizer do not go together: a server has a slice
 --data digits -> --servers and --data digits do not go together: batch norm
 --staleness 1 --push-every 2 -> --push-every 2 and --staleness do not go
 --quorum 1 --fetch-every 2 -> --fetch-every 2 and --quorum do not go

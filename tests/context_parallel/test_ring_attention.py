@@ -35,7 +35,7 @@ def test_outputs_gradients_and_bytes_are_as_they_should_be(
         found = run(cluster, held, qkv, grad)
     assert max(errors(found, held, qkv, grad).values()) <= 1e-9
     n = 8 * B * H * D
-    assert [sent for _, _, sent in found] == ring_bytes([len(own) for own in held], n)
+    assert [sent for _, _, sent, _ in found] == ring_bytes([len(own) for own in held], n)
 
 
 def test_the_bytes_of_all_ranks_are_n_less_1_rounds_of_k_and_v_and_twice_that_backward():
@@ -139,6 +139,6 @@ def test_torch_agrees(cluster):
     x = torch.tensor(qkv, requires_grad=True)
     y = torch.nn.functional.scaled_dot_product_attention(*x, is_causal=True)
     y.backward(torch.tensor(grad))
-    for (got, dx, _), own in zip(run(cluster, held, qkv, grad), held, strict=True):
+    for (got, dx, _, _), own in zip(run(cluster, held, qkv, grad), held, strict=True):
         np.testing.assert_allclose(got, y.detach().numpy()[..., own.indices, :], atol=1e-12)
         np.testing.assert_allclose(dx, x.grad.numpy()[..., own.indices, :], atol=1e-12)

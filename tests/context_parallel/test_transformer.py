@@ -1,14 +1,15 @@
-"""A Transformer on cut sequences: dropout, positions and the loss are those of one device."""
+"""A Transformer on cut sequences: dropout, positions, documents, the loss are one device's."""
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
 
 from minidist import nn
 from minidist.autograd import recompute
-from minidist.context_parallel import columns, context_parallel, plain, zigzag
+from minidist.context_parallel import axes_of, columns, context_parallel, plain, zigzag
 from minidist.errors import RankFailed
 from minidist.observe.costs.measured import measure_costs
 from minidist.rng import Randomness
@@ -16,8 +17,9 @@ from minidist.verify import equivalence
 from minidist.verify.compare import compare
 from minidist.verify.strategies import Case
 from minidist.verify.strategies.cases import random_weights
+from minidist.verify.strategies.context_parallel import documents
 
-STRATEGIES = "ring_attention", "ulysses"
+STRATEGIES = "ring_attention", "gathered_attention", "ulysses", "usp"
 
 
 def small(T, depth=2, dropout=0.2, tied=True):
@@ -44,7 +46,9 @@ def recomputed(group, attention, again):
     return {name: p.grad for name, p in model.named_parameters().items()}, sent
 
 
-@pytest.mark.parametrize("attention, more", [("ring", 8 / 6), ("ulysses", 12 / 8)])
+@pytest.mark.parametrize(
+    "attention, more", [("ring", 8 / 6), ("gathered", 6 / 4), ("ulysses", 12 / 8)]
+)
 def test_blocks_may_be_run_again_in_backward(cluster, attention, more):
     """It costs the bytes of one more forward pass."""
     ranks = cluster(3)
@@ -59,21 +63,66 @@ def test_blocks_may_be_run_again_in_backward(cluster, attention, more):
 @pytest.mark.parametrize("size", range(1, 9))
 def test_every_length_on_every_number_of_ranks(cluster, name, size):
     for T in range(size, 3 * size + 3):
-        for cut in (plain, zigzag):
+        for cut, U in product((plain, zigzag), divisors(size) if name == "usp" else [1]):
+            options = {"cut": cut} | ({"ulysses": U} if U > 1 else {})
             model = random_weights(nn.Transformer(7, 8 * size, 2 * size, 1, T, 2, "float64", 0.2))
-            case = Case("every length", model, *tokens(2, T), options={"cut": cut})
+            case = Case("every length", model, *tokens(2, T), options=options)
+            case = replace(case, documents=documents(2, T) if T % 2 else None)
             row = equivalence.check(name, case, size, cluster(size, "thread"))
-            assert row["ok"], f"{cut.__name__}({T}, {size}): {row['detail']}"
+            assert row["ok"], f"{cut.__name__}({T}, {size}), {U}: {row['detail']}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("size", range(1, 9))
+def test_every_number_of_heads_that_queries_share(cluster, name, size):
+    T, H = 2 * size + 1, 2 * size
+    for K, U in product(divisors(H), divisors(size) if name == "usp" else [1]):
+        model = random_weights(nn.Llama(7, 2 * H, H, K, 1, T, 2, "float64"))
+        options = {"ulysses": U} if U > 1 else {}
+        case = Case("grouped", model, *tokens(2, T), options=options)
+        case = replace(case, documents=documents(2, T))
+        row = equivalence.check(name, case, size, cluster(size, "thread"))
+        assert row["ok"], f"{K} of {H} heads, {size} ranks, {U}: {row['detail']}"
+
+
+def divisors(n):
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_grouped_queries_and_documents_on_four_ranks(cluster, name):
+    """Heads of keys and values: fewer than ranks, and a number that the ranks do not divide."""
+    for K in (2, 6):
+        model = random_weights(nn.Llama(7, 24, 12, K, 2, 13, 2, "float64"))
+        case = Case("grouped", model, *tokens(2, 13), documents=documents(2, 13))
+        case = replace(case, options={"ulysses": 2} if name == "usp" else {})
+        row = equivalence.check(name, case, 4, cluster(4, "thread"))
+        assert row["ok"], row["detail"]
+
+
+def logits_of(model, x, numbers=None):
+    return model(x, Randomness(0, 0, np.arange(len(x)), documents=numbers)).data
+
+
+def test_a_llama_reads_a_document_of_a_window_as_if_it_were_alone():
+    """Rotary positions need no new start, because scores depend on differences."""
+    model, (x, _) = random_weights(nn.Llama(7, 24, 12, 4, 2, 13, 2, "float64")), tokens(2, 13)
+    numbers = np.array([[4] * 5 + [1] * 8, [0] * 13])
+    got = logits_of(model, x, numbers)
+    np.testing.assert_allclose(got[0, :5], logits_of(model, x[:1, :5])[0], rtol=1e-9)
+    np.testing.assert_allclose(got[0, 5:], logits_of(model, x[:1, 5:])[0], rtol=1e-9)
+    np.testing.assert_allclose(got[1:], logits_of(model, x[1:]), rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("T", [13, 16, 150])
 def test_memory_and_work_of_every_rank_are_the_closed_forms(cluster, name, T):
-    strategy = equivalence.find(name)
+    strategy, N = equivalence.find(name), 4 if name == "usp" else 3
     model = nn.Transformer(7, 24, 12, 2, T, dtype="float64")
-    case = Case("untied", model, *tokens(3, T))
-    ranks = cluster(3, "thread")
-    found, forms = measure_costs(name, case, ranks), strategy.predict(case, 3)
+    case = Case("untied", model, *tokens(3, T), options={"ulysses": 2} if name == "usp" else {})
+    ranks = cluster(N, "thread")
+    found, forms = measure_costs(name, case, ranks), strategy.predict(case, N)
     for cost, form in zip(found, forms, strict=True):
         assert (cost.held, cost.work) == (form.held, form.work)
         assert (cost.examples, cost.positions, cost.layers) == (
@@ -93,6 +142,13 @@ def refusing(group, how):
             context_parallel(model, group, "star")
         elif how == "no attention at all":
             context_parallel(nn.MLP([2, 3]), group)
+        elif how == "heads twice":
+            context_parallel(model, group, "ulysses", axes=axes_of(group, 2))
+        elif how == "no divisor":
+            axes_of(group, 3)
+        elif how == "documents of a part":
+            numbers = np.zeros((2, 4), int)
+            context_parallel(model, group)(x, replace(randomness, documents=numbers))
         elif how == "another cut":
             context_parallel(model, group, cut=plain)(x, randomness)
         else:
@@ -106,8 +162,11 @@ def refusing(group, how):
 @pytest.mark.parametrize(
     "how, said",
     [
-        ("no such attention", "unknown attention 'star'; choose one of ring, ulysses"),
+        ("no such attention", "unknown attention 'star'; choose one of ring, gathered, ulysses"),
         ("no attention at all", "no layer of this MLP attends"),
+        ("heads twice", "exchanged inside a ring already; use attention='ring' or 'gathered'"),
+        ("no divisor", "2 ranks are not cut into groups of 3 that exchange heads; use a divisor"),
+        ("documents of a part", "documents [2, 4] for sequences of 8 positions; give the number"),
         ("another cut", "rank 0 of 2 was given positions ((0, 2), (6, 8)) of 8, but its cut says"),
         ("no positions", "cut tokens and targets by the same function, and pass Randomness("),
     ],
@@ -122,7 +181,7 @@ def on_one_rank(group, attention, randomness):
     return model(tokens(2, 5)[0], randomness).data
 
 
-@pytest.mark.parametrize("attention", ["ring", "ulysses"])
+@pytest.mark.parametrize("attention", ["ring", "gathered", "ulysses"])
 @pytest.mark.parametrize("randomness", [None, Randomness(0, 0, np.arange(2))])
 def test_one_rank_has_all_positions_and_need_not_name_them(cluster, attention, randomness):
     own = cluster(1, "thread").run(on_one_rank, attention, randomness)[0]

@@ -5,8 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minidist import nn
+from minidist.autograd.attention import RepeatedHeads
 from minidist.context_parallel import plain, ulysses, zigzag
-from minidist.planning.costs.attention import ulysses_bytes
+from minidist.planning.costs.attention import ring_bytes, ulysses_bytes
+from minidist.planning.costs.context_parallel import attention_bytes
+from minidist.verify.strategies import Case
 from tests.context_parallel.judges import attend, errors, inputs
 from tests.strategies import arrays, cut_sequences, seeds
 
@@ -28,7 +32,7 @@ def test_outputs_gradients_and_bytes_are_as_they_should_be(cluster, held, B, eac
     found = run(cluster, held, qkv, grad)
     assert max(errors(found, held, qkv, grad).values()) <= 1e-9
     n = 8 * B * H * D
-    assert [sent for _, _, sent in found] == ulysses_bytes([len(own) for own in held], n)
+    assert [sent for _, _, sent, _ in found] == ulysses_bytes([len(own) for own in held], n)
 
 
 def test_the_bytes_of_all_ranks_are_four_all_to_alls_each_way():
@@ -36,6 +40,36 @@ def test_the_bytes_of_all_ranks_are_four_all_to_alls_each_way():
         N, T, n = len(held), held[0].length, 12
         forward, backward = map(sum, zip(*ulysses_bytes(list(map(len, held)), n), strict=True))
         assert forward == backward == 4 * (N - 1) * n * T / N
+
+
+def test_grouped_queries_save_bytes_only_where_the_ranks_divide_their_heads():
+    """Of 8 heads, 2 have keys and values: on 8 ranks as many bytes travel as with 8."""
+    model, x = nn.Llama(7, 16, 8, 2, 1, 48, dtype="float64"), np.zeros((1, 48), int)
+    case, n = Case("grouped", model, x, x), 8 * 16
+    for N, kv in ((1, n // 4), (2, n // 4), (4, n // 2), (8, n)):
+        sizes = [48 // N] * N
+        assert attention_bytes(case, sizes, "ulysses") == ulysses_bytes(sizes, n, kv)
+        assert attention_bytes(case, sizes, "ring") == ring_bytes(sizes, n // 4)
+
+
+@given(G=st.integers(1, 3), K=st.integers(1, 3), s=st.integers(1, 3), seed=seeds)
+def test_copies_of_a_head_share_its_queries_and_their_gradients_add_up(G, K, s, seed):
+    x = arrays(G * s + 2, 2, K, 3, 2, seed=seed)
+    repeat = RepeatedHeads(s)
+    y = repeat.forward(x)
+    assert y.shape == (G + 2, 2, K * s, 3, 2)
+    heads, again = by_head(x), by_head(y)
+    for h in range(K * G * s):  # every query head meets its own keys and values
+        assert all(np.array_equal(a, b) for a, b in zip(heads(h), again(h), strict=True))
+    grad = arrays(*y.shape, seed=seed + 1)
+    got, want = (repeat.backward(grad) * x).sum(), (grad * y).sum()  # <A^T dY, x> = <dY, A x>
+    np.testing.assert_allclose(got, want, 1e-9, 1e-9, err_msg="dK, dV are sums over the copies")
+
+
+def by_head(qkv):
+    """Return a function of h: the query, the keys and the values of head h."""
+    G = len(qkv) - 2
+    return lambda h: (qkv[h % G, :, h // G], qkv[-2, :, h // G], qkv[-1, :, h // G])
 
 
 @given(held=cut_sequences(), seed=seeds)

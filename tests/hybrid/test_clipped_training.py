@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from minidist import Mesh, nn, optim, tensor_parallel
+from minidist.autograd.eight_bits import EightBits
 from minidist.backend import to_host
-from minidist.context_parallel import columns, context_parallel, zigzag
+from minidist.context_parallel import axes_of, columns, context_parallel, zigzag
 from minidist.data_parallel.bucketed import Bucketed
 from minidist.data_parallel.parameter_server import ServerPlan, join, train
 from minidist.data_parallel.replicated import DataParallel
@@ -24,6 +25,7 @@ from minidist.datasets import Batch
 from minidist.errors import RankFailed
 from minidist.expert_parallel import ExpertParallel
 from minidist.hybrid import Hybrid
+from minidist.mixed_precision import multiply_in_eight_bits
 from minidist.pipeline_parallel import PipeDream, Pipeline, branch_placement
 from minidist.replicas import sum_gradients
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial
@@ -68,6 +70,10 @@ class ByHand:
 def data_parallel(group, name, model, loss):
     model.flatten(group.empty)
     return Zero(model, group, int(name[-1])) if "zero" in name else DataParallel(model, group)
+
+
+def on_two_levels(group, name, model, loss):
+    return Zero(model.flatten(group.empty), group, 3, shards=max(1, group.size // 2))
 
 
 def bucketed(group, name, model, loss):
@@ -124,7 +130,10 @@ def siamese(group, name, model, loss):
 
 
 def context(group, name, model, loss):
-    model = context_parallel(model, group, name.removesuffix("_attention"))
+    attention, axes = name.removesuffix("_attention"), None
+    if name == "usp":
+        attention, axes = "ring", axes_of(group, 2)
+    model = context_parallel(model, group, attention, zigzag, axes)
 
     def run(batch):
         held = zigzag(batch.inputs.shape[1], group.size)[group.rank]
@@ -159,14 +168,15 @@ CNNS = ("channel", "spatial", "sync_batch_norm")
 IMAGE = (2, 6, 4)  # channels, rows, columns
 WAYS = {
     **dict.fromkeys(("naive", "zero_1", "zero_2", "zero_3", "sync_batch_norm"), data_parallel),
+    "hierarchical_zero": on_two_levels,
     "bucketed": bucketed,
-    **dict.fromkeys(("ring_attention", "ulysses"), context),
+    **dict.fromkeys(("ring_attention", "gathered_attention", "ulysses", "usp"), context),
     **dict.fromkeys(SYNCHRONOUS, pipeline),
     "pipeline": own_order,
     **dict.fromkeys(("column", "row", "attention", "vocab", "sequence", "channel"), split),
     "spatial": image_rows,
     "expert": experts,
-    "hybrid": hybrid,
+    **dict.fromkeys(("hybrid", "muon", "eight_bits"), hybrid),
     "siamese": siamese,
 }
 
@@ -179,7 +189,10 @@ def model_for(name, tied=False):
     if name in CNNS:
         return nn.CNN(IMAGE[0], 3, (4, 6), dtype="float64")
     more = {"experts": 3, "balance": 0.1} if name == "expert" else {}
-    return nn.Transformer(7, 8, 2, 2, 4, dtype="float64", dropout=0.2, tied=tied, **more)
+    model = nn.Transformer(7, 8, 2, 2, 4, dtype="float64", dropout=0.2, tied=tied, **more)
+    if name == "eight_bits":
+        multiply_in_eight_bits(model, EightBits(4))
+    return model
 
 
 def batches(name):
@@ -290,7 +303,7 @@ LOCAL = [name for name in WAYS if WAYS[name] not in WHOLE or "zero" in name]
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("name", LOCAL)
 def test_the_norm_of_one_rank_alone_is_refused_also_where_there_is_one_rank(cluster, name, size):
-    options = {"pp": size} if name == "hybrid" else {}
+    options = {"pp": size} if WAYS[name] is hybrid else {}
     with pytest.raises(RankFailed, match="alone is not the global one") as failed:
         worker = partial(train_clipped, clip=False, **options)
         cluster(size, "thread").run(worker, WAYS[name], name, model_for(name))

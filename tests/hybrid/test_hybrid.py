@@ -93,6 +93,20 @@ def translated_steps(group, mesh, options, *_):
     return steps_of(group, mesh, options, case.model, batches)
 
 
+KV_HEADS = {1: 3, 2: 1, 3: 1, 4: 2}  # by tp: some ranks of tp hold the same one
+
+
+def llama_steps(group, mesh, options, tied, B):
+    """The same of a Llama, with experts if there is an axis for them."""
+    mixture = {"experts": 4, "capacity": None, "balance": 0.5} if mesh[-1] > 1 else {}
+    sizes = {"vocab": 11, "width": 24, "heads": HEADS, "depth": 3, "context": 12, "hidden": 24}
+    model = nn.Llama(
+        **sizes, kv_heads=KV_HEADS[mesh[3]], seed=3, dtype="float64", tied=tied, **mixture
+    )
+    tokens = generator(0, "hybrid").integers(0, 11, (3, 2, B, 12))
+    return steps_of(group, mesh, options, random_weights(model), tokens)
+
+
 def steps_of(group, mesh, options, model, batches):
     hybrid = on(group, mesh, copy.deepcopy(model), options)
     ours = optim.AdamW(hybrid.parameters(), lr=1e-2, weight_decay=0.1)
@@ -134,6 +148,27 @@ def check(ranks, mesh, options, tied, B=5, steps=three_steps):
 )
 def test_a_mesh_leaves_the_gradients_and_weights_of_one_device(cluster, mesh, options):
     check(cluster(ranks_of(mesh), "thread"), mesh, options, tied=mesh[1] > 1)
+
+
+LLAMAS = [
+    ((1, 1, 1, 4, 1), {"split_sequence": True}),
+    ((1, 2, 1, 2, 1), {"schedule": "zb_h1", "weights_last": True, "recompute": True}),
+    ((2, 1, 2, 1, 1), {"zero": 1, "attention": "gathered", "micro_batches": 1}),
+    ((1, 1, 2, 2, 1), {"attention": "ulysses"}),
+    ((2, 1, 1, 2, 2), {"zero": 1, "micro_batches": 2}),
+]
+
+
+@pytest.mark.parametrize("mesh, options", LLAMAS, ids=str)
+def test_a_mesh_leaves_the_gradients_and_weights_of_one_devices_llama(cluster, mesh, options):
+    check(cluster(4, "thread"), mesh, options, tied=mesh[1] > 1, steps=llama_steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_every_mesh_of_a_llama(cluster, mesh):
+    options = SCHEDULES[MESHES.index(mesh) % 3]
+    check(cluster(ranks_of(mesh), "thread"), mesh, options, tied=False, steps=llama_steps)
 
 
 TRANSLATED = [
@@ -195,6 +230,8 @@ def test_every_mesh_of_up_to_eight_ranks(cluster, mesh):
         {"dp": 2, "cp": 2, "tp": 1, "zero": 1, "micro_batches": 1},
         {"cp": 2, "tp": 2, "micro_batches": 1},
         {"cp": 2, "tp": 2, "attention": "ulysses", "micro_batches": 2},
+        {"cp": 2, "tp": 2, "attention": "gathered", "micro_batches": 1},
+        {"cp": 4, "ulysses": 2, "micro_batches": 1},
         {"pp": 2, "cp": 2, "micro_batches": 8},
         {"dp": 2, "pp": 2, "zero": 1, "micro_batches": 4},
         {"experts": 4, "dp": 2, "ep": 2, "tp": 2, "micro_batches": 1},
@@ -333,8 +370,9 @@ WRONG = [
     ({"dp": 4, "pp": 1, "tp": 1}, {"ep": 3}, "ep=3 does not divide dp=4; use a divisor of it"),
     ({"dp": 4, "pp": 1, "tp": 1}, {"ep": 0}, "ep=0 does not divide dp=4; use a divisor of it"),
     ({"dp": 4, "pp": 1, "tp": 1}, {"ep": 2}, "ep=2 needs experts; use nn.Transformer"),
-    ({"dp": 4, "pp": 1, "tp": 1}, {"zero": 2}, "zero is 0 or 1 on a mesh, not 2; Zero has stages"),
+    ({"dp": 4, "pp": 1, "tp": 1}, {"zero": 4}, "the stages 1, 2 and 3, and 0 is none, not 4"),
     ({"dp": 1, "pp": 1, "cp": 4, "tp": 1}, {"attention": "magic"}, "unknown attention 'magic'"),
+    ({"dp": 1, "pp": 1, "cp": 4, "tp": 1}, {"ulysses": 3}, "4 ranks are not cut into groups of 3"),
     (
         {"dp": 1, "pp": 1, "cp": 2, "tp": 2},
         {"split_sequence": True},

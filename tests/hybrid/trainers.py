@@ -38,6 +38,8 @@ TRAINERS = {  # name: how it is made of (model, group), and the ranks
     "zb_v": (partial(Pipeline, schedule="zb_v", chunks=2), 2),
     "hybrid": (partial(on_mesh, pp=2, tp=2), 4),
     "hybrid, ZeRO": (partial(on_mesh, dp=2, cp=2, zero=1), 4),
+    "hybrid, ZeRO 2": (partial(on_mesh, dp=2, cp=2, zero=2, shards=2), 4),
+    "hybrid, ZeRO 3": (partial(on_mesh, dp=2, pp=2, zero=3), 4),
 }
 
 

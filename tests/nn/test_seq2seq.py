@@ -243,3 +243,9 @@ def test_a_sentence_without_positions_is_an_error(S, T):
 def test_a_width_that_does_not_split_into_heads_is_an_error():
     with pytest.raises(ValueError, match="width 5 does not split into 2 heads"):
         nn.Seq2Seq(4, 4, 5, 2, 1, 3, 3)
+
+
+def test_a_window_of_a_translator_is_no_set_of_documents():
+    how = Randomness(0, 0, np.arange(1), documents=np.zeros((1, 7), int))
+    with pytest.raises(ValueError, match="one source and its target; pass no documents, or use"):
+        small()(np.full((1, 7), 3), how)

@@ -13,6 +13,7 @@ TRANSLATED = {"width": 4, "heads": 2, "depth": 1}
 SEQ2SEQ = {"source_vocab": 5, "target_vocab": 5, "source_length": 3, "target_length": 4}
 BLOCK = {"width": 4, "heads": 2, "dropout": 0.1, "seed": 0}
 MIXTURE = {"experts": 3, "top_k": 2, "capacity": 1.5, "balance": 0.1}
+MIXTURE |= {"expert_width": 5, "shared": 2, "bias_rate": 0.1, "groups": 3, "most_groups": 2}
 
 
 def translators():
@@ -24,6 +25,7 @@ def translators():
 MODULES = {  # with numbers, or tuples of numbers, in every argument that takes them
     nn.AveragePool: {"k": 2},
     nn.BatchNorm: {"channels": 3, "eps": 1e-5, "momentum": 0.1},
+    nn.BiasBalance: {"experts": 3, "rate": 0.1},
     nn.Block: BLOCK,
     nn.CNN: {"channels": 1, "classes": 3, "widths": (4, 6), "seed": 0},
     nn.CausalSelfAttention: {"width": 4, "heads": 2, "seed": 0},
@@ -35,14 +37,20 @@ MODULES = {  # with numbers, or tuples of numbers, in every argument that takes 
     nn.Dual: {"weight": 1.0},
     nn.Embedding: {"rows": 3, "width": 4, "seed": 0},
     nn.EncoderBlock: BLOCK | {"split": 3, "name": "block", "dtype": "float32"},
-    nn.Expert: {"width": 4, "seed": 0},
+    nn.Expert: {"width": 4, "hidden": 6, "seed": 0},
     nn.ExpertBlock: BLOCK | MIXTURE,
+    nn.GroupedQueryAttention: {
+        "width": 8, "heads": 4, "kv_heads": 2, "theta": 1e4, "seed": 0
+    },
     nn.Head: {"width": 4, "vocab": 5, "seed": 0},
     nn.LayerNorm: {"width": 4, "eps": 1e-5},
     nn.Linear: {"inputs": 3, "outputs": 4, "seed": 0},
+    nn.Llama: {"vocab": 5, "width": 8, "heads": 4, "kv_heads": 2, "depth": 1, "context": 3}
+    | {"seed": 0, "hidden": 12, "theta": 1e4, "eps": 1e-5},
     nn.MLP: {"sizes": (3, 4, 2), "seed": 0},
     nn.MixtureOfExperts: {"width": 4, "seed": 0} | MIXTURE,
     nn.PaddedAttention: {"width": 4, "heads": 2, "seed": 0},
+    nn.RMSNorm: {"width": 4, "eps": 1e-5},
     nn.ResidualMLP: {"inputs": 3, "width": 4, "depth": 1, "classes": 2, "seed": 0},
     nn.Seq2Seq: {**TRANSLATED, **SEQ2SEQ, "dropout": 0.1, "seed": 0},
     nn.Siamese: {"sizes": (3, 4), "classes": 2, "seed": 0},
@@ -56,7 +64,7 @@ MODULES = {  # with numbers, or tuples of numbers, in every argument that takes 
 }  # fmt: skip
 OTHERS = {nn.Module, nn.Residual, nn.Sequential}  # they take no number
 NO_NUMBERS = {"name", "dtype", "bias", "activation", "tied", "tied_to", "last", "read"} | {
-    "there", "back", "layers", "mixture", "more"
+    "there", "back", "layers", "mixture", "more", "style", "learned"
 }  # fmt: skip
 NO_SIZES = [True, "1", float("nan"), 1.5, -1, 1j, [2]]
 NO_RATES = [True, "1", float("nan"), float("inf"), -1.0, 1j, [2]]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from minidist import attention_scores
+from minidist import attention_scores, nn
 from minidist.observe.costs.measured import measure_costs
 from minidist.observe.costs.table import HEADINGS, example, limit, rows
 from minidist.planning.costs.single_device import single_device_cost
@@ -22,6 +22,22 @@ def test_each_rank_costs_what_the_closed_forms_say(cluster, size):
             continue
         case = strategy.costs.example(size)
         found, forms = measure_costs(name, case, cluster(size)), strategy.predict(case, size)
+        assert sum(cost.sent for cost in found) == sum(form.sent for form in forms), name
+        for cost, form in zip(found, forms, strict=True):
+            if strategy.costs.bound:
+                assert cost.held["activations"] <= form.held["activations"]
+                form = replace(form, held=cost.held)
+            assert replace(form, sent=cost.sent) == cost, name
+
+
+@pytest.mark.parametrize("kv_heads", [8, 2, 1])
+def test_of_a_llama_each_rank_costs_what_the_closed_forms_say(cluster, kv_heads):
+    for name in ("zero_3", "zb_h1", "attention", "sequence", "gathered_attention", "hybrid"):
+        strategy = find(name)
+        case = strategy.costs.example(4)
+        model = nn.Llama(64, 32, 8, kv_heads, 6, 16, dtype="float64", hidden=48)
+        case = replace(case, model=model)
+        found, forms = measure_costs(name, case, cluster(4, "thread")), strategy.predict(case, 4)
         assert sum(cost.sent for cost in found) == sum(form.sent for form in forms), name
         for cost, form in zip(found, forms, strict=True):
             if strategy.costs.bound:

@@ -40,7 +40,10 @@ def drawn(number):
     schedule, chunks = one(
         [("1f1b", 1), ("gpipe", 1), ("zb_h1", 1), ("zb_v", 2), ("looped_bfs", 2)]
     )
-    experts = one((0, 0, 4))
+    experts, llama, zero = one((0, 0, 4)), one(("yes", "no")), one((0, 1, 2, 3))
+    experts = 0 if llama == "yes" else experts
+    if schedule in ("zb_h1", "zb_v"):
+        zero = min(zero, 1)
     return {
         "layers": one((8, 16)),
         "width": one((64, 256)),
@@ -49,6 +52,11 @@ def drawn(number):
         "vocab": one((1000, 1003)),
         "tied": one(("yes", "no")),
         "experts": experts,
+        "shared": one((0, 1)) if experts else 0,
+        "hidden": one((0, 96)),
+        "llama": llama,
+        "kv_heads": one((0, 2, 4)) if llama == "yes" else 0,
+        "shards": one((0, 0, dp * cp)) if zero and not experts else 0,
         "dp": dp,
         "pp": pp,
         "tp": tp,
@@ -58,7 +66,7 @@ def drawn(number):
         "batch": dp * m * one((1, 3)),
         "schedule": schedule,
         "chunks": chunks,
-        "zero": one((0, 1, 2, 3)) if pp * chunks == 1 else one((0, 1)),
+        "zero": zero,
         "recompute": one(("none", "selective", "full")),
         "split": one(("yes", "no")) if cp == 1 and not experts else "no",
         "precision": one(("mixed", "float32")),
@@ -75,11 +83,13 @@ def planned(fields):
     """Return size, plan, machine and batch of these fields, made by hand."""
     f = calculator.FIRST | fields
     names = "layers width heads sequence vocab".split()
-    experts = {"experts": f["experts"], "top_k": f["top_k"]}
-    size = TransformerSize(*(f[n] for n in names), f["tied"] == "yes", **experts)
+    parts = {n: f[n] for n in ("experts", "top_k", "shared", "kv_heads")}
+    parts |= {"expert_width": f["hidden"], "llama": f["llama"] == "yes"}
+    size = TransformerSize(*(f[n] for n in names), f["tied"] == "yes", **parts)
     names = "micro_batches schedule zero recompute precision chunks cut".split()
     mesh = [f[n] for n in ("dp", "pp", "tp", "cp", "ep")]
-    plan = Plan(*mesh, **{n: f[n] for n in names}, sequence=f["split"] == "yes")
+    options = {n: f[n] for n in names} | {"shards": f["shards"] or None}
+    plan = Plan(*mesh, **options, sequence=f["split"] == "yes")
     giga = {n: float(f[n]) * 1e9 for n in ("memory", "link", "network", "memory_bandwidth")}
     rest = {"flops": float(f["flops"]) * 1e12, "latency": float(f["latency"]) * 1e-6}
     share = float(f["efficiency"]) / 100
@@ -208,7 +218,18 @@ def test_the_search_gives_the_best_plans_and_says_why_others_lose():
     "fields, sentence",
     [
         ({"tp": 3}, "tp=3 does not divide 32 heads; use a divisor of them"),
-        ({"zero": 3}, "ZeRO stage 3 has no stages of layers; use zero=1 or pp=1"),
+        (
+            {"zero": 3, "schedule": "zb_h1"},
+            "ZeRO stage 3 sums a gradient when backward leaves its layer, and zb_h1 computes it "
+            "later; use zero=1, or gpipe, 1f1b, interleaved, looped_bfs",
+        ),
+        (
+            {"llama": "yes", "kv_heads": 5},
+            "5 heads of keys and values are for a Llama whose heads are a multiple, not for 32 "
+            "heads; use kv_heads=0",
+        ),
+        ({"hidden": -1}, "expert_width is a whole number from 1, not -1"),
+        ({"shared": 1}, "1 shared experts are beside others; use shared=0"),
         ({"schedule": "zb_v"}, "zb_v has 2 chunks per rank, not 1"),
         ({"batch": -512}, "batch is a whole number from 1, not -512"),
         ({"batch": 1.5}, "batch is a whole number from 1, not 1.5"),

@@ -72,14 +72,16 @@ def test_a_run_that_does_not_end_is_the_last_row_with_the_packages_table(monkeyp
 
 
 def test_what_a_rank_raises_is_in_the_row():
-    found = row("vocabularies_swapped", "vocab", case=2)
+    found = row("vocabularies_swapped", "vocab", case=3)
     assert found["error"].startswith("RankFailed: ") and "\n" not in found["error"]
 
 
 def test_the_process_that_asks_keeps_the_right_functions_and_gets_a_row_per_case():
     answer = page.answer("f_missing")
-    assert len({(each["strategy"], each["case"]) for each in answer["rows"]}) == 10
-    assert answer["sees"].startswith("8 of 10 cases: the losses are right and gradients are wrong.")
+    assert len({(each["strategy"], each["case"]) for each in answer["rows"]}) == 12
+    assert answer["sees"].startswith(
+        "10 of 12 cases: the losses are right and gradients are wrong."
+    )
     assert row("", "column")["seen"] == []
     text = page.as_text(answer)
     for words in (

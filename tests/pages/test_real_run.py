@@ -82,7 +82,7 @@ def test_a_program_is_certified_measured_and_simulated_on_as_many_processes_as_i
     certificate = status["certificate"]
     assert certificate["ok"] and certificate["words"].startswith("On 2 processes every parameter")
     assert all(row["ok"] and row["ranks"] == 2 for row in certificate["rows"])
-    assert len(certificate["rows"]) == 4
+    assert len(certificate["rows"]) == 5
     want = [[str(action) for action in program] for program in programs("1f1b", 2, 4)]
     for name in ("measured", "simulated"):
         timeline = status[name]

@@ -271,7 +271,10 @@ HOSTILE = {
     "x = bytearray(1 << 30)": (1, "MemoryError"),
     "import socket\nsocket.create_connection(('127.0.0.1', PORT))": (2, "Error: "),
     "open('/etc/minidist', 'w')": (1, "Read-only file system|Permission denied"),
-    "f = open('x', 'wb')\nwhile True:\n    f.write(bytes(1 << 20))": (None, "more than 64 MB|File"),
+    "f = open('x', 'wb')\nwhile True:\n    f.write(bytes(1 << 20))": (
+        {None, 3},  # the watch over the folder, or the kernel: whichever comes first
+        "more than 64 MB|File too large",
+    ),
     "import sys\nsys.exit()": (2, "SystemExit"),
     "import os\nos._exit(0)": (None, "the process ended with exit code 0"),
     "import os\nos.kill(os.getpid(), 9)": (None, "ended by the signal SIGKILL"),
@@ -288,7 +291,7 @@ def test_a_hostile_program_is_ended_and_named(explore, source):
     line, words = HOSTILE[source]
     found = written(explore, (source or "#").replace("PORT", str(explore.server_port)))
     fault = found["fault"]
-    assert fault["line"] == line, fault
+    assert fault["line"] in (line if isinstance(line, set) else {line}), fault
     assert any(word in fault["message"] for word in words.split("|")), fault
     assert found["drawing"] is None and found["certificate"] is None
     assert written(explore, GPIPE)["fault"] is None

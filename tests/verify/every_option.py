@@ -144,7 +144,9 @@ def norms(depth: int, **more) -> nn.Sequential:
 
 
 def convolutions(depth: int, k: int | None, **more) -> nn.Sequential:
-    layers = [nn.Conv2d(2, 2, 3, **more, name=f"layers.{i}", **FLOATS) for i in range(depth)]
+    layers = [
+        nn.Conv2d(2, 2, 3, **more, name=f"layers.{i}", **FLOATS) for i in range(min(depth, 2))
+    ]
     pools = [nn.AveragePool(k), *([] if k is None else [nn.AveragePool()])]
     return nn.Sequential([*layers, *pools, nn.Linear(2, 3, name="last", **FLOATS)])
 
@@ -155,6 +157,10 @@ def cnn(depth: int, widths: tuple[int, int]) -> nn.CNN:
 
 def transformer(depth: int, **more) -> nn.Transformer:
     return nn.Transformer(V, C, H, depth, T, **more, **FLOATS)
+
+
+def llama(depth: int, kv_heads: int, **more) -> nn.Llama:
+    return nn.Llama(V, 2 * C, H, kv_heads, depth, T, **more, **FLOATS)
 
 
 def seq2seq(depth: int, **more) -> nn.Seq2Seq:
@@ -170,7 +176,14 @@ def dual(depth: int, dropout: float, **more) -> nn.Dual:
 
 ACTIVATIONS = {"activation": ("relu", "gelu", "identity")}
 RATES, MODES = {"dropout": (0.0, 0.3)}, {"training": (True, False)}
-MIXTURES = (0, 2, 1.25, 0.01), (4, 1, 0.5, 0.0), (3, 2, 0.75, 0.3), (4, 2, None, 0.1), (1, 1, 1, 0)
+MIXTURE = "experts, top_k, capacity, balance, shared, expert_width, groups, most_groups"
+MIXTURES = (
+    (0, 2, 1.25, 0.01, 0, None, 1, 1),
+    (4, 1, 0.5, 0.0, 0, None, 1, 1),
+    (3, 2, 0.75, 0.3, 0, 24, 1, 1),
+    (4, 2, None, 0.1, 1, 12, 2, 1),
+    (1, 1, 1, 0, 2, None, 1, 1),
+)
 KINDS = {
     "MLP": Kind(
         ACTIVATIONS,
@@ -202,10 +215,16 @@ KINDS = {
     ),
     "CNN": Kind(MODES | {"widths": ((12, 12), (12, 24))}, cnn, of_images, (nn.CNN,)),
     "Transformer": Kind(
-        RATES | {"tied": SWITCH, "experts, top_k, capacity, balance": MIXTURES},
+        RATES | {"tied": SWITCH, MIXTURE: MIXTURES},
         transformer,
         of_tokens,
         (nn.Transformer, nn.MixtureOfExperts),
+    ),
+    "Llama": Kind(
+        RATES | {"tied": SWITCH, "kv_heads": (12, 4, 1), "hidden": (12, 24), "experts": (0, 4)},
+        llama,
+        of_tokens,
+        (),
     ),
     "Seq2Seq": Kind(RATES, seq2seq, of_sentences, (nn.Seq2Seq,)),
     "Dual": Kind(

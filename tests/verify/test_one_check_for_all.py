@@ -126,7 +126,9 @@ def test_a_model_that_cannot_be_split_is_an_error_that_names_one_that_can(gradie
 @every_strategy
 @pytest.mark.parametrize("option", ["momentum", "stage", "schedule", "scheme"])
 def test_an_unknown_option_is_an_error_that_names_the_known_ones(gradients, name, option):
-    if (name, option) == ("hybrid", "schedule"):
+    if name in ("hybrid", "muon", "eight_bits") and option == "schedule":
+        return
+    if (name, option) == ("hierarchical_zero", "stage"):
         return
     model, inputs, targets = fitting(name)
     with pytest.raises(ValueError, match=f"no option {option!r}; it has"):

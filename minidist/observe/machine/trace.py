@@ -18,6 +18,7 @@ from minidist.autograd.convolution import Convolution
 from minidist.autograd.kept import arrays
 from minidist.backend import Array, address, keep_freed_memory
 from minidist.comm import Group
+from minidist.context_parallel.gathered_attention import OwnQueries
 from minidist.context_parallel.ring_attention import RingAttention
 from minidist.observe.machine.timed_functions import windowed
 from minidist.verify.strategies import STRATEGIES, Case
@@ -194,11 +195,15 @@ def operations(function: Function) -> list[Operation]:
         case RingAttention(held=ranks):
             tiles = [tile for source in range(len(ranks)) for tile in function.tiles(source)]
             return [Operation(kind, work // len(tiles), itemsize)] * len(tiles)
+        case OwnQueries():
+            tiles = list(function.tiles())
+            return [Operation("RingAttention", work // len(tiles), itemsize)] * len(tiles)
     return [Operation(SIMILAR.get(kind, kind), work or numbers, itemsize)]
 
 
 SIMILAR = {  # with a collective inside; but for that, like a function that is timed
     "GatheredLinear": "Linear",
+    "GatheredProducts": "Linear",
     "VocabParallelCrossEntropy": "CrossEntropy",
 }
 

@@ -15,6 +15,7 @@ mixed_precision.py      16-bit weights, gradients and activations
 hybrid.py               data x pipeline x context x tensor, experts within data
 single_device.py        no strategy at all
 cost.py, layers.py      what they are made of: a rank's `Cost`, and the numbers of a layer
+decoding.py             a cache of keys and values
 gradients.py            where backward ends, if a prefix of a model is frozen
 
 For models of any size, without arrays (planning/plans/plan.py):

@@ -102,3 +102,8 @@ def positions_of(case: Workload) -> int:
 def trained_bytes(model: nn.Module) -> int:
     """Return the bytes of all parameters that are not frozen."""
     return sum(p.data.nbytes for p in model.parameters() if p.requires_grad)
+
+
+def loads_bytes(model: nn.Module, N: int) -> int:
+    """Return the bytes of an all_reduce over N ranks, per router with a bias, of E loads."""
+    return 2 * (N - 1) * sum(b.load.nbytes for b in model.modules(nn.BiasBalance))

@@ -5,6 +5,7 @@ import numpy as np
 from minidist import nn
 from minidist.pieces import split_sizes
 from minidist.planning.costs.cost import (
+    ITEMSIZE,
     Cost,
     Workload,
     cost_of,
@@ -31,10 +32,28 @@ def sync_batch_norm_bytes(case: Workload, N: int) -> int:
     return data_parallel_bytes(case, N) + 2 * (N - 1) * sums
 
 
-def zero_bytes(case: Workload, N: int, stage: int) -> int:
-    """Return (N - 1) S times 2, 1 + m or 3 m in stages 1, 2 and 3, for m micro-batches."""
+def zero_bytes(case: Workload, N: int, stage: int = 3) -> int:
+    """Return (N - 1) S times 2, 1 + m or 3 m in stages 1, 2 and 3, for m micro-batches.
+
+    Where k ranks share a copy: of each of the h = N / k copies (k - 1) S times that, and 2 (h - 1)
+    S between them.
+    """
+    stage, k = case.options.get("stage", stage), case.options.get("shards") or N
     passes = zero_passes(stage, case.options.get("micro_batches", 1))
-    return sum(passes) * (N - 1) * trained_bytes(case.model)
+    h = N // k
+    return (sum(passes) * h * (k - 1) + 2 * (h - 1)) * trained_bytes(case.model)
+
+
+def quantized_bytes(case: Workload, N: int) -> int:
+    """Return the bytes of ZeRO's stage 3 whose gathers have an int8 per element, and scales.
+
+    In a step every element travels to N - 1 ranks twice, for a byte each time; so does the scale
+    of every block, with a block of fewer elements at the end of a shard.
+    """
+    steps, block = case.options.get("minibatches") or 1, case.options.get("block", 1)
+    sizes = [n for layer in case.model.layers for n in split_sizes(layer.home.size, N)]
+    gathered = sum(n + ITEMSIZE * -(-n // block) for n in sizes)
+    return steps * (N - 1) * (trained_bytes(case.model) + 2 * gathered)
 
 
 def data_parallel_costs(case: Workload, N: int) -> list[Cost]:
@@ -42,11 +61,12 @@ def data_parallel_costs(case: Workload, N: int) -> list[Cost]:
     return [replica_cost(case, N, r) for r in range(N)]
 
 
-def zero_costs(case: Workload, N: int, stage: int) -> list[Cost]:
+def zero_costs(case: Workload, N: int, stage: int = 3) -> list[Cost]:
     """Every rank has all layers, a share of the examples, and a share of what is held."""
     sizes, found = [layer.parameters for layer in whole_layers(case)], []
+    stage, k = case.options.get("stage", stage), case.options.get("shards") or N
     for r in range(N):
-        s = sum(split_sizes(n, N)[r] for n in sizes)
+        s = sum(split_sizes(n, k)[r % k] for n in sizes)
         P, gradients, own = zero_elements(stage, sum(sizes), s, max(sizes))
         found.append(replica_cost(case, N, r, (P, gradients, 2 * own)))
     return found

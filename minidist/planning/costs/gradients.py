@@ -39,7 +39,11 @@ def in_order(layer: nn.Module) -> nn.Module | list | tuple:
     """Return a layer's modules in execution order: a list one after the other, a tuple of one X."""
     match layer:
         case nn.ExpertBlock(mixture=m):
-            return [layer.norm_1, layer.attention, layer.norm_2, (m.gate, *m.experts)]
+            parts = (m.gate, *m.experts, *filter(None, [m.shared]))
+            return [layer.norm_1, layer.attention, layer.norm_2, parts]
+        case nn.Block(attention=nn.GroupedQueryAttention() as a):
+            attention = [(a.query, a.key_value), a.output]
+            return [layer.norm_1, *attention, layer.norm_2, layer.expand, layer.contract]
         case nn.EncoderBlock(attention=a):
             attention = [(a.query, a.key_value), a.output]
             return [layer.norm_1, *attention, layer.norm_2, layer.expand, layer.contract]

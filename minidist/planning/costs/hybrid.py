@@ -5,20 +5,23 @@ from itertools import product
 from math import ceil
 from typing import NamedTuple
 
+import numpy as np
+
+from minidist import nn
 from minidist.context_parallel.cuts import Cut, zigzag
 from minidist.pieces import split_sizes
 from minidist.pipeline_parallel.placement import Programs, micro_batches_of
 from minidist.pipeline_parallel.schedules import order_of
 from minidist.planning.costs import context_parallel as context
 from minidist.planning.costs import tensor_parallel as tensor
-from minidist.planning.costs.attention import ring_bytes, ulysses_bytes
-from minidist.planning.costs.cost import ITEMSIZE, Cost, Workload, positions_of
+from minidist.planning.costs.cost import ITEMSIZE, Cost, Workload, loads_bytes, positions_of
 from minidist.planning.costs.expert_parallel import (
     drawn,
     exchanged_bytes,
     expert_mesh_costs,
     expert_numbers,
-    journeys,
+    gate_learns,
+    gates_of,
 )
 from minidist.planning.costs.gradients import needed
 from minidist.planning.costs.kept import Parts
@@ -31,11 +34,7 @@ from minidist.planning.costs.pipeline_parallel import (
     stages_of,
 )
 from minidist.planning.costs.transformer_size import TransformerSize
-
-OVER_CONTEXT = {  # by name of the attention: bytes of a layer, and what a rank keeps of it
-    "ring": (ring_bytes, context.ring_keeps),
-    "ulysses": (ulysses_bytes, context.ulysses_keeps),
-}
+from minidist.planning.costs.zero import zero_elements, zero_passes
 
 
 class MeshSplit(NamedTuple):
@@ -48,10 +47,13 @@ class MeshSplit(NamedTuple):
     pp: int = 1
     cp: int = 1
     ep: int = 1
+    dispatch: str = "rows"
     split_sequence: bool = False
     zero: int = 0
     attention: str = "ring"
     positions: Cut = zigzag
+    ulysses: int = 1
+    shards: int | None = None
 
 
 def split_of(
@@ -80,13 +82,15 @@ def bytes_by_axis(case: Workload, N: int) -> dict[str, int]:
 
     tp    8 (tp - 1) S per block, 4 for embedding and head (`passages` with the sequence split), and
           three all_reduces of B T in the loss; if the sequence is split, the gradients of repeated
-          parts. With experts, 4 S of a block are 4 times the rows that they get
+          parts. With experts, also 2 (tp - 1) times a number of each row, the gradient of its
+          gate's weight
     pp    2 S per boundary from each of tp ranks (S/tp if the sequence is split), and a Seq2Seq's
           column that says what is padding; a tied embedding
     cp    the attention of every block, and the choices of experts, k whole numbers per position
     ep    every row whose expert is on another rank, there and back, forward and backward; and E
           whole numbers per block, micro-batch and pair of ranks: how many rows will come
-    data  an all_reduce of what ranks of dp x cp have copies of: the same with ZeRO stage 1
+    data  what ranks of dp x cp have copies of, by `shared_bytes`; and the loads of experts, where a
+          bias balances them
     loss  a number, over pp and over dp x cp
     """
     s, model = split_of(N, **case.options), case.model
@@ -105,10 +109,24 @@ def bytes_by_axis(case: Workload, N: int) -> dict[str, int]:
         "tp": over_tensor(case, s, rows, starts),
         "pp": over_pp,
         "cp": context.blocks_bytes(attention_bytes(case, s), needs) + choices,
-        "ep": tp * exchanged_bytes(case, rows, s.ep, s.m * s.cp, needs),
-        "data": 2 * (data - 1) * dense + 2 * (data // s.ep - 1) * sum(held[n] for n in experts),
+        "ep": tp * exchanged_bytes(case, rows, s.ep, s.m * s.cp, needs, s.dispatch),
+        "data": shared_bytes(s, dense, sum(held[n] for n in experts))
+        + tp * loads_bytes(case.model, data),
         "loss": 2 * ITEMSIZE * tp * ((s.pp - 1) * data + (data - 1) * s.pp),
     }
+
+
+def shared_bytes(s: MeshSplit, dense: int, experts: int) -> int:
+    """Return the bytes in which ranks of dp x cp sum gradients and get weights, by ZeRO's stage.
+
+    dense, experts  bytes of one copy; an all_reduce of S bytes over N ranks is 2 (N - 1) S: the
+                    scatter and the gather of `zero_passes`. With `shards`, k ranks share a copy,
+                    and there is one all_reduce between the copies
+    """
+    data, passes = s.dp * s.cp, sum(zero_passes(s.zero, s.m))
+    k = s.shards or data
+    between = 2 * (data // k - 1) * dense
+    return passes * (data // k * (k - 1) * dense + (data // s.ep - 1) * experts) + between
 
 
 def over_tensor(case: Workload, s: MeshSplit, rows, starts: list[int]) -> int:
@@ -118,15 +136,16 @@ def over_tensor(case: Workload, s: MeshSplit, rows, starts: list[int]) -> int:
     starts  the first layers of the stages behind the first one
     """
     if s.split_sequence:
-        return tensor.sequence_bytes(case, s.tp, starts, s.dp)
+        return tensor.sequence_bytes(case, s.tp, starts, s.dp, s.m)
     summed = tensor.reduced(case, starts)
     fed = tensor.summed_bytes(case, s.tp, summed.feed_forward)
-    if rows is not None:
-        times = journeys(case, needed(case.model, starts), spread=s.ep > 1)
-        numbers = int(rows.sum(axis=(0, 2)) @ times) * width_of(case.model)
-        fed = (s.tp - 1) * ITEMSIZE * numbers
+    if rows is not None:  # the gradients of the gates' weights, one of each row
+        gates = gates_of(case, needed(case.model, starts))
+        learn = [gate_learns(mixture, met) for mixture, met in gates]
+        fed += 2 * (s.tp - 1) * ITEMSIZE * int(rows.sum(axis=(0, 2)) @ np.array(learn))
     whole = tensor.summed_bytes(case, s.tp, summed.attention + summed.vocabulary)
-    return whole + fed + tensor.loss_bytes(case, s.tp)
+    copied = s.dp * s.cp * s.m * tensor.copied_bytes(case, s.tp)
+    return whole + fed + tensor.loss_bytes(case, s.tp) + copied
 
 
 def held_bytes(case: Workload, tp: int) -> dict[str, int]:
@@ -135,21 +154,23 @@ def held_bytes(case: Workload, tp: int) -> dict[str, int]:
     whole = set(tensor.repeated(named))
     held = {n: ITEMSIZE * p.size * (tp if n in whole else 1) for n, p in named.items()}
     held |= {n: ITEMSIZE * C * tp * ceil(named[n].size // C / tp) for n in tensor.vocabulary(named)}
+    if isinstance(case.model, nn.Llama):
+        holders = max(1, tp // case.model.kv_heads)
+        held |= {n: size * holders for n, size in held.items() if "key_value" in n}
     return {n: size if named[n].requires_grad else 0 for n, size in held.items()}
 
 
 def attention_bytes(case: Workload, s: MeshSplit) -> list[tuple[int, int]]:
     """Return the bytes that one block's attention sends from each rank of cp, for all examples."""
     sizes = [len(own) for own in s.positions(case.inputs.shape[1], s.cp)]
-    layer, _ = OVER_CONTEXT[s.attention]
-    return layer(sizes, ITEMSIZE * len(case.inputs) * width_of(case.model))
+    return context.attention_bytes(case, sizes, s.attention, s.ulysses, s.tp)
 
 
 def hybrid_costs(case: Workload, N: int) -> list[Cost]:
     """Every rank has a part of the matrices of its stage's layers, examples and positions.
 
-    With ZeRO, a layer's optimizer state is cut over the ranks of dp x cp. ValueError for experts on
-    several stages, in several micro-batches, or with a cut sequence.
+    With ZeRO, what its stage cuts of a layer is cut over the ranks of dp x cp. ValueError for
+    experts on several stages, in several micro-batches, or with a cut sequence.
     """
     s, result = split_of(N, **case.options), []
     if getattr(case.model, "experts", 0) and s.pp == s.m == s.cp == 1:
@@ -160,9 +181,11 @@ def hybrid_costs(case: Workload, N: int) -> list[Cost]:
         stages = stages_of(own, s.order)
         held = [layer.parameters for k in s.order.placement[p] for layer in stages[k]]
         if s.zero:
-            data, r = s.dp * s.cp, d * s.cp + c
-            state = 2 * ITEMSIZE * sum(split_sizes(n, data)[r] for n in held)
-            cost = replace(cost, held=cost.held | {"optimizer state": state})
+            k = s.shards or s.dp * s.cp
+            share = sum(split_sizes(n, k)[(d * s.cp + c) % k] for n in held)
+            weights, gradients, state = zero_elements(s.zero, sum(held), share, max(held))
+            cut = {"parameters": weights, "gradients": gradients, "optimizer state": 2 * state}
+            cost = replace(cost, held=cost.held | {kind: ITEMSIZE * n for kind, n in cut.items()})
         held_here = len(s.positions(positions_of(case), s.cp)[c])
         result.append(replace(cost, positions=held_here))
     return result
@@ -185,6 +208,6 @@ def layers_of(case: Workload, s: MeshSplit, c: int) -> list[Layer]:
     size, T, attention = TransformerSize.of(case.model), positions_of(case), None
     if s.cp > 1:
         held = s.positions(T, s.cp)
-        keeps = OVER_CONTEXT[s.attention][1]
-        T, attention = len(held[c]), keeps(size.width, size.heads, held)[c]
+        keeps = context.keeps_of(s.attention, s.ulysses)
+        T, attention = len(held[c]), keeps(size.width, size.heads, held, size.key_width)[c]
     return transformer_layers(size, T, Parts(s.tp, s.tp, s.tp), attention)

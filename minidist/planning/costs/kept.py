@@ -79,7 +79,7 @@ def block_keeps(
     logarithms: bool | None = None,
     routed: bool = False,
 ) -> BlockBytes:
-    """Return what a block keeps of b examples, on one device, where feed-forward is F = 4 C wide.
+    """Return what a block keeps of b examples, on one device, where feed-forward is F wide.
 
                                                                  numbers      in float32 at least
         outside of split matrices: on every rank of tp, or split by sequence
@@ -91,13 +91,17 @@ def block_keeps(
             Q, K, V; its output, the next product's input        4 bTC
             probabilities P[b, H, T, T], or log Z[b, H, T]       b H T T      b H T
         feed-forward, split by columns
-            gelu Y = X s: X and s [b, T, F]                                   8 bTC
-            the input of contract                                4 bTC
+            gelu Y = X s: X and s [b, T, F]                                   2 bTF
+            or swiglu: both halves of X, and s                                3 bTF
+            the input of contract                                bTF
+
+    F is 4C; of experts, it is k times that of each, and that of the shared one.
 
     logarithms  whether attention keeps log Z: by default beyond 128 positions
     routed      whether the rows for experts are counted elsewhere; else each expert gets as many
     """
     rows, C, E, k = b * T, size.width, size.experts, size.top_k
+    F = ((0 if routed else k) + size.shared if E else 1) * size.hidden
     X, wide = rows * C, max(4, itemsize)
     gates = (rows + b) * E + (rows * (k + 1) if k > 1 else 0) if E else 0
     chosen = k * rows if E and not routed else 0
@@ -107,7 +111,7 @@ def block_keeps(
     return BlockBytes(
         itemsize * (2 * X + (2 * C + 1) * chosen) + wide * (2 * X + 2 * rows + gates),
         itemsize * 4 * X + scores,
-        (4 * itemsize + 8 * wide) * (chosen * C if E else X),
+        (itemsize + (3 if size.llama else 2) * wide) * rows * F,
     )
 
 
@@ -117,18 +121,23 @@ def kept(
     """Return what the layers keep on a rank, for what a block keeps on one device.
 
     Between I and W, a block has dn beside each n, and the gradients of products beside their
-    inputs: outside 2 X of each width more. Inside, 12 X of the narrow width take the place of 8 X
-    of each. Embedding and head's norm hold a gradient of X.
+    inputs: outside 2 X of each width more. Inside, 3 F numbers of the narrow width take the place
+    of 2 F of each. Embedding and head's norm hold a gradient of X.
     """
     rows, X, wide = b * T, b * T * size.width, max(4, itemsize)
     outside, inside, feed_forward = block
     tokens = -(-size.vocab // (parts.vocabulary or 1))
-    more = 2 * (wide + itemsize) * X - (8 * wide - 4 * itemsize) * X // parts.columns
+    less = (
+        (3 * wide - 2 * itemsize if size.llama else 2 * wide - itemsize)
+        * rows
+        * size.hidden
+        // parts.columns
+    )
     return Kept(
         0 if parts.vocabulary is None else itemsize * (X + rows),  # rows, and whose
         outside // parts.sequence + inside // parts.heads + feed_forward // parts.columns,
         (itemsize * X + wide * (X + rows)) // parts.sequence + wide * rows * tokens,
-        max(0, more),
+        max(0, 2 * (wide + itemsize) * X - less),
         wide * X // parts.sequence,
     )
 

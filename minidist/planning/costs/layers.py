@@ -109,18 +109,20 @@ def transformer_layers(
     work = 2 * computed_scores(T) * C
     if attention is not None:
         block, work = block._replace(attention=itemsize * attention[0]), attention[1]
-    work = (4 * T * C * C + work) // heads
+    keys = 2 * T * C * size.key_width // min(heads, size.key_heads)
+    work = (2 * T * C * C + work) // heads + keys
     parameters = size.attention_parameters(heads) + C * size.experts
     if routed:
-        work += T * C * size.experts
+        work += T * C * size.experts + size.shared * 2 * T * C * size.hidden // parts.columns
+        parameters += size.expert_parameters(parts.columns, size.shared)
     else:
-        work += 8 * T * C * C // parts.columns
+        work += (3 if size.llama else 2) * T * C * size.hidden // parts.columns
         parameters += size.expert_parameters(parts.columns)
     found = kept(size, 1, T, itemsize, parts, block)
     return [
-        Layer(V * C + size.sequence * C, found.embedding, 0, found.deferred_end),
+        Layer(V * C + size.positions * C, found.embedding, 0, found.deferred_end),
         *[Layer(parameters, found.block, work, found.deferred_block)] * size.layers,
-        Layer(2 * C + V * C, found.head, T * C * V, found.deferred_end),
+        Layer(size.norm * C + V * C, found.head, T * C * V, found.deferred_end),
     ]
 
 

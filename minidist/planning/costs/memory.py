@@ -71,12 +71,12 @@ def elements_of(layers: list[Parameters], plan: Plan, buffers: bool) -> tuple[in
 
     P  the parameters of all these layers, experts included
     s  the rank's share of them, each layer's rounded up: of its dense parameters over the ranks of
-       dp x cp, of its experts over the dp/ep x cp ranks that have copies of these
+       dp x cp, or plan.shards of these; of its experts over the dp/ep x cp ranks that have copies
     b  with `buffers`, the parameters of the largest layer; else 0
     """
-    copies = plan.data // plan.ep
+    copies = plan.sharing // plan.ep
     P = sum(layer.dense + layer.experts for layer in layers)
-    s = sum(-(-layer.dense // plan.data) - (-layer.experts // copies) for layer in layers)
+    s = sum(-(-layer.dense // plan.sharing) - (-layer.experts // copies) for layer in layers)
     largest = max(layer.dense + layer.experts for layer in layers) if buffers else 0
     return zero_elements(plan.zero, P, s, largest)
 

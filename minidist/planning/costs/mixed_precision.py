@@ -17,7 +17,8 @@ def mixed_bytes(case: Workload, N: int) -> int:
     data parallelism   2 (N - 1) g P          half of what float32 moves, if g = 2
     ZeRO 1 and 2       (N - 1) (g + w) P
     ZeRO 3             (N - 1) (g + 2 w) P
-    and 2 (N - 1) bytes, by which the ranks agree whether a gradient has overflowed.
+    and 2 (N - 1) bytes, by which the ranks agree whether a gradient has overflowed, unless weights
+    are rounded at random: there is no scale to choose.
     """
     options, parameters = case.options, case.model.parameters()
     P = sum(p.size for p in parameters if p.requires_grad)
@@ -26,7 +27,8 @@ def mixed_bytes(case: Workload, N: int) -> int:
     stage = options.get("zero", 0)
     scatters, gathers = zero_passes(stage, 1)
     moved = scatters * g + gathers * (w if stage else g)
-    return max(1, options.get("steps", 0)) * (N - 1) * (moved * P + 2)
+    agreed = 0 if options.get("stochastic") else 2
+    return max(1, options.get("steps", 0)) * (N - 1) * (moved * P + agreed)
 
 
 def mixed_costs(case: Workload, N: int) -> list[Cost]:

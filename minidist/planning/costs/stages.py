@@ -83,17 +83,17 @@ def stage_parameters(
 ) -> list[Parameters]:
     """Return the parameters of each layer of a stage, in order.
 
-    embedding  ceil(V/tp) rows of C tokens, and T rows of C positions
+    embedding  ceil(V/tp) rows of C tokens, and T rows of C positions if they are learned
     blocks     `block_parameters` each
-    head       a norm, 2 C, and ceil(V/tp) C, but not if shared: then it has the embedding's tokens
+    head       a norm, 2 C or C, and ceil(V/tp) C, but not if shared: it has the embedding's tokens
     """
     C, (embedding, blocks, head) = size.width, stage
     tokens = -(-size.vocab // plan.tp) * C
     layers = [block_parameters(size, plan)] * blocks
     if embedding:
-        layers.insert(0, Parameters(tokens + size.sequence * C))
+        layers.insert(0, Parameters(tokens + size.positions * C))
     if head:
-        layers.append(Parameters(2 * C + (0 if shared else tokens)))
+        layers.append(Parameters(size.norm * C + (0 if shared else tokens)))
     return layers
 
 
@@ -101,11 +101,11 @@ def block_parameters(size: TransformerSize, plan: Plan) -> Parameters:
     """Return the parameters of a block, on the rank that has most.
 
     Dense, it has the model's `attention_parameters` and `expert_parameters`, cut over tp. With
-    experts, a rank of ep has up to ceil(E/ep) of them, cut over tp, and the whole gate, C E, which
-    is dense.
+    experts, a rank of ep has up to ceil(E/ep) of them, cut over tp. The whole gate, C E, and the
+    shared experts, cut over tp, are dense.
     """
     attention, expert = size.attention_parameters(plan.tp), size.expert_parameters(plan.tp)
     if not size.experts:
         return Parameters(attention + expert)
-    own = -(-size.experts // plan.ep)
-    return Parameters(attention + size.width * size.experts, own * expert)
+    own, shared = -(-size.experts // plan.ep), size.expert_parameters(plan.tp, size.shared)
+    return Parameters(attention + size.width * size.experts + shared, own * expert)

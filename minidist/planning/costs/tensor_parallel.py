@@ -43,8 +43,9 @@ class Reduced(NamedTuple):
 
 
 COLUMNS = "qkv.weight", "query.weight", "key_value.weight", "expand.weight"
+GATHERED = "qkv.weight", "query.weight", "expand.weight"  # with queries, keys and values
 ROWS = "output.weight", "contract.weight"
-AFTER_SUM = "output.bias", "contract.bias", "position.weight"  # what is added once X is scattered
+SCATTERED = (*ROWS, "token.weight")
 
 
 def reduced(case: Workload, starts: Iterable[int] = ()) -> Reduced:
@@ -57,13 +58,17 @@ def reduced(case: Workload, starts: Iterable[int] = ()) -> Reduced:
     embeddings sum the rows of both, the head those of the target.
 
     That is: forward, the output of every product with rows; backward, the gradient of X of every
-    product with columns, if it needs one. Experts are counted elsewhere.
+    product with columns, if it needs one. Of a mixture, that is once for all its experts.
     """
     both, source = case.inputs.shape[1], getattr(case.model, "source_length", 0)
     T, attention, feed_forward = both - source, 0, 0
     _, *layers, head = needed(case.model, starts)
     for block, met in zip(case.model.layers[1:-1], layers, strict=True):
+        if isinstance(block, nn.ExpertBlock):
+            feed_forward += 2 * T if needed_at(met, "expand.weight") else T
         for name, gradient in met.items():
+            if ".experts." in name or ".shared." in name:
+                continue
             if not (name.endswith(ROWS) or (name.endswith(COLUMNS) and gradient)):
                 continue
             of_source = isinstance(block, nn.EncoderBlock) or name.endswith("key_value.weight")
@@ -77,12 +82,25 @@ def reduced(case: Workload, starts: Iterable[int] = ()) -> Reduced:
 
 def attention_bytes(case: Workload, N: int) -> int:
     """Return the all_reduces of every block's attention: per Transformer block two of S."""
-    return summed_bytes(case, N, reduced(case).attention)
+    return summed_bytes(case, N, reduced(case).attention) + copied_bytes(case, N)
 
 
 def vocab_bytes(case: Workload, N: int) -> int:
     """Return the all_reduces of embedding and head, and the loss's three of B T numbers."""
     return summed_bytes(case, N, reduced(case).vocabulary) + loss_bytes(case, N)
+
+
+def copied_bytes(case: Workload, N: int) -> int:
+    """Return the all_reduces of W_kv[C, 2KD] over ranks that hold the same of its K heads.
+
+    N/K ranks sum 2 C D numbers for each head and block.
+    """
+    model = case.model
+    if not isinstance(model, nn.Llama) or N <= model.kv_heads:
+        return 0
+    named = model.named_parameters().items()
+    numbers = sum(p.size for n, p in named if "key_value" in n and p.requires_grad)
+    return 2 * (N // model.kv_heads - 1) * numbers * ITEMSIZE
 
 
 def summed_bytes(case: Workload, N: int, rows: int) -> int:
@@ -95,15 +113,19 @@ def loss_bytes(case: Workload, N: int) -> int:
     return 6 * (N - 1) * len(case.inputs) * reduced(case).predicted * ITEMSIZE
 
 
-def sequence_bytes(case: Workload, N: int, starts: Iterable[int] = (), replicas: int = 1) -> int:
+def sequence_bytes(
+    case: Workload, N: int, starts: Iterable[int] = (), replicas: int = 1, m: int = 1
+) -> int:
     """Return (N - 1) S per passage of X (see `passages`), the loss, and partial gradients.
 
     replicas  groups of N ranks that share the examples; each sums all partial gradients
+    m         micro-batches, for each of which copies of keys' and values' weights are summed
     """
     named = case.model.named_parameters()
     repeats = sum(named[n].size for n in repeated(named) if named[n].requires_grad)
     rows = _bytes(case, N, passages(case.model, starts) * width_of(case.model) + 6)
-    return rows + 2 * (N - 1) * ITEMSIZE * replicas * repeats
+    copied = replicas * m * copied_bytes(case, N)
+    return rows + 2 * (N - 1) * ITEMSIZE * replicas * repeats + copied
 
 
 def passages(model: nn.Transformer, starts: Iterable[int] = ()) -> int:
@@ -117,12 +139,16 @@ def passages(model: nn.Transformer, starts: Iterable[int] = ()) -> int:
     """
     *others, (head, of_head) = zip(model.layers, needed(model, starts), strict=True)
     *_, last = head.parameters()  # the norm's two, and then the weight
-    gathered, scattered = [(last, of_head[str(last.name)])], []
+    gathered, scattered, with_queries = [(last, of_head[str(last.name)])], [], []
     for layer, met in others:
         own = layer.named_parameters().items()
-        gathered += [(p, met[name]) for name, p in own if name.endswith(COLUMNS)]
-        scattered += [x for name, x in met.items() if name.endswith(AFTER_SUM)]
+        gathered += [(p, met[name]) for name, p in own if name.endswith(GATHERED)]
+        with_queries += [p for name, p in own if name.endswith("key_value.weight")]
+        scattered += [met[name] or p.requires_grad for name, p in own if name.endswith(SCATTERED)]
     once_more = [p for p, _ in gathered if p.requires_grad]
+    if with_queries:  # one gather for both
+        pairs = zip([p for p, _ in gathered if "query" in str(p.name)], with_queries, strict=True)
+        once_more += [kv for q, kv in pairs if kv.requires_grad and not q.requires_grad]
     back = [x for x in [*scattered, *(x for _, x in gathered)] if x]
     return len(gathered) + len(scattered) + len(back) + len(once_more)
 

@@ -7,11 +7,13 @@ With S bytes of a micro-batch's activation X[b, T/cp, C], and n ranks of the axi
          gathers for dW. Embedding and head together half a block's; three small sums of the loss
     pp   S forward and S backward per boundary to another rank, S/tp if the sequence is split; a
          tied embedding's gradient, if embedding and head are on two ranks
-    cp   2 (n - 1) S/tp forward and twice that backward per block: ring attention
+    cp   2 (n - 1) S/tp forward and twice that backward per block: ring attention; K/H of it where
+         H heads of queries read K of keys and values
     ep   4 (n - 1)/n k S per block: rows go to experts and back, and so do their gradients
     dp   over n = dp x cp ranks, (n - 1)/n P times 2 g in stage 0 of ZeRO, g + w in stage 1,
          m g + w in stage 2, m g + 2 m w in stage 3: w bytes a weight, g a gradient; experts over
-         dp/ep x cp
+         dp/ep x cp. If k ranks share a copy: that with n = k, and an all_reduce of P/k between
+         the copies
 
 Full recomputation repeats the forward part of tp, cp and ep. Experts' rows are taken as balanced,
 and none as dropped. The loss itself, one number, is left out.
@@ -74,23 +76,29 @@ def over_tensor(size: TransformerSize, plan: Plan, rank: int, rows: int) -> tupl
     blocks = passes(size, plan, rank)
     embeddings = sum(1 for stage in stages if stage.embedding)
     heads = sum(1 for stage in stages if stage.head)
-    chosen = size.top_k if size.experts else 1
-    parts = -(-size.experts // plan.ep) if size.experts else 1  # an expert has its own f and g
+    biases = 1
+    if size.experts:
+        biases = -(-size.experts // plan.ep) + (1 if size.shared else 0)
     if plan.sequence:  # two operations forward, three in backward
         sizes = operations = 2 * forwards(plan) + 3
         ends = at_ends = 2 * embeddings + 3 * heads
     else:  # an all_reduce each way, of twice the bytes
         sizes, operations = 2 * forwards(plan) + 2, forwards(plan) + 1
         ends, at_ends = 2 * embeddings + 2 * heads, embeddings + heads
-    moved = (sizes * (1 + chosen) * blocks + ends * m) * rows * C * plan.itemsize
+    moved = (sizes * 2 * blocks + ends * m) * rows * C * plan.itemsize
     moved += heads * m * 6 * rows * 4
-    count = operations * (1 + parts) * blocks + (at_ends + 3 * heads) * m
+    count = operations * 2 * blocks + (at_ends + 3 * heads) * m
+    if size.experts:  # an all_reduce of the gradients of the gates' weights
+        moved += 2 * blocks * size.top_k * rows * plan.itemsize
+        count += blocks
     if plan.sequence:  # gradients of norms, of biases of split rows, of positions and gates
         held = sum(stage.blocks for stage in stages)
-        own = held * (5 + parts + size.experts) * C
-        own += embeddings * size.sequence * C + heads * 2 * C
+        rows_of_C = 2 * size.norm + (0 if size.llama else 1 + biases)
+        own = held * (rows_of_C + size.experts) * C
+        own += embeddings * size.positions * C + heads * size.norm * C
         moved += 2 * own * plan.itemsize
-        count += held * (5 + parts + (1 if size.experts else 0)) + embeddings + 2 * heads
+        count += held * (rows_of_C + (1 if size.experts else 0)) + heads * size.norm
+        count += embeddings if size.positions else 0
     return Fraction(plan.tp - 1, plan.tp) * moved, count
 
 
@@ -129,12 +137,14 @@ def over_context(size: TransformerSize, plan: Plan, rank: int, rows: int) -> tup
     """Return the bytes and messages of ring attention: a round is n - 1 messages of each rank.
 
     Of each block, keys and values, 2 S/tp bytes a message, make a round in each forward pass (see
-    `forwards`) and one in backward, in which their gradients make another, with as many bytes. With
+    `forwards`) and one in backward, in which their gradients make another, with as many bytes. Of K
+    heads of keys for H of queries, S is K/H of X, and tp splits it into K parts at most. With
     experts, the k choices of each of the `rows` make a round in each forward pass: WHOLE bytes
     each, on every rank of tp.
     """
     others, messages = plan.cp - 1, 2 + forwards(plan)
-    each = Fraction((4 + 2 * forwards(plan)) * rows * size.width * plan.itemsize, plan.tp)
+    parts = min(plan.tp, size.key_heads)
+    each = Fraction((4 + 2 * forwards(plan)) * rows * size.key_width * plan.itemsize, parts)
     if size.experts:  # all choices, for the queues of experts
         each += WHOLE * size.top_k * rows * forwards(plan)
         messages += forwards(plan)
@@ -155,13 +165,16 @@ def over_data(size: TransformerSize, plan: Plan, rank: int) -> tuple[Fraction, i
 
     `shared_elements` travel in each of the scatters of `zero_passes`, at a gradient's width, and in
     each of its gathers, at a weight's. Without ZeRO, one all_reduce, scatter and gather in one
-    operation, has gradients alone.
+    operation, has gradients alone. What copies have in common is summed once, by `copied_elements`.
     """
     w, g, _ = BYTES[plan.precision, 16]
     scatters, gathers = zero_passes(plan.zero, plan.micro_batches)
-    elements, layers = shared_elements(plan, layer_parameters(size, plan, rank))
+    held = layer_parameters(size, plan, rank)
+    elements, layers = shared_elements(plan, held)
     width = scatters * g + gathers * (w if plan.zero else g)
-    return width * elements, (scatters + gathers if plan.zero else 1) * layers
+    between, sums = copied_elements(plan, held)
+    moved = width * elements + g * between
+    return moved, (scatters + gathers if plan.zero else 1) * layers + sums
 
 
 def shared_elements(plan: Plan, layers: list[Parameters]) -> tuple[Fraction, int]:
@@ -169,10 +182,20 @@ def shared_elements(plan: Plan, layers: list[Parameters]) -> tuple[Fraction, int
 
     And in how many operations: one for each layer, and one more for its experts.
     """
-    n, copies = plan.data, plan.data // plan.ep
+    n, copies = plan.sharing, plan.sharing // plan.ep
     dense, experts = (sum(each) for each in zip(*layers, strict=True))
     with_experts = sum(1 for layer in layers if layer.experts) if copies > 1 else 0
     return (
         Fraction(n - 1, n) * dense + Fraction(copies - 1, copies) * experts,
         (len(layers) if n > 1 else 0) + with_experts,
     )
+
+
+def copied_elements(plan: Plan, layers: list[Parameters]) -> tuple[Fraction, int]:
+    """Return how many elements of its shards a rank sends in their sums over the other copies.
+
+    And in how many all_reduces: one for each layer, if there are other copies.
+    """
+    h = plan.data // plan.sharing
+    own = Fraction(sum(layer.dense + layer.experts for layer in layers), plan.sharing)
+    return 2 * Fraction(h - 1, h) * own, len(layers) if h > 1 else 0

@@ -21,6 +21,7 @@ BYTES = {  # of parameters, gradients and optimizer state with Adam: (precision,
     ("float32", 16): (4, 4, 8),
     ("mixed", 16): (2, 2, 12),
     ("mixed", 18): (2, 4, 12),  # Megatron-LM's: gradients are summed in float32
+    ("stochastic", 8): (2, 2, 4),  # no copies: weights and moments are rounded at random
 }
 N = TypeVar("N", int, float)
 FP32_ADAM = dict(

@@ -13,7 +13,8 @@ What waits, and what is hidden:
     pp          a message travels while both ends compute; it delays the next stage. A tied weight's
                 gradient is summed over the first and the last rank at the end
     dp          one stage per rank: in buckets under the last backward, all but the first layer's
-                gradients or the last one's time. Several: beside the backward of other stages
+                gradients or the last one's time. Several: beside the backward of other stages. Sums
+                between ZeRO's copies come with the last backward, too
     ZeRO        1: new weights are gathered after the update. 2: gradients are also scattered in
                 every micro-batch, under its backward. 3: weights are gathered twice in every
                 micro-batch, under forward and backward
@@ -95,8 +96,11 @@ def check(size: TransformerSize, plan: Plan, machine: Machine, batch: int) -> No
         )
     cut_of(size.layers, stages, plan.cut)
     check_split(size, plan)
-    if plan.zero > 1 and plan.pp > 1:
-        raise ValueError(f"ZeRO stage {plan.zero} has no stages of layers; use zero=1 or pp=1")
+    if plan.zero > 1 and plan.schedule not in WHOLE_BACKWARD:
+        raise ValueError(
+            f"ZeRO stage {plan.zero} sums a gradient when backward leaves its layer, and "
+            f"{plan.schedule} computes it later; use zero=1, or {', '.join(WHOLE_BACKWARD[1:])}"
+        )
 
 
 class Step:
@@ -108,18 +112,19 @@ class Step:
     def __init__(self, size: TransformerSize, plan: Plan, machine: Machine, batch: int):
         self.size, self.plan, self.machine = size, plan, machine
         self.b = batch // (plan.dp * plan.micro_batches)
-        same = replace(plan, schedule="1f1b", chunks=1, zero=0, cut="layers")  # for all of them
+        same = replace(plan, schedule="1f1b", chunks=1, zero=0, cut="layers", shards=None)
         self.block = block_of(size, same, machine, self.b)
         self.stages = cut_of(size.layers, plan.pp * plan.chunks, plan.cut)
         shape = plan.schedule, plan.pp, plan.chunks
         self.placement = placement(*shape)
         moved = {stage: self.over_data(stage) for stage in set(self.stages)}
-        times = {stage: self.with_data(stage, *both) for stage, both in moved.items()}
+        times = {stage: self.with_data(stage, *three) for stage, three in moved.items()}
         gathers = [moved[stage][1] for stage in self.stages]
         self.gathered = self.most(gathers) if plan.zero in (1, 2) else 0
         self.update = self.most([self.update_of(stage) for stage in self.stages])
         self.after = self.tied() + self.update + self.gathered
-        self.sent = self.most([sum(moved[stage]) for stage in self.stages])
+        self.sent = self.most([sum(moved[stage][:2]) for stage in self.stages])
+        self.between = self.most([moved[stage][2] for stage in self.stages])
         forward, inputs, weights, sums = zip(*(times[s] for s in self.stages), strict=True)
         self.summed = sums[0]
         self.pipeline = TimedPipeline(*shape, forward, inputs, weights, self.delay(), sums)
@@ -129,7 +134,7 @@ class Step:
         return max(sum(each[k] for k in own) for own in self.placement)
 
     def with_data(
-        self, stage: StageLayers, scatter: float, gather: float
+        self, stage: StageLayers, scatter: float, gather: float, between: float
     ) -> tuple[float, float, float, float]:
         """Return a stage's forward, the halves of backward, and the sum of its gradients.
 
@@ -143,32 +148,35 @@ class Step:
         if zero > 1:
             more = hidden(back, scatter if zero == 2 else scatter + gather, n) - back
             forward = forward if zero == 2 else hidden(forward, gather, n)
-        sums = (scatter + gather, scatter, 0, 0)[zero]
+        sums = (scatter + gather, scatter, 0, 0)[zero] + between
         if len(self.stages) == 1:
             sums = hidden(back, sums, n) - back
         return forward, whole.inputs + more, whole.weights, sums
 
-    def over_data(self, stage: StageLayers) -> tuple[float, float]:
+    def over_data(self, stage: StageLayers) -> tuple[float, float, float]:
         """Return the seconds of scattering a stage's gradients, and of gathering its weights.
 
-        Without ZeRO both together are the all_reduce of the gradients.
+        And of summing ZeRO's copies. Without ZeRO the first two are the all_reduce of gradients.
         """
         size, plan = self.size, self.plan
         if plan.data == 1:
-            return 0, 0
+            return 0, 0, 0
         w, g, _ = BYTES[plan.precision, 16]
         layers = stage_parameters(size, plan, stage, size.tied and self.ends_meet())
         moved, count = traffic.shared_elements(plan, layers)
-        scatter = travel("dp", plan, self.machine, g * moved, count)
+        copied, sums = traffic.copied_elements(plan, layers)
+        scatter = travel("dp", plan.one_copy, self.machine, g * moved, count)
+        between = travel("dp", plan, self.machine, g * copied, sums)
         if plan.zero:
-            return scatter, travel("dp", plan, self.machine, w * moved, count)
-        return scatter, travel("dp", plan, self.machine, g * moved, 0)  # of one operation
+            gather = travel("dp", plan.one_copy, self.machine, w * moved, count)
+            return scatter, gather, between
+        return scatter, travel("dp", plan, self.machine, g * moved, 0), 0  # of one operation
 
     def update_of(self, stage: StageLayers) -> float:
         """Return the seconds of AdamW on a stage: all states are read and written."""
         size, plan = self.size, self.plan
         layers = stage_parameters(size, plan, stage, size.tied and self.ends_meet())
-        n, ep = (plan.data, plan.ep) if plan.zero else (1, 1)
+        n, ep = (plan.sharing, plan.ep) if plan.zero else (1, 1)
         own = sum(held.dense + ep * held.experts for held in layers) / n
         return 2 * own * sum(BYTES[plan.precision, 16]) / self.machine.memory_bandwidth
 
@@ -223,7 +231,7 @@ class Step:
         sent[0] += self.tied()
         sent[last] += self.tied()
         found["pp"] = self.most(sent)
-        found["dp"] = self.sent * sum(zero_passes(plan.zero, m)) / 2
+        found["dp"] = self.sent * sum(zero_passes(plan.zero, m)) / 2 + self.between
         return found
 
     def spent(self, taken: float) -> dict[str, float]:

@@ -5,7 +5,7 @@ Machine(3072, 8, flops=312e12, memory=80e9, link=300e9, network=25e9)
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from numbers import Integral, Rational, Real
 
@@ -35,6 +35,7 @@ class Plan:
     precision        "mixed": weights and activations of 2 bytes, optimizer in float32; "float32"
     cut              of a pipeline: "layers": embedding, blocks and head in stages of equal numbers
                      of layers, as `Pipeline` does; "blocks": equal numbers of blocks, as Megatron
+    shards           neighbours of dp x cp that share one of ZeRO's copies; None: all
     """
 
     dp: int = 1
@@ -50,6 +51,7 @@ class Plan:
     precision: str = "mixed"
     chunks: int = 1
     cut: str = "layers"
+    shards: int | None = None
 
     def __post_init__(self):
         for name in ("dp", "pp", "tp", "cp", "ep", "micro_batches", "chunks"):
@@ -63,11 +65,27 @@ class Plan:
             raise ValueError(f"ep={self.ep} does not divide dp={self.dp}; use a divisor of it")
         if self.sequence and self.cp > 1:
             raise ValueError(f"cp={self.cp} cuts the sequence already; use sequence=False or cp=1")
+        if self.shards is not None:
+            self.check_shards(self.shards)
         most = SCHEDULES[self.schedule].most_chunks
         if most is not None and self.chunks > most:
             raise ValueError(f"{self.schedule} has at most {most} chunks, not {self.chunks}")
         if self.schedule in V_SHAPED and self.chunks != 2:
             raise ValueError(f"{self.schedule} has 2 chunks per rank, not {self.chunks}")
+
+    def check_shards(self, k: int) -> None:
+        """Raise ValueError unless runs of k ranks of dp x cp can share a copy."""
+        check_count("shards", k)
+        if self.zero == 0 or self.ep > 1:
+            raise ValueError(
+                f"shards={k} is for ZeRO, and not for experts over ep={self.ep}; "
+                "use zero=1, 2 or 3, and ep=1"
+            )
+        if self.data % k or (k % self.cp and self.cp % k):
+            raise ValueError(
+                f"groups of {k} shards do not make up dp={self.dp} x cp={self.cp}; use a divisor "
+                "of cp, or cp times a divisor of dp"
+            )
 
     @property
     def ranks(self) -> int:
@@ -77,6 +95,18 @@ class Plan:
     def data(self) -> int:
         """The ranks that hold the same parameters, experts aside: dp x cp."""
         return self.dp * self.cp
+
+    @property
+    def sharing(self) -> int:
+        """The ranks that share one of ZeRO's copies: all with the same parameters, or `shards`."""
+        return self.shards or self.data
+
+    @property
+    def one_copy(self) -> "Plan":
+        """The mesh of those that share one of ZeRO's copies: neighbours on cp, then on dp."""
+        if self.sharing < self.cp:
+            return replace(self, dp=1, pp=1, cp=self.sharing, shards=None)
+        return replace(self, dp=self.sharing // self.cp, shards=None)
 
     @property
     def itemsize(self) -> int:

@@ -72,13 +72,17 @@ def block_products(size: TransformerSize, plan: Plan, b: int) -> tuple[list, lis
     C, tp = size.width, plan.tp
     held = ceil(size.sequence / plan.cp)
     rows, heads, D = b * held, ceil(size.heads / tp), size.width // size.heads
-    weights = [Product(rows, C, 3 * heads * D), Product(rows, heads * D, C)]
-    F, own, n = ceil(4 * C / tp), rows, 1
+    columns = heads + 2 * ceil(size.key_heads / tp)  # of queries; of keys and values
+    weights = [Product(rows, C, columns * D), Product(rows, heads * D, C)]
+    F, own, n = ceil(size.hidden / tp), rows, 1
     if size.experts:
         n = ceil(size.experts / plan.ep)
         own = ceil(rows * size.top_k / n)
         weights.append(Product(rows, C, size.experts))
-    weights += [Product(own, C, F, n), Product(own, F, C, n)]
+    if size.shared:
+        all_shared = ceil(size.shared * size.hidden / tp)
+        weights += [Product(rows, C, all_shared), Product(rows, all_shared, C)]
+    weights += [Product(own, C, 2 * F if size.llama else F, n), Product(own, F, C, n)]
     attention = [
         Product(held, D, size.sequence, b * heads),
         Product(held, size.sequence, D, b * heads),
@@ -96,7 +100,7 @@ def element_wise(
     product; longer ones stay in tiles.
     """
     rows, C, tp = b * ceil(size.sequence / plan.cp), size.width, plan.tp
-    whole, split = rows * C / (tp if plan.sequence else 1), rows * 4 * C / tp
+    whole, split = rows * C / (tp if plan.sequence else 1), rows * size.hidden / tp
     scores = rows * ceil(size.heads / tp) * (size.sequence if in_one_piece(size.sequence) else 0)
     forward = (2 * 2 + 2 * 3) * whole + 2 * split + 2 * scores
     backward = (2 * 3 + 2 * 3) * whole + 3 * split + 3 * scores

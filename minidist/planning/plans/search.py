@@ -110,11 +110,11 @@ class Search:
     def inside(self, level: int, plan: Plan) -> Iterator[Open]:
         """Yield what is inside of an open one, each with its bound; keep what does not fit.
 
-        Inside of a mesh are its `micro_batches`; inside of these, their `options`; inside of an
-        option, its `orders`, each with the bound of its `step`; inside of one of these is its
-        simulation, if its fullest rank fits: with its estimate and, as a bound, its seconds. If
-        even the leanest plans do not fit, the one that holds least is dropped, and nothing is
-        inside.
+        Inside of a mesh are its `micro_batches`; inside of these, their `options`, of which some
+        need the ranks of a node; inside of an option, its `orders`, each with the bound of its
+        `step`; inside of one of these is its simulation, if its fullest rank fits: with its
+        estimate and, as a bound, its seconds. If even the leanest plans do not fit, the one that
+        holds least is dropped, and nothing is inside.
         """
         if level == SCHEDULE:
             held = fullest(self.size, plan, self.batch)
@@ -132,7 +132,7 @@ class Search:
                 bound = self.least(one, MICRO_BATCHES)
                 yield Open(bound, next(self.numbers), MICRO_BATCHES, one)
         elif level == MICRO_BATCHES:
-            for one in options(self.size, plan):
+            for one in options(self.size, plan, self.machine.per_node):
                 yield Open(self.least(one, OPTIONS), next(self.numbers), OPTIONS, one)
         else:
             for one in orders(self.size, plan, self.schedules):
@@ -148,7 +148,7 @@ class Search:
         blocks, p, b = self.size.layers, plan.pp, self.batch // (plan.dp * plan.micro_batches)
         inside = [plan] if level == OPTIONS else options(self.size, plan)
         times = []
-        for one in {replace(option, zero=0) for option in inside}:
+        for one in {replace(option, zero=0, shards=None) for option in inside}:
             block = block_of(self.size, one, self.machine, b)
             each, head = block.whole.total, block.head.total
             times.append(max(ceil(blocks / p) * each, (blocks * each + head) / p))
@@ -224,7 +224,7 @@ def mesh_of(plan: Plan) -> tuple:
 
 def least_states(size: TransformerSize, plan: Plan) -> float:
     """Return the bytes of parameters, gradients and optimizer of a p-th of the blocks."""
-    widths, block, data = BYTES[plan.precision, 16], block_parameters(size, plan), plan.data
+    widths, block, data = BYTES[plan.precision, 16], block_parameters(size, plan), plan.sharing
     P, s = block.dense + block.experts, block.dense / data + block.experts * plan.ep / data
     held = zero_elements(plan.zero, float(P), s, 0.0)
     return size.layers / plan.pp * sum(n * width for n, width in zip(held, widths, strict=True))

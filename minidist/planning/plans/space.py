@@ -57,11 +57,25 @@ def micro_batches(batch: int, mesh: Plan) -> list[int]:
     return [m for m in divisors(batch // mesh.dp) if m <= most or mesh.pp == 1]
 
 
-def options(size: TransformerSize, mesh: Plan) -> Iterator[Plan]:
-    """Yield a mesh and its micro-batches with every option."""
+def options(size: TransformerSize, mesh: Plan, per_node: int | None = None) -> Iterator[Plan]:
+    """Yield a mesh and its micro-batches with every option; the leanest last.
+
+    per_node  ranks of a node, each of which may have a copy of what ZeRO shares; None: none has
+    """
     sequence = (False, True) if splits(size, mesh) else (False,)
+    inside = None if per_node is None else shards_of_node(mesh, per_node)
     for recompute, zero, split in product(RECOMPUTE, zero_stages(mesh), sequence):
-        yield replace(mesh, recompute=recompute, zero=zero, sequence=split)
+        for shards in (inside, None) if zero and inside else (None,):
+            yield replace(mesh, recompute=recompute, zero=zero, sequence=split, shards=shards)
+
+
+def shards_of_node(mesh: Plan, per_node: int) -> int | None:
+    """Return how many ranks of dp x cp are in one node, if a few are, and others elsewhere."""
+    inner = mesh.tp * mesh.cp * mesh.pp
+    if mesh.ep > 1 or per_node % inner:
+        return None
+    k = gcd(mesh.dp, per_node // inner)
+    return k * mesh.cp if k < mesh.dp and k * mesh.cp > 1 else None
 
 
 def orders(size: TransformerSize, plan: Plan, among: Iterable[str] = ()) -> Iterator[Plan]:

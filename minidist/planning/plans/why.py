@@ -16,14 +16,14 @@ WORDS = {  # what a step's seconds are spent on
 }
 LEGEND = (
     "dp, pp, cp, tp, ep: ranks along the axes; m: micro-batches; v: stages of a rank; "
-    ">=: a lower bound, of what does not fit;\nMFU: the model's FLOPs, recomputation not counted, "
-    "as a share of the peak"
+    "ZeRO 3 of 8: a copy per 8 ranks;\n>=: a lower bound, of what does not fit; "
+    "MFU: the model's FLOPs, recomputation not counted, as a share of the peak"
 )
 NOT_TRIED = (
     f"Not tried: {', '.join(ASYNCHRONOUS)} (their gradients are not one device's), "
     f"{', '.join(LEFT_OUT)} (the first never fills a pipeline, the second is a search for measured "
-    "times),\nZeRO 2 and 3 with stages of layers (Hybrid has none: each micro-batch would send all "
-    "weights or gradients)"
+    "times),\nZeRO 2 and 3 with stages of layers (each micro-batch would send all gradients or "
+    "weights)"
 )
 
 
@@ -81,7 +81,7 @@ def in_short(plan: Plan) -> str:
     if plan.pp > 1:
         words.append(plan.schedule + (f" v={plan.chunks}" if plan.chunks > 1 else ""))
     if plan.zero:
-        words.append(f"ZeRO {plan.zero}")
+        words.append(f"ZeRO {plan.zero}" + (f" of {plan.shards}" if plan.shards else ""))
     if plan.recompute != "none":
         words.append(f"recompute {plan.recompute}")
     if plan.sequence:

@@ -47,8 +47,8 @@ DIGITS = Kind(
     size=lambda data: pairs_in_words(data.train, data.held_out),
     outcome=outcome,
     refused=(
-        *"context width heads depth dropout tied reconstruction experts precision".split(),
-        *"pp cp tp ep zero schedule micro_batches".split(),
+        *"model context width heads kv_heads depth dropout tied experts reconstruction".split(),
+        *"precision pp cp tp ep zero schedule micro_batches".split(),
     ),
     needs_all_ranks="batch norm needs the whole batch",
 )

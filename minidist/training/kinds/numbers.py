@@ -156,5 +156,5 @@ NUMBERS = Kind(
         },
     },
     defaults={"steps": 600, "batch": 64},
-    refused=("context", "tied", "experts", "cp", "ep"),
+    refused=("model", "kv_heads", "context", "tied", "experts", "cp", "ep"),
 )

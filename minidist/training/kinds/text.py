@@ -1,6 +1,7 @@
 """Text: a character Transformer learns what comes next, and writes."""
 
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from minidist.nn.generate import sample
 from minidist.training.kinds.kind import Kind
 from minidist.training.settings import Settings
 
+MODELS: dict[str, Callable[..., nn.Transformer]] = {"gpt2": nn.Transformer, "llama": nn.Llama}
+
 
 def read(settings: Settings, before: dict, text: str | None = None) -> Text:
     """Return the text, with the characters of an earlier one that the model has learned from."""
@@ -18,17 +21,19 @@ def read(settings: Settings, before: dict, text: str | None = None) -> Text:
 
 
 def language_model(data: Text, settings: Settings) -> nn.Transformer:
-    return nn.Transformer(
+    grouped = {"kv_heads": settings.kv_heads} if settings.kv_heads else {}
+    return MODELS[settings.model](
         data.vocab,
         settings.width,
         settings.heads,
-        settings.depth,
-        settings.context,
-        settings.seed,
+        depth=settings.depth,
+        context=settings.context,
+        seed=settings.seed,
         dropout=settings.dropout,
         tied=settings.tied,
         experts=settings.experts,
         top_k=max(1, min(2, settings.experts)),
+        **grouped,
     )
 
 

@@ -114,6 +114,7 @@ class Finding:
 
 KINDS = {
     "norms": lambda n: ".norm" in n,
+    "loads of experts": lambda n: n.endswith("choice_bias"),
     "biases": lambda n: n.endswith("bias"),
     "gates": lambda n: ".gate." in n,
     "experts": lambda n: ".experts." in n,

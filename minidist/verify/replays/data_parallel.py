@@ -11,12 +11,14 @@ is sent, per rank what is left out).
 import copy
 from collections.abc import Callable
 from functools import reduce
+from itertools import pairwise
 from operator import add
 
 from minidist import nn, optim
 from minidist.backend import Array, array_module
 from minidist.data_parallel.compression import LEVELS, on_grid
 from minidist.data_parallel.power_sgd import PowerSGD, orthogonalize
+from minidist.pieces import split_ends
 from minidist.rng import digest, hash_uniform
 
 Backward = Callable[[nn.Module, int, int], None]  # (model, step, rank): adds to the gradients
@@ -172,6 +174,94 @@ def replay_diloco(
             moments[i] = momentum * moments[i] + mean
             _set(p, p.data - lr * (mean + momentum * moments[i]))
     return model.state()
+
+
+def replay_quantized_gather(
+    model: nn.Module,
+    steps: int,
+    ranks: int,
+    backward: Backward,
+    optimizer: Callable,
+    block: int,
+) -> dict[str, Array]:
+    """Return the weights after some steps, each with the gradient at rounded weights.
+
+    In the shard of each rank, `block` neighbours are whole multiples of 1/127 of the largest.
+    """
+    exact, coarse = copy.deepcopy(model), copy.deepcopy(model)
+    rule = optimizer(exact.parameters())
+    for step in range(steps):
+        for layer, rounded in zip(exact.layers, coarse.layers, strict=True):
+            for first, last in pairwise(split_ends(layer.home.size, ranks)):
+                for start in range(first, last, block):
+                    w = layer.home.vector[start : min(start + block, last)]
+                    level = abs(w).max() / LEVELS
+                    whole = array_module(w).rint(w / level) if level > 0 else w
+                    rounded.home.vector[start : start + len(w)] = whole * level + 0.0  # no -0.0
+            rounded.home.changed()
+        found = [_gradients(coarse, _trained(coarse), backward, step, r) for r in range(ranks)]
+        for p, *parts in zip(_trained(exact), *found, strict=True):
+            p.grad = reduce(add, parts)
+        rule.step()
+        rule.zero_grad()
+    return exact.state()
+
+
+def replay_streaming_diloco(
+    model: nn.Module,
+    steps: int,
+    ranks: int,
+    backward: Backward,
+    inner: Callable[[list], optim.Optimizer],
+    every: int,
+    lr: float,
+    momentum: float,
+    fragments: int,
+    tau: int,
+    alpha: float,
+    bits: int | None,
+) -> dict[str, Array]:
+    """Return the common weights after some steps of streaming DiLoCo."""
+    alone = [copy.deepcopy(model) for _ in range(ranks)]
+    rules = [inner(mine.parameters()) for mine in alone]
+    layers = [[s.data for s in rule.slices] for rule in rules]  # of each rank
+    common = [x.copy() for x in layers[0]]
+    moments, means = [0 * x for x in common], [0 * x for x in common]
+    homes = [rules[0].homes.index(s.home) % fragments for s in rules[0].slices]
+
+    def outer_step(i: int) -> None:
+        moments[i] = momentum * moments[i] + means[i]
+        common[i] = common[i] - lr * (means[i] + momentum * moments[i])
+        for own in layers:
+            own[i][...] = alpha * own[i] + (1 - alpha) * common[i]
+
+    for t in range(1, steps + 1):
+        for r, (mine, rule) in enumerate(zip(alone, rules, strict=True)):
+            backward(mine, t - 1, r)
+            rule.step()
+            rule.zero_grad()
+        for i, fragment in enumerate(homes):
+            first = (fragment + 1) * every // fragments
+            if tau and t > first and (t - first - tau) % every == 0:
+                outer_step(i)
+            if (t - first) % every == 0:
+                moved = [common[i] - own[i] for own in layers]
+                means[i] = reduce(add, [_in_bits(x, bits) / ranks for x in moved])
+                if not tau:
+                    outer_step(i)
+    for s, x in zip(rules[0].slices, common, strict=True):
+        s.data[...] = x
+    return alone[0].state()
+
+
+def _in_bits(x: Array, bits: int | None) -> Array:
+    """Return the nearest of 0 and the largest size over 1, 2, 4 ... 64, with the signs of x."""
+    if bits is None or not abs(x).max():
+        return x
+    xp, most = array_module(x), abs(x).max()
+    levels = xp.concatenate([xp.zeros(1), 0.5 ** xp.arange(6, -1, -1)]).astype(x.dtype)
+    nearest = levels[(-abs(levels - (abs(x) / most)[:, None])).argmax(axis=1)]
+    return xp.where(x < 0, -nearest, nearest) * most
 
 
 def _trained(model: nn.Module) -> list[nn.Parameter]:

@@ -23,7 +23,8 @@ INPUT = "(input)"  # the name under which a floating input's gradient is compare
 class Case:
     """A model and a batch: inputs[B, ...] are tokens or floats, targets fit the loss.
 
-    options  further arguments of the strategy's start
+    options    further arguments of the strategy's start
+    documents  numbers of the documents that share the windows [B, T], see Randomness
     """
 
     name: str
@@ -33,6 +34,7 @@ class Case:
     loss: Callable = nn.cross_entropy
     seed: int = 0
     options: dict = field(default_factory=dict)
+    documents: np.ndarray | None = None
 
     @property
     def total(self) -> int:
@@ -45,7 +47,9 @@ class Case:
 
     def randomness(self, examples: np.ndarray, loss_scale: float = 1.0) -> Randomness:
         """Return what the model needs to know about some examples of the case's one batch."""
-        return Randomness(self.seed, 0, examples, len(self.inputs), loss_scale=loss_scale)
+        documents = None if self.documents is None else self.documents[examples]
+        batch = len(self.inputs)
+        return Randomness(self.seed, 0, examples, batch, None, loss_scale, documents)
 
     def loss_of(self, model: nn.Module, x: Tensor | np.ndarray, examples: np.ndarray) -> Tensor:
         """Return the loss of some examples, X, divided by the whole batch's number of targets."""
@@ -55,7 +59,8 @@ class Case:
     def whole_loss(self, model: nn.Module, x: Tensor | np.ndarray) -> Tensor:
         """Return the loss on one device; ValueError where inputs and targets do not agree."""
         examples = example_indices(self.inputs, self.targets)
-        return self.loss(model(x, Randomness(self.seed, 0, examples)), self.targets)
+        randomness = Randomness(self.seed, 0, examples, documents=self.documents)
+        return self.loss(model(x, randomness), self.targets)
 
     def names(self, cut: list[range]) -> tuple[list[str], ...]:
         """Return the names of the parameters that each stage holds."""
@@ -109,7 +114,8 @@ class Outcome:
 
     gradients  by name: all of them on every rank; all arrays are on the host
     bytes      bytes that this rank sent to compute them
-    reference  what `gradients` should be, bit for bit, if that is not one device's gradient
+    reference  what `gradients` should be, if that is not one device's gradient: within the bound
+               if the promise is exact, else bit for bit
     held       {name: (weights, their Shard or None)}, if the rank's matrices are split
     used       ("F" or "B", minibatch, version) of the rank's passes in an asynchronous pipeline
     message    what is known about the cause, if `gradients` differ from the reference
@@ -163,7 +169,7 @@ def collect(model: nn.Module, x: Tensor | np.ndarray | None = None) -> dict[str,
     """Return {name: gradient} of a model, zeros for None, and the input's if it has one.
 
     The running statistics of batch norm have no gradient: where they move, in training, their
-    values are returned instead.
+    values are returned instead; and for the bias of a router, by which it will move: `shares`.
     """
     named: dict[str, Tensor] = dict(model.named_parameters())
     norms = [of_kind(nn.BatchNorm, norm) for norm in model.modules(nn.BatchNorm)]
@@ -174,7 +180,13 @@ def collect(model: nn.Module, x: Tensor | np.ndarray | None = None) -> dict[str,
     return {
         name: np.zeros(p.shape, p.dtype) if p.grad is None else host_copy(p.grad)
         for name, p in named.items()
-    } | moved
+    } | (moved | shares(model))
+
+
+def shares(model: nn.Module) -> dict[str, np.ndarray]:
+    """Return, by the name of a router's bias, each expert's share of the choices so far: [E]."""
+    balances = list(model.modules(nn.BiasBalance))
+    return {b.bias.name: b.load / max(1, b.load.sum()) for b in balances}
 
 
 def as_input(inputs: Tensor | np.ndarray) -> Tensor | np.ndarray:
@@ -202,7 +214,7 @@ def padded(targets: np.ndarray) -> np.ndarray:
 
 
 def small_cases(ranks: int) -> list[Case]:
-    """An MLP on 7 examples and on 2, a tied Transformer on 6, one with experts on 5; dropout.
+    """An MLP on 7 examples and on 2, a tied Transformer on 6, with experts on 5, a Llama on 4.
 
     The targets of the tied Transformer are padded.
     """
@@ -212,11 +224,13 @@ def small_cases(ranks: int) -> list[Case]:
     mlp = nn.MLP([6, 9, 5, 3], activation="gelu", seed=1, dtype="float64")
     transformer = nn.Transformer(11, 8, 2, 2, 5, seed=2, dtype="float64", dropout=0.2, tied=True)
     experts = nn.Transformer(11, 8, 2, 1, 5, 2, "float64", 0.2, experts=3, capacity=0.75)
+    llama = random_weights(nn.Llama(11, 8, 4, 2, 2, 5, 2, "float64", 12, dropout=0.2))
     return [
         Case("MLP, 7 examples", mlp, images, labels),
         Case("Transformer, 6 examples, padded", transformer, tokens, padded(nexts)),
         Case("MLP, 2 examples", mlp, images[:2], labels[:2]),
         Case("Transformer with experts, 5 examples", experts, tokens[:5], nexts[:5]),
+        Case("Llama, 4 examples", llama, tokens[:4], nexts[:4]),
     ]
 
 

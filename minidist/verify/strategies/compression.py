@@ -117,7 +117,7 @@ def compressed_cases(ranks: int, limit: bool = True, **options) -> list[Case]:
 
     options  of the compressor, beyond its limit
     """
-    mlp, transformer, few, experts = small_cases(ranks)
+    mlp, transformer, few, experts, _ = small_cases(ranks)
     everything = [replace(c, name=f"{c.name}, nothing left out") for c in (mlp, few)]
     batch = [replace(c, options=options) for c in (transformer, experts)]
     return [*streams(ranks, **options), *(everything if limit else [mlp]), *batch]

@@ -87,10 +87,17 @@ class Shards(Dealt):
 
     rule: Rule = no_change
 
-    def __init__(self, group: Group, case: Case, stage: int, micro_batches: int = 1):
+    def __init__(
+        self,
+        group: Group,
+        case: Case,
+        stage: int = 3,
+        micro_batches: int = 1,
+        shards: int | None = None,
+        block: int | None = None,
+    ):
         super().__init__(group, case, micro_batches)
-        model = case.model.flatten(group.empty)
-        self.zero = zero.Zero(model, group, stage)
+        self.zero = zero.Zero(case.model.flatten(group.empty), group, stage, shards, block=block)
         self.groups = self.zero.groups
 
     def parameters(self) -> list[nn.Parameter]:
@@ -106,13 +113,18 @@ class Shards(Dealt):
     def result(self) -> Arrays:
         found = super().result()  # zeros of what is frozen, and running statistics
         for s in self.zero.shards:
-            found |= by_name(s.whole, self.group.all_gather(s.parameter.grad))
+            found |= by_name(s.whole, self.zero.shard_group.all_gather(s.parameter.grad))
         return found
 
     def kept(self) -> dict:
-        homes = [home for s in self.zero.shards for home in (s.whole, s.part)]
-        gradients, weights = self.zero.memory.places[:1], self.zero.memory.places[1:]
-        return super().kept() | {"homes": homes, "parameters": weights, "gradients": gradients}
+        return super().kept() | kept_by(self.zero)
+
+
+def kept_by(share: zero.Zero) -> dict:
+    """Return what ZeRO keeps from step to step, whole or cut: arguments of `Watch.holds`."""
+    homes = [home for s in share.shards for home in (s.whole, s.part)]
+    gradients, weights = share.memory.places[:1], share.memory.places[1:]
+    return {"homes": homes, "parameters": weights, "gradients": gradients}
 
 
 def replica_cases(ranks: int) -> list[Case]:
@@ -131,6 +143,36 @@ def zero_cases(ranks: int, stage: int) -> list[Case]:
         cases[1] = replace(cases[1], model=free)
     two = replace(cases[0], name="MLP, 2 micro-batches", options={"micro_batches": 2})
     return [*cases, two]
+
+
+def on_two_levels(
+    group: Group,
+    case: Case,
+    stage: int = 3,
+    shards: int | None = None,
+    micro_batches: int = 1,
+) -> Shards:
+    """Let runs of `shards` ranks share a copy; None: all."""
+    return Shards(group, case, stage, micro_batches, shards=shards)
+
+
+def hierarchical_cases(ranks: int) -> list[Case]:
+    """Every stage, and every number of ranks that can share one of two copies or more."""
+    found = []
+    for k in [k for k in range(1, ranks) if ranks % k == 0] or [1]:
+        for stage in (1, 2, 3):
+            *cases, two = zero_cases(ranks, stage)
+            for case in (cases[stage % 2], two):
+                options = case.options | {"stage": stage, "shards": k}
+                name = f"{case.name}, stage {stage}, copies of {k}"
+                found.append(replace(case, name=name, options=options))
+    return found
+
+
+def hierarchical_example(ranks: int) -> Case:
+    """Return the example on two hosts, if the ranks make up two."""
+    shards = ranks if ranks % 2 else ranks // 2
+    return transformer_example(ranks, stage=3, shards=shards)
 
 
 def by_examples(case: Case, ranks: int) -> Division:
@@ -196,4 +238,25 @@ STRATEGIES = [
     _zero(1, "the optimizer's state sharded", "参数切分: 优化器状态"),
     _zero(2, "the optimizer's state and the gradients sharded", "参数切分: 梯度"),
     _zero(3, "all sharded; the parameters are gathered layer by layer", "参数切分: 参数"),
+    Strategy(
+        name="hierarchical_zero",
+        idea="sharded inside hosts, copies between them: a sum in two hops",
+        term="分层参数切分: 主机内切分, 主机间复制",
+        paper="Zhang et al. 2022 (MiCS); hybrid sharding in PyTorch (HSDP)",
+        family="ZeRO",
+        files=("data_parallel/hierarchical_zero.py",),
+        lesson="05_zero",
+        start=on_two_levels,
+        cases=hierarchical_cases,
+        costs=Costs(
+            bytes=costs.zero_bytes,
+            of_ranks=costs.zero_costs,
+            example=hierarchical_example,
+            compared=False,  # its gain is on links of two speeds
+        ),
+        ranks=(1, 2, 3, 4, 8),
+        split=by_examples,
+        models=LAYERS,
+        tests=("data_parallel/test_hierarchical_zero.py",),
+    ),
 ]

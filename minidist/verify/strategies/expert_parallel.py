@@ -1,5 +1,7 @@
 """Experts over ranks: every rank has other examples and other experts, and all else whole."""
 
+from dataclasses import replace
+
 from minidist import nn
 from minidist.comm import Group
 from minidist.expert_parallel import ExpertParallel
@@ -16,12 +18,37 @@ class Experts(Replicas):
 
     model: ExpertParallel
 
-    def __init__(self, group: Group, case: Case, micro_batches: int = 1):
+    def __init__(self, group: Group, case: Case, micro_batches: int = 1, dispatch: str = "rows"):
         super().__init__(group, case, lambda *_: self.model.sum_gradients(), micro_batches)
-        self.model = ExpertParallel(of_kind(nn.Transformer, case.model), group)
+        whole = of_kind(nn.Transformer, case.model)
+        self.model = ExpertParallel(whole, group, dispatch=dispatch)
 
     def result(self) -> Arrays:
         return self.model.whole(collect(self.model))
+
+
+def todays_experts(width: int = 8, heads: int = 2) -> nn.Transformer:
+    """Return a Transformer whose experts are DeepSeek-V3's, small: many, narrow, shared, biased.
+
+    A position chooses 4 of 8 experts, in at most 2 of 4 groups, and none is dropped.
+    """
+    model = nn.Transformer(
+        *(11, width, heads, 2, 8, 2, "float64", 0.2),
+        experts=8,
+        top_k=4,
+        capacity=None,
+        balance=0.1,
+        expert_width=width,
+        shared=2,
+        bias_rate=0.1,
+        groups=4,
+        most_groups=2,
+    )
+    random_weights(model)
+    for block in (of_kind(nn.ExpertBlock, layer) for layer in model.layers[1:-1]):
+        block.norm_2.gain.data += 2  # else all positions choose the same experts
+        of_kind(nn.BiasBalance, block.mixture.bias).bias.data *= 0.05
+    return model
 
 
 def expert_cases(ranks: int) -> list[Case]:
@@ -46,7 +73,9 @@ def expert_cases(ranks: int) -> list[Case]:
     first = cases[0]
     few = Case("2 examples, 2 micro-batches", first.model, tokens[:2], nexts[:2])
     few.options["micro_batches"] = 2
-    return [*cases, few]
+    todays = Case("4 of 8, 2 shared, biases", todays_experts(), tokens, nexts)
+    once = {"dispatch": "positions", "micro_batches": 2}
+    return [*cases, few, todays, replace(todays, name="4 of 8, once per rank", options=once)]
 
 
 def expert_example(ranks: int) -> Case:
@@ -66,8 +95,10 @@ STRATEGIES = [
         family="experts",
         files=(
             "expert_parallel/dispatch.py",
+            "expert_parallel/once_per_rank.py",
             "expert_parallel/sharded_experts.py",
             "nn/router.py",
+            "nn/bias_balance.py",
             "nn/mixture_of_experts.py",
         ),
         lesson="15_experts",
@@ -84,6 +115,7 @@ STRATEGIES = [
         models=EXPERTS,
         tests=(
             "expert_parallel/test_dispatch.py",
+            "expert_parallel/test_once_per_rank.py",
             "expert_parallel/test_sharded_experts.py",
             "hybrid/test_experts_on_every_split.py",
         ),

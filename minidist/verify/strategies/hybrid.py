@@ -7,6 +7,7 @@ import numpy as np
 
 from minidist import nn
 from minidist.comm import Group, Mesh
+from minidist.data_parallel.sharded_layers import ShardedLayers
 from minidist.datasets import Batch
 from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel.stage import Stage
@@ -19,9 +20,12 @@ from minidist.verify.strategies.cases import (
     of_kind,
     padded,
     random_weights,
+    shares,
     transformer_example,
     translator_case,
 )
+from minidist.verify.strategies.context_parallel import documents
+from minidist.verify.strategies.expert_parallel import todays_experts
 from minidist.verify.strategies.job import Arrays, Job, OnLoss, Rule, no_change
 from minidist.verify.strategies.record import TRANSFORMERS, Costs, Strategy
 
@@ -54,11 +58,14 @@ class OnMesh(Job):
         return self.hybrid.pipeline.stages
 
     def backward(self, on_loss: OnLoss) -> None:
-        self.hybrid.backward(Batch(self.case.inputs, self.case.targets, self.case.seed))
+        case = self.case
+        batch = Batch(case.inputs, case.targets, case.seed, documents=case.documents)
+        self.hybrid.backward(batch)
 
     def result(self) -> Arrays:
         shapes = self.hybrid.shapes.items()
-        return {name: np.zeros(shape) for name, shape in shapes} | self.hybrid.gradients()
+        loads = self.hybrid.whole(shares(self.hybrid.pipeline.model))
+        return {name: np.zeros(shape) for name, shape in shapes} | self.hybrid.gradients() | loads
 
     def step(self) -> None:
         self.hybrid.step(self.optimizer)
@@ -67,8 +74,12 @@ class OnMesh(Job):
         return self.hybrid.parameters()
 
     def kept(self) -> dict:
-        homes = [p.home for p in self.hybrid.named_parameters().values()]
-        return super().kept() | {"homes": homes}
+        every = [*self.hybrid.named_parameters().values(), *self.parameters()]
+        kept = super().kept() | {"homes": [p.home for p in every if p.home]}
+        if isinstance(self.hybrid.copies, ShardedLayers):
+            places = self.hybrid.copies.memory.places
+            kept |= {"gradients": places[:1], "parameters": places[1:]}
+        return kept
 
 
 def by_mesh(case: Case, ranks: int) -> Division:
@@ -86,6 +97,7 @@ MESHES: dict[int, list[dict]] = {  # ranks: what is asked for; the other ranks s
         {"cp": 2},
         {"dp": 2, "ep": 2, "experts": 4},
         {"dp": 2, "zero": 1},
+        {"dp": 2, "zero": 3, "micro_batches": 3},
         {"dp": 2, "schedule": "looped_bfs", "chunks": 2},
     ],
     3: [
@@ -97,11 +109,17 @@ MESHES: dict[int, list[dict]] = {  # ranks: what is asked for; the other ranks s
     4: [
         {"dp": 2, "pp": 2, "zero": 1},
         {"dp": 2, "pp": 2, "schedule": "interleaved", "chunks": 2, "zero": 1},
+        {"dp": 2, "pp": 2, "zero": 2},
+        {"dp": 2, "pp": 2, "schedule": "interleaved", "chunks": 2, "zero": 3},
+        {"dp": 4, "zero": 3, "shards": 2},
         {"pp": 2, "schedule": "gpipe", "split_sequence": True},
         {"pp": 2, "schedule": "zb_v"},
         {},
         {"cp": 2, "attention": "ulysses"},
+        {"cp": 4, "ulysses": 2, "documents": True},
+        {"pp": 2, "cp": 2, "attention": "gathered", "documents": True},
         {"dp": 2, "cp": 2, "ep": 2, "experts": 3, "zero": 1},
+        {"dp": 2, "cp": 2, "ep": 2, "experts": 3, "zero": 3},
         {"dp": 2, "ep": 2, "experts": 4},
     ],
     8: [
@@ -110,6 +128,9 @@ MESHES: dict[int, list[dict]] = {  # ranks: what is asked for; the other ranks s
         {"dp": 2, "cp": 2, "ep": 2, "experts": 3},
         {"dp": 2, "pp": 2, "cp": 2, "ep": 2, "experts": 4, "schedule": "zb_h1"},
         {"dp": 4, "cp": 2, "ep": 2, "experts": 4, "zero": 1},
+        {"dp": 2, "pp": 2, "zero": 3},
+        {"dp": 2, "cp": 4, "zero": 2, "shards": 4},
+        {"cp": 4, "ulysses": 2, "attention": "gathered", "documents": True},
     ],
 }
 TRANSLATED: dict[int, dict] = {  # ranks: what is asked for a Seq2Seq
@@ -119,8 +140,35 @@ TRANSLATED: dict[int, dict] = {  # ranks: what is asked for a Seq2Seq
     4: {"pp": 2, "schedule": "zb_h1"},
     8: {"dp": 2, "pp": 2, "zero": 1},
 }
-SHOWN = {"ep": "{} ep", "experts": "{} experts", "zero": "ZeRO {}", "chunks": "{} chunks"}
-SHOWN["split_sequence"] = "sequence"
+TODAYS: dict[int, dict] = {  # ranks: what is asked for today's experts
+    2: {},
+    3: {},
+    4: {"dp": 2, "ep": 2, "zero": 1},
+    8: {"dp": 2, "cp": 2, "ep": 2, "dispatch": "positions"},
+}
+LLAMAS: dict[int, list[dict]] = {  # ranks: what is asked for a Llama of 2 heads of keys and values
+    2: [{"cp": 2}],
+    4: [
+        {},
+        {"split_sequence": True},
+        {"pp": 2, "schedule": "zb_h1", "zero": 1},
+        {"dp": 2, "zero": 3},
+    ],
+    8: [
+        {"dp": 2, "micro_batches": 2, "zero": 1},
+        {"pp": 2, "split_sequence": True},
+        {"cp": 2, "attention": "gathered"},
+    ],
+}
+SHOWN = {
+    "ep": "{} ep",
+    "micro_batches": "{} micro-batches",
+    "experts": "{} experts",
+    "zero": "ZeRO {}",
+    "shards": "copies of {}",
+    "chunks": "{} chunks",
+}
+SHOWN |= {"split_sequence": "sequence", "ulysses": "{} ulysses", "documents": "documents"}
 
 
 def hybrid_cases(ranks: int) -> list[Case]:
@@ -129,15 +177,24 @@ def hybrid_cases(ranks: int) -> list[Case]:
     cases = []
     for asked in MESHES.get(ranks, []):
         options = dict(asked)
+        numbers = documents(*tokens.shape) if options.pop("documents", False) else None
         model = nn.Transformer(
             *(11, 16, 8, 3, 8, 2, "float64", 0.2),
-            tied=True,
+            tied=asked.get("zero", 0) < 2,
             experts=options.pop("experts", 0),
             capacity=0.8,
             balance=0.5,
         )
         name = words_of(ranks, asked)
-        cases.append(Case(name, random_weights(model), tokens, padded(nexts), options=options))
+        case = Case(name, random_weights(model), tokens, padded(nexts), options=options)
+        cases.append(replace(case, documents=numbers))
+    if ranks in TODAYS:
+        name = f"today's experts, {words_of(ranks, TODAYS[ranks])}"
+        cases.append(Case(name, todays_experts(24, 12), tokens, nexts, options=TODAYS[ranks]))
+    for options in LLAMAS.get(ranks, []):
+        llama = nn.Llama(11, 16, 8, 2, 2, 8, 2, "float64", hidden=24, tied=options.get("zero") == 1)
+        case = Case(f"Llama, {words_of(ranks, options)}", llama, tokens, padded(nexts))
+        cases.append(replace(case, model=random_weights(llama), options=options))
     if ranks in TRANSLATED:
         options = TRANSLATED[ranks]
         case = translator_case(depth=2, width=24, heads=12)

@@ -1,4 +1,4 @@
-"""Data parallelism that meets rarely: local SGD and DiLoCo."""
+"""Data parallelism that meets rarely: local SGD, DiLoCo, and DiLoCo in fragments."""
 
 from dataclasses import replace
 from functools import partial
@@ -6,12 +6,13 @@ from functools import partial
 from minidist import nn, optim
 from minidist.comm import Group
 from minidist.data_parallel.local_sgd import DiLoCo, LocalSGD
+from minidist.data_parallel.streaming_diloco import StreamingDiLoCo
 from minidist.planning.costs import compression as costs
 from minidist.verify.replays import data_parallel as replays
 from minidist.verify.strategies.cases import Case, small_cases, transformer_example
 from minidist.verify.strategies.compression import streams
 from minidist.verify.strategies.data_parallel import Replicas, by_examples
-from minidist.verify.strategies.job import Arrays, Job, Rule
+from minidist.verify.strategies.job import Arrays, Job, OnLoss, Rule
 from minidist.verify.strategies.record import Costs, Strategy
 from minidist.verify.strategies.stream import Stream
 
@@ -26,14 +27,22 @@ def local_steps(
     every: int = 1,
     minibatches: int | None = None,
     diloco: bool = False,
+    fragments: int = 0,
+    tau: int = 0,
+    alpha: float = 0.5,
+    bits: int | None = 4,
 ) -> Job:
     """Train alone for `every` minibatches, then meet; by default, one batch's gradient.
 
-    diloco  AdamW inside and Nesterov momentum outside, in place of SGD and an average
+    diloco     AdamW inside and Nesterov momentum outside, in place of SGD and an average
+    fragments  of streaming DiLoCo, which has the options after it; 0: all layers meet at once
     """
     if not minibatches:
         case.model.flatten(group.empty)
         return Replicas(group, case, _one_step_alone)
+    if fragments:
+        streams = {"fragments": fragments, "tau": tau, "alpha": alpha, "bits": bits}
+        return Fragments(group, case, minibatches, every, **streams)
     return (OuterSteps if diloco else LocalSteps)(group, case, minibatches, every)
 
 
@@ -76,6 +85,36 @@ class OuterSteps(LocalSteps):
         return super().kept() | kept
 
 
+class Fragments(OuterSteps):
+    """Streaming DiLoCo; the result is the common weights."""
+
+    local: StreamingDiLoCo
+
+    def __init__(self, group: Group, case: Case, minibatches: int, every: int, **streams):
+        super().__init__(group, case, minibatches, every)
+        self.streams = streams
+
+    def begin(self, rule: Rule) -> None:
+        super(LocalSteps, self).begin(rule)
+        about = self.model, self.group, self.optimizer, self.every, *OUTER
+        self.local = StreamingDiLoCo(*about, **self.streams)
+        self.groups = [self.group, self.local.apart]
+
+    def backward(self, on_loss: OnLoss) -> None:
+        super().backward(on_loss)
+        self.local.end()
+
+    def result(self) -> Arrays:
+        return self.local.state()
+
+    def replay(self) -> Arrays:
+        about = *self.about, inner, self.every, *OUTER
+        return replays.replay_streaming_diloco(*about, **self.streams)
+
+    def kept(self) -> dict:
+        return super().kept() | {"gradients": self.local.came}
+
+
 def _one_step_alone(model: nn.Module, group: Group) -> None:
     """Let a round be one step that changes nothing; it leaves the sum of the gradients."""
     LocalSGD(model, group, lr=0.0, every=1).step()
@@ -94,6 +133,23 @@ def local_sgd_cases(ranks: int) -> list[Case]:
         rounds(transformer, 2, "Transformer, 2 rounds of 2 steps"),
         rounds(mlp, 2, "MLP, DiLoCo, 3 rounds", diloco=True),
         rounds(transformer, 2, "Transformer, DiLoCo, 2 rounds", diloco=True),
+        *small_cases(ranks),
+    ]
+
+
+def streaming_cases(ranks: int) -> list[Case]:
+    """Fragments in turn, applied 0 to 2 steps later, in four bits or all; one step's gradient."""
+    mlp, transformer = streams(ranks)
+
+    def fragments(case: Case, words: str, *values) -> Case:
+        asked = zip(("every", "fragments", "tau", "alpha", "bits"), values, strict=True)
+        return replace(case, name=f"{case.name}, {words}", options=case.options | dict(asked))
+
+    return [
+        fragments(mlp, "3 fragments, 1 step later", 3, 3, 1, 0.5, 4),
+        fragments(mlp, "2 fragments, 2 steps later, all bits", 4, 2, 2, 0.25, None),
+        fragments(mlp, "2 fragments, at once", 2, 2, 0, 0.0, 4),
+        fragments(transformer, "2 fragments, 1 step later", 2, 2, 1, 0.75, 4),
         *small_cases(ranks),
     ]
 
@@ -117,5 +173,27 @@ STRATEGIES = [
             example=partial(transformer_example, minibatches=2, every=2, diloco=True),
         ),
         tests=("data_parallel/test_local_sgd.py",),
+    ),
+    Strategy(
+        name="streaming_diloco",
+        idea="fragments of layers meet in turn, in four bits, and are applied some steps later",
+        term="流式DiLoCo, 分片交替同步",
+        paper="Douillard et al. 2025 (Streaming DiLoCo), algorithm 2",
+        family="local steps",
+        lesson="19_fewer_bytes",
+        promise="invariant",
+        split=by_examples,
+        files=("data_parallel/streaming_diloco.py",),
+        start=local_steps,
+        cases=streaming_cases,
+        costs=Costs(
+            bytes=costs.streaming_diloco_bytes,
+            of_ranks=costs.streaming_diloco_costs,
+            example=partial(
+                transformer_example, minibatches=2, every=2, fragments=2, tau=1, bits=4
+            ),
+            compared=False,
+        ),
+        tests=("data_parallel/test_streaming_diloco.py",),
     ),
 ]

@@ -18,6 +18,7 @@ from minidist.mixed_precision import LossScale, MixedPrecision, overflow_allowed
 from minidist.planning.costs import mixed_precision as costs
 from minidist.replicas import check_batch_norm
 from minidist.rng import generator
+from minidist.rounding import FLOAT16, draws_for, rounded
 from minidist.verify.strategies.cases import INPUT, Case, collect, small_cases, transformer_example
 from minidist.verify.strategies.data_parallel import by_examples
 from minidist.verify.strategies.job import Arrays, Job, OnLoss, Rule
@@ -50,9 +51,11 @@ class HalfPrecision(Job):
     zero   0: a replica on every rank; 1 to 3: ZeRO's stage
     start  the first loss scale; it is doubled after two good steps
     whole  the model and its data are whole numbers: the reference is float32 on one device
+    stochastic
+           no float32 copies and no scale: weights and moments are rounded at random
     """
 
-    optimizer: MixedPrecision
+    optimizer: MixedPrecision | optim.Optimizer
 
     def __init__(
         self,
@@ -64,6 +67,7 @@ class HalfPrecision(Job):
         grad_dtype: str | None = None,
         start: float = 2.0**10,
         whole: bool = False,
+        stochastic: bool = False,
     ):
         check_batch_norm(case.model, group.size)  # its statistics have no scale and no formula here
         self.own = own = half(case, dtype, grad_dtype)  # `case` stays as it is, for the replay
@@ -72,18 +76,24 @@ class HalfPrecision(Job):
         self.groups = list(dict.fromkeys([group, *self.share.groups]))
         self.mine = shard(np.arange(len(case.inputs)), group.rank, group.size)
         self.x = own.part(self.mine)
-        self.steps, self.start = steps, start
+        self.steps, self.start, self.stochastic = steps, start, stochastic
         self.rule = whole_rule if whole else rule
         self.exact = dtype is None and not steps
         about = case, group.size, steps, grad_dtype, start, self.rule
         self.replay = partial(replay, *about, dtype="float32" if whole else "float16")
+        if stochastic:
+            self.replay = partial(replay_at_random, case, group.size, steps, self.rule)
 
     def parameters(self) -> list[nn.Parameter]:
         return self.share.parameters()
 
     def begin(self, rule: Rule) -> None:
-        scale = LossScale(self.start, every=2)
-        self.optimizer = MixedPrecision(rule(self.parameters()), self.group, scale)
+        self.optimizer = rule(self.parameters())
+        if self.stochastic:
+            self.optimizer.rounding = optim.StochasticRounding(self.case.seed)
+        else:
+            scale = LossScale(self.start, every=2)
+            self.optimizer = MixedPrecision(self.optimizer, self.group, scale)
 
     def backward(self, on_loss: OnLoss) -> None:
         for _ in range(max(1, self.steps)):
@@ -151,6 +161,28 @@ def replay(
     return model.state() | {UPDATES: np.array([optimizer.steps])} if steps else found
 
 
+def replay_at_random(case: Case, shares: int, steps: int, rule: Rule) -> dict[str, np.ndarray]:
+    """Return what one device finds without copies: whole arrays are rounded, each by its name."""
+    case = half(case, "float16", None)
+    model, wide = case.model, copy.deepcopy(case.model).astype("float32")
+    optimizer = rule(wide.parameters())
+    parts = [shard(np.arange(len(case.inputs)), r, shares) for r in range(shares)]
+    for step in range(1, steps + 1):
+        total = sum_of_shards(case, parts, 1.0)
+        for name, p in wide.named_parameters().items():
+            p.grad = on_device_of(total[name], p.data)
+        optimizer.step()
+        optimizer.zero_grad()
+        for s, state in zip(optimizer.slices, optimizer.state or [], strict=True):
+            for p, at in s.parts.items():
+                for number, array in enumerate([s.data, *state]):
+                    every = p.xp.arange(p.size, dtype="uint64")
+                    draws = draws_for(case.seed, step, f"{number}/{p.name}", every)
+                    array[at] = rounded(array[at], FLOAT16, draws)
+        model.load_state(wide.state())
+    return model.state() | {UPDATES: np.array([optimizer.steps])}
+
+
 def sum_of_shards(case: Case, parts: list, scale: float) -> dict[str, np.ndarray]:
     """Return the sum of the gradients of some parts of the batch, added in the model's dtype."""
     total: dict[str, np.ndarray] = {}
@@ -176,7 +208,7 @@ def whole_numbers(ranks: int) -> Case:
 
 def mixed_cases(ranks: int) -> list[Case]:
     """The limits, float64 and whole numbers; one gradient, steps that overflow, and ZeRO."""
-    mlp, transformer, few, _ = small_cases(ranks)
+    mlp, transformer, few, *_ = small_cases(ranks)
     free = nn.Transformer(11, 8, 2, 2, 5, seed=2, dtype="float64", dropout=0.2)
     untied = replace(transformer, model=free)
     more: list[tuple[str, Case, dict]] = [
@@ -186,6 +218,11 @@ def mixed_cases(ranks: int) -> list[Case]:
         ("MLP, 2 examples, ZeRO 1", few, {"zero": 1, "steps": 3}),
         ("MLP, ZeRO 2, overflow", mlp, {"zero": 2, "steps": 8, "start": 2.0**20}),
         ("Transformer, ZeRO 3", untied, {"zero": 3, "steps": 3, "grad_dtype": "float32"}),
+        ("Transformer, no copies, at random", transformer, {"stochastic": True, "steps": 3}),
+        *[
+            (f"MLP, no copies, ZeRO {z}", mlp, {"stochastic": True, "steps": 3, "zero": z})
+            for z in (1, 2, 3)
+        ],
     ]
     in_float16 = [
         replace(case, name=name, options=options | {"dtype": "float16"})
@@ -198,11 +235,12 @@ def mixed_cases(ranks: int) -> list[Case]:
 STRATEGIES = [
     Strategy(
         name="mixed_precision",
-        idea="16-bit weights, activations and gradients; float32 copies, loss scaling",
-        term="混合精度, 损失缩放",
-        paper="Micikevicius et al. 2018, sections 3.1 to 3.3",
+        idea="16-bit weights, activations and gradients; float32 copies, loss scaling; or neither, "
+        "rounded at random",
+        term="混合精度, 损失缩放, 随机舍入",
+        paper="Micikevicius et al. 2018, sections 3.1 to 3.3; Zamirai et al. 2021 (at random)",
         family="mixed precision",
-        files=("mixed_precision.py",),
+        files=("mixed_precision.py", "optim/stochastic_rounding.py"),
         lesson="18_mixed_precision",
         start=HalfPrecision,
         promise="invariant",

@@ -27,6 +27,7 @@ from minidist.verify.strategies.cases import (
     collect,
     of_kind,
     padded,
+    random_weights,
     translator_case,
 )
 from minidist.verify.strategies.job import Arrays, Job, OnLoss
@@ -88,8 +89,8 @@ def named_order(case: Case, ranks: int, schedule: str, most_chunks: int) -> Prog
 
 def cut_with_leaves(case: Case, m: int) -> list[Batch]:
     """Return micro-batches whose floating inputs are leaves, so that their gradients are kept."""
-    cut = Batch(case.inputs, case.targets, case.seed).micro_batches(m)
-    return [replace(part, inputs=as_input(part.inputs)) for part in cut]
+    batch = Batch(case.inputs, case.targets, case.seed, documents=case.documents)
+    return [replace(part, inputs=as_input(part.inputs)) for part in batch.micro_batches(m)]
 
 
 def input_gradient(batch: list[Batch]) -> dict[str, np.ndarray]:
@@ -106,7 +107,7 @@ def everyones(group: Group, mine: dict[str, np.ndarray], case: Case) -> dict[str
 
 
 def pipeline_cases(ranks: int, most_chunks: int) -> list[Case]:
-    """An MLP of uneven stages on uneven micro-batches, a padded Transformer, one example, Seq2Seq.
+    """An MLP with uneven stages and micro-batches, one example, a Transformer, a Llama, a Seq2Seq.
 
     Every stage has a layer; the Seq2Seq has two blocks for each of its depth.
     """
@@ -114,14 +115,14 @@ def pipeline_cases(ranks: int, most_chunks: int) -> list[Case]:
     stages = ranks * most_chunks
     widths = [6, *(5 + i % 3 for i in range(stages)), 3]
     mlp = nn.MLP(widths, activation="gelu", seed=1, dtype="float64")
-    transformer = nn.Transformer(
-        11, 8, 2, max(1, stages - 1), 5, seed=2, dtype="float64", dropout=0.2, tied=True
-    )
+    transformer = nn.Transformer(11, 8, 2, max(1, stages - 1), 5, 2, "float64", 0.2, True)
+    llama = nn.Llama(11, 8, 4, 2, max(1, stages - 2), 5, 2, "float64", tied=True)
     images, labels = random.standard_normal((9, 6)), random.integers(0, 3, 9)
     tokens, nexts = random.integers(0, 11, (2, 7, 5))
     return [
         Case("MLP, 9 examples", mlp, images, labels),
         Case("Transformer, 7 examples, padded", transformer, tokens, padded(nexts)),
+        Case("Llama, 3 examples", random_weights(llama), tokens[:3], nexts[:3]),
         Case("MLP, 1 example", mlp, images[:1], labels[:1]),
         translator_case(depth=max(1, ceil((stages - 2) / 2))),
     ]

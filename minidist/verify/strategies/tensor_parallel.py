@@ -17,6 +17,7 @@ from minidist.tensor_parallel import (
     unsplit,
     vocab_parallel,
 )
+from minidist.tensor_parallel.parallel_grouped_queries import ParallelGroupedQueryAttention
 from minidist.tensor_parallel.parallel_transformer import Parts, split_attention
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
 from minidist.tensor_parallel.vocab_parallel import split_tables
@@ -92,6 +93,8 @@ class Matrices(Job):
         model, self.loss = split(group, case)
         super().__init__(group, case, model)
         self.finish, self.x = finish, as_input(case.inputs)
+        found = {a.holders for a in model.modules(ParallelGroupedQueryAttention)}
+        self.groups += [group for group in found if group is not None]
 
     def backward(self, on_loss: OnLoss) -> None:
         y = self.model(self.x, self.case.randomness(np.arange(len(self.case.inputs))))
@@ -138,16 +141,20 @@ def mlp_cases(ranks: int) -> list[Case]:
 
 
 def transformer_cases(ranks: int) -> list[Case]:
-    """A tied Transformer with dropout, and an untied one; vocabulary and targets are padded."""
+    """A tied Transformer with dropout, an untied one, a Llama; vocabulary and targets are padded.
+
+    Of the Llama, 4 ranks have 2 heads of keys and values.
+    """
     tokens, nexts = generator(0, "tensor cases").integers(0, 11, (2, 5, 12))
-    return [
-        Case(
-            f"Transformer, {'tied' if tied else 'untied'}",
-            random_weights(nn.Transformer(11, 24, 12, 2, 12, 2, "float64", 0.2, tied)),
-            tokens,
-            padded(nexts),
+    kv_heads = 3 if ranks == 3 else 2
+    models = {
+        f"Transformer, {'tied' if tied else 'untied'}": nn.Transformer(
+            11, 24, 12, 2, 12, 2, "float64", 0.2, tied
         )
         for tied in (True, False)
+    } | {"Llama": nn.Llama(11, 24, 12, kv_heads, 2, 12, 2, "float64", hidden=24)}
+    return [
+        Case(name, random_weights(model), tokens, padded(nexts)) for name, model in models.items()
     ]
 
 

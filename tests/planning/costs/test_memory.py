@@ -1,5 +1,6 @@
 """What a rank holds: equal to what real ranks were measured to hold, and to the papers' words."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -93,6 +94,14 @@ def test_zero_holds_what_its_closed_forms_say(stage, N):
     for g in (2, 4):
         want = zero_bytes_held(stage, sizes, N, 0, BYTES["mixed", 14 + g])
         assert held(Plan(N, zero=stage), per_parameter=14 + g) == tuple(want.values())
+
+
+@pytest.mark.parametrize("zero, shards", list(product((1, 2, 3), (1, 2, 4))))
+def test_a_copy_of_few_ranks_is_held_as_if_there_were_no_others(zero, shards):
+    model = model_of()
+    size, plan = TransformerSize.of(model), Plan(8, zero=zero, precision="float32", shards=shards)
+    found, few = memory(size, plan, 8), memory(size, replace(plan, dp=shards, shards=None), shards)
+    assert found == few
 
 
 @pytest.mark.parametrize("dp, ep, zero", [(1, 1, 0), (2, 2, 0), (4, 2, 1)])

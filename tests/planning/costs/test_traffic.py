@@ -37,7 +37,7 @@ def case(plan, tied=False, experts=0, dtype="float64", vocab=V):
     options = {"experts": experts, "top_k": 2, "capacity": None} if experts else {}
     model = nn.Transformer(vocab, C, H, L, T, dtype=dtype, tied=tied, **options)
     tokens = np.zeros((B, T), int)
-    names = ("dp", "pp", "cp", "ep", "schedule", "micro_batches", "chunks", "zero")
+    names = ("dp", "pp", "cp", "ep", "schedule", "micro_batches", "chunks", "zero", "shards")
     options = {name: getattr(plan, name) for name in names}
     options["split_sequence"] = plan.sequence
     return Case("plan", model, tokens, tokens, options=options)
@@ -69,6 +69,16 @@ def test_all_ranks_together_send_what_the_measured_closed_forms_say(tied, some):
         got["data"] = got.pop("dp")
         del want["loss"]  # one number
         assert {axis: 2 * n for axis, n in got.items()} == want, plan
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize(
+    "dp, pp, cp, shards", [(4, 1, 1, 2), (4, 1, 1, 1), (2, 1, 2, 2), (2, 2, 1, None), (2, 2, 2, 1)]
+)
+def test_zero_on_a_mesh_sends_what_its_closed_forms_say(dp, pp, cp, shards, zero):
+    plan = plan_of(dp, pp, cp, 1, "gpipe", 1, False, zero, shards=shards)
+    want = hybrid.bytes_by_axis(case(plan), plan.ranks)
+    assert 2 * total(TransformerSize(L, C, H, T, V, tied=False), plan)["dp"] == want["data"]
 
 
 @pytest.mark.parametrize("tp, vocab", [(2, 13), (4, 13), (4, 14)])
@@ -162,7 +172,7 @@ def test_two_real_ranks_take_part_in_so_many_operations(axis, options, experts, 
         assert count == sent(size, plan, 4, at)[axis][1]
 
 
-def test_a_rank_of_ep_sums_over_tp_only_for_the_experts_that_it_has():
+def test_ranks_of_ep_sum_over_tp_once_for_all_experts():
     """4 real ranks, dp=2 x tp=2; each has 2 of 4 experts."""
     model, log = nn.Transformer(V, C, H, 2, T, experts=4, capacity=None), EventLog()
     run(
@@ -179,10 +189,10 @@ def test_parts_that_all_ranks_have_are_summed_if_the_sequence_is_split():
     plan = Plan(tp=2, sequence=True, precision="float32")
 
     def moved(experts, T):
-        rows = B * T  # in a block 10 (n - 1)/n S, with experts 5 + 5 k; 5 at both ends
-        in_blocks = L * (15 if experts else 10) + 5
+        rows = B * T  # in a block 10 (n - 1)/n S, and of experts a number of each of 2 T rows; 5 at
+        in_blocks = L * 10 * C + 5 * C + L * (4 if experts else 0)  # both ends
         return sent(TransformerSize(L, C, H, T, V, experts=experts), plan, B)["tp"][0] - (
-            in_blocks * rows * C * 4 // 2 + 6 * rows * 4 // 2
+            in_blocks * rows * 4 // 2 + 6 * rows * 4 // 2
         )
 
     norms, ends = 4 * C, T * C + 2 * C  # positions, and the last norm
@@ -190,14 +200,14 @@ def test_parts_that_all_ranks_have_are_summed_if_the_sequence_is_split():
     assert moved(6, T) == (L * (norms + C + 6 * C + 6 * C) + ends) * 4
 
 
-@pytest.mark.parametrize("experts, chosen", [(0, 1), (4, 2)])
-def test_recomputation_gathers_and_scatters_a_split_sequence_again(experts, chosen):
-    """Forward has an all_gather and a reduce_scatter for attention, and for what is chosen."""
+@pytest.mark.parametrize("experts", [0, 4])
+def test_recomputation_gathers_and_scatters_a_split_sequence_again(experts):
+    """Forward has an all_gather and a reduce_scatter for attention, and for what follows it."""
     size, rows = TransformerSize(L, C, H, T, V, experts=experts), B * T
     plans = (Plan(tp=2, sequence=True, recompute=r) for r in ("none", "full"))
     kept, again = (traffic(size, plan, B)["tp"] for plan in plans)
-    assert again[0] - kept[0] == L * 2 * (1 + chosen) * rows * C * 2 // 2
-    assert again[1] - kept[1] == L * 2 * (1 + (experts or 1))
+    assert again[0] - kept[0] == L * 2 * 2 * rows * C * 2 // 2
+    assert again[1] - kept[1] == L * 2 * 2
 
 
 def test_recomputation_repeats_the_forward_part():
@@ -219,3 +229,11 @@ def test_recomputation_repeats_messages_and_rows_of_the_forward_pass():
     kept, again = both("ep", dp=2, ep=2)
     counts = L * 8
     assert (again[0] - 2 * counts) * 4 == (kept[0] - counts) * 6 and again[1] * 5 == kept[1] * 8
+
+
+@pytest.mark.parametrize("tp, share", [(1, 4), (2, 4), (4, 2), (8, 1)])
+def test_a_ring_of_grouped_queries_sends_two_heads_of_keys_in_place_of_eight(tp, share):
+    """tp splits 2 heads of keys into 2 parts at most: with more ranks, a head is on several."""
+    whole = TransformerSize(2, 64, 8, 32, 100, llama=True)
+    plan, grouped = Plan(cp=2, tp=tp), replace(whole, kv_heads=2)
+    assert traffic(whole, plan, 1)["cp"][0] == share * traffic(grouped, plan, 1)["cp"][0]

@@ -36,6 +36,30 @@ def test_gradients_are_summed_and_weights_gathered_as_the_stage_of_zero_does(zer
     assert after == (P if zero in (1, 2) else 0), "new weights are gathered after the update"
 
 
+@pytest.mark.parametrize("zero, passes", [(1, 1 + 1), (2, 3 + 1), (3, 3 + 2 * 3)])
+def test_only_the_sum_between_copies_takes_the_network(zero, passes):
+    """4 ranks in 2 nodes: a pass is half of P numbers of 2 bytes, inside of a node.
+
+    Between the copies, at a byte in 100 seconds, an all_reduce of P/2 numbers: twice half of them.
+    """
+    plan, two = Plan(4, micro_batches=3, zero=zero, shards=2), machine(4, 2, network=0.01)
+    found = seconds(SIZE, plan, two, 12)
+    assert found.communication["dp"] == pytest.approx(passes * P + 100 * P)
+    assert found.seconds == pytest.approx(passes * P + 100 * P)
+    assert traffic(SIZE, plan, 12)["dp"][0] == passes * P + P
+    alone = seconds(SIZE, replace(plan, shards=None), two, 12)
+    assert alone.communication["dp"] == pytest.approx(passes * 1.5 * 100 * P)
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_a_pipeline_scatters_and_gathers_in_every_micro_batch(zero):
+    size, two = replace(SIZE, layers=2, tied=False), machine(4)
+    found = {m: seconds(size, Plan(2, 2, micro_batches=m, zero=zero), two, 2 * m) for m in (1, 3)}
+    assert found[3].communication["dp"] > 1.5 * found[1].communication["dp"]
+    with pytest.raises(ValueError, match="and zb_h1 computes it later; use zero=1, or gpipe"):
+        seconds(size, Plan(2, 2, micro_batches=3, zero=zero, schedule="zb_h1"), two, 6)
+
+
 def test_a_message_between_stages_is_cut_by_the_sequence():
     """3 examples of 4 positions and width 8, in 2 bytes; half of it on each of 2 ranks."""
     size, plan = replace(SIZE, tied=False), Plan(pp=2, tp=2, micro_batches=2, sequence=True)

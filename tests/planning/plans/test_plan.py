@@ -14,6 +14,11 @@ WRONG = [
     ({"cp": 2, "sequence": True}, "cp=2 cuts the sequence already"),
     ({"zero": 4}, "zero is one of 0, 1, 2, 3, not 4"),
     ({"zero": True}, "zero is one of 0, 1, 2, 3, not True"),
+    ({"shards": 2}, "shards=2 is for ZeRO, and not for experts over ep=1; use zero=1, 2 or 3"),
+    ({"dp": 4, "ep": 2, "zero": 1, "shards": 2}, "shards=2 is for ZeRO, and not for experts"),
+    ({"dp": 4, "zero": 3, "shards": 3}, "groups of 3 shards do not make up dp=4 x cp=1; use a"),
+    ({"dp": 3, "cp": 4, "zero": 3, "shards": 6}, "groups of 6 shards do not make up dp=3 x cp=4"),
+    ({"dp": 4, "zero": 3, "shards": 0}, "shards is a whole number from 1, not 0"),
     ({"recompute": True}, "recompute is one of none, selective, full, not True"),
     ({"precision": "float64"}, "precision is one of mixed, float32, not 'float64'"),
     ({"schedule": "pipedream"}, "schedule is one of layer_split, gpipe, 1f1b"),
@@ -27,6 +32,13 @@ def test_a_plan_that_cannot_be_is_refused(given, said):
     with pytest.raises(ValueError) as error:
         Plan(**given)
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_ranks_of_one_copy_are_neighbours_on_cp_and_then_on_dp():
+    for shards, (dp, pp, cp) in {1: (1, 1, 1), 2: (1, 1, 2), 4: (1, 2, 4), 8: (2, 2, 4)}.items():
+        found = Plan(4, 2, cp=4, zero=1, shards=shards).one_copy
+        assert (found.dp, found.pp, found.cp, found.data) == (dp, pp, cp, shards)
+    assert Plan(4, 2, cp=4, zero=1).one_copy.data == 16
 
 
 def test_a_plan_counts_its_ranks_and_experts_are_within_data():

@@ -8,12 +8,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from minidist.pipeline_parallel import add_reductions, programs
-from minidist.planning import Machine, TransformerSize, memory, search, seconds, simulate
+from minidist.planning import Machine, Plan, TransformerSize, memory, search, seconds, simulate
 from minidist.planning.plans.estimate import Step
 from minidist.planning.plans.models import size_of
 from minidist.planning.plans.published import A100, RUNS
 from minidist.planning.plans.search import SIMULATED, Search, mesh_of
-from minidist.planning.plans.space import IN_USE, divisors, meshes, micro_batches, options, orders
+from minidist.planning.plans.space import (
+    IN_USE,
+    divisors,
+    meshes,
+    micro_batches,
+    options,
+    orders,
+    shards_of_node,
+)
 from minidist.planning.plans.why import in_short
 
 
@@ -47,7 +55,7 @@ def every_plan(size, machine, batch):
     """Yield every plan, one after the other."""
     for mesh in meshes(size, machine.ranks, batch):
         for m in [m for m in range(1, batch + 1) if batch // mesh.dp % m == 0]:
-            for plan in options(size, mesh.__class__(**{**vars(mesh), "micro_batches": m})):
+            for plan in options(size, replace(mesh, micro_batches=m), machine.per_node):
                 yield from orders(size, plan)
 
 
@@ -116,6 +124,38 @@ def test_the_leanest_plan_is_found_although_the_last_stage_of_zero_holds_more():
     assert best.held == least
     with pytest.raises(ValueError, match="nothing fits"):
         search(model, replace(machine, memory=least - 1), 2)
+
+
+def test_a_slow_network_makes_the_search_choose_a_copy_in_every_node():
+    """4 nodes of 4 ranks, and a model of which only the batch can be split."""
+    model, one = TransformerSize(1, 512, 1, 61, 500, tied=False), Machine(16, 4, **A100)
+    room = 0.8 * seconds(model, Plan(16), one, 16).held  # too little without ZeRO
+    (fast, *_), (slow, *_) = (
+        search(model, replace(one, network=network, memory=room), 16)
+        for network in (one.link, one.link / 1000)
+    )
+    assert fast.plan.zero and fast.plan.shards is None
+    assert slow.plan.shards == 4 and "of 4" in in_short(slow.plan)
+
+
+@pytest.mark.parametrize(
+    "mesh, per_node, want",
+    [
+        (Plan(64), 8, 8),
+        (Plan(8), 8, None),  # all are in one node
+        (Plan(16, tp=4), 8, 2),
+        (Plan(16, tp=8), 8, None),  # no two of them are in one node
+        (Plan(4, cp=2, tp=2), 8, 4),
+        (Plan(4, cp=2, tp=2), 4, 2),
+        (Plan(16, 2), 8, 4),
+        (Plan(6), 4, 2),
+        (Plan(4, tp=3), 8, None),  # a group of tp has ranks in two nodes
+        (Plan(16, ep=2), 8, None),
+    ],
+    ids=str,
+)
+def test_a_node_shares_a_copy_where_it_has_some_of_the_ranks(mesh, per_node, want):
+    assert shards_of_node(mesh, per_node) == want
 
 
 def test_the_divisors_of_a_large_number_are_found_at_once():

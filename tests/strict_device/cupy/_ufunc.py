@@ -112,6 +112,6 @@ def fits(given: np.dtype, weak: type | None, wanted: np.dtype) -> bool:
 
 NAMES = """absolute add bitwise_and bitwise_or bitwise_xor divide equal exp floor_divide greater
     greater_equal invert isfinite isinf isnan left_shift less less_equal log logical_or maximum
-    minimum multiply negative not_equal positive power reciprocal remainder right_shift sqrt
+    minimum multiply negative not_equal positive power reciprocal remainder right_shift rint sqrt
     square subtract tanh true_divide""".split()
 UFUNCS = {name: ufunc(name) for name in NAMES}

@@ -148,7 +148,7 @@ def space(size: TransformerSize, where: Machine, given: dict) -> set[Plan]:
         plan
         for mesh in meshes(size, where.ranks, given["batch"])
         for m in micro_batches(given["batch"], mesh)
-        for option in options(size, replace(mesh, micro_batches=m))
+        for option in options(size, replace(mesh, micro_batches=m), where.per_node)
         for plan in orders(size, option, given["schedules"])
     }
 

@@ -1,0 +1,48 @@
+"""ZeRO inside hosts, copies between them: few ranks share a copy, and its sum has two hops.
+
+Zhang et al., MiCS: Near-linear Scaling for Training Gigantic Model on Public Cloud (VLDB 2022), a
+partition group and a replication group; PyTorch calls it hybrid sharding (HSDP). Letters: N ranks,
+k of them share one copy of W, h = N / k copies, m micro-batches, S bytes of W.
+
+                                        host a        host b      k = h = 2
+                                        a0    a1      b0    b1
+    W                                   W.0   W.1     W.0   W.1
+    in every micro-batch, inside        all_gather W, reduce_scatter dW
+    once a step, between                all_reduce of dW.0 over a0, b0, and of dW.1 over a1, b1
+
+    stage   from each rank per step, inside     between, over the slow network
+    1       2 S (k-1)/k                         2 S/k (h-1)/h
+    2       (m + 1) S (k-1)/k                   2 S/k (h-1)/h
+    3       3 m S (k-1)/k                       2 S/k (h-1)/h
+
+All of ZeRO's 3 m S (N-1)/N would cross the network. The price is memory: S/k, not S/N.
+"""
+
+from collections.abc import Iterable
+from numbers import Integral
+
+from minidist.comm import Group
+from minidist.data_parallel.layer_shard import LayerShard
+from minidist.replicas import sum_gradients
+
+
+def two_levels(group: Group, shards: int | None) -> tuple[Group, Group]:
+    """Return the ranks that share this rank's copy, and those with the same shard of other copies.
+
+    shards  k: runs of k neighbours share a copy; None: all ranks share one
+    """
+    k = group.size if shards is None else shards
+    if not isinstance(k, Integral) or k < 1 or group.size % k:
+        raise ValueError(
+            f"groups of {k} shards do not make up {group.size} ranks; use a divisor of {group.size}"
+        )
+    return group.split(group.rank // k), group.split(group.rank % k)
+
+
+def sum_copies(shards: Iterable[LayerShard], between: Group) -> None:
+    """Add up the shards' gradients over the copies: the second hop, once all micro-batches are in.
+
+    ValueError if they have been added up in this step already.
+    """
+    if between.size > 1:
+        sum_gradients([s.parameter for s in shards], between)

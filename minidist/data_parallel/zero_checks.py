@@ -1,0 +1,64 @@
+"""What ZeRO cannot cut, and what would leave a gradient unsummed: errors, with their remedies."""
+
+from collections import Counter
+
+from minidist import nn
+from minidist.data_parallel.layer_shard import LayerShard
+
+
+def tied_between_layers(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that several layers use."""
+    users = Counter(p for layer in model.layers for p in layer.parameters())
+    return [p for p, layers in users.items() if layers > 1]
+
+
+def check_stage(
+    model: nn.Module, stage: int, tied: list[nn.Parameter], block: int | None = None
+) -> None:
+    """Raise ValueError unless the model can be cut so."""
+    if stage not in (1, 2, 3):
+        raise ValueError(f"ZeRO has the stages 1, 2 and 3, not {stage!r}")
+    if stage > 1 and not isinstance(model, nn.Sequential):
+        raise ValueError(f"stage {stage} needs an nn.Sequential, not {type(model).__name__}")
+    if stage < 3 and block is not None:
+        raise ValueError(f"stage {stage} gathers no weights in a pass to quantize; use stage 3")
+    if stage == 3 and tied:
+        raise ValueError(
+            f"{tied[0].name!r} belongs to several layers, and stage 3 keeps the weights "
+            "of one layer at a time; use a model that is not tied, or stage 2"
+        )
+
+
+def check_not_reduced(shards: list[LayerShard], stage: int) -> None:
+    """Raise ValueError if stage 1 has summed this step's gradient already."""
+    if stage == 1 and shards[0].parameter.grad is not None:
+        raise ValueError(
+            "this step's gradient is reduced already; "
+            "pass last=False for all micro-batches but the last"
+        )
+
+
+def check_reduced(shards: list[LayerShard]) -> None:
+    """Raise ValueError if a shard has no gradient."""
+    if any(s.parameter.grad is None for s in shards):
+        raise ValueError("no gradient has been reduced; call zero.backward first")
+
+
+def check_order(k: int, expected: int | None) -> None:
+    """Raise ValueError unless backward may come to layer k; None: nobody expects a backward."""
+    if expected is None:
+        raise ValueError("loss.backward() does not shard gradients; use zero.accumulate(loss)")
+    if k > expected:
+        raise ValueError(
+            f"backward reached layer {k} again after its gradient was reduced; "
+            "give zero.accumulate the loss of one pass through the model"
+        )
+
+
+def check_not_split(names: list[str]) -> None:
+    """Raise ValueError if there are parameters that another strategy has split."""
+    if names:
+        raise ValueError(
+            f"{names[0]} is split over other ranks too, and zero.sum_squares adds up over "
+            "the shards only; use ZeRO on a whole model, or do not clip"
+        )

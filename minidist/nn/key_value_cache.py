@@ -1,0 +1,112 @@
+"""Decode with a cache: a block keeps the keys and values of the positions that it has read.
+
+    O = softmax(q K^T / sqrt D) V over all positions up to q's: K and V grow, nothing else is kept
+
+(Shazeer 2019, Fast Transformer Decoding, section 2.4.) A position sees itself and earlier ones, so
+its keys and values stay what they are when others follow. A text of T tokens that are drawn one by
+one is T positions to compute, where a pass over all that is written for every token is T (T + 1)/2.
+
+    decoder = CachedDecoder(model)
+    logits = decoder(tokens[:, :5])      # [B, 5, V]
+    logits = decoder(tokens[:, 5:6])     # [B, 1, V]: what model(tokens[:, :6]) has in its column 5
+
+Letters: n new positions of T; K heads of keys and values, each read by G heads of queries.
+"""
+
+import copy
+import math
+
+import numpy as np
+
+from minidist.autograd import Tensor, no_grad
+from minidist.autograd.kernels import causal_softmax
+from minidist.autograd.products import batched_matmul
+from minidist.backend import Array, array_module
+from minidist.nn.dropout import Dropout
+from minidist.nn.mixture_of_experts import mixtures
+from minidist.nn.transformer import Transformer
+from minidist.pieces import Positions
+from minidist.rng import Randomness
+
+
+class KeyValueCache:
+    """An attention's `attend`, from new positions to all so far: QKV[G + 2, B, K, n, D] -> O.
+
+    kv  [2, B, K, positions, D]: `length` positions of it are in use
+    """
+
+    def __init__(self, positions: int):
+        self.positions, self.length = positions, 0
+        self.kv: Array | None = None
+
+    def __call__(self, qkv: Tensor, randomness: Randomness | None = None) -> Tensor:
+        new = qkv.data[-2:]
+        _, B, K, n, D = new.shape
+        if self.kv is None:
+            self.kv = array_module(new).empty((2, B, K, self.positions, D), new.dtype)
+        first, self.length = self.length, self.length + n
+        self.kv[..., first : self.length, :] = new
+        k, v = self.kv[..., : self.length, :]
+        mixed = [attend_from(q, k, v, first) for q in qkv.data[:-2]]  # G times [B, K, n, D]
+        return Tensor(array_module(new).stack(mixed, axis=2).reshape(B, -1, n, D))
+
+
+def attend_from(q: Array, k: Array, v: Array, first: int) -> Array:
+    """Return O[B, K, n, D]; Q[B, K, n, D] is at position `first` and after it, K and V at all."""
+    p = batched_matmul(q * (1 / math.sqrt(q.shape[-1])), k.swapaxes(-1, -2))  # [B, K, n, T]
+    causal_softmax(p, first)
+    return batched_matmul(p.astype(q.dtype, copy=False), v).astype(q.dtype, copy=False)
+
+
+class CachedDecoder:
+    """A language model that reads some tokens at a time: tokens[B, n] -> logits[B, n, V].
+
+    model      not changed; the weights are shared with it. If they change, `begin` again
+    positions  the most that it reads before it begins again; by default the model's context
+    length     positions read so far
+
+    ValueError for a mixture of experts: which choices an expert drops depends on the whole sequence
+    """
+
+    def __init__(self, model: Transformer, positions: int | None = None):
+        self.positions = model.context if positions is None else positions
+        if not 1 <= self.positions <= model.context:
+            raise ValueError(
+                f"a cache of {self.positions} positions is not for a context of {model.context}; "
+                f"use 1 to {model.context}"
+            )
+        if any(mixtures(model)):
+            raise ValueError(
+                "an expert's capacity is of the whole sequence, so a mixture of experts does not "
+                "read it in pieces; pass model(tokens) all tokens again"
+            )
+        shared = [*model.parameters(), *(layer.flat for layer in model.layers)]
+        self.model = copy.deepcopy(model, {id(x): x for x in shared})  # with an `attend` of its own
+        for dropout in self.model.modules(Dropout):
+            dropout.rate = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was read."""
+        self.batch, self.length = 0, 0
+        self.caches = []
+        for layer in self.model.layers:
+            if hasattr(layer, "attention"):
+                self.caches.append(KeyValueCache(self.positions))
+                layer.attention.attend = self.caches[-1]
+
+    def __call__(self, tokens: Array) -> Tensor:
+        B, n = tokens.shape
+        if self.length and self.batch != B:
+            raise ValueError(f"{self.batch} texts were begun, not {B}; call begin() for others")
+        first, last = self.length, self.length + n
+        if last > self.positions:
+            raise ValueError(
+                f"{last} tokens do not fit a cache of {self.positions} positions; call begin(), "
+                "and read the last ones again"
+            )
+        held = Positions(((first, last),), last)
+        with no_grad():
+            logits = self.model(tokens, Randomness(0, 0, np.arange(B), positions=held))
+        self.batch, self.length = B, last
+        return logits

@@ -1,0 +1,59 @@
+"""Rotary positions: queries and keys are turned by an angle that grows with their position.
+
+Su et al., RoFormer (2021), section 3.2.2, equations 14 and 15. The score of a query at t and a key
+at s then depends on t - s alone. Letters: D head width, t a position.
+
+    [x_i, x_(i + D/2)]  ->  [x_i cos - x_(i + D/2) sin, x_i sin + x_(i + D/2) cos]
+    angle of pair i at t: t theta^(-2 i / D),  i = 0 .. D/2 - 1
+
+The pair is made of the two halves of a head, as in the published files of Llama. RoFormer pairs
+neighbours, which is the same up to the order of the columns of W_q and W_k.
+"""
+
+import numpy as np
+
+from minidist.autograd import Function, Tensor
+from minidist.backend import Array, array_module, on_device_of, widen
+from minidist.nn.rotary_frequencies import Stretched, frequencies
+from minidist.pieces import Positions
+from minidist.rng import Randomness
+
+
+class Rotate(Function):
+    """QKV[G + 2, B, K, T, D]: turn queries and keys, leave values; backward turns back.
+
+    held  where the T positions are in the sequence
+    """
+
+    def __init__(self, held: Positions, theta: float | Stretched):
+        self.held, self.theta = held, theta
+
+    def forward(self, qkv: Array) -> Array:
+        return turned(qkv, angles_at(self.held.indices, qkv.shape[-1], self.theta))
+
+    def backward(self, grad: Array) -> Array:
+        return turned(grad, -angles_at(self.held.indices, grad.shape[-1], self.theta))
+
+
+def turned(qkv: Array, angles: np.ndarray) -> Array:
+    y, half, wide = array_module(qkv).array(qkv), qkv.shape[-1] // 2, widen(qkv[:-1])
+    cos, sin = (on_device_of(f(angles).astype(wide.dtype), qkv) for f in (np.cos, np.sin))
+    a, b = wide[..., :half], wide[..., half:]
+    y[:-1, ..., :half] = a * cos - b * sin
+    y[:-1, ..., half:] = a * sin + b * cos
+    return y
+
+
+def angles_at(positions: np.ndarray, width: int, theta: float | Stretched) -> np.ndarray:
+    """Return angles[T, D/2] in float64, of these positions of a sequence."""
+    return positions[:, None] * frequencies(width, theta)
+
+
+def rotate(qkv: Tensor, theta: float | Stretched, randomness: Randomness | None = None) -> Tensor:
+    """Turn the queries and keys of QKV[G + 2, B, K, T, D] by their positions in the sequence.
+
+    A rank or a step that holds a part of the sequence says which, in `randomness.positions`.
+    """
+    held = None if randomness is None else randomness.positions
+    T = qkv.shape[-2]
+    return Rotate(Positions(((0, T),), T) if held is None else held, theta)(qkv)
