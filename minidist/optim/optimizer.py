@@ -89,7 +89,7 @@ class Optimizer:
         for s in self.slices:
             if eps < np.finfo(np.promote_types(s.data.dtype, "float32")).tiny:
                 raise ValueError(f"eps={eps} is 0 in {s.data.dtype}; use a larger one")
-            if self.rounding and not is_half(s.data.dtype):
+            if self.rounding and s.data.size and not is_half(s.data.dtype):
                 raise ValueError(
                     f"stochastic rounding is for weights of 16 bits, not {s.data.dtype}; call "
                     "model.astype first, or leave it out"

@@ -449,7 +449,7 @@ def test_verify_runs_on_a_gpu(capsys, monkeypatch):
     monkeypatch.setattr(equivalence, "Cluster", spy(equivalence.Cluster, where))
     names = ["--strategy", "naive", "--strategy", "zero_3"]
     assert main(["verify", "--device", "gpu", "--transport", "thread", *names]) == 0
-    assert "48 rows, all ok" in capsys.readouterr().out and set(where) == {"gpu"}
+    assert "56 rows, all ok" in capsys.readouterr().out and set(where) == {"gpu"}
 
 
 @pytest.mark.gpu

@@ -107,7 +107,7 @@ def test_run_it_certifies_on_four_real_ranks_and_draws_what_was_measured(page):
     schedules(page)
     page.get_by_role("button", name="Run it on real processes").click()
     expect(page.locator("#run-result")).to_contain_text(
-        "On 4 processes every parameter of 4 models has one device's gradient", timeout=120_000
+        "On 4 processes every parameter of 5 models has one device's gradient", timeout=120_000
     )
     expect(page.locator("#measured svg")).to_have_count(2)
     expect(page.locator("#progress-words")).to_contain_text("times the simulated makespan")

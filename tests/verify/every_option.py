@@ -254,11 +254,13 @@ def splits(strategy: Strategy, kind: str) -> list[dict]:
 def variants(strategy: Strategy, ranks: int) -> list[dict]:
     """Return the different options that a strategy has in its own cases on these ranks.
 
-    But not `whole`, which says that model and data are whole numbers: here none are.
+    But not `whole`, which says that model and data are whole numbers: here none are; nor
+    `stochastic`, which has no loss scale, so that deep models in float16 overflow.
     """
     found: list[dict] = []
     for case in strategy.cases(ranks):
-        if case.options not in found and not case.options.get("whole"):
+        apart = case.options.get("whole") or case.options.get("stochastic")
+        if case.options not in found and not apart:
             found.append(case.options)
     return found
 

@@ -75,7 +75,8 @@ def held_of_layer(
     named, (d, c), found = case.model.layers[i].named_parameters(), place, {}
     whole, trained = set(repeated(named)), [n for n, p in named.items() if p.requires_grad]
     here = [n for n in trained if n not in experts or expert_rank(case, n, s.ep) == d % s.ep]
-    for is_expert, run in groupby(here, key=experts.__contains__):
+    runs = [(is_expert, [*run]) for is_expert, run in groupby(here, key=experts.__contains__)]
+    for is_expert, run in sorted(runs, key=lambda pair: pair[0]):  # as Hybrid.copied_slices
         parts = {n: 1 if n in whole else split_into(case, n, s.tp) for n in run}
         sizes = {n: named[n].size // number for n, number in parts.items()}
         ranks, r = (s.dp // s.ep * s.cp, d // s.ep) if is_expert else (s.dp * s.cp, d)

@@ -150,7 +150,7 @@ LLAMAS: dict[int, list[dict]] = {  # ranks: what is asked for a Llama of 2 heads
     2: [{"cp": 2}],
     4: [
         {},
-        {"split_sequence": True},
+        {"pp": 2, "split_sequence": True},
         {"pp": 2, "schedule": "zb_h1", "zero": 1},
         {"dp": 2, "zero": 3},
     ],
