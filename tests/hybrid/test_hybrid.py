@@ -141,6 +141,20 @@ def check(ranks, mesh, options, tied, B=5, steps=three_steps):
         assert weights.ok, str(weights)
 
 
+def assert_costs(cluster, options):
+    """Measure the example on a mesh of 4 ranks, and compare each rank's costs with the forms."""
+    experts = options.get("experts", 0)
+    options = {name: value for name, value in options.items() if name != "experts"}
+    case, strategy = transformer_example(4, **options), find("hybrid")
+    if experts:
+        _, T, C, H, L, V = EXAMPLE.values()
+        case = replace(case, model=nn.Transformer(V, C, H, L, T, dtype="float64", experts=experts))
+    found, forms = measure_costs("hybrid", case, cluster(4, "thread")), strategy.predict(case, 4)
+    assert sum(cost.sent for cost in found) == sum(form.sent for form in forms)
+    for cost, form in zip(found, forms, strict=True):
+        assert replace(form, sent=cost.sent) == cost
+
+
 @pytest.mark.parametrize(
     "mesh, options",
     list(zip(SMALL, cycle(SCHEDULES), strict=False)),
@@ -241,16 +255,7 @@ def test_every_mesh_of_up_to_eight_ranks(cluster, mesh):
     ids=str,
 )
 def test_a_rank_sends_holds_and_computes_what_the_closed_forms_say(cluster, options):
-    experts = options.get("experts", 0)
-    options = {name: value for name, value in options.items() if name != "experts"}
-    case, strategy = transformer_example(4, **options), find("hybrid")
-    if experts:
-        _, T, C, H, L, V = EXAMPLE.values()
-        case = replace(case, model=nn.Transformer(V, C, H, L, T, dtype="float64", experts=experts))
-    found, forms = measure_costs("hybrid", case, cluster(4, "thread")), strategy.predict(case, 4)
-    assert sum(cost.sent for cost in found) == sum(form.sent for form in forms)
-    for cost, form in zip(found, forms, strict=True):
-        assert replace(form, sent=cost.sent) == cost
+    assert_costs(cluster, options)
 
 
 def test_shards_may_be_uneven(cluster):

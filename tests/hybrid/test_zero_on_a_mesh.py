@@ -1,7 +1,5 @@
 """ZeRO's stages 2 and 3 on a mesh: one device's weights, the closed forms' bytes, refusals."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -10,11 +8,8 @@ from minidist.backend import address
 from minidist.datasets import Batch
 from minidist.errors import RankFailed
 from minidist.hybrid import Hybrid
-from minidist.observe.costs.measured import measure_costs
 from minidist.rng import generator
-from minidist.verify.equivalence import find
-from minidist.verify.strategies.cases import EXAMPLE, transformer_example
-from tests.hybrid.test_hybrid import MESHES, check, ranks_of, translated_steps
+from tests.hybrid.test_hybrid import MESHES, assert_costs, check, ranks_of, translated_steps
 
 STAGES = [2, 3]
 each_stage = pytest.mark.parametrize("stage", STAGES)
@@ -78,16 +73,7 @@ def test_micro_batches_and_shares_may_be_uneven_and_empty(cluster, stage, mesh, 
     ids=str,
 )
 def test_a_rank_sends_and_holds_what_the_closed_forms_say(cluster, options):
-    experts = options.get("experts", 0)
-    options = {name: value for name, value in options.items() if name != "experts"}
-    case, strategy = transformer_example(4, **options), find("hybrid")
-    if experts:
-        _, T, C, H, L, V = EXAMPLE.values()
-        case = replace(case, model=nn.Transformer(V, C, H, L, T, dtype="float64", experts=experts))
-    found, forms = measure_costs("hybrid", case, cluster(4, "thread")), strategy.predict(case, 4)
-    assert sum(cost.sent for cost in found) == sum(form.sent for form in forms)
-    for cost, form in zip(found, forms, strict=True):
-        assert replace(form, sent=cost.sent) == cost
+    assert_costs(cluster, options)
 
 
 def model():

@@ -10,7 +10,7 @@ from functools import partial
 
 from minidist.attention_scores import computed_scores, in_one_piece, kept_scores
 from minidist.context_parallel.cuts import union, zigzag
-from minidist.nn import Transformer, mixtures
+from minidist.nn import mixtures
 from minidist.pieces import Positions
 from minidist.planning.costs.attention import (
     gathered_bytes,
@@ -29,7 +29,7 @@ from minidist.planning.costs.cost import (
     trained_bytes,
 )
 from minidist.planning.costs.gradients import Needs, needed, needed_at
-from minidist.planning.costs.layers import heads_of, transformer_layers, width_of
+from minidist.planning.costs.layers import heads_of, kv_heads_of, transformer_layers, width_of
 from minidist.planning.costs.transformer_size import TransformerSize
 
 
@@ -166,8 +166,3 @@ def positions_limit(case: Workload, ranks: int) -> tuple[int, str]:
 
 def heads_limit(case: Workload, ranks: int) -> tuple[int, str]:
     return heads_of(case.model), "heads"
-
-
-def kv_heads_of(model: Transformer) -> int:
-    """Return K: the heads of keys and values, H unless queries are grouped."""
-    return getattr(model, "kv_heads", heads_of(model))

@@ -38,20 +38,23 @@ def needed_at(layer: Needs, end: str) -> bool:
 def in_order(layer: nn.Module) -> nn.Module | list | tuple:
     """Return a layer's modules in execution order: a list one after the other, a tuple of one X."""
     match layer:
-        case nn.ExpertBlock(mixture=m):
+        case nn.ExpertBlock(attention=a, mixture=m):
             parts = (m.gate, *m.experts, *filter(None, [m.shared]))
-            return [layer.norm_1, layer.attention, layer.norm_2, parts]
-        case nn.Block(attention=nn.GroupedQueryAttention() as a):
-            attention = [(a.query, a.key_value), a.output]
-            return [layer.norm_1, *attention, layer.norm_2, layer.expand, layer.contract]
-        case nn.EncoderBlock(attention=a):
-            attention = [(a.query, a.key_value), a.output]
-            return [layer.norm_1, *attention, layer.norm_2, layer.expand, layer.contract]
+            return [layer.norm_1, *products_of(a), layer.norm_2, parts]
+        case nn.Block(attention=a) | nn.EncoderBlock(attention=a):
+            return [layer.norm_1, *products_of(a), layer.norm_2, layer.expand, layer.contract]
         case nn.DecoderBlock(cross=a):
             target = [layer.norm_1, layer.attention, layer.norm_2, a.query]
             source = [layer.norm_source, a.key_value]
             return [(target, source), a.output, layer.norm_3, layer.expand, layer.contract]
     return layer
+
+
+def products_of(attention: nn.Module) -> list:
+    """Return the parts of an attention to its own input: some make queries apart."""
+    if isinstance(attention, nn.PaddedAttention | nn.GroupedQueryAttention):
+        return [(attention.query, attention.key_value), attention.output]
+    return [attention]
 
 
 def _run(part: nn.Module | list | tuple, x: bool, met: Needs) -> bool:

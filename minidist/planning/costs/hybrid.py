@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minidist import nn
 from minidist.context_parallel.cuts import Cut, zigzag
 from minidist.pieces import split_sizes
 from minidist.pipeline_parallel.placement import Programs, micro_batches_of
@@ -25,7 +24,13 @@ from minidist.planning.costs.expert_parallel import (
 )
 from minidist.planning.costs.gradients import needed
 from minidist.planning.costs.kept import Parts
-from minidist.planning.costs.layers import Layer, heads_of, transformer_layers, width_of
+from minidist.planning.costs.layers import (
+    Layer,
+    heads_of,
+    holders_of_heads,
+    transformer_layers,
+    width_of,
+)
 from minidist.planning.costs.pipeline_parallel import (
     boundary_bytes,
     layout,
@@ -154,9 +159,8 @@ def held_bytes(case: Workload, tp: int) -> dict[str, int]:
     whole = set(tensor.repeated(named))
     held = {n: ITEMSIZE * p.size * (tp if n in whole else 1) for n, p in named.items()}
     held |= {n: ITEMSIZE * C * tp * ceil(named[n].size // C / tp) for n in tensor.vocabulary(named)}
-    if isinstance(case.model, nn.Llama):
-        holders = max(1, tp // case.model.kv_heads)
-        held |= {n: size * holders for n, size in held.items() if "key_value" in n}
+    holders = holders_of_heads(case.model, tp)
+    held |= {n: size * holders for n, size in held.items() if "key_value" in n}
     return {n: size if named[n].requires_grad else 0 for n, size in held.items()}
 
 

@@ -140,3 +140,13 @@ def heads_of(model: nn.Transformer | nn.Seq2Seq) -> int:
         case [_, nn.Block() | nn.ExpertBlock() | nn.EncoderBlock() as block, *_]:
             return block.attention.heads
     raise TypeError("the second layer of a Transformer is a block")
+
+
+def kv_heads_of(model: nn.Transformer | nn.Seq2Seq) -> int:
+    """Return K: the heads of keys and values, H unless queries are grouped."""
+    return getattr(model, "kv_heads", heads_of(model))
+
+
+def holders_of_heads(model: nn.Transformer | nn.Seq2Seq, N: int) -> int:
+    """Return how many of N ranks that split the heads hold the same one of keys and values."""
+    return max(1, N // kv_heads_of(model))

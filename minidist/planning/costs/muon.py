@@ -9,10 +9,10 @@ from itertools import groupby, product
 
 from minidist.optim.muon import hidden_matrices
 from minidist.pieces import split_ends
-from minidist.planning.costs.context_parallel import kv_heads_of
 from minidist.planning.costs.cost import ITEMSIZE, Cost, Workload
 from minidist.planning.costs.expert_parallel import expert_numbers
 from minidist.planning.costs.hybrid import MeshSplit, hybrid_bytes, hybrid_costs, split_of
+from minidist.planning.costs.layers import holders_of_heads
 from minidist.planning.costs.pipeline_parallel import layout
 from minidist.planning.costs.tensor_parallel import repeated
 from minidist.replicas.whole_matrices import owners_of
@@ -77,7 +77,8 @@ def held_of_layer(
     here = [n for n in trained if n not in experts or expert_rank(case, n, s.ep) == d % s.ep]
     runs = [(is_expert, [*run]) for is_expert, run in groupby(here, key=experts.__contains__)]
     for is_expert, run in sorted(runs, key=lambda pair: pair[0]):  # as Hybrid.copied_slices
-        parts = {n: 1 if n in whole else split_into(case, n, s.tp) for n in run}
+        copied = s.tp // holders_of_heads(case.model, s.tp)  # the parts of keys and values
+        parts = {n: 1 if n in whole else copied if "key_value" in n else s.tp for n in run}
         sizes = {n: named[n].size // number for n, number in parts.items()}
         ranks, r = (s.dp // s.ep * s.cp, d // s.ep) if is_expert else (s.dp * s.cp, d)
         ranks = (case.options.get("shards") or ranks) if s.zero else 1
@@ -89,11 +90,6 @@ def held_of_layer(
                 found[name] = part
             at += size
     return found
-
-
-def split_into(case: Workload, name: str, tp: int) -> int:
-    """Return into how many parts tp splits a matrix: keys and values into one a head at most."""
-    return min(tp, kv_heads_of(case.model)) if "key_value" in name else tp
 
 
 def expert_rank(case: Workload, name: str, ep: int) -> int:

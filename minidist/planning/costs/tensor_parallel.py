@@ -10,6 +10,7 @@ from minidist.planning.costs.gradients import needed, needed_at
 from minidist.planning.costs.kept import Parts
 from minidist.planning.costs.layers import (
     heads_of,
+    holders_of_heads,
     mlp_layers,
     shapes_of,
     transformer_layers,
@@ -95,12 +96,9 @@ def copied_bytes(case: Workload, N: int) -> int:
 
     N/K ranks sum 2 C D numbers for each head and block.
     """
-    model = case.model
-    if not isinstance(model, nn.Llama) or N <= model.kv_heads:
-        return 0
-    named = model.named_parameters().items()
+    named = case.model.named_parameters().items()
     numbers = sum(p.size for n, p in named if "key_value" in n and p.requires_grad)
-    return 2 * (N // model.kv_heads - 1) * numbers * ITEMSIZE
+    return 2 * (holders_of_heads(case.model, N) - 1) * numbers * ITEMSIZE
 
 
 def summed_bytes(case: Workload, N: int, rows: int) -> int:
