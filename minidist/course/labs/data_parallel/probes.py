@@ -87,7 +87,8 @@ def launches(buckets, arrivals):
     buckets  numbers of parameters; arrivals, the order in which their gradients are complete
     """
     parameters = {i: nn.Parameter(np.zeros(1), f"p{i}") for bucket in buckets for i in bucket}
-    model = SimpleNamespace(parameters=lambda: list(parameters.values()))
+    model = nn.Module()
+    model.weights = list(parameters.values())
     plan = [[parameters[i] for i in bucket] for bucket in buckets]
 
     def worker(group):
@@ -151,6 +152,8 @@ def reduced_to_shards(group, sizes, seed, frozen, x, y, counts, micro_batches, s
         elif last or stage == 2:  # this rank has no gradient at all
             share.next = len(share.shards) - 1
             share.reduce_above(-1)
+            if last:
+                zero.sum_copies(share.shards, share.copies)
         if not last:
             for p in share.model.parameters():
                 p.grad = None if p.grad is None else p.grad.copy()  # elsewhere
@@ -195,7 +198,8 @@ def gathered(group, sizes, seed, x, size, order):
     """
 
     share = zero.Zero(build(sizes, seed).flatten(group.empty), group, 3)
-    ledger = share.gatherer.group.ledger
+    (apart,) = share.gatherer.groups.values()
+    ledger = apart.ledger
     with no_grad():
         answer = {"the output": share.model(x).data}
     answer["bytes of the forward pass"] = ledger.total

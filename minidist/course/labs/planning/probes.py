@@ -67,6 +67,10 @@ def pipeline(profile, levels, cost):
     return found
 
 
+def number(value):
+    return -1 if value is None else value
+
+
 class Counted(Search):
     """A search that counts the plans whose stages it times."""
 
@@ -78,8 +82,8 @@ class Counted(Search):
 
 
 def search(model, machine, batch, schedules, wanted):
-    """Return the best plans: by field an array of what each of them has."""
+    """Return the best plans: by field an array of what each of them has, -1 for None."""
     found = Counted(TransformerSize(**model), Machine(**machine), batch, schedules)
     best = list(found.best(wanted))
-    plans = {f.name: np.array([getattr(e.plan, f.name) for e in best]) for f in fields(Plan)}
+    plans = {f.name: np.array([number(getattr(e.plan, f.name)) for e in best]) for f in fields(Plan)}
     return plans | {"seconds": [e.seconds for e in best], TIMED: found.timed}

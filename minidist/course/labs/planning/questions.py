@@ -127,7 +127,8 @@ def as_good(answer: Answer, want: Answer, given: dict, counted: bool) -> str | N
     """Judge plans: each fits and is as fast as the package's of its place; few are timed."""
     size, where = TransformerSize(**given["model"]), Machine(**given["machine"])
     columns = [answer[name].tolist() for name in asdict(Plan())]
-    plans, best = [Plan(*values) for values in zip(*columns, strict=True)], want["seconds"]
+    rows = [[None if v == -1 else v for v in values] for values in zip(*columns, strict=True)]
+    plans, best = [Plan(*values) for values in rows], want["seconds"]
     if len(set(plans)) != len(best):
         return f"there are {plural(len(set(plans)), 'plan')}, not {len(best)}"
     if odd := set(plans) - space(size, where, given):
