@@ -85,5 +85,7 @@ def search(model, machine, batch, schedules, wanted):
     """Return the best plans: by field an array of what each of them has, -1 for None."""
     found = Counted(TransformerSize(**model), Machine(**machine), batch, schedules)
     best = list(found.best(wanted))
-    plans = {f.name: np.array([number(getattr(e.plan, f.name)) for e in best]) for f in fields(Plan)}
+    plans = {
+        f.name: np.array([number(getattr(e.plan, f.name)) for e in best]) for f in fields(Plan)
+    }
     return plans | {"seconds": [e.seconds for e in best], TIMED: found.timed}
