@@ -53,7 +53,7 @@ FAMILIES = _families() | {  # and what strategies are built on
         [f"tests/planning/gspmd/test_{name}.py" for name in ("placement", "rules", "propagation")],
     ),
     "translation": ([], ["tests/nn/test_seq2seq.py", "tests/nn/test_generate.py"]),
-    "decoding": ([], ["tests/nn/test_key_value_cache.py"]),
+    "decoding": ([], ["tests/test_key_value_cache.py"]),
     "translators": ([], ["tests/data_parallel/test_dual.py"]),
     "eight bits": ([], ["tests/test_eight_bits.py"]),
     "collective functions": ([], ["tests/test_collective_functions.py"]),
@@ -65,8 +65,6 @@ FAMILIES = _families() | {  # and what strategies are built on
         ],
     ),
 }
-# Families of mistakes in what all splits are compared with: only tests of a single device see them.
-WRONG_EVERYWHERE = ["translation", "decoding", "eight bits"]
 # Overlap and speed: what a busy machine can change, and says nothing of right or wrong.
 TIMING = [
     "hybrid/test_sums.py::test_the_first_sum_is_under_way",

@@ -17,7 +17,7 @@ from minidist.course.mutant_tests import (
     FAMILIES,
     OF_ONE_DEVICE,
     PROPERTIES,
-    WRONG_EVERYWHERE,
+    SINGLE_DEVICE,
 )
 from minidist.errors import check_name
 from minidist.mistakes import register
@@ -44,9 +44,14 @@ class Mutant(register.Mistake):
         known = [f"tests/{self.killed_by}"] if self.killed_by else []
         return [batch for batch in (single, known, first, mirrored, rest, others) if batch]
 
+    @property
+    def wrong_everywhere(self) -> bool:
+        """Whether it is in what all splits are compared with: a test of a single device sees it."""
+        return f"tests/{self.killed_by}".startswith(tuple(SINGLE_DEVICE))
+
     def why_single_device_tests_pass(self) -> str | None:
         """Return why they need not be run first; None if they must be."""
-        if self.family in WRONG_EVERYWHERE:
+        if self.wrong_everywhere:
             return "they do not, for the model itself is wrong: they are what kills it"
         files = sorted({edit.path for edit in self.edits})
         if any(path.split("/")[0] in OF_ONE_DEVICE for path in files):

@@ -73,9 +73,9 @@ def test_single_device_tests_run_where_they_could_be_affected():
     inside = replace(HARMLESS, edits=(Edit("nn/linear.py:Linear.forward", "pass"),))
     assert inside.why_single_device_tests_pass() is None
     assert inside.batches(["a test"])[0] == ["a test"]
-    wrong = replace(inside, family="translation")
-    assert wrong.why_single_device_tests_pass()
-    assert wrong.batches([])[0] == mutant_tests.FAMILIES["translation"][1]
+    wrong = replace(inside, killed_by="nn/test_linear.py::test")
+    assert wrong.wrong_everywhere and wrong.why_single_device_tests_pass()
+    assert wrong.batches([])[0] == ["tests/nn/test_linear.py::test"]
 
 
 def test_a_mutant_meets_the_single_device_tests_that_call_what_it_changes(monkeypatch):
@@ -187,7 +187,7 @@ def test_every_mutant_is_killed_and_says_what_it_should(capsys):
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert list(rows) == mutants.names()
     for name, row in rows.items():
-        if row["family"] not in mutant_tests.WRONG_EVERYWHERE:
+        if not mutants.load(name).wrong_everywhere:
             assert not row["killed_by"].startswith(tuple(mutant_tests.SINGLE_DEVICE))
         assert row["diagnosis"] and mistakes()[name].diagnosis in row["diagnosis"], row
         by = mistakes()[name].killed_by

@@ -126,9 +126,8 @@ def planner(rng: Random) -> Questions:
 def as_good(answer: Answer, want: Answer, given: dict, counted: bool) -> str | None:
     """Judge plans: each fits and is as fast as the package's of its place; few are timed."""
     size, where = TransformerSize(**given["model"]), Machine(**given["machine"])
-    columns = [answer[name].tolist() for name in asdict(Plan())]
-    rows = [[None if v == -1 else v for v in values] for values in zip(*columns, strict=True)]
-    plans, best = [Plan(*values) for values in rows], want["seconds"]
+    columns = [[None if v == -1 else v for v in answer[name].tolist()] for name in asdict(Plan())]
+    plans, best = [Plan(*values) for values in zip(*columns, strict=True)], want["seconds"]
     if len(set(plans)) != len(best):
         return f"there are {plural(len(set(plans)), 'plan')}, not {len(best)}"
     if odd := set(plans) - space(size, where, given):

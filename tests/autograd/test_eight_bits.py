@@ -1,0 +1,130 @@
+"""Products of eight-bit numbers: whose scale is whose, and what is lost."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minidist import Tensor
+from minidist.autograd import functions
+from minidist.autograd.eight_bits import EightBits, Factor, product, strips_of
+from minidist.backend import widen
+from minidist.mistakes.register import find
+from minidist.rounding import E4M3, E5M2, rounded
+from tests.planted import planted
+from tests.strategies import arrays, leaf, seeds
+
+
+def gradients(x, w, dy, how, transposed=False):
+    """Return Y, dX and dW of a product with a weight."""
+    x, w = (Tensor(array, requires_grad=True) for array in (x, w))
+    w.product = how
+    y = functions.linear(x, w, transposed=transposed)
+    y.backward(dy)
+    return y.data, x.grad, w.grad
+
+
+def scaled(x, form, rows, columns):
+    """Return X in a format of eight bits, each block of rows x columns with a scale; by loops."""
+    found = np.empty_like(x)
+    for i in range(0, x.shape[0], rows):
+        for j in range(0, x.shape[1], columns):
+            block = x[i : i + rows, j : j + columns]
+            scale = np.abs(block).max() / form.largest
+            found[i : i + rows, j : j + columns] = rounded(block / scale, form) * scale
+    return found
+
+
+@pytest.mark.parametrize("form", [E4M3, E5M2])
+def test_forward_and_backward_are_products_of_blocks_that_were_rounded_one_by_one(form):
+    """X[10, 7] and dY in strips of 4, the last one shorter; W[7, 9] in blocks of 4 x 4."""
+    x, w, dy = arrays(10, 7, seed=1), arrays(7, 9, seed=2), arrays(10, 9, seed=3)
+    y, dx, dw = gradients(x, w, dy, EightBits(4, gradient=form))
+    weight = scaled(w, E4M3, 4, 4)
+    np.testing.assert_allclose(y, scaled(x, E4M3, 1, 4) @ weight, rtol=1e-12)
+    np.testing.assert_allclose(dx, scaled(dy, form, 1, 4) @ weight.T, rtol=1e-12)
+    want = scaled(x, E4M3, 4, 1).T @ scaled(dy, form, 4, 1)
+    np.testing.assert_allclose(dw, want, rtol=1e-12, atol=1e-12)
+    for found, exact in zip((y, dx, dw), (x @ w, dy @ w.T, x.T @ dy), strict=True):
+        assert 0 < abs(found - exact).max() < 0.2 * abs(exact).max()
+
+
+def test_each_block_of_a_weight_has_its_own_scale():
+    w = np.kron(2.0 ** np.array([[0, 12], [-12, 3]]), np.ones((4, 4)))
+    one = np.eye(8)
+    found = gradients(one, w, one, EightBits(4))
+    for y, exact in zip(found, (w, w.T, one), strict=True):
+        wrong = abs(y - exact).max(initial=0) / abs(exact).max()
+        assert wrong < 1e-12, f"{wrong:.3g} of the largest: it is the scale of another block"
+
+
+def test_the_scale_of_another_block_is_seen():
+    said = find("scale_of_another_block").diagnosis
+    with planted("scale_of_another_block"), pytest.raises(AssertionError, match=said):
+        test_each_block_of_a_weight_has_its_own_scale()
+
+
+@pytest.mark.parametrize("block", [4, None])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_whole_numbers_up_to_7_lose_nothing(block, dtype):
+    """7 becomes the largest number: 448 = 64 x 7, 57344 = 8192 x 7. So no number is rounded."""
+    x, w, dy = (np.random.default_rng(i).integers(-7, 8, (8, 8)).astype(dtype) for i in range(3))
+    for array in x, w, dy:
+        np.fill_diagonal(array, 7)
+        np.fill_diagonal(array[::-1], 7)  # in every strip and block of 4 there is a 7
+    wide = widen(x), widen(w), widen(dy)
+    want = gradients(*wide, None)
+    for found, exact in zip(gradients(x, w, dy, EightBits(block)), want, strict=True):
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found, exact)
+
+
+def test_one_outlier_spoils_its_own_strip_alone():
+    x = arrays(1, 4096, dtype="float32")
+    x[0, 1000] = 1e7
+    one = Factor(np.eye(4096, dtype="float32"), E4M3)
+    lost = {}
+    for block in (128, 32, None):
+        y = product(Factor(x, E4M3), one, EightBits(block), strips_of(4096, block))
+        lost[block] = int((y == 0).sum())
+    assert lost == {128: 127, 32: 31, None: 4095}
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 8), (3, 8), (8,), (0, 6, 8), (2, 0, 8)])
+def test_shapes_a_bias_a_transposed_weight_and_no_rows(shape):
+    x, w, b = leaf(*shape, seed=1), leaf(8, 5, seed=2), leaf(5, seed=3)
+    turned = Tensor(w.data.T.copy(), requires_grad=True)
+    turned.product = w.product = EightBits(4)
+    results = []
+    for weight, transposed in (w, False), (turned, True):
+        x.grad = b.grad = None
+        y = functions.linear(x, weight, b, transposed)
+        y.backward(arrays(*y.shape, seed=4))
+        results.append([y.data, x.grad, b.grad, weight.grad.T if transposed else weight.grad])
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_allclose(results[0][2], arrays(*y.shape, seed=4).reshape(-1, 5).sum(0))
+
+
+def test_a_number_that_is_not_finite_makes_its_strip_no_numbers():
+    x = np.ones((2, 8))
+    x[0, 1] = np.inf
+    with np.errstate(invalid="ignore"):
+        y, *_ = gradients(x, np.eye(8), np.ones((2, 8)), EightBits(4))
+    assert np.isnan(y[0]).any() and np.isfinite(y[1]).all()
+
+
+def test_zeros_stay_zeros():
+    for found in gradients(np.zeros((3, 8)), arrays(8, 4), np.zeros((3, 4)), EightBits(4)):
+        assert not found.any()
+
+
+@given(seed=seeds, parts=st.integers(1, 4))
+def test_a_cut_of_the_batch_adds_up_because_no_strip_crosses_an_example(seed, parts):
+    x, w, dy = arrays(5, 7, 8, seed=seed), arrays(8, 4, seed=1), arrays(5, 7, 4, seed=seed + 1)
+    y, dx, dw = gradients(x, w, dy, EightBits(4))
+    cuts = [slice(*np.array_split(range(5), parts)[i][[0, -1]] + [0, 1]) for i in range(parts)]
+    found = [gradients(x[cut], w, dy[cut], EightBits(4)) for cut in cuts]
+    np.testing.assert_array_equal(np.concatenate([ys for ys, _, _ in found]), y)
+    np.testing.assert_array_equal(np.concatenate([dxs for _, dxs, _ in found]), dx)
+    np.testing.assert_allclose(sum(dws for *_, dws in found), dw, atol=1e-12)
