@@ -23,6 +23,7 @@ from minidist.comm.fabric import Fabric
 from minidist.errors import check_name
 from minidist.pieces import split_sizes
 
+NUMERIC = "biufc"  # kinds of dtypes
 REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
 
 
@@ -37,7 +38,8 @@ def numeric(x, axis: int | None = None) -> Array:
             )
         refuse_masked(x)
         x = x if on_gpu(x) else np.asarray(x)  # and no subclass
-    numeric_dtype(x.dtype)
+    if x.dtype.kind not in NUMERIC:
+        numeric_dtype(x.dtype)
     if axis is not None and not -x.ndim <= axis < x.ndim:
         raise ValueError(f"axis {axis} does not exist in an array of shape {list(x.shape)}")
     return x
@@ -50,7 +52,7 @@ def numeric_dtype(dtype: np.dtype | str) -> np.dtype:
         raise ValueError(
             f"{dtype!r} is not a dtype; use a numeric one, such as 'float32'"
         ) from None
-    if dtype.kind not in "biufc" and not is_half(dtype):
+    if dtype.kind not in NUMERIC and not is_half(dtype):
         raise ValueError(f"arrays of {dtype} do not travel between ranks; use numbers")
     return dtype
 
@@ -76,6 +78,14 @@ def whole_64(x, what: str, kind: str = "a whole number") -> int:
     if not -(2**63) <= whole(x, what, kind) < 2**63:
         raise ValueError(f"{what} is {kind} of 64 bits, not {x}")
     return index(x)
+
+
+def valid_rank(rank, size: int, what: str) -> int:
+    """Return a rank of a group of this size as an int."""
+    rank = whole(rank, what)
+    if not 0 <= rank < size:
+        raise ValueError(f"{what}={rank} is no rank of a group of {size}; use 0 to {size - 1}")
+    return rank
 
 
 def listed(items: Iterable, what: str) -> list:

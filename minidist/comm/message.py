@@ -23,11 +23,8 @@ class Key(NamedTuple):
     number: int
 
 
-class Message(NamedTuple):
-    """An array, and whether the sender had it on a GPU. Between processes it is on the host."""
-
-    array: Array
-    was_on_gpu: bool
+# An array, and whether the sender had it on a GPU. Between processes it is on the host.
+Message = tuple[Array, bool]
 
 
 def name_of(dtype: np.dtype) -> str:
@@ -56,7 +53,3 @@ class Staged:
 def staged(array: Array) -> Array | Staged:
     """Return what to send of an array that several ranks get, unchanged until the last send."""
     return Staged(array) if on_gpu(array) else array
-
-
-# Fast path: skip at first reading. A NamedTuple's own constructor is a Python function (0.2 us).
-make_tuple = tuple.__new__  # make_tuple(Message, (array, was_on_gpu))

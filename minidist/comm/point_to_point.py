@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from minidist.backend import Array, elements
-from minidist.comm.arguments import listed, numeric, numeric_dtype, whole
+from minidist.comm.arguments import NUMERIC, listed, numeric, numeric_dtype, valid_rank, whole
 from minidist.comm.diagnosis import Wait, call_site
 from minidist.comm.fabric import Fabric
 from minidist.comm.ledger import Ledger
@@ -42,8 +42,9 @@ class PointToPoint:
     def __init__(self, fabric: Fabric, members: list[int], splits: tuple[int, ...], ledger: Ledger):
         self.fabric, self.members, self.splits, self.ledger = fabric, members, splits, ledger
         self.rank, self.size = members.index(fabric.rank), len(members)
-        # Of the tag: to find a Key takes a quarter of the time that it takes to make one.
-        self._key = lru_cache(1024)(partial(Key, fabric.run, splits, "message"))
+        # What was checked once is remembered: by type, too, since 1.0 == 1 but is no rank.
+        key_of = partial(Key, fabric.run, splits, "message")
+        self._remembered = lru_cache(1024, typed=True)(partial(address_of, members, key_of))
         self._requests: dict[tuple[int, int], deque[Request]] = {}
 
     def __repr__(self):
@@ -55,17 +56,19 @@ class PointToPoint:
         Both ranks count the messages of each tag until the run ends, to name those that were never
         received: about 140 bytes per tag and rank. So use a few tags many times.
         """
-        array, to, tag = numeric(array), self._valid(to, "to"), whole(tag, "a tag")
+        if type(array) is not np.ndarray or array.dtype.kind not in NUMERIC:
+            array = numeric(array)  # a call that most arrays do not need
+        member, key = self._address("to", to, tag)
+        self.fabric.send(member, key, array)
         if to != self.rank:
             self.ledger.bytes["send"] += array.nbytes
-        self.fabric.send(self.members[to], self._key(tag), array)
 
     def recv(self, source: int, tag: int = 0) -> Array:
         """Return the next array that `source` has sent, or will send, with this tag."""
-        source, tag = self._valid(source, "source"), whole(tag, "a tag")
-        if self._requests.get((source, tag)):  # requests come first
-            return self.irecv(source, tag).wait()
-        return self._receive(source, tag)
+        member, key = self._address("source", source, tag)
+        if self._requests and (self._valid(source, "source"), key.number) in self._requests:
+            return self.irecv(source, tag).wait()  # requests come first
+        return self.fabric.recv([member], key, "recv")[1]
 
     def recv_any(self, sources: list[int] | None = None, tag: int = 0) -> tuple[int, Array]:
         """Return (source, array): the next array with this tag from any of these ranks.
@@ -83,7 +86,8 @@ class PointToPoint:
                     "irecv; wait for that first, or use another tag"
                 )
         members = [self.members[source] for source in sources]
-        member, array = self.fabric.recv(members, self._key(whole(tag, "a tag")), "recv_any")
+        _, key = self._address("source", sources[0], tag)
+        member, array = self.fabric.recv(members, key, "recv_any")
         return self.members.index(member), array
 
     def isend(self, array: Array, to: int, tag: int = 0) -> Request:
@@ -126,13 +130,23 @@ class PointToPoint:
         elements(shape)  # refuses negative sides wherever the array is to be
         return self.fabric.empty(shape, numeric_dtype(dtype))
 
+    def _address(self, what: str, rank: int, tag: int) -> tuple[int, Key]:
+        """Return a rank's number in the world, and the key of its messages with this tag."""
+        try:
+            return self._remembered(what, rank, tag)
+        except TypeError:  # not hashable; an array of no dimensions may be a whole number, though
+            return self._remembered(what, whole(rank, what), whole(tag, "a tag"))
+
     def _valid(self, rank: int, what: str) -> int:
-        rank = whole(rank, what)
-        if not 0 <= rank < self.size:
-            raise ValueError(
-                f"{what}={rank} is no rank of a group of {self.size}; use 0 to {self.size - 1}"
-            )
-        return rank
+        return valid_rank(rank, self.size, what)
 
     def _receive(self, source: int, tag: int) -> Array:
-        return self.fabric.recv([self.members[source]], self._key(tag), "recv")[1]
+        member, key = self._address("source", source, tag)
+        return self.fabric.recv([member], key, "recv")[1]
+
+
+def address_of(
+    members: list[int], key_of: Callable[[int], Key], what: str, rank: int, tag: int
+) -> tuple[int, Key]:
+    """Return what PointToPoint._address does."""
+    return members[valid_rank(rank, len(members), what)], key_of(whole(tag, "a tag"))

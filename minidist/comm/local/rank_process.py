@@ -67,7 +67,6 @@ class RankProcess:
         self.mailbox, self.ordered = Mailbox(), 0
         self.orders: queue.SimpleQueue[tuple[int, bool, bytes] | None] = queue.SimpleQueue()
         self.done, self.answering = 0, threading.Lock()
-        self.sending = {to: threading.Lock() for to in peers}
         self.readers: dict[int, RingBufferReader] = {}
         self.writers: dict[int, RingBufferWriter] = {}
 
@@ -149,11 +148,10 @@ class RankProcess:
             self.mailbox.put_copy(to, key, message)
             return
         try:
-            with self.sending[to]:
-                writer = self.writers.get(to)
-                if writer is None or not writer.put(key, message):
-                    write_message(self.peers[to], key, message)
-                elif writer.must_wake():
-                    wake_up(self.peers[to])
+            writer = self.writers.get(to)
+            if writer is None or not writer.put(key, message):
+                write_message(self.peers[to], key, message)
+            elif writer.must_wake():
+                wake_up(self.peers[to])
         except OSError:
             threading.Event().wait()  # the receiver has died: the caller sees it, and stops us

@@ -1,7 +1,9 @@
 """Ring buffer: small messages from one rank to one other, in memory that both see.
 
     SENT TAIL | HEAD | ASLEEP | records      8-byte words in lines of their own, then CAPACITY bytes
-    a record:  number, length, width of the head, which head | head, if new | bytes of the array
+    a record:  number of the message, length, which head | bytes of the array
+               0, length, which head                     | the head itself, before its first message
+               0, length, ONWARD                         | nothing: the next one is at the beginning
 
 The sender appends records at the tail, the receiver takes them at the head. Neither writes a word
 that the other one writes (but for ASLEEP), so no lock between them is needed. A message that is
@@ -21,17 +23,17 @@ from collections import deque
 import numpy as np
 
 from minidist.comm.local.shared_memory import LINE, SharedMemory
-from minidist.comm.message import Key, Message, dtype_of, make_tuple, name_of
+from minidist.comm.message import Key, Message, dtype_of, name_of
 
 SENT, TAIL, HEAD, ASLEEP = 0, 1, LINE // 8, 2 * LINE // 8
 RECORDS = 3 * LINE  # bytes before the first record
 CAPACITY = 1 << 18  # bytes of records
 NBYTES = RECORDS + CAPACITY  # of a whole buffer
 LARGEST = CAPACITY // 4  # bytes of the largest array that is worth two copies
-LABEL = struct.Struct("QIHH")  # of a record
-WIDEST = (1 << 16) - 1  # bytes of a head
+LABEL = struct.Struct("QII")  # of a record
 HEADS = 1 << 10  # heads (key, on a GPU?, dtype, shape) that both ends remember by a number
-ONWARD = 0  # the number of a record that is no message: the next one is at the beginning
+WIDEST = 1 << 16  # bytes of a head
+ONWARD = HEADS  # no head's number
 
 Head = tuple[Key, bool, np.dtype, tuple[int, ...]]
 
@@ -60,64 +62,74 @@ class _End:
 
 
 class RingBufferWriter(_End):
-    """The sender's end; one thread at a time."""
+    """The sender's end; one thread at a time.
+
+    numbers  {head: its number, and the length of its records}
+    room     bytes that are free from the tail on, at least
+    """
 
     def __init__(self, memory: SharedMemory, start: int):
         super().__init__(memory, start)
-        self.numbers: dict[Head, int] = {}
+        self.numbers: dict[Head, tuple[int, int]] = {}
+        self.room = 0
 
     def put(self, key: Key, message: Message) -> bool:
         """Append a message and count it; False if it is to go through the socket instead."""
         array, was_on_gpu = message
+        head = key, was_on_gpu, array.dtype, array.shape
         self.count += 1
-        fits = array.nbytes <= LARGEST and self._append(
-            (key, was_on_gpu, array.dtype, array.shape), array
-        )
+        known = self.numbers.get(head) or self._introduce(head, array.nbytes)
+        fits = known is not None and self._append(self.count, *known, array.tobytes())
         self.words[SENT] = self.count  # last, and before a socket, which takes longer, is used
         return fits
 
-    def _append(self, head: Head, array: np.ndarray) -> bool:
-        """Write a record if there is room: to the end of the buffer, or else to its beginning."""
-        which, written = self.numbers.get(head), b""
-        if which is None:
-            key, was_on_gpu, dtype, shape = head
-            written = marshal.dumps((*key, was_on_gpu, name_of(dtype), shape))
-        width, nbytes = len(written), array.nbytes
-        if width > WIDEST:
+    def _append(self, number: int, which: int, length: int, written: bytes) -> bool:
+        """Write a record if there is room."""
+        if length > self.room and not self._make_room(length):
             return False
-        length = padded(LABEL.size + width + nbytes)
         place = self.tail % CAPACITY
-        gap = CAPACITY - place if place + length > CAPACITY else 0
-        tail = self.tail + gap + length
-        if tail - self.head > CAPACITY:
-            self.head = self.words[HEAD]
-            if tail - self.head > CAPACITY:
-                return False
-        if gap:
-            LABEL.pack_into(self.records, place, ONWARD, gap, 0, 0)
-            place = 0
-        body = place + LABEL.size + width
-        if written:
-            which = self._remember(head)
-            self.records[place + LABEL.size : body] = written
-        LABEL.pack_into(self.records, place, self.count, length, width, which)
-        self.records[body : body + nbytes] = array.tobytes()
-        self.words[TAIL] = self.tail = tail
+        LABEL.pack_into(self.records, place, number, length, which)
+        body = place + LABEL.size
+        self.records[body : body + len(written)] = written
+        self.room -= length
+        self.words[TAIL] = self.tail = self.tail + length
         return True
 
-    def _remember(self, head: Head) -> int:
-        """Give a head a number that means it from now on; forget all heads when they are many."""
+    def _make_room(self, length: int) -> bool:
+        """See how far the reader has come; go to the beginning if the end is too near."""
+        place = self.tail % CAPACITY
+        free, ahead = CAPACITY - self.tail + self.words[HEAD], CAPACITY - place
+        if length > ahead:
+            if ahead + length > free:
+                return False
+            LABEL.pack_into(self.records, place, 0, ahead, ONWARD)
+            self.tail += ahead
+            free, ahead = free - ahead, CAPACITY
+        self.room = min(free, ahead)
+        return length <= self.room
+
+    def _introduce(self, head: Head, nbytes: int) -> tuple[int, int] | None:
+        """Give a head a number that means it from now on; None if its messages do not fit."""
+        if nbytes > LARGEST:
+            return None
+        key, was_on_gpu, dtype, shape = head
+        written = marshal.dumps((*key, was_on_gpu, name_of(dtype), shape))
+        if len(written) > WIDEST:
+            return None
         if len(self.numbers) == HEADS:
             self.numbers.clear()
-        return self.numbers.setdefault(head, len(self.numbers))
+        which = len(self.numbers)
+        if not self._append(0, which, padded(LABEL.size + len(written)), written):
+            return None
+        return self.numbers.setdefault(head, (which, padded(LABEL.size + nbytes)))
 
     def must_wake(self) -> bool:
         """Return whether the receiver sleeps and nobody wakes it yet; then the caller must."""
-        self._fence()  # else both might miss the other: we its sleep, it our record
-        sleeps = self.words[ASLEEP] != 0
+        with self._lock:  # a fence, else both might miss the other: we its sleep, it our record
+            sleeps = self.words[ASLEEP]
         if sleeps:
             self.words[ASLEEP] = 0
-        return sleeps
+        return sleeps != 0
 
 
 class RingBufferReader(_End):
@@ -128,28 +140,30 @@ class RingBufferReader(_End):
         self.heads: dict[int, Head] = {}
         self.from_socket: deque[tuple[Key, Message]] = deque()
 
-    def has_pending(self) -> bool:
-        return self.words[SENT] != self.count
+    def has_pending(self, checks: int = 1) -> bool:
+        words, head, count = self.words, self.head, self.count
+        for _ in range(checks):
+            if words[TAIL] != head or words[SENT] != count:
+                return True
+        return False
 
     def poll(self) -> tuple[Key, Message] | None:
-        late = bool(self.from_socket)  # read first: what was sent before it is then in the buffer
+        late = len(self.from_socket)  # read first: what was sent before it is then in the buffer
         while self.words[TAIL] != self.head:
             place = self.head % CAPACITY
-            number, length, width, which = LABEL.unpack_from(self.records, place)
-            if number == ONWARD:
-                self.head += length
-                continue
-            if number != self.count + 1:
+            number, length, which = LABEL.unpack_from(self.records, place)
+            body = place + LABEL.size
+            if number == self.count + 1:
+                key, was_on_gpu, dtype, shape = self.heads[which]
+                array = np.ndarray(shape, dtype, self.records, body).copy()
+                self.count = number
+                self.words[HEAD] = self.head = self.head + length
+                return key, (array, was_on_gpu)
+            if number:
                 break
-            body = place + LABEL.size + width
-            if width:
-                self._learn(which, self.records[place + LABEL.size : body])
-            key, was_on_gpu, dtype, shape = self.heads[which]
-            array = np.ndarray(shape, dtype, self.records, body).copy()
-            self.count = number
-            self.head += length
-            self.words[HEAD] = self.head
-            return key, make_tuple(Message, (array, was_on_gpu))
+            if which != ONWARD:
+                self._learn(which, self.records[body : place + length])
+            self.words[HEAD] = self.head = self.head + length
         if not late:
             return None
         self.count += 1

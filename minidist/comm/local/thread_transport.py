@@ -135,8 +135,9 @@ def _deliver_from(rank: int, mailboxes: list[Mailbox]) -> Callable[[int, Key, Me
     """Return a fabric's `deliver`. It refers to no fabric, so dropped ranks are freed at once."""
 
     def deliver(to: int, key: Key, message: Message) -> None:
-        copy = Message(message.array.copy(), message.was_on_gpu)
-        synchronize(copy.array)  # the receiver's stream knows nothing of this one
-        mailboxes[to].put(rank, key, copy)
+        array, was_on_gpu = message
+        copy = array.copy()
+        synchronize(copy)  # the receiver's stream knows nothing of this one
+        mailboxes[to].put(rank, key, (copy, was_on_gpu))
 
     return deliver

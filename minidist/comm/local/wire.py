@@ -37,4 +37,4 @@ def read_message(connection: Connection) -> tuple[Key, Message] | None:
         connection.recv_bytes_into(array.reshape(-1).view(np.uint8))
     elif small:
         array.reshape(-1).view(np.uint8)[:] = np.frombuffer(small, np.uint8)
-    return Key(*key), Message(array, was_on_gpu)
+    return Key(*key), (array, was_on_gpu)

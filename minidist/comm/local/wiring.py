@@ -57,8 +57,8 @@ class Wiring:
     mailbox                    where its messages arrive
     memory                     its memory on the host, which the ranks of the host share
     alarm                      wakes the ranks of this machine; None if the mailbox has a pace
-    deliver(to, key, message)  the transport's part of a send; the array has been copied when it
-                               returns
+    deliver(to, key, message)  the transport's part of a send, by one thread at a time for each
+                               rank; the array has been copied when it returns
     spins                      how often to check for the others before sleeping; 0: sleep at once,
                                as threads do, which share one interpreter
     own_process                whether the rank is a process, and not one thread of the caller's

@@ -47,7 +47,7 @@ def unpack(packed: np.ndarray) -> tuple[Key, Message]:
     begin, dtype = _lines(8 + length) * LINE, dtype_of(dtype)
     nbytes = dtype.itemsize * int(np.prod(shape, dtype=object))
     array = packed[begin : begin + nbytes].view(dtype).reshape(shape)
-    return Key(*key), Message(array, was_on_gpu)
+    return Key(*key), (array, was_on_gpu)
 
 
 def _lines(nbytes: int) -> int:
@@ -100,7 +100,7 @@ class Source:
         self.under_way = None
         return unpack(packed)
 
-    def has_pending(self) -> bool:
+    def has_pending(self, checks: int = 1) -> bool:
         return self.under_way is not None or self.comm.Iprobe(self.source)
 
     def request_wake_up(self) -> None:

@@ -121,3 +121,24 @@ def test_whole_numbers_of_every_kind_are_taken(ranks):
         return last, group.recv(group.rank, tag=2**62).tolist(), low
 
     assert ranks(2).run(worker) == [(1, [[1, 2]], 0), (0, [[1, 2]], 1)]
+
+
+def test_a_number_that_equals_a_known_one_is_checked_all_the_same(ranks):
+    """What a send remembers of ranks and tags must not let 0.0 pass for 0."""
+
+    def worker(group):
+        me, found = group.rank, []
+        for to, tag in [(me, 0), (float(me), 0), (me, 0.0), ([me], 0), (me, np.array(0))]:
+            try:
+                group.send(np.ones(1), to, tag)
+                group.recv(to, tag)
+            except ValueError as error:
+                found.append(str(error))
+        return found
+
+    for rank, found in enumerate(ranks(2).run(worker)):
+        assert found == [
+            f"to is a whole number, not {float(rank)}",
+            "a tag is a whole number, not 0.0",
+            f"to is a whole number, not [{rank}]",
+        ]

@@ -23,7 +23,7 @@ from minidist.comm.local.ring_buffer import (
     RingBufferWriter,
 )
 from minidist.comm.local.shared_memory import SharedMemory
-from minidist.comm.message import Key, Message
+from minidist.comm.message import Key
 from minidist.errors import Deadlock
 from tests.strategies import seeds
 
@@ -51,7 +51,7 @@ def test_an_array_comes_out_as_it_was_put_in_and_nobody_elses(dtype, shape):
     writer, reader = ends()
     array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
     for was_on_gpu in (False, True, False):
-        assert writer.put(key_of(7), Message(array, was_on_gpu))
+        assert writer.put(key_of(7), (array, was_on_gpu))
     for was_on_gpu in (False, True, False):
         key, (found, flag) = reader.poll()
         assert key == key_of(7) and flag is was_on_gpu and found.flags.owndata
@@ -64,16 +64,16 @@ def test_an_array_need_not_be_contiguous():
     writer, reader = ends()
     array = np.arange(60.0).reshape(3, 4, 5)
     for view in (array.T, array[::2, 1:, ::-1], np.broadcast_to(np.arange(3), (2, 3))):
-        writer.put(key_of(0), Message(view, False))
-        np.testing.assert_array_equal(reader.poll()[1].array, view)
+        writer.put(key_of(0), (view, False))
+        np.testing.assert_array_equal(reader.poll()[1][0], view)
 
 
 def test_a_full_ring_takes_no_more_until_there_is_room_again():
     writer, reader = ends()
-    message = Message(marked(1, LARGEST - 100), False)
+    message = (marked(1, LARGEST - 100), False)
     fitted = sum(writer.put(key_of(0), message) for _ in range(6))
     assert fitted == CAPACITY // LARGEST and writer.count == 6
-    assert not writer.put(key_of(0), Message(np.ones(LARGEST + 1, np.uint8), False))
+    assert not writer.put(key_of(0), (np.ones(LARGEST + 1, np.uint8), False))
     for _ in range(fitted):
         assert reader.poll() is not None
     assert reader.poll() is None and reader.has_pending()  # the others come through the socket
@@ -86,7 +86,7 @@ def test_a_full_ring_takes_no_more_until_there_is_room_again():
 def test_more_kinds_of_messages_than_an_end_remembers():
     writer, reader = ends()
     for tag in [*range(HEADS + 5), *range(HEADS - 5, HEADS + 10), 0, 1]:
-        writer.put(key_of(tag), Message(np.array(tag), False))
+        writer.put(key_of(tag), (np.array(tag), False))
         key, (array, _) = reader.poll()
         assert key == key_of(tag) and array == tag and len(writer.numbers) <= HEADS
 
@@ -95,17 +95,17 @@ def test_a_head_that_is_wider_than_a_record_can_say_goes_another_way():
     writer, reader = ends()
     for tag in (1 << 8 * (WIDEST + 1), 1 << 8 * (CAPACITY + 1)):
         for _ in range(2):
-            assert not writer.put(key_of(tag), Message(np.ones(3), False))
+            assert not writer.put(key_of(tag), (np.ones(3), False))
             reader.from_socket.append((key_of(tag), None))
             assert reader.poll() == (key_of(tag), None)
-        assert writer.put(key_of(1), Message(np.ones(4), False))
-        assert reader.poll()[1].array.size == 4 and not reader.has_pending()
+        assert writer.put(key_of(1), (np.ones(4), False))
+        assert reader.poll()[1][0].size == 4 and not reader.has_pending()
 
 
 def test_what_a_sender_was_killed_over_is_not_there():
     writer, reader = ends()
     announced = bytes(writer.words)
-    writer.put(key_of(0), Message(np.ones(5), False))
+    writer.put(key_of(0), (np.ones(5), False))
     writer.words[:] = memoryview(announced).cast("Q")  # killed before it said so
     assert not reader.has_pending() and reader.poll() is None
 
@@ -121,15 +121,15 @@ def test_ring_and_socket_together_are_one_queue(seed, large, hurry):
 
     def send(number):
         tag, most = int(random.integers(3)), 2 * LARGEST if random.random() < large else 2000
-        message = Message(marked(number, int(random.integers(most))), False)
-        sent[tag].append((number, message.array.size))
-        if not writer.put(key_of(tag), message):
-            socket.append((key_of(tag), message))
+        array = marked(number, int(random.integers(most)))
+        sent[tag].append((number, array.size))
+        if not writer.put(key_of(tag), (array, False)):
+            socket.append((key_of(tag), (array, False)))
 
     def look(tag):
         taken = mailbox._pop([0], key_of(tag))
         if taken is not None:
-            array = taken[1].array
+            array = taken[1][0]
             assert (array == array[0]).all()
             found[tag].append((array[0], array.size))
         return taken is not None
@@ -158,7 +158,7 @@ def test_no_old_message_reaches_the_next_run_from_a_ring():
     (writer, reader), mailbox = ends(), Mailbox()
     mailbox.polled[0] = reader
     for run in (1, 1, 2):
-        writer.put(key_of(0, run), Message(np.array(run), False))
+        writer.put(key_of(0, run), (np.array(run), False))
     mailbox.drop_runs_before(2)
     assert list(mailbox.messages) == [(0, key_of(0, 2))] and mailbox.count == 3
 
@@ -192,15 +192,15 @@ def receiving(mailbox, requests, tag):
     assert sleeps(mailbox, requests)
     yield
     thread.join(timeout=5)
-    assert found and found[0][1].array == tag
+    assert found and found[0][1][0] == tag
 
 
 def test_a_message_that_waited_behind_a_slow_socket_wakes_who_sleeps_for_it():
     (writer, reader), mailbox = ends(), Mailbox()
     mailbox.polled[0], requests = reader, counted(reader)
-    large = Message(np.ones(LARGEST + 1, np.uint8), False)
+    large = (np.ones(LARGEST + 1, np.uint8), False)
     assert not writer.put(key_of(1), large)
-    assert writer.put(key_of(2), Message(np.array(2), False)) and not writer.must_wake()
+    assert writer.put(key_of(2), (np.array(2), False)) and not writer.must_wake()
     with receiving(mailbox, requests, 2):
         reader.from_socket.append((key_of(1), large))
         mailbox.notify()
@@ -211,7 +211,7 @@ def test_a_message_that_comes_just_before_the_call_to_be_woken_is_seen():
     mailbox.polled[0], request_wake_up = reader, reader.request_wake_up
 
     def too_late():
-        writer.put(key_of(3), Message(np.array(3), False))
+        writer.put(key_of(3), (np.array(3), False))
         assert not writer.must_wake()
         request_wake_up()
 
@@ -222,7 +222,7 @@ def test_a_message_that_comes_just_before_the_call_to_be_woken_is_seen():
     )
     thread.start()
     thread.join(timeout=5)
-    assert found and found[0][1].array == 3
+    assert found and found[0][1][0] == 3
 
 
 def test_one_call_wakes_all_who_sleep_and_they_ask_for_another():
@@ -230,7 +230,7 @@ def test_one_call_wakes_all_who_sleep_and_they_ask_for_another():
     mailbox.polled[0], requests = reader, counted(reader)
     with receiving(mailbox, requests, 1), receiving(mailbox, requests, 2):
         for tag in (1, 2):
-            writer.put(key_of(tag), Message(np.array(tag), False))
+            writer.put(key_of(tag), (np.array(tag), False))
             if tag == 1:
                 assert writer.must_wake() and not writer.must_wake()
                 mailbox.notify()
