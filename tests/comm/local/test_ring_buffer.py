@@ -83,6 +83,20 @@ def test_a_full_ring_takes_no_more_until_there_is_room_again():
     assert writer.put(key_of(0), message) and reader.poll() is not None and not reader.has_pending()
 
 
+def test_a_full_ring_near_its_end_loses_nothing_to_a_message_that_would_go_to_its_beginning():
+    writer, reader = ends()
+    large = marked(1, LARGEST // 2)
+    assert writer.put(key_of(1), (large, False)) and reader.poll() is not None  # its head is known
+    sent = 0
+    while writer.tail < CAPACITY - LARGEST // 4:
+        assert writer.put(key_of(0), (np.array(sent), False)) and reader.poll() is not None
+    while writer.put(key_of(0), (np.array(sent), False)):  # once round, to where it is read
+        sent += 1
+    assert not writer.put(key_of(1), (large, False))
+    for number in range(sent):
+        assert reader.poll() == (key_of(0), (number, False))
+
+
 def test_more_kinds_of_messages_than_an_end_remembers():
     writer, reader = ends()
     for tag in [*range(HEADS + 5), *range(HEADS - 5, HEADS + 10), 0, 1]:
