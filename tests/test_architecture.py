@@ -156,7 +156,7 @@ OF_ARRAYS += ["collective_functions.py", "hybrid.py", "optim", "replicas", "trai
 NO_ARRAYS = {"dtype", "errstate", "finfo", "iinfo", "promote_types", "random", "uint64"}
 ON_THE_HOST = {  # what is of the host there: tokens, positions, sizes, numbers that are sent
     "autograd/operators.py": "argsort cumsum",
-    "autograd/products.py": "array matmul",
+    "autograd/products.py": "array ascontiguousarray matmul",
     "comm/group.py": "array",
     "context_parallel/transformer.py": "argsort concatenate",
     "data_parallel/parameter_server.py": "array",

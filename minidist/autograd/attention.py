@@ -76,7 +76,7 @@ class BlockwiseAttention(Function):
 
     def backward(self, grad: Array) -> Array:
         q, k, v, grad = self.q, self.k, self.v, for_cublas(grad)
-        mean = sum_columns(widen(grad) * self.o)  # <dO, O> = <dP, P>
+        mean = sum_columns(widen(grad), self.o)  # <dO, O> = <dP, P>
         dq, dk, dv = dqkv = empty_gradient(q)
         scaled, kt, vt = q * self.scale, transposed(k), transposed(v)
         for a, b in blocks_of(q):

@@ -154,7 +154,7 @@ class LayerNorm(Function):
             return y.astype(x.dtype, copy=False)
         wide = widen(x)
         n = wide - mean_columns(wide)
-        r = 1 / array_module(x).sqrt(mean_columns(n * n) + self.eps)
+        r = 1 / array_module(x).sqrt(mean_columns(n, n) + self.eps)
         n *= r
         self.n, self.r = n, r
         y = n * gain
@@ -177,7 +177,7 @@ class LayerNorm(Function):
             dx = kernels.layer_norm_backward(wide, gain, n, r)
             return dx.astype(grad.dtype, copy=False), dgain, dbias
         d = wide * gain
-        dx = n * mean_columns(d * n)
+        dx = n * mean_columns(d, n)
         d -= mean_columns(d)
         d -= dx
         d *= r

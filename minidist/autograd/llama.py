@@ -18,14 +18,14 @@ class RMSNorm(Function):
 
     def forward(self, x: Array, gain: Array) -> Array:
         wide = widen(x)
-        self.gain, self.r = gain, 1 / array_module(x).sqrt(mean_columns(wide * wide) + self.eps)
+        self.gain, self.r = gain, 1 / array_module(x).sqrt(mean_columns(wide, wide) + self.eps)
         self.n = wide * self.r
         return (self.n * gain).astype(x.dtype, copy=False)
 
     def backward(self, grad: Array) -> tuple[Gradient, ...]:
         n, wide = self.n, widen(grad)
         d = wide * self.gain
-        dx = self.r * (d - n * mean_columns(d * n))
+        dx = self.r * (d - n * mean_columns(d, n))
         dgain = sum_rows_of_product(wide, n)
         return dx.astype(grad.dtype, copy=False), dgain.astype(grad.dtype, copy=False)
 

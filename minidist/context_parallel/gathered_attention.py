@@ -80,7 +80,7 @@ class OwnQueries(Function):
 
     def backward(self, grad: Array) -> tuple[Array, Array]:
         xp, wide, do = array_module(grad), sum_dtype(grad), by_group(grad, len(self.q))
-        of_rows = self.q, do, self.log_z, sum_columns(widen(do) * self.o)  # <dO, O> = <dP, P>
+        of_rows = self.q, do, self.log_z, sum_columns(widen(do), self.o)  # <dO, O> = <dP, P>
         dq, dkv = xp.zeros(self.q.shape, wide), xp.zeros(self.kv.shape, wide)
         block_backward(self.tiles(), self.kv, of_rows, dq, dkv)
         dq *= self.scale

@@ -69,7 +69,7 @@ class RingAttention(Function):
     def backward(self, grad: Array) -> Array:
         xp, group, q = array_module(grad), self.group, self.qkv[:-2] * self.scale
         do = by_group(grad, len(q))
-        of_rows = q, do, self.log_z, sum_columns(widen(do) * self.o)  # <dO, O> = <dP, P>
+        of_rows = q, do, self.log_z, sum_columns(widen(do), self.o)  # <dO, O> = <dP, P>
         dqkv = xp.zeros(self.qkv.shape, sum_dtype(grad))
         for source, kv in self.blocks(self.qkv[-2:]):
             tiles = self.tiles(source)

@@ -112,7 +112,7 @@ def scores_backward(dp: Array, p: Array, mean: Array | None = None, scale: float
         p = widen(p)
         _scores_backward(p, _products(dp, p) if mean is None else mean, scale, dp)
         return
-    dp -= sum_columns(dp * p) if mean is None else mean
+    dp -= sum_columns(dp, p) if mean is None else mean
     dp *= p
     if scale != 1:
         dp *= scale

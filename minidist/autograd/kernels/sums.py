@@ -1,4 +1,4 @@
-"""Sums over rows and columns: on a GPU reductions, on the host products with a vector of ones.
+"""Sums over rows and columns: on a GPU reductions, on the host products of vectors.
 
 On a CPU, BLAS is several times faster than a reduction along short rows.
 """
@@ -16,16 +16,18 @@ def sum_rows(x: Array, out: Array | None = None) -> Array:
     return matmul(np.ones(len(x), x.dtype), x, out=out)
 
 
-def sum_columns(x: Array) -> Array:
-    """Sum X[..., C] over its last axis, kept with length 1."""
+def sum_columns(x: Array, y: Array | None = None) -> Array:
+    """Sum X[..., C], or X Y, over the last axis, kept with length 1."""
     if on_gpu(x):
-        return sum_over(x, axis=-1, keepdims=True)
+        return sum_over(x if y is None else x * y, axis=-1, keepdims=True)
+    if y is not None:
+        return np.vecdot(x, y)[..., None]
     ones = np.ones((x.shape[-1], 1), x.dtype)
     return (x.reshape(-1, x.shape[-1]) @ ones).reshape(*x.shape[:-1], 1)
 
 
-def mean_columns(x: Array) -> Array:
-    return sum_columns(x) / x.shape[-1]
+def mean_columns(x: Array, y: Array | None = None) -> Array:
+    return sum_columns(x, y) / x.shape[-1]
 
 
 _sum_rows_of_product = Reduction(
