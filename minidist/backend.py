@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from minidist.events import Clock
 
@@ -36,7 +37,7 @@ def on_gpu(x) -> bool:
 
 def as_array(x) -> Array:
     """Return x itself if it is a NumPy or CuPy array, else `np.asarray(x)`."""
-    return x if isinstance(x, np.ndarray) or on_gpu(x) else np.asarray(x)
+    return x if type(x) is ndarray or isinstance(x, ndarray) or on_gpu(x) else np.asarray(x)
 
 
 def to_host(x) -> np.ndarray:

@@ -110,12 +110,11 @@ def freed() -> ValueError:
     )
 
 
-def not_updated_since(function: Node, leaf: Leaf) -> None:
-    if leaf.updated > function.order:
-        raise ValueError(
-            f"{leaf.name} was updated after the forward pass that this backward belongs to, so the "
-            "gradient would mix old and new weights; run the forward pass again"
-        )
+def updated_since(leaf: Leaf) -> ValueError:
+    return ValueError(
+        f"{leaf.name} was updated after the forward pass that this backward belongs to, so the "
+        "gradient would mix old and new weights; run the forward pass again"
+    )
 
 
 def check_indices(

@@ -41,13 +41,21 @@ def sum_of(products: list[Product]) -> Product:
     return Product(xp.concatenate([q.a for q in products]), xp.concatenate([q.b for q in products]))
 
 
-class Deferred:
-    """A contribution to a leaf's gradient that is not computed yet; call it once.
+def deliver(leaf: Leaf, contribution: Gradient, remaining: dict) -> None:
+    """Add a contribution to `leaf.grad`; call the leaf's hooks if it was the last one.
 
-    leaf          the tensor
-    contribution  an array, a thunk f(out=None), or None
-    remaining     how many contributions of its backward each leaf still waits for
+    remaining  how many contributions of its backward each leaf still waits for
     """
+    if contribution is not None:
+        leaf.accumulate(contribution)
+    left = remaining[leaf] = remaining[leaf] - 1
+    if left == 0:
+        for hook in leaf.hooks:
+            hook(leaf)
+
+
+class Deferred:
+    """A contribution to a leaf's gradient that is not computed yet; call it once to deliver it."""
 
     __slots__ = ("contribution", "leaf", "remaining")
 
@@ -55,14 +63,8 @@ class Deferred:
         self.leaf, self.contribution, self.remaining = leaf, contribution, remaining
 
     def __call__(self) -> None:
-        """Add it to `leaf.grad`; call the leaf's hooks if it was the last one."""
-        if self.contribution is not None:
-            self.leaf.accumulate(self.contribution)
-            self.contribution = None
-        self.remaining[self.leaf] -= 1
-        if self.remaining[self.leaf] == 0:
-            for hook in self.leaf.hooks:
-                hook(self.leaf)
+        contribution, self.contribution = self.contribution, None
+        deliver(self.leaf, contribution, self.remaining)
 
 
 def compute(deferred: Iterable[Deferred]) -> None:

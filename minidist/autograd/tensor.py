@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 from minidist.autograd import checks
-from minidist.autograd.deferred import Deferred, Gradient
+from minidist.autograd.deferred import Deferred, Gradient, deliver
 from minidist.autograd.recording import switch, tick
 from minidist.autograd.sugar import Operators
 from minidist.backend import Array, array_module, as_array, is_float, sum_over
@@ -48,10 +48,7 @@ class Tensor(Operators["Tensor"]):
         self.data = as_array(data.data if isinstance(data, Tensor) else data)
         if requires_grad and not is_float(self.data.dtype):
             raise ValueError(f"only floats have gradients, not {self.data.dtype}; use .astype")
-        if requires_grad:
-            self.requires_grad = True
-        if name is not None:
-            self.name = name
+        self.requires_grad, self.name = requires_grad, name
 
     shape = property(lambda self: self.data.shape)
     dtype = property(lambda self: self.data.dtype)
@@ -104,12 +101,11 @@ class Tensor(Operators["Tensor"]):
         """
         remaining: dict[Tensor, int] = {}
         for leaf, contribution in propagate(self, grad, remaining, deferred is not None):
-            delivery = Deferred(leaf, contribution, remaining)
-            if callable(contribution) and deferred is not None:
-                deferred.append(delivery)
+            if deferred is not None and callable(contribution):
+                deferred.append(Deferred(leaf, contribution, remaining))
             else:
-                delivery()  # leaf.accumulate(contribution); after its last one, the leaf's hooks
-            del contribution, delivery  # the array must not outlive its delivery
+                deliver(leaf, contribution, remaining)  # and after the last one call its hooks
+            del contribution  # the array must not outlive its delivery
 
     def accumulate(self, contribution: Gradient) -> None:
         """Add an array, or a thunk's result, to `.grad`; write to no array that others may hold.
@@ -146,18 +142,21 @@ class Function:
         """Apply to tensors; Python numbers take their dtype, arrays must already have it."""
         arrays: list = []
         edges: list[Edge] = []
+        recorded = False
         for x in inputs:
+            edge: Edge = None
             if isinstance(x, Tensor):
-                arrays.append(x.data)
-                edges.append((x.creator or x) if x.requires_grad else None)
-            else:
-                arrays.append(x)
-                edges.append(None)
+                if x.requires_grad:
+                    edge, recorded = x.creator or x, switch.on
+                x = x.data
+            arrays.append(x)
+            edges.append(edge)
+        y = self.forward(*checks.alike(self, arrays, inputs))
         out = Tensor.__new__(Tensor)
-        out.data = as_array(self.forward(*checks.alike(self, arrays, inputs)))
-        if switch.on and edges.count(None) < len(edges):
+        out.data = y = as_array(y)
+        if recorded:
             out.requires_grad, out.creator = True, self
-            self.inputs, self.result_shape, self.order = edges, out.data.shape, tick()
+            self.inputs, self.result_shape, self.order = edges, y.shape, tick()
         return out
 
 
@@ -184,7 +183,8 @@ def propagate(
         if len(gradients) != len(inputs):
             raise checks.not_one_per_input(function, gradients)
         function.__dict__.clear()  # frees what forward kept
-        for source, dx in zip(inputs, gradients, strict=True):
+        for i, source in enumerate(inputs):
+            dx = gradients[i]
             if isinstance(source, Tensor):
                 yield source, dx
             elif source is not None and dx is not None:
@@ -196,20 +196,21 @@ def propagate(
 def functions_below(root: Tensor, remaining: dict[Tensor, int] | None = None) -> list[Function]:
     """Return the functions that root depends on, earliest first; count the edges into each leaf."""
     remaining = {} if remaining is None else remaining
-    seen: set[Function] = set()
-    stack = [root.creator]
+    seen: dict[Function, None] = {}  # as found: nearly sorted, latest first
+    stack = [] if root.creator is None else [root.creator]
     while stack:
         function = stack.pop()
-        if function is None or function in seen:
+        if function in seen:
             continue
-        seen.add(function)
+        seen[function] = None
         if not function.inputs:
             raise checks.freed()
         for source in function.inputs:
             if isinstance(source, Tensor):
                 remaining[source] = remaining.get(source, 0) + 1
-                checks.not_updated_since(function, source)
-            else:
+                if source.updated > function.order:
+                    raise checks.updated_since(source)
+            elif source is not None:
                 stack.append(source)
     return sorted(seen, key=attrgetter("order"))
 
