@@ -25,7 +25,8 @@ class Convolution(Function):
     """Y[b, f, p, q] = sum_cij W[f, c, i, j] X[b, c, s p + i, s q + j] + b[f], X padded by zeros.
 
     X[B, C, H, W], W[F, C, K_H, K_W], Y[B, F, H', W'], s the stride.
-    dW = sum_b dY[b] cols(X[b])^T;  cols(dX[b]) = W^T dY[b], added where windows overlap;
+    dW^T = sum_b cols(X[b]) dY[b]^T  (faster than dW = sum_b dY[b] cols(X[b])^T: longest first);
+    cols(dX[b]) = W^T dY[b], added where windows overlap;
     db = sum of dY over all axes but f.
 
     padding  zeros at each end of the rows and of the columns: a number for both, or two numbers
@@ -38,11 +39,13 @@ class Convolution(Function):
     def forward(self, x: Array, w: Array, bias: Array | None = None) -> Array:
         self.windows = windows = Windows(x.shape, w.shape, self.stride, self.padding)
         self.x, self.w = x, w
-        y = array_module(x).empty((len(x), len(w), *windows.output), x.dtype)
-        rows = w.reshape(len(w), -1)
+        empty, rows = array_module(x).empty, w.reshape(len(w), -1)
+        y = empty((len(x), len(w), *windows.output), x.dtype)
+        made = empty((windows.at_once(x), len(w), windows.run), sum_dtype(x))
         for block, columns in windows.columns(x):
-            product = batched_matmul(repeat(rows, len(columns)), columns)
-            y[block] = windows.places(product)
+            part = made[: len(columns)]
+            batched_matmul(repeat(rows, len(part)), columns, out=part)
+            y[block] = windows.places(part)
         if bias is not None:
             y += bias[:, None, None]
         return y
@@ -51,11 +54,11 @@ class Convolution(Function):
         x, w, windows = self.x, self.w, self.windows
 
         def dw(out=None):
-            total = array_module(grad).zeros((len(w), w[0].size), sum_dtype(grad))
+            total = array_module(grad).zeros((w[0].size, len(w)), sum_dtype(grad))
             for block, columns in windows.columns(x):
                 rows = windows.spread(grad[block])
-                total += batched_matmul(rows, columns.swapaxes(1, 2)).sum(axis=0)
-            return into(out, total.reshape(w.shape).astype(grad.dtype, copy=False))
+                total += batched_matmul(columns, rows.swapaxes(1, 2)).sum(axis=0)
+            return into(out, total.T.reshape(w.shape).astype(grad.dtype, copy=False))
 
         def db(out=None):
             total = grad.sum(axis=(0, 2, 3), dtype=sum_dtype(grad))

@@ -55,6 +55,19 @@ def test_every_output_is_the_sum_over_its_window_in_blocks_of_any_size(problem, 
     np.testing.assert_allclose(inputs[2].grad, grad.sum(axis=(0, 2, 3)), rtol=1e-12, atol=1e-12)
 
 
+def test_the_last_block_may_have_fewer_examples(monkeypatch):
+    def gradients():
+        x, w = leaf(3, 2, 4, 4), leaf(3, 2, 2, 2, seed=1)
+        y = convolution(x, w)
+        y.backward(arrays(*y.shape, seed=2))
+        return y.data, x.grad, w.grad
+
+    whole = gradients()
+    monkeypatch.setattr(module, "BLOCK", 2 * 8 * (2 * 2 * 2) * (3 * 4))  # columns of two examples
+    for a, b in zip(whole, gradients(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
 def test_it_runs_on_every_device(place):
     x, w, b = arrays(3, 2, 5, 4), arrays(4, 2, 3, 2, seed=1), arrays(4, seed=2)
     inputs = [Tensor(place(a), requires_grad=True) for a in (x, w, b)]
