@@ -23,7 +23,9 @@ from threadpoolctl import threadpool_limits
 
 from minidist import nn, optim
 from minidist.autograd.kept import kept_bytes
+from minidist.bench.workloads import transformer_step
 from minidist.datasets import digits, text
+from minidist.observe.step_parts import step_parts
 
 begin()
 limits = threadpool_limits(1)  # one device is one core here
@@ -94,8 +96,7 @@ assert apart < 1e-9
 model = nn.MLP([64, 512, 512, 10])
 P, adam = sum(p.size for p in model.parameters()), optim.Adam(model.parameters(), lr=1e-3)
 BATCHES = np.array([1, 250, 500, 750, 1000, 1250, 1500])
-zeros = [np.zeros((B, 64), "float32") for B in BATCHES]
-losses = [nn.cross_entropy(model(x), np.zeros(len(x), int)) for x in zeros]
+losses = [nn.cross_entropy(model(np.zeros((B, 64), "f")), np.zeros(B, int)) for B in BATCHES]
 kept = np.array([kept_bytes(loss) for loss in losses])
 losses[0].backward()
 adam.step()
@@ -125,7 +126,7 @@ assert fixed == 16 * P and (kept == 4408 * BATCHES).all(), "to the byte"
 # %% tags=["hide-output"]
 corpus = text()  # half a million characters: the help pages of Python
 inputs, targets = (windows[:16] for windows in corpus.windows(64))
-ratios = {}  # of a model's parameters
+parts, tiny = {}, transformer_step(corpus.vocab, width=8, depth=2, context=2, batch=1)
 for width in (32, 64, 128, 256):
     model, clock = nn.Transformer(corpus.vocab, width, 4, 2, 64), [time.perf_counter()]
     for _ in range(6):
@@ -134,23 +135,23 @@ for width in (32, 64, 128, 256):
         loss.backward()
         clock.append(time.perf_counter())
     forward, backward = np.median(np.diff(clock).reshape(6, 2), axis=0)
-    ratios[size := sum(p.size for p in model.parameters())] = backward / forward
-    print(f"{size:9,} parameters: backward / forward = {ratios[size]:.2f}")
-speed = 6 * size * inputs.size / (forward + backward)
+    parts[width] = step_parts(transformer_step(corpus.vocab, width, depth=2), tiny, rounds=3)
+    print(f"width {width:3}: backward / forward = {backward / forward:.2f}")
+speed = 6 * sum(p.size for p in model.parameters()) * inputs.size / (forward + backward)
 print(f"this core: {speed:.0e} operations per second; GPT-3: {3.15e23 / speed / 3.15e7:.0e} years")
 
 # %% [markdown]
-# In products of matrices the ratio is 2, as [lesson 1](01_autograd.py) counts. The rest (softmax,
-# sums) costs about the same in both directions. A large model spends most of its time in products.
+# In products of matrices the ratio is 2, as [lesson 1](01_autograd.py) counts. The rest takes about
+# as long in both directions: *element-wise* functions (softmax, Adam), *copies* (and sums, which
+# memory limits) and *Python*, each [measured](../minidist/observe/step_parts.py). Products grow
+# faster with the width than all of these. A large model spends most of its time in products.
 
 
 # %% tags=["hide-input"]
 def draw(plt):
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), width_ratios=[1, 1.3])
-    left.semilogx(*zip(*ratios.items(), strict=True), "s-", color=figures.BACKWARD)
-    left.axhline(2, color=figures.INK, ls="--")
-    left.text(min(ratios), 2.06, "products alone: 2")
-    left.set(title="Time of backward / time of forward", xlabel="parameters", ylim=(0, 2.6))
+    figures.columns(left, parts, [figures.FORWARD, figures.OWN, figures.UPDATE, figures.IDLE])
+    left.set(title="Where the time of a step goes", xlabel="width of the Transformer")
     areas = [np.full(7, 4 * P), np.full(7, 4 * P), np.full(7, 8 * P), 4408 * BATCHES]
     colors = [figures.FORWARD, figures.BACKWARD, figures.UPDATE, figures.OWN]
     right.stackplot(BATCHES, np.array(areas) / 1e6, colors=colors, alpha=0.6)
@@ -166,8 +167,9 @@ def draw(plt):
 figures.show(
     draw,
     "00_single_device",
-    caption="Left: a Transformer. Right: an MLP of 0.3 million parameters (areas: the formula).",
-    alt="Backward takes one to two times as long as forward; activations grow with the batch.",
+    caption="Left: a Transformer, 16 x 64 tokens. Python: a step on 2 tokens of width 8. Others: "
+    "what functions of a kind take beyond that. Right: an MLP (areas: the formula).",
+    alt="Products are 40 % of a narrow model's step, 80 % of a wide one's; activations grow.",
 )
 
 # %% [markdown]
@@ -185,10 +187,8 @@ figures.show(
 # %% tags=["hide-output"]
 for name, size, tokens in [("small", 125e6, 5e5), ("6.7B", 6.7e9, 2e6), ("GPT-3", 175e9, 3.2e6)]:
     compute, memory, sending = 6 * size * tokens / 1e14, 16 * size / 80e9, 8 * size / 12.5e9
-    print(
-        f"{name:5}: 16 P bytes fill {memory:5.2f} devices; a step is {compute:8,.1f} s of", end=" "
-    )
-    print(f"computing on one, {compute / 300:6.2f} s on 300, and there {sending:6.2f} s of sending")
+    print(f"{name:5}: 16 P bytes fill {memory:5.2f} devices; a step computes {compute:8,.1f} s on")
+    print(f"{'':7}one, {compute / 300:6.2f} s on 300, which also send for {sending:6.2f} s")
 
 # %% [markdown]
 # *Compute is first*: the small model fits, but 600,000 steps (300 billion tokens) of 3.75 s take 26

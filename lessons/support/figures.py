@@ -42,6 +42,7 @@ __all__ = [
     "OWN",
     "SAME",
     "UPDATE",
+    "columns",
     "in_notebook",
     "label_ends",
     "matrix",
@@ -100,6 +101,22 @@ def stack(axes, y: float, pieces: list[tuple[float, str, dict]], height: float =
         middle = {"ha": "center", "va": "center", "fontsize": 9, "bbox": paper if words else None}
         axes.text(start + length / 2, y, words, **middle)
         start += length
+
+
+def columns(axes, parts: dict[Any, dict[str, float]], colors: list[str]) -> None:
+    """Draw a column per entry, cut into shares of 100 %; beside the first one their names."""
+    for x, sizes in enumerate(parts.values()):
+        start, whole = 0.0, sum(sizes.values()) / 100
+        for (name, size), color in zip(sizes.items(), colors, strict=True):
+            share, ink = size / whole, "white" if color in (FORWARD, UPDATE) else INK
+            axes.bar(x, share, 0.85, start, color=color, edgecolor="white")
+            words, middle = f"{share:.0f} %" if share >= 4.5 else "", start + share / 2
+            axes.text(x, middle, words, ha="center", va="center", fontsize=9, color=ink)
+            axes.text(-0.5, middle, "" if x else name, ha="right", va="center")
+            start += share
+    axes.set(xticks=range(len(parts)), xticklabels=list(parts), yticks=[])
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="x", length=0)
 
 
 def matrix(axes, left: float, bottom: float, size: tuple, columns: int = 1, rows: int = 1) -> None:
