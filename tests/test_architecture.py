@@ -213,13 +213,15 @@ def test_arrays_that_may_be_on_a_gpu_meet_the_functions_of_their_own_module():
 
 
 def test_only_development_time_files_import_what_is_not_a_core_dependency():
-    optional = {"torch", "matplotlib", "mpi4py", "numpitron", "hypothesis", "pytest", "scipy"}
+    optional = {"torch", "jax", "matplotlib", "mpi4py", "numpitron"}
+    optional |= {"hypothesis", "pytest", "scipy"}
     importers = {
         path.relative_to(PACKAGE).as_posix(): {name.split(".")[0] for name in imports(path)}
         & optional
         for path in FILES
     }
     assert {p for p, found in importers.items() if found} <= {
+        "bench/jax_peers.py",
         "bench/mpi.py",
         "bench/torch_peers.py",
         "observe/style.py",

@@ -16,6 +16,7 @@ import sys
 from minidist.bench.rows import Answer
 
 TIMEOUT = 120  # seconds for one answer
+COMPILING = 10  # as many times as long for a peer that compiles its work first
 
 
 class Peer:
@@ -23,27 +24,37 @@ class Peer:
 
     A peer that has failed is not run again: it would cost every round its timeout.
 
-    reason  why it cannot be run, or why it has failed
+    reason    why it cannot be run, or why it has failed
+    patience  how many times TIMEOUT it has for an answer
     """
 
-    def __init__(self, command: list[str], reason: str | None = None):
-        self.command, self.reason = command, reason
+    def __init__(self, command: list[str], reason: str | None = None, patience: int = 1):
+        self.command, self.reason, self.patience = command, reason, patience
 
     def __call__(self) -> Answer:
+        seconds = self.patience * TIMEOUT
         try:
-            return self.reason or printed_by(self.command)
+            return self.reason or printed_by(self.command, seconds)
         except subprocess.TimeoutExpired:
-            self.reason = f"no answer within {TIMEOUT:g} s"
+            self.reason = f"no answer within {seconds:g} s"
         except (OSError, RuntimeError) as error:
             self.reason = f"failed: {_last_line(str(error))}"
         return self.reason
 
 
-def torch_peer(*work: str) -> Peer:
-    """Return the peer that runs this work of `torch_peers.py`."""
+def torch_peer(*work: str, compiles: bool = False) -> Peer:
+    """Return the peer that runs this work of `torch_peers.py`; whether it compiles it first."""
     installed = importlib.util.find_spec("torch") is not None
     missing = None if installed else "PyTorch is not installed: pip install 'minidist[bench]'"
-    return Peer([sys.executable, "-m", "minidist.bench.torch_peers", *work], missing)
+    command = [sys.executable, "-m", "minidist.bench.torch_peers", *work]
+    return Peer(command, missing, COMPILING if compiles else 1)
+
+
+def jax_peer(works: str) -> Peer:
+    """Return the peer that runs these workloads of `jax_peers.py`."""
+    installed = importlib.util.find_spec("jax") is not None
+    missing = None if installed else "JAX is not installed: pip install jax"
+    return Peer([sys.executable, "-m", "minidist.bench.jax_peers", works], missing, COMPILING)
 
 
 def mpi_peer(size: int, work: str, package: str = "mpi4py") -> Peer:
@@ -73,11 +84,11 @@ def why_no_mpi() -> str | None:
     return f"{' and '.join(missing)} not found: pip install 'minidist[mpi]'" if missing else None
 
 
-def printed_by(command: list[str]) -> dict:
+def printed_by(command: list[str], timeout: float | None = None) -> dict:
     """Run a command; return the JSON object in its last line, or raise RuntimeError.
 
-    After TIMEOUT, or Ctrl-C, all its processes are ended. An error holds all the command's own
-    words, with the traceback.
+    After `timeout` seconds, by default TIMEOUT, or Ctrl-C, all its processes are ended. An error
+    holds all the command's own words, with the traceback.
     """
     with subprocess.Popen(
         command,
@@ -89,7 +100,7 @@ def printed_by(command: list[str]) -> dict:
         start_new_session=True,
     ) as process:
         try:
-            output, errors = process.communicate(timeout=TIMEOUT)
+            output, errors = process.communicate(timeout=timeout or TIMEOUT)
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

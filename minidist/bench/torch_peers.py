@@ -1,6 +1,6 @@
 """The times of PyTorch: its steps, gloo, DDP and its pipelines (needs the extra `bench`).
 
-    python -m minidist.bench.torch_peers steps cpu '{"MLP step": ["mlp_step", {}]}'     (or cuda)
+    python -m minidist.bench.torch_peers steps cpu '{"MLP": ["mlp_step", {}]}'          (or cuda)
     python -m minidist.bench.torch_peers gloo 2         (starts two processes; or ddp, pipelines)
 
 Prints one JSON object: {workload: median seconds}. One thread per process.
@@ -33,7 +33,10 @@ torch.set_num_threads(1)
 
 
 def steps(device: str, works: str) -> Times:
-    """Time the workloads of `workloads.py` on a device, each as in PyTorch eager."""
+    """Time the workloads of `workloads.py` on a device.
+
+    Each is as in PyTorch eager; with the argument "compiled" under `torch.compile`.
+    """
 
     def on_device(prepare: Callable[[], Step]) -> Step:
         with torch.device(device):
@@ -49,23 +52,29 @@ def mlp(widths) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def mlp_step(widths=(784, 512, 512, 10), rows=128, wrap: Callable | None = None) -> Step:
+def mlp_step(
+    widths=(784, 512, 512, 10), rows=128, wrap: Callable | None = None, compiled=False
+) -> Step:
     images, labels = torch.randn(rows, widths[0]), torch.randint(0, widths[-1], (rows,))
     model = wrap(mlp(widths)) if wrap else mlp(widths)
-    return _step(model, torch.optim.SGD(model.parameters(), lr=1e-3), images, labels)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    return _step(model, optimizer, images, labels, compiled)
 
 
-def transformer_step(vocab=96, width=128, heads=4, depth=4, context=64, batch=16) -> Step:
+def transformer_step(
+    vocab=96, width=128, heads=4, depth=4, context=64, batch=16, compiled=False
+) -> Step:
     tokens = torch.randint(0, vocab, (2, batch, context))
     model = twin(ours.Transformer(vocab, width, heads, depth, context))
-    return _step(model, torch.optim.AdamW(model.parameters(), lr=1e-4), tokens[0], tokens[1])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    return _step(model, optimizer, tokens[0], tokens[1], compiled)
 
 
-def _step(model, optimizer, inputs, targets) -> Step:
+def _step(model, optimizer, inputs, targets, compiled) -> Step:
     def loss():
         return cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
 
-    return training_step(loss, optimizer)
+    return training_step(torch.compile(loss) if compiled else loss, optimizer)
 
 
 def chain_step(operations=1000) -> Step:

@@ -22,9 +22,18 @@ from minidist.data_parallel.bucketed import Bucketed
 Work = tuple[str, dict[str, Any]]  # the arguments are as different as the workloads
 
 STEPS: dict[str, Work] = {
-    "MLP step": ("mlp_step", {}),
-    "Transformer step": ("transformer_step", {}),
-    "Transformer, 512 positions": ("transformer_step", {"width": 256, "context": 512, "batch": 2}),
+    "MLP, batch 128": ("mlp_step", {}),
+    "MLP, batch 256": ("mlp_step", {"rows": 256}),
+    "MLP, batch 1,024": ("mlp_step", {"rows": 1024}),
+    "Transformer, width 128, T = 64": ("transformer_step", {}),
+    "Transformer, width 256, T = 256": (
+        "transformer_step",
+        {"width": 256, "context": 256, "batch": 4},
+    ),
+    "Transformer, width 256, T = 512": (
+        "transformer_step",
+        {"width": 256, "context": 512, "batch": 2},
+    ),
     "Convolution": ("convolution_step", {}),
     "1,000 tiny ops": ("chain_step", {}),
 }
