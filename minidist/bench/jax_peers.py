@@ -22,6 +22,7 @@ from jax import numpy as jnp
 from minidist import nn
 from minidist.bench.rows import Step, Times, times_of
 from minidist.bench.workloads import makers
+from minidist.observe.stopwatch import ProcessClock
 
 Weights = dict[str, Any]  # of JAX's arrays
 Loss = Callable[[Weights, Any, Any], Any]
@@ -30,7 +31,7 @@ Loss = Callable[[Weights, Any, Any], Any]
 def steps(works: str) -> Times:
     """Time the workloads of `workloads.py`, each as one compiled call."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # XLA's own flags leave two threads
-    return times_of(makers(sys.modules[__name__], json.loads(works)))
+    return times_of(makers(sys.modules[__name__], json.loads(works)), clock=ProcessClock)
 
 
 def mlp_step(widths=(784, 512, 512, 10), rows=128) -> Step:

@@ -19,7 +19,7 @@ Works = Mapping[str, Callable[[], Step]]  # {workload: what prepares a call}
 Times = dict[str, float]
 Answer = Times | str
 SETTLE = 0.3  # seconds; threads that BLAS starts in each process spin at first
-FORM = "{:<39}{:<4}{:>12} {:<8}{:>12}{:>7}{:>7}  {}"
+FORM = "{:<39}{:<4}{:>12} {:<14}{:>11}{:>7}{:>7}  {}"
 NUMBERS = {"ours_ms": "{:.3f} ms", "peer_ms": "{:.3f} ms", "ratio": "{:.2f}", "limit": "{:.2f}"}
 
 

@@ -1,4 +1,7 @@
-"""Time training steps against their own products, PyTorch and JAX: one BLAS thread, float32.
+"""Time training steps against their own products, PyTorch and JAX: one core, float32.
+
+Times are those of a process on its core, because only one of its threads works at a time: what else
+runs on the machine has its effect on the caches alone.
 
 The ratio to a peer depends on the processor, for which each has another BLAS. The share of a step's
 own products does not: they are computed by the BLAS that the step has.
@@ -23,8 +26,9 @@ from minidist.bench.rows import Rounds, Step, Works, remark, rounds_of, times_of
 from minidist.bench.run_peer import jax_peer, torch_peer
 from minidist.bench.workloads import STEPS, Work, makers
 from minidist.observe.products import products_of, replay
+from minidist.observe.stopwatch import ProcessClock
 
-TITLE = "one BLAS thread, float32"
+TITLE = "one core, float32, time on it"
 ALONE = "{}: products"  # what the products of a workload are called among the times
 AIMS: dict[str, dict[str, float | None]] = {  # {workload: {contestant: the largest ratio}}
     "mlp_step": {"products": None, "PyTorch": 1.0, "torch.compile": None, "JAX": None},
@@ -44,13 +48,14 @@ def rows(rounds: int = 5) -> Iterator[dict]:
     yield remark("machine", machine())
     keep_freed_memory()
     works = makers(workloads, STEPS)
+    ours = partial(times_of, with_products(works), clock=ProcessClock)
     compiled = json.dumps(works_of("torch.compile", compiled=True))
     peers = {
         "PyTorch": torch_peer("steps", "cpu", json.dumps(works_of("PyTorch"))),
         "torch.compile": torch_peer("steps", "cpu", compiled, compiles=True),
         "JAX": jax_peer(json.dumps(works_of("JAX"))),
     }
-    found = rounds_of(rounds, ours=partial(times_of, with_products(works)), **peers)
+    found = rounds_of(rounds, ours=ours, **peers)
     for name, (function, _) in STEPS.items():
         for contestant, aim in AIMS[function].items():
             if contestant == "products":

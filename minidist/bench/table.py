@@ -34,7 +34,7 @@ def _cells(rows: list[dict]) -> tuple[str, ...]:
 
 
 def _ms(milliseconds: float) -> str:
-    return f"{milliseconds:.3g} ms"
+    return f"{milliseconds:,.{0 if milliseconds >= 100 else 1}f} ms"
 
 
 def _peer(row: dict | None) -> str:

@@ -28,6 +28,7 @@ from minidist.bench.rows import Step, Times, times_of
 from minidist.bench.workloads import chain_of, makers, training_step
 from minidist.events import Clock
 from minidist.interop.twins import twin
+from minidist.observe.stopwatch import ProcessClock
 
 torch.set_num_threads(1)
 
@@ -44,7 +45,7 @@ def steps(device: str, works: str) -> Times:
 
     made = makers(sys.modules[__name__], json.loads(works))
     ways = {name: partial(on_device, prepare) for name, prepare in made.items()}
-    return times_of(ways, clock=Clock if device == "cpu" else TorchClock)
+    return times_of(ways, clock=ProcessClock if device == "cpu" else TorchClock)
 
 
 def mlp(widths) -> nn.Sequential:

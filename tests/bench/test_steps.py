@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import time
 from functools import partial
 
 import numpy as np
@@ -11,7 +12,7 @@ from minidist import nn, optim
 from minidist.bench import rows, run_peer, steps, workloads
 from minidist.bench.rows import Rounds
 from minidist.bench.table import HEAD, table
-from minidist.observe.stopwatch import median_seconds
+from minidist.observe.stopwatch import ProcessClock, median_seconds
 
 SMALL = {"vocab": 7, "width": 16, "heads": 2, "depth": 2, "context": 6, "batch": 4}
 PEERS = ["PyTorch", "torch.compile", "JAX"]
@@ -56,6 +57,12 @@ def test_a_peer_is_asked_for_what_it_has_and_only_one_compiles(measured):
     assert eager["words"] == jax["words"] == ["transformer_step", SMALL]
 
 
+def test_a_step_is_timed_by_what_it_does_and_not_by_what_it_waits_for():
+    clock = ProcessClock()
+    assert median_seconds(lambda: time.sleep(0.1), repeats=1, clock=clock) < 0.05
+    assert median_seconds(lambda: sum(range(1_000_000)), repeats=1, clock=clock) > 0.001
+
+
 def test_every_workload_has_aims():
     assert {function for function, _ in workloads.STEPS.values()} == set(steps.AIMS)
     assert steps.AIMS["transformer_step"]["products"] == pytest.approx(1 / 0.75)
@@ -71,7 +78,7 @@ def test_the_table_has_a_line_per_workload_and_a_dash_where_a_peer_is_missing():
         "",
         f"| {' | '.join(HEAD)} |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
-        "| x | 80 ms | 60 ms | 75 % | 100 ms, 0.80 | - | - | 61 MB |",
+        "| x | 80.0 ms | 60.0 ms | 75 % | 100 ms, 0.80 | - | - | 61 MB |",
     ]
 
 
