@@ -169,7 +169,7 @@ figures.show(
     "00_single_device",
     caption="Left: a Transformer, 16 x 64 tokens. Python: a step on 2 tokens of width 8. Others: "
     "what functions of a kind take beyond that. Right: an MLP (areas: the formula).",
-    alt="Products are 40 % of a narrow model's step, 80 % of a wide one's; activations grow.",
+    alt="Products are most of a wide model's step, less of a narrow one's; activations grow.",
 )
 
 # %% [markdown]
