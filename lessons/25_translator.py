@@ -253,8 +253,8 @@ exercise.judge("25.3", step)
 # | `Hybrid` | `parallelize_module` | `--tensor-model-parallel-size` | `PipelineModule` | `jit` |
 #
 # **What it costs.** A slow rank made waiting expensive; change `rate` and run again. For $T$ words,
-# `translate` computes $T (T+1)/2$ positions; with [keys and values in a
-# cache](../minidist/nn/key_value_cache.py) $T$ are enough, and it has $2 T C$ numbers per block.
+# `translate` computes $T$ positions, not $T (T+1)/2$: [a cache](../minidist/nn/key_value_cache.py)
+# keeps $2 (S + T) C$ numbers per block, keys and values of the source and of what is written.
 #
 # **Next:** take your own model, or load [a published Llama](../minidist/checkpoint/llama.py), and
 # ask [lesson 20](20_choosing.py) what it needs.

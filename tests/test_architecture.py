@@ -169,9 +169,9 @@ ON_THE_HOST = {  # what is of the host there: tokens, positions, sizes, numbers 
     "hybrid.py": "array",
     "nn/bias_balance.py": "bincount sign zeros",
     "nn/flat_parameters.py": "empty",
-    "nn/generate.py": """arange argsort array asarray concatenate divmod exp full nonzero pad
-        take_along_axis zeros""",
-    "nn/key_value_cache.py": "arange",
+    "nn/generate.py": """arange argsort array asarray concatenate divmod exp flatnonzero full
+        nonzero pad take_along_axis zeros""",
+    "nn/key_value_cache.py": "arange array_equal asarray pad",
     "nn/mixture_of_experts.py": "bincount cumsum",
     "nn/module.py": "full",
     "nn/rotary_frequencies.py": "arange clip",

@@ -53,7 +53,10 @@ FAMILIES = _families() | {  # and what strategies are built on
         [f"tests/planning/gspmd/test_{name}.py" for name in ("placement", "rules", "propagation")],
     ),
     "translation": ([], ["tests/nn/test_seq2seq.py", "tests/nn/test_generate.py"]),
-    "decoding": ([], ["tests/test_key_value_cache.py"]),
+    "decoding": (
+        [],
+        ["tests/test_key_value_cache.py", "tests/test_cached_translator.py"],
+    ),
     "translators": ([], ["tests/data_parallel/test_dual.py"]),
     "eight bits": ([], ["tests/test_eight_bits.py"]),
     "collective functions": ([], ["tests/test_collective_functions.py"]),

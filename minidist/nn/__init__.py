@@ -4,7 +4,7 @@ A module maps a tensor, and a `Randomness` if it has dropout, to a tensor. A mod
 composition of its `model.layers`; a pipeline cuts between them. Read `module.py`, `parameter.py`,
 `shard.py`, `flat_parameters.py`, then the layers, then `mlp.py`, `residual.py`, `siamese.py`,
 `cnn.py`, `feed_forward.py`, `router.py`, `bias_balance.py`, `mixture_of_experts.py`,
-`transformer.py`, `grouped_query_attention.py`, `llama.py`, `key_value_cache.py`, `seq2seq.py` and
+`transformer.py`, `grouped_query_attention.py`, `llama.py`, `seq2seq.py`, `key_value_cache.py` and
 `dual.py`.
 """
 
@@ -20,7 +20,7 @@ from minidist.nn.embedding import Embedding, TokenAndPosition
 from minidist.nn.feed_forward import Expert
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice
 from minidist.nn.grouped_query_attention import GroupedQueryAttention
-from minidist.nn.key_value_cache import CachedDecoder
+from minidist.nn.key_value_cache import CachedDecoder, CachedTranslator
 from minidist.nn.layer_norm import LayerNorm
 from minidist.nn.linear import Linear
 from minidist.nn.llama import Llama
@@ -44,6 +44,7 @@ __all__ = [
     "BiasBalance",
     "Block",
     "CachedDecoder",
+    "CachedTranslator",
     "CausalSelfAttention",
     "Conv2d",
     "DecoderBlock",

@@ -54,15 +54,25 @@ class PaddedAttention(Module):
 
     # No layer of a Sequential is one: it has two inputs.
     def forward(self, x: Tensor, memory: Tensor, held: Array) -> Tensor:  # type: ignore[override]  # two inputs
-        q, kv = self.query(x), self.key_value(memory)
-        (B, T, C), S = q.shape, kv.shape[1]
-        q = q.reshape(B, T, self.heads, C // self.heads).transpose(0, 2, 1, 3)
-        kv = kv.reshape(B, S, 2, self.heads, C // self.heads).transpose(2, 0, 3, 1, 4)
-        mixed = padded_attention(q, kv, held)  # [B, H, T, D]
-        return self.output(mixed.transpose(0, 2, 1, 3).reshape(B, T, C))
+        return self.read(x, self.keys_and_values(memory), held)
 
     def __call__(self, x: Tensor, memory: Tensor, held: Array) -> Tensor:  # type: ignore[override]  # two inputs
         return self.forward(x, memory, held)
+
+    def keys_and_values(self, memory: Tensor) -> Tensor:
+        """Return KV[2, B, H, S, D] of a memory M[B, S, C]."""
+        kv = self.key_value(memory)
+        B, S, width = kv.shape
+        kv = kv.reshape(B, S, 2, self.heads, width // (2 * self.heads))
+        return kv.transpose(2, 0, 3, 1, 4)
+
+    def read(self, x: Tensor, kv: Tensor, held: Array) -> Tensor:
+        """Return Y[B, T, C] of X[B, T, C] and the keys and values of a memory."""
+        q = self.query(x)
+        B, T, C = q.shape
+        q = q.reshape(B, T, self.heads, C // self.heads).transpose(0, 2, 1, 3)
+        mixed = padded_attention(q, kv, held)  # [B, H, T, D]
+        return self.output(mixed.transpose(0, 2, 1, 3).reshape(B, T, C))
 
 
 def check_heads(width: int, heads: int) -> None:

@@ -3,8 +3,8 @@
 A language model is given the text so far and draws the next token, one after the other.
 An encoder-decoder writes word by word, greedily or with a beam.
 
-The source is encoded once. Then the decoder reads BEGIN and the words written so far, and gives
-the probability of each next word.
+The source is encoded once. Then the decoder reads BEGIN, and each word as it is written, and gives
+the probability of each next word. It keeps what it has read in a cache: see CachedTranslator.
 
     greedy  take the most likely word
     beam    keep the K most likely beginnings; extend each by every word, and keep the K best
@@ -20,11 +20,11 @@ from typing import Protocol
 
 import numpy as np
 
-from minidist.autograd import Tensor, functions, no_grad
-from minidist.backend import Array, on_device_of, to_host
-from minidist.nn.key_value_cache import CachedDecoder
+from minidist.autograd import functions, no_grad
+from minidist.backend import Array, to_host
+from minidist.nn.key_value_cache import CachedDecoder, CachedTranslator
 from minidist.nn.mixture_of_experts import mixtures
-from minidist.nn.seq2seq import DecoderBlock, Seq2Seq, joined, parted
+from minidist.nn.seq2seq import Seq2Seq
 from minidist.nn.tokens import BEGIN, END, PAD
 from minidist.nn.transformer import Transformer
 from minidist.rng import generator
@@ -93,68 +93,59 @@ def translate(model: Seq2Seq, sources: np.ndarray, beam: int = 1) -> np.ndarray:
         )
     if beam < 1:
         raise ValueError(f"a beam keeps 1 beginning or more, not {beam}")
-    with no_grad():
-        memory = encode(model, sources)
-        return greedy(model, memory) if beam == 1 else beam_search(model, memory, beam)
+    decoder = CachedTranslator(model, sources)
+    return greedy(decoder) if beam == 1 else beam_search(decoder, beam)
 
 
-def encode(model: Seq2Seq, sources: np.ndarray) -> Tensor:
-    """Return the encoder's X[B, S, C + 1] of sources[B, S]; its last column says what is a word."""
-    begin = np.full((len(sources), 1), BEGIN)
-    x = model.embedding(np.concatenate([sources, begin], axis=1))
-    for layer in model.layers[1:]:
-        if isinstance(layer, DecoderBlock):
-            break
-        x = layer(x)
-    return x[:, : model.source_length]
+def next_words(decoder: CachedTranslator, written: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return log p[n, V] of the word after written[n, t], on the host, in float64.
 
-
-def next_words(model: Seq2Seq, memory: Tensor, written: np.ndarray) -> np.ndarray:
-    """Return log p[B, V] of the word after written[B, t], on the host, in float64."""
-    source, held, _ = parted(memory, model.source_length)
-    x = joined(source, held, model.embedding.target(on_device_of(written, memory.data)))
-    for layer in model.layers:
-        if isinstance(layer, DecoderBlock):
-            x = layer(x)
-    logits = model.layers[-1](x[:, -1:])
+    rows[n]  the decoder's row, of those of the last call, that has read the words before the last
+    """
+    decoder.keep(rows)
+    logits = decoder(written[:, decoder.length :])[:, -1:]
     return to_host(functions.log_softmax(logits).data)[:, 0].astype(np.float64)
 
 
-def greedy(model: Seq2Seq, memory: Tensor) -> np.ndarray:
+def greedy(decoder: CachedTranslator) -> np.ndarray:
     """Return targets[B, T], each word the most likely one after those before it."""
-    written = np.full((len(memory), 1), BEGIN)
-    going = np.full(len(memory), True)
-    for _ in range(model.target_length):
-        word = np.full(len(memory), PAD)
-        word[going] = next_words(model, memory[going], written[going]).argmax(axis=-1)
+    B, T = len(decoder.held), decoder.model.target_length
+    written = np.full((B, 1), BEGIN)
+    going = rows = np.arange(B)  # sentences that have not ended; their rows in the decoder
+    for _ in range(T):
+        word = np.full(B, PAD)
+        word[going] = next_words(decoder, written[going], rows).argmax(axis=-1)
         written = np.concatenate([written, word[:, None]], axis=1)
-        going &= word != END
-        if not going.any():
+        rows = np.flatnonzero(word[going] != END)
+        going = going[rows]
+        if not len(going):
             break
-    return padded(written[:, 1:], model.target_length)
+    return padded(written[:, 1:], T)
 
 
-def beam_search(model: Seq2Seq, memory: Tensor, beam: int) -> np.ndarray:
+def beam_search(decoder: CachedTranslator, beam: int) -> np.ndarray:
     """Return targets[B, T], each the most likely of the K that are kept."""
-    B = len(memory)
-    rows = np.arange(B)[:, None]
+    B, T, V = len(decoder.held), decoder.model.target_length, decoder.model.vocab
+    sentence = np.arange(B)[:, None]
     written = np.full((B, 1, 1), BEGIN)  # [B, K, t]
+    row = sentence.copy()  # of the decoder that has read each beginning, [B, K]
     score = np.zeros((B, 1))  # log p of each beginning
-    for _ in range(model.target_length):
-        K = written.shape[1]
-        following = np.full((B, K, model.vocab), -np.inf)
+    for _ in range(T):
+        following = np.full((*score.shape, V), -np.inf)
         ended = (written == END).any(axis=-1)
         following[ended, PAD] = 0  # a beginning that has ended keeps its score
         b, k = np.nonzero(~ended)
         if not len(b):
             break
-        following[b, k] = next_words(model, memory[b], written[b, k])
+        following[b, k] = next_words(decoder, written[b, k], row[b, k])
+        row[b, k] = np.arange(len(b))
         total = (score[:, :, None] + following).reshape(B, -1)
         best = np.argsort(-total, axis=1, kind="stable")[:, :beam]
         score = np.take_along_axis(total, best, axis=1)
-        before, word = np.divmod(best, model.vocab)
-        written = np.concatenate([written[rows, before], word[:, :, None]], axis=2)
-    return padded(written[:, 0, 1:], model.target_length)
+        before, word = np.divmod(best, V)
+        written = np.concatenate([written[sentence, before], word[:, :, None]], axis=2)
+        row = row[sentence, before]
+    return padded(written[:, 0, 1:], T)
 
 
 def padded(words: np.ndarray, length: int) -> np.ndarray:

@@ -10,23 +10,38 @@ one is T positions to compute, where a pass over all that is written for every t
     logits = decoder(tokens[:, :5])      # [B, 5, V]
     logits = decoder(tokens[:, 5:6])     # [B, 1, V]: what model(tokens[:, :6]) has in its column 5
 
-Letters: n new positions of T; K heads of keys and values, each read by G heads of queries.
+An encoder-decoder has other keys and values, too: a block's of the source. No word of the target
+changes them, so they are computed once.
+
+    decoder = CachedTranslator(model, sources)
+    logits = decoder(words[:, :1])       # [B, 1, V]: words that may follow BEGIN
+    decoder.keep([0, 0, 2])              # row 0 goes on in two ways, and row 1 not at all
+    logits = decoder(words[:, 1:2])      # [3, 1, V]
+
+Letters: n new positions of T; K heads of keys and values, each read by G heads of queries; S source
+positions.
 """
 
 import copy
 import math
+from typing import TypeVar
 
 import numpy as np
 
 from minidist.autograd import Tensor, no_grad
 from minidist.autograd.kernels import causal_softmax
 from minidist.autograd.products import batched_matmul
-from minidist.backend import Array, array_module
+from minidist.backend import Array, array_module, on_device_of
 from minidist.nn.dropout import Dropout
 from minidist.nn.mixture_of_experts import mixtures
+from minidist.nn.module import Sequential
+from minidist.nn.seq2seq import DecoderBlock, Seq2Seq, parted
+from minidist.nn.tokens import BEGIN
 from minidist.nn.transformer import Transformer
 from minidist.pieces import Positions
 from minidist.rng import Randomness
+
+Model = TypeVar("Model", bound=Sequential)
 
 
 class KeyValueCache:
@@ -48,7 +63,12 @@ class KeyValueCache:
         self.kv[..., first : self.length, :] = new
         k, v = self.kv[..., : self.length, :]
         mixed = [attend_from(q, k, v, first) for q in qkv.data[:-2]]  # G times [B, K, n, D]
-        return Tensor(array_module(new).stack(mixed, axis=2).reshape(B, -1, n, D))
+        return Tensor(array_module(new).stack(mixed, axis=2).reshape(B, len(mixed) * K, n, D))
+
+    def keep(self, rows: Array) -> None:
+        """Go on with these rows of the batch: see CachedTranslator."""
+        if self.kv is not None:
+            self.kv = self.kv[:, rows]
 
 
 def attend_from(q: Array, k: Array, v: Array, first: int) -> Array:
@@ -80,10 +100,7 @@ class CachedDecoder:
                 "an expert's capacity is of the whole sequence, so a mixture of experts does not "
                 "read it in pieces; pass model(tokens) all tokens again"
             )
-        shared = [*model.parameters(), *(layer.flat for layer in model.layers)]
-        self.model = copy.deepcopy(model, {id(x): x for x in shared})  # with an `attend` of its own
-        for dropout in self.model.modules(Dropout):
-            dropout.rate = 0
+        self.model = copy_of(model)
         self.begin()
 
     def begin(self) -> None:
@@ -105,8 +122,63 @@ class CachedDecoder:
                 f"{last} tokens do not fit a cache of {self.positions} positions; call begin(), "
                 "and read the last ones again"
             )
-        held = Positions(((first, last),), last)
         with no_grad():
-            logits = self.model(tokens, Randomness(0, 0, np.arange(B), positions=held))
+            logits = self.model(tokens, at(first, last, B))
         self.batch, self.length = B, last
         return logits
+
+
+class CachedTranslator:
+    """An encoder-decoder that has read sources[B, S], and reads words[B, n] -> logits[B, n, V].
+
+    model   not changed; the weights are shared with it
+    length  words of the targets that were read, with BEGIN
+    """
+
+    def __init__(self, model: Seq2Seq, sources: Array):
+        self.model, self.length = copy_of(model), 0
+        self.blocks = [layer for layer in self.model.layers if isinstance(layer, DecoderBlock)]
+        self.caches = [KeyValueCache(model.target_length) for _ in self.blocks]
+        for block, cache in zip(self.blocks, self.caches, strict=True):
+            block.attention.attend = cache
+        with no_grad():
+            x = self.model.embedding(np.pad(sources, ((0, 0), (0, 1)), constant_values=BEGIN))
+            for layer in self.model.layers[1 : -1 - len(self.blocks)]:
+                x = layer(x)
+            source, self.held, _ = parted(x, model.source_length)
+            self.sources = [block.keys_and_values(source) for block in self.blocks]
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Go on with these rows of the batch, in this order; a row may be there several times."""
+        if np.array_equal(rows, np.arange(len(self.held))):
+            return
+        rows = on_device_of(np.asarray(rows, int), self.held)
+        self.held, self.sources = self.held[rows], [kv[:, rows] for kv in self.sources]
+        for cache in self.caches:
+            cache.keep(rows)
+
+    def __call__(self, words: Array) -> Tensor:
+        B, n = words.shape
+        if len(self.held) != B:
+            raise ValueError(f"{len(self.held)} sources are translated, not {B}; call keep(rows)")
+        randomness = at(self.length, self.length + n, B)
+        with no_grad():
+            x = self.model.embedding.target(words, randomness)
+            for block, kv in zip(self.blocks, self.sources, strict=True):
+                x = block.write(x, kv, self.held, randomness)
+            self.length += n
+            return self.model.layers[-1](x)
+
+
+def copy_of(model: Model) -> Model:
+    """Return a model without dropout, whose attention may have another `attend`; weights shared."""
+    shared = [*model.parameters(), *(layer.flat for layer in model.layers)]
+    copied = copy.deepcopy(model, {id(x): x for x in shared})
+    for dropout in copied.modules(Dropout):
+        dropout.rate = 0
+    return copied
+
+
+def at(first: int, last: int, B: int) -> Randomness:
+    """Return what says that the columns of B rows are at positions `first` to `last` - 1."""
+    return Randomness(0, 0, np.arange(B), positions=Positions(((first, last),), last))

@@ -118,12 +118,21 @@ class DecoderBlock(FeedForward):
         self.dropout_3 = Dropout(dropout, name=f"{name}.dropout_3")
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
-        source, held, x = parted(x, self.split)
+        source, held, target = parted(x, self.split)
+        target = self.write(target, self.keys_and_values(source), held, randomness)
+        return target if self.last else joined(source, held, target)
+
+    def keys_and_values(self, source: Tensor) -> Tensor:
+        """Return KV[2, B, H, S, D] of source[B, S, C], which no word of the target changes."""
+        return self.cross.keys_and_values(self.norm_source(source))
+
+    def write(
+        self, x: Tensor, kv: Tensor, held: Array, randomness: Randomness | None = None
+    ) -> Tensor:
+        """Return the target's part alone, X[B, T, C] -> X[B, T, C]."""
         x = x + self.dropout_1(self.attention(self.norm_1(x), randomness), randomness)
-        read = self.cross(self.norm_2(x), self.norm_source(source), held)
-        x = x + self.dropout_2(read, randomness)
-        x = x + self.dropout_3(self.contract(self.expand(self.norm_3(x))), randomness)
-        return x if self.last else joined(source, held, x)
+        x = x + self.dropout_2(self.cross.read(self.norm_2(x), kv, held), randomness)
+        return x + self.dropout_3(self.contract(self.expand(self.norm_3(x))), randomness)
 
 
 class Seq2Seq(Sequential):

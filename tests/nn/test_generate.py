@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist import Tensor, nn
+from minidist import nn
 from minidist.nn import generate as decoding
 from minidist.nn.generate import padded, translate
+from minidist.nn.key_value_cache import CachedTranslator
 from minidist.nn.tokens import BEGIN, END, PAD
 from tests.strategies import seeds, sentences, translators
 
@@ -77,9 +78,30 @@ def test_greedy_is_a_loop_that_takes_the_most_likely_word(drawn):
 @given(models_and_sources())
 def test_a_beam_of_one_is_greedy(drawn):
     model, sources = drawn
-    memory = decoding.encode(model, sources)
-    beam = decoding.beam_search(model, memory, 1)
-    np.testing.assert_array_equal(beam, decoding.greedy(model, memory))
+    beam = decoding.beam_search(CachedTranslator(model, sources), 1)
+    np.testing.assert_array_equal(beam, decoding.greedy(CachedTranslator(model, sources)))
+
+
+def best_of_a_beam(model, source, keep):
+    """Return a target[T] by a beam whose every beginning is read anew for each word."""
+    beam = [(0.0, [])]
+    for _ in range(model.target_length):
+        longer = []
+        for score, words in beam:
+            following = {PAD: 0.0}  # after END
+            if END not in words:
+                following = dict(enumerate(odds(model, source, words)[-1]))
+            longer += [(score + following[word], [*words, word]) for word in following]
+        beam = sorted(longer, key=lambda beginning: -beginning[0])[:keep]
+    return beam[0][1]
+
+
+@given(models_and_sources(), st.integers(1, 6))
+def test_a_beam_is_what_passes_over_all_words_find(drawn, keep):
+    model, sources = drawn
+    want = [best_of_a_beam(model, source, keep) for source in sources]
+    found = decoding.beam_search(CachedTranslator(model, sources), keep)
+    np.testing.assert_array_equal(found, want)
 
 
 @st.composite
@@ -110,8 +132,8 @@ def test_a_beam_finds_what_greedy_misses(monkeypatch):
     """3 is the likelier first word, but each word after it is unlikely; 4 then END is better."""
     table = {(): {3: 0.6, 4: 0.4}, (3,): {3: 0.4, 4: 0.35, END: 0.25}, (4,): {END: 1.0}}
 
-    def next_words(model, memory, written):
-        assert written.shape[0] == len(memory) and (written[:, 0] == BEGIN).all()
+    def next_words(decoder, written, rows):
+        assert len(written) == len(rows) and (written[:, 0] == BEGIN).all()
         p = np.full((len(written), model.vocab), 1e-9)
         for row, words in zip(p, written[:, 1:].tolist(), strict=True):
             for word, value in table.get(tuple(words), {END: 1.0}).items():
@@ -136,21 +158,25 @@ def test_after_end_there_is_nothing(beam, drawn):
 
 
 def test_ended_sentences_are_not_asked_again_and_the_last_one_is_cut(monkeypatch):
-    """The memory of a sentence says after how many words it ends."""
-    model, asked = nn.Seq2Seq(6, 6, 4, 2, 1, 2, 3), []
+    """Sentence n ends after n words."""
+    model, read = nn.Seq2Seq(6, 6, 4, 2, 1, 2, 3), []
 
-    def next_words(model, memory, written):
-        asked.append(memory.data[:, 0, 0].tolist())
-        words = np.where(memory.data[:, 0, 0] == written.shape[1], END, 3)
+    def next_words(decoder, written, rows):
+        read.append(read[-1][rows])
+        words = np.where(read[-1] == written.shape[1], END, 3)
         return np.where(np.arange(model.vocab) == words[:, None], 0.0, -9.0)
 
     monkeypatch.setattr(decoding, "next_words", next_words)
-    found = decoding.greedy(model, Tensor(np.array([1, 2, 3, 4])[:, None, None]))
-    assert found.tolist() == [[END, PAD, PAD], [3, END, PAD], [3, 3, END], [3, 3, 3]]
-    assert asked == [[1, 2, 3, 4], [2, 3, 4], [3, 4]]
-    found = decoding.greedy(model, Tensor(np.array([1, 2])[:, None, None]))
+    for beam in (1, 2):
+        read[:] = [np.array([1, 2, 3, 4])]
+        found = translate(model, np.full((4, 2), 3), beam)
+        assert found.tolist() == [[END, PAD, PAD], [3, END, PAD], [3, 3, END], [3, 3, 3]]
+        if beam == 1:
+            assert [r.tolist() for r in read[1:]] == [[1, 2, 3, 4], [2, 3, 4], [3, 4]]
+    read[:] = [np.array([1, 2])]
+    found = translate(model, np.full((2, 2), 3))
     assert found.tolist() == [[END, PAD, PAD], [3, END, PAD]]
-    assert asked[3:] == [[1, 2], [2]]
+    assert [r.tolist() for r in read[1:]] == [[1, 2], [2]]
 
 
 @pytest.mark.parametrize("beam", [1, 3])
@@ -180,27 +206,14 @@ def test_a_model_with_dropout_translates_without_it(beam, device):
 @pytest.mark.parametrize("beam", [1, 30, 1500])
 def test_of_equally_likely_words_the_first_is_written(monkeypatch, beam):
     model = nn.Seq2Seq(5, 40, 4, 2, 1, 2, 3)
-    memory = decoding.encode(model, np.array([[3, 4]]))
-    assert decoding.next_words(model, memory, np.array([[BEGIN]])).dtype == np.float64
+    decoder = CachedTranslator(model, np.array([[3, 4]]))
+    assert decoding.next_words(decoder, np.array([[BEGIN]]), np.array([0])).dtype == np.float64
 
-    def next_words(model, memory, written):
-        return np.where(np.arange(40) < 5, -np.inf, np.log(1 / 35))[None].repeat(len(memory), 0)
+    def next_words(decoder, written, rows):
+        return np.where(np.arange(40) < 5, -np.inf, np.log(1 / 35))[None].repeat(len(rows), 0)
 
     monkeypatch.setattr(decoding, "next_words", next_words)
     np.testing.assert_array_equal(translate(model, [[3, 4]], beam), [[5, 5, 5]])
-
-
-def test_no_graph_is_made(monkeypatch):
-    model, kept = nn.Seq2Seq(5, 5, 4, 2, 1, 2, 3), []
-    ask = decoding.next_words
-
-    def next_words(model, memory, written):
-        kept.append(memory.creator)
-        return ask(model, memory, written)
-
-    monkeypatch.setattr(decoding, "next_words", next_words)
-    translate(model, np.array([[3, 4]]))
-    assert kept and not any(kept)
 
 
 @pytest.mark.parametrize(

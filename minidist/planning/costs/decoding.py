@@ -4,5 +4,8 @@
 def cache_bytes(
     layers: int, batch: int, kv_heads: int, head_width: int, positions: int, itemsize: int = 4
 ) -> int:
-    """Return the bytes of a cache with room for `positions`: 2 L B K T D numbers (K heads)."""
+    """Return the bytes of a cache with room for `positions`: 2 L B K T D numbers (K heads).
+
+    A translator has S positions of the source, too: positions = S + T.
+    """
     return 2 * layers * batch * kv_heads * positions * head_width * itemsize
