@@ -170,7 +170,7 @@ ON_THE_HOST = {  # what is of the host there: tokens, positions, sizes, numbers 
     "nn/bias_balance.py": "bincount sign zeros",
     "nn/flat_parameters.py": "empty",
     "nn/generate.py": """arange argsort array asarray concatenate divmod exp flatnonzero full
-        nonzero pad take_along_axis zeros""",
+        nonzero pad partition take_along_axis where zeros""",
     "nn/key_value_cache.py": "arange array_equal asarray pad",
     "nn/mixture_of_experts.py": "bincount cumsum",
     "nn/module.py": "full",

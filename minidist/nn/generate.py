@@ -140,12 +140,20 @@ def beam_search(decoder: CachedTranslator, beam: int) -> np.ndarray:
         following[b, k] = next_words(decoder, written[b, k], row[b, k])
         row[b, k] = np.arange(len(b))
         total = (score[:, :, None] + following).reshape(B, -1)
-        best = np.argsort(-total, axis=1, kind="stable")[:, :beam]
+        best = largest(total, beam)
         score = np.take_along_axis(total, best, axis=1)
         before, word = np.divmod(best, V)
         written = np.concatenate([written[sentence, before], word[:, :, None]], axis=2)
         row = row[sentence, before]
     return padded(written[:, 0, 1:], T)
+
+
+def largest(total: np.ndarray, n: int) -> np.ndarray:
+    """Return where the n largest of each row are, the largest first; of equal ones, the first."""
+    n = min(n, total.shape[1])
+    least = np.partition(total, -n, axis=1)[:, -n, None]
+    ordered = np.where(total >= least, -total, np.inf)  # a sort is fast where most are equal
+    return np.argsort(ordered, axis=1, kind="stable")[:, :n]
 
 
 def padded(words: np.ndarray, length: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from minidist import nn
 from minidist.nn import generate as decoding
-from minidist.nn.generate import padded, translate
+from minidist.nn.generate import largest, padded, translate
 from minidist.nn.key_value_cache import CachedTranslator
 from minidist.nn.tokens import BEGIN, END, PAD
 from tests.strategies import seeds, sentences, translators
@@ -102,6 +102,13 @@ def test_a_beam_is_what_passes_over_all_words_find(drawn, keep):
     want = [best_of_a_beam(model, source, keep) for source in sources]
     found = decoding.beam_search(CachedTranslator(model, sources), keep)
     np.testing.assert_array_equal(found, want)
+
+
+@given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 12), seeds)
+def test_the_largest_are_those_of_a_sort(rows, columns, n, seed):
+    values = np.array([-np.inf, -1.0, -0.5, 0.0])  # many are equal
+    x = values[np.random.default_rng(seed).integers(0, 4, (rows, columns))]
+    np.testing.assert_array_equal(largest(x, n), np.argsort(-x, axis=1, kind="stable")[:, :n])
 
 
 @st.composite
