@@ -1,6 +1,7 @@
 """Writing with a cache: what an encoder-decoder reads word by word is equal to a whole pass."""
 
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -141,12 +142,14 @@ def test_every_position_is_computed_once(monkeypatch):
 
 
 def test_what_is_kept_is_the_closed_form_of_the_source_and_the_target():
+    """Rows that translate one source share what is kept of it."""
     decoder = CachedTranslator(translator(dtype="float32"), SOURCES)
     decoder(words_of(3, 2))
+    size = partial(cache_bytes, layers=2, kv_heads=2, head_width=4)
     for rows in (3, 4):
         kept = sum(cache.kv.nbytes for cache in decoder.caches)
         kept += sum(kv.data.nbytes for kv in decoder.sources)
-        assert kept == cache_bytes(layers=2, batch=rows, kv_heads=2, head_width=4, positions=5 + 6)
+        assert kept == size(batch=3, positions=5) + size(batch=rows, positions=6)
         decoder.keep([0, 0, 1, 2])
 
 
@@ -155,6 +158,6 @@ def test_what_is_too_long_or_another_batch_is_refused():
     decoder(words_of(3, 5))
     with pytest.raises(ValueError, match="in a context of 6"):
         decoder(words_of(3, 2))
-    with pytest.raises(ValueError, match=r"3 sources are translated, not 2; call keep\(rows\)"):
+    with pytest.raises(ValueError, match=r"3 targets are written, not 2; call keep\(rows\)"):
         decoder(words_of(2, 1))
     assert decoder(words_of(3, 1)).shape == (3, 1, 9)  # a refusal has changed nothing

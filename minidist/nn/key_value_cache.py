@@ -131,11 +131,12 @@ class CachedDecoder:
 class CachedTranslator:
     """An encoder-decoder that has read sources[B, S], and reads words[B, n] -> logits[B, n, V].
 
-    model   not changed; the weights are shared with it
-    length  words of the targets that were read, with BEGIN
+    model    not changed; the weights are shared with it
+    length   words of the targets that were read, with BEGIN
+    reads    the source that each row of words translates: rows share its keys and values
     """
 
-    def __init__(self, model: Seq2Seq, sources: Array):
+    def __init__(self, model: Seq2Seq, sources: np.ndarray):
         self.model, self.length = copy_of(model), 0
         self.blocks = [layer for layer in self.model.layers if isinstance(layer, DecoderBlock)]
         self.caches = [KeyValueCache(model.target_length) for _ in self.blocks]
@@ -147,25 +148,26 @@ class CachedTranslator:
                 x = layer(x)
             source, self.held, _ = parted(x, model.source_length)
             self.sources = [block.keys_and_values(source) for block in self.blocks]
+        self.reads = on_device_of(np.arange(len(sources)), self.held)
 
     def keep(self, rows: np.ndarray) -> None:
-        """Go on with these rows of the batch, in this order; a row may be there several times."""
-        if np.array_equal(rows, np.arange(len(self.held))):
+        """Go on with these rows of words, in this order; a row may be there several times."""
+        if np.array_equal(rows, np.arange(len(self.reads))):
             return
         rows = on_device_of(np.asarray(rows, int), self.held)
-        self.held, self.sources = self.held[rows], [kv[:, rows] for kv in self.sources]
+        self.reads = self.reads[rows]
         for cache in self.caches:
             cache.keep(rows)
 
     def __call__(self, words: Array) -> Tensor:
         B, n = words.shape
-        if len(self.held) != B:
-            raise ValueError(f"{len(self.held)} sources are translated, not {B}; call keep(rows)")
-        randomness = at(self.length, self.length + n, B)
+        if len(self.reads) != B:
+            raise ValueError(f"{len(self.reads)} targets are written, not {B}; call keep(rows)")
+        randomness, held = at(self.length, self.length + n, B), self.held[self.reads]
         with no_grad():
             x = self.model.embedding.target(words, randomness)
             for block, kv in zip(self.blocks, self.sources, strict=True):
-                x = block.write(x, kv, self.held, randomness)
+                x = block.write(x, kv[:, self.reads], held, randomness)
             self.length += n
             return self.model.layers[-1](x)
 

@@ -6,6 +6,7 @@ def cache_bytes(
 ) -> int:
     """Return the bytes of a cache with room for `positions`: 2 L B K T D numbers (K heads).
 
-    A translator has S positions of the source, too: positions = S + T.
+    A translator with one beginning of each source: positions = S + T. All beginnings of a source
+    share its S, and have T each.
     """
     return 2 * layers * batch * kv_heads * positions * head_width * itemsize
