@@ -27,7 +27,8 @@ from minidist.pipeline_parallel.placement import Programs
 from minidist.pipeline_parallel.symbols import certificate
 from minidist.pipeline_parallel.text import as_text as program_text
 from minidist.planning.critical_path import Moments, critical_path, moments, needs, stash, waits
-from minidist.planning.simulator import Time, divided, simulate
+from minidist.planning.replay import Time, divided
+from minidist.planning.simulator import simulate
 
 FIRST = {"schedule": "1f1b", "p": 4, "m": 8}
 OPTIONS = {"chunks": 1, "weights_last": "no", "replicas": "", "update_every": ""}

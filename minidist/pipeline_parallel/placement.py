@@ -5,6 +5,7 @@ where the schedule says: zb_v lays two chunks per rank out as a V.
 """
 
 from collections.abc import Iterable
+from itertools import chain
 from zlib import crc32
 
 from minidist.pieces import split_sizes
@@ -80,19 +81,23 @@ def digest(programs: list[list[Action]]) -> str:
     return f"{crc32(repr((list(programs), placement_of(programs))).encode()):08x}"
 
 
+def kinds_of(programs: list[list[Action]]) -> set[type]:
+    return set(map(type, chain.from_iterable(programs)))
+
+
 def updates(programs: list[list[Action]]) -> bool:
     """Return whether these programs update the weights themselves, that is, are asynchronous."""
-    return any(isinstance(a, Update) for program in programs for a in program)
+    return Update in kinds_of(programs)
 
 
 def reduces(programs: list[list[Action]]) -> bool:
     """Return whether gradients are summed inside these programs."""
-    return any(isinstance(a, Reduce) for program in programs for a in program)
+    return Reduce in kinds_of(programs)
 
 
 def communicates(programs: list[list[Action]]) -> bool:
     """Return whether the transfers of these programs have been added."""
-    return any(isinstance(a, Transfer) for program in programs for a in program)
+    return any(issubclass(kind, Transfer) for kind in kinds_of(programs))
 
 
 def equal_lengths(n: int, p: int) -> list[int]:

@@ -11,7 +11,8 @@ on the way, and nothing else would make it shorter.
 from minidist.pipeline_parallel.actions import Action, Backward, BackwardWeight, Forward, Transfer
 from minidist.pipeline_parallel.execution_order import dependencies
 from minidist.pipeline_parallel.placement import placement_of
-from minidist.planning.simulator import Simulation, Time, divided
+from minidist.planning.replay import Time, divided
+from minidist.planning.simulator import Simulation
 
 Place = tuple[int, int]  # a rank, and the index of an action in its list
 Moments = list[list[tuple[Time, Time, Time]]]  # per place: start, end, when its rank goes on

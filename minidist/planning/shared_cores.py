@@ -14,7 +14,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from fractions import Fraction
 
-from minidist.planning.simulator import divided
+from minidist.planning.replay import divided
 
 Seconds = int | float | Fraction
 

@@ -25,7 +25,7 @@ from minidist.pipeline_parallel.actions import (
 )
 from minidist.pipeline_parallel.execution_order import Stuck
 from minidist.pipeline_parallel.placement import Programs
-from minidist.planning import simulate, simulator
+from minidist.planning import replay, simulate
 from tests.pipeline_parallel.oracles import ends, ticks
 from tests.strategies import linear_extensions, schedules, with_or_without_reductions
 
@@ -173,12 +173,12 @@ def test_the_result_does_not_depend_on_the_order_in_which_ranks_are_resumed(
         want = simulate(made, f, i, w, **more)
     except Stuck:
         return
-    sound, simulator.deque = simulator.deque, AnyOrder
+    sound, replay.deque = replay.deque, AnyOrder
     try:
         for _ in range(3):
             assert simulate(made, f, i, w, **more) == want
     finally:
-        simulator.deque = sound
+        replay.deque = sound
 
 
 @settings(max_examples=50)
@@ -308,7 +308,7 @@ def test_the_work_per_action_does_not_grow_with_the_ranks(schedule):
         return calls_of(lambda: simulate(made, 1.0, 1.0, 1.0)) / sum(map(len, made))
 
     small, large = calls(8), calls(32)
-    assert large < 1.1 * small and large < 12
+    assert large < small and large < 2
 
 
 def seconds_per_action(p, m):
