@@ -20,9 +20,10 @@ pair, whose results leave together. So the bubble is (PP/2 - 1)(F&B + B - 3W), w
 W <= F, and the stash is PP + 1.
 """
 
-from collections import Counter, deque
-from collections.abc import Iterator
-from itertools import chain
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import chain, count
 
 from minidist.pipeline_parallel.actions import KINDS, Action, BackwardInput, BackwardWeight, Forward
 from minidist.pipeline_parallel.placement import Programs
@@ -36,14 +37,19 @@ def dualpipe_v(p: int, m: int) -> Programs:
             f"dualpipe_v needs 2 micro-batches per rank to fill its V, {2 * p} for {p} ranks, not "
             f"{m}; use {2 * p}, or zb_v, which takes any number"
         )
-    turns = [list(turns_of(rank, p, m)) for rank in range(p)]
+    shared = cache(action_of)  # by all ranks
+    turns = [list(turns_of(rank, p, m, shared)) for rank in range(p)]
     pairs = []
     for rank, own in enumerate(turns):
         pairs += [(rank, turn[0], turn[1]) for turn in own if len(turn) == 2]
     return Programs([chain.from_iterable(own) for own in turns], v_shaped(p), pairs)
 
 
-def turns_of(rank: int, p: int, m: int) -> Iterator[list[Action]]:
+def action_of(kind: type[Action], i: int, chunk: int) -> Action:
+    return kind(i, chunk)
+
+
+def turns_of(rank: int, p: int, m: int, made: Callable[..., Action]) -> Iterator[list[Action]]:
     """Yield one action, or a pair that may overlap. W: the weight half that has waited longest."""
     later, both = p - 1 - rank, rank + 1
     steady = (m - 2 * p + both) * ["F0&B1", "F1&B0"]
@@ -60,18 +66,17 @@ def turns_of(rank: int, p: int, m: int) -> Iterator[list[Action]]:
         *later * ["W", "I0"],
         *both * ["W"],
     ]
-    passes: Counter[tuple[bool, int]] = Counter()
+    numbers = defaultdict[tuple, count](count)  # of passes, by way and chunk
     halves: deque[Action] = deque()
 
     def action(step: str) -> Action:
         if step == "W":
             return halves.popleft()
         kind, chunk = KINDS[step[0]], int(step[1])
-        way = kind is Forward, chunk
-        passes[way] += 1
+        i = next(numbers[kind is Forward, chunk])
         if kind is BackwardInput:
-            halves.append(BackwardWeight(passes[way] - 1, chunk))
-        return kind(passes[way] - 1, chunk)
+            halves.append(made(BackwardWeight, i, chunk))
+        return made(kind, i, chunk)
 
     for step in steps:
         yield [action(word) for word in step.split("&")]

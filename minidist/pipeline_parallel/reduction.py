@@ -43,13 +43,11 @@ def add_reductions(programs: list[list[Action]]) -> Programs:
             "these programs update the weights themselves, and an update sums the gradients of a "
             "stage's replicas; leave out R"
         )
-    result: list[list[Action]] = []
-    for program in programs:
-        last = {a.chunk: a for a in program if isinstance(a, Backward | BackwardWeight)}
-        result.append([])
-        for action in program:
-            ends = action is last.get(action.chunk)
-            result[-1] += [action, Reduce(action.chunk)] if ends else [action]
+    result = [list(program) for program in programs]
+    for own in result:
+        last = {a.chunk: i for i, a in enumerate(own) if type(a) in (Backward, BackwardWeight)}
+        for i in sorted(last.values(), reverse=True):
+            own.insert(i + 1, Reduce(own[i].chunk))
     return Programs(result, placement_of(programs), pairs_of(programs))
 
 

@@ -14,6 +14,7 @@ waits for I (dX = dY W^T). No rank waits for W (dW = X^T dY), so W can fill the 
 """
 
 from collections.abc import Iterator
+from itertools import islice, product
 
 from minidist.pipeline_parallel.actions import KINDS, Action, BackwardInput, BackwardWeight, Forward
 from minidist.pipeline_parallel.placement import Programs
@@ -47,41 +48,36 @@ def v_shaped(p: int) -> list[list[int]]:
 
 
 def zb_v(p: int, m: int) -> Programs:
-    """Return the programs of all ranks."""
-    return Programs([rank_of_v(rank, p, m) for rank in range(p)], v_shaped(p))
+    """Return the programs of all ranks, which share their actions."""
+    steps = {
+        sign + chunk: [KINDS[sign](i, int(chunk)) for i in range(m)]
+        for sign, chunk in product("FIW", "01")
+    }
+    return Programs([rank_of_v(rank, p, m, steps) for rank in range(p)], v_shaped(p))
 
 
-def rank_of_v(rank: int, p: int, m: int) -> Iterator[Action]:
+def rank_of_v(rank: int, p: int, m: int, steps: dict[str, list[Action]]) -> Iterator[Action]:
     """Chunk 0 is on the way down, stage `rank`; chunk 1 on the way up, stage 2p - 1 - `rank`.
 
-    Written as runs of turns; a turn is skipped where its micro-batches have run out:
+    Written as runs of turns; a step is skipped where its micro-batches have run out:
 
         F0 x (2 (p - rank) - 1)     until the first micro-batch is back from the bottom of the V
         F1 F0 x rank                until its backward is back
         F1 I1 W1 x (p - rank)       until its gradient is back, too
-        F0 I0 W0 F1 I1 W1 x m       steady: every rank works all the time
+        F0 I0 W0 F1 I1 W1 x (m - p) steady: every rank works all the time
         I0 I1 x rank                drain: weight halves wait while a rank still waits for dX
         I0 W0 x (p - rank)
         W1 W0 x m
     """
-    count = dict.fromkeys(("F0", "I0", "W0", "F1", "I1", "W1"), 0)
-
-    def has_next(step: str) -> bool:
-        before = {"W0": "I0", "W1": "I1"}.get(step)
-        return count[step] < (m if before is None else count[before])
-
+    left = {step: iter(actions) for step, actions in steps.items()}
     for times, turn in (
         (2 * (p - rank) - 1, "F0"),
         (rank, "F1 F0"),
         (p - rank, "F1 I1 W1"),
-        (m, "F0 I0 W0 F1 I1 W1"),
+        (m - p, "F0 I0 W0 F1 I1 W1"),
         (rank, "I0 I1"),
         (p - rank, "I0 W0"),
         (m, "W1 W0"),
     ):
         for step in turn.split() * times:
-            if turn.startswith("F0 I0") and count["F1"] == m and step == "F0":
-                break
-            if has_next(step):
-                yield KINDS[step[0]](count[step], int(step[1]))
-                count[step] += 1
+            yield from islice(left[step], 1)

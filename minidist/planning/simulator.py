@@ -128,8 +128,8 @@ def simulate(
     durations[Backward] = whole if backward is None else _per_chunk(programs, backward)
     delay = latency if bandwidth is None else latency + divided(1, bandwidth)
     replay = Replay(programs, durations, delay, overhead, buffer)
-    ends, *more = replay.run()
-    return Simulation(max(ends), *more, replay, unit)
+    ends, spans, busy, stash = replay.run()
+    return Simulation(max(ends), spans, busy, stash, replay, unit)
 
 
 def _per_chunk(programs, given) -> list[list]:

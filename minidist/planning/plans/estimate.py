@@ -121,7 +121,8 @@ class Step:
         times = {stage: self.with_data(stage, *three) for stage, three in moved.items()}
         gathers = [moved[stage][1] for stage in self.stages]
         self.gathered = self.most(gathers) if plan.zero in (1, 2) else 0
-        self.update = self.most([self.update_of(stage) for stage in self.stages])
+        updates = {stage: self.update_of(stage) for stage in moved}
+        self.update = self.most([updates[stage] for stage in self.stages])
         self.after = self.tied() + self.update + self.gathered
         self.sent = self.most([sum(moved[stage][:2]) for stage in self.stages])
         self.between = self.most([moved[stage][2] for stage in self.stages])
