@@ -20,7 +20,6 @@ from minidist.planning.costs.stash import in_flight
 from minidist.planning.costs.zero import BYTES
 from minidist.planning.plans.block import rate_of
 from minidist.planning.plans.estimate import Estimate, Step
-from minidist.planning.plans.fullest import fullest_ranks
 from minidist.planning.plans.models import SIZES
 from minidist.planning.plans.plan import ASYNCHRONOUS, EFFICIENCY
 from minidist.planning.plans.published import A100, H100, RUNS
@@ -145,7 +144,7 @@ def estimate(size: TransformerSize, plan: Plan, machine: Machine, batch: int) ->
 def fullest_rank(size: TransformerSize, plan: Plan, batch: int) -> Fields:
     """Return the pipeline rank that holds most, its forward passes that wait, a block's bytes."""
     shape = plan.schedule, plan.pp, plan.micro_batches, plan.chunks
-    held = {r: memory(size, plan, batch, r) for r in fullest_ranks(size.layers, plan.cut, *shape)}
+    held = {r: memory(size, plan, batch, r) for r in range(plan.pp)}
     rank = max(held, key=lambda r: sum(held[r].values()))
     waiting = max(sum(point[: plan.chunks]) for point in in_flight(*shape)[rank])
     kept = minidist(size, plan, batch // (plan.dp * plan.micro_batches))

@@ -4,11 +4,12 @@ ZeRO cuts them over the N ranks of dp x cp: zero.py has the table. keeps="minidi
 that our ZeRO has; the papers count none.
 """
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from minidist.planning.costs.kept import CONVENTIONS, Kept
 from minidist.planning.costs.stages import Parameters, check_split, layer_parameters, stages_of
-from minidist.planning.costs.stash import in_flight, peak_of
+from minidist.planning.costs.stash import Entry, in_flight, peak_of
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.costs.zero import BYTES, zero_elements
 from minidist.planning.plans.plan import Plan, check_one_of
@@ -21,6 +22,7 @@ def memory(
     rank: int = 0,
     keeps: str = "minidist",
     per_parameter: int = 16,
+    points: Iterable[Entry] | None = None,
 ) -> dict[str, int]:
     """Return {"parameters", "gradients", "optimizer", "activations": bytes} of one rank.
 
@@ -28,6 +30,7 @@ def memory(
     rank           0 to pp - 1, of the pipeline; on the other axes, the rank that holds most
     keeps          what a layer keeps for backward: "minidist" or "korthikanti" (see kept.py)
     per_parameter  bytes with Adam: 16, or 18 where mixed precision sums gradients in float32
+    points         what it has in flight, as entries of `in_flight`; None: what the plan says
 
     Activations are the peak at the end of a forward pass. Not in here: what a layer needs only
     while it runs, buffers of messages, and the allocator's losses.
@@ -42,7 +45,7 @@ def memory(
     each = BYTES[plan.precision, per_parameter]
     kinds = "parameters", "gradients", "optimizer"
     held = {kind: n * width for kind, n, width in zip(kinds, states, each, strict=True)}
-    return held | {"activations": activations(size, plan, rank, kept)}
+    return held | {"activations": activations(size, plan, rank, kept, points)}
 
 
 def micro_batch(plan: Plan, batch: int) -> int:
@@ -81,7 +84,13 @@ def elements_of(layers: list[Parameters], plan: Plan, buffers: bool) -> tuple[in
     return zero_elements(plan.zero, P, s, largest)
 
 
-def activations(size: TransformerSize, plan: Plan, rank: int, kept: Kept) -> int:
+def activations(
+    size: TransformerSize,
+    plan: Plan,
+    rank: int,
+    kept: Kept,
+    points: Iterable[Entry] | None = None,
+) -> int:
     """Return the peak bytes of activations on a rank, over all that its program has in flight.
 
     A chunk keeps of each micro-batch what its blocks, embedding and head keep; between I and W it
@@ -100,5 +109,6 @@ def activations(size: TransformerSize, plan: Plan, rank: int, kept: Kept) -> int
         if head:
             held[-1] += kept.head
             more[-1] += kept.deferred_end
-    points = in_flight(plan.schedule, plan.pp, plan.micro_batches, plan.chunks)[rank]
+    if points is None:
+        points = in_flight(plan.schedule, plan.pp, plan.micro_batches, plan.chunks)[rank]
     return peak_of(points, held + more) + (kept.once if any(s.blocks for s in stages) else 0)

@@ -67,20 +67,20 @@ def entries(made: Programs, r: int) -> tuple[Entry, ...]:
     """
     v = len(made.placement[r])
     now, found, grown = [0] * (2 * v), set(), False
-    for action in [*made[r], None]:
-        if grown and type(action) is not Forward:
+    for action in made[r]:
+        kind, c = type(action), action.chunk
+        if grown and kind is not Forward:
             found.add(tuple(now))
-        grown = type(action) is Forward
-        match action:
-            case Forward(chunk=c):
-                now[c] += 1
-            case Backward(chunk=c):
-                now[c] -= 1
-            case BackwardInput(chunk=c):
-                now[v + c] += 1
-            case BackwardWeight(chunk=c):
-                now[c] -= 1
-                now[v + c] -= 1
+        grown = kind is Forward
+        if grown:
+            now[c] += 1
+        elif kind is Backward:
+            now[c] -= 1
+        elif kind is BackwardInput:
+            now[v + c] += 1
+        elif kind is BackwardWeight:
+            now[c] -= 1
+            now[v + c] -= 1
     return tuple(sorted(largest(found)))
 
 

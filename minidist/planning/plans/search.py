@@ -29,7 +29,15 @@ from minidist.planning.plans.block import block_of
 from minidist.planning.plans.estimate import Estimate, Step
 from minidist.planning.plans.fullest import Held, fullest, fullest_within
 from minidist.planning.plans.plan import RECOMPUTE, Machine, Plan, check_count
-from minidist.planning.plans.space import meshes, micro_batches, options, orders, tried, zero_stages
+from minidist.planning.plans.space import (
+    meshes,
+    micro_batches,
+    options,
+    orders,
+    splits,
+    tried,
+    zero_stages,
+)
 from minidist.planning.plans.why import in_short, why_slower, why_too_large
 
 MESH, MICRO_BATCHES, OPTIONS, SCHEDULE, SIMULATED = range(5)
@@ -146,9 +154,9 @@ class Search:
         Fewer micro-batches never take longer, so that a mesh has the time of one micro-batch.
         """
         blocks, p, b = self.size.layers, plan.pp, self.batch // (plan.dp * plan.micro_batches)
-        inside = [plan] if level == OPTIONS else options(self.size, plan)
+        inside = options(self.size, plan)
         times = []
-        for one in {replace(option, zero=0, shards=None) for option in inside}:
+        for one in [plan] if level == OPTIONS else (one for one in inside if one.zero == 0):
             block = block_of(self.size, one, self.machine, b)
             each, head = block.whole.total, block.head.total
             times.append(max(ceil(blocks / p) * each, (blocks * each + head) / p))
@@ -160,7 +168,7 @@ class Search:
             yield plan
             return
         m = micro_batches(self.batch, plan)[-1] if level == MESH else plan.micro_batches
-        *_, last = options(self.size, replace(plan, micro_batches=m))
+        last = replace(plan, micro_batches=m, sequence=splits(self.size, plan))
         for recompute, zero in product(reversed(RECOMPUTE), reversed(zero_stages(plan))):
             yield replace(last, recompute=recompute, zero=zero)  # stage 3 has the most buffers
 
