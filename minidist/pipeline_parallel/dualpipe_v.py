@@ -21,13 +21,12 @@ W <= F, and the stash is PP + 1.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from itertools import chain, count
 
-from minidist.pipeline_parallel.actions import KINDS, Action, BackwardInput, BackwardWeight, Forward
+from minidist.pipeline_parallel.actions import Action
 from minidist.pipeline_parallel.placement import Programs
-from minidist.pipeline_parallel.zero_bubble import v_shaped
+from minidist.pipeline_parallel.zero_bubble import passes, v_shaped
 
 
 def dualpipe_v(p: int, m: int) -> Programs:
@@ -37,7 +36,7 @@ def dualpipe_v(p: int, m: int) -> Programs:
             f"dualpipe_v needs 2 micro-batches per rank to fill its V, {2 * p} for {p} ranks, not "
             f"{m}; use {2 * p}, or zb_v, which takes any number"
         )
-    shared = cache(action_of)  # by all ranks
+    shared = passes("FBIW", m)
     turns = [list(turns_of(rank, p, m, shared)) for rank in range(p)]
     pairs = []
     for rank, own in enumerate(turns):
@@ -45,11 +44,7 @@ def dualpipe_v(p: int, m: int) -> Programs:
     return Programs([chain.from_iterable(own) for own in turns], v_shaped(p), pairs)
 
 
-def action_of(kind: type[Action], i: int, chunk: int) -> Action:
-    return kind(i, chunk)
-
-
-def turns_of(rank: int, p: int, m: int, made: Callable[..., Action]) -> Iterator[list[Action]]:
+def turns_of(rank: int, p: int, m: int, shared: dict[str, list[Action]]) -> Iterator[list[Action]]:
     """Yield one action, or a pair that may overlap. W: the weight half that has waited longest."""
     later, both = p - 1 - rank, rank + 1
     steady = (m - 2 * p + both) * ["F0&B1", "F1&B0"]
@@ -72,11 +67,11 @@ def turns_of(rank: int, p: int, m: int, made: Callable[..., Action]) -> Iterator
     def action(step: str) -> Action:
         if step == "W":
             return halves.popleft()
-        kind, chunk = KINDS[step[0]], int(step[1])
-        i = next(numbers[kind is Forward, chunk])
-        if kind is BackwardInput:
-            halves.append(made(BackwardWeight, i, chunk))
-        return made(kind, i, chunk)
+        sign, chunk = step[0], step[1]
+        i = next(numbers[sign == "F", chunk])
+        if sign == "I":
+            halves.append(shared["W" + chunk][i])
+        return shared[step][i]
 
     for step in steps:
         yield [action(word) for word in step.split("&")]

@@ -48,15 +48,20 @@ def v_shaped(p: int) -> list[list[int]]:
 
 
 def zb_v(p: int, m: int) -> Programs:
-    """Return the programs of all ranks, which share their actions."""
-    steps = {
+    """Return the programs of all ranks."""
+    shared = passes("FIW", m)
+    return Programs([rank_of_v(rank, p, m, shared) for rank in range(p)], v_shaped(p))
+
+
+def passes(signs: str, m: int) -> dict[str, list[Action]]:
+    """Return the actions of m micro-batches, by sign and chunk of a V: made once for all ranks."""
+    return {
         sign + chunk: [KINDS[sign](i, int(chunk)) for i in range(m)]
-        for sign, chunk in product("FIW", "01")
+        for sign, chunk in product(signs, "01")
     }
-    return Programs([rank_of_v(rank, p, m, steps) for rank in range(p)], v_shaped(p))
 
 
-def rank_of_v(rank: int, p: int, m: int, steps: dict[str, list[Action]]) -> Iterator[Action]:
+def rank_of_v(rank: int, p: int, m: int, shared: dict[str, list[Action]]) -> Iterator[Action]:
     """Chunk 0 is on the way down, stage `rank`; chunk 1 on the way up, stage 2p - 1 - `rank`.
 
     Written as runs of turns; a step is skipped where its micro-batches have run out:
@@ -69,7 +74,7 @@ def rank_of_v(rank: int, p: int, m: int, steps: dict[str, list[Action]]) -> Iter
         I0 W0 x (p - rank)
         W1 W0 x m
     """
-    left = {step: iter(actions) for step, actions in steps.items()}
+    left = {step: iter(actions) for step, actions in shared.items()}
     for times, turn in (
         (2 * (p - rank) - 1, "F0"),
         (rank, "F1 F0"),

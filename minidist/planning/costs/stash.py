@@ -37,7 +37,7 @@ Entry = tuple[int, ...]
 @lru_cache(maxsize=4096)
 def in_flight(schedule: str, p: int, m: int, v: int) -> tuple[tuple[Entry, ...], ...]:
     """Return each rank's entries that no other entry of the rank exceeds in all numbers."""
-    if m > (most := BOUNDED.get(schedule, m) * p):
+    if m > (most := bounded(schedule, p, m)):
         return in_flight(schedule, p, most, v)
     short, more = (1, 1) if schedule in GROWING else (FULL * p + m % p, p)
     if m <= short + more:
@@ -52,6 +52,11 @@ def in_flight(schedule: str, p: int, m: int, v: int) -> tuple[tuple[Entry, ...],
         )
         for one, other in zip(first, second, strict=True)
     )
+
+
+def bounded(schedule: str, p: int, m: int) -> int:
+    """Return a number of micro-batches, m or fewer, that has the same entries."""
+    return min(m, BOUNDED.get(schedule, m) * p)
 
 
 @lru_cache(maxsize=1024)

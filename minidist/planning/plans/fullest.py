@@ -5,7 +5,7 @@ from math import inf
 
 from minidist.planning.costs.memory import memory
 from minidist.planning.costs.stages import cut_of
-from minidist.planning.costs.stash import Entry, in_flight, largest, placement
+from minidist.planning.costs.stash import Entry, bounded, in_flight, largest, placement
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.plans.plan import Plan
 
@@ -20,7 +20,8 @@ def fullest(size: TransformerSize, plan: Plan, batch: int) -> Held:
 
 def fullest_within(size: TransformerSize, plan: Plan, batch: int, limit: float) -> Held | None:
     """Return the bytes of the rank that holds most; None as soon as one is above the limit."""
-    shape = plan.schedule, plan.pp, plan.micro_batches, plan.chunks
+    m = bounded(plan.schedule, plan.pp, plan.micro_batches)
+    shape = plan.schedule, plan.pp, m, plan.chunks
     most: Held = {}
     for r, points in fullest_points(size.layers, plan.cut, *shape):
         held = memory(size, plan, batch, r, points=points)
