@@ -22,7 +22,7 @@ W <= F, and the stash is PP + 1.
 
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from itertools import chain, count
+from itertools import count
 
 from minidist.pipeline_parallel.actions import Action
 from minidist.pipeline_parallel.placement import Programs
@@ -37,11 +37,14 @@ def dualpipe_v(p: int, m: int) -> Programs:
             f"{m}; use {2 * p}, or zb_v, which takes any number"
         )
     shared = passes("FBIW", m)
-    turns = [list(turns_of(rank, p, m, shared)) for rank in range(p)]
+    programs: list[list[Action]] = [[] for _ in range(p)]
     pairs = []
-    for rank, own in enumerate(turns):
-        pairs += [(rank, turn[0], turn[1]) for turn in own if len(turn) == 2]
-    return Programs([chain.from_iterable(own) for own in turns], v_shaped(p), pairs)
+    for rank, own in enumerate(programs):
+        for turn in turns_of(rank, p, m, shared):
+            own += turn
+            if len(turn) == 2:
+                pairs.append((rank, turn[0], turn[1]))
+    return Programs(programs, v_shaped(p), pairs)
 
 
 def turns_of(rank: int, p: int, m: int, shared: dict[str, list[Action]]) -> Iterator[list[Action]]:

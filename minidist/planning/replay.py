@@ -176,12 +176,14 @@ class Replay:
                 summed = start + self.durations[Reduce][r][action.chunk]
             else:
                 clock = yield from self._transfer(r, action, clock)
-            if see and kind is Reduce:
+            if see is None:
+                continue
+            if kind is Reduce:
                 see(r, action, start, summed, clock, *BESIDE)
-            elif see:
-                compute = kind in passes
-                category = "compute" if compute else "communication"
-                see(r, action, start, end if compute else clock, clock, category)
+            elif kind in passes:
+                see(r, action, start, end, clock, "compute")
+            else:
+                see(r, action, start, clock, clock, "communication")
         span = 0 if first is None else end - first
         return max(clock, summed), span, busy, peak
 

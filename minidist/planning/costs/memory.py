@@ -5,7 +5,6 @@ that our ZeRO has; the papers count none.
 """
 
 from collections.abc import Iterable
-from functools import lru_cache
 
 from minidist.planning.costs.kept import CONVENTIONS, Kept
 from minidist.planning.costs.stages import Parameters, check_split, layer_parameters, stages_of
@@ -59,7 +58,6 @@ def micro_batch(plan: Plan, batch: int) -> int:
     return -(-batch // parts)
 
 
-@lru_cache(maxsize=4096)
 def held_elements(
     size: TransformerSize, plan: Plan, rank: int, buffers: bool
 ) -> tuple[int, int, int]:

@@ -18,10 +18,12 @@ only time that a plan takes besides.
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
-from itertools import chain, count, islice, product
+from itertools import count, islice, product
 from math import ceil, inf
 from typing import NamedTuple
 
+from minidist.planning.costs.kept import minidist
+from minidist.planning.costs.memory import micro_batch
 from minidist.planning.costs.stages import block_parameters
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.costs.zero import BYTES, zero_elements
@@ -179,13 +181,16 @@ class Search:
         if min(least_states(self.size, plan) for plan in plans) > self.machine.memory:
             one = next(orders(self.size, plans[0], self.schedules))
             return one, fullest(self.size, one, self.batch)
-        for one in chain.from_iterable(orders(self.size, plan, self.schedules) for plan in plans):
-            least = sum(smallest[1].values()) if smallest else inf
-            held = fullest_within(self.size, one, self.batch, max(least, self.machine.memory))
-            if held and sum(held.values()) <= self.machine.memory:
-                return None
-            if held and sum(held.values()) < least:
-                smallest = one, held
+        limit = inf
+        for plan in plans:
+            if least_bytes(self.size, plan, self.batch) > limit:
+                continue
+            for one in orders(self.size, plan, self.schedules):
+                held = fullest_within(self.size, one, self.batch, limit)
+                if held and sum(held.values()) <= self.machine.memory:
+                    return None
+                if held and sum(held.values()) < limit:
+                    smallest, limit = (one, held), sum(held.values())
         return smallest
 
     def drop(self, plan: Plan, held: Held, leanest: bool = False) -> None:
@@ -236,3 +241,9 @@ def least_states(size: TransformerSize, plan: Plan) -> float:
     P, s = block.dense + block.experts, block.dense / data + block.experts * plan.ep / data
     held = zero_elements(plan.zero, float(P), s, 0.0)
     return size.layers / plan.pp * sum(n * width for n, width in zip(held, widths, strict=True))
+
+
+def least_bytes(size: TransformerSize, plan: Plan, batch: int) -> float:
+    """Return `least_states`, and what a p-th of the blocks keeps of one micro-batch."""
+    kept = minidist(size, plan, micro_batch(plan, batch))
+    return least_states(size, plan) + size.layers / plan.pp * kept.block
