@@ -55,6 +55,8 @@ def mean_chunks(placement: list[list[int]]) -> Time:
 class Lane(dict[int, Any]):
     """What has been made for one end and is not needed yet, by number; and who waits for which."""
 
+    __slots__ = "sent", "taken", "waiting"
+
     def __init__(self) -> None:
         self.waiting: dict[int, tuple[int, Process]] = {}
         self.sent = self.taken = 0  # through a buffer
@@ -157,8 +159,10 @@ class Replay:
                         self.before[r] = action
                         yield source, m
                     time, maker = source.pop(m)
-                    arrival = time if maker == r else time + delay
-                    start = arrival if arrival > clock else clock
+                    if maker != r:
+                        time += delay
+                    if time > clock:
+                        start = time
                 elif kind is Update and self.replicated:
                     start = yield from self._meet_replicas(r, action, clock)
                 clock = end = start + duration
@@ -168,8 +172,10 @@ class Replay:
                         ready.append(target.waiting.pop(m))
                     clock += pause
                 stash += change
-                peak = stash if stash > peak else peak
-                first = start if first is None else first
+                if stash > peak:
+                    peak = stash
+                if first is None:
+                    first = start
                 busy += duration
             elif kind is Reduce:  # beside what follows
                 start = max(clock, summed)
