@@ -20,9 +20,8 @@ pair, whose results leave together. So the bubble is (PP/2 - 1)(F&B + B - 3W), w
 W <= F, and the stash is PP + 1.
 """
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator
-from itertools import count
 
 from minidist.pipeline_parallel.actions import Action
 from minidist.pipeline_parallel.placement import Programs
@@ -64,17 +63,21 @@ def turns_of(rank: int, p: int, m: int, shared: dict[str, list[Action]]) -> Iter
         *later * ["W", "I0"],
         *both * ["W"],
     ]
-    numbers = defaultdict[tuple, count](count)  # of passes, by way and chunk
+    forwards = {step: iter(shared[step]) for step in ("F0", "F1")}
+    backwards = {c: zip(*(shared[sign + c] for sign in "BIW"), strict=True) for c in "01"}
     halves: deque[Action] = deque()
 
     def action(step: str) -> Action:
+        if step in forwards:
+            return next(forwards[step])
         if step == "W":
             return halves.popleft()
-        sign, chunk = step[0], step[1]
-        i = next(numbers[sign == "F", chunk])
-        if sign == "I":
-            halves.append(shared["W" + chunk][i])
-        return shared[step][i]
+        whole, inputs, weights = next(backwards[step[1]])
+        if step[0] == "B":
+            return whole
+        halves.append(weights)
+        return inputs
 
+    turns = {step: step.split("&") for step in set(steps)}
     for step in steps:
-        yield [action(word) for word in step.split("&")]
+        yield [action(word) for word in turns[step]]

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from minidist.pipeline_parallel.actions import Action, Backward, BackwardWeight, Reduce
-from minidist.pipeline_parallel.placement import Programs, pairs_of, placement_of, reduces, updates
+from minidist.pipeline_parallel.actions import Action, Backward, BackwardWeight, Reduce, Update
+from minidist.pipeline_parallel.placement import Programs, kinds_of, pairs_of, placement_of
 
 if TYPE_CHECKING:
     from minidist.backend import Array
@@ -34,11 +34,12 @@ def add_reductions(programs: list[list[Action]]) -> Programs:
     Programs that have an R already are returned as they are. ValueError if they have an Update,
     which sums the gradients of a stage's replicas itself.
     """
-    if reduces(programs) and isinstance(programs, Programs):
+    kinds = kinds_of(programs)
+    if Reduce in kinds and isinstance(programs, Programs):
         return programs
-    if reduces(programs):
+    if Reduce in kinds:
         return Programs(programs, placement_of(programs), pairs_of(programs))
-    if updates(programs):
+    if Update in kinds:
         raise ValueError(
             "these programs update the weights themselves, and an update sums the gradients of a "
             "stage's replicas; leave out R"

@@ -17,7 +17,7 @@ micro-batch (gpipe, looped_bfs); any other schedule repeats itself every p micro
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import groupby
-from operator import ge
+from operator import ge, mul
 
 from minidist.pipeline_parallel.actions import Backward, BackwardInput, BackwardWeight, Forward
 from minidist.pipeline_parallel.placement import Programs, looped
@@ -91,7 +91,7 @@ def entries(made: Programs, r: int) -> tuple[Entry, ...]:
 
 def peak_of(points: Iterable[Entry], each: list[int]) -> int:
     """Return the most bytes at any of these points, for the bytes of each number of an entry."""
-    return max(sum(n * nbytes for n, nbytes in zip(point, each, strict=True)) for point in points)
+    return max(sum(map(mul, point, each)) for point in points)
 
 
 def largest(found: set[Entry]) -> list[Entry]:
