@@ -257,7 +257,7 @@ def searched(given: argparse.Namespace) -> int:
         print(f"{title}\nproducts at {share}{by} of {given.flops / 1e12:g} TFLOP/s\n")
         print(
             f"{'step':>10} {'holds':>9} {'MFU':>5}  plan: why it is worse", flush=True
-        )  # a minute
+        )  # the search takes some seconds
     found = search(size, machine, batch, given.top, schedules=schedules, others=given.others)
     if given.json:
         more = ({"fits": e.fits, "held": e.held, "mfu": e.mfu} for e in found)

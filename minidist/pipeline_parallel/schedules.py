@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from math import prod
 from numbers import Integral
 from typing import NamedTuple
@@ -48,7 +49,7 @@ def programs(
     There are at most MOST_PASSES passes forward, p times m times chunks.
     """
     check_name("schedule", schedule, SCHEDULES)
-    build, most, _ = SCHEDULES[schedule]
+    build, most, *_ = SCHEDULES[schedule]
     check_numbers(schedule, p, m, chunks, most)
     check_options(build, options, schedule, also=["weights_last"])
     result = build(p, m, **options) if most else build(p, m, chunks, **options)
@@ -154,15 +155,20 @@ class Schedule(NamedTuple):
 
     most_chunks   None: any number of chunks, and the builder takes (p, m, chunks)
     asynchronous  whether the programs update the weights
+    of_rank       the actions of one rank, where each is made alone: (rank, p, m) -> actions, or
+                  (rank, p, m, chunks)
     """
 
     build: Callable[..., Programs]
     most_chunks: int | None = 1
     asynchronous: bool = False
+    of_rank: Callable[..., Iterator[Action]] | None = None
 
 
-def on_every_rank(program: Callable[..., Iterator[Action]]) -> Callable[..., Programs]:
-    """Return a builder, for a program(rank, p, m) or program(rank, p, m, chunks).
+def on_every_rank(
+    program: Callable[..., Iterator[Action]], most_chunks: int | None = 1
+) -> Schedule:
+    """Return a schedule of program(rank, p, m), or of program(rank, p, m, chunks).
 
     Virtual stage k is on rank k mod p.
     """
@@ -170,19 +176,27 @@ def on_every_rank(program: Callable[..., Iterator[Action]]) -> Callable[..., Pro
     def build(p: int, m: int, *chunks: int) -> Programs:
         return Programs([program(r, p, m, *chunks) for r in range(p)], looped(p, *chunks))
 
-    return build
+    return Schedule(build, most_chunks, of_rank=program)
+
+
+def actions_of_rank(schedule: str, p: int, m: int, chunks: int, r: int) -> list[Action]:
+    """Return the actions of one rank; without those of the others, where that is possible."""
+    _, most, _, of_rank = SCHEDULES[schedule]
+    if of_rank is None:
+        return built(schedule, p, m, chunks)[r]
+    return list(of_rank(r, p, m) if most else of_rank(r, p, m, chunks))
 
 
 SCHEDULES = {
-    "layer_split": Schedule(on_every_rank(layer_split)),
-    "gpipe": Schedule(on_every_rank(gpipe)),
-    "1f1b": Schedule(on_every_rank(one_f_one_b)),
-    "interleaved": Schedule(on_every_rank(interleaved), None),
-    "looped_bfs": Schedule(on_every_rank(looped_bfs), None),
-    "zb_h1": Schedule(on_every_rank(zb_h1)),
-    "zb_h2": Schedule(on_every_rank(zb_h2)),
+    "layer_split": on_every_rank(layer_split),
+    "gpipe": on_every_rank(gpipe),
+    "1f1b": on_every_rank(one_f_one_b),
+    "interleaved": on_every_rank(interleaved, None),
+    "looped_bfs": on_every_rank(looped_bfs, None),
+    "zb_h1": on_every_rank(zb_h1),
+    "zb_h2": on_every_rank(zb_h2),
     "zb_auto": Schedule(zb_auto),
-    "interleaved_zb": Schedule(on_every_rank(interleaved_zb), None),
+    "interleaved_zb": on_every_rank(interleaved_zb, None),
     "zb_v": Schedule(zb_v, 2),
     "dualpipe_v": Schedule(dualpipe_v, 2),
     "v_half": Schedule(v_half, 2),
@@ -190,3 +204,5 @@ SCHEDULES = {
     "pipedream": Schedule(pipedream_programs, asynchronous=True),
     "pipedream_2bw": Schedule(pipedream_2bw_programs, asynchronous=True),
 }
+
+built = lru_cache(4)(programs)

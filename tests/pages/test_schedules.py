@@ -280,7 +280,7 @@ def par_of(puzzle):
     """Return the makespans of the schedules that keep to a puzzle's limit and chunks."""
     names = "p", "m", *TIMES[:4], "limit"
     question, found = {name: puzzle[name] for name in names}, {}
-    for name, (_, most, asynchronous) in SCHEDULES.items():
+    for name, (_, most, asynchronous, _) in SCHEDULES.items():
         if asynchronous or (most or 2) > puzzle["chunks"] or name == "layer_split":
             continue
         try:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from minidist.planning.costs.kept import CONVENTIONS, Kept
 from minidist.planning.costs.stages import Parameters, check_split, layer_parameters, stages_of
-from minidist.planning.costs.stash import Entry, in_flight, peak_of
+from minidist.planning.costs.stash import Entry, in_flight_on, peak_of
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.costs.zero import BYTES, zero_elements
 from minidist.planning.plans.plan import Plan, check_one_of
@@ -108,5 +108,5 @@ def activations(
             held[-1] += kept.head
             more[-1] += kept.deferred_end
     if points is None:
-        points = in_flight(plan.schedule, plan.pp, plan.micro_batches, plan.chunks)[rank]
+        points = in_flight_on(rank, plan.schedule, plan.pp, plan.micro_batches, plan.chunks)
     return peak_of(points, held + more) + (kept.once if any(s.blocks for s in stages) else 0)

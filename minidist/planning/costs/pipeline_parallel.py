@@ -103,7 +103,7 @@ def pipeline_costs(
         largest = ceil(examples / m)  # examples of a micro-batch
         each = [sum(layer.activations for layer in stage) * largest for stage in mine]
         more = [sum(layer.deferred for layer in stage) * largest for stage in mine]
-        peak = peak_of(entries(programs, r), each + more)
+        peak = peak_of(entries(programs[r], len(programs.placement[r])), each + more)
         P = sum(layer.parameters for layer in held)
         elements = (versions(len(programs), r) * P, P, 2 * P)
         result.append(cost_of(held, examples, positions_of(case), elements, peak))

@@ -19,9 +19,15 @@ from functools import lru_cache
 from itertools import groupby
 from operator import ge, mul
 
-from minidist.pipeline_parallel.actions import Backward, BackwardInput, BackwardWeight, Forward
-from minidist.pipeline_parallel.placement import Programs, looped
-from minidist.pipeline_parallel.schedules import programs
+from minidist.pipeline_parallel.actions import (
+    Action,
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Forward,
+)
+from minidist.pipeline_parallel.placement import looped
+from minidist.pipeline_parallel.schedules import actions_of_rank
 from minidist.pipeline_parallel.zero_bubble import v_shaped
 from minidist.planning.plans.plan import V_SHAPED
 
@@ -34,23 +40,24 @@ BOUNDED = {"1f1b": 1, "zb_h1": 1} | dict.fromkeys(  # from this many times p mic
 Entry = tuple[int, ...]
 
 
-@lru_cache(maxsize=4096)
 def in_flight(schedule: str, p: int, m: int, v: int) -> tuple[tuple[Entry, ...], ...]:
     """Return each rank's entries that no other entry of the rank exceeds in all numbers."""
+    return tuple(in_flight_on(r, schedule, p, m, v) for r in range(p))
+
+
+@lru_cache(maxsize=100_000)
+def in_flight_on(r: int, schedule: str, p: int, m: int, v: int) -> tuple[Entry, ...]:
+    """Return the entries of rank r."""
     if m > (most := bounded(schedule, p, m)):
-        return in_flight(schedule, p, most, v)
+        return in_flight_on(r, schedule, p, most, v)
     short, more = (1, 1) if schedule in GROWING else (FULL * p + m % p, p)
     if m <= short + more:
-        made = programs(schedule, p, m, v)
-        return tuple(entries(made, r) for r in range(p))
-    first, second = (in_flight(schedule, p, n, v) for n in (short, short + more))
+        return entries(actions_of_rank(schedule, p, m, v, r), v)
+    first, second = (in_flight_on(r, schedule, p, n, v) for n in (short, short + more))
     times = (m - short) // more
     return tuple(
-        tuple(
-            tuple(a + times * (b - a) for a, b in zip(x, y, strict=True))
-            for x, y in zip(one, other, strict=True)
-        )
-        for one, other in zip(first, second, strict=True)
+        tuple(a + times * (b - a) for a, b in zip(x, y, strict=True))
+        for x, y in zip(first, second, strict=True)
     )
 
 
@@ -65,14 +72,13 @@ def placement(schedule: str, p: int, v: int) -> list[list[int]]:
     return v_shaped(p) if schedule in V_SHAPED else looped(p, v)
 
 
-def entries(made: Programs, r: int) -> tuple[Entry, ...]:
-    """Return the entries of one rank of these programs, sorted.
+def entries(program: list[Action], v: int) -> tuple[Entry, ...]:
+    """Return the entries of one rank's program with v chunks, sorted.
 
     Of forward passes in a row only the last one counts: it holds more than those before.
     """
-    v = len(made.placement[r])
     now, found, grown = [0] * (2 * v), set(), False
-    for action in made[r]:
+    for action in program:
         kind, c = type(action), action.chunk
         if grown and kind is not Forward:
             found.add(tuple(now))

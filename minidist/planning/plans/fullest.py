@@ -5,7 +5,7 @@ from math import inf
 
 from minidist.planning.costs.memory import memory
 from minidist.planning.costs.stages import cut_of
-from minidist.planning.costs.stash import Entry, bounded, in_flight, largest, placement
+from minidist.planning.costs.stash import Entry, bounded, in_flight_on, largest, placement
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.plans.plan import Plan
 
@@ -20,27 +20,34 @@ def fullest(size: TransformerSize, plan: Plan, batch: int) -> Held:
 
 def fullest_within(size: TransformerSize, plan: Plan, batch: int, limit: float) -> Held | None:
     """Return the bytes of the rank that holds most; None as soon as one is above the limit."""
-    m = bounded(plan.schedule, plan.pp, plan.micro_batches)
-    shape = plan.schedule, plan.pp, m, plan.chunks
+    shape = plan.schedule, plan.pp, plan.micro_batches, plan.chunks
     most: Held = {}
-    for r, points in fullest_points(size.layers, plan.cut, *shape):
-        held = memory(size, plan, batch, r, points=points)
+    for ranks in alike(size.layers, plan.cut, plan.schedule, plan.pp, plan.chunks):
+        held = memory(size, plan, batch, ranks[0], points=most_in_flight(ranks, *shape))
         if sum(held.values()) > limit:
             return None
         most = max(most, held, key=lambda own: sum(own.values()))
     return most
 
 
-@lru_cache(10_000)
-def fullest_points(
-    layers: int, cut: str, schedule: str, p: int, m: int, chunks: int
-) -> list[tuple[int, list[Entry]]]:
-    """Return, of the ranks with the same stages, the first one and the entries of all of them.
+@lru_cache(1024)
+def alike(layers: int, cut: str, schedule: str, p: int, chunks: int) -> list[tuple[int, ...]]:
+    """Return the ranks, those with the same stages together.
 
-    Ranks with the same stages hold the same for each micro-batch in flight.
+    They hold the same for each micro-batch in flight.
     """
-    flights, stages = in_flight(schedule, p, m, chunks), cut_of(layers, p * chunks, cut)
-    alike: dict[tuple, list[int]] = {}
-    for r, ks in enumerate(placement(schedule, p, chunks)):
-        alike.setdefault(tuple(stages[k] for k in ks), []).append(r)
-    return [(ranks[0], largest({e for r in ranks for e in flights[r]})) for ranks in alike.values()]
+    stages = cut_of(layers, p * chunks, cut)
+    found: dict[tuple, list[int]] = {}
+    for r, own in enumerate(placement(schedule, p, chunks)):
+        found.setdefault(tuple(stages[k] for k in own), []).append(r)
+    return [tuple(ranks) for ranks in found.values()]
+
+
+def most_in_flight(ranks: tuple[int, ...], schedule: str, p: int, m: int, v: int) -> list[Entry]:
+    """Return the entries of all these ranks that no other one exceeds."""
+    return _most_in_flight(ranks, schedule, p, bounded(schedule, p, m), v)
+
+
+@lru_cache(10_000)
+def _most_in_flight(ranks: tuple[int, ...], *shape) -> list[Entry]:
+    return largest({entry for r in ranks for entry in in_flight_on(r, *shape)})

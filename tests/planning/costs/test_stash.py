@@ -25,7 +25,7 @@ def grid(schedule, most_ranks, rounds):
 def check(schedule, most_ranks, rounds):
     for p, m, v in grid(schedule, most_ranks, rounds):
         made = programs(schedule, p, m, v)
-        want = tuple(entries(made, r) for r in range(p))
+        want = tuple(entries(made[r], len(made.placement[r])) for r in range(p))
         assert in_flight(schedule, p, m, v) == want, (p, m, v)
         assert placement(schedule, p, v) == made.placement
 
