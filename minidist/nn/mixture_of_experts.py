@@ -175,8 +175,9 @@ class MixtureOfExperts(Module):
         self.gather_choices: Callable = whole_sequences
         self.gate = Linear(width, experts, bias=False, name=f"{name}.gate", **more)
         self.bias = BiasBalance(experts, bias_rate, name=f"{name}.gate") if bias_rate else None
-        self.experts = [expert(hidden=F, name=f"{name}.experts.{e}") for e in range(experts)]
         self.shared = expert(hidden=shared * F, name=f"{name}.shared") if shared else None
+        # Last, so that copies are in one run on ranks with experts and without.
+        self.experts = [expert(hidden=F, name=f"{name}.experts.{e}") for e in range(experts)]
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         B, T, C = x.shape
