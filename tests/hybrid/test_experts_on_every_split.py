@@ -46,6 +46,15 @@ def test_parts_of_a_batch_add_up_to_its_gradient_and_drop_the_same(seed, parts, 
     assert sum(r.balance for r in reports) == pytest.approx(want.balance)
 
 
+def test_a_rank_without_an_expert_has_the_copies_of_shared_ones_in_the_same_runs(cluster):
+    options = {"experts": 1, "top_k": 1, "shared": 2}
+    model = nn.Transformer(7, 4, 2, 2, 5, 3, "float64", **options)
+    tokens, targets = np.random.default_rng(0).integers(0, 7, (2, 4, 5))
+    case = Case("one", random_weights(model), tokens, targets, options={"dp": 2, "ep": 2})
+    row = check("hybrid", case, 2, cluster(2, "thread"))
+    assert row["ok"], row["detail"]
+
+
 @settings(max_examples=15)
 @given(
     attention=st.sampled_from(["ring_attention", "ulysses"]),
