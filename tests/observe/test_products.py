@@ -79,9 +79,9 @@ def test_a_hook_that_was_there_is_there_again_even_after_an_error():
 
 def test_stand_ins_have_the_layout_and_share_the_memory_of_the_arrays():
     whole = np.random.default_rng(0).standard_normal((2, 3, 40, 12)).astype(np.float32)
-    a, b = whole[:, :, 3:20, 2:7], whole.swapaxes(-1, -2)[:, :, :5, ::2]  # overlaps, transposed
+    a, b = whole[:, :, 3:18, 2:7], whole.swapaxes(-1, -2)[:, :, :5, ::2]  # overlaps, transposed
     once = np.broadcast_to(np.ones((4, 5), np.float32), (2, 3, 4, 5))
-    y = np.empty((2, 3, 17, 20), np.float32)
+    y = np.empty((2, 3, 15, 20), np.float32)
 
     def call():
         batched_matmul(a, b, out=y)
@@ -96,7 +96,7 @@ def test_stand_ins_have_the_layout_and_share_the_memory_of_the_arrays():
     assert np.shares_memory(a2, b2) and np.shares_memory(a2, at2)
     assert not np.shares_memory(a2, y2) and not np.shares_memory(y2, once2)
     assert not np.shares_memory(whole, a2)
-    assert other.shape == (2, 3, 4, 17)
+    assert other.shape == (2, 3, 4, 15)
 
 
 def test_a_replay_computes_each_product_into_its_place():
