@@ -33,10 +33,8 @@ def run(given: argparse.Namespace) -> int:
     for number in ends:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     with Server(given.port) as server:
-        try:
-            print(server.address, flush=True)
-            server.serve_forever()
-        finally:  # what cleans up is not interrupted
-            for number in ends:
-                signal.signal(number, signal.SIG_IGN)
+        for number in ends:  # an exception could be lost in what is interrupted, or stop a clean-up
+            signal.signal(number, lambda number, _: server.signals.append(number))
+        print(server.address, flush=True)
+        server.serve_forever(poll_interval=0.1)
     return 0

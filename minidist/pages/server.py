@@ -52,11 +52,17 @@ class Server(ThreadingHTTPServer):
         self.hosts = {host.removesuffix(":80") for host in own}
         self.address = f"http://{own[0]}/?token={self.token}"
         self.written, self.runs = Written(), dict[str, RealRun]()  # the newest run alone
+        self.signals: list[int] = []  # those that asked this process to end
         self._starting = threading.Lock()
 
     def server_bind(self) -> None:
         socketserver.TCPServer.server_bind(self)  # HTTPServer's asks for the name of this machine
         self.server_port = self.server_address[1]
+
+    def service_actions(self) -> None:
+        """Leave `serve_forever`, which calls this between two requests, after a signal."""
+        if self.signals:
+            sys.exit(128 + self.signals[0])
 
     def __exit__(self, *given) -> None:
         super().__exit__(*given)
