@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from minidist import nn, no_grad
 from minidist.backend import on_gpu, to_host
-from minidist.nn.generate import translate
+from minidist.nn.generate import next_words, translate
 from minidist.nn.key_value_cache import CachedTranslator
 from minidist.nn.tokens import BEGIN, PAD
 from minidist.planning.costs.decoding import cache_bytes
@@ -161,3 +161,16 @@ def test_what_is_too_long_or_another_batch_is_refused():
     with pytest.raises(ValueError, match=r"3 targets are written, not 2; call keep\(rows\)"):
         decoder(words_of(2, 1))
     assert decoder(words_of(3, 1)).shape == (3, 1, 9)  # a refusal has changed nothing
+
+
+@given(model=translators(), data=st.data(), seed=seeds)
+def test_teacher_forcing_is_what_step_by_step_writing_reads(model, data, seed):
+    S, tokens = model.source_length, data.draw(sentences(model))
+    logits = model(tokens).data
+    want = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    decoder, rows = CachedTranslator(model, tokens[:, :S]), np.arange(len(tokens))
+    for t in range(model.target_length):
+        got = next_words(decoder, tokens[:, S : S + t + 1], rows)
+        np.testing.assert_allclose(
+            got, want[:, t], rtol=1e-9, err_msg=f"word {t} has other odds when it is written"
+        )

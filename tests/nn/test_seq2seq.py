@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist import Tensor, nn, no_grad
-from minidist.nn import generate as decoding
 from minidist.nn.tokens import BEGIN, PAD
 from minidist.rng import Randomness
 from minidist.verify import equivalence
@@ -62,19 +61,6 @@ def test_how_far_a_source_is_padded_does_not_matter(model, data, more):
         f"keys of padding are attended to: {more} more columns of PAD change the logits "
         f"by {off:.1e}"
     )
-
-
-@given(model=translators(), data=st.data(), seed=seeds)
-def test_teacher_forcing_is_what_step_by_step_writing_reads(model, data, seed):
-    S, tokens = model.source_length, data.draw(sentences(model))
-    logits = model(tokens).data
-    want = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-    decoder, rows = nn.CachedTranslator(model, tokens[:, :S]), np.arange(len(tokens))
-    for t in range(model.target_length):
-        got = decoding.next_words(decoder, tokens[:, S : S + t + 1], rows)
-        np.testing.assert_allclose(
-            got, want[:, t], rtol=1e-9, err_msg=f"word {t} has other odds when it is written"
-        )
 
 
 @given(model=translators(), data=st.data())
