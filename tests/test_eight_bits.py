@@ -4,8 +4,11 @@ from itertools import product as every
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from minidist import nn
+from minidist import Tensor, nn
+from minidist.autograd import functions
 from minidist.autograd.eight_bits import EightBits
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.datasets import shard
@@ -18,7 +21,7 @@ from minidist.tensor_parallel import (
 from minidist.tensor_parallel.sequence_parallel import sequence_parallel
 from minidist.verify import equivalence
 from minidist.verify.strategies.eight_bits import eight_bit_case
-from tests.strategies import arrays
+from tests.strategies import arrays, seeds
 
 AXES = "dp pp cp tp".split()
 MESHES = [
@@ -26,6 +29,26 @@ MESHES = [
     for dp, pp, cp, tp in every((1, 2, 3, 4, 8), repeat=4)
     if dp * pp * cp * tp <= 8 and pp < 8 and cp < 3 and tp != 3
 ]
+
+
+def products(x, w, dy):
+    """Return Y, dX and dW of a product with a weight, in strips and blocks of 4."""
+    x, w = (Tensor(array, requires_grad=True) for array in (x, w))
+    w.product = EightBits(4)
+    y = functions.linear(x, w)
+    y.backward(dy)
+    return y.data, x.grad, w.grad
+
+
+@given(seed=seeds, parts=st.integers(1, 4))
+def test_a_cut_of_the_batch_adds_up_because_no_strip_crosses_an_example(seed, parts):
+    x, w, dy = arrays(5, 7, 8, seed=seed), arrays(8, 4, seed=1), arrays(5, 7, 4, seed=seed + 1)
+    y, dx, dw = products(x, w, dy)
+    cuts = [slice(*np.array_split(range(5), parts)[i][[0, -1]] + [0, 1]) for i in range(parts)]
+    found = [products(x[cut], w, dy[cut]) for cut in cuts]
+    np.testing.assert_array_equal(np.concatenate([ys for ys, _, _ in found]), y)
+    np.testing.assert_array_equal(np.concatenate([dxs for _, dxs, _ in found]), dx)
+    np.testing.assert_allclose(sum(dws for *_, dws in found), dw, atol=1e-12)
 
 
 def test_the_linear_layers_of_the_blocks_multiply_in_eight_bits_and_nothing_else():
