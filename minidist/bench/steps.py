@@ -1,6 +1,6 @@
 """Time training steps against their own products, PyTorch and JAX: one core, float32.
 
-Times are those of a process on its core, because only one of its threads works at a time: what else
+Times are a process's own, on its core, because only one of its threads works at a time: what else
 runs on the machine has its effect on the caches alone.
 
 The ratio to a peer depends on the processor, for which each has another BLAS. The share of a step's

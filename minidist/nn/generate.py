@@ -100,7 +100,7 @@ def translate(model: Seq2Seq, sources: np.ndarray, beam: int = 1) -> np.ndarray:
 def next_words(decoder: CachedTranslator, written: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return log p[n, V] of the word after written[n, t], on the host, in float64.
 
-    rows[n]  the decoder's row, of those of the last call, that has read the words before the last
+    rows[n]  the row of the decoder's last call that has read all words but the last
     """
     decoder.keep(rows)
     logits = decoder(written[:, decoder.length :])[:, -1:]

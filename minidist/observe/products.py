@@ -68,13 +68,18 @@ def products_of(call: Callable[[], object]) -> list[Product]:
             a, b = frame.f_locals["a"], frame.f_locals["b"]
             found.append(Product(_place(a), _place(b), _place(result)))
 
+    watched(call, watch)
+    return found
+
+
+def watched(call: Callable[[], object], watch: Callable) -> None:
+    """Run a call on this thread, under this profile hook of Python's."""
     before = sys.getprofile()
     sys.setprofile(watch)
     try:
         call()
     finally:
         sys.setprofile(before)
-    return found
 
 
 def replay(products: list[Product], arrays: list | None = None) -> Callable[[], None]:

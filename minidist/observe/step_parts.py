@@ -9,16 +9,15 @@ Python        the tiny step, and therefore what every call takes however small i
 
 Python's profile hook says which function works now. The hook itself takes time, as long in the tiny
 step, so that the first three parts are differences of the two steps. Python is timed without it.
-Times are those of this thread on a core.
+Times are this thread's own, on a core.
 """
 
-import sys
 from collections.abc import Callable
 from statistics import median
 from time import thread_time
 from types import FrameType
 
-from minidist.observe.products import multiplies
+from minidist.observe.products import multiplies, watched
 from minidist.observe.stopwatch import CoreClock, median_seconds
 
 ROOMS = {  # whose functions belong to a part; others belong to the part of their caller
@@ -62,12 +61,7 @@ def seconds_by_part(call: Callable, now: Callable[[], float] = thread_time) -> d
             spent[stack.pop()] += now() - since
             since = now()
 
-    before = sys.getprofile()
-    sys.setprofile(watch)
-    try:
-        call()
-    finally:
-        sys.setprofile(before)
+    watched(call, watch)
     return spent
 
 
