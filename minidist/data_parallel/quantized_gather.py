@@ -57,9 +57,11 @@ def quantize(w: Array, block: int) -> tuple[Array, Array]:
     rows = whole.reshape(blocks, block)
     scales = abs(rows).max(axis=1) / LEVELS
     levels = xp.rint(rows / xp.where(scales > 0, scales, 1)[:, None])
-    return xp.clip(levels, -LEVELS, LEVELS).astype("int8").reshape(-1)[: w.size], scales
+    levels = xp.maximum(-LEVELS, xp.minimum(levels, LEVELS))
+    return levels.astype("int8").reshape(-1)[: w.size], scales
 
 
 def dequantize(levels: Array, scales: Array, block: int) -> Array:
     """Return the numbers [n] of levels [n] and the scales of their blocks, in the scales' dtype."""
-    return levels * array_module(levels).repeat(scales, block)[: levels.size]
+    of_each = array_module(levels).broadcast_to(scales[:, None], (scales.size, block))
+    return levels * of_each.reshape(-1)[: levels.size]

@@ -134,8 +134,9 @@ class Dual(Module):
 def ended(words: Array) -> Array:
     """Return targets[B, S + 1] of words[B, S] and padding: the words, END, and IGNORED."""
     xp = array_module(words)
-    words = xp.pad(words, ((0, 0), (0, 1)), constant_values=PAD)
-    behind = xp.pad(words[:, :-1] != PAD, ((0, 0), (1, 0)), constant_values=True)  # after a word
+    nothing = xp.full_like(words[:, :1], PAD)
+    behind = xp.concatenate([nothing == PAD, words != PAD], axis=1)  # after a word, or at first
+    words = xp.concatenate([words, nothing], axis=1)
     return xp.where(words != PAD, words, xp.where(behind, END, IGNORED))
 
 

@@ -77,10 +77,11 @@ def full(parts: list[Array], placement: Placement) -> Array:
             return xp.concatenate(parts, axis=axis)
         case Partial():
             return sum(parts[1:], start=parts[0])
+    first = parts[0]
     for rank, x in enumerate(parts):
-        if x.shape != parts[0].shape or not xp.allclose(x, parts[0], rtol=1e-9, atol=1e-12):
+        if x.shape != first.shape or not (abs(x - first) <= 1e-9 * abs(first) + 1e-12).all():
             raise ValueError(f"a replicated value differs on ranks 0 and {rank}; reduce it first")
-    return parts[0]
+    return first
 
 
 def dual(placement: Placement) -> Placement:
