@@ -51,7 +51,7 @@ ranks, disk = Cluster(2), tempfile.TemporaryDirectory(prefix="minidist-")
 #
 # For each useful second, saves take $\delta/\tau$. A failure hits the middle of an interval, on
 # average: $\tau/(2 M)$. The sum is least where both are equal, $\tau = \sqrt{2 \delta M}$ ([Young
-# 1974](https://doi.org/10.1145/361147.361115)), for rare failures. Exactly, at random failures:
+# 1974](https://doi.org/10.1145/361147.361115)), for rare failures. Exactly, if no restart fails:
 #
 # $$(M + R)/\tau \cdot (\exp((\tau + \delta)/M) - 1)$$ (cost)
 
@@ -76,14 +76,14 @@ def best(delta, M):
 # life, of $M$ seconds after $R$ of a restart, finishes at least one with probability `q`, at least
 # two with `q^2`: on average `q + q^2 + q^3 + ... = 1/(1/q - 1)`, each with $\tau$ useful seconds.
 # :::
-#
 # :::{admonition} Predict before you run
 # $\delta$ = 5, $M$ = 15 minutes: Young's interval is a third too long. Does it cost 33, 10 or
 # 3 % more? (The best: figures 3 to 5, [Daly 2006](https://doi.org/10.1016/j.future.2004.11.016).)
 # :::
 # :::{admonition} Predict before you run
-# The report says that more than 90 % was useful. Would saves of 60 s and restarts of 300 s do? What
-# without a spare host, if repairs take a day? ([Replay](../minidist/planning/year_of_training.py).)
+# More than 90 % was useful. Would saves of 60 s and restarts of 300 s do? And without spares, if
+# repairs take a day? Some hosts get slow, most for 10 minutes, a few for a day: is one best
+# replaced at once, later or never? ([Replay](../minidist/planning/year_of_training.py) by events.)
 # :::
 
 # %% tags=["hide-output"]
@@ -93,10 +93,10 @@ for M, daly in [(24 * 60, 117), (6 * 60, 57), (15, 9.1)]:  # minutes
 for save, R, k, n in (60, 300, 99, 2048), (5, 60, 99, 2048), (5, 60, 0, 2048), (5, 60, 0, 1900):
     run = Run(2048, young(save, 186 * 60), save, R, 2048 * 186 * 60, spares=k, elastic=n)
     print(f"save {save:2} s, restart {R:3} s, {k:2} spare hosts, at least {n} train:", end=" ")
-    print(f"{replay(run, 54 * DAY).goodput:.0%} useful (Daly: {closed_form(run):.0%})")
+    print(f"{replay(run, 54 * DAY).goodput:.0%} useful (Daly's equation: {closed_form(run):.0%})")
 slow = Slowdown(60 * DAY, 600, 1.3), Slowdown(500 * DAY, DAY, 1.3)  # a host: often short, or long
-for evict in (0, 1800, np.inf):  # at the first save after so many seconds
-    run = Run(2048, 334, 5, 300, 2048 * 186 * 60, spares=99, slowdowns=slow, evict=evict)
+for evict in (0, 1800, np.inf):  # a host leaves at the first save after so many seconds
+    run = Run(2048, young(5, 186 * 60), 5, 300, 2048 * 186 * 60, 99, slowdowns=slow, evict=evict)
     print(f"slow hosts leave after {evict:4} s: {replay(run, 54 * DAY).goodput:.0%} useful")
 
 # %% [markdown]
@@ -160,10 +160,10 @@ for every in EVERY:
     shares = " ".join(f"{seconds / lives.sum():4.0%}" for seconds in spent[every])
     print(f"after {every:2}: {done[every]:2} steps; useful, saves, lost {shares};", end=" ")
     print(f"by (cost) {1 / cost(every * step, save, M):.0%} useful")
-calm = ranks.run(train, Path(disk.name, "calm"), 10_000, None, 0.0, done[4])[0]
-saved, _ = checkpoint.load(Path(disk.name, "4"))
+saved, _ = checkpoint.load(Path(disk.name, str(most := max(done, key=done.get))))
+calm = ranks.run(train, Path(disk.name, "calm"), 10_000, None, 0.0, done[most])[0]
 assert all(np.array_equal(saved[name], calm[name]) for name in calm)
-print(f"after 4: as without a death, to the bit; Young: after {young(save, M) / step:.0f} steps")
+print(f"after {most}: as without a death, bit for bit; Young: {young(save, M) / step:.0f} steps")
 
 
 # %% tags=["hide-input"]
@@ -255,6 +255,6 @@ disk.cleanup()
 # | `train --elastic` | `torchrun` | | `elasticity` | |
 #
 # **What it costs.** At best about $\sqrt{2 \delta/M}$ of the useful time. Ranks die in saves, too:
-# [the manifest](../minidist/checkpoint/writing.py) is last. It fits any [mesh](16_hybrid.py).
-#
+# [the manifest](../minidist/checkpoint/writing.py) is written last. A checkpoint fits any
+# [mesh](16_hybrid.py).
 # **Next:** all cuts so far were made by hand. [Lesson 23](23_let_the_machine_cut.py).
