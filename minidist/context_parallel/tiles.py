@@ -15,17 +15,17 @@ def tiles(
     """Yield (rows of Q, rows of K, first): blocks of queries, and the keys of a run they see.
 
     within  (first, last + 1) of the positions that are considered; None: all
-    first   the row of K up to which all of these queries see; query i sees i more. It is all rows
-            unless both are of the same run, because two ranks hold no position in common.
+    first   query i of the block sees the rows of K up to row first + i. Keys of another run are all
+            earlier or all later than the block; if earlier, first is their number: none is hidden.
     """
-    for rows, a, b in placed(queries, within):
+    for row, a, b in placed(queries, within):
         for start in range(a, b, QUERIES):
             stop = min(start + QUERIES, b)
-            for columns, c, d in placed(keys, within):
+            for column, c, d in placed(keys, within):
                 seen = min(d, stop) - c
                 if seen > 0:
-                    where = slice(rows + start - a, rows + stop - a)
-                    yield where, slice(columns, columns + seen), min(start - c, seen)
+                    where = slice(row + start - a, row + stop - a)
+                    yield where, slice(column, column + seen), min(start - c, seen)
 
 
 def document_tiles(

@@ -5,7 +5,7 @@ Letters: N ranks, U of them in a group; T positions; K heads of keys and values,
 
     rank                         0 1 | 2 3 | 4 5 | 6 7     N = 8, U = 2
     all_to_all of heads between  0-1   2-3   4-5   6-7     T/N positions of K heads -> U T/N of K/U
-    a ring of keys and values    0-2-4-6 and 1-3-5-7       N/U hops, with K/U heads
+    a ring of keys and values    0-2-4-6 and 1-3-5-7       N/U - 1 hops, with K/U heads
 
 Ulysses alone has no use for more ranks than heads; a ring alone sends N - 1 blocks. Here the many
 bytes of the all_to_all stay between neighbours, on one machine, and the ring has N/U ranks. With

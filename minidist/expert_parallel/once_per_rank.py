@@ -1,8 +1,9 @@
 """A position travels once to each rank that has experts of it, and comes back as one sum.
 
-DeepSeek-AI, DeepSeek-V3 (2024), section 3.2.2: where a position chooses k small experts, it does
-not travel k times (`Dispatch` does), but once to each rank that holds some of them. If its choice
-is limited to M groups (nn/router.py, `choose`), and a rank holds a group, these are at most M.
+DeepSeek-AI, DeepSeek-V3 (2024), section 3.2.2: a position crosses the network once to each host
+that holds some of its k experts, not k times; inside the host it goes on by NVLink. Here a rank
+stands for a host (`Dispatch` sends a position k times). If the choice is limited to M groups
+(nn/router.py, `choose`), and a rank holds a group, these are at most M.
 Letters: N ranks, E experts, R rows on this rank, each a position and one of its experts; U: rows
 that share a position and a rank count once.
 
@@ -71,17 +72,17 @@ class OncePerRank:
         who, places = travellers(position, load, self.ends)
         sent, leaving = [len(own) for own in who], np.concatenate(who)
         loads = [load[a:b] for a, b in pairwise(self.ends)]
-        told = [np.append(own, n) for own, n in zip(loads, sent, strict=True)]
-        coming = np.stack(self.group.all_to_all(told, label="counts"))  # [N, E/N + 1]
-        found = self.group.all_to_all(places, label="places")
-        came = coming[:, -1].tolist()
-        firsts = np.cumsum([0, *came[:-1]])
+        counts = [np.append(own, n) for own, n in zip(loads, sent, strict=True)]
+        coming = np.stack(self.group.all_to_all(counts, label="counts"))  # [N, E/N + 1]
+        theirs = self.group.all_to_all(places, label="places")
+        received = coming[:, -1].tolist()  # positions, from each rank
+        firsts = np.cumsum([0, *received[:-1]])
         made = routes(load, coming[:, :-1], self.ends)
-        row = np.concatenate([a + own for a, own in zip(firsts, found, strict=True)])[made.order]
+        row = np.concatenate([a + own for a, own in zip(firsts, theirs, strict=True)])[made.order]
         if self.trained and not x.requires_grad:  # all ranks must exchange in backward, or none
             x = Tensor(x.data, requires_grad=True)
-        here = Exchange(self.group, sent, came)(functions.embedding(leaving, x))
+        here = Exchange(self.group, sent, received)(functions.embedding(leaving, x))
         gates = Exchange(self.group, made.sent, made.received)(g)
         y = run_each(experts, functions.embedding(row, here), made.load)
-        y = Combine(row, sum(came))(y, functions.embedding(made.order, gates))
-        return SumInto(leaving, len(x.data))(Exchange(self.group, came, sent)(y))
+        y = Combine(row, sum(received))(y, functions.embedding(made.order, gates))
+        return SumInto(leaving, len(x.data))(Exchange(self.group, received, sent)(y))
