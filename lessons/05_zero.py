@@ -160,7 +160,7 @@ figures.show(
 
 # %% [markdown]
 # :::{dropdown} Where does the number come from?
-# $16 P/N$ bytes in shards; $12 n$ stay whole: the gradient of a layer, and the weights of two.
+# In stage 3: $16 P/N$ bytes in shards; $12 n$ whole: one layer's gradient, the weights of two.
 # :::
 #
 # Is the network between hosts slow? Keep one [copy](../minidist/data_parallel/hierarchical_zero.py)
@@ -170,18 +170,18 @@ figures.show(
 # ([Wang et al. 2023](https://arxiv.org/abs/2306.10209)).
 
 # %%
-for shards, block in (4, None), (2, None), (4, 128):
+for shards, block in (4, None), (2, None), (4, 128):  # ranks 0 1 | 2 3: half a ring of 4 crosses
     rows = clusters[4].run(library, 3, "float32", shards, block)
     sent, far = (sum(row[i] for row in rows) / 16 / P for i in (2, 3))
-    print(f"{shards} ranks a copy, int8 blocks of {block}: 4 x {sent:.2f} P bytes, {far} of it far")
+    print(f"{shards} ranks a copy, int8 {block}: 4 x {sent:.2f} P bytes, {far or sent / 2:.2f} far")
     assert shards == 4 or (sent, far) == (3 / 2 + 1 / 2, 1 / 2)
 
 # %% [markdown]
 # (bytes-per-parameter)=
 # ## Which 16, 18 or 20 bytes?
 #
-# In mixed precision weights and gradients have 16 bits. Many updates would be lost in such weights
-# ([lesson 18](18_mixed_precision.py)), so the optimizer has float32 copies. Some sum gradients so.
+# In mixed precision weights and gradients have 16 bits, in which many updates would be lost
+# ([lesson 18](18_mixed_precision.py)): the optimizer has float32 copies. Some also sum in float32.
 #
 # | Adam | weight | gradient | optimizer | sum | stage 1 | stage 2 | stage 3 |
 # |---|---|---|---|---|---|---|---|

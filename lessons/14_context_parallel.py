@@ -13,7 +13,7 @@
 #
 # You need [send and all_gather](02_collectives.py). New words: [hop](pages/glossary.md#hop),
 # [zig-zag](pages/glossary.md#zig-zag). Letters: $N$ ranks, $r$ one of them; $T$ positions; $H$
-# heads of width $D$; $S$ the bytes of Q, of all ranks together.
+# heads of width $D$, $G$ of which read one head of K and V; $S$ bytes of Q, of all ranks together.
 
 # %% tags=["setup", "hide-input"]
 import numpy as np
@@ -44,8 +44,8 @@ S = Q.nbytes
 # $$Z = Z_1 + Z_2 \qquad O = (Z_1 O_1 + Z_2 O_2) / Z$$ (join)
 #
 # So let Q stay, and let K and V go round ([Liu et al. 2023](https://arxiv.org/abs/2310.01889); [the
-# library's](../minidist/context_parallel/ring_attention.py)). After $N$ hops every query has met
-# every key. The code keeps $\log Z$, because $Z$ itself overflows.
+# library's](../minidist/context_parallel/ring_attention.py)): at hop 0 its own, and after hop
+# $N - 1$ every query has met every key. The code keeps $\log Z$, because $Z$ itself overflows.
 
 
 # %%

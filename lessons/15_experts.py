@@ -116,8 +116,8 @@ print(f"an all_reduce of {E} experts: {2 * (N - 1) * 8 * 8 * C**2 * E:,} bytes")
 # ## What is dropped?
 #
 # A gate prefers the experts that it has chosen before, since only those learn. So each gets a
-# capacity, 1.25 times its share of an example's rows; later rows are dropped: they pass by the
-# block. And a loss is added ([Fedus et al. 2021](https://arxiv.org/abs/2101.03961), equations 3 to
+# capacity, 1.25 times its share of an example's rows; later rows are dropped: they skip the
+# expert. And a loss is added ([Fedus et al. 2021](https://arxiv.org/abs/2101.03961), equations 3 to
 # 6): `balance` times $E$ times the sum over experts of (share of the choices) x (mean score).
 #
 # :::{admonition} Predict before you run
@@ -191,8 +191,8 @@ figures.show(
 # ([Wang et al. 2024](https://arxiv.org/abs/2408.15664)). *No drops*: with `capacity=None` an expert
 # multiplies what comes ([Gale et al. 2022](https://arxiv.org/abs/2211.15841)). *Many small
 # experts*, and a shared one ([Dai et al. 2024](https://arxiv.org/abs/2401.06066)). DeepSeek-V3 has
-# all this, and 8 of 256 experts on at most 4 nodes: a position travels [once to
-# each](../minidist/expert_parallel/once_per_rank.py) (sections 2.1.2 and 3.2.2).
+# all this, with a tiny balance loss, and 8 of 256 experts on at most 4 hosts: a position travels
+# [once to each](../minidist/expert_parallel/once_per_rank.py) (sections 2.1.2 and 3.2.2).
 
 # %%
 small = {"expert_width": C // 2, "shared": 1, "groups": N, "most_groups": 2, "dtype": "float64"}
@@ -219,8 +219,8 @@ exercise.judge("15.1", kept)
 # ## Exercise 2: why did this break?
 #
 # A program summed all gradients over `model.group` and divided by $N$. Now its loss divides by all
-# targets of the batch. Experts are spread, and their gradients are still divided: they are wrong.
-# Why? (Adam hides it. [A case](https://github.com/deepspeedai/DeepSpeed/issues/6545).)
+# targets of the batch, and experts are spread; it still divides their gradients: now too small.
+# Why? (Adam hides it. [A case](https://github.com/deepspeedai/DeepSpeed/issues/6545) of too large.)
 
 
 # %% tags=["exercise"]

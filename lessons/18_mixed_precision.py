@@ -120,11 +120,11 @@ assert equal > 0.99 and N * sent == 2 * (N - 1) * (2 * P + 1)
 # %% [markdown]
 # ## Who learns like float32?
 #
-# e4m3, a format of 8 bits ([Micikevicius et al. 2022](https://arxiv.org/abs/2209.05433)), ends at
-# 0.002. So an array gets a *scale*: a power of two with which its largest number just fits.
-# float16 ends at $2^{-24}$. Let 16,384 ranks have 256 images each. This library divides the loss by
-# all images before backward; PyTorch by the rank's, and averages after it: its gradients are
-# $2^{14}$ times as large. So are those of a loss that is multiplied by a *loss scale*.
+# e4m3, a format of 8 bits ([Micikevicius et al. 2022](https://arxiv.org/abs/2209.05433)), has no
+# number between 0 and 0.002. So an array is multiplied by a *scale*: the largest power of two with
+# which its largest number fits. float16's smallest is $2^{-24}$. Let 16,384 ranks have 256 images
+# each. This library divides the loss by all images before backward; PyTorch by the rank's: so in
+# backward its gradients are $2^{14}$ times as large. A *loss scale* of $2^{14}$ does the same.
 #
 # :::{admonition} Predict before you run
 # Which learn like float32 in 400 steps: bfloat16 with copies and without, e4m3 with scales and
@@ -184,10 +184,10 @@ for at, name in enumerate(("weights", "first average", "second average")):
         assert (abs(worse).max() > 0.02) == ((at, way) == (0, "nearest"))
 
 # %% [markdown]
-# A step takes 1/1000 off the second average, less than half a spacing: nearest never does. Weights
-# learn if rounded at random, in 8 bytes per parameter with averages of 16 bits ([its
-# file](../minidist/optim/stochastic_rounding.py)). A draw is a hash of step, name and place in the
-# whole array: all ranks that have a weight round it alike.
+# A step takes 1/1000 off the second average, less than half a spacing: to nearest it never falls.
+# (400 steps do not show it.) Weights learn if rounded at random: 8 bytes per parameter with
+# averages of 16 bits ([its file](../minidist/optim/stochastic_rounding.py)). A draw is a hash of
+# step, name and place in the whole array: all ranks that have a weight round it alike.
 #
 # Newer scales are for 32 numbers (MX, [Rouhani et al. 2023](https://arxiv.org/abs/2310.10537)) or
 # 128 ([DeepSeek-V3](https://arxiv.org/abs/2412.19437), [here](../minidist/autograd/eight_bits.py)).

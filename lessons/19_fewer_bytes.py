@@ -84,7 +84,7 @@ print("with a tenth of the elements it is the library's top_k, bit for bit")
 # If its variance is bounded it needs no memory: errors cancel out. The largest elements, signs
 # (`sign`, [Karimireddy et al. 2019](https://arxiv.org/abs/1901.09847)) and two thin matrices
 # (`power_sgd`, [Vogels et al. 2019](https://arxiv.org/abs/1905.13727)) are *biased*. They need a
-# memory, and in each step a fixed share of what is owed has to be sent, whatever that is.
+# memory, and each step must send at least a fixed share of what is owed, whatever the gradient is.
 #
 # :::{admonition} Predict before you run
 # One gradient of 100 elements, 2,000 times, and one element is sent each time. Which rules come
@@ -102,15 +102,15 @@ print("with a tenth of the elements it is the library's top_k, bit for bit")
 # |---|---|---|
 # | `top_k` | $8 N (N-1) k$ | all_gather of values and places |
 # | `sign`; `int8` | $N (N-1) (n/8 + 8)$; $N (N-1) (n + 8)$ | all_gather, and a scale |
-# | `power_sgd` | $8 (N-1) k$ (rows + columns) | all_reduces of two thin matrices |
+# | `power_sgd` | $8 (N-1) k$ (rows + columns) | all_reduces of two thin matrices, $k$ wide |
 # | naive; `local_sgd` | $8 (N-1) n$; $8 (N-1) n / h$ | all_reduce; after $h$ steps |
 # | `streaming_diloco` | $N (N-1) (n/2 + 4) / h$ | all_gather of 4 bits, beside the next steps |
 #
 # Compressed parts cannot be added up on the way: each of $N$ ranks sends its own to $N-1$ others.
-# Local SGD ([Stich 2019](https://arxiv.org/abs/1805.09767)) takes the mean of all weights after $h$
-# steps alone. DiLoCo ([Douillard et al. 2023](https://arxiv.org/abs/2311.08105)) has AdamW inside.
-# Streaming DiLoCo ([Douillard et al. 2025](https://arxiv.org/abs/2501.18512)): parts of the model
-# meet in turn, while steps go on; later a rank mixes the new common weights with its own.
+# Local SGD ([Stich 2019](https://arxiv.org/abs/1805.09767)): the mean of weights after $h$ steps.
+# DiLoCo ([Douillard et al. 2023](https://arxiv.org/abs/2311.08105)): AdamW inside, then Nesterov's
+# momentum along the mean change. Streaming DiLoCo ([Douillard et al.
+# 2025](https://arxiv.org/abs/2501.18512)): parts meet in turn, beside later steps; then ranks mix.
 # :::{admonition} Predict before you run
 # 80 steps of SGD on the same batches. How much larger is the loss with 1 % of each gradient, with
 # memory and without? And with `int8`?
@@ -119,12 +119,12 @@ print("with a tenth of the elements it is the library's top_k, bit for bit")
 
 # %% tags=["hide-output"]
 def train(group, method, remember):
-    """Return a loss and the bytes sent; method: a compressor, local steps, or all about them."""
+    """Return a loss and the bytes sent; method: a compressor, local steps, DiLoCo's options."""
     model = nn.MLP([64, 128, 10])
     local = LocalSGD(model, group, RATE, method) if isinstance(method, int) else None
     feedback, rule = ErrorFeedback(model, group, method), optim.SGD(model.parameters(), RATE)
     if isinstance(method, dict):
-        rule.lr, local = RATE * N, StreamingDiLoCo(model, group, rule, **method)
+        rule.lr, local = RATE * N, StreamingDiLoCo(model, group, rule, **method)  # own loss has 1/N
     for _, share in zip(range(STEPS), Sampler(1797, 128, 0, group.rank, N), strict=False):
         x, y = images[share.examples], labels[share.examples]
         nn.cross_entropy(model(x), y, share.total).backward()

@@ -106,15 +106,14 @@ span = {  # in blocks; a backward that runs forward again takes three forwards
 block = (MEASURED[64] - MEASURED[32]) / (span[64] - span[32])
 once = MEASURED[32] - block * span[32]
 for m, seconds in MEASURED.items():
-    said = block * span[m] + once
-    print(f"m = {m:3}: measured {seconds:6.2f} s, said {said:6.2f} ({said / seconds - 1:+.1%})")
+    ours = block * span[m] + once
+    print(f"m = {m:3}: measured {seconds:6.2f} s, predicted {ours:.2f} ({ours / seconds - 1:+.1%})")
 sums, _ = traffic(candidate, mesh, 2048)["dp"]
-print(
-    f"a block {1e3 * block:.0f} ms; once {once:.1f} s, {sums / (4 * 12.5e9 / 8):.1f} s on the links"
-)
+links = 4 * 12.5e9 / 8  # bytes per second of a GPU: the 8 of a host share 4 links of 100 Gbit/s
+print(f"a block {1e3 * block:.0f} ms; once {once:.1f} s, {sums / links:.1f} s on the links")
 
 # %% [markdown]
-# A straight line would do. But the simulator says what slope and start mean: so 107 s come apart.
+# A straight line predicts as well. The simulator also says what its slope and start consist of.
 #
 # ## Where do the seconds go?
 #
@@ -149,19 +148,20 @@ for what, seconds in parts.items():
 published = rows()  # minidist plan --published
 print(summary(published))
 ratios = [shown / found for shown, found in candidates()]
-print(f"{len(ratios)} meshes: shown / closed forms {min(ratios):.2f} to {max(ratios):.2f}")
+low, mean, high = min(ratios), np.mean(ratios), max(ratios)
+print(f"{len(ratios)} meshes: shown / closed forms {low:.2f} to {high:.2f}, on average {mean:.2f}")
 
 # %% [markdown]
-# Memory is a lower bound: a quarter of what the GPUs held is in no form. It is CUDA's own, buffers,
-# logits, and what the allocator keeps. To plan, leave a quarter free.
+# The closed form is a lower bound: it lacks CUDA's own memory, buffers, logits, and what the
+# allocator keeps, about a quarter of what the GPUs held. To plan, leave a quarter free.
 #
 # ## A run of today: experts on eight hosts, products in eight bits
 #
 # [DeepSeek-V3](https://arxiv.org/abs/2412.19437): 2,048 GPUs, $p$ = 16, no tensor axis, 64 ranks of
 # [experts](15_experts.py). A step of 15,360 examples [is published](https://arxiv.org/abs/2505.09343);
-# [we compute](../minidist/planning/plans/deepseek_v3.py) it. Products at their peaks, and positions
-# sent once to each of at most 4 hosts, take about as long (section 3.2.1 says "about 1:1"): one
-# [hides](10b_zero_bubble.py) the other. Open: $b$, for the bubble; and why products take so long.
+# [we compute](../minidist/planning/plans/deepseek_v3.py) it. Positions go once to each of at most 4
+# hosts: that takes about as long as products at their peaks, and [hides](10b_zero_bubble.py) behind
+# them (section 3.2.1). Forward and backward took 17.6 of 19.9 s: why, and with which $b$, is open.
 
 # %%
 print(deepseek_v3.text())

@@ -46,7 +46,7 @@ def rounded(x: Array, form: Format, draws: Array | None = None) -> Array:
     """
     xp, (whole, exponent) = array_module(x), EXPONENTS[x.dtype.name]
     fits = xp.maximum(xp.minimum(x, form.largest), -form.largest)
-    power = (fits.view(whole) & whole(exponent)).view(x.dtype)  # the largest below |x|, or 0
+    power = (fits.view(whole) & whole(exponent)).view(x.dtype)  # the largest 2^i up to |x|, or 0
     spacing = xp.maximum(power * 2.0 ** (1 - form.bits), form.smallest)
     steps = fits / spacing  # exact: the spacing is a power of two
     if draws is None:

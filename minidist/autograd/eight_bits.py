@@ -1,7 +1,8 @@
 """Products of eight-bit numbers: a scale for each strip of 128, sums in float32.
 
-DeepSeek-V3 technical report (2024), section 3.3.2. The factors have a strip of 128 elements along
-the sum and each strip a scale s, max |x| / 448, so that its largest number just fits E4M3:
+DeepSeek-V3 technical report (2024), section 3.3.2. The sum of a product is cut into strips of 128
+elements. A strip of a factor has a scale s = max |x| / the format's largest (448 in E4M3), so that
+its largest element just fits. (Lesson 18 multiplies by its scale: 1 / s, down to a power of two.)
 
     X = s Q:   Y[n, m] = sum over strips of (Q_a[n, 128] Q_b[128, m]) s_a[n, 1] s_b[1, m]
 

@@ -15,7 +15,8 @@ k of them share one copy of W, h = N / k copies, m micro-batches, S bytes of W.
     2       (m + 1) S (k-1)/k                   2 S/k (h-1)/h
     3       3 m S (k-1)/k                       2 S/k (h-1)/h
 
-All of ZeRO's 3 m S (N-1)/N would cross the network. The price is memory: S/k, not S/N.
+A ring of all N ranks would send 3 m S (N-1)/N from each host to the next; here it is 2 S (h-1)/h,
+from all k ranks of a host together. The price is memory: S/k, not S/N.
 """
 
 from collections.abc import Iterable

@@ -30,7 +30,7 @@ class Style:
     hidden      F, the width inside the feed-forward part; None: 4C
     activation  of the feed-forward part: see Linear
     bias        whether its linear layers have one
-    positions   whether the embedding has a learned row for each
+    positions   whether the embedding has a learned row for each position
     """
 
     norm: Callable = LayerNorm

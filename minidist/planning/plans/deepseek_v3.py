@@ -166,7 +166,7 @@ def rows() -> list[tuple[str, float, float | None]]:
     tera, whole = (step.tokens * size.flops(causal) / TAKEN / 1e12 for causal in (True, False))
     return [
         ("parameters, billions", size.parameters / 1e9, 671),
-        ("a token uses, billions", size.used / 1e9, 36.6),
+        ("a token uses, billions", size.used / 1e9, 36.6),  # README_WEIGHTS.md; the report: 37
         ("GFLOPs of a token", size.flops() / 1e9, 250),
         (f"TFLOP/s of a GPU, in {TAKEN} s", tera, 385),
         ("TFLOP/s with the scores masked away", whole, 432),
