@@ -55,7 +55,6 @@ class LocalSteps(Stream):
     def __init__(self, group: Group, case: Case, minibatches: int, every: int):
         super().__init__(group, case, minibatches)
         self.every = every
-        self.about = case.model, minibatches, group.size, self.again
 
     def begin(self, rule: Rule) -> None:
         self.local = LocalSGD(self.model, self.group, LR, self.every)
@@ -65,20 +64,27 @@ class LocalSteps(Stream):
         self.local.zero_grad()
 
     def replay(self) -> Arrays:
-        return replays.replay_local_sgd(*self.about, LR, self.every)
+        return replays.replay_local_sgd(self.training, LR, self.every)
 
 
 class OuterSteps(LocalSteps):
-    """Rounds of DiLoCo."""
+    """Rounds of DiLoCo.
+
+    streams  options of streaming DiLoCo
+    """
 
     local: DiLoCo
+
+    def __init__(self, group: Group, case: Case, minibatches: int, every: int, **streams):
+        super().__init__(group, case, minibatches, every)
+        self.streams = streams
 
     def begin(self, rule: Rule) -> None:
         super(LocalSteps, self).begin(rule)
         self.local = DiLoCo(self.model, self.group, self.optimizer, self.every, *OUTER)
 
     def replay(self) -> Arrays:
-        return replays.replay_diloco(*self.about, inner, self.every, *OUTER)
+        return replays.replay_diloco(self.training, inner, self.every, *OUTER, **self.streams)
 
     def kept(self) -> dict:
         kept = {"parameters": self.local.start, "state": self.local.moments}
@@ -89,10 +95,6 @@ class Fragments(OuterSteps):
     """Streaming DiLoCo; the result is the common weights."""
 
     local: StreamingDiLoCo
-
-    def __init__(self, group: Group, case: Case, minibatches: int, every: int, **streams):
-        super().__init__(group, case, minibatches, every)
-        self.streams = streams
 
     def begin(self, rule: Rule) -> None:
         super(LocalSteps, self).begin(rule)
@@ -106,10 +108,6 @@ class Fragments(OuterSteps):
 
     def result(self) -> Arrays:
         return self.local.state()
-
-    def replay(self) -> Arrays:
-        about = *self.about, inner, self.every, *OUTER
-        return replays.replay_streaming_diloco(*about, **self.streams)
 
     def kept(self) -> dict:
         return super().kept() | {"gradients": self.local.came}
