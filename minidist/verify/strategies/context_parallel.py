@@ -107,11 +107,6 @@ def _record(name: str, attention: str, more: dict | None = None, **fields) -> St
     )
 
 
-def usp_example(ranks: int) -> Case:
-    """Return the example with two neighbours that exchange heads, if ranks are even."""
-    return transformer_example(ranks, ulysses=1 if ranks % 2 else 2)
-
-
 STRATEGIES = [
     _record(
         name="ring_attention",
@@ -143,6 +138,9 @@ STRATEGIES = [
         term="上下文并行, 环形与Ulysses混合",
         paper="Fang and Zhao 2024",
         cases=usp_cases,
-        more={"compared": False, "example": usp_example},
+        more={
+            "compared": False,
+            "example": lambda ranks: transformer_example(ranks, ulysses=1 if ranks % 2 else 2),
+        },
     ),
 ]

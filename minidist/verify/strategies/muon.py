@@ -115,11 +115,6 @@ def muon_cases(ranks: int) -> list[Case]:
     return cases
 
 
-def muon_example(ranks: int) -> Case:
-    """Return the example with ZeRO on half of the ranks' pairs; each pair splits matrices."""
-    return transformer_example(ranks, dp=max(1, ranks // 2), zero=1)
-
-
 STRATEGIES = [
     Strategy(
         name="muon",
@@ -137,7 +132,7 @@ STRATEGIES = [
             limit=hybrid.hybrid_limit,
             cuts="layers and matrices",
             useful=hybrid.hybrid_useful_share,
-            example=muon_example,
+            example=lambda ranks: transformer_example(ranks, dp=max(1, ranks // 2), zero=1),
             compared=False,
         ),
         ranks=(1, 2, 3, 4, 8),
