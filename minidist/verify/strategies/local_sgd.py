@@ -152,18 +152,21 @@ def streaming_cases(ranks: int) -> list[Case]:
     ]
 
 
+_record = partial(
+    Strategy,
+    family="local steps",
+    lesson="19_fewer_bytes",
+    start=local_steps,
+    promise="invariant",
+    split=by_examples,
+)
 STRATEGIES = [
-    Strategy(
+    _record(
         name="local_sgd",
         idea="local steps, then an average of weights; DiLoCo",
         term="本地SGD, 周期性平均",
         paper="Stich 2019, algorithm 1; Douillard et al. 2023 (DiLoCo), algorithm 1",
-        family="local steps",
-        lesson="19_fewer_bytes",
-        promise="invariant",
-        split=by_examples,
         files=("data_parallel/local_sgd.py",),
-        start=local_steps,
         cases=local_sgd_cases,
         costs=Costs(
             bytes=costs.local_sgd_bytes,
@@ -172,17 +175,12 @@ STRATEGIES = [
         ),
         tests=("data_parallel/test_local_sgd.py",),
     ),
-    Strategy(
+    _record(
         name="streaming_diloco",
         idea="fragments of layers meet in turn, in four bits, and are applied some steps later",
         term="流式DiLoCo, 分片交替同步",
         paper="Douillard et al. 2025 (Streaming DiLoCo), algorithm 2",
-        family="local steps",
-        lesson="19_fewer_bytes",
-        promise="invariant",
-        split=by_examples,
         files=("data_parallel/streaming_diloco.py",),
-        start=local_steps,
         cases=streaming_cases,
         costs=Costs(
             bytes=costs.streaming_diloco_bytes,
