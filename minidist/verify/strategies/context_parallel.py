@@ -9,6 +9,7 @@ from minidist import nn
 from minidist.comm import Group
 from minidist.context_parallel import Cut, axes_of, columns, context_parallel, plain, zigzag
 from minidist.planning.costs import context_parallel as costs
+from minidist.planning.costs.tensor_parallel import attention_limit
 from minidist.replicas import sum_gradients, sum_loads
 from minidist.rng import Randomness, generator
 from minidist.verify.strategies.cases import (
@@ -129,7 +130,7 @@ STRATEGIES = [
         idea="positions over ranks, in attention heads",
         term="上下文并行, 序列与注意力头互换",
         paper="Jacobs et al. 2023, section 3",
-        more={"limit": costs.heads_limit},
+        more={"limit": attention_limit},
     ),
     _record(
         name="usp",
