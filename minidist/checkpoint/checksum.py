@@ -23,15 +23,11 @@ ROWS, COLUMNS = 64, 513
 
 def checksum(data: bytes | np.ndarray) -> str:
     """Return the checksum of an array's bytes, 16 hexadecimal digits."""
-    data = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else as_bytes(data)
+    data = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
+    data = data.reshape(-1).view(np.uint8)
     blocks = len(data) // (8 * ROWS * COLUMNS)
     end = blocks * 8 * ROWS * COLUMNS
     sums = data[:end].view("<u8").reshape(blocks, ROWS, COLUMNS).sum(axis=1)
     digest = hashlib.sha256(sums.astype("<u8", copy=False).data)
     digest.update(data[end:].data)
     return digest.hexdigest()[:16]
-
-
-def as_bytes(array: np.ndarray) -> np.ndarray:
-    """Return the bytes of an array that is in one piece."""
-    return array.reshape(-1).view(np.uint8)

@@ -1,13 +1,11 @@
 """The config.json of GPT-2's weights: does nn.Transformer compute what it asks for?
 
 The package `transformers` reads it (models/gpt2/configuration_gpt2.py and modeling_gpt2.py there).
-Every key that it may have is in one of three tables:
+Every key that it may have is in one of these tables (see published.py):
 
     SIZES      the arrays have these sizes, too: both must agree
     FUNCTION   chooses what is computed; nn.Transformer computes what one value of it asks for
     HARMLESS   does not change the logits of an evaluation
-
-A key in none of them is refused, since a later version of that package may let it choose something.
 """
 
 from pathlib import Path

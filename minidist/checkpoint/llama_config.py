@@ -1,14 +1,12 @@
 """The config.json of Llama's weights: which nn.Llama does it ask for?
 
 The package `transformers` reads it (models/llama/configuration_llama.py and modeling_llama.py
-there). Every key that it may have is in one of these tables:
+there). Every key that it may have is in one of these tables (see published.py):
 
     SIZES      whole numbers from 1
     FUNCTION   chooses what is computed; nn.Llama computes what one value of it asks for
     HARMLESS   does not change the logits of an evaluation
     OTHERS     chooses what is computed, and nn.Llama has an argument for it
-
-A key in none of them is refused, since a later version of that package may let it choose something.
 """
 
 from pathlib import Path

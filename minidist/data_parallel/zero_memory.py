@@ -37,12 +37,16 @@ class ZeroMemory:
         homes = [home for s in shards for home in (s.whole, s.part)]
         alive = [array for home in homes for array in (home.vector, home.gradient)]
         alive += [p.grad for p in parameters if p.grad is not None] + self.places
-        starts = map(address, alive)
-        total = end = 0
-        for start, array in sorted(zip(starts, alive, strict=True), key=lambda pair: pair[0]):
-            total += max(0, start + array.nbytes - max(start, end))
-            end = max(end, start + array.nbytes)
-        self.peak = max(self.peak, total)
+        self.peak = max(self.peak, bytes_of(alive))
+
+
+def bytes_of(arrays: Iterable[Array]) -> int:
+    """Return the bytes of all arrays together; views of the same memory count once."""
+    total = reached = 0
+    for start, nbytes in sorted((address(a), a.nbytes) for a in arrays):
+        total += max(0, start + nbytes - max(start, reached))
+        reached = max(reached, start + nbytes)
+    return total
 
 
 def as_vector(place: Array, like: Array) -> Array:

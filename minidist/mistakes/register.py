@@ -8,7 +8,9 @@
     says = "each rank keeps its part"               and what the grader says of it
     title, seen, symptom, family                    a mutant (course/mutants.py); says = its title,
     diagnosis                                       and what the test that kills it says, in part;
-    killed_by                                       that test, if it is no certificate: comes first
+    killed_by                                       that test, if it is no certificate: comes first;
+                                                    without it, a mutant's diagnosis is by default
+                                                    NUMBERS and its name
     asks, hint                                      a variant of a task, which course/lab.py reads:
                                                     what its students are asked; their last hint
 
@@ -25,6 +27,7 @@ from minidist.mistakes.edits import Edit
 from minidist.mistakes.overlay import PACKAGE
 
 MISTAKES = Path(__file__).parent
+NUMBERS = "the numbers are those of"
 EDIT = {field.name for field in fields(Edit)}
 
 
@@ -97,7 +100,10 @@ def _mistake(name: str, table: dict, path: Path) -> Mistake:
     own = "asks" in words and not first  # a variant that is the package itself
     try:
         edits = tuple(Edit(**edit) for edit in ([] if own else [first, *table.get("also", ())]))
-        return Mistake(name, edits, **{"says": words.get("title", "")} | words)
+        usual = {"says": words.get("title", "")}
+        if "family" in words and "killed_by" not in words:
+            usual["diagnosis"] = f"{NUMBERS} {name}"
+        return Mistake(name, edits, **usual | words)
     except TypeError as error:
         raise ValueError(
             f"{path.name}: {name}: an edit has function, by and perhaps replace; {error}"

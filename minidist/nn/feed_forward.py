@@ -19,11 +19,6 @@ class FeedForward(Module):
     expand: Module
     contract: Module
 
-    @property
-    def feed_forwards(self) -> "list[FeedForward]":
-        """Return the parts of a block that have expand and contract."""
-        return [self]
-
 
 def hidden_layer(
     width, hidden=None, activation="gelu", bias=True, *, name, seed=0, dtype="float32"

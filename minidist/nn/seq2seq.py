@@ -27,9 +27,8 @@ from minidist.backend import Array, on_device_of
 from minidist.nn.attention import CausalSelfAttention, PaddedAttention
 from minidist.nn.dropout import Dropout
 from minidist.nn.embedding import TokenAndPosition
-from minidist.nn.feed_forward import FeedForward
+from minidist.nn.feed_forward import FeedForward, hidden_layer
 from minidist.nn.layer_norm import LayerNorm
-from minidist.nn.linear import Linear
 from minidist.nn.module import Module, Sequential, check_sizes
 from minidist.nn.tokens import PAD
 from minidist.nn.transformer import Head
@@ -84,8 +83,7 @@ class EncoderBlock(FeedForward):
         self.attention = PaddedAttention(width, heads, name=f"{name}.attention", **more)
         self.dropout_1 = Dropout(dropout, name=f"{name}.dropout_1")
         self.norm_2 = LayerNorm(width, name=f"{name}.norm_2", dtype=more["dtype"])
-        self.expand = Linear(width, 4 * width, activation="gelu", name=f"{name}.expand", **more)
-        self.contract = Linear(4 * width, width, name=f"{name}.contract", **more)
+        self.expand, self.contract = hidden_layer(width, name=name, **more)
         self.dropout_2 = Dropout(dropout, name=f"{name}.dropout_2")
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
@@ -113,8 +111,7 @@ class DecoderBlock(FeedForward):
         self.cross = PaddedAttention(width, heads, name=f"{name}.cross", **more)
         self.dropout_2 = Dropout(dropout, name=f"{name}.dropout_2")
         self.norm_3 = LayerNorm(width, name=f"{name}.norm_3", dtype=more["dtype"])
-        self.expand = Linear(width, 4 * width, activation="gelu", name=f"{name}.expand", **more)
-        self.contract = Linear(4 * width, width, name=f"{name}.contract", **more)
+        self.expand, self.contract = hidden_layer(width, name=name, **more)
         self.dropout_3 = Dropout(dropout, name=f"{name}.dropout_3")
 
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:

@@ -100,12 +100,6 @@ class ExpertBlock(Module):
         self.mixture = MixtureOfExperts(width, experts, name=name, **more, **options)
         self.dropout_2 = Dropout(dropout, name=f"{name}.dropout_2")
 
-    @property
-    def feed_forwards(self) -> list[FeedForward]:
-        """This rank's experts, and the shared one, which all ranks have."""
-        shared = [] if self.mixture.shared is None else [self.mixture.shared]
-        return [*self.mixture.experts, *shared]
-
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         x = x + self.dropout_1(self.attention(self.norm_1(x), randomness), randomness)
         return x + self.dropout_2(self.mixture(self.norm_2(x), randomness), randomness)

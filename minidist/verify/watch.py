@@ -12,7 +12,7 @@ import numpy as np
 from minidist import nn, optim
 from minidist.autograd import Function, Tensor, functions_below
 from minidist.autograd.kept import arrays, owner
-from minidist.backend import Array, address
+from minidist.backend import Array
 from minidist.context_parallel.gathered_attention import OwnQueries
 from minidist.context_parallel.ring_attention import RingAttention
 from minidist.context_parallel.tiles import computed_scores
@@ -151,12 +151,3 @@ def graph_bytes(things: Iterable, parameters: Iterable[Array]) -> int:
     for weight in parameters:
         found.pop(id(owner(weight)), None)
     return sum(found.values())
-
-
-def bytes_of(arrays: Iterable[Array]) -> int:
-    """Return the bytes of all arrays together; views of the same memory count once."""
-    total = reached = 0
-    for start, nbytes in sorted((address(a), a.nbytes) for a in arrays):
-        total += max(0, start + nbytes - max(start, reached))
-        reached = max(reached, start + nbytes)
-    return total

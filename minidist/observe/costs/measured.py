@@ -9,10 +9,11 @@ planning/costs/; tests/observe/test_costs.py compares them, and lesson 20 draws 
 """
 
 from minidist.comm import Cluster, Group
+from minidist.data_parallel.zero_memory import bytes_of
 from minidist.planning.costs.cost import Cost
 from minidist.verify.equivalence import find
 from minidist.verify.strategies import Case
-from minidist.verify.watch import Watch, bytes_of
+from minidist.verify.watch import Watch
 
 
 def measure_costs(name: str, case: Case, cluster: Cluster) -> list[Cost]:

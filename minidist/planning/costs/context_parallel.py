@@ -162,7 +162,3 @@ def balance(case: Workload, N: int, attention: str) -> float:
 
 def positions_limit(case: Workload, ranks: int) -> tuple[int, str]:
     return positions_of(case), "positions"
-
-
-def heads_limit(case: Workload, ranks: int) -> tuple[int, str]:
-    return heads_of(case.model), "heads"

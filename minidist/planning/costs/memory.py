@@ -40,7 +40,8 @@ def memory(
     check_split(size, plan)
     b = micro_batch(plan, batch)
     kept = CONVENTIONS[keeps](size, plan, b)
-    states = held_elements(size, plan, rank, buffers=keeps == "minidist")
+    layers = layer_parameters(size, plan, rank)
+    states = elements_of(layers, plan, buffers=keeps == "minidist")
     each = BYTES[plan.precision, per_parameter]
     kinds = "parameters", "gradients", "optimizer"
     held = {kind: n * width for kind, n, width in zip(kinds, states, each, strict=True)}
@@ -56,13 +57,6 @@ def micro_batch(plan: Plan, batch: int) -> int:
             f"{plan.dp} data ranks; use {parts} or more"
         )
     return -(-batch // parts)
-
-
-def held_elements(
-    size: TransformerSize, plan: Plan, rank: int, buffers: bool
-) -> tuple[int, int, int]:
-    """Return the parameters, gradients and optimizer's parameters that a rank holds."""
-    return elements_of(layer_parameters(size, plan, rank), plan, buffers)
 
 
 def elements_of(layers: list[Parameters], plan: Plan, buffers: bool) -> tuple[int, int, int]:

@@ -18,7 +18,6 @@ PRECISIONS = "mixed", "float32"
 V_SHAPED = tuple(name for name, own in SCHEDULES.items() if own.most_chunks == 2)  # and no fewer
 ASYNCHRONOUS = tuple(name for name, own in SCHEDULES.items() if own.asynchronous)
 SYNCHRONOUS = [name for name in SCHEDULES if name not in ASYNCHRONOUS]
-SYNCHRONOUS = [name for name in SCHEDULES if name not in ASYNCHRONOUS]
 EFFICIENCY = 0.58  # of products: the middle of what published runs ask for (published.py)
 
 
@@ -174,8 +173,6 @@ class Machine:
 
 
 def check_count(name: str, given) -> None:
-    if type(given) is int and 1 <= given <= MOST:
-        return  # no words are made: a search makes thousands of plans
     if type(given) is int and 1 <= given <= MOST:
         return  # no words are made: a search makes thousands of plans
     check_number(f"{name} is a whole number from 1", given, lambda n: n >= 1, Integral)

@@ -108,11 +108,6 @@ def element_wise(
     return forward / rate, backward / rate
 
 
-def head_product(size: TransformerSize, plan: Plan, b: int) -> Product:
-    """Return the product that gives the logits, [B T/cp, V/tp]."""
-    return Product(b * ceil(size.sequence / plan.cp), size.width, ceil(size.vocab / plan.tp))
-
-
 def attention_seconds(size: TransformerSize, plan: Plan, machine: Machine, b: int) -> float:
     """Return the seconds of attention's two products of one block, forward."""
     return sum(p.seconds(machine, plan.itemsize) for p in block_products(size, plan, b)[1])
@@ -136,5 +131,7 @@ def block_times(size: TransformerSize, plan: Plan, machine: Machine, b: int) -> 
 
 
 def head_times(size: TransformerSize, plan: Plan, machine: Machine, b: int) -> Times:
-    one = head_product(size, plan, b).seconds(machine, plan.itemsize)
+    """Return the seconds of the product that gives the logits, [B T/cp, V/tp]."""
+    logits = Product(b * ceil(size.sequence / plan.cp), size.width, ceil(size.vocab / plan.tp))
+    one = logits.seconds(machine, plan.itemsize)
     return Times(one, one, one)

@@ -6,19 +6,6 @@ from minidist import nn
 from minidist.autograd import no_grad
 from minidist.datasets import Digits, digit_images
 from minidist.training.kinds.kind import Kind, pairs_in_words
-from minidist.training.settings import Settings
-
-
-def read(settings: Settings, before: dict) -> Digits:
-    return digit_images()
-
-
-def classifier(data: Digits, settings: Settings) -> nn.CNN:
-    return nn.CNN(1, 10, seed=settings.seed)
-
-
-def examples(data: Digits, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
-    return data.train
 
 
 def outcome(model: nn.CNN, data: Digits, length: int | None = None, seed: int = 0) -> str:
@@ -40,9 +27,9 @@ DIGITS = Kind(
     data=Digits,
     unit="images",
     target=lambda data: "image",
-    read=read,
-    model=classifier,
-    examples=examples,
+    read=lambda settings, before: digit_images(),
+    model=lambda data, settings: nn.CNN(1, 10, seed=settings.seed),
+    examples=lambda data, settings: data.train,
     description=lambda data: {"source": data.source},
     size=lambda data: pairs_in_words(data.train, data.held_out),
     outcome=outcome,

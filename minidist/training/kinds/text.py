@@ -3,8 +3,6 @@
 import zlib
 from collections.abc import Callable
 
-import numpy as np
-
 from minidist import nn
 from minidist.datasets import Text
 from minidist.datasets import text as text_of
@@ -37,20 +35,12 @@ def language_model(data: Text, settings: Settings) -> nn.Transformer:
     )
 
 
-def cut(data: Text, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
-    return data.windows(settings.context)
-
-
 def description(data: Text) -> dict:
     return {
         "source": data.source,
         "characters": data.characters,
         "digest": zlib.crc32(data.tokens.astype("<i8").data),
     }
-
-
-def size(data: Text) -> str:
-    return f"{len(data.tokens):,} characters, {data.vocab} different"
 
 
 def outcome(model: nn.Transformer, data: Text, length: int | None = None, seed: int = 0) -> str:
@@ -74,9 +64,9 @@ TEXTS = Kind(
     target=lambda data: "character",
     read=read,
     model=language_model,
-    examples=cut,
+    examples=lambda data, settings: data.windows(settings.context),
     description=description,
-    size=size,
+    size=lambda data: f"{len(data.tokens):,} characters, {data.vocab} different",
     outcome=outcome,
     remark=remark,
     options={

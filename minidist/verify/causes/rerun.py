@@ -24,7 +24,7 @@ from minidist.comm.local import by_value
 from minidist.errors import CommError
 from minidist.mistakes.overlay import PACKAGE, reference
 from minidist.mistakes.planted import planted
-from minidist.mistakes.register import Mistake, mistakes
+from minidist.mistakes.register import NUMBERS, Mistake, mistakes
 from minidist.verify.causes.finding import Gradients
 from minidist.verify.compare import compare
 from minidist.verify.strategies import STRATEGIES
@@ -32,7 +32,6 @@ from minidist.verify.strategies.cases import Case, Outcome
 
 LIMIT = 60.0  # seconds for all mistakes
 PATIENCE = 20.0  # seconds for one; ranks that wait for each other are found in one
-NUMBERS = "the numbers are those of"
 IN_PLACE = "in-place"  # no name of a mistake
 Worker = Callable[..., Outcome]
 Place = tuple[str, str]  # a file and the qualified name of a function

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import reduce
 from itertools import pairwise
 from operator import add
+from typing import NamedTuple
 
 from minidist import nn, optim
 from minidist.backend import Array, array_module
@@ -25,15 +26,18 @@ Backward = Callable[[nn.Module, int, int], None]  # (model, step, rank): adds to
 Dense = Callable[[list[Array], nn.Parameter, int], tuple[Array, list[Array]]]
 
 
-def replay_compressed(
-    model: nn.Module,
-    steps: int,
-    ranks: int,
-    backward: Backward,
-    dense: Dense,
-    optimizer: Callable,
-) -> dict[str, Array]:
-    """Return the weights after all steps, by name; the model does not change."""
+class Training(NamedTuple):
+    """What is repeated, on copies of the model."""
+
+    model: nn.Module
+    steps: int
+    ranks: int
+    backward: Backward
+
+
+def replay_compressed(training: Training, dense: Dense, optimizer: Callable) -> dict[str, Array]:
+    """Return the weights after all steps, by name."""
+    model, steps, ranks, backward = training
     model = copy.deepcopy(model)
     rule, trained = optimizer(model.parameters()), _trained(model)
     owed = [[0.0 for _ in trained] for _ in range(ranks)]
@@ -111,18 +115,12 @@ def dense_power_sgd(rank: int | None, seed: int = 0) -> Dense:
     return dense
 
 
-def replay_local_sgd(
-    model: nn.Module,
-    steps: int,
-    ranks: int,
-    backward: Backward,
-    lr: float,
-    every: int,
-) -> dict[str, Array]:
+def replay_local_sgd(training: Training, lr: float, every: int) -> dict[str, Array]:
     """Return the weights after rounds of local SGD, of rank 0 if the last round is not complete.
 
     The learning rate of local steps is lr times the number of ranks.
     """
+    model, steps, ranks, backward = training
     model = copy.deepcopy(model)
     trained = _trained(model)
     for begin in range(0, steps, every):
@@ -145,49 +143,14 @@ def replay_local_sgd(
     return model.state()
 
 
-def replay_diloco(
-    model: nn.Module,
-    steps: int,
-    ranks: int,
-    backward: Backward,
-    inner: Callable[[list], optim.Optimizer],
-    every: int,
-    lr: float,
-    momentum: float,
-) -> dict[str, Array]:
-    """Return the weights after steps / every rounds of DiLoCo."""
-    model = copy.deepcopy(model)
-    alone = [copy.deepcopy(model) for _ in range(ranks)]
-    rules = [inner(mine.parameters()) for mine in alone]
-    trained = _trained(model)
-    moments = [p.xp.zeros_like(p.data) for p in trained]
-    for begin in range(0, steps, every):
-        for r, (mine, rule) in enumerate(zip(alone, rules, strict=True)):
-            mine.load_state(model.state())
-            for step in range(begin, begin + every):
-                backward(mine, step, r)
-                rule.step()
-                rule.zero_grad()
-        for i, p in enumerate(trained):
-            ends = [_trained(mine)[i].data for mine in alone]
-            mean = reduce(add, [(p.data - x) / ranks for x in ends])
-            moments[i] = momentum * moments[i] + mean
-            _set(p, p.data - lr * (mean + momentum * moments[i]))
-    return model.state()
-
-
 def replay_quantized_gather(
-    model: nn.Module,
-    steps: int,
-    ranks: int,
-    backward: Backward,
-    optimizer: Callable,
-    block: int,
+    training: Training, optimizer: Callable, block: int
 ) -> dict[str, Array]:
     """Return the weights after some steps, each with the gradient at rounded weights.
 
     In the shard of each rank, `block` neighbours are whole multiples of 1/127 of the largest.
     """
+    model, steps, ranks, backward = training
     exact, coarse = copy.deepcopy(model), copy.deepcopy(model)
     rule = optimizer(exact.parameters())
     for step in range(steps):
@@ -207,21 +170,19 @@ def replay_quantized_gather(
     return exact.state()
 
 
-def replay_streaming_diloco(
-    model: nn.Module,
-    steps: int,
-    ranks: int,
-    backward: Backward,
+def replay_diloco(
+    training: Training,
     inner: Callable[[list], optim.Optimizer],
     every: int,
     lr: float,
     momentum: float,
-    fragments: int,
-    tau: int,
-    alpha: float,
-    bits: int | None,
+    fragments: int = 1,
+    tau: int = 0,
+    alpha: float = 0.0,
+    bits: int | None = None,
 ) -> dict[str, Array]:
-    """Return the common weights after some steps of streaming DiLoCo."""
+    """Return the common weights after DiLoCo; by default all layers meet at once, in all bits."""
+    model, steps, ranks, backward = training
     alone = [copy.deepcopy(model) for _ in range(ranks)]
     rules = [inner(mine.parameters()) for mine in alone]
     layers = [[s.data for s in rule.slices] for rule in rules]  # of each rank

@@ -273,9 +273,9 @@ def dual_case() -> Case:
 EXAMPLE = {"B": 8, "T": 16, "C": 32, "H": 8, "L": 6, "V": 64}  # what all strategies are compared on
 
 
-def transformer_example(ranks: int, **options) -> Case:
+def transformer_example(ranks: int, experts: int = 0, **options) -> Case:
     """Return the Transformer and the batch on which strategies are compared."""
     B, T, C, H, L, V = EXAMPLE.values()
     tokens, nexts = generator(0, "strategy table").integers(0, V, (2, B, T))
-    model = nn.Transformer(V, C, H, L, T, dtype="float64")
+    model = nn.Transformer(V, C, H, L, T, dtype="float64", experts=experts)
     return Case("example", model, tokens, nexts, options=options)

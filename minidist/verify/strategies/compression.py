@@ -108,8 +108,7 @@ class CompressedStream(Stream):
         self.optimizer.zero_grad()
 
     def replay(self) -> Arrays:
-        about = self.case.model, len(self.cut), self.group.size, self.again
-        return replays.replay_compressed(*about, self.replayed, momentum)
+        return replays.replay_compressed(self.training, self.replayed, momentum)
 
 
 def compressed_cases(ranks: int, limit: bool = True, **options) -> list[Case]:

@@ -9,6 +9,7 @@ from minidist import nn
 from minidist.comm import Group
 from minidist.context_parallel import Cut, axes_of, columns, context_parallel, plain, zigzag
 from minidist.planning.costs import context_parallel as costs
+from minidist.planning.costs.tensor_parallel import attention_limit
 from minidist.replicas import sum_gradients, sum_loads
 from minidist.rng import Randomness, generator
 from minidist.verify.strategies.cases import (
@@ -107,11 +108,6 @@ def _record(name: str, attention: str, more: dict | None = None, **fields) -> St
     )
 
 
-def usp_example(ranks: int) -> Case:
-    """Return the example with two neighbours that exchange heads, if ranks are even."""
-    return transformer_example(ranks, ulysses=1 if ranks % 2 else 2)
-
-
 STRATEGIES = [
     _record(
         name="ring_attention",
@@ -134,7 +130,7 @@ STRATEGIES = [
         idea="positions over ranks, in attention heads",
         term="上下文并行, 序列与注意力头互换",
         paper="Jacobs et al. 2023, section 3",
-        more={"limit": costs.heads_limit},
+        more={"limit": attention_limit},
     ),
     _record(
         name="usp",
@@ -143,6 +139,9 @@ STRATEGIES = [
         term="上下文并行, 环形与Ulysses混合",
         paper="Fang and Zhao 2024",
         cases=usp_cases,
-        more={"compared": False, "example": usp_example},
+        more={
+            "compared": False,
+            "example": lambda ranks: transformer_example(ranks, ulysses=1 if ranks % 2 else 2),
+        },
     ),
 ]

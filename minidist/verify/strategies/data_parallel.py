@@ -145,17 +145,6 @@ def zero_cases(ranks: int, stage: int) -> list[Case]:
     return [*cases, two]
 
 
-def on_two_levels(
-    group: Group,
-    case: Case,
-    stage: int = 3,
-    shards: int | None = None,
-    micro_batches: int = 1,
-) -> Shards:
-    """Let runs of `shards` ranks share a copy; None: all."""
-    return Shards(group, case, stage, micro_batches, shards=shards)
-
-
 def hierarchical_cases(ranks: int) -> list[Case]:
     """Every stage, and every number of ranks that can share one of two copies or more."""
     found = []
@@ -246,7 +235,7 @@ STRATEGIES = [
         family="ZeRO",
         files=("data_parallel/hierarchical_zero.py",),
         lesson="05_zero",
-        start=on_two_levels,
+        start=partial(Shards, block=None),
         cases=hierarchical_cases,
         costs=Costs(
             bytes=costs.zero_bytes,

@@ -7,11 +7,16 @@ from minidist.autograd.eight_bits import EightBits
 from minidist.comm import Group
 from minidist.mixed_precision import check_strips, multiply_in_eight_bits, share_scales
 from minidist.planning.costs import eight_bits as costs
-from minidist.planning.costs.hybrid import hybrid_costs, hybrid_limit, hybrid_useful_share
+from minidist.planning.costs.hybrid import hybrid_costs
 from minidist.rng import generator
 from minidist.verify.strategies.cases import Case, random_weights
-from minidist.verify.strategies.hybrid import OnMesh, by_mesh, hybrid_example, words_of
-from minidist.verify.strategies.record import TRANSFORMERS, Costs, Strategy
+from minidist.verify.strategies.hybrid import (
+    OnMesh,
+    hybrid_example,
+    mesh_costs,
+    mesh_record,
+    words_of,
+)
 
 MESHES: dict[int, list[dict]] = {  # ranks: what is asked for; the other ranks split matrices
     1: [{}],
@@ -68,7 +73,7 @@ def check_case(case: Case, ranks: int) -> None:
 
 
 STRATEGIES = [
-    Strategy(
+    mesh_record(
         name="eight_bits",
         idea="products of eight-bit numbers, a scale for each strip, block or array",
         term="八位浮点乘法, 分块缩放",
@@ -78,18 +83,12 @@ STRATEGIES = [
         lesson="18_mixed_precision",
         start=InEightBits,
         cases=eight_bit_cases,
-        costs=Costs(
+        costs=mesh_costs(
             bytes=costs.eight_bit_bytes,
             of_ranks=hybrid_costs,
-            limit=hybrid_limit,
-            cuts="layers and matrices",
-            useful=hybrid_useful_share,
             example=lambda ranks: in_eight_bits(hybrid_example(ranks)),
             compared=False,
         ),
-        ranks=(1, 2, 3, 4, 8),
-        split=by_mesh,
-        models=TRANSFORMERS,
         tests=("test_eight_bits.py", "test_rounding.py"),
         check_case=check_case,
     )

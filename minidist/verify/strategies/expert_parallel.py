@@ -1,13 +1,20 @@
 """Experts over ranks: every rank has other examples and other experts, and all else whole."""
 
 from dataclasses import replace
+from functools import partial
 
 from minidist import nn
 from minidist.comm import Group
 from minidist.expert_parallel import ExpertParallel
 from minidist.planning.costs import expert_parallel as costs
 from minidist.rng import generator
-from minidist.verify.strategies.cases import EXAMPLE, Case, collect, of_kind, random_weights
+from minidist.verify.strategies.cases import (
+    Case,
+    collect,
+    of_kind,
+    random_weights,
+    transformer_example,
+)
 from minidist.verify.strategies.data_parallel import Replicas, by_examples
 from minidist.verify.strategies.job import Arrays
 from minidist.verify.strategies.record import EXPERTS, Costs, Strategy
@@ -78,14 +85,6 @@ def expert_cases(ranks: int) -> list[Case]:
     return [*cases, few, todays, replace(todays, name="4 of 8, once per rank", options=once)]
 
 
-def expert_example(ranks: int) -> Case:
-    """Return the batch and the Transformer on which strategies are compared, with 4 experts."""
-    B, T, C, H, L, V = EXAMPLE.values()
-    tokens, nexts = generator(0, "strategy table").integers(0, V, (2, B, T))
-    model = nn.Transformer(V, C, H, L, T, dtype="float64", experts=4)
-    return Case("example", model, tokens, nexts)
-
-
 STRATEGIES = [
     Strategy(
         name="expert",
@@ -109,7 +108,7 @@ STRATEGIES = [
             of_ranks=costs.expert_costs,
             limit=costs.expert_limit,
             cuts="examples and experts",
-            example=expert_example,
+            example=partial(transformer_example, experts=4),
         ),
         split=by_examples,
         models=EXPERTS,

@@ -1,6 +1,7 @@
 """Meshes: data x pipeline x context x tensor, experts within data."""
 
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -219,8 +220,15 @@ def hybrid_example(ranks: int) -> Case:
     return transformer_example(ranks, pp=min(2, ranks), micro_batches=8)
 
 
+mesh_costs = partial(
+    Costs,
+    limit=costs.hybrid_limit,
+    cuts="layers and matrices",
+    useful=costs.hybrid_useful_share,
+)
+mesh_record = partial(Strategy, ranks=(1, 2, 3, 4, 8), split=by_mesh, models=TRANSFORMERS)
 STRATEGIES = [
-    Strategy(
+    mesh_record(
         name="hybrid",
         idea="data x pipeline x context x tensor on a mesh, experts within data",
         term="混合并行, 数据模型并行",
@@ -230,17 +238,9 @@ STRATEGIES = [
         lesson="16_hybrid",
         start=OnMesh,
         cases=hybrid_cases,
-        costs=Costs(
-            bytes=costs.hybrid_bytes,
-            of_ranks=costs.hybrid_costs,
-            limit=costs.hybrid_limit,
-            cuts="layers and matrices",
-            useful=costs.hybrid_useful_share,
-            example=hybrid_example,
+        costs=mesh_costs(
+            bytes=costs.hybrid_bytes, of_ranks=costs.hybrid_costs, example=hybrid_example
         ),
-        ranks=(1, 2, 3, 4, 8),
-        split=by_mesh,
-        models=TRANSFORMERS,
         tests=(
             "hybrid/test_hybrid.py",
             "hybrid/test_sums.py",

@@ -55,7 +55,6 @@ class LocalSteps(Stream):
     def __init__(self, group: Group, case: Case, minibatches: int, every: int):
         super().__init__(group, case, minibatches)
         self.every = every
-        self.about = case.model, minibatches, group.size, self.again
 
     def begin(self, rule: Rule) -> None:
         self.local = LocalSGD(self.model, self.group, LR, self.every)
@@ -65,20 +64,27 @@ class LocalSteps(Stream):
         self.local.zero_grad()
 
     def replay(self) -> Arrays:
-        return replays.replay_local_sgd(*self.about, LR, self.every)
+        return replays.replay_local_sgd(self.training, LR, self.every)
 
 
 class OuterSteps(LocalSteps):
-    """Rounds of DiLoCo."""
+    """Rounds of DiLoCo.
+
+    streams  options of streaming DiLoCo
+    """
 
     local: DiLoCo
+
+    def __init__(self, group: Group, case: Case, minibatches: int, every: int, **streams):
+        super().__init__(group, case, minibatches, every)
+        self.streams = streams
 
     def begin(self, rule: Rule) -> None:
         super(LocalSteps, self).begin(rule)
         self.local = DiLoCo(self.model, self.group, self.optimizer, self.every, *OUTER)
 
     def replay(self) -> Arrays:
-        return replays.replay_diloco(*self.about, inner, self.every, *OUTER)
+        return replays.replay_diloco(self.training, inner, self.every, *OUTER, **self.streams)
 
     def kept(self) -> dict:
         kept = {"parameters": self.local.start, "state": self.local.moments}
@@ -89,10 +95,6 @@ class Fragments(OuterSteps):
     """Streaming DiLoCo; the result is the common weights."""
 
     local: StreamingDiLoCo
-
-    def __init__(self, group: Group, case: Case, minibatches: int, every: int, **streams):
-        super().__init__(group, case, minibatches, every)
-        self.streams = streams
 
     def begin(self, rule: Rule) -> None:
         super(LocalSteps, self).begin(rule)
@@ -106,10 +108,6 @@ class Fragments(OuterSteps):
 
     def result(self) -> Arrays:
         return self.local.state()
-
-    def replay(self) -> Arrays:
-        about = *self.about, inner, self.every, *OUTER
-        return replays.replay_streaming_diloco(*about, **self.streams)
 
     def kept(self) -> dict:
         return super().kept() | {"gradients": self.local.came}
@@ -154,18 +152,21 @@ def streaming_cases(ranks: int) -> list[Case]:
     ]
 
 
+_record = partial(
+    Strategy,
+    family="local steps",
+    lesson="19_fewer_bytes",
+    start=local_steps,
+    promise="invariant",
+    split=by_examples,
+)
 STRATEGIES = [
-    Strategy(
+    _record(
         name="local_sgd",
         idea="local steps, then an average of weights; DiLoCo",
         term="本地SGD, 周期性平均",
         paper="Stich 2019, algorithm 1; Douillard et al. 2023 (DiLoCo), algorithm 1",
-        family="local steps",
-        lesson="19_fewer_bytes",
-        promise="invariant",
-        split=by_examples,
         files=("data_parallel/local_sgd.py",),
-        start=local_steps,
         cases=local_sgd_cases,
         costs=Costs(
             bytes=costs.local_sgd_bytes,
@@ -174,17 +175,12 @@ STRATEGIES = [
         ),
         tests=("data_parallel/test_local_sgd.py",),
     ),
-    Strategy(
+    _record(
         name="streaming_diloco",
         idea="fragments of layers meet in turn, in four bits, and are applied some steps later",
         term="流式DiLoCo, 分片交替同步",
         paper="Douillard et al. 2025 (Streaming DiLoCo), algorithm 2",
-        family="local steps",
-        lesson="19_fewer_bytes",
-        promise="invariant",
-        split=by_examples,
         files=("data_parallel/streaming_diloco.py",),
-        start=local_steps,
         cases=streaming_cases,
         costs=Costs(
             bytes=costs.streaming_diloco_bytes,

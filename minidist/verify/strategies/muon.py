@@ -7,15 +7,13 @@ from minidist import nn, optim
 from minidist.comm import Group
 from minidist.datasets import Batch
 from minidist.errors import plural
-from minidist.planning.costs import hybrid
 from minidist.planning.costs import muon as costs
 from minidist.replicas.whole_matrices import WholeMatrices
 from minidist.rng import generator
 from minidist.trainer import loss_of
 from minidist.verify.strategies.cases import Case, padded, random_weights, transformer_example
-from minidist.verify.strategies.hybrid import OnMesh, by_mesh, words_of
+from minidist.verify.strategies.hybrid import OnMesh, mesh_costs, mesh_record, words_of
 from minidist.verify.strategies.job import Arrays, OnLoss, Rule
-from minidist.verify.strategies.record import TRANSFORMERS, Costs, Strategy
 
 muon = partial(optim.Muon, lr=0.02, weight_decay=0.1)
 
@@ -115,13 +113,8 @@ def muon_cases(ranks: int) -> list[Case]:
     return cases
 
 
-def muon_example(ranks: int) -> Case:
-    """Return the example with ZeRO on half of the ranks' pairs; each pair splits matrices."""
-    return transformer_example(ranks, dp=max(1, ranks // 2), zero=1)
-
-
 STRATEGIES = [
-    Strategy(
+    mesh_record(
         name="muon",
         idea="momentum of whole matrices made orthogonal, whatever cuts the matrices",
         term="Muon优化器, 正交化动量",
@@ -131,18 +124,12 @@ STRATEGIES = [
         lesson="16_hybrid",
         start=MuonSteps,
         cases=muon_cases,
-        costs=Costs(
+        costs=mesh_costs(
             bytes=costs.muon_bytes,
             of_ranks=costs.muon_costs,
-            limit=hybrid.hybrid_limit,
-            cuts="layers and matrices",
-            useful=hybrid.hybrid_useful_share,
-            example=muon_example,
+            example=lambda ranks: transformer_example(ranks, dp=max(1, ranks // 2), zero=1),
             compared=False,
         ),
-        ranks=(1, 2, 3, 4, 8),
-        split=by_mesh,
-        models=TRANSFORMERS,
         tests=("test_muon.py",),
     )
 ]

@@ -213,20 +213,11 @@ def stale_bytes(case: Case, ranks: int) -> int:
     return costs.clocks_bytes(case, servers_among(ranks), steps, **every)
 
 
-def by_workers(case: Case, ranks: int) -> Division:
-    return Division(data=len(_workers(ranks)))
-
-
 def downpour_cases(ranks: int) -> list[Case]:
     """Streams, one minibatch, and a stream with rare pulls and pushes and local steps."""
     cases = stream_cases(ranks)
     rare = {"minibatches": 11, "n_fetch": 2, "n_push": 3, "local_lr": 0.05}
     return [*cases, replace(cases[0], name="MLP, n_fetch 2, n_push 3", options=rare)]
-
-
-def one_minibatch_each(ranks: int) -> Case:
-    """Return the example, with a minibatch for every worker."""
-    return transformer_example(ranks, minibatches=len(_workers(ranks)))
 
 
 def server_limit(case: Case, ranks: int) -> tuple[int, str]:
@@ -251,7 +242,10 @@ _record = partial(
 _stale = partial(
     _record,
     promise="replayed bitwise",
-    costs=_costs(stale_bytes, example=one_minibatch_each),
+    costs=_costs(
+        stale_bytes,
+        example=lambda ranks: transformer_example(ranks, minibatches=len(_workers(ranks))),
+    ),
 )
 STRATEGIES = [
     _record(
@@ -263,7 +257,7 @@ STRATEGIES = [
         start=synchronous,
         cases=small_cases,
         costs=_costs(clock_bytes),
-        split=by_workers,
+        split=lambda case, ranks: Division(data=len(_workers(ranks))),
     ),
     _stale(
         name="downpour",

@@ -130,10 +130,6 @@ def _updates(programs: Programs) -> list[list[int]]:
     return [[a.micro_batch for a in found[s] if isinstance(a, Update)] for s in sorted(found)]
 
 
-def by_layers_of_a_stream(case: Case, ranks: int) -> Division:
-    return Division(stages=case.names(cut_of(len(case.model.layers), ranks)))
-
-
 def stream_bytes(case: Case, ranks: int) -> int:
     """Return the bytes of all minibatches together, and of the sums of a stage's replicas."""
     replicas = case.options.get("replicas") or [1] * ranks
@@ -177,10 +173,6 @@ def stream_useful_share(case: Case, ranks: int, schedule: str) -> float:
     return costs.pipeline_useful_share(case, order, m, ranks, rounds=STREAM)
 
 
-def stream_limit(case: Case, ranks: int) -> tuple[int, str]:
-    return costs.layers_limit(case, 1)
-
-
 def _stream(
     *, name: str, scheme: str, versions: Callable[[int, int], int], accumulates=False, **fields
 ) -> Strategy:
@@ -196,12 +188,14 @@ def _stream(
         costs=Costs(
             bytes=stream_bytes,
             of_ranks=partial(stream_costs, schedule=name, versions=versions),
-            limit=stream_limit,
+            limit=lambda case, ranks: costs.layers_limit(case, 1),
             cuts="layers",
             useful=partial(stream_useful_share, schedule=name),
             example=partial(transformer_example, minibatches=8),
         ),
-        split=by_layers_of_a_stream,
+        split=lambda case, ranks: Division(
+            stages=case.names(cut_of(len(case.model.layers), ranks))
+        ),
         tests=("pipeline_parallel/test_pipedream.py",),
         **fields,
     )

@@ -52,8 +52,7 @@ class QuantizedStream(Stream):
         return super().kept() | kept_by(self.zero)
 
     def replay(self) -> Arrays:
-        about = self.case.model, len(self.cut), self.group.size, self.again
-        return replays.replay_quantized_gather(*about, momentum, self.block)
+        return replays.replay_quantized_gather(self.training, momentum, self.block)
 
 
 def quantized_cases(ranks: int) -> list[Case]:

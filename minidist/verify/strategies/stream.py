@@ -10,6 +10,7 @@ from minidist.autograd import Tensor
 from minidist.comm import Group
 from minidist.datasets import shard
 from minidist.rng import Randomness
+from minidist.verify.replays.data_parallel import Training
 from minidist.verify.strategies.cases import Case
 from minidist.verify.strategies.job import Arrays, Job, OnLoss
 
@@ -57,6 +58,11 @@ class Stream(Job):
 
     def result(self) -> Arrays:
         return self.model.state()
+
+    @property
+    def training(self) -> Training:
+        """What a replay repeats."""
+        return Training(self.case.model, len(self.cut), self.group.size, self.again)
 
     def replay(self) -> Arrays:
         """Return the weights of the same training, repeated by one device."""

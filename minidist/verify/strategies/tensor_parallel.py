@@ -175,17 +175,16 @@ _costs = partial(Costs, cuts="matrices")
 _record = partial(
     Strategy,
     family="matrices",
+    paper="Shoeybi et al. 2019, section 3",
     cases=transformers_cases,
     split=by_matrices,
     models=TRANSFORMERS,
 )
-SHOEYBI = "Shoeybi et al. 2019, section 3"
 STRATEGIES = [
     _record(
         name="column",
         idea="a weight cut by columns (Megatron's f)",
         term="张量并行, 矩阵按列切分",
-        paper=SHOEYBI,
         files=("tensor_parallel/column_parallel.py",),
         lesson="11_column_and_row",
         start=partial(Matrices, split=by_columns),
@@ -200,7 +199,6 @@ STRATEGIES = [
         name="row",
         idea="a weight cut by rows (Megatron's g)",
         term="张量并行, 矩阵按行切分",
-        paper=SHOEYBI,
         files=("tensor_parallel/row_parallel.py",),
         lesson="11_column_and_row",
         start=partial(Matrices, split=by_rows),
@@ -213,7 +211,6 @@ STRATEGIES = [
         name="attention",
         idea="heads over ranks",
         term="注意力头切分",
-        paper=SHOEYBI,
         files=("tensor_parallel/parallel_attention.py",),
         lesson="12_parallel_transformer",
         start=partial(Matrices, split=by_heads),
@@ -224,7 +221,6 @@ STRATEGIES = [
         name="vocab",
         idea="embedding, logits and cross-entropy over ranks",
         term="字典切分",
-        paper=SHOEYBI,
         files=("tensor_parallel/vocab_parallel.py",),
         lesson="12_parallel_transformer",
         start=partial(Matrices, split=by_vocabulary),
