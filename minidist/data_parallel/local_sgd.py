@@ -1,29 +1,29 @@
-"""Fewer meetings: every rank trains alone for H steps, then all meet.
+"""Fewer meetings: every rank trains alone for h steps, then all meet.
 
-Letters: H local steps per round; x the weights that all ranks begin a round with, x_k rank k's
+Letters: h local steps per round; x the weights that all ranks begin a round with, x_r rank r's
 weights at its end; g its gradients; N ranks.
 
-Stich 2019, Local SGD Converges Fast and Communicates Little, algorithm 1: H steps of plain SGD, and
+Stich 2019, Local SGD Converges Fast and Communicates Little, algorithm 1: h steps of plain SGD, and
 then the average of the weights,
 
-    x' = 1/N sum_k x_k        with  x_k = x - lr N (g_k1 + ... + g_kH).
+    x' = 1/N sum_r x_r        with  x_r = x - lr N (g_r1 + ... + g_rh).
 
-Rank k's loss is its part of a mean over the whole batch (naive.py: `reduction_size`), about 1/N of
-the mean over its own examples. So it steps with N lr. Put x_k into x', and N cancels out:
+Rank r's loss is its part of a mean over the whole batch (naive.py: `reduction_size`), about 1/N of
+the mean over its own examples. So it steps with N lr. Put x_r into x', and N cancels out:
 
-    x' = x - lr sum_k (g_k1 + ... + g_kH).
+    x' = x - lr sum_r (g_r1 + ... + g_rh).
 
 This is what `LocalSGD` computes: it adds up its gradients, and the all_reduce sums gradients, not
-weights. The two differ in rounding alone. But with H = 1 the second one does, in the same order,
+weights. The two differ in rounding alone. But with h = 1 the second one does, in the same order,
 what naive.py does: sum the gradients over the ranks, multiply by lr, subtract. So it has the
 weights of `naive` with SGD bit for bit, which no average of weights would have.
 
 Douillard et al. 2023, DiLoCo, algorithm 1: any optimizer inside (theirs is AdamW; its state stays
 on the rank), and outside a step with Nesterov momentum m along the averaged difference D:
 
-    D = 1/N sum_k (x - x_k);    m = mu m + D;    x' = x - lr (D + mu m).
+    D = 1/N sum_r (x - x_r);    m = mu m + D;    x' = x - lr (D + mu m).
 
-Bytes of all ranks: 2 (N - 1) times the parameters' size, once in H steps.
+Bytes of all ranks: 2 (N - 1) times the parameters' size, once in h steps.
 """
 
 from numbers import Integral
@@ -43,7 +43,7 @@ def zeros_like(slices: list[FlatSlice]) -> list[Array]:
 
 
 class Rounds:
-    """When a round begins: after every H-th step, and where something else changes the weights.
+    """When a round begins: after every h-th step, and where something else changes the weights.
 
     A round begins with the weights as they are then. load_state may change them at any time, but on
     all ranks alike: ranks that train alone have different weights, and what changes these on each
@@ -76,7 +76,7 @@ class Rounds:
 
 
 class LocalSGD:
-    """SGD on each rank alone, and after every H-th step the average of all ranks' weights.
+    """SGD on each rank alone, and after every h-th step the average of all ranks' weights.
 
         local = LocalSGD(model, group, lr=0.1, every=8)
         for x, y in batches:
@@ -84,7 +84,7 @@ class LocalSGD:
             local.step()
             local.zero_grad()
 
-    every  H. The learning rate `lr` stays as it is within a round
+    every  h. The learning rate `lr` stays as it is within a round
     """
 
     def __init__(self, model: Module, group: Group, lr: float, every: int):
@@ -126,11 +126,11 @@ class LocalSGD:
 
 
 class DiLoCo:
-    """H steps of an inner optimizer on each rank alone, then one of Nesterov's for all.
+    """h steps of an inner optimizer on each rank alone, then one of Nesterov's for all.
 
     inner     an optimizer of the model's parameters, such as AdamW; not MixedPrecision, since the
               outer step is taken in the weights' dtype
-    every     H
+    every     h
     lr        of the outer step, and its momentum mu; 0.7 and 0.9 are the paper's
     moments   m, one array per flat slice
     """

@@ -1,21 +1,21 @@
 """Streaming DiLoCo: parts of the model meet in turn, while training goes on, in four bits.
 
 Douillard et al. 2025, Streaming DiLoCo with overlapping communication, algorithm 2. Letters as in
-local_sgd.py: H local steps between two meetings of a fragment; x the weights that all ranks have in
-common, x_k rank k's own; N ranks. Fragment f of P has the layers f, f + P, f + 2 P, ...; t counts
-steps, and h_f = (f + 1) H // P.
+local_sgd.py: h local steps between two meetings of a fragment; x the weights that all ranks have in
+common, x_r rank r's own; N ranks. Fragment f of n has the layers f, f + n, f + 2 n, ...; t counts
+steps, and h_f = (f + 1) h // n.
 
-    t = h_f, h_f + H, ...    send four bits of x - x_k of the fragment, beside the steps that follow
-    tau steps later          D = 1/N sum_k (x - x_k);  m = mu m + D;  x = x - lr (D + mu m);
-                             x_k = alpha x_k + (1 - alpha) x
+    t = h_f, h_f + h, ...    send four bits of x - x_r of the fragment, beside the steps that follow
+    tau steps later          D = 1/N sum_r (x - x_r);  m = mu m + D;  x = x - lr (D + mu m);
+                             x_r = alpha x_r + (1 - alpha) x
 
-alpha keeps a share of what the rank has learnt in these tau steps. With P = 1, tau = 0, alpha = 0
+alpha keeps a share of what the rank has learnt in these tau steps. With n = 1, tau = 0, alpha = 0
 and all bits it is DiLoCo, bit for bit.
 
-Four bits are a sign and three bits of an exponent (their E3M0): 0, or the largest |x - x_k| of a
+Four bits are a sign and three bits of an exponent (their E3M0): 0, or the largest |x - x_r| of a
 layer over 1, 2, 4 ... 64. Sums are in the weights' dtype. Nothing left out is remembered.
 
-Bytes of all ranks, for n elements of a layer: N (N - 1) (n / 2 + itemsize), once in H steps.
+Bytes of all ranks, once in h steps, for each layer: N (N - 1) (elements / 2 + itemsize).
 """
 
 from itertools import pairwise
@@ -61,7 +61,7 @@ class StreamingDiLoCo(DiLoCo):
             local.zero_grad()
         weights = local.state()                    # the common ones; each rank's own differ
 
-    fragments, tau, alpha   P, tau from 0 to H // P, alpha from 0 (x alone) to 1
+    fragments, tau, alpha   n, tau from 0 to h // n, alpha from 0 (x alone) to 1
     bits       4, or None for all bits
     start      x, one array per flat slice
     apart      the group of the second thread, in which fragments meet
@@ -140,7 +140,7 @@ class StreamingDiLoCo(DiLoCo):
         self.beside.end()
 
     def add_up(self) -> None:
-        """Write the mean of the ranks' x - x_k into `came`, per flat slice."""
+        """Write the mean of the ranks' x - x_r into `came`, per flat slice."""
         for x, place in zip(self.moved, self.came, strict=True):
             place[...] = self.mean(x)
 
