@@ -16,6 +16,7 @@ from minidist.autograd.losses import scaled
 from minidist.backend import widen
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.zero import Zero
+from minidist.data_parallel.zero_memory import bytes_of
 from minidist.datasets import Batch, Text, shard
 from minidist.hybrid import Hybrid
 from minidist.mixed_precision import LossScale, MixedPrecision, overflow_allowed, underflow
@@ -25,7 +26,6 @@ from minidist.planning.costs.zero import BYTES, zero_bytes_held
 from minidist.rng import Randomness
 from minidist.training.loop import train
 from minidist.training.settings import Settings
-from minidist.verify.watch import bytes_of
 from tests.strategies import arrays, assert_same_bits, leaf, mlps, seeds
 
 X, Y = arrays(6, 4, dtype="float16"), np.arange(6) % 3

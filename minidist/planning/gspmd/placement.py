@@ -19,7 +19,9 @@ the sum of the ranks' own pairings, with each element counted once:
 
 from dataclasses import dataclass
 
-from minidist.backend import Array, array_module
+import numpy as np
+
+from minidist.backend import Array, array_module, to_host
 from minidist.collective_functions import exchange, own_part, reduce_scatter_along
 from minidist.comm import Group
 from minidist.pieces import split_ends
@@ -77,11 +79,11 @@ def full(parts: list[Array], placement: Placement) -> Array:
             return xp.concatenate(parts, axis=axis)
         case Partial():
             return sum(parts[1:], start=parts[0])
-    first = parts[0]
-    for rank, x in enumerate(parts):
-        if x.shape != first.shape or not (abs(x - first) <= 1e-9 * abs(first) + 1e-12).all():
+    first, *others = map(to_host, parts)
+    for rank, x in enumerate(others, 1):
+        if x.shape != first.shape or not np.allclose(x, first, rtol=1e-9, atol=1e-12):
             raise ValueError(f"a replicated value differs on ranks 0 and {rank}; reduce it first")
-    return first
+    return parts[0]
 
 
 def dual(placement: Placement) -> Placement:
