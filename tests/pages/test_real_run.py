@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -177,6 +178,8 @@ def explore(place):
     command = [sys.executable, "-m", "minidist", "explore"]
     environment = os.environ | {"TMPDIR": str(place)}
     options = {"cwd": ROOT, "env": environment, "text": True}
+    # Whoever runs the tests under nohup has it ignored, and `explore` respects that.
+    options["preexec_fn"] = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, start_new_session=True, **options, **pipes) as process:
         address, token = process.stdout.readline().strip().split("/?token=")
