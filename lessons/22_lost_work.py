@@ -95,7 +95,7 @@ for save, R, k, n in (60, 300, 99, 2048), (5, 60, 99, 2048), (5, 60, 0, 2048), (
     print(f"save {save:2} s, restart {R:3} s, {k:2} spare hosts, at least {n} train:", end=" ")
     print(f"{replay(run, 54 * DAY).goodput:.0%} useful (Daly's equation: {closed_form(run):.0%})")
 slow = Slowdown(60 * DAY, 600, 1.3), Slowdown(500 * DAY, DAY, 1.3)  # a host: often short, or long
-for evict in (0, 1800, np.inf):  # a host leaves at the first save after so many seconds
+for evict in (0, 1800, np.inf):  # seconds: it leaves at the first save after them
     run = Run(2048, young(5, 186 * 60), 5, 300, 2048 * 186 * 60, 99, slowdowns=slow, evict=evict)
     print(f"slow hosts leave after {evict:4} s: {replay(run, 54 * DAY).goodput:.0%} useful")
 

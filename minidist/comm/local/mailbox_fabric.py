@@ -33,7 +33,7 @@ class Outgoing:
     """What one rank sends to one other, by one thread at a time: the one that has the lock.
 
     posted  messages ever sent
-    sent    {tag: messages} of this run, without those of collectives
+    sent    {tag: messages} of this run, without the messages of collectives
     """
 
     def __init__(self) -> None:

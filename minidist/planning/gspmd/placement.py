@@ -79,8 +79,8 @@ def full(parts: list[Array], placement: Placement) -> Array:
             return xp.concatenate(parts, axis=axis)
         case Partial():
             return sum(parts[1:], start=parts[0])
-    first, *others = map(to_host, parts)
-    for rank, x in enumerate(others, 1):
+    first = to_host(parts[0])
+    for rank, x in enumerate(map(to_host, parts)):
         if x.shape != first.shape or not np.allclose(x, first, rtol=1e-9, atol=1e-12):
             raise ValueError(f"a replicated value differs on ranks 0 and {rank}; reduce it first")
     return parts[0]
