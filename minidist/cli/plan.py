@@ -1,7 +1,7 @@
 """`minidist plan`: find a plan by machine, for a published model or for sizes that are given.
 
 `--published` compares predictions with published runs. `--profile` measures a model here, plans and
-runs it. `--measure` predicts and measures a step of every strategy on this machine.
+runs it.
 """
 
 import argparse
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from minidist.cli.arguments import (
-    ROUNDS,
     add_flag,
     add_json,
     add_option,
@@ -55,7 +54,6 @@ SIZES = {  # of a Transformer: default and bound of what --profile measures, bou
 }
 USED = {  # of the options without a default: those that each way uses
     "profile": ("layers", "width", "sequence", "vocab", "bandwidth"),
-    "measure": (),
     "published": ("efficiency",),
     "model": (*SIZES, "batch", "schedules", "efficiency", "plot"),
 }
@@ -75,15 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "machine with these rates; the others say why they are worse. --published: predicted and "
         "published seconds of known runs. --profile: measure the layers of a small Transformer on "
         "ranks of this machine, let PipeDream's planner give them to stages with replicas, run "
-        "the plan, and certify that its weights are, bit for bit, a replay's. --measure: predict "
-        "the seconds of a step of every strategy on 1, 2 and 4 ranks from this machine's rates, "
-        "and measure them; on an idle machine this takes some minutes."
+        "the plan, and certify that its weights are, bit for bit, a replay's."
     )
     ways = parser.add_mutually_exclusive_group()
     add_option(ways, "--model", "search a plan for it: 124m to 1008b", metavar="NAME")
     add_flag(ways, "--published", "published runs, and what is predicted for them")
     add_flag(ways, "--profile", "profile, plan, run and certify")
-    add_flag(ways, "--measure", "predicted and measured seconds")
     sizes = parser.add_argument_group("a Transformer of any size", "for a search, or for --profile")
     for name, (small, _, most) in SIZES.items():
         reader = whole(most, "a plan for more is of no use")
@@ -105,13 +100,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "to try (default: all; 1f1b and interleaved on more than 4,096 ranks)"
     add_option(shown, "--schedules", words, metavar="NAME,NAME")
     add_option(shown, "--plot", "draw seconds and bytes of the listed plans", metavar="FILE")
-    profile = parser.add_argument_group("--profile and --measure")
+    profile = parser.add_argument_group("--profile")
     rate = number("a number of bytes per second", MOST_AMOUNT, NO_MACHINE, above=True)
     words = "per second, for which --profile plans (default: measured)"
     add_option(profile, "--bandwidth", words, rate, "BYTES")
     words = "what PipeDream's planner counts, see planning/pipedream.py"
     add_option(profile, "--cost", words, choices=["paper", "released"], default="paper")
-    add_option(profile, "--rounds", "how often --measure measures", ROUNDS, default=3)
     add_transport(profile)
     add_timeout(profile)
     add_json(parser)
@@ -149,7 +143,7 @@ def shares(text: str) -> float | tuple[tuple[int, float], ...]:
 
 def run(given: argparse.Namespace) -> int:
     """Do what was asked for; return 1 if the run of a plan is not certified."""
-    ways = {"published": published, "profile": profiled, "measure": measured}
+    ways = {"published": published, "profile": profiled}
     way = next((name for name in ways if getattr(given, name)), "model")
     for name in dict.fromkeys(sum(USED.values(), ())):
         if getattr(given, name) is not None and name not in USED[way]:
@@ -168,25 +162,6 @@ def published(given: argparse.Namespace) -> int:
         print(json.dumps(found, indent=2))
     else:
         print("\n".join([HEAD, *map(line, found), summary(found), "", deepseek_v3.text()]))
-    return 0
-
-
-def measured(given: argparse.Namespace) -> int:
-    """Print predicted and measured seconds, row by row."""
-    from minidist.observe import machine
-
-    rows = []
-    if not given.json:
-        print(machine.HEAD, flush=True)
-    for row in machine.predict_and_measure(rounds=given.rounds):
-        rows.append(row)
-        if not given.json:
-            print(machine.line(row), flush=True)
-    print(json.dumps(rows, indent=2) if given.json else machine.summary(rows))
-    if not given.json:
-        rates = machine.products()
-        table = ",".join(f"{n}:{rate / rates[-1][1]:.2f}" for n, rate in rates)
-        print(f"a core's products: --flops {rates[-1][1] / 1e9:.1f}G --efficiency {table}")
     return 0
 
 

@@ -4,7 +4,6 @@ Programs on virtual clocks
     simulator.py          any pipeline's programs: makespan, bubbles, stash, timeline
     replay.py             their clocks, action by action
     critical_path.py      what its actions wait for, and the longest chain of them
-    shared_cores.py       ranks that share the cores of one machine
     year_of_training.py   a long run whose hosts fail or slow down: what is useful, lost, waited for
 
 A plan by hand, and the best one by search (Transformers of any size, without arrays)

@@ -499,27 +499,6 @@ def test_verify_ends_with_the_strategies_that_fail_and_exit_status_1(capsys, mon
     assert capsys.readouterr().out.splitlines()[-1] == "2 of 3 rows FAILED: row"
 
 
-def test_plan_measures_every_strategy_and_sums_up(monkeypatch, capsys):
-    row = {"strategy": "naive", "ranks": 2, "predicted_ms": 9.0, "measured_ms": 10.0, "ratio": 0.9}
-    asked = []
-
-    def measure(rounds):
-        asked.append(rounds)
-        yield row
-
-    monkeypatch.setattr("minidist.observe.machine.predict_and_measure", measure)
-    assert main(["plan", "--measure", "--rounds", "7"]) == 0
-    head, line, last, products = capsys.readouterr().out.splitlines()
-    rate, share = products.partition(": ")[2].split()[1::2]
-    searched = f"plan --model 124m --flops {rate} --efficiency {share} --top 1 --others 1".split()
-    assert main(searched) == 0 and "(by smallest dimension)" in capsys.readouterr().out
-    assert head.split() == ["strategy", "ranks", "predicted", "measured", "ratio"]
-    assert line.split() == ["naive", "2", "9.0", "ms", "10.0", "ms", "0.90"]
-    assert last == "1 predictions: median error 10%, largest 10% (naive on 2)"
-    assert main(["plan", "--measure", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == [row] and asked == [7, 3]
-
-
 def test_plan_profiles_runs_and_certifies(capsys):
     sizes = "--layers 1 --width 16 --sequence 4 --vocab 9 --transport thread".split()
     assert main(["plan", "--profile", *sizes, "--bandwidth", "1"]) == 0

@@ -111,7 +111,6 @@ REFUSED = {
 --model 124m --efficiency 64:0.5,8:0.6 -> efficiency rises with the dimension
 --published --batch 9 -> --published does not use --batch; leave it out
 --model 124m --bandwidth 9 -> --model does not use --bandwidth; leave it out
---measure --vocab 9 -> --measure does not use --vocab; leave it out
 --profile --batch 9 -> --profile does not use --batch; leave it out
 """,
     "timeline": r"""
