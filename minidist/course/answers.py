@@ -28,6 +28,9 @@ def like_the_package(
     free     names, without their ranks, that several right answers differ in
     at_most  numbers that may be smaller than the package's: the largest of all ranks, or all bytes
     """
+    both = [(name, answer[name], want[name]) for name in want if name in answer]
+    if message := next(filter(None, (of_another_kind(*each) for each in both)), None):
+        return message  # before they are added up
     answer, want = (of_all_ranks(numbers, free, at_most) for numbers in (answer, want))
     scale = max((compare.largest(a) for a in want.values() if not whole(a)), default=0.0)
     wrong = {name: differ(name, answer, w, scale, bound) for name, w in want.items()}
@@ -75,10 +78,10 @@ def differ(
     if name not in answer:
         return f"{name} is missing: is it None, or a `return` missing?"
     got = answer[name]
-    if (got.dtype.kind == "U") != (want.dtype.kind == "U"):
-        return f"{name} is of {got.dtype}, not of {want.dtype}"
     if near(got, want, scale, bound):
         return None
+    if message := of_another_kind(name, got, want):
+        return message
     if got.ndim == want.ndim == 1 and max(got.size, want.size) <= SHOWN and whole(got, want):
         return f"{name} is {got.tolist()}, not {want.tolist()}"
     if got.shape != want.shape:
@@ -101,14 +104,27 @@ def whole(*arrays: np.ndarray) -> bool:
 def near(
     got: np.ndarray, want: np.ndarray, scale: float = 0.0, bound: float = compare.BOUND
 ) -> bool:
-    """Return whether two arrays are equal: floats up to rounding, all others exactly."""
+    """Return whether two arrays are equal: floats up to rounding, all others exactly.
+
+    It takes arrays of any two kinds: a text is no number, whatever it says.
+    """
+    if of_another_kind("", got, want):
+        return False
     if got.shape != want.shape or whole(got, want) or not bound:
         return np.array_equal(got, want)
     if not (finite := np.isfinite(got)).all():
         alike = np.array_equal(got[~finite], want[~finite], equal_nan=True)
         return alike and near(got[finite], want[finite], scale, bound)
     allowed = bound * (compare.scale(want, scale) or 1e-3)
-    return bool(np.abs(got - want).max(initial=0.0) <= allowed)
+    with np.errstate(all="ignore"):  # the difference of the largest two floats is inf
+        return bool(np.abs(got - want).max(initial=0.0) <= allowed)
+
+
+def of_another_kind(name: str, got: np.ndarray, want: np.ndarray) -> str | None:
+    """Return None if both are texts or both are numbers, else what the answer is."""
+    if (got.dtype.kind == "U") == (want.dtype.kind == "U"):
+        return None
+    return f"{name} is of {got.dtype}, not of {want.dtype}"
 
 
 def farthest(got: np.ndarray, want: np.ndarray) -> tuple:

@@ -1,5 +1,6 @@
 """A folder is graded: every task by itself, whatever the others do, and said in three formats."""
 
+import itertools
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import pytest
 
 from minidist.course import report
 from minidist.course.answers import like_the_package
+from minidist.course.diagnosis import recognised
 from minidist.course.grader import Grade, Verdict, grade, handed_in, questions, untouched
 from minidist.course.question import Question, judge, score
 from minidist.course.sandbox import Sandbox
@@ -106,6 +108,27 @@ def test_one_task_alone_is_asked_and_reported(tmp_path):
     assert result.points == result.lab.points == 5
     with pytest.raises(ValueError, match=r"lab tiny has no task '9\.3'; it has 9\.1, 9\.2"):
         grade(tmp_path, TINY, task="9.3")
+
+
+def arrays():
+    """Yield an array of every kind and shape that the sandbox reads, and extreme values."""
+    for kind in "? i1 u8 f2 f8 >f8 g <U3 >U2".split():
+        for shape in ((), (2,), (0,), (2, 1)):
+            yield from (np.zeros(shape, kind), np.ones(shape, kind))
+    yield from map(np.array, (np.nan, [np.inf, 1.0], 1.7e308, -1.7e308, "nan", "", 2**63))
+
+
+def test_an_answer_of_any_kind_is_compared_with_any_other():
+    question = Question("", None, {}, like_the_package)
+    for got, want in itertools.product(arrays(), repeat=2):
+        names = ("x on rank 0", *([] if want.dtype.kind == "U" else ["bytes on rank 0"]))
+        answer, right = dict.fromkeys(names, got), dict.fromkeys(names, want)
+        alike = recognised(question, answer, "wrong", right)
+        with np.errstate(all="ignore"):  # as in `judge`
+            message = like_the_package(answer, right, at_most=names[1:] and ("x",))
+        assert alike in (True, False) and (not alike or message is None), (got, want, message)
+        if (got.dtype.kind == "U") != (want.dtype.kind == "U"):
+            assert not alike and f"is of {got.dtype}, not of {want.dtype}" in message
 
 
 def test_a_group_of_questions_earns_its_share_of_the_points():

@@ -216,6 +216,8 @@ GOOD = [["x", "<f8", [2]]]
         b"\xff\xfe\n",
         b"PK\x03\x04" + bytes(100),
         json.dumps(GOOD).encode() + b"\n" + bytes(15),
+        b'[["x", "<U2", []]]\n' + b"a\0\0\0" + b"\xff\xff\xff\x7f",  # no Unicode
+        b'[["x", ">U1", [2]]]\n' + b"\0\0\0a" + b"\0\x11\0\0",  # one above the last
         *(
             json.dumps(head).encode() + b"\n" + bytes(64)
             for head in (

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import stat
+import sys
 import tempfile
 from pathlib import Path
 
@@ -52,8 +53,10 @@ def _arrays(fields: list, rest: bytes) -> Answer:
         size = math.prod(shape) * dtype.itemsize
         if len(rest) - begin < size:
             raise ValueError(f"{name} is cut off")
-        array = np.frombuffer(rest, np.uint8, size, begin)
-        answer[name] = array.copy().view(dtype).reshape(shape)
+        array = np.frombuffer(rest, np.uint8, size, begin).copy()
+        if dtype.kind == "U" and (array.view(f"{dtype.str[0]}u4") > sys.maxunicode).any():
+            raise ValueError(f"{name} is no text")  # NumPy raises SystemError when it is read
+        answer[name] = array.view(dtype).reshape(shape)
         begin += size
     return answer
 
