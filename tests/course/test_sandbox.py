@@ -26,6 +26,7 @@ from tests.course.tiny import GPIPE, NOT_WRAPPED, OTHER, TINY, WRAPPED, choose
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits(seconds=20)
 SEVEN = ask("", tiny_probes.echo, x=7)
+CLONE = {"x86_64": 56, "aarch64": 220}
 linux = pytest.mark.skipif(not LINUX, reason="needs Linux")
 
 
@@ -87,7 +88,7 @@ def test_the_students_process_finds_nothing_of_the_grader_around_it(wrapped, mon
         f"minidist.course.labs{name}" for name in ("", ".tiny", ".tiny.probes")
     ]
     limits = found["limits"].tolist()
-    want = {0: 42, 1: 2 << 30, 2: 1 << 28, 3: 256, 4: 0}  # CPU, AS, FSIZE, NOFILE, CORE
+    want = {0: 42, 1: 2 << 30, 2: 1 << 26, 3: 256, 4: 0}  # CPU, AS, FSIZE, NOFILE, CORE
     assert all(limits[k] == [most, most] for k, most in want.items())
     if LINUX:
         assert found["ends with the supervisor"] == 9 and limits[5][1] >= 256
@@ -112,6 +113,17 @@ def test_the_students_code_does_not_reach_the_host(wrapped, monkeypatch):
     done = {name for name, outcome in found.items() if outcome == "done"}
     network = {"connect"} if "to use the network" in sandbox.defences else set()
     assert done == {"own file", "nothing"} | network
+
+
+@linux
+@pytest.mark.skipif(os.uname().machine not in CLONE, reason="needs x86-64 or arm64")
+@pytest.mark.parametrize("wrapped", [WRAPPED, NOT_WRAPPED])
+def test_memory_that_belongs_to_no_process_is_refused(wrapped, monkeypatch):
+    choose(monkeypatch, wrapped)
+    with Sandbox(TINY, LIMITS) as sandbox:
+        given = {"clone": CLONE[os.uname().machine]}
+        (found,) = sandbox.ask([ask("", tiny_probes.hidden_memory, **given)]).answers
+    assert {str(way) for way, outcome in found.items() if str(outcome) == "done"} == {"fork"}
 
 
 def test_what_another_user_leaves_where_all_can_write_is_removed():

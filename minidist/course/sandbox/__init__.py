@@ -10,7 +10,8 @@ verdict:
 - A separate process per task: `sys.exit`, `os._exit`, a crash, patched modules (numpy.testing,
   pytest, the probes, this sandbox's own) end or spoil one task. It sees questions and no answers.
 - The kernel and the supervisor limit time, memory, processes, the size of each file and of all
-  files together.
+  files together. Linux on x86-64 and arm64 refuses memory that belongs to no process: files of
+  memory, System V's segments and queues, a namespace of one's own with a file system of memory.
 - The supervisor adopts orphans and kills until no descendant is left, on Linux also those that
   forked twice and left the session. Folders are removed whatever their rights and depth.
 - The answer is read as numbers and texts of a known size. Only files that the lab names are taken
@@ -27,7 +28,10 @@ not prevented. Where students are not trusted, install bubblewrap or be root. Ne
   code can also falsify a ledger, a clock or a probe, which run in its process. A wrong number earns
   nothing, but a right one can come from elsewhere. Where cheating matters, read the code.
 - The memory of all processes together is measured every 0.1 s; in between more can be taken.
-- Memory that belongs to no process, such as files without a name, has the limits of files alone.
+- Files that are removed while they are open count for no limit of all files together: 30 of 64 MB
+  were kept. They are on the disk, or in memory where the temporary files are. Pipes hold 64 MB.
+- Without bubblewrap: files in other folders that all users can write to. In /dev/shm, which is
+  memory, 32 of 64 MB were kept until the end.
 - A grader that is killed (SIGKILL) leaves its folder, minidist-lab-*, among the temporary files,
   but no process.
 - Times are the machine's: on a busy machine a slow right answer can look like an endless loop.

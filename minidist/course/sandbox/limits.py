@@ -18,13 +18,12 @@ class Limits:
     seconds    real time
     memory     bytes of address space of each process, and bytes of memory of all of them
     processes  number of processes and threads
-    file       bytes of one file; `disk`: bytes of all files
+    disk       bytes of one file, and of all files
     """
 
     seconds: float = 20.0
     memory: int = 2 << 30
     processes: int = 256
-    file: int = 1 << 28
     disk: int = 1 << 26
 
 
