@@ -17,6 +17,7 @@ from minidist.course import grader, property_lab, report, starter
 from minidist.course.export import export
 from minidist.course.lab import MUTANTS, find, labs, of_mutants
 from minidist.course.sandbox.limits import Limits
+from minidist.course.sandbox.untrusted import plain
 from minidist.course.submissions import LABEL, label
 from minidist.errors import is_wrong_input
 
@@ -83,7 +84,7 @@ def _help(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
 def _seed(text: str) -> int:
     """Read a seed, or the file that has it: other users can see the words of a command."""
     if os.path.isfile(text):  # Path.is_file raises where the text is too long for a name
-        text = Path(text).read_text(encoding="utf-8").strip()
+        text = lab_teacher.read_text(Path(text)).strip()
     return int(SEED(text))
 
 
@@ -94,9 +95,9 @@ def _students(text: str) -> list[str]:
     if not name.endswith(".json"):
         return [name]
     try:
-        users = json.loads(Path(text).read_text(encoding="utf-8"))["users"]
+        users = json.loads(lab_teacher.read_text(Path(text)))["users"]
         return [user["email"].strip().lower() for user in users]
-    except (KeyError, TypeError, AttributeError, ValueError):
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
         raise ValueError(f"{text} has no users with an email, as Gradescope's file has") from None
 
 
@@ -196,13 +197,14 @@ def ended_by_signals():
 def _graded(given: argparse.Namespace, seed: int | None, task: str | None = None) -> grader.Grade:
     limits = Limits(given.seconds)
     said, made_for = label(given.folder)
+    folder = plain(str(given.folder))
     if not (name := given.lab or said):
         known = given.folder.exists()
-        why = f"{given.folder} has no {LABEL}, which names its lab; pass the name: --lab NAME"
-        raise ValueError(why if known else f"there is no folder {given.folder}")
+        why = f"{folder} has no {LABEL}, which names its lab; pass the name: --lab NAME"
+        raise ValueError(why if known else f"there is no folder {folder}")
     if said and said != name:
         why = f"its {LABEL} says {said[:40]!r}, the questions are of {name!r}"
-        print(f"minidist: {given.folder}: {why}", file=sys.stderr)
+        print(f"minidist: {folder}: {why}", file=sys.stderr)
     grade = property_lab.grade if name == MUTANTS else grader.grade
     made_for = made_for.strip().lower()
     named = vars(given).get("student")
@@ -211,7 +213,7 @@ def _graded(given: argparse.Namespace, seed: int | None, task: str | None = None
     done = grade(given.folder, find(name).for_student(student), seed, limits, task=task)
     if student == made_for:
         return done
-    made_for = report.plain(made_for)[:100] or "no student"
+    made_for = plain(made_for)[:100] or "no student"
     return replace(done, remark=f"This folder was made for {made_for}; it is graded for {student}.")
 
 

@@ -11,7 +11,8 @@ from minidist.course import report_page, similarity
 from minidist.course.grade_all import Job, Result, grade_all, load, place, save
 from minidist.course.lab import MUTANTS, find
 from minidist.course.sandbox.limits import Limits
-from minidist.course.submissions import handed_in, label, submissions
+from minidist.course.sandbox.untrusted import plain
+from minidist.course.submissions import check_no_link, handed_in, label, submissions
 from minidist.errors import plural
 from minidist.mistakes.register import source
 
@@ -84,11 +85,17 @@ def grade_class(given: argparse.Namespace) -> int:
 def _students(file: Path | None) -> frozenset[str] | None:
     if file is None:
         return None
-    try:
-        names = file.read_text(encoding="utf-8").lower().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {file}: {error}") from None
+    names = read_text(file).lower().splitlines()
     return frozenset(name.strip() for name in names if name.strip())
+
+
+def read_text(file: Path) -> str:
+    """Read a teacher's file. ValueError: why it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ValueError(f"cannot read {file}: {why}") from None
 
 
 def report(given: argparse.Namespace) -> int:
@@ -143,12 +150,13 @@ def similar(given: argparse.Namespace) -> int:
     for folder in folders:
         name = folder.name if unique else str(folder)
         try:
+            check_no_link(folder)
             files, unusable = handed_in(folder, lab.files)
         except (OSError, ValueError) as error:
-            remarks.append(_printable(f"{name}: {error}"))
+            remarks.append(plain(f"{name}: {error}"))
             continue
-        remarks += [_printable(f"{name}/minidist/{path}: {why}") for path, why in unusable.items()]
-        found.append(reader.read(_printable(name), files))
+        remarks += [plain(f"{name}/minidist/{path}: {why}") for path, why in unusable.items()]
+        found.append(reader.read(plain(name), files))
     if len(found) < 2:
         raise ValueError(f"{plural(len(found), 'submission')} of lab {lab.name}; a pair needs two")
     reference = reader.read("the package", {path: source(path) for path in lab.files})
@@ -160,10 +168,6 @@ def similar(given: argparse.Namespace) -> int:
         for remark in remarks:
             print(f"not read: {remark}")
     return 0
-
-
-def _printable(text: str) -> str:
-    return text if text.isprintable() else ascii(text)
 
 
 def _submissions(folder: Path) -> list[Path]:

@@ -22,8 +22,8 @@ from pathlib import Path
 from minidist.course import grader, property_lab, report
 from minidist.course.lab import Lab
 from minidist.course.sandbox.limits import USUAL, Limits, open_to_all
-from minidist.course.sandbox.untrusted import remove
-from minidist.course.submissions import handed_in, label
+from minidist.course.sandbox.untrusted import plain, remove
+from minidist.course.submissions import check_no_link, handed_in, label
 from minidist.errors import is_wrong_input
 
 ENDING = 20  # seconds that a worker has to clean up
@@ -133,7 +133,7 @@ class _Worker:
                 return self.pipe.recv()
             why = "the grader's process ended"
         self.end()
-        return Result(report.plain(self.path.name), self.job.lab.name, self.job.seed, why=why)
+        return Result(plain(self.path.name), self.job.lab.name, self.job.seed, why=why)
 
     def end(self) -> None:
         self.process.terminate()
@@ -153,14 +153,16 @@ def _work(pipe, job: Job, scratch: Path) -> None:
 
 
 def _graded(path: Path, job: Job) -> Result:
-    begin, result = time.monotonic(), Result(report.plain(path.name), job.lab.name, job.seed)
+    begin, result = time.monotonic(), Result(plain(path.name), job.lab.name, job.seed)
     files = job.lab.files or [property_lab.FILE]
     grade = grader.grade if job.lab.files else property_lab.grade
     try:
+        check_no_link(path)
         said, student = label(path)
         if said and said != job.lab.name:
             raise ValueError(f"it is for lab {said}, not for {job.lab.name}")
         lab = job.lab.for_student(student)
+        result.student = lab.student
         if job.students is not None and lab.student not in job.students:
             raise ValueError(f"its student is {lab.student!r}, who is not in the class")
         words = repr([lab.name, lab.student, job.seed, job.limits, handed_in(path, files)])
@@ -171,12 +173,12 @@ def _graded(path: Path, job: Job) -> Result:
         file = place(job.results, path).with_suffix(".xml")
         file.write_text(report.junit(found), encoding="utf-8")
         result.key, result.message = key, report.text(found, foot=False)
-        result.score, result.student = found.score, lab.student
+        result.score = found.score
         result.points = {verdict.task.id: verdict.points for verdict in found.verdicts}
         result.causes = {v.task.id: report.cause(v) for v in found.verdicts if not v.passed}
     except Exception as error:  # of any kind: the others are to be graded
         kind = "" if is_wrong_input(error) else f"{type(error).__name__}: "
-        result.why = " ".join(report.plain(f"{kind}{error}").split())[:500]
+        result.why = " ".join(plain(f"{kind}{error}", lines=True).split())[:500]
     result.minutes = round((time.monotonic() - begin) / 60, 3)
     return result
 

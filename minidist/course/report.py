@@ -1,7 +1,7 @@
 """A grade as a text, as JUnit XML, and as Gradescope's results.json.
 
-Nothing here trusts the output of the student's code: it is shortened, and characters that control a
-terminal or are not allowed in XML are shown as their numbers.
+Nothing here trusts the output of the student's code: it is shortened, and `plain` shows what is
+unprintable as numbers.
 """
 
 import json
@@ -9,6 +9,7 @@ import textwrap
 from xml.etree import ElementTree
 
 from minidist.course.grader import NOT_BEGUN, Grade, Verdict
+from minidist.course.sandbox.untrusted import plain
 
 LINES, WIDTH = 30, 160  # of the message about one question
 LINK = 1500  # characters of the longest line that is not folded, if it is one word
@@ -57,12 +58,12 @@ def junit(grade: Grade) -> str:
         named = {"classname": name, "name": title, "time": f"{verdict.seconds:.3f}"}
         case = ElementTree.SubElement(suite, "testcase", named)
         if not verdict.passed:
-            first, *more = plain(verdict.wrong[0]).splitlines()
+            first, *more = plain(verdict.wrong[0], lines=True).splitlines()
             message = " ".join([first, *([cause(verdict)] if more else verdict.mistakes)])[:WIDTH]
             failure = ElementTree.SubElement(case, "failure", {"message": message})
             failure.text = _shown(verdict)
         if verdict.output:
-            ElementTree.SubElement(case, "system-out").text = plain(verdict.output)
+            ElementTree.SubElement(case, "system-out").text = plain(verdict.output, lines=True)
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=False) + "\n"
 
@@ -100,19 +101,14 @@ def gradescope(grade: Grade) -> str:
 
 def gradescope_refusal(why: str) -> str:
     """Return a results.json for an ungradable submission, so that the student sees the reason."""
-    return json.dumps({"score": 0, "output": plain(why), "output_format": "text"}, indent=2) + "\n"
+    return json.dumps({"score": 0, "output": plain(why, lines=True), "output_format": "text"}, indent=2) + "\n"
 
 
 def cause(verdict: Verdict) -> str:
     """Return in a line the known mistake, or the last line of what is wrong."""
-    lines = [line.strip() for line in plain(verdict.wrong[0]).splitlines()]
+    lines = [line.strip() for line in plain(verdict.wrong[0], lines=True).splitlines()]
     stopped = [line.partition(";")[0] for line in lines[:-1] if line.startswith("no answer: ")]
     return (" ".join(verdict.mistakes) or ": ".join([*stopped[:1], lines[-1]]))[:WIDTH]
-
-
-def plain(message: str) -> str:
-    """Show unprintable characters (control characters, halves of pairs) as their numbers."""
-    return "".join(c if c in "\t\n" or c.isprintable() else f"\\x{ord(c):02x}" for c in message)
 
 
 def _shown(verdict: Verdict) -> str:
@@ -120,14 +116,14 @@ def _shown(verdict: Verdict) -> str:
     lines = [_earned(verdict)] if len(verdict.groups) > 1 else []
     before: list[str] = []
     for wrong in verdict.wrong[:QUESTIONS]:
-        first, *rest = plain(wrong).splitlines()
+        first, *rest = plain(wrong, lines=True).splitlines()
         lines += [f"{first} the same"] if rest and rest == before else _short([first, *rest])
         before = rest
     if len(verdict.wrong) > QUESTIONS:
         lines.append(f"and {len(verdict.wrong) - QUESTIONS} more of {verdict.questions} questions")
     lines += [f"a known mistake gives these answers: {says}" for says in verdict.mistakes]
     if verdict.output:
-        lines += ["it printed:", *_short(plain(verdict.output).splitlines())]
+        lines += ["it printed:", *_short(plain(verdict.output, lines=True).splitlines())]
     return "\n".join(lines)
 
 

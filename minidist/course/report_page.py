@@ -5,6 +5,7 @@ import io
 from collections import Counter
 from html import escape
 from statistics import mean, median
+from unicodedata import normalize
 
 from minidist.course.grade_all import Result
 from minidist.course.grader import NOT_BEGUN
@@ -111,7 +112,8 @@ def as_csv(lab: Lab, results: list[Result]) -> str:
 
 
 def _no_formula(cell: str) -> str:
-    return f"'{cell}" if cell.lstrip().startswith(("=", "+", "-", "@")) else cell
+    plain = normalize("NFKC", cell).lstrip()  # full-width signs are signs to some spreadsheets
+    return f"'{cell}" if plain.startswith(("=", "+", "-", "\u2212", "@")) else cell
 
 
 def claims(results: list[Result]) -> list[str]:

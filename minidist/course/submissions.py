@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from minidist.course.sandbox.untrusted import contents
+from minidist.course.sandbox.untrusted import contents, plain
 
 LABEL = "lab.txt"  # has a line with the lab's name, and one with the student's
 LARGEST, LARGEST_ZIP = 1 << 20, 1 << 24  # bytes
@@ -18,6 +18,12 @@ def submissions(folder: Path) -> list[Path]:
         return []
     inner = (path for path in folder.glob("[!.]*") if path.name != "__MACOSX")
     return sorted(path for path in inner if path.suffix.lower() == ".zip" or path.is_dir())
+
+
+def check_no_link(path: Path) -> None:
+    """Raise ValueError if a class's submission is a link: it could lead to another one."""
+    if path.is_symlink():
+        raise ValueError("it is a link; put the folder or .zip itself in its place")
 
 
 def holder(folder: Path) -> Path | None:
@@ -35,7 +41,10 @@ def handed_in(path: Path, files: list[str]) -> tuple[dict[str, str], dict[str, s
     A missing file is in neither. minidist/ is in the folder or .zip, or in its only folder; or the
     folder has a .zip, as Moodle gives them. ValueError: there is no such path or no minidist/.
     """
-    read = _opened(path, files)
+    try:
+        read = _opened(path, files)
+    except ValueError as error:  # it names the path, which others have chosen
+        raise ValueError(plain(str(error))) from None
     found, unusable = {}, {}
     for file in files:
         try:

@@ -38,6 +38,10 @@ NOTHING = "def gpipe(rank, p, m):\n    return []\n"
 ALONE = "def gpipe(rank, p, m):\n    return [1]\n"
 
 
+HOSTILE = "\uff1d1: 9 points\n2 of 2\tzed\x1b\u202e"  # full-width, of two lines, turned round
+PRINTED = r"\uff1d1: 9 points\x0a2 of 2\x09zed\x1b\x202e".replace(r"\uff1d", "\uff1d")
+
+
 def hand_in(folder, files):
     for path, source in files.items():
         (folder / "minidist" / path).parent.mkdir(parents=True, exist_ok=True)
@@ -89,6 +93,8 @@ def handed_in(tmp_path_factory):
     hand_in_zip(folder / "Ann_12_assignsubmission_file" / "mine.zip", WRONG)
     (folder / "broken.zip").write_bytes(b"PK\3\4 and no more")
     (folder / "=empty").mkdir()
+    (folder / HOSTILE).mkdir()
+    (folder / "link").symlink_to(folder / "github-right")
     (folder / "__MACOSX").mkdir()
     (folder / "metadata.yml").write_text("{}")
     return folder
@@ -106,7 +112,8 @@ def test_folders_and_zips_are_graded_and_what_cannot_be_is_told(results):
     assert sums == {"github-right": 15, "begun": 0, "gradescope.zip": 15}
     assert results[ann].causes.keys() == {"9.1"} and results["begun"].causes["9.2"] == "not begun"
     whys = {name: result.why for name, result in results.items() if result.why}
-    assert whys.keys() == {"broken.zip", "=empty"}
+    assert whys.keys() == {"broken.zip", "=empty", PRINTED, "link"}
+    assert "it is a link" in whys["link"]
     assert "broken.zip cannot be unpacked" in whys["broken.zip"]
     assert "has no folder minidist" in whys["=empty"]
 
@@ -223,11 +230,14 @@ def test_submissions_with_long_names_have_results_of_their_own(tmp_path):
 def test_names_and_causes_are_text_in_csv_and_page(results):
     found = sorted(results.values(), key=lambda result: result.name)
     found.append(grade_all.Result("<script>", "tiny", 1, why="<b>no"))
+    signs = "=+-@\uff1d\uff0b\uff0d\uff20\ufe66\ufe62\ufe63\ufe6b\u2212"  # also wide and small ones
+    found += [grade_all.Result(f" {sign}1", "tiny", 1) for sign in signs]
     rows = [*csv.reader(report_page.as_csv(TINY, found).splitlines())]
     assert rows[0] == ["name", "student", "9.1", "9.2", "sum", "seed", "minutes", "why"]
     by_name = {row[0]: row for row in rows}
     assert by_name["gradescope.zip"][1:6] == ["", "10", "5", "15", "1"]
     assert by_name["'=empty"][1:5] == ["", "", "", ""]
+    assert by_name.keys() >= {f"'{PRINTED}", *(f"' {sign}1" for sign in signs)}
     page = report_page.page(TINY, found)
     tags = set(re.findall(r"<(\w+)", page))
     assert {"svg", "rect", "style", "table"} <= tags and not {"script", "b", "link"} & tags
@@ -334,12 +344,16 @@ def test_wrong_words_get_one_line(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     hand_in(tmp_path / "one", RIGHT)
     (tmp_path / "all" / "a").mkdir(parents=True)
+    (tmp_path / "latin").write_bytes(b"\xff")
+    students = ["grade-all", "all", "--lab", "pipelines", "--students"]
     for words, said in [
         (["grade-all", "nowhere"], "has no submissions: a folder or .zip for each student"),
         (["grade-all", "one"], "has no submissions: a folder or .zip for each student"),
         (["grade-all", "empty"], "has no submissions: a folder or .zip for each student"),
         (["grade-all", "all"], "pass the name: --lab NAME"),
         (["grade-all", "all", "--lab", "magic"], "there is no lab 'magic'"),
+        ([*students, str(tmp_path / "no")], "no: No such file or directory"),
+        ([*students, str(tmp_path / "latin")], "latin: it is not UTF-8"),
         (["report", "all"], "first: minidist lab grade-all"),
     ]:
         assert main(["lab", words[0], str(tmp_path / words[1]), *words[2:]]) == 2

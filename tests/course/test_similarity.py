@@ -243,6 +243,7 @@ def test_what_cannot_be_read_is_named_and_stops_nothing(handed_in, capsys):
         archive.writestr(f"minidist/{PATH}", b"#" * (1 << 27))
     (handed_in / "half.zip").write_bytes(b"PK\3\4 and no more")
     (handed_in / "nothing").mkdir()
+    (handed_in / "linked").symlink_to(handed_in / "ana")
     (handed_in / "\x1b[31mred").mkdir()
     status, out, _ = lab_similar(capsys, handed_in, "--json")
     found = json.loads(out)
@@ -251,7 +252,8 @@ def test_what_cannot_be_read_is_named_and_stops_nothing(handed_in, capsys):
     assert unread == {"text", "huge", "pipe", "link", "loop", "folder", "nothing"} | {
         "bomb.zip",
         "half.zip",
-        r"'\x1b[31mred",
+        r"\x1b[31mred",
+        "linked",
     }
     assert {"ana", "cut"} in [set(pair["between"]) for pair in found["pairs"]], "up to the error"
     assert "\x1b" not in lab_similar(capsys, handed_in)[1]

@@ -79,6 +79,17 @@ def beginning(path: Path) -> str:
     return (contents(path, 4000) or b"")[:4000].decode("utf-8", "replace")
 
 
+def plain(text: str, lines: bool = False) -> str:
+    """Return a text from outside as it may be printed: unprintable characters as their numbers.
+
+    These control a terminal, turn the direction of a line or are not allowed in XML.
+
+    lines  whether it may have several lines, as a message has and a name has not
+    """
+    kept = "\t\n" if lines else ""
+    return "".join(c if c in kept or c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
 def remove(folder: Path) -> None:
     """Remove a folder, however deep it is and whatever its rights.
 
