@@ -101,7 +101,8 @@ def gradescope(grade: Grade) -> str:
 
 def gradescope_refusal(why: str) -> str:
     """Return a results.json for an ungradable submission, so that the student sees the reason."""
-    return json.dumps({"score": 0, "output": plain(why, lines=True), "output_format": "text"}, indent=2) + "\n"
+    output = plain(why, lines=True)
+    return json.dumps({"score": 0, "output": output, "output_format": "text"}, indent=2) + "\n"
 
 
 def cause(verdict: Verdict) -> str:

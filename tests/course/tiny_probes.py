@@ -104,14 +104,14 @@ def tries(readable, writable, port):
 
 def hidden_memory(clone):
     """Return how far each way goes to memory that no process is counted for."""
-    libc, new_user, signal_of_child = ctypes.CDLL(None, use_errno=True), 0x10000000, 17
-    flags = (ctypes.c_uint64 * 11)(new_user, 0, 0, 0, signal_of_child)
+    libc, new_user, child = ctypes.CDLL(None, use_errno=True), 0x10000000, 17  # its signal
+    flags = (ctypes.c_uint64 * 11)(new_user, 0, 0, 0, child)
     attempts = {
         "file": lambda: os.close(os.memfd_create("x")),
         "segment": lambda: call(libc.shmget, 0, 1 << 20, 0o1600),
         "queue": lambda: call(libc.msgget, 0, 0o600),
         "namespace": lambda: call(libc.unshare, new_user),
-        "child's namespace": lambda: call(libc.syscall, clone, new_user | signal_of_child, *[0] * 4),
+        "child's namespace": lambda: call(libc.syscall, clone, new_user | child, 0, 0, 0, 0),
         "the same by clone3": lambda: call(libc.syscall, 435, flags, 88),
         "fork": lambda: os.waitpid(os.fork() or os._exit(0), 0),
     }
