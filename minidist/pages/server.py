@@ -30,6 +30,10 @@ TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg":
 FILES = {path.name: path for path in build.STATIC.iterdir() if path.suffix[1:] in TYPES}
 LARGEST = 256_000  # bytes of a question
 SECONDS = 10  # in which a request has arrived
+REFUSED = """<!doctype html>
+<html lang="en"><title>minidist</title>
+<p>This page is not shown: {}.</p></html>
+"""
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -143,7 +147,7 @@ class Handler(BaseHTTPRequestHandler):
         name = path[1:] or "index.html"
         token = parse_qs(query).get("token", [""])[0]
         if why := self._refusal(token if name.endswith(".html") else self.server.token):
-            self._send(403, {"error": why})
+            self._send(403, REFUSED.format(why).encode(), "text/html")  # people read it
         elif path == "/":
             self._send(302, {}, Location=f"/index.html?token={self.server.token}")
         elif name in FILES:

@@ -104,7 +104,7 @@ def tries(readable, writable, port):
 
 def hidden_memory(clone):
     """Return how far each way goes to memory that no process is counted for."""
-    libc, new_user, child = ctypes.CDLL(None, use_errno=True), 0x10000000, 17  # its signal
+    libc, new_user, child = ctypes.CDLL(None, use_errno=True), 0x10000000, 17  # SIGCHLD
     flags = (ctypes.c_uint64 * 11)(new_user, 0, 0, 0, child)
     attempts = {
         "file": lambda: os.close(os.memfd_create("x")),

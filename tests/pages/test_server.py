@@ -115,8 +115,9 @@ def test_a_post_answers_what_the_package_answers(explore):
 @pytest.mark.parametrize("path", ["/", "/index.html", "/schedules.html", "/nothing.html"])
 @pytest.mark.parametrize("token", ["", "?token=", "?token=wrong", "?token=%C3%A9", "?other=1"])
 def test_a_page_without_the_token_is_refused(explore, path, token):
-    status, _, text = get(explore, path + token)
+    status, headers, text = get(explore, path + token)
     assert status == 403 and explore.token not in text and "the token is wrong" in text
+    assert headers.get_content_type() == "text/html", "a person reads it"
 
 
 @pytest.mark.parametrize("kind", ["answer", "run", "status", "cancel"])

@@ -2,6 +2,7 @@
 
 import threading
 from functools import partial
+from urllib.parse import quote
 
 import pytest
 
@@ -101,6 +102,33 @@ def test_a_readers_python_is_answered_and_a_hostile_one_is_ended_and_named(page,
     write(page, PYTHON)
     expect(page.locator("#fault")).to_be_hidden()
     expect(page.locator("#numbers dd").first).to_contain_text("33")
+
+
+def test_python_of_a_link_runs_when_its_reader_has_pressed_a_button(page):
+    schedules(page)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.post_data or ""))
+    page.goto(f"{page.url}#python={quote(PYTHON)}")
+    for _ in range(2):  # a link that is followed in this page, and one that opens it
+        expect(page.locator("#brought")).to_be_visible()
+        expect(page.locator("#python")).to_have_value(PYTHON)
+        page.reload()
+        expect(page.locator("#numbers dd").first).to_be_visible()
+    assert not any("yield from" in text for text in asked)
+    with page.expect_request(lambda request: "yield from" in (request.post_data or "")):
+        page.locator("#use-python").click()
+    expect(page.locator("#schedule")).to_have_value("own")
+    expect(page.locator("#brought")).to_be_hidden()
+
+
+def test_a_link_that_is_copied_opens(page):
+    schedules(page, "schedule=gpipe&m=32&p=8")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy the link").click()
+    expect(page.locator("#status")).to_contain_text("The link is copied.")
+    other = page.context.new_page()
+    assert other.goto(page.evaluate("navigator.clipboard.readText()")).status == 200
+    expect(other.locator("#numbers dd").first).to_contain_text("117")  # 3 (32 + 7)
 
 
 def test_run_it_certifies_on_four_real_ranks_and_draws_what_was_measured(page):

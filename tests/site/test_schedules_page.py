@@ -150,6 +150,8 @@ def test_a_shared_link_restores_the_state(ready, side, source):
     assert len(link) < 700, "a long text is packed"
     other = ready(link[link.index("#") :])
     expect(other.locator(f"#{side}")).to_have_value(source)
+    if side == "python":
+        other.get_by_role("button", name="Use this Python").click()
     expect(other.locator("[data-state=limit]")).to_have_value("3")
     expect(other.locator("#difference")).to_contain_text("gpipe takes")
     expect(makespan(other)).to_have_text(makespan(page).inner_text())

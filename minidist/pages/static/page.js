@@ -2,7 +2,8 @@
 //
 //   ask({schedule: "1f1b", p: 4, m: 8})  -> a promise of the answer of minidist/pages/<page>.py
 //   first()                              -> {question, answer}, made when the page was built
-//   state({p: 4, m: 8}, draw)            -> the values in the address; draw(values) after each change
+//   state({p: 4, m: 8}, draw)            -> the values in the address; draw(values) after each change;
+//                                           a third function may change what the address has brought
 //   h("p", {class: "x"}, "words", child), svg("rect", {x: 0})   -> an element
 //   latest(f)                            -> f, of which only the newest call's promise is answered
 //
@@ -114,7 +115,7 @@ export function latest(asked) {
 
 // ---- the state, in the address after #
 
-export function state(usual, draw) {
+export function state(usual, draw, brought = () => {}) {
   const values = { ...usual };
   const read = () => {
     const given = new URLSearchParams(location.hash.slice(1));
@@ -122,6 +123,7 @@ export function state(usual, draw) {
       const text = given.get(name);
       values[name] = text === null ? value : typeof value === "number" ? Number(text) : text;
     }
+    brought(values);
   };
   const write = () => {
     const changed = Object.entries(values).filter(([name, value]) => value !== usual[name]);

@@ -694,6 +694,7 @@ function show(values) {
   $("put").textContent = `Begin with the text of ${values.schedule}`;
   if (values.text) fill($("program"), values.text);
   if (values.python) {
+    $("brought").hidden = true;
     fill($("python"), values.python);
     if ($("python-side").hidden) side(true);
   }
@@ -776,10 +777,11 @@ function drawGoal(answer) {
 // ---- links and files
 
 $("copy").addEventListener("click", async () => {
-  const link = `${location.origin}${location.pathname}#${await packed()}`; // without a server's token
+  const { origin, pathname, search } = location; // a server's token is in search
+  const link = `${origin}${pathname}${search}#${await packed()}`;
   try {
     await navigator.clipboard.writeText(link);
-    say("The link is copied.");
+    say(onServer ? "The link is copied. It opens on this machine, while minidist explore runs." : "The link is copied.");
   } catch {
     say("This browser does not let a page copy; the link is the address of this page.");
   }
@@ -873,7 +875,15 @@ function drawMeasured(measured, simulated) {
 
 // ---- begin: the drawing made beforehand, then Python
 
-const page = state(USUAL, changed);
+function readFirst(values) { // Python that comes with a link runs when the reader has pressed a button
+  if (!values.python) return;
+  fill($("python"), values.python);
+  side(true);
+  $("brought").hidden = false;
+  values.python = "";
+}
+
+const page = state(USUAL, changed, readFirst);
 show(page.values);
 let width = innerWidth;
 addEventListener("resize", () => {
