@@ -94,9 +94,9 @@ def _students(text: str) -> list[str]:
         raise ValueError(f"--student {text!r} is no name, and no file of Gradescope's in JSON")
     if not name.endswith(".json"):
         return [name]
+    content = lab_teacher.read_text(Path(text))
     try:
-        users = json.loads(lab_teacher.read_text(Path(text)))["users"]
-        return [user["email"].strip().lower() for user in users]
+        return [user["email"].strip().lower() for user in json.loads(content)["users"]]
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
         raise ValueError(f"{text} has no users with an email, as Gradescope's file has") from None
 

@@ -32,7 +32,9 @@ class Parser(argparse.ArgumentParser):
         self._refuse_unknown(args or ())
         given, left = super().parse_known_args(args, namespace)
         if left:
-            self.error(f"unrecognized arguments: {shlex.join(left)}")
+            named = [a.option_strings for a in self._actions if a.choices and left[0] in a.choices]
+            meant = next((f"; did you mean {names[0]} {left[0]}?" for names in named if names), "")
+            self.error(f"unrecognized arguments: {shlex.join(left)}{meant}")
         return given, left
 
     def _refuse_unknown(self, words: Sequence[str]) -> None:

@@ -38,6 +38,9 @@ def read(source: str | os.PathLike) -> Programs:
         words.pop()
     if not words:
         raise ValueError(f"{name} is empty; write a line per rank, such as 'rank 0 F0 B0'")
+    if any(line.startswith("def program(") for line in lines):
+        page = "the schedules page of `minidist explore`"
+        raise ValueError(f"{name} is Python; paste it into {page}, and save it as text")
     return _read(words) if any(HEAD.match(line) for line in lines) else torch_csv.read(words)
 
 

@@ -352,6 +352,7 @@ def test_wrong_arguments_are_two_lines_the_second_of_which_names_the_help(capsys
         ("train --schedule Gpip", "gpipe"),
         ("timeline zbv", "zb_v"),
         ("verify --strategy zero3", "zero_3"),
+        ("verify naive", "--strategy naive"),
         ("lab tset", "test"),
         ("lab test answers --secnods 3", "--seconds"),
         ("bench pipelines", "pipeline"),

@@ -172,6 +172,10 @@ def test_a_folder_is_made_tested_and_graded_for_its_student(tmp_path, capsys):
         assert (copied in found["tests"][0]["output"]) == (alice not in known)
         other = f"was made for {alice.student}; it is graded for {bob.student}"
         assert (other in found["output"]) == (alice not in known)
+    for content, error in ((b"[" * 100_000, "has no users"), (b"\xff", "it is not UTF-8")):
+        users.write_bytes(content)
+        assert main(["lab", "grade", *words]) == 2
+        assert error in capsys.readouterr().err
 
 
 def test_gradescope_grades_everybodys_own_version_if_asked_to(tmp_path):

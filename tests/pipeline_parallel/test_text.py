@@ -141,6 +141,7 @@ def test_a_file_a_path_and_a_text_are_told_apart(tmp_path, monkeypatch):
         ("placement 0\nplacement 0\nrank 0", "line 2, column 1: a second placement; leave one"),
         ("placement 0 1\nrank 0\nrank 1", "line 1, .* 1 ranks have a placement, and 2 a line"),
         ("\n \n", "the text is empty; write a line per rank, such as 'rank 0 F0 B0'"),
+        ("import x\ndef program(rank, p, m):", "is Python; paste it into .*, and save it as text"),
         ("0F0,0F1\n1F0,1B", "line 2, column 5: '1B' is no action; write 2F0: stage, kind"),
         ("0F0;0B0\n", "column 1: '0F0;0B0' is no action; .* commas between cells"),
         ('"0F0,0B0"\n', "column 2: '0F0,0B0' is no action"),
