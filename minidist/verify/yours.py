@@ -23,6 +23,7 @@ import numpy as np
 
 from minidist import nn
 from minidist.comm import Cluster
+from minidist.comm.local import by_value
 from minidist.errors import RankFailed, is_wrong_input, nearest, plural
 from minidist.verify import equivalence, two_batches
 from minidist.verify.causes.finding import some
@@ -52,7 +53,8 @@ def certify(
     size      number of ranks; None: 4, and without a model also 3 and 2
     replay    [gradients of each rank's own examples] -> the gradients that `reduce` has to leave on
               every rank, bit for bit: the promise of what changes the numbers on purpose;
-              called batch by batch, so that it can remember what `reduce` does
+              called batch by batch, so that it can remember what `reduce` does; every case has
+              a copy of it, as every rank has of `reduce`
     identity  ([gradients of each rank's own examples], [what each rank has afterwards]) -> two
               sides that have to be equal within the bound, such as what was sent plus what was
               kept, and what there was
@@ -98,7 +100,8 @@ def _rows(worker, judge, cases: list[Case], sizes: list[int], start, timeout):
                         raise
                     left_out.append(f"{two[0].name}, {size} ranks: {failed.__cause__}")
                 else:
-                    rows.append({"case": two[0].name, "ranks": size} | judge(two, found, want))
+                    row = by_value.copied(judge)(two, found, want)  # a replay may remember
+                    rows.append({"case": two[0].name, "ranks": size} | row)
     if not rows:
         raise ValueError(left_out[0])
     return rows, tuple(left_out)

@@ -5,12 +5,15 @@ and the call sites of Deadlock and CollectiveMismatch show; here a function keep
 """
 
 import io
+import pickle
 from collections import ChainMap
 from collections.abc import Callable
 from types import CodeType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import cloudpickle
+
+T = TypeVar("T")
 
 
 def dumps(value: Any) -> bytes:
@@ -18,6 +21,11 @@ def dumps(value: Any) -> bytes:
     with io.BytesIO() as file:
         _Pickler(file).dump(value)
         return file.getvalue()
+
+
+def copied(value: T) -> T:
+    """Return what another process would get: also a copy of what a function's closure holds."""
+    return pickle.loads(dumps(value))
 
 
 def _of_code(code: CodeType) -> tuple:
