@@ -17,6 +17,11 @@ def check_axes(mesh: Mesh, model: nn.Module, split_sequence: bool, ep: int) -> N
             f"Hybrid has no axis {sorted(unknown)[0]}; make the mesh of dp, pp, cp and tp, "
             "and give ep as an argument"
         )
+    if model.loss is not nn.cross_entropy:
+        raise ValueError(
+            "Hybrid cuts the vocabulary, and its loss is the cross entropy over it; this model has "
+            "another loss: train it by DataParallel, Zero or Pipeline"
+        )
     if isinstance(model, nn.Seq2Seq):
         check_whole(mesh, model, split_sequence)
     if split_sequence and mesh.axes.get("cp", 1) > 1:

@@ -4,7 +4,8 @@
     optimizer.clip_global_norm(1.0, trainer.sum_squares)
     trainer.step(optimizer)                             # all ranks have the new weights
 
-DataParallel, Zero, Pipeline and Hybrid are Trainers. A training loop, a checkpoint and a test that
+DataParallel, Zero, Pipeline and Hybrid are Trainers. The loss is the model's, `model.loss`, which
+may be set: `model.loss = nn.squared_error`. Hybrid refuses all but the cross entropy. A training loop, a checkpoint and a test that
 know these methods need not know which strategy they train.
 """
 
@@ -78,7 +79,8 @@ class Trainer(Protocol):
 def loss_of(model: Module, part: Batch) -> Tensor:
     """Return a model's loss for a part of a batch, whose gradient is scaled as the batch says."""
     logits = model(part.inputs, part.randomness)
-    return scaled(model.loss(logits, part.targets, part.total), part.loss_scale)
+    loss = model.loss(logits, part.targets, reduction_size=part.total)
+    return scaled(loss, part.loss_scale)
 
 
 def update(optimizer: AnyOptimizer, model: Module) -> None:

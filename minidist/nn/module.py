@@ -54,9 +54,12 @@ class Module:
     """An object with parameters and a `forward`.
 
     Parameters and sub-modules are attributes, or elements of lists or tuples that are attributes.
+
+    loss  (outputs, targets, reduction_size=None) -> a scalar tensor: what every trainer takes
     """
 
     flat: FlatParameters | None = None
+    loss: Callable[..., Tensor] = staticmethod(cross_entropy)
 
     def forward(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:
         raise NotImplementedError
@@ -64,10 +67,6 @@ class Module:
     def __call__(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:
         """x: a tensor, or an array that needs no gradient; randomness: see rng.Randomness."""
         return self.forward(x, randomness)
-
-    def loss(self, outputs: Tensor, targets: Array, reduction_size: float | None = None) -> Tensor:
-        """Return the scalar loss of outputs for targets: by default their cross entropy."""
-        return cross_entropy(outputs, targets, reduction_size)
 
     @property
     def layers(self) -> list["Module"]:

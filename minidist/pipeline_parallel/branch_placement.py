@@ -26,7 +26,7 @@ from contextlib import AbstractContextManager, nullcontext
 from minidist.autograd import Tensor
 from minidist.backend import Array
 from minidist.comm import Group
-from minidist.nn import Parameter, Siamese, cross_entropy
+from minidist.nn import Parameter, Siamese
 from minidist.nn.siamese import check_pairs
 from minidist.replicas import sum_gradients, sum_squares_over
 from minidist.rng import Randomness
@@ -43,7 +43,7 @@ def forward_backward(
     x: Tensor | Array,
     targets: Array,
     group: Group,
-    loss: Callable[..., Tensor] = cross_entropy,
+    loss: Callable[..., Tensor] | None = None,
     reduction_size: float | None = None,
     randomness: Randomness | None = None,
 ) -> Tensor | None:
@@ -63,7 +63,9 @@ def forward_backward(
         with _span(group, f"forward branch {i}"):
             embeddings[i] = model.embed(x[:, i], randomness)
     if group.rank == JOIN:
-        value, gradients = _join(model, embeddings, targets, group, loss, reduction_size)
+        value, gradients = _join(
+            model, embeddings, targets, group, loss or model.loss, reduction_size
+        )
     else:
         value = None
         gradients = _ask_for_gradients(embeddings, group)

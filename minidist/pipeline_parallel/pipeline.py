@@ -55,7 +55,8 @@ class Pipeline:
                      even if costs were measured; by default equal numbers of layers
     recompute        keep only the inputs of a stage (see Stage)
     rendezvous_safe  see `add_communication`
-    loss             (outputs, targets, reduction_size=) -> a scalar tensor, on the last stage
+    loss             (outputs, targets, reduction_size=) -> a scalar tensor, on the last stage; None:
+                     the model's
     check_weights    whether the ranks first compare their weights (see check_same_weights)
     sums             (layers) -> None, if there are copies of the stages: sums the layers' gradients
                      over the ranks that have them; begun at each R (see reduction.py)
@@ -68,7 +69,7 @@ class Pipeline:
         schedule: str | list[list[Action]] = "1f1b",
         micro_batches: int | None = None,
         chunks: int | None = None,
-        loss: Callable = nn.cross_entropy,
+        loss: Callable | None = None,
         cut: list[range] | None = None,
         recompute: bool = False,
         rendezvous_safe: bool = False,
@@ -88,7 +89,7 @@ class Pipeline:
         name = schedule if isinstance(schedule, str) else f"programs {digest(order)}"
         description = f"{name}, {self.m} micro-batches, stages of {lengths} layers"
         self.check_group = check_alike(model, group, description, self.m, check_weights)
-        self.shapes = shapes_of(model)
+        self.shapes, loss = shapes_of(model), loss or model.loss
         self.stages = [
             Stage([model.layers[i] for i in self.cut[k]], k == 0, k == last, loss, recompute)
             for k in placement[group.rank]

@@ -76,7 +76,7 @@ class PipeDream:
         group: Group,
         optimizer: Callable[[list[nn.Parameter]], Optimizer],
         scheme: str = "weight_stashing",
-        loss: Callable = nn.cross_entropy,
+        loss: Callable | None = None,
         cut: list[range] | None = None,
         check_weights: bool = True,
         **options,
@@ -100,7 +100,7 @@ class PipeDream:
         (k,) = placement[group.rank]
         layers = [model.layers[i] for i in self.cut[k]]
         self.model = take_over(model, layers, UNSYNCHRONISED)
-        self.stage = VersionedStage(layers, k == 0, k == last, loss)
+        self.stage = VersionedStage(layers, k == 0, k == last, loss or model.loss)
         choose = partial(choose, p=group.size, every=every)
         self.stage.weights = WeightVersions(self.model.parameters(), optimizer, choose, stash)
         if placement.count([k]) > 1:

@@ -111,7 +111,7 @@ def gradients(
     inputs: np.ndarray,
     targets: np.ndarray,
     size: int,
-    loss: Callable = nn.cross_entropy,
+    loss: Callable | None = None,
     transport: str = "process",
     cluster: Cluster | None = None,
     device: str = "cpu",
@@ -123,6 +123,7 @@ def gradients(
     ValueError if the results of two ranks differ by more than the bound. `cluster`: running ranks
     to use instead of new ones. `device`: where new ranks have the model and all arrays.
     """
+    loss = loss or model.loss
     case = Case("given", model, as_array(inputs), as_array(targets), loss, options=options)
     outcomes = _outcomes(find(strategy), case, size, cluster, transport, device)
     found = [outcome.gradients for outcome in outcomes]

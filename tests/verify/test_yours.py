@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from minidist import Mesh, Tensor, nn, verify
+from minidist.data_parallel.replicated import DataParallel
 from minidist.data_parallel.zero import Zero
 from minidist.errors import CommTimeout, Deadlock, RankFailed
 from minidist.hybrid import Hybrid
@@ -120,6 +121,71 @@ def test_signs_by_majority_are_what_a_replay_says_bit_for_bit():
     assert not certify(majority, *mlp()).ok  # they are no gradient
     one_more = certify(majority, *mlp(), replay=lambda parts: majority_on_one_device(parts[1:]))
     assert not one_more.ok
+
+
+class ErrorFeedback:
+    """Scaled signs; what they leave out is added to the next batch (Karimireddy et al. 2019)."""
+
+    def __init__(self):
+        self.error = {}
+
+    def sent(self, key, gradient):
+        wanted = gradient + self.error.get(key, 0.0)
+        sign = np.abs(wanted).mean() * np.sign(wanted)
+        self.error[key] = wanted - sign
+        return sign
+
+
+class Reduce(ErrorFeedback):
+    def __call__(self, model, group):
+        for p in model.parameters():
+            g = np.zeros(p.shape) if p.grad is None else p.grad
+            p.grad = sum(group.all_gather(self.sent(p.name, g)[None]))
+
+
+class Replay(ErrorFeedback):
+    def __call__(self, parts):
+        return {n: sum(self.sent((n, r), one[n]) for r, one in enumerate(parts)) for n in parts[0]}
+
+
+def test_a_replay_remembers_within_a_case_and_nothing_from_case_to_case():
+    remembers = Replay()
+    for replay in (remembers, lambda parts: remembers(parts)):  # an object, and a closure
+        found = certify(Reduce(), replay=replay)
+        assert found.ok and len(found.evidence) == 3 * 5
+    assert not remembers.error
+    forgets = certify(Reduce(), *mlp(), replay=lambda parts: Replay()(parts))
+    assert "only in the second of two batches" in str(forgets)
+
+
+def doubled(outputs, targets, reduction_size=None):
+    loss = nn.squared_error(outputs, targets, reduction_size=reduction_size)
+    return loss + loss
+
+
+TRAINERS = {
+    "DataParallel": DataParallel,
+    **{f"Zero {stage}": partial(Zero, stage=stage) for stage in (1, 2, 3)},
+    "Pipeline": partial(Pipeline, schedule="1f1b", micro_batches=3),
+}
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_every_trainer_takes_the_loss_that_is_asked_for(name):
+    model, x, targets = nn.MLP([6, 9, 3], "gelu", dtype="float64"), arrays(7, 6), arrays(7, 3)
+    assert certify(TRAINERS[name], model, x, targets, loss=doubled, size=2).ok
+    model.loss = doubled
+    assert certify(TRAINERS[name], model, x, targets, size=2).ok
+
+
+def test_a_mesh_refuses_another_loss_than_the_one_that_it_cuts():
+    def on_mesh(model, group):
+        return Hybrid(model, Mesh(group, dp=2, pp=1, cp=1, tp=1))
+
+    tokens = np.arange(24).reshape(4, 6) % 11
+    case = nn.Transformer(11, 8, 2, 1, 6, dtype="float64"), tokens, arrays(4, 6, 11)
+    with pytest.raises(ValueError, match="train it by DataParallel, Zero or Pipeline"):
+        certify(on_mesh, *case, trainer=True, size=2, loss=doubled)
 
 
 def halves(model, group):
