@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minidist import nn
+from minidist import nn, verify
 from minidist.interop import torch as interop
 from tests.strategies import arrays
 
@@ -87,6 +87,49 @@ def test_a_wrapped_module_gets_weights_and_gives_gradients():
     for name, array in model.state().items():
         assert np.array_equal(again.state()[name], array)
     assert not any(g.any() for g in interop.gradients(model, wrapped).values())
+
+
+WRAPPERS = ["module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module."]
+
+
+@pytest.mark.parametrize("names", [None, {"layers": "module.net"}])
+def test_words_of_wrappers_are_left_out_anywhere_in_a_name(names):
+    model = nn.MLP([5, 7, 4], dtype="float64")
+    plain = interop.to_torch(model, names)
+    wrapped = {}
+    for k, (name, array) in enumerate(plain.items()):
+        words = name.split(".")
+        words[k % len(words)] = f"{WRAPPERS[k]}{words[k % len(words)]}"
+        wrapped[f"{WRAPPERS[k - 1]}{'.'.join(words)}"] = array
+    found = interop.from_torch(model, wrapped, names)
+    assert all(np.array_equal(found[name], array) for name, array in model.state().items())
+    with pytest.raises(ValueError, match=r"several names are 'layers.0.weight' without the words"):
+        interop.from_torch(model, interop.to_torch(model) | {"module.layers.0.weight": 0})
+
+
+def test_one_array_here_may_be_several_there():
+    from tests.torch_llama import Llama, names
+
+    which = names(2)
+    model = nn.Llama(11, 16, 4, 2, depth=2, context=6, hidden=24, dtype="float64")
+    theirs, x = Llama(11, 16, 4, 2, 2, 24), tokens(3, 6, 11)
+    interop.load(model, theirs, which)
+    logits, nexts = theirs(torch.tensor(x)), tokens(3, 6, 11, seed=1)
+    np.testing.assert_allclose(model(x).data, logits.detach().numpy(), rtol=1e-9, atol=1e-9)
+    torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), torch.tensor(nexts).flatten()
+    ).backward()
+    got = {name: p.grad for name, p in theirs.named_parameters()}
+    assert verify.against(model, got, x, nexts, names=which).ok
+    again = interop.load_torch(Llama(11, 16, 4, 2, 2, 24), model, which)
+    assert all(map(torch.equal, again.state_dict().values(), theirs.state_dict().values()))
+    one = which | {"blocks.1.expand": "blocks.1.gate"}
+    with pytest.raises(ValueError, match=r"names=.*k_proj.* a buffer, such as a mask") as refused:
+        interop.from_torch(model, theirs.state_dict(), one | {"blocks.1.expand": "blocks.1.gate"})
+    assert "'blocks.1.up.weight'" in str(refused.value) and "leave it out" not in str(refused.value)
+    three = {"blocks.0.expand": ["a", "b", "c", "d", "e"]}
+    with pytest.raises(ValueError, match=r"48 outputs of blocks.0.expand.weight are no equal"):
+        interop.to_torch(model, three)
 
 
 def test_a_shard_of_an_array_is_refused_with_both_shapes():
