@@ -163,6 +163,10 @@ def doubled(outputs, targets, reduction_size=None):
     return loss + loss
 
 
+def scaled_by_three(outputs, targets, reduction_size=None):
+    return 3 * nn.cross_entropy(outputs, targets, reduction_size)
+
+
 TRAINERS = {
     "DataParallel": DataParallel,
     **{f"Zero {stage}": partial(Zero, stage=stage) for stage in (1, 2, 3)},
@@ -176,6 +180,17 @@ def test_every_trainer_takes_the_loss_that_is_asked_for(name):
     assert certify(TRAINERS[name], model, x, targets, loss=doubled, size=2).ok
     model.loss = doubled
     assert certify(TRAINERS[name], model, x, targets, size=2).ok
+
+
+def test_a_worker_takes_the_loss_of_its_model():
+    def worker(group, model, inputs, targets):
+        mine = np.array_split(np.arange(len(inputs)), group.size)[group.rank]
+        model.loss(model(inputs[mine]), targets[mine], reduction_size=len(inputs)).backward()
+        right(model, group)
+        return {name: p.grad for name, p in model.named_parameters().items()}
+
+    model, x, y = mlp()
+    assert certify(worker, model, x, y, loss=scaled_by_three).ok
 
 
 def test_a_mesh_refuses_another_loss_than_the_one_that_it_cuts():
