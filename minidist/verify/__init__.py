@@ -4,7 +4,7 @@ strategies/      a record of each strategy: its worker, its cases, its promise, 
 yours.py         certify(...): a strategy, a worker or a class of the reader's
                  two_batches.py runs it on a rank, and judges what all ranks then have
 foreign.py       against(...): somebody else's gradients of the same model
-                 variants.py has what other programs compute otherwise
+                 foreign_ranks.py has what its ranks have, variants.py what programs differ in
 equivalence.py   runs a record on real ranks and compares; compare.py has the bound
 certificate.py   the gradients of a training run, certified
 replays/         what an asynchronous or compressed training must equal, repeated by one rank

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 BOUND = 1e-9
+SINGLE = 1e-4  # errors up to here are those of float32
 ROUNDING = 1e-12  # of a gradient's scale: a number up to here may be 0
 
 

@@ -5,27 +5,33 @@
 Another program has run the same weights on the same batch, in float64. Where its gradients differ,
 the model runs again with each difference that is known between such programs, and each array is
 turned each way that is known; what then agrees, for every parameter or for one, is the cause. What
-other programs compute is in variants.py, what PyTorch calls otherwise in interop/torch.py.
+other programs compute is in variants.py, what PyTorch calls otherwise in interop/torch.py. Of fewer
+digits than float64 has, the same is asked within the rounding of these digits (compare.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
 from minidist import nn
-from minidist.errors import check_name
-from minidist.interop.torch import as_numpy, from_torch, matches
+from minidist.interop.torch import Names
 from minidist.verify.causes.factors import loss_scale
 from minidist.verify.causes.finding import Finding, Gradients
-from minidist.verify.causes.gradients import UNKNOWN, reasons, rounded
-from minidist.verify.compare import by_parameter, compare, in_one_line, is_real, largest
+from minidist.verify.causes.gradients import UNKNOWN, bound_of, reasons, rounded
+from minidist.verify.compare import BOUND, SINGLE, by_parameter, compare, in_one_line, largest
+from minidist.verify.foreign_ranks import (
+    by_our_names,
+    explained,
+    of_ranks,
+    other_weights,
+    weights_of,
+)
 from minidist.verify.strategies.cases import Case, Division, given, one_device, trained
 from minidist.verify.variants import ORDERS, VARIANTS, variants_of
 
-ROUNDING = 1e-4  # errors up to here are those of float32
-NEAR = 1e-6
+ROUNDING = SINGLE  # errors up to here are those of float32
+NEAR = 1e-6  # up to here weights are the same
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,14 +41,16 @@ class Against:
     rows   per wrong parameter: name, first rank on which it is, error as in compare.py, got / want
            (nan where want is 0), cause or ""
     cause  of all of them together, or None
+    weights  of which ranks differ, in words; or ""
     """
 
     parameters: int
     error: float
     rows: tuple[tuple[str, int, float, float, str], ...] = ()
     cause: str | None = None
+    weights: str = ""
 
-    ok = property(lambda self: not self.rows)
+    ok = property(lambda self: not self.rows and not self.weights)
 
     def __bool__(self) -> bool:
         return self.ok
@@ -51,12 +59,13 @@ class Against:
         return in_one_line(str(self))
 
     def __str__(self) -> str:
-        if self.ok:
-            return f"ok: all {self.parameters} gradients, largest error {self.error:.1e}"
+        if not self.rows:
+            ok = f"ok: all {self.parameters} gradients, largest error {self.error:.1e}"
+            return "\n".join(filter(None, [self.weights, ok]))
         head = f"{len(self.rows)} of {self.parameters} gradients differ"
         head += f": {self.cause}" if self.cause else ""
         first = sorted(self.rows, key=lambda row: row[4] == "")[: 3 if self.cause else 5]
-        lines = [head, *map(_in_words, first)]
+        lines = [*filter(None, [self.weights]), head, *map(_in_words, first)]
         if len(first) < len(self.rows):
             lines.append(f"  and {len(self.rows) - len(first)} more")
         if not self.cause and not all(row[4] for row in self.rows):
@@ -77,7 +86,8 @@ def against(
     targets: np.ndarray,
     *,
     loss: Callable | None = None,
-    names: Mapping[str, str] | None = None,
+    names: Names | None = None,
+    weights: Sequence[Mapping] | None = None,
 ) -> Against:
     """Compare {name: gradient} with those that one device computes, in float64.
 
@@ -86,6 +96,8 @@ def against(
                is zeros. A list of them, one for each rank, also finds what the ranks did wrong, if
                their shares of the batch are those of np.array_split
     loss       of outputs and targets, with reduction_size=; by default the model's
+    weights    {name: weight} of each rank, before the step, frozen ones too: are they the model's?
+               `interop.torch.of_ranks(module)` collects gradients= and weights= under torchrun
 
     ValueError where a name or a shape fits no parameter, and for a model with dropout.
     """
@@ -95,26 +107,22 @@ def against(
             f"{dropout.name} drops out at {dropout.rate}, and nobody else draws these masks: "
             "compare with dropout=0 in both programs"
         )
-    ranks = [gradients] if isinstance(gradients, Mapping) else gradients
-    if not isinstance(ranks, list | tuple) or not all(isinstance(g, Mapping) for g in ranks):
-        raise ValueError(
-            f"gradients are {{name: gradient}}, or a list of them, not {type(gradients).__name__}; "
-            "of PyTorch: {name: p.grad for name, p in module.named_parameters()}"
-        )
-    want = gradients_of(case)
-    got = [_by_our_names(case.model, one, names, want, r) for r, one in enumerate(ranks)]
+    ranks, want = of_ranks("gradient", gradients), gradients_of(case)
+    got = [by_our_names(case.model, one, names, want, r) for r, one in enumerate(ranks)]
+    states = [] if weights is None else weights_of(case.model, weights, names)
+    if states and len(states) != len(got):
+        raise ValueError(f"there are weights of {len(states)} ranks, and gradients of {len(got)}")
+    others = other_weights(case.model, states, NEAR)
     comparison = compare(got, want)
     if comparison.ok:
-        return Against(len(want), comparison.error)
-    attention = list(case.model.modules(nn.CausalSelfAttention))
-    heads = {p.name: layer.heads for layer in attention for p in layer.qkv.parameters()}
-    rows = []
-    for name, one in by_parameter(got, want).items():
-        if not one.ok:
-            why = _cause_of_one(got[one.rank][name], want[name], heads.get(name))
-            rows.append((name, one.rank, one.error, one.ratio, why))
-    known = any(row[4] for row in rows)
-    return Against(len(want), comparison.error, tuple(rows), _cause_of_all(case, got, want, known))
+        return Against(len(want), comparison.error, weights=others)
+    division = Division(data=len(got))
+    finding = Finding(got, want, case, division, promise="exact", bound=bound_of(got))
+    rows = _rows(finding)
+    cause = _cause_of_all(finding, any(row[4] for row in rows))
+    if others and explained(finding, states):
+        cause = "the sum of what each rank computes from its own weights"
+    return Against(len(want), comparison.error, rows, cause, others)
 
 
 def gradients_of(case: Case) -> Gradients:
@@ -123,94 +131,97 @@ def gradients_of(case: Case) -> Gradients:
     return {name: grad for name, grad in one_device(case).items() if name in names}
 
 
-def _by_our_names(
-    model: nn.Module, gradients: Mapping, names: Mapping | None, want: Gradients, rank: int
-) -> Gradients:
-    """Return what is wanted, under our names and in our layout; ValueError where that cannot be."""
-    ours, theirs = model.named_parameters(), {match.theirs for match in matches(model, names)}
-    tensors = any(hasattr(g, "detach") for g in gradients.values())
-    if names or tensors or len(gradients.keys() & ours) < max(1, len(gradients.keys() & theirs)):
-        got = from_torch(model, gradients, names, trained=True)
-    else:
-        for name in gradients:
-            check_name("parameter", name, ours)
-        for name in [n for n in want if n not in gradients]:
-            raise ValueError(f"the gradient of {name} is missing on rank {rank}")
-        got = {
-            name: np.zeros(w.shape) if (g := gradients[name]) is None else as_numpy(g)
-            for name, w in want.items()
-        }
-    for name, w in want.items():
-        if (shape := np.shape(got[name])) not in (w.shape, w.shape[::-1]):
-            raise ValueError(f"the gradient of {name} is {list(shape)}, not {list(w.shape)}")
-        if not is_real(got[name]):
-            raise ValueError(f"the gradient of {name} is {got[name].dtype.name}, not real")
-    return got
+def _rows(f: Finding) -> tuple[tuple[str, int, float, float, str], ...]:
+    """Return the rows of what is beyond rounding; of all that differs, if nothing is."""
+    attention = list(f.case.model.modules(nn.CausalSelfAttention))
+    heads = {p.name: layer.heads for layer in attention for p in layer.qkv.parameters()}
+    each = by_parameter(f.got, f.want, f.bound if f.wrong else BOUND)
+    return tuple(
+        (name, one.rank, one.error, one.ratio, _cause_of_one(f, name, one.rank, heads))
+        for name, one in each.items()
+        if not one.ok
+    )
 
 
 # One parameter.
 
 
-def _cause_of_one(got: np.ndarray, want: np.ndarray, heads: int | None) -> str:
-    """heads: of attention, where it is a parameter of its queries, keys and values."""
+def _cause_of_one(f: Finding, name: str, rank: int, of_heads: Mapping[str, int]) -> str:
+    """of_heads: {parameter of queries, keys and values: heads}."""
+    got, want, heads = f.got[rank][name], f.want[name], of_heads.get(name)
+
+    def is_now(other: np.ndarray) -> bool:
+        return got.shape == other.shape and largest(got - other) <= f.exact * largest(other)
+
     if not np.isfinite(got).all():
         return f"{int((~np.isfinite(got)).sum())} elements are not finite"
     if want.any() and not got.any():
         return "it is 0: its use was cut off, or it was never added"
-    if want.ndim == 2 and _same(got, want.T):
+    if want.ndim == 2 and is_now(want.T):
         return "transposed: [out, in], as PyTorch keeps it"
     if got.shape != want.shape:
         return f"it is {list(got.shape)}, not {list(want.shape)}"
     if heads:
         by_head = np.swapaxes(want.reshape(*want.shape[:-1], 3, heads, -1), -3, -2)
-        if _same(got, by_head.reshape(want.shape)):
+        if is_now(by_head.reshape(want.shape)):
             return "its columns are [H, 3, D], as in Megatron-LM, not [3, H, D]"
         thirds = dict(zip("QKV", np.split(want, 3, axis=-1), strict=True))
         for columns in ORDERS:
-            if _same(got, np.concatenate([thirds[letter] for letter in columns], axis=-1)):
+            if is_now(np.concatenate([thirds[letter] for letter in columns], axis=-1)):
                 return f"its columns are {columns}, not QKV"
-    if _same(got, 2 * want):
-        return "twice: it was counted twice"
-    return ""
-
-
-def _same(a: np.ndarray, b: np.ndarray) -> bool:
-    return a.shape == b.shape and largest(a - b) <= NEAR * largest(b)
+    if is_now(np.roll(want, want.shape[-1] // 2, axis=-1)) and not want.shape[-1] % 2:
+        return "its halves are exchanged, as keys and values, or gate and up"
+    return "twice: it was counted twice" if is_now(2 * want) else ""
 
 
 # All of them.
 
 
-def _cause_of_all(case: Case, got: list[Gradients], want: Gradients, known: bool) -> str | None:
+def _cause_of_all(f: Finding, known: bool) -> str | None:
     """known: whether a parameter has a cause of its own."""
-    finding = Finding(got, want, case, Division(data=len(got)), promise="exact")
-    if len(finding.names) < len(want) or not all(np.isfinite(g[n]).all() for g in got for n in g):
+    if len(f.names) < len(f.want) or not all(np.isfinite(g[n]).all() for g in f.got for n in g):
         return None
-    if compare(got, got[0]).ok:  # on all ranks
-        if compare(got, want, ROUNDING).ok:
+    if compare(f.got, f.got[0], f.bound).ok and (words := _of_program(f)):  # on all ranks
+        return words
+    if compare(f.got, f.want, ROUNDING).ok:
+        if f.bound == ROUNDING:
             return "right but for rounding: it was computed in float32"
-        others = ((words, gradients_of(other)) for words, other in variants_of(case))
-        for words, other in chain([("", want)], others):
-            factor = _factor(got[0], other)
-            if factor is not None:
-                times = "" if abs(factor - 1) <= NEAR else _times(factor, case)
-                return " and ".join(filter(None, [words, times]))
-    if known and len(got) == 1:
-        return rounded(finding)
-    words, *_ = reasons(finding)
-    return None if words == UNKNOWN else words
+        return (
+            f"right within {ROUNDING:.0e}: a part is in float32, or a constant, as an eps, differs"
+        )
+    if known and len(f.got) == 1:
+        return rounded(f)
+    reason, *_ = reasons(f)
+    return None if reason == UNKNOWN else reason
 
 
-def _factor(got: Gradients, want: Gradients) -> float | None:
-    """Return k if got = k want for every parameter."""
+def _of_program(f: Finding) -> str:
+    """Return in words which variant of the model, with which factor, gives these gradients; or "".
+
+    It is the nearest one, and ten times nearer than the model itself.
+    """
+    fits = [(*_fitted(f.got[0], f.want), "")]
+    if fits[0][0] > BOUND:
+        others = variants_of(f.case)
+        fits += [(*_fitted(f.got[0], gradients_of(other)), words) for words, other in others]
+    error, factor, words = min(fits, key=lambda fit: fit[0] * (10 if fit[2] else 1))
+    if error > f.exact:
+        return ""
+    times = "" if abs(factor - 1) <= f.exact else _times(factor, f)
+    return " and ".join(filter(None, [words, times]))
+
+
+def _fitted(got: Gradients, want: Gradients) -> tuple[float, float]:
+    """Return the largest error of got = k want, of the largest element, and k."""
     a, b = (np.concatenate([g[name].reshape(-1) for name in want]) for g in (got, want))
     k = float(a @ b / (b @ b)) if b.any() else 0.0
-    return k if k and np.abs(a - k * b).max() <= NEAR * np.abs(k * b).max() else None
+    return (float(np.abs(a - k * b).max() / np.abs(k * b).max()) if k else np.inf), k
 
 
-def _times(factor: float, case: Case) -> str:
+def _times(factor: float, f: Finding) -> str:
     """Return in words what multiplies all gradients."""
-    counted, size, scaled = case.total, abs(factor), loss_scale(factor)
+    case, size, scaled = f.case, abs(factor), loss_scale(factor, f.exact)
+    counted = case.total
     known = {
         counted: "the loss is a sum over the targets, not their mean",
         counted / len(case.inputs): "the loss is a mean over the examples, not over the targets",
@@ -222,6 +233,6 @@ def _times(factor: float, case: Case) -> str:
     if not scaled and 2 <= (n := round(1 / size)) <= counted:
         words = f"1/{n}: divided by {n} once too often, as a mean over {n} ranks or parts"
         known.setdefault(1 / n, words)
-    near = [words for k, words in known.items() if abs(size / k - 1) <= NEAR]
+    near = [words for k, words in known.items() if abs(size / k - 1) <= f.exact]
     said = near[0] if near else scaled or f"all are {size:.6g} times as large"
     return " and ".join(filter(None, ["the sign is turned" if factor < 0 else "", said]))

@@ -100,8 +100,6 @@ def run_worker(worker: Callable, group: Group, batches: Sequence[Case]) -> list[
 def run_trainer(make: Callable, group: Group, batches: Sequence[Case]) -> list[Found]:
     """Run a trainer's backward; its parameters say which elements of the model they are."""
     model, found = batches[0].model, []
-    if batches[0].loss != model.loss:
-        model.loss = batches[0].loss  # which trainers take
     shapes = {name: p.shape for name, p in trained(model).items()}  # before the model is cut
     holder = make(model, group)
     for case in batches:

@@ -1,5 +1,7 @@
 """Gradients of another program: what differs is named, with its likely cause."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -37,6 +39,25 @@ def test_a_mean_that_counts_padding():
     got = gradients(transformer(), TOKENS, nexts)
     got = {name: g * 16 / 24 for name, g in got.items()}
     assert "a mean over all targets, padding too" in words(transformer(), got, TOKENS, nexts)
+
+
+@pytest.mark.parametrize("eps", [1e-6, 3e-6])
+@pytest.mark.parametrize("make", ["transformer", "llama"])
+def test_another_eps_is_no_rounding(make, eps):
+    """Embeddings of size 1, as PyTorch draws them: then the norms' eps changes little."""
+    other = transformer()
+    if make == "llama":
+        other = nn.Llama(11, 8, 2, depth=2, context=6, dtype="float64", seed=1)
+    other.named_parameters()["embedding.token.weight"].data[...] = arrays(11, 8)
+    model = copy.deepcopy(other)
+    for norm in [*other.modules(nn.LayerNorm), *other.modules(nn.RMSNorm)]:
+        norm.eps = eps
+    got = gradients(other, TOKENS, NEXTS)
+    cause = verify.against(model, got, TOKENS, NEXTS).cause
+    assert cause == "the norms have eps 1e-6, not 1e-5" if eps == 1e-6 else "a constant" in cause
+    single = {name: g.astype("float32") for name, g in got.items()}
+    known = cause if eps == 1e-6 else "right but for rounding: it was computed in float32"
+    assert verify.against(model, single, TOKENS, NEXTS).cause == known
 
 
 @pytest.mark.parametrize(
@@ -94,6 +115,8 @@ def of_ranks(model, x, y, size=3):
 
 def test_what_ranks_did_wrong_is_named_with_their_number():
     parts = of_ranks(transformer(), TOKENS, NEXTS)
+    said = words(transformer(), parts)
+    assert "29 of 29 gradients differ: equals each rank's own mean: the all_reduce is" in said
     mean = {name: sum(part[name] for part in parts) / 3 for name in parts[0]}
     said = words(transformer(), [mean] * 3)
     assert "29 of 29 gradients differ: equals the mean of the ranks' means" in said
@@ -106,6 +129,31 @@ def test_what_ranks_did_wrong_is_named_with_their_number():
     assert "head.norm.gain                   rank 1  " in words(
         transformer(), [right, right | {"head.norm.gain": np.ones(8)}]
     )
+
+
+def test_ranks_weights_are_compared_with_rank_0s_and_its_with_the_models():
+    model, name = transformer(), "head.norm.gain"
+    right, state = gradients(transformer(), TOKENS, NEXTS), model.state()
+    other = state | {name: state[name] + 0.1}
+    assert verify.against(model, [right] * 3, TOKENS, NEXTS, weights=[state] * 3).ok
+    said = words(model, [right] * 3, weights=[state, other, other])
+    line = f"ranks 1, 2 have other weights than rank 0, in {name}: not broadcast from rank 0"
+    assert said == f"{line}\nok: all 29 gradients, largest error 0.0e+00"
+    model.named_parameters()[name].requires_grad = False
+    del right[name]
+    frozen = words(model, [right] * 2, weights=[state, other])
+    assert frozen.startswith(line.replace("ranks 1, 2 have", "rank 1 has") + " (frozen: ")
+    assert f"rank 0 has other weights than the model, in {name}: give it rank 0's" in words(
+        model, [right] * 2, weights=[other, other]
+    )
+    with pytest.raises(ValueError, match="weights of 1 ranks, and gradients of 2"):
+        verify.against(model, [right] * 2, TOKENS, NEXTS, weights=[state])
+
+
+def test_statistics_that_move_are_no_weights():
+    cnn, x, y = nn.CNN(1, 3, (2,), dtype="float64"), arrays(4, 1, 4, 4), np.arange(4) % 3
+    state = {n: a + ("running" in n) for n, a in cnn.state().items()}
+    assert verify.against(cnn, gradients(cnn, x, y), x, y, weights=[state]).ok
 
 
 def test_what_wrappers_add_to_names_is_left_out_and_the_layout_of_tensors_is_pytorchs():

@@ -3,24 +3,50 @@
 import numpy as np
 import pytest
 
-from minidist import nn
+from minidist import nn, verify
+from minidist.interop import torch as interop
 from minidist.verify.variants import ERF, VARIANTS
 from tests.strategies import arrays
 from tests.verify.test_foreign import NEXTS, TOKENS, gradients, of_ranks, transformer, words
 
-ON_TRANSFORMERS = [name for name in VARIANTS if "batch" not in name]
-WITH_GELU = [name for name in ON_TRANSFORMERS if "activation" not in name and name != ERF]
+MODELS = {
+    "transformer": (transformer, 29),
+    "llama": (lambda: nn.Llama(11, 16, 4, 2, 2, 6, dtype="float64", seed=1), 17),
+}
+THERE = [(kind, name) for name in VARIANTS for kind in MODELS if VARIANTS[name](MODELS[kind][0]())]
+LLAMA = {  # torch_llama.py's mistakes, in the words of verify.against
+    "no mask": "the attention has no causal mask",
+    "no scale": "the scores are not divided by sqrt(D)",
+    "gelu": "the gate is a gelu, not a silu",
+    "no rotary": "there are no rotary positions",
+    "neighbours": "rotary positions turn neighbours, not the halves of a head",
+    "up first": "gate and up are exchanged",
+    "layer norm": "the norms subtract the mean (layer norm), not RMSNorm",
+    "eps": "the norms have eps 1e-6, not 1e-5",
+    "eps of PyTorch": "RMSNorm has PyTorch's default eps (2.2e-16 in float64, 1.2e-7 in float32)",
+    "post-norm": "the norms come after the sub-layers (post-norm)",
+    "repeat": "query h reads keys h % K (repeat), not h // G (repeat_interleave)",
+    "theta": "theta is 500000",
+}
+SAME = "theta is 10000"  # as our Llama has it
+WITH_GELU = [
+    name
+    for kind, name in THERE
+    if kind == "transformer" and "activation" not in name and name != ERF
+]
 OURS = gradients(transformer(), TOKENS, NEXTS)
 
 
-@pytest.mark.parametrize("variant", ON_TRANSFORMERS)
-@pytest.mark.parametrize("factor, said", [(1, ""), (24, " and the loss is a sum over the targets")])
-def test_another_convention_is_named_with_its_factor(variant, factor, said):
-    got = gradients(transformer(), TOKENS, NEXTS, VARIANTS[variant])
-    got = {name: factor * g for name, g in got.items()}
-    first, *rest = words(transformer(), got).splitlines()
-    assert first.startswith(f"29 of 29 gradients differ: {variant}{said}")
-    assert len(rest) == 4 and rest[-1] == "  and 26 more"
+@pytest.mark.parametrize("kind, variant", [one for one in THERE if SAME not in one])
+def test_another_convention_is_named_with_its_factor(kind, variant):
+    make, count = MODELS[kind]
+    got = gradients(make(), TOKENS, NEXTS, VARIANTS[variant])
+    got = {name: g * (24 if kind == "llama" else 1) for name, g in got.items()}
+    first, *rest = words(make(), got).splitlines()
+    wrong, _, cause = first.partition(f" of {count} gradients differ: ")
+    sums = " and the loss is a sum over the targets, not their mean"
+    assert cause == variant + (sums if kind == "llama" else "")
+    assert int(wrong) > count // 2 and len(rest) == 4 and rest[-1] == f"  and {int(wrong) - 3} more"
 
 
 @pytest.mark.parametrize("variant", WITH_GELU)
@@ -30,6 +56,25 @@ def test_another_convention_beside_pytorchs_gelu_is_named_with_it(variant):
 
     got = gradients(transformer(), TOKENS, NEXTS, both)
     assert words(transformer(), got).startswith(f"29 of 29 gradients differ: {variant} and {ERF}\n")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("mistake", [*LLAMA, ""])
+def test_mistakes_in_a_llama_of_pytorchs_are_named(mistake, dtype):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+    from tests import torch_llama
+
+    torch.manual_seed(0)
+    theirs = torch_llama.Llama(11, 16, 4, 2, 2, 24, mistake)
+    names = torch_llama.names(2)
+    model = nn.Llama(11, 16, 4, 2, 2, 6, hidden=24, dtype="float64")
+    interop.load(model, theirs, names)
+    logits = theirs.to(getattr(torch, dtype))(torch.tensor(TOKENS)).flatten(0, 1)
+    torch.nn.functional.cross_entropy(logits, torch.tensor(NEXTS).flatten()).backward()
+    got = {name: p.grad for name, p in theirs.named_parameters()}
+    found = verify.against(model, got, TOKENS, NEXTS, names=names)
+    right = None if dtype == "float64" else "right but for rounding: it was computed in float32"
+    assert found.cause == LLAMA.get(mistake, right)
 
 
 def test_statistics_of_evaluation_are_named():
@@ -96,7 +141,10 @@ def test_columns_in_another_order_are_named_of_the_gradient_alone():
     ],
 )
 def test_a_factor_is_explained(factor, said):
-    assert said in words(transformer(), {n: factor * g for n, g in OURS.items()})
+    got = {n: factor * g for n, g in OURS.items()}
+    assert said in words(transformer(), got)
+    single = {n: ((1 + 2e-6) * g).astype("float32") for n, g in got.items()}
+    assert said in words(transformer(), single) or factor in (0.7, 25, 1e-7)
 
 
 @pytest.mark.parametrize("kind, digits", [("float16", 11), ("bfloat16", 8)])
@@ -128,11 +176,12 @@ def test_no_ratio_is_printed_where_the_right_gradient_is_rounding():
 
 def ranks_of(kind):
     size = [len(mine) / 4 for mine in np.array_split(np.arange(4), 3)]
-    own = of_ranks(transformer(), TOKENS, NEXTS)
-    own = [{n: s * g for n, g in one.items()} for s, one in zip(size, own, strict=True)]
+    means = of_ranks(transformer(), TOKENS, NEXTS)
+    own = [{n: s * g for n, g in one.items()} for s, one in zip(size, means, strict=True)]
     name = "head.norm.gain"
     return {
         "root": [OURS, *own[1:]],
+        "root, means": [OURS, *means[1:]],
         "one": [OURS, OURS, own[2]],
         "one parameter": [OURS, OURS | {name: own[1][name]}, OURS],
     }[kind]
@@ -142,12 +191,15 @@ def ranks_of(kind):
     "kind, said",
     [
         ("root", "only rank 0 has the sum, the others their own: reduce, not all_reduce"),
+        ("root, means", "only rank 0 has the sum, the others their own: reduce, not all_reduce"),
         ("one", "on rank 2 the sum counts examples 0, 1, 2 not at all"),
         ("one parameter", "on rank 1 the sum counts examples 0, 1, 3 not at all, only in norms"),
     ],
 )
 def test_what_certify_names_is_named_of_another_programs_ranks(kind, said):
     assert said in words(transformer(), ranks_of(kind))
+    single = [{n: g.astype("float32") for n, g in one.items()} for one in ranks_of(kind)]
+    assert said in words(transformer(), single)
 
 
 def test_a_dictionary_with_some_examples_says_which():

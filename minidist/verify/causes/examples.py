@@ -4,15 +4,18 @@ A part is one data-parallel rank's share of one micro-batch: its key is (k, i).
 """
 
 import copy
+from itertools import combinations
 
 import numpy as np
 
 from minidist.nn import BatchNorm, counted
 from minidist.verify.causes.finding import Finding, Gradients
+from minidist.verify.compare import scale
 from minidist.verify.strategies.cases import INPUT, Case, collect
 
 Key = tuple[int, int]
 Factors = dict[Key, float]
+RANKS = 8  # whose sums, of any of them, are looked for
 
 
 def of_examples(case: Case, rows: np.ndarray, numbers: np.ndarray | None = None) -> Gradients:
@@ -38,7 +41,7 @@ def examples(f: Finding) -> str | None:
         return None
     gradients = {key: of_examples(f.case, rows) for key, rows in parts.items()}
     found = [known for g in f.got if (known := _decompose(f, g, gradients)) is not None]
-    if len(found) < len(f.got) or _are(found, dict.fromkeys(parts, 1.0)):
+    if len(found) < len(f.got) or _are(f, found, dict.fromkeys(parts, 1.0)):
         return None  # the second: what a part computes depends on the others, as with experts
     for explain in (_local, _same_batch, _means, *([] if f.promise else [_left_out])):
         if message := explain(f, found, parts):
@@ -67,11 +70,11 @@ def counting(f: Finding) -> dict[Key, np.ndarray]:
     return {key: rows for key, rows in parts.items() if counted(f.case.targets[rows])}
 
 
-def _are(found: list[Factors], *want: Factors) -> bool:
+def _are(f: Finding, found: list[Factors], *want: Factors) -> bool:
     """Return whether the ranks have these factors: the same for all, or one for each."""
     want = want * len(found) if len(want) == 1 else want
     return all(
-        abs(factors[key] - should[key]) <= 1e-6
+        abs(factors[key] - should[key]) <= f.exact * max(1.0, should[key])
         for factors, should in zip(found, want, strict=True)
         for key in factors
     )
@@ -79,17 +82,72 @@ def _are(found: list[Factors], *want: Factors) -> bool:
 
 def _local(f: Finding, found: list[Factors], parts: dict) -> str | None:
     ranks, count = len(f.got), f.split.data
-    own = [{key: float(key[0] == r * count // ranks) for key in parts} for r in range(ranks)]
-    if count < 2 or not _are(found, *own):
+    own = [r * count // ranks for r in range(ranks)]
+    for words, times in own_scales(f, parts).items():
+        factors = [{key: times[key] * (key[0] == k) for key in parts} for k in own]
+        if count > 1 and _are(f, found, *factors):
+            but = ", though as many bytes moved: something else was summed" if f.right_bytes else ""
+            return f"equals {words}: the all_reduce is missing{but}{f.where()}"
+    return None
+
+
+def own_scales(f: Finding, parts: dict[Key, np.ndarray]) -> dict[str, Factors]:
+    """Return {in words: with which factor a rank that sums nothing has its own parts}."""
+    N, means = f.split.data, _means_over(f, _shares_of_ranks(parts))
+    return {
+        "the local gradient": dict.fromkeys(parts, 1.0),
+        "each rank's own mean": means,
+        f"each rank's own mean, over {N}": {key: mean / N for key, mean in means.items()},
+        f"{N} times the local gradient": dict.fromkeys(parts, float(N)),
+    }
+
+
+def _means_over(f: Finding, shares: dict[Key, np.ndarray]) -> Factors:
+    """Return what multiplies each part where the loss is a mean over the targets of its share."""
+    return {key: f.case.total / counted(f.case.targets[rows]) for key, rows in shares.items()}
+
+
+def _shares_of_ranks(parts: dict[Key, np.ndarray]) -> dict[Key, np.ndarray]:
+    return {
+        key: np.concatenate([rows for other, rows in parts.items() if other[0] == key[0]])
+        for key in parts
+    }
+
+
+def partial_sums(f: Finding) -> str | None:
+    """One rank has the sum; elsewhere each wrong element is a sum over some ranks, or their means.
+
+    So a reduce leaves its other ranks: gloo's, for one, with what has passed by.
+    """
+    parts, off = counting(f), [r for r, bad in enumerate(f.astray) if bad.any()]
+    if len(off) + 1 != len(f.got) or not 1 < len(parts) <= RANKS:
         return None
-    but = ", though as many bytes moved: something else was summed" if f.right_bytes else ""
-    return f"equals the local gradient: the all_reduce is missing{but}{f.where()}"
+    shares = {key: f.flat(of_examples(f.case, rows)) for key, rows in parts.items()}
+    for times in own_scales(f, parts).values():
+        scaled = {key[0]: times[key] * share for key, share in shares.items()}
+        subsets = [chosen for n in range(len(scaled) + 1) for chosen in combinations(scaled, n)]
+        own = all(_are_sums(f, r, scaled, [(r,)]) for r in off)
+        whole = any(_are_sums(f, r, scaled, subsets[-1:]) for r in off)
+        if own or (not whole and all(_are_sums(f, r, scaled, subsets) for r in off)):
+            (root,) = set(range(len(f.got))) - set(off)
+            others = "their own" if own else "sums over some ranks, by element"
+            reduce = f"only rank {root} has the sum, the others {others}: reduce, not all_reduce"
+            return reduce + f.where()
+    return None
+
+
+def _are_sums(f: Finding, rank: int, shares: dict, subsets: list[tuple[int, ...]]) -> bool:
+    """Return whether each wrong element of a rank is the sum of the shares of one of the sets."""
+    got, unknown = f.flat(f.got[rank]), f.astray[rank].copy()
+    for chosen in subsets:
+        unknown &= np.abs(got - sum(shares.get(k, 0.0) for k in chosen)) > f.allowed
+    return not unknown.any()
 
 
 def _same_batch(f: Finding, found: list[Factors], parts: dict) -> str | None:
     count = f.split.data
     for k in range(count):
-        if count > 1 and _are(found, {key: count * float(key[0] == k) for key in parts}):
+        if count > 1 and _are(f, found, {key: count * float(key[0] == k) for key in parts}):
             return (
                 f"equals {count} times the gradient of rank {k}'s examples: all had the same batch"
             )
@@ -98,15 +156,11 @@ def _same_batch(f: Finding, found: list[Factors], parts: dict) -> str | None:
 
 def _means(f: Finding, found: list[Factors], parts: dict) -> str | None:
     """Means over parts of different sizes, added up or averaged as if the sizes were equal."""
-    of_ranks = {
-        key: np.concatenate([rows for other, rows in parts.items() if other[0] == key[0]])
-        for key in parts
-    }
     known = [("micro-batches'", parts, len(parts))]
     if f.split.data > 1:
-        known.insert(0, ("the ranks'", of_ranks, len({k for k, _ in parts})))
+        known.insert(0, ("the ranks'", _shares_of_ranks(parts), len({k for k, _ in parts})))
     for whose, shares, much in known:
-        means = {key: f.case.total / counted(f.case.targets[x]) for key, x in shares.items()}
+        means = _means_over(f, shares)
         weights = {
             "mean of {} means": dict.fromkeys(parts, 1 / much),
             "sum of {} means": dict.fromkeys(parts, 1.0),
@@ -115,7 +169,7 @@ def _means(f: Finding, found: list[Factors], parts: dict) -> str | None:
             },
         }
         for what, weight in weights.items():
-            if _are(found, {key: mean * weight[key] for key, mean in means.items()}):
+            if _are(f, found, {key: mean * weight[key] for key, mean in means.items()}):
                 message = what.format(whose)
                 return f"equals the {message}: each divided by its own number of targets"
     return None
@@ -124,7 +178,7 @@ def _means(f: Finding, found: list[Factors], parts: dict) -> str | None:
 def _left_out(f: Finding, found: list[Factors], parts: dict) -> str | None:
     for what, chosen in _choices(f, parts).items():
         for times, message in ((0.0, "without {}: skipped"), (2.0, "with {} counted twice")):
-            if _are(found, dict.fromkeys(parts, 1.0) | dict.fromkeys(chosen, times)):
+            if _are(f, found, dict.fromkeys(parts, 1.0) | dict.fromkeys(chosen, times)):
                 return f"equals the gradient {message.format(what)}{f.where()}"
     return None
 
@@ -148,14 +202,14 @@ def _choices(f: Finding, parts: dict) -> dict[str, list[Key]]:
 def _decompose(f: Finding, g: Gradients, parts: dict) -> Factors | None:
     """Return the factors with which the parts' gradients add up to g; None if there are none."""
     names = [n for n in f.wrong if n in g]
-    scale = {n: np.abs(f.want[n]).max(initial=0.0) or 1.0 for n in names}
+    size = {n: scale(f.want[n], f.most) or 1.0 for n in names}
 
     def flat(gradients):
-        return np.concatenate([(gradients[n] / scale[n]).reshape(-1) for n in names])
+        return np.concatenate([(gradients[n] / size[n]).reshape(-1) for n in names])
 
     columns = np.stack([flat(part) for part in parts.values()], axis=1)
     factors, _, rank, _ = np.linalg.lstsq(columns, flat(g), rcond=1e-12)
     if rank < len(parts) or len(columns) <= len(parts):
         return None
-    close = np.abs(columns @ factors - flat(g)).max() <= 1e-8
+    close = np.abs(columns @ factors - flat(g)).max() <= 10 * f.bound
     return dict(zip(parts, factors.tolist(), strict=True)) if close else None

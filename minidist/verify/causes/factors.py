@@ -16,17 +16,17 @@ def factor(f: Finding) -> str | None:
     ratios: dict[str, float] = {}
     for name in f.wrong:
         of_ranks = [c for g in f.got if (c := _ratio(f, g[name], name)) is not None]
-        if len(of_ranks) < len(f.got) or np.ptp(of_ranks) > 1e-6 * abs(of_ranks[0]):
+        if len(of_ranks) < len(f.got) or np.ptp(of_ranks) > f.exact * abs(of_ranks[0]):
             return None
         ratios[name] = of_ranks[0]
     first, *others = ratios.values()
-    if all(abs(ratio - first) <= 1e-6 * abs(first) for ratio in others):
+    if all(abs(ratio - first) <= f.exact * abs(first) for ratio in others):
         message = _copies(f, first) or _as_power(f, first) or _padding(f, first)
         message = _in_all(f, first, message) if f.promise else message
         return None if message is None else message + f.where()
     for (what, base), sign, own in product(f.sizes().items(), (-1, 1), (0, 1)):
         powers = {n: float(base) ** (sign * (f.split.behind(n) + own)) for n in ratios}
-        if all(abs(ratios[n] / powers[n] - 1) <= 1e-6 for n in ratios):
+        if all(abs(ratios[n] / powers[n] - 1) <= f.exact for n in ratios):
             how, each = "divided" if sign < 0 else "multiplied", f.split.each
             exponent = f"{each}s behind it" + (", and its own" if own else "")
             ratio = f"ratio {float(base) ** sign:.4g}^({exponent})"
@@ -48,7 +48,7 @@ def _as_power(f: Finding, c: float) -> str | None:
     letters = {"micro-batches": "m", "stages": "S"}
     for power, meaning in meanings.items():
         for what, base in f.sizes().items():
-            if abs(c / float(base) ** power - 1) <= 1e-6:
+            if abs(c / float(base) ** power - 1) <= f.exact:
                 of = {1: "", -1: "1 / ", 2: "the square of the ", -2: "1 / the square of the "}
                 letter = letters.get(what, "N")
                 return f"ratio {c:.4g} = {of[power]}number of {what}: {meaning.format(letter)}"
@@ -58,7 +58,7 @@ def _as_power(f: Finding, c: float) -> str | None:
 def _padding(f: Finding, c: float) -> str | None:
     """The divisor counts the targets that are IGNORED, too."""
     count, every = f.case.total, f.case.targets.size
-    if count < every and abs(c * every / count - 1) <= 1e-6:
+    if count < every and abs(c * every / count - 1) <= f.exact:
         return f"ratio {c:.4g} = {count} targets that count / all {every}: padding was counted"
     return None
 
@@ -66,14 +66,14 @@ def _padding(f: Finding, c: float) -> str | None:
 def _copies(f: Finding, c: float) -> str | None:
     """A parameter held by several stages is counted once for each of them."""
     copies = {sum(n in stage for stage in f.split.stages) for n in f.wrong}
-    if len(copies) == 1 and 1 < (count := copies.pop()) and abs(c / count - 1) <= 1e-6:
+    if len(copies) == 1 and 1 < (count := copies.pop()) and abs(c / count - 1) <= f.exact:
         return f"ratio {c:.4g} = number of stages that hold it: summed once more than it should be"
     return None
 
 
 def _in_all(f: Finding, c: float, known: str | None) -> str | None:
     """Add what else a reader's function may have done."""
-    whole = 1 < c <= f.case.total and abs(c - round(c)) <= 1e-6
+    whole = 1 < c <= f.case.total and abs(c / max(1, round(c)) - 1) <= f.exact
     if sum(np.count_nonzero(f.want[n]) for n in f.wrong) < 8:
         return known  # a few numbers are easily multiples
     if whole and (uses := f.uses()):
@@ -83,16 +83,16 @@ def _in_all(f: Finding, c: float, known: str | None) -> str | None:
             f"{known}, or a sum summed again" if known else f"ratio {c:.4g}: added {c:.4g} times"
         )
         return f"{again}, or {c:.4g} micro-batches that were not averaged"
-    if known is None and (words := loss_scale(c)):
+    if known is None and (words := loss_scale(c, f.exact)):
         return f"ratio {c:.4g} = {words}"
     why = "the sign is wrong" if c < 0 else "scaled after the sum (clipped?)"
     return known or f"ratio {c:.4g}: {why}"
 
 
-def loss_scale(c: float) -> str:
+def loss_scale(c: float, exact: float) -> str:
     """Return in words a power of two from 2^8, or below 2^-8, as a loss scale is; or ""."""
     power = round(log2(abs(c)))
-    if abs(power) < 8 or abs(log2(abs(c)) - power) > 1e-6:
+    if abs(power) < 8 or abs(abs(c) / 2.0**power - 1) > exact:
         return ""
     how = "not divided out" if power > 0 else "divided out once too often"
     return f"2^{power}: a loss scale that was {how}?"

@@ -19,6 +19,7 @@ class Finding:
     case   the model and the batch;  split: how they are cut
     held   per rank, {name: (the weights that it has, the weights that it should have)}
     right_bytes whether the expected number of bytes moved
+    bound       of errors, as in compare.py; or float32's, if the gradients have its digits
     promise     of a reader's function: "exact", "replay", "identity" (then `got` is one side); how
                 it deals the examples out is not known. "" for a strategy of the package
     """
@@ -30,6 +31,7 @@ class Finding:
     held: tuple[dict, ...] = ()
     right_bytes: bool = False
     promise: str = ""
+    bound: float = BOUND
 
     @cached_property
     def names(self) -> list[str]:
@@ -61,7 +63,9 @@ class Finding:
     def allowed(self) -> np.ndarray:
         """Return the bound of each element of `flat`."""
         bars = {n: scale(self.want[n], self.most) or 1.0 for n in self.trained}
-        return BOUND * self.flat({n: np.full(self.want[n].shape, bar) for n, bar in bars.items()})
+        return self.bound * self.flat(
+            {n: np.full(self.want[n].shape, bar) for n, bar in bars.items()}
+        )
 
     @cached_property
     def astray(self) -> list[np.ndarray]:
@@ -73,9 +77,14 @@ class Finding:
     def most(self) -> float:
         return max(map(largest, self.want.values()), default=0.0)
 
+    @property
+    def exact(self) -> float:
+        """Up to where a factor that was fitted is a number of this case."""
+        return max(1e-6, self.bound)
+
     def near(self, a: np.ndarray, b: np.ndarray, name: str) -> bool:
         """Return whether two gradients of this name agree within the bound."""
-        allowed = BOUND * scale(self.want[name], self.most)
+        allowed = self.bound * scale(self.want[name], self.most)
         return bool(np.isfinite(a).all() and np.abs(a - b).max(initial=0.0) <= allowed)
 
     def sizes(self) -> dict[str, int]:

@@ -10,10 +10,11 @@ from collections.abc import Callable
 import numpy as np
 
 from minidist.verify.causes.example_counts import weights
-from minidist.verify.causes.examples import alone, examples
+from minidist.verify.causes.examples import alone, examples, partial_sums
 from minidist.verify.causes.factors import factor
-from minidist.verify.causes.finding import Finding
+from minidist.verify.causes.finding import Finding, Gradients
 from minidist.verify.causes.places import elsewhere
+from minidist.verify.compare import BOUND, SINGLE
 from minidist.verify.strategies.cases import INPUT
 
 DIGITS = {"bfloat16": 8, "float16": 11, "float32": 24}  # binary ones of the mantissa
@@ -89,6 +90,13 @@ def _has(digits: int, x: np.ndarray) -> bool:
     return bool((mantissa == np.round(mantissa)).all())
 
 
+def bound_of(got: list[Gradients]) -> float:
+    """Return up to where errors are rounding, by the digits that these gradients have."""
+    arrays = [array for g in got for array in g.values()]
+    single = all(x.dtype.itemsize < 8 or _has(DIGITS["float32"], x) for x in arrays)
+    return SINGLE if single else BOUND
+
+
 def _parts_of_a_sum(f: Finding) -> str | None:
     """Wrong ranks have different parts, which add up to the right gradient."""
     for name in f.wrong:
@@ -156,7 +164,7 @@ def _replayed(f: Finding) -> str | None:
 
 
 ASKED: dict[str, list[Callable[[Finding], str | None]]] = {  # of a reader's function, by promise
-    "exact": [cause, weights, alone, _parts_of_a_sum, elsewhere],
+    "exact": [cause, partial_sums, weights, alone, _parts_of_a_sum, elsewhere],
     "replay": [_replayed, factor, elsewhere],
     "identity": [weights, factor, elsewhere],
 }

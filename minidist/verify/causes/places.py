@@ -7,6 +7,7 @@ import numpy as np
 from minidist.verify.causes.example_counts import listed
 from minidist.verify.causes.examples import counting, of_examples
 from minidist.verify.causes.finding import Finding, some
+from minidist.verify.compare import BOUND
 
 
 def elsewhere(f: Finding) -> str | None:
@@ -33,7 +34,8 @@ def _moved(f: Finding, name: str) -> str | None:
 
 def _displaced(f: Finding, rank: int, shares: dict[int, np.ndarray]) -> str | None:
     """Which ranks' parts are at other places on this rank, where the other parts are right?"""
-    got, want, tiny = f.flat(f.got[rank]), f.flat(f.want), 1e-12 * f.most
+    got, want = f.flat(f.got[rank]), f.flat(f.want)
+    tiny = f.most * (1e-12 if f.bound == BOUND else 5e-6)
     if (by := _shifts(got, want, tiny, len(f.got) - 1)) is not None:
         values, counts = np.unique(by, return_counts=True)
         most = values[counts.argmax()]
