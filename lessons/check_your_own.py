@@ -4,7 +4,7 @@
 # Your module trains on several ranks, and its loss falls. Are its gradients right? A falling loss
 # does not say: a wrong gradient that points roughly the same way makes it fall, too. This page
 # takes the gradients of a PyTorch module from four processes of gloo, and compares them with those
-# that minidist computes on one device from the same weights. Then it plants three mistakes, and
+# that minidist computes on one device from the same weights. Then it plants four mistakes, and
 # reads what the comparison says.
 #
 # It needs PyTorch: `pip install torch`. Letters: $B$ examples, $T$ positions, $C$ width, $H$ heads
@@ -107,7 +107,8 @@ assert off < 1e-12
 #
 # so that the factor on the right gives the mean over the `n` targets of *all* ranks. The processes
 # are those of a `Cluster`, which ends them, whatever happens; they find each other by a file, and
-# wait for at most five minutes.
+# wait for at most five minutes. `interop.of_ranks` collects all ranks' gradients and weights, here
+# and under `torchrun`.
 
 
 # %%
@@ -127,7 +128,7 @@ def on_gloo(group, leave_gradients, module, store):
     dist.init_process_group("gloo", store, timedelta(minutes=5), group.size, group.rank)
     try:
         leave_gradients(group.rank, module)
-        return {name: p.grad for name, p in module.named_parameters()}
+        return interop.of_ranks(module)
     finally:
         dist.destroy_process_group()
 
@@ -135,8 +136,9 @@ def on_gloo(group, leave_gradients, module, store):
 def compared(leave_gradients, module):
     with tempfile.TemporaryDirectory() as folder:
         store = f"file://{folder}/store"
-        found = cluster.run(on_gloo, leave_gradients, module, store, timeout=300)
-    return found, verify.against(model, found, tokens, nexts, names=names)
+        found = cluster.run(on_gloo, leave_gradients, module, store, timeout=300)[0]
+    verdict = verify.against(model, inputs=tokens, targets=nexts, names=names, **found)
+    return found["gradients"], verdict
 
 
 cluster = Cluster(N)
@@ -145,7 +147,7 @@ print(verdict)
 assert verdict  # all that a test of yours needs
 
 # %% [markdown]
-# ## Three mistakes
+# ## Four mistakes
 #
 # **A mean of means.** `cross_entropy` by default takes the mean over the targets of its own rank,
 # and DDP the mean over ranks. The fourth rank's one example counts as much as two elsewhere. The
@@ -153,6 +155,9 @@ assert verdict  # all that a test of yours needs
 #
 # **A parameter without its all_reduce.** Here the ranks sum without DDP, and forget the first
 # parameter, as happens to one that is registered late, or whose gradient was None.
+#
+# **Weights that were not broadcast.** The ranks begin with a bias of their own: their sum is one of
+# gradients of different models.
 #
 # **Another gelu.** All collectives are right, and the model is not quite the one you meant.
 #
@@ -166,11 +171,16 @@ def mean_of_means(rank, module):
     cross_entropy(ddp(x).flatten(0, 1), y).backward()
 
 
-def forgetful(rank, module):
+def forgetful(rank, module, first=1):
     x, y = share(rank)
     (cross_entropy(module(x).flatten(0, 1), y, reduction="sum") / nexts.numel()).backward()
-    for p in list(module.parameters())[1:]:
+    for p in list(module.parameters())[first:]:
         dist.all_reduce(p.grad)
+
+
+def not_broadcast(rank, module):
+    module.ln_f.bias.data += 0.01 * rank
+    forgetful(rank, module, first=0)
 
 
 erf = copy.deepcopy(module)
@@ -186,6 +196,7 @@ def cosine(found):  # of the angle between rank 0's gradient and the right one
 for leave_gradients, trained, words in [
     (mean_of_means, module, "the mean of the ranks' means"),
     (forgetful, module, "the all_reduce is missing, only in embedding.token.weight"),
+    (not_broadcast, module, "ranks 1, 2, 3 have other weights than rank 0, in head.norm.bias"),
     (right, erf, "the gelu is the erf form"),
 ]:
     found, verdict = compared(leave_gradients, trained)
@@ -194,14 +205,15 @@ for leave_gradients, trained, words in [
 cluster.close()
 
 # %% [markdown]
-# None: all three point the right way, so the loss falls. The comparison needs no curve: it tells
+# None: all four point the right way, so the loss falls. The comparison needs no curve: it tells
 # which parameters are wrong, on which rank, by what ratio; and, where the numbers show it, why.
 #
 # ## Your turn
 #
 # Put your module in the place of `GPT`, and your names into `names`. An `MLP`, a `Transformer`, a
 # `Seq2Seq` and a `CNN` have a model here; `interop.twins.twin(model)` is each in plain PyTorch, to
-# begin with. Gradients that are sharded must be whole first: `full_tensor()` on every rank. What is
-# written with minidist's own collectives is checked by `verify.certify`
+# begin with. An `nn.Llama` needs lists in `names`: `key_value` is your `["k_proj", "v_proj"]`,
+# `expand` your `["gate_proj", "up_proj"]`. What FSDP2 has cut, `of_ranks` gathers. What is written
+# with minidist's own collectives is checked by `verify.certify`
 # ([how](../minidist/README.md#as-an-oracle)). DDP's own paper is
 # [Li et al. 2020](https://arxiv.org/abs/2006.15704).

@@ -4,9 +4,9 @@
     optimizer.clip_global_norm(1.0, trainer.sum_squares)
     trainer.step(optimizer)                             # all ranks have the new weights
 
-DataParallel, Zero, Pipeline and Hybrid are Trainers. The loss is the model's, `model.loss`, which
-may be set: `model.loss = nn.squared_error`. Hybrid refuses all but the cross entropy. A training loop, a checkpoint and a test that
-know these methods need not know which strategy they train.
+DataParallel, Zero, Pipeline and Hybrid are Trainers. A training loop, a checkpoint and a test that
+know these methods need not know which strategy they train. The loss is the model's, `model.loss`,
+which may be set: `model.loss = nn.squared_error`. Hybrid refuses all but the cross entropy.
 """
 
 from collections.abc import Callable, Sequence

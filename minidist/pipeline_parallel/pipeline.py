@@ -55,8 +55,7 @@ class Pipeline:
                      even if costs were measured; by default equal numbers of layers
     recompute        keep only the inputs of a stage (see Stage)
     rendezvous_safe  see `add_communication`
-    loss             (outputs, targets, reduction_size=) -> a scalar tensor, on the last stage; None:
-                     the model's
+    loss             (outputs, targets, reduction_size=) -> a scalar tensor; None: the model's
     check_weights    whether the ranks first compare their weights (see check_same_weights)
     sums             (layers) -> None, if there are copies of the stages: sums the layers' gradients
                      over the ranks that have them; begun at each R (see reduction.py)
