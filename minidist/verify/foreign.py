@@ -87,14 +87,14 @@ def against(
     *,
     loss: Callable | None = None,
     names: Names | None = None,
-    weights: Sequence[Mapping] | None = None,
+    weights: Mapping | Sequence[Mapping] | None = None,
 ) -> Against:
     """Compare {name: gradient} with those that one device computes, in float64.
 
     gradients  arrays under our names and in our layout; or tensors of PyTorch, or arrays under its
                names, which are turned as interop does (names: see `interop.torch.matches`). None
-               is zeros. A list of them, one for each rank, also finds what the ranks did wrong, if
-               their shares of the batch are those of np.array_split
+               is zeros. A list of them, one for each rank, or {rank: them}, also finds what the
+               ranks did wrong, if their shares of the batch are those of np.array_split
     loss       of outputs and targets, with reduction_size=; by default the model's
     weights    {name: weight} of each rank, before the step, frozen ones too: are they the model's?
                `interop.torch.of_ranks(module)` collects gradients= and weights= under torchrun

@@ -16,8 +16,10 @@ from minidist.verify.compare import is_real
 
 
 def of_ranks(what: str, arrays) -> list[Mapping]:
-    """Return a mapping for each rank; ValueError for anything else."""
+    """Return a mapping for each rank, of a list or of {rank: mapping}; ValueError otherwise."""
     ranks = [arrays] if isinstance(arrays, Mapping) else arrays
+    if isinstance(arrays, Mapping) and arrays and set(arrays) == set(range(len(arrays))):
+        ranks = [arrays[rank] for rank in range(len(arrays))]
     if not isinstance(ranks, list | tuple) or not all(isinstance(one, Mapping) for one in ranks):
         raise ValueError(
             f"{what}s are {{name: {what}}}, or a list of them, not {type(arrays).__name__}; "
@@ -58,7 +60,7 @@ def by_our_names(
 
 
 def weights_of(
-    model: nn.Module, weights: Sequence[Mapping], names: Names | None
+    model: nn.Module, weights: Mapping | Sequence[Mapping], names: Names | None
 ) -> list[Gradients]:
     """Return the weights of each rank by our names; not running statistics, which have moved."""
     norms = list(model.modules(nn.BatchNorm))
