@@ -50,7 +50,7 @@ from minidist.replicas import (
 )
 from minidist.tensor_parallel import ParallelTransformer, counted_here, unsplit, vocab_parallel
 from minidist.tensor_parallel.sequence_parallel import all_reduce_partial, sequence_parallel
-from minidist.trainer import AnyOptimizer
+from minidist.trainer import AnyOptimizer, update
 
 
 class Hybrid:
@@ -197,9 +197,7 @@ class Hybrid:
 
     def step(self, optimizer: AnyOptimizer) -> None:
         """Update what this rank updates; give every rank the new weights; drop the gradients."""
-        before = optimizer.steps
-        self.copies.step(optimizer)
-        nn.move_biases(self.pipeline.model, moved=optimizer.steps > before)
+        update(optimizer, self.pipeline.model, partial(self.copies.step, optimizer))
 
     def gradients(self) -> dict[str, np.ndarray]:
         """Return the whole gradients by name, on every rank and on the host, before the step."""

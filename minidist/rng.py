@@ -55,6 +55,10 @@ class Randomness:
     loss_scale   what multiplies the gradient that enters backward (see mixed_precision.py)
     documents    a number of each position's document, [B, T] of whole sequences: attention stays
                  within runs of equal numbers; None: an example is one document
+    counted      the positions that count in the balance of experts, booleans [B, T] of whole
+                 sequences: not those of padding; None: all
+    total        number of them in the whole update, over all ranks and micro-batches; by default
+                 those of `counted`
     copies       the examples on each GPU that hashed a mask, by device number: they travel once
     """
 
@@ -65,18 +69,29 @@ class Randomness:
     positions: Positions | None = None
     loss_scale: float = 1.0
     documents: np.ndarray | None = None
+    counted: np.ndarray | None = None
+    total: float | None = None
     copies: dict = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self):
         examples = np.asarray(self.examples)
         if examples.size and (examples.dtype.kind not in "iu" or examples.min() < 0):
             raise ValueError(f"indices of examples are whole numbers from 0, not {examples}")
-        numbers = self.documents
-        if numbers is not None and (numbers.ndim != 2 or len(numbers) != len(examples)):
+        if (
+            self.counted is not None
+            and self.total is None
+            and self.batch not in (None, len(examples))
+        ):
             raise ValueError(
-                f"documents {list(numbers.shape)} are not those of {len(examples)} examples; "
-                f"give the numbers [{len(examples)}, T] of all positions of whole sequences"
+                f"counted is of {len(examples)} examples of a batch of {self.batch}; give total=, "
+                "the number of positions that count in all of them"
             )
+        for name, array in {"documents": self.documents, "counted": self.counted}.items():
+            if array is not None and (array.ndim != 2 or len(array) != len(examples)):
+                raise ValueError(
+                    f"{name} {list(array.shape)} are not those of {len(examples)} examples; "
+                    f"give the numbers [{len(examples)}, T] of all positions of whole sequences"
+                )
 
     def document_runs(self, T: int) -> Documents | None:
         """Return (first, last + 1) of the documents of each example; None if each is one.
@@ -85,13 +100,27 @@ class Randomness:
         """
         if self.documents is None:
             return None
-        if self.documents.shape[1] != T:
-            raise ValueError(
-                f"Randomness has documents {list(self.documents.shape)} for sequences of {T} "
-                "positions; give the number of every position of the whole sequence"
-            )
+        check_length("documents", self.documents, T)
         ends = [np.flatnonzero(np.diff(row)) + 1 for row in self.documents]
         return [list(pairwise([0, *map(int, inner), T])) for inner in ends]
+
+    def positions_that_count(self, B: int, T: int) -> np.ndarray:
+        """Return which positions of whole sequences count in the balance of experts: [B, T]."""
+        self.check_rows(B)
+        if self.counted is None:
+            return np.ones((B, T), bool)
+        check_length("counted", self.counted, T)
+        return self.counted
+
+    def knows_batch(self) -> bool:
+        """Return whether it says how many positions of the whole update count."""
+        return (self.batch if self.counted is None else self.total) is not None
+
+    def total_of(self, counted: np.ndarray) -> float:
+        """Return how many positions of the whole update count, of which these are some or all."""
+        if self.total is None and self.counted is None and self.batch is not None:
+            return self.batch * counted.shape[1]
+        return counted.sum() if self.total is None else self.total
 
     def keep(self, name: str, rate: float, shape, window=None, full_shape=None) -> np.ndarray:
         """Return the boolean mask [B, ...] of what dropout at `rate` keeps in layer `name`.
@@ -109,6 +138,13 @@ class Randomness:
         counter = example * np.uint64(math.prod(full_shape)) + element
         return hash_uniform(self.key(name), counter) >= rate
 
+    def check_rows(self, B: int) -> None:
+        if len(self.examples) != B:
+            raise ValueError(
+                f"Randomness has {len(self.examples)} example indices for a batch of {B}; "
+                "give one global index per row"
+            )
+
     def held(self, window=None, full_shape=None) -> Positions | None:
         """Return the rows of each example that an array has, unless its caller says which."""
         return self.positions if window is None and full_shape is None else None
@@ -119,11 +155,7 @@ class Randomness:
 
     def full_shape(self, shape, full_shape=None) -> tuple[int, ...]:
         """Return the shape of one whole example, by default of an array of this `shape`."""
-        if len(self.examples) != shape[0]:
-            raise ValueError(
-                f"Randomness has {len(self.examples)} example indices for a batch of {shape[0]}; "
-                "give one global index per row"
-            )
+        self.check_rows(shape[0])
         if full_shape is not None or self.positions is None:
             return tuple(shape[1:] if full_shape is None else full_shape)
         if len(shape) < 2 or shape[1] != len(self.positions):
@@ -132,3 +164,12 @@ class Randomness:
                 "give one position per column"
             )
         return (self.positions.length, *shape[2:])
+
+
+def check_length(name: str, array: np.ndarray, T: int) -> None:
+    """Raise ValueError unless Randomness has something for each position of whole sequences."""
+    if array.shape[1] != T:
+        raise ValueError(
+            f"Randomness has {name} {list(array.shape)} for sequences of {T} positions; give the "
+            "number of every position of the whole sequence"
+        )

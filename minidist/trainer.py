@@ -83,12 +83,14 @@ def loss_of(model: Module, part: Batch) -> Tensor:
     return scaled(loss, part.loss_scale)
 
 
-def update(optimizer: AnyOptimizer, model: Module) -> None:
+def update(optimizer: AnyOptimizer, model: Module, step: Callable[[], None] | None = None) -> None:
     """Update the weights; move the biases of routers, unless the step was skipped; drop both sums.
 
     The optimizer skips a step whose gradients overflow (mixed_precision.py).
+
+    step  by default optimizer.step
     """
     before = optimizer.steps
-    optimizer.step()
-    optimizer.zero_grad()
+    (step or optimizer.step)()
     move_biases(model, moved=optimizer.steps > before)
+    optimizer.zero_grad()

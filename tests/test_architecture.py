@@ -172,7 +172,7 @@ ON_THE_HOST = {  # what is of the host there: tokens, positions, sizes, numbers 
     "nn/generate.py": """arange argsort array asarray concatenate divmod exp flatnonzero full
         nonzero pad partition take_along_axis where zeros""",
     "nn/key_value_cache.py": "arange array_equal asarray pad",
-    "nn/mixture_of_experts.py": "bincount cumsum",
+    "nn/mixture_of_experts.py": "arange bincount cumsum maximum",
     "nn/module.py": "full",
     "nn/rotary_frequencies.py": "arange clip",
     "nn/router.py": "arange argsort bincount cumsum flatnonzero ones sort take_along_axis where",

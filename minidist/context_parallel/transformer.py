@@ -7,9 +7,11 @@ Letters: N ranks, r this one.  A rank holds the whole model and T/N positions of
     logits = model(columns(tokens, held), Randomness(seed, step, examples, positions=held))
     nn.cross_entropy(logits, columns(targets, held), reduction_size=nn.counted(targets)).backward()
     sum_gradients(model.parameters(), group)
+    sum_loads(model, group)                # of experts, if their router has a bias
 
 `positions` tells the embedding and dropout where the columns are in the sequence; `documents=`,
-the numbers of whole sequences on every rank, tells attention where it stops. `reduction_size`
+the numbers of whole sequences on every rank, tells attention where it stops; `counted=` and
+`total=` tell experts which positions count. `reduction_size`
 divides the loss by all targets that count, on all ranks; each rank's gradients are a sum over its
 positions, dW{+N}.
 """
@@ -30,6 +32,7 @@ from minidist.context_parallel.ulysses import ulysses
 from minidist.context_parallel.usp import Axes, usp
 from minidist.errors import check_name
 from minidist.pieces import Positions
+from minidist.replicas import check_statistics
 from minidist.rng import Randomness
 
 ATTENTION = {"ring": ring_attention, "gathered": gathered_attention, "ulysses": ulysses}
@@ -44,7 +47,7 @@ def context_parallel(
 ) -> nn.Sequential:
     """Make the blocks of a Transformer attend over sequences cut over the group; return it.
 
-    The lines to write around it are at the head of this file; `sum_gradients` is in replicas/.
+    The lines to write around it are at the head of this file; the sums are in replicas/.
 
     model      an nn.Transformer, or a tensor_parallel.ParallelTransformer; changed in place
     attention  "ring", "gathered" or "ulysses"
@@ -59,6 +62,7 @@ def context_parallel(
                 "heads are exchanged inside a ring already; use attention='ring' or 'gathered'"
             )
         over = partial(usp, axes=axes, attention=over)
+    check_statistics(model, group.size, loads=True)
     attend = partial(attend_over, group=group, attention=over, cut=cut)
     if pairs := [x for x in model.layers if isinstance(x, nn.EncoderBlock | nn.DecoderBlock)]:
         raise ValueError(

@@ -53,8 +53,8 @@ class Copies:
         return [p.grad for p in parameters if p in firsts]
 
     def step(self, optimizer: AnyOptimizer) -> None:
+        """Update what this rank updates, and give all ranks the new weights."""
         optimizer.step()
-        optimizer.zero_grad()
 
     def gradients(self) -> dict[str, Array]:
         """Return the sums by name, of all that this rank holds."""
@@ -134,7 +134,6 @@ class ShardedCopies:
         with unlocked(self.shards, optimizer):
             self.summed()  # or an error
             optimizer.step()
-            optimizer.zero_grad()
             if self.stage < 3:
                 for s in self.shards:
                     s.group.all_gather(s.parameter.data, out=s.run.data, label=s.parameter.name)

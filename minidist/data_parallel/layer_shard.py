@@ -38,6 +38,8 @@ class LayerShard:
         self.parameter.spread = "ZeRO's shards: pass sum_squares=zero.sum_squares"
         self.part = FlatParameters([self.parameter])  # copies
         self.part.locked, self.part.part_of = ONLY_STEP, run.home
+        for p in run.parts:
+            p.keeper = self.parameter
 
 
 def load_shards(

@@ -27,11 +27,12 @@ to rounding where N does not divide a parameter.
 
 from minidist.comm import Group
 from minidist.nn import Module
-from minidist.replicas import check_batch_norm, gradient, summed_once
+from minidist.replicas import check_statistics, gradient, sum_loads, summed_once
 
 
 def all_reduce_gradients(model: Module, group: Group) -> None:
     """Give every rank the sum of each parameter's gradient over the ranks; None adds zero."""
-    check_batch_norm(model, group.size)
+    check_statistics(model, group.size, loads=True)
     for p in summed_once(model.parameters(), group):
         p.grad = group.all_reduce(gradient(p), label=p.name)
+    sum_loads(model, group)

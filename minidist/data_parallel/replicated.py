@@ -17,7 +17,7 @@ from minidist.comm import Group
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.sync_batch_norm import sync_batch_norm
 from minidist.datasets import Batch
-from minidist.replicas import check_replicas, load_own, shapes_of, sum_loads
+from minidist.replicas import check_replicas, load_own, shapes_of
 from minidist.trainer import AnyOptimizer, loss_of, update
 
 
@@ -54,7 +54,6 @@ class DataParallel:
         """Compute the sum of the gradients of all ranks' losses, in the model."""
         loss.backward()
         all_reduce_gradients(self.model, self.group)
-        sum_loads(self.model, self.group)
 
     def step(self, optimizer: AnyOptimizer) -> None:
         """Update the weights, on every rank in the same way; drop the gradients."""

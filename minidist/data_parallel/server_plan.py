@@ -16,7 +16,7 @@ from minidist.data_parallel.sparse_update import Blocks
 from minidist.errors import check_number
 from minidist.nn.flat_parameters import FlatParameters
 from minidist.pieces import split_ends
-from minidist.replicas import check_same_weights
+from minidist.replicas import check_same_weights, check_statistics
 
 PULL, PUSH, FINISH = range(3)
 HEAD, BODY = range(2)  # tags: what a message is about, and its payload
@@ -76,7 +76,8 @@ class ServerPlan:
 
 
 def check_fixed_statistics(model: nn.Module) -> None:
-    """Raise ValueError if a BatchNorm trains: its worker would move what no server has."""
+    """Raise ValueError if a BatchNorm or a router's bias moves: no server has what they are."""
+    check_statistics(model)
     for norm in model.modules(nn.BatchNorm):
         if norm.training:
             raise ValueError(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from minidist.autograd import Tensor
-from minidist.autograd.losses import counted
+from minidist.autograd.losses import IGNORED, counted
 from minidist.backend import Array
 from minidist.datasets.sampler import example_indices, shard
 from minidist.pieces import Positions
@@ -35,6 +35,8 @@ class Batch:
     documents   numbers of the documents that share the windows [B, T], see Randomness
     total       number of targets that count in the whole batch; by default in this one
     size        number of examples of the whole batch; by default of this one
+    counted     the positions that count in the balance of experts, [B, T] of whole sequences; by
+                default those whose targets count, if each position has one
     randomness  of these examples: pass it to the model
     """
 
@@ -48,16 +50,23 @@ class Batch:
     total: float = None  # type: ignore[assignment]  # __post_init__ replaces None
     size: int | None = None
     documents: np.ndarray | None = None
+    counted: Array | None = None
     randomness: Randomness = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         examples = example_indices(self.inputs, self.targets, self.examples)
         size = len(examples) if self.size is None else self.size
-        how = self.positions, self.loss_scale, self.documents
+        total = counted(self.targets) if self.total is None else self.total
+        which = self.counted
+        if which is None and self.positions is None and self.targets.dtype.kind == "i":
+            which = self.targets != IGNORED if self.targets.ndim == 2 else None
+        how = self.positions, self.loss_scale, self.documents, which
+        how += (None if which is None else total,)
         derived = {
             "examples": examples,
-            "total": counted(self.targets) if self.total is None else self.total,
+            "total": total,
             "size": size,
+            "counted": which,
             "randomness": Randomness(self.seed, self.step, examples, size, *how),
         }
         for name, value in derived.items():
@@ -69,8 +78,10 @@ class Batch:
     def rows(self, rows: np.ndarray) -> "Batch":
         """Return the part with these rows."""
         x, y = self.inputs[rows], self.targets[rows]
-        documents = None if self.documents is None else self.documents[rows]
-        own = {"examples": self.examples[rows], "documents": documents}
+        own = {"examples": self.examples[rows]}
+        for name in ("documents", "counted"):
+            numbers = getattr(self, name)
+            own[name] = None if numbers is None else numbers[rows]
         return replace(self, inputs=x, targets=y, **own)
 
     def share(self, rank: int, ranks: int) -> "Batch":

@@ -30,7 +30,7 @@ from minidist.expert_parallel.dispatch import Dispatch
 from minidist.expert_parallel.once_per_rank import OncePerRank
 from minidist.pieces import split_ends
 from minidist.replicas import (
-    check_same_weights,
+    check_replicas,
     from_holders,
     load_own,
     shapes_of,
@@ -95,10 +95,8 @@ class ExpertParallel(nn.Sequential):
             raise ValueError(
                 f"this {type(model).__name__} has no experts; use nn.Transformer(..., experts=8)"
             )
-        if check_weights:
-            check_same_weights(model, group)
+        self.check_group = check_replicas(model, group, check_weights, loads=True)
         self.group, self.shapes = group, shapes_of(model)
-        self.check_group = group if check_weights else None
         keep_own_experts(model, group, dispatch)
         super().__init__(model.layers)
         for p in self.parameters():
@@ -106,12 +104,12 @@ class ExpertParallel(nn.Sequential):
 
     def forward(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:
         """Compute this rank's logits; ValueError if the balancing loss does not know the batch."""
-        known = randomness is not None and randomness.batch is not None
+        known = randomness is not None and randomness.knows_batch()
         if is_recording() and self.group.size > 1 and not known and self.balanced():
             raise ValueError(
                 f"each of {self.group.size} ranks has a part of the batch, and the balancing loss "
                 "is divided by all of it; pass Randomness(seed, step, examples, batch=B), with the "
-                "B of all ranks"
+                "B of all ranks, and with counted= the total= of all ranks"
             )
         return super().forward(x, randomness)
 

@@ -11,26 +11,48 @@ gradient: it decides who is chosen. `load` is of the whole batch: of all micro-b
 ranks hold parts of a batch, of all of them. So every split ends with the same bias. It is state: a
 frozen parameter, which a checkpoint keeps.
 
+A load belongs to the gate's gradient: it is counted in backward, summed over the same ranks, and
+dropped with it. What is only evaluated, or whose gradient is dropped, moves no bias; the bias of a
+frozen gate stays, too.
+
     loss.backward()
     sum_loads(model, group)        # with the gradients, where ranks hold parts (replicas/)
     optimizer.step()
     move_biases(model)
+    optimizer.zero_grad()
 """
 
 import math
 
 import numpy as np
 
-from minidist.autograd.recording import is_recording
-from minidist.backend import on_device_of, to_host
+from minidist.autograd import Function, Tensor
+from minidist.backend import Array, on_device_of, to_host
 from minidist.errors import check_number
-from minidist.nn.module import Module, check_sizes, constant
+from minidist.nn.module import Module, Parameter, check_sizes, constant
+
+
+class CountInBackward(Function):
+    """Y = P  =>  dP = dY; with dY, the choices of this pass are counted."""
+
+    def __init__(self, balance: "BiasBalance", chosen: np.ndarray):
+        self.balance, self.chosen = balance, chosen
+
+    def forward(self, p: Array) -> Array:
+        return p
+
+    def backward(self, grad: Array) -> Array:
+        self.balance.count(self.chosen)
+        return grad
 
 
 class BiasBalance(Module):
     """b[E], in float64 whatever the model's dtype: a step u may be below the precision of b.
 
-    load  how often each expert was chosen, drops included, since b last moved: [E], exact
+    gate  the weight to whose gradient the load belongs; None: to no one's
+    load  how often each expert was chosen in the passes that this gradient is of, drops included:
+          [E], exact
+    summed_over  the ranks whose choices it has, if they were summed: as of a parameter's gradient
 
     >>> balance = nn.BiasBalance(3, rate=0.125)
     >>> balance.count(np.array([[[0, 1], [0, 2], [0, 1]]]))
@@ -41,26 +63,63 @@ class BiasBalance(Module):
 
     training = True
 
-    def __init__(self, experts: int, rate: float, *, name="gate"):
+    def __init__(self, experts: int, rate: float, gate: Parameter | None = None, *, name="gate"):
         check_sizes(experts=experts)
         check_number("bias_rate is a number from 0", rate, lambda x: 0 <= x < math.inf)
-        self.rate, self.load = rate, np.zeros(experts, np.int64)
-        self.bias = constant(f"{name}.choice_bias", (experts,), 0, "float64")
+        self.rate, self.name = rate, f"{name}.choice_bias"
+        self.bias = constant(self.name, (experts,), 0, "float64")
         self.bias.requires_grad, self.bias.keeps_dtype = False, True
+        self.gate = self.bias if gate is None else gate
+        self.forget()
 
     @property
     def values(self) -> np.ndarray:
         return to_host(self.bias.data)
 
+    def gradient_number(self) -> int:
+        """Return which of the gate's gradients is computed now, wherever its sum is kept."""
+        return (self.gate.keeper or self.gate).drops
+
+    def forget(self) -> None:
+        """Begin anew, with the gradient that comes next."""
+        self.load, self.summed_over = np.zeros(self.bias.size, np.int64), frozenset[int]()
+        self.begun = self.gradient_number()
+
+    def follow(self) -> None:
+        """Forget the load of a gradient that was dropped."""
+        if self.begun != self.gradient_number():
+            self.forget()
+
+    def counted(self, p: Tensor, chosen: np.ndarray) -> Tensor:
+        """Return P, whose gradient will count chosen[n, k], in training and if the gate trains."""
+        return CountInBackward(self, chosen)(p) if self.training and self.gate.requires_grad else p
+
     def count(self, chosen: np.ndarray) -> None:
-        """Add choices[B, T, k] to the load, in training; a pass that runs again counts once."""
-        if self.training and is_recording():
-            self.load += np.bincount(chosen.reshape(-1), minlength=len(self.load))
+        """Add chosen[..., k] to the load of the gradient that is being computed."""
+        self.follow()
+        self.load = self.load + np.bincount(chosen.reshape(-1), minlength=len(self.load))
 
     def move(self) -> None:
         """Raise the bias of experts below the mean load, lower that of those above."""
+        if self.begun != self.gradient_number() and self.load.any():
+            raise ValueError(
+                f"the load of {self.name} belongs to a gradient that was dropped; call move_biases "
+                "before zero_grad(), or move_biases(model, moved=False) after a batch that is "
+                "dropped"
+            )
+        if left_out := self.gate.summed_over - self.summed_over:
+            raise ValueError(
+                f"the gradient of {self.gate.name} is a sum over the ranks "
+                f"{sorted(self.gate.summed_over)}, and the load of {self.name} leaves out "
+                f"{sorted(left_out)}: their biases would come apart; call sum_loads(model, group) "
+                "after backward (replicas/)"
+            )
         step = self.rate * np.sign(self.load.sum() - len(self.load) * self.load)
         self.bias.data += on_device_of(step, self.bias.data)
+
+    def __getstate__(self) -> dict:
+        """A copy has no gradient, and so no load."""
+        return vars(self) | {"load": 0 * self.load, "summed_over": frozenset()}
 
 
 def move_biases(model: Module, moved: bool = True) -> None:
@@ -68,4 +127,4 @@ def move_biases(model: Module, moved: bool = True) -> None:
     for balance in model.modules(BiasBalance):
         if moved:
             balance.move()
-        balance.load[:] = 0
+        balance.forget()

@@ -13,7 +13,7 @@ keep a balance without a loss: bias_balance.py.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
@@ -108,11 +108,11 @@ class MixtureOfExperts(Module):
 
     capacity  an expert takes at most ceil(k T / E capacity) choices of an example; None: all, so
               that nothing is dropped (Gale et al., MegaBlocks, 2022)
-    balance   alpha of the balancing loss, alpha E / B * sum over examples b and experts e of
-              f_be P_be: f is the share of b's choices that fall on e, dropped ones too; P_be is the
-              mean of P over b's positions. Its gradient is added in backward, times
-              `randomness.loss_scale`; B is `randomness.batch`: give it where a batch is split,
-              else B is the examples of x alone
+    balance   alpha of the balancing loss, alpha E / n * sum over examples b and experts e of
+              n_b f_be P_be: n_b of b's positions count, of n in the whole batch; f_be is the share
+              of their choices that fall on e, dropped ones too; P_be is the mean of P over them.
+              Its gradient is added in backward, times `randomness.loss_scale`. Where a batch is
+              split, `randomness.batch` says how many examples it has, or `total` what n is
     expert_width
               F inside an expert; by default 4C
     shared    experts that every position runs through, with no gate: as one of F = shared times
@@ -174,7 +174,9 @@ class MixtureOfExperts(Module):
         self.leave: Callable[[Tensor], Tensor] = unchanged
         self.gather_choices: Callable = whole_sequences
         self.gate = Linear(width, experts, bias=False, name=f"{name}.gate", **more)
-        self.bias = BiasBalance(experts, bias_rate, name=f"{name}.gate") if bias_rate else None
+        self.bias = None
+        if bias_rate:
+            self.bias = BiasBalance(experts, bias_rate, self.gate.weight, name=f"{name}.gate")
         self.shared = expert(hidden=shared * F, name=f"{name}.shared") if shared else None
         # Last, so that copies are in one run on ranks with experts and without.
         self.experts = [expert(hidden=F, name=f"{name}.experts.{e}") for e in range(experts)]
@@ -183,6 +185,8 @@ class MixtureOfExperts(Module):
         B, T, C = x.shape
         p = functions.softmax(self.gate(x))  # [B, T, E]
         routing, weights = self.decide(to_host(p.data), randomness)
+        if self.bias is not None:
+            p = self.bias.counted(p, routing.chosen[routing.counted])
         top = Pick(routing.chosen)(Balance(on_device_of(weights, p.data))(p))  # [B, T, k]
         gates = top / top.sum(axis=-1, keepdims=True) if self.top_k > 1 else top
         order = routing.order()
@@ -204,24 +208,25 @@ class MixtureOfExperts(Module):
         return Combine(token, len(x.data))(rows, g)
 
     def decide(self, p: np.ndarray, randomness: Randomness | None) -> tuple[Routing, np.ndarray]:
-        """Return the routing by P[B, T, E], and dL/dP [B, 1, E] of the balancing loss L."""
+        """Return the routing by P[B, T, E], and dL/dP of the balancing loss L.
+
+        dL/dP is [B, 1, E] where all positions count, else [B, T, E].
+        """
         k, E = self.top_k, p.shape[-1]
         scores = p if self.bias is None else p + self.bias.values
         chosen = choose(scores, k, self.groups, self.most_groups)
-        if self.bias is not None:
-            self.bias.count(chosen)
-        whole, routing = self.routed(chosen, E, randomness)
-        T = whole.chosen.shape[1]
-        batch = len(p) if randomness is None or randomness.batch is None else randomness.batch
-        scale = self.balance * E / max(1, batch * T * k * T)
-        weights = scale * whole.counts[:, None]
+        how = randomness or Randomness(0, 0, np.arange(len(p)))
+        whole, routing = self.routed(chosen, E, how)
+        total, counted = how.total_of(whole.counted), routing.counted
+        scale = self.balance * E / np.maximum(1, total * k * whole.counted.sum(axis=1))
+        weights = (scale[:, None] * whole.counts)[:, None]
+        weights = weights if counted.all() else weights * counted[..., None]
         dropped = np.bincount(routing.chosen[~routing.kept], minlength=E)
         self.report = Report(routing, dropped, float((p * weights.astype(p.dtype)).sum()))
-        factor = 1.0 if randomness is None else randomness.loss_scale
-        return routing, (factor * weights).astype(p.dtype)
+        return routing, (how.loss_scale * weights).astype(p.dtype)
 
     def routed(
-        self, chosen: np.ndarray, experts: int, randomness: Randomness | None
+        self, chosen: np.ndarray, experts: int, randomness: Randomness
     ) -> tuple[Routing, Routing]:
         """Return the routing of whole sequences, and of the positions that this rank holds.
 
@@ -231,10 +236,12 @@ class MixtureOfExperts(Module):
         chosen      [B, T/N, k], the experts that the positions of this rank chose
         randomness  its `positions` say which ones this rank holds; None: all
         """
+        held = randomness.positions
+        T = chosen.shape[1] if held is None else held.length
+        counted = randomness.positions_that_count(len(chosen), T)
         whole = self.gather_choices(chosen, randomness)
         capacity = rows_of_capacity(self.capacity, self.top_k, whole.shape[1], experts)
-        routing = route(whole, experts, capacity)
-        held = None if randomness is None else randomness.positions
+        routing = replace(route(whole, experts, capacity), counted=to_host(counted))
         return routing, routing if held is None else routing.at(held.indices)
 
 

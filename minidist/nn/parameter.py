@@ -52,6 +52,8 @@ class Parameter(Tensor):
     cuts         what it holds, if it is a vector of elements of other parameters; None: itself
     keeps_dtype  whether `astype` leaves it as it is
     loaded       when `load` last replaced the data, on the clock of `tick`; 0: never
+    drops        how often the gradient was dropped: set to None, by whomever
+    keeper       the shard that gets its summed gradient, with ZeRO; None: the parameter itself
     """
 
     name: str
@@ -66,6 +68,8 @@ class Parameter(Tensor):
     keeps_dtype: bool = False
     product: EightBits | None = None
     loaded = 0
+    drops = 0
+    keeper: "Parameter | None" = None
 
     def __init__(self, data, name: str, shard: Shard | None = None):
         super().__init__(data, requires_grad=True, name=name)
@@ -131,6 +135,15 @@ class Parameter(Tensor):
     def note_load(self) -> None:
         """Record that the data was replaced: whoever keeps a copy, or owes it a part, follows."""
         self.updated = self.loaded = tick()
+
+    @property
+    def grad(self) -> Array | None:
+        return vars(self).get("grad")
+
+    @grad.setter
+    def grad(self, value: Array | None) -> None:
+        self.drops += value is None
+        vars(self)["grad"] = value
 
     @property
     def whole_shape(self) -> tuple[int, ...]:

@@ -28,16 +28,23 @@ class Routing:
     experts  their number, E
     chosen   [B, T, k], the experts of each position, best first
     kept     [B, T, k], whether a choice is within the expert's capacity
+    counted  [B, T], whether a position counts in the balance of experts; by default all do
     """
 
     experts: int
     chosen: np.ndarray
     kept: np.ndarray
+    counted: np.ndarray = None  # type: ignore[assignment]  # __post_init__ replaces None
+
+    def __post_init__(self) -> None:
+        if self.counted is None:
+            object.__setattr__(self, "counted", np.ones(self.chosen.shape[:2], bool))
 
     @property
     def counts(self) -> np.ndarray:
         """How many choices of each example fall on each expert, dropped ones too: [B, E]."""
-        return one_hot(self.chosen, self.experts).sum(axis=(1, 2))
+        choices = one_hot(self.chosen, self.experts) * self.counted[..., None, None]
+        return choices.sum(axis=(1, 2))
 
     @property
     def load(self) -> np.ndarray:
@@ -51,7 +58,8 @@ class Routing:
 
     def at(self, positions: np.ndarray) -> "Routing":
         """Return the part of a rank that holds these positions of each sequence."""
-        return Routing(self.experts, self.chosen[:, positions], self.kept[:, positions])
+        parts = (array[:, positions] for array in (self.chosen, self.kept, self.counted))
+        return Routing(self.experts, *parts)
 
 
 def choose(scores: np.ndarray, k: int, groups: int = 1, most_groups: int = 1) -> np.ndarray:

@@ -3,7 +3,7 @@
 from minidist import nn
 from minidist.comm import Group
 from minidist.pipeline_parallel.holders import holders
-from minidist.replicas import check_batch_norm, check_no_loads, check_same_weights
+from minidist.replicas import check_same_weights, check_statistics
 
 
 def check_alike(
@@ -19,13 +19,13 @@ def check_alike(
     group.barrier(label=description)
     if weights:
         check_same_weights(model, group)
-    check_batch_norm(model, micro_batches=micro_batches)
+    check_statistics(model, micro_batches=micro_batches, loads=True)  # a stage has all of them
     return group if weights else None
 
 
 def check_untied(model: nn.Sequential, cut: list[range]) -> None:
     """Raise ValueError if stages share a parameter, or a step has loads: there are no flushes."""
-    check_no_loads(model)
+    check_statistics(model)
     named = model.named_parameters()
     for name, stages in holders(model, cut).items():
         if len(stages) > 1 and named[name].requires_grad:

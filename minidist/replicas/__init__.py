@@ -15,8 +15,7 @@ from minidist.replicas.gradients import (
     summed_ranks,
 )
 from minidist.replicas.statistics import (
-    check_batch_norm,
-    check_no_loads,
+    check_statistics,
     sum_loads,
     sum_statistics,
 )
@@ -33,11 +32,10 @@ from minidist.replicas.whole_matrices import WholeMatrices
 
 __all__ = [
     "WholeMatrices",
-    "check_batch_norm",
-    "check_no_loads",
     "check_replicas",
     "check_same_state",
     "check_same_weights",
+    "check_statistics",
     "fingerprint",
     "from_holders",
     "gradient",

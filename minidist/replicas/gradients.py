@@ -1,6 +1,7 @@
 """Sums of gradients, and of their squares, over ranks that hold copies or parts of one model."""
 
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import numpy as np
 
@@ -34,7 +35,16 @@ def summed_once(parameters: Iterable[Parameter], group: Group) -> Iterator[Param
             p.note_sum(ranks)
 
 
-def summed_ranks(p: Parameter, group: Group) -> frozenset[int]:
+class Summed(Protocol):
+    """What was summed over ranks: the gradient of a parameter, the load of a router."""
+
+    name: str
+
+    @property
+    def summed_over(self) -> frozenset[int]: ...
+
+
+def summed_ranks(p: Summed, group: Group) -> frozenset[int]:
     """Return the ranks whose sum p's gradient will be once it is summed over the group.
 
     ValueError if it already contains a sum over two of the group's ranks, which would be summed

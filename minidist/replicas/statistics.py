@@ -4,6 +4,7 @@ from functools import partial
 
 from minidist.comm import Group
 from minidist.nn import BatchNorm, BiasBalance, Module
+from minidist.replicas.gradients import summed_ranks
 
 
 def sum_statistics(norm: BatchNorm, group: Group) -> None:
@@ -23,26 +24,30 @@ def sum_statistics(norm: BatchNorm, group: Group) -> None:
 def sum_loads(model: Module, group: Group) -> None:
     """Give every rank the loads of all: how often each expert was chosen in the whole batch.
 
-    Once for each batch, as its gradients are summed (nn/bias_balance.py).
+    Once for each batch, as its gradients are summed (nn/bias_balance.py); ValueError if they would
+    be summed again.
     """
     for balance in model.modules(BiasBalance):
+        balance.follow()
+        ranks = summed_ranks(balance, group)
         balance.load = group.all_reduce(balance.load, label="loads of experts")
+        balance.summed_over = ranks
 
 
-def check_no_loads(model: Module) -> None:
-    """Raise ValueError if a router's bias would wait for loads that nobody sums."""
-    for balance in model.modules(BiasBalance):
+def check_statistics(
+    model: Module, ranks: int = 1, micro_batches: int = 1, loads: bool = False
+) -> None:
+    """Raise ValueError if a BatchNorm or a router would use the statistics of a part of the batch.
+
+    The gradient would then be another one, and a router's bias would move by a part of the loads.
+
+    loads  whether the caller sums the loads of experts (sum_loads), or has a rank with all of them
+    """
+    for balance in () if loads else model.modules(BiasBalance):
         raise ValueError(
-            f"{balance.bias.name} moves by the loads of the whole batch, and this strategy does "
+            f"{balance.name} moves by the loads of the whole batch, and this strategy does "
             "not sum them; use DataParallel, ExpertParallel, Pipeline or Hybrid, or bias_rate=0"
         )
-
-
-def check_batch_norm(model: Module, ranks: int = 1, micro_batches: int = 1) -> None:
-    """Raise ValueError if a BatchNorm would use the statistics of a part of the batch.
-
-    The gradient would then be another one.
-    """
     if max(ranks, micro_batches) == 1:
         return
     for norm in model.modules(BatchNorm):

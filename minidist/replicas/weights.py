@@ -9,7 +9,7 @@ from minidist.backend import Array, to_host
 from minidist.comm import Group
 from minidist.nn import Module
 from minidist.nn.module import check_state
-from minidist.replicas.statistics import check_batch_norm, check_no_loads
+from minidist.replicas.statistics import check_statistics
 
 
 def check_replicas(
@@ -22,9 +22,7 @@ def check_replicas(
 
     Return the ranks that must load the same state later, or None to skip this comparison, too.
     """
-    check_batch_norm(model, group.size)
-    if not loads:
-        check_no_loads(model)
+    check_statistics(model, group.size, loads=loads)
     if weights:
         check_same_weights(model, group)
     return group if weights else None

@@ -40,6 +40,7 @@ def two_steps(group, kind, sizes, pair_of, seed):
         counted = group.all_reduce(np.array(squares(copies.counted_here(list(named.values())))))
         rows.append(({n: g.copy() for n, g in copies.gradients().items()}, float(counted)))
         copies.step(optimizer)
+        optimizer.zero_grad()
         assert all(p.grad is None for p in named.values())
     moments = sum(array.size for arrays in optimizer.state for array in arrays)
     return rows, model.state(), moments

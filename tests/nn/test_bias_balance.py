@@ -60,17 +60,32 @@ def test_an_expert_with_the_mean_load_keeps_its_bias_exactly():
     assert balance.bias.data.tolist() == [-0.25, 0, 0.25]
 
 
-def test_loads_grow_until_the_bias_moves_and_only_in_training():
-    layer, x = biased(0, 0, 0), leaf(2, 5, 3)
-    layer(x)
-    with no_grad():
+def test_a_load_is_counted_in_backward_in_training_and_where_the_gate_trains():
+    layer, x, ones = biased(0, 0, 0), leaf(2, 5, 3), np.ones((2, 5, 3))
+    for count in (1, 2):
         layer(x)
-    layer.eval()(x)
-    assert layer.bias.load.sum() == 2 * 5 * 2
-    layer.train()(x)
-    assert layer.bias.load.sum() == 2 * 2 * 5 * 2
+        with no_grad():
+            layer(x)
+        layer.eval()(x).backward(ones)
+        layer.train()(x).backward(ones)
+        assert layer.bias.load.sum() == count * 2 * 5 * 2
+    assert not copy.deepcopy(layer).bias.load.any()  # a copy has no gradient
     nn.move_biases(layer)
     assert not layer.bias.load.any() and layer.bias.bias.data.any()
+    layer.gate.weight.requires_grad = False
+    layer(x).backward(ones)
+    assert not layer.bias.load.any()
+
+
+def test_a_load_whose_gradient_is_dropped_before_the_bias_moves_is_an_error():
+    layer = biased(0, 0, 0).flatten()
+    layer(leaf(2, 5, 3)).backward(np.ones((2, 5, 3)))
+    layer.zero_grad()
+    with pytest.raises(ValueError, match="call move_biases before zero_grad"):
+        nn.move_biases(layer)
+    nn.move_biases(layer, moved=False)
+    nn.move_biases(layer)
+    assert not layer.bias.bias.data.any()
 
 
 def test_a_pass_that_is_computed_again_counts_once():
@@ -110,7 +125,7 @@ def test_a_checkpoint_keeps_the_bias_and_a_loaded_one_decides(tmp_path):
 def test_over_many_steps_the_bias_evens_out_what_a_gate_prefers():
     layer = mixture(experts=8, top_k=2, capacity=None, balance=0.0, bias_rate=0.01)
     layer.gate.weight.data[:, :2] *= 4
-    x = Tensor(np.random.default_rng(0).standard_normal((8, 16, 3)))
+    x = leaf(8, 16, 3)
 
     def most():
         layer(x)
@@ -118,7 +133,7 @@ def test_over_many_steps_the_bias_evens_out_what_a_gate_prefers():
 
     before = most()
     for _ in range(100):
-        layer(x)
+        layer(x).backward(np.ones_like(x.data))
         nn.move_biases(layer)
     assert most() < 1.3 < 1.5 < before
 

@@ -9,6 +9,7 @@ from minidist.planning.costs.cost import (
     Cost,
     Workload,
     cost_of,
+    loads_bytes,
     positions_of,
     trained_bytes,
     whole_layers,
@@ -17,8 +18,11 @@ from minidist.planning.costs.zero import zero_elements, zero_passes
 
 
 def data_parallel_bytes(case: Workload, N: int) -> int:
-    """Return 2 (N - 1) S: S bytes of parameters that are not frozen, scattered and gathered."""
-    return 2 * (N - 1) * trained_bytes(case.model)
+    """Return 2 (N - 1) S: S bytes of parameters that are not frozen, scattered and gathered.
+
+    And those of routers' loads, if they have biases.
+    """
+    return 2 * (N - 1) * trained_bytes(case.model) + loads_bytes(case.model, N)
 
 
 def sync_batch_norm_bytes(case: Workload, N: int) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from minidist import nn
 from minidist.autograd import Tensor
 from minidist.backend import host_copy, on_gpu, to_device
-from minidist.datasets import example_indices
+from minidist.datasets import Batch
 from minidist.interop.torch import as_numpy
 from minidist.nn.tokens import BEGIN, END, PAD
 from minidist.rng import Randomness, generator
@@ -37,6 +37,10 @@ class Case:
     documents: np.ndarray | None = None
 
     @property
+    def batch(self) -> Batch:
+        return Batch(self.inputs, self.targets, self.seed, documents=self.documents)
+
+    @property
     def total(self) -> int:
         """The number of targets of the whole batch that count: what its loss is divided by."""
         return nn.counted(self.targets)
@@ -47,9 +51,7 @@ class Case:
 
     def randomness(self, examples: np.ndarray, loss_scale: float = 1.0) -> Randomness:
         """Return what the model needs to know about some examples of the case's one batch."""
-        documents = None if self.documents is None else self.documents[examples]
-        batch = len(self.inputs)
-        return Randomness(self.seed, 0, examples, batch, None, loss_scale, documents)
+        return replace(self.batch.rows(examples), loss_scale=loss_scale).randomness
 
     def loss_of(self, model: nn.Module, x: Tensor | np.ndarray, examples: np.ndarray) -> Tensor:
         """Return the loss of some examples, X, divided by the whole batch's number of targets."""
@@ -58,9 +60,7 @@ class Case:
 
     def whole_loss(self, model: nn.Module, x: Tensor | np.ndarray) -> Tensor:
         """Return the loss on one device; ValueError where inputs and targets do not agree."""
-        examples = example_indices(self.inputs, self.targets)
-        randomness = Randomness(self.seed, 0, examples, documents=self.documents)
-        return self.loss(model(x, randomness), self.targets)
+        return self.loss(model(x, self.batch.randomness), self.targets)
 
     def names(self, cut: list[range]) -> tuple[list[str], ...]:
         """Return the names of the parameters that each stage holds."""

@@ -11,7 +11,7 @@ from minidist.context_parallel import Cut, axes_of, columns, context_parallel, p
 from minidist.planning.costs import context_parallel as costs
 from minidist.planning.costs.tensor_parallel import attention_limit
 from minidist.replicas import sum_gradients, sum_loads
-from minidist.rng import Randomness, generator
+from minidist.rng import generator
 from minidist.verify.strategies.cases import (
     Case,
     of_kind,
@@ -37,11 +37,9 @@ class CutSequence(Job):
 
     def backward(self, on_loss: OnLoss) -> None:
         case, held = self.case, self.own
-        examples, numbers = np.arange(len(case.inputs)), case.documents
-        randomness = Randomness(case.seed, 0, examples, positions=held, documents=numbers)
-        logits = self.model(columns(case.inputs, held), randomness)
-        loss = case.loss(logits, columns(case.targets, held), reduction_size=case.total)
-        on_loss(loss).backward()
+        x, y = columns(case.inputs, held), columns(case.targets, held)
+        logits = self.model(x, replace(case.batch, inputs=x, targets=y, positions=held).randomness)
+        on_loss(case.loss(logits, y, reduction_size=case.total)).backward()
         sum_gradients(self.model.parameters(), self.group)
         sum_loads(self.model, self.group)
 

@@ -9,7 +9,6 @@ import numpy as np
 from minidist import nn
 from minidist.comm import Group, Mesh
 from minidist.data_parallel.sharded_layers import ShardedLayers
-from minidist.datasets import Batch
 from minidist.hybrid import Hybrid
 from minidist.pipeline_parallel.stage import Stage
 from minidist.planning.costs import hybrid as costs
@@ -59,9 +58,7 @@ class OnMesh(Job):
         return self.hybrid.pipeline.stages
 
     def backward(self, on_loss: OnLoss) -> None:
-        case = self.case
-        batch = Batch(case.inputs, case.targets, case.seed, documents=case.documents)
-        self.hybrid.backward(batch)
+        self.hybrid.backward(self.case.batch)
 
     def result(self) -> Arrays:
         shapes = self.hybrid.shapes.items()

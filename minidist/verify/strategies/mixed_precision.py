@@ -16,7 +16,7 @@ from minidist.data_parallel.zero import Zero
 from minidist.datasets import shard
 from minidist.mixed_precision import LossScale, MixedPrecision, overflow_allowed
 from minidist.planning.costs import mixed_precision as costs
-from minidist.replicas import check_batch_norm
+from minidist.replicas import check_statistics
 from minidist.rng import generator
 from minidist.rounding import FLOAT16, draws_for, rounded
 from minidist.verify.strategies.cases import INPUT, Case, collect, small_cases, transformer_example
@@ -69,7 +69,9 @@ class HalfPrecision(Job):
         whole: bool = False,
         stochastic: bool = False,
     ):
-        check_batch_norm(case.model, group.size)  # its statistics have no scale and no formula here
+        check_statistics(
+            case.model, group.size, loads=True
+        )  # its statistics have no scale and no formula here
         self.own = own = half(case, dtype, grad_dtype)  # `case` stays as it is, for the replay
         super().__init__(group, case, own.model.flatten(group.empty))
         self.share = Zero(self.model, group, zero) if zero else DataParallel(self.model, group)

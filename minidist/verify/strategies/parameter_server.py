@@ -12,11 +12,10 @@ from minidist import nn
 from minidist.autograd import Tensor
 from minidist.comm import Group
 from minidist.data_parallel.parameter_server import Push, Server, ServerPlan, Worker, join, train
-from minidist.datasets import shard
+from minidist.datasets import Batch, shard
 from minidist.errors import check_options
 from minidist.planning.costs import parameter_server as costs
 from minidist.planning.costs.cost import Cost
-from minidist.rng import Randomness
 from minidist.verify.causes import cause_of
 from minidist.verify.replays.parameter_server import everyones_logs, replay_server
 from minidist.verify.strategies.cases import (
@@ -109,9 +108,9 @@ class ServedStream(Served):
 
     def loss(self, model: nn.Module, batch: int) -> Tensor:
         """Return the mean over the minibatch's own targets."""
-        rows = self.cut[batch]
-        outputs = model(self.case.inputs[rows], Randomness(self.case.seed, batch, rows))
-        return self.case.loss(outputs, self.case.targets[rows])
+        case, rows = self.case, self.cut[batch]
+        whole = Batch(case.inputs[rows], case.targets[rows], case.seed, batch, rows)
+        return case.loss(model(whole.inputs, whole.randomness), whole.targets)
 
     def again(self, model: nn.Module, batch: int) -> None:
         """Compute the gradient of one minibatch, in a replay."""

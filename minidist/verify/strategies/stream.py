@@ -8,8 +8,7 @@ import numpy as np
 from minidist import nn, optim
 from minidist.autograd import Tensor
 from minidist.comm import Group
-from minidist.datasets import shard
-from minidist.rng import Randomness
+from minidist.datasets import Batch
 from minidist.verify.replays.data_parallel import Training
 from minidist.verify.strategies.cases import Case
 from minidist.verify.strategies.job import Arrays, Job, OnLoss
@@ -39,9 +38,10 @@ class Stream(Job):
     def loss(self, model: nn.Module, step: int, rank: int) -> Tensor:
         """Return the loss of a rank's share of a minibatch."""
         case, rows = self.case, self.cut[step]
-        mine = shard(rows, rank, self.group.size)
-        y = model(case.inputs[mine], Randomness(case.seed, step, mine, len(rows)))
-        return case.loss(y, case.targets[mine], reduction_size=nn.counted(case.targets[rows]))
+        batch = Batch(case.inputs[rows], case.targets[rows], case.seed, step, rows)
+        mine = batch.share(rank, self.group.size)
+        y = model(mine.inputs, mine.randomness)
+        return case.loss(y, mine.targets, reduction_size=mine.total)
 
     def again(self, model: nn.Module, step: int, rank: int) -> None:
         """Add the gradient of a rank's share of a minibatch to the model's, in a replay."""
