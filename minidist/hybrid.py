@@ -44,7 +44,9 @@ from minidist.replicas import (
     check_replicas,
     from_holders,
     load_own,
+    scaled_whole,
     shapes_of,
+    share_scales,
     sum_loads,
     sum_squares_over,
 )
@@ -93,6 +95,7 @@ class Hybrid:
         hybrid_checks.check_zero(
             zero, shards, model, ep, split_sequence, options.get("recompute", False)
         )
+        self.scales = self.share_scales(model, mesh)
         self.check_group = check_replicas(model, mesh.group, check_weights, loads=True)
         self.mesh, self.split_sequence, self.positions = mesh, split_sequence, positions
         self.cp, self.replicas = mesh.over("cp"), mesh.over("dp", "cp")
@@ -117,6 +120,14 @@ class Hybrid:
         self.copies = copies_of(zero, runs, self.pipeline.parameters(), chunks, shards)
         for p in self.parameters():
             p.spread = "a mesh: pass sum_squares=hybrid.sum_squares"
+
+    def share_scales(self, model: nn.Transformer | nn.Seq2Seq, mesh: Mesh) -> list[Group]:
+        """Let a stage's ranks have one scale for an array in eight bits; return their group."""
+        if not scaled_whole(model.parameters()):
+            return []
+        stage = mesh.over("dp", "cp", "tp").split(0)  # for the thread that computes
+        share_scales(model.parameters(), stage)
+        return [stage]
 
     def split(
         self, model: nn.Transformer | nn.Seq2Seq, attention: str, dispatch: str
@@ -146,7 +157,7 @@ class Hybrid:
         found += [self.tp_sums, self.replicas, self.expert_group, self.same_experts]
         found += [*(self.context_axes or ()), *([self.holders] if self.holders else [])]
         found += [group for group in self.pipeline.shared.values() if group is not None]
-        found += self.copies.groups
+        found += self.copies.groups + self.scales
         return list(dict.fromkeys(found))
 
     def parameters(self) -> list[nn.Parameter]:

@@ -26,10 +26,8 @@ Without copies: optim/stochastic_rounding.py. Products of 8 bits: `multiply_in_e
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from functools import partial
 from numbers import Integral
 from typing import Generic, TypeVar
 
@@ -215,29 +213,13 @@ def multiply_in_eight_bits(model: Module, how: EightBits | None = None) -> None:
 
     how  by default EightBits()
     """
+    if split := [p.name for p in model.parameters() if p.spread or p.elsewhere]:
+        raise ValueError(
+            f"{split[0]} belongs to a model that ranks have split: blocks and scales would be of "
+            "parts; call multiply_in_eight_bits before a strategy takes the model"
+        )
     experts = {m for e in model.modules(MixtureOfExperts) for m in e.modules(Linear)}
     for layer in model.layers[:-1]:
         for linear in layer.modules(Linear):
             if linear not in experts:
                 linear.weight.product = how or EightBits()
-
-
-def share_scales(parameters: Iterable[Parameter], group: Group) -> None:
-    """Let these ranks have one scale for each array, where `how` is EightBits(block=None).
-
-    group  all ranks that hold parts of the arrays, or other examples: those of one stage. It is
-           used by the thread that computes, and by no other one
-    """
-    share = partial(group.all_reduce, op="max", label="scale")
-    for p in parameters:
-        if p.product is not None and p.product.block is None:
-            p.product = replace(p.product, share=share)
-
-
-def check_strips(length: int, cp: int, how: EightBits) -> None:
-    """Raise ValueError if a cut of the positions, as zigzag makes it, also cuts strips of them."""
-    if cp > 1 and how.block is not None and length % (2 * cp * how.block):
-        raise ValueError(
-            f"cp={cp} cuts {length} positions into {2 * cp} pieces that are no whole strips of "
-            f"{how.block}; use a multiple of {2 * cp * how.block} positions, or cp=1"
-        )

@@ -1,27 +1,43 @@
 """Models that multiply in eight bits: which products do, and which cuts are right."""
 
+import copy
+from dataclasses import replace
+from functools import partial
 from itertools import product as every
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist import Tensor, nn
+from minidist import Mesh, Tensor, nn
 from minidist.autograd import functions
 from minidist.autograd.eight_bits import EightBits
+from minidist.context_parallel import columns, context_parallel, zigzag
+from minidist.data_parallel.bucketed import Bucketed
 from minidist.data_parallel.naive import all_reduce_gradients
-from minidist.datasets import shard
-from minidist.mixed_precision import check_strips, multiply_in_eight_bits, share_scales
+from minidist.data_parallel.parameter_server import ServerPlan, join
+from minidist.data_parallel.replicated import DataParallel
+from minidist.data_parallel.zero import Zero
+from minidist.datasets import Batch, shard
+from minidist.errors import RankFailed
+from minidist.hybrid import Hybrid
+from minidist.mixed_precision import multiply_in_eight_bits
+from minidist.pipeline_parallel import Pipeline
+from minidist.replicas import share_scales, sum_gradients
 from minidist.tensor_parallel import (
     ColumnParallelLinear,
     ParallelTransformer,
     RowParallelLinear,
 )
 from minidist.tensor_parallel.sequence_parallel import sequence_parallel
+from minidist.trainer import loss_of
 from minidist.verify import equivalence
+from minidist.verify.compare import compare
+from minidist.verify.strategies.cases import random_weights
 from minidist.verify.strategies.eight_bits import eight_bit_case
-from tests.strategies import arrays, seeds
+from tests.strategies import arrays, gradients, seeds
 
 AXES = "dp pp cp tp".split()
 MESHES = [
@@ -81,10 +97,8 @@ def test_cuts_through_a_block_are_refused(cluster):
     with pytest.raises(ValueError, match="cut a block of 4"):
         EightBits(4).check_part("w", np.array([0, 1, 2, 4]), 8)
     EightBits(4).check_part("w", np.array([0, 1, 2, 3, 8, 9]), 10)
-    EightBits(None).check_part("w", np.array([1]), 8)
-    with pytest.raises(ValueError, match=r"cp=2 cuts 8 positions into 4 pieces .* of 4; use a"):
-        check_strips(8, 2, EightBits(4))
-    check_strips(16, 2, EightBits(4))
+    with pytest.raises(ValueError, match="1 of 8 w are a part of an array with one scale"):
+        EightBits(None).check_part("w", np.array([1]), 8)
 
 
 def test_what_would_multiply_in_other_bits_is_refused(cluster):
@@ -124,6 +138,110 @@ def test_data_parallel_ranks_have_one_devices_gradient(cluster, block):
         found = cluster(2, "thread").run(worker, shared)[0]
         error = max(abs(g - p.grad).max() for g, p in zip(found, one.parameters(), strict=True))
         assert (error < 1e-12) == (block is None and shared), error
+
+
+def trained_by(make):
+    """Return a worker: the gradient of a batch, computed by what `make(model, group)` gives."""
+
+    def worker(group, model, batch):
+        trainer = make(model, group)
+        trainer.backward(batch)
+        if isinstance(trainer, Hybrid):
+            return trainer.gradients()
+        return gradients(trainer.model)
+
+    return worker
+
+
+def in_context(model, group):
+    model = context_parallel(model, group)
+
+    def backward(batch):
+        held = zigzag(batch.inputs.shape[1], group.size)[group.rank]
+        x, y = columns(batch.inputs, held), columns(batch.targets, held)
+        loss_of(model, replace(batch, inputs=x, targets=y, positions=held)).backward()
+        sum_gradients(model.parameters(), group)
+
+    return SimpleNamespace(model=model, backward=backward)
+
+
+def by_naive(model, group):
+    def backward(batch):
+        loss_of(model, batch.share(group.rank, group.size)).backward()
+        all_reduce_gradients(model, group)
+
+    return SimpleNamespace(model=model, backward=backward)
+
+
+def served(model, group):
+    return join(group, model, None, ServerPlan())
+
+
+def on_mesh(model, group, dp=1, pp=1, cp=1, micro_batches=1, **options):
+    mesh = Mesh(group, dp=dp, pp=pp, cp=cp, tp=group.size // (dp * pp * cp))
+    return Hybrid(model, mesh, "1f1b", micro_batches, **options)
+
+
+WAYS = {  # a way: what it makes, positions, whether blocks of 4 are refused, and scales of arrays
+    "data parallel": (DataParallel, 8, None, None),
+    "naive": (by_naive, 8, None, "share_scales"),
+    "bucketed": (Bucketed, 8, None, "share_scales"),
+    "zero": (Zero, 8, None, "share_scales"),
+    "pipeline": (Pipeline, 8, None, "use one micro-batch"),
+    "context": (in_context, 16, None, None),
+    "context, cut strips": (in_context, 8, "positions cut a block of 4", None),
+    "served": (served, 8, None, "use EightBits.block"),
+    "tp": (on_mesh, 8, None, None),
+    "dp, cp": (partial(on_mesh, dp=2, cp=2), 16, None, None),
+    "cp, cut strips": (partial(on_mesh, cp=2), 8, "positions cut a block of 4", None),
+    "dp, tp, ZeRO 3": (partial(on_mesh, dp=2, zero=3), 8, None, None),
+    "dp, micro-batches": (partial(on_mesh, dp=2, micro_batches=2), 8, None, "one micro-batch"),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("block", [4, None])
+def test_every_way_has_one_devices_products_or_refuses_them(cluster, name, block):
+    make, T, *refused = WAYS[name]
+    model = random_weights(nn.Transformer(11, 32, 4, 2, 16, dtype="float64"))
+    multiply_in_eight_bits(model, EightBits(block))
+    batch = Batch(*np.random.default_rng(0).integers(0, 11, (2, 4, T)))
+    run = cluster(4 if name in ("dp, cp", "dp, tp, ZeRO 3") else 2, "thread").run
+    if words := refused[block is None]:
+        with pytest.raises(RankFailed, match=words):
+            run(trained_by(make), model, batch)
+    elif name not in ("served", "bucketed", "zero", "pipeline"):
+        want = copy.deepcopy(model)
+        loss_of(want, batch).backward()
+        for found in run(trained_by(make), model, batch):
+            assert compare([found], gradients(want)).ok
+
+
+def test_scales_that_other_ranks_share_are_not_left_out(cluster):
+    """And a part of a model that is split already is not cut into blocks any more."""
+
+    plain = nn.Transformer(11, 16, 4, 1, 8, dtype="float64")
+
+    def worker(group):
+        model = copy.deepcopy(plain)
+        multiply_in_eight_bits(model, EightBits(None))
+        share_scales(model.parameters(), group)
+        share_scales(model.parameters(), group.split(group.rank))  # all ranks are enough
+        with pytest.raises(ValueError, match="call multiply_in_eight_bits before"):
+            multiply_in_eight_bits(ParallelTransformer(copy.deepcopy(plain), group))
+        other = copy.deepcopy(plain)
+        multiply_in_eight_bits(other, EightBits(None))
+        share_scales(other.parameters(), group.split(group.rank // 2))
+        with pytest.raises(ValueError, match="would be left out"):
+            share_scales(other.parameters(), group.split(group.rank % 2))
+
+    cluster(4, "thread").run(worker)
+
+
+@pytest.mark.parametrize("block", [-1, 0, 2.5, "4", True])
+def test_a_block_is_a_whole_number(block):
+    with pytest.raises(ValueError, match="the block of EightBits is a whole number from 1"):
+        EightBits(block)
 
 
 @pytest.mark.slow

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist import nn, no_grad
+from minidist.autograd.eight_bits import EightBits
 from minidist.backend import on_gpu, to_host
-from minidist.nn.generate import sample
+from minidist.mixed_precision import multiply_in_eight_bits
+from minidist.nn.generate import reader, sample
 from minidist.nn.key_value_cache import CachedDecoder
 from minidist.planning.costs.decoding import cache_bytes
 from minidist.rng import generator
@@ -138,11 +140,21 @@ def test_what_is_too_long_or_another_batch_is_refused():
     with pytest.raises(ValueError, match="2 texts were begun, not 3"):
         decoder(texts(model, 3, 1))
     assert decoder(texts(model, 2, 1)).shape == (2, 1, 7)  # a refusal has changed nothing
-    for positions in (0, 13):
-        with pytest.raises(ValueError, match="is not for a context of 12; use 1 to 12"):
+    for positions in (0, 13, 2.5, "3"):
+        with pytest.raises(ValueError, match="of a cache are a whole number from 1 to 12, not"):
             CachedDecoder(model, positions)
+
+
+@pytest.mark.parametrize("options, block", [({"experts": 2}, 4), ({}, None)])
+def test_a_model_that_does_not_read_in_pieces_is_read_whole(options, block):
+    model = nn.Transformer(7, 8, 2, 1, 12, **options)
+    multiply_in_eight_bits(model, EightBits(block))
     with pytest.raises(ValueError, match=r"pass model.tokens. all tokens again"):
-        CachedDecoder(nn.Transformer(7, 8, 2, 1, 12, experts=2))
+        CachedDecoder(model)
+    read = reader(model, 4)
+    for n in (3, 4):
+        want = model(np.arange(n)[None]).data[0, -1]
+        np.testing.assert_array_equal(read(list(range(n))), want)
 
 
 # Drawing a text.

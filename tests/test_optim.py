@@ -330,6 +330,7 @@ nonsense = [
     *(("SGD", "momentum", value) for value in (5, 1, -0.1, math.nan)),
     *((kind, "weight_decay", d) for kind in ("SGD", "AdamW") for d in (-5, math.nan, math.inf)),
     *(("AdamW", "betas", b) for b in ((1.0, 0.9), (-3.0, 2.0), (0.9, math.nan), (0.9,), 0.9)),
+    *(("Muon", "times", times) for times in (0, -1, math.nan, math.inf, "1")),
     *((kind, "eps", eps) for kind in ("Adam", "AdamW", "Adagrad") for eps in (0, -1, math.nan)),
 ]
 

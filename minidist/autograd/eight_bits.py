@@ -21,6 +21,7 @@ model of float64). No memory and no time is saved. A kept X would take 1 + 4/128
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ import numpy as np
 from minidist.autograd.deferred import Gradient
 from minidist.autograd.tensor import Function
 from minidist.backend import Array, array_module, widen
+from minidist.errors import check_number
 from minidist.rounding import E4M3, E5M2, Format, rounded
 
 
@@ -44,27 +46,43 @@ class EightBits:
     gradient  the format of dY
     share     given the largest |x| of this rank's array, returns that of the whole one: ranks that
               hold parts of an array, or other examples, have one scale for it
+    ranks     those that share (replicas.share_scales)
     """
 
     block: int | None = 128
     forward: Format = E4M3
     gradient: Format = E5M2
     share: Callable[[Array], Array] = own_scale
+    ranks: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.block is not None:
+            words = "the block of EightBits is a whole number from 1, or None"
+            check_number(words, self.block, lambda n: n >= 1, Integral)
 
     def __call__(self, transposed: bool) -> "LinearInEightBits":
         return LinearInEightBits(self, transposed)
 
     def check_part(self, name: str, indices: np.ndarray, full: int) -> None:
-        """Raise ValueError unless a rank's rows or columns of a weight are whole blocks."""
+        """Raise ValueError unless a rank's part of `full` rows, columns or positions has its scale.
+
+        name  in words, of what: "positions"
+        """
         block, held = self.block or full, indices.tolist()
+        if self.block is None and self.share is own_scale and len(held) < full:
+            raise ValueError(
+                f"a rank's {len(held)} of {full} {name} are a part of an array with one scale; "
+                "call replicas.share_scales(parameters, group) before the split, or use "
+                "EightBits(block)"
+            )
         for first in range(0, len(held), block) if self.block else ():
             run = held[first : first + block]
             whole = [*range(run[0], run[0] + block)][: full - run[0]]
             if run[0] % block or run != whole:
                 raise ValueError(
-                    f"a rank's {len(held)} of {full} rows or columns of {name} cut a block of "
-                    f"{block}, of which each rank would choose a scale of its own; use fewer "
-                    "ranks, or a multiple of the block on each"
+                    f"a rank's {len(held)} of {full} {name} cut a block of {block}, of which each "
+                    "rank would choose a scale of its own; use fewer ranks, or a multiple of the "
+                    "block in each piece"
                 )
 
 

@@ -16,13 +16,14 @@ divides the loss by all targets that count, on all ranks; each rank's gradients 
 positions, dW{+N}.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import numpy as np
 
 from minidist import nn
 from minidist.autograd import Tensor
+from minidist.autograd.eight_bits import EightBits
 from minidist.backend import Array, array_module
 from minidist.comm import Group
 from minidist.context_parallel.cuts import Cut, zigzag
@@ -32,7 +33,7 @@ from minidist.context_parallel.ulysses import ulysses
 from minidist.context_parallel.usp import Axes, usp
 from minidist.errors import check_name
 from minidist.pieces import Positions
-from minidist.replicas import check_statistics
+from minidist.replicas import check_statistics, share_scales
 from minidist.rng import Randomness
 
 ATTENTION = {"ring": ring_attention, "gathered": gathered_attention, "ulysses": ulysses}
@@ -62,8 +63,10 @@ def context_parallel(
                 "heads are exchanged inside a ring already; use attention='ring' or 'gathered'"
             )
         over = partial(usp, axes=axes, attention=over)
+    share_scales(model.parameters(), group)
     check_statistics(model, group.size, loads=True)
-    attend = partial(attend_over, group=group, attention=over, cut=cut)
+    products = {p.product for p in model.parameters() if p.product is not None}
+    attend = partial(attend_over, group=group, attention=over, cut=cut, products=products)
     if pairs := [x for x in model.layers if isinstance(x, nn.EncoderBlock | nn.DecoderBlock)]:
         raise ValueError(
             f"context parallelism cuts one sequence, and an nn.Seq2Seq has a source of "
@@ -89,9 +92,18 @@ def columns(x: Array, held: Positions) -> Array:
 
 
 def attend_over(
-    qkv: Tensor, randomness: Randomness | None, *, group: Group, attention: Callable, cut: Cut
+    qkv: Tensor,
+    randomness: Randomness | None,
+    *,
+    group: Group,
+    attention: Callable,
+    cut: Cut,
+    products: Iterable[EightBits] = (),
 ) -> Tensor:
-    """Attend over the whole sequence from this rank's part: QKV[G + 2, B, K, T/N, D] -> O."""
+    """Attend over the whole sequence from this rank's part: QKV[G + 2, B, K, T/N, D] -> O.
+
+    products  of the model's layers, whose strips of positions must be whole
+    """
     own = None if randomness is None else randomness.positions
     if own is None:
         own = Positions(((0, qkv.shape[3]),), qkv.shape[3])
@@ -103,6 +115,8 @@ def attend_over(
             f"but its cut says {held[group.rank].runs}; cut tokens and targets by the same "
             "function, and pass Randomness(..., positions=)"
         )
+    for how in products:
+        how.check_part("positions", own.indices, own.length)
     return attention(qkv, group, held, documents)
 
 

@@ -51,6 +51,7 @@ def gather_in(block: int | None) -> Gather:
 
 def quantize(w: Array, block: int) -> tuple[Array, Array]:
     """Return the levels [n] of w [n], int8, and the scales [ceil(n / block)], float32 or wider."""
+    block = max(1, min(block, w.size))
     xp, wide, blocks = array_module(w), widen(w), -(-w.size // block)
     whole = xp.zeros(blocks * block, wide.dtype)
     whole[: w.size] = wide
@@ -63,5 +64,6 @@ def quantize(w: Array, block: int) -> tuple[Array, Array]:
 
 def dequantize(levels: Array, scales: Array, block: int) -> Array:
     """Return the numbers [n] of levels [n] and the scales of their blocks, in the scales' dtype."""
+    block = min(block, levels.size)
     of_each = array_module(levels).broadcast_to(scales[:, None], (scales.size, block))
     return levels * of_each.reshape(-1)[: levels.size]

@@ -6,7 +6,7 @@
     optimizer.clip_global_norm(1.0)
     trainer.step(optimizer)
 
-The sum of the gradients is naive.py's. A batch norm uses the statistics of the whole batch.
+The sum of the gradients is naive.py's. Batch norms and scales of eight bits are of the whole batch.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ from minidist.comm import Group
 from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.sync_batch_norm import sync_batch_norm
 from minidist.datasets import Batch
-from minidist.replicas import check_replicas, load_own, shapes_of
+from minidist.replicas import check_replicas, load_own, shapes_of, share_scales
 from minidist.trainer import AnyOptimizer, loss_of, update
 
 
@@ -32,6 +32,7 @@ class DataParallel:
 
     def __init__(self, model: nn.Module, group: Group, check_weights: bool = True):
         self.model, self.group = sync_batch_norm(model, group), group
+        share_scales(model.parameters(), group)
         self.check_group = check_replicas(model, group, check_weights, loads=True)
 
     @property

@@ -16,7 +16,7 @@ from minidist.data_parallel.sparse_update import Blocks
 from minidist.errors import check_number
 from minidist.nn.flat_parameters import FlatParameters
 from minidist.pieces import split_ends
-from minidist.replicas import check_same_weights, check_statistics
+from minidist.replicas import check_same_weights, check_statistics, scaled_whole
 
 PULL, PUSH, FINISH = range(3)
 HEAD, BODY = range(2)  # tags: what a message is about, and its payload
@@ -76,8 +76,16 @@ class ServerPlan:
 
 
 def check_fixed_statistics(model: nn.Module) -> None:
-    """Raise ValueError if a BatchNorm or a router's bias moves: no server has what they are."""
+    """Raise ValueError if a BatchNorm or a router's bias moves: no server has what they are.
+
+    And if a worker would scale whole arrays in eight bits by its part of a batch.
+    """
     check_statistics(model)
+    for p in scaled_whole(model.parameters()):
+        raise ValueError(
+            f"the scales of {p.name} are of whole arrays, and a worker has a part of the batch; "
+            "use EightBits(block)"
+        )
     for norm in model.modules(nn.BatchNorm):
         if norm.training:
             raise ValueError(

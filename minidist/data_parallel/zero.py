@@ -77,7 +77,7 @@ class Zero:
     ):
         tied = zero_checks.tied_between_layers(model)
         zero_checks.check_stage(model, stage, tied, block)
-        self.check_group = check_replicas(model, group, check_weights)
+        self.check_group = check_replicas(model, group, check_weights, micro_batches=micro_batches)
         self.model, self.stage, self.m = model, stage, micro_batches
         self.split = [p.name for p in model.parameters() if p.spread]  # by another strategy, too
         self.place = group.rank, group.size

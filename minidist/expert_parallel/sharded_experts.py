@@ -34,6 +34,7 @@ from minidist.replicas import (
     from_holders,
     load_own,
     shapes_of,
+    share_scales,
     sum_gradients,
     sum_loads,
     sum_squares_over,
@@ -95,6 +96,7 @@ class ExpertParallel(nn.Sequential):
             raise ValueError(
                 f"this {type(model).__name__} has no experts; use nn.Transformer(..., experts=8)"
             )
+        share_scales(model.parameters(), group)
         self.check_group = check_replicas(model, group, check_weights, loads=True)
         self.group, self.shapes = group, shapes_of(model)
         keep_own_experts(model, group, dispatch)

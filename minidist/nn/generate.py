@@ -22,8 +22,7 @@ import numpy as np
 
 from minidist.autograd import functions, no_grad
 from minidist.backend import Array, to_host
-from minidist.nn.key_value_cache import CachedDecoder, CachedTranslator
-from minidist.nn.mixture_of_experts import mixtures
+from minidist.nn.key_value_cache import CachedDecoder, CachedTranslator, reads_in_pieces
 from minidist.nn.seq2seq import Seq2Seq
 from minidist.nn.tokens import BEGIN, END, PAD
 from minidist.nn.transformer import Transformer
@@ -66,9 +65,9 @@ def sample(
 def reader(model: Transformer, positions: int) -> Callable[[list[int]], Array]:
     """Return a function of a text that grows to `positions`: the logits[V] after it.
 
-    It keeps what it has read in a cache; a mixture of experts reads all again: see CachedDecoder.
+    It keeps what it has read in a cache, if it can (CachedDecoder); else it reads all again.
     """
-    decoder = None if any(mixtures(model)) else CachedDecoder(model, positions)
+    decoder = CachedDecoder(model, positions) if reads_in_pieces(model) else None
 
     def read(tokens: list[int]) -> Array:
         if decoder is not None:

@@ -24,6 +24,7 @@ positions.
 
 import copy
 import math
+from numbers import Integral
 from typing import TypeVar
 
 import numpy as np
@@ -32,6 +33,7 @@ from minidist.autograd import Tensor, no_grad
 from minidist.autograd.kernels import causal_softmax
 from minidist.autograd.products import batched_matmul
 from minidist.backend import Array, array_module, on_device_of
+from minidist.errors import check_number
 from minidist.nn.dropout import Dropout
 from minidist.nn.mixture_of_experts import mixtures
 from minidist.nn.module import Sequential
@@ -85,21 +87,14 @@ class CachedDecoder:
     positions  the most that it reads before it begins again; by default the model's context
     length     positions read so far
 
-    ValueError for a mixture of experts: which choices an expert drops depends on the whole sequence
+    ValueError for a mixture of experts: which choices an expert drops depends on the whole
+    sequence; and for EightBits(None), whose scales do
     """
 
     def __init__(self, model: Transformer, positions: int | None = None):
         self.positions = model.context if positions is None else positions
-        if not 1 <= self.positions <= model.context:
-            raise ValueError(
-                f"a cache of {self.positions} positions is not for a context of {model.context}; "
-                f"use 1 to {model.context}"
-            )
-        if any(mixtures(model)):
-            raise ValueError(
-                "an expert's capacity is of the whole sequence, so a mixture of experts does not "
-                "read it in pieces; pass model(tokens) all tokens again"
-            )
+        words = f"the positions of a cache are a whole number from 1 to {model.context}"
+        check_number(words, self.positions, lambda n: 1 <= n <= model.context, Integral)
         self.model = copy_of(model)
         self.begin()
 
@@ -172,8 +167,19 @@ class CachedTranslator:
             return self.model.layers[-1](x)
 
 
+def reads_in_pieces(model: Sequential) -> bool:
+    """Return whether what a position gives depends on earlier positions alone."""
+    products = [p.product for p in model.parameters() if p.product is not None]
+    return not any(mixtures(model)) and all(how.block is not None for how in products)
+
+
 def copy_of(model: Model) -> Model:
     """Return a model without dropout, whose attention may have another `attend`; weights shared."""
+    if not reads_in_pieces(model):
+        raise ValueError(
+            "an expert's capacity and a scale of EightBits(None) are of the whole sequence, so "
+            "this model does not read it in pieces; pass model(tokens) all tokens again"
+        )
     shared = [*model.parameters(), *(layer.flat for layer in model.layers)]
     copied = copy.deepcopy(model, {id(x): x for x in shared})
     for dropout in copied.modules(Dropout):

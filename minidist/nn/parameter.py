@@ -85,7 +85,8 @@ class Parameter(Tensor):
         part.requires_grad = self.requires_grad
         part.spread, part.grad_dtype, part.product = spread, self.grad_dtype, self.product
         if self.product is not None:
-            self.product.check_part(self.name, shard.indices, shard.full)
+            name = f"rows or columns of {self.name}"
+            self.product.check_part(name, shard.indices, shard.full)
         self.elsewhere = (
             "it was cut into parts; use state() and load_state() of what split the model (a split "
             "model shows this rank's parts, Hybrid the whole)"

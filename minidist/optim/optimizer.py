@@ -35,6 +35,7 @@ SETTINGS: dict[str, tuple[str, Callable]] = {
         lambda b: all(0 <= x < 1 for x in b) and len(b) == 2,
     ),
     "eps": ("a finite number above 0", lambda x: 0 < x < math.inf),
+    "times": ("a finite number above 0", lambda x: 0 < x < math.inf),
     "max_norm": ("a number, at least 0", lambda x: x >= 0),
 }
 

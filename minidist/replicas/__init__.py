@@ -3,7 +3,7 @@
 gradients.py   dW{+N} -> dW on every rank, never twice over the same ranks; the global norm
 weights.py     check that copies are equal; collect and load arrays that ranks hold parts of
 whole_matrices.py  parts of matrices travel to a rank that updates the whole one, and back
-statistics.py  batch norms and routers use statistics of the whole batch
+statistics.py  batch norms, routers and scales of arrays are of the whole batch
 """
 
 from minidist.replicas.gradients import (
@@ -16,6 +16,8 @@ from minidist.replicas.gradients import (
 )
 from minidist.replicas.statistics import (
     check_statistics,
+    scaled_whole,
+    share_scales,
     sum_loads,
     sum_statistics,
 )
@@ -40,7 +42,9 @@ __all__ = [
     "from_holders",
     "gradient",
     "load_own",
+    "scaled_whole",
     "shapes_of",
+    "share_scales",
     "squares",
     "sum_gradients",
     "sum_loads",

@@ -1,9 +1,15 @@
-"""Batch norms and routers use statistics of the whole batch, also where ranks hold parts of it."""
+"""What is of the whole batch, also where ranks hold parts of it.
 
+The statistics of batch norms, the loads of routers, and the scales of whole arrays in eight bits.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
+from minidist.autograd.eight_bits import own_scale
 from minidist.comm import Group
-from minidist.nn import BatchNorm, BiasBalance, Module
+from minidist.nn import BatchNorm, BiasBalance, Module, Parameter
 from minidist.replicas.gradients import summed_ranks
 
 
@@ -34,10 +40,37 @@ def sum_loads(model: Module, group: Group) -> None:
         balance.summed_over = ranks
 
 
+def scaled_whole(parameters: Iterable[Parameter]) -> list[Parameter]:
+    """Return those whose products have one scale for each array: EightBits(block=None)."""
+    return [p for p in parameters if p.product is not None and p.product.block is None]
+
+
+def share_scales(parameters: Iterable[Parameter], group: Group) -> None:
+    """Let these ranks have one scale for each array, where `product` is EightBits(block=None).
+
+    ValueError if other ranks share it already, which would be left out.
+
+    group  all ranks that hold parts of the arrays, or other examples: those of one stage. It is
+           used by the thread that computes, and by no other one
+    """
+    share, members = partial(group.all_reduce, op="max", label="scale"), set(group.members)
+    for p in scaled_whole(parameters):
+        assert p.product is not None
+        before = set(p.product.ranks)
+        if not members <= before:
+            if before - members:
+                raise ValueError(
+                    f"the ranks {sorted(before)} share the scales of {p.name}, and "
+                    f"{sorted(before - members)} would be left out; call share_scales first, with "
+                    "a group of all ranks that hold parts, such as mesh.over('dp', 'tp')"
+                )
+            p.product = replace(p.product, share=share, ranks=tuple(group.members))
+
+
 def check_statistics(
     model: Module, ranks: int = 1, micro_batches: int = 1, loads: bool = False
 ) -> None:
-    """Raise ValueError if a BatchNorm or a router would use the statistics of a part of the batch.
+    """Raise ValueError if a model would use the statistics of a part of the batch.
 
     The gradient would then be another one, and a router's bias would move by a part of the loads.
 
@@ -50,6 +83,18 @@ def check_statistics(
         )
     if max(ranks, micro_batches) == 1:
         return
+    for p in scaled_whole(model.parameters()):
+        if micro_batches > 1:
+            raise ValueError(
+                f"the scales of {p.name} are of whole arrays, not of those of one of "
+                f"{micro_batches} micro-batches; use one micro-batch, or EightBits(block)"
+            )
+        if p.product is not None and p.product.share is own_scale:
+            raise ValueError(
+                f"the scales of {p.name} are of whole arrays, not of the parts on one of {ranks} "
+                "ranks; call replicas.share_scales(model.parameters(), group) first, or use "
+                "EightBits(block)"
+            )
     for norm in model.modules(BatchNorm):
         if not norm.training:
             continue

@@ -13,7 +13,11 @@ from minidist.replicas.statistics import check_statistics
 
 
 def check_replicas(
-    model: Module, group: Group, weights: bool = True, loads: bool = False
+    model: Module,
+    group: Group,
+    weights: bool = True,
+    loads: bool = False,
+    micro_batches: int = 1,
 ) -> Group | None:
     """Raise ValueError unless the ranks can train copies of this model on parts of a batch.
 
@@ -22,7 +26,7 @@ def check_replicas(
 
     Return the ranks that must load the same state later, or None to skip this comparison, too.
     """
-    check_statistics(model, group.size, loads=loads)
+    check_statistics(model, group.size, micro_batches, loads)
     if weights:
         check_same_weights(model, group)
     return group if weights else None

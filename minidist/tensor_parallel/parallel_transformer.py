@@ -27,7 +27,7 @@ from minidist.collective_functions import reduce_from
 from minidist.comm import Group
 from minidist.nn.embedding import check_positions, position_rows
 from minidist.nn.seq2seq import DecoderBlock, EncoderBlock
-from minidist.replicas import check_same_weights
+from minidist.replicas import check_same_weights, share_scales
 from minidist.rng import Randomness
 from minidist.tensor_parallel.column_parallel import ColumnParallelLinear
 from minidist.tensor_parallel.parallel_attention import ParallelAttention, ParallelPaddedAttention
@@ -123,6 +123,7 @@ class ParallelTransformer(nn.Sequential):
             )
         if check_weights:
             check_same_weights(model, group)
+        share_scales(model.parameters(), group)
         parts = Parts() if parts is None else parts
         self.holders = None
         if isinstance(model, nn.Llama):

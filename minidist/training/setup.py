@@ -7,7 +7,6 @@ from functools import partial
 import numpy as np
 
 from minidist import nn, optim
-from minidist.autograd.eight_bits import EightBits
 from minidist.checkpoint import Keep, RunCheckpoints
 from minidist.comm import Group, Mesh
 from minidist.data_parallel.replicated import DataParallel
@@ -15,7 +14,6 @@ from minidist.hybrid import Hybrid
 from minidist.mixed_precision import (
     LossScale,
     MixedPrecision,
-    check_strips,
     multiply_in_eight_bits,
     overflow_allowed,
 )
@@ -45,7 +43,6 @@ def trainer_for(model: nn.Module, group: Group, settings: Settings) -> Trainer:
     if settings.half:
         model.astype(settings.dtype)
     if settings.precision == "float8":
-        check_strips(settings.context, settings.cp, EightBits())
         multiply_in_eight_bits(model)
     if not settings.on_mesh:
         return DataParallel(model, group)

@@ -25,7 +25,7 @@ def translators():
 MODULES = {  # with numbers, or tuples of numbers, in every argument that takes them
     nn.AveragePool: {"k": 2},
     nn.BatchNorm: {"channels": 3, "eps": 1e-5, "momentum": 0.1},
-    nn.BiasBalance: {"experts": 3, "rate": 0.1},
+    nn.BiasBalance: {"experts": 3, "rate": 0.1, "gate": None},
     nn.Block: BLOCK,
     nn.CNN: {"channels": 1, "classes": 3, "widths": (4, 6), "seed": 0},
     nn.CausalSelfAttention: {"width": 4, "heads": 2, "seed": 0},

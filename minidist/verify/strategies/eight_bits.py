@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from minidist import nn
 from minidist.autograd.eight_bits import EightBits
-from minidist.comm import Group
-from minidist.mixed_precision import check_strips, multiply_in_eight_bits, share_scales
+from minidist.mixed_precision import multiply_in_eight_bits
 from minidist.planning.costs import eight_bits as costs
 from minidist.planning.costs.hybrid import hybrid_costs
 from minidist.rng import generator
@@ -25,16 +24,6 @@ MESHES: dict[int, list[dict]] = {  # ranks: what is asked for; the other ranks s
     4: [{}, {"dp": 2}, {"dp": 2, "pp": 2}, {"cp": 2}],
     8: [{}, {"dp": 2, "pp": 2}, {"dp": 2, "cp": 2}, {"pp": 2, "cp": 2, "schedule": "zb_h1"}],
 }
-
-
-class InEightBits(OnMesh):
-    """A mesh whose ranks share the scale of an array, where an array has one."""
-
-    def __init__(self, group: Group, case: Case, **options):
-        super().__init__(group, case, **options)
-        stage = self.hybrid.mesh.over("dp", "cp", "tp").split(0)
-        share_scales(self.hybrid.named_parameters().values(), stage)
-        self.groups = [*self.groups, stage]
 
 
 def in_eight_bits(case: Case, block: int | None = 4) -> Case:
@@ -66,12 +55,6 @@ def eight_bit_case(ranks: int, options: dict, block: int | None, llama: bool = F
     return in_eight_bits(case, block)
 
 
-def check_case(case: Case, ranks: int) -> None:
-    for p in case.model.parameters():
-        if p.product is not None:
-            check_strips(case.inputs.shape[1], case.options.get("cp", 1), p.product)
-
-
 STRATEGIES = [
     mesh_record(
         name="eight_bits",
@@ -81,7 +64,7 @@ STRATEGIES = [
         family="mixed precision",
         files=("autograd/eight_bits.py", "rounding.py"),
         lesson="18_mixed_precision",
-        start=InEightBits,
+        start=OnMesh,
         cases=eight_bit_cases,
         costs=mesh_costs(
             bytes=costs.eight_bit_bytes,
@@ -90,6 +73,5 @@ STRATEGIES = [
             compared=False,
         ),
         tests=("test_eight_bits.py", "test_rounding.py"),
-        check_case=check_case,
     )
 ]
