@@ -138,7 +138,7 @@ def train(group):
     optimizer, seen = optim.AdamW(model.parameters(), lr=5e-3), []
     for _, batch in zip(range(100), Sampler(len(inputs) - 64, 16), strict=False):
         nn.cross_entropy(model(inputs[batch.examples]), targets[batch.examples]).backward()
-        update(optimizer, model)  # optimizer.step(), zero_grad(), and a step of the bias
+        update(optimizer, model)  # optimizer.step(), a step of the bias, zero_grad()
     next(nn.mixtures(model)).gather_choices = lambda chosen, _: seen.append(chosen) or chosen
     return nn.cross_entropy(model(inputs[unseen]), targets[unseen]).item(), seen[0]
 

@@ -44,9 +44,8 @@ from minidist.replicas import (
     check_replicas,
     from_holders,
     load_own,
-    scaled_whole,
     shapes_of,
-    share_scales,
+    share_scales_of_stage,
     sum_loads,
     sum_squares_over,
 )
@@ -95,7 +94,7 @@ class Hybrid:
         hybrid_checks.check_zero(
             zero, shards, model, ep, split_sequence, options.get("recompute", False)
         )
-        self.scales = self.share_scales(model, mesh)
+        self.scales = share_scales_of_stage(model, mesh)
         self.check_group = check_replicas(model, mesh.group, check_weights, loads=True)
         self.mesh, self.split_sequence, self.positions = mesh, split_sequence, positions
         self.cp, self.replicas = mesh.over("cp"), mesh.over("dp", "cp")
@@ -120,14 +119,6 @@ class Hybrid:
         self.copies = copies_of(zero, runs, self.pipeline.parameters(), chunks, shards)
         for p in self.parameters():
             p.spread = "a mesh: pass sum_squares=hybrid.sum_squares"
-
-    def share_scales(self, model: nn.Transformer | nn.Seq2Seq, mesh: Mesh) -> list[Group]:
-        """Let a stage's ranks have one scale for an array in eight bits; return their group."""
-        if not scaled_whole(model.parameters()):
-            return []
-        stage = mesh.over("dp", "cp", "tp").split(0)  # for the thread that computes
-        share_scales(model.parameters(), stage)
-        return [stage]
 
     def split(
         self, model: nn.Transformer | nn.Seq2Seq, attention: str, dispatch: str

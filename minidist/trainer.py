@@ -78,9 +78,23 @@ class Trainer(Protocol):
 
 def loss_of(model: Module, part: Batch) -> Tensor:
     """Return a model's loss for a part of a batch, whose gradient is scaled as the batch says."""
+    check_scale(model, part)
     logits = model(part.inputs, part.randomness)
     loss = model.loss(logits, part.targets, reduction_size=part.total)
     return scaled(loss, part.loss_scale)
+
+
+def check_scale(model: Module, part: Batch) -> None:
+    """Raise ValueError if the optimizer divides by a loss scale that the batch does not have."""
+    for flat in [layer.flat for layer in model.layers if layer.flat is not None]:
+        for p in flat.parameters[:1]:
+            home = (p.keeper or p).home
+            scale = None if home is None else home.scale
+            if scale is not None and part.loss_scale == 1 != scale.value:
+                raise ValueError(
+                    f"the optimizer divides gradients by its loss scale {scale.value}, and the "
+                    "batch has none; use Batch(..., loss_scale=optimizer.loss_scale)"
+                )
 
 
 def update(optimizer: AnyOptimizer, model: Module, step: Callable[[], None] | None = None) -> None:

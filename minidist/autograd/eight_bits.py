@@ -29,7 +29,6 @@ import numpy as np
 from minidist.autograd.deferred import Gradient
 from minidist.autograd.tensor import Function
 from minidist.backend import Array, array_module, widen
-from minidist.errors import check_number
 from minidist.rounding import E4M3, E5M2, Format, rounded
 
 
@@ -56,9 +55,11 @@ class EightBits:
     ranks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.block is not None:
-            words = "the block of EightBits is a whole number from 1, or None"
-            check_number(words, self.block, lambda n: n >= 1, Integral)
+        block = 1 if self.block is None else self.block
+        if not isinstance(block, Integral) or isinstance(block, bool) or block < 1:
+            raise ValueError(
+                f"the block of EightBits is a whole number from 1, or None, not {block!r}"
+            )
 
     def __call__(self, transposed: bool) -> "LinearInEightBits":
         return LinearInEightBits(self, transposed)

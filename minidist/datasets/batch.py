@@ -60,8 +60,8 @@ class Batch:
         which = self.counted
         if which is None and self.positions is None and self.targets.dtype.kind == "i":
             which = self.targets != IGNORED if self.targets.ndim == 2 else None
-        how = self.positions, self.loss_scale, self.documents, which
-        how += (None if which is None else total,)
+        of_all = None if which is None else total
+        how = self.positions, self.loss_scale, self.documents, which, of_all
         derived = {
             "examples": examples,
             "total": total,

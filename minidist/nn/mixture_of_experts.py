@@ -88,11 +88,13 @@ class Report:
     routing  of these positions
     dropped  choices beyond the capacity, per expert, [E]
     balance  this pass's part of the balancing loss: parts of one batch add up to the whole
+    of_part  whether the pass was told of what batch it has a part (Randomness.batch)
     """
 
     routing: Routing
     dropped: np.ndarray
     balance: float
+    of_part: bool = False
 
     @property
     def load(self) -> np.ndarray:
@@ -222,7 +224,8 @@ class MixtureOfExperts(Module):
         weights = (scale[:, None] * whole.counts)[:, None]
         weights = weights if counted.all() else weights * counted[..., None]
         dropped = np.bincount(routing.chosen[~routing.kept], minlength=E)
-        self.report = Report(routing, dropped, float((p * weights.astype(p.dtype)).sum()))
+        loss = float((p * weights.astype(p.dtype)).sum())
+        self.report = Report(routing, dropped, loss, how.knows_batch())
         return routing, (how.loss_scale * weights).astype(p.dtype)
 
     def routed(

@@ -39,7 +39,7 @@ from minidist.replicas import (
     sum_gradients,
     sum_squares_over,
 )
-from minidist.trainer import AnyOptimizer, update
+from minidist.trainer import AnyOptimizer, check_scale, update
 
 STAGES = "the stages of a pipeline: pass sum_squares=pipeline.sum_squares"
 
@@ -133,6 +133,7 @@ class Pipeline:
         """
         if len(batch) != self.m:
             raise ValueError(f"the programs are for {self.m} micro-batches, not {len(batch)}")
+        check_scale(self.model, batch[0])
         for stage in self.stages:
             stage.begin(batch)
         before = self.take_shared_gradients()

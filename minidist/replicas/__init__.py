@@ -18,6 +18,7 @@ from minidist.replicas.statistics import (
     check_statistics,
     scaled_whole,
     share_scales,
+    share_scales_of_stage,
     sum_loads,
     sum_statistics,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "scaled_whole",
     "shapes_of",
     "share_scales",
+    "share_scales_of_stage",
     "squares",
     "sum_gradients",
     "sum_loads",

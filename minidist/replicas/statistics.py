@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import partial
 
 from minidist.autograd.eight_bits import own_scale
-from minidist.comm import Group
-from minidist.nn import BatchNorm, BiasBalance, Module, Parameter
+from minidist.comm import Group, Mesh
+from minidist.nn import BatchNorm, BiasBalance, Module, Parameter, mixtures
 from minidist.replicas.gradients import summed_ranks
 
 
@@ -67,6 +67,15 @@ def share_scales(parameters: Iterable[Parameter], group: Group) -> None:
             p.product = replace(p.product, share=share, ranks=tuple(group.members))
 
 
+def share_scales_of_stage(model: Module, mesh: Mesh) -> list[Group]:
+    """Let the ranks of a stage share scales, if there are any to share; return their group."""
+    if not scaled_whole(model.parameters()):
+        return []
+    stage = mesh.over("dp", "cp", "tp").split(0)  # for the thread that computes
+    share_scales(model.parameters(), stage)
+    return [stage]
+
+
 def check_statistics(
     model: Module, ranks: int = 1, micro_batches: int = 1, loads: bool = False
 ) -> None:
@@ -83,6 +92,13 @@ def check_statistics(
         )
     if max(ranks, micro_batches) == 1:
         return
+    for mixture in mixtures(model):
+        if mixture.balance and mixture.report is not None and not mixture.report.of_part:
+            raise ValueError(
+                f"the balancing loss of {mixture.gate.weight.name} was divided by the examples of "
+                "a part of the batch; pass Randomness(seed, step, examples, batch=B), with the B "
+                "of all ranks, or use a Batch's randomness"
+            )
     for p in scaled_whole(model.parameters()):
         if micro_batches > 1:
             raise ValueError(
