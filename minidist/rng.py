@@ -77,15 +77,6 @@ class Randomness:
         examples = np.asarray(self.examples)
         if examples.size and (examples.dtype.kind not in "iu" or examples.min() < 0):
             raise ValueError(f"indices of examples are whole numbers from 0, not {examples}")
-        if (
-            self.counted is not None
-            and self.total is None
-            and self.batch not in (None, len(examples))
-        ):
-            raise ValueError(
-                f"counted is of {len(examples)} examples of a batch of {self.batch}; give total=, "
-                "the number of positions that count in all of them"
-            )
         for name, array in {"documents": self.documents, "counted": self.counted}.items():
             if array is not None and (array.ndim != 2 or len(array) != len(examples)):
                 raise ValueError(
@@ -106,7 +97,6 @@ class Randomness:
 
     def positions_that_count(self, B: int, T: int) -> np.ndarray:
         """Return which positions of whole sequences count in the balance of experts: [B, T]."""
-        self.check_rows(B)
         if self.counted is None:
             return np.ones((B, T), bool)
         check_length("counted", self.counted, T)
@@ -118,9 +108,9 @@ class Randomness:
 
     def total_of(self, counted: np.ndarray) -> float:
         """Return how many positions of the whole update count, of which these are some or all."""
-        if self.total is None and self.counted is None and self.batch is not None:
-            return self.batch * counted.shape[1]
-        return counted.sum() if self.total is None else self.total
+        if self.counted is not None:
+            return counted.sum() if self.total is None else self.total
+        return counted.size if self.batch is None else self.batch * counted.shape[1]
 
     def keep(self, name: str, rate: float, shape, window=None, full_shape=None) -> np.ndarray:
         """Return the boolean mask [B, ...] of what dropout at `rate` keeps in layer `name`.
@@ -138,13 +128,6 @@ class Randomness:
         counter = example * np.uint64(math.prod(full_shape)) + element
         return hash_uniform(self.key(name), counter) >= rate
 
-    def check_rows(self, B: int) -> None:
-        if len(self.examples) != B:
-            raise ValueError(
-                f"Randomness has {len(self.examples)} example indices for a batch of {B}; "
-                "give one global index per row"
-            )
-
     def held(self, window=None, full_shape=None) -> Positions | None:
         """Return the rows of each example that an array has, unless its caller says which."""
         return self.positions if window is None and full_shape is None else None
@@ -155,7 +138,11 @@ class Randomness:
 
     def full_shape(self, shape, full_shape=None) -> tuple[int, ...]:
         """Return the shape of one whole example, by default of an array of this `shape`."""
-        self.check_rows(shape[0])
+        if len(self.examples) != shape[0]:
+            raise ValueError(
+                f"Randomness has {len(self.examples)} example indices for a batch of {shape[0]}; "
+                "give one global index per row"
+            )
         if full_shape is not None or self.positions is None:
             return tuple(shape[1:] if full_shape is None else full_shape)
         if len(shape) < 2 or shape[1] != len(self.positions):

@@ -86,15 +86,14 @@ def loss_of(model: Module, part: Batch) -> Tensor:
 
 def check_scale(model: Module, part: Batch) -> None:
     """Raise ValueError if the optimizer divides by a loss scale that the batch does not have."""
-    for flat in [layer.flat for layer in model.layers if layer.flat is not None]:
-        for p in flat.parameters[:1]:
-            home = (p.keeper or p).home
-            scale = None if home is None else home.scale
-            if scale is not None and part.loss_scale == 1 != scale.value:
-                raise ValueError(
-                    f"the optimizer divides gradients by its loss scale {scale.value}, and the "
-                    "batch has none; use Batch(..., loss_scale=optimizer.loss_scale)"
-                )
+    firsts = [p for layer in model.layers if layer.flat for p in layer.flat.parameters[:1]]
+    homes = [(p.keeper or p).home for p in firsts]
+    scales = {home.scale.value for home in homes if home is not None and home.scale is not None}
+    if part.loss_scale == 1 and scales - {1}:
+        raise ValueError(
+            f"the optimizer divides gradients by its loss scale {max(scales)}, and the batch has "
+            "none; use Batch(..., loss_scale=optimizer.loss_scale)"
+        )
 
 
 def update(optimizer: AnyOptimizer, model: Module, step: Callable[[], None] | None = None) -> None:

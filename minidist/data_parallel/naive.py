@@ -17,8 +17,7 @@ so only a sum over the ranks is left to do, without a factor; uneven or empty sh
 
 Layouts: X[B/dp, ...] -> dW{+dp}, a partial sum on every rank -> all_reduce -> dW.
 
-Every rank must begin with the same weights, because only gradients are exchanged: DataParallel
-(replicated.py), which calls this function, checks it once.
+Every rank must begin with the same weights: DataParallel (replicated.py) checks it once.
 
 Bytes: 2 (N - 1) times the parameters' size from all N ranks together; 2 (N - 1) / N from each, up
 to rounding where N does not divide a parameter.
@@ -26,12 +25,13 @@ to rounding where N does not divide a parameter.
 
 from minidist.comm import Group
 from minidist.nn import Module
-from minidist.replicas import check_statistics, gradient, sum_loads, summed_once
+from minidist.replicas import check_balance, check_statistics, gradient, sum_loads, summed_once
 
 
 def all_reduce_gradients(model: Module, group: Group) -> None:
     """Give every rank the sum of each parameter's gradient over the ranks; None adds zero."""
     check_statistics(model, group.size, loads=True)
+    check_balance(model, group)
     for p in summed_once(model.parameters(), group):
         p.grad = group.all_reduce(gradient(p), label=p.name)
     sum_loads(model, group)

@@ -16,7 +16,7 @@ from minidist.data_parallel.sparse_update import Blocks
 from minidist.errors import check_number
 from minidist.nn.flat_parameters import FlatParameters
 from minidist.pieces import split_ends
-from minidist.replicas import check_same_weights, check_statistics, scaled_whole
+from minidist.replicas import check_same_weights, check_statistics
 
 PULL, PUSH, FINISH = range(3)
 HEAD, BODY = range(2)  # tags: what a message is about, and its payload
@@ -76,16 +76,7 @@ class ServerPlan:
 
 
 def check_fixed_statistics(model: nn.Module) -> None:
-    """Raise ValueError if a BatchNorm or a router's bias moves: no server has what they are.
-
-    And if a worker would scale whole arrays in eight bits by its part of a batch.
-    """
-    check_statistics(model)
-    for p in scaled_whole(model.parameters()):
-        raise ValueError(
-            f"the scales of {p.name} are of whole arrays, and a worker has a part of the batch; "
-            "use EightBits(block)"
-        )
+    """Raise ValueError if a BatchNorm trains: its worker would move what no server has."""
     for norm in model.modules(nn.BatchNorm):
         if norm.training:
             raise ValueError(
@@ -99,8 +90,9 @@ class Member:
     """What servers and workers have in common: the model as one flat vector, and their group."""
 
     def __init__(self, group: Group, model: nn.Module, plan: ServerPlan):
-        plan.workers(group.size)  # raises if none does
+        workers = plan.workers(group.size)  # raises if none does
         check_fixed_statistics(model)
+        check_statistics(model, workers)
         self.flat = FlatParameters([p for p in model.parameters() if p.requires_grad])
         if plan.check_weights:
             check_same_weights(model, group)

@@ -60,8 +60,7 @@ class Batch:
         which = self.counted
         if which is None and self.positions is None and self.targets.dtype.kind == "i":
             which = self.targets != IGNORED if self.targets.ndim == 2 else None
-        of_all = None if which is None else total
-        how = self.positions, self.loss_scale, self.documents, which, of_all
+        how = self.positions, self.loss_scale, self.documents, which, total
         derived = {
             "examples": examples,
             "total": total,

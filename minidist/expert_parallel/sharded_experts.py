@@ -21,8 +21,6 @@ wrong.
 import numpy as np
 
 from minidist import nn
-from minidist.autograd import Tensor
-from minidist.autograd.recording import is_recording
 from minidist.backend import Array, to_host
 from minidist.comm import Group
 from minidist.errors import check_name
@@ -30,6 +28,7 @@ from minidist.expert_parallel.dispatch import Dispatch
 from minidist.expert_parallel.once_per_rank import OncePerRank
 from minidist.pieces import split_ends
 from minidist.replicas import (
+    check_balance,
     check_replicas,
     from_holders,
     load_own,
@@ -39,7 +38,6 @@ from minidist.replicas import (
     sum_loads,
     sum_squares_over,
 )
-from minidist.rng import Randomness
 
 SPREAD = "ranks that hold different experts: pass sum_squares=model.sum_squares"
 DISPATCHES = "rows", "positions"
@@ -104,22 +102,9 @@ class ExpertParallel(nn.Sequential):
         for p in self.parameters():
             p.spread = SPREAD
 
-    def forward(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:
-        """Compute this rank's logits; ValueError if the balancing loss does not know the batch."""
-        known = randomness is not None and randomness.knows_batch()
-        if is_recording() and self.group.size > 1 and not known and self.balanced():
-            raise ValueError(
-                f"each of {self.group.size} ranks has a part of the batch, and the balancing loss "
-                "is divided by all of it; pass Randomness(seed, step, examples, batch=B), with the "
-                "B of all ranks, and with counted= the total= of all ranks"
-            )
-        return super().forward(x, randomness)
-
-    def balanced(self) -> bool:
-        return any(mixture.balance > 0 for mixture in nn.mixtures(self))
-
     def sum_gradients(self) -> None:
         """Sum over the ranks what is a partial sum: all gradients but those of experts; loads."""
+        check_balance(self, self.group)
         experts = expert_parameters(self)
         sum_gradients([p for p in self.parameters() if p not in experts], self.group)
         sum_loads(self, self.group)

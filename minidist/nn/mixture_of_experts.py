@@ -21,6 +21,7 @@ import numpy as np
 
 from minidist.autograd import Function, Tensor, functions
 from minidist.autograd.kernels import rows_of, sum_into_rows
+from minidist.autograd.recording import is_recording
 from minidist.backend import Array, array_module, on_device_of, to_host
 from minidist.errors import check_number
 from minidist.nn.bias_balance import BiasBalance
@@ -88,7 +89,7 @@ class Report:
     routing  of these positions
     dropped  choices beyond the capacity, per expert, [E]
     balance  this pass's part of the balancing loss: parts of one batch add up to the whole
-    of_part  whether the pass was told of what batch it has a part (Randomness.batch)
+    of_part  whether it was told of what batch it has a part (Randomness.batch), or only evaluated
     """
 
     routing: Routing
@@ -225,7 +226,7 @@ class MixtureOfExperts(Module):
         weights = weights if counted.all() else weights * counted[..., None]
         dropped = np.bincount(routing.chosen[~routing.kept], minlength=E)
         loss = float((p * weights.astype(p.dtype)).sum())
-        self.report = Report(routing, dropped, loss, how.knows_batch())
+        self.report = Report(routing, dropped, loss, how.knows_batch() or not is_recording())
         return routing, (how.loss_scale * weights).astype(p.dtype)
 
     def routed(

@@ -15,6 +15,7 @@ from minidist.replicas.gradients import (
     summed_ranks,
 )
 from minidist.replicas.statistics import (
+    check_balance,
     check_statistics,
     scaled_whole,
     share_scales,
@@ -35,6 +36,7 @@ from minidist.replicas.whole_matrices import WholeMatrices
 
 __all__ = [
     "WholeMatrices",
+    "check_balance",
     "check_replicas",
     "check_same_state",
     "check_same_weights",

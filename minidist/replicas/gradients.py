@@ -1,14 +1,13 @@
 """Sums of gradients, and of their squares, over ranks that hold copies or parts of one model."""
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol
 
 import numpy as np
 
 from minidist.autograd import Tensor
 from minidist.backend import Array
 from minidist.comm import Group
-from minidist.nn import Parameter
+from minidist.nn import BiasBalance, Parameter
 from minidist.optim import sum_of_squares
 
 
@@ -35,17 +34,8 @@ def summed_once(parameters: Iterable[Parameter], group: Group) -> Iterator[Param
             p.note_sum(ranks)
 
 
-class Summed(Protocol):
-    """What was summed over ranks: the gradient of a parameter, the load of a router."""
-
-    name: str
-
-    @property
-    def summed_over(self) -> frozenset[int]: ...
-
-
-def summed_ranks(p: Summed, group: Group) -> frozenset[int]:
-    """Return the ranks whose sum p's gradient will be once it is summed over the group.
+def summed_ranks(p: Parameter | BiasBalance, group: Group) -> frozenset[int]:
+    """Return the ranks whose sum p's gradient, or load, will be once it is summed over the group.
 
     ValueError if it already contains a sum over two of the group's ranks, which would be summed
     again. Sums over two axes of a mesh may follow each other: these groups share only this rank.

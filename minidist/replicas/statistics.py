@@ -13,17 +13,19 @@ from minidist.nn import BatchNorm, BiasBalance, Module, Parameter, mixtures
 from minidist.replicas.gradients import summed_ranks
 
 
-def sum_statistics(norm: BatchNorm, group: Group) -> None:
-    """Let a norm add up its statistics over ranks that hold parts of every batch.
-
-    ValueError if it adds them up over other ranks already, which would be left out.
-    """
-    if left_out := set(norm.ranks) - set(group.members):
+def check_all_share(name: str, ranks: Iterable[int], group: Group) -> None:
+    """Raise ValueError if the group leaves out ranks that have one statistic with this one."""
+    if left_out := set(ranks) - set(group.members):
         raise ValueError(
-            f"{norm.name} adds up over the ranks {list(norm.ranks)}, and would leave out "
-            f"{sorted(left_out)}; call sync_batch_norm last, with a group of all ranks that hold "
-            "parts of the batch, such as mesh.over('dp', 'tp')"
+            f"{name} adds up over the ranks {list(ranks)}, and would leave out "
+            f"{sorted(left_out)}; call this last, with a group of all ranks that hold parts of the "
+            "batch, such as mesh.over('dp', 'tp')"
         )
+
+
+def sum_statistics(norm: BatchNorm, group: Group) -> None:
+    """Let a norm add up its statistics over ranks that hold parts of every batch."""
+    check_all_share(norm.name, norm.ranks, group)
     norm.sum_over_ranks, norm.ranks = partial(group.all_reduce, label=norm.name), group.members
 
 
@@ -48,22 +50,14 @@ def scaled_whole(parameters: Iterable[Parameter]) -> list[Parameter]:
 def share_scales(parameters: Iterable[Parameter], group: Group) -> None:
     """Let these ranks have one scale for each array, where `product` is EightBits(block=None).
 
-    ValueError if other ranks share it already, which would be left out.
-
     group  all ranks that hold parts of the arrays, or other examples: those of one stage. It is
            used by the thread that computes, and by no other one
     """
-    share, members = partial(group.all_reduce, op="max", label="scale"), set(group.members)
+    share = partial(group.all_reduce, op="max", label="scale")
     for p in scaled_whole(parameters):
         assert p.product is not None
-        before = set(p.product.ranks)
-        if not members <= before:
-            if before - members:
-                raise ValueError(
-                    f"the ranks {sorted(before)} share the scales of {p.name}, and "
-                    f"{sorted(before - members)} would be left out; call share_scales first, with "
-                    "a group of all ranks that hold parts, such as mesh.over('dp', 'tp')"
-                )
+        if not set(group.members) <= set(p.product.ranks):
+            check_all_share(f"the scale of {p.name}", p.product.ranks, group)
             p.product = replace(p.product, share=share, ranks=tuple(group.members))
 
 
@@ -74,6 +68,17 @@ def share_scales_of_stage(model: Module, mesh: Mesh) -> list[Group]:
     stage = mesh.over("dp", "cp", "tp").split(0)  # for the thread that computes
     share_scales(model.parameters(), stage)
     return [stage]
+
+
+def check_balance(model: Module, group: Group) -> None:
+    """Raise ValueError if the balancing loss of the last pass was of a part of the batch alone."""
+    for mixture in mixtures(model) if group.size > 1 else ():
+        if mixture.balance and mixture.report is not None and not mixture.report.of_part:
+            raise ValueError(
+                f"each of {group.size} ranks has a part of the batch, and the balancing loss of "
+                f"{mixture.gate.weight.name} is divided by all of it; pass Randomness(seed, step, "
+                "examples, batch=B), with the B of all ranks, and with counted= their total="
+            )
 
 
 def check_statistics(
@@ -92,24 +97,12 @@ def check_statistics(
         )
     if max(ranks, micro_batches) == 1:
         return
-    for mixture in mixtures(model):
-        if mixture.balance and mixture.report is not None and not mixture.report.of_part:
-            raise ValueError(
-                f"the balancing loss of {mixture.gate.weight.name} was divided by the examples of "
-                "a part of the batch; pass Randomness(seed, step, examples, batch=B), with the B "
-                "of all ranks, or use a Batch's randomness"
-            )
     for p in scaled_whole(model.parameters()):
-        if micro_batches > 1:
-            raise ValueError(
-                f"the scales of {p.name} are of whole arrays, not of those of one of "
-                f"{micro_batches} micro-batches; use one micro-batch, or EightBits(block)"
-            )
-        if p.product is not None and p.product.share is own_scale:
+        if micro_batches > 1 or (p.product is not None and p.product.share is own_scale):
             raise ValueError(
                 f"the scales of {p.name} are of whole arrays, not of the parts on one of {ranks} "
-                "ranks; call replicas.share_scales(model.parameters(), group) first, or use "
-                "EightBits(block)"
+                f"ranks, or in one of {micro_batches} micro-batches; use one micro-batch and call "
+                "replicas.share_scales(model.parameters(), group) first, or use EightBits(block)"
             )
     for norm in model.modules(BatchNorm):
         if not norm.training:

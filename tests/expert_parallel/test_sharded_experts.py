@@ -177,7 +177,7 @@ def misused(group, how):
 @pytest.mark.parametrize(
     "how, words",
     [
-        ("no batch", r"balancing loss is divided by all of it; pass Randomness\(.*batch=B\)"),
+        ("no batch", r"balancing loss of .* is divided by all of it; pass Randomness\(.*batch=B\)"),
         ("no sum_squares", "ranks that hold different experts: pass sum_squares=model.sum_squares"),
         ("clipped parts", r"is not yet summed over the 2 ranks; call sum_gradients\(\)"),
         ("twice", "would be summed over them again"),

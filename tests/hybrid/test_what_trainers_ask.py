@@ -63,4 +63,4 @@ def test_a_balancing_loss_of_a_part_is_not_summed_as_if_it_were_of_the_batch(clu
         return refused(all_reduce_gradients, model, group)
 
     for words in cluster(2, "thread").run(worker):
-        assert (words is None) if batch else "was divided by the examples of a part" in words
+        assert (words is None) if batch else "has a part of the batch" in words
