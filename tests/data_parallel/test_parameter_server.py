@@ -40,7 +40,7 @@ def share_of(case, examples, step):
     _, inputs, targets = case
 
     def backward(model, batch):
-        logits = model(inputs[examples], Randomness(1, step, examples))
+        logits = model(inputs[examples], Randomness(1, step, examples, len(inputs)))
         nn.cross_entropy(logits, targets[examples], targets.size).backward()
 
     return backward
