@@ -13,19 +13,19 @@ from minidist.nn import BatchNorm, BiasBalance, Module, Parameter, mixtures
 from minidist.replicas.gradients import summed_ranks
 
 
-def check_all_share(name: str, ranks: Iterable[int], group: Group) -> None:
+def check_all_share(name: str, ranks: Iterable[int], group: Group, call: str) -> None:
     """Raise ValueError if the group leaves out ranks that have one statistic with this one."""
     if left_out := set(ranks) - set(group.members):
         raise ValueError(
             f"{name} adds up over the ranks {list(ranks)}, and would leave out "
-            f"{sorted(left_out)}; call this last, with a group of all ranks that hold parts of the "
-            "batch, such as mesh.over('dp', 'tp')"
+            f"{sorted(left_out)}; call {call} last, with a group of all ranks that hold parts of "
+            "the batch, such as mesh.over('dp', 'tp')"
         )
 
 
 def sum_statistics(norm: BatchNorm, group: Group) -> None:
     """Let a norm add up its statistics over ranks that hold parts of every batch."""
-    check_all_share(norm.name, norm.ranks, group)
+    check_all_share(norm.name, norm.ranks, group, "sync_batch_norm")
     norm.sum_over_ranks, norm.ranks = partial(group.all_reduce, label=norm.name), group.members
 
 
@@ -57,7 +57,7 @@ def share_scales(parameters: Iterable[Parameter], group: Group) -> None:
     for p in scaled_whole(parameters):
         assert p.product is not None
         if not set(group.members) <= set(p.product.ranks):
-            check_all_share(f"the scale of {p.name}", p.product.ranks, group)
+            check_all_share(f"the scale of {p.name}", p.product.ranks, group, "share_scales")
             p.product = replace(p.product, share=share, ranks=tuple(group.members))
 
 
