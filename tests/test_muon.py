@@ -214,7 +214,6 @@ def test_owners_share_the_work(shapes, ranks):
 
 
 def test_a_run_goes_on_from_a_checkpoint_on_another_mesh(cluster, tmp_path):
-    pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
 
     def first(group):
         zero = Zero(transformer().flatten(group.empty), group, 3)

@@ -40,7 +40,6 @@ def agree(
     """
 
     def mine() -> dict:
-        manifest.safetensors()  # is it there, on every rank?
         number = check_step(step)
         held = [described(part) for part in parts]
         if group is None or group.rank == 0:

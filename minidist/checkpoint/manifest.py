@@ -17,10 +17,8 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 
@@ -45,17 +43,6 @@ def in_words(doing: str, remedy: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         raise ValueError(f"cannot {doing}: {error.strerror or error}{remedy}") from error
-
-
-def safetensors() -> ModuleType:
-    """Import the library, or raise a ValueError that says how to get it."""
-    try:
-        import_module("safetensors.numpy")
-        return import_module("safetensors")
-    except ImportError as error:
-        raise ValueError(
-            "checkpoints need the package safetensors: pip install 'minidist[checkpoint]'"
-        ) from error
 
 
 def place(folder: str | Path) -> Path:

@@ -12,6 +12,8 @@ name, since a later version of the package `transformers` may let it choose what
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file
 
 from minidist.backend import float_dtype
 from minidist.checkpoint import manifest
@@ -65,17 +67,16 @@ def refuse(path: Path, key: str, value, why: str) -> None:
 
 def read(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays of a safetensors file; of bfloat16 only where ml_dtypes is installed."""
-    library = manifest.safetensors()
     with manifest.in_words(f"read {path}"):
         try:
-            with library.safe_open(path, "np") as file:
+            with safe_open(path, "np") as file:
                 kinds = {file.get_slice(name).get_dtype() for name in file.keys()}
             if strange := sorted(kinds - KINDS):
                 raise ValueError(f"{path} has arrays of {strange[0]}; save them as float32")
             if "BF16" in kinds:
                 float_dtype("bfloat16")  # imports what makes it a dtype of NumPy
-            return library.numpy.load_file(path)
-        except library.SafetensorError as error:
+            return load_file(path)
+        except SafetensorError as error:
             raise ValueError(f"{path} is damaged or foreign: {error}") from error
 
 

@@ -18,6 +18,8 @@ from operator import index
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
 
 from minidist.backend import Array, as_array
 from minidist.checkpoint import manifest
@@ -134,7 +136,6 @@ def write_parts(target: Path, rank: int, parts: list[Part]) -> dict:
     """Write a rank's file; return {} if it has nothing to write, or its entry in the manifest."""
     if not parts:
         return {}
-    library = manifest.safetensors()
     path, holds, shapes = target / f"rank-{rank:03d}.safetensors", {}, {}
     arrays: dict[str, np.ndarray] = {}
     for part in parts:
@@ -145,8 +146,8 @@ def write_parts(target: Path, rank: int, parts: list[Part]) -> dict:
         shapes[part.cut.name] = {"shape": shape, "dtype": arrays[key].dtype.name}
     with manifest.in_words(f"write the checkpoint {target}", WHOLE), new_file(path) as temporary:
         try:
-            library.numpy.save_file(arrays, temporary)
-        except library.SafetensorError as error:
+            save_file(arrays, temporary)
+        except SafetensorError as error:
             raise OSError(0, str(error)) from error
         header = checksum(manifest.header(temporary))
         entry = {"bytes": temporary.stat().st_size, "header": header, "holds": holds}

@@ -299,7 +299,6 @@ def test_rows_are_printed_as_they_are_measured_and_are_not_lost(tiny, monkeypatc
 def test_a_checkpoint_is_held_against_np_save_and_its_step_against_one_without(
     monkeypatch, tmp_path
 ):
-    pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(checkpoint, "ELEMENTS", 100)
     own = {"ours": (0.2, 0.0), "plain": (1.0, 0.9), "save": (2.0, 2.0)}
@@ -315,7 +314,6 @@ def test_a_checkpoint_is_held_against_np_save_and_its_step_against_one_without(
 
 
 def test_what_a_save_takes_from_a_step_is_measured_in_three_times(monkeypatch, tmp_path, cluster):
-    pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
     for name, size in {"WIDTH": 32, "BATCH": 16}.items():
         monkeypatch.setattr(checkpoint, name, size)
     (found,) = cluster(1, "thread").run(checkpoint.steps_and_saves, tmp_path, 1)

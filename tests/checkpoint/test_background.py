@@ -13,8 +13,6 @@ from minidist.checkpoint.background import Background
 from minidist.errors import RankFailed
 from tests.strategies import assert_same_bits
 
-pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
-
 
 @pytest.fixture(autouse=True)
 def gate(monkeypatch):

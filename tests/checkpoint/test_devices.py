@@ -10,7 +10,6 @@ from minidist.training.loop import train
 from tests.checkpoint.test_training import SMALL, TEXT, interrupt
 from tests.strategies import assert_same_bits
 
-pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
 pytestmark = pytest.mark.gpu
 
 WAYS = [{}, {"pp": 2, "zero": 1}, {"precision": "float16"}]

@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 
 from minidist import checkpoint, nn
 from minidist.checkpoint import Part, manifest, writing
 from minidist.checkpoint.reading import Saved
 from minidist.errors import RankFailed
 from tests.strategies import arrays, assert_same_bits, seeds, shapes
-
-pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
 
 
 def state(seed=0):
@@ -55,8 +54,6 @@ def test_arrays_come_back_bit_for_bit(tmp_path_factory, seed, wanted, dtype):
 
 
 def test_the_files_are_those_of_the_safetensors_library(two):
-    from safetensors.numpy import load_file
-
     assert_same_bits(load_file(two / "step-00000007" / "rank-000.safetensors"), state(7))
 
 
@@ -639,11 +636,3 @@ def test_newer_checkpoints_are_set_aside_and_can_be_put_back(two):
     assert checkpoint.set_aside(two, after=9) == []
     (two / names[0]).rename(two / "step-00000007")
     assert_same_bits(checkpoint.load(two, step=7)[0], state(7))
-
-
-def test_without_the_library_the_error_says_how_to_get_it(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-    with pytest.raises(ValueError, match=r"pip install 'minidist\[checkpoint\]'"):
-        checkpoint.save(tmp_path, state(), 1)
-    assert not any(tmp_path.iterdir())

@@ -6,15 +6,13 @@ import re
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from minidist import Mesh, checkpoint, nn
 from minidist.checkpoint.gpt2_config import FUNCTION, HARMLESS, HEADS, SIZES
 from minidist.hybrid import Hybrid
 from tests.strategies import assert_same_bits
 
-numpy_file = pytest.importorskip(
-    "safetensors.numpy", reason="checkpoints need the package safetensors"
-)
 NAMES = {  # of one block, and the shape for C = 6
     "ln_1.weight": (6,),
     "ln_1.bias": (6,),
@@ -40,7 +38,7 @@ def arrays():
 
 
 def saved(folder, arrays, **config):
-    numpy_file.save_file(arrays, folder / "model.safetensors")
+    save_file(arrays, folder / "model.safetensors")
     if config:
         (folder / "config.json").write_text(json.dumps(config))
     return folder / "model.safetensors"

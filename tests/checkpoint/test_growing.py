@@ -15,8 +15,6 @@ from minidist.training.loop import train
 from minidist.training.settings import Settings
 from tests.strategies import assert_same_bits
 
-pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
-
 SETTINGS = Settings(steps=3, batch=6, context=8, width=12, micro_batches=1)
 TEXT = Text(np.random.default_rng(0).integers(0, 5, 400), "bcdfg", "five characters")
 OTHER = Text(np.random.default_rng(1).integers(0, 4, 400), "aceh", "others").including("bcdfg")

@@ -20,8 +20,6 @@ from tests.checkpoint.test_training import SMALL, TEXT, everyday, interrupt
 from tests.planted import planted
 from tests.strategies import assert_same_bits
 
-pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
-
 STEPS, AT = 7, 4
 ON_A_MESH = [{"zero": 1}, {"pp": 2}, {"pp": 2, "zero": 1, "schedule": "gpipe"}]
 PRECISIONS = ["float16", "bfloat16", "bfloat16-stochastic", "float8"]

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from minidist import Mesh, checkpoint, nn
 from minidist.checkpoint.llama_config import FUNCTION, HARMLESS, OTHERS, SIZES, STRETCH
@@ -13,9 +14,6 @@ from minidist.hybrid import Hybrid
 from minidist.nn.rotary_frequencies import Stretched, frequencies
 from tests.strategies import assert_same_bits
 
-numpy_file = pytest.importorskip(
-    "safetensors.numpy", reason="checkpoints need the package safetensors"
-)
 CONFIG = {
     "model_type": "llama",
     "vocab_size": 11,
@@ -58,7 +56,7 @@ def arrays(config):
 
 
 def saved(folder, arrays, config):
-    numpy_file.save_file(arrays, folder / "model.safetensors")
+    save_file(arrays, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -69,7 +67,7 @@ def in_files(folder, arrays, config, files=3):
     names = [f"model-{n + 1:05}-of-{files:05}.safetensors" for n in range(files)]
     places = {name: names[n % files] for n, name in enumerate(arrays)}
     for file in names:
-        numpy_file.save_file({a: arrays[a] for a in arrays if places[a] == file}, folder / file)
+        save_file({a: arrays[a] for a in arrays if places[a] == file}, folder / file)
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
     return folder
 

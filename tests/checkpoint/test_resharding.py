@@ -22,8 +22,6 @@ from minidist.tensor_parallel import ParallelTransformer
 from minidist.verify.compare import compare
 from tests.strategies import assert_same_bits, seeds
 
-pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
-
 TOKENS = np.arange(40).reshape(8, 5) * 7 % 11
 MESHES = [  # dp, pp, cp, tp, ep, zero
     (dp, pp, cp, tp, ep, zero)

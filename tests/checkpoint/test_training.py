@@ -19,8 +19,6 @@ from minidist.training.setup import description
 from minidist.verify.compare import compare
 from tests.strategies import assert_same_bits
 
-pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
-
 TEXT = Text(np.random.default_rng(0).integers(0, 5, 400), "abcde", "five characters")
 SMALL = Settings(steps=5, batch=6, context=8, width=12, dropout=0.2, micro_batches=2)
 MESHES = [

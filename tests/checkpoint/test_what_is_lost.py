@@ -13,8 +13,6 @@ from tests.checkpoint.causes import of_load
 from tests.planted import planted
 from tests.strategies import assert_same_bits
 
-pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
-
 MESHES = [{"tp": 2}, {"dp": 2, "zero": 1}, {"pp": 2}]
 
 

@@ -23,8 +23,6 @@ from minidist.training.loop import train
 from minidist.training.settings import Settings
 from tests.strategies import assert_same_bits
 
-pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
-
 TEXT = Text(np.random.default_rng(0).integers(0, 5, 2000), "abcde", "five characters")
 SETTINGS = Settings(steps=60, batch=8, context=8, width=16, dropout=0.1, micro_batches=2)
 

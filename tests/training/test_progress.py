@@ -86,7 +86,6 @@ def test_with_servers_the_first_worker_logs_the_loss_of_its_parts(tmp_path):
 
 @pytest.mark.parametrize("at, grown", [(4, False), (2, False), (4, True)])
 def test_a_run_that_goes_on_writes_no_step_twice_and_leaves_none_out(tmp_path, at, grown):
-    pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
     log, keep = tmp_path / "log.csv", Keep(str(tmp_path / "run"), every=2)
     run(train, 2, TEXT, replace(SMALL, dp=2, steps=4), keep, log, transport="thread")
     before = column(log, "loss")

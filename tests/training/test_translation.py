@@ -35,8 +35,6 @@ from minidist.training.translation import (
 )
 from tests.strategies import assert_same_bits
 
-pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
-
 SMALL = Settings(steps=6, batch=8, width=8, heads=2, depth=1, dropout=0.1, micro_batches=2)
 COMMAND = "train --data numbers --transport thread --ranks 2 --width 8 --depth 1 --batch 8".split()
 

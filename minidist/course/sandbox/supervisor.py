@@ -17,7 +17,7 @@ from minidist.course.sandbox.untrusted import beginning
 
 INSIDE = Path(__file__).with_name("inside")
 PYTHON = str(Path(sys.executable).resolve())
-DEPENDENCIES = ["numpy", "cloudpickle", "threadpoolctl", "tqdm"]
+DEPENDENCIES = ["numpy", "cloudpickle", "threadpoolctl", "tqdm", "safetensors"]
 
 
 def variables() -> dict[str, str]:

@@ -186,7 +186,6 @@ def test_train_prints_once_and_ends_alike_on_every_process():
 
 
 def test_a_run_saves_and_goes_on_where_it_was(tmp_path):
-    pytest.importorskip("safetensors", reason="checkpoints need the package safetensors")
     sizes = "--batch 6 --context 8 --width 8 --heads 2 --depth 1 --sample 0 --every 2 --steps 4"
     train = [*MINIDIST, "train", "--transport", "mpi", "--dp", "3", *sizes.split()]
     done = mpiexec(3, *train, "--checkpoint", str(tmp_path / "whole"))
