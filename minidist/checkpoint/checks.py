@@ -20,6 +20,7 @@ import numpy as np
 
 from minidist.checkpoint import manifest
 from minidist.checkpoint.parts import Part
+from minidist.checkpoint.resharding import have_all
 from minidist.comm import Group
 
 MOST_STEPS = 2**63 - 1  # 63 bits
@@ -95,8 +96,8 @@ def check_step(step: int) -> int:
     return number
 
 
-def described(part: Part) -> tuple[str, list[int], str, str, int]:
-    """Return a part's description as JSON; its array's shape, dtype and name; its length."""
+def described(part: Part) -> tuple[str, list[int], str, str]:
+    """Return a part's description as JSON; its array's shape, dtype and name."""
     name, values = part.cut.name, part.values
     check_name(name)
     if isinstance(values, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
@@ -108,7 +109,10 @@ def described(part: Part) -> tuple[str, list[int], str, str, int]:
     if values.size != len(part.cut):
         raise ValueError(f"a part of {name} has {values.size} elements for {len(part.cut)} places")
     shape = list(map(int, part.cut.shape))
-    return json.dumps(manifest.describe(part.cut)), shape, dtype, name, len(part.cut)
+    inside = 0 <= part.cut.start <= part.cut.stop <= prod(part.cut.part_shape)
+    if not inside or (part.cut.shard is not None and part.cut.shard.indices.min(initial=0) < 0):
+        raise ValueError(f"a part of {name} is outside of the array {shape}")
+    return json.dumps(manifest.describe(part.cut)), shape, dtype, name
 
 
 def check_name(name: str) -> None:
@@ -167,14 +171,14 @@ def check_folder(folder: Path, step: int) -> None:
         )
 
 
-def check_arrays(held: list[tuple[str, list[int], str, str, int]]) -> None:
+def check_arrays(held: list[tuple[str, list[int], str, str]]) -> None:
     """Raise ValueError unless parts with one name are of one array, and have all its elements."""
     arrays: dict[str, tuple[list[int], str]] = {}
-    parts: dict[str, dict[str, int]] = defaultdict(dict)
-    for key, shape, dtype, name, length in held:
+    parts: dict[str, set[str]] = defaultdict(set)
+    for key, shape, dtype, name in held:
         if arrays.setdefault(name, (shape, dtype)) != (shape, dtype):
             raise ValueError(f"the ranks hold parts of different arrays named {name}")
-        parts[name][key] = length
+        parts[name].add(key)
     for name, (shape, _) in arrays.items():
-        if (there := sum(parts[name].values())) < prod(shape):
-            raise ValueError(f"the ranks hold {there} of the {prod(shape)} elements of {name}")
+        if not have_all([json.loads(key) for key in parts[name]], shape):
+            raise ValueError(f"the ranks do not hold all {prod(shape)} elements of {name}")

@@ -6,7 +6,8 @@
 What ranks hold are slices (nn.Slice), whatever has cut the model; both are of one global array.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -46,3 +47,32 @@ def pieces(wanted: Slice, saved: Sequence[Slice]) -> list[Piece]:
             found.append(Piece(number, taken, places[at[taken]]))
             places[at[taken]] = -1
     return found
+
+
+def have_all(described: Iterable[dict], shape: Sequence[int]) -> bool:
+    """Return whether described slices have all elements of an array: see manifest.describe.
+
+    The slices of one part have to make it up, and such parts the array, along one axis.
+    """
+    parts: dict[tuple, list] = defaultdict(list)
+    whole: dict[int, list] = defaultdict(list)
+    for cut in described:
+        parts[cut["axis"], tuple(map(tuple, cut["runs"] or ()))].append((cut["start"], cut["stop"]))
+    for (axis, runs), intervals in parts.items():
+        sides = list(shape)
+        if axis is not None:
+            sides[axis] = sum(b - a for a, b in runs)
+        if cover(intervals, prod(sides)):
+            if axis is None:
+                return True
+            whole[axis] += runs
+    return any(cover(runs, shape[axis]) for axis, runs in whole.items())
+
+
+def cover(intervals: Iterable[tuple[int, int]], end: int) -> bool:
+    """Return whether every number from 0 to `end` is in one of these intervals."""
+    at = 0
+    for a, b in sorted(intervals):
+        if a <= at:
+            at = max(at, b)
+    return at >= end
