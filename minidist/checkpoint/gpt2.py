@@ -10,8 +10,8 @@ in this order, each with its heads side by side. So no array is transposed.
     h.3.ln_1.weight[C]               blocks.3.norm_1.gain                        ln_2, ln_f likewise
     h.3.attn.c_attn.weight[C, 3C]    blocks.3.attention.qkv.weight
     h.3.attn.c_proj.weight[C, C]     blocks.3.attention.output.weight
-    h.3.mlp.c_fc.weight[C, 4C]       blocks.3.expand.weight                      then a gelu (tanh)
-    h.3.mlp.c_proj.weight[4C, C]     blocks.3.contract.weight
+    h.3.mlp.c_fc.weight[C, F]        blocks.3.expand.weight                      then a gelu (tanh)
+    h.3.mlp.c_proj.weight[F, C]      blocks.3.contract.weight                    F = 4C, or n_inner
     h.3.attn.bias, .masked_bias      causal masks: no parameters, skipped
 """
 
@@ -21,11 +21,13 @@ from pathlib import Path
 import numpy as np
 
 from minidist import nn
+from minidist.backend import float_dtype
 from minidist.checkpoint.gpt2_config import heads_of
-from minidist.checkpoint.published import read
+from minidist.checkpoint.published import INDEX, read, read_folder
+from minidist.nn.transformer import Style
 
 HEAD_WIDTH = 64  # of all four published sizes
-PREFIX = "transformer."
+PREFIX, HIDDEN = "transformer.", "h.0.mlp.c_fc.weight"
 MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 PARTS = {
     "ln_1": "norm_1",
@@ -40,28 +42,32 @@ PARTS = {
 def load_gpt2(file: str | Path, heads: int | None = None, dtype: str = "float32") -> nn.Transformer:
     """Return the model that a safetensors file of GPT-2 holds, to use or to cut like any other.
 
+    file   or the folder of published weights, as in load_llama
     heads  by default what a config.json beside the file says; without one, the width / 64
 
     ValueError if the config.json asks for a function that the model does not compute: see
     gpt2_config.py. Dropout is left out.
     """
-    path = Path(file)
-    arrays = without_prefix(read(path), path)
+    path = Path(file).parent if Path(file).name == INDEX else Path(file)
+    folder = path if path.is_dir() else path.parent
+    arrays = without_prefix(read_folder(path) if path.is_dir() else read(path), path)
     arrays = {name: array for name, array in arrays.items() if not MASK.fullmatch(name)}
     head = arrays.pop("lm_head.weight", None)
     vocab, width = matrix(arrays, "wte.weight", path)
     context, _ = matrix(arrays, "wpe.weight", path)
     state = {ours(name, path): array for name, array in arrays.items()}
     depth = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
+    hidden = matrix(arrays, HIDDEN, path)[1] if HIDDEN in arrays else 4 * width
     sizes = {"vocab_size": vocab, "n_positions": context, "n_embd": width, "n_layer": depth}
-    asked = heads_of(path.with_name("config.json"), sizes | {"n_inner": 4 * width})
+    asked = heads_of(folder / "config.json", sizes | {"n_inner": hidden})
     if head is not None and not np.array_equal(head, arrays["wte.weight"]):
         raise ValueError(f"{path} has a head of its own; GPT-2's head is its embedding wte")
     if None not in (heads, asked) and heads != asked:
         raise ValueError(f"config.json says {asked} heads, not {heads}; leave heads out")
     if heads is None:
         heads = asked or max(1, width // HEAD_WIDTH)
-    model = nn.Transformer(vocab, width, heads, depth, context, dtype=dtype, tied=True)
+    more = {"dtype": float_dtype(dtype), "tied": True, "style": Style(hidden=hidden)}
+    model = nn.Transformer(vocab, width, heads, depth, context, **more)
     model.load_state(state)  # checks names and shapes
     return model
 

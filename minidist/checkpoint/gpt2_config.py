@@ -53,6 +53,8 @@ def heads_of(path: Path, sizes: dict[str, int]) -> int | None:
     found = read_object(path)
     names = {name: key for key, others in SIZES.items() for name in (key, *others)}
     check_keys(path, found, FUNCTION, {*names, *HEADS, *HARMLESS}, "nn.Transformer")
+    if found.get("n_inner") is None and sizes["n_inner"] != 4 * sizes["n_embd"]:
+        raise ValueError(f"{path} has no n_inner, and the arrays beside it have {sizes['n_inner']}")
     for key, value in found.items():
         if key in names and (value is not None or key != "n_inner"):
             size = sizes[names[key]]
@@ -62,5 +64,5 @@ def heads_of(path: Path, sizes: dict[str, int]) -> int | None:
             refuse(path, key, value, "a number of heads is a whole number from 1")
     asked = {found[key] for key in HEADS if key in found} or {USUAL_HEADS}
     if len(asked) > 1:
-        raise ValueError(f"{path} has {' and '.join(HEADS)} that differ; remove the wrong one")
+        raise ValueError(f"{path} has {' and '.join(HEADS)} that differ")
     return asked.pop()

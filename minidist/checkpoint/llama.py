@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from minidist import nn
+from minidist.backend import float_dtype
 from minidist.checkpoint.llama_config import sizes_of
 from minidist.checkpoint.published import read_folder
 
@@ -51,6 +52,8 @@ def load_llama(folder: str | Path, dtype: str = "float32") -> nn.Llama:
     path = Path(folder)
     sizes = sizes_of(path / "config.json")
     arrays = {name: a for name, a in read_folder(path).items() if not ANGLES.fullmatch(name)}
+    if sizes["depth"] > len(arrays):  # else there would be as many names as it says
+        raise ValueError(f"{path} has {len(arrays)} arrays for {sizes['depth']} num_hidden_layers")
     head = arrays.pop(f"{HEAD}.weight", None) if sizes["tied"] else None
     shapes = shapes_of(**sizes)
     if wrong := sorted(shapes.keys() ^ {name.removesuffix(".weight") for name in arrays}):
@@ -61,8 +64,8 @@ def load_llama(folder: str | Path, dtype: str = "float32") -> nn.Llama:
             has = list(arrays[f"{name}.weight"].shape)
             raise ValueError(f"{path} has {name} {has}, and its config.json asks for {list(shape)}")
     if head is not None and not np.array_equal(head, arrays[f"{EMBEDDING}.weight"]):
-        raise ValueError(f"{path} has a head of its own, and tie_word_embeddings; remove one")
-    model = nn.Llama(**sizes, dtype=dtype)
+        raise ValueError(f"{path} has a head of its own, and tie_word_embeddings, too")
+    model = nn.Llama(**sizes, dtype=float_dtype(dtype))
     model.load_state(state_of(arrays, **sizes))
     return model
 

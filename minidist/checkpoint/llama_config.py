@@ -31,8 +31,11 @@ FUNCTION = {
     "is_causal": True,
     "add_cross_attention": False,
     "pruned_heads": {},
+    "rope_interleaved": False,  # SmolLM2's, like is_llama_config
 }
-HARMLESS = COMMON | {"attention_dropout", "pretraining_tp"}  # the second one: sums in parts
+HARMLESS = COMMON | set(  # pretraining_tp: sums in parts
+    "attention_dropout pretraining_tp is_llama_config max_sequence_length".split()
+)
 OTHERS = set(
     "num_key_value_heads head_dim rms_norm_eps tie_word_embeddings rope_theta rope_scaling "
     "rope_parameters".split()
@@ -71,7 +74,7 @@ def theta_of(path: Path, found: dict) -> float | Stretched:
     """Return the base of the rotary angles, from rope_parameters or, in older files, two keys."""
     given = [key for key in ("rope_parameters", "rope_scaling") if found.get(key) is not None]
     if len(given) > 1:
-        raise ValueError(f"{path} has {' and '.join(given)}; remove the older one, the second")
+        raise ValueError(f"{path} has {' and '.join(given)}; which of them counts is not known")
     rope = found[given[0]] if given else {}
     if not isinstance(rope, dict):
         refuse(path, given[0], rope, "it is an object with keys and values, or null")

@@ -5,8 +5,9 @@
            model.safetensors.index.json    {"weight_map": {name of an array: name of its file}}
            model-00001-of-00002.safetensors ...
 
-Every key of a config.json is known to one of the tables of its architecture, or refused by its
-name, since a later version of the package `transformers` may let it choose what is computed.
+The kind of model comes first: another model_type is refused. Then every key of a config.json is
+known to one of the tables of its architecture, or refused by its name, since a later version of the
+package `transformers` may let it choose what is computed.
 """
 
 from pathlib import Path
@@ -20,7 +21,8 @@ from minidist.checkpoint import manifest
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 KINDS = set("F64 F32 F16 BF16 I64 I32 I16 I8 U64 U32 U16 U8 BOOL".split())  # that NumPy has
-UNKNOWN = "nobody here knows it; remove it if it changes no logits"
+LOADERS = {"gpt2": "; use load_gpt2", "llama": "; use load_llama"}  # by model_type
+SAME = {"gelu_pytorch_tanh": "gelu_new", "swish": "silu"}  # other names of a function
 COMMON = frozenset(  # keys of all architectures that do not change the logits of an evaluation
     """
     initializer_range dtype torch_dtype use_bfloat16 torchscript gradient_checkpointing
@@ -36,7 +38,7 @@ COMMON = frozenset(  # keys of all architectures that do not change the logits o
     forced_bos_token_id forced_eos_token_id length_penalty max_length min_length
     no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule num_beam_groups
     num_beams num_return_sequences remove_invalid_values repetition_penalty suppress_tokens
-    target_lookbehind temperature tf_legacy_loss top_k top_p typical_p
+    target_lookbehind temperature tf_legacy_loss top_k top_p typical_p transformers.js_config
     """.split()
 )
 
@@ -54,11 +56,14 @@ def check_keys(path: Path, found: dict, function: dict, known: set[str], model: 
 
     function  keys that choose what is computed, and the value of which the model computes it
     """
-    for key, value in found.items():
-        if key in function and (type(value), value) != (type(function[key]), function[key]):
-            refuse(path, key, value, f"{model} computes what {function[key]!r} asks for")
+    for key in sorted(found, key="model_type".__ne__):  # that one first
+        value = found[key]
+        name = SAME.get(value, value) if isinstance(value, str) else value
+        if key in function and (type(name), name) != (type(function[key]), function[key]):
+            other = LOADERS.get(name, "") if key == "model_type" and name == value else ""
+            refuse(path, key, value, f"{model} computes what {function[key]!r} asks for{other}")
         elif key not in {*function, *known}:
-            refuse(path, key, value, UNKNOWN)
+            refuse(path, key, value, "nobody here knows it: it may change what is computed")
 
 
 def refuse(path: Path, key: str, value, why: str) -> None:
@@ -82,8 +87,11 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 def read_folder(folder: Path) -> dict[str, np.ndarray]:
     """Return the arrays of a folder's one file, or of the files that its index names."""
-    if (folder / FILE).exists() or not (folder / INDEX).exists():
+    if (folder / FILE).exists():
         return read(folder / FILE)
+    if not (folder / INDEX).exists():
+        other = "; *.bin are pickles, and not read" if [*folder.glob("*.bin")] else ""
+        raise ValueError(f"{folder} has neither {FILE} nor {INDEX}{other}")
     places = read_object(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not all(map(is_beside, places.values())):
         raise ValueError(f"{folder / INDEX} has no weight_map from arrays to files beside it")

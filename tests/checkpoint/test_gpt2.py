@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+from itertools import product
 
 import numpy as np
 import pytest
@@ -222,8 +223,65 @@ def test_a_config_that_is_no_object_is_named(tmp_path, content):
 
 
 def test_a_key_that_nobody_knows_is_refused_by_name(tmp_path):
-    with pytest.raises(ValueError, match=r"has rotary = True, and nobody here knows it; remove it"):
+    with pytest.raises(ValueError, match=r"has rotary = True, and nobody here knows it: it may"):
         checkpoint.load_gpt2(saved(tmp_path, arrays(), n_head=2, rotary=True))
+
+
+def test_another_kind_of_model_is_refused_before_its_keys_are(tmp_path):
+    for kind, remedy in [("gptj", ""), ("llama", "; use load_llama")]:
+        file = saved(tmp_path, arrays(), rotary=True, n_head=2, model_type=kind)
+        with pytest.raises(
+            ValueError, match=rf"model_type = '{kind}', .* 'gpt2' asks for{remedy}$"
+        ):
+            checkpoint.load_gpt2(file)
+
+
+def test_another_hidden_width_and_another_name_of_the_activation_are_loaded(tmp_path):
+    given, narrow = arrays(), {"c_fc.weight": 1, "c_fc.bias": 0, "c_proj.weight": 0}
+    for i, (name, axis) in product(range(2), narrow.items()):
+        at = f"h.{i}.mlp.{name}"
+        given[at] = np.take(given[at], range(10), axis)
+    config = {"n_head": 2, "n_inner": 10, "activation_function": "gelu_pytorch_tanh"}
+    model = checkpoint.load_gpt2(saved(tmp_path, given, **config))
+    want = nn.Transformer(11, 6, 2, 2, 5, tied=True)  # whose further columns add 0
+    want.load_state(
+        {
+            name: padded if padded.shape != array.shape else array
+            for name, array in model.state().items()
+            for padded in [widened(array)]
+        }
+    )
+    tokens = np.arange(10).reshape(2, 5)
+    np.testing.assert_allclose(model(tokens).data, want(tokens).data, rtol=1e-5, atol=1e-6)
+    for wrong in ({"n_head": 2}, {"n_head": 2, "n_inner": None}):
+        with pytest.raises(ValueError, match="has no n_inner, and the arrays beside it have 10"):
+            checkpoint.load_gpt2(saved(tmp_path, given, **wrong))
+
+
+def widened(array):
+    """Return an array whose axes of length 10 have 24 elements, zeros at the end."""
+    return np.pad(array, [(0, 14 if n == 10 else 0) for n in array.shape])
+
+
+def test_a_published_folder_is_loaded_in_one_file_or_in_several(tmp_path):
+    want = checkpoint.load_gpt2(saved(tmp_path, arrays(), n_head=2)).state()
+    assert_same_bits(checkpoint.load_gpt2(tmp_path).state(), want)
+    (tmp_path / "model.safetensors").unlink()
+    parts, places = [{}, {}], {}
+    for i, (name, array) in enumerate(arrays().items()):
+        parts[i % 2][name], places[name] = array, f"model-{i % 2}.safetensors"
+    for i, part in enumerate(parts):
+        save_file(part, tmp_path / f"model-{i}.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    for path in (tmp_path, index):
+        assert_same_bits(checkpoint.load_gpt2(path).state(), want)
+    index.unlink()
+    with pytest.raises(ValueError, match=r"has neither model.safetensors nor .*index.json$"):
+        checkpoint.load_gpt2(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(ValueError, match=r"has neither .*; \*.bin are pickles, and not read"):
+        checkpoint.load_gpt2(tmp_path)
 
 
 # Against the package transformers.

@@ -285,6 +285,7 @@ WRONG = {  # a value that computes another function, for each key that chooses i
     "is_causal": False,
     "add_cross_attention": True,
     "pruned_heads": {"0": [1]},
+    "rope_interleaved": True,
 }
 
 
@@ -298,6 +299,27 @@ def test_a_config_that_asks_for_another_function_is_refused_by_name(tmp_path, ke
     checkpoint.load_llama(saved(tmp_path, arrays(CONFIG), CONFIG | {key: FUNCTION[key]}))
     for wrong in (value, None, 1):
         refuses(tmp_path, CONFIG | {key: wrong}, rf"config.json has {key} = .*, and nn.Llama")
+
+
+def test_another_kind_of_model_is_refused_before_its_keys_are(tmp_path):
+    """SmolLM3's further keys choose what it computes: without them it would be a Llama's."""
+    for kind, remedy in [("smollm3", ""), ("gpt2", "; use load_gpt2")]:
+        config = {"no_rope_layers": [1], **CONFIG, "model_type": kind}
+        refuses(tmp_path, config, rf"model_type = '{kind}', .* 'llama' asks for{remedy}$")
+
+
+def test_the_further_keys_of_published_llamas_change_nothing(tmp_path):
+    want = checkpoint.load_llama(saved(tmp_path, arrays(CONFIG), CONFIG)).state()
+    smol = {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {}}
+    more = smol | {"max_sequence_length": 12, "hidden_act": "swish"}
+    assert_same_bits(
+        checkpoint.load_llama(saved(tmp_path, arrays(CONFIG), CONFIG | more)).state(), want
+    )
+
+
+def test_a_billion_layers_are_refused_before_they_have_names(tmp_path):
+    config = CONFIG | {"num_hidden_layers": 10**9}
+    refuses(tmp_path, config, r"has 21 arrays for 1000000000 num_hidden_layers")
 
 
 def test_every_key_that_chooses_a_function_has_been_tried():
@@ -324,7 +346,7 @@ def test_a_size_is_a_whole_number_from_1(tmp_path, key):
         ({"rms_norm_eps": 0}, "rms_norm_eps = 0, and it is a number above 0"),
         ({"rms_norm_eps": "1e-5"}, "rms_norm_eps = '1e-5', and it is a number above 0"),
         ({"sliding_window": 4}, "sliding_window = 4, and nobody here knows it"),
-        ({"rope_scaling": LLAMA3}, "has rope_parameters and rope_scaling; remove the older one"),
+        ({"rope_scaling": LLAMA3}, "has rope_parameters and rope_scaling; which of them"),
         ({"rope_parameters": 3}, "rope_parameters = 3, and it is an object"),
     ],
 )
