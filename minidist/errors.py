@@ -127,3 +127,13 @@ def options_of(function: Callable) -> tuple[list[str], bool]:
     arguments = inspect.signature(function).parameters.values()
     known = [a.name for a in arguments if a.kind is a.KEYWORD_ONLY or a.default is not a.empty]
     return known, any(a.kind is a.VAR_KEYWORD for a in arguments)
+
+
+def check_writable(folder, what: str) -> None:
+    """Raise ValueError if no file can be made in a folder: tried, before the work is done."""
+    from tempfile import TemporaryFile  # here: `minidist --help` is faster without it
+
+    try:
+        TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(f"cannot write {what}: {error.strerror}") from error

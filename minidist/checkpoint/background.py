@@ -36,9 +36,11 @@ class Background:
         self.beside.end()
 
     def wait_for_copy(self) -> None:
-        """Wait until the parts may change."""
+        """Wait until the parts may change; raise what has gone wrong so far."""
         if not self.copied.is_set():
             self.copied.wait()
+        if self.beside.thread is not None and not self.beside.thread.is_alive():
+            self.wait()
 
     def wait(self) -> None:
         """Wait until the checkpoint is whole; raise what has gone wrong."""

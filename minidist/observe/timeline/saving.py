@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from minidist.errors import check_writable
 from minidist.events import EventLog
 from minidist.observe import style
 from minidist.observe.chrome_trace import save_chrome_trace
@@ -20,6 +21,7 @@ def check_path(path: str | Path, what: str = "a timeline", endings: Iterable[str
         raise ValueError(f"{what} is a file *{', *'.join(endings)}, not {str(path)!r}")
     if not path.parent.is_dir():
         raise ValueError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
+    check_writable(path.parent, repr(str(path)))
     if path.suffix in FIGURES:
         style.pyplot()
     return path.suffix
