@@ -45,7 +45,7 @@ def agree(
         held = [described(part) for part in parts]
         if group is None or group.rank == 0:
             check_about(about)
-            check_folder(folder, number)
+            check_folder(folder, number, manifest.run_of(about))
         return {"step": number, "held": held}
 
     ranks = together(group, mine)
@@ -138,6 +138,8 @@ def check_about(about: dict) -> None:
             "about is to be a dict whose keys, and those in it, are strings, and no more than "
             f"{DEEPEST} in each other"
         )
+    if "run" in about and about["run"] != manifest.run_of(about):
+        raise ValueError("about's run is to be a list of names: Saved.run")
 
 
 def has_words(value, deepest: int) -> bool:
@@ -150,8 +152,11 @@ def has_words(value, deepest: int) -> bool:
     return deepest > 0 and all(has_words(held, deepest - 1) for held in inner)
 
 
-def check_folder(folder: Path, step: int) -> None:
-    """Raise ValueError if a step cannot be saved there, or is not after those that are there."""
+def check_folder(folder: Path, step: int, run: list[str]) -> None:
+    """Raise ValueError if a step cannot be saved there, or is not after those that are there.
+
+    run  names: the newest that is there has to be of this run, or of one that it has gone on from
+    """
     target = folder / manifest.folder_of(step)
     try:
         os.lstat(target / f"rank-000.safetensors{manifest.TEMPORARY}")  # is its path too long?
@@ -161,13 +166,25 @@ def check_folder(folder: Path, step: int) -> None:
         raise ValueError(f"cannot write to the folder {target}: {error.strerror}") from error
     if target.is_symlink():
         raise ValueError(f"{target} is a link, and none is followed; remove it")
-    newest = max(manifest.whole_ones(folder), default=-1)
+    whole = manifest.whole_ones(folder)
+    newest = max(whole, default=-1)
+    if whole:
+        check_run(whole[newest], run)
     if step == newest:
         raise ValueError(f"{target} is there already; resume from it, or use another folder")
     if step < newest:
         raise ValueError(
             f"{folder} has a checkpoint of step {newest}, and step {step} is before it; use "
             "another folder, or first rename newer ones: checkpoint.set_aside"
+        )
+
+
+def check_run(path: Path, run: list[str]) -> None:
+    """Raise ValueError if a checkpoint is neither of a run nor of one that it has gone on from."""
+    if not manifest.is_of(path, run):
+        raise ValueError(
+            f"{path} is of another run; use another folder, or go on from it with --resume, or in "
+            "a program with about={'run': Saved(path).run}"
         )
 
 

@@ -11,6 +11,9 @@
 A file's key names a vector or an array in it; its entry says which elements of which global array
 these are (see nn.Slice). Every byte has a checksum: a file's header and each of its arrays, and the
 manifest, whose checksum is that of the rest of it.
+
+"about" is what the saver says in addition. Its "run" is a list of names: of the run that saved, the
+last one, and before it of the runs that it has gone on from. No other run saves in the folder.
 """
 
 import json
@@ -50,6 +53,26 @@ def place(folder: str | Path) -> Path:
     if not str(folder) or "\0" in str(folder):
         raise ValueError(f"{str(folder)!r} is no folder; the one where you are is '.'")
     return Path(folder)
+
+
+def run_of(about: dict) -> list[str]:
+    """Return the names of a run, given what its manifest says; "" stands for none."""
+    names = about.get("run") or [""]
+    return names if isinstance(names, list) and {*map(type, names)} == {str} else [""]
+
+
+def run_at(path: Path) -> list[str]:
+    """Return the names of the run that saved a checkpoint; [] if its manifest is damaged."""
+    try:
+        return run_of(read(path / NAME)["about"])
+    except ValueError:
+        return []
+
+
+def is_of(path: Path, run: list[str]) -> bool:
+    """Return whether a checkpoint is of a run, or of one that it went on from, or does not say."""
+    names = run_at(path)
+    return not names or names[-1] in run
 
 
 def folder_of(step: int) -> str:
@@ -126,11 +149,15 @@ def own_checksum(manifest: dict) -> str:
 def read_json(path: Path):
     """Return the value in a file of JSON; ValueError if it cannot be read or is none."""
     with in_words(f"read {path}"):
-        text = path.read_bytes()
+        return json_in(path.read_bytes(), path)
+
+
+def json_in(text: bytes, path: Path):
+    """Return the value that the text of a file holds; ValueError if it is none, or too deep."""
     try:
         return json.loads(text)
-    except ValueError as error:
-        raise Damaged(f"{path} is damaged: it is no JSON") from error
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{path} is damaged: it is no JSON ({error})") from error
 
 
 def read(path: Path) -> dict:
@@ -145,6 +172,8 @@ def read(path: Path) -> dict:
         )
     if found.get("checksum") != own_checksum(found):
         raise Damaged(f"{path} is damaged: its checksum is wrong")
+    if missing := {"step", "about", "arrays", "files"} - found.keys():
+        raise Damaged(f"{path} is damaged: it has no {min(missing)}")
     if path.parent.name != folder_of(found["step"]):
         raise ValueError(f"{path} is of step {found['step']}: its folder has got another name")
     if strange := [name for name in found["files"] if not FILE.fullmatch(name)]:

@@ -1,6 +1,5 @@
 """Read a checkpoint: the newest one that has a manifest, whole arrays or any slices of them."""
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -63,6 +62,7 @@ class Saved:
     path    its folder
     step    when it was saved; about: what the manifest says in addition
     shapes  of the global arrays, by name
+    run     the names of the run that saved it, see manifest.py
     """
 
     def __init__(self, path: Path):
@@ -71,6 +71,7 @@ class Saved:
         self.step, self.about, self.files = found["step"], found["about"], found["files"]
         self.shapes = {name: tuple(a["shape"]) for name, a in found["arrays"].items()}
         self.dtypes = {name: np.dtype(a["dtype"]) for name, a in found["arrays"].items()}
+        self.run = manifest.run_of(self.about)
         self.opened: dict[str, dict] = {}
         self.contents: dict[str, np.ndarray] = {}  # of the files that were read as a whole
         self.stored: dict[str, list[tuple[str, str, dict]]] = {name: [] for name in self.shapes}
@@ -178,7 +179,7 @@ class Saved:
         if file not in self.opened:
             path = self.path / file
             header = check(path, self.files[file])
-            placed = json.loads(header[8:])
+            placed = manifest.json_in(header[8:], path)
             if missing := sorted(set(self.files[file]["holds"]) - set(placed)):
                 raise manifest.Damaged(f"{path} lacks {missing[0]}, which its manifest names")
             self.opened[file] = {

@@ -11,8 +11,10 @@ The batches and the dropout masks of a step follow from the seed and the step, s
 needs nothing else to do what it would have done: on the same mesh bit for bit.
 """
 
+import secrets
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,7 @@ from minidist.checkpoint.parts import Holder, KeptOptimizer, about, parts_of, re
 from minidist.checkpoint.reading import Saved, advised
 from minidist.checkpoint.writing import set_aside, whole_parts
 from minidist.comm import Group
+from minidist.errors import check_writable
 
 LOSSES = "losses"
 MAY_CHANGE = {"steps", "lr", "depth"}  # depth may grow
@@ -34,23 +37,27 @@ class Keep:
     """Where a run saves, after how many steps, and whether it goes on from what is there.
 
     step  of another checkpoint than the newest, to go on from: newer ones are set aside
+    name  of the run; that of the first rank is taken
     """
 
     folder: str
     every: int = 100
     resume: bool = False
     step: int | None = None
+    name: str = field(default_factory=partial(secrets.token_hex, 4))
 
     def __post_init__(self):
         manifest.place(self.folder)
         if self.step is not None and not self.resume:
             raise ValueError(f"a run goes on from step {self.step} only with resume=True")
 
-    def saved(self, description: dict) -> Saved | None:
+    def saved(self, description: dict, defaults: Mapping) -> Saved | None:
         """Return what the run goes on from, None if it begins.
 
-        ValueError if the folder has a checkpoint and the run does not go on from it, or if it is of
-        a run with another description.
+        defaults  of the settings that the program which has saved did not know
+
+        ValueError if the folder has a checkpoint and the run does not go on from it, if it is of a
+        run with another description, or if nothing can be written there.
         """
         whole = manifest.whole_ones(Path(self.folder))
         if whole and not self.resume:
@@ -58,11 +65,19 @@ class Keep:
                 f"{self.folder} has a checkpoint of step {max(whole)}; go on from it with "
                 "--resume, or use another folder"
             )
-        if not self.resume:
-            return None
-        saved = Saved.newest(self.folder, self.step)
-        check_description(saved, description)
+        saved = None
+        if self.resume:
+            saved = Saved.newest(self.folder, self.step)
+            check_description(saved, description, defaults)
+        folder = Path(self.folder).absolute()
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        check_writable(there, f"to the folder {self.folder}")
         return saved
+
+    def run(self, saved: Saved | None) -> list[str]:
+        """Return the names of a run that goes on from what was saved, see manifest.py."""
+        before = [] if saved is None else saved.run
+        return [*(name for name in before if name != self.name), self.name]
 
 
 def description_in(saved: Saved) -> dict | None:
@@ -70,24 +85,35 @@ def description_in(saved: Saved) -> dict | None:
     return saved.about.get(DESCRIPTION)
 
 
-def check_description(saved: Saved, description: Mapping) -> None:
+def settings_in(saved: Saved, defaults: Mapping) -> dict:
+    """Return the settings of the run that was saved, with defaults for those it did not know."""
+    before = saved.about[DESCRIPTION]["settings"]
+    if unknown := sorted(set(before) - set(defaults)):
+        raise ValueError(
+            f"{saved.path} has the setting {unknown[0]!r}, which this minidist does not know; use "
+            "the minidist that wrote it"
+        )
+    return {**defaults, **before}
+
+
+def check_description(saved: Saved, description: Mapping, defaults: Mapping) -> None:
     """Raise ValueError if a setting, or the data, is not that of the run that was saved."""
     before = description_in(saved)
     if before is None:
         raise ValueError(f"{saved.path} is not from `minidist train`; use checkpoint.load")
     changes(before, description)  # first: other data has other defaults, too
-    for name in sorted(set(description["settings"]) | set(before["settings"])):
-        was, now = (each["settings"].get(name) for each in (before, description))
-        if was != now and name not in MAY_CHANGE:
+    settings = settings_in(saved, defaults)
+    for name, now in sorted(description["settings"].items()):
+        if (was := settings[name]) != now and name not in MAY_CHANGE:
             raise ValueError(
                 f"{saved.path} is of a run with {name} = {was}, not {now}; give it the same, or "
                 "another folder"
             )
 
 
-def about_run(description: dict, began: int, optimizer: dict | None) -> dict:
+def about_run(description: dict, began: int, optimizer: dict | None, run: list[str]) -> dict:
     """Return what a manifest says of a run, which goes on from it."""
-    return {DESCRIPTION: description, "began": began, "optimizer": optimizer}
+    return {DESCRIPTION: description, "began": began, "optimizer": optimizer, "run": run}
 
 
 def steps_done_and_next(saved: Saved, grows: list[str]) -> tuple[int, int]:
@@ -106,6 +132,7 @@ class RunCheckpoints:
     holder       the model, or what split it; the optimizer has its parameters
     description  of the run, JSON: "settings" and "data"; all ranks have one description
     fresh        () -> the whole model's weights as they are drawn, if the model grows (grow.py)
+    defaults     of settings, see Keep.saved
     first        the step to begin with
     losses       of the steps so far; the loop appends to it
     began        steps that were done before; a run that grows begins with the first step again
@@ -119,13 +146,15 @@ class RunCheckpoints:
         optimizer: KeptOptimizer,
         description: dict,
         fresh: Callable[[], dict[str, np.ndarray]],
+        defaults: Mapping,
     ):
         self.keep, self.description = keep, description
         self.holder, self.optimizer = holder, optimizer
         self.background = None if keep is None else Background(group)
         self.began, self.first = 0, 0
         self.losses: list[float] = []
-        saved = None if keep is None else keep.saved(description)
+        saved = None if keep is None else keep.saved(description, defaults)
+        self.run = [] if keep is None else keep.run(saved)
         if keep is not None and saved is not None:
             grows = changes(saved.about[DESCRIPTION], description)
             self.began, self.first = steps_done_and_next(saved, grows)
@@ -145,7 +174,7 @@ class RunCheckpoints:
         self.end()
 
     def before_update(self) -> None:
-        """Wait until what is being saved may change."""
+        """Wait until what is being saved may change; raise what has gone wrong."""
         if self.background is not None:
             self.background.wait_for_copy()
 
@@ -157,7 +186,7 @@ class RunCheckpoints:
             return
         parts = parts_of(self.holder, self.optimizer)
         parts += whole_parts({LOSSES: np.array(self.losses)})
-        of_run = about_run(self.description, self.began, about(self.optimizer))
+        of_run = about_run(self.description, self.began, about(self.optimizer), self.run)
         self.background.save(self.keep.folder, parts, self.began + done, of_run)
 
     def end(self) -> None:

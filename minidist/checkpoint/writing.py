@@ -23,14 +23,14 @@ from safetensors.numpy import save_file
 
 from minidist.backend import Array, as_array
 from minidist.checkpoint import manifest
-from minidist.checkpoint.checks import agree, together
+from minidist.checkpoint.checks import agree, check_folder, together
 from minidist.checkpoint.checksum import checksum
 from minidist.checkpoint.parts import Part
 from minidist.comm import Group
 from minidist.nn import Slice
 
 KEPT = 2  # checkpoints
-WHOLE = "; those before it are whole"
+WHOLE = "; those before it, if any, are whole"
 OTHERS = "; if another run saves there, give each a folder of its own"
 
 
@@ -44,11 +44,12 @@ def save(
     """Write a checkpoint; it counts once its manifest is there. Keep it and the one before.
 
     state  arrays by name, or this rank's parts of them. All ranks of the group call this
-    about  what the manifest says in addition, JSON; that of the first rank is taken
+    about  what the manifest says in addition, JSON; that of the first rank is taken. Its "run" is
+           whose checkpoints these are (manifest.py)
 
     ValueError, on every rank and before anything is written, if the folder has a checkpoint of this
-    step or of a later one, or if an array, a name or `about` cannot be saved (checks.py).
-    ValueError if the disk is full; the checkpoints before are whole.
+    step or of a later one, or of another run, or if an array, a name or `about` cannot be saved
+    (checks.py). ValueError if the disk is full; the checkpoints before are whole.
     """
     folder, about = manifest.place(folder), {} if about is None else about
     parts = state if isinstance(state, list) else whole_parts(state)
@@ -67,7 +68,7 @@ def write_checkpoint(
     rank, step = 0 if group is None else group.rank, index(step)
     target, is_first = folder / manifest.folder_of(step), rank == 0
     with ExitStack() as stack:
-        together(group, lambda: prepare(folder, target, stack) if is_first else None)
+        together(group, lambda: prepare(folder, step, about, stack) if is_first else None)
         entries = together(group, lambda: write_parts(target, rank, own))
         together(group, lambda: complete(target, step, about, entries) if is_first else None)
 
@@ -100,15 +101,26 @@ def own_parts(
     ]
 
 
-def prepare(folder: Path, target: Path, stack: ExitStack) -> None:
-    """Make an empty folder for a checkpoint; what a run that died has left there is removed."""
+def prepare(folder: Path, step: int, about: dict, stack: ExitStack) -> None:
+    """Make an empty folder for a checkpoint; what a run that died has left there is removed.
+
+    Until the stack is closed, no other run saves; an error then removes what was begun.
+    """
+    target = folder / manifest.folder_of(step)
     with manifest.in_words(f"write to the folder {target}"):
         folder.mkdir(parents=True, exist_ok=True)
         stack.enter_context(alone_in(folder))
+        check_folder(folder, step, manifest.run_of(about))  # another may have saved since
         target.mkdir(exist_ok=True)
         remove(target)
         target.mkdir(exist_ok=True)
         sync(folder)
+
+    def undo(kind: type | None, *_) -> None:  # a ValueError: all ranks have stopped to write
+        if kind is ValueError and not (target / manifest.NAME).exists():
+            remove(target)
+
+    stack.push(undo)
 
 
 @contextmanager
@@ -203,18 +215,22 @@ def complete(target: Path, step: int, about: dict, entries: list[dict]) -> None:
         with new_file(target / manifest.NAME) as temporary:
             temporary.write_bytes(manifest.encode(written))
         sync(folder)
-    remove_old(folder, step)
+    remove_old(folder, step, manifest.run_of(about))
 
 
-def remove_old(folder: Path, step: int) -> None:
+def remove_old(folder: Path, step: int, run: list[str]) -> None:
     """Keep the checkpoint of a step and those just before it; remove what is older than these.
 
-    What runs that died have left is removed, too. What is newer may be another run's, and stays.
+    run  names: what is whole and of another run stays, and so does what is newer
+
+    What runs that died have left is removed, too.
     """
-    kept = [number for number in manifest.whole_ones(folder) if number <= step][-KEPT:]
     with manifest.in_words(f"remove old checkpoints of {folder}", OTHERS):
+        whole = manifest.whole_ones(folder)
+        others = [number for number, path in whole.items() if not manifest.is_of(path, run)]
+        kept = [number for number in whole if number <= step and number not in others][-KEPT:]
         for number, path in manifest.folders(folder).items():
-            if number < step and number not in kept:
+            if number < step and number not in [*kept, *others]:
                 remove(path)
 
 
@@ -240,14 +256,21 @@ def set_aside(folder: str | Path, after: int) -> list[Path]:
     """Rename the checkpoints after a step, so that a run can go on from it; return their new paths.
 
     step-00000200 -> aside-step-00000200: it is neither loaded nor removed until it is renamed back.
+
+    ValueError if one of them is of a run that has not gone on from that step's.
     """
     folder, moved = manifest.place(folder), []
-    with manifest.in_words(f"rename checkpoints of {folder}"):
-        for step, path in manifest.whole_ones(folder).items():
-            if step > after:
-                names = [other.name for other in folder.iterdir()]
-                new = path.with_name(free(f"aside-{path.name}", names))
-                moved.append(path.rename(new))
+    with manifest.in_words(f"rename checkpoints of {folder}"), alone_in(folder):
+        whole = manifest.whole_ones(folder)
+        newer = {step: path for step, path in whole.items() if step > after}
+        for path in newer.values():
+            run = manifest.run_at(path)
+            if run and after in whole and not manifest.is_of(whole[after], run):
+                raise ValueError(f"{path} is of another run; use another folder for this one")
+        for path in newer.values():
+            names = [other.name for other in folder.iterdir()]
+            new = path.with_name(free(f"aside-{path.name}", names))
+            moved.append(path.rename(new))
         if moved:
             sync(folder)
     return moved

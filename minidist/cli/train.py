@@ -9,7 +9,7 @@ from minidist import nn
 from minidist.backend import check_device, float_dtype
 from minidist.checkpoint import Keep, manifest
 from minidist.checkpoint.grow import DESCRIPTION, changes
-from minidist.checkpoint.run_checkpoints import steps_done_and_next
+from minidist.checkpoint.run_checkpoints import settings_in, steps_done_and_next
 from minidist.cli.arguments import check_several
 from minidist.cli.servers import plan_of, serve, servers_in_words
 from minidist.cli.train_options import add_options, data_of, keep_of, settings_of
@@ -27,7 +27,7 @@ from minidist.training.kinds import Data, kind_of, model_of
 from minidist.training.loop import train, warm_up_and_decay
 from minidist.training.progress import rows_of
 from minidist.training.servers import workers_among
-from minidist.training.settings import Settings
+from minidist.training.settings import DEFAULTS, Settings
 from minidist.training.setup import description, examples_of
 from minidist.verify.certificate import certify
 from minidist.verify.compare import BOUND
@@ -60,7 +60,7 @@ def run(given: argparse.Namespace) -> int:
     keep = keep_of(given)
     data = data_of(given, settings)
     check_before_ranks_start(given, data, settings, plan)
-    first = _first_step(keep, description(data, settings), settings.steps)
+    first = _first_step(keep, description(data, settings), settings)
     model = model_of(data, settings)
     state, settings = _train(given, settings, data, model, keep, first, plan)
     model.load_state(state)
@@ -102,20 +102,31 @@ def check_before_ranks_start(
         nccl.check_ranks(settings.ranks, given.device)
 
 
-def _first_step(keep: Keep | None, run: dict, steps: int) -> int:
+def _first_step(keep: Keep | None, run: dict, settings: Settings) -> int:
     """Return the step that the run begins with; print what it goes on from, once it is read."""
-    saved = keep and keep.saved(run)
+    saved = keep and keep.saved(run, DEFAULTS)
     if not saved:
         return 0
     grows = changes(saved.about[DESCRIPTION], run)
     _, first = steps_done_and_next(saved, grows)
     saved.check()
-    over = [] if first < steps else [f"no update is left of --steps {steps}"]
+    over = [] if first < settings.steps else [f"no update is left of --steps {settings.steps}"]
+    rate = [] if grows or over else rate_in_words(settings_in(saved, DEFAULTS), settings, first)
     newer = [str(n) for n in manifest.whole_ones(saved.path.parent) if n > saved.step]
     aside = [f"newer ones ({', '.join(newer)}) are renamed to aside-*"] if newer else []
     begin = f"goes on after step {saved.step}, from {saved.path}"
-    print("; ".join([begin, *aside, *grows, *over]))
+    print("; ".join([begin, *aside, *grows, *over, *rate]))
     return first
+
+
+def rate_in_words(before: dict, settings: Settings, first: int) -> list[str]:
+    """Return in words how the learning rate jumps where a run goes on with another --steps."""
+    if before["steps"] == settings.steps:
+        return []
+    last = before["lr"] * warm_up_and_decay(first - 1, before["steps"])
+    rate = settings.lr * warm_up_and_decay(first, settings.steps)
+    by = f"--steps {settings.steps}, not {before['steps']}"
+    return [f"{by}: the learning rate goes on with {rate:.1e}, after {last:.1e}"]
 
 
 def _train(

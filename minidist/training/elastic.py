@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from minidist.checkpoint import Keep, Saved, manifest, set_aside
+from minidist.checkpoint.checks import check_run
 from minidist.comm import run
 from minidist.errors import RankDied
 from minidist.training.kinds import Data
@@ -83,6 +84,7 @@ def train_elastic(
         Saved.newest(keep.folder, keep.step).check()
         set_aside(keep.folder, keep.step)
         keep = replace(keep, step=None)
+    names = keep.run(Saved.newest(keep.folder) if keep.resume else None)
     while True:
         try:
             losses, state = run(train, settings.ranks, data, settings, keep, log, **where)[0]
@@ -91,4 +93,6 @@ def train_elastic(
             if settings.ranks == 1:
                 raise
             settings, keep, step = go_on(settings, keep, settings.ranks - 1)
+            if keep.resume:
+                check_run(Saved.newest(keep.folder).path, names)
             say(f"{death}; goes on after step {step} with {in_words(settings)}")

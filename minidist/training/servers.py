@@ -77,6 +77,8 @@ def train_with_servers(
     folder  where all ranks save a checkpoint at the end, which any mesh can read
     log     the file in which the first worker writes a row per minibatch, see progress.py
     """
+    if folder is not None:
+        checkpoint.Keep(folder).saved({}, {})  # refused before the first step, not at the end
     model = model_of(data, settings).to(group.device)
     role, losses = serve_or_work(group, model, examples_of(data, settings), settings, plan, log)
     if folder is not None:
@@ -228,4 +230,5 @@ def save(
         optimizer = role.optimizer.optimizer
         parts += checkpoint.parts_of(role.model, optimizer)
         of = about(optimizer)
-    checkpoint.save(folder, parts, len(losses), group, about_run(description, 0, of))
+    of_run = about_run(description, 0, of, checkpoint.Keep(folder).run(None))
+    checkpoint.save(folder, parts, len(losses), group, of_run)

@@ -1,6 +1,6 @@
 """The settings of `minidist train`: what to train, how, and on which mesh. Each is an option."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import NamedTuple, TypeVar
 
 OF_MESHES = "dp pp cp tp ep zero schedule micro_batches".split()
@@ -165,3 +165,6 @@ class Settings:
     @property
     def ranks(self) -> int:
         return self.dp * self.pp * self.cp * self.tp
+
+
+DEFAULTS = asdict(Settings())

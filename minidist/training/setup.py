@@ -20,7 +20,7 @@ from minidist.mixed_precision import (
 from minidist.replicas import WholeMatrices
 from minidist.trainer import Trainer
 from minidist.training.kinds import Data, kind_of, model_of
-from minidist.training.settings import OF_MESHES, Settings
+from minidist.training.settings import DEFAULTS, OF_MESHES, Settings
 
 AnyAdamW = optim.AdamW | MixedPrecision
 
@@ -86,7 +86,7 @@ def begin(
         return model_of(data, settings).state()
 
     about = description(data, settings)
-    return RunCheckpoints(keep, group, trainer, optimizer, about, fresh_weights)
+    return RunCheckpoints(keep, group, trainer, optimizer, about, fresh_weights, DEFAULTS)
 
 
 def description(data: Data, settings: Settings) -> dict:

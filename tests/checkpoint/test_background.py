@@ -71,6 +71,19 @@ def test_an_update_waits_for_the_copy(cluster, tmp_path, monkeypatch):
     assert cluster(1, "thread").run(worker) == [True]
 
 
+def test_what_went_wrong_is_raised_at_the_next_update_not_at_the_next_save(cluster, tmp_path):
+    checkpoint.save(tmp_path, {"a": np.ones(3)}, 2)
+
+    def worker(group):
+        saver = Background(group)
+        saver.save(tmp_path, writing.whole_parts({"a": np.ones(3)}), 1, {})
+        saver.beside.thread.join()
+        saver.wait_for_copy()
+
+    with pytest.raises(RankFailed, match="step 1 is before it; use another folder"):
+        cluster(1, "thread").run(worker)
+
+
 def test_an_error_of_the_second_thread_ends_the_run(cluster, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -82,5 +95,7 @@ def test_an_error_of_the_second_thread_ends_the_run(cluster, tmp_path, monkeypat
         saver.save(tmp_path, writing.whole_parts({"a": np.ones(3)}), 1, {})
         saver.wait()
 
-    with pytest.raises(RankFailed, match="No space left on device; those before it are whole"):
+    with pytest.raises(
+        RankFailed, match="No space left on device; those before it, if any, are whole"
+    ):
         cluster(2, "thread").run(worker)

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from unittest import mock
 
@@ -103,6 +103,7 @@ def newer(path):
 def shorter(path):
     found = json.loads(path.read_bytes())
     found["files"][SHARD]["holds"]["b"]["stop"] = 4
+    found["arrays"]["b"]["shape"] = [4]
     path.write_bytes(manifest.encode(found))
 
 
@@ -125,6 +126,11 @@ BROKEN = {
         SHARD,
         lambda p: shorter(p.with_name(MANIFEST)),
         "has another b than its manifest says",
+    ),
+    "200,000 brackets": (
+        MANIFEST,
+        lambda p: p.write_text("[" * 200_000),
+        "is damaged: it is no JSON",
     ),
     "a shorter manifest": (MANIFEST, lambda p: os.truncate(p, 90), "is damaged: it is no JSON"),
     "a byte of the manifest": (
@@ -202,11 +208,13 @@ def test_a_full_disk_ends_the_run_with_the_old_checkpoint_whole(cluster, two, mo
     def worker(group):
         checkpoint.save(two, state(group.rank), 9, group)
 
-    with pytest.raises(RankFailed, match="No space left on device; those before it are whole"):
+    with pytest.raises(
+        RankFailed, match="No space left on device; those before it, if any, are whole"
+    ):
         cluster(2, "thread").run(worker)
     monkeypatch.undo()
     assert checkpoint.load(two)[1] == 7
-    assert {n: d for n, d in files_in(two).items() if "step-00000009" not in n} == before
+    assert files_in(two) == before  # also nothing of what the other rank has written
 
 
 @pytest.mark.slow
@@ -216,7 +224,7 @@ def test_a_disk_that_is_really_full(tmp_path):
         pytest.skip("no file system can be mounted here")
     try:
         checkpoint.save(tmp_path, state(), 1)
-        with pytest.raises(ValueError, match="those before it are whole"):
+        with pytest.raises(ValueError, match="those before it, if any, are whole"):
             checkpoint.save(tmp_path, {"a": np.ones(20000)}, 2)
         assert_same_bits(checkpoint.load(tmp_path)[0], state())
     finally:
@@ -409,11 +417,15 @@ def nested(depth):
             "m is masked, and a file has no mas",
         ),
         ({"state": [Part(EMPTY, np.ones(3))]}, "a part of a has 3 elements for 4 places"),
-        ({"state": [Part(EMPTY.within(1, 4), np.ones(3))]}, "the ranks do not hold all 4 elements"),
+        (
+            {"state": [Part(EMPTY.within(1, 4), np.ones(3))]},
+            "the ranks do not hold all 4 elements of a",
+        ),
         ({"about": {"a": object()}}, "about is to be JSON: Object of type object is not"),
         ({"about": {"a": np.int64(3)}}, "about is to be JSON: Object of type int64 is not"),
         ({"about": {"a": [{1: 2}]}}, "about is to be a dict whose keys, and those in it, are str"),
         ({"about": [1]}, "about is to be a dict"),
+        ({"about": {"run": "a"}}, "about's run is to be a list of names"),
         ({"about": nested(101)}, "about is to be a dict .* and no more than 100 in each other"),
         ({"about": nested(10**5)}, "about is to be JSON: maximum recursion depth"),
         ({"step": True}, "a step is a whole number from 0 to 9223372036854775807, not True"),
@@ -460,6 +472,64 @@ def test_a_save_never_removes_what_it_has_written(two, monkeypatch):
     assert [int(path.name[5:]) for path in sorted(two.iterdir())] == [7, 10, 20, 30]
 
 
+def by(*names):
+    return {"about": {"run": [*names]}}
+
+
+OTHER = r"is of another run; use another folder, or go on from it with --resume"
+
+
+def test_no_run_saves_where_another_one_has_saved(two):
+    """A run that goes on has the names of those before it; without names all are one run."""
+    checkpoint.save(two, state(8), 8, **by("", "a"))
+    checkpoint.save(two, state(9), 9, **by("", "a"))
+    before = files_in(two)
+    for other in ({}, by("b"), by("", "b")):
+        with pytest.raises(ValueError, match=f"step-00000009 {OTHER}"):
+            checkpoint.save(two, state(20), 20, **other)
+    assert files_in(two) == before
+    checkpoint.save(two, state(20), 20, about={"run": [*Saved.newest(two).run, "c"]})
+    with pytest.raises(ValueError, match=f"step-00000020 {OTHER}"):  # a and c went on from 9
+        checkpoint.save(two, state(30), 30, **by("", "a"))
+
+
+@pytest.mark.parametrize("run, message", [({}, "is there already"), (by("b"), OTHER)])
+def test_what_another_run_saves_before_the_lock_is_there_is_not_removed(
+    tmp_path, monkeypatch, run, message
+):
+    @contextmanager
+    def late(folder):
+        monkeypatch.undo()
+        checkpoint.save(tmp_path, state(1), 10, **run)
+        with writing.alone_in(folder):
+            yield
+
+    monkeypatch.setattr(writing, "alone_in", late)
+    with pytest.raises(ValueError, match=message):
+        checkpoint.save(tmp_path, state(2), 10)
+    assert_same_bits(checkpoint.load(tmp_path)[0], state(1))
+
+
+def test_without_locks_a_run_keeps_what_another_one_has_saved(two, monkeypatch):
+    """Both have looked before the other one saved."""
+    monkeypatch.setattr("fcntl.flock", mock.Mock(side_effect=OSError(errno.EBADF, "no locks")))
+    monkeypatch.setattr(writing, "check_folder", mock.Mock())
+    monkeypatch.setattr("minidist.checkpoint.checks.check_folder", mock.Mock())
+    for step in (8, 10, 12, 14):
+        checkpoint.save(two, state(step), step, **by("a" if step in (8, 12) else "b"))
+    assert sorted(manifest.whole_ones(two)) == [3, 7, 8, 10, 12, 14]
+
+
+def test_only_a_run_that_went_on_from_a_step_is_set_aside_after_it(two):
+    checkpoint.save(two / "other", state(8), 8, **by("a"))
+    (two / "other" / "step-00000008").rename(two / "step-00000008")
+    with pytest.raises(ValueError, match="step-00000008 is of another run"):
+        checkpoint.set_aside(two, after=7)
+    assert sorted(manifest.whole_ones(two)) == [3, 7, 8]
+    with writing.alone_in(two), pytest.raises(ValueError, match="another run is saving in"):
+        checkpoint.set_aside(two, after=3)
+
+
 def test_two_runs_do_not_save_in_one_folder_at_the_same_time(two, monkeypatch):
     def meanwhile(*given):
         monkeypatch.undo()
@@ -487,7 +557,7 @@ def test_what_is_no_file_is_no_manifest_and_stays(two):
     (two / "step-00000001" / MANIFEST).mkdir(parents=True)
     (two / "step-00000008" / MANIFEST).mkdir(parents=True)
     assert checkpoint.load(two)[1] == 7
-    with pytest.raises(ValueError, match=r"step-00000008: .* those before it are whole"):
+    with pytest.raises(ValueError, match=r"step-00000008: .* those before it, if any, are whole"):
         checkpoint.save(two, state(8), 8)
     checkpoint.save(two, state(9), 9)
     assert (two / "step-00000001" / MANIFEST).is_dir() and checkpoint.load(two)[1] == 9
@@ -541,7 +611,9 @@ def test_all_ranks_raise_that_the_disk_of_one_is_full(cluster, two, monkeypatch)
         return original(temporary, path)
 
     def worker(group):
-        with pytest.raises(ValueError, match="No space left on device; those before it are whole"):
+        with pytest.raises(
+            ValueError, match="No space left on device; those before it, if any, are whole"
+        ):
             checkpoint.save(two, {"a": np.ones(3), "b": np.ones(3)}, 9, group)
         group.barrier()
         return checkpoint.load(two)[1]
@@ -613,7 +685,7 @@ def test_a_link_that_appears_while_a_checkpoint_is_written_is_not_followed(
 
     before, complete = files_in(victim), writing.complete
     monkeypatch.setattr(writing, "complete", late)
-    with pytest.raises(ValueError, match="File exists; those before it are whole"):
+    with pytest.raises(ValueError, match="File exists; those before it, if any, are whole"):
         checkpoint.save(two, state(9), 9)
     assert files_in(victim) == before and checkpoint.load(two)[1] == 7
 

@@ -214,7 +214,7 @@ def test_heads_that_differ_are_refused(tmp_path):
         checkpoint.load_gpt2(file)
 
 
-@pytest.mark.parametrize("content", ["[]", "null", "3", '"n_head"', "{", "\udce4"])
+@pytest.mark.parametrize("content", ["[]", "null", "3", '"n_head"', "{", "\udce4", "[" * 200_000])
 def test_a_config_that_is_no_object_is_named(tmp_path, content):
     file = saved(tmp_path, arrays())
     (tmp_path / "config.json").write_bytes(content.encode(errors="surrogateescape"))

@@ -1,8 +1,10 @@
 """`minidist train --checkpoint`: a run that went on is the run that was never interrupted."""
 
 import re
+import shutil
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from minidist.datasets import Text, digit_images
 from minidist.errors import RankFailed
 from minidist.training.kinds import model_of
 from minidist.training.loop import train
-from minidist.training.settings import Settings
+from minidist.training.settings import DEFAULTS, Settings
 from minidist.training.setup import description
 from minidist.verify.compare import compare
 from tests.strategies import assert_same_bits
@@ -76,6 +78,22 @@ def everyday(cases, few):
     return [case if case in few else slow(case) for case in cases]
 
 
+def test_of_two_runs_that_begin_in_one_folder_the_slower_saver_is_refused(
+    cluster, tmp_path, monkeypatch
+):
+    def after(self, done, steps):
+        if steps == 4 and done == 2:  # the other one begins after this one, and ends before it
+            other = replace(SMALL, seed=1, dp=2)
+            cluster(2, "thread").run(train, TEXT, other, Keep(str(tmp_path)))
+        original(self, done, steps)
+
+    original = checkpoint.RunCheckpoints.after
+    monkeypatch.setattr(checkpoint.RunCheckpoints, "after", after)
+    with pytest.raises(RankFailed, match="step-00000005 is of another run; use another folder"):
+        cluster(1, "thread").run(train, TEXT, replace(SMALL, steps=4), Keep(str(tmp_path)))
+    assert checkpoint.Saved.newest(tmp_path).about["told"]["settings"]["seed"] == 1
+
+
 @pytest.mark.parametrize("mesh", everyday(MESHES, [{}, *MESHES[-2:]]), ids=str)
 def test_a_run_that_goes_on_on_its_mesh_is_the_uninterrupted_run_bit_for_bit(
     cluster, interrupted, mesh
@@ -132,13 +150,13 @@ def test_a_run_on_text_does_not_go_on_with_digits(tmp_path, cluster):
     cluster(1, "thread").run(train, TEXT, Settings(steps=1, width=4, batch=5), Keep(str(tmp_path)))
     run = description(digit_images(), Settings(width=4, batch=5))
     with pytest.raises(ValueError, match="of a run on five characters, not on handwritten digits"):
-        Keep(str(tmp_path), resume=True).saved(run)
+        Keep(str(tmp_path), resume=True).saved(run, DEFAULTS)
 
 
 def test_a_checkpoint_of_something_else_is_no_run(tmp_path):
     checkpoint.save(tmp_path, {"a": np.ones(3)}, 1)
     with pytest.raises(ValueError, match=r"is not from `minidist train`; use checkpoint.load"):
-        Keep(str(tmp_path), resume=True).saved({})
+        Keep(str(tmp_path), resume=True).saved({}, DEFAULTS)
 
 
 TINY = "train --transport thread --ranks 2 --batch 8 --context 8 --width 8 --heads 2 --depth 1"
@@ -158,11 +176,27 @@ def test_the_command_saves_and_goes_on(tmp_path, capsys):
         "step-00000004",
     ]
     out = command(capsys, *more, "--steps", 5, "--resume", "--ranks", 1).out
-    assert re.search(r"goes on after step 4, from .*step-00000004\n", out)
+    rates = "--steps 5, not 4: the learning rate goes on with 7.0e-04, after 9.8e-04"
+    assert re.search(rf"goes on after step 4, from .*step-00000004; {rates}\n", out)
     assert "1 step in" in out and "certificate: ok" in out
     again = command(capsys, *more, "--steps", 5, "--resume").out
     assert "step-00000005; no update is left of --steps 5\n" in again
     assert re.search("loss .* -> .*", again)[0] == re.search("loss .* -> .*", out)[0]
+
+
+@pytest.mark.parametrize("commit", ["81d6444", "b7fbc09", "b1499cf", "81b6eb4"])
+def test_a_run_that_an_older_minidist_has_saved_goes_on(tmp_path, monkeypatch, capsys, commit):
+    """former/ has what these commits saved after step 2 of 4: of another version, add one."""
+    sizes = "--batch 4 --context 4 --width 4 --heads 1 --depth 1 --ranks 1 --steps 4"
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("the cat sat on the mat. " * 12)
+    more = [*sizes.split(), "--text", "text.txt"]
+    shutil.unpack_archive(Path(__file__).parent / "former" / f"{commit}.zip", "kept")
+    out = command(capsys, *more, "--checkpoint", "kept", "--resume").out
+    want = command(capsys, *more).out
+    assert "goes on after step 2" in out and "2 steps in" in out
+    assert re.search("loss .* -> .*", out)[0] == re.search("loss .* -> .*", want)[0]
+    assert sorted(checkpoint.manifest.whole_ones(Path("kept"))) == [2, 4]
 
 
 def test_a_run_goes_on_before_a_damaged_checkpoint_and_keeps_that_under_another_name(

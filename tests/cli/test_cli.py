@@ -92,11 +92,21 @@ def test_train_plots_loss_and_learning_rate(capsys, tmp_path, monkeypatch, more,
     [
         ("--plot run.txt", "a plot is a file *.png, *.pdf, *.svg, not 'run.txt'"),
         ("--plot no/run.png", "cannot write 'no/run.png': there is no folder 'no'"),
+        ("--plot /proc/run.png", "cannot write '/proc/run.png': No such file or directory"),
+        ("--log /proc/a.csv", "cannot write the log '/proc/a.csv': No such file or directory"),
+        (
+            "--checkpoint /proc/a/b",
+            "cannot write to the folder /proc/a/b: No such file or directory",
+        ),
+        (
+            "--checkpoint /proc/a --servers 1 --ranks 2",
+            "cannot write to the folder /proc/a: No such file or directory",
+        ),
         ("--plot run.png", "the figures need matplotlib: pip install 'minidist[lessons]'"),
-        ("--log no/run.csv", "cannot write the log 'no/run.csv'; use a file in a folder of yours"),
+        ("--log no/run.csv", "cannot write the log 'no/run.csv': No such file or directory"),
     ],
 )
-def test_a_plot_or_a_log_that_cannot_be_is_refused_before_training(
+def test_a_file_that_cannot_be_written_is_refused_before_training(
     capsys, tmp_path, monkeypatch, more, error
 ):
     monkeypatch.chdir(tmp_path)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from minidist import checkpoint
 from minidist.checkpoint import Keep, RunCheckpoints
 from minidist.comm import run
 from minidist.datasets import Text
@@ -220,12 +221,24 @@ def test_only_the_first_life_goes_on_from_the_step_that_is_asked_for(tmp_path, m
     assert {path.name for path in tmp_path.iterdir()} == kept
 
 
-def test_a_damaged_checkpoint_ends_the_run_before_it_says_that_it_goes_on(tmp_path, monkeypatch):
+def of_another_run(folder):
+    checkpoint.save(folder / "other", {"a": np.ones(3)}, 9)
+    (folder / "other" / "step-00000009").rename(folder / "step-00000009")
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (damaged, r"is truncated.* step 3 is whole: go on .* --resume-from 3"),
+        (of_another_run, r"step-00000009 is of another run; use another folder"),
+    ],
+)
+def test_a_checkpoint_that_is_damaged_or_anothers_ends_the_run_before_it_says_that_it_goes_on(
+    tmp_path, monkeypatch, change, message
+):
     settings, keep, said = replace(SETTINGS, dp=2, steps=12), Keep(str(tmp_path), every=3), []
-    monkeypatch.setattr(elastic, "run", Dies(tmp_path, [(6, damaged)]))
-    with pytest.raises(
-        ValueError, match=r"is truncated.* step 3 is whole: go on .* --resume-from 3"
-    ):
+    monkeypatch.setattr(elastic, "run", Dies(tmp_path, [(6, change)]))
+    with pytest.raises(ValueError, match=message):
         train_elastic(TEXT, settings, keep, said.append)
     assert not said
 

@@ -1,17 +1,16 @@
 """Numbers in words: an encoder-decoder learns to translate them, or two that learn together."""
 
 import zlib
-from dataclasses import fields
 
 import numpy as np
 
 from minidist import nn
 from minidist.checkpoint import Saved, manifest
-from minidist.checkpoint.run_checkpoints import description_in
+from minidist.checkpoint.run_checkpoints import description_in, settings_in
 from minidist.datasets import Numbers, Vocabulary, numbers
 from minidist.datasets.pairs import DIRECTIONS
 from minidist.training.kinds.kind import Kind, pairs_in_words
-from minidist.training.settings import Settings
+from minidist.training.settings import DEFAULTS, Settings
 from minidist.training.translation import of_held_out, of_round_trip
 
 DIRECTION, BY = "en-zh", "words"  # defaults
@@ -90,13 +89,8 @@ def load(folder: str) -> tuple[nn.Seq2Seq | nn.Dual, Numbers]:
     if "direction" not in run["data"]:
         of = run["data"].get("source", "another program")
         raise ValueError(f"{saved.path} is of {of}, and cannot translate; {REMEDY}")
-    if unknown := sorted(set(run["settings"]) - {field.name for field in fields(Settings)}):
-        raise ValueError(
-            f"{saved.path} has the setting {unknown[0]!r}, which this minidist does not know; use "
-            "the minidist that wrote it"
-        )
     data = numbers_of(run["data"])
-    model = translator(data, Settings(**run["settings"]))
+    model = translator(data, Settings(**settings_in(saved, DEFAULTS)))
     model.load_state({name: saved.whole(name) for name in model.named_parameters()})
     return model, data
 
