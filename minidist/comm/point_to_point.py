@@ -50,6 +50,18 @@ class PointToPoint:
     def __repr__(self):
         return f"Group(rank={self.rank}, size={self.size})"
 
+    def __deepcopy__(self, memo: dict | None = None) -> "PointToPoint":
+        """A copy of what communicates has the same partners, in the same sequence of calls."""
+        return self
+
+    __copy__ = __deepcopy__
+
+    def __reduce__(self):
+        raise ValueError(
+            f"{self!r} is of this run, and cannot be pickled, nor what communicates through it; "
+            "pickle state(), and make the rest anew on its ranks"
+        )
+
     def send(self, array: Array, to: int, tag: int = 0) -> None:
         """Send a copy; returns at once, whether or not the receiver ever receives.
 

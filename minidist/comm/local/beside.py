@@ -52,6 +52,12 @@ class Beside:
         self.orders: queue.SimpleQueue = queue.SimpleQueue()
         self.answers: queue.SimpleQueue = queue.SimpleQueue()
 
+    def __reduce__(self):
+        raise ValueError(
+            f"what works beside this thread ({self.name}) cannot be copied or pickled; copy "
+            "state(), or the model, and make the rest anew"
+        )
+
     def put(self, *args) -> None:
         """Let the second thread call `work(*args)` after all that it has to do already."""
         new = None
