@@ -1,8 +1,9 @@
 """Writing with a cache: what an encoder-decoder reads word by word is equal to a whole pass."""
 
 from collections import Counter
+from contextlib import suppress
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from minidist import nn, no_grad
 from minidist.backend import on_gpu, to_host
 from minidist.nn.generate import next_words, translate
-from minidist.nn.key_value_cache import CachedTranslator
+from minidist.nn.key_value_cache import CachedDecoder, CachedTranslator
 from minidist.nn.tokens import BEGIN, PAD
 from minidist.planning.costs.decoding import cache_bytes
 from minidist.rng import generator
@@ -70,6 +71,57 @@ def test_rows_that_go_on_have_what_their_own_words_give(model, data, seed):
         decoder.keep(rows)
         words = random.integers(0, model.vocab, (len(rows), 1))
         tokens = np.concatenate([tokens[rows], words], axis=1)
+
+
+def is_interrupted(decoder, linear, words):
+    """Let an error end a call in this product; return False if no word needs the product."""
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    linear.forward, ended = interrupted, True
+    with suppress(KeyboardInterrupt):
+        decoder(words)
+        ended = False
+    del linear.forward
+    return ended
+
+
+def readers():
+    """Yield what makes a decoder or translator, its model, its words and their logits."""
+    words = words_of(3)
+    model = random_weights(nn.Transformer(9, 8, 2, 2, 6, dtype="float64"))
+    yield partial(CachedDecoder, model), model, words, whole(model, words)
+    model = translator()
+    want = whole(model, np.concatenate([SOURCES, words], axis=1))
+    yield partial(CachedTranslator, model, SOURCES), model, words, want
+
+
+def test_a_call_that_an_error_ended_has_read_nothing():
+    """Wherever it was: blocks before it have kept keys and values, those behind it have not."""
+    interrupted = 0
+    for (make, model, words, want), t in product(readers(), (0, 3)):
+        for k in range(len(list(model.modules(nn.Linear)))):
+            decoder, logits = make(), []
+            linear = list(decoder.model.modules(nn.Linear))[k]
+            for a, b in pairwise((0, 3, 5, 6)):
+                rows = words[: 3 if t or isinstance(decoder, CachedTranslator) else 1]
+                if a == t and not is_interrupted(decoder, linear, rows[:, a:b]):
+                    break
+                logits.append(decoder(words[:, a:b]).data)
+            else:
+                interrupted += 1
+                np.testing.assert_allclose(np.concatenate(logits, axis=1), want, atol=1e-9)
+    assert interrupted == 2 * (9 + 13)
+
+
+def test_what_was_read_with_other_weights_is_refused():
+    for make, model, words, _ in readers():
+        decoder = make()
+        decoder(words[:, :1])
+        model.load_state(model.state())
+        with pytest.raises(ValueError, match="the weights have changed since this text was begun"):
+            decoder(words[:, 1:2])
 
 
 def test_a_row_goes_on_with_what_its_parent_has_read():

@@ -2,10 +2,35 @@
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 tick = itertools.count(1).__next__  # larger than the order of every function applied so far
+
+
+class Since:
+    """When something was made from what may change, on the clock of `tick`.
+
+    Whoever gathers, copies or caches early keeps one of these, and asks it before each use.
+
+    last  () -> when what it was made from last changed
+    """
+
+    def __init__(self, last: Callable[[], int]):
+        self.last = last
+        self.follow()
+
+    def behind(self) -> bool:
+        """Return whether what it was made from has changed since."""
+        return self.last() > self.at
+
+    def follow(self) -> None:
+        """Record that it is made anew, from what there is now."""
+        self.at = tick()
+
+    def __getstate__(self) -> dict:
+        # A copy of parameters forgets when they changed, and may be in a process with another clock
+        return {"last": self.last, "at": -1 if self.behind() else 0}
 
 
 class Switch(threading.local):

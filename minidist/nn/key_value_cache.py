@@ -24,6 +24,7 @@ positions.
 
 import copy
 import math
+from functools import partial
 from numbers import Integral
 from typing import TypeVar
 
@@ -32,6 +33,7 @@ import numpy as np
 from minidist.autograd import Tensor, no_grad
 from minidist.autograd.kernels import causal_softmax
 from minidist.autograd.products import batched_matmul
+from minidist.autograd.recording import Since
 from minidist.backend import Array, array_module, on_device_of
 from minidist.errors import check_number
 from minidist.nn.dropout import Dropout
@@ -49,28 +51,31 @@ Model = TypeVar("Model", bound=Sequential)
 class KeyValueCache:
     """An attention's `attend`, from new positions to all so far: QKV[G + 2, B, K, n, D] -> O.
 
-    kv  [2, B, K, positions, D]: `length` positions of it are in use
+    The caller says which positions are new. A call that an error ends, in this block or in a later
+    one, counts none: they are written again.
+
+    kv  [2, B, K, positions, D]
     """
 
     def __init__(self, positions: int):
-        self.positions, self.length = positions, 0
+        self.positions = positions
         self.kv: Array | None = None
 
     def __call__(self, qkv: Tensor, randomness: Randomness | None = None) -> Tensor:
-        new = qkv.data[-2:]
+        assert randomness is not None and randomness.positions is not None  # see `at`
+        new, last = qkv.data[-2:], randomness.positions.length
         _, B, K, n, D = new.shape
-        if self.kv is None:
+        first = last - n
+        if self.kv is None or first == 0:
             self.kv = array_module(new).empty((2, B, K, self.positions, D), new.dtype)
-        first, self.length = self.length, self.length + n
-        self.kv[..., first : self.length, :] = new
-        k, v = self.kv[..., : self.length, :]
+        self.kv[..., first:last, :] = new
+        k, v = self.kv[..., :last, :]
         mixed = [attend_from(q, k, v, first) for q in qkv.data[:-2]]  # G times [B, K, n, D]
         return Tensor(array_module(new).stack(mixed, axis=2).reshape(B, len(mixed) * K, n, D))
 
-    def keep(self, rows: Array) -> None:
-        """Go on with these rows of the batch: see CachedTranslator."""
-        if self.kv is not None:
-            self.kv = self.kv[:, rows]
+    def of(self, rows: Array) -> Array | None:
+        """Return what is kept of these rows of the batch: see CachedTranslator."""
+        return None if self.kv is None else self.kv[:, rows]
 
 
 def attend_from(q: Array, k: Array, v: Array, first: int) -> Array:
@@ -83,7 +88,8 @@ def attend_from(q: Array, k: Array, v: Array, first: int) -> Array:
 class CachedDecoder:
     """A language model that reads some tokens at a time: tokens[B, n] -> logits[B, n, V].
 
-    model      not changed; the weights are shared with it. If they change, `begin` again
+    model      not changed; the weights are shared with it. If they change, `begin` again: what was
+               read with others is refused
     positions  the most that it reads before it begins again; by default the model's context
     length     positions read so far
 
@@ -95,7 +101,7 @@ class CachedDecoder:
         self.positions = model.context if positions is None else positions
         words = f"the positions of a cache are a whole number from 1 to {model.context}"
         check_number(words, self.positions, lambda n: 1 <= n <= model.context, Integral)
-        self.model = copy_of(model)
+        self.model, self.weights = copy_of(model), Since(partial(last_changed, model))
         self.begin()
 
     def begin(self) -> None:
@@ -111,6 +117,9 @@ class CachedDecoder:
         B, n = tokens.shape
         if self.length and self.batch != B:
             raise ValueError(f"{self.batch} texts were begun, not {B}; call begin() for others")
+        if self.length == 0:
+            self.weights.follow()
+        check_weights(self.weights, "call begin(), and read the text again")
         first, last = self.length, self.length + n
         if last > self.positions:
             raise ValueError(
@@ -126,13 +135,14 @@ class CachedDecoder:
 class CachedTranslator:
     """An encoder-decoder that has read sources[B, S], and reads words[B, n] -> logits[B, n, V].
 
-    model    not changed; the weights are shared with it
+    model    not changed; the weights are shared with it, and must not change meanwhile
     length   words of the targets that were read, with BEGIN
     reads    the source that each row of words translates: rows share its keys and values
     """
 
     def __init__(self, model: Seq2Seq, sources: np.ndarray):
         self.model, self.length = copy_of(model), 0
+        self.weights = Since(partial(last_changed, model))
         self.blocks = [layer for layer in self.model.layers if isinstance(layer, DecoderBlock)]
         self.caches = [KeyValueCache(model.target_length) for _ in self.blocks]
         for block, cache in zip(self.blocks, self.caches, strict=True):
@@ -150,21 +160,24 @@ class CachedTranslator:
         if np.array_equal(rows, np.arange(len(self.reads))):
             return
         rows = on_device_of(np.asarray(rows, int), self.held)
+        kept = [cache.of(rows) for cache in self.caches]  # all, before the first is replaced
+        for cache, kv in zip(self.caches, kept, strict=True):
+            cache.kv = kv
         self.reads = self.reads[rows]
-        for cache in self.caches:
-            cache.keep(rows)
 
     def __call__(self, words: Array) -> Tensor:
         B, n = words.shape
         if len(self.reads) != B:
             raise ValueError(f"{len(self.reads)} targets are written, not {B}; call keep(rows)")
+        check_weights(self.weights, "make a CachedTranslator of the model as it is now")
         randomness, held = at(self.length, self.length + n, B), self.held[self.reads]
         with no_grad():
             x = self.model.embedding.target(words, randomness)
             for block, kv in zip(self.blocks, self.sources, strict=True):
                 x = block.write(x, kv[:, self.reads], held, randomness)
-            self.length += n
-            return self.model.layers[-1](x)
+            logits = self.model.layers[-1](x)
+        self.length += n
+        return logits
 
 
 def reads_in_pieces(model: Sequential) -> bool:
@@ -185,6 +198,16 @@ def copy_of(model: Model) -> Model:
     for dropout in copied.modules(Dropout):
         dropout.rate = 0
     return copied
+
+
+def last_changed(model: Sequential) -> int:
+    return max(max(p.updated, p.loaded) for p in model.parameters())
+
+
+def check_weights(weights: Since, remedy: str) -> None:
+    """Raise ValueError if keys and values are those of other weights than the model's."""
+    if weights.behind():
+        raise ValueError(f"the weights have changed since this text was begun; {remedy}")
 
 
 def at(first: int, last: int, B: int) -> Randomness:
