@@ -117,6 +117,7 @@ class Hybrid:
         hybrid_checks.check_whole_backward(self.pipeline.programs, zero)
         runs, chunks = self.copied_slices(), [stage.layers for stage in self.pipeline.stages]
         self.copies = copies_of(zero, runs, self.pipeline.parameters(), chunks, shards)
+        self.pipeline.batches.shards = self.parameters()
         for p in self.parameters():
             p.spread = "a mesh: pass sum_squares=hybrid.sum_squares"
 
@@ -163,7 +164,7 @@ class Hybrid:
 
         The parameters must not have a gradient before. Every rank gets tokens [B, T] of the batch.
         """
-        hybrid_checks.check_no_gradient(self.parameters())
+        hybrid_checks.check_no_gradient(self.parameters(), self.pipeline.batches)
         mine = batch.share(self.mesh.dp.rank, self.mesh.dp.size)
         held = self.positions(batch.inputs.shape[1], self.cp.size)[self.cp.rank]
         if not held.whole:
@@ -199,6 +200,7 @@ class Hybrid:
 
     def step(self, optimizer: AnyOptimizer) -> None:
         """Update what this rank updates; give every rank the new weights; drop the gradients."""
+        self.pipeline.batches.check()
         update(optimizer, self.pipeline.model, partial(self.copies.step, optimizer))
 
     def gradients(self) -> dict[str, np.ndarray]:

@@ -6,6 +6,7 @@ from minidist import nn
 from minidist.comm import Mesh
 from minidist.data_parallel.zero_checks import tied_between_layers
 from minidist.pipeline_parallel.actions import Action, BackwardInput
+from minidist.trainer import WholeBatches
 
 
 def check_axes(mesh: Mesh, model: nn.Module, split_sequence: bool, ep: int) -> None:
@@ -87,9 +88,9 @@ def check_whole_backward(programs: list[list[Action]], zero: int) -> None:
         )
 
 
-def check_no_gradient(parameters: list[nn.Parameter]) -> None:
-    """Raise ValueError if there is a gradient of another batch."""
-    if any(p.grad is not None for p in parameters):
+def check_no_gradient(parameters: list[nn.Parameter], batches: WholeBatches) -> None:
+    """Raise ValueError if there is a gradient of another batch, which will not be dropped."""
+    if not batches.broken and any(p.grad is not None for p in parameters):
         raise ValueError(
             "the gradients of the last batch are sums over ranks, and would be summed again; "
             "call zero_grad() first, or pass both batches at once, as micro_batches="

@@ -34,7 +34,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from minidist.autograd.eight_bits import EightBits
-from minidist.autograd.recording import tick
+from minidist.autograd.recording import Since
 from minidist.backend import Array, array_module, widen
 from minidist.comm import Group
 from minidist.errors import check_number
@@ -128,7 +128,7 @@ class MixedPrecision:
         ]
         for home in optimizer.homes:
             home.scale = self.scale  # for those who keep gradients from step to step
-        self.followed = tick()  # when the copies were last those of the weights
+        self.made = Since(optimizer.last_changed)  # the copies, from the weights
         self.factor = 1.0  # by which clipping shortens the gradient
 
     parameters = Inner[list[Parameter]]()
@@ -149,10 +149,11 @@ class MixedPrecision:
         """The float32 copies, one per flat slice, of the weights as they are now.
 
         Weights that something else has changed since the last step, such as load_state, are taken
-        over. An assignment to `p.data[...]` is undone, unless `p.home.changed()` follows it.
+        over, and `p.data = array`. What is written to `p.data[...]` is undone, unless
+        `p.home.changed()` follows it.
         """
-        if any(home.last_changed() > self.followed for home in self.optimizer.homes):
-            self.followed = tick()
+        if self.made.behind():
+            self.made.follow()
             for s, copy in zip(self.slices, self._copies, strict=True):
                 xp = array_module(copy)
                 kept = copy.astype(s.data.dtype) == s.data
@@ -177,7 +178,7 @@ class MixedPrecision:
         overflow = self.overflow()
         if not overflow:
             self.optimizer.step(self.copies, factor)
-            self.followed = tick()
+            self.made.follow()
         self.scale.update(overflow)
 
     def overflow(self) -> bool:
@@ -188,7 +189,13 @@ class MixedPrecision:
         return bool(self.group.all_reduce(flag, op="max", label="overflow"))
 
     def zero_grad(self) -> None:
+        self.factor = 1.0
         self.optimizer.zero_grad()
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state)
+        for home in self.optimizer.homes:  # a vector is copied without its scale
+            home.scale = self.scale
 
 
 def overflow_allowed() -> AbstractContextManager:

@@ -9,7 +9,8 @@ know these methods need not know which strategy they train. The loss is the mode
 which may be set: `model.loss = nn.squared_error`. Hybrid refuses all but the cross entropy.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -74,6 +75,41 @@ class Trainer(Protocol):
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Copy the whole model's arrays, the same on every rank, into what this rank has."""
+
+
+class WholeBatches:
+    """Whether the gradient is of whole batches: one that an error has ended leaves nothing behind.
+
+    model, shards  what has gradients; they are dropped before the next batch
+    sends          whether stages send each other what only the rest of the batch receives
+    """
+
+    def __init__(self, model: Module, shards: Sequence[Tensor] = (), sends: bool = False):
+        self.model, self.shards, self.sends, self.broken = model, shards, sends, False
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Compute the gradient of a batch, or of a part of one, in the `with` block."""
+        if self.broken and self.sends:
+            raise ValueError(
+                "an error ended an earlier batch in the middle, and what its stages have sent is "
+                "still on its way; make the model and its trainer anew, and load the state"
+            )
+        if self.broken:
+            self.model.zero_grad()
+            for p in self.shards:
+                p.grad = None
+        self.broken = True
+        yield
+        self.broken = False  # an error does not come here
+
+    def check(self) -> None:
+        """Raise ValueError if a step would be one with a part of a gradient."""
+        if self.broken:
+            raise ValueError(
+                "an error ended the last batch in the middle, and its gradient is not whole; call "
+                "backward for a batch before the step"
+            )
 
 
 def loss_of(model: Module, part: Batch) -> Tensor:

@@ -1,12 +1,15 @@
 """What outlives a step: copies of weights, memories of gradients, warm starts.
 
-Whoever keeps such a state must follow weights that are loaded, must not depend on a loss scale that
-changes, must be as before after a step that is skipped, and must find its way out of a gradient of
-zeros, of a low rank, of inf and of NaN. WAYS are all ways to train of the package; a test looks for
-classes that keep something from step to step and are in none of them.
+Whoever keeps such a state must follow weights that are loaded or assigned, must not depend on a
+loss scale that changes, must be as before after a step that is skipped or that an error ended, must
+not move what a flag has frozen, and must find its way out of a gradient of zeros, of a low rank, of
+inf and of NaN. What cannot follow says so. WAYS are all ways to train of the package; a test looks
+for classes that keep something from step to step and are in none of them.
 """
 
 import ast
+import copy
+import itertools
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +21,8 @@ import pytest
 
 import minidist
 from minidist import nn, optim
+from minidist.autograd import Function, Tensor
+from minidist.autograd.eight_bits import EightBits
 from minidist.autograd.losses import scaled
 from minidist.comm import Mesh
 from minidist.data_parallel.bucketed import Bucketed
@@ -32,12 +37,15 @@ from minidist.datasets import Batch
 from minidist.errors import RankFailed
 from minidist.hybrid import Hybrid
 from minidist.mixed_precision import LARGEST, LossScale, MixedPrecision, overflow_allowed
+from minidist.nn.parameter import OF_THIS_RUN, Parameter
+from minidist.nn.shard import Shard
 from minidist.pipeline_parallel import PipeDream, Pipeline
 from tests.strategies import assert_same_bits
 
 PACKAGE = Path(minidist.__file__).parent
 RANKS = 2
-sgd = partial(optim.SGD, lr=0.1)
+FLAGS: dict[str, bool] = {}  # `requires_grad` by name, set in new models by hand
+sgd = partial(optim.SGD, lr=0.1, weight_decay=0.1)
 COMPRESSORS = {
     "top_k": partial(TopK, 0.2),
     "sign": Sign,
@@ -53,25 +61,37 @@ class Trained:
     step   (number of the batch, what multiplies this rank's gradient) -> None: one step, skipped if
            the sums over the ranks are not finite
     rest   () -> None: from now on all learning rates are 0
+    model  what this rank has of it
+    shards () -> what an optimizer updates, where these are parts of it
+    drop   () -> None: what a loop of one's own does after an error; a trainer does it itself
     """
 
     state: Callable[[], dict]
     load: Callable[[dict], None]
     step: Callable[[int, float], None]
     rest: Callable[[], None]
+    model: nn.Module
+    drop: Callable[[], None] = lambda: None
+    shards: Callable[[], list] = list
+
+
+def flagged(model):
+    for name, p in model.named_parameters().items():
+        p.requires_grad = FLAGS.get(name, p.requires_grad)
+    return model
 
 
 def mlp():
-    return nn.MLP([4, 6, 5, 3], seed=1, dtype="float32")
+    return flagged(nn.MLP([4, 6, 5, 3], seed=1, dtype="float32"))
 
 
 def transformer():
-    return nn.Transformer(7, 8, 2, 2, 4, seed=1, dtype="float32")
+    return flagged(nn.Transformer(7, 8, 2, 2, 4, seed=1, dtype="float32"))
 
 
 def experts():
     options = {"experts": 4, "shared": 1, "capacity": None, "bias_rate": 0.125}
-    return nn.Transformer(7, 8, 2, 2, 4, seed=1, dtype="float32", **options)
+    return flagged(nn.Transformer(7, 8, 2, 2, 4, seed=1, dtype="float32", **options))
 
 
 def batch(model, n):
@@ -113,6 +133,7 @@ def in_buckets(model, group):
         with reducer.reduce():
             backward()
 
+    summed.drop = reducer.drop
     return summed
 
 
@@ -139,7 +160,9 @@ def replicas(group, scale, rule=sgd, summing=plainly, frozen=()):
             optimizer.step()
         optimizer.zero_grad()
 
-    return Trained(model.state, model.load_state, step, lambda: setattr(optimizer, "lr", 0.0))
+    rest = lambda: setattr(optimizer, "lr", 0.0)  # noqa: E731
+    drop = getattr(summed, "drop", model.zero_grad)
+    return Trained(model.state, model.load_state, step, rest, model, drop)
 
 
 def rounds(group, scale, diloco, every, model=None):
@@ -157,9 +180,8 @@ def rounds(group, scale, diloco, every, model=None):
         local.step()
         local.zero_grad()
 
-    return Trained(
-        model.state, model.load_state, step, lambda: [setattr(x, "lr", 0.0) for x in rates]
-    )
+    rest = lambda: [setattr(x, "lr", 0.0) for x in rates]  # noqa: E731
+    return Trained(model.state, model.load_state, step, rest, model, model.zero_grad)
 
 
 def fragments(group, scale, tau):
@@ -177,19 +199,20 @@ def fragments(group, scale, tau):
     def rest():
         local.lr = local.inner.lr = 0.0
 
-    return Trained(local.state, model.load_state, step, rest)
+    return Trained(local.state, model.load_state, step, rest, model, model.zero_grad)
 
 
 def sharded(group, scale, stage):
     model = mlp()
-    zero = Zero(model.flatten(group.empty), group, stage)
+    zero = Zero(model if FLAGS else model.flatten(group.empty), group, stage)
     optimizer = mixed(sgd(zero.parameters()), group, scale)
 
     def step(n, by=1.0):
         zero.accumulate(scaled(loss_of(model, group, n), optimizer.loss_scale * by))
         zero.step(optimizer)
 
-    return Trained(zero.state, zero.load_state, step, lambda: setattr(optimizer, "lr", 0.0))
+    rest = lambda: setattr(optimizer, "lr", 0.0)  # noqa: E731
+    return Trained(zero.state, zero.load_state, step, rest, model, shards=zero.parameters)
 
 
 def on_a_mesh(group, scale, zero, make=transformer, **axes):
@@ -205,7 +228,8 @@ def on_a_mesh(group, scale, zero, make=transformer, **axes):
         for balance in hybrid.pipeline.model.modules(nn.BiasBalance):
             balance.rate = 0.0
 
-    return Trained(hybrid.state, hybrid.load_state, step, rest)
+    model = hybrid.pipeline.model
+    return Trained(hybrid.state, hybrid.load_state, step, rest, model, shards=hybrid.parameters)
 
 
 def pipelined(group, scale):
@@ -217,7 +241,8 @@ def pipelined(group, scale):
         optimizer.step()
         optimizer.zero_grad()
 
-    return Trained(pipe.state, pipe.load_state, step, lambda: setattr(optimizer, "lr", 0.0))
+    rest = lambda: setattr(optimizer, "lr", 0.0)  # noqa: E731
+    return Trained(pipe.state, pipe.load_state, step, rest, pipe.model)
 
 
 def streamed(group, scale, scheme, copies=False):
@@ -233,7 +258,8 @@ def streamed(group, scale, scheme, copies=False):
     def step(n, by=1.0):
         pipe.train(Batch(*batch(pipe, n)).micro_batches(3))
 
-    return Trained(pipe.state, pipe.load_state, step, lambda: setattr(own[0], "lr", 0.0))
+    rest = lambda: setattr(own[0], "lr", 0.0)  # noqa: E731
+    return Trained(pipe.state, pipe.load_state, step, rest, pipe.model)
 
 
 def normed(group, scale):
@@ -247,7 +273,7 @@ def normed(group, scale):
         with np.errstate(all="ignore"):
             nn.cross_entropy(model(x * np.float32(by)), y)
 
-    return Trained(model.state, model.load_state, step, lambda: None)
+    return Trained(model.state, model.load_state, step, lambda: None, model)
 
 
 # Those that skip a step, alone and under a loss scale; and those that have no skipped step.
@@ -302,13 +328,240 @@ def test_steps_of_rate_0_leave_the_weights_that_were_loaded(cluster, name):
             trained.step(n)
         new = other_weights(trained.state())
         trained.load(new)
+        loaded = trained.state()
         trained.rest()
         for n in range(4):
             trained.step(n)
-        return trained.state(), new
+        return trained.state(), loaded, new
 
-    for state, new in cluster(RANKS, "thread").run(worker):
+    for state, loaded, new in cluster(RANKS, "thread").run(worker):
+        assert_same_bits(loaded, new)
         assert_same_bits(state, new)
+
+
+def assign(trained, new):
+    """Give this rank's parameters other arrays, by hand."""
+    for name, p in trained.model.named_parameters().items():
+        p.data = (new[name] if p.shard is None else p.shard.of(new[name])).copy()
+
+
+def refusal(f, *args):
+    """Return the words of a ValueError, or None."""
+    try:
+        f(*args)
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_weights_that_are_assigned_are_those_that_are_loaded(cluster, name):
+    def worker(group):
+        ends = []
+        for by_hand in (False, True):
+            trained = begin(name, group)
+            trained.step(0)
+            new = other_weights(trained.state())
+            if not by_hand:
+                trained.load(new)
+            elif words := refusal(assign, trained, new):
+                return words
+            for n in range(3):
+                trained.step(n)
+            ends.append(trained.state())
+        return ends
+
+    for found in cluster(RANKS, "thread").run(worker):
+        if "zero 3" in name or "zero_3" in name:
+            assert "cannot be assigned here: each rank keeps its shard" in found
+        else:
+            assert_same_bits(*found)
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_a_flag_has_frozen_does_not_move(cluster, monkeypatch, name, when):
+    """Where it is too late to leave it out, the next step is refused."""
+
+    def worker(group):
+        trained = begin(name, group)
+        start = trained.state()
+        if when == "after":
+            first = next(p for p in trained.model.parameters() if p.requires_grad)
+            first.requires_grad = False
+            return refusal(trained.step, 0)
+        for n in range(3):
+            trained.step(n)
+        return {name: w for name, w in trained.state().items() if name in FLAGS}, start
+
+    for frozen in ("layers.0.weight", "embedding.token.weight") if when == "before" else ():
+        monkeypatch.setitem(FLAGS, frozen, False)
+    for found in cluster(RANKS, "thread").run(worker):
+        if when == "after":
+            assert "or no longer trained there" in found
+        else:
+            end, start = found
+            assert len(end) == 1
+            assert_same_bits(end, {name: start[name] for name in end})
+
+
+STAGES = ("hybrid, pp", "pipeline", "weight_stashing", "vertical_sync", "2bw")
+
+
+class Boom(Function):
+    def forward(self, x):
+        return x
+
+    def backward(self, grad):
+        raise ZeroDivisionError("on purpose")
+
+
+def break_off(trained, n, calls):
+    """Take a step that an error ends on every rank.
+
+    calls  0: in backward, before the second product; or the call of forward that it happens in
+    """
+    layer = list(trained.model.modules(nn.Linear | nn.LayerNorm))[-1 if calls else 1]
+    forward, numbers = layer.forward, itertools.count(1)
+
+    def breaking(x, *rest):
+        if next(numbers) == calls:
+            raise ZeroDivisionError("on purpose")
+        y = forward(x, *rest)
+        return y if calls else Boom()(y)
+
+    layer.forward = breaking
+    with pytest.raises(ZeroDivisionError):
+        trained.step(n)
+    layer.forward = forward
+    trained.drop()
+
+
+@pytest.mark.parametrize("name", [name for name in WAYS if "scaled" not in name])
+def test_a_batch_that_an_error_ended_leaves_no_trace(cluster, name):
+    """Or the next one is refused: stages have sent what nobody has received."""
+
+    def worker(group):
+        ends = []
+        for broken in (False, True):
+            trained = begin(name, group)
+            calls = group.size - group.rank if name.startswith(STAGES) else 0
+            trained.step(0)
+            for load in (False, True):
+                if broken:
+                    break_off(trained, 9, calls)
+                if load:
+                    trained.load(other_weights(trained.state()))
+                if words := refusal(trained.step, 1):
+                    return words
+            trained.step(2)
+            ends.append(trained.state())
+        return ends
+
+    for found in cluster(RANKS, "thread").run(worker):
+        if isinstance(found, str):
+            assert "an error ended an earlier batch" in found
+            assert name.startswith(STAGES)
+        else:
+            assert_same_bits(*found)
+
+
+@pytest.mark.parametrize("name", ["zero_3", "hybrid, zero 3"])
+def test_what_was_gathered_early_is_gathered_again_if_a_shard_has_changed(cluster, name):
+    """The batch breaks off while the first layer's weights are on their way for its backward."""
+
+    def worker(group):
+        ends = []
+        for early in (True, False):
+            trained = begin(name, group)
+            if early:
+                break_off(trained, 9, 0)
+            for p in trained.shards():
+                p.data = 2 * p.data
+            trained.step(0)
+            ends.append(trained.state())
+        return ends
+
+    for found in cluster(RANKS, "thread").run(worker):
+        assert_same_bits(*found)
+
+
+def copied_state(model):
+    return copy.deepcopy(model).state()
+
+
+@pytest.mark.parametrize("name", [name for name in WAYS if "scaled" not in name])
+def test_a_copied_model_has_the_weights_and_leaves_the_original_alone(cluster, name):
+    """Or an error says who has them."""
+
+    def worker(group):
+        ends, words = [], None
+        for copying in (False, True):
+            trained = begin(name, group)
+            trained.step(0)
+            if copying and not (words := refusal(copied_state, trained.model)):
+                copied = copy.deepcopy(trained.model)
+                assert_same_bits(copied.state(), trained.model.state())
+                for p in copied.parameters():
+                    p.data = 0 * p.data
+            trained.step(1)
+            ends.append(trained.state())
+        return words, ends
+
+    for words, ends in cluster(RANKS, "thread").run(worker):
+        if name in ("zero_2", "zero_3", "hybrid, zero 3"):
+            assert "state()" in words
+        else:
+            assert words is None
+        assert_same_bits(*ends)
+
+
+def test_what_is_copied_together_goes_on_as_the_originals(cluster):
+    """Also if the weights have just been loaded, and nobody has followed yet."""
+
+    def worker(group):
+        model = mlp().astype("float16")
+        optimizer = mixed(optim.Adam(model.parameters(), 0.01), group, LossScale(8.0, None))
+        sums, ends = ErrorFeedback(model, group, TopK(0.2)), []
+
+        def steps(model, optimizer, sums, numbers):
+            for n in numbers:
+                x, y = batch(model, n)
+                loss = nn.cross_entropy(model(x[:3].astype("float16")), y[:3], len(y))
+                scaled(loss, optimizer.loss_scale).backward()
+                sums.all_reduce_gradients()
+                optimizer.step()
+                optimizer.zero_grad()
+            ends.append(model.state())
+
+        for load in (False, True):
+            steps(model, optimizer, sums, range(3))
+            if load:
+                model.load_state(other_weights(model.state()))
+            for them in copy.deepcopy((model, optimizer, sums)), (model, optimizer, sums):
+                steps(*them, range(3, 6))
+        return ends
+
+    for ends in cluster(RANKS, "thread").run(worker):
+        assert_same_bits(*ends[1:3])
+        assert_same_bits(*ends[4:6])
+
+
+def test_copies_pickles_and_parts_keep_what_a_parameter_keeps():
+    kept = {
+        "requires_grad": False,
+        "keeps_dtype": True,
+        "grad_dtype": np.dtype("float64"),
+        "product": EightBits(2),
+        "name": "another",
+    }
+    place = {"spread": "two ranks", "elsewhere": "there", "shard": "a part", "cuts": ()}
+    p = nn.Linear(4, 3, name="in").weight
+    named = {*Parameter.__annotations__, *Tensor.__annotations__, *vars(p), "loaded", "updated"}
+    assert {*kept, *place, *OF_THIS_RUN} == named - {"data"}
+    vars(p).update(kept | place)
+    for copied in copy.deepcopy(p), pickle.loads(pickle.dumps(p)):
+        assert vars(copied).items() >= (kept | place).items()
+    assert vars(p.part(Shard(0, np.arange(2), 4))).items() >= kept.items()
 
 
 WITHOUT_MOMENTS = [name for name in WAYS if not name.startswith(("Adam", "momentum"))]

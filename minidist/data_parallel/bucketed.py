@@ -69,6 +69,7 @@ class Bucketed:
         self.group = group.split(0)  # its collectives run beside those of `group`
         self.buckets = plan(parameters, cap) if buckets is None else buckets
         self.bucket_of = {p: b for b, bucket in enumerate(self.buckets) for p in bucket}
+        self.broken = False  # whether an error has ended a step
         self.missing: list[int] | None = None  # gradients per bucket to come; None: not reducing
         self.orders = self.group.beside(self.all_reduce, "buckets")
         self.replaced: list[Array] = []  # gradients, whose memory must not be reused before `wait`
@@ -78,6 +79,12 @@ class Bucketed:
     @contextmanager
     def reduce(self) -> Iterator[None]:
         """Reduce all gradients while the `with` block runs backward; at its end they are sums."""
+        if self.broken:
+            raise ValueError(
+                "an error ended an earlier step in the middle, and its gradients are partly sums; "
+                "call drop() of the Bucketed, and begin the step again"
+            )
+        self.broken = True
         self.missing, self.launched = [len(bucket) for bucket in self.buckets], 0
         try:
             yield
@@ -85,8 +92,19 @@ class Bucketed:
         finally:
             self.missing = None
             self.orders.end()
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait for the sums that were begun; then no second thread adds any more."""
+        self.broken = False
         self.orders.wait("the end of all buckets")
         self.replaced.clear()
+
+    def drop(self) -> None:
+        """Drop the gradients of a step that an error has ended."""
+        self.wait()
+        for p in self.bucket_of:
+            p.grad = None
 
     def ready(self, p: Parameter) -> None:
         """Note that a gradient is complete; launch the buckets whose turn it is."""

@@ -82,7 +82,7 @@ class ShardedCopies:
         levels = {} if shards is None else {group: two_levels(group, shards) for group in every}
         self.groups = [level for both in levels.values() for level in both]
         self.between = dict(levels.values())  # {ranks that share a copy: those with the same shard}
-        self.shards = []
+        self.shards, self.held = [], parameters
         for run, group in runs:
             first = next(iter(run.parts))  # ranks of a group have the same runs, in any number
             inside, _ = levels.get(group, (group, None))
@@ -131,7 +131,7 @@ class ShardedCopies:
         return pieces
 
     def step(self, optimizer: AnyOptimizer) -> None:
-        with unlocked(self.shards, optimizer):
+        with unlocked(self.shards, self.held, optimizer):
             self.summed()  # or an error
             optimizer.step()
             if self.stage < 3:

@@ -9,7 +9,7 @@ loaded      weights that load_state has replaced are owed nothing: all is forgot
 
 from collections.abc import Iterable
 
-from minidist.autograd.recording import tick
+from minidist.autograd.recording import Since
 from minidist.backend import Array, array_module
 from minidist.comm import Group
 from minidist.nn import Module
@@ -31,7 +31,8 @@ class Memory:
         self.model, self.group = model, group
         self.kept: tuple[dict[str, Array], ...] = kept
         self.parameters = model.parameters()
-        self.steps, self.skipped, self.followed = 0, 0, tick()
+        self.steps, self.skipped, self.ended = 0, 0, True
+        self.weights = Since(self.last_loaded)
         self.before: tuple[int, list[dict]] | None = None
         self.last_scale: Scale | None = None
 
@@ -42,8 +43,11 @@ class Memory:
 
     def begin(self) -> float:
         """Begin a step from what is right to remember; return what multiplies its gradients."""
+        if not self.ended:
+            self.undo()
         self.follow()
         self.settle()
+        self.ended = False
         self.before = self.steps, [dict(memory) for memory in self.kept]
         self.last_scale = scale = self.scale
         self.skipped = 0 if scale is None else scale.skipped
@@ -51,11 +55,14 @@ class Memory:
 
     def end(self, sums: Iterable[Array]) -> None:
         """End a step with these sums of gradients, the same on every rank."""
-        self.steps += 1
+        self.steps, self.ended = self.steps + 1, True
         if not all(bool(array_module(x).isfinite(x).all()) for x in sums):
             self.undo()
         elif self.last_scale is None:
             self.before = None
+
+    def last_loaded(self) -> int:
+        return max((p.loaded for p in self.parameters), default=0)
 
     def settle(self) -> None:
         """Take the last step back if it was skipped."""
@@ -73,8 +80,9 @@ class Memory:
 
     def follow(self) -> None:
         """Forget all if the weights were loaded since; ValueError unless all ranks loaded them."""
-        if max((p.loaded for p in self.parameters), default=0) > self.followed:
+        if self.weights.behind():
             check_same_weights(self.model, self.group)
-            self.steps, self.followed, self.before = 0, tick(), None
+            self.weights.follow()
+            self.steps, self.before = 0, None
             for memory in self.kept:
                 memory.clear()

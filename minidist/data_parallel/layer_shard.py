@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from minidist import nn
 from minidist.backend import Array
 from minidist.comm import Group
-from minidist.nn.flat_parameters import FlatParameters, FlatSlice
+from minidist.nn.flat_parameters import FlatParameters, FlatSlice, check_flat
 from minidist.pieces import split_ends
 from minidist.trainer import AnyOptimizer
 
@@ -41,17 +41,23 @@ class LayerShard:
         for p in run.parts:
             p.keeper = self.parameter
 
+    def __reduce__(self):
+        raise ValueError(
+            f"the {self.parameter.name} is cut from vectors of this rank, and cannot be copied or "
+            "pickled, nor the Zero or Hybrid of it, nor its layers; copy the arrays of its state()"
+        )
+
 
 def load_shards(
-    shards: Iterable[LayerShard], named: dict[str, nn.Parameter], state: dict[str, Array]
+    shards: list[LayerShard], named: dict[str, nn.Parameter], state: dict[str, Array]
 ) -> None:
     """Copy arrays by name, as `cast_state` returns them, into the runs and their shards.
 
     named  all parameters, also those that are frozen and in no shard
     """
+    check_flat(named.values(), [s.whole for s in shards])
     left = dict(state)
     for s in shards:
-        s.whole.check_home()
         for p, part in s.run.parts.items():
             s.run.data[part] = left.pop(p.name).reshape(-1)
             p.note_load()
@@ -61,15 +67,20 @@ def load_shards(
 
 
 @contextmanager
-def unlocked(shards: list[LayerShard], optimizer: AnyOptimizer) -> Iterator[None]:
-    """Let this optimizer, which must have all these shards, update them meanwhile."""
+def unlocked(
+    shards: list[LayerShard], parameters: Iterable[nn.Parameter], optimizer: AnyOptimizer
+) -> Iterator[None]:
+    """Let this optimizer, which must have all these shards, update them meanwhile.
+
+    parameters  all of this rank, also those that are frozen and in no shard
+    """
+    check_flat(parameters, [s.whole for s in shards])
     if missing := {s.parameter for s in shards} - set(optimizer.parameters):
         raise ValueError(
             f"the optimizer lacks the {missing.pop().name}; make it with parameters() of the Zero "
             "or Hybrid, not with model.parameters()"
         )
     for s in shards:
-        s.whole.check_home()
         s.part.locked = None
     try:
         yield

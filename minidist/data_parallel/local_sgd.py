@@ -29,7 +29,7 @@ Bytes of all ranks: 2 (N - 1) times the parameters' size, once in h steps.
 from numbers import Integral
 
 from minidist import optim
-from minidist.autograd.recording import tick
+from minidist.autograd.recording import Since
 from minidist.backend import Array, array_module
 from minidist.comm import Group
 from minidist.errors import check_number
@@ -49,18 +49,19 @@ class Rounds:
     all ranks alike: ranks that train alone have different weights, and what changes these on each
     rank by itself is a ValueError.
 
-    steps  local steps of this round so far
+    steps    local steps of this round so far
+    weights  whether something else than our own steps has changed them
     """
 
     def __init__(self, model: Module, group: Group, every: int, optimizer: optim.Optimizer):
         check_number("a round has 1 local step or more", every, lambda n: n >= 1, Integral)
         check_replicas(model, group)
-        self.model, self.group, self.every, self.homes = model, group, every, optimizer.homes
-        self.steps, self.followed = 0, tick()
+        self.model, self.group, self.every = model, group, every
+        self.steps, self.weights = 0, Since(optimizer.last_changed)
 
     def begins(self) -> bool:
         """Return whether the next step is the first one of a round; every rank calls this."""
-        if any(home.last_changed() > self.followed for home in self.homes):
+        if self.weights.behind():
             check_same_weights(self.model, self.group)
             self.steps = 0
         return self.steps == 0
@@ -69,10 +70,6 @@ class Rounds:
         """Count a step; return whether it is the last one of a round."""
         self.steps = (self.steps + 1) % self.every
         return self.steps == 0
-
-    def follow(self) -> None:
-        """Take what has changed the weights until now for our own steps."""
-        self.followed = tick()
 
 
 class LocalSGD:
@@ -108,7 +105,7 @@ class LocalSGD:
             self.meet()
         else:
             self.inside.step()
-        self.rounds.follow()
+        self.rounds.weights.follow()
 
     def meet(self) -> None:
         """Go back to the weights that all began with, and take one step with the sum."""
@@ -163,7 +160,7 @@ class DiLoCo:
         self.inner.step()
         if self.rounds.ends():
             self.meet()
-        self.rounds.follow()
+        self.rounds.weights.follow()
 
     def meet(self) -> None:
         """Move all ranks from the weights that they began with, along their mean difference."""

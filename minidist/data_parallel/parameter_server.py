@@ -39,11 +39,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from minidist import nn
+from minidist.autograd.recording import Since
 from minidist.backend import Array, array_module, on_device_of
 from minidist.comm import Group
 from minidist.data_parallel.server_plan import BODY, FINISH, HEAD, PULL, PUSH, Member, ServerPlan
 from minidist.data_parallel.sparse_update import add_up
-from minidist.nn.flat_parameters import FlatParameters, FlatSlice
+from minidist.nn.flat_parameters import FlatParameters, FlatSlice, check_flat
 from minidist.optim import Optimizer
 
 SERVED = "servers keep it until role.gather(), which train() calls; load weights before join()"
@@ -203,9 +204,12 @@ class Worker(Member):
         self.versions, self.clock = [0] * plan.servers, 0
         self.pending: list[list[tuple[int, int]]] = [[] for _ in self.slices]
         self.pushed = [0] * plan.servers
+        self.pulled = Since(self.flat.last_changed)
 
     def pull(self) -> None:
         """Get the newest weights that the plan allows, as soon as it allows them."""
+        if self.pulled.behind():
+            raise ValueError(f"weights that a worker loads would be lost: {SERVED}")
         for server in range(self.plan.servers):
             self.group.send(np.array([PULL, self.clock]), server, HEAD)
         for server, part in enumerate(self.slices):
@@ -213,9 +217,11 @@ class Worker(Member):
             self.versions[server] = int(version)
             self.flat.vector[part] = on_device_of(weights, self.flat.vector)
         self.flat.changed()
+        self.pulled.follow()
 
     def add(self, batch: int) -> None:
         """Add the model's gradient, of minibatch `batch`, to the buffer; drop it in the model."""
+        check_flat(self.model.parameters(), [self.flat])
         self.flat.collect_gradients()
         for part, pending, version in zip(self.slices, self.pending, self.versions, strict=True):
             if pending:

@@ -18,7 +18,7 @@ from minidist.data_parallel.naive import all_reduce_gradients
 from minidist.data_parallel.sync_batch_norm import sync_batch_norm
 from minidist.datasets import Batch
 from minidist.replicas import check_replicas, load_own, shapes_of, share_scales
-from minidist.trainer import AnyOptimizer, loss_of, update
+from minidist.trainer import AnyOptimizer, WholeBatches, loss_of, update
 
 
 class DataParallel:
@@ -34,6 +34,7 @@ class DataParallel:
         self.model, self.group = sync_batch_norm(model, group), group
         share_scales(model.parameters(), group)
         self.check_group = check_replicas(model, group, check_weights, loads=True)
+        self.batches = WholeBatches(model)
 
     @property
     def groups(self) -> list[Group]:
@@ -53,11 +54,13 @@ class DataParallel:
 
     def accumulate(self, loss: Tensor) -> None:
         """Compute the sum of the gradients of all ranks' losses, in the model."""
-        loss.backward()
-        all_reduce_gradients(self.model, self.group)
+        with self.batches.batch():
+            loss.backward()
+            all_reduce_gradients(self.model, self.group)
 
     def step(self, optimizer: AnyOptimizer) -> None:
         """Update the weights, on every rank in the same way; drop the gradients."""
+        self.batches.check()
         update(optimizer, self.model)
 
     def state(self) -> dict[str, np.ndarray]:

@@ -38,6 +38,7 @@ class ShardedLayers(ShardedCopies):
     def __init__(
         self,
         runs: Runs,
+        parameters: list[nn.Parameter],
         chunks: list[list[nn.Module]],
         stage: int,
         shards: int | None = None,
@@ -46,7 +47,7 @@ class ShardedLayers(ShardedCopies):
         self.buffered: int | None = None
         flats = [layer.home for layers in chunks for layer in layers]
         self.memory = ZeroMemory(flats, stage)
-        super().__init__(runs, [], shards)
+        super().__init__(runs, parameters, shards)
         self.of_layer = [[s for s in self.shards if s.whole is flat] for flat in flats]
         self.gatherer = self.gather_from_shards(flats) if stage == 3 and self.shards else None
         self.chunk_of: list[range] = []  # of each layer: the numbers of its chunk's
@@ -103,6 +104,8 @@ class ShardedLayers(ShardedCopies):
 
     def load(self, model: nn.Module, state: dict[str, np.ndarray]) -> None:
         """Copy arrays by name into the parameters and, in stage 3, into their shards."""
+        if self.gatherer is not None:
+            self.gatherer.wait()  # it writes where `load_shards` does
         named = model.named_parameters()
         load_shards(self.shards, named, cast_state(named, state))
 
@@ -119,4 +122,4 @@ def copies_of(
         return Copies(runs, parameters)
     if zero == 1:
         return ShardedCopies(runs, parameters, shards)
-    return ShardedLayers(runs, chunks, zero, shards)
+    return ShardedLayers(runs, parameters, chunks, zero, shards)

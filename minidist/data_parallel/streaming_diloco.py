@@ -99,8 +99,7 @@ class StreamingDiLoCo(DiLoCo):
 
     def step(self) -> None:
         """Take a step of the inner optimizer; apply a fragment, and send one, if it is time to."""
-        changed = any(home.last_changed() > self.rounds.followed for home in self.inner.homes)
-        if changed or not self.begun:
+        if self.rounds.weights.behind() or not self.begun:
             self.begin()
         self.inner.step()
         self.rounds.ends()
@@ -111,7 +110,7 @@ class StreamingDiLoCo(DiLoCo):
                 self.send(fragment)
                 if self.tau == 0:
                     self.apply()
-        self.rounds.follow()
+        self.rounds.weights.follow()
 
     def begin(self) -> None:
         """Begin with the weights as they are, the same on all ranks; drop what is under way."""
@@ -172,9 +171,9 @@ class StreamingDiLoCo(DiLoCo):
         self.beside.wait("a fragment")
 
     def state(self) -> dict[str, Array]:
-        """Return the common weights by name, once nothing is under way."""
+        """Return the common weights by name, once nothing is under way: those loaded since."""
         self.end()
-        found = self.rounds.model.state()
-        for s, x in zip(self.inner.slices, self.start if self.begun else [], strict=False):
+        found, begun = self.rounds.model.state(), self.begun and not self.rounds.weights.behind()
+        for s, x in zip(self.inner.slices, self.start if begun else [], strict=False):
             found |= {p.name: host_copy(x[at].reshape(p.shape)) for p, at in s.parts.items()}
         return found

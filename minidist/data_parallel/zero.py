@@ -37,7 +37,7 @@ from minidist.datasets import Batch
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice
 from minidist.nn.module import cast_state
 from minidist.replicas import check_replicas, check_same_state
-from minidist.trainer import AnyOptimizer, loss_of
+from minidist.trainer import AnyOptimizer, WholeBatches, loss_of
 
 ELSEWHERE = "each rank keeps its shard of it; use zero.state() and zero.load_state(state)"
 
@@ -84,9 +84,10 @@ class Zero:
         self.shard_group, self.copies = two_levels(group, shards)
         self.groups = [self.shard_group, self.copies]
         self.next: int | None = None  # layer to reduce next, from the last one down: in backward
-        flats = [layer.home for layer in model.layers]
+        flats = zero_checks.flat_vectors(model)
         self.memory = ZeroMemory(flats, stage)
         self.shards = [self._cut(k, flat) for k, flat in enumerate(flats)]
+        self.batches = WholeBatches(model, self.parameters())
         self.gatherer = None
         if stage == 3:
             apart = {self.shard_group: self.shard_group.split(0)}
@@ -136,19 +137,18 @@ class Zero:
 
         loss  the loss of one pass through the model
         last  whether this is the step's last micro-batch; stage 1 sums whole gradients until then,
-              and copies of the shards are summed then
+              and copies of the shards are summed then; after an error begin the step again
         """
-        zero_checks.check_not_reduced(self.shards, self.stage)
-        for s in self.shards:
-            s.whole.check_home()
-        self.next = len(self.shards) - 1
-        loss.backward()
-        self._sample()
-        if last or self.stage > 1:
-            self.reduce_above(-1)
-        if last:
-            sum_copies(self.shards, self.copies)
-        self.next = None
+        zero_checks.check_not_reduced(self.model, self.shards, self.stage)
+        with self.batches.batch():
+            self.next = len(self.shards) - 1
+            loss.backward()
+            self._sample()
+            if last or self.stage > 1:
+                self.reduce_above(-1)
+            if last:
+                sum_copies(self.shards, self.copies)
+            self.next = None
 
     def _before_forward(self, k: int) -> None:
         if self.gatherer is not None:
@@ -185,7 +185,8 @@ class Zero:
 
         optimizer  of `zero.parameters()`; its own `step` is refused: it would not tell the others
         """
-        with unlocked(self.shards, optimizer):
+        self.batches.check()
+        with unlocked(self.shards, self.model.parameters(), optimizer):
             self.update_shards(optimizer)
 
     def update_shards(self, optimizer: AnyOptimizer) -> None:

@@ -4,12 +4,20 @@ from collections import Counter
 
 from minidist import nn
 from minidist.data_parallel.layer_shard import LayerShard
+from minidist.nn.flat_parameters import FlatParameters, check_flat, strays
 
 
 def tied_between_layers(model: nn.Module) -> list[nn.Parameter]:
     """Return the parameters that several layers use."""
     users = Counter(p for layer in model.layers for p in layer.parameters())
     return [p for p, layers in users.items() if layers > 1]
+
+
+def flat_vectors(model: nn.Module) -> list[FlatParameters]:
+    """Return each layer's flat vector, laid anew if it is not of what trains now."""
+    if strays(model.parameters(), [layer.home for layer in model.layers]):
+        model.flatten()
+    return [layer.home for layer in model.layers]
 
 
 def check_stage(
@@ -29,8 +37,9 @@ def check_stage(
         )
 
 
-def check_not_reduced(shards: list[LayerShard], stage: int) -> None:
-    """Raise ValueError if stage 1 has summed this step's gradient already."""
+def check_not_reduced(model: nn.Module, shards: list[LayerShard], stage: int) -> None:
+    """Raise ValueError if stage 1 has summed this step's gradient, or the model has left."""
+    check_flat(model.parameters(), [s.whole for s in shards])
     if stage == 1 and shards[0].parameter.grad is not None:
         raise ValueError(
             "this step's gradient is reduced already; "

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from minidist import nn
 from minidist.autograd import Function, Tensor
+from minidist.autograd.recording import tick
 from minidist.backend import Array
 from minidist.comm import Group
 from minidist.data_parallel.layer_shard import LayerShard
@@ -52,11 +53,13 @@ class Gatherer:
     layers  the shards of each layer
     groups  {the group of a shard: the same ranks in another group, for a second thread}
     gather  how the weights travel
+    began   when the second thread may have begun, on the clock of `tick`
     """
 
     def __init__(self, layers: list[list[LayerShard]], groups: dict[Group, Group], gather: Gather):
         self.layers, self.groups, self.fill = layers, groups, gather
         self.coming: int | None = None  # the layer whose weights a second thread gathers
+        self.began = 0
         self.beside = next(iter(groups.values())).beside(self.gather, "gather")
 
     def need(self, k: int, then: int) -> None:
@@ -69,10 +72,16 @@ class Gatherer:
             self.beside.end()
 
     def wait(self) -> int | None:
-        """Wait for the layer that is coming; return its number, or None if there is none."""
+        """Wait for the layer that is coming; return its number.
+
+        None: there is none, or its shards have other weights since.
+        """
         came, self.coming = self.coming, None
         self.beside.wait(f"the weights of layer {came}")
-        return came
+        shards = [] if came is None else self.layers[came]
+        old = any(s.part.last_changed() > self.began for s in shards)
+        self.began = tick()
+        return None if old else came
 
     def gather(self, k: int) -> None:
         """Fill layer k's flat vector with every rank's shards."""

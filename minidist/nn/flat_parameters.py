@@ -6,7 +6,7 @@
 Contiguous, in the order of the parameters; a tied parameter has one entry; a frozen one has none.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,17 +97,8 @@ class FlatParameters:
             self.parameters, self.views(vector), self.views(gradient), strict=True
         ):
             if p.home is self:
-                p.data, p.grad_buffer = data, buffer
-
-    def check_home(self) -> None:
-        """Raise ValueError if a parameter is no longer in this vector: updates would be lost."""
-        for p in self.parameters:
-            if p.home is not self:
-                raise ValueError(
-                    f"{p.name} is no longer in this flat vector: the model was frozen, cast or "
-                    "flattened after its optimizer, reducer, Zero or server was made; make those "
-                    "afterwards"
-                )
+                p.place(data)
+                p.grad_buffer = buffer
 
     def changed(self, at: int | None = None) -> None:
         """Record that the vector has changed in place: older graphs must not run backward.
@@ -128,8 +119,9 @@ class FlatParameters:
 
     def collect_gradients(self) -> None:
         """Write every parameter's `.grad`, wherever it is, into `gradient`; None counts as zero."""
-        self.check_home()
         for p in self.parameters:
+            if p.home is not self:
+                raise moved(p.name)  # updates would be lost
             if p.grad is not p.grad_buffer:
                 p.grad_buffer[...] = 0 if p.grad is None else p.grad
 
@@ -153,6 +145,31 @@ class FlatParameters:
             if here:
                 p.home = self
         self.bind(self.vector, array_module(self.vector).zeros_like(self.vector, self.grad_dtype))
+
+
+def moved(name: str) -> ValueError:
+    return ValueError(
+        f"{name} is no longer in this flat vector, or no longer trained there: the model was "
+        "frozen, cast or flattened after its optimizer, reducer, Zero, Hybrid or server was made; "
+        "make those afterwards"
+    )
+
+
+def strays(parameters: Iterable[Parameter], flats: Iterable[FlatParameters]) -> list[str]:
+    """Return the names of what is no longer as it was flattened: these vectors are what trains.
+
+    A parameter was frozen or unfrozen by its `requires_grad`, or replaced, or flattened again.
+    """
+    held = {p: flat for flat in flats for p in flat.parameters}
+    trained = {p for p in parameters if p.requires_grad}
+    left = {p for p, flat in held.items() if p.home is not flat}
+    return sorted(p.name for p in left | (held.keys() ^ trained))
+
+
+def check_flat(parameters: Iterable[Parameter], flats: Iterable[FlatParameters]) -> None:
+    """Raise ValueError unless these vectors are what trains of the parameters."""
+    if names := strays(parameters, flats):
+        raise moved(names[0])
 
 
 @dataclass(frozen=True)

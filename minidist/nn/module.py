@@ -15,13 +15,11 @@ from minidist.autograd import Tensor
 from minidist.autograd.losses import cross_entropy
 from minidist.backend import (
     Array,
-    array_module,
     as_array,
     check_device,
     float_dtype,
     host_copy,
     is_float,
-    on_device_of,
     to_device,
 )
 from minidist.errors import check_name, check_number
@@ -134,7 +132,8 @@ class Module:
             layer.flat = FlatParameters(own, empty, before=layer.flat)
         for p in self.parameters():
             if not p.requires_grad and p.home is not None:  # it leaves an older vector
-                p.data, p.home, p.grad, p.grad_buffer = p.data.copy(), None, None, None
+                p.place(p.data.copy())
+                p.home, p.grad, p.grad_buffer = None, None, None
         return self
 
     def freeze(self, *names: str) -> "Module":
@@ -184,7 +183,7 @@ class Module:
             if layer.flat is not None:
                 layer.flat.to(device)
         for p in self.parameters():
-            p.data = to_device(p.data, device)
+            p.place(to_device(p.data, device))
         return self
 
     def astype(self, dtype, grad_dtype=None) -> "Module":
@@ -196,7 +195,8 @@ class Module:
         for p in self.parameters():
             if p.keeps_dtype:
                 continue
-            p.data, p.grad, p.grad_buffer = p.data.astype(dtype), None, None
+            p.place(p.data.astype(dtype))
+            p.grad, p.grad_buffer = None, None
             p.grad_dtype = None if grad_dtype is None else float_dtype(grad_dtype)
         return self.flatten()
 
@@ -221,21 +221,11 @@ def check_state(state: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]
 def cast_state(parameters: dict[str, Parameter], state: dict) -> dict[str, Array]:
     """Return the state's arrays as these parameters hold them, or raise ValueError."""
     check_state(state, {name: p.whole_shape for name, p in parameters.items()})
-    return {name: _cast(as_array(state[name]), p) for name, p in parameters.items()}
-
-
-def _cast(whole: Array, p: Parameter) -> Array:
-    """Return p's part of a global array, in p's dtype and on its device."""
-    array = on_device_of(whole if p.shard is None else p.shard.of(whole), p.data)
-    with np.errstate(over="ignore"):
-        new = array.astype(p.dtype)
-    xp = array_module(new)
-    if lost := int((xp.isinf(new) & ~xp.isinf(array)).sum()):
-        raise ValueError(
-            f"{lost} numbers of {p.name} overflow {p.dtype}; load them into a model of the state's "
-            "dtype"
-        )
-    return new
+    whole = {name: as_array(array) for name, array in state.items()}
+    return {
+        name: p.cast(whole[name] if p.shard is None else p.shard.of(whole[name]))
+        for name, p in parameters.items()
+    }
 
 
 def as_layers(layers: Module | Iterable[Module]) -> list[Module]:

@@ -10,9 +10,12 @@ from minidist.autograd.deferred import Gradient
 from minidist.autograd.eight_bits import EightBits
 from minidist.autograd.recording import tick
 from minidist.autograd.tensor import unbroadcast
-from minidist.backend import Array
+from minidist.backend import Array, array_module, as_array, is_float, on_device_of
 from minidist.nn.shard import Shard, Slice
 
+# What belongs to this run and this graph; a copy, a pickle and a part have all else.
+OF_THIS_RUN = {"_data", "home", "grad", "grad_buffer", "creator", "hooks", "summed"}
+OF_THIS_RUN |= {"updated", "loaded", "drops", "keeper"}  # on the clock of this process; its shard
 PARTS = "the ranks that hold its parts: pass sum_squares=, which adds up the squares of all ranks"
 
 
@@ -37,6 +40,7 @@ class Home(Protocol):
 class Parameter(Tensor):
     """A leaf with a global name, which knows whether this rank has the whole array.
 
+    data         its array; in a home a view of the home's vector, which `p.data = array` fills
     grad         a view of `grad_buffer` after backward, which the next gradient overwrites: copy to
                  keep it
     grad_buffer  its part of the home's gradient vector, or None
@@ -57,6 +61,7 @@ class Parameter(Tensor):
     """
 
     name: str
+    _data: Array
     grad_buffer: Array = None
     grad_dtype: np.dtype | None = None
     summed: tuple[weakref.ref, frozenset[int]] | None = None
@@ -81,9 +86,8 @@ class Parameter(Tensor):
 
         The old parameter is marked as `elsewhere`: from now on its value is in the parts.
         """
-        part = Parameter(shard.of(self.data), self.name, shard)
-        part.requires_grad = self.requires_grad
-        part.spread, part.grad_dtype, part.product = spread, self.grad_dtype, self.product
+        part = Parameter(shard.of(self.data), self.name)
+        vars(part).update(self.traits(), shard=shard, spread=spread, elsewhere=None)
         if self.product is not None:
             name = f"rows or columns of {self.name}"
             self.product.check_part(name, shard.indices, shard.full)
@@ -92,6 +96,49 @@ class Parameter(Tensor):
             "model shows this rank's parts, Hybrid the whole)"
         )
         return part
+
+    def assign(self, array: Array) -> None:
+        """Do what `p.data = array` says: what was flattened takes the values where it is.
+
+        ValueError if they do not fit the flat vector, or if this rank has not the current value.
+        """
+        if not hasattr(self, "_data"):
+            self._data = array
+            return
+        if self.elsewhere:
+            raise ValueError(f"{self.name} cannot be assigned here: {self.elsewhere}")
+        if array is self._data:  # after `p.data -= ...`, which has changed it in place
+            self.updated = tick()
+        elif self.home is None:
+            self._data = array
+            self.note_load()
+        else:
+            self.load(self.cast(array))
+
+    data = property(lambda self: self._data, assign)
+
+    def cast(self, array: Array) -> Array:
+        """Return an array as this parameter can hold it; ValueError if it cannot."""
+        array = on_device_of(as_array(array), self.data)
+        if array.shape != self.shape or not is_float(array.dtype):
+            raise ValueError(
+                f"{self.name} is {list(self.shape)} of {self.dtype} in a flat vector, and cannot "
+                f"become {list(array.shape)} of {array.dtype}; make a model of that shape, or call "
+                "model.astype for another dtype"
+            )
+        with np.errstate(over="ignore"):
+            new = array.astype(self.dtype)
+        xp = array_module(new)
+        if lost := int((xp.isinf(new) & ~xp.isinf(array)).sum()):
+            raise ValueError(
+                f"{lost} numbers of {self.name} overflow {self.dtype}; load them into a model of "
+                "the state's dtype"
+            )
+        return new
+
+    def place(self, array: Array) -> None:
+        """Let this array, which has the same values, be the data: a view, or on another device."""
+        self._data = array
 
     def accumulate(self, contribution: Gradient) -> None:
         """Add to `.grad`; write the first contribution into the buffer, if there is one."""
@@ -157,8 +204,11 @@ class Parameter(Tensor):
         whole = Slice(self.name, self.whole_shape, self.shard, 0, self.size)
         return (whole,) if self.cuts is None else self.cuts
 
+    def traits(self) -> dict:
+        """Return what this parameter keeps, whatever its array is."""
+        return {key: value for key, value in vars(self).items() if key not in OF_THIS_RUN}
+
     def __getstate__(self):
         """Pickle the data once, in the home's vector; a copy has no gradient, hooks or graph."""
-        kept = {"requires_grad", "name", "shard", "spread", "elsewhere", "grad_dtype", "cuts"}
-        kept |= {"product", "data" if self.home is None else "home"}
-        return {key: value for key, value in vars(self).items() if key in kept}
+        where = "_data" if self.home is None else "home"
+        return self.traits() | {where: getattr(self, where)}

@@ -19,7 +19,7 @@ from minidist.backend import (
     on_gpu,
     widen,
 )
-from minidist.nn.flat_parameters import FlatSlice, flat_slices
+from minidist.nn.flat_parameters import FlatSlice, flat_slices, moved
 from minidist.nn.parameter import Parameter
 from minidist.optim.clipping import PIECE, scale_on_gpu, sum_of_squares
 from minidist.optim.stochastic_rounding import StochasticRounding
@@ -69,7 +69,8 @@ class Optimizer:
 
     def __init__(self, parameters: list[Parameter], lr: float, **settings):
         keep_freed_memory()
-        self.parameters = [p for p in parameters if p.requires_grad]
+        self.trains = {p: p.requires_grad for p in parameters}
+        self.parameters = [p for p, trains in self.trains.items() if trains]
         for p in self.parameters:
             if getattr(p, "elsewhere", None):
                 raise ValueError(f"{p.name} cannot be optimized here: {p.elsewhere}")
@@ -135,6 +136,9 @@ class Optimizer:
         for home in self.homes:
             if home.locked:
                 raise ValueError(home.locked)
+        for p, trains in self.trains.items():
+            if p.requires_grad != trains:
+                raise moved(p.name)
         self.lr = float(self.lr)  # a NumPy scalar would widen every piece to float64
         self._check_device()
         if self.state is None:
@@ -214,6 +218,10 @@ class Optimizer:
         data[positions] = new
         for array, values in zip(state, own, strict=True):
             array[positions] = values
+
+    def last_changed(self) -> int:
+        """Return when a weight of these flat vectors last changed, on the clock of `tick`."""
+        return max((home.last_changed() for home in self.homes), default=0)
 
     def zero_grad(self) -> None:
         for p in self.parameters:

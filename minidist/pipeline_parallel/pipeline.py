@@ -39,7 +39,7 @@ from minidist.replicas import (
     sum_gradients,
     sum_squares_over,
 )
-from minidist.trainer import AnyOptimizer, check_scale, update
+from minidist.trainer import AnyOptimizer, WholeBatches, check_scale, update
 
 STAGES = "the stages of a pipeline: pass sum_squares=pipeline.sum_squares"
 
@@ -96,6 +96,7 @@ class Pipeline:
         self.shared = shared_groups(model, self.cut, placement, group)
         layers = [layer for stage in self.stages for layer in stage.layers]
         self.model = take_over(model, layers, STAGES)
+        self.batches = WholeBatches(self.model, sends=communicates(self.programs))
         self.sums = NO_SUMS if sums is None else self.sums_beside(sums)
 
     def sums_beside(self, sums: Callable[[list[nn.Module]], None]) -> OverlappedSums:
@@ -134,17 +135,19 @@ class Pipeline:
         if len(batch) != self.m:
             raise ValueError(f"the programs are for {self.m} micro-batches, not {len(batch)}")
         check_scale(self.model, batch[0])
-        for stage in self.stages:
-            stage.begin(batch)
-        before = self.take_shared_gradients()
-        with self.sums.within():
-            execute(self.programs[self.group.rank], self.group, self.stages, self.sums)
-        self.sum_shared_gradients(before)
-        self.sums.finish()
+        with self.batches.batch():
+            for stage in self.stages:
+                stage.begin(batch)
+            before = self.take_shared_gradients()
+            with self.sums.within():
+                execute(self.programs[self.group.rank], self.group, self.stages, self.sums)
+            self.sum_shared_gradients(before)
+            self.sums.finish()
         return sum((part for stage in self.stages for part in stage.losses.values()), start=0.0)
 
     def step(self, optimizer: AnyOptimizer) -> None:
         """Update this rank's layers; drop the gradients."""
+        self.batches.check()
         update(optimizer, self.model)
 
     def sum_squares(self, own: float | None = None) -> float:

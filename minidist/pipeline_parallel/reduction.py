@@ -74,10 +74,7 @@ class OverlappedSums(Sums):
     shared  parameters that stages of other ranks have, too
     ready   {stage: the layers that are complete at its R, for the second thread}
     left    the layers for the end of the program
-    broken  whether a batch has not come to its end
     """
-
-    broken = False
 
     def __init__(
         self,
@@ -103,23 +100,13 @@ class OverlappedSums(Sums):
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """At the end of the `with` block, wait for the sums that each R in it has begun.
-
-        ValueError if an error has ended an earlier one: some gradients are sums, others are not.
-        """
-        if self.broken:
-            raise ValueError(
-                "an error ended an earlier batch in the middle; its gradients are partly sums; "
-                "make the model and Hybrid anew, and load the state"
-            )
-        self.broken = True
+        """At the end of the `with` block, wait for the sums that each R in it has begun."""
         try:
             yield
         finally:
             self.orders.end()
         self.orders.wait("the end of all sums")
         self.used.clear()
-        self.broken = False
 
     def sum(self, stage: "Stage") -> None:
         """Sum what is complete; in the second thread."""

@@ -23,6 +23,7 @@ from minidist import nn
 from minidist.comm import Group
 from minidist.datasets import Batch
 from minidist.errors import check_name, check_options
+from minidist.nn.flat_parameters import check_flat
 from minidist.optim import Optimizer
 from minidist.pipeline_parallel.checks import check_alike, check_untied
 from minidist.pipeline_parallel.communication import add_communication
@@ -39,6 +40,7 @@ from minidist.pipeline_parallel.weight_versions import (
     vertical_sync,
 )
 from minidist.replicas import from_holders, load_own, shapes_of
+from minidist.trainer import WholeBatches
 
 Scheme = tuple[Callable[..., Programs], Callable[..., int], bool]
 SCHEMES: dict[str, Scheme] = {  # programs, which version a forward pass uses, new buffers or not
@@ -101,6 +103,7 @@ class PipeDream:
         layers = [model.layers[i] for i in self.cut[k]]
         self.model = take_over(model, layers, UNSYNCHRONISED)
         self.stage = VersionedStage(layers, k == 0, k == last, loss or model.loss)
+        self.batches = WholeBatches(self.model, sends=group.size > 1)
         choose = partial(choose, p=group.size, every=every)
         self.stage.weights = WeightVersions(self.model.parameters(), optimizer, choose, stash)
         if placement.count([k]) > 1:
@@ -113,12 +116,17 @@ class PipeDream:
 
         Of 2BW these are micro-batches. Each one's `total` says by what its loss is divided.
         """
+        check_flat(self.model.parameters(), [self.stage.weights.flat])
         programs = add_communication(
             self.programs_for(self.group.size, len(minibatches), **self.options)
         )
-        self.stage.begin(minibatches)
-        self.stage.weights.begin(len(minibatches))
-        execute(programs[self.group.rank], self.group, [self.stage])
+        with self.batches.batch():
+            self.stage.begin(minibatches)
+            self.stage.weights.begin(len(minibatches))
+            try:
+                execute(programs[self.group.rank], self.group, [self.stage])
+            finally:  # also after an error: `state` and `load_state` are of the newest weights
+                self.stage.weights.rest()
         return self.stage.losses
 
     def state(self) -> dict[str, np.ndarray]:

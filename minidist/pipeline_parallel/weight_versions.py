@@ -63,14 +63,18 @@ class WeightVersions:
         self.choose, self.stash = choose, stash
         self.newest = Version(self.flat.vector)
         self.begin(0)
-        self.in_flight: dict[int, Version] = {}  # minibatch -> the version its graph holds
         self.used: list[tuple[str, int, int]] = []
         self.most = 1
 
     def begin(self, minibatches: int) -> None:
         """Begin a stream of minibatches, numbered from 0, with the newest weights."""
         self.first, self.next, self.stop = self.version, 0, minibatches
+        self.in_flight: dict[int, Version] = {}  # minibatch -> the version its graph holds
         self.kept = {self.version: self.newest}  # those that a forward pass may still choose
+
+    def rest(self) -> None:
+        """Bind the parameters to the newest weights: no pass is in flight."""
+        self.flat.bind(self.newest.weights)
 
     @property
     def version(self) -> int:
