@@ -73,7 +73,7 @@ class Parameter(Tensor):
     keeps_dtype: bool = False
     product: EightBits | None = None
     loaded = 0
-    drops = 0
+    drops: int = 0
     keeper: "Parameter | None" = None
 
     def __init__(self, data, name: str, shard: Shard | None = None):
