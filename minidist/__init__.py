@@ -45,8 +45,8 @@ Then, by subject:
 
 The foundation: backend.py (NumPy or CuPy), rng.py (numbers that depend on names alone),
 events.py (who did what, when), errors.py (what goes wrong between ranks), first_use.py (names
-imported late), pieces.py (how things are cut), attention_scores.py (how many of them attention
-computes and keeps).
+imported late), pieces.py (how things are cut), dtypes.py (which numbers are taken, and in which
+ones is computed), attention_scores.py (how many of them attention computes and keeps).
 """
 
 from minidist.first_use import on_first_use

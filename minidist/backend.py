@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from minidist.dtypes import is_half, widen
 from minidist.events import Clock
 
 Array = Any  # numpy.ndarray or cupy.ndarray
@@ -227,33 +228,6 @@ def empty(shape, dtype) -> np.ndarray:
     return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
-def is_half(dtype: np.dtype) -> bool:
-    """Return whether it is float16, or bfloat16 of ml_dtypes, whose kind NumPy calls "V"."""
-    return dtype.itemsize == 2 and (dtype.kind == "f" or dtype.name == "bfloat16")
-
-
-def is_float(dtype: np.dtype) -> bool:
-    return dtype.kind == "f" or is_half(dtype)
-
-
-def float_dtype(name) -> np.dtype:
-    """Return a float dtype; ValueError for another one, or for bfloat16 without ml_dtypes."""
-    if name == "bfloat16":
-        if importlib.util.find_spec("ml_dtypes") is None:
-            raise ValueError("bfloat16 needs ml_dtypes: pip install 'minidist[bfloat16]'")
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    if not is_float(np.dtype(name)):
-        raise ValueError(f"parameters are floats, not {np.dtype(name)}")
-    return np.dtype(name)
-
-
-def widen(x: Array) -> Array:
-    """Return half precision as float32, anything else unchanged: it is for storage only."""
-    return x.astype(np.float32) if is_half(x.dtype) else x
-
-
 def sum_over(
     x: Array, axis: int | tuple | None = None, keepdims: bool = False, out: Array | None = None
 ) -> Array:
@@ -261,6 +235,20 @@ def sum_over(
     if not is_half(x.dtype):
         return x.sum(axis=axis, keepdims=keepdims, out=out)
     return into(out, x.sum(axis=axis, keepdims=keepdims, dtype=np.float32).astype(x.dtype))
+
+
+def mean_over(x: Array, axis: int | tuple | None = None, keepdims: bool = False) -> Array:
+    """x.mean(axis), in float32 and rounded once for half precision."""
+    if not is_half(x.dtype):
+        return as_array(x.mean(axis=axis, keepdims=keepdims))
+    return as_array(x.mean(axis=axis, keepdims=keepdims, dtype=np.float32)).astype(x.dtype)
+
+
+def add_at(out: Array, index, x: Array) -> None:
+    """out[index] += x where repeats add up, in float32 and rounded once for half precision."""
+    total = widen(out)
+    array_module(x).add.at(total, index, widen(x))
+    into(out if total is not out else None, total)
 
 
 def matmul(a: Array, b: Array, out: Array | None = None) -> Array:

@@ -4,7 +4,9 @@
 """
 
 from collections.abc import Callable, Collection, Iterable
-from numbers import Real
+from numbers import Integral, Real
+
+MOST = 2**31 - 1  # the largest size of a layer
 
 
 class CommError(RuntimeError):
@@ -77,6 +79,13 @@ def check_number(words: str, value, allows: Callable, kind: type = Real) -> None
     """
     if not isinstance(value, kind) or isinstance(value, bool) or not allows(value):
         raise ValueError(f"{words}, not {value!r}")
+
+
+def check_sizes(least: int = 1, **sizes: int) -> None:
+    """Raise ValueError unless these are whole numbers from `least` that an array may have."""
+    for name, size in sizes.items():
+        words = f"{name} is a whole number from {least} to {MOST}"
+        check_number(words, size, lambda n: least <= n <= MOST, Integral)
 
 
 def check_name(what: str, name, names: Collection) -> None:

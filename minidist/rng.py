@@ -15,6 +15,7 @@ from numbers import Integral
 
 import numpy as np
 
+from minidist.dtypes import whole_numbers
 from minidist.errors import check_number
 from minidist.pieces import Documents, Positions
 
@@ -74,9 +75,12 @@ class Randomness:
     copies: dict = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self):
-        examples = np.asarray(self.examples)
-        if examples.size and (examples.dtype.kind not in "iu" or examples.min() < 0):
-            raise ValueError(f"indices of examples are whole numbers from 0, not {examples}")
+        examples = whole_numbers(self.examples, "indices of examples")
+        if examples.size and examples.min() < 0:
+            raise ValueError(f"indices of examples must be integers from 0, not {examples}")
+        if self.documents is not None:
+            numbers = whole_numbers(self.documents, "numbers of documents")
+            object.__setattr__(self, "documents", numbers)
         for name, array in {"documents": self.documents, "counted": self.counted}.items():
             if array is not None and (array.ndim != 2 or len(array) != len(examples)):
                 raise ValueError(

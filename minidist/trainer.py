@@ -123,7 +123,7 @@ def loss_of(model: Module, part: Batch) -> Tensor:
 def check_scale(model: Module, part: Batch) -> None:
     """Raise ValueError if the optimizer divides by a loss scale that the batch does not have."""
     firsts = [p for layer in model.layers if layer.flat for p in layer.flat.parameters[:1]]
-    homes = [(p.keeper or p).home for p in firsts]
+    homes = [p.summed_in.home for p in firsts]
     scales = {home.scale.value for home in homes if home is not None and home.scale is not None}
     if part.loss_scale == 1 and scales - {1}:
         raise ValueError(

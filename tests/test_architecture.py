@@ -20,7 +20,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "minidist"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-BASE = {"backend", "rng", "rounding", "errors", "events", "first_use", "pieces", "attention_scores"}
+BASE = {"backend", "dtypes", "rng", "rounding", "errors", "events", "first_use", "pieces"}
+BASE |= {"attention_scores"}
 MODELS = {"nn", "optim", "datasets"}
 THIN = {"collective_functions", "replicas", "trainer"}
 AXES = {f"{axis}_parallel" for axis in ("data", "tensor", "pipeline", "context", "expert")}
@@ -28,17 +29,18 @@ BELOW_AXES = BASE | MODELS | THIN | {"autograd", "comm"}
 LIBRARY = BELOW_AXES | AXES | {"checkpoint", "hybrid", "mixed_precision", "planning", "training"}
 
 MAY_IMPORT = {
-    "backend": {"events"},
+    "backend": {"dtypes", "events"},
+    "dtypes": set(),
     "first_use": set(),
     "attention_scores": set(),
     "pieces": set(),
-    "rng": {"errors", "pieces"},
+    "rng": {"dtypes", "errors", "pieces"},
     "rounding": {"backend", "rng"},
     "errors": set(),
     "events": set(),
-    "autograd": {"backend", "pieces", "rng", "rounding", "attention_scores"},
-    "comm": {"backend", "events", "errors", "pieces"},
-    "nn": {"autograd", "backend", "pieces", "rng", "errors"},
+    "autograd": {"attention_scores", "backend", "dtypes", "errors", "pieces", "rng", "rounding"},
+    "comm": {"backend", "dtypes", "events", "errors", "pieces"},
+    "nn": {"autograd", "backend", "dtypes", "pieces", "rng", "errors"},
     "optim": {"nn", "autograd", "backend", "rng", "rounding"},
     "datasets": {"nn", "autograd", "backend", "pieces", "rng", "errors"},
     "collective_functions": BASE | {"autograd", "comm"},
@@ -170,8 +172,8 @@ ON_THE_HOST = {  # what is of the host there: tokens, positions, sizes, numbers 
     "nn/bias_balance.py": "bincount sign zeros",
     "nn/flat_parameters.py": "empty",
     "nn/generate.py": """arange argsort array asarray concatenate divmod exp flatnonzero full
-        nonzero pad partition take_along_axis where zeros""",
-    "nn/key_value_cache.py": "arange array_equal asarray pad",
+        isfinite nonzero pad partition take_along_axis where zeros""",
+    "nn/key_value_cache.py": "arange array_equal pad",
     "nn/mixture_of_experts.py": "arange bincount cumsum maximum",
     "nn/module.py": "full",
     "nn/rotary_frequencies.py": "arange clip",

@@ -236,7 +236,9 @@ def test_a_run_goes_on_from_a_checkpoint_on_another_mesh(cluster, tmp_path):
     assert compare(cluster(4, "thread").run(then), one_device()).ok
 
 
-@pytest.mark.parametrize("wrong", [{"scale": "adam"}, {"momentum": 1.0}, {"lr": -1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"scale": "adam"}, {"momentum": 1.0}, {"lr": -1.0}, {"times": float("nan")}]
+)
 def test_settings_are_checked(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         optim.Muon(transformer().parameters(), **({"lr": 0.1} | wrong))

@@ -491,3 +491,26 @@ def test_a_model_that_moves_after_the_first_step_needs_a_new_optimizer(there):
     assert early.steps == 1
     for optimizer in (late, stateless):
         optimizer.step()
+
+
+def test_groups_of_parameters_are_optimizers_of_their_own():
+    """Weight decay for matrices alone: one optimizer refuses groups and says so; two have them."""
+    model = nn.MLP([4, 3, 2], dtype="float64")
+    groups = [[p for p in model.parameters() if p.ndim == axes] for axes in (2, 1)]
+    dicts = [{"params": group} for group in groups]
+    for wrong in (dicts, model.named_parameters(), [p.data for p in groups[0]], groups):
+        with pytest.raises(ValueError, match=r"list of parameters, .* make one optimizer of each"):
+            optim.AdamW(wrong, 1e-2)
+    gradients = draw_gradients(model, 3, 0)
+    decays = 0.5, 0.0
+    made = [optim.AdamW(g, 1e-2, weight_decay=d) for g, d in zip(groups, decays, strict=True)]
+    for grads in gradients:
+        assign(model, grads)
+        for optimizer in made:
+            optimizer.step()
+    for decay, axes in zip(decays, (2, 1), strict=True):
+        alone = nn.MLP([4, 3, 2], dtype="float64")
+        want = train(alone, optim.AdamW(alone.parameters(), 1e-2, weight_decay=decay), gradients)
+        for name, p in model.named_parameters().items():
+            if p.ndim == axes:
+                np.testing.assert_array_equal(p.data, want[name])

@@ -905,7 +905,6 @@ KEPT = {
     "nn/module.py:Module": "has the weights themselves",
     "expert_parallel/sharded_experts.py:ExpertParallel": "has the weights themselves",
     "nn/key_value_cache.py:KeyValueCache": "of a text that is read, not trained on",
-    "nn/mixture_of_experts.py:MixtureOfExperts": "the report of the last pass",
     "checkpoint/background.py:Background": "a copy of what is written",
 }
 NOT_TRAINING = "autograd comm course mistakes pages planning verify observe bench cli".split()

@@ -1,12 +1,15 @@
 """What a computation and its backward refuse, and what to do instead."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from numbers import Integral
+from typing import NoReturn, Protocol
 
 import numpy as np
 from numpy import ndarray
 
 from minidist.backend import Array, array_module, as_array, on_device_of, on_gpu, to_host
+from minidist.dtypes import is_float, whole_numbers
+from minidist.errors import check_number
 
 NUMBERS = (float, int)
 
@@ -27,6 +30,60 @@ class Node(Protocol):
 
     @property
     def inputs(self) -> Sequence: ...
+
+
+def numbers(x, requires_grad: bool) -> Array:
+    """Return the array of a new tensor; ValueError if it has no numbers, or drops a gradient."""
+    if hasattr(x, "requires_grad"):
+        if x.requires_grad:
+            raise ValueError(
+                "a tensor made of another one has no gradient to give it; use that one, or detach()"
+            )
+        x = x.data
+    x = as_array(x)
+    if not is_float(x.dtype) and (requires_grad or x.dtype.kind not in "iub"):
+        what = "only floats have gradients" if requires_grad else "a tensor holds real numbers"
+        raise ValueError(f"{what}, not {x.dtype}; use .astype")
+    return x
+
+
+def no_comparison(*_: object) -> NoReturn:
+    raise ValueError(
+        "tensors are not compared, and none is true or false; compare their .data, or ask with "
+        "`is`, or with `in` of a set instead of a list, which tensor it is"
+    )
+
+
+def no_numpy(*_: object, **options: object) -> NoReturn:
+    raise ValueError(
+        "NumPy's functions do not differentiate; use the operators and methods of tensors and "
+        "the functions of minidist.autograd, such as concatenate, or .data if no gradient is wanted"
+    )
+
+
+def no_exponent(*_: object) -> NoReturn:
+    raise ValueError("an exponent is no tensor; for a ** b write exp(b * log(a))")
+
+
+def check_exponent(n: float) -> float:
+    """Return a number as Python's: one of NumPy would widen float32."""
+    check_number("the exponent is a number; write exp(log(a) * b) for a tensor", n, lambda n: True)
+    return int(n) if isinstance(n, Integral) else float(n)
+
+
+def check_rate(rate: float) -> None:
+    check_number("a dropout rate lies in [0, 1)", rate, lambda x: 0 <= x < 1)
+
+
+def check_axes(axis: int | tuple[int, ...] | None, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape; ValueError unless these are axes of it, each once."""
+    axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    n = len(shape)
+    fit = all(isinstance(i, Integral) and -n <= i < n for i in axes)
+    if not fit or len({i % n for i in axes}) < len(axes):
+        of = f"from {-n} to {n - 1}, each once" if n else "of which a single number has none"
+        raise ValueError(f"axis={axis} of a tensor {list(shape)}: axes are whole numbers {of}")
+    return shape
 
 
 def alike(function: Node, arrays: list, inputs: tuple) -> list:
@@ -51,7 +108,8 @@ def made_alike(function: Node, arrays: list, inputs: tuple) -> list:
             dtype, kind = x.dtype, type(x)
         elif x.dtype != dtype:
             raise ValueError(
-                f"{type(function).__name__} of {dtype} and {x.dtype}; use .astype on one of them"
+                f"{type(function).__name__} of {dtype} and {x.dtype}; use .astype on the model, or "
+                "on an array before a tensor is made of it"
             )
         elif type(x) is not kind:
             mixed = True
@@ -125,20 +183,19 @@ def check_indices(
     domain: str = "a vocabulary of {}",
     first: int = 0,
 ) -> Array:
-    """Return integer indices beside `other`, by default on the host; from `first`, below `count`.
+    """Return indices, int64, beside `other` or by default on the host; from `first`, below `count`.
 
     Those that are on the host, or go there, are checked here: ValueError. Those that stay on a GPU
     are not, because to look at them would wait for the device. The kernels that use them make nan
     of one that is outside, so that it shows in the loss.
     """
-    indices = as_array(indices.data if hasattr(indices, "requires_grad") else indices)
-    if indices.dtype.kind not in "iu":
-        raise ValueError(f"{what} indices must be integers, not {indices.dtype}")
+    indices = whole_numbers(indices, f"{what} indices")
     if on_gpu(indices) and other is not None and on_gpu(other):
         return indices
     indices = to_host(indices)
     if indices.size and indices.min() < first:
-        raise ValueError(f"{what} index {indices.min()} is negative")
+        ignored = f"; what does not count is IGNORED = {first}" if first else ""
+        raise ValueError(f"{what} index {indices.min()} is negative{ignored}")
     if indices.size and indices.max() >= count:
         raise ValueError(f"{what} {indices.max()} is outside {domain.format(count)}")
     return indices if other is None else on_device_of(indices, other)
@@ -150,11 +207,13 @@ def is_basic(index) -> bool:
     return all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in parts)
 
 
-def check_index(index, shape: tuple[int, ...]) -> None:
+def check_index(index, a: Array) -> None:
     """Raise IndexError if an array in the index names no element: a GPU would wrap it silently.
 
     If the index is on the GPU, too, the host waits for it.
     """
+    if not on_gpu(a) or is_basic(index):
+        return
     parts: list[Array] = [
         part if part is None or part is Ellipsis or isinstance(part, slice) else as_array(part)
         for part in (index if isinstance(index, tuple) else (index,))
@@ -163,7 +222,7 @@ def check_index(index, shape: tuple[int, ...]) -> None:
     for i, part in enumerate(parts):
         if not (is_basic(part) or part.dtype == bool) and part.size:
             after = any(before is Ellipsis for before in parts[:i])
-            size = shape[len(shape) - sum(used[i:]) if after else sum(used[:i])]
+            size = a.shape[a.ndim - sum(used[i:]) if after else sum(used[:i])]
             for extreme in (int(part.min()), int(part.max())):
                 if not -size <= extreme < size:
                     raise IndexError(f"index {extreme} is outside an axis of {size}")

@@ -16,6 +16,7 @@ from minidist.autograd.deferred import Gradient
 from minidist.autograd.products import batched_matmul, sum_dtype
 from minidist.autograd.tensor import Function, Tensor
 from minidist.backend import Array, array_module, into, on_gpu
+from minidist.errors import check_sizes
 
 BLOCK = 2**20  # bytes of columns at a time on a CPU, whose cache then holds them
 GPU_BLOCK = 2**28  # on a GPU, where each block costs launches
@@ -35,6 +36,9 @@ class Convolution(Function):
     def __init__(self, stride: int = 1, padding: int | tuple[int, int] = 0):
         self.stride = stride
         self.padding = padding if isinstance(padding, tuple) else (padding, padding)
+        check_sizes(stride=stride)
+        for zeros in self.padding:
+            check_sizes(least=0, padding=zeros)
 
     def forward(self, x: Array, w: Array, bias: Array | None = None) -> Array:
         self.windows = windows = Windows(x.shape, w.shape, self.stride, self.padding)

@@ -150,7 +150,7 @@ class LinearInEightBits(Function):
 
     def forward(self, x: Array, w: Array, b: Array | None = None) -> Array:
         w = w.T if self.transposed else w
-        if x.shape[-1] != w.shape[0]:
+        if x.shape[-1:] != w.shape[:1]:
             raise ValueError(
                 f"linear: input {list(x.shape)} needs {w.shape[0]} columns, the rows of its weight"
             )

@@ -8,7 +8,7 @@ has what runs on a GPU.
 from collections.abc import Sequence
 
 from minidist.autograd import kernels
-from minidist.autograd.checks import check_indices
+from minidist.autograd.checks import check_axes, check_indices, check_rate
 from minidist.autograd.deferred import Gradient, Product
 from minidist.autograd.kernels import mean_columns, sum_rows, sum_rows_of_product
 from minidist.autograd.llama import RMSNorm, SwiGLU
@@ -30,7 +30,7 @@ class Linear(Function):
 
     def forward(self, x: Array, w: Array, b: Array | None = None) -> Array:
         w = w.T if self.transposed else w
-        if x.shape[-1] != w.shape[0]:
+        if x.shape[-1:] != w.shape[:1]:
             raise ValueError(
                 f"linear: input {list(x.shape)} needs {w.shape[0]} columns, the rows of its weight"
             )
@@ -88,7 +88,7 @@ class GeluErf(Function):
 
     def forward(self, x: Array) -> Array:
         self.x = x
-        y, self.cdf = kernels.gelu_erf(x)
+        y, self.cdf = kernels.gelu_erf(widen(x))
         return y.astype(x.dtype, copy=False)
 
     def backward(self, grad: Array) -> Array:
@@ -106,6 +106,7 @@ class Softmax(Function):
         self.axis = axis
 
     def forward(self, x: Array) -> Array:
+        check_axes(self.axis, x.shape)
         wide = widen(x)
         y = array_module(x).exp(wide - wide.max(axis=self.axis, keepdims=True))
         y /= y.sum(axis=self.axis, keepdims=True)
@@ -125,6 +126,7 @@ class LogSoftmax(Function):
         self.axis = axis
 
     def forward(self, x: Array) -> Array:
+        check_axes(self.axis, x.shape)
         xp, wide = array_module(x), widen(x)
         shifted = wide - wide.max(axis=self.axis, keepdims=True)
         self.y = shifted - xp.log(xp.exp(shifted).sum(axis=self.axis, keepdims=True))
@@ -212,6 +214,7 @@ class Dropout(Function):
     """Y = X keep / (1 - rate)  =>  dX = dY keep / (1 - rate)  (Srivastava et al. 2014)."""
 
     def __init__(self, rate: float, name: str, randomness: Randomness, *part):
+        check_rate(rate)
         self.mask = rate, name, randomness, *part
 
     def forward(self, x: Array) -> Array:

@@ -13,6 +13,8 @@ where all have as many examples.
 The loss of float16 is float32, and so is the gradient that enters it: a loss scale may be large.
 """
 
+import math
+
 from minidist.autograd import kernels
 from minidist.autograd.checks import check_indices
 from minidist.autograd.kernels import sum_columns
@@ -27,9 +29,14 @@ def counted(targets: Array) -> int:
 
     Of an array on a GPU this waits for the GPU; unsigned integers need no look at it.
     """
+    targets = values_of(targets)
     if targets.dtype.kind != "i":
         return targets.size
     return int((targets != IGNORED).sum())
+
+
+def values_of(targets: Tensor | Array) -> Array:
+    return as_array(targets.data if isinstance(targets, Tensor) else targets)
 
 
 class CrossEntropy(Function):
@@ -113,7 +120,7 @@ def cross_entropy(
     """
     V = logits.shape[-1]
     domain = "the {} classes of the logits"
-    given = as_array(targets.data if isinstance(targets, Tensor) else targets)
+    given = values_of(targets)
     targets = check_indices(given, "target", V, logits.data, domain, first=IGNORED)
     if targets.shape != logits.shape[:-1]:
         raise ValueError(
@@ -129,15 +136,18 @@ def squared_error(
 ) -> Tensor:
     """Sum (outputs - targets)^2; divide by `reduction_size`.
 
-    By default that is the number of targets.
+    By default that is the number of targets. Targets that require a gradient get one, too.
     """
-    targets = as_array(targets.data if isinstance(targets, Tensor) else targets)
-    if targets.shape != outputs.shape or targets.dtype != outputs.dtype:
+    values = values_of(targets)
+    if values.shape != outputs.shape or values.dtype != outputs.dtype:
         raise ValueError(
             f"outputs are {outputs.dtype}{list(outputs.shape)}, "
-            f"targets {targets.dtype}{list(targets.shape)}: they must agree"
+            f"targets {values.dtype}{list(values.shape)}: they must agree"
         )
-    return SquaredError(targets, reduction_size_or(targets, reduction_size))(outputs)
+    size = reduction_size_or(values, reduction_size)
+    if isinstance(targets, Tensor) and targets.requires_grad:
+        outputs, values = outputs - targets, array_module(values).zeros_like(values)
+    return SquaredError(values, size)(outputs)
 
 
 def scaled(loss: Tensor, scale: float) -> Tensor:
@@ -157,9 +167,9 @@ def reduction_size_or(targets: Array, given: float | None) -> float | Array:
             f"none of {targets.size} targets counts: a part of a batch without any needs "
             "reduction_size=, the number of targets that count in the whole batch"
         )
-    if not given > 0:
+    if not 0 < given < math.inf:
         raise ValueError(
-            f"reduction_size must be positive, not {given}: it is the number of targets that count "
-            "in the whole batch, which needs at least one"
+            f"reduction_size must be positive, not {given}: it is the number of targets "
+            "that count in the whole batch, which needs at least one"
         )
     return float(given)

@@ -8,11 +8,11 @@ input's shape.
 
 import numpy as np
 
-from minidist.autograd.checks import check_index, is_basic
+from minidist.autograd.checks import check_axes, check_exponent, check_index, is_basic
 from minidist.autograd.deferred import Gradient
 from minidist.autograd.sugar import Axis
 from minidist.autograd.tensor import Function
-from minidist.backend import Array, array_module, as_array, matmul, on_gpu, sum_over, widen
+from minidist.backend import Array, add_at, array_module, matmul, mean_over, sum_over, widen
 
 
 class Add(Function):
@@ -63,9 +63,7 @@ class Power(Function):
     """Y = A ** n for a number n  =>  dA = n A ** (n - 1) dY."""
 
     def __init__(self, exponent: float):
-        if not isinstance(exponent, int | float):
-            raise ValueError("the exponent must be a number; write exp(log(a) * b) for a tensor")
-        self.exponent = exponent if isinstance(exponent, int) else float(exponent)
+        self.exponent = check_exponent(exponent)
 
     def forward(self, a: Array) -> Array:
         self.a = a
@@ -116,7 +114,7 @@ class Sum(Reduction):
     """Y = sum of A over axes  =>  dA = dY, repeated over them."""
 
     def forward(self, a: Array) -> Array:
-        self.shape = a.shape
+        self.shape = check_axes(self.axis, a.shape)
         return sum_over(a, self.axis, self.keepdims)
 
     def backward(self, grad: Array) -> Array:
@@ -127,8 +125,8 @@ class Mean(Reduction):
     """Y = mean of A over axes, n elements each  =>  dA = dY / n, repeated over them."""
 
     def forward(self, a: Array) -> Array:
-        self.shape = a.shape
-        y = as_array(a.mean(axis=self.axis, keepdims=self.keepdims))
+        self.shape = check_axes(self.axis, a.shape)
+        y = mean_over(a, self.axis, self.keepdims)
         self.n = a.size // y.size if y.size else 1
         return y
 
@@ -141,13 +139,14 @@ class Max(Reduction):
     """Y = max of A over axes  =>  dA = dY where A is the maximum, shared equally among ties."""
 
     def forward(self, a: Array) -> Array:
-        self.shape, self.a = a.shape, a
-        self.y = as_array(a.max(axis=self.axis, keepdims=self.keepdims))
+        self.shape, self.a = check_axes(self.axis, a.shape), a
+        self.y = a.max(axis=self.axis, keepdims=self.keepdims)
         return self.y
 
     def backward(self, grad: Array) -> Array:
-        chosen = (self.a == self.keep_axes(self.y)).astype(grad.dtype)
-        return self.keep_axes(grad) * (chosen / chosen.sum(axis=self.axis, keepdims=True))
+        chosen = widen((self.a == self.keep_axes(self.y)).astype(grad.dtype))
+        share = chosen / chosen.sum(axis=self.axis, keepdims=True)
+        return (self.keep_axes(grad) * share).astype(grad.dtype, copy=False)
 
 
 class Exp(Function):
@@ -212,8 +211,7 @@ class GetItem(Function):
 
     def forward(self, a: Array) -> Array:
         self.shape = a.shape
-        if on_gpu(a) and not is_basic(self.index):
-            check_index(self.index, a.shape)
+        check_index(self.index, a)
         return a[self.index]
 
     def backward(self, grad: Array) -> Gradient:
@@ -226,7 +224,7 @@ class GetItem(Function):
             if is_basic(index):
                 out[index] = grad
             else:
-                xp.add.at(out, index, grad)
+                add_at(out, index, grad)
             return out
 
         return da
@@ -239,7 +237,9 @@ class Concatenate(Function):
         self.axis = axis
 
     def forward(self, *arrays: Array) -> Array:
-        self.ends = np.cumsum([a.shape[self.axis] for a in arrays])[:-1].tolist()
+        self.ends = np.cumsum([check_axes(self.axis, a.shape)[self.axis] for a in arrays])[
+            :-1
+        ].tolist()
         return array_module(*arrays).concatenate(arrays, axis=self.axis)
 
     def backward(self, grad: Array) -> tuple[Gradient, ...]:

@@ -3,6 +3,8 @@
 from types import ModuleType
 from typing import Generic, TypeVar
 
+from minidist.autograd import checks
+
 Result = TypeVar("Result")  # Tensor, which this file does not import
 Axis = int | tuple[int, ...] | None
 
@@ -14,6 +16,10 @@ class Operators(Generic[Result]):
     """
 
     ops: ModuleType
+    __hash__ = object.__hash__  # a tensor may be a key: it is equal to itself alone
+    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = checks.no_comparison
+    __array__ = checks.no_numpy
+    __rpow__ = checks.no_exponent
 
     # fmt: off
     def __add__(self, other) -> Result: return self.ops.Add()(self, other)

@@ -13,7 +13,7 @@ from minidist.autograd import checks
 from minidist.autograd.deferred import Deferred, Gradient, deliver
 from minidist.autograd.recording import switch, tick
 from minidist.autograd.sugar import Operators
-from minidist.backend import Array, array_module, as_array, is_float, sum_over
+from minidist.backend import Array, array_module, as_array, sum_over
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -45,9 +45,7 @@ class Tensor(Operators["Tensor"]):
     def __init__(
         self, data: "ArrayLike | Tensor", requires_grad: bool = False, name: str | None = None
     ):
-        self.data = as_array(data.data if isinstance(data, Tensor) else data)
-        if requires_grad and not is_float(self.data.dtype):
-            raise ValueError(f"only floats have gradients, not {self.data.dtype}; use .astype")
+        self.data = checks.numbers(data, requires_grad)
         self.requires_grad, self.name = requires_grad, name
 
     shape = property(lambda self: self.data.shape)

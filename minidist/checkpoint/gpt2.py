@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from minidist import nn
-from minidist.backend import float_dtype
 from minidist.checkpoint.gpt2_config import heads_of
 from minidist.checkpoint.published import INDEX, read, read_folder
+from minidist.dtypes import float_dtype
 from minidist.nn.transformer import Style
 
 HEAD_WIDTH = 64  # of all four published sizes

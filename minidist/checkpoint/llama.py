@@ -25,9 +25,9 @@ from pathlib import Path
 import numpy as np
 
 from minidist import nn
-from minidist.backend import float_dtype
 from minidist.checkpoint.llama_config import sizes_of
 from minidist.checkpoint.published import read_folder
+from minidist.dtypes import float_dtype
 
 ANGLES = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # of theta: skipped
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"

@@ -16,8 +16,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
-from minidist.backend import float_dtype
 from minidist.checkpoint import manifest
+from minidist.dtypes import float_dtype
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 KINDS = set("F64 F32 F16 BF16 I64 I32 I16 I8 U64 U32 U16 U8 BOOL".split())  # that NumPy has

@@ -6,7 +6,7 @@ import time
 import numpy as np
 
 from minidist import nn
-from minidist.backend import check_device, float_dtype
+from minidist.backend import check_device
 from minidist.checkpoint import Keep, manifest
 from minidist.checkpoint.grow import DESCRIPTION, changes
 from minidist.checkpoint.run_checkpoints import settings_in, steps_done_and_next
@@ -17,6 +17,7 @@ from minidist.comm import run as run_on_ranks
 from minidist.comm.mpi import library as mpi
 from minidist.comm.nccl import library as nccl
 from minidist.data_parallel.server_plan import ServerPlan
+from minidist.dtypes import float_dtype
 from minidist.errors import plural
 from minidist.hybrid_checks import check_whole_backward
 from minidist.observe import loss_curve

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minidist.backend import Array, float_dtype, on_gpu, to_host
+from minidist.backend import Array, on_gpu, to_host
+from minidist.dtypes import float_dtype
 
 
 class Key(NamedTuple):

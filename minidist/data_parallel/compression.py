@@ -37,7 +37,7 @@ cannot be added up on the way. So the more ranks there are, the more must be lef
 from collections.abc import Callable
 from typing import NamedTuple
 
-from minidist.backend import Array, array_module
+from minidist.backend import Array, array_module, mean_over
 from minidist.comm import Group
 from minidist.comm.collectives import reduce_pieces
 from minidist.data_parallel.error_feedback import Memory
@@ -161,7 +161,7 @@ class Sign:
 
     def __call__(self, v: Array, p: Parameter, group: Group, step: int) -> Sent:
         xp, flat = array_module(v), v.reshape(-1)
-        flat, scale = on_grid(flat, abs(flat).mean().reshape(1))
+        flat, scale = on_grid(flat, mean_over(abs(flat)).reshape(1))
         bits = xp.packbits(flat < 0)
         scales = group.all_gather(scale, label=f"{p.name}: scales")
         packed = group.all_gather(bits, label=f"{p.name}: bits").reshape(group.size, -1)

@@ -58,15 +58,17 @@ class Batch:
         size = len(examples) if self.size is None else self.size
         total = counted(self.targets) if self.total is None else self.total
         which = self.counted
-        if which is None and self.positions is None and self.targets.dtype.kind == "i":
+        if which is None and self.positions is None and self.targets.dtype.kind in "iu":
             which = self.targets != IGNORED if self.targets.ndim == 2 else None
         how = self.positions, self.loss_scale, self.documents, which, total
+        randomness = Randomness(self.seed, self.step, examples, size, *how)
         derived = {
             "examples": examples,
             "total": total,
             "size": size,
             "counted": which,
-            "randomness": Randomness(self.seed, self.step, examples, size, *how),
+            "documents": randomness.documents,
+            "randomness": randomness,
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)

@@ -78,7 +78,7 @@ class BiasBalance(Module):
 
     def gradient_number(self) -> int:
         """Return which of the gate's gradients is computed now, wherever its sum is kept."""
-        return (self.gate.keeper or self.gate).drops
+        return self.gate.summed_in.drops
 
     def forget(self) -> None:
         """Begin anew, with the gradient that comes next."""

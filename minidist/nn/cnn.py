@@ -44,7 +44,7 @@ class Stem(Module):
         self.first = ConvNorm(channels_in, channels_out, name=name, seed=seed, dtype=dtype)
 
     def forward(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:
-        return functions.relu(self.first(x if isinstance(x, Tensor) else Tensor(x)))
+        return functions.relu(self.first(x))
 
 
 class ConvBlock(Module):

@@ -1,8 +1,8 @@
 """Dropout (Srivastava et al. 2014); it drops the same elements for every split of the work."""
 
 from minidist.autograd import Tensor, functions
+from minidist.autograd.checks import check_rate
 from minidist.autograd.recording import is_recording
-from minidist.errors import check_number
 from minidist.nn.module import Module
 from minidist.rng import Randomness
 
@@ -18,7 +18,7 @@ class Dropout(Module):
     """
 
     def __init__(self, rate: float, *, name="dropout"):
-        check_number("a dropout rate lies in [0, 1)", rate, lambda x: 0 <= x < 1)
+        check_rate(rate)
         self.rate, self.name = rate, name
 
     def forward(

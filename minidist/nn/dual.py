@@ -30,8 +30,9 @@ Letters: S words of a source, T of a target with its END, U and V the vocabulari
 import math
 
 from minidist.autograd import Tensor, functions
-from minidist.autograd.losses import IGNORED, cross_entropy, reduction_size_or
-from minidist.backend import Array, array_module, as_array
+from minidist.autograd.losses import IGNORED, cross_entropy, reduction_size_or, values_of
+from minidist.backend import Array, array_module
+from minidist.dtypes import whole_numbers
 from minidist.errors import check_name, check_number
 from minidist.nn.module import Module
 from minidist.nn.seq2seq import Seq2Seq, joined
@@ -76,6 +77,7 @@ class Dual(Module):
     def turned(self, tokens: Array) -> Array:
         """Return the rows of `back` that are the same pairs as tokens[B, S + T] of `there`."""
         S, T = self.there.source_length, self.there.target_length
+        tokens = whole_numbers(tokens, "token indices")
         if len(tokens.shape) != 2 or tokens.shape[1] != S + T:
             raise ValueError(
                 f"tokens are [B, {S} + {T}], source | BEGIN, target, not {list(tokens.shape)}"
@@ -115,7 +117,7 @@ class Dual(Module):
         targets  [B, T + S + 1], as `targets` makes them
         """
         S, T = self.there.source_length, self.there.target_length
-        targets = as_array(targets)
+        targets = values_of(targets)
         if targets.shape != (len(outputs), T + S + 1):
             raise ValueError(
                 f"targets are [{len(outputs)}, {T} + {S + 1}], those of both directions, not "

@@ -221,7 +221,8 @@ def flat_slices(parameters: list[Parameter]) -> list[FlatSlice]:
             raise ValueError(
                 f"parameter {p.name!r} is in no flat vector; call flatten() on its module first"
             )
-        start = home.offsets[home.parameters.index(p)]
+        places = zip(home.parameters, home.offsets, strict=True)
+        start = next(offset for other, offset in places if other is p)
         stop = start + p.size
         if slices and slices[-1].home is home and slices[-1].stop == start:
             start = slices.pop().start

@@ -15,13 +15,16 @@ Letters: S source and T target positions, t words written so far with BEGIN, V w
 vocabulary, K beginnings.
 """
 
+import math
 from collections.abc import Callable
+from numbers import Integral
 from typing import Protocol
 
 import numpy as np
 
 from minidist.autograd import functions, no_grad
 from minidist.backend import Array, to_host
+from minidist.errors import check_number
 from minidist.nn.key_value_cache import CachedDecoder, CachedTranslator, reads_in_pieces
 from minidist.nn.seq2seq import Seq2Seq
 from minidist.nn.tokens import BEGIN, END, PAD
@@ -49,15 +52,22 @@ def sample(
     The temperature divides the logits: 0.8 sharpens the distribution, 1 would leave it as it is.
     Once the context is full, the model goes on as if the text began with the last half of it.
     """
+    check_number("length is a whole number from 0", length, lambda n: n >= 0, Integral)
+    words = "the temperature is a finite number above 0; with 1e-6 the most likely one is drawn"
+    check_number(words, temperature, lambda x: 0 < x < math.inf)
     random = generator(seed, "sample")
     tokens = list(text.encode(prompt))
+    if not tokens:
+        raise ValueError("the prompt is empty; the model reads one character or more to go on from")
     first, room = max(0, len(tokens) - model.context), min(model.context, len(tokens) + length)
     read = reader(model, room)
     for _ in range(length):
         if len(tokens) - first > model.context:
             read, first = reader(model, room), len(tokens) - max(1, model.context // 2)
-        logits = to_host(read(tokens[first:])).astype(np.float64) / temperature
-        p = np.exp(logits - logits.max())
+        logits = to_host(read(tokens[first:])).astype(np.float64)
+        if not np.isfinite(logits).all():
+            raise ValueError("the model's logits are not finite: its weights have diverged")
+        p = np.exp((logits - logits.max()) / temperature)
         tokens.append(int(random.choice(len(p), p=p / p.sum())))
     return text.decode(tokens)
 
@@ -90,8 +100,7 @@ def translate(model: Seq2Seq, sources: np.ndarray, beam: int = 1) -> np.ndarray:
         raise ValueError(
             f"sources are [B, {model.source_length}], padded with {PAD}; not {list(sources.shape)}"
         )
-    if beam < 1:
-        raise ValueError(f"a beam keeps 1 beginning or more, not {beam}")
+    check_number("a beam keeps 1 beginning or more", beam, lambda n: n >= 1, Integral)
     decoder = CachedTranslator(model, sources)
     return greedy(decoder) if beam == 1 else beam_search(decoder, beam)
 

@@ -35,6 +35,7 @@ from minidist.autograd.kernels import causal_softmax
 from minidist.autograd.products import batched_matmul
 from minidist.autograd.recording import Since
 from minidist.backend import Array, array_module, on_device_of
+from minidist.dtypes import whole_numbers
 from minidist.errors import check_number
 from minidist.nn.dropout import Dropout
 from minidist.nn.mixture_of_experts import mixtures
@@ -114,6 +115,7 @@ class CachedDecoder:
                 layer.attention.attend = self.caches[-1]
 
     def __call__(self, tokens: Array) -> Tensor:
+        tokens = whole_numbers(tokens, "token indices")
         B, n = tokens.shape
         if self.length and self.batch != B:
             raise ValueError(f"{self.batch} texts were begun, not {B}; call begin() for others")
@@ -159,13 +161,14 @@ class CachedTranslator:
         """Go on with these rows of words, in this order; a row may be there several times."""
         if np.array_equal(rows, np.arange(len(self.reads))):
             return
-        rows = on_device_of(np.asarray(rows, int), self.held)
+        rows = on_device_of(whole_numbers(rows, "row indices"), self.held)
         kept = [cache.of(rows) for cache in self.caches]  # all, before the first is replaced
         for cache, kv in zip(self.caches, kept, strict=True):
             cache.kv = kv
         self.reads = self.reads[rows]
 
     def __call__(self, words: Array) -> Tensor:
+        words = whole_numbers(words, "token indices")
         B, n = words.shape
         if len(self.reads) != B:
             raise ValueError(f"{len(self.reads)} targets are written, not {B}; call keep(rows)")

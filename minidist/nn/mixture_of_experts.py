@@ -22,7 +22,7 @@ import numpy as np
 from minidist.autograd import Function, Tensor, functions
 from minidist.autograd.kernels import rows_of, sum_into_rows
 from minidist.autograd.recording import is_recording
-from minidist.backend import Array, array_module, on_device_of, to_host
+from minidist.backend import Array, array_module, on_device_of, sum_over, to_host
 from minidist.errors import check_number
 from minidist.nn.bias_balance import BiasBalance
 from minidist.nn.feed_forward import Expert
@@ -79,7 +79,7 @@ class Combine(Function):
 
     def backward(self, grad: Array) -> tuple[Array, Array]:
         dy = rows_of(grad, self.token)
-        return self.g * dy, (self.x * dy).sum(axis=1, keepdims=True)
+        return self.g * dy, sum_over(self.x * dy, axis=1, keepdims=True)
 
 
 @dataclass(frozen=True)

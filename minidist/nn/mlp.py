@@ -1,10 +1,7 @@
 """A multi-layer perceptron."""
 
-from minidist.autograd import Tensor
-from minidist.backend import Array
 from minidist.nn.linear import Linear, check_activation
 from minidist.nn.module import Sequential
-from minidist.rng import Randomness
 
 
 class MLP(Sequential):
@@ -18,9 +15,6 @@ class MLP(Sequential):
     def __init__(self, sizes, activation="relu", seed=0, dtype="float32"):
         more = {"name": "layers", "seed": seed, "dtype": dtype}
         super().__init__(linear_layers(sizes, activation, "identity", **more))
-
-    def forward(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:
-        return super().forward(x if isinstance(x, Tensor) else Tensor(x), randomness)
 
 
 def linear_layers(sizes, activation, last, *, name, seed=0, dtype="float32") -> list[Linear]:

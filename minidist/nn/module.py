@@ -6,7 +6,6 @@ name in one model are an error.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from numbers import Integral
 from typing import TypeVar
 
 import numpy as np
@@ -17,35 +16,27 @@ from minidist.backend import (
     Array,
     as_array,
     check_device,
-    float_dtype,
     host_copy,
-    is_float,
     to_device,
 )
-from minidist.errors import check_name, check_number
+from minidist.dtypes import float_dtype, is_float
+from minidist.errors import check_name, check_sizes
 from minidist.nn.flat_parameters import FlatParameters
 from minidist.nn.parameter import Parameter
 from minidist.rng import Randomness, generator
 
 Kind = TypeVar("Kind")
-MOST = np.iinfo(np.int32).max  # the largest size of a layer
-__all__ = ["Module", "Parameter", "Sequential", "constant", "draw"]
+__all__ = ["Module", "Parameter", "Sequential", "check_sizes", "constant", "draw"]
 
 
 def draw(name: str, shape, scale: float, seed: int, dtype) -> Parameter:
     """Return a normal parameter, mean 0 and standard deviation `scale`, drawn by its name."""
-    return Parameter((generator(seed, name).standard_normal(shape) * scale).astype(dtype), name)
+    values = generator(seed, name).standard_normal(shape) * scale
+    return Parameter(values.astype(float_dtype(dtype)), name)
 
 
 def constant(name: str, shape, value: float, dtype) -> Parameter:
-    return Parameter(np.full(shape, value, dtype), name)
-
-
-def check_sizes(least: int = 1, **sizes: int) -> None:
-    """Raise ValueError unless these are whole numbers from `least` that an array may have."""
-    for name, size in sizes.items():
-        words = f"{name} is a whole number from {least} to {MOST}"
-        check_number(words, size, lambda n: least <= n <= MOST, Integral)
+    return Parameter(np.full(shape, value, float_dtype(dtype)), name)
 
 
 class Module:
@@ -63,8 +54,8 @@ class Module:
         raise NotImplementedError
 
     def __call__(self, x: Tensor | Array, randomness: Randomness | None = None) -> Tensor:
-        """x: a tensor, or an array that needs no gradient; randomness: see rng.Randomness."""
-        return self.forward(x, randomness)
+        """x: a tensor, or an array or lists that need no gradient; randomness: see Randomness."""
+        return self.forward(as_array(x) if isinstance(x, (list, tuple)) else x, randomness)
 
     @property
     def layers(self) -> list["Module"]:

@@ -10,12 +10,13 @@ from minidist.autograd.deferred import Gradient
 from minidist.autograd.eight_bits import EightBits
 from minidist.autograd.recording import tick
 from minidist.autograd.tensor import unbroadcast
-from minidist.backend import Array, array_module, as_array, is_float, on_device_of
+from minidist.backend import Array, array_module, as_array, on_device_of
+from minidist.dtypes import is_float
 from minidist.nn.shard import Shard, Slice
 
 # What belongs to this run and this graph; a copy, a pickle and a part have all else.
 OF_THIS_RUN = {"_data", "home", "grad", "grad_buffer", "creator", "hooks", "summed"}
-OF_THIS_RUN |= {"updated", "loaded", "drops", "keeper"}  # on the clock of this process; its shard
+OF_THIS_RUN |= {"updated", "loaded", "drops", "keeper"}  # of its clock, and its shard
 PARTS = "the ranks that hold its parts: pass sum_squares=, which adds up the squares of all ranks"
 
 
@@ -57,7 +58,7 @@ class Parameter(Tensor):
     keeps_dtype  whether `astype` leaves it as it is
     loaded       when `load` last replaced the data, on the clock of `tick`; 0: never
     drops        how often the gradient was dropped: set to None, by whomever
-    keeper       the shard that gets its summed gradient, with ZeRO; None: the parameter itself
+    keeper       the shard that gets its summed gradient, with ZeRO; or None
     """
 
     name: str
@@ -192,6 +193,11 @@ class Parameter(Tensor):
     def grad(self, value: Array | None) -> None:
         self.drops += value is None
         vars(self)["grad"] = value
+
+    @property
+    def summed_in(self) -> "Parameter":
+        """The parameter that gets the summed gradient: itself or, with ZeRO, its shard."""
+        return self if self.keeper is None else self.keeper
 
     @property
     def whole_shape(self) -> tuple[int, ...]:

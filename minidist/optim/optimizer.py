@@ -69,6 +69,12 @@ class Optimizer:
 
     def __init__(self, parameters: list[Parameter], lr: float, **settings):
         keep_freed_memory()
+        parameters = list(parameters)
+        if wrong := [type(p).__name__ for p in parameters if not isinstance(p, Parameter)]:
+            raise ValueError(
+                f"an optimizer takes a list of parameters, as model.parameters(), not {wrong[0]}; "
+                "for groups with settings of their own make one optimizer of each"
+            )
         self.trains = {p: p.requires_grad for p in parameters}
         self.parameters = [p for p, trains in self.trains.items() if trains]
         for p in self.parameters:

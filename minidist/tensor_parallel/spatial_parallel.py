@@ -171,9 +171,8 @@ class SpatialPool(nn.Module):
     def forward(self, x: Tensor, randomness: Randomness | None = None) -> Tensor:
         if self.halos is not None:
             return self.pool(with_halos(x, self.group, self.halos))
-        B, C, H, W = x.shape
-        own = x.reshape(B, C, H * W).sum(axis=-1)
-        return reduce_from(own, self.group) / (self.height * W)
+        own = x.mean(axis=3).sum(axis=2)  # of rows' means: the sum of all may overflow float16
+        return reduce_from(own, self.group) / self.height
 
 
 def spatial_parallel(

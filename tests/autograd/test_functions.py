@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist import Tensor
+from minidist import Tensor, nn
 from minidist.autograd import functions, losses
-from minidist.backend import float_dtype
+from minidist.dtypes import float_dtype
 from minidist.rng import Randomness
 from tests.strategies import arrays, host, leaf, seeds
 
@@ -129,6 +129,14 @@ def test_dropout_scales_what_it_keeps_and_drops_the_same_in_backward(place):
     assert abs((host(y) > 0).mean() - 0.75) < 0.04  # four standard deviations of 2000 draws
 
 
+@pytest.mark.parametrize("rate", [1.0, 1.5, -0.1, math.nan, True, "0.5"])
+def test_a_function_of_dropout_refuses_the_rates_that_a_layer_refuses(rate):
+    with pytest.raises(ValueError, match=r"a dropout rate lies in \[0, 1\)"):
+        functions.dropout(Tensor(np.ones((1, 3))), rate, "x", Randomness(0, 0, [0]))
+    with pytest.raises(ValueError, match=r"a dropout rate lies in \[0, 1\)"):
+        nn.Dropout(rate)
+
+
 def test_dropout_keeps_the_dtype():
     dtypes = ["float16", "float32", "float64"]
     if importlib.util.find_spec("ml_dtypes"):  # its bfloat16 times a float is float32
@@ -174,7 +182,7 @@ def test_an_empty_batch_needs_a_reduction_size():
     assert (loss.item(), empty.grad.shape) == (0, (0, 2))
 
 
-@pytest.mark.parametrize("size", [0, -3, math.nan])
+@pytest.mark.parametrize("size", [0, -3, math.nan, math.inf])
 def test_a_reduction_size_is_positive(size):
     with pytest.raises(ValueError, match=f"reduction_size must be positive, not {size}"):
         losses.squared_error(leaf(3), arrays(3), reduction_size=size)

@@ -75,7 +75,7 @@ def test_parts_of_a_batch_add_up_to_the_loss_of_the_whole():
     ("targets", "message"),
     [
         ([0, 3], "target 3 is outside the 3 classes of the logits"),
-        ([0, -2], "target index -2 is negative"),
+        ([0, -2], "target index -2 is negative; what does not count is IGNORED = -1"),
         ([0.0, 1.0], "target indices must be integers, not float64"),
         ([0, 1, 2], r"logits \[2, 3\] need targets \[2\], got \[3\]"),
     ],

@@ -4,15 +4,16 @@ A decoder that is drawn at random is a table of odds: how likely is each word af
 """
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist import nn
+from minidist import datasets, nn
 from minidist.nn import generate as decoding
-from minidist.nn.generate import largest, padded, translate
+from minidist.nn.generate import largest, padded, sample, translate
 from minidist.nn.key_value_cache import CachedTranslator
 from minidist.nn.tokens import BEGIN, END, PAD
 from tests.strategies import seeds, sentences, translators
@@ -229,9 +230,46 @@ def test_of_equally_likely_words_the_first_is_written(monkeypatch, beam):
         ([[3, 4, 0]], 1, r"sources are \[B, 2\], padded with 0; not \[1, 3\]"),
         ([3, 4], 1, r"sources are \[B, 2\], padded with 0; not \[2\]"),
         ([[3, 4]], 0, "a beam keeps 1 beginning or more, not 0"),
+        ([[3, 4]], 1.5, "a beam keeps 1 beginning or more, not 1.5"),
         ([[3, 5]], 1, "token 5 is outside a vocabulary of 5"),
     ],
 )
 def test_what_cannot_be_translated_is_an_error(sources, beam, message):
     with pytest.raises(ValueError, match=message):
         translate(nn.Seq2Seq(5, 5, 4, 2, 1, 2, 3), sources, beam)
+
+
+TEMPERATURES = (0, 0.0, -1.0, math.nan, math.inf, "1", True)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [({"temperature": x}, "temperature is a finite number above 0") for x in TEMPERATURES]
+    + [({"length": x}, "length is a whole number from 0") for x in (-1, 2.5, math.nan)]
+    + [({"prompt": ""}, "the prompt is empty")],
+    ids=str,
+)
+def test_what_cannot_be_drawn_is_an_error(options, message):
+    """A temperature below 0 would draw the least likely character most often."""
+    text = datasets.text(None, 4)
+    options = {"prompt": "a", "length": 3} | options
+    with pytest.raises(ValueError, match=message):
+        sample(nn.Transformer(text.vocab, 4, 2, 1, 4), text, **options)
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-300])
+def test_a_low_temperature_draws_the_most_likely_character(temperature):
+    text = datasets.text(None, 4)
+    model = nn.Transformer(text.vocab, 4, 2, 1, 4)
+    written = sample(model, text, "a", 2, temperature=temperature)
+    for n in (1, 2):
+        logits = model(text.encode(written[:n])[None]).data[0, -1]
+        assert text.encode(written[n])[0] == logits.argmax()
+
+
+def test_a_model_that_has_diverged_draws_nothing():
+    text = datasets.text(None, 4)
+    model = nn.Transformer(text.vocab, 4, 2, 1, 4)
+    model.parameters()[0].data[...] = math.nan
+    with pytest.raises(ValueError, match="logits are not finite"):
+        sample(model, text, "a", 1)

@@ -211,7 +211,7 @@ def test_astype_rounds_parameters_and_drops_gradients(dtype):
 
 
 def test_astype_is_for_floats():
-    with pytest.raises(ValueError, match="parameters are floats, not int32"):
+    with pytest.raises(ValueError, match="parameters are floats, such as float32, not int32"):
         nn.MLP([2, 2]).astype("int32")
 
 

@@ -120,7 +120,7 @@ def test_padding_is_never_predicted_though_its_logit_is_the_largest(cluster, siz
 WRONG = [
     ([[0, 5]], (1, 2), "target 5 is outside a vocabulary of 5"),
     ([[0, 7]], (1, 2), "target 7 is outside a vocabulary of 5"),
-    ([[-2, 0]], (1, 2), "target index -2 is negative"),
+    ([[-2, 0]], (1, 2), "target index -2 is negative; what does not count is IGNORED = -1"),
     ([[0.5, 1.0]], (1, 2), "target indices must be integers"),
     ([[0, 1, 2]], (1, 2), r"need targets \[1, 2\], got \[1, 3\]"),
     (np.zeros((0, 2), int), (0, 2), "none of 0 targets counts: .* reduction_size="),

@@ -92,7 +92,7 @@ _gelu_erf_backward = Elementwise(
 def gelu_erf(x: Array) -> tuple[Array, Array]:
     """Return Y = X Phi(X), Phi(X) = (1 + erf(X / sqrt 2)) / 2, and Phi(X)."""
     if on_gpu(x):
-        return _gelu_erf(widen(x))
+        return _gelu_erf(x)
     cdf = 0.5 * (1 + erf(x * math.sqrt(0.5)))
     return x * cdf, cdf
 

@@ -42,7 +42,7 @@ def dropout(
     factor = 1 / (1 - float(rate))
     if not on_gpu(x):
         keep = randomness.keep(name, rate, x.shape, window, full_shape)
-        return lambda x: x * keep * x.dtype.type(factor)  # bfloat16 times a float is float32
+        return lambda x: (widen(x) * keep * x.dtype.type(factor)).astype(x.dtype, copy=False)
     held = randomness.held(window, full_shape)
     full_shape, part = randomness.full_shape(x.shape, full_shape), math.prod(x.shape[1:])
     if held is None:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from minidist.autograd.kernels.launch import Elementwise
-from minidist.backend import Array, array_module, on_gpu
+from minidist.backend import Array, array_module, on_gpu, widen
 
 _rows_of = Elementwise(
     "rows_of",
@@ -66,5 +66,5 @@ def sum_into_rows(grad: Array, indices: Array, out: Array) -> Array:
     if indices.size:
         order = np.argsort(indices, kind="stable")
         rows, starts = np.unique(indices[order], return_index=True)
-        out[rows] = np.add.reduceat(grad[order], starts, axis=0)
+        out[rows] = np.add.reduceat(widen(grad[order]), starts, axis=0)
     return out

@@ -118,14 +118,14 @@ def scores_backward(dp: Array, p: Array, mean: Array | None = None, scale: float
         dp *= scale
 
 
-# A target of -1 does not count (losses.IGNORED); the largest of uint64 becomes -1, but is above 0.
+# A target of -1 does not count (losses.IGNORED).
 _row_losses = Elementwise(
     "row_losses",
     "raw T logits, T peak, T total, I target, int64 columns, T size, T outside",
     "T loss",
     """
     long long at = target;
-    bool inside = at >= 0 && at < columns, counts = at != -1 || target > I(0);
+    bool inside = at >= 0 && at < columns, counts = at != -1;
     T picked = inside ? logits[i * columns + at] : outside;
     loss = counts ? (log(total) - (picked - peak)) / size : T(0)""",
 )
@@ -135,7 +135,7 @@ _cross_entropy_backward = Elementwise(
     "T dx",
     """
     long long at = target;
-    bool inside = at >= 0 && at < columns, counts = at != -1 || target > I(0);
+    bool inside = at >= 0 && at < columns, counts = at != -1;
     T expected = inside ? T(i % columns == at) : outside;
     dx = counts ? (exp(logit - peak) / total - expected) * (grad / size) : T(0)""",
 )

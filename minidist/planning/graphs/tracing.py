@@ -147,14 +147,14 @@ def trace(model: Callable, inputs, targets, loss: Callable = nn.cross_entropy) -
     if isinstance(given, Tensor):
         found[given] = record.views["inputs"]
     for function in functions_below(root):
-        given_to = function.inputs or ()
-        sources = [source for source in given_to if source is not None]
-        if len(sources) < len(given_to):
+        inputs = function.inputs or ()
+        if missing := [i for i, source in enumerate(inputs) if source is None]:
             raise ValueError(
-                f"input {given_to.index(None)} of {type(function).__name__} needs no "
+                f"input {missing[0]} of {type(function).__name__} needs no "
                 "gradient, so that no function records it; trace a model without constants and "
                 "frozen parameters"
             )
+        sources = [source for source in inputs if source is not None]
         for source in sources:
             if isinstance(source, Tensor) and source not in found:
                 name = source.name or f"parameter.{len(found)}"

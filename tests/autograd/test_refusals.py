@@ -1,0 +1,249 @@
+"""What a tensor refuses: whatever would lose a gradient, or give a wrong number, without a word."""
+
+from types import FunctionType
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidist import Tensor, nn
+from minidist.autograd import (
+    attention,
+    convolution,
+    document_attention,
+    functions,
+    losses,
+)
+from minidist.dtypes import float_dtype
+from minidist.errors import is_wrong_input
+from minidist.nn.mixture_of_experts import Combine
+from minidist.rng import Randomness
+from tests.autograd.test_gradient_check import draw_case, each_function
+from tests.strategies import arrays, seeds, shapes
+
+X, ROW, QKV = arrays(4, 6), arrays(6), arrays(3, 1, 2, 4, 3)
+HELD = np.array([[1.0, 1.0, 0.0]])
+CALLS = {  # public functions, with numbers for every argument that takes some
+    attention.causal_attention: {"qkv": QKV},
+    attention.padded_attention: {"q": QKV[0], "kv": arrays(2, 1, 2, 3, 3), "held": HELD},
+    convolution.convolution: {
+        "x": arrays(1, 2, 5, 5), "weight": arrays(3, 2, 3, 3), "bias": arrays(3),
+        "stride": 1, "padding": 0,
+    },
+    document_attention.document_attention: {"qkv": QKV, "documents": [[(0, 1), (1, 4)]]},
+    functions.concatenate: {"tensors": [Tensor(X), Tensor(X)], "axis": 0},
+    functions.dropout: {
+        "x": X, "rate": 0.5, "name": "x", "randomness": Randomness(0, 0, np.arange(4)),
+    },
+    functions.embedding: {"indices": np.array([0.0, 1.0]), "weight": X},
+    functions.gelu: {"x": X, "form": "tanh"},
+    functions.layer_norm: {"x": X, "gain": ROW, "bias": ROW, "eps": 1e-5},
+    functions.linear: {"x": X, "weight": Tensor(X.T), "bias": arrays(4), "transposed": False},
+    functions.log_softmax: {"x": X, "axis": -1},
+    functions.relu: {"x": X},
+    functions.rms_norm: {"x": X, "gain": ROW, "eps": 1e-5},
+    functions.softmax: {"x": X, "axis": -1},
+    functions.swiglu: {"x": X},
+    losses.cross_entropy: {"logits": X, "targets": np.zeros(4), "reduction_size": 4.0},
+    losses.scaled: {"loss": Tensor(X).sum(), "scale": 2.0},
+    losses.squared_error: {"outputs": X, "targets": X, "reduction_size": 4.0},
+}  # fmt: skip
+NOT_OF_TENSORS = {"counted", "values_of", "reduction_size_or", "blocks", "flat"}
+NOT_OF_TENSORS |= {"blocks_of", "empty_gradient", "empty_output", "for_cublas", "repeat"}
+NOT_OF_TENSORS |= {"transposed"}
+
+
+def test_every_public_function_of_tensors_is_tried():
+    modules = {function.__module__: function.__globals__ for function in CALLS}
+    public = {
+        value
+        for module, names in modules.items()
+        for name, value in names.items()
+        if isinstance(value, FunctionType) and value.__module__ == module and name[0] != "_"
+    }
+    assert {f.__name__ for f in public - set(CALLS)} == NOT_OF_TENSORS
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [(f, n) for f, options in CALLS.items() for n, x in options.items() if not isinstance(x, str)],
+    ids=lambda x: getattr(x, "__name__", x),
+)
+def test_a_tensor_gets_its_gradient_or_is_refused_in_every_place(function, name):
+    """It is not taken as a constant without a word."""
+    value = CALLS[function][name]
+    value = value.data if isinstance(value, Tensor) else value
+    numbers = value if isinstance(value, np.ndarray | float | int) else 1.0
+    x = Tensor(np.asarray(numbers, "float64"), requires_grad=True)
+    try:
+        y = function(**CALLS[function] | {name: [x, x] if name == "tensors" else x})
+    except (ValueError, TypeError, AttributeError):
+        return
+    y.sum().backward()
+    assert x.grad is not None
+
+
+@each_function
+@settings(max_examples=10)
+@given(data=st.data(), seed=seeds)
+def test_whole_numbers_are_computed_as_floats_are_or_refused(function, data, seed):
+    """A softmax that is rounded to whole numbers would be 0."""
+    f, inputs = draw_case(function, data, seed)
+    inputs = [np.rint(x) for x in inputs]
+    with np.errstate(all="ignore"):
+        want = f(*map(Tensor, inputs)).data
+        try:
+            got = f(*[Tensor(x.astype(int)) for x in inputs]).data
+        except ValueError:
+            return
+    np.testing.assert_allclose(got, want)
+
+
+@given(data=st.data(), shape=shapes(max_axes=3), keepdims=st.booleans())
+def test_reductions_take_the_axes_of_numpy_and_refuse_others_in_their_own_words(
+    data, shape, keepdims
+):
+    """A single number has none; its sum over axis 0 was computed, and had no gradient."""
+    one = st.integers(-len(shape) - 1, len(shape)) | st.just(0.5)
+    axis = data.draw(one | st.tuples(one, one) | st.just(()))
+    for name in ("sum", "mean", "max"):
+        x = Tensor(np.ones(shape), requires_grad=True)
+        try:
+            want = np.asarray(getattr(x.data, name)(axis=axis, keepdims=keepdims))
+        except (ValueError, TypeError):
+            with pytest.raises(ValueError, match="axes are whole numbers") as error:
+                getattr(x, name)(axis, keepdims)
+            assert is_wrong_input(error.value)
+        else:
+            if shape == () and axis != ():  # NumPy adds a single number up over axis 0
+                continue
+            y = getattr(x, name)(axis, keepdims)
+            np.testing.assert_array_equal(y.data, want, strict=True)
+            y.backward(np.ones(want.shape))
+            assert x.grad.shape == shape
+
+
+T = Tensor(np.arange(1.0, 4.0), requires_grad=True)
+LOST = {  # what NumPy and Python would do with a tensor
+    "truth": lambda: bool(T),
+    "truth of zero": lambda: not Tensor(np.zeros(1)),
+    "condition": lambda: 1 if T else 2,
+    "==": lambda: T == T.data,
+    "array ==": lambda: T.data == T,
+    "!=": lambda: T != 1.0,
+    "<": lambda: T < 1.0,
+    "array <=": lambda: T.data <= T,
+    "in": lambda: 1.0 in T,
+    "in a list": lambda: T.detach() in [T],
+    "asarray": lambda: np.asarray(T),
+    "array of a dtype": lambda: np.array(T, "float32"),
+    "stack": lambda: np.stack([T, T]),
+    "concatenate": lambda: np.concatenate([T, T]),
+    "where": lambda: np.where([True, False, True], T, 0),
+    "r_": lambda: np.r_[T, T],
+    "written into an array": lambda: np.zeros(3).__setitem__(slice(None), T),
+    "an index": lambda: Tensor(np.ones(3))[T],
+    "a list of tensors": lambda: Tensor([T, T]),
+    "added to a list": lambda: T * [T, T, T],
+    "a tensor of a tensor": lambda: Tensor(T),
+    "a gradient": lambda: (T * 1.0).backward(T),
+    "objects": lambda: Tensor(np.array([None, 1.0])),
+    "text": lambda: Tensor("1.0"),
+    "complex": lambda: Tensor([1j]),
+    "number ** tensor": lambda: 2 ** T,
+    "array ** tensor": lambda: T.data ** T,
+    "tensor ** tensor": lambda: T ** T,
+    "tensor ** array": lambda: T ** np.array([2.0]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lost", LOST.values(), ids=LOST)
+def test_what_would_lose_a_gradient_is_refused(lost):
+    with pytest.raises(ValueError) as error:
+        lost()
+    assert is_wrong_input(error.value)
+
+
+def test_a_tensor_is_a_key_and_a_member_by_identity():
+    other = Tensor(T.data)
+    assert {T: 1, other: 2}[T] == 1
+    assert T in {T} and other not in {T}
+    assert T in [T, other]
+
+
+@pytest.mark.parametrize("n", [np.int64(2), np.int8(2), np.float32(2), np.float64(2), 2, 2.0])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_an_exponent_is_a_number_of_python_or_numpy(n, dtype):
+    x = Tensor(T.data.astype(dtype), requires_grad=True)
+    y = x**n
+    y.backward(np.ones(3, dtype))
+    np.testing.assert_array_equal(y.data, (T.data**2).astype(dtype), strict=True)
+    np.testing.assert_array_equal(x.grad, (2 * T.data).astype(dtype), strict=True)
+
+
+@pytest.mark.parametrize("way", ["targets", "both"])
+def test_squared_error_gives_its_targets_a_gradient(way):
+    a, b = arrays(2, 4, 3)
+    a, b = Tensor(a, requires_grad=way == "both"), Tensor(b, requires_grad=True)
+    nn.squared_error(a * 2.0, b * 3.0, 5).backward()
+    np.testing.assert_allclose(b.grad, -3 * 2 * (2 * a.data - 3 * b.data) / 5)
+    if way == "both":
+        np.testing.assert_allclose(a.grad, 2 * 2 * (2 * a.data - 3 * b.data) / 5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"stride": x} for x in (0, -1, 1.5, (1, 2), True)]
+    + [{"padding": x} for x in (-1, 0.5, (0, -1), (0, 1.5))],
+    ids=str,
+)
+def test_strides_and_paddings_are_whole_numbers_in_the_words_of_the_layer(options):
+    x, weight = Tensor(arrays(1, 1, 10, 10)), Tensor(arrays(1, 1, 3, 3))
+    (name,) = options
+    with pytest.raises(ValueError, match=f"{name} is a whole number from {name == 'stride':d} to"):
+        convolution.convolution(x, weight, **options)
+    with pytest.raises(ValueError, match=f"{name} is a whole number from {name == 'stride':d} to"):
+        nn.Conv2d(1, 1, 3, **options)
+
+
+HALF = 5000
+ONES, ONE = np.ones((HALF, 3)), np.ones((1, 1))
+
+
+def one_row(dtype):
+    return Tensor(np.ones((1, HALF), dtype))
+
+
+SUMS = {  # of 5000 ones: [forward's sum of a tensor, or a function with a gradient that is one]
+    "max": (lambda x: x.max(0), ONES),
+    "mean": (lambda x: x.mean(0), ONES),
+    "sum": (lambda x: x.sum(0), ONES),
+    "index": (lambda x: x[np.zeros(HALF, int)], np.ones((2, 3))),
+    "embedding": (lambda x: functions.embedding(np.zeros(HALF, int), x), np.ones((2, 3))),
+    "repeated": (lambda x: x + Tensor(ONES.astype(x.dtype)), np.ones(3)),
+    "product": (lambda x: Tensor(ONES.astype(x.dtype)) @ x, np.ones((3, 2))),
+    "linear": (lambda x: functions.linear(Tensor(ONES.astype(x.dtype)), x), np.ones((3, 2))),
+    "softmax": (lambda x: functions.softmax(x, 0), ONES),
+    "layer norm": (
+        lambda x: functions.layer_norm(Tensor(ONES.astype(x.dtype)), x, x), np.ones(3)
+    ),
+    "gates of a mixture": (lambda x: Combine(np.zeros(1, int), 1)(one_row(x.dtype), x), ONE),
+    "squared error": (lambda x: nn.squared_error(x, np.zeros_like(x.data)), ONES),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("f", "ones"), SUMS.values(), ids=SUMS)
+def test_every_sum_of_half_precision_is_rounded_once(f, ones, dtype):
+    """Added up one by one, 2048 + 1 is 2048 in float16, and 256 + 1 is 256 in bfloat16."""
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    results = []
+    for kind in (dtype, "float64"):
+        x = Tensor(ones.astype(float_dtype(kind)), requires_grad=True)
+        y = f(x)
+        y.backward(np.ones(y.shape, y.dtype))
+        results.append([y.data.astype("float64"), x.grad.astype("float64")])
+    for got, want in zip(*results, strict=True):
+        np.testing.assert_allclose(got, want, rtol=2**-8, atol=2**-12)
