@@ -214,12 +214,13 @@ def test_arrays_that_may_be_on_a_gpu_meet_the_functions_of_their_own_module():
     assert set(listed) <= set(found)
 
 
+OPTIONAL = {"torch", "jax", "matplotlib", "mpi4py", "numpitron", "hypothesis", "pytest", "scipy"}
+
+
 def test_only_development_time_files_import_what_is_not_a_core_dependency():
-    optional = {"torch", "jax", "matplotlib", "mpi4py", "numpitron"}
-    optional |= {"hypothesis", "pytest", "scipy"}
     importers = {
         path.relative_to(PACKAGE).as_posix(): {name.split(".")[0] for name in imports(path)}
-        & optional
+        & OPTIONAL
         for path in FILES
     }
     assert {p for p, found in importers.items() if found} <= {
@@ -277,6 +278,22 @@ def test_a_package_that_imports_its_names_on_first_use_has_all_of_them(package):
         assert getattr(package, name) is getattr(importlib.import_module(module), name)
     with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no .* 'magic'"):
         _ = package.magic
+
+
+def test_no_class_keeps_a_partial_function_as_an_attribute():
+    """Python 3.14 makes a method of it, and passes the object; staticmethod(...) is one anywhere."""
+    for path in FILES:
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        if "inside" in path.parts or path.stem == "__main__":  # scripts of another process
+            continue
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            assert error.name in OPTIONAL, f"{name}: {error}"
+            continue
+        for owner in [kind for kind in vars(module).values() if isinstance(kind, type)]:
+            for key, value in vars(owner).items():
+                assert not isinstance(value, functools.partial), f"{name}.{owner.__name__}.{key}"
 
 
 def test_every_package_says_what_it_is():

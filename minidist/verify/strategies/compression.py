@@ -88,7 +88,7 @@ class CompressedBatch(Replicas):
 class CompressedStream(Stream):
     """A stream of minibatches; the result is the weights."""
 
-    rule: Rule = momentum
+    rule: Rule = staticmethod(momentum)
 
     def __init__(
         self,

@@ -85,7 +85,7 @@ class Buckets(Dealt):
 class Shards(Dealt):
     """ZeRO: every rank keeps a part of what all need."""
 
-    rule: Rule = no_change
+    rule: Rule = staticmethod(no_change)
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ from minidist.verify.strategies.record import TRANSFORMERS, Costs, Strategy
 class OnMesh(Job):
     """This rank's part of a model on a mesh; by default all ranks are on the tensor axis."""
 
-    rule: Rule = no_change
+    rule: Rule = staticmethod(no_change)
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ def local_steps(
 class LocalSteps(Stream):
     """Rounds of local SGD; an optimizer inside is DiLoCo's alone."""
 
-    rule: Rule = inner
+    rule: Rule = staticmethod(inner)
     local: LocalSGD | DiLoCo
 
     def __init__(self, group: Group, case: Case, minibatches: int, every: int):

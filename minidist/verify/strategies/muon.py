@@ -26,7 +26,7 @@ class MuonSteps(OnMesh):
     mesh    what OnMesh takes: axes, schedule, ZeRO, ...
     """
 
-    rule: Rule = muon
+    rule: Rule = staticmethod(muon)
 
     def __init__(self, group: Group, case: Case, steps: int = 0, owners: str = "one", **mesh):
         steps = costs.steps_of(case.model, steps)

@@ -44,7 +44,7 @@ class Served(Job):
     dealt  {worker: the numbers of its minibatches}
     """
 
-    rule: Rule = no_change
+    rule: Rule = staticmethod(no_change)
     trains = True  # the servers have updated
     role: Server | Worker
 
@@ -100,7 +100,7 @@ class OneClock(Served):
 class ServedStream(Served):
     """A stream of minibatches, dealt to the workers in turn; the result is the weights."""
 
-    rule: Rule = momentum
+    rule: Rule = staticmethod(momentum)
 
     def __init__(self, group: Group, case: Case, plan: ServerPlan, minibatches: int):
         super().__init__(group, case, plan, _deal(minibatches, group.size))

@@ -36,7 +36,7 @@ class AsynchronousStages(Job):
     minibatches  the batch is cut into this many; the result is then the weights at the end
     """
 
-    rule: Rule = momentum
+    rule: Rule = staticmethod(momentum)
     trains = True
 
     def __init__(

@@ -29,7 +29,7 @@ def quantized(group: Group, case: Case, block: int = 1, minibatches: int | None 
 class QuantizedStream(Stream):
     """A stream of minibatches; the result is the weights, as the shards have them."""
 
-    rule: Rule = momentum
+    rule: Rule = staticmethod(momentum)
 
     def __init__(self, group: Group, case: Case, minibatches: int, block: int):
         super().__init__(group, case, minibatches)
