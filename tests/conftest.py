@@ -5,6 +5,7 @@ import signal
 import sys
 import tempfile
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,13 @@ def pytest_addoption(parser):
         "--minutes",
         type=float,
         help="skip, and say so, what has not begun after this time: a slow machine ends in time",
+    )
+    parser.addoption(
+        "--one-in",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run one test in N, the same ones in every run: a sample for other Pythons",
     )
 
 
@@ -124,12 +132,19 @@ def pytest_collection_modifyitems(config, items):
 
     items.sort(key=place)
     result = yield  # -m and -k have chosen
+    if others := [item for item in items if _number_of(item) % config.option.one_in]:
+        items[:] = [item for item in items if _number_of(item) % config.option.one_in == 0]
+        config.hook.pytest_deselected(items=others)
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu and _why_no_gpu():
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
         config.hook.pytest_deselected(items=on_gpu)
         config.stash[NEED_GPU] = len(on_gpu)
     return result
+
+
+def _number_of(item) -> int:
+    return zlib.crc32(item.nodeid.encode())  # of every Python and every run alike
 
 
 def _why_no_gpu() -> str | None:

@@ -281,7 +281,7 @@ def test_a_package_that_imports_its_names_on_first_use_has_all_of_them(package):
 
 
 def test_no_class_keeps_a_partial_function_as_an_attribute():
-    """Python 3.14 makes a method of it, and passes the object; staticmethod(...) is one anywhere."""
+    """Python 3.14 makes a method of it, which gets the object; staticmethod(...) stays as it is."""
     for path in FILES:
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         if "inside" in path.parts or path.stem == "__main__":  # scripts of another process
