@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import signal
 import sys
 import threading
@@ -150,7 +151,8 @@ class Cluster:
 
     def _start(self) -> Ranks:
         ranks = TRANSPORTS[self.transport](self.size, self.device, self.interleaving)
-        self._ranks, self._finalizer = ranks, weakref.finalize(self, ranks.stop, 1.0)
+        self._ranks, self._owner = ranks, os.getpid()
+        self._finalizer = weakref.finalize(self, _stop_own, self._owner, ranks, 1.0)
         return ranks
 
     def run(
@@ -170,6 +172,11 @@ class Cluster:
         """
         if timeout is not None and not (isinstance(timeout, Real) and 0 < timeout < 1e9):
             raise ValueError(f"a timeout is a number of seconds above 0, or None, not {timeout!r}")
+        if self._ranks is not None and self._owner != os.getpid():
+            raise ValueError(
+                f"this cluster's ranks are those of process {self._owner}, and this is a process "
+                "that was forked from it; make a Cluster here"
+            )
         payload = by_value.dumps((worker, args, np.geterr()))
         with self._running:  # one run at a time, also where several threads ask for one
             reports = self._run(payload, timeout, log is not None)
@@ -218,7 +225,7 @@ class Cluster:
 
     def _stop(self, patience: float = 0.0) -> None:
         if self._ranks is not None and self._finalizer.detach():
-            self._ranks.stop(patience)
+            _stop_own(self._owner, self._ranks, patience)
         self._ranks = None
 
     def close(self) -> None:
@@ -230,6 +237,12 @@ class Cluster:
 
     def __exit__(self, *_):
         self.close()
+
+
+def _stop_own(owner: int, ranks: Ranks, patience: float) -> None:
+    """Stop these ranks, except in a process that was forked from their owner."""
+    if os.getpid() == owner:
+        ranks.stop(patience)
 
 
 def raise_first_failure(reports: dict[int, Report]) -> None:

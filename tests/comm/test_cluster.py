@@ -2,9 +2,11 @@
 
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from contextlib import suppress
@@ -118,7 +120,7 @@ def test_a_failure_is_one_error_and_leaves_nothing_behind(worker, error, message
     while left := [name for name in set(os.listdir("/dev/shm")) - shared if is_shared(name)]:
         assert time.monotonic() - begin < 10, left  # another process's may be there for a moment
         time.sleep(0.1)
-    assert len(os.listdir("/proc/self/fd")) <= files + 2  # the fork server's own connection
+    assert len(os.listdir("/proc/self/fd")) <= files + 3  # the fork server's own connections
 
 
 def test_an_error_has_the_rank_that_died_and_its_exit_code():
@@ -221,9 +223,11 @@ SLEEPERS = """
 
 @linux
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_when_the_caller_is_stopped_every_rank_goes_with_it(tmp_path, sent):
+def test_when_the_caller_is_stopped_every_rank_goes_with_it_and_no_file_is_left(tmp_path, sent):
+    temporary = tempfile.mkdtemp()  # tmp_path is too long for a socket
     process = subprocess.Popen(
         script(tmp_path, SLEEPERS),
+        env=os.environ | {"TMPDIR": temporary},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -243,6 +247,44 @@ def test_when_the_caller_is_stopped_every_rank_goes_with_it(tmp_path, sent):
     assert gone(pids)
     assert errors.count("KeyboardInterrupt") == (1 if sent == signal.SIGINT else 0), errors
     assert "resource_tracker" not in errors
+    os.rmdir(temporary)  # which is empty
+
+
+FORKS = """
+    import os, sys
+    import numpy as np
+    import minidist
+    def worker(group):
+        return float(group.all_reduce(np.ones(())))
+    def in_a_child(act):
+        sys.stdout.flush()
+        if child := os.fork():
+            os.waitpid(child, 0)
+        else:
+            try:
+                print(act(), flush=True)
+            except ValueError as error:
+                print(error, flush=True)
+            os._exit(0)
+    for transport in ("process", "thread"):
+        with minidist.Cluster(2, transport) as cluster:
+            cluster.run(worker)
+            in_a_child(lambda: minidist.run(worker, 2, transport=transport))
+            in_a_child(lambda: cluster.run(worker))
+            in_a_child(cluster.close)
+            in_a_child(lambda: (cluster.close(), cluster.run(worker))[1])
+            print(cluster.run(worker), "still")
+    """
+
+
+@linux
+def test_a_forked_child_has_ranks_of_its_own_and_leaves_its_parents_alone(tmp_path):
+    command = script(tmp_path, FORKS)
+    command[2] = "ignore"  # Python 3.12 warns of every fork beside threads
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    refused = r"this cluster's ranks are those of process \d+, .* forked from it; make a Cluster .*"
+    wanted = rf"(\[2.0, 2.0\]\n{refused}\nNone\n\[2.0, 2.0\]\n\[2.0, 2.0\] still\n){{2}}"
+    assert re.fullmatch(wanted, done.stdout), done.stdout + done.stderr
 
 
 def test_errors_can_be_pickled():

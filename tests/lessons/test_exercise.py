@@ -92,7 +92,7 @@ CRASHES = [  # an attempt, what it raises, in which of its lines, and the code t
     (partial(wrong_type), "TypeError: can only concatenate", 4, "return text + x"),
     (
         lambda x: x // 0,
-        "ZeroDivisionError: integer division or modulo by zero",
+        "ZeroDivisionError: ",  # Python 3.14 has other words
         1,
         "lambda x: x //",
     ),

@@ -2,18 +2,24 @@
 
 The processes come from a fork server with NumPy loaded (or are spawned where there is none); they
 never import the caller's script, because workers travel by value.
+
+The server listens at a socket, whose folder multiprocessing removes when the caller ends, but not
+when a signal ends the caller. So the folder is removed at once: Linux reaches an open socket, which
+has no name any more, by its descriptor.
 """
 
 import multiprocessing as mp
 import os
 import signal
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.context import ForkServerContext, SpawnContext
+from typing import Any
 
 STARTING = threading.Lock()  # there is one `__main__`
 PRELOAD = [
@@ -47,15 +53,37 @@ def start_method() -> ForkServerContext | SpawnContext:
     """Return the multiprocessing context that ranks start in: the fork server where there is one.
 
     It is started, if need be, with Ctrl-C blocked. Ranks inherit that: the caller stops them.
+    A process that was forked after the start cannot use its parent's server: its ranks are spawned.
     """
     if "forkserver" not in mp.get_all_start_methods():
         return mp.get_context("spawn")
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     resource_tracker.ensure_running()  # which would unblock it again
-    with ctrl_c_waits():
-        forkserver.ensure_running()
+    try:
+        with STARTING, ctrl_c_waits():
+            _ensure_running()
+    except ChildProcessError:  # the server is no child of this process
+        return mp.get_context("spawn")
     return context
+
+
+def _ensure_running() -> None:
+    """Start the fork server if it does not run, at a socket without a name where Linux has it."""
+    if not (hasattr(os, "O_PATH") and os.path.exists("/proc/self/fd")):
+        forkserver.ensure_running()
+        return
+    config = mp.current_process()._config  # type: ignore[attr-defined]  # no public name
+    server: Any = forkserver._forkserver
+    with tempfile.TemporaryDirectory(prefix="mp-") as folder:  # a socket's path is short
+        usual, config["tempdir"] = config.get("tempdir"), folder
+        try:
+            forkserver.ensure_running()
+        finally:
+            config["tempdir"] = usual
+        if os.path.dirname(server._forkserver_address) == folder:  # it has been started here
+            socket = os.open(server._forkserver_address, os.O_PATH)
+            server._forkserver_address = f"/proc/self/fd/{socket}"
 
 
 @contextmanager

@@ -60,8 +60,11 @@ class ProcessRanks:
         check_size(size, "process")
         numbers = numbered(hosts, size)
         if mp.current_process().daemon:
-            raise ValueError("a rank cannot start processes of its own; use transport='thread'")
-        self.size, self.owner = size, os.getpid()
+            raise ValueError(
+                "a rank, or another daemon of multiprocessing, cannot start processes of its own; "
+                "use transport='thread'"
+            )
+        self.size = size
         self.processes: list[BaseProcess] = []
         self.controls: list[Connection] = []
         self.awaited: set[int] = set()  # ranks that have not reported
@@ -183,8 +186,6 @@ class ProcessRanks:
 
     def stop(self, patience: float = 0.0) -> None:
         """End every rank: by itself if it is idle within `patience` seconds, else by force."""
-        if os.getpid() != self.owner:
-            return  # in a child that was forked from the caller
         for control in self.controls:
             control.close()
         deadline = time.monotonic() + patience
