@@ -236,7 +236,7 @@ def _amount(time, unit: str) -> str:
 
 def _measured(order: Order, options: dict, given: argparse.Namespace, width: int) -> EventLog:
     """Run a schedule, print the real and the simulated picture; return the real log."""
-    from minidist.comm.local.report import fair_share_of_cores  # needs NumPy, as does the next one
+    from minidist.comm.local import limits  # needs NumPy, as does the next one
     from minidist.observe.measure_pipeline import WARM_UP, measure_pipeline, measured_times
 
     settings = {"timeout": given.timeout, "device": given.device, "copies": given.dp, **options}
@@ -251,7 +251,7 @@ def _measured(order: Order, options: dict, given: argparse.Namespace, width: int
         f"{timeline.text(real.simulation.timeline, width, end)}\n\n{_in_words(real.simulation)}\n"
         f"measured     {_amount(real.makespan, 's')}: {real.ratio:.2f} times the simulated makespan"
     )
-    cores, ranks = fair_share_of_cores(1), order.ranks * given.dp
+    cores, ranks = limits.cores(), order.ranks * given.dp
     if ranks > cores:
         print(f"{ranks} ranks share {cores} cores, which the simulation does not know")
     return real.log

@@ -116,8 +116,8 @@ def run(
     log           an EventLog that gets every rank's events
     interleaving  a seed, for threads: the same seed, the same order of events
 
-    Each rank's BLAS gets cores // size threads, so one rank alone uses them all: to compare numbers
-    of ranks fairly, use `threadpoolctl.threadpool_limits(1)` in the worker.
+    Each rank's BLAS gets at most cores // size threads (fewer if OMP_NUM_THREADS says so), so one
+    rank alone uses them all: to compare numbers of ranks fairly, set OMP_NUM_THREADS=1.
 
     Errors: what Cluster.run raises, and ValueError, with a remedy, if `size` ranks are impossible.
     """

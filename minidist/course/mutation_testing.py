@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from minidist.comm.local.report import fair_share_of_cores
+from minidist.comm.local.limits import cores
 from minidist.course.mutant_tests import SINGLE_DEVICE, TIMING
 from minidist.course.mutants import WORDS, Mutant
 from minidist.course.pytest_server import Server
@@ -205,7 +205,7 @@ def judge(
     """
     if not (ROOT / "tests" / "conftest.py").is_file():
         raise ValueError(f"mutants are judged by the tests of a checkout; {ROOT} has none")
-    at_once = at_once or fair_share_of_cores(1) + 1
+    at_once = at_once or cores() + 1
     affected = [m for m in mutants if tests is None and not m.why_single_device_tests_pass()]
     ahead = [mutant for mutant in reversed(mutants) if mutant not in affected]
     with tempfile.TemporaryDirectory(prefix="minidist-mutants-") as folder:

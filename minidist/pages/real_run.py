@@ -93,7 +93,7 @@ class RealRun:
 
 def steps(programs: Programs) -> Iterator[dict]:
     """Certify a program, measure it, simulate it; yield what is new of the status."""
-    from minidist.comm.local.report import fair_share_of_cores  # the server does without NumPy
+    from minidist.comm.local import limits  # the server does without NumPy
     from minidist.observe.measure_pipeline import measure_pipeline
     from minidist.verify import equivalence
 
@@ -112,7 +112,7 @@ def steps(programs: Programs) -> Iterator[dict]:
     yield {"progress": "seven steps of the program, five of them measured"}
     real = measure_pipeline(programs, ranks, micro_batches_of(programs))
     words = f"measured {real.makespan * 1e3:.1f} ms, {real.ratio:.2f} times the simulated makespan"
-    if ranks > (cores := fair_share_of_cores(1)):
+    if ranks > (cores := limits.cores()):
         words += f"; {ranks} ranks share {cores} cores, which the simulation does not know"
     simulated = {"rows": _rows(real.simulation.timeline), "makespan": real.simulation.makespan}
     measured = {"rows": _rows(real.log), "makespan": real.makespan}

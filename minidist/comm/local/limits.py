@@ -6,8 +6,12 @@ and the ranks, which inherit the limit when the fork server starts. So the limit
 that, for the largest cluster.
 """
 
+import math
 import os
 import resource
+from pathlib import Path
+
+from threadpoolctl import ThreadpoolController
 
 MOST = {
     "process": 123,  # a start passes 2N + 6 files to the fork server; Linux passes at most 253
@@ -47,6 +51,44 @@ def check_size(size: int, transport: str) -> None:
             f"the hard limit is {limit}: enough for {max(enough, default=0)} ranks; use fewer "
             f"ranks, let the administrator raise the hard limit (ulimit -Hn){remedy}"
         )
+
+
+def cores(groups: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")) -> int:
+    """Return how many cores this process may use: its affinity, or its container's quota.
+
+    groups  where Linux shows its groups of processes
+    mine    the groups of this process, a line `number:controllers:path` for each
+    """
+    affinity = getattr(os, "sched_getaffinity", None)
+    allowed: float = len(affinity(0)) if affinity else os.cpu_count() or 1
+    for line in mine.read_text().splitlines() if mine.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if not controllers or "cpu" in controllers.split(","):
+            group = groups / ("cpu" if controllers else "") / path.lstrip("/")
+            allowed = min(allowed, *map(_quota, (group, *group.parents)))
+    return max(1, int(allowed))
+
+
+def _quota(group: Path) -> float:
+    """Return how many cores the processes of a group may use together; infinity: all."""
+    try:
+        if (group / "cpu.max").exists():
+            quota, period = (group / "cpu.max").read_text().split()
+        else:
+            quota, period = ((group / f"cpu.cfs_{k}_us").read_text() for k in ("quota", "period"))
+    except OSError:  # a group that the container does not see
+        return math.inf
+    return math.inf if quota == "max" or int(quota) < 0 else int(quota) / int(period)
+
+
+def limit_blas(ranks: int):
+    """Give BLAS in this process its share, as one of `ranks` ranks, of the cores: a context.
+
+    It never gets more threads than it has: OMP_NUM_THREADS and its like, or the caller, chose them.
+    """
+    blas, share = ThreadpoolController(), max(1, cores() // ranks)
+    fewer = [one | {"num_threads": min(share, one["num_threads"] or share)} for one in blas.info()]
+    return blas.limit(limits=fewer)
 
 
 def refuse_interleaving(seed: int | None) -> None:

@@ -16,15 +16,15 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from minidist.backend import keep_freed_memory
 from minidist.comm.diagnosis import Snapshot
 from minidist.comm.local import by_value
 from minidist.comm.local.fork_server import Descriptors
+from minidist.comm.local.limits import limit_blas
 from minidist.comm.local.mailbox import Mailbox
 from minidist.comm.local.mailbox_fabric import MailboxFabric
-from minidist.comm.local.report import execute, fair_share_of_cores, pack
+from minidist.comm.local.report import execute, pack
 from minidist.comm.local.ring_buffer import NBYTES, RingBufferReader, RingBufferWriter
 from minidist.comm.local.shared_memory import SharedMemory
 from minidist.comm.local.wire import read_message, wake_up, write_message
@@ -52,7 +52,7 @@ def serve(
     file, *writers = shared.numbers
     memory = SharedMemory(mmap.mmap(file, 0), place.rank, place.size)
     os.close(file)
-    with threadpool_limits(fair_share_of_cores(place.size)):
+    with limit_blas(place.size):
         process = RankProcess(place.rank, control, peers)
         process.connect(place, memory, Alarm(alarm.numbers[0], writers))
         process.work()

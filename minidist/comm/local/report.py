@@ -115,11 +115,3 @@ def unpack(packed: bytes) -> Report:
     except Exception:
         text = traceback.format_exc()
         return Report(traceback=f"the result of the worker cannot be restored:\n{text}")
-
-
-def fair_share_of_cores(size: int) -> int:
-    """Return how many BLAS threads each of `size` ranks on this machine may use."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    return max(1, cores // size)

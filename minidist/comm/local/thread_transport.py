@@ -15,16 +15,15 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 
 import cloudpickle
-from threadpoolctl import threadpool_limits
 
 from minidist.backend import synchronize
 from minidist.comm.diagnosis import Snapshots
 from minidist.comm.fabric import Connect
 from minidist.comm.local.interleaving import Interleaving, Turns
-from minidist.comm.local.limits import check_size
+from minidist.comm.local.limits import check_size, limit_blas
 from minidist.comm.local.mailbox import Mailbox, Stopped
 from minidist.comm.local.mailbox_fabric import MailboxFabric
-from minidist.comm.local.report import Report, execute, fair_share_of_cores
+from minidist.comm.local.report import Report, execute
 from minidist.comm.local.shared_memory import SharedMemory, create_file
 from minidist.comm.local.shared_memory_communicator import SharedMemoryCommunicator
 from minidist.comm.local.wiring import Alarm, Place, Wiring, numbered
@@ -67,7 +66,7 @@ class ThreadRanks:
         ]
 
     def submit(self, run: int, logged: bool, payload: bytes) -> None:
-        self.limits = threadpool_limits(fair_share_of_cores(self.size))
+        self.limits = limit_blas(self.size)
         self.turns = None if self.seed is None else Interleaving(self.size, f"{self.seed} {run}")
         self.threads = [
             threading.Thread(

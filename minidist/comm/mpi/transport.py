@@ -28,15 +28,14 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import cloudpickle
-from threadpoolctl import threadpool_limits
 
 from minidist.comm.diagnosis import SILENCE, Snapshot, Snapshots, without_arrived
 from minidist.comm.fabric import Connect
 from minidist.comm.local import by_value
-from minidist.comm.local.limits import refuse_interleaving
+from minidist.comm.local.limits import limit_blas, refuse_interleaving
 from minidist.comm.local.mailbox import Stopped
 from minidist.comm.local.mailbox_fabric import MailboxFabric
-from minidist.comm.local.report import Report, execute, fair_share_of_cores, pack, unpack
+from minidist.comm.local.report import Report, execute, pack, unpack
 from minidist.comm.mpi.clocks import seconds_behind_first
 from minidist.comm.mpi.fabric import MpiRank, hosts_of
 from minidist.comm.mpi.library import check_world, load, wait_for_all
@@ -126,7 +125,7 @@ class MpiRanks:
             self.thread.start()
 
     def _work(self, rank: MpiRank, run: int, logged: bool, payload: bytes) -> None:
-        with threadpool_limits(fair_share_of_cores(rank.here)):  # per thread in some BLAS
+        with limit_blas(rank.here):  # per thread in some BLAS
             report = execute(rank.fabric, run, logged, payload, cloudpickle.loads)
         if report is not None:
             self.finished.append((run, pack(report, by_value.dumps)))
