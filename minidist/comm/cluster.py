@@ -19,7 +19,7 @@ from minidist.backend import check_device
 from minidist.comm.diagnosis import Silence, Snapshots, is_deadlock, lost_messages, table
 from minidist.comm.local import by_value
 from minidist.comm.local.process_transport import ProcessRanks
-from minidist.comm.local.report import Report
+from minidist.comm.local.report import Order, Report
 from minidist.comm.local.shared_memory_communicator import SharedMemoryCommunicator
 from minidist.comm.local.thread_transport import ThreadRanks
 from minidist.comm.mpi.transport import MpiRanks
@@ -177,7 +177,7 @@ class Cluster:
                 f"this cluster's ranks are those of process {self._owner}, and this is a process "
                 "that was forked from it; make a Cluster here"
             )
-        payload = by_value.dumps((worker, args, np.geterr()))
+        payload = by_value.dumps(Order(worker, args, np.geterr()))
         with self._running:  # one run at a time, also where several threads ask for one
             reports = self._run(payload, timeout, log is not None)
         if log is not None:

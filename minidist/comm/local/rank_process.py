@@ -19,7 +19,6 @@ import numpy as np
 
 from minidist.backend import keep_freed_memory
 from minidist.comm.diagnosis import Snapshot
-from minidist.comm.local import by_value
 from minidist.comm.local.fork_server import Descriptors
 from minidist.comm.local.limits import limit_blas
 from minidist.comm.local.mailbox import Mailbox
@@ -94,7 +93,7 @@ class RankProcess:
             run, logged, payload = order
             report = execute(self.fabric, run, logged, payload, pickle.loads)
             assert report is not None  # nobody stops a process but by killing it
-            packed = pack(report, by_value.dumps)
+            packed = pack(report)
             self.done += 1  # before the caller knows, who may then go
             self.answer(run, packed)
 

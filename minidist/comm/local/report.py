@@ -7,15 +7,24 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from minidist.comm.local import by_value
 from minidist.comm.local.logged_group import world
 from minidist.comm.local.mailbox import Stopped
 from minidist.comm.local.mailbox_fabric import MailboxFabric
 from minidist.errors import is_wrong_input
 from minidist.events import EventLog
+
+
+class Order(NamedTuple):
+    """What every rank is to do: worker(group, *args), where NumPy warns as in the caller."""
+
+    worker: Callable
+    args: tuple
+    errstate: Any  # of np.geterr
 
 
 @dataclass
@@ -41,7 +50,7 @@ class Report:
 def execute(
     fabric: MailboxFabric, run: int, logged: bool, payload: bytes, loads: Callable[[bytes], Any]
 ) -> Report | None:
-    """Unpack (worker, args, errstate), call worker(group, *args); None if the run was stopped.
+    """Unpack an Order, call worker(group, *args); None if the run was stopped.
 
     If the mailbox was closed with an error, that error is reported, even if the worker ignores it,
     or fails with another one because of it.
@@ -92,20 +101,18 @@ def _flush() -> None:
             stream.flush()
 
 
-def pack(report: Report, dumps: Callable[[Any], bytes]) -> bytes:
-    """Serialise a report; if its result or exception cannot be, one without it."""
+def pack(report: Report) -> bytes:
+    """Serialise a report; if its result or exception cannot be, one that says why."""
     try:
         if report.error is not None:
-            pickle.loads(dumps(report.error))
-        return dumps(report)
-    except Exception:
+            pickle.loads(by_value.dumps(report.error))
+        return by_value.dumps(report)
+    except Exception as error:
         if report.error is not None:
-            return dumps(Report(traceback=report.traceback))
-        return dumps(
-            Report(
-                traceback=f"the result of the worker cannot be sent back:\n{traceback.format_exc()}"
-            )
-        )
+            text = f"{report.traceback}(the exception itself stays on the rank: {error})\n"
+            return by_value.dumps(Report(traceback=text))
+        why = ValueError(f"the worker's {error}")
+        return by_value.dumps(Report(error=why, traceback=str(why)))
 
 
 def unpack(packed: bytes) -> Report:

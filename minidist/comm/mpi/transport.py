@@ -128,7 +128,7 @@ class MpiRanks:
         with limit_blas(rank.here):  # per thread in some BLAS
             report = execute(rank.fabric, run, logged, payload, cloudpickle.loads)
         if report is not None:
-            self.finished.append((run, pack(report, by_value.dumps)))
+            self.finished.append((run, pack(report)))
 
     def decide(self, judge: Callable[[], dict[int, Report]]) -> dict[int, Report]:
         """Return what `judge` returns on process 0, or raise what it raises, on every process."""
@@ -161,7 +161,7 @@ class MpiRanks:
             yield
         except BaseException as error:
             report = Report(error=error, traceback="".join(traceback.format_exception(error)))
-            self._tell(0, "report", (self.run, pack(report, by_value.dumps)))
+            self._tell(0, "report", (self.run, pack(report)))
             raise
 
     def reports(self, timeout: float | None) -> list[tuple[int, Report]]:

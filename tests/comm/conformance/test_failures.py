@@ -102,7 +102,7 @@ def test_a_failure_is_one_error_and_the_ranks_work_after_it(ranks, worker, error
 
 
 def test_a_result_that_cannot_be_sent_back_is_a_failure_of_its_rank(processes):
-    message = "result of the worker cannot be sent back(.|\n)*TypeError"
+    message = "the worker's result, of type lock, cannot be sent to another process: .*; send what"
     fails(processes(2), lambda group: threading.Lock(), RankFailed, message)
 
 

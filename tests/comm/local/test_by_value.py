@@ -1,13 +1,18 @@
 """A function that travels by value keeps its file, whatever cloudpickle makes of it."""
 
 import pickle
+import re
 import subprocess
 import sys
+import threading
+from functools import partial
+from types import SimpleNamespace
 
 import cloudpickle
 import pytest
 
 from minidist.comm.local import by_value
+from minidist.errors import RankFailed
 
 SCRIPT = """
 import sys
@@ -36,3 +41,74 @@ def test_a_function_of_a_script_keeps_its_file_and_lines_also_one_inside_of_it(t
 def test_what_has_no_code_is_as_cloudpickle_sends_it():
     for value in ({"a": (1, None)}, len, RuntimeError("no"), pickle):
         assert by_value.dumps(value) == cloudpickle.dumps(value)
+
+
+LOCK = threading.Lock()
+
+
+def through(value):
+    """Return functions that need the value: by a closure, by a default, by another function."""
+
+    def closes_over(group):
+        return value
+
+    def has_default(group, lock=value):
+        return lock
+
+    def calls(group, *, more=None):
+        return closes_over(group)
+
+    return closes_over, has_default, calls
+
+
+BY_CLOSURE, BY_DEFAULT, BY_CALL = through(LOCK)
+WORKERS = [
+    (BY_CLOSURE, "worker's value"),
+    (BY_DEFAULT, "worker's lock"),
+    (BY_CALL, "worker's closes_over's value"),
+    (partial(print, LOCK), "worker[1][0]"),
+    (SimpleNamespace(log=LOCK).__repr__, "worker.log"),
+]
+ARGUMENTS = [
+    (LOCK, "args[1]"),
+    ({"a": [1, (2, LOCK)]}, "args[1]['a'][1][1]"),
+    (SimpleNamespace(log=SimpleNamespace(lock=LOCK)), "args[1].log.lock"),
+]
+
+
+@pytest.mark.parametrize(
+    "worker, args, name",
+    [
+        *[(worker, (), name) for worker, name in WORKERS],
+        *[(print, (1, value), name) for value, name in ARGUMENTS],
+    ],
+)
+def test_what_cannot_be_sent_to_a_rank_is_named_with_a_remedy(cluster, worker, args, name):
+    words = f"{name}, of type lock, cannot be sent to another process: cannot pickle"
+    for transport in ("process", "thread"):
+        with pytest.raises(ValueError, match=f"^{re.escape(words)} .*; send what it is made from"):
+            cluster(1, transport).run(worker, *args)
+
+
+def test_a_structure_of_no_end_is_named_too():
+    deep = []
+    for _ in range(10_000):
+        deep = [deep]
+    with pytest.raises(ValueError, match=r"^\[0\].*, of type list, cannot be sent"):
+        by_value.dumps(deep)
+
+
+class Holds(Exception):
+    def __init__(self, text, lock):
+        super().__init__(text)
+        self.lock = lock
+
+
+def test_an_exception_that_cannot_be_sent_back_says_why_beside_its_traceback(cluster):
+    def worker(group):
+        raise Holds("lost", threading.Lock())
+
+    with pytest.raises(RankFailed) as caught:
+        cluster(1).run(worker)
+    message = str(caught.value)
+    assert "Holds: lost\n(the exception itself stays on the rank: lock, of type lock," in message
