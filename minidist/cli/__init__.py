@@ -51,7 +51,6 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     _open_closed_streams()
     if "--transport=mpi" not in arguments and ("--transport", "mpi") not in pairwise(arguments):
-        _warn_of_copies()
         return _main(arguments)
     with open(os.devnull, "w") as nowhere, ExitStack() as silence:
         errors = io.StringIO()
@@ -64,19 +63,6 @@ def main(arguments: list[str] | None = None) -> int:
 
         mpi.end_together(status, errors.getvalue())
     return status
-
-
-def _warn_of_copies() -> None:
-    """Print a warning if mpiexec has started several processes, which are no ranks."""
-    if {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE"} & set(os.environ):
-        from minidist.comm.mpi import library as mpi
-
-        if (copies := mpi.launched()) > 1:
-            print(
-                f"minidist: mpiexec has started {copies} processes, and each does all of this; "
-                "--transport mpi makes them ranks",
-                file=sys.stderr,
-            )
 
 
 def _is_not_the_first() -> bool | None:
@@ -184,8 +170,17 @@ def _parser() -> Parser:
 
 
 def _run(given: argparse.Namespace) -> int:
-    """Parse the command's own arguments, too, and call it."""
+    """Parse the command's own arguments, too, and call it.
+
+    A command that starts ranks as it likes is refused where a launcher has started several of it.
+    """
     parser_of(given.command).parse_args(given.arguments, given)
+    chosen = any(argument.split("=")[0] == "--transport" for argument in given.arguments)
+    if not chosen and getattr(given, "transport", None) is not None:
+        from minidist.comm.launchers import copies  # needs NumPy, as such a command does
+
+        if words := copies("--transport {}"):
+            raise ValueError(words)  # in each: the first that ends may end all others
     return given.run(given)
 
 

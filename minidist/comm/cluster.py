@@ -17,11 +17,13 @@ import numpy as np
 
 from minidist.backend import check_device
 from minidist.comm.diagnosis import Silence, Snapshots, is_deadlock, lost_messages, table
+from minidist.comm.launchers import warn_of_copies
 from minidist.comm.local import by_value
 from minidist.comm.local.process_transport import ProcessRanks
 from minidist.comm.local.report import Order, Report
 from minidist.comm.local.shared_memory_communicator import SharedMemoryCommunicator
 from minidist.comm.local.thread_transport import ThreadRanks
+from minidist.comm.mpi import library as mpi
 from minidist.comm.mpi.transport import MpiRanks
 from minidist.comm.nccl import communicator as nccl_communicator
 from minidist.comm.nccl import library as nccl
@@ -93,7 +95,7 @@ def run(
     worker: Callable,
     size: int,
     *args,
-    transport: str = "process",
+    transport: str | None = None,
     timeout: float | None = None,
     device: str = "cpu",
     log: EventLog | None = None,
@@ -103,7 +105,8 @@ def run(
 
     worker        any function, also of a script or a notebook cell; it is sent by value, as are
                   args and results
-    transport     "process": a process of this machine, at most 123 of them
+    transport     "process": a process of this machine, at most 123 of them (the default, which
+                  says so where torchrun, srun or mpiexec has started several such programs)
                   "thread": a thread of this process, for a debugger
                   "mpi": the processes that mpiexec has started. Each calls this and gets the
                   results; all ranks run the worker of process 0, with its arguments
@@ -134,13 +137,17 @@ class Cluster:
     def __init__(
         self,
         size: int,
-        transport: str = "process",
+        transport: str | None = None,
         device: str = "cpu",
         interleaving: int | None = None,
     ):
         if not isinstance(size, int | np.integer) or size < 1:
             raise ValueError(f"a cluster has a whole number of ranks from 1, not {size!r}")
         size = int(size)
+        if transport is None:
+            transport = "process"
+            if not mpi.is_loaded():
+                warn_of_copies()
         check_name("transport", transport, TRANSPORTS)
         check_device(device)
         self.size, self.transport, self.device = size, transport, device

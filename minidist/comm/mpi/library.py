@@ -22,6 +22,7 @@ from types import ModuleType
 
 from minidist.backend import keep_freed_memory
 from minidist.comm.diagnosis import SILENCE
+from minidist.comm.launchers import launched
 
 PATIENCE = 5.0  # seconds between the failures of two processes that fail alike
 ENDS = 4711  # the tag of a message that a process ends with a failure
@@ -45,9 +46,10 @@ def load() -> ModuleType:
             f"thread level {MPI.Query_thread()}, and MPI_THREAD_MULTIPLE is {MPI.THREAD_MULTIPLE}; "
             "use an MPI built with it, and let mpi4py initialise it, at its default thread level"
         )
-    if MPI.COMM_WORLD.size == 1 < launched():
+    by, _, processes = launched()
+    if MPI.COMM_WORLD.size == 1 < processes:
         raise ValueError(
-            f"mpiexec has started {launched()} processes, and mpi4py's MPI sees 1: they belong to "
+            f"{by} has started {processes} processes, and mpi4py's MPI sees 1: they belong to "
             "different MPIs; use the mpiexec beside this Python, and one MPI per environment"
         )
     if MPI.COMM_WORLD.size > 1:
@@ -55,10 +57,9 @@ def load() -> ModuleType:
     return MPI
 
 
-def launched() -> int:
-    """Return how many processes a launcher says that it has started; 1 without one."""
-    sizes = [os.environ.get(name) for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")]
-    return next((int(size) for size in sizes if size), 1)
+def is_loaded() -> bool:
+    """Return whether `load` has been called: the processes are ranks, and know it."""
+    return load.cache_info().currsize > 0
 
 
 def processes() -> int:

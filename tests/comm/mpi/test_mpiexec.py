@@ -65,6 +65,19 @@ def script(tmp_path, body):
     return [sys.executable, "-m", "mpi4py", str(path)]
 
 
+def test_processes_that_are_no_ranks_say_so_and_ranks_say_nothing(tmp_path):
+    body = """
+        print(minidist.run(lambda group: group.size, 2, transport=sys.argv[1] or None))
+        minidist.run(lambda group: None, 1)
+        """
+    command = script(tmp_path, body)
+    said = "minidist: mpiexec has started 2 processes, and each does all of this: transport='mpi' "
+    for transport, errors in ("", 1), ("mpi", 0):
+        done = mpiexec(2, *command, transport)
+        assert (done.returncode, done.stdout) == (0, 2 * "[2, 2]\n"), done.stderr
+        assert (done.stderr.count(said), done.stderr.count("\n")) == (errors, errors), done.stderr
+
+
 def memory_gigabytes():
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
 

@@ -1,0 +1,54 @@
+"""Who has started this process: torchrun, srun or mpiexec start copies, which only MPI makes ranks.
+
+Each copy of a program that calls `run` starts ranks of its own, and trains a model of its own.
+"""
+
+import os
+import sys
+from functools import cache
+
+LAUNCHERS = [  # name, variables with the number of this process and with how many there are
+    ("torchrun", "RANK", "WORLD_SIZE"),
+    ("mpiexec", "PMI_RANK", "PMI_SIZE"),
+    ("mpiexec", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("srun", "SLURM_PROCID", "SLURM_NTASKS"),
+    ("mpiexec", "PMIX_RANK", ""),  # does not say how many: this one, and those before it
+]
+
+
+def launched() -> tuple[str, int, int]:
+    """Return what has started this process, as which number, and how many; ("", 0, 1): no other."""
+    known = os.environ
+    script = "SLURM_JOB_ID" in known and "SLURM_STEP_ID" not in known  # which runs once
+    within = "PMI_SIZE" in known or "OMPI_COMM_WORLD_SIZE" in known  # srun has started mpiexec's
+    for by, number, processes in LAUNCHERS:
+        mine = known.get(number, "")
+        if mine.isdecimal() and not (by == "srun" and (script or within)):
+            counted = known.get(processes, "") if processes else str(int(mine) + 1)
+            if counted.isdecimal() and int(counted) > 1:
+                return by, int(mine) if processes else 0, int(counted)
+    return "", 0, 1
+
+
+def copies(option: str) -> str | None:
+    """Return what to say where several copies of this program would each do all of it.
+
+    option  how a user of it chooses a transport: "--transport {}"
+    """
+    by, _, processes = launched()
+    if processes == 1:
+        return None
+    ranks = f"{option.format('mpi')} makes them ranks of one run"
+    if by == "torchrun":
+        ranks = "start one process, which starts its own ranks"
+    meant = f"{option.format('process')} says that this is meant"
+    return f"{by} has started {processes} processes, and each does all of this: {ranks}; {meant}"
+
+
+@cache
+def warn_of_copies() -> None:
+    """Print that there are several copies: the first one does, once."""
+    _, number, _ = launched()
+    if number == 0 and (words := copies("transport='{}'")):
+        print(f"minidist: {words}", file=sys.stderr)
