@@ -156,8 +156,11 @@ class Cluster:
         self._ranks: Ranks | None = None
         self._start()
 
+    def _new_ranks(self) -> Ranks:
+        return TRANSPORTS[self.transport](self.size, self.device, self.interleaving)
+
     def _start(self) -> Ranks:
-        ranks = TRANSPORTS[self.transport](self.size, self.device, self.interleaving)
+        ranks = self._new_ranks()
         self._ranks, self._owner = ranks, os.getpid()
         self._finalizer = weakref.finalize(self, _stop_own, self._owner, ranks, 1.0)
         return ranks

@@ -6,7 +6,6 @@ has to wait, or has finished: then the line and the wait of every rank are noted
 
 import inspect
 import sys
-import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -115,9 +114,9 @@ class NotedRanks(ThreadRanks):
 class NotedCluster(Cluster):
     """A cluster of NotedRanks, for one run."""
 
-    def _start(self) -> NotedRanks:
-        self._ranks = ranks = NotedRanks(self.size, self.device, self.interleaving)
-        self._finalizer, self.steps = weakref.finalize(self, ranks.stop, 1.0), ranks.noted.steps
+    def _new_ranks(self) -> NotedRanks:
+        ranks = NotedRanks(self.size, self.device, self.interleaving)
+        self.steps = ranks.noted.steps
         return ranks
 
 
