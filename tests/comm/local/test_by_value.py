@@ -90,14 +90,6 @@ def test_what_cannot_be_sent_to_a_rank_is_named_with_a_remedy(cluster, worker, a
             cluster(1, transport).run(worker, *args)
 
 
-def test_a_structure_of_no_end_is_named_too():
-    deep = []
-    for _ in range(10_000):
-        deep = [deep]
-    with pytest.raises(ValueError, match=r"^\[0\].*, of type list, cannot be sent"):
-        by_value.dumps(deep)
-
-
 class Holds(Exception):
     def __init__(self, text, lock):
         super().__init__(text)
