@@ -13,7 +13,7 @@ whole batch (`reduction_size`) already contains these weights. Rank r's backward
 
     (1/n) sum_{i in shard r} dl_i/dw,
 
-so only a sum over the ranks is left to do, without a factor; uneven or empty shards are no case.
+so only a sum over the ranks is left to do. Uneven or empty shards need no special case.
 
 Layouts: X[B/dp, ...] -> dW{+dp}, a partial sum on every rank -> all_reduce -> dW.
 

@@ -51,7 +51,7 @@ class BiasBalance(Module):
 
     gate  the weight to whose gradient the load belongs; None: to no one's
     load  how often each expert was chosen in the passes that this gradient is of, drops included:
-          [E], exact
+          [E], exact; zeros as soon as the gradient is dropped
     summed_over  the ranks whose choices it has, if they were summed: as of a parameter's gradient
 
     >>> balance = nn.BiasBalance(3, rate=0.125)
@@ -82,13 +82,14 @@ class BiasBalance(Module):
 
     def forget(self) -> None:
         """Begin anew, with the gradient that comes next."""
-        self.load, self.summed_over = np.zeros(self.bias.size, np.int64), frozenset[int]()
+        self.choices, self.summed_over = np.zeros(self.bias.size, np.int64), frozenset[int]()
         self.begun = self.gradient_number()
 
-    def follow(self) -> None:
-        """Forget the load of a gradient that was dropped."""
+    @property
+    def load(self) -> np.ndarray:
         if self.begun != self.gradient_number():
             self.forget()
+        return self.choices
 
     def counted(self, p: Tensor, chosen: np.ndarray) -> Tensor:
         """Return P, whose gradient will count chosen[n, k], in training and if the gate trains."""
@@ -96,12 +97,11 @@ class BiasBalance(Module):
 
     def count(self, chosen: np.ndarray) -> None:
         """Add chosen[..., k] to the load of the gradient that is being computed."""
-        self.follow()
-        self.load = self.load + np.bincount(chosen.reshape(-1), minlength=len(self.load))
+        self.choices = self.load + np.bincount(chosen.reshape(-1), minlength=self.bias.size)
 
     def move(self) -> None:
         """Raise the bias of experts below the mean load, lower that of those above."""
-        if self.begun != self.gradient_number() and self.load.any():
+        if self.begun != self.gradient_number() and self.choices.any():
             raise ValueError(
                 f"the load of {self.name} belongs to a gradient that was dropped; call move_biases "
                 "before zero_grad(), or move_biases(model, moved=False) after a batch that is "
@@ -119,7 +119,7 @@ class BiasBalance(Module):
 
     def __getstate__(self) -> dict:
         """A copy has no gradient, and so no load."""
-        return vars(self) | {"load": 0 * self.load, "summed_over": frozenset()}
+        return vars(self) | {"choices": 0 * self.choices, "summed_over": frozenset()}
 
 
 def move_biases(model: Module, moved: bool = True) -> None:

@@ -36,9 +36,8 @@ def sum_loads(model: Module, group: Group) -> None:
     be summed again.
     """
     for balance in model.modules(BiasBalance):
-        balance.follow()
-        ranks = summed_ranks(balance, group)
-        balance.load = group.all_reduce(balance.load, label="loads of experts")
+        load, ranks = balance.load, summed_ranks(balance, group)
+        balance.choices = group.all_reduce(load, label="loads of experts")
         balance.summed_over = ranks
 
 
