@@ -85,10 +85,14 @@ class BiasBalance(Module):
         self.choices, self.summed_over = np.zeros(self.bias.size, np.int64), frozenset[int]()
         self.begun = self.gradient_number()
 
-    @property
-    def load(self) -> np.ndarray:
+    def follow(self) -> None:
+        """Forget the load of a gradient that was dropped."""
         if self.begun != self.gradient_number():
             self.forget()
+
+    @property
+    def load(self) -> np.ndarray:
+        self.follow()
         return self.choices
 
     def counted(self, p: Tensor, chosen: np.ndarray) -> Tensor:
