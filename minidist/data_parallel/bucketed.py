@@ -21,7 +21,7 @@ from minidist.backend import Array
 from minidist.comm import Group
 from minidist.nn import Module, Parameter
 from minidist.nn.flat_parameters import flat_slices
-from minidist.replicas import check_replicas, summed_ranks
+from minidist.replicas import check_balance, check_replicas, summed_ranks
 
 
 def plan(parameters: list[Parameter], cap: int) -> list[list[Parameter]]:
@@ -66,7 +66,7 @@ class Bucketed:
             raise ValueError(f"a bucket holds one byte or more, not {cap}")
         check_replicas(model, group, check_weights)
         parameters = [p for p in model.parameters() if p.requires_grad]
-        self.group = group.split(0)  # its collectives run beside those of `group`
+        self.model, self.group = model, group.split(0)  # to run beside collectives of `group`
         self.buckets = plan(parameters, cap) if buckets is None else buckets
         self.bucket_of = {p: b for b, bucket in enumerate(self.buckets) for p in bucket}
         self.broken = False  # whether an error has ended a step
@@ -88,6 +88,7 @@ class Bucketed:
         self.missing, self.launched = [len(bucket) for bucket in self.buckets], 0
         try:
             yield
+            check_balance(self.model, self.group.size)
             self.launch_until(len(self.buckets))
         finally:
             self.missing = None
@@ -96,9 +97,9 @@ class Bucketed:
 
     def wait(self) -> None:
         """Wait for the sums that were begun; then no second thread adds any more."""
-        self.broken = False
         self.orders.wait("the end of all buckets")
         self.replaced.clear()
+        self.broken = False
 
     def drop(self) -> None:
         """Drop the gradients of a step that an error has ended."""

@@ -31,7 +31,7 @@ from minidist.replicas import check_balance, check_statistics, gradient, sum_loa
 def all_reduce_gradients(model: Module, group: Group) -> None:
     """Give every rank the sum of each parameter's gradient over the ranks; None adds zero."""
     check_statistics(model, group.size, loads=True)
-    check_balance(model, group)
+    check_balance(model, group.size)
     for p in summed_once(model.parameters(), group):
         p.grad = group.all_reduce(gradient(p), label=p.name)
     sum_loads(model, group)

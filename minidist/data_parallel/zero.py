@@ -139,7 +139,7 @@ class Zero:
         last  whether this is the step's last micro-batch; stage 1 sums whole gradients until then,
               and copies of the shards are summed then; after an error begin the step again
         """
-        zero_checks.check_not_reduced(self.model, self.shards, self.stage)
+        zero_checks.check_not_reduced(self.model, self.shards, self.stage, self.place[1])
         with self.batches.batch():
             self.next = len(self.shards) - 1
             loss.backward()

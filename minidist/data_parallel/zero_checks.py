@@ -5,6 +5,7 @@ from collections import Counter
 from minidist import nn
 from minidist.data_parallel.layer_shard import LayerShard
 from minidist.nn.flat_parameters import FlatParameters, check_flat, strays
+from minidist.replicas import check_balance
 
 
 def tied_between_layers(model: nn.Module) -> list[nn.Parameter]:
@@ -37,9 +38,13 @@ def check_stage(
         )
 
 
-def check_not_reduced(model: nn.Module, shards: list[LayerShard], stage: int) -> None:
-    """Raise ValueError if stage 1 has summed this step's gradient, or the model has left."""
+def check_not_reduced(model: nn.Module, shards: list[LayerShard], stage: int, ranks: int) -> None:
+    """Raise ValueError if stage 1 has summed this step's gradient already.
+
+    Also if a parameter has left its flat vector, or a balancing loss is of one rank's examples.
+    """
     check_flat(model.parameters(), [s.whole for s in shards])
+    check_balance(model, ranks)
     if stage == 1 and shards[0].parameter.grad is not None:
         raise ValueError(
             "this step's gradient is reduced already; "

@@ -104,7 +104,7 @@ class ExpertParallel(nn.Sequential):
 
     def sum_gradients(self) -> None:
         """Sum over the ranks what is a partial sum: all gradients but those of experts; loads."""
-        check_balance(self, self.group)
+        check_balance(self, self.group.size)
         experts = dict.fromkeys(expert_parameters(self))  # by identity: tensors are not compared
         sum_gradients([p for p in self.parameters() if p not in experts], self.group)
         sum_loads(self, self.group)

@@ -69,12 +69,12 @@ def share_scales_of_stage(model: Module, mesh: Mesh) -> list[Group]:
     return [stage]
 
 
-def check_balance(model: Module, group: Group) -> None:
+def check_balance(model: Module, ranks: int) -> None:
     """Raise ValueError if the balancing loss of the last pass was of a part of the batch alone."""
-    for mixture in mixtures(model) if group.size > 1 else ():
+    for mixture in mixtures(model) if ranks > 1 else ():
         if mixture.balance and mixture.report is not None and not mixture.report.of_part:
             raise ValueError(
-                f"each of {group.size} ranks has a part of the batch, and the balancing loss of "
+                f"each of {ranks} ranks has a part of the batch, and the balancing loss of "
                 f"{mixture.gate.weight.name} is divided by all of it; pass Randomness(seed, step, "
                 "examples, batch=B), with the B of all ranks, and with counted= their total="
             )

@@ -123,9 +123,9 @@ def gradients(
     ValueError if the results of two ranks differ by more than the bound. `cluster`: running ranks
     to use instead of new ones. `device`: where new ranks have the model and all arrays.
     """
-    loss = loss or model.loss
+    record = find(strategy)
     case = Case("given", model, as_array(inputs), as_array(targets), loss, options=options)
-    outcomes = _outcomes(find(strategy), case, size, cluster, transport, device)
+    outcomes = _outcomes(record, case, size, cluster, transport, device)
     found = [outcome.gradients for outcome in outcomes]
     agreement = compare(found, found[0])
     if not agreement.ok:

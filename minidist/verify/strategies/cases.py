@@ -23,6 +23,7 @@ INPUT = "(input)"  # the name under which a floating input's gradient is compare
 class Case:
     """A model and a batch: inputs[B, ...] are tokens or floats, targets fit the loss.
 
+    loss       None: the model's; another one is then the model's, where trainers take it from
     options    further arguments of the strategy's start
     documents  numbers of the documents that share the windows [B, T], see Randomness
     """
@@ -31,10 +32,17 @@ class Case:
     model: nn.Module
     inputs: np.ndarray
     targets: np.ndarray
-    loss: Callable = nn.cross_entropy
+    loss: Callable = None  # type: ignore[assignment]  # __post_init__ replaces None
     seed: int = 0
     options: dict = field(default_factory=dict)
     documents: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if self.loss is None:
+            object.__setattr__(self, "loss", self.model.loss)
+        elif self.loss is not self.model.loss:
+            object.__setattr__(self, "model", copy.copy(self.model))
+            self.model.loss = self.loss
 
     @property
     def batch(self) -> Batch:
@@ -143,9 +151,7 @@ def given(model: nn.Module, inputs, targets, loss: Callable | None, options: dic
     x = x.astype("float64") if x.dtype.kind == "f" else x
     name = f"{type(model).__name__}, {len(x)} examples"
     model = copy.deepcopy(model).astype("float64")
-    if loss is not None:
-        model.loss = loss  # trainers and workers take it from there
-    return Case(name, model, x, as_numpy(targets), model.loss, options=options)
+    return Case(name, model, x, as_numpy(targets), loss, options=options)
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
