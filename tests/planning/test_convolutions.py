@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from minidist import nn
@@ -55,7 +56,7 @@ def test_a_block_sends_what_its_three_terms_say(cluster, B, C, H, W):
         terms = costs.block_bytes(B, C, H, W, 8, size)
         model = nn.CNN(C, 2, (C,), dtype="float64")
         case = STRATEGIES["channel"].cases(1)[0]
-        case = replace(case, model=model, inputs=arrays(B, C, H, W), targets=[0] * B)
+        case = replace(case, model=model, inputs=arrays(B, C, H, W), targets=np.zeros(B, int))
         assert costs.channel_bytes(case, size) == terms["channels"]
         blocks = costs.blocks_of(case, size)
         assert 2 * B * 8 * costs.halo_numbers(blocks[1]) == terms["halos"]

@@ -138,7 +138,7 @@ def test_ranks_weights_are_compared_with_rank_0s_and_its_with_the_models():
     assert verify.against(model, [right] * 3, TOKENS, NEXTS, weights=[state] * 3).ok
     said = words(model, {2: right, 0: right, 1: right}, weights=[state, other, other])
     line = f"ranks 1, 2 have other weights than rank 0, in {name}: not broadcast from rank 0"
-    assert said == f"{line}\nok: all 29 gradients, largest error 0.0e+00"
+    assert said == f"{line}\nthe gradients are right: all 29 gradients, largest error 0.0e+00"
     model.named_parameters()[name].requires_grad = False
     del right[name]
     frozen = words(model, [right] * 2, weights=[state, other])

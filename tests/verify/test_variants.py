@@ -161,7 +161,7 @@ def test_without_a_cause_few_rows_are_printed_and_what_was_tried():
     got = {n: g + 0.1 * arrays(*g.shape, seed=3) for n, g in OURS.items()}
     head, *rows, more, tried = words(transformer(), got).splitlines()
     assert head == "29 of 29 gradients differ" and len(rows) == 5 and more == "  and 24 more"
-    assert tried.endswith(f"other places; {len(VARIANTS)} differences between programs)")
+    assert tried.endswith("other places; known differences between programs)")
 
 
 def test_no_ratio_is_printed_where_the_right_gradient_is_rounding():
