@@ -149,8 +149,8 @@ class MixedPrecision:
         """The float32 copies, one per flat slice, of the weights as they are now.
 
         Weights that something else has changed since the last step, such as load_state, are taken
-        over, and `p.data = array`. What is written to `p.data[...]` is undone, unless
-        `p.home.changed()` follows it.
+        over. What is written to `p.data[...]` is undone, unless `p.home.changed()` follows it:
+        use `p.load(array)`.
         """
         if self.made.behind():
             self.made.follow()

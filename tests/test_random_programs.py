@@ -2,9 +2,8 @@
 
 The reference is one device on which only steps happen, and new weights: it never sees the batch
 that was dropped, the evaluation, the copy that was changed, the backward that broke off, the step
-that was refused; what is frozen is frozen by `freeze`, and arrays are assigned in place. So what a
-disturbance leaves behind is a difference, on one rank, too. Programs that the package refuses in
-words are counted: they are few.
+that was refused; what is frozen is frozen by `freeze`. So what a disturbance leaves behind is a
+difference, on one rank, too. Programs that the package refuses in words are counted: they are few.
 """
 
 import copy
@@ -224,7 +223,7 @@ def on_ranks(group, seed):
         elif event == "assign":
             p = program.model().named_parameters()[name]
             if is_whole(trainer):
-                trainer.named_parameters()[name].data = values_for(p, n)
+                trainer.named_parameters()[name].load(values_for(p, n))
             else:
                 trainer.load_state(trainer.state() | {name: values_for(p, n)})
         elif event == "freeze" and isinstance(trainer, DataParallel | Zero):

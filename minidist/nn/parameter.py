@@ -17,6 +17,10 @@ from minidist.nn.shard import Shard, Slice
 # What belongs to this run and this graph; a copy, a pickle and a part have all else.
 OF_THIS_RUN = {"_data", "home", "grad", "grad_buffer", "creator", "hooks", "summed"}
 OF_THIS_RUN |= {"updated", "loaded", "drops", "keeper"}  # of its clock, and its shard
+IN_A_VECTOR = (
+    "it is a view of a flat vector, which optimizers and strategies update; use p.load(array), "
+    "which writes into it"
+)
 PARTS = "the ranks that hold its parts: pass sum_squares=, which adds up the squares of all ranks"
 
 
@@ -41,7 +45,7 @@ class Home(Protocol):
 class Parameter(Tensor):
     """A leaf with a global name, which knows whether this rank has the whole array.
 
-    data         its array; in a home a view of the home's vector, which `p.data = array` fills
+    data         its array; in a home a view of the home's vector, which `load` fills
     grad         a view of `grad_buffer` after backward, which the next gradient overwrites: copy to
                  keep it
     grad_buffer  its part of the home's gradient vector, or None
@@ -99,22 +103,13 @@ class Parameter(Tensor):
         return part
 
     def assign(self, array: Array) -> None:
-        """Do what `p.data = array` says: what was flattened takes the values where it is.
+        """Do what `p.data = array` says, outside of a flat vector; ValueError in one.
 
-        ValueError if they do not fit the flat vector, or if this rank has not the current value.
+        Optimizers and strategies would go on with what is in the vector.
         """
-        if not hasattr(self, "_data"):
-            self._data = array
-            return
-        if self.elsewhere:
-            raise ValueError(f"{self.name} cannot be assigned here: {self.elsewhere}")
-        if array is self._data:  # after `p.data -= ...`, which has changed it in place
-            self.updated = tick()
-        elif self.home is None:
-            self._data = array
-            self.note_load()
-        else:
-            self.load(self.cast(array))
+        if self.home is not None and array is not self._data:  # which it is after `p.data -= ...`
+            raise ValueError(f"{self.name} cannot be assigned: {self.elsewhere or IN_A_VECTOR}")
+        self._data = array
 
     data = property(lambda self: self._data, assign)
 
@@ -123,8 +118,8 @@ class Parameter(Tensor):
         array = on_device_of(as_array(array), self.data)
         if array.shape != self.shape or not is_float(array.dtype):
             raise ValueError(
-                f"{self.name} is {list(self.shape)} of {self.dtype} in a flat vector, and cannot "
-                f"become {list(array.shape)} of {array.dtype}; make a model of that shape, or call "
+                f"{self.name} is {list(self.shape)} of {self.dtype}, and cannot become "
+                f"{list(array.shape)} of {array.dtype}; make a model of that shape, or call "
                 "model.astype for another dtype"
             )
         with np.errstate(over="ignore"):
@@ -177,8 +172,10 @@ class Parameter(Tensor):
             self.note_sum(over)
 
     def load(self, values: Array) -> None:
-        """Replace the data, in place."""
-        self.data[...] = values
+        """Replace the data, in place. ValueError: they do not fit, or this rank has no data."""
+        if self.elsewhere:
+            raise ValueError(f"{self.name} cannot be loaded here: {self.elsewhere}")
+        self.data[...] = self.cast(values)
         self.note_load()
 
     def note_load(self) -> None:
