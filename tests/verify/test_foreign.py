@@ -204,3 +204,16 @@ def test_a_shape_that_fits_nothing_is_an_error():
     got["head.norm.gain"] = np.zeros(3)
     with pytest.raises(ValueError, match=r"the gradient of head.norm.gain is \[3\], not \[8\]"):
         verify.against(transformer(), got, TOKENS, NEXTS)
+
+
+@pytest.mark.parametrize("spread", [6e-5, 1e-4, 2e-4])
+def test_noise_has_no_cause(spread):
+    """Any sum of examples fits numbers of few digits: it must be nearer than the right sum."""
+    random = np.random.default_rng(0)
+    noisy = {
+        name: (g + spread * abs(g).max() * random.standard_normal(g.shape)).astype("float32")
+        for name, g in gradients(transformer(), TOKENS, NEXTS).items()
+    }
+    for ranks in ([noisy], [noisy] * 2):
+        verdict = verify.against(transformer(), ranks, TOKENS, NEXTS)
+        assert not verdict and verdict.cause is None, verdict

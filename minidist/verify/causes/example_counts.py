@@ -34,14 +34,18 @@ def weights(f: Finding) -> str | None:
 
 
 def _fit(f: Finding, rank: int, columns: np.ndarray) -> np.ndarray | None:
-    """Return the weights that give this rank's wrong elements; None if there are none."""
+    """Return the weights that give this rank's wrong elements; None if there are none.
+
+    They have to be ten times nearer than weights of 1 are: noise has a fit, too, and no cause.
+    """
     off = f.astray[rank]
     A = columns[off] / f.allowed[off, None]
     b = f.flat(f.got[rank])[off] / f.allowed[off]
     if len(A) < 2 * A.shape[1] or not np.isfinite(b).all():
         return None
     w, _, independent, _ = np.linalg.lstsq(A, b, rcond=1e-12)
-    fits = independent == A.shape[1] and np.abs(A @ w - b).max() <= CLOSE
+    off_by, off_without = (np.abs(A @ x - b).max() for x in (w, np.ones_like(w)))
+    fits = independent == A.shape[1] and off_by <= min(CLOSE, off_without / 10)
     return w.round(6 if f.bound == BOUND else 3) + 0.0 if fits else None
 
 
