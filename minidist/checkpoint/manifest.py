@@ -13,7 +13,8 @@ these are (see nn.Slice). Every byte has a checksum: a file's header and each of
 manifest, whose checksum is that of the rest of it.
 
 "about" is what the saver says in addition. Its "run" is a list of names: of the run that saved, the
-last one, and before it of the runs that it has gone on from. No other run saves in the folder.
+last one, and before it of the runs that it has gone on from, each with the step of that checkpoint:
+["1f0c@200", "9a3e"]. No other run saves in the folder.
 """
 
 import json
@@ -70,9 +71,15 @@ def run_at(path: Path) -> list[str]:
 
 
 def is_of(path: Path, run: list[str]) -> bool:
-    """Return whether a checkpoint is of a run, or of one that it went on from, or does not say."""
+    """Return whether a checkpoint is of a run, or of one that it went on from, or does not say.
+
+    What another run has saved after the step at which this one left it is not of this run.
+    """
     names = run_at(path)
-    return not names or names[-1] in run
+    if not names or names[-1] in run:
+        return True
+    left = dict(name.rsplit("@", 1) for name in run if re.search(r"@\d+$", name))
+    return names[-1] in left and int(path.name.rsplit("-", 1)[1]) <= int(left[names[-1]])
 
 
 def folder_of(step: int) -> str:

@@ -76,8 +76,10 @@ class Keep:
 
     def run(self, saved: Saved | None) -> list[str]:
         """Return the names of a run that goes on from what was saved, see manifest.py."""
-        before = [] if saved is None else saved.run
-        return [*(name for name in before if name != self.name), self.name]
+        if saved is None:
+            return [self.name]
+        *before, last = saved.run
+        return [*before, *([] if last == self.name else [f"{last}@{saved.step}"]), self.name]
 
 
 def description_in(saved: Saved) -> dict | None:

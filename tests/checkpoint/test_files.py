@@ -493,6 +493,18 @@ def test_no_run_saves_where_another_one_has_saved(two):
         checkpoint.save(two, state(30), 30, **by("", "a"))
 
 
+def test_a_run_has_what_another_saved_until_it_left_that_one_and_no_later_work(tmp_path):
+    """b goes on from a's step 20; a is alive, and saves 30: that is not b's to remove."""
+    for step in (20, 30):
+        checkpoint.save(tmp_path, state(step), step, **by("a"))
+    for step in (45, 70):
+        with pytest.raises(ValueError, match=f"step-00000030 {OTHER}"):
+            checkpoint.save(tmp_path, state(step), step, **by("a@20", "b"))
+    checkpoint.save(tmp_path, state(45), 45, **by("a@30", "b"))
+    with pytest.raises(ValueError, match=f"step-00000045 {OTHER}"):
+        checkpoint.save(tmp_path, state(60), 60, **by("a"))
+
+
 @pytest.mark.parametrize("run, message", [({}, "is there already"), (by("b"), OTHER)])
 def test_what_another_run_saves_before_the_lock_is_there_is_not_removed(
     tmp_path, monkeypatch, run, message
