@@ -138,11 +138,26 @@ def options_of(function: Callable) -> tuple[list[str], bool]:
     return known, any(a.kind is a.VAR_KEYWORD for a in arguments)
 
 
-def check_writable(folder, what: str) -> None:
-    """Raise ValueError if no file can be made in a folder: tried, before the work is done."""
-    from tempfile import TemporaryFile  # here: `minidist --help` is faster without it
+def check_writable(path, what: str, folder: bool = False) -> None:
+    """Raise ValueError if a file cannot be written, or files in a folder: before the work is done.
 
+    It tries to make a file beside the one of this path, or in the folder.
+
+    folder  whether the path is that of a folder, which is made if it is missing
+    """
+    import os  # here: `minidist --help` is faster without these
+    from pathlib import Path
+    from tempfile import TemporaryFile
+
+    path = Path(path)
     try:
-        TemporaryFile(dir=folder).close()
+        above = path.absolute().parents
+        there = next(p for p in (path, *above) if p.exists()) if folder else path.parent
+        if not folder and not there.is_dir():
+            raise ValueError(f"cannot write {what}: there is no folder {str(there)!r}")
+        if not folder and (path.is_dir() or (path.exists() and not os.access(path, os.W_OK))):
+            raise ValueError(f"cannot write {what}; use a file in a folder of yours")
+        TemporaryFile(dir=there).close()
     except OSError as error:
-        raise ValueError(f"cannot write {what}: {error.strerror}") from error
+        words = f"cannot write {what}: {error.strerror}; use a folder of yours"
+        raise ValueError(words) from error

@@ -37,7 +37,7 @@ class Keep:
     """Where a run saves, after how many steps, and whether it goes on from what is there.
 
     step  of another checkpoint than the newest, to go on from: newer ones are set aside
-    name  of the run; that of the first rank is taken
+    name  of the run; rank 0's name is taken
     """
 
     folder: str
@@ -51,13 +51,11 @@ class Keep:
         if self.step is not None and not self.resume:
             raise ValueError(f"a run goes on from step {self.step} only with resume=True")
 
-    def saved(self, description: dict, defaults: Mapping) -> Saved | None:
-        """Return what the run goes on from, None if it begins.
+    def check(self) -> None:
+        """Raise ValueError if a run cannot save here.
 
-        defaults  of the settings that the program which has saved did not know
-
-        ValueError if the folder has a checkpoint and the run does not go on from it, if it is of a
-        run with another description, or if nothing can be written there.
+        That is: if the folder has a checkpoint from which the run does not go on, or if nothing can
+        be written there.
         """
         whole = manifest.whole_ones(Path(self.folder))
         if whole and not self.resume:
@@ -65,13 +63,20 @@ class Keep:
                 f"{self.folder} has a checkpoint of step {max(whole)}; go on from it with "
                 "--resume, or use another folder"
             )
-        saved = None
-        if self.resume:
-            saved = Saved.newest(self.folder, self.step)
-            check_description(saved, description, defaults)
-        folder = Path(self.folder).absolute()
-        there = next(path for path in (folder, *folder.parents) if path.exists())
-        check_writable(there, f"to the folder {self.folder}")
+        check_writable(self.folder, f"to the folder {self.folder}", folder=True)
+
+    def saved(self, description: dict, defaults: Mapping) -> Saved | None:
+        """Return what the run goes on from, None if it begins.
+
+        defaults  for settings that are newer than the program that saved
+
+        ValueError as from `check`, or if the checkpoint is of a run with another description.
+        """
+        self.check()
+        if not self.resume:
+            return None
+        saved = Saved.newest(self.folder, self.step)
+        check_description(saved, description, defaults)
         return saved
 
     def run(self, saved: Saved | None) -> list[str]:

@@ -44,7 +44,7 @@ def save(
     """Write a checkpoint; it counts once its manifest is there. Keep it and the one before.
 
     state  arrays by name, or this rank's parts of them. All ranks of the group call this
-    about  what the manifest says in addition, JSON; that of the first rank is taken. Its "run" is
+    about  what the manifest says in addition, JSON; rank 0's is taken. Its "run" is
            whose checkpoints these are (manifest.py)
 
     ValueError, on every rank and before anything is written, if the folder has a checkpoint of this

@@ -175,12 +175,12 @@ def _run(given: argparse.Namespace) -> int:
     A command that starts ranks as it likes is refused where a launcher has started several of it.
     """
     parser_of(given.command).parse_args(given.arguments, given)
-    chosen = any(argument.split("=")[0] == "--transport" for argument in given.arguments)
-    if not chosen and getattr(given, "transport", None) is not None:
+    if getattr(given, "transport", "") is None:
         from minidist.comm.launchers import copies  # needs NumPy, as such a command does
 
         if words := copies("--transport {}"):
             raise ValueError(words)  # in each: the first that ends may end all others
+        given.transport = "process"
     return given.run(given)
 
 

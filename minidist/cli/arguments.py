@@ -125,9 +125,8 @@ def add_timeout(parser: argparse._ActionsContainer) -> None:
 
 def add_transport(parser: argparse._ActionsContainer) -> None:
     words = "what a rank is; mpi: started by `mpiexec -n N minidist ...`; nccl: a process with a "
-    words += "GPU of its own"
-    names = ["process", "thread", "mpi", "nccl"]
-    add_option(parser, "--transport", words, choices=names, default=names[0])
+    words += "GPU of its own (default: process)"
+    add_option(parser, "--transport", words, choices=["process", "thread", "mpi", "nccl"])
 
 
 def add_device(parser: argparse._ActionsContainer) -> None:

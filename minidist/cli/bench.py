@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--transport",
         choices=["mpi"],
+        default="",
         help="measure the ranks of `mpiexec -n N minidist bench --transport mpi`, without peers",
     )
     for name, (usual, most, meaning) in GPU_SIZES.items():

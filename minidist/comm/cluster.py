@@ -105,8 +105,9 @@ def run(
 
     worker        any function, also of a script or a notebook cell; it is sent by value, as are
                   args and results
-    transport     "process": a process of this machine, at most 123 of them (the default, which
-                  says so where torchrun, srun or mpiexec has started several such programs)
+    transport     "process": a process of this machine, at most 123 of them (the default; where
+                  torchrun, srun or mpiexec has started several such programs, a warning is
+                  printed, while a command of minidist stops)
                   "thread": a thread of this process, for a debugger
                   "mpi": the processes that mpiexec has started. Each calls this and gets the
                   results; all ranks run the worker of process 0, with its arguments

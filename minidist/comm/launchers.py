@@ -1,6 +1,7 @@
-"""Who has started this process: torchrun, srun or mpiexec start copies, which only MPI makes ranks.
+"""Which launcher has started this process.
 
-Each copy of a program that calls `run` starts ranks of its own, and trains a model of its own.
+torchrun, srun and mpiexec start copies of a program; only MPI makes them ranks. Each copy of a
+program that calls `run` starts ranks of its own, and trains a model of its own.
 """
 
 import os
@@ -13,12 +14,16 @@ LAUNCHERS = [  # name, variables with the number of this process and with how ma
     ("mpiexec", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("srun", "SLURM_PROCID", "SLURM_NTASKS"),
-    ("mpiexec", "PMIX_RANK", ""),  # does not say how many: this one, and those before it
+    ("mpiexec", "PMIX_RANK", ""),  # how many is not known: this one, and those before it
 ]
 
 
 def launched() -> tuple[str, int, int]:
-    """Return what has started this process, as which number, and how many; ("", 0, 1): no other."""
+    """Return what has started this process, as which number, and how many; ("", 0, 1): no other.
+
+    With PMIX_RANK alone, the first process does not know of the others; each of these gets number
+    0, as if it were the first, so that it warns.
+    """
     known = os.environ
     script = "SLURM_JOB_ID" in known and "SLURM_STEP_ID" not in known  # which runs once
     within = "PMI_SIZE" in known or "OMPI_COMM_WORLD_SIZE" in known  # srun has started mpiexec's

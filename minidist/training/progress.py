@@ -10,7 +10,6 @@ The log is CSV. A row is written when its step is done, so an interrupted run ha
     rank        this rank: 0, or with servers the first worker
 """
 
-import os
 import re
 import sys
 import threading
@@ -29,9 +28,7 @@ HEAD = "step,loss,lr,seconds,bytes_sent,rank"
 def rows_of(log: str | Path) -> list[str]:
     """Return the rows of a log, none if there is no file; ValueError if it cannot be written."""
     path = Path(log)
-    if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
-        raise ValueError(f"cannot write the log {str(path)!r}; use a file in a folder of yours")
-    check_writable(path.parent, f"the log {str(path)!r}")
+    check_writable(path, f"the log {str(path)!r}")
     lines = path.read_text("utf-8", "replace").splitlines() if path.exists() else []
     if lines and lines[0] != HEAD:
         raise ValueError(f"{str(path)!r} is not a log of `minidist train`; use another file")

@@ -78,7 +78,7 @@ def train_with_servers(
     log     the file in which the first worker writes a row per minibatch, see progress.py
     """
     if folder is not None:
-        checkpoint.Keep(folder).saved({}, {})  # refused before the first step, not at the end
+        checkpoint.Keep(folder).check()  # refused before the first step, not at the end
     model = model_of(data, settings).to(group.device)
     role, losses = serve_or_work(group, model, examples_of(data, settings), settings, plan, log)
     if folder is not None:

@@ -19,9 +19,7 @@ def check_path(path: str | Path, what: str = "a timeline", endings: Iterable[str
     path = Path(path)
     if path.suffix not in endings:
         raise ValueError(f"{what} is a file *{', *'.join(endings)}, not {str(path)!r}")
-    if not path.parent.is_dir():
-        raise ValueError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
-    check_writable(path.parent, repr(str(path)))
+    check_writable(path, repr(str(path)))
     if path.suffix in FIGURES:
         style.pyplot()
     return path.suffix
