@@ -49,9 +49,14 @@ def gather_in(block: int | None) -> Gather:
     return gather_whole if block is None else QuantizedGather(block)
 
 
+def size_of_block(block: int, n: int) -> int:
+    """Return the elements of each block of an array of n elements: at most n, and at least 1."""
+    return max(1, min(block, n))
+
+
 def quantize(w: Array, block: int) -> tuple[Array, Array]:
     """Return the levels [n] of w [n], int8, and the scales [ceil(n / block)], float32 or wider."""
-    block = max(1, min(block, w.size))
+    block = size_of_block(block, w.size)
     xp, wide, blocks = array_module(w), widen(w), -(-w.size // block)
     whole = xp.zeros(blocks * block, wide.dtype)
     whole[: w.size] = wide
@@ -64,6 +69,6 @@ def quantize(w: Array, block: int) -> tuple[Array, Array]:
 
 def dequantize(levels: Array, scales: Array, block: int) -> Array:
     """Return the numbers [n] of levels [n] and the scales of their blocks, in the scales' dtype."""
-    block = min(block, levels.size)
+    block = size_of_block(block, levels.size)
     of_each = array_module(levels).broadcast_to(scales[:, None], (scales.size, block))
     return levels * of_each.reshape(-1)[: levels.size]

@@ -44,9 +44,9 @@ DISPATCHES = "rows", "positions"
 ELSEWHERE = "another rank holds this expert; use state() of the split model"
 
 
-def expert_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters of the experts that this rank holds."""
-    return [p for m in nn.mixtures(module) for expert in m.experts for p in expert.parameters()]
+def expert_parameters(module: nn.Module) -> dict[nn.Parameter, None]:
+    """Return the parameters of the experts of this rank, in order; `in` asks by identity."""
+    return dict.fromkeys(p for m in nn.mixtures(module) for e in m.experts for p in e.parameters())
 
 
 def keep_own_experts(model: nn.Module, group: Group, dispatch: str = "rows") -> None:
@@ -105,7 +105,7 @@ class ExpertParallel(nn.Sequential):
     def sum_gradients(self) -> None:
         """Sum over the ranks what is a partial sum: all gradients but those of experts; loads."""
         check_balance(self, self.group.size)
-        experts = dict.fromkeys(expert_parameters(self))  # by identity: tensors are not compared
+        experts = expert_parameters(self)
         sum_gradients([p for p in self.parameters() if p not in experts], self.group)
         sum_loads(self, self.group)
         for p in experts:

@@ -72,8 +72,10 @@ def matches(model: nn.Module, names: Names | None = None) -> list[Match]:
         theirs = f"{place}.{renamed.get(p, last)}"
         found += [Match(name, t, p in turned) for t in _replaced(theirs, name, names)]
         known |= dict.fromkeys([*accumulate(place.split("."), "{}.{}".format), name])
-    for name in names:
+    for name, new in names.items():
         check_name("name of ours", name, known)
+        if not new and not isinstance(new, str):
+            raise ValueError(f"names[{name!r}] is empty; give PyTorch's name, or several")
     return found
 
 
@@ -83,7 +85,7 @@ def _replaced(theirs: str, ours: str, names: Names) -> list[str]:
         return [theirs]
     longest = max(first, key=len)
     new, rest = names[longest], "" if longest == ours else theirs[len(longest) :]
-    return [f"{name}{rest}" for name in ([new] if isinstance(new, str) else new or [""])]
+    return [f"{name}{rest}" for name in ([new] if isinstance(new, str) else new)]
 
 
 def _by_parameter(table: list[Match]) -> Iterator[tuple[str, list[Match]]]:
@@ -107,23 +109,22 @@ def from_torch(
     model: nn.Module,
     arrays: Mapping,
     names: Names | None = None,
-    trained: bool = False,
     only: Container[str] | None = None,
 ) -> dict[str, np.ndarray]:
     """Return {our name: array} of PyTorch's {name: tensor or array}: a state_dict, or gradients.
 
-    trained  leave out what is frozen; None is then a gradient of zeros
-    only     leave out all but these names of ours
+    only  leave out all but these names of ours
 
-    ValueError where a parameter has no array, an array no parameter, or another shape. Left out
-    are a tied weight's second name, BatchNorm's num_batches_tracked, and wrappers' words in names.
+    None stands for a gradient of zeros. ValueError where a parameter has no array, an array no
+    parameter, or another shape. Left out are a tied weight's second name, BatchNorm's
+    num_batches_tracked, and wrappers' words in names.
     """
     table, parameters = matches(model, names), model.named_parameters()
     arrays = {
         name: a for name, a in _unwrapped(arrays, table).items() if not name.endswith(TRACKED)
     }
     if only is None:
-        only = {name for name, p in parameters.items() if p.requires_grad or not trained}
+        only = set(parameters)
     others = {match.theirs for match in table if match.ours not in only}
     table = [match for match in table if match.ours in only]
     arrays = {name: a for name, a in arrays.items() if name not in others}
@@ -178,7 +179,8 @@ def gradients(
 ) -> dict[str, np.ndarray]:
     """Return {our name: gradient} of a PyTorch module after backward; zeros where it has none."""
     theirs = {name: p.grad for name, p in module.named_parameters()}
-    return from_torch(model, theirs, names, trained=True)
+    only = {name for name, p in model.named_parameters().items() if p.requires_grad}
+    return from_torch(model, theirs, names, only)
 
 
 def of_ranks(module: "torch.nn.Module") -> dict[str, list[dict]]:

@@ -13,7 +13,7 @@ keep a balance without a loss: bias_balance.py.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -23,11 +23,11 @@ from minidist.autograd import Function, Tensor, functions
 from minidist.autograd.kernels import rows_of, sum_into_rows
 from minidist.autograd.recording import is_recording
 from minidist.backend import Array, array_module, on_device_of, sum_over, to_host
-from minidist.errors import check_number
+from minidist.errors import check_number, check_sizes
 from minidist.nn.bias_balance import BiasBalance
 from minidist.nn.feed_forward import Expert
 from minidist.nn.linear import Linear
-from minidist.nn.module import Module, check_sizes
+from minidist.nn.module import Module
 from minidist.nn.router import Routing, check_groups, choose, route, rows_of_capacity
 from minidist.rng import Randomness
 
@@ -89,13 +89,14 @@ class Report:
     routing  of these positions
     dropped  choices beyond the capacity, per expert, [E]
     balance  this pass's part of the balancing loss: parts of one batch add up to the whole
-    of_part  whether it was told of what batch it has a part (Randomness.batch), or only evaluated
+    knows_batch
+             whether Randomness said how large the whole batch is, or the pass was only evaluated
     """
 
     routing: Routing
     dropped: np.ndarray
     balance: float
-    of_part: bool = False
+    knows_batch: bool = False
 
     @property
     def load(self) -> np.ndarray:
@@ -245,7 +246,7 @@ class MixtureOfExperts(Module):
         counted = randomness.positions_that_count(len(chosen), T)
         whole = self.gather_choices(chosen, randomness)
         capacity = rows_of_capacity(self.capacity, self.top_k, whole.shape[1], experts)
-        routing = replace(route(whole, experts, capacity), counted=to_host(counted))
+        routing = route(whole, experts, capacity, to_host(counted))
         return routing, routing if held is None else routing.at(held.indices)
 
 

@@ -28,17 +28,13 @@ class Routing:
     experts  their number, E
     chosen   [B, T, k], the experts of each position, best first
     kept     [B, T, k], whether a choice is within the expert's capacity
-    counted  [B, T], whether a position counts in the balance of experts; by default all do
+    counted  [B, T], whether a position counts in the balance of experts
     """
 
     experts: int
     chosen: np.ndarray
     kept: np.ndarray
-    counted: np.ndarray = None  # type: ignore[assignment]  # __post_init__ replaces None
-
-    def __post_init__(self) -> None:
-        if self.counted is None:
-            object.__setattr__(self, "counted", np.ones(self.chosen.shape[:2], bool))
+    counted: np.ndarray
 
     @property
     def counts(self) -> np.ndarray:
@@ -94,20 +90,28 @@ def check_groups(experts: int, k: int, groups: int, most_groups: int) -> None:
         )
 
 
-def route(chosen: np.ndarray, experts: int, capacity: int | None = None) -> Routing:
+def route(
+    chosen: np.ndarray,
+    experts: int,
+    capacity: int | None = None,
+    counted: np.ndarray | None = None,
+) -> Routing:
     """Return the routing of chosen[B, T, k], given how many rows of an example an expert takes.
+
+    counted  [B, T], see Routing; None: all positions count
 
     An expert's queue is in the order of positions. So only earlier positions decide what is
     dropped, and the model stays causal. (In GShard's order, algorithm 1, all first choices come
     before all second ones: there a later token may drop an earlier one's second choice.)
     """
+    counted = np.ones(chosen.shape[:2], bool) if counted is None else counted
     if capacity is None:
-        return Routing(experts, chosen, np.ones(chosen.shape, bool))
+        return Routing(experts, chosen, np.ones(chosen.shape, bool), counted)
     B, T, k = chosen.shape
     queue = chosen.reshape(B, T * k, 1)
     length = np.cumsum(one_hot(queue[..., 0], experts), axis=1)  # with this choice in it
     place = np.take_along_axis(length, queue, axis=2) - 1
-    return Routing(experts, chosen, place.reshape(B, T, k) < capacity)
+    return Routing(experts, chosen, place.reshape(B, T, k) < capacity, counted)
 
 
 def one_hot(indices: np.ndarray, size: int) -> np.ndarray:

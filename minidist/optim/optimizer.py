@@ -78,7 +78,7 @@ class Optimizer:
         self.trains = {p: p.requires_grad for p in parameters}
         self.parameters = [p for p, trains in self.trains.items() if trains]
         for p in self.parameters:
-            if getattr(p, "elsewhere", None):
+            if p.elsewhere:
                 raise ValueError(f"{p.name} cannot be optimized here: {p.elsewhere}")
         self.slices = flat_slices(self.parameters)
         self.homes = list(dict.fromkeys(s.home for s in self.slices))

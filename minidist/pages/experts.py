@@ -47,7 +47,8 @@ def answer(ranks: int, experts: int, k: int, capacity: str, skew: int) -> dict:
     report, ends = mixture.report, split_ends(experts, ranks)
     assert report is not None
     parts = zip(routing.chosen, routing.kept, strict=True)  # an example each
-    rows = np.array([Routing(experts, chosen, kept).load for chosen, kept in parts])  # [N, E]
+    counted = np.ones(TOKENS, bool)
+    rows = np.array([Routing(experts, *part, counted).load for part in parts])  # [N, E]
     away = int(away_from_home(rows[:, None]).item())  # of one block
     own = list(enumerate(pairwise(ends)))  # the run of experts of each rank
     found = given | {

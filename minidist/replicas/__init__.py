@@ -17,7 +17,6 @@ from minidist.replicas.gradients import (
 from minidist.replicas.statistics import (
     check_balance,
     check_statistics,
-    scaled_whole,
     share_scales,
     share_scales_of_stage,
     sum_loads,
@@ -45,7 +44,6 @@ __all__ = [
     "from_holders",
     "gradient",
     "load_own",
-    "scaled_whole",
     "shapes_of",
     "share_scales",
     "share_scales_of_stage",

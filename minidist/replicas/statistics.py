@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
-from minidist.autograd.eight_bits import own_scale
+from minidist.autograd.eight_bits import EightBits, own_scale
 from minidist.comm import Group, Mesh
 from minidist.nn import BatchNorm, BiasBalance, Module, Parameter, mixtures
 from minidist.replicas.gradients import summed_ranks
@@ -17,9 +17,9 @@ def check_all_share(name: str, ranks: Iterable[int], group: Group, call: str) ->
     """Raise ValueError if the group leaves out ranks that have one statistic with this one."""
     if left_out := set(ranks) - set(group.members):
         raise ValueError(
-            f"{name} adds up over the ranks {list(ranks)}, and would leave out "
+            f"{name} is shared by the ranks {list(ranks)}, and this group leaves out "
             f"{sorted(left_out)}; call {call} last, with a group of all ranks that hold parts of "
-            "the batch, such as mesh.over('dp', 'tp')"
+            "the batch or of the array"
         )
 
 
@@ -41,9 +41,10 @@ def sum_loads(model: Module, group: Group) -> None:
         balance.summed_over = ranks
 
 
-def scaled_whole(parameters: Iterable[Parameter]) -> list[Parameter]:
-    """Return those whose products have one scale for each array: EightBits(block=None)."""
-    return [p for p in parameters if p.product is not None and p.product.block is None]
+def one_scale_each(parameters: Iterable[Parameter]) -> list[tuple[Parameter, EightBits]]:
+    """Return those whose products have one scale for each array, EightBits(block=None), and it."""
+    products = [(p, p.product) for p in parameters if p.product is not None]
+    return [(p, product) for p, product in products if product.block is None]
 
 
 def share_scales(parameters: Iterable[Parameter], group: Group) -> None:
@@ -53,16 +54,15 @@ def share_scales(parameters: Iterable[Parameter], group: Group) -> None:
            used by the thread that computes, and by no other one
     """
     share = partial(group.all_reduce, op="max", label="scale")
-    for p in scaled_whole(parameters):
-        assert p.product is not None
-        if not set(group.members) <= set(p.product.ranks):
-            check_all_share(f"the scale of {p.name}", p.product.ranks, group, "share_scales")
-            p.product = replace(p.product, share=share, ranks=tuple(group.members))
+    for p, product in one_scale_each(parameters):
+        if not set(group.members) <= set(product.ranks):
+            check_all_share(f"the scale of {p.name}", product.ranks, group, "share_scales")
+            p.product = replace(product, share=share, ranks=tuple(group.members))
 
 
 def share_scales_of_stage(model: Module, mesh: Mesh) -> list[Group]:
     """Let the ranks of a stage share scales, if there are any to share; return their group."""
-    if not scaled_whole(model.parameters()):
+    if not one_scale_each(model.parameters()):
         return []
     stage = mesh.over("dp", "cp", "tp").split(0)  # for the thread that computes
     share_scales(model.parameters(), stage)
@@ -72,7 +72,7 @@ def share_scales_of_stage(model: Module, mesh: Mesh) -> list[Group]:
 def check_balance(model: Module, ranks: int) -> None:
     """Raise ValueError if the balancing loss of the last pass was of a part of the batch alone."""
     for mixture in mixtures(model) if ranks > 1 else ():
-        if mixture.balance and mixture.report is not None and not mixture.report.of_part:
+        if mixture.balance and mixture.report is not None and not mixture.report.knows_batch:
             raise ValueError(
                 f"each of {ranks} ranks has a part of the batch, and the balancing loss of "
                 f"{mixture.gate.weight.name} is divided by all of it; pass Randomness(seed, step, "
@@ -96,8 +96,8 @@ def check_statistics(
         )
     if max(ranks, micro_batches) == 1:
         return
-    for p in scaled_whole(model.parameters()):
-        if micro_batches > 1 or (p.product is not None and p.product.share is own_scale):
+    for p, product in one_scale_each(model.parameters()):
+        if micro_batches > 1 or product.share is own_scale:
             raise ValueError(
                 f"the scales of {p.name} are of whole arrays, not of the parts on one of {ranks} "
                 f"ranks, or in one of {micro_batches} micro-batches; use one micro-batch and call "

@@ -144,6 +144,11 @@ def test_the_longest_name_wins():
     assert [m.theirs for m in table] == ["net.0.weight", "net.0.bias", "head.weight", "b"]
 
 
+def test_a_list_of_no_names_is_refused():
+    with pytest.raises(ValueError, match=r"names\['layers.1'\] is empty; give"):
+        interop.matches(nn.MLP([2, 3, 4]), {"layers.1": []})
+
+
 def test_a_missing_name_says_which_are_left():
     with pytest.raises(ValueError, match=r"no 'layers.0.weight' .* but '0.bias', '0.weight', '2"):
         interop.load(nn.MLP([5, 7, 4]), sequential())

@@ -275,6 +275,7 @@ def test_what_cannot_be_routed_is_refused(options, words):
 
 
 def test_a_routing_is_cut_by_positions():
-    routing = Routing(2, np.array([[[0], [1], [1]]]), np.array([[[True], [True], [False]]]))
+    chosen, kept = np.array([[[0], [1], [1]]]), np.array([[[True], [True], [False]]])
+    routing = Routing(2, chosen, kept, np.ones((1, 3), bool))
     part = routing.at(np.array([0, 2]))
     assert part.load.tolist() == [1, 0] and part.counts.tolist() == [[1, 1]]

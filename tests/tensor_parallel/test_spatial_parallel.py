@@ -204,7 +204,7 @@ def rows_and_examples(group, statistics):
 def test_rows_go_with_examples_if_statistics_are_of_all_ranks(cluster):
     check(cluster(4, "thread").run(rows_and_examples, "of both"))
     for statistics in "examples, then rows", "rows, then examples":
-        words = "stem.norm adds up over the ranks .*, and would leave out .*; call sync_batch_norm"
+        words = "stem.norm is shared by the ranks .*, and this group leaves out .*; call sync_batch"
         with pytest.raises(RankFailed, match=words):
             cluster(4, "thread").run(rows_and_examples, statistics)
 

@@ -7,7 +7,7 @@ from minidist.autograd import Tensor
 from minidist.comm import Group
 from minidist.pipeline_parallel import branch_placement
 from minidist.planning.costs import branch_placement as costs
-from minidist.rng import Randomness, generator
+from minidist.rng import generator
 from minidist.verify.strategies.cases import INPUT, Case, collect, of_kind
 from minidist.verify.strategies.job import Arrays, Job, OnLoss, gradient_of
 from minidist.verify.strategies.record import SIAMESE, Costs, Strategy
@@ -38,7 +38,7 @@ class Branches(Job):
                 self.group,
                 case.loss,
                 case.total,
-                Randomness(case.seed, 0, part),
+                case.randomness(part),
             )
         branch_placement.all_reduce_shared(self.model, self.group)
 
