@@ -136,9 +136,9 @@ def on_gloo(group, leave_gradients, module, store):
 def compared(leave_gradients, module):
     with tempfile.TemporaryDirectory() as folder:
         store = f"file://{folder}/store"
-        found = cluster.run(on_gloo, leave_gradients, module, store, timeout=300)[0]
-    verdict = verify.against(model, inputs=tokens, targets=nexts, names=names, **found)
-    return found["gradients"], verdict
+        collected = cluster.run(on_gloo, leave_gradients, module, store, timeout=300)[0]
+    verdict = verify.against(model, inputs=tokens, targets=nexts, names=names, **collected)
+    return collected["gradients"], verdict
 
 
 cluster = Cluster(N)
@@ -156,7 +156,7 @@ assert verdict  # all that a test of yours needs
 # **A parameter without its all_reduce.** Here the ranks sum without DDP, and forget the first
 # parameter, as happens to one that is registered late, or whose gradient was None.
 #
-# **Weights that were not broadcast.** The ranks begin with a bias of their own: their sum is one of
+# **Weights that were not broadcast.** Each rank begins with another bias, so the sum mixes
 # gradients of different models.
 #
 # **Another gelu.** All collectives are right, and the model is not quite the one you meant.
@@ -188,8 +188,8 @@ for block in erf.h:
     block.approximate = "none"
 
 
-def cosine(found):  # of the angle between rank 0's gradient and the right one
-    a, b = (torch.cat([g.flatten() for g in ranks[0].values()]) for ranks in (found, good))
+def cosine(gradients):  # of the angle between rank 0's gradient and the right one
+    a, b = (torch.cat([g.flatten() for g in ranks[0].values()]) for ranks in (gradients, good))
     return float(a @ b / (a.norm() * b.norm()))
 
 
@@ -199,9 +199,9 @@ for leave_gradients, trained, words in [
     (not_broadcast, module, "ranks 1, 2, 3 have other weights than rank 0, in head.norm.bias"),
     (right, erf, "the gelu is the erf form"),
 ]:
-    found, verdict = compared(leave_gradients, trained)
-    print(f"\ncosine to the right gradient {cosine(found):.6f}\n{verdict}")
-    assert not verdict and words in str(verdict) and cosine(found) > 0.9
+    gradients, verdict = compared(leave_gradients, trained)
+    print(f"\ncosine to the right gradient {cosine(gradients):.6f}\n{verdict}")
+    assert not verdict and words in str(verdict) and cosine(gradients) > 0.9
 cluster.close()
 
 # %% [markdown]

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from minidist.dtypes import is_half, widen
+from minidist.dtypes import Array, is_half, widen
 from minidist.events import Clock
 
-Array = Any  # numpy.ndarray or cupy.ndarray
 DEVICES = ("cpu", "gpu", "gpu:N")
 
 
@@ -248,7 +247,8 @@ def add_at(out: Array, index, x: Array) -> None:
     """out[index] += x where repeats add up, in float32 and rounded once for half precision."""
     total = widen(out)
     array_module(x).add.at(total, index, widen(x))
-    into(out if total is not out else None, total)
+    if total is not out:
+        out[...] = total
 
 
 def matmul(a: Array, b: Array, out: Array | None = None) -> Array:

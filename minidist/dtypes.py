@@ -1,4 +1,4 @@
-"""Which numbers are taken, and in which ones is computed: floats, and indices that are integers.
+"""Which number types are accepted, and in which type sums are computed.
 
 Half precision, float16 or bfloat16, is for storage only. Sums are in float32, and rounded once.
 """

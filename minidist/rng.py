@@ -59,7 +59,7 @@ class Randomness:
     counted      the positions that count in the balance of experts, booleans [B, T] of whole
                  sequences: not those of padding; None: all
     total        number of them in the whole update, over all ranks and micro-batches; by default
-                 those of `counted`
+                 the number of True in `counted`
     copies       the examples on each GPU that hashed a mask, by device number: they travel once
     """
 
@@ -84,7 +84,7 @@ class Randomness:
         for name, array in {"documents": self.documents, "counted": self.counted}.items():
             if array is not None and (array.ndim != 2 or len(array) != len(examples)):
                 raise ValueError(
-                    f"{name} {list(array.shape)} are not those of {len(examples)} examples; "
+                    f"{name} {list(array.shape)} do not fit {len(examples)} examples; "
                     f"give the numbers [{len(examples)}, T] of all positions of whole sequences"
                 )
 
@@ -161,6 +161,6 @@ def check_length(name: str, array: np.ndarray, T: int) -> None:
     """Raise ValueError unless Randomness has something for each position of whole sequences."""
     if array.shape[1] != T:
         raise ValueError(
-            f"Randomness has {name} {list(array.shape)} for sequences of {T} positions; give the "
-            "number of every position of the whole sequence"
+            f"Randomness has {name} {list(array.shape)} for sequences of {T} positions; give "
+            "one entry for every position of the whole sequence"
         )

@@ -119,5 +119,5 @@ def test_a_document_ends_where_its_number_changes():
 
 @pytest.mark.parametrize("shape", [(3, 4), (2,), (2, 4, 1)])
 def test_documents_have_a_row_for_each_example(shape):
-    with pytest.raises(ValueError, match=r"are not those of 2 examples; give the numbers \[2, T\]"):
+    with pytest.raises(ValueError, match=r"do not fit 2 examples; give the numbers \[2, T\]"):
         Randomness(0, 0, np.arange(2), documents=np.zeros(shape, int))

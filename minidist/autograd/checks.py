@@ -12,6 +12,7 @@ from minidist.dtypes import is_float, whole_numbers
 from minidist.errors import check_number
 
 NUMBERS = (float, int)
+EXPONENT = "an exponent is a number; for a tensor b write a ** b as exp(b * log(a))"
 
 
 class Leaf(Protocol):
@@ -42,15 +43,15 @@ def numbers(x, requires_grad: bool) -> Array:
         x = x.data
     x = as_array(x)
     if not is_float(x.dtype) and (requires_grad or x.dtype.kind not in "iub"):
-        what = "only floats have gradients" if requires_grad else "a tensor holds real numbers"
-        raise ValueError(f"{what}, not {x.dtype}; use .astype")
+        rule = "only floats have gradients" if requires_grad else "a tensor holds real numbers"
+        raise ValueError(f"{rule}, not {x.dtype}; use .astype")
     return x
 
 
 def no_comparison(*_: object) -> NoReturn:
     raise ValueError(
-        "tensors are not compared, and none is true or false; compare their .data, or ask with "
-        "`is`, or with `in` of a set instead of a list, which tensor it is"
+        "a tensor has no truth value and no order; compare .data, or use `is`. For membership use "
+        "a set or a dict, not a list"
     )
 
 
@@ -62,12 +63,12 @@ def no_numpy(*_: object, **options: object) -> NoReturn:
 
 
 def no_exponent(*_: object) -> NoReturn:
-    raise ValueError("an exponent is no tensor; for a ** b write exp(b * log(a))")
+    raise ValueError(EXPONENT)
 
 
 def check_exponent(n: float) -> float:
     """Return a number as Python's: one of NumPy would widen float32."""
-    check_number("the exponent is a number; write exp(log(a) * b) for a tensor", n, lambda n: True)
+    check_number(EXPONENT, n, lambda n: True)
     return int(n) if isinstance(n, Integral) else float(n)
 
 
@@ -81,8 +82,8 @@ def check_axes(axis: int | tuple[int, ...] | None, shape: tuple[int, ...]) -> tu
     n = len(shape)
     fit = all(isinstance(i, Integral) and -n <= i < n for i in axes)
     if not fit or len({i % n for i in axes}) < len(axes):
-        of = f"from {-n} to {n - 1}, each once" if n else "of which a single number has none"
-        raise ValueError(f"axis={axis} of a tensor {list(shape)}: axes are whole numbers {of}")
+        allowed = f" from {-n} to {n - 1}, each once" if n else ", and a 0-d tensor has none"
+        raise ValueError(f"axis={axis} of a tensor {list(shape)}: axes are whole numbers{allowed}")
     return shape
 
 

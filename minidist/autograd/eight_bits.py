@@ -45,7 +45,7 @@ class EightBits:
     gradient  the format of dY
     share     given the largest |x| of this rank's array, returns that of the whole one: ranks that
               hold parts of an array, or other examples, have one scale for it
-    ranks     those that share (replicas.share_scales)
+    ranks     the ranks that share one scale (replicas.share_scales)
     """
 
     block: int | None = 128

@@ -27,7 +27,7 @@ IGNORED = -1  # a target that does not count
 def counted(targets: Array) -> int:
     """Return how many targets count: of integers all but IGNORED, of other ones all.
 
-    Of an array on a GPU this waits for the GPU; unsigned integers need no look at it.
+    Of an array on a GPU this waits for the GPU, except of unsigned integers: all of them count.
     """
     targets = values_of(targets)
     if targets.dtype.kind != "i":

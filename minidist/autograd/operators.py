@@ -237,9 +237,8 @@ class Concatenate(Function):
         self.axis = axis
 
     def forward(self, *arrays: Array) -> Array:
-        self.ends = np.cumsum([check_axes(self.axis, a.shape)[self.axis] for a in arrays])[
-            :-1
-        ].tolist()
+        lengths = [check_axes(self.axis, a.shape)[self.axis] for a in arrays]
+        self.ends = np.cumsum(lengths)[:-1].tolist()
         return array_module(*arrays).concatenate(arrays, axis=self.axis)
 
     def backward(self, grad: Array) -> tuple[Gradient, ...]:

@@ -9,11 +9,11 @@ tick = itertools.count(1).__next__  # larger than the order of every function ap
 
 
 class Since:
-    """When something was made from what may change, on the clock of `tick`.
+    """When a copy, a cache or a gathered array was made, on the clock of `tick`.
 
     Whoever gathers, copies or caches early keeps one of these, and asks it before each use.
 
-    last  () -> when what it was made from last changed
+    last  () -> when its source last changed
     """
 
     def __init__(self, last: Callable[[], int]):
@@ -21,7 +21,7 @@ class Since:
         self.follow()
 
     def behind(self) -> bool:
-        """Return whether what it was made from has changed since."""
+        """Return whether its source has changed since."""
         return self.last() > self.at
 
     def follow(self) -> None:

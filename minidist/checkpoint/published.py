@@ -56,7 +56,7 @@ def check_keys(path: Path, found: dict, function: dict, known: set[str], model: 
 
     function  keys that choose what is computed, and the value of which the model computes it
     """
-    for key in sorted(found, key="model_type".__ne__):  # that one first
+    for key in sorted(found, key=lambda key: key != "model_type"):  # the kind of model first
         value = found[key]
         name = SAME.get(value, value) if isinstance(value, str) else value
         if key in function and (type(name), name) != (type(function[key]), function[key]):

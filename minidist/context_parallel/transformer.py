@@ -11,9 +11,8 @@ Letters: N ranks, r this one.  A rank holds the whole model and T/N positions of
 
 `positions` tells the embedding and dropout where the columns are in the sequence; `documents=`,
 the numbers of whole sequences on every rank, tells attention where it stops; `counted=` and
-`total=` tell experts which positions count. `reduction_size`
-divides the loss by all targets that count, on all ranks; each rank's gradients are a sum over its
-positions, dW{+N}.
+`total=` tell experts which positions count. `reduction_size` divides the loss by all targets that
+count, on all ranks; each rank's gradients are a sum over its positions, dW{+N}.
 """
 
 from collections.abc import Callable, Iterable

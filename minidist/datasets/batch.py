@@ -57,16 +57,25 @@ class Batch:
         examples = example_indices(self.inputs, self.targets, self.examples)
         size = len(examples) if self.size is None else self.size
         total = counted(self.targets) if self.total is None else self.total
-        which = self.counted
-        if which is None and self.positions is None and self.targets.dtype.kind in "iu":
-            which = self.targets != IGNORED if self.targets.ndim == 2 else None
-        how = self.positions, self.loss_scale, self.documents, which, total
-        randomness = Randomness(self.seed, self.step, examples, size, *how)
+        in_balance, integers = self.counted, self.targets.dtype.kind in "iu"
+        if in_balance is None and self.positions is None and integers and self.targets.ndim == 2:
+            in_balance = self.targets != IGNORED
+        randomness = Randomness(
+            self.seed,
+            self.step,
+            examples,
+            size,
+            positions=self.positions,
+            loss_scale=self.loss_scale,
+            documents=self.documents,
+            counted=in_balance,
+            total=total,
+        )
         derived = {
             "examples": examples,
             "total": total,
             "size": size,
-            "counted": which,
+            "counted": in_balance,
             "documents": randomness.documents,
             "randomness": randomness,
         }

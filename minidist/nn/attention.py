@@ -4,8 +4,9 @@ from minidist.autograd import Tensor
 from minidist.autograd.attention import padded_attention
 from minidist.autograd.document_attention import document_attention
 from minidist.backend import Array
+from minidist.errors import check_sizes
 from minidist.nn.linear import Linear
-from minidist.nn.module import Module, check_sizes
+from minidist.nn.module import Module
 from minidist.rng import Randomness
 
 

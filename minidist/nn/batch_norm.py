@@ -7,8 +7,8 @@ from minidist.autograd import Tensor
 from minidist.autograd import batch_norm as functions
 from minidist.autograd.recording import is_recording
 from minidist.backend import Array, array_module
-from minidist.errors import check_number
-from minidist.nn.module import Module, check_sizes, constant
+from minidist.errors import check_number, check_sizes
+from minidist.nn.module import Module, constant
 from minidist.rng import Randomness
 
 

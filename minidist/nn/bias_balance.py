@@ -28,8 +28,8 @@ import numpy as np
 
 from minidist.autograd import Function, Tensor
 from minidist.backend import Array, on_device_of, to_host
-from minidist.errors import check_number
-from minidist.nn.module import Module, Parameter, check_sizes, constant
+from minidist.errors import check_number, check_sizes
+from minidist.nn.module import Module, Parameter, constant
 
 
 class CountInBackward(Function):
@@ -49,10 +49,10 @@ class CountInBackward(Function):
 class BiasBalance(Module):
     """b[E], in float64 whatever the model's dtype: a step u may be below the precision of b.
 
-    gate  the weight to whose gradient the load belongs; None: to no one's
+    gate  the weight whose gradient the load follows; None: none
     load  how often each expert was chosen in the passes that this gradient is of, drops included:
           [E], exact; zeros as soon as the gradient is dropped
-    summed_over  the ranks whose choices it has, if they were summed: as of a parameter's gradient
+    summed_over  the ranks whose choices are in it (as Parameter.summed_over)
 
     >>> balance = nn.BiasBalance(3, rate=0.125)
     >>> balance.count(np.array([[[0, 1], [0, 2], [0, 1]]]))

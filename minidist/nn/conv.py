@@ -4,8 +4,9 @@ import math
 
 from minidist.autograd import Tensor
 from minidist.autograd.convolution import convolution
+from minidist.errors import check_sizes
 from minidist.nn.linear import ACTIVATIONS, GAINS, check_activation
-from minidist.nn.module import Module, check_sizes, constant, draw
+from minidist.nn.module import Module, constant, draw
 from minidist.rng import Randomness
 
 

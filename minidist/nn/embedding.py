@@ -2,8 +2,9 @@
 
 from minidist.autograd import Tensor, functions
 from minidist.backend import Array
+from minidist.errors import check_sizes
 from minidist.nn.dropout import Dropout
-from minidist.nn.module import Module, check_sizes, draw
+from minidist.nn.module import Module, draw
 from minidist.pieces import Positions
 from minidist.rng import Randomness
 

@@ -5,8 +5,9 @@ gate (Shazeer, GLU Variants Improve Transformer, 2020).
 """
 
 from minidist.autograd import Tensor
+from minidist.errors import check_sizes
 from minidist.nn.linear import GATED, Linear
-from minidist.nn.module import Module, check_sizes
+from minidist.nn.module import Module
 from minidist.rng import Randomness
 
 

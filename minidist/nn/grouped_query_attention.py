@@ -7,9 +7,10 @@ parameters, of the cache and of the bytes between ranks that hold parts of the s
 """
 
 from minidist.autograd import Tensor, functions
+from minidist.errors import check_sizes
 from minidist.nn.attention import attend_to_all
 from minidist.nn.linear import Linear
-from minidist.nn.module import Module, check_sizes
+from minidist.nn.module import Module
 from minidist.nn.rotary import rotate
 from minidist.nn.rotary_frequencies import check_theta
 from minidist.rng import Randomness

@@ -7,8 +7,8 @@ Its adjoint is Linear in autograd/functions.py.
 import math
 
 from minidist.autograd import Tensor, functions
-from minidist.errors import check_name
-from minidist.nn.module import Module, check_sizes, constant, draw
+from minidist.errors import check_name, check_sizes
+from minidist.nn.module import Module, constant, draw
 from minidist.rng import Randomness
 
 ACTIVATIONS = {

@@ -20,13 +20,13 @@ from minidist.backend import (
     to_device,
 )
 from minidist.dtypes import float_dtype, is_float
-from minidist.errors import check_name, check_sizes
+from minidist.errors import check_name
 from minidist.nn.flat_parameters import FlatParameters
 from minidist.nn.parameter import Parameter
 from minidist.rng import Randomness, generator
 
 Kind = TypeVar("Kind")
-__all__ = ["Module", "Parameter", "Sequential", "check_sizes", "constant", "draw"]
+__all__ = ["Module", "Parameter", "Sequential", "constant", "draw"]
 
 
 def draw(name: str, shape, scale: float, seed: int, dtype) -> Parameter:

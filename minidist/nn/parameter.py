@@ -14,7 +14,7 @@ from minidist.backend import Array, array_module, as_array, on_device_of
 from minidist.dtypes import is_float
 from minidist.nn.shard import Shard, Slice
 
-# What belongs to this run and this graph; a copy, a pickle and a part have all else.
+# Of this run and its graph: a copy, a pickle and a part leave these out.
 OF_THIS_RUN = {"_data", "home", "grad", "grad_buffer", "creator", "hooks", "summed"}
 OF_THIS_RUN |= {"updated", "loaded", "drops", "keeper"}  # of its clock, and its shard
 IN_A_VECTOR = (
@@ -61,7 +61,7 @@ class Parameter(Tensor):
     cuts         what it holds, if it is a vector of elements of other parameters; None: itself
     keeps_dtype  whether `astype` leaves it as it is
     loaded       when `load` last replaced the data, on the clock of `tick`; 0: never
-    drops        how often the gradient was dropped: set to None, by whomever
+    drops        how often the gradient was set to None
     keeper       the shard that gets its summed gradient, with ZeRO; or None
     """
 

@@ -1,7 +1,8 @@
 """Average pooling."""
 
 from minidist.autograd import Tensor
-from minidist.nn.module import Module, check_sizes
+from minidist.errors import check_sizes
+from minidist.nn.module import Module
 from minidist.rng import Randomness
 
 

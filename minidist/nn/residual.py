@@ -2,8 +2,9 @@
 
 from minidist.autograd import Tensor
 from minidist.backend import Array
+from minidist.errors import check_sizes
 from minidist.nn.linear import Linear
-from minidist.nn.module import Module, Sequential, as_layers, check_sizes
+from minidist.nn.module import Module, Sequential, as_layers
 from minidist.rng import Randomness
 
 

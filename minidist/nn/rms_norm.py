@@ -3,8 +3,8 @@
 import math
 
 from minidist.autograd import Tensor, functions
-from minidist.errors import check_number
-from minidist.nn.module import Module, check_sizes, constant
+from minidist.errors import check_number, check_sizes
+from minidist.nn.module import Module, constant
 from minidist.rng import Randomness
 
 

@@ -24,12 +24,13 @@ Teacher forcing: in training the decoder reads the right words, not the words th
 
 from minidist.autograd import Tensor, functions
 from minidist.backend import Array, on_device_of
+from minidist.errors import check_sizes
 from minidist.nn.attention import CausalSelfAttention, PaddedAttention
 from minidist.nn.dropout import Dropout
 from minidist.nn.embedding import TokenAndPosition
 from minidist.nn.feed_forward import FeedForward, hidden_layer
 from minidist.nn.layer_norm import LayerNorm
-from minidist.nn.module import Module, Sequential, check_sizes
+from minidist.nn.module import Module, Sequential
 from minidist.nn.tokens import PAD
 from minidist.nn.transformer import Head
 from minidist.rng import Randomness

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from minidist.autograd import Tensor, functions
-from minidist.errors import check_options
+from minidist.errors import check_options, check_sizes
 from minidist.nn.attention import CausalSelfAttention
 from minidist.nn.dropout import Dropout
 from minidist.nn.embedding import TokenAndPosition
@@ -17,7 +17,7 @@ from minidist.nn.feed_forward import FeedForward, hidden_layer
 from minidist.nn.layer_norm import LayerNorm
 from minidist.nn.linear import Linear
 from minidist.nn.mixture_of_experts import MixtureOfExperts
-from minidist.nn.module import Module, Sequential, check_sizes
+from minidist.nn.module import Module, Sequential
 from minidist.rng import Randomness
 
 

@@ -82,9 +82,9 @@ def _quota(group: Path) -> float:
 
 
 def limit_blas(ranks: int):
-    """Give BLAS in this process its share, as one of `ranks` ranks, of the cores: a context.
+    """Return a context in which BLAS has at most cores / ranks threads, and no more than it had.
 
-    It never gets more threads than it has: OMP_NUM_THREADS and its like, or the caller, chose them.
+    OMP_NUM_THREADS and its like, or the caller, chose how many it had.
     """
     blas, share = ThreadpoolController(), max(1, cores() // ranks)
     fewer = [one | {"num_threads": min(share, one["num_threads"] or share)} for one in blas.info()]

@@ -18,9 +18,9 @@ from minidist.planning.costs.zero import zero_elements, zero_passes
 
 
 def data_parallel_bytes(case: Workload, N: int) -> int:
-    """Return 2 (N - 1) S: S bytes of parameters that are not frozen, scattered and gathered.
+    """Return 2 (N - 1) S, and the bytes of the routers' loads, if they have biases.
 
-    And those of routers' loads, if they have biases.
+    S bytes of parameters that are not frozen are scattered and gathered.
     """
     return 2 * (N - 1) * trained_bytes(case.model) + loads_bytes(case.model, N)
 

@@ -79,7 +79,7 @@ class Finding:
 
     @property
     def exact(self) -> float:
-        """Up to where a factor that was fitted is a number of this case."""
+        """The relative error up to which a fitted factor counts as a number of this case."""
         return max(1e-6, self.bound)
 
     def near(self, a: np.ndarray, b: np.ndarray, name: str) -> bool:

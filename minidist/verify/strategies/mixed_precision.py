@@ -69,9 +69,8 @@ class HalfPrecision(Job):
         whole: bool = False,
         stochastic: bool = False,
     ):
-        check_statistics(
-            case.model, group.size, loads=True
-        )  # its statistics have no scale and no formula here
+        # Its statistics have no scale and no formula here.
+        check_statistics(case.model, group.size, loads=True)
         self.own = own = half(case, dtype, grad_dtype)  # `case` stays as it is, for the replay
         super().__init__(group, case, own.model.flatten(group.empty))
         self.share = Zero(self.model, group, zero) if zero else DataParallel(self.model, group)
