@@ -197,7 +197,7 @@ figures.show(
     draw,
     "20_choosing",
     caption="A mark's area is the share of the ranks' time that is useful. Lines: Pareto fronts.",
-    alt="Pipelines send and hold little, and idle. Data parallelism sends ten times as much.",
+    alt="Pipelines send and hold little, and idle. Data parallelism sends twenty times as much.",
 )
 
 # %% [markdown]

@@ -35,7 +35,8 @@ tokens, nexts = torch.randint(0, V, (2, B, T))
 # %% [markdown]
 # ## Your module
 #
-# Let this be yours: a GPT with names of its own, in float64, since float32 hides small mistakes.
+# Let this be yours: a GPT with names of its own, in float64. In float32 small mistakes hide in
+# rounding.
 
 
 # %%

@@ -55,6 +55,11 @@ def no_comparison(*_: object) -> NoReturn:
     )
 
 
+def only_itself(x: object, other: object) -> bool:
+    """Answer what a weak dictionary asks, whether it is the same tensor; ValueError for others."""
+    return other is x or no_comparison()
+
+
 def no_numpy(*_: object, **options: object) -> NoReturn:
     raise ValueError(
         "NumPy's functions do not differentiate; use the operators and methods of tensors and "

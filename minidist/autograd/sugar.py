@@ -17,8 +17,9 @@ class Operators(Generic[Result]):
 
     ops: ModuleType
     __hash__ = object.__hash__  # a tensor may be a key: it is equal to itself alone
-    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = checks.no_comparison
-    __array__ = checks.no_numpy
+    __bool__ = __lt__ = __le__ = __gt__ = __ge__ = checks.no_comparison
+    __eq__ = checks.only_itself
+    __array__ = __array_function__ = checks.no_numpy
     __rpow__ = checks.no_exponent
 
     # fmt: off

@@ -175,7 +175,8 @@ def _run(given: argparse.Namespace) -> int:
     A command that starts ranks as it likes is refused where a launcher has started several of it.
     """
     parser_of(given.command).parse_args(given.arguments, given)
-    if getattr(given, "transport", "") is None:
+    starts = getattr(given, "profile", True)  # `plan` starts ranks with --profile alone
+    if starts and getattr(given, "transport", "") is None:
         from minidist.comm.launchers import copies  # needs NumPy, as such a command does
 
         if words := copies("--transport {}"):

@@ -8,12 +8,11 @@ import os
 import sys
 from functools import cache
 
-LAUNCHERS = [  # name, variables with the number of this process and with how many there are
+LAUNCHERS = [  # name, variables with the number of this process, and with how many there are
     ("torchrun", "RANK", "WORLD_SIZE"),
     ("mpiexec", "PMI_RANK", "PMI_SIZE"),
     ("mpiexec", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-    ("srun", "SLURM_PROCID", "SLURM_NTASKS"),
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS SLURM_NTASKS"),  # the second is the whole job's
     ("mpiexec", "PMIX_RANK", ""),  # how many is not known: this one, and those before it
 ]
 
@@ -30,7 +29,8 @@ def launched() -> tuple[str, int, int]:
     for by, number, processes in LAUNCHERS:
         mine = known.get(number, "")
         if mine.isdecimal() and not (by == "srun" and (script or within)):
-            counted = known.get(processes, "") if processes else str(int(mine) + 1)
+            counts = [known[name] for name in processes.split() if name in known]
+            counted = [*counts, ""][0] if processes else str(int(mine) + 1)
             if counted.isdecimal() and int(counted) > 1:
                 return by, int(mine) if processes else 0, int(counted)
     return "", 0, 1
@@ -48,6 +48,7 @@ def copies(option: str) -> str | None:
     if by == "torchrun":
         ranks = "start one process, which starts its own ranks"
     meant = f"{option.format('process')} says that this is meant"
+    by = "torchrun, or what sets RANK and WORLD_SIZE as it does," if by == "torchrun" else by
     return f"{by} has started {processes} processes, and each does all of this: {ranks}; {meant}"
 
 

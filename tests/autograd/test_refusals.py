@@ -1,6 +1,7 @@
 """What a tensor refuses: whatever would lose a gradient, or give a wrong number, without a word."""
 
 from types import FunctionType
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -138,6 +139,7 @@ LOST = {  # what NumPy and Python would do with a tensor
     "in a list": lambda: T.detach() in [T],
     "asarray": lambda: np.asarray(T),
     "array of a dtype": lambda: np.array(T, "float32"),
+    "sum": lambda: np.sum(T),
     "stack": lambda: np.stack([T, T]),
     "concatenate": lambda: np.concatenate([T, T]),
     "where": lambda: np.where([True, False, True], T, 0),
@@ -247,3 +249,9 @@ def test_every_sum_of_half_precision_is_rounded_once(f, ones, dtype):
         results.append([y.data.astype("float64"), x.grad.astype("float64")])
     for got, want in zip(*results, strict=True):
         np.testing.assert_allclose(got, want, rtol=2**-8, atol=2**-12)
+
+
+def test_a_tensor_is_the_key_of_a_dictionary_a_weak_one_too():
+    keys = WeakKeyDictionary({T: 1, Tensor(T.data): 2})
+    assert keys[T] == 1 and T in keys and len(keys) == 1  # the other one is gone
+    assert {T: 1}[T] == 1 and T == T and not T != T

@@ -24,6 +24,7 @@ COPIES = [
 ALONE = [
     {},
     SLURM,  # a script of sbatch, which runs once, on the first host
+    STEP | {"SLURM_STEP_NUM_TASKS": "1"},  # of a job of 4, as an interactive shell
     STEP | {"PMI_RANK": "0", "PMI_SIZE": "1"},  # mpiexec has a process of its own on each host
     {"RANK": "0", "WORLD_SIZE": "1"},
     {"RANK": "0", "WORLD_SIZE": "many"},
@@ -52,7 +53,10 @@ def worker(group):
 for _ in range(2):
     minidist.run(worker, 1, transport=sys.argv[1] if sys.argv[1:] else None)
 """
-OF_TORCHRUN = "torchrun has started 4 processes, and each does all of this: start one process, "
+OF_TORCHRUN = (
+    "torchrun, or what sets RANK and WORLD_SIZE as it does, has started 4 processes, and each "
+)
+OF_TORCHRUN += "does all of this: start one process, "
 OF_SRUN = "srun has started 4 processes, and each does all of this: {}mpi{} makes them ranks of "
 
 
