@@ -124,7 +124,8 @@ def gradients(
     to use instead of new ones. `device`: where new ranks have the model and all arrays.
     """
     record = find(strategy)
-    case = Case("given", model, as_array(inputs), as_array(targets), loss, options=options)
+    x, y = as_array(inputs), as_array(targets)
+    case = Case("given", model, x, y, loss or model.loss, options=options)
     outcomes = _outcomes(record, case, size, cluster, transport, device)
     found = [outcome.gradients for outcome in outcomes]
     agreement = compare(found, found[0])

@@ -151,7 +151,7 @@ def given(model: nn.Module, inputs, targets, loss: Callable | None, options: dic
     x = x.astype("float64") if x.dtype.kind == "f" else x
     name = f"{type(model).__name__}, {len(x)} examples"
     model = copy.deepcopy(model).astype("float64")
-    return Case(name, model, x, as_numpy(targets), loss, options=options)
+    return Case(name, model, x, as_numpy(targets), loss or model.loss, options=options)
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
