@@ -97,9 +97,9 @@ class Bucketed:
 
     def wait(self) -> None:
         """Wait for the sums that were begun; then no second thread adds any more."""
+        self.broken = False
         self.orders.wait("the end of all buckets")
         self.replaced.clear()
-        self.broken = False
 
     def drop(self) -> None:
         """Drop the gradients of a step that an error has ended."""

@@ -166,7 +166,7 @@ def refusing(group, how):
         ("no attention at all", "no layer of this MLP attends"),
         ("heads twice", "exchanged inside a ring already; use attention='ring' or 'gathered'"),
         ("no divisor", "2 ranks are not cut into groups of 3 that exchange heads; use a divisor"),
-        ("documents of a part", "documents [2, 4] for sequences of 8 positions; give the number"),
+        ("documents of a part", "documents [2, 4] for sequences of 8 positions; give one entry"),
         ("another cut", "rank 0 of 2 was given positions ((0, 2), (6, 8)) of 8, but its cut says"),
         ("no positions", "cut tokens and targets by the same function, and pass Randomness("),
     ],

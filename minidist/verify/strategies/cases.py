@@ -40,7 +40,7 @@ class Case:
     def __post_init__(self) -> None:
         if self.loss is None:
             object.__setattr__(self, "loss", self.model.loss)
-        elif self.loss is not self.model.loss:
+        elif self.loss != self.model.loss:  # methods are equal, never one object
             object.__setattr__(self, "model", copy.copy(self.model))
             self.model.loss = self.loss
 
