@@ -57,7 +57,7 @@ def place(folder: str | Path) -> Path:
 
 
 def run_of(about: dict) -> list[str]:
-    """Return the names of a run, given what its manifest says; "" stands for none."""
+    """Return the names of a run, given its manifest's "about"; [""] if it has no name."""
     names = about.get("run") or [""]
     return names if isinstance(names, list) and {*map(type, names)} == {str} else [""]
 

@@ -18,7 +18,7 @@ LAUNCHERS = [  # name, variables with the number of this process, and with how m
 
 
 def launched() -> tuple[str, int, int]:
-    """Return what has started this process, as which number, and how many; ("", 0, 1): no other.
+    """Return the launcher, the number of this process and how many there are; or ("", 0, 1).
 
     With PMIX_RANK alone, the first process does not know of the others; each of these gets number
     0, as if it were the first, so that it warns.
@@ -30,7 +30,7 @@ def launched() -> tuple[str, int, int]:
         mine = known.get(number, "")
         if mine.isdecimal() and not (by == "srun" and (script or within)):
             counts = [known[name] for name in processes.split() if name in known]
-            counted = [*counts, ""][0] if processes else str(int(mine) + 1)
+            counted = next(iter(counts), "") if processes else str(int(mine) + 1)
             if counted.isdecimal() and int(counted) > 1:
                 return by, int(mine) if processes else 0, int(counted)
     return "", 0, 1

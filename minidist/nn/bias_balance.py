@@ -77,7 +77,7 @@ class BiasBalance(Module):
         return to_host(self.bias.data)
 
     def gradient_number(self) -> int:
-        """Return which of the gate's gradients is computed now, wherever its sum is kept."""
+        """Return the number of the gate's present gradient: it rises when a gradient is dropped."""
         return self.gate.summed_in.drops
 
     def forget(self) -> None:
