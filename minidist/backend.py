@@ -18,6 +18,7 @@ import numpy as np
 from numpy import ndarray
 
 from minidist.dtypes import Array, is_half, widen
+from minidist.errors import WrongInput
 from minidist.events import Clock
 
 DEVICES = ("cpu", "gpu", "gpu:N")
@@ -101,12 +102,12 @@ def check_device(device: str) -> None:
         return
     kind, colon, number = device.partition(":")
     if kind != "gpu" or (colon and not (number.isascii() and number.isdigit())):
-        raise ValueError(f"unknown device {device!r}; choose one of {', '.join(DEVICES)}")
+        raise WrongInput(f"unknown device {device!r}; choose one of {', '.join(DEVICES)}")
     if reason := why_no_gpu():
-        raise ValueError(f"device {device!r} is not available here. {reason}, or use device 'cpu'")
+        raise WrongInput(f"device {device!r} is not available here. {reason}, or use device 'cpu'")
     if colon and int(number) >= (count := gpus()):
         there = "is one GPU, gpu:0" if count == 1 else f"are {count}, gpu:0 to gpu:{count - 1}"
-        raise ValueError(f"device {device!r} does not exist: there {there}")
+        raise WrongInput(f"device {device!r} does not exist: there {there}")
 
 
 def device_number(device: str, rank: int = 0) -> int:
@@ -188,7 +189,7 @@ def elements(shape) -> int:
     """Return how many elements an array of this shape, an int or a tuple, has."""
     sides = np.atleast_1d(shape).tolist()
     if any(side < 0 for side in sides):
-        raise ValueError(f"a shape has no negative sides, but {shape} has")
+        raise WrongInput(f"a shape has no negative sides, but {shape} has")
     return math.prod(sides)
 
 

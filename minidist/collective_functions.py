@@ -24,6 +24,7 @@ first; others are refused, because backward could not cut them again.
 from minidist.autograd import Function, Tensor
 from minidist.backend import Array, array_module
 from minidist.comm import Group
+from minidist.errors import WrongInput
 from minidist.pieces import split_ends
 
 
@@ -137,7 +138,7 @@ def checked(whole: Array, part: Array, group: Group, axis: int) -> Array:
     held, ends = part.shape[axis], split_ends(whole.shape[axis], group.size)
     own = ends[group.rank + 1] - ends[group.rank]
     if held != own:
-        raise ValueError(
+        raise WrongInput(
             f"rank {group.rank} holds {held} of {ends[-1]} along axis {axis}, not {own}; "
             "use parts as equal as can be, the larger first, as `scatter` gives"
         )

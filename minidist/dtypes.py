@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from minidist.errors import WrongInput
+
 Array = Any  # numpy.ndarray or cupy.ndarray
 
 
@@ -24,7 +26,7 @@ def float_dtype(name) -> np.dtype:
     """Return a float dtype; ValueError for another one, or for bfloat16 without ml_dtypes."""
     if name == "bfloat16":
         if importlib.util.find_spec("ml_dtypes") is None:
-            raise ValueError("bfloat16 needs ml_dtypes: pip install 'minidist[bfloat16]'")
+            raise WrongInput("bfloat16 needs ml_dtypes: pip install 'minidist[bfloat16]'")
         import ml_dtypes
 
         return np.dtype(ml_dtypes.bfloat16)
@@ -33,7 +35,7 @@ def float_dtype(name) -> np.dtype:
     except TypeError:  # no type at all
         dtype = np.dtype(object)
     if not is_float(dtype):
-        raise ValueError(f"parameters are floats, such as float32, not {name}")
+        raise WrongInput(f"parameters are floats, such as float32, not {name}")
     return dtype
 
 
@@ -45,7 +47,7 @@ def widen(x: Array) -> Array:
     if is_half(x.dtype):
         return x.astype(np.float32)
     if x.dtype.kind != "f":
-        raise ValueError(f"this is computed in floats, not in {x.dtype}; use .astype")
+        raise WrongInput(f"this is computed in floats, not in {x.dtype}; use .astype")
     return x
 
 
@@ -54,7 +56,7 @@ def whole_numbers(x, what: str) -> Array:
     x = x.data if hasattr(x, "requires_grad") else x  # a tensor
     x = x if hasattr(x, "dtype") else np.asarray(x)
     if x.size and x.dtype.kind not in "iu":
-        raise ValueError(f"{what} must be integers, not {x.dtype}")
+        raise WrongInput(f"{what} must be integers, not {x.dtype}")
     if x.dtype.kind == "u" and x.dtype.itemsize == 8:
         x = x - (x >> 63)  # the largest one becomes -2, not -1: that is IGNORED
     return x.astype(np.int64, copy=False)

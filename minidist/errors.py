@@ -1,7 +1,4 @@
-"""What can go wrong between ranks, and what a caller can get wrong: that is a ValueError.
-
-`is_wrong_input` tells such a ValueError from one that NumPy or Python raises because of our bug.
-"""
+"""What can go wrong between ranks, and what a caller can get wrong: that is a WrongInput."""
 
 from collections.abc import Callable, Collection, Iterable
 from numbers import Integral, Real
@@ -26,14 +23,11 @@ class CommTimeout(CommError):
 
 
 class RankFailed(CommError):
-    """The worker raised on a rank: `.rank`, and the remote exception as `__cause__`.
+    """The worker raised on a rank: `.rank`, and the remote exception as `__cause__`."""
 
-    `.wrong_input` is `is_wrong_input` of that exception, found on the rank, which has its frames.
-    """
-
-    def __init__(self, message: str, rank: int | None = None, wrong_input: bool = False):
+    def __init__(self, message: str, rank: int | None = None):
         super().__init__(message)
-        self.rank, self.wrong_input = rank, wrong_input
+        self.rank = rank
 
 
 class RankDied(CommError):
@@ -44,25 +38,17 @@ class RankDied(CommError):
         self.rank, self.exitcode = rank, exitcode
 
 
-def is_wrong_input(error: BaseException) -> bool:
-    """Return whether minidist raised this ValueError on purpose, because a caller erred.
+class WrongInput(ValueError):
+    """A caller erred: the message says what is wrong, with the numbers, and the remedy.
 
-    NumPy raises ValueError as well, for operands of ours that do not fit: that is our bug, and its
-    traceback is needed. So the innermost frame must be of this package, and it must be at a `raise`
-    statement: C code that fails has no frame, and leaves its caller's as the innermost.
+    NumPy raises ValueError, too, for operands of ours that do not fit: that is a bug of ours, and
+    its traceback is needed. So all that this package raises on purpose is of this class.
     """
-    if isinstance(error, RankFailed):
-        return error.wrong_input
-    import dis  # here, like inspect below: `minidist --help` is faster without them
 
-    at = error.__traceback__
-    if at is None or not isinstance(error, ValueError):
-        return False
-    while at.tb_next is not None:
-        at = at.tb_next
-    package = at.tb_frame.f_globals.get("__name__", "").split(".")[0]
-    instruction = at.tb_frame.f_code.co_code[at.tb_lasti]
-    return package == "minidist" and dis.opname[instruction] == "RAISE_VARARGS"
+
+def is_wrong_input(error: BaseException | None) -> bool:
+    """Return whether a caller erred, here or on a rank, and not the code."""
+    return isinstance(error.__cause__ if isinstance(error, RankFailed) else error, WrongInput)
 
 
 def plural(number: int, what: str) -> str:
@@ -78,7 +64,7 @@ def check_number(words: str, value, allows: Callable, kind: type = Real) -> None
     kind  Integral for a whole number, of Python or NumPy. True and "1" are no numbers
     """
     if not isinstance(value, kind) or isinstance(value, bool) or not allows(value):
-        raise ValueError(f"{words}, not {value!r}")
+        raise WrongInput(f"{words}, not {value!r}")
 
 
 def check_sizes(least: int = 1, **sizes: int) -> None:
@@ -91,7 +77,7 @@ def check_sizes(least: int = 1, **sizes: int) -> None:
 def check_name(what: str, name, names: Collection) -> None:
     """Raise ValueError, which says the nearest name and all, unless `name` is one of `names`."""
     if name not in names:
-        raise ValueError(unknown(what, name, names))
+        raise WrongInput(unknown(what, name, names))
 
 
 def unknown(what: str, name, names: Collection) -> str:
@@ -126,7 +112,7 @@ def check_options(
         if name in without or not (open_ended or name in known):
             has = f"it has {', '.join(known)}" if known else "it has none"
             mean = f"; did you mean {near}?" if (near := nearest(name, known)) else ""
-            raise ValueError(f"{what} has no option {name!r}; {has}{mean}")
+            raise WrongInput(f"{what} has no option {name!r}; {has}{mean}")
 
 
 def options_of(function: Callable) -> tuple[list[str], bool]:
@@ -154,10 +140,10 @@ def check_writable(path, what: str, folder: bool = False) -> None:
         above = path.absolute().parents
         there = next(p for p in (path, *above) if p.exists()) if folder else path.parent
         if not folder and not there.is_dir():
-            raise ValueError(f"cannot write {what}: there is no folder {str(there)!r}")
+            raise WrongInput(f"cannot write {what}: there is no folder {str(there)!r}")
         if not folder and (path.is_dir() or (path.exists() and not os.access(path, os.W_OK))):
-            raise ValueError(f"cannot write {what}; use a file in a folder of yours")
+            raise WrongInput(f"cannot write {what}; use a file in a folder of yours")
         TemporaryFile(dir=there).close()
     except OSError as error:
         words = f"cannot write {what}: {error.strerror}; use a folder of yours"
-        raise ValueError(words) from error
+        raise WrongInput(words) from error

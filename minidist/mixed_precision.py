@@ -37,7 +37,7 @@ from minidist.autograd.eight_bits import EightBits
 from minidist.autograd.recording import Since
 from minidist.backend import Array, array_module, widen
 from minidist.comm import Group
-from minidist.errors import check_number
+from minidist.errors import WrongInput, check_number
 from minidist.nn import Linear, Module, Parameter
 from minidist.nn.flat_parameters import FlatSlice
 from minidist.nn.mixture_of_experts import MixtureOfExperts
@@ -84,7 +84,7 @@ class LossScale:
             return
         if overflow:
             if self.value <= 1:
-                raise ValueError(
+                raise WrongInput(
                     "gradients are not finite, though the loss is not scaled; use a lower learning "
                     "rate, or bfloat16"
                 )
@@ -221,7 +221,7 @@ def multiply_in_eight_bits(model: Module, how: EightBits | None = None) -> None:
     how  by default EightBits()
     """
     if split := [p.name for p in model.parameters() if p.spread or p.elsewhere]:
-        raise ValueError(
+        raise WrongInput(
             f"{split[0]} belongs to a model that ranks have split: blocks and scales would be of "
             "parts; call multiply_in_eight_bits before a strategy takes the model"
         )

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from minidist.errors import WrongInput
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -37,7 +39,7 @@ class Positions:
         runs = tuple((a, b) for a, b in self.runs if a != b)
         ends = [end for run in runs for end in run]
         if ends != sorted(ends) or not all(0 <= end <= self.length for end in ends):
-            raise ValueError(
+            raise WrongInput(
                 f"runs of positions rise from 0 to {self.length} and do not overlap: {self.runs}"
             )
         object.__setattr__(self, "runs", runs)

@@ -16,7 +16,7 @@ from numbers import Integral
 import numpy as np
 
 from minidist.dtypes import whole_numbers
-from minidist.errors import check_number
+from minidist.errors import WrongInput, check_number
 from minidist.pieces import Documents, Positions
 
 
@@ -77,13 +77,13 @@ class Randomness:
     def __post_init__(self):
         examples = whole_numbers(self.examples, "indices of examples")
         if examples.size and examples.min() < 0:
-            raise ValueError(f"indices of examples must be integers from 0, not {examples}")
+            raise WrongInput(f"indices of examples must be integers from 0, not {examples}")
         if self.documents is not None:
             numbers = whole_numbers(self.documents, "numbers of documents")
             object.__setattr__(self, "documents", numbers)
         for name, array in {"documents": self.documents, "counted": self.counted}.items():
             if array is not None and (array.ndim != 2 or len(array) != len(examples)):
-                raise ValueError(
+                raise WrongInput(
                     f"{name} {list(array.shape)} do not fit {len(examples)} examples; "
                     f"give the numbers [{len(examples)}, T] of all positions of whole sequences"
                 )
@@ -143,14 +143,14 @@ class Randomness:
     def full_shape(self, shape, full_shape=None) -> tuple[int, ...]:
         """Return the shape of one whole example, by default of an array of this `shape`."""
         if len(self.examples) != shape[0]:
-            raise ValueError(
+            raise WrongInput(
                 f"Randomness has {len(self.examples)} example indices for a batch of {shape[0]}; "
                 "give one global index per row"
             )
         if full_shape is not None or self.positions is None:
             return tuple(shape[1:] if full_shape is None else full_shape)
         if len(shape) < 2 or shape[1] != len(self.positions):
-            raise ValueError(
+            raise WrongInput(
                 f"Randomness has {len(self.positions)} positions for an array of {list(shape)}; "
                 "give one position per column"
             )
@@ -160,7 +160,7 @@ class Randomness:
 def check_length(name: str, array: np.ndarray, T: int) -> None:
     """Raise ValueError unless Randomness has something for each position of whole sequences."""
     if array.shape[1] != T:
-        raise ValueError(
+        raise WrongInput(
             f"Randomness has {name} {list(array.shape)} for sequences of {T} positions; give "
             "one entry for every position of the whole sequence"
         )

@@ -20,6 +20,7 @@ from minidist.autograd.losses import scaled
 from minidist.backend import Array
 from minidist.comm import Group
 from minidist.datasets import Batch
+from minidist.errors import WrongInput
 from minidist.nn import Module, Parameter, move_biases
 
 
@@ -91,7 +92,7 @@ class WholeBatches:
     def batch(self) -> Iterator[None]:
         """Compute the gradient of a batch, or of a part of one, in the `with` block."""
         if self.broken and self.sends:
-            raise ValueError(
+            raise WrongInput(
                 "an error ended an earlier batch in the middle, and what its stages have sent is "
                 "still on its way; make the model and its trainer anew, and load the state"
             )
@@ -106,7 +107,7 @@ class WholeBatches:
     def check(self) -> None:
         """Raise ValueError if a step would be one with a part of a gradient."""
         if self.broken:
-            raise ValueError(
+            raise WrongInput(
                 "an error ended the last batch in the middle, and its gradient is not whole; call "
                 "backward for a batch before the step"
             )
@@ -126,7 +127,7 @@ def check_scale(model: Module, part: Batch) -> None:
     homes = [p.summed_in.home for p in firsts]
     scales = {home.scale.value for home in homes if home is not None and home.scale is not None}
     if part.loss_scale == 1 and scales - {1}:
-        raise ValueError(
+        raise WrongInput(
             f"the optimizer divides gradients by its loss scale {max(scales)}, and the batch has "
             "none; use Batch(..., loss_scale=optimizer.loss_scale)"
         )

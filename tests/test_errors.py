@@ -12,7 +12,7 @@ from minidist import Tensor, run
 from minidist.comm.cluster import raise_first_failure
 from minidist.comm.local.report import Report
 from minidist.datasets import text
-from minidist.errors import RankFailed, check_options, is_wrong_input
+from minidist.errors import RankFailed, WrongInput, check_options, is_wrong_input
 from minidist.pipeline_parallel import programs
 
 
@@ -97,12 +97,12 @@ def test_a_rank_says_whether_its_error_was_wrong_input(transport):
     ]:
         error = caught(run, worker, 2, transport=transport)
         assert isinstance(error, RankFailed) and isinstance(error.__cause__, ValueError)
-        assert error.wrong_input == is_wrong_input(error) == wrong
+        assert is_wrong_input(error) == wrong
 
 
 def test_our_bug_in_one_rank_is_not_hidden_by_wrong_input_in_another():
-    erred = Report(error=ValueError("theirs"), traceback="where", wrong_input=True)
-    broken = Report(error=ValueError("ours"), traceback="where", wrong_input=False)
+    erred = Report(error=WrongInput("theirs"), traceback="where")
+    broken = Report(error=ValueError("ours"), traceback="where")
     for reports, rank in (({0: erred, 1: broken}, 1), ({0: broken, 1: erred}, 0)):
         error = caught(raise_first_failure, reports)
-        assert error.rank == rank and not error.wrong_input
+        assert error.rank == rank and not is_wrong_input(error)

@@ -25,6 +25,7 @@ from minidist.autograd.kernels import (
 from minidist.autograd.products import batched_matmul, sum_dtype
 from minidist.autograd.tensor import Function, Tensor
 from minidist.backend import Array, array_module, on_device_of, on_gpu, sum_over, widen
+from minidist.errors import WrongInput
 
 
 class CausalAttention(Function):
@@ -158,7 +159,7 @@ def causal_attention(qkv: Tensor) -> Tensor:
     QKV[G + 2, B, K, T, D]: G queries share each head of keys and values, the last two; H = K G.
     """
     if qkv.ndim != 5 or qkv.shape[0] < 3:
-        raise ValueError(f"causal_attention takes [G + 2, B, K, T, D], got {list(qkv.shape)}")
+        raise WrongInput(f"causal_attention takes [G + 2, B, K, T, D], got {list(qkv.shape)}")
     qkv, T = RepeatedHeads()(qkv) if qkv.shape[0] > 3 else qkv, qkv.shape[3]
     return (CausalAttention if T > 0 and in_one_piece(T) else BlockwiseAttention)()(qkv)
 
@@ -166,12 +167,12 @@ def causal_attention(qkv: Tensor) -> Tensor:
 def padded_attention(q: Tensor, kv: Tensor, held: Array) -> Tensor:
     """Attend to the keys that are held: Q[B, H, T, D], KV[2, B, H, S, D] -> O[B, H, T, D]."""
     if q.ndim != 4 or kv.shape[:3] != (2, *q.shape[:2]) or kv.shape[4:] != q.shape[3:]:
-        raise ValueError(
+        raise WrongInput(
             f"padded_attention takes [B, H, T, D] and [2, B, H, S, D], got {list(q.shape)} and "
             f"{list(kv.shape)}"
         )
     if held.shape != (kv.shape[1], kv.shape[3]):
-        raise ValueError(
+        raise WrongInput(
             f"keys {list(kv.shape)} need held [{kv.shape[1]}, {kv.shape[3]}], "
             f"got {list(held.shape)}"
         )

@@ -12,6 +12,7 @@ from minidist.autograd.deferred import Gradient
 from minidist.autograd.kernels import sum_columns, sum_rows
 from minidist.autograd.tensor import Function
 from minidist.backend import Array, array_module, on_gpu, widen
+from minidist.errors import WrongInput
 
 SumOverRanks = Callable[[Array], Array]
 
@@ -102,7 +103,7 @@ def statistics(
         count, center = total[0], 0
         rest, squares = total[1:].reshape(2, -1)
     if not on_gpu(count) and count < 2:
-        raise ValueError(
+        raise WrongInput(
             f"batch norm has {count:g} numbers per channel to train with, and needs 2 or more; "
             "use a larger batch, or model.eval() for the running statistics"
         )
@@ -112,7 +113,7 @@ def statistics(
 
 def check_channels(x: Array, gain: Array) -> None:
     if x.ndim < 2 or x.shape[1] != len(gain):
-        raise ValueError(
+        raise WrongInput(
             f"batch norm of {len(gain)} channels takes [B, {len(gain)}, ...], not {list(x.shape)}"
         )
 

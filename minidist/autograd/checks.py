@@ -9,7 +9,7 @@ from numpy import ndarray
 
 from minidist.backend import Array, array_module, as_array, on_device_of, on_gpu, to_host
 from minidist.dtypes import is_float, whole_numbers
-from minidist.errors import check_number
+from minidist.errors import WrongInput, check_number
 
 NUMBERS = (float, int)
 EXPONENT = "an exponent is a number; for a tensor b write a ** b as exp(b * log(a))"
@@ -37,19 +37,19 @@ def numbers(x, requires_grad: bool) -> Array:
     """Return the array of a new tensor; ValueError if it has no numbers, or drops a gradient."""
     if hasattr(x, "requires_grad"):
         if x.requires_grad:
-            raise ValueError(
+            raise WrongInput(
                 "a tensor made of another one has no gradient to give it; use that one, or detach()"
             )
         x = x.data
     x = as_array(x)
     if not is_float(x.dtype) and (requires_grad or x.dtype.kind not in "iub"):
         rule = "only floats have gradients" if requires_grad else "a tensor holds real numbers"
-        raise ValueError(f"{rule}, not {x.dtype}; use .astype")
+        raise WrongInput(f"{rule}, not {x.dtype}; use .astype")
     return x
 
 
 def no_comparison(*_: object) -> NoReturn:
-    raise ValueError(
+    raise WrongInput(
         "a tensor has no truth value and no order; compare .data, or use `is`. For membership use "
         "a set or a dict, not a list"
     )
@@ -61,14 +61,14 @@ def only_itself(x: object, other: object) -> bool:
 
 
 def no_numpy(*_: object, **options: object) -> NoReturn:
-    raise ValueError(
+    raise WrongInput(
         "NumPy's functions do not differentiate; use the operators and methods of tensors and "
         "the functions of minidist.autograd, such as concatenate, or .data if no gradient is wanted"
     )
 
 
 def no_exponent(*_: object) -> NoReturn:
-    raise ValueError(EXPONENT)
+    raise WrongInput(EXPONENT)
 
 
 def check_exponent(n: float) -> float:
@@ -88,7 +88,7 @@ def check_axes(axis: int | tuple[int, ...] | None, shape: tuple[int, ...]) -> tu
     fit = all(isinstance(i, Integral) and -n <= i < n for i in axes)
     if not fit or len({i % n for i in axes}) < len(axes):
         allowed = f" from {-n} to {n - 1}, each once" if n else ", and a 0-d tensor has none"
-        raise ValueError(f"axis={axis} of a tensor {list(shape)}: axes are whole numbers{allowed}")
+        raise WrongInput(f"axis={axis} of a tensor {list(shape)}: axes are whole numbers{allowed}")
     return shape
 
 
@@ -113,7 +113,7 @@ def made_alike(function: Node, arrays: list, inputs: tuple) -> list:
         if dtype is None:
             dtype, kind = x.dtype, type(x)
         elif x.dtype != dtype:
-            raise ValueError(
+            raise WrongInput(
                 f"{type(function).__name__} of {dtype} and {x.dtype}; use .astype on the model, or "
                 "on an array before a tensor is made of it"
             )
@@ -129,7 +129,7 @@ def on_one_device(function: Node, arrays: list, inputs: tuple) -> list:
     for i, (given, x) in enumerate(zip(inputs, arrays, strict=True)):
         if isinstance(x, ndarray):
             if x.ndim or hasattr(given, "requires_grad"):
-                raise ValueError(
+                raise WrongInput(
                     f"{type(function).__name__} of an array on the host, {x.dtype}{list(x.shape)}, "
                     "and one on a GPU; move one of them with backend.to_device, or a model "
                     "with model.to"
@@ -141,19 +141,19 @@ def on_one_device(function: Node, arrays: list, inputs: tuple) -> list:
 def first_gradient(root: Leaf, grad: Array | None) -> Array:
     """Return the gradient with which backward begins at root."""
     if not root.requires_grad:
-        raise ValueError("this tensor does not depend on anything that requires a gradient")
+        raise WrongInput("this tensor does not depend on anything that requires a gradient")
     if grad is None and root.data.size != 1:
-        raise ValueError(
+        raise WrongInput(
             f"backward needs grad= of shape {root.data.shape}: only one element may default to 1"
         )
     grad = array_module(root.data).ones_like(root.data) if grad is None else as_array(grad)
     if on_gpu(grad) != on_gpu(root.data):
-        raise ValueError(
+        raise WrongInput(
             "grad and the tensor are not on the same device: one is on the host, one on a GPU; "
             "move grad with backend.to_device"
         )
     if grad.shape != root.data.shape or grad.dtype != root.data.dtype:
-        raise ValueError(
+        raise WrongInput(
             f"grad is {grad.dtype}{list(grad.shape)}, "
             f"the tensor is {root.data.dtype}{list(root.data.shape)}"
         )
@@ -161,21 +161,21 @@ def first_gradient(root: Leaf, grad: Array | None) -> Array:
 
 
 def not_one_per_input(function: Node, gradients: tuple) -> ValueError:
-    return ValueError(
+    return WrongInput(
         f"{type(function).__name__}.backward must return a gradient, or None, for each "
         f"input of forward: {len(function.inputs)}, not {len(gradients)}"
     )
 
 
 def freed() -> ValueError:
-    return ValueError(
+    return WrongInput(
         "an earlier backward has already freed this graph; "
         "add losses up and call backward once, or run the forward pass again"
     )
 
 
 def updated_since(leaf: Leaf) -> ValueError:
-    return ValueError(
+    return WrongInput(
         f"{leaf.name} was updated after the forward pass that this backward belongs to, so the "
         "gradient would mix old and new weights; run the forward pass again"
     )
@@ -201,9 +201,9 @@ def check_indices(
     indices = to_host(indices)
     if indices.size and indices.min() < first:
         ignored = f"; what does not count is IGNORED = {first}" if first else ""
-        raise ValueError(f"{what} index {indices.min()} is negative{ignored}")
+        raise WrongInput(f"{what} index {indices.min()} is negative{ignored}")
     if indices.size and indices.max() >= count:
-        raise ValueError(f"{what} {indices.max()} is outside {domain.format(count)}")
+        raise WrongInput(f"{what} {indices.max()} is outside {domain.format(count)}")
     return indices if other is None else on_device_of(indices, other)
 
 

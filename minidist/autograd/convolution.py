@@ -16,7 +16,7 @@ from minidist.autograd.deferred import Gradient
 from minidist.autograd.products import batched_matmul, sum_dtype
 from minidist.autograd.tensor import Function, Tensor
 from minidist.backend import Array, array_module, into, on_gpu
-from minidist.errors import check_sizes
+from minidist.errors import WrongInput, check_sizes
 
 BLOCK = 2**20  # bytes of columns at a time on a CPU, whose cache then holds them
 GPU_BLOCK = 2**28  # on a GPU, where each block costs launches
@@ -85,14 +85,14 @@ class Windows:
 
     def __init__(self, image, weight, stride: int, padding: tuple[int, int]):
         if len(image) != 4 or image[1] != weight[1]:
-            raise ValueError(
+            raise WrongInput(
                 f"a convolution with a weight {list(weight)} takes images [B, {weight[1]}, H, W], "
                 f"not {list(image)}"
             )
         self.image, self.kernel, self.stride, self.padding = image, weight[2:], stride, padding
         self.padded = tuple(n + 2 * p for n, p in zip(image[2:], padding, strict=True))
         if min(n - k for n, k in zip(self.padded, self.kernel, strict=True)) < 0:
-            raise ValueError(
+            raise WrongInput(
                 f"a window of {weight[2]} x {weight[3]} does not fit into images of {image[2]} x "
                 f"{image[3]} with zeros around them: {padding[0]} rows and {padding[1]} columns at "
                 "each end; use more padding or a smaller kernel"

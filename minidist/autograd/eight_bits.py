@@ -29,6 +29,7 @@ import numpy as np
 from minidist.autograd.deferred import Gradient
 from minidist.autograd.tensor import Function
 from minidist.backend import Array, array_module, widen
+from minidist.errors import WrongInput
 from minidist.rounding import E4M3, E5M2, Format, rounded
 
 
@@ -57,7 +58,7 @@ class EightBits:
     def __post_init__(self) -> None:
         block = 1 if self.block is None else self.block
         if not isinstance(block, Integral) or isinstance(block, bool) or block < 1:
-            raise ValueError(
+            raise WrongInput(
                 f"the block of EightBits is a whole number from 1, or None, not {block!r}"
             )
 
@@ -71,7 +72,7 @@ class EightBits:
         """
         block, held = self.block or full, indices.tolist()
         if self.block is None and self.share is own_scale and len(held) < full:
-            raise ValueError(
+            raise WrongInput(
                 f"a rank's {len(held)} of {full} {name} are a part of an array with one scale; "
                 "call replicas.share_scales(parameters, group) before the split, or use "
                 "EightBits(block)"
@@ -80,7 +81,7 @@ class EightBits:
             run = held[first : first + block]
             whole = [*range(run[0], run[0] + block)][: full - run[0]]
             if run[0] % block or run != whole:
-                raise ValueError(
+                raise WrongInput(
                     f"a rank's {len(held)} of {full} {name} cut a block of {block}, of which each "
                     "rank would choose a scale of its own; use fewer ranks, or a multiple of the "
                     "block in each piece"
@@ -151,7 +152,7 @@ class LinearInEightBits(Function):
     def forward(self, x: Array, w: Array, b: Array | None = None) -> Array:
         w = w.T if self.transposed else w
         if x.shape[-1:] != w.shape[:1]:
-            raise ValueError(
+            raise WrongInput(
                 f"linear: input {list(x.shape)} needs {w.shape[0]} columns, the rows of its weight"
             )
         how, self.shape, self.dtype = self.how, x.shape, x.dtype

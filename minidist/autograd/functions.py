@@ -15,6 +15,7 @@ from minidist.autograd.llama import RMSNorm, SwiGLU
 from minidist.autograd.operators import Concatenate
 from minidist.autograd.tensor import Function, Tensor
 from minidist.backend import Array, array_module, into, matmul, on_gpu, widen
+from minidist.errors import WrongInput
 from minidist.rng import Randomness
 
 
@@ -31,7 +32,7 @@ class Linear(Function):
     def forward(self, x: Array, w: Array, b: Array | None = None) -> Array:
         w = w.T if self.transposed else w
         if x.shape[-1:] != w.shape[:1]:
-            raise ValueError(
+            raise WrongInput(
                 f"linear: input {list(x.shape)} needs {w.shape[0]} columns, the rows of its weight"
             )
         self.x, self.w = x.reshape(-1, w.shape[0]), w
@@ -243,7 +244,7 @@ def relu(x: Tensor) -> Tensor:
 def gelu(x: Tensor, form: str = "tanh") -> Tensor:
     """Gaussian error linear unit; form "tanh" (fast) or "erf" (exact)."""
     if form not in ("tanh", "erf"):
-        raise ValueError(f"gelu form {form!r}: choose 'tanh' or 'erf'")
+        raise WrongInput(f"gelu form {form!r}: choose 'tanh' or 'erf'")
     return (GeluTanh if form == "tanh" else GeluErf)()(x)
 
 

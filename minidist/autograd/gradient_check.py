@@ -11,6 +11,7 @@ import numpy as np
 
 from minidist.autograd.tensor import Tensor
 from minidist.backend import Array, array_module, to_device, to_host
+from minidist.errors import WrongInput
 
 
 def gradcheck(
@@ -36,7 +37,7 @@ def gradcheck(
 
     for i, x in enumerate(arrays):
         if x.dtype != np.float64:
-            raise ValueError(f"input {i} is {x.dtype}; differences need float64")
+            raise WrongInput(f"input {i} is {x.dtype}; differences need float64")
     inputs = [Tensor(x, requires_grad=True) for x in arrays]
     outputs = function(*inputs)
     weights = like(outputs)

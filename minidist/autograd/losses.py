@@ -20,6 +20,7 @@ from minidist.autograd.checks import check_indices
 from minidist.autograd.kernels import sum_columns
 from minidist.autograd.tensor import Function, Tensor
 from minidist.backend import Array, array_module, as_array, on_device_of, on_gpu, widen
+from minidist.errors import WrongInput
 
 IGNORED = -1  # a target that does not count
 
@@ -123,7 +124,7 @@ def cross_entropy(
     given = values_of(targets)
     targets = check_indices(given, "target", V, logits.data, domain, first=IGNORED)
     if targets.shape != logits.shape[:-1]:
-        raise ValueError(
+        raise WrongInput(
             f"logits {list(logits.shape)} need targets {list(logits.shape[:-1])}, "
             f"got {list(targets.shape)}"
         )
@@ -140,7 +141,7 @@ def squared_error(
     """
     values = values_of(targets)
     if values.shape != outputs.shape or values.dtype != outputs.dtype:
-        raise ValueError(
+        raise WrongInput(
             f"outputs are {outputs.dtype}{list(outputs.shape)}, "
             f"targets {values.dtype}{list(values.shape)}: they must agree"
         )
@@ -163,12 +164,12 @@ def reduction_size_or(targets: Array, given: float | None) -> float | Array:
     if given is None and on_gpu(targets) and targets.dtype.kind == "i":
         return (targets != IGNORED).sum()
     if given is None and not (given := counted(targets)):
-        raise ValueError(
+        raise WrongInput(
             f"none of {targets.size} targets counts: a part of a batch without any needs "
             "reduction_size=, the number of targets that count in the whole batch"
         )
     if not 0 < given < math.inf:
-        raise ValueError(
+        raise WrongInput(
             f"reduction_size must be positive, not {given}: it is the number of targets "
             "that count in the whole batch, which needs at least one"
         )

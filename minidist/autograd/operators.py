@@ -13,6 +13,7 @@ from minidist.autograd.deferred import Gradient
 from minidist.autograd.sugar import Axis
 from minidist.autograd.tensor import Function
 from minidist.backend import Array, add_at, array_module, matmul, mean_over, sum_over, widen
+from minidist.errors import WrongInput
 
 
 class Add(Function):
@@ -79,7 +80,7 @@ class MatMul(Function):
 
     def forward(self, a: Array, b: Array) -> Array:
         if min(a.ndim, b.ndim) < 2 or a.shape[-1] != b.shape[-2]:
-            raise ValueError(
+            raise WrongInput(
                 f"cannot multiply {list(a.shape)} by {list(b.shape)}: both need two axes or more, "
                 "and the columns of the first must be the rows of the second; "
                 "use reshape or transpose"

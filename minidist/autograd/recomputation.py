@@ -12,6 +12,7 @@ from minidist.autograd.deferred import Gradient
 from minidist.autograd.recording import no_grad, recording
 from minidist.autograd.tensor import Function, Tensor, propagate, unbroadcast
 from minidist.backend import Array, into
+from minidist.errors import WrongInput
 
 
 def recompute(
@@ -54,7 +55,7 @@ class Recompute(Function):
         totals = dict.fromkeys([*fresh.values(), *parameters])
         for leaf, contribution in propagate(again, grad, {}, self.deferring):
             if leaf not in totals:
-                raise ValueError(
+                raise WrongInput(
                     f"recompute: the function used the parameter {leaf.name or leaf!r} "
                     "without being told; pass it in parameters="
                 )

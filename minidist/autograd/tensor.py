@@ -14,6 +14,7 @@ from minidist.autograd.deferred import Deferred, Gradient, deliver
 from minidist.autograd.recording import switch, tick
 from minidist.autograd.sugar import Operators
 from minidist.backend import Array, array_module, as_array, sum_over
+from minidist.errors import WrongInput
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -82,7 +83,7 @@ class Tensor(Operators["Tensor"]):
         Return a function that removes the hook.
         """
         if self.creator is not None:
-            raise ValueError("hooks belong to leaves; this tensor was made by a function")
+            raise WrongInput("hooks belong to leaves; this tensor was made by a function")
         self.hooks = (*self.hooks, hook)
 
         def remove() -> None:

@@ -31,6 +31,7 @@ from minidist.bench.rows import (
 from minidist.bench.run_peer import torch_peer
 from minidist.bench.workloads import GPU_SIZES, Work, gpu_works, makers
 from minidist.comm import Group
+from minidist.errors import WrongInput
 
 TITLE = "one GPU"
 
@@ -41,7 +42,7 @@ def rows(rounds: int = 5, sizes: dict[str, int] | None = None) -> Iterator[dict]
     sizes  those of workloads.GPU_SIZES that are not as usual
     """
     if reason := why_no_gpu():
-        raise ValueError(f"there is no GPU to measure. {reason}")
+        raise WrongInput(f"there is no GPU to measure. {reason}")
     usual = {name: size for name, (size, *_) in GPU_SIZES.items()}
     return (row | {"processor": "GPU"} for row in measured(rounds, usual | (sizes or {})))
 
@@ -92,7 +93,7 @@ def in_words(events: list[tuple[str, bool]]) -> str:
     """Sum up what `torch_peers.profiled` has seen; ValueError if that is nothing."""
     work = [name for name, on_gpu in events if on_gpu]
     if not work:
-        raise ValueError("it has seen no work of the GPU")
+        raise WrongInput("it has seen no work of the GPU")
     up, down = (sum(way in name for name in work) for way in ("HtoD", "DtoH"))
     waits = sum("Synchronize" in name for name, on_gpu in events if not on_gpu) - 1
     launches = len(work) - up - down

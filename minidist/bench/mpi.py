@@ -26,6 +26,7 @@ from minidist.bench.run_peer import mpi_command, mpi_peer, printed_by, why_no_mp
 from minidist.bench.workloads import data_parallel_step, training_step
 from minidist.comm import Group
 from minidist.comm.mpi.library import is_first, load, processes
+from minidist.errors import WrongInput
 from minidist.observe.stopwatch import there_and_back
 from minidist.tensor_parallel import ParallelTransformer
 from minidist.tensor_parallel.vocab_parallel import cross_entropy
@@ -37,7 +38,7 @@ VOCAB, WIDTH, HEADS, DEPTH, CONTEXT, BATCH = 65, 128, 4, 4, 64, 16
 def rows(rounds: int = 3, ranks: int = 2) -> Iterator[dict]:
     """Yield the rows of ranks that mpiexec starts, beside those of their peers."""
     if missing := why_no_mpi():
-        raise ValueError(missing)
+        raise WrongInput(missing)
     with Cluster(ranks) as others:
         found = rounds_of(
             rounds,

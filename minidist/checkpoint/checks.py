@@ -22,6 +22,7 @@ from minidist.checkpoint import manifest
 from minidist.checkpoint.parts import Part
 from minidist.checkpoint.resharding import have_all
 from minidist.comm import Group
+from minidist.errors import WrongInput
 
 MOST_STEPS = 2**63 - 1  # 63 bits
 LONGEST = 4096  # bytes of a name: a file's header has all of them
@@ -50,7 +51,7 @@ def agree(
 
     ranks = together(group, mine)
     if len(steps := sorted({rank["step"] for rank in ranks})) > 1:
-        raise ValueError(
+        raise WrongInput(
             f"the ranks save the steps {steps}; call save with the same on all of them"
         )
     check_arrays([entry for rank in ranks for entry in rank["held"]])
@@ -72,7 +73,7 @@ def together(group: Group | None, act: Callable[[], object]) -> list:
         raise own
     for rank, of_rank in enumerate(ranks):
         if "wrong" in of_rank:
-            raise ValueError(f"{of_rank['wrong']} (rank {rank})")
+            raise WrongInput(f"{of_rank['wrong']} (rank {rank})")
     return [of_rank["got"] for of_rank in ranks]
 
 
@@ -92,7 +93,7 @@ def check_step(step: int) -> int:
     except TypeError:
         number = -1
     if not 0 <= number <= MOST_STEPS:
-        raise ValueError(f"a step is a whole number from 0 to {MOST_STEPS}, not {step!r:.50}")
+        raise WrongInput(f"a step is a whole number from 0 to {MOST_STEPS}, not {step!r:.50}")
     return number
 
 
@@ -101,30 +102,30 @@ def described(part: Part) -> tuple[str, list[int], str, str]:
     name, values = part.cut.name, part.values
     check_name(name)
     if isinstance(values, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
-        raise ValueError(f"{name} is masked, and a file has no masks; use .filled() or .data")
+        raise WrongInput(f"{name} is masked, and a file has no masks; use .filled() or .data")
     dtype = np.dtype(values.dtype).name
     if dtype not in DTYPES:
         kinds = "bool, whole ones, and floats of 16 to 64 bits"
-        raise ValueError(f"{name} is {values.dtype}; a checkpoint holds numbers: {kinds}")
+        raise WrongInput(f"{name} is {values.dtype}; a checkpoint holds numbers: {kinds}")
     if values.size != len(part.cut):
-        raise ValueError(f"a part of {name} has {values.size} elements for {len(part.cut)} places")
+        raise WrongInput(f"a part of {name} has {values.size} elements for {len(part.cut)} places")
     shape = list(map(int, part.cut.shape))
     inside = 0 <= part.cut.start <= part.cut.stop <= prod(part.cut.part_shape)
     if not inside or (part.cut.shard is not None and part.cut.shard.indices.min(initial=0) < 0):
-        raise ValueError(f"a part of {name} is outside of the array {shape}")
+        raise WrongInput(f"a part of {name} is outside of the array {shape}")
     return json.dumps(manifest.describe(part.cut)), shape, dtype, name
 
 
 def check_name(name: str) -> None:
     """Raise ValueError unless a file can name an array so."""
     if not isinstance(name, str) or name == RESERVED:
-        raise ValueError(f"{name!r:.50} is no name of an array; use another string")
+        raise WrongInput(f"{name!r:.50} is no name of an array; use another string")
     try:
         length = len(name.encode())
     except UnicodeEncodeError:
-        raise ValueError(f"{name!r:.50} is no name of an array: UTF-8 cannot write it") from None
+        raise WrongInput(f"{name!r:.50} is no name of an array: UTF-8 cannot write it") from None
     if length > LONGEST:
-        raise ValueError(f"{name[:50]}... has {length} bytes; a name has {LONGEST} at most")
+        raise WrongInput(f"{name[:50]}... has {length} bytes; a name has {LONGEST} at most")
 
 
 def check_about(about: dict) -> None:
@@ -132,14 +133,14 @@ def check_about(about: dict) -> None:
     try:
         json.loads(json.dumps(about))
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"about is to be JSON: {error}") from error
+        raise WrongInput(f"about is to be JSON: {error}") from error
     if not isinstance(about, dict) or not has_words(about, DEEPEST):
-        raise ValueError(
+        raise WrongInput(
             "about is to be a dict whose keys, and those in it, are strings, and no more than "
             f"{DEEPEST} in each other"
         )
     if "run" in about and about["run"] != manifest.run_of(about):
-        raise ValueError("about's run is to be a list of names: Saved.run")
+        raise WrongInput("about's run is to be a list of names: Saved.run")
 
 
 def has_words(value, deepest: int) -> bool:
@@ -163,17 +164,17 @@ def check_folder(folder: Path, step: int, run: list[str]) -> None:
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise ValueError(f"cannot write to the folder {target}: {error.strerror}") from error
+        raise WrongInput(f"cannot write to the folder {target}: {error.strerror}") from error
     if target.is_symlink():
-        raise ValueError(f"{target} is a link, and none is followed; remove it")
+        raise WrongInput(f"{target} is a link, and none is followed; remove it")
     whole = manifest.whole_ones(folder)
     newest = max(whole, default=-1)
     if whole:
         check_run(whole[newest], run)
     if step == newest:
-        raise ValueError(f"{target} is there already; resume from it, or use another folder")
+        raise WrongInput(f"{target} is there already; resume from it, or use another folder")
     if step < newest:
-        raise ValueError(
+        raise WrongInput(
             f"{folder} has a checkpoint of step {newest}, and step {step} is before it; use "
             "another folder, or first rename newer ones: checkpoint.set_aside"
         )
@@ -182,7 +183,7 @@ def check_folder(folder: Path, step: int, run: list[str]) -> None:
 def check_run(path: Path, run: list[str]) -> None:
     """Raise ValueError if a checkpoint is neither of a run nor of one that it has gone on from."""
     if not manifest.is_of(path, run):
-        raise ValueError(
+        raise WrongInput(
             f"{path} is of another run; use another folder, or go on from it with --resume, or in "
             "a program with about={'run': Saved(path).run}"
         )
@@ -194,8 +195,8 @@ def check_arrays(held: list[tuple[str, list[int], str, str]]) -> None:
     parts: dict[str, set[str]] = defaultdict(set)
     for key, shape, dtype, name in held:
         if arrays.setdefault(name, (shape, dtype)) != (shape, dtype):
-            raise ValueError(f"the ranks hold parts of different arrays named {name}")
+            raise WrongInput(f"the ranks hold parts of different arrays named {name}")
         parts[name].add(key)
     for name, (shape, _) in arrays.items():
         if not have_all([json.loads(key) for key in parts[name]], shape):
-            raise ValueError(f"the ranks do not hold all {prod(shape)} elements of {name}")
+            raise WrongInput(f"the ranks do not hold all {prod(shape)} elements of {name}")

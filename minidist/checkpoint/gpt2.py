@@ -24,6 +24,7 @@ from minidist import nn
 from minidist.checkpoint.gpt2_config import heads_of
 from minidist.checkpoint.published import INDEX, read, read_folder
 from minidist.dtypes import float_dtype
+from minidist.errors import WrongInput
 from minidist.nn.transformer import Style
 
 HEAD_WIDTH = 64  # of all four published sizes
@@ -61,9 +62,9 @@ def load_gpt2(file: str | Path, heads: int | None = None, dtype: str = "float32"
     sizes = {"vocab_size": vocab, "n_positions": context, "n_embd": width, "n_layer": depth}
     asked = heads_of(folder / "config.json", sizes | {"n_inner": hidden})
     if head is not None and not np.array_equal(head, arrays["wte.weight"]):
-        raise ValueError(f"{path} has a head of its own; GPT-2's head is its embedding wte")
+        raise WrongInput(f"{path} has a head of its own; GPT-2's head is its embedding wte")
     if None not in (heads, asked) and heads != asked:
-        raise ValueError(f"config.json says {asked} heads, not {heads}; leave heads out")
+        raise WrongInput(f"config.json says {asked} heads, not {heads}; leave heads out")
     if heads is None:
         heads = asked or max(1, width // HEAD_WIDTH)
     more = {"dtype": float_dtype(dtype), "tied": True, "style": Style(hidden=hidden)}
@@ -77,16 +78,16 @@ def without_prefix(arrays: dict[str, np.ndarray], path: Path) -> dict[str, np.nd
     found = {name.removeprefix(PREFIX): array for name, array in arrays.items()}
     if len(found) < len(arrays):
         twice = next(name for name in found if {name, PREFIX + name} <= arrays.keys())
-        raise ValueError(f"{path} has both {twice} and {PREFIX}{twice}; remove one of them")
+        raise WrongInput(f"{path} has both {twice} and {PREFIX}{twice}; remove one of them")
     return found
 
 
 def matrix(arrays: dict[str, np.ndarray], name: str, path: Path) -> tuple[int, int]:
     """Return the shape of an embedding."""
     if name not in arrays:
-        raise ValueError(f"{path} has no {name}: these are no weights of GPT-2")
+        raise WrongInput(f"{path} has no {name}: these are no weights of GPT-2")
     if arrays[name].ndim != 2:
-        raise ValueError(f"{path} has a {name} of shape {list(arrays[name].shape)}, not [n, C]")
+        raise WrongInput(f"{path} has a {name} of shape {list(arrays[name].shape)}, not [n, C]")
     return arrays[name].shape
 
 
@@ -100,6 +101,6 @@ def ours(name: str, path: Path) -> str:
         return f"head.norm.{norm[kind]}"
     match = re.fullmatch(r"h\.(\d+)\.(.*)", place)
     if match is None or match[2] not in PARTS or kind not in norm:
-        raise ValueError(f"{path} has an array {name!r}, which is none of GPT-2's")
+        raise WrongInput(f"{path} has an array {name!r}, which is none of GPT-2's")
     part = PARTS[match[2]]
     return f"blocks.{match[1]}.{part}.{norm[kind] if part.startswith('norm') else kind}"

@@ -11,6 +11,7 @@ Every key that it may have is in one of these tables (see published.py):
 from pathlib import Path
 
 from minidist.checkpoint.published import COMMON, check_keys, read_object, refuse
+from minidist.errors import WrongInput
 
 SIZES = {  # a key, and other names for it
     "vocab_size": (),
@@ -54,7 +55,7 @@ def heads_of(path: Path, sizes: dict[str, int]) -> int | None:
     names = {name: key for key, others in SIZES.items() for name in (key, *others)}
     check_keys(path, found, FUNCTION, {*names, *HEADS, *HARMLESS}, "nn.Transformer")
     if found.get("n_inner") is None and sizes["n_inner"] != 4 * sizes["n_embd"]:
-        raise ValueError(f"{path} has no n_inner, and the arrays beside it have {sizes['n_inner']}")
+        raise WrongInput(f"{path} has no n_inner, and the arrays beside it have {sizes['n_inner']}")
     for key, value in found.items():
         if key in names and (value is not None or key != "n_inner"):
             size = sizes[names[key]]
@@ -64,5 +65,5 @@ def heads_of(path: Path, sizes: dict[str, int]) -> int | None:
             refuse(path, key, value, "a number of heads is a whole number from 1")
     asked = {found[key] for key in HEADS if key in found} or {USUAL_HEADS}
     if len(asked) > 1:
-        raise ValueError(f"{path} has {' and '.join(HEADS)} that differ")
+        raise WrongInput(f"{path} has {' and '.join(HEADS)} that differ")
     return asked.pop()

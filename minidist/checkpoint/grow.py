@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from minidist.checkpoint.reading import Saved
-from minidist.errors import plural
+from minidist.errors import WrongInput, plural
 from minidist.nn import Slice
 from minidist.rng import generator
 
@@ -31,19 +31,19 @@ def changes(before: Mapping, now: Mapping) -> list[str]:
     found = []
     blocks = now["settings"]["depth"] - before["settings"]["depth"]
     if blocks < 0:
-        raise ValueError("a model of fewer blocks is another model; use another folder")
+        raise WrongInput("a model of fewer blocks is another model; use another folder")
     if blocks:
         found.append(plural(blocks, "new block"))
     old, data = before["data"], now["data"]
     if old == data:
         return found
     if "characters" not in old or "characters" not in data:
-        raise ValueError(
+        raise WrongInput(
             f"the checkpoint is of a run on {old['source']}, not on {data['source']}; give it the "
             "same, or another folder"
         )
     if lost := sorted(set(old["characters"]) - set(data["characters"])):
-        raise ValueError(
+        raise WrongInput(
             f"the character {lost[0]!r} of {old['source']} is none of the new ones; use "
             "Text.including(characters)"
         )

@@ -28,6 +28,7 @@ from minidist import nn
 from minidist.checkpoint.llama_config import sizes_of
 from minidist.checkpoint.published import read_folder
 from minidist.dtypes import float_dtype
+from minidist.errors import WrongInput
 
 ANGLES = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # of theta: skipped
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
@@ -53,18 +54,18 @@ def load_llama(folder: str | Path, dtype: str = "float32") -> nn.Llama:
     sizes = sizes_of(path / "config.json")
     arrays = {name: a for name, a in read_folder(path).items() if not ANGLES.fullmatch(name)}
     if sizes["depth"] > len(arrays):  # else there would be as many names as it says
-        raise ValueError(f"{path} has {len(arrays)} arrays for {sizes['depth']} num_hidden_layers")
+        raise WrongInput(f"{path} has {len(arrays)} arrays for {sizes['depth']} num_hidden_layers")
     head = arrays.pop(f"{HEAD}.weight", None) if sizes["tied"] else None
     shapes = shapes_of(**sizes)
     if wrong := sorted(shapes.keys() ^ {name.removesuffix(".weight") for name in arrays}):
         which = "lacks" if wrong[0] in shapes else "has"
-        raise ValueError(f"{path} {which} {wrong[0]}, unlike a Llama of its config.json")
+        raise WrongInput(f"{path} {which} {wrong[0]}, unlike a Llama of its config.json")
     for name, shape in shapes.items():
         if arrays[f"{name}.weight"].shape != shape:
             has = list(arrays[f"{name}.weight"].shape)
-            raise ValueError(f"{path} has {name} {has}, and its config.json asks for {list(shape)}")
+            raise WrongInput(f"{path} has {name} {has}, and its config.json asks for {list(shape)}")
     if head is not None and not np.array_equal(head, arrays[f"{EMBEDDING}.weight"]):
-        raise ValueError(f"{path} has a head of its own, and tie_word_embeddings, too")
+        raise WrongInput(f"{path} has a head of its own, and tie_word_embeddings, too")
     model = nn.Llama(**sizes, dtype=float_dtype(dtype))
     model.load_state(state_of(arrays, **sizes))
     return model

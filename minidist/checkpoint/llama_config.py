@@ -12,6 +12,7 @@ there). Every key that it may have is in one of these tables (see published.py):
 from pathlib import Path
 
 from minidist.checkpoint.published import COMMON, check_keys, read_object, refuse
+from minidist.errors import WrongInput
 from minidist.nn.rotary_frequencies import Stretched
 
 SIZES = {  # a key, and the argument of nn.Llama
@@ -74,7 +75,7 @@ def theta_of(path: Path, found: dict) -> float | Stretched:
     """Return the base of the rotary angles, from rope_parameters or, in older files, two keys."""
     given = [key for key in ("rope_parameters", "rope_scaling") if found.get(key) is not None]
     if len(given) > 1:
-        raise ValueError(f"{path} has {' and '.join(given)}; which of them counts is not known")
+        raise WrongInput(f"{path} has {' and '.join(given)}; which of them counts is not known")
     rope = found[given[0]] if given else {}
     if not isinstance(rope, dict):
         refuse(path, given[0], rope, "it is an object with keys and values, or null")

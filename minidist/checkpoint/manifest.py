@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from minidist.checkpoint.checksum import checksum
+from minidist.errors import WrongInput
 from minidist.nn import Shard, Slice
 
 FORMAT, VERSION = "minidist checkpoint", 2
@@ -36,7 +37,7 @@ FILE = re.compile(r"rank-[0-9]{3,}\.safetensors")
 BEGUN = re.compile(r"\.tmp[A-Za-z0-9]{6}")  # what the library writes before it takes our name
 
 
-class Damaged(ValueError):
+class Damaged(WrongInput):
     """A file of a checkpoint is not what was written."""
 
 
@@ -46,13 +47,13 @@ def in_words(doing: str, remedy: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"cannot {doing}: {error.strerror or error}{remedy}") from error
+        raise WrongInput(f"cannot {doing}: {error.strerror or error}{remedy}") from error
 
 
 def place(folder: str | Path) -> Path:
     """Return the path of a folder of checkpoints."""
     if not str(folder) or "\0" in str(folder):
-        raise ValueError(f"{str(folder)!r} is no folder; the one where you are is '.'")
+        raise WrongInput(f"{str(folder)!r} is no folder; the one where you are is '.'")
     return Path(folder)
 
 
@@ -171,9 +172,9 @@ def read(path: Path) -> dict:
     """Return the manifest in a file; ValueError if it is damaged, foreign or of a newer version."""
     found = read_json(path)
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise ValueError(f"{path} is foreign: it is not the manifest of a minidist checkpoint")
+        raise WrongInput(f"{path} is foreign: it is not the manifest of a minidist checkpoint")
     if found.get("version") != VERSION:
-        raise ValueError(
+        raise WrongInput(
             f"{path} has version {found.get('version')}, and this minidist reads version "
             f"{VERSION}; use the minidist that wrote it"
         )
@@ -182,7 +183,7 @@ def read(path: Path) -> dict:
     if missing := {"step", "about", "arrays", "files"} - found.keys():
         raise Damaged(f"{path} is damaged: it has no {min(missing)}")
     if path.parent.name != folder_of(found["step"]):
-        raise ValueError(f"{path} is of step {found['step']}: its folder has got another name")
+        raise WrongInput(f"{path} is of step {found['step']}: its folder has got another name")
     if strange := [name for name in found["files"] if not FILE.fullmatch(name)]:
-        raise ValueError(f"{path} names {strange[0]!r}, which is no file of a checkpoint")
+        raise WrongInput(f"{path} names {strange[0]!r}, which is no file of a checkpoint")
     return found

@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from minidist.backend import Array, array_module, on_device_of, to_host, widen
+from minidist.errors import WrongInput
 from minidist.nn import Parameter, Slice
 from minidist.nn.flat_parameters import FlatSlice
 
@@ -135,12 +136,12 @@ def restore(saved: Source, model: Holder, optimizer: KeptOptimizer) -> None:
     """
     of = saved.about.get("optimizer")
     if of is None:
-        raise ValueError(
+        raise WrongInput(
             f"{saved.path} says nothing of an optimizer; take its weights with checkpoint.load, or "
             "save it with about={'optimizer': parts.about(optimizer)}"
         )
     if of["kind"] != optimizer.kind:
-        raise ValueError(
+        raise WrongInput(
             f"{saved.path} has the state of {of['kind']}, not of {optimizer.kind}; go on with "
             f"{of['kind']}, or use another folder"
         )
@@ -185,7 +186,7 @@ def fill(array: Array, values: list[np.ndarray], name: str, rounds: bool = False
     own = vector.astype(array.dtype, copy=False)
     exact = rounds or np.can_cast(vector.dtype, array.dtype, "safe")
     if not exact and not np.array_equal(own.astype(vector.dtype), vector):
-        raise ValueError(
+        raise WrongInput(
             f"{name} is {array.dtype} in the model, and would round the {vector.dtype} of the "
             "checkpoint; use a model of its dtype"
         )

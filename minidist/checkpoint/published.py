@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 
 from minidist.checkpoint import manifest
 from minidist.dtypes import float_dtype
+from minidist.errors import WrongInput
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 KINDS = set("F64 F32 F16 BF16 I64 I32 I16 I8 U64 U32 U16 U8 BOOL".split())  # that NumPy has
@@ -47,7 +48,7 @@ def read_object(path: Path) -> dict:
     """Return the object in a file of JSON."""
     found = manifest.read_json(path)
     if not isinstance(found, dict):
-        raise ValueError(f"{path} is damaged: it is no JSON object with keys and values")
+        raise WrongInput(f"{path} is damaged: it is no JSON object with keys and values")
     return found
 
 
@@ -67,7 +68,7 @@ def check_keys(path: Path, found: dict, function: dict, known: set[str], model: 
 
 
 def refuse(path: Path, key: str, value, why: str) -> None:
-    raise ValueError(f"{path} has {key} = {value!r}, and {why}")
+    raise WrongInput(f"{path} has {key} = {value!r}, and {why}")
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
@@ -77,12 +78,12 @@ def read(path: Path) -> dict[str, np.ndarray]:
             with safe_open(path, "np") as file:
                 kinds = {file.get_slice(name).get_dtype() for name in file.keys()}
             if strange := sorted(kinds - KINDS):
-                raise ValueError(f"{path} has arrays of {strange[0]}; save them as float32")
+                raise WrongInput(f"{path} has arrays of {strange[0]}; save them as float32")
             if "BF16" in kinds:
                 float_dtype("bfloat16")  # imports what makes it a dtype of NumPy
             return load_file(path)
         except SafetensorError as error:
-            raise ValueError(f"{path} is damaged or foreign: {error}") from error
+            raise WrongInput(f"{path} is damaged or foreign: {error}") from error
 
 
 def read_folder(folder: Path) -> dict[str, np.ndarray]:
@@ -91,16 +92,16 @@ def read_folder(folder: Path) -> dict[str, np.ndarray]:
         return read(folder / FILE)
     if not (folder / INDEX).exists():
         other = "; *.bin are pickles, and not read" if [*folder.glob("*.bin")] else ""
-        raise ValueError(f"{folder} has neither {FILE} nor {INDEX}{other}")
+        raise WrongInput(f"{folder} has neither {FILE} nor {INDEX}{other}")
     places = read_object(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not all(map(is_beside, places.values())):
-        raise ValueError(f"{folder / INDEX} has no weight_map from arrays to files beside it")
+        raise WrongInput(f"{folder / INDEX} has no weight_map from arrays to files beside it")
     found: dict[str, np.ndarray] = {}
     for name in sorted(set(places.values())):
         arrays = read(folder / name)
         if wrong := sorted(arrays.keys() ^ {array for array in places if places[array] == name}):
             where = "only one of the two knows"
-            raise ValueError(f"{folder / INDEX} and {name}: {where} {wrong[0]!r}; fetch them again")
+            raise WrongInput(f"{folder / INDEX} and {name}: {where} {wrong[0]!r}; fetch them again")
         found |= arrays
     return found
 

@@ -11,6 +11,7 @@ import numpy as np
 from minidist.checkpoint import manifest
 from minidist.checkpoint.checksum import checksum
 from minidist.checkpoint.resharding import Piece, pieces
+from minidist.errors import WrongInput
 from minidist.nn import Slice
 
 PAGE, THREADS = 4096, 2  # bytes of memory; threads that compare checksums
@@ -39,7 +40,7 @@ def advised(path: Path) -> Iterator[None]:
     try:
         yield
     except manifest.Damaged as error:
-        raise ValueError(f"{error}; {advice(path)}") from error
+        raise WrongInput(f"{error}; {advice(path)}") from error
 
 
 def advice(path: Path) -> str:
@@ -84,10 +85,10 @@ class Saved:
         """Return a folder's newest checkpoint, or that of a step; ValueError if there is none."""
         whole = manifest.whole_ones(manifest.place(folder))
         if not whole:
-            raise ValueError(f"{folder} has no checkpoint; leave --resume out to begin one")
+            raise WrongInput(f"{folder} has no checkpoint; leave --resume out to begin one")
         if step is not None and step not in whole:
             there = ", ".join(map(str, whole))
-            raise ValueError(f"{folder} has no checkpoint of step {step}, but of {there}; use that")
+            raise WrongInput(f"{folder} has no checkpoint of step {step}, but of {there}; use that")
         path = whole[max(whole) if step is None else step]
         with advised(path):
             return cls(path)
@@ -112,10 +113,10 @@ class Saved:
     def part(self, cut: Slice) -> np.ndarray:
         """Return the elements of a slice: a vector."""
         if cut.name not in self.shapes:
-            raise ValueError(f"{self.path} has no array {cut.name}: it is of another model")
+            raise WrongInput(f"{self.path} has no array {cut.name}: it is of another model")
         shape = self.shapes[cut.name]
         if cut.shape != shape:
-            raise ValueError(
+            raise WrongInput(
                 f"{cut.name} is {list(shape)} in {self.path}, and {list(cut.shape)} in the model"
             )
         wanted = manifest.describe(cut)

@@ -26,7 +26,7 @@ from minidist.checkpoint.parts import Holder, KeptOptimizer, about, parts_of, re
 from minidist.checkpoint.reading import Saved, advised
 from minidist.checkpoint.writing import set_aside, whole_parts
 from minidist.comm import Group
-from minidist.errors import check_writable
+from minidist.errors import WrongInput, check_writable
 
 LOSSES = "losses"
 MAY_CHANGE = {"steps", "lr", "depth"}  # depth may grow
@@ -49,7 +49,7 @@ class Keep:
     def __post_init__(self):
         manifest.place(self.folder)
         if self.step is not None and not self.resume:
-            raise ValueError(f"a run goes on from step {self.step} only with resume=True")
+            raise WrongInput(f"a run goes on from step {self.step} only with resume=True")
 
     def check(self) -> None:
         """Raise ValueError if a run cannot save here.
@@ -59,7 +59,7 @@ class Keep:
         """
         whole = manifest.whole_ones(Path(self.folder))
         if whole and not self.resume:
-            raise ValueError(
+            raise WrongInput(
                 f"{self.folder} has a checkpoint of step {max(whole)}; go on from it with "
                 "--resume, or use another folder"
             )
@@ -96,7 +96,7 @@ def settings_in(saved: Saved, defaults: Mapping) -> dict:
     """Return the settings of the run that was saved, with defaults for those it did not know."""
     before = saved.about[DESCRIPTION]["settings"]
     if unknown := sorted(set(before) - set(defaults)):
-        raise ValueError(
+        raise WrongInput(
             f"{saved.path} has the setting {unknown[0]!r}, which this minidist does not know; use "
             "the minidist that wrote it"
         )
@@ -107,12 +107,12 @@ def check_description(saved: Saved, description: Mapping, defaults: Mapping) -> 
     """Raise ValueError if a setting, or the data, is not that of the run that was saved."""
     before = description_in(saved)
     if before is None:
-        raise ValueError(f"{saved.path} is not from `minidist train`; use checkpoint.load")
+        raise WrongInput(f"{saved.path} is not from `minidist train`; use checkpoint.load")
     changes(before, description)  # first: other data has other defaults, too
     settings = settings_in(saved, defaults)
     for name, now in sorted(description["settings"].items()):
         if (was := settings[name]) != now and name not in MAY_CHANGE:
-            raise ValueError(
+            raise WrongInput(
                 f"{saved.path} is of a run with {name} = {was}, not {now}; give it the same, or "
                 "another folder"
             )

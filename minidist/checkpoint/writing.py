@@ -27,6 +27,7 @@ from minidist.checkpoint.checks import agree, check_folder, together
 from minidist.checkpoint.checksum import checksum
 from minidist.checkpoint.parts import Part
 from minidist.comm import Group
+from minidist.errors import WrongInput
 from minidist.nn import Slice
 
 KEPT = 2  # checkpoints
@@ -131,7 +132,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)
-        raise ValueError(
+        raise WrongInput(
             f"another run is saving in {folder}; give each a folder of its own"
         ) from error
     except OSError:  # a file system without locks, such as some network's
@@ -266,7 +267,7 @@ def set_aside(folder: str | Path, after: int) -> list[Path]:
         for path in newer.values():
             run = manifest.run_at(path)
             if run and after in whole and not manifest.is_of(whole[after], run):
-                raise ValueError(f"{path} is of another run; use another folder for this one")
+                raise WrongInput(f"{path} is of another run; use another folder for this one")
         for path in newer.values():
             names = [other.name for other in folder.iterdir()]
             new = path.with_name(free(f"aside-{path.name}", names))

@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from minidist import __version__
 from minidist.cli.parser import Parser
-from minidist.errors import CommTimeout, RankFailed, is_wrong_input
+from minidist.errors import CommTimeout, RankFailed, WrongInput, is_wrong_input
 
 COMMANDS = {  # a module of this package, and what its command does
     "train": "train a small model on several ranks, then certify its gradients",
@@ -180,7 +180,7 @@ def _run(given: argparse.Namespace) -> int:
         from minidist.comm.launchers import copies  # needs NumPy, as such a command does
 
         if words := copies("--transport {}"):
-            raise ValueError(words)  # in each: the first that ends may end all others
+            raise WrongInput(words)  # in each: the first that ends may end all others
         given.transport = "process"
     return given.run(given)
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
+from minidist.errors import WrongInput
 from minidist.training import settings
 from minidist.training.settings import Bound
 
@@ -139,4 +140,4 @@ def check_several(processes: int) -> None:
     if processes == 1:
         from minidist.comm.mpi.library import command  # needs NumPy, which not every command does
 
-        raise ValueError(f"MPI has started 1 process only; start this with: {command(4)}")
+        raise WrongInput(f"MPI has started 1 process only; start this with: {command(4)}")

@@ -8,6 +8,7 @@ from minidist.bench import checkpoint, comm, gpu, mpi, pipelines, steps
 from minidist.bench.rows import head, line
 from minidist.bench.workloads import GPU_SIZES
 from minidist.cli.arguments import DEFAULT, RANKS, ROUNDS, add_json, whole
+from minidist.errors import WrongInput
 
 SUITES: dict[str, ModuleType] = {
     "step": steps,
@@ -84,12 +85,12 @@ def run(given: argparse.Namespace) -> int:
 def _options(what: str, given: argparse.Namespace) -> dict[str, int | dict[str, int]]:
     """Return what this suite takes beside its rounds; ValueError for what only another takes."""
     if what != "mpi" and (given.ranks or given.transport):
-        raise ValueError(f"{what} has ranks of its own; leave --ranks and --transport out")
+        raise WrongInput(f"{what} has ranks of its own; leave --ranks and --transport out")
     if given.ranks and given.transport:
-        raise ValueError("mpiexec has started the ranks; leave --ranks out")
+        raise WrongInput("mpiexec has started the ranks; leave --ranks out")
     if given.ranks:
         return {"ranks": given.ranks}
     sizes = {name: n for name in GPU_SIZES if (n := getattr(given, name)) is not None}
     if sizes and what != "gpu":
-        raise ValueError(f"the sizes of {what} are fixed; leave --{next(iter(sizes))} out")
+        raise WrongInput(f"the sizes of {what} are fixed; leave --{next(iter(sizes))} out")
     return {"sizes": sizes} if sizes else {}

@@ -19,7 +19,7 @@ from minidist.course.lab import MUTANTS, find, labs, of_mutants
 from minidist.course.sandbox.limits import Limits
 from minidist.course.sandbox.untrusted import plain
 from minidist.course.submissions import LABEL, label
-from minidist.errors import is_wrong_input
+from minidist.errors import WrongInput, is_wrong_input
 
 POLL = 0.3  # seconds between two looks at the files that --watch waits for
 FORMATS = {"text": report.text, "junit": report.junit, "gradescope": report.gradescope}
@@ -91,14 +91,14 @@ def _seed(text: str) -> int:
 def _students(text: str) -> list[str]:
     """Read the name of a student, or Gradescope's file with the e-mails of one or several."""
     if not (name := text.strip().lower()) or name.endswith(".json") != os.path.isfile(text):
-        raise ValueError(f"--student {text!r} is no name, and no file of Gradescope's in JSON")
+        raise WrongInput(f"--student {text!r} is no name, and no file of Gradescope's in JSON")
     if not name.endswith(".json"):
         return [name]
     content = lab_teacher.read_text(Path(text))
     try:
         return [user["email"].strip().lower() for user in json.loads(content)["users"]]
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
-        raise ValueError(f"{text} has no users with an email, as Gradescope's file has") from None
+        raise WrongInput(f"{text} has no users with an email, as Gradescope's file has") from None
 
 
 def _list(given: argparse.Namespace) -> int:
@@ -126,7 +126,7 @@ def _new(given: argparse.Namespace) -> int:
 
 def _export(given: argparse.Namespace) -> int:
     if given.lab == MUTANTS:
-        raise ValueError("the lab of mutants is not exported: hand out `minidist lab new mutants`")
+        raise WrongInput("the lab of mutants is not exported: hand out `minidist lab new mutants`")
     for path in export(find(given.lab), given.folder, given.seed, given.variants):
         print(path)
     return 0
@@ -156,9 +156,9 @@ def _times(folder: Path) -> dict[Path, int]:
 def _grade(given: argparse.Namespace) -> int:
     output = None if given.output == "-" else Path(given.output)
     if output is not None and not output.parent.is_dir():
-        raise ValueError(f"cannot write {output}: there is no folder {output.parent}")
+        raise WrongInput(f"cannot write {output}: there is no folder {output.parent}")
     if output is not None and output.is_dir():
-        raise ValueError(f"cannot write {output}: it is a folder")
+        raise WrongInput(f"cannot write {output}: it is a folder")
     try:
         message = FORMATS[given.format](_graded(given, given.seed))
     except ValueError as error:
@@ -178,7 +178,7 @@ def _write(text: str, output: Path | None) -> None:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         print(text)  # it took a while to make
-        raise ValueError(f"cannot write {output}: {error.strerror}") from None
+        raise WrongInput(f"cannot write {output}: {error.strerror}") from None
 
 
 @contextlib.contextmanager
@@ -201,7 +201,7 @@ def _graded(given: argparse.Namespace, seed: int | None, task: str | None = None
     if not (name := given.lab or said):
         known = given.folder.exists()
         why = f"{folder} has no {LABEL}, which names its lab; pass the name: --lab NAME"
-        raise ValueError(why if known else f"there is no folder {folder}")
+        raise WrongInput(why if known else f"there is no folder {folder}")
     if said and said != name:
         why = f"its {LABEL} says {said[:40]!r}, the questions are of {name!r}"
         print(f"minidist: {folder}: {why}", file=sys.stderr)

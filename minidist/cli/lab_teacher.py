@@ -13,7 +13,7 @@ from minidist.course.lab import MUTANTS, find
 from minidist.course.sandbox.limits import Limits
 from minidist.course.sandbox.untrusted import plain
 from minidist.course.submissions import check_no_link, handed_in, label, submissions
-from minidist.errors import plural
+from minidist.errors import WrongInput, plural
 from minidist.mistakes.register import source
 
 ROWS = 50  # of the table of similar submissions
@@ -95,7 +95,7 @@ def read_text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ValueError(f"cannot read {file}: {why}") from None
+        raise WrongInput(f"cannot read {file}: {why}") from None
 
 
 def report(given: argparse.Namespace) -> int:
@@ -103,7 +103,7 @@ def report(given: argparse.Namespace) -> int:
     _, folder, earlier = _class(given)
     results = list(earlier.values())
     if not results:
-        raise ValueError(f"{folder} has no results; first: minidist lab grade-all {given.folder}")
+        raise WrongInput(f"{folder} has no results; first: minidist lab grade-all {given.folder}")
     lab = find(given.lab or results[-1].lab)
     results = sorted((r for r in results if r.lab == lab.name), key=lambda result: result.name)
     _write(file := given.output or folder / "report.html", report_page.page(lab, results))
@@ -114,7 +114,7 @@ def report(given: argparse.Namespace) -> int:
 def _class(given: argparse.Namespace) -> tuple[list[Path], Path, dict[Path, Result]]:
     """Return the submissions, the folder of results, and those that it has, the newest last."""
     if not (paths := submissions(given.folder)):
-        raise ValueError(f"{given.folder} has no submissions: a folder or .zip for each student")
+        raise WrongInput(f"{given.folder} has no submissions: a folder or .zip for each student")
     folder = given.results or given.folder.resolve().with_name(
         f"{given.folder.resolve().name}.results"
     )
@@ -127,7 +127,7 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"cannot make the folder {folder}: {error.strerror}") from None
+        raise WrongInput(f"cannot make the folder {folder}: {error.strerror}") from None
 
 
 def _write(file: Path, text: str) -> None:
@@ -135,13 +135,13 @@ def _write(file: Path, text: str) -> None:
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ValueError(f"cannot write {file}: {error.strerror}") from None
+        raise WrongInput(f"cannot write {file}: {error.strerror}") from None
 
 
 def similar(given: argparse.Namespace) -> int:
     folders = [path for folder in given.folders for path in _submissions(folder)]
     if (name := given.lab or _lab_name(folders)) == MUTANTS:
-        raise ValueError(
+        raise WrongInput(
             "the lab of mutants is not compared: everybody's tests are like each other"
         )
     lab = find(name)
@@ -158,7 +158,7 @@ def similar(given: argparse.Namespace) -> int:
         remarks += [plain(f"{name}/minidist/{path}: {why}") for path, why in unusable.items()]
         found.append(reader.read(plain(name), files))
     if len(found) < 2:
-        raise ValueError(f"{plural(len(found), 'submission')} of lab {lab.name}; a pair needs two")
+        raise WrongInput(f"{plural(len(found), 'submission')} of lab {lab.name}; a pair needs two")
     reference = reader.read("the package", {path: source(path) for path in lab.files})
     pairs = similarity.pairs(found, reference, given.above)
     if given.json:
@@ -173,14 +173,14 @@ def similar(given: argparse.Namespace) -> int:
 def _submissions(folder: Path) -> list[Path]:
     """Return a class's submissions; what has none or one in it is a submission itself."""
     if not folder.exists():
-        raise ValueError(f"there is no folder {folder}")
+        raise WrongInput(f"there is no folder {folder}")
     return inner if len(inner := submissions(folder)) > 1 else [folder]
 
 
 def _lab_name(folders: list[Path]) -> str:
     if name := next(filter(None, (label(folder)[0] for folder in folders)), ""):
         return name
-    raise ValueError("no lab.txt names the lab of these folders; pass the name: --lab NAME")
+    raise WrongInput("no lab.txt names the lab of these folders; pass the name: --lab NAME")
 
 
 def _print_pairs(pairs: list[dict], submissions: int, above: float) -> None:

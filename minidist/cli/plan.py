@@ -21,6 +21,7 @@ from minidist.cli.arguments import (
     short,
     whole,
 )
+from minidist.errors import WrongInput
 
 MOST = whole(1_048_576, "the search looks at every divisor of it")
 UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
@@ -147,7 +148,7 @@ def run(given: argparse.Namespace) -> int:
     way = next((name for name in ways if getattr(given, name)), "model")
     for name in dict.fromkeys(sum(USED.values(), ())):
         if getattr(given, name) is not None and name not in USED[way]:
-            raise ValueError(f"--{way} does not use --{name}; leave it out")
+            raise WrongInput(f"--{way} does not use --{name}; leave it out")
     return ways.get(way, searched)(given)
 
 
@@ -172,7 +173,7 @@ def profiled(given: argparse.Namespace) -> int:
     sizes = {name: getattr(given, name) or usual for name, (usual, *_) in SIZES.items() if usual}
     for name, n in sizes.items():
         if n > (most := SIZES[name][1]):
-            raise ValueError(f"--profile has its arrays in memory; use --{name} {most} or less")
+            raise WrongInput(f"--profile has its arrays in memory; use --{name} {most} or less")
     if not given.json:
         print(f"measuring a Transformer on {given.ranks} ranks", flush=True)  # takes a while
     model, inputs, targets = profile.example(**sizes)
@@ -202,7 +203,7 @@ def size_given(given: argparse.Namespace):
         title = " with ".join(filter(None, [given.model, changed]))
         return title, replace(size_of(given.model), **own)
     if missing := [f"--{name}" for name in needed if name not in own]:
-        raise ValueError(f"give --model NAME, or the sizes of a model: {', '.join(missing)}")
+        raise WrongInput(f"give --model NAME, or the sizes of a model: {', '.join(missing)}")
     return "a Transformer", TransformerSize(**(usual | own))
 
 

@@ -9,6 +9,7 @@ from itertools import cycle
 from typing import NamedTuple
 
 from minidist.cli.arguments import option_of
+from minidist.errors import WrongInput
 
 ALONE = {"dp": 1, "pp": 1, "cp": 1, "tp": 1, "ep": 1, "zero": 0}
 
@@ -65,7 +66,7 @@ def chosen(name: str, ranks: int, asked: Mapping) -> dict:
     settings = ALONE | mesh | dict(preset.more)
     for setting, value in settings.items():
         if asked.get(setting, value) != value:
-            raise ValueError(
+            raise WrongInput(
                 f"--strategy {name} on {ranks} ranks has {setting}={value}, not "
                 f"{asked[setting]}; leave {option_of(setting)} or --strategy out"
             )

@@ -12,6 +12,7 @@ from minidist.comm import Group
 from minidist.comm import run as run_on_ranks
 from minidist.data_parallel.parameter_server import Push
 from minidist.data_parallel.server_plan import ServerPlan
+from minidist.errors import WrongInput
 from minidist.training.kinds import KINDS, Data, model_of
 from minidist.training.servers import Minibatches, rule, train_with_servers, workers_among
 from minidist.training.settings import Settings
@@ -73,17 +74,17 @@ def plan_of(given: argparse.Namespace) -> ServerPlan | None:
         return None
     for option, (nothing, why) in REMEDIES.items():
         if getattr(given, option) not in (None, nothing):
-            raise ValueError(
+            raise WrongInput(
                 f"{by} and {option_of(option)} do not go together: {why}; leave one of them out"
             )
     if why := KINDS[given.data].needs_all_ranks:
-        raise ValueError(
+        raise WrongInput(
             f"{by} and --data {given.data} do not go together: {why}; leave --data out"
         )
     for option in ("push_every", "fetch_every"):
         for bound in ("staleness", "quorum"):
             if asked.get(option, 1) > 1 and bound in asked:
-                raise ValueError(
+                raise WrongInput(
                     f"{option_of(option)} {asked[option]} and {option_of(bound)} do not go "
                     "together: under a bound every minibatch pulls and pushes; leave one of "
                     "them out"
@@ -100,16 +101,16 @@ def _servers_of(given: argparse.Namespace, asked: list[str]) -> tuple[int | None
     preset, by = PRESETS.get(given.strategy), f"--strategy {given.strategy}"
     if preset is None:
         if asked and given.servers is None:
-            raise ValueError(f"{option_of(asked[0])} says how servers are used; add --servers 1")
+            raise WrongInput(f"{option_of(asked[0])} says how servers are used; add --servers 1")
         return given.servers, "--servers"
     if not preset.servers:
         if given.servers is not None:
             asked = ["servers", *asked]
         if asked:
-            raise ValueError(f"{by} has no servers; leave --strategy or {option_of(asked[0])} out")
+            raise WrongInput(f"{by} has no servers; leave --strategy or {option_of(asked[0])} out")
         return None, by
     if bounds := [option for option in asked if option in ("staleness", "quorum")]:
-        raise ValueError(
+        raise WrongInput(
             f"{by} and {option_of(bounds[0])} do not go together: its workers wait for nobody; use "
             f"--servers {given.servers or preset.servers} in place of --strategy"
         )

@@ -6,6 +6,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from minidist.errors import WrongInput
+
 EXAMPLES = (
     "minidist site /tmp/site",
     "minidist site /tmp/site --cache /tmp/executed",
@@ -27,10 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Build the site with Sphinx. ValueError where lessons or Sphinx are missing."""
     if not BUILD.exists():
-        raise ValueError(
+        raise WrongInput(
             f"there are no lessons beside {Path(__file__).parents[1]}; clone the project"
         )
     if find_spec("myst_nb") is None:
-        raise ValueError("the site needs Sphinx and MyST-NB: pip install 'minidist[site]'")
+        raise WrongInput("the site needs Sphinx and MyST-NB: pip install 'minidist[site]'")
     cache = ["--cache", given.cache] if given.cache else []
     return subprocess.call([sys.executable, BUILD, given.folder, *cache])

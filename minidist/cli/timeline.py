@@ -16,6 +16,7 @@ from minidist.cli.arguments import (
     times,
     whole,
 )
+from minidist.errors import WrongInput
 from minidist.events import EventLog
 from minidist.observe import timeline
 from minidist.pipeline_parallel import SCHEDULES, add_reductions, programs, read, validate
@@ -150,7 +151,7 @@ def run(given: argparse.Namespace) -> int:
 def _order(given: argparse.Namespace) -> Order:
     """Return what is drawn; of a file, its programs and their sizes."""
     if given.name is not None and given.schedule is not None:
-        raise ValueError(f"{given.name} and --schedule {given.schedule}; leave one of them out")
+        raise WrongInput(f"{given.name} and --schedule {given.schedule}; leave one of them out")
     given.schedule = given.name or given.schedule
     if given.program is None:
         for name, usual in SHAPE.items():
@@ -160,7 +161,7 @@ def _order(given: argparse.Namespace) -> Order:
     for name in (*SHAPE, "memory"):
         if getattr(given, name) is not None:
             option = option_of(name)
-            raise ValueError(f"the file of --program says all of its order; leave {option} out")
+            raise WrongInput(f"the file of --program says all of its order; leave {option} out")
     own = read(Path(given.program))
     validate(own, len(own), micro_batches_of(own))
     return Order(own, len(own), micro_batches_of(own), None)
@@ -179,26 +180,26 @@ def _check(given: argparse.Namespace, order: Order) -> None:
     """Raise ValueError for what cannot be drawn, before anything runs."""
     if given.measured and (durations := _durations(given)):
         option = option_of(next(iter(durations)))
-        raise ValueError(f"--measured takes all times from the run; leave {option} out")
+        raise WrongInput(f"--measured takes all times from the run; leave {option} out")
     if given.device != "cpu":
         from minidist.backend import check_device  # needs NumPy
 
         if not given.measured:
-            raise ValueError("a simulation needs no device; add --measured, or leave --device out")
+            raise WrongInput("a simulation needs no device; add --measured, or leave --device out")
         check_device(given.device)
     if given.dp > 1 and not given.measured:
-        raise ValueError(
+        raise WrongInput(
             "a simulation has one copy of a pipeline; add --measured, or leave --dp out"
         )
     if given.out is not None:
         timeline.check_path(given.out)
     if order.ranks > MOST_ROWS:
-        raise ValueError(
+        raise WrongInput(
             f"{order.ranks} ranks are too many rows for a picture; use {MOST_ROWS} programs or "
             "fewer"
         )
     if (passes := order.stages * order.micro_batches) > MOST_DRAWN:
-        raise ValueError(
+        raise WrongInput(
             f"{order.stages} stages and {order.micro_batches} micro-batches make {passes} forward "
             f"passes, more than the {MOST_DRAWN} that are drawn; use fewer micro-batches"
         )

@@ -18,7 +18,7 @@ from minidist.comm.mpi import library as mpi
 from minidist.comm.nccl import library as nccl
 from minidist.data_parallel.server_plan import ServerPlan
 from minidist.dtypes import float_dtype
-from minidist.errors import plural
+from minidist.errors import WrongInput, plural
 from minidist.hybrid_checks import check_whole_backward
 from minidist.observe import loss_curve
 from minidist.observe.timeline.saving import FIGURES, check_path
@@ -85,7 +85,7 @@ def check_precision(given: argparse.Namespace, settings: Settings) -> None:
     check_whole_backward(order, settings.zero)
     float_dtype(settings.dtype)
     if settings.dtype == "bfloat16" and given.device != "cpu":
-        raise ValueError("bfloat16 is NumPy's and ml_dtypes', not CuPy's; use --precision float16")
+        raise WrongInput("bfloat16 is NumPy's and ml_dtypes', not CuPy's; use --precision float16")
 
 
 def check_before_ranks_start(

@@ -20,6 +20,7 @@ from minidist.cli.arguments import (
 )
 from minidist.cli.presets import PRESETS, chosen
 from minidist.cli.servers import add_servers
+from minidist.errors import WrongInput
 from minidist.pipeline_parallel.schedules import SCHEDULES
 from minidist.training.kinds import KINDS, Data
 from minidist.training.kinds.text import MODELS
@@ -153,7 +154,7 @@ def _data_parallel_ranks(ranks: int | None, asked: dict, default: int) -> int:
         dp = (ranks or (default if rest * ep == 1 else rest * ep)) // rest
     if ranks not in (None, dp * rest) or dp < 1:
         context = f" x --cp {cp}" if cp > 1 else ""
-        raise ValueError(
+        raise WrongInput(
             f"--ranks {ranks} is not --dp {dp or 1} x --pp {pp}{context} x --tp {tp}; leave "
             "--ranks out"
         )
@@ -165,7 +166,7 @@ def data_of(given: argparse.Namespace, settings: Settings) -> Data:
     for name, kind in KINDS.items():
         for option in kind.options:
             if name != given.data and getattr(given, option) is not None:
-                raise ValueError(
+                raise WrongInput(
                     f"--{option} is an option of --data {name}, and --data {given.data} learns "
                     f"{KINDS[given.data].unit}; leave one of the two out"
                 )
@@ -180,17 +181,17 @@ def data_of(given: argparse.Namespace, settings: Settings) -> Data:
 def keep_of(given: argparse.Namespace) -> Keep | None:
     """Return where to save and what to go on from; ValueError if a folder or a way is missing."""
     if given.elastic and given.checkpoint is not None and given.transport == "mpi":
-        raise ValueError(
+        raise WrongInput(
             "--elastic needs --transport process: MPI ends all ranks when one dies; start the "
             "command again with --resume, and mpiexec with fewer ranks"
         )
     if given.elastic and given.checkpoint is not None and given.transport != "process":
-        raise ValueError(f"--elastic needs --transport process, not {given.transport}")
+        raise WrongInput(f"--elastic needs --transport process, not {given.transport}")
     if given.checkpoint is not None:
         return Keep(given.checkpoint, given.every or Keep.every, resumes(given), given.resume_from)
     for option, why in NEED_A_FOLDER.items():
         if getattr(given, option) is not None and getattr(given, option) is not False:
-            raise ValueError(f"{option_of(option)} needs --checkpoint FOLDER, {why}")
+            raise WrongInput(f"{option_of(option)} needs --checkpoint FOLDER, {why}")
     return None
 
 

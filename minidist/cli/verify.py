@@ -8,6 +8,7 @@ from pathlib import Path
 from minidist.cli.arguments import add_device, add_json, add_option, add_transport, check_several
 from minidist.comm.mpi import library as mpi
 from minidist.comm.nccl import library as nccl
+from minidist.errors import WrongInput
 from minidist.pipeline_parallel import read
 from minidist.verify import equivalence
 from minidist.verify.compare import BOUND
@@ -70,10 +71,10 @@ def _rows(given: argparse.Namespace, sizes: list[int], transport: str) -> Iterat
     if given.program is None:
         return equivalence.verify(given.strategy, sizes, transport, given.device)
     if given.strategy:
-        raise ValueError("--program certifies this program alone; leave --strategy out")
+        raise WrongInput("--program certifies this program alone; leave --strategy out")
     programs, most = read(Path(given.program)), max(sizes, default=0)
     if len(programs) > most and transport in ("mpi-subset", "nccl"):
-        raise ValueError(f"{given.program} is for {len(programs)} ranks; here are at most {most}")
+        raise WrongInput(f"{given.program} is for {len(programs)} ranks; here are at most {most}")
     return equivalence.verify_program(programs, transport, given.device)
 
 

@@ -20,7 +20,7 @@ from minidist.backend import Array, is_half, on_gpu
 from minidist.comm.collectives import ALGORITHMS
 from minidist.comm.diagnosis import call_site
 from minidist.comm.fabric import Fabric
-from minidist.errors import check_name
+from minidist.errors import WrongInput, check_name
 from minidist.pieces import split_sizes
 
 NUMERIC = "biufc"  # kinds of dtypes
@@ -32,7 +32,7 @@ def numeric(x, axis: int | None = None) -> Array:
     if type(x) is not np.ndarray:
         arraylike = hasattr(x, "dtype") and hasattr(x, "nbytes")
         if not arraylike and not isinstance(x, int | float | complex | list):
-            raise ValueError(
+            raise WrongInput(
                 f"only arrays travel between ranks, not {type(x).__name__}; "
                 "pass a tensor's .data, or its .grad if it has one"
             )
@@ -41,7 +41,7 @@ def numeric(x, axis: int | None = None) -> Array:
     if x.dtype.kind not in NUMERIC:
         numeric_dtype(x.dtype)
     if axis is not None and not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"axis {axis} does not exist in an array of shape {list(x.shape)}")
+        raise WrongInput(f"axis {axis} does not exist in an array of shape {list(x.shape)}")
     return x
 
 
@@ -49,18 +49,18 @@ def numeric_dtype(dtype: np.dtype | str) -> np.dtype:
     try:
         dtype = np.dtype(dtype)
     except TypeError:
-        raise ValueError(
+        raise WrongInput(
             f"{dtype!r} is not a dtype; use a numeric one, such as 'float32'"
         ) from None
     if dtype.kind not in NUMERIC and not is_half(dtype):
-        raise ValueError(f"arrays of {dtype} do not travel between ranks; use numbers")
+        raise WrongInput(f"arrays of {dtype} do not travel between ranks; use numbers")
     return dtype
 
 
 def refuse_masked(x) -> None:
     masked = sys.modules.get("numpy.ma")  # before its import, of 1 MB, there is no masked array
     if isinstance(x, getattr(masked, "MaskedArray", ())):  # another thread may be importing it
-        raise ValueError(
+        raise WrongInput(
             "masked arrays do not travel between ranks; use .filled(), .compressed() or .data"
         )
 
@@ -70,13 +70,13 @@ def whole(x, what: str, kind: str = "a whole number") -> int:
     try:
         return index(x)
     except TypeError:
-        raise ValueError(f"{what} is {kind}, not {x!r}") from None
+        raise WrongInput(f"{what} is {kind}, not {x!r}") from None
 
 
 def whole_64(x, what: str, kind: str = "a whole number") -> int:
     """Return x as an int that fits 64 bits."""
     if not -(2**63) <= whole(x, what, kind) < 2**63:
-        raise ValueError(f"{what} is {kind} of 64 bits, not {x}")
+        raise WrongInput(f"{what} is {kind} of 64 bits, not {x}")
     return index(x)
 
 
@@ -84,7 +84,7 @@ def valid_rank(rank, size: int, what: str) -> int:
     """Return a rank of a group of this size as an int."""
     rank = whole(rank, what)
     if not 0 <= rank < size:
-        raise ValueError(f"{what}={rank} is no rank of a group of {size}; use 0 to {size - 1}")
+        raise WrongInput(f"{what}={rank} is no rank of a group of {size}; use 0 to {size - 1}")
     return rank
 
 
@@ -92,7 +92,7 @@ def listed(items: Iterable, what: str) -> list:
     try:
         return list(items)
     except TypeError:
-        raise ValueError(f"{what} are a list, not {items!r}") from None
+        raise WrongInput(f"{what} are a list, not {items!r}") from None
 
 
 def pieces_of(rows: int, ranks: int, sizes: list[int] | None) -> list[int]:
@@ -101,7 +101,7 @@ def pieces_of(rows: int, ranks: int, sizes: list[int] | None) -> list[int]:
         return split_sizes(rows, ranks)
     sizes = [whole(n, "a size") for n in listed(sizes, "sizes")]
     if len(sizes) != ranks or sum(sizes) != rows or min(sizes) < 0:
-        raise ValueError(f"sizes {sizes} do not cut {rows} rows into {ranks} pieces")
+        raise WrongInput(f"sizes {sizes} do not cut {rows} rows into {ranks} pieces")
     return sizes
 
 
@@ -109,10 +109,10 @@ def one_per_rank(arrays: list[Array], ranks: int) -> list[Array]:
     """Return the arrays of an all_to_all, which have one dtype."""
     arrays = [numeric(x) for x in listed(arrays, "arrays")]
     if len(arrays) != ranks:
-        raise ValueError(f"all_to_all needs one array per rank: {ranks}, got {len(arrays)}")
+        raise WrongInput(f"all_to_all needs one array per rank: {ranks}, got {len(arrays)}")
     dtypes = list(dict.fromkeys(str(x.dtype) for x in arrays))
     if len(dtypes) > 1:
-        raise ValueError(f"all_to_all needs one dtype, got {', '.join(dtypes)}")
+        raise WrongInput(f"all_to_all needs one dtype, got {', '.join(dtypes)}")
     return arrays
 
 
@@ -120,15 +120,15 @@ def check_place(out: Array) -> None:
     """Raise ValueError unless `out` is an array that can be written to."""
     refuse_masked(out)
     if not isinstance(out, np.ndarray) and not on_gpu(out):
-        raise ValueError(f"out must be an array, not {type(out).__name__}; use group.empty")
+        raise WrongInput(f"out must be an array, not {type(out).__name__}; use group.empty")
     if isinstance(out, np.ndarray) and not out.flags.writeable:
-        raise ValueError("out is read-only; use an array that can be written to")
+        raise WrongInput("out is read-only; use an array that can be written to")
 
 
 def check_out(out: Array, x: Array) -> None:
     check_place(out)
     if out.shape != x.shape or out.dtype != x.dtype:
-        raise ValueError(
+        raise WrongInput(
             f"out is {out.dtype}{list(out.shape)}, x is {x.dtype}{list(x.shape)}: they must agree"
         )
 
@@ -136,7 +136,7 @@ def check_out(out: Array, x: Array) -> None:
 def check_part(x: Array, out: Array, count: int, rank: int) -> None:
     """Raise ValueError unless x has the `count` elements of the 1-D `out` that this rank fills."""
     if out.ndim != 1 or x.shape != (count,) or x.dtype != out.dtype:
-        raise ValueError(
+        raise WrongInput(
             f"x is {x.dtype}{list(x.shape)}; rank {rank}'s part of out, "
             f"{out.dtype}{list(out.shape)}, is 1-D and has {count} elements"
         )
@@ -182,7 +182,7 @@ def collective(operation: Callable) -> Callable:
 
 
 def _second_thread(rank: int, operation: str) -> ValueError:
-    return ValueError(
+    return WrongInput(
         f"rank {rank} called {operation} at {call_site()} in thread "
         f"{threading.current_thread().name!r} while another of its threads was in a collective of "
         "the same group; give each thread a group of its own: group.split(0), called before the "

@@ -27,7 +27,16 @@ from minidist.comm.mpi import library as mpi
 from minidist.comm.mpi.transport import MpiRanks
 from minidist.comm.nccl import communicator as nccl_communicator
 from minidist.comm.nccl import library as nccl
-from minidist.errors import CommError, CommTimeout, Deadlock, RankDied, RankFailed, check_name
+from minidist.errors import (
+    CommError,
+    CommTimeout,
+    Deadlock,
+    RankDied,
+    RankFailed,
+    WrongInput,
+    check_name,
+    is_wrong_input,
+)
 from minidist.events import EventLog
 
 LOOK_EVERY = 0.4  # seconds without a report after which the ranks are asked what they wait for
@@ -143,7 +152,7 @@ class Cluster:
         interleaving: int | None = None,
     ):
         if not isinstance(size, int | np.integer) or size < 1:
-            raise ValueError(f"a cluster has a whole number of ranks from 1, not {size!r}")
+            raise WrongInput(f"a cluster has a whole number of ranks from 1, not {size!r}")
         size = int(size)
         if transport is None:
             transport = "process"
@@ -182,9 +191,9 @@ class Cluster:
         After each of them, and after Ctrl-C, all ranks have stopped.
         """
         if timeout is not None and not (isinstance(timeout, Real) and 0 < timeout < 1e9):
-            raise ValueError(f"a timeout is a number of seconds above 0, or None, not {timeout!r}")
+            raise WrongInput(f"a timeout is a number of seconds above 0, or None, not {timeout!r}")
         if self._ranks is not None and self._owner != os.getpid():
-            raise ValueError(
+            raise WrongInput(
                 f"this cluster's ranks are those of process {self._owner}, and this is a process "
                 "that was forked from it; make a Cluster here"
             )
@@ -263,10 +272,10 @@ def raise_first_failure(reports: dict[int, Report]) -> None:
             why = f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
             raise RankDied(f"rank {rank} died without a report ({why})", rank, code)
     failures = [(rank, report) for rank, report in sorted(reports.items()) if report.failed]
-    for rank, report in sorted(failures, key=lambda failure: failure[1].wrong_input):
+    for rank, report in sorted(failures, key=lambda failure: is_wrong_input(failure[1].error)):
         if not isinstance(report.error, CommError):
             message = f"rank {rank} failed:\n{report.traceback}"
-            raise RankFailed(message, rank, report.wrong_input) from report.error
+            raise RankFailed(message, rank) from report.error
     for _, report in failures[:1]:
         if report.error is not None:
             raise type(report.error)(str(report.error)) from report.error

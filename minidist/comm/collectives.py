@@ -28,6 +28,7 @@ from itertools import pairwise
 from minidist.backend import Array
 from minidist.comm.fabric import Messages
 from minidist.comm.message import Staged, staged
+from minidist.errors import WrongInput
 from minidist.pieces import split_ends
 
 
@@ -86,7 +87,7 @@ def halving_doubling(channel: Messages, x: Array, combine: Callable[..., Array])
     """
     N, r = channel.size, channel.rank
     if N & (N - 1):
-        raise ValueError(
+        raise WrongInput(
             f"halving_doubling needs a power of two, not {N} ranks; use 'ring' or 'tree', or None"
         )
     ends, low, high, distance, halves = split_ends(x.size, N), 0, N, N // 2, []

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from minidist.errors import CollectiveMismatch
+from minidist.errors import CollectiveMismatch, WrongInput
 
 SILENCE = 30.0  # seconds after which a run says that a rank does not answer
 
@@ -38,7 +38,7 @@ class Signature:
 def signature_of(name: str, details: tuple, label: str | None) -> Signature:
     """Return the signature of a call."""
     if label is not None and not isinstance(label, str):
-        raise ValueError(f"a label is a string or None, not {label!r}")
+        raise WrongInput(f"a label is a string or None, not {label!r}")
     return _signature(name, details, label)
 
 

@@ -40,6 +40,7 @@ from minidist.comm.fabric import Communicator, Fabric, NewGroup
 from minidist.comm.hierarchical import TwoLevels, levels_of
 from minidist.comm.message import Key, staged
 from minidist.comm.point_to_point import PointToPoint
+from minidist.errors import WrongInput
 
 
 class Group(PointToPoint):
@@ -161,7 +162,7 @@ class Group(PointToPoint):
             check_place(out)
             return self._gather_into(out, x, pieces_of(out.size, self.size, sizes), label)
         if sizes is not None:
-            raise ValueError("sizes say how the ranks fill out; give out, or no sizes")
+            raise WrongInput("sizes say how the ranks fill out; give out, or no sizes")
         channel = self._meet("all_gather", *joined_along(axis, x), label=label)
         return array_module(x).concatenate(channel.all_to_all([staged(x)] * self.size), axis=axis)
 
@@ -189,7 +190,7 @@ class Group(PointToPoint):
         if self.rank == self._valid(root, "root"):
             pieces = [numeric(x) for x in listed([] if pieces is None else pieces, "pieces")]
             if len(pieces) != self.size:
-                raise ValueError(f"scatter needs one piece per rank on the root: {self.size}")
+                raise WrongInput(f"scatter needs one piece per rank on the root: {self.size}")
         return self._meet("scatter", f"root={root}", label=label).from_root(pieces, root)
 
     @collective

@@ -8,7 +8,7 @@ import math
 from numbers import Integral
 
 from minidist.comm.group import Group
-from minidist.errors import check_name
+from minidist.errors import WrongInput, check_name
 
 
 class Mesh:
@@ -27,7 +27,7 @@ class Mesh:
         product = " x ".join(f"{name}={size}" for name, size in axes.items()) or "no axis"
         whole = all(isinstance(size, Integral) and size > 0 for size in axes.values())
         if not whole or math.prod(axes.values()) != group.size:
-            raise ValueError(
+            raise WrongInput(
                 f"{product} does not make {group.size} ranks; "
                 f"the sizes must multiply to {group.size}"
             )
@@ -64,7 +64,7 @@ class Mesh:
         for name, size in self.axes.items():
             c = coordinates.get(name, self.coordinates[name])
             if not 0 <= c < size:
-                raise ValueError(f"{name}={c} is outside the axis of size {size}")
+                raise WrongInput(f"{name}={c} is outside the axis of size {size}")
             rank = rank * size + c
         return rank
 

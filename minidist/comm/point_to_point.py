@@ -15,6 +15,7 @@ from minidist.comm.fabric import Fabric
 from minidist.comm.ledger import Ledger
 from minidist.comm.local.beside import Beside
 from minidist.comm.message import Key
+from minidist.errors import WrongInput
 
 
 class Request:
@@ -57,7 +58,7 @@ class PointToPoint:
     __copy__ = __deepcopy__
 
     def __reduce__(self):
-        raise ValueError(
+        raise WrongInput(
             f"{self!r} is of this run, and cannot be pickled, nor what communicates through it; "
             "pickle state(), and make the rest anew on its ranks"
         )
@@ -90,10 +91,10 @@ class PointToPoint:
         """
         sources = listed(range(self.size) if sources is None else sources, "sources")
         if not sources:
-            raise ValueError("recv_any needs a source: the list of ranks is empty")
+            raise WrongInput("recv_any needs a source: the list of ranks is empty")
         for source in sources:
             if self._requests.get((self._valid(source, "source"), whole(tag, "a tag"))):
-                raise ValueError(
+                raise WrongInput(
                     f"the next message of rank {source} with tag {tag} belongs to a request of "
                     "irecv; wait for that first, or use another tag"
                 )

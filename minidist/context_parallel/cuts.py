@@ -12,6 +12,7 @@ T < 2N, some are empty.
 from collections.abc import Callable
 from itertools import pairwise
 
+from minidist.errors import WrongInput
 from minidist.pieces import Positions, split_ends
 
 Cut = Callable[[int, int], list[Positions]]
@@ -41,7 +42,7 @@ def union(held: list[Positions]) -> Positions:
 def _pieces(T: int, N: int, number: int) -> list[tuple[int, int]]:
     """Return (first, last + 1) of each of `number` pieces; ValueError if T < N."""
     if T < N:
-        raise ValueError(
+        raise WrongInput(
             f"cannot cut {T} positions over {N} ranks; use at least {N}, or {T} ranks at most"
         )
     return list(pairwise(split_ends(T, number)))

@@ -30,7 +30,7 @@ from minidist.context_parallel.gathered_attention import gathered_attention
 from minidist.context_parallel.ring_attention import ring_attention
 from minidist.context_parallel.ulysses import ulysses
 from minidist.context_parallel.usp import Axes, usp
-from minidist.errors import check_name
+from minidist.errors import WrongInput, check_name
 from minidist.pieces import Positions
 from minidist.replicas import check_statistics, share_scales
 from minidist.rng import Randomness
@@ -58,7 +58,7 @@ def context_parallel(
     over = ATTENTION[attention]
     if axes is not None:
         if attention == "ulysses":
-            raise ValueError(
+            raise WrongInput(
                 "heads are exchanged inside a ring already; use attention='ring' or 'gathered'"
             )
         over = partial(usp, axes=axes, attention=over)
@@ -67,14 +67,14 @@ def context_parallel(
     products = {p.product for p in model.parameters() if p.product is not None}
     attend = partial(attend_over, group=group, attention=over, cut=cut, products=products)
     if pairs := [x for x in model.layers if isinstance(x, nn.EncoderBlock | nn.DecoderBlock)]:
-        raise ValueError(
+        raise WrongInput(
             f"context parallelism cuts one sequence, and an nn.Seq2Seq has a source of "
             f"{pairs[0].split} positions and a target; leave both whole (cp=1), and split the "
             "batch, the layers or the matrices"
         )
     blocks = [layer for layer in model.layers if hasattr(layer, "attention")]
     if not blocks:
-        raise ValueError(
+        raise WrongInput(
             f"no layer of this {type(model).__name__} attends to other positions; "
             "use an nn.Transformer"
         )
@@ -109,7 +109,7 @@ def attend_over(
     documents = None if randomness is None else randomness.document_runs(own.length)
     held = cut(own.length, group.size)
     if own.indices.tolist() != held[group.rank].indices.tolist():
-        raise ValueError(
+        raise WrongInput(
             f"rank {group.rank} of {group.size} was given positions {own.runs} of {own.length}, "
             f"but its cut says {held[group.rank].runs}; cut tokens and targets by the same "
             "function, and pass Randomness(..., positions=)"

@@ -24,6 +24,7 @@ from minidist.autograd.attention import RepeatedHeads
 from minidist.autograd.document_attention import document_attention
 from minidist.backend import Array, array_module
 from minidist.comm import Group
+from minidist.errors import WrongInput
 from minidist.pieces import Documents, Positions
 
 HEADS, ROWS = -3, -2  # the axes of X[..., H, T, D]
@@ -103,7 +104,7 @@ def shared_heads(qkv: Tensor, group: Group) -> Tensor:
     (blocks, _, K, _, _), N = qkv.shape, group.size
     H, copies = K * (blocks - 2), math.lcm(K, N) // K
     if H % N:
-        raise ValueError(
+        raise WrongInput(
             f"cannot give {H} heads to {N} ranks; use a multiple of {N} heads, or ring attention, "
             "which splits no heads"
         )

@@ -19,6 +19,7 @@ from minidist.autograd import Tensor
 from minidist.comm import Group
 from minidist.context_parallel.cuts import union
 from minidist.context_parallel.ulysses import HeadsToSequence, SequenceToHeads, shared_heads
+from minidist.errors import WrongInput
 from minidist.pieces import Documents, Positions
 
 
@@ -32,7 +33,7 @@ class Axes(NamedTuple):
 def axes_of(group: Group, U: int) -> Axes:
     """Cut a group into N/U runs of U neighbours; ValueError unless U divides N."""
     if U < 1 or group.size % U:
-        raise ValueError(
+        raise WrongInput(
             f"{group.size} ranks are not cut into groups of {U} that exchange heads; "
             f"use a divisor of {group.size}"
         )

@@ -7,6 +7,7 @@ change.
 import ast
 import json
 
+from minidist.errors import WrongInput
 from minidist.mistakes.edits import functions
 
 
@@ -20,13 +21,13 @@ def blank(source: str, messages: dict[str, str]) -> str:
     known = functions(ast.parse(source))
     missing = sorted(messages.keys() - known.keys())
     if missing:
-        raise ValueError(f"there is no function {', '.join(missing)} to blank")
+        raise WrongInput(f"there is no function {', '.join(missing)} to blank")
     lines = source.splitlines()
     for name in sorted(messages, key=lambda name: -known[name].lineno):  # from the end
         function = known[name]
         first = function.body[0]
         if first.lineno == function.lineno:
-            raise ValueError(f"{name} is on one line; put its body on separate lines")
+            raise WrongInput(f"{name} is on one line; put its body on separate lines")
         start = first.lineno - 1
         if ast.get_docstring(function) is not None:
             start = first.end_lineno or first.lineno

@@ -24,7 +24,7 @@ from minidist.course.lab import Lab
 from minidist.course.sandbox.limits import USUAL, Limits, open_to_all
 from minidist.course.sandbox.untrusted import plain, remove
 from minidist.course.submissions import check_no_link, handed_in, label
-from minidist.errors import is_wrong_input
+from minidist.errors import WrongInput, is_wrong_input
 
 ENDING = 20  # seconds that a worker has to clean up
 SPAWN = multiprocessing.get_context("spawn")  # a new process inherits nothing from its elders
@@ -160,11 +160,11 @@ def _graded(path: Path, job: Job) -> Result:
         check_no_link(path)
         said, student = label(path)
         if said and said != job.lab.name:
-            raise ValueError(f"it is for lab {said}, not for {job.lab.name}")
+            raise WrongInput(f"it is for lab {said}, not for {job.lab.name}")
         lab = job.lab.for_student(student)
         result.student = lab.student
         if job.students is not None and lab.student not in job.students:
-            raise ValueError(f"its student is {lab.student!r}, who is not in the class")
+            raise WrongInput(f"its student is {lab.student!r}, who is not in the class")
         words = repr([lab.name, lab.student, job.seed, job.limits, handed_in(path, files)])
         key = hashlib.sha256(words.encode("utf-8", "replace")).hexdigest()
         if (kept := load(place(job.results, path))) and kept.key == key:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from minidist.course.blank import blank
+from minidist.errors import WrongInput
 from minidist.mistakes import register
 from minidist.mistakes.overlay import PACKAGE
 
@@ -114,7 +115,7 @@ class Lab:
         """Return the lab as a student has it; "" is nobody. ValueError: it is no name."""
         student = student.strip().lower()
         if len(student) > 100 or not student.isprintable():
-            raise ValueError(f"a student is one line of at most 100 letters, not {student[:99]!a}")
+            raise WrongInput(f"a student is one line of at most 100 letters, not {student[:99]!a}")
         if not student:
             return self
         tasks = [task.for_student(self.name, student) for task in self.tasks]
@@ -147,7 +148,7 @@ class Lab:
             if task.id == id:
                 return task
         ids = ", ".join(task.id for task in self.tasks)
-        raise ValueError(f"lab {self.name} has no task {id!r}; it has {ids}")
+        raise WrongInput(f"lab {self.name} has no task {id!r}; it has {ids}")
 
     @property
     def questions(self) -> ModuleType:
@@ -195,7 +196,7 @@ def find(name: str) -> Lab:
     by_name = {lab.name: lab for lab in labs()}
     if name not in by_name and name != MUTANTS:
         others = ", ".join([*by_name, MUTANTS])
-        raise ValueError(f"there is no lab {name!r}; there is {others}")
+        raise WrongInput(f"there is no lab {name!r}; there is {others}")
     return by_name.get(name) or of_mutants()
 
 
@@ -218,9 +219,9 @@ def read(folder: Path) -> Lab:
         own |= {"id": id, "text": sections.pop(id, ""), "variant": None}
         tasks.append(_filled(Task, own | task, folder))
     if odd := [*sections, *(task.id for task in tasks if not task.text)]:
-        raise ValueError(f"{folder.name}: lab.toml and handout.md differ in task {', '.join(odd)}")
+        raise WrongInput(f"{folder.name}: lab.toml and handout.md differ in task {', '.join(odd)}")
     if odd := [v.name for v in variants if v.task not in given or not (v.asks and v.says)]:
-        raise ValueError(f"{file}: {', '.join(odd)} has no asks, no says, or no task of the lab")
+        raise WrongInput(f"{file}: {', '.join(odd)} has no asks, no says, or no task of the lab")
     written = [_filled(Essay, essay, folder) for essay in found.pop("written", [])]
     more = {"name": folder.name, "about": about.strip(), "tasks": tasks, "written": written}
     more["student"] = ""
@@ -232,5 +233,5 @@ def _filled(kind, values: dict, folder: Path):
     if values.keys() != expected:
         wrong = ", ".join(sorted(values.keys() ^ expected))
         what = kind.__name__.lower()
-        raise ValueError(f"{folder.name}/lab.toml: missing or unknown in a {what}: {wrong}")
+        raise WrongInput(f"{folder.name}/lab.toml: missing or unknown in a {what}: {wrong}")
     return kind(**values)

@@ -19,7 +19,7 @@ from minidist.course.mutant_tests import (
     PROPERTIES,
     SINGLE_DEVICE,
 )
-from minidist.errors import check_name
+from minidist.errors import WrongInput, check_name
 from minidist.mistakes import register
 
 WORDS = ("title", "seen", "symptom", "family")
@@ -69,7 +69,7 @@ def load(name: str) -> Mutant:
     mutant = Mutant(**vars(register.mistakes()[name]))
     for word in WORDS:
         if len(getattr(mutant, word).splitlines()) != 1:
-            raise ValueError(f"mutant {name} needs a line {word!r}")
+            raise WrongInput(f"mutant {name} needs a line {word!r}")
     if mutant.family not in FAMILIES:
-        raise ValueError(f"mutant {name}: family is one of {', '.join(FAMILIES)}")
+        raise WrongInput(f"mutant {name}: family is one of {', '.join(FAMILIES)}")
     return mutant

@@ -25,6 +25,7 @@ from minidist.comm.local.limits import cores
 from minidist.course.mutant_tests import SINGLE_DEVICE, TIMING
 from minidist.course.mutants import WORDS, Mutant
 from minidist.course.pytest_server import Server
+from minidist.errors import WrongInput
 from minidist.mistakes.edits import functions
 from minidist.mistakes.overlay import PACKAGE, build
 from minidist.mistakes.register import source
@@ -204,7 +205,7 @@ def judge(
     tests    others than `Mutant.batches`, the same for all
     """
     if not (ROOT / "tests" / "conftest.py").is_file():
-        raise ValueError(f"mutants are judged by the tests of a checkout; {ROOT} has none")
+        raise WrongInput(f"mutants are judged by the tests of a checkout; {ROOT} has none")
     at_once = at_once or cores() + 1
     affected = [m for m in mutants if tests is None and not m.why_single_device_tests_pass()]
     ahead = [mutant for mutant in reversed(mutants) if mutant not in affected]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from minidist.course.lab import Lab, Task
 from minidist.course.submissions import LABEL
-from minidist.errors import plural
+from minidist.errors import WrongInput, plural
 from minidist.mistakes.overlay import PACKAGE
 from minidist.mistakes.planted import module_of
 
@@ -30,12 +30,12 @@ def write_files(folder: Path, files: dict[str, str]) -> list[str]:
     """Write text files into a new or empty folder; ValueError if it is neither."""
     try:
         if folder.is_dir() and any(folder.iterdir()):
-            raise ValueError(f"{folder} is not empty; choose a new folder")
+            raise WrongInput(f"{folder} is not empty; choose a new folder")
         for path, text in files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ValueError(f"cannot write into {folder}: {error.strerror}") from None
+        raise WrongInput(f"cannot write into {folder}: {error.strerror}") from None
     return list(files)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from minidist.course.sandbox.untrusted import contents, plain
+from minidist.errors import WrongInput
 
 LABEL = "lab.txt"  # has a line with the lab's name, and one with the student's
 LARGEST, LARGEST_ZIP = 1 << 20, 1 << 24  # bytes
@@ -23,7 +24,7 @@ def submissions(folder: Path) -> list[Path]:
 def check_no_link(path: Path) -> None:
     """Raise ValueError if a class's submission is a link: it could lead to another one."""
     if path.is_symlink():
-        raise ValueError("it is a link; put the folder or .zip itself in its place")
+        raise WrongInput("it is a link; put the folder or .zip itself in its place")
 
 
 def holder(folder: Path) -> Path | None:
@@ -44,7 +45,7 @@ def handed_in(path: Path, files: list[str]) -> tuple[dict[str, str], dict[str, s
     try:
         read = _opened(path, files)
     except ValueError as error:  # it names the path, which others have chosen
-        raise ValueError(plain(str(error))) from None
+        raise WrongInput(plain(str(error))) from None
     found, unusable = {}, {}
     for file in files:
         try:
@@ -67,12 +68,12 @@ def label(path: Path) -> tuple[str, str]:
 
 def _opened(path: Path, files: list[str]) -> Callable[[str], bytes | None]:
     if not path.exists():
-        raise ValueError(f"there is no folder {path}")
+        raise WrongInput(f"there is no folder {path}")
     root = holder(path)
     zips = sorted(path.glob("*.zip")) if path.is_dir() else [path]
     if root is None and not zips:
         wanted = ", ".join(f"minidist/{file}" for file in files)
-        raise ValueError(f"{path} has no folder minidist; hand in {wanted}, in these folders")
+        raise WrongInput(f"{path} has no folder minidist; hand in {wanted}, in these folders")
     return _of_zip(zips[0]) if root is None else _of_folder(root.resolve())
 
 
@@ -80,7 +81,7 @@ def _of_folder(root: Path) -> Callable[[str], bytes | None]:
     def read(name: str) -> bytes | None:
         path = (root / name).resolve(strict=True)
         if not path.is_relative_to(root):
-            raise ValueError("it is a link that leads out of the folder")
+            raise WrongInput("it is a link that leads out of the folder")
         return contents(path, LARGEST)
 
     return read
@@ -90,21 +91,21 @@ def _of_zip(path: Path) -> Callable[[str], bytes]:
     """Open a .zip in memory. Of each file, no more than LARGEST + 1 bytes are unpacked."""
     whole = contents(path, LARGEST_ZIP) or b""
     if len(whole) > LARGEST_ZIP:
-        raise ValueError(f"{path.name} has more than {LARGEST_ZIP >> 20} MB")
+        raise WrongInput(f"{path.name} has more than {LARGEST_ZIP >> 20} MB")
     try:
         archive = zipfile.ZipFile(io.BytesIO(whole))
         names = [name.partition("minidist/") for name in archive.namelist()]
     except Exception as error:  # whatever it is that they have thought of
-        raise ValueError(f"{path.name} cannot be unpacked: {error}") from None
+        raise WrongInput(f"{path.name} cannot be unpacked: {error}") from None
     roots = {before for before, here, _ in names if here and before.count("/") < 2}
     roots = {""} if "" in roots else {r for r in roots if r[-1] == "/"} - {"__MACOSX/"}
     if len(roots) != 1:
-        raise ValueError(f"{path.name} has no folder minidist, or several")
+        raise WrongInput(f"{path.name} has no folder minidist, or several")
 
     def read(name: str) -> bytes:
         entry = archive.getinfo(min(roots) + name)
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError("it is not packed by Deflate")  # zipfile unpacks others without limit
+            raise WrongInput("it is not packed by Deflate")  # zipfile unpacks others without limit
         with archive.open(entry) as file:
             return file.read(LARGEST + 1)
 
@@ -113,10 +114,10 @@ def _of_zip(path: Path) -> Callable[[str], bytes]:
 
 def _text(content: bytes | None) -> str:
     if content is None:
-        raise ValueError("it is not a regular file, or it cannot be read")
+        raise WrongInput("it is not a regular file, or it cannot be read")
     if len(content) > LARGEST:
-        raise ValueError(f"it has more than {LARGEST} bytes")
+        raise WrongInput(f"it has more than {LARGEST} bytes")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"it is not UTF-8: {error.reason} at byte {error.start}") from None
+        raise WrongInput(f"it is not UTF-8: {error.reason} at byte {error.start}") from None

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 
 from minidist.backend import Array
 from minidist.comm import Group
+from minidist.errors import WrongInput
 from minidist.nn import Module, Parameter
 from minidist.nn.flat_parameters import flat_slices
 from minidist.replicas import check_balance, check_replicas, summed_ranks
@@ -63,7 +64,7 @@ class Bucketed:
         buckets: list[list[Parameter]] | None = None,
     ):
         if cap < 1:
-            raise ValueError(f"a bucket holds one byte or more, not {cap}")
+            raise WrongInput(f"a bucket holds one byte or more, not {cap}")
         check_replicas(model, group, check_weights)
         parameters = [p for p in model.parameters() if p.requires_grad]
         self.model, self.group = model, group.split(0)  # to run beside collectives of `group`
@@ -80,7 +81,7 @@ class Bucketed:
     def reduce(self) -> Iterator[None]:
         """Reduce all gradients while the `with` block runs backward; at its end they are sums."""
         if self.broken:
-            raise ValueError(
+            raise WrongInput(
                 "an error ended an earlier step in the middle, and its gradients are partly sums; "
                 "call drop() of the Bucketed, and begin the step again"
             )

@@ -17,6 +17,7 @@ from minidist.backend import Array
 from minidist.comm import Group
 from minidist.data_parallel.hierarchical_zero import sum_copies, two_levels
 from minidist.data_parallel.layer_shard import LayerShard, unlocked
+from minidist.errors import WrongInput
 from minidist.nn import Module, Parameter
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice
 from minidist.replicas import summed_ranks
@@ -161,5 +162,5 @@ class ShardedCopies:
         """Return the shards' gradients; ValueError if one has none yet."""
         grads = [s.parameter.grad for s in self.shards if s.parameter.grad is not None]
         if len(grads) < len(self.shards):
-            raise ValueError("no gradient has been summed; call hybrid.backward first")
+            raise WrongInput("no gradient has been summed; call hybrid.backward first")
         return grads

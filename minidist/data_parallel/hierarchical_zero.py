@@ -24,6 +24,7 @@ from numbers import Integral
 
 from minidist.comm import Group
 from minidist.data_parallel.layer_shard import LayerShard
+from minidist.errors import WrongInput
 from minidist.replicas import sum_gradients
 
 
@@ -34,7 +35,7 @@ def two_levels(group: Group, shards: int | None) -> tuple[Group, Group]:
     """
     k = group.size if shards is None else shards
     if not isinstance(k, Integral) or k < 1 or group.size % k:
-        raise ValueError(
+        raise WrongInput(
             f"groups of {k} shards do not make up {group.size} ranks; use a divisor of {group.size}"
         )
     return group.split(group.rank // k), group.split(group.rank % k)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from minidist import nn
 from minidist.backend import Array
 from minidist.comm import Group
+from minidist.errors import WrongInput
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice, check_flat
 from minidist.pieces import split_ends
 from minidist.trainer import AnyOptimizer
@@ -42,7 +43,7 @@ class LayerShard:
             p.keeper = self.parameter
 
     def __reduce__(self):
-        raise ValueError(
+        raise WrongInput(
             f"the {self.parameter.name} is cut from vectors of this rank, and cannot be copied or "
             "pickled, nor the Zero or Hybrid of it, nor its layers; copy the arrays of its state()"
         )
@@ -76,7 +77,7 @@ def unlocked(
     """
     check_flat(parameters, [s.whole for s in shards])
     if missing := {s.parameter for s in shards} - set(optimizer.parameters):
-        raise ValueError(
+        raise WrongInput(
             f"the optimizer lacks the {missing.pop().name}; make it with parameters() of the Zero "
             "or Hybrid, not with model.parameters()"
         )

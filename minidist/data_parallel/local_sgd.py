@@ -32,7 +32,7 @@ from minidist import optim
 from minidist.autograd.recording import Since
 from minidist.backend import Array, array_module
 from minidist.comm import Group
-from minidist.errors import check_number
+from minidist.errors import WrongInput, check_number
 from minidist.nn import Module
 from minidist.nn.flat_parameters import FlatSlice
 from minidist.replicas import check_replicas, check_same_weights, summed_ranks
@@ -142,7 +142,7 @@ class DiLoCo:
         momentum: float = 0.9,
     ):
         if inner.scale is not None:
-            raise ValueError(
+            raise WrongInput(
                 "DiLoCo adds up differences of weights in their own dtype, which 16 bits would "
                 "lose; use float32 weights, and an inner optimizer without MixedPrecision"
             )

@@ -44,6 +44,7 @@ from minidist.backend import Array, array_module, on_device_of
 from minidist.comm import Group
 from minidist.data_parallel.server_plan import BODY, FINISH, HEAD, PULL, PUSH, Member, ServerPlan
 from minidist.data_parallel.sparse_update import add_up
+from minidist.errors import WrongInput
 from minidist.nn.flat_parameters import FlatParameters, FlatSlice, check_flat
 from minidist.optim import Optimizer
 
@@ -209,7 +210,7 @@ class Worker(Member):
     def pull(self) -> None:
         """Get the newest weights that the plan allows, as soon as it allows them."""
         if self.pulled.behind():
-            raise ValueError(f"weights that a worker loads would be lost: {SERVED}")
+            raise WrongInput(f"weights that a worker loads would be lost: {SERVED}")
         for server in range(self.plan.servers):
             self.group.send(np.array([PULL, self.clock]), server, HEAD)
         for server, part in enumerate(self.slices):

@@ -13,7 +13,7 @@ import numpy as np
 from minidist import nn
 from minidist.comm import Group
 from minidist.data_parallel.sparse_update import Blocks
-from minidist.errors import check_number
+from minidist.errors import WrongInput, check_number
 from minidist.nn.flat_parameters import FlatParameters
 from minidist.pieces import split_ends
 from minidist.replicas import check_same_weights, check_statistics
@@ -54,7 +54,7 @@ class ServerPlan:
             check_number(words, getattr(self, name), allows, Integral)
         free = self.staleness is None and self.quorum is None
         if not free and (self.n_fetch, self.n_push, self.local_lr) != (1, 1, 0):
-            raise ValueError(
+            raise WrongInput(
                 "n_fetch, n_push and local_lr are Downpour's: use staleness=None without a quorum; "
                 "under any other plan a worker pulls and pushes at every clock"
             )
@@ -62,13 +62,13 @@ class ServerPlan:
     def workers(self, ranks: int) -> int:
         """Return how many ranks work; ValueError if none does, or fewer than a quorum."""
         if ranks <= self.servers:
-            raise ValueError(
+            raise WrongInput(
                 f"{self.servers} servers on {ranks} ranks leave no worker; "
                 f"use {self.servers + 1} ranks or more, or fewer servers"
             )
         workers = ranks - self.servers
         if self.quorum is not None and self.quorum > workers:
-            raise ValueError(
+            raise WrongInput(
                 f"quorum={self.quorum} of {workers} workers is never reached; use {workers} or "
                 f"fewer, or {self.servers + self.quorum} ranks or more"
             )
@@ -79,7 +79,7 @@ def check_fixed_statistics(model: nn.Module) -> None:
     """Raise ValueError if a BatchNorm trains: its worker would move what no server has."""
     for norm in model.modules(nn.BatchNorm):
         if norm.training:
-            raise ValueError(
+            raise WrongInput(
                 f"{norm.name} moves its running statistics on the worker that uses them, and no "
                 "server has them; use model.eval() to train with fixed ones, or average gradients "
                 "(data_parallel/naive.py)"

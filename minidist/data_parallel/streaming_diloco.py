@@ -25,7 +25,7 @@ from minidist.backend import Array, array_module, host_copy
 from minidist.comm import Group
 from minidist.comm.collectives import reduce_pieces
 from minidist.data_parallel.local_sgd import DiLoCo
-from minidist.errors import check_number
+from minidist.errors import WrongInput, check_number
 from minidist.nn import Module
 
 LEVELS = [0.0, *(2.0**-k for k in range(6, -1, -1))]  # what three bits say, of the largest
@@ -89,7 +89,7 @@ class StreamingDiLoCo(DiLoCo):
         check_number(words, tau, lambda n: n in range(last + 1))
         check_number("alpha is a number from 0 to 1", alpha, lambda x: 0 <= x <= 1)
         if bits not in (4, None):
-            raise ValueError(f"bits are 4, or None for all, not {bits!r}")
+            raise WrongInput(f"bits are 4, or None for all, not {bits!r}")
         self.every, self.fragments, self.tau, self.alpha = every, fragments, tau, alpha
         self.bits, self.begun = bits, False
         self.under_way: int | None = None

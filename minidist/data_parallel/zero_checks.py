@@ -4,6 +4,7 @@ from collections import Counter
 
 from minidist import nn
 from minidist.data_parallel.layer_shard import LayerShard
+from minidist.errors import WrongInput
 from minidist.nn.flat_parameters import FlatParameters, check_flat, strays
 from minidist.replicas import check_balance
 
@@ -26,13 +27,13 @@ def check_stage(
 ) -> None:
     """Raise ValueError unless the model can be cut so."""
     if stage not in (1, 2, 3):
-        raise ValueError(f"ZeRO has the stages 1, 2 and 3, not {stage!r}")
+        raise WrongInput(f"ZeRO has the stages 1, 2 and 3, not {stage!r}")
     if stage > 1 and not isinstance(model, nn.Sequential):
-        raise ValueError(f"stage {stage} needs an nn.Sequential, not {type(model).__name__}")
+        raise WrongInput(f"stage {stage} needs an nn.Sequential, not {type(model).__name__}")
     if stage < 3 and block is not None:
-        raise ValueError(f"stage {stage} gathers no weights in a pass to quantize; use stage 3")
+        raise WrongInput(f"stage {stage} gathers no weights in a pass to quantize; use stage 3")
     if stage == 3 and tied:
-        raise ValueError(
+        raise WrongInput(
             f"{tied[0].name!r} belongs to several layers, and stage 3 keeps the weights "
             "of one layer at a time; use a model that is not tied, or stage 2"
         )
@@ -46,7 +47,7 @@ def check_not_reduced(model: nn.Module, shards: list[LayerShard], stage: int, ra
     check_flat(model.parameters(), [s.whole for s in shards])
     check_balance(model, ranks)
     if stage == 1 and shards[0].parameter.grad is not None:
-        raise ValueError(
+        raise WrongInput(
             "this step's gradient is reduced already; "
             "pass last=False for all micro-batches but the last"
         )
@@ -55,15 +56,15 @@ def check_not_reduced(model: nn.Module, shards: list[LayerShard], stage: int, ra
 def check_reduced(shards: list[LayerShard]) -> None:
     """Raise ValueError if a shard has no gradient."""
     if any(s.parameter.grad is None for s in shards):
-        raise ValueError("no gradient has been reduced; call zero.backward first")
+        raise WrongInput("no gradient has been reduced; call zero.backward first")
 
 
 def check_order(k: int, expected: int | None) -> None:
     """Raise ValueError unless backward may come to layer k; None: nobody expects a backward."""
     if expected is None:
-        raise ValueError("loss.backward() does not shard gradients; use zero.accumulate(loss)")
+        raise WrongInput("loss.backward() does not shard gradients; use zero.accumulate(loss)")
     if k > expected:
-        raise ValueError(
+        raise WrongInput(
             f"backward reached layer {k} again after its gradient was reduced; "
             "give zero.accumulate the loss of one pass through the model"
         )
@@ -72,7 +73,7 @@ def check_order(k: int, expected: int | None) -> None:
 def check_not_split(names: list[str]) -> None:
     """Raise ValueError if there are parameters that another strategy has split."""
     if names:
-        raise ValueError(
+        raise WrongInput(
             f"{names[0]} is split over other ranks too, and zero.sum_squares adds up over "
             "the shards only; use ZeRO on a whole model, or do not clip"
         )

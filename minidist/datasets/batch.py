@@ -18,6 +18,7 @@ from minidist.autograd import Tensor
 from minidist.autograd.losses import IGNORED, counted
 from minidist.backend import Array
 from minidist.datasets.sampler import example_indices, shard
+from minidist.errors import WrongInput
 from minidist.pieces import Positions
 from minidist.rng import Randomness
 
@@ -101,5 +102,5 @@ class Batch:
     def micro_batches(self, m: int) -> list["Batch"]:
         """Cut it into m parts, as even as can be; if m > B some are empty."""
         if m < 1:
-            raise ValueError(f"a batch is cut into 1 micro-batch or more, not {m}")
+            raise WrongInput(f"a batch is cut into 1 micro-batch or more, not {m}")
         return [self.share(i, m) for i in range(m)]

@@ -14,6 +14,8 @@ loop accepts wrong texts, too. So a text is refused unless writing its number gi
 from collections.abc import Callable, Iterable
 from itertools import zip_longest
 
+from minidist.errors import WrongInput
+
 LIMIT = 10**8
 
 SMALL = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen
@@ -63,7 +65,7 @@ def spelled(n: int) -> str:
 
 def check(n: int) -> None:
     if not 0 <= n < LIMIT:
-        raise ValueError(f"{n} has no words here; use a whole number from 0 to {LIMIT - 1}")
+        raise WrongInput(f"{n} has no words here; use a whole number from 0 to {LIMIT - 1}")
 
 
 def english_words(text: str) -> list[str]:
@@ -95,14 +97,14 @@ def read(
     n, words = 0, cut(text)
     for word in words:
         if word not in values and word not in units:
-            raise ValueError(f"{word!r} in {text!r} is no word of a number")
+            raise WrongInput(f"{word!r} in {text!r} is no word of a number")
         unit = units.get(word, 1)
         below = n % unit  # what has been read since the last larger unit: 十 alone is 一十
         n += values[word] if word in values else (below or 1) * unit - below
         if n >= LIMIT:
-            raise ValueError(f"{word!r} in {text!r} makes {n}, more than {LIMIT - 1}")
+            raise WrongInput(f"{word!r} in {text!r} makes {n}, more than {LIMIT - 1}")
     for place, (word, right) in enumerate(zip_longest(words, cut(write(n))), 1):
         if word != right:
             found = "its end" if word is None else repr(word)
-            raise ValueError(f"{text!r} is wrong from {found}, word {place}; {n} is {write(n)!r}")
+            raise WrongInput(f"{text!r} is wrong from {found}, word {place}; {n} is {write(n)!r}")
     return n

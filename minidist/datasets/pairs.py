@@ -15,7 +15,7 @@ from minidist.datasets.number_words import (
     in_chinese,
     in_english,
 )
-from minidist.errors import check_name
+from minidist.errors import WrongInput, check_name
 from minidist.nn.tokens import BEGIN, END, PAD
 from minidist.rng import generator
 
@@ -57,7 +57,7 @@ class Vocabulary:
         if unknown := [word for word in words if word not in self.tokens]:
             what = "word" if self.spaced else "character"
             first = next(filter(None, unknown), "")  # '' is between two spaces
-            raise ValueError(
+            raise WrongInput(
                 f"the {what} {quoted(first)} of {quoted(text)} is none of the "
                 f"{len(self.tokens)} that numbers are written with: "
                 f"{(' ' * self.spaced).join(self.tokens)}"
@@ -69,7 +69,7 @@ class Vocabulary:
         tokens = np.asarray(tokens).tolist()
         tokens = tokens[: tokens.index(END)] if END in tokens else tokens
         if wrong := [t for t in tokens if not 0 <= t < len(self)]:
-            raise ValueError(f"{wrong[0]} is no token of {len(self)}; use 0 to {len(self) - 1}")
+            raise WrongInput(f"{wrong[0]} is no token of {len(self)}; use 0 to {len(self) - 1}")
         words = [self.words[t] for t in tokens if t > END]
         return english_text(words) if self.spaced else "".join(words)
 
@@ -103,7 +103,7 @@ class Numbers:
         """Return sources[1, S]; ValueError if a word is unknown, or there are more than S."""
         tokens = self.source.encode(text)
         if len(tokens) > self.source_length:
-            raise ValueError(
+            raise WrongInput(
                 f"{quoted(text)} has {len(tokens)} tokens, and the longest number "
                 f"{self.source_length}; write a number below {LIMIT}"
             )
@@ -207,12 +207,12 @@ def draw_numbers(examples: int, held_out: int, seed: int) -> tuple[list[int], li
     first = [10 ** (d - 1) if d > 1 else 0 for d in digits]
     there = [10**d - low for d, low in zip(digits, first, strict=True)]
     if not 1 <= held_out <= LIMIT // 10:
-        raise ValueError(
+        raise WrongInput(
             f"cannot hold out {held_out} of {LIMIT} numbers; use 1 to a tenth of them, "
             f"{LIMIT // 10}"
         )
     if not 1 <= examples <= LIMIT - held_out:
-        raise ValueError(
+        raise WrongInput(
             f"cannot train on {examples} of {LIMIT} numbers, of which {held_out} are held out; "
             f"use 1 to {LIMIT - held_out}"
         )

@@ -12,6 +12,7 @@ import numpy as np
 
 from minidist.autograd import Tensor
 from minidist.backend import Array
+from minidist.errors import WrongInput
 from minidist.rng import generator
 
 
@@ -20,12 +21,12 @@ def example_indices(inputs: Tensor | Array, targets: Array, examples=None) -> np
     for array, what in ((inputs, "inputs"), (targets, "targets")):
         if not getattr(array, "shape", ()):
             kind = type(array).__name__
-            raise ValueError(f"{what} are an array with a row per example, not {kind}")
+            raise WrongInput(f"{what} are an array with a row per example, not {kind}")
     if len(inputs) != len(targets):
-        raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets: they must agree")
+        raise WrongInput(f"{len(inputs)} inputs and {len(targets)} targets: they must agree")
     examples = np.arange(len(inputs)) if examples is None else np.asarray(examples)
     if examples.shape != (len(inputs),):
-        raise ValueError(
+        raise WrongInput(
             f"{len(inputs)} inputs and indices of examples of shape {list(examples.shape)}: "
             "give one number per input"
         )
@@ -73,9 +74,9 @@ class Sampler:
 
     def __post_init__(self):
         if min(self.examples, self.batch, self.size, self.micro_batches) < 1:
-            raise ValueError(f"{self}: examples, batch, size and micro_batches must be 1 or more")
+            raise WrongInput(f"{self}: examples, batch, size and micro_batches must be 1 or more")
         if not 0 <= self.rank < self.size:
-            raise ValueError(
+            raise WrongInput(
                 f"rank {self.rank} is no rank of {self.size}; use 0 to {self.size - 1}"
             )
 
@@ -111,7 +112,7 @@ class Sampler:
         after epoch, without end. Epochs that are over are not drawn. ValueError if done < 0.
         """
         if done < 0:
-            raise ValueError(f"cannot go on after {done} examples; use 0 or more")
+            raise WrongInput(f"cannot go on after {done} examples; use 0 or more")
         number, begun = divmod(done, self.examples)
         starts = chain([begun], repeat(0))
         return chain.from_iterable(map(self.epoch, count(number), starts))

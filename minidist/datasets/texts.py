@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from minidist.errors import WrongInput
+
 
 @dataclass(frozen=True)
 class Text:
@@ -20,7 +22,7 @@ class Text:
 
     def encode(self, string: str) -> np.ndarray:
         if unknown := sorted(set(string) - set(self.characters)):
-            raise ValueError(f"the character {unknown[0]!r} does not occur in {self.source}")
+            raise WrongInput(f"the character {unknown[0]!r} does not occur in {self.source}")
         return np.array([self.characters.index(c) for c in string], np.int64)
 
     def including(self, characters: str) -> "Text":
@@ -69,18 +71,18 @@ def text(path: str | Path | None = None, context: int = 1) -> Text:
         try:
             string = Path(path).read_bytes().decode("utf-8")
         except OSError as error:
-            raise ValueError(f"cannot read the text {source!r}: {error.strerror}") from error
+            raise WrongInput(f"cannot read the text {source!r}: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise ValueError(
+            raise WrongInput(
                 f"{source} is not UTF-8 text: {error.reason} at byte {error.start}"
             ) from error
         if "\0" in string:
-            raise ValueError(
+            raise WrongInput(
                 f"{source} is not text: it holds a zero byte at character {string.index(chr(0))}"
             )
         string = string.removeprefix("\ufeff").replace("\r\n", "\n")
     if len(string) <= context:
-        raise ValueError(
+        raise WrongInput(
             f"{source} has {len(string)} characters; "
             f"a context of {context} needs {context + 1} or more"
         )

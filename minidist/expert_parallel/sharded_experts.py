@@ -23,7 +23,7 @@ import numpy as np
 from minidist import nn
 from minidist.backend import Array, to_host
 from minidist.comm import Group
-from minidist.errors import check_name
+from minidist.errors import WrongInput, check_name
 from minidist.expert_parallel.dispatch import Dispatch
 from minidist.expert_parallel.once_per_rank import OncePerRank
 from minidist.pieces import split_ends
@@ -91,7 +91,7 @@ class ExpertParallel(nn.Sequential):
         dispatch: str = "rows",
     ):
         if not any(nn.mixtures(model)):
-            raise ValueError(
+            raise WrongInput(
                 f"this {type(model).__name__} has no experts; use nn.Transformer(..., experts=8)"
             )
         share_scales(model.parameters(), group)
@@ -121,7 +121,7 @@ class ExpertParallel(nn.Sequential):
         ranks = frozenset(self.group.members)
         for p in self.parameters():
             if p.grad is not None and not ranks <= p.summed_over:
-                raise ValueError(
+                raise WrongInput(
                     f"the gradient of {p.name} is not yet summed over the {len(ranks)} ranks; "
                     "call sum_gradients() before you clip"
                 )

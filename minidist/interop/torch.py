@@ -30,7 +30,7 @@ import numpy as np
 
 from minidist import nn
 from minidist.backend import to_host
-from minidist.errors import check_name
+from minidist.errors import WrongInput, check_name
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +75,7 @@ def matches(model: nn.Module, names: Names | None = None) -> list[Match]:
     for name, new in names.items():
         check_name("name of ours", name, known)
         if not new and not isinstance(new, str):
-            raise ValueError(f"names[{name!r}] is empty; give PyTorch's name, or several")
+            raise WrongInput(f"names[{name!r}] is empty; give PyTorch's name, or several")
     return found
 
 
@@ -136,7 +136,7 @@ def from_torch(
             theirs = np.zeros(shape) if array is None else as_numpy(array)
             if list(theirs.shape) != shape:
                 layout = "[out, in]" if parts[0].transposed else "as here"
-                raise ValueError(
+                raise WrongInput(
                     f"{name} is {list(theirs.shape)}; for {ours} it has to be {shape} "
                     f"({layout}); what a rank has a part of must be gathered first"
                 )
@@ -151,7 +151,7 @@ def _unwrapped(arrays: Mapping, table: list[Match]) -> dict:
     found = {known.get(plain[name], plain[name]): array for name, array in arrays.items()}
     if len(found) < len(arrays):
         twice = next(n for n in plain.values() if list(plain.values()).count(n) > 1)
-        raise ValueError(f"several names are {twice!r} without the words of wrappers; rename one")
+        raise WrongInput(f"several names are {twice!r} without the words of wrappers; rename one")
     return found
 
 
@@ -210,7 +210,7 @@ def as_numpy(x) -> np.ndarray:
     if not hasattr(x, "detach"):
         return to_host(x)
     if hasattr(x, "full_tensor"):
-        raise ValueError("a DTensor is a rank's part; give x.full_tensor(), called on every rank")
+        raise WrongInput("a DTensor is a rank's part; give x.full_tensor(), called on every rank")
     x = (x.to_dense() if x.is_sparse else x).detach().cpu()
     return (x.float() if str(x.dtype) == "torch.bfloat16" else x).numpy()
 
@@ -222,7 +222,7 @@ def _cut(array: np.ndarray, parts: list[Match]) -> list[np.ndarray]:
         return [theirs]
     if len(theirs) % len(parts):
         names = [match.theirs for match in parts]
-        raise ValueError(f"the {len(theirs)} outputs of {parts[0].ours} are no equal parts {names}")
+        raise WrongInput(f"the {len(theirs)} outputs of {parts[0].ours} are no equal parts {names}")
     return np.split(theirs, len(parts))
 
 
@@ -236,14 +236,14 @@ def _check_names(table: list[Match], arrays: Mapping) -> None:
     wanted = {match.theirs for match in table}
     spare = sorted(arrays.keys() - wanted)
     if missing := [match for match in table if match.theirs not in arrays]:
-        raise ValueError(
+        raise WrongInput(
             f"PyTorch's model has no {missing[0].theirs!r} for {missing[0].ours}"
             + (f", but {', '.join(map(repr, spare[:3]))}" if spare else "")
             + '; say which is which: names={"layers.0": "0"}, or {"expand": ["gate", "up"]}'
         )
     for name in spare:
         if not any(_is_one_array(arrays[name], arrays[other]) for other in wanted):
-            raise ValueError(
+            raise WrongInput(
                 f"PyTorch's model has {name!r} besides what is in this one. Is it a part of an "
                 "array of ours? names={'blocks.0.attention.key_value': ['k_proj', 'v_proj']} says "
                 "so. Else compare with a model that has it; only a buffer, such as a mask, may go"

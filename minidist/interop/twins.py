@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.functional import gelu, relu, scaled_dot_product_attention
 
 from minidist import nn as ours
+from minidist.errors import WrongInput
 from minidist.interop.torch import load_torch
 from minidist.nn.cnn import ConvBlock as OurBlock
 from minidist.nn.cnn import Stem
@@ -28,7 +29,7 @@ def twin(model: ours.Module) -> nn.Module:
         ours.CNN: CNN,
     }.get(type(model))
     if make is None:
-        raise ValueError(
+        raise WrongInput(
             f"there is no twin of a {type(model).__name__}; write the module in PyTorch, and give "
             "its weights by torch.to_torch"
         )
@@ -125,7 +126,7 @@ class Transformer(nn.Module):
     def __init__(self, model: ours.Transformer):
         super().__init__()
         if model.experts:
-            raise ValueError("there is no twin of a Transformer with experts; use experts=0")
+            raise WrongInput("there is no twin of a Transformer with experts; use experts=0")
         heads = [block.attention.heads for block in model.modules(ours.Block)]
         (head,) = model.modules(ours.Head)
         C = head.norm.gain.size

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from minidist.errors import WrongInput
+
 # Where a syntax tree holds a name that may be local.
 NAMES = {
     ast.Name: "id",
@@ -57,7 +59,7 @@ class Edit:
         """
         function = functions(ast.parse(source)).get(self.name)
         if function is None:
-            raise ValueError(f"{self.path} has no function {self.name}; name the one it is now")
+            raise WrongInput(f"{self.path} has no function {self.name}; name the one it is now")
         arguments = [argument.arg for argument in _arguments(function)]
         names = dict(zip(self._called(), arguments, strict=False))
         by = self._parsed(self.by)
@@ -65,7 +67,7 @@ class Edit:
             local = _bound(function)
             places = list(self._places(function, by, names, local))
             if len(places) != 1:
-                raise ValueError(
+                raise WrongInput(
                     f"{self.replace.strip()!r} is {len(places)} times in {self.path}:{self.name}, "
                     "not once; let `replace` be what the function says now"
                 )
@@ -79,7 +81,7 @@ class Edit:
         try:
             return ast.parse(textwrap.dedent(text)).body
         except SyntaxError as error:
-            raise ValueError(
+            raise WrongInput(
                 f"{self.function}: {text!r} is not valid Python: {error.msg}"
             ) from None
 
@@ -105,7 +107,7 @@ class Edit:
             for node in ast.walk(block):
                 if (field := NAMES.get(type(node))) and (name := getattr(node, field)):
                     if name not in names and name in local:
-                        raise ValueError(
+                        raise WrongInput(
                             f"{self.path}:{self.name}: {name} is local there, and the edit names "
                             "it in `by` alone; widen `replace`, or name the arguments"
                         )

@@ -8,6 +8,8 @@ import os
 import shutil
 from pathlib import Path
 
+from minidist.errors import WrongInput
+
 PACKAGE = Path(__file__).parents[1]  # the reference: the package that is running
 BUILT_FROM = "mistakes/built_from.txt"  # in a package that `build` wrote: where the reference is
 
@@ -28,10 +30,10 @@ def build(
     """
     unknown = sorted(path for path in files if not (PACKAGE / path).is_file())
     if unknown:
-        raise ValueError(f"minidist has no {', '.join(unknown)}; replace only files that it has")
+        raise WrongInput(f"minidist has no {', '.join(unknown)}; replace only files that it has")
     package = folder / "minidist"
     if package.exists():
-        raise ValueError(f"{package} exists already; choose an empty folder")
+        raise WrongInput(f"{package} exists already; choose an empty folder")
 
     original = PACKAGE if linked is None else linked / "minidist"
 
@@ -58,7 +60,7 @@ def replaced(folder: Path) -> dict[str, str]:
     """Return {path in the package: source} of the Python files in `folder`/minidist."""
     package = folder / "minidist"
     if not package.is_dir():
-        raise ValueError(f"{folder} has no folder minidist; it should hold the files to replace")
+        raise WrongInput(f"{folder} has no folder minidist; it should hold the files to replace")
     return {
         path.relative_to(package).as_posix(): path.read_text(encoding="utf-8")
         for path in sorted(package.rglob("*.py"))

@@ -7,6 +7,7 @@ from inspect import unwrap
 from operator import attrgetter
 from types import CodeType
 
+from minidist.errors import WrongInput
 from minidist.mistakes.register import Mistake, find
 
 
@@ -25,7 +26,7 @@ def planted(*wrong: str | Mistake) -> Iterator[None]:
             for name in {edit.name for edit in mistake.edits if edit.path == path}:
                 function = unwrap(attrgetter(name)(module))
                 if codes[name] == function.__code__:
-                    raise ValueError(f"{mistake.name} changes more than the body of {name}")
+                    raise WrongInput(f"{mistake.name} changes more than the body of {name}")
                 stack.callback(setattr, function, "__code__", function.__code__)
                 function.__code__ = codes[name]
         yield

@@ -23,6 +23,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
+from minidist.errors import WrongInput
 from minidist.mistakes.edits import Edit
 from minidist.mistakes.overlay import PACKAGE
 
@@ -53,11 +54,11 @@ class Mistake:
         found: dict[str, str] = {}
         for edit in self.edits:
             if not (PACKAGE / edit.path).is_file():
-                raise ValueError(f"mistake {self.name}: minidist has no {edit.path}")
+                raise WrongInput(f"mistake {self.name}: minidist has no {edit.path}")
             try:
                 found[edit.path] = edit.apply(found.get(edit.path) or source(edit.path))
             except ValueError as error:
-                raise ValueError(f"mistake {self.name}: {error}") from None
+                raise WrongInput(f"mistake {self.name}: {error}") from None
         return found
 
     def diff(self) -> str:
@@ -80,7 +81,7 @@ def mistakes(folder: Path = MISTAKES) -> dict[str, Mistake]:
     for path in sorted(folder.glob("*.toml")):
         here = read(path)
         if twice := sorted(found.keys() & here.keys()):
-            raise ValueError(f"{path.name}: {', '.join(twice)} is in another file, too")
+            raise WrongInput(f"{path.name}: {', '.join(twice)} is in another file, too")
         found |= here
     return found
 
@@ -90,7 +91,7 @@ def read(path: Path) -> dict[str, Mistake]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path.name} is not valid TOML: {error}") from None
+        raise WrongInput(f"{path.name} is not valid TOML: {error}") from None
     return {name: _mistake(name, table, path) for name, table in tables.items()}
 
 
@@ -105,7 +106,7 @@ def _mistake(name: str, table: dict, path: Path) -> Mistake:
             usual["diagnosis"] = f"{NUMBERS} {name}"
         return Mistake(name, edits, **usual | words)
     except TypeError as error:
-        raise ValueError(
+        raise WrongInput(
             f"{path.name}: {name}: an edit has function, by and perhaps replace; {error}"
         ) from None
 
@@ -113,5 +114,5 @@ def _mistake(name: str, table: dict, path: Path) -> Mistake:
 def find(name: str) -> Mistake:
     """Return a mistake. ValueError: there is none of that name."""
     if name not in mistakes():
-        raise ValueError(f"there is no mistake {name!r} in {MISTAKES}")
+        raise WrongInput(f"there is no mistake {name!r} in {MISTAKES}")
     return mistakes()[name]

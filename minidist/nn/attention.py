@@ -4,7 +4,7 @@ from minidist.autograd import Tensor
 from minidist.autograd.attention import padded_attention
 from minidist.autograd.document_attention import document_attention
 from minidist.backend import Array
-from minidist.errors import check_sizes
+from minidist.errors import WrongInput, check_sizes
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module
 from minidist.rng import Randomness
@@ -80,7 +80,7 @@ def check_heads(width: int, heads: int) -> None:
     """Raise ValueError unless the width splits into heads of equal width."""
     check_sizes(width=width, heads=heads)
     if width % heads:
-        raise ValueError(
+        raise WrongInput(
             f"width {width} does not split into {heads} heads; use a multiple of {heads}"
         )
 
@@ -93,7 +93,7 @@ def attend_to_all(qkv: Tensor, randomness: Randomness | None = None) -> Tensor:
     """
     held = None if randomness is None else randomness.positions
     if held is not None and not held.whole:
-        raise ValueError(
+        raise WrongInput(
             f"this attention sees {len(held)} of {held.length} positions; a sequence that is cut "
             "needs ring_attention or ulysses (context_parallel/)"
         )

@@ -28,7 +28,7 @@ import numpy as np
 
 from minidist.autograd import Function, Tensor
 from minidist.backend import Array, on_device_of, to_host
-from minidist.errors import check_number, check_sizes
+from minidist.errors import WrongInput, check_number, check_sizes
 from minidist.nn.module import Module, Parameter, constant
 
 
@@ -106,13 +106,13 @@ class BiasBalance(Module):
     def move(self) -> None:
         """Raise the bias of experts below the mean load, lower that of those above."""
         if self.begun != self.gradient_number() and self.choices.any():
-            raise ValueError(
+            raise WrongInput(
                 f"the load of {self.name} belongs to a gradient that was dropped; call move_biases "
                 "before zero_grad(), or move_biases(model, moved=False) after a batch that is "
                 "dropped"
             )
         if left_out := self.gate.summed_over - self.summed_over:
-            raise ValueError(
+            raise WrongInput(
                 f"the gradient of {self.gate.name} is a sum over the ranks "
                 f"{sorted(self.gate.summed_over)}, and the load of {self.name} leaves out "
                 f"{sorted(left_out)}: their biases would come apart; call sum_loads(model, group) "

@@ -5,6 +5,7 @@ It has average pooling where images become smaller, and at the end.
 
 from minidist.autograd import Tensor, functions
 from minidist.backend import Array
+from minidist.errors import WrongInput
 from minidist.nn.batch_norm import BatchNorm
 from minidist.nn.conv import Conv2d
 from minidist.nn.linear import Linear
@@ -99,7 +100,7 @@ class CNN(Sequential):
     def __init__(self, channels, classes, widths=(16, 32), seed=0, dtype="float32"):
         more = {"seed": seed, "dtype": dtype}
         if not widths:
-            raise ValueError("a CNN has one block or more: give the channels of each as widths")
+            raise WrongInput("a CNN has one block or more: give the channels of each as widths")
         blocks = [
             ConvBlock(before, width, name=f"blocks.{i}", **more)
             for i, (before, width) in enumerate(zip((widths[0], *widths), widths, strict=False))

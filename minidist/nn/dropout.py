@@ -3,6 +3,7 @@
 from minidist.autograd import Tensor, functions
 from minidist.autograd.checks import check_rate
 from minidist.autograd.recording import is_recording
+from minidist.errors import WrongInput
 from minidist.nn.module import Module
 from minidist.rng import Randomness
 
@@ -28,7 +29,7 @@ class Dropout(Module):
         if self.rate == 0 or (randomness is None and not is_recording()):
             return x
         if randomness is None:
-            raise ValueError(
+            raise WrongInput(
                 f"{self.name} drops out at {self.rate}: "
                 "call model(x, Randomness(seed, step, examples)) to train, "
                 "or wrap the call in no_grad() to evaluate"

@@ -33,7 +33,7 @@ from minidist.autograd import Tensor, functions
 from minidist.autograd.losses import IGNORED, cross_entropy, reduction_size_or, values_of
 from minidist.backend import Array, array_module
 from minidist.dtypes import whole_numbers
-from minidist.errors import check_name, check_number
+from minidist.errors import WrongInput, check_name, check_number
 from minidist.nn.module import Module
 from minidist.nn.seq2seq import Seq2Seq, joined
 from minidist.nn.tokens import END, PAD
@@ -79,7 +79,7 @@ class Dual(Module):
         S, T = self.there.source_length, self.there.target_length
         tokens = whole_numbers(tokens, "token indices")
         if len(tokens.shape) != 2 or tokens.shape[1] != S + T:
-            raise ValueError(
+            raise WrongInput(
                 f"tokens are [B, {S} + {T}], source | BEGIN, target, not {list(tokens.shape)}"
             )
         source, begin, target = tokens[:, :S], tokens[:, S : S + 1], tokens[:, S + 1 :]
@@ -119,7 +119,7 @@ class Dual(Module):
         S, T = self.there.source_length, self.there.target_length
         targets = values_of(targets)
         if targets.shape != (len(outputs), T + S + 1):
-            raise ValueError(
+            raise WrongInput(
                 f"targets are [{len(outputs)}, {T} + {S + 1}], those of both directions, not "
                 f"{list(targets.shape)}; make them with targets(tokens)"
             )
@@ -157,7 +157,7 @@ def check_pair(there: Seq2Seq, back: Seq2Seq) -> None:
         ("target_length", back.target_length, there.source_length + 1),
     ):
         if have != want:
-            raise ValueError(
+            raise WrongInput(
                 f"the model of the way back needs {name}={want}, not {have}: it reads what the "
                 "first one writes, without END, and writes what that one reads, with END"
             )

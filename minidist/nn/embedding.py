@@ -2,7 +2,7 @@
 
 from minidist.autograd import Tensor, functions
 from minidist.backend import Array
-from minidist.errors import check_sizes
+from minidist.errors import WrongInput, check_sizes
 from minidist.nn.dropout import Dropout
 from minidist.nn.module import Module, draw
 from minidist.pieces import Positions
@@ -69,7 +69,7 @@ def check_positions(tokens: Array, context: int, randomness: Randomness | None) 
         return Positions(((0, T),), T)
     held = randomness.positions
     if len(held) != T or held.length > context:
-        raise ValueError(
+        raise WrongInput(
             f"tokens have {T} columns, at {len(held)} positions of a sequence of {held.length}, in "
             f"a context of {context}; cut the tokens as tokens[:, positions.indices]"
         )
@@ -79,9 +79,9 @@ def check_positions(tokens: Array, context: int, randomness: Randomness | None) 
 def positions_of(tokens: Array, context: int) -> int:
     """Return T of tokens[B, T], which must fit the context."""
     if len(tokens.shape) != 2:
-        raise ValueError(f"tokens are [B, T], a row per example, not {list(tokens.shape)}")
+        raise WrongInput(f"tokens are [B, T], a row per example, not {list(tokens.shape)}")
     if tokens.shape[1] > context:
-        raise ValueError(
+        raise WrongInput(
             f"{tokens.shape[1]} tokens do not fit a context of {context}; use at most {context}"
         )
     return tokens.shape[1]

@@ -20,6 +20,7 @@ from minidist.backend import (
     same_device,
     to_device,
 )
+from minidist.errors import WrongInput
 from minidist.nn.parameter import Parameter, Scale
 from minidist.nn.shard import Slice
 
@@ -52,7 +53,7 @@ class FlatParameters:
     ):
         dtypes = {str(p.dtype) for p in parameters}
         if len(dtypes) > 1:
-            raise ValueError(f"one flat vector holds one dtype, not {' and '.join(sorted(dtypes))}")
+            raise WrongInput(f"one flat vector holds one dtype, not {' and '.join(sorted(dtypes))}")
         self.parameters = list(parameters)
         self.shapes = [p.shape for p in parameters]
         self.offsets, self.size = [], 0
@@ -148,7 +149,7 @@ class FlatParameters:
 
 
 def moved(name: str) -> ValueError:
-    return ValueError(
+    return WrongInput(
         f"{name} is no longer in this flat vector, or no longer trained there: the model was "
         "frozen, cast or flattened after its optimizer, reducer, Zero, Hybrid or server was made; "
         "make those afterwards"
@@ -218,7 +219,7 @@ def flat_slices(parameters: list[Parameter]) -> list[FlatSlice]:
             continue
         home = getattr(p, "home", None)  # a plain tensor has none
         if home is None:
-            raise ValueError(
+            raise WrongInput(
                 f"parameter {p.name!r} is in no flat vector; call flatten() on its module first"
             )
         places = zip(home.parameters, home.offsets, strict=True)

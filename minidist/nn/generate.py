@@ -24,7 +24,7 @@ import numpy as np
 
 from minidist.autograd import functions, no_grad
 from minidist.backend import Array, to_host
-from minidist.errors import check_number
+from minidist.errors import WrongInput, check_number
 from minidist.nn.key_value_cache import CachedDecoder, CachedTranslator, reads_in_pieces
 from minidist.nn.seq2seq import Seq2Seq
 from minidist.nn.tokens import BEGIN, END, PAD
@@ -58,7 +58,7 @@ def sample(
     random = generator(seed, "sample")
     tokens = list(text.encode(prompt))
     if not tokens:
-        raise ValueError("the prompt is empty; the model reads one character or more to go on from")
+        raise WrongInput("the prompt is empty; the model reads one character or more to go on from")
     first, room = max(0, len(tokens) - model.context), min(model.context, len(tokens) + length)
     read = reader(model, room)
     for _ in range(length):
@@ -66,7 +66,7 @@ def sample(
             read, first = reader(model, room), len(tokens) - max(1, model.context // 2)
         logits = to_host(read(tokens[first:])).astype(np.float64)
         if not np.isfinite(logits).all():
-            raise ValueError("the model's logits are not finite: its weights have diverged")
+            raise WrongInput("the model's logits are not finite: its weights have diverged")
         p = np.exp((logits - logits.max()) / temperature)
         tokens.append(int(random.choice(len(p), p=p / p.sum())))
     return text.decode(tokens)
@@ -97,7 +97,7 @@ def translate(model: Seq2Seq, sources: np.ndarray, beam: int = 1) -> np.ndarray:
     """
     sources = np.asarray(sources)
     if sources.ndim != 2 or sources.shape[1] != model.source_length:
-        raise ValueError(
+        raise WrongInput(
             f"sources are [B, {model.source_length}], padded with {PAD}; not {list(sources.shape)}"
         )
     check_number("a beam keeps 1 beginning or more", beam, lambda n: n >= 1, Integral)

@@ -7,7 +7,7 @@ parameters, of the cache and of the bytes between ranks that hold parts of the s
 """
 
 from minidist.autograd import Tensor, functions
-from minidist.errors import check_sizes
+from minidist.errors import WrongInput, check_sizes
 from minidist.nn.attention import attend_to_all
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module
@@ -34,7 +34,7 @@ class GroupedQueryAttention(Module):
         check_sizes(width=width, heads=heads, kv_heads=kv_heads)
         check_theta(theta)
         if heads % kv_heads or width % (2 * heads):
-            raise ValueError(
+            raise WrongInput(
                 f"width {width} needs {heads} heads of an even width, and {heads} query heads a "
                 f"number of key and value heads that divides them, not {kv_heads}"
             )

@@ -36,7 +36,7 @@ from minidist.autograd.products import batched_matmul
 from minidist.autograd.recording import Since
 from minidist.backend import Array, array_module, on_device_of
 from minidist.dtypes import whole_numbers
-from minidist.errors import check_number
+from minidist.errors import WrongInput, check_number
 from minidist.nn.dropout import Dropout
 from minidist.nn.mixture_of_experts import mixtures
 from minidist.nn.module import Sequential
@@ -118,13 +118,13 @@ class CachedDecoder:
         tokens = whole_numbers(tokens, "token indices")
         B, n = tokens.shape
         if self.length and self.batch != B:
-            raise ValueError(f"{self.batch} texts were begun, not {B}; call begin() for others")
+            raise WrongInput(f"{self.batch} texts were begun, not {B}; call begin() for others")
         if self.length == 0:
             self.weights.follow()
         check_weights(self.weights, "call begin(), and read the text again")
         first, last = self.length, self.length + n
         if last > self.positions:
-            raise ValueError(
+            raise WrongInput(
                 f"{last} tokens do not fit a cache of {self.positions} positions; call begin(), "
                 "and read the last ones again"
             )
@@ -171,7 +171,7 @@ class CachedTranslator:
         words = whole_numbers(words, "token indices")
         B, n = words.shape
         if len(self.reads) != B:
-            raise ValueError(f"{len(self.reads)} targets are written, not {B}; call keep(rows)")
+            raise WrongInput(f"{len(self.reads)} targets are written, not {B}; call keep(rows)")
         check_weights(self.weights, "make a CachedTranslator of the model as it is now")
         randomness, held = at(self.length, self.length + n, B), self.held[self.reads]
         with no_grad():
@@ -192,7 +192,7 @@ def reads_in_pieces(model: Sequential) -> bool:
 def copy_of(model: Model) -> Model:
     """Return a model without dropout, whose attention may have another `attend`; weights shared."""
     if not reads_in_pieces(model):
-        raise ValueError(
+        raise WrongInput(
             "an expert's capacity and a scale of EightBits(None) are of the whole sequence, so "
             "this model does not read it in pieces; pass model(tokens) all tokens again"
         )
@@ -210,7 +210,7 @@ def last_changed(model: Sequential) -> int:
 def check_weights(weights: Since, remedy: str) -> None:
     """Raise ValueError if keys and values are those of other weights than the model's."""
     if weights.behind():
-        raise ValueError(f"the weights have changed since this text was begun; {remedy}")
+        raise WrongInput(f"the weights have changed since this text was begun; {remedy}")
 
 
 def at(first: int, last: int, B: int) -> Randomness:

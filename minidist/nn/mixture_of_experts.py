@@ -23,7 +23,7 @@ from minidist.autograd import Function, Tensor, functions
 from minidist.autograd.kernels import rows_of, sum_into_rows
 from minidist.autograd.recording import is_recording
 from minidist.backend import Array, array_module, on_device_of, sum_over, to_host
-from minidist.errors import check_number, check_sizes
+from minidist.errors import WrongInput, check_number, check_sizes
 from minidist.nn.bias_balance import BiasBalance
 from minidist.nn.feed_forward import Expert
 from minidist.nn.linear import Linear
@@ -161,7 +161,7 @@ class MixtureOfExperts(Module):
         check_sizes(least=0, shared=shared)
         check_sizes(expert_width=4 * width if expert_width is None else expert_width)
         if top_k > experts:
-            raise ValueError(f"cannot choose {top_k} of {experts} experts; use top_k={experts}")
+            raise WrongInput(f"cannot choose {top_k} of {experts} experts; use top_k={experts}")
         check_groups(experts, top_k, groups, most_groups)
         if capacity is not None:
             words = "capacity is a positive number or None"
@@ -270,7 +270,7 @@ def whole_sequences(chosen: np.ndarray, randomness: Randomness | None) -> np.nda
     """Return the choices as they are; ValueError if they are those of a part of each sequence."""
     held = None if randomness is None else randomness.positions
     if held is not None and not held.whole:
-        raise ValueError(
+        raise WrongInput(
             f"these choices are of {len(held)} of {held.length} positions; where a sequence is "
             "cut, set gather_choices, which gathers the choices of all its ranks"
         )

@@ -1,5 +1,6 @@
 """A multi-layer perceptron."""
 
+from minidist.errors import WrongInput
 from minidist.nn.linear import Linear, check_activation
 from minidist.nn.module import Sequential
 
@@ -23,7 +24,7 @@ def linear_layers(sizes, activation, last, *, name, seed=0, dtype="float32") -> 
     `last` is the activation after the last one.
     """
     if len(sizes) < 2:
-        raise ValueError(f"an MLP needs an input and an output size, got {list(sizes)}")
+        raise WrongInput(f"an MLP needs an input and an output size, got {list(sizes)}")
     check_activation(activation)  # also where no layer is to have it
     kinds = [activation] * (len(sizes) - 2) + [last]
     return [

@@ -20,7 +20,7 @@ from minidist.backend import (
     to_device,
 )
 from minidist.dtypes import float_dtype, is_float
-from minidist.errors import check_name
+from minidist.errors import WrongInput, check_name
 from minidist.nn.flat_parameters import FlatParameters
 from minidist.nn.parameter import Parameter
 from minidist.rng import Randomness, generator
@@ -66,7 +66,7 @@ class Module:
     def home(self) -> FlatParameters:
         """A layer's flat vector, as the parameters' own `home`; ValueError before `flatten`."""
         if self.flat is None:
-            raise ValueError(
+            raise WrongInput(
                 f"the {type(self).__name__} is in no flat vector; call flatten() on its model first"
             )
         return self.flat
@@ -84,7 +84,7 @@ class Module:
         for member in self.members():
             for p in [member] if isinstance(member, Parameter) else member.parameters():
                 if found.setdefault(p.name, p) is not p:
-                    raise ValueError(
+                    raise WrongInput(
                         f"two parameters are named {p.name!r}; give each module a name of its own"
                     )
         return found
@@ -164,7 +164,7 @@ class Module:
         parameters = self.named_parameters()
         for name, p in parameters.items():
             if p.elsewhere:
-                raise ValueError(f"this model no longer has the value of {name}: {p.elsewhere}")
+                raise WrongInput(f"this model no longer has the value of {name}: {p.elsewhere}")
         return parameters
 
     def to(self, device: str) -> "Module":
@@ -196,15 +196,15 @@ def check_state(state: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]]
     """Raise ValueError unless the state has floats of these names and shapes, and nothing else."""
     if wrong := sorted(set(shapes) ^ set(state)):
         where = "the model" if wrong[0] in state else "the state"
-        raise ValueError(f"state and model differ: {wrong[0]!r} is missing in {where}")
+        raise WrongInput(f"state and model differ: {wrong[0]!r} is missing in {where}")
     for name, shape in shapes.items():
         array = as_array(state[name])
         if array.shape != shape:
-            raise ValueError(
+            raise WrongInput(
                 f"{name} is {list(shape)} in the model, {list(array.shape)} in the state"
             )
         if not is_float(array.dtype):
-            raise ValueError(
+            raise WrongInput(
                 f"{name} is {array.dtype} in the state; parameters are floats, such as float32"
             )
 
@@ -224,7 +224,7 @@ def as_layers(layers: Module | Iterable[Module]) -> list[Module]:
     found = [layers] if isinstance(layers, Module) else list(layers)
     for layer in found:
         if not isinstance(layer, Module):
-            raise ValueError(
+            raise WrongInput(
                 f"a layer is an nn.Module, not {layer!r}; derive a class from nn.Module with a "
                 "forward(x, randomness=None)"
             )

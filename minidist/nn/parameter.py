@@ -12,6 +12,7 @@ from minidist.autograd.recording import tick
 from minidist.autograd.tensor import unbroadcast
 from minidist.backend import Array, array_module, as_array, on_device_of
 from minidist.dtypes import is_float
+from minidist.errors import WrongInput
 from minidist.nn.shard import Shard, Slice
 
 # Of this run and its graph: a copy, a pickle and a part leave these out.
@@ -108,7 +109,7 @@ class Parameter(Tensor):
         Optimizers and strategies would go on with what is in the vector.
         """
         if self.home is not None and array is not self._data:  # which it is after `p.data -= ...`
-            raise ValueError(f"{self.name} cannot be assigned: {self.elsewhere or IN_A_VECTOR}")
+            raise WrongInput(f"{self.name} cannot be assigned: {self.elsewhere or IN_A_VECTOR}")
         self._data = array
 
     data = property(lambda self: self._data, assign)
@@ -117,7 +118,7 @@ class Parameter(Tensor):
         """Return an array as this parameter can hold it; ValueError if it cannot."""
         array = on_device_of(as_array(array), self.data)
         if array.shape != self.shape or not is_float(array.dtype):
-            raise ValueError(
+            raise WrongInput(
                 f"{self.name} is {list(self.shape)} of {self.dtype}, and cannot become "
                 f"{list(array.shape)} of {array.dtype}; make a model of that shape, or call "
                 "model.astype for another dtype"
@@ -126,7 +127,7 @@ class Parameter(Tensor):
             new = array.astype(self.dtype)
         xp = array_module(new)
         if lost := int((xp.isinf(new) & ~xp.isinf(array)).sum()):
-            raise ValueError(
+            raise WrongInput(
                 f"{lost} numbers of {self.name} overflow {self.dtype}; load them into a model of "
                 "the state's dtype"
             )
@@ -174,7 +175,7 @@ class Parameter(Tensor):
     def load(self, values: Array) -> None:
         """Replace the data, in place. ValueError: they do not fit, or this rank has no data."""
         if self.elsewhere:
-            raise ValueError(f"{self.name} cannot be loaded here: {self.elsewhere}")
+            raise WrongInput(f"{self.name} cannot be loaded here: {self.elsewhere}")
         self.data[...] = self.cast(values)
         self.note_load()
 

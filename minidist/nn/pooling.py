@@ -1,7 +1,7 @@
 """Average pooling."""
 
 from minidist.autograd import Tensor
-from minidist.errors import check_sizes
+from minidist.errors import WrongInput, check_sizes
 from minidist.nn.module import Module
 from minidist.rng import Randomness
 
@@ -26,7 +26,7 @@ class AveragePool(Module):
         if k is None:
             return x.reshape(B, C, H * W).mean(axis=-1)
         if H % k or W % k:
-            raise ValueError(
+            raise WrongInput(
                 f"cannot cut images of {H} x {W} into squares of {k} x {k}; use a k that divides "
                 "both"
             )

@@ -2,7 +2,7 @@
 
 from minidist.autograd import Tensor
 from minidist.backend import Array
-from minidist.errors import check_sizes
+from minidist.errors import WrongInput, check_sizes
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module, Sequential, as_layers
 from minidist.rng import Randomness
@@ -28,7 +28,7 @@ class Residual(Module):
         for layer in self.inner:
             y = layer(y, randomness)
         if y.shape != x.shape:
-            raise ValueError(
+            raise WrongInput(
                 f"a residual layer adds f(X), {list(y.shape)}, to X, {list(x.shape)}; "
                 "let f keep the shape"
             )

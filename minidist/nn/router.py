@@ -18,7 +18,7 @@ from numbers import Integral
 
 import numpy as np
 
-from minidist.errors import check_number
+from minidist.errors import WrongInput, check_number
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ def check_groups(experts: int, k: int, groups: int, most_groups: int) -> None:
     words = f"most_groups is a whole number from 1 to groups={groups}"
     check_number(words, most_groups, lambda n: 1 <= n <= groups, Integral)
     if experts % groups:
-        raise ValueError(f"{groups} groups do not divide {experts} experts; use a divisor")
+        raise WrongInput(f"{groups} groups do not divide {experts} experts; use a divisor")
     if k > (there := most_groups * experts // groups):
-        raise ValueError(
+        raise WrongInput(
             f"cannot choose {k} experts from {most_groups} of {groups} groups, which have {there}; "
             f"use top_k={there}, or a larger most_groups"
         )

@@ -24,7 +24,7 @@ Teacher forcing: in training the decoder reads the right words, not the words th
 
 from minidist.autograd import Tensor, functions
 from minidist.backend import Array, on_device_of
-from minidist.errors import check_sizes
+from minidist.errors import WrongInput, check_sizes
 from minidist.nn.attention import CausalSelfAttention, PaddedAttention
 from minidist.nn.dropout import Dropout
 from minidist.nn.embedding import TokenAndPosition
@@ -65,7 +65,7 @@ class SourceAndTarget(Module):
 
     def forward(self, tokens: Array, randomness: Randomness | None = None) -> Tensor:
         if randomness is not None and randomness.documents is not None:
-            raise ValueError(
+            raise WrongInput(
                 "a translator's window is one source and its target; pass no documents, "
                 "or use an nn.Transformer"
             )
@@ -185,7 +185,7 @@ class Seq2Seq(Sequential):
 
     def forward(self, tokens: Array, randomness: Randomness | None = None) -> Tensor:
         if len(tokens.shape) != 2 or tokens.shape[1] <= self.source_length:
-            raise ValueError(
+            raise WrongInput(
                 f"tokens are [B, S + t]: {self.source_length} columns of the source, then at least "
                 f"one of the target; not {list(tokens.shape)}"
             )

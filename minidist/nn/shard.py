@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from minidist.backend import Array, array_module, on_device_of
+from minidist.errors import WrongInput
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +30,7 @@ class Shard:
     def of(self, whole: Array) -> Array:
         """Return a copy of this part of the whole array."""
         if whole.shape[self.axis] != self.full:
-            raise ValueError(
+            raise WrongInput(
                 f"this is a part of {self.full} along axis {self.axis}, "
                 f"not of an array of {list(whole.shape)}"
             )

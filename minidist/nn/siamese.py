@@ -8,6 +8,7 @@ two classes, a softmax of the logits is a sigmoid of their difference.
 
 from minidist.autograd import Tensor
 from minidist.backend import Array
+from minidist.errors import WrongInput
 from minidist.nn.linear import Linear
 from minidist.nn.mlp import linear_layers
 from minidist.nn.module import Module
@@ -51,4 +52,4 @@ class Siamese(Module):
 
 def check_pairs(x: Tensor | Array) -> None:
     if x.ndim < 3 or x.shape[1] != 2:
-        raise ValueError(f"pairs have the shape [B, 2, ...], not {list(x.shape)}")
+        raise WrongInput(f"pairs have the shape [B, 2, ...], not {list(x.shape)}")

@@ -23,6 +23,7 @@ from minidist import nn, optim
 from minidist.backend import to_device
 from minidist.comm import Group, Mesh, run
 from minidist.datasets import Batch
+from minidist.errors import WrongInput
 from minidist.events import Event, EventLog
 from minidist.observe.timeline.action_names import kind as kind_of
 from minidist.pipeline_parallel import (
@@ -113,7 +114,7 @@ def measure_pipeline(
     if copies > 1:
         bare = add_reductions(bare)
     if options.get("replicas"):
-        raise ValueError("a pipeline with replicas of a stage is not measured; leave them out")
+        raise WrongInput("a pipeline with replicas of a stage is not measured; leave them out")
     stage_count = 1 + last_stage(bare.placement)
     settings = schedule, micro_batches, chunks, stage_count, width, rows, WARM_UP + repeats, options
     log = EventLog()

@@ -6,6 +6,8 @@ The colours are from Okabe and Ito; colour-blind readers can tell them apart.
 import builtins
 import sys
 
+from minidist.errors import WrongInput
+
 FORWARD, BACKWARD, UPDATE, COMMUNICATION = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 EMPHASIS, INK, IDLE = "#D55E00", "#222222", "#BBBBBB"
 OWN, SAME = "#56B4E9", "#E4E4E4"  # what a rank has of its own; what all ranks have alike
@@ -39,7 +41,7 @@ def pyplot():
     try:
         import matplotlib
     except ImportError as error:
-        raise ValueError("the figures need matplotlib: pip install 'minidist[lessons]'") from error
+        raise WrongInput("the figures need matplotlib: pip install 'minidist[lessons]'") from error
     if not in_notebook() and "matplotlib.pyplot" not in sys.modules:
         matplotlib.use("Agg")
     import matplotlib.pyplot as plt

@@ -2,6 +2,7 @@
 
 import math
 
+from minidist.errors import WrongInput
 from minidist.events import Event, EventLog
 
 Tracks = dict[tuple[int, str], list[tuple[int, Event]]]
@@ -14,7 +15,7 @@ def tracks(log: EventLog) -> Tracks:
     """
     for e in log.events:
         if not 0 <= e.seconds < math.inf:
-            raise ValueError(f"{e.name!r} of rank {e.rank} starts at {e.start} and ends at {e.end}")
+            raise WrongInput(f"{e.name!r} of rank {e.rank} starts at {e.start} and ends at {e.end}")
     rows: dict[tuple[int, str], list[Event]] = {}
     last_first = log.from_zero().events[::-1]  # of two equal intervals the outer was logged last
     for e in sorted(last_first, key=lambda e: (e.start, -e.end)):
@@ -44,7 +45,7 @@ def nesting(spans: list[tuple[float, float, str]], where: str) -> list[int]:
         while around and around[-1][1] <= start:
             around.pop()
         if around and end > around[-1][1]:
-            raise ValueError(
+            raise WrongInput(
                 f"{around[-1][2]!r} ({around[-1][0]} to {around[-1][1]} us) and {name!r} ({start} "
                 f"to {end} us) overlap on {where}; give threads that run at once different names"
             )

@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from minidist.backend import Array, array_module, widen
+from minidist.errors import WrongInput
 from minidist.nn import Parameter, Slice
 from minidist.nn.flat_parameters import FlatSlice
 from minidist.optim.adam import AdamW
@@ -64,7 +65,7 @@ def alone(parts: Parts, update: Update) -> Iterable[Array]:
     """Update matrices that this rank has all of; ValueError if it has a part."""
     for cut, u in parts:
         if cut.shard is not None or len(cut) < math.prod(cut.shape):
-            raise ValueError(
+            raise WrongInput(
                 f"Muon needs all of {cut.name}{list(cut.shape)}, and this rank has {len(cut)} of "
                 "its elements; pass whole=replicas.WholeMatrices(group), with the group of all "
                 "ranks that train the model"
@@ -99,7 +100,7 @@ class Muon(AdamW):
         whole: Callable[[Parts, Update], Iterable[Array]] = alone,
     ):
         if scale not in SCALES:
-            raise ValueError(f"scale is one of {', '.join(SCALES)}, not {scale!r}")
+            raise WrongInput(f"scale is one of {', '.join(SCALES)}, not {scale!r}")
         self.momentum, self.scale_of, self.times = momentum, SCALES[scale], times
         self.matrices, self.whole = matrices, whole
         self.held: dict[FlatSlice, Slice] = {}

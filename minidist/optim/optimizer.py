@@ -19,6 +19,7 @@ from minidist.backend import (
     on_gpu,
     widen,
 )
+from minidist.errors import WrongInput
 from minidist.nn.flat_parameters import FlatSlice, flat_slices, moved
 from minidist.nn.parameter import Parameter
 from minidist.optim.clipping import PIECE, scale_on_gpu, sum_of_squares
@@ -47,7 +48,7 @@ def check_setting(name: str, value) -> None:
     except (TypeError, ValueError):
         allowed = False
     if not allowed:
-        raise ValueError(f"{name} must be {words}, not {value!r}")
+        raise WrongInput(f"{name} must be {words}, not {value!r}")
 
 
 class Optimizer:
@@ -71,7 +72,7 @@ class Optimizer:
         keep_freed_memory()
         parameters = list(parameters)
         if wrong := [type(p).__name__ for p in parameters if not isinstance(p, Parameter)]:
-            raise ValueError(
+            raise WrongInput(
                 f"an optimizer takes a list of parameters, as model.parameters(), not {wrong[0]}; "
                 "for groups with settings of their own make one optimizer of each"
             )
@@ -79,7 +80,7 @@ class Optimizer:
         self.parameters = [p for p, trains in self.trains.items() if trains]
         for p in self.parameters:
             if p.elsewhere:
-                raise ValueError(f"{p.name} cannot be optimized here: {p.elsewhere}")
+                raise WrongInput(f"{p.name} cannot be optimized here: {p.elsewhere}")
         self.slices = flat_slices(self.parameters)
         self.homes = list(dict.fromkeys(s.home for s in self.slices))
         for home in self.homes:
@@ -96,15 +97,15 @@ class Optimizer:
         eps = vars(self).get("eps", math.inf)
         for s in self.slices:
             if eps < np.finfo(np.promote_types(s.data.dtype, "float32")).tiny:
-                raise ValueError(f"eps={eps} is 0 in {s.data.dtype}; use a larger one")
+                raise WrongInput(f"eps={eps} is 0 in {s.data.dtype}; use a larger one")
             if self.rounding and s.data.size and not is_half(s.data.dtype):
-                raise ValueError(
+                raise WrongInput(
                     f"stochastic rounding is for weights of 16 bits, not {s.data.dtype}; call "
                     "model.astype first, or leave it out"
                 )
         for s, arrays in zip(self.slices, self.state or [], strict=False):
             if len(arrays) < self.arrays_for(s):
-                raise ValueError(
+                raise WrongInput(
                     f"{type(self).__name__} began with {len(arrays)} state arrays and now needs "
                     f"{self.arrays_for(s)} (momentum was switched on); make a new optimizer"
                 )
@@ -141,7 +142,7 @@ class Optimizer:
         self.check_settings()
         for home in self.homes:
             if home.locked:
-                raise ValueError(home.locked)
+                raise WrongInput(home.locked)
         for p, trains in self.trains.items():
             if p.requires_grad != trains:
                 raise moved(p.name)
@@ -162,7 +163,7 @@ class Optimizer:
             return
         for s, state in zip(self.slices, self.state, strict=True):
             if state and on_gpu(state[0]) != on_gpu(s.data):
-                raise ValueError(
+                raise WrongInput(
                     "the model was moved to another device after the optimizer's first step; make "
                     "the optimizer after model.to"
                 )
@@ -208,14 +209,14 @@ class Optimizer:
         The same as `step`, for rules that skip zeros; the work is proportional to these elements.
         """
         if not self.skips_zeros:
-            raise ValueError(
+            raise WrongInput(
                 f"{type(self).__name__} changes elements whose gradient is zero, so it cannot "
                 "update some alone; use Adagrad, or SGD without momentum and weight decay"
             )
         if self.rounding is not None:
-            raise ValueError("step_at rounds to nearest; use step with stochastic rounding")
+            raise WrongInput("step_at rounds to nearest; use step with stochastic rounding")
         if len(self.slices) != 1:
-            raise ValueError(f"step_at needs one flat slice; this optimizer has {len(self.slices)}")
+            raise WrongInput(f"step_at needs one flat slice; this optimizer has {len(self.slices)}")
         (state,) = self._begin_step()
         data = self.slices[0].data
         positions, gradient = on_device_of(positions, data), on_device_of(gradient, data)
@@ -253,7 +254,7 @@ class Optimizer:
         check_setting("max_norm", max_norm)
         spread = [p.spread for p in self.parameters if p.spread]
         if sum_squares is None and spread:
-            raise ValueError(
+            raise WrongInput(
                 "this rank's norm alone is not the global one: parameters are spread over "
                 f"{spread[0]}"
             )

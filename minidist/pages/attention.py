@@ -7,6 +7,7 @@ per position. Numbers alone: no NumPy.
 
 from minidist.context_parallel.cuts import plain, zigzag
 from minidist.context_parallel.tiles import QUERIES, tiles
+from minidist.errors import WrongInput
 from minidist.pieces import Positions
 from minidist.planning.costs.attention import ring_bytes, ulysses_bytes
 
@@ -24,7 +25,7 @@ def owners(cut: str, N: int, pieces: int) -> list[int]:
         of = {piece: r for r in range(N) for a, b in held[r].runs for piece in range(a, b)}
         return [of[piece] for piece in range(pieces)]
     if len(cut) != pieces or not set(cut) <= set("01234567"[:N]):
-        raise ValueError(
+        raise WrongInput(
             f"a cut is plain, zigzag, turns, or the rank, 0 to {N - 1}, of each of {pieces} "
             f"pieces, such as {'0123' * pieces:.{pieces}}; not {cut!r}"
         )
@@ -64,12 +65,12 @@ def answer(cut: str, ranks: int, pieces: int, length: int, bytes: int) -> dict:
     """Return each block's hop and scores; work and bytes by hop and rank; cuts compared."""
     N, T = ranks, length
     if N not in range(2, 9) or pieces not in (8, 16, 32) or bytes not in range(1, 10**9):
-        raise ValueError(
+        raise WrongInput(
             "this page has 2 to 8 ranks, 8, 16 or 32 pieces, and n from 1 to 999,999,999 bytes per "
             f"position, not {ranks}, {pieces} and {bytes}"
         )
     if T % (QUERIES * pieces) or not 0 < T <= 65536:
-        raise ValueError(f"use a multiple of {QUERIES * pieces} positions to 65536, not {length}")
+        raise WrongInput(f"use a multiple of {QUERIES * pieces} positions to 65536, not {length}")
     owner, blocks = owners(cut, N, pieces), scores(pieces, T)
     sizes, work = [owner.count(r) * (T // pieces) for r in range(N)], work_of(owner, N, blocks)
     sent = [[2 * bytes * sizes[(r - i) % N] for r in range(N)] for i in range(N - 1)]

@@ -16,6 +16,7 @@ import zipfile
 from html import escape
 from pathlib import Path
 
+from minidist.errors import WrongInput
 from minidist.pages import answers
 
 STATIC, PACKAGE = Path(__file__).with_name("static"), Path(__file__).parents[1]
@@ -67,7 +68,7 @@ def with_first_answer(name: str, text: str, first: dict | None = None) -> str:
     data = json.dumps({"question": page.FIRST, "answer": first}).replace("<", "\\u003c")
     for mark, filled in {"first": data, "text": escape(page.as_text(first))}.items():
         if (hole := f"<!-- {mark} -->") not in text:
-            raise ValueError(f"{name}.html has no place for its first answer: {hole}")
+            raise WrongInput(f"{name}.html has no place for its first answer: {hole}")
         text = text.replace(hole, filled)
     return text
 
@@ -83,13 +84,13 @@ def unpack_pyodide(folder: Path, cache: Path) -> None:
             try:
                 subprocess.run(command, cwd=place, check=True, stdout=subprocess.DEVNULL)
             except (OSError, subprocess.CalledProcessError) as error:
-                raise ValueError(
+                raise WrongInput(
                     f"the pages need {PYODIDE}, which npm brings from its registry: {error}; "
                     f"install npm, or put the file into {cache}"
                 ) from None
             (Path(place) / PYODIDE).replace(kept)
     if (found := hashlib.sha256(kept.read_bytes()).hexdigest()) != DIGEST:
-        raise ValueError(f"{kept} has the digest {found}, not {DIGEST}; remove it")
+        raise WrongInput(f"{kept} has the digest {found}, not {DIGEST}; remove it")
     folder.mkdir(parents=True)
     with tarfile.open(kept) as archive:
         for name in FILES:

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from minidist.errors import WrongInput
 from minidist.pipeline_parallel.schedules import SCHEDULES
 from minidist.planning import Machine, Plan, TransformerSize, memory, search, seconds, traffic
 from minidist.planning.costs.kept import minidist
@@ -67,7 +68,7 @@ def choices() -> dict[str, Any]:
 def answer(ask: str = "estimate", **given: int | str) -> Fields:
     """Return an estimate; to "search" the best plans; to "first" also what can be chosen."""
     if unknown := given.keys() - FIRST.keys():
-        raise ValueError(f"the calculator has no {', '.join(sorted(unknown))}")
+        raise WrongInput(f"the calculator has no {', '.join(sorted(unknown))}")
     fields = FIRST | given
     size, plan, machine, batch = read(fields)
     if ask == "search":

@@ -13,6 +13,7 @@ import numpy as np
 from minidist.comm import collectives as on
 from minidist.comm.hierarchical import hierarchical, levels_of
 from minidist.comm.ledger import Ledger
+from minidist.errors import WrongInput
 from minidist.planning.costs.collectives import all_reduce_bytes
 
 ELEMENTS = 840  # which 2 to 8 ranks cut into equal slices
@@ -96,7 +97,7 @@ def questions() -> list[dict]:
 def answer(ranks: int) -> dict:
     """Record each algorithm on 2 to 8 ranks; for the hierarchical one, half of them per host."""
     if ranks not in range(2, 9):
-        raise ValueError(f"this page has 2 to 8 ranks, not {ranks}")
+        raise WrongInput(f"this page has 2 to 8 ranks, not {ranks}")
     hosts, found = [0] * (ranks - ranks // 2) + [1] * (ranks // 2), {}
     for algorithm in on.ALGORITHMS:
         try:

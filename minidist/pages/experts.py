@@ -9,7 +9,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from minidist.errors import plural
+from minidist.errors import WrongInput, plural
 from minidist.expert_parallel.dispatch import routes
 from minidist.nn.mixture_of_experts import MixtureOfExperts
 from minidist.nn.router import Routing, rows_of_capacity
@@ -40,7 +40,7 @@ def answer(ranks: int, experts: int, k: int, capacity: str, skew: int) -> dict:
     given = {"ranks": ranks, "experts": experts, "k": k, "capacity": capacity, "skew": skew}
     for name, value in given.items():
         if value not in GRID[name]:
-            raise ValueError(f"{name} is one of {str(GRID[name])[1:-1]}, not {value!r}")
+            raise WrongInput(f"{name} is one of {str(GRID[name])[1:-1]}, not {value!r}")
     bound = None if capacity == "none" else float(capacity)
     mixture = MixtureOfExperts(WIDTH, experts, k, bound, BALANCE, dtype="float64")
     routing, _ = mixture.decide(gate(ranks, experts, skew), None)

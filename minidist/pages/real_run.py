@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from subprocess import PIPE, Popen
 
+from minidist.errors import WrongInput
 from minidist.events import EventLog
 from minidist.observe.timeline.action_names import kind
 from minidist.pipeline_parallel import read
@@ -32,7 +33,7 @@ def programs_of(text: str) -> Programs:
     sizes = len(programs), 1 + last_stage(programs.placement), sum(map(len, programs))
     for size, (what, most) in zip(sizes, MOST.items(), strict=True):
         if size > most:
-            raise ValueError(f"{size:,} {what} are too many to run here; use at most {most:,}")
+            raise WrongInput(f"{size:,} {what} are too many to run here; use at most {most:,}")
     return order_of(programs, len(programs))
 
 

@@ -17,7 +17,7 @@ from math import lcm
 from pathlib import Path
 
 from minidist.cli.arguments import time, times
-from minidist.errors import check_name, check_number
+from minidist.errors import WrongInput, check_name, check_number
 from minidist.events import Event, EventLog
 from minidist.observe import timeline
 from minidist.pages.written import MOST_ACTIONS, text_of
@@ -107,7 +107,7 @@ def _number(text: str, reader: Callable = time):
     try:
         return reader(",".join(words.split())) if words else None
     except ArgumentTypeError as error:
-        raise ValueError(str(error)) from None
+        raise WrongInput(str(error)) from None
 
 
 def _durations(asked: dict) -> dict:

@@ -20,7 +20,7 @@ from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs
 
-from minidist.errors import check_name
+from minidist.errors import WrongInput, check_name
 from minidist.pages import answers, build, schedules
 from minidist.pages.real_run import RealRun
 from minidist.pages.sandboxed import Written
@@ -50,7 +50,7 @@ class Server(ThreadingHTTPServer):
         try:
             super().__init__(("127.0.0.1", port), Handler)
         except OSError as error:
-            raise ValueError(f"port {port}: {error.strerror}; leave --port out") from None
+            raise WrongInput(f"port {port}: {error.strerror}; leave --port out") from None
         self.token, self.page = secrets.token_urlsafe(24), cache(self._page)
         own = f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}"
         self.hosts = {host.removesuffix(":80") for host in own}
@@ -97,7 +97,7 @@ class Server(ThreadingHTTPServer):
         if kind == "run":
             return self._started(str(given.get("text", "")))
         if (run := self.runs.get(str(given.get("run")))) is None:
-            raise ValueError("this run is not known any more; start it again")
+            raise WrongInput("this run is not known any more; start it again")
         if kind == "cancel":
             run.stop()
         return run.status | {"defences": self._defences()}
@@ -120,7 +120,7 @@ class Server(ThreadingHTTPServer):
     def _started(self, text: str) -> dict:
         with self._starting:
             if any(run.status["state"] == "running" for run in self.runs.values()):
-                raise ValueError("another run has not ended; wait for it, or cancel it")
+                raise WrongInput("another run has not ended; wait for it, or cancel it")
             run = RealRun(text)
             self.runs = {str(run.process.pid): run}
         return {"run": str(run.process.pid)}
@@ -166,7 +166,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             question = json.loads(self.rfile.read(int(length)))
             if not isinstance(question, dict):
-                raise ValueError("a question is an object with a page")
+                raise WrongInput("a question is an object with a page")
             answer = self.server.answer(self.path[1:], question)
         except RecursionError:
             answer, status = {"error": "a question is not as deep as this one"}, 400

@@ -26,6 +26,7 @@ from contextlib import AbstractContextManager, nullcontext
 from minidist.autograd import Tensor
 from minidist.backend import Array
 from minidist.comm import Group
+from minidist.errors import WrongInput
 from minidist.nn import Parameter, Siamese
 from minidist.nn.siamese import check_pairs
 from minidist.replicas import sum_gradients, sum_squares_over
@@ -133,12 +134,12 @@ def own_branches(group: Group) -> list[int]:
 
 def check_model(model: Siamese) -> None:
     if not isinstance(model, Siamese):
-        raise ValueError(f"{type(model).__name__} has no two branches; use an nn.Siamese")
+        raise WrongInput(f"{type(model).__name__} has no two branches; use an nn.Siamese")
 
 
 def check_ranks(group: Group) -> None:
     if group.size > 2:
-        raise ValueError(
+        raise WrongInput(
             f"a pair has 2 branches, so {group.size - 2} of {group.size} ranks would have nothing "
             "to run; use 1 or 2 ranks, or split the batch over pairs of them: group.split"
         )

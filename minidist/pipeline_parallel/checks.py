@@ -2,6 +2,7 @@
 
 from minidist import nn
 from minidist.comm import Group
+from minidist.errors import WrongInput
 from minidist.pipeline_parallel.holders import holders
 from minidist.replicas import check_same_weights, check_statistics
 
@@ -29,7 +30,7 @@ def check_untied(model: nn.Sequential, cut: list[range]) -> None:
     named = model.named_parameters()
     for name, stages in holders(model, cut).items():
         if len(stages) > 1 and named[name].requires_grad:
-            raise ValueError(
+            raise WrongInput(
                 f"{name} is shared by stages {stages}, which update at different times: "
                 "it would come apart; use a model whose weights are not tied"
             )

@@ -8,6 +8,7 @@ If a send waits for its receiver, these programs deadlock: rank 0 is in >F1, ran
 
 from collections.abc import Callable
 
+from minidist.errors import WrongInput
 from minidist.pipeline_parallel.actions import (
     Action,
     Forward,
@@ -48,7 +49,7 @@ def transfers_of(programs: list[list[Action]]) -> Callable:
             if not 0 <= stage <= last:
                 return None
             if (stage, i) not in holder:
-                raise ValueError(f"rank {rank}, {action}: no rank does F{i} of stage {stage}")
+                raise WrongInput(f"rank {rank}, {action}: no rank does F{i} of stage {stage}")
             return kind(i, c, *holder[stage, i])
 
         if isinstance(action, Forward):
@@ -70,7 +71,7 @@ def add_communication(
                      take place
     """
     if communicates(programs):
-        raise ValueError("these programs have their transfers already; add them once")
+        raise WrongInput("these programs have their transfers already; add them once")
     transfers = transfers_of(programs)
     result: list[list[Action]] = [[] for _ in programs]
     if rendezvous_safe:

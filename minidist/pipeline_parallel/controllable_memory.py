@@ -41,6 +41,7 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple
 
+from minidist.errors import WrongInput
 from minidist.pipeline_parallel.actions import Action, BackwardInput, BackwardWeight, Forward
 from minidist.pipeline_parallel.execution_order import dependencies
 from minidist.pipeline_parallel.placement import Programs
@@ -88,7 +89,7 @@ def with_weights(own: tuple[int, ...], rank: int) -> tuple[int, ...]:
     """Add the first units after the two I that are free, too, when the block repeats."""
     taken = {at % INTERVAL for at in own}
     if len(taken) < len(own):
-        raise ValueError(
+        raise WrongInput(
             f"rank {rank} has passes at {own}; two of them are a multiple of {INTERVAL} apart, so "
             "those of different micro-batches collide; change a turn"
         )
@@ -111,7 +112,7 @@ def repeated(block: BuildingBlock, p: int, m: int) -> Programs:
             can_run = partial(is_ready, needs, done, r)
             chosen.append(rank.choose(can_run))
         if not any(chosen):
-            raise ValueError(f"a stash of {block.stash} is too small for {block}; give it more")
+            raise WrongInput(f"a stash of {block.stash} is too small for {block}; give it more")
         for r, action in enumerate(chosen):
             if action is not None:
                 ranks[r].do(action)

@@ -23,6 +23,7 @@ W <= F, and the stash is PP + 1.
 from collections import deque
 from collections.abc import Iterator
 
+from minidist.errors import WrongInput
 from minidist.pipeline_parallel.actions import Action
 from minidist.pipeline_parallel.placement import Programs
 from minidist.pipeline_parallel.zero_bubble import passes, v_shaped
@@ -31,7 +32,7 @@ from minidist.pipeline_parallel.zero_bubble import passes, v_shaped
 def dualpipe_v(p: int, m: int) -> Programs:
     """Return the programs of all ranks, with their pairs."""
     if m < 2 * p:
-        raise ValueError(
+        raise WrongInput(
             f"dualpipe_v needs 2 micro-batches per rank to fill its V, {2 * p} for {p} ranks, not "
             f"{m}; use {2 * p}, or zb_v, which takes any number"
         )

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 
 from minidist.comm import Group
+from minidist.errors import WrongInput
 from minidist.events import EventLog
 from minidist.pipeline_parallel.actions import (
     Action,
@@ -63,7 +64,7 @@ def execute(
                 case Reduce():
                     sums.begin(stage)
                 case _:
-                    raise ValueError(f"{action!r} is no action")
+                    raise WrongInput(f"{action!r} is no action")
 
 
 def steps(program: list[Action]) -> Iterator[tuple[Action, list[Action]]]:

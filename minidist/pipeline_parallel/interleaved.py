@@ -15,6 +15,7 @@ m >= 2p, a stash worth (2 (p - 1) + (v - 1) p + 1) / v stages instead of p.
 
 from collections.abc import Iterator
 
+from minidist.errors import WrongInput
 from minidist.pipeline_parallel.actions import Action, Backward, Forward
 
 
@@ -22,7 +23,7 @@ def interleaved(rank: int, p: int, m: int, chunks: int) -> Iterator[Action]:
     """1F1B over chunks: warm up 2 (p - 1 - rank) + (v - 1) p forwards, then one by one."""
     if m % p:
         nearest = max(p, p * round(m / p))
-        raise ValueError(
+        raise WrongInput(
             f"interleaving needs micro-batches in groups of {p}, one per rank: "
             f"{m} of them do not divide into such groups; use {nearest}"
         )

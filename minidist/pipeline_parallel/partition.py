@@ -31,6 +31,7 @@ from minidist.autograd import (
 from minidist.autograd.eight_bits import LinearInEightBits
 from minidist.autograd.recording import recording
 from minidist.backend import Array, clock, on_gpu
+from minidist.errors import WrongInput
 from minidist.events import Clock
 from minidist.nn import Module
 from minidist.pipeline_parallel.placement import check_lengths, equal_lengths
@@ -70,7 +71,7 @@ def cut_of(layers: int, stages: int, given: list[range] | None = None) -> list[r
         ends = [0, *accumulate(equal_lengths(layers, stages))]
         return list(starmap(range, pairwise(ends)))
     if [i for part in given for i in part] != list(range(layers)) or len(given) != stages:
-        raise ValueError(
+        raise WrongInput(
             f"{given} does not cut {layers} layers into {stages} contiguous stages, in order"
         )
     return given
@@ -85,7 +86,7 @@ def _check(costs: list[Cost], p: int) -> None:
     check_lengths(len(costs), p)
     for i, cost in enumerate(costs):
         if not 0 <= cost < math.inf:
-            raise ValueError(f"layer {i} costs {cost}; a cost is a finite number from 0")
+            raise WrongInput(f"layer {i} costs {cost}; a cost is a finite number from 0")
 
 
 def counted_costs(
@@ -136,7 +137,7 @@ def measured_costs(
     layer only. One extra repeat warms up first. The model does not change.
     """
     if repeats < 1:
-        raise ValueError(f"cannot take the median of {repeats} repeats; use 1 or more")
+        raise WrongInput(f"cannot take the median of {repeats} repeats; use 1 or more")
     timer = clock("gpu" if any(on_gpu(p.data) for p in model.parameters()) else "cpu")
     model = copy.deepcopy(model)
     spans: list[list[tuple]] = [[] for _ in model.layers]

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from math import ceil
 from numbers import Integral
 
+from minidist.errors import WrongInput
 from minidist.pipeline_parallel.actions import Action, Backward, Update
 from minidist.pipeline_parallel.one_f_one_b import one_f_one_b
 from minidist.pipeline_parallel.placement import Programs, looped
@@ -43,7 +44,7 @@ def pipedream_2bw(rank: int, p: int, m: int, update_every: int | None = None) ->
     """
     every = max(1, p - 1) if update_every is None else update_every
     if not isinstance(every, Integral) or every < max(1, p - 1):
-        raise ValueError(
+        raise WrongInput(
             f"two versions of the weights are enough for {p} stages only with {max(1, p - 1)} or "
             f"more micro-batches per update, not update_every={every}"
         )
@@ -58,7 +59,7 @@ def pipedream_programs(p: int, m: int, replicas: list[int] | None = None) -> Pro
     """Return the programs of p ranks; `replicas[s]` of them in a row hold stage s."""
     replicas = [1] * p if replicas is None else list(replicas)
     if sum(replicas) != p or min(replicas) < 1:
-        raise ValueError(
+        raise WrongInput(
             f"replicas {replicas} of the stages are {sum(replicas)} ranks, there are {p}; "
             f"give every stage one or more, {p} in all"
         )
@@ -76,4 +77,4 @@ def stage_and_replica(rank: int, replicas: list[int]) -> tuple[int, int]:
         if rank < k:
             return stage, rank
         rank -= k
-    raise ValueError(f"replicas {replicas} have no rank {rank + sum(replicas)}")
+    raise WrongInput(f"replicas {replicas} have no rank {rank + sum(replicas)}")

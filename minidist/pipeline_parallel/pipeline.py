@@ -22,6 +22,7 @@ from minidist import nn
 from minidist.backend import Array
 from minidist.comm import Group
 from minidist.datasets import Batch
+from minidist.errors import WrongInput
 from minidist.pipeline_parallel.actions import Action
 from minidist.pipeline_parallel.checks import check_alike
 from minidist.pipeline_parallel.communication import add_communication
@@ -133,7 +134,7 @@ class Pipeline:
         The rank with the last stage returns the whole loss, the other ranks 0.
         """
         if len(batch) != self.m:
-            raise ValueError(f"the programs are for {self.m} micro-batches, not {len(batch)}")
+            raise WrongInput(f"the programs are for {self.m} micro-batches, not {len(batch)}")
         check_scale(self.model, batch[0])
         with self.batches.batch():
             for stage in self.stages:

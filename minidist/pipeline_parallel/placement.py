@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from itertools import chain
 from zlib import crc32
 
+from minidist.errors import WrongInput
 from minidist.pieces import split_sizes
 from minidist.pipeline_parallel.actions import Action, Reduce, Transfer, Update
 
@@ -56,7 +57,7 @@ def placement_of(programs: list[list[Action]]) -> list[list[int]]:
     own = [a.chunk for program in programs for a in program if isinstance(a, Action)]
     chunks = 1 + max(own, default=0)
     if len(programs) * chunks > MOST_STAGES:
-        raise ValueError(f"chunk {chunks - 1} would be of more than {MOST_STAGES} stages")
+        raise WrongInput(f"chunk {chunks - 1} would be of more than {MOST_STAGES} stages")
     return looped(len(programs), chunks)
 
 
@@ -66,7 +67,7 @@ def pairs_of(programs: list[list[Action]]) -> frozenset[Pair]:
 
 def last_stage(placement: list[list[int]]) -> int:
     if not any(placement):
-        raise ValueError("there is no program for any rank, so there are no stages")
+        raise WrongInput("there is no program for any rank, so there are no stages")
     return max(k for stages in placement for k in stages)
 
 
@@ -109,6 +110,6 @@ def equal_lengths(n: int, p: int) -> list[int]:
 def check_lengths(n: int, p: int) -> None:
     """Raise ValueError if n layers do not make p stages, none of them empty."""
     if p < 1:
-        raise ValueError(f"cannot cut layers into {p} stages; use 1 or more")
+        raise WrongInput(f"cannot cut layers into {p} stages; use 1 or more")
     if p > n:
-        raise ValueError(f"cannot cut {n} layers into {p} stages; use at most {n}")
+        raise WrongInput(f"cannot cut {n} layers into {p} stages; use at most {n}")

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
+from minidist.errors import WrongInput
 from minidist.pipeline_parallel.actions import Action, Backward, BackwardWeight, Reduce, Update
 from minidist.pipeline_parallel.placement import Programs, kinds_of, pairs_of, placement_of
 
@@ -40,7 +41,7 @@ def add_reductions(programs: list[list[Action]]) -> Programs:
     if Reduce in kinds:
         return Programs(programs, placement_of(programs), pairs_of(programs))
     if Update in kinds:
-        raise ValueError(
+        raise WrongInput(
             "these programs update the weights themselves, and an update sums the gradients of a "
             "stage's replicas; leave out R"
         )

@@ -7,7 +7,7 @@ from math import prod
 from numbers import Integral
 from typing import NamedTuple
 
-from minidist.errors import check_name, check_options, options_of
+from minidist.errors import WrongInput, check_name, check_options, options_of
 from minidist.pipeline_parallel.actions import Action, Backward, BackwardInput, BackwardWeight
 from minidist.pipeline_parallel.controllable_memory import v_half, v_min
 from minidist.pipeline_parallel.dualpipe_v import dualpipe_v
@@ -56,7 +56,7 @@ def programs(
     if not weights_last:
         return result
     if updates(result):
-        raise ValueError(
+        raise WrongInput(
             f"{schedule} updates the weights during its program, so no gradient may wait for the "
             "end; use it without weights_last"
         )
@@ -67,14 +67,14 @@ def check_numbers(schedule: str, p: int, m: int, chunks: int, most: int | None) 
     """Raise ValueError for numbers that no schedule, or not this one, can have."""
     for number, what in ((p, "ranks"), (m, "micro-batches"), (chunks, "chunks")):
         if not isinstance(number, Integral) or number < 1:
-            raise ValueError(f"a pipeline has one or more {what}, not {number!r}")
+            raise WrongInput(f"a pipeline has one or more {what}, not {number!r}")
     if most is not None and chunks > most:
         count = "1 chunk" if most == 1 else f"{most} chunks"
-        raise ValueError(
+        raise WrongInput(
             f"{schedule} has at most {count} per rank, not {chunks}; interleaved takes any number"
         )
     if (passes := prod(map(int, (p, m, chunks)))) > MOST_PASSES:
-        raise ValueError(
+        raise WrongInput(
             f"{p} ranks, {m} micro-batches and {chunks} chunks per rank make {passes} forward "
             f"passes, more than {MOST_PASSES}; use fewer micro-batches"
         )
@@ -101,14 +101,14 @@ def order_of(
         numbers = (4 if micro_batches is None else micro_batches, 1 if chunks is None else chunks)
         result, name = programs(schedule, p, *numbers, **options), schedule
     elif not isinstance(schedule, list):
-        raise ValueError(f"a schedule is a name or a list of programs, not {schedule!r}")
+        raise WrongInput(f"a schedule is a name or a list of programs, not {schedule!r}")
     else:
         if options:
-            raise ValueError(f"programs have no option {next(iter(options))!r}; a name has")
+            raise WrongInput(f"programs have no option {next(iter(options))!r}; a name has")
         result, name = Programs(schedule, placement_of(schedule), pairs_of(schedule)), "a program"
         check_own(result, p, micro_batches, chunks)
     if updates(result):
-        raise ValueError(f"{name} updates the weights itself, stage by stage; use PipeDream")
+        raise WrongInput(f"{name} updates the weights itself, stage by stage; use PipeDream")
     return result
 
 
@@ -116,16 +116,16 @@ def check_own(programs: Programs, p: int, micro_batches: int | None, chunks: int
     """Raise ValueError for programs that p ranks cannot run, or whose numbers are others."""
     m = micro_batches_of(programs)
     if micro_batches not in (None, m):
-        raise ValueError(
+        raise WrongInput(
             f"these programs are of {m} micro-batches, not {micro_batches}; leave the number out"
         )
     validate(programs, p, m)
     if chunks is not None and any(len(own) != chunks for own in programs.placement):
         counts = [len(own) for own in programs.placement]
-        raise ValueError(f"these programs have {counts} chunks, not {chunks}; leave chunks out")
+        raise WrongInput(f"these programs have {counts} chunks, not {chunks}; leave chunks out")
     holders = Counter(k for own in programs.placement for k in own)
     if (k := next((k for k, n in holders.items() if n > 1), None)) is not None:
-        raise ValueError(
+        raise WrongInput(
             f"{holders[k]} ranks hold stage {k}; replicas are PipeDream's, or the dp of Hybrid"
         )
 

@@ -15,6 +15,7 @@ from minidist import nn
 from minidist.autograd import Tensor, deferred, losses, recompute
 from minidist.backend import Array
 from minidist.datasets import Batch
+from minidist.errors import WrongInput
 
 
 class Stage:
@@ -70,7 +71,7 @@ class Stage:
         for layer in self.layers:
             y = layer(y, micro_batch.randomness)
         if not isinstance(y, Tensor):
-            raise ValueError("no gradient passes a stage of tokens alone; give it the embedding")
+            raise WrongInput("no gradient passes a stage of tokens alone; give it the embedding")
         if self.last:
             y = self.loss(y, micro_batch.targets, reduction_size=micro_batch.total)
             y = losses.scaled(y, micro_batch.loss_scale)
@@ -115,7 +116,7 @@ class Stage:
 
     def update(self, i: int) -> None:
         """Update the weights, if the stage has an optimizer (see weight_versions.py)."""
-        raise ValueError("this stage has no optimizer: programs with an update are for PipeDream")
+        raise WrongInput("this stage has no optimizer: programs with an update are for PipeDream")
 
     def backward_weights(self, micro_batches: list[int]) -> None:
         """Compute what was deferred for these micro-batches, one product per weight."""

@@ -14,7 +14,7 @@ import os
 import re
 from pathlib import Path
 
-from minidist.errors import check_name
+from minidist.errors import WrongInput, check_name
 from minidist.pipeline_parallel import torch_csv
 from minidist.pipeline_parallel.actions import Action, Transfer
 from minidist.pipeline_parallel.placement import Programs, placement_of
@@ -37,10 +37,10 @@ def read(source: str | os.PathLike) -> Programs:
     while words and not words[-1].text.strip(' \t,"'):  # a file's last line, or a sheet's
         words.pop()
     if not words:
-        raise ValueError(f"{name} is empty; write a line per rank, such as 'rank 0 F0 B0'")
+        raise WrongInput(f"{name} is empty; write a line per rank, such as 'rank 0 F0 B0'")
     if any(line.startswith("def program(") for line in lines):
         page = "the schedules page of `minidist explore`"
-        raise ValueError(f"{name} is Python; paste it into {page}, and save it as text")
+        raise WrongInput(f"{name} is Python; paste it into {page}, and save it as text")
     return _read(words) if any(HEAD.match(line) for line in lines) else torch_csv.read(words)
 
 
@@ -56,7 +56,7 @@ def as_text(programs: list[list[Action]], format: str = "minidist") -> str:
     """Return what `write` writes."""
     check_name("format", format, FORMATS)
     if not programs:
-        raise ValueError("there is no program for any rank, so there is nothing to write")
+        raise WrongInput("there is no program for any rank, so there is nothing to write")
     for program in programs:
         for action in program:
             _check(action)
@@ -71,22 +71,22 @@ def as_text(programs: list[list[Action]], format: str = "minidist") -> str:
 
 def _check(action: Action) -> None:
     if isinstance(action, Transfer):
-        raise ValueError(f"{action} is a transfer, which has no text; write the programs without")
+        raise WrongInput(f"{action} is a transfer, which has no text; write the programs without")
     if not (isinstance(action, Action) and read_action(str(action))):
-        raise ValueError(f"{action!r} has no text; actions.py lists the actions that have")
+        raise WrongInput(f"{action!r} has no text; actions.py lists the actions that have")
 
 
 def _name_and_text(source: str | os.PathLike) -> tuple[str, str]:
     if isinstance(source, str) and (re.search(r"[\r\n]", source) or not os.path.exists(source)):
         if not (re.search(r"[\r\n]", source) or HEAD.match(source) or TORCH_LINE.match(source)):
-            raise ValueError(f"there is no file {source!r}; a text has lines such as 'rank 0 F0'")
+            raise WrongInput(f"there is no file {source!r}; a text has lines such as 'rank 0 F0'")
         return "the text", source
     try:
         return str(source), Path(source).read_bytes().decode()
     except OSError as error:
-        raise ValueError(f"cannot read {str(source)!r}: {error.strerror}") from None
+        raise WrongInput(f"cannot read {str(source)!r}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{source} is not UTF-8; save it as text, or as CSV, in UTF-8") from None
+        raise WrongInput(f"{source} is not UTF-8; save it as text, or as CSV, in UTF-8") from None
 
 
 def _read(lines: list[Word]) -> Programs:

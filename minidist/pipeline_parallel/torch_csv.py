@@ -14,6 +14,7 @@ REDUCE_GRAD, which PyTorch adds itself when it lowers a schedule, and so refuses
 
 import re
 
+from minidist.errors import WrongInput
 from minidist.pipeline_parallel.actions import Action, Reduce, Update
 from minidist.pipeline_parallel.placement import Programs
 from minidist.pipeline_parallel.words import NUMBER, Word, action_of, from_cells, to_cells
@@ -28,15 +29,15 @@ def as_text(programs: list[list[Action]], placement: list[list[int]]) -> str:
     """Return programs as PyTorch dumps them."""
     stages = [k for own in placement for k in own]
     if twice := [k for k in stages if stages.count(k) > 1]:
-        raise ValueError(
+        raise WrongInput(
             f"stage {twice[0]} has replicas, for which PyTorch has no word; use format='minidist'"
         )
 
     def word(rank: int, action: Action) -> str:
         if isinstance(action, Update):
-            raise ValueError(f"PyTorch has no word for {action}; use format='minidist'")
+            raise WrongInput(f"PyTorch has no word for {action}; use format='minidist'")
         if action.chunk >= len(placement[rank]):
-            raise ValueError(f"rank {rank} has no chunk for {action}; `validate` shows where")
+            raise WrongInput(f"rank {rank} has no chunk for {action}; `validate` shows where")
         k = placement[rank][action.chunk]
         reduces = isinstance(action, Reduce)
         return f"{k}REDUCE_GRAD" if reduces else f"{k}{action.sign}{action.micro_batch}"

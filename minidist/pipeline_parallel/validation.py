@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from minidist.errors import WrongInput
 from minidist.pipeline_parallel.actions import (
     COMPUTE,
     RECEIVES,
@@ -44,15 +45,15 @@ def validate(programs: list[list[Action]], p: int, m: int) -> None:
     forward and the backward next to it, which can begin together.
     """
     if len(programs) != p:
-        raise ValueError(f"there are {len(programs)} programs for {p} ranks")
+        raise WrongInput(f"there are {len(programs)} programs for {p} ranks")
     if len(placement_of(programs)) != p:
-        raise ValueError(f"the placement is for {len(placement_of(programs))} ranks, not {p}")
+        raise WrongInput(f"the placement is for {len(placement_of(programs))} ranks, not {p}")
     for rank, own in enumerate(placement_of(programs)):
         if not own or min(own) < 0:
-            raise ValueError(f"rank {rank} holds the stages {own}; a rank has one or more, from 0")
+            raise WrongInput(f"rank {rank} holds the stages {own}; a rank has one or more, from 0")
         _check_rank(programs, rank, m)
     if m < 1:
-        raise ValueError(f"the programs of {p} ranks have no micro-batch; begin one with F0")
+        raise WrongInput(f"the programs of {p} ranks have no micro-batch; begin one with F0")
     _check_stages(programs, m)
     _check_reductions(programs)
     _check_updates(programs, m)
@@ -118,7 +119,7 @@ def _check_stages(programs, m: int) -> None:
     for stage in range(1 + last_stage(placement)):
         rank = next((r for r, own in enumerate(placement) if stage in own), None)
         if rank is None:
-            raise ValueError(f"no rank holds stage {stage}; a placement has every stage from 0")
+            raise WrongInput(f"no rank holds stage {stage}; a placement has every stage from 0")
         for i in range(m):
             if takes[stage, i] != 1:
                 what = f"micro-batch {i} goes {takes[stage, i]} times, not once, through stage "
@@ -221,7 +222,7 @@ def _check_pairs(programs: Programs) -> None:
     """Check that pairs are neighbours, forward first, and that they can begin together."""
     for rank, forward, backward in sorted(programs.pairs, key=str):
         if not 0 <= rank < len(programs):
-            raise ValueError(f"{forward} and {backward} are a pair on rank {rank}, which is none")
+            raise WrongInput(f"{forward} and {backward} are a pair on rank {rank}, which is none")
         program = programs[rank]
         at = program.index(forward) if forward in program else len(program)
         pair = f"{forward} and {backward} are a pair"
@@ -232,7 +233,7 @@ def _check_pairs(programs: Programs) -> None:
     _check_order(programs, overlap=True)
 
 
-class Fault(ValueError):
+class Fault(WrongInput):
     """Programs that are wrong: at action `at` of rank `rank`, or after its last one."""
 
     def __init__(self, message: str, rank: int | None = None, at: int | None = None):

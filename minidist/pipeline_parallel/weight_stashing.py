@@ -22,7 +22,7 @@ import numpy as np
 from minidist import nn
 from minidist.comm import Group
 from minidist.datasets import Batch
-from minidist.errors import check_name, check_options
+from minidist.errors import WrongInput, check_name, check_options
 from minidist.nn.flat_parameters import check_flat
 from minidist.optim import Optimizer
 from minidist.pipeline_parallel.checks import check_alike, check_untied
@@ -86,7 +86,7 @@ class PipeDream:
         check_name("scheme", scheme, SCHEMES)
         check_options(SCHEMES[scheme][0], options, scheme)
         if scheme == "vertical_sync" and options.get("replicas"):
-            raise ValueError("replicas of a stage see different minibatches: no vertical sync")
+            raise WrongInput("replicas of a stage see different minibatches: no vertical sync")
         self.group, self.options = group, options
         every = options.get("update_every") or max(1, group.size - 1)
         self.programs_for, choose, stash = SCHEMES[scheme]

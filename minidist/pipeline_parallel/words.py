@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from minidist.errors import WrongInput
 from minidist.pipeline_parallel.actions import KINDS, Action, Reduce
 from minidist.pipeline_parallel.placement import Programs, pairs_of
 
@@ -36,7 +37,7 @@ class Word(NamedTuple):
         return Unreadable(message, self.line, self.column)
 
 
-class Unreadable(ValueError):
+class Unreadable(WrongInput):
     """A text that cannot be read: at this line and this column, which count from 1."""
 
     def __init__(self, message: str, line: int | None = None, column: int | None = None):
@@ -80,7 +81,7 @@ def to_cells(
             row.append(cell)
         rows.append(row)
     for r, forward in unwritten:
-        raise ValueError(
+        raise WrongInput(
             f"rank {r}: {forward} and {partner[r, forward]} are a pair, and no neighbours; "
             "`validate` shows where they are"
         )

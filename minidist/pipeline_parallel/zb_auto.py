@@ -15,6 +15,7 @@ from itertools import count, product
 from math import lcm
 from numbers import Rational, Real
 
+from minidist.errors import WrongInput
 from minidist.pipeline_parallel.actions import KINDS, Action
 from minidist.pipeline_parallel.placement import Programs, looped
 from minidist.pipeline_parallel.timed_order import (
@@ -43,7 +44,7 @@ def zb_auto(
     Its makespan is at most those of 1f1b and zb_h1 if memory >= p, of zb_h2 if memory >= 2p - 1.
     """
     if memory is not None and not (isinstance(memory, Real) and float(memory) >= 1):
-        raise ValueError(f"no order has {memory!r} micro-batches in flight; give memory=1 or more")
+        raise WrongInput(f"no order has {memory!r} micro-batches in flight; give memory=1 or more")
     line = line_of(p, m, forward, backward_input, backward_weight, latency)
     memory = m + 2 * p if memory is None else int(min(float(memory), m + 2 * p))
     tops = climb(line, list(by_hand(line, memory))), climb(line, list(warm_ups(line, memory)))
@@ -57,7 +58,7 @@ def line_of(p: int, m: int, *times) -> Line:
     stages = [list(given) if hasattr(given, "__len__") else [given] * p for given in stages]
     for given in stages:
         if len(given) != p:
-            raise ValueError(f"{len(given)} durations for {p} stages; give one number, or {p}")
+            raise WrongInput(f"{len(given)} durations for {p} stages; give one number, or {p}")
     stages, latency = [[_exact(t) for t in given] for given in stages], _exact(latency)
     unit = lcm(latency.denominator, *(t.denominator for given in stages for t in given))
     whole = ([int(t * unit) for t in stage] for stage in zip(*stages, strict=True))
@@ -66,7 +67,7 @@ def line_of(p: int, m: int, *times) -> Line:
 
 def _exact(t) -> Fraction:
     if not is_duration(t):
-        raise ValueError(f"a duration is a number from 0, not {t!r}")
+        raise WrongInput(f"a duration is a number from 0, not {t!r}")
     if isinstance(t, Rational):
         return Fraction(int(t.numerator), int(t.denominator))
     return Fraction(t) if isinstance(t, Decimal) else Fraction(float(t))

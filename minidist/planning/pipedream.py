@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Integral, Rational
 
-from minidist.errors import check_name
+from minidist.errors import WrongInput, check_name
 from minidist.planning.plans.plan import is_held
 
 COSTS = "paper", "released"
@@ -155,13 +155,13 @@ def transfer_seconds(layer: tuple, rate: Seconds, cost: str) -> Seconds:
 def _checked(profile: Profile, ranks: int, bandwidth, cost: str) -> tuple[list, list]:
     """Return the layers and the levels, in exact numbers where they are given so."""
     if not isinstance(ranks, Integral) or ranks < 1:
-        raise ValueError(f"there is no pipeline on {ranks!r} ranks; use 1 or more")
+        raise WrongInput(f"there is no pipeline on {ranks!r} ranks; use 1 or more")
     check_name("cost", cost, COSTS)
     if not len(profile):
-        raise ValueError("the profile has no layer, so there is no stage; profile one or more")
+        raise WrongInput("the profile has no layer, so there is no stage; profile one or more")
     for i, layer in enumerate(profile):
         if len(layer) != 3 or not all(map(is_held, layer)):
-            raise ValueError(
+            raise WrongInput(
                 f"layer {i} has the profile {layer}; give seconds, activation bytes and parameter "
                 "bytes, finite numbers from 0"
             )
@@ -170,12 +170,12 @@ def _checked(profile: Profile, ranks: int, bandwidth, cost: str) -> tuple[list, 
     counts = pairs and all(isinstance(n, Integral) and n > 0 for n, _ in levels)
     rates = pairs and all(rate == math.inf or (is_held(rate) and rate) for _, rate in levels)
     if not counts or not rates or math.prod(units for units, _ in levels) != ranks:
-        raise ValueError(
+        raise WrongInput(
             f"{levels} are no levels of {ranks} ranks; give (units, bytes per second above 0) from "
             f"the lowest level up, with units whose product is {ranks}"
         )
     if (units := max(units for units, _ in levels)) > MOST_UNITS:
-        raise ValueError(
+        raise WrongInput(
             f"{units} ranks or nodes on one level are too many, for each number of replicas is "
             f"tried; use {MOST_UNITS:,} or less"
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from numbers import Integral, Real
 
+from minidist.errors import WrongInput
 from minidist.events import Event, EventLog
 from minidist.pipeline_parallel.actions import (
     Action,
@@ -112,12 +113,12 @@ def simulate(
     A deadlock raises Stuck, which names the action before which each rank waits.
     """
     if buffer is not None and not (isinstance(buffer, Integral) and buffer >= 0):
-        raise ValueError(f"a buffer has room for 0 or more messages, not {buffer!r}")
+        raise WrongInput(f"a buffer has room for 0 or more messages, not {buffer!r}")
     rate_ok = bandwidth is None or (isinstance(bandwidth, Real | Decimal) and float(bandwidth) > 0)
     if not (is_duration(latency) and rate_ok):
-        raise ValueError(f"no transfer has latency {latency!r} and bandwidth {bandwidth!r}")
+        raise WrongInput(f"no transfer has latency {latency!r} and bandwidth {bandwidth!r}")
     if not is_duration(overhead):
-        raise ValueError(f"an overhead is a number from 0, not {overhead!r}")
+        raise WrongInput(f"an overhead is a number from 0, not {overhead!r}")
     if buffer is not None and not communicates(programs):
         programs = add_communication(programs)
     given: dict[type[Action], object] = {Forward: forward, BackwardInput: backward_input}
@@ -139,7 +140,7 @@ def _per_chunk(programs, given) -> list[list]:
     one = not hasattr(given, "__len__")
     given = [given] if one else list(given)
     if wrong := [time for time in given if not is_duration(time)]:
-        raise ValueError(f"a duration is a number from 0, not {wrong[0]!r}")
+        raise WrongInput(f"a duration is a number from 0, not {wrong[0]!r}")
     if one:
         return [[divided(given[0], mean_chunks(placement)) for _ in own] for own in placement]
     if len(given) == stages:
@@ -147,4 +148,4 @@ def _per_chunk(programs, given) -> list[list]:
     if len(given) == p:
         return [[divided(given[r], len(own)) for _ in own] for r, own in enumerate(placement)]
     counts = f"{len(given)} durations for {p} ranks with {stages} virtual stages"
-    raise ValueError(f"{counts}: give one number, {f'{p}, ' if p < stages else ''}or {stages}")
+    raise WrongInput(f"{counts}: give one number, {f'{p}, ' if p < stages else ''}or {stages}")

@@ -27,6 +27,7 @@ from math import prod
 from numbers import Integral
 from typing import NamedTuple
 
+from minidist.errors import WrongInput
 from minidist.planning.graphs.gradients import adjoint, d, has_gradient
 from minidist.planning.graphs.graph import Graph, Op
 
@@ -69,7 +70,7 @@ def tofu(graph: Graph, ranks: int, together: int = 1) -> tuple[Cuts, int]:
     """
     counts = all(isinstance(n, Integral) and n >= 1 for n in (ranks, together))
     if not counts or ranks > MOST_RANKS:
-        raise ValueError(
+        raise WrongInput(
             f"a graph cannot be cut over {ranks} ranks, {together} steps at once; use 1 or more, "
             f"and {MOST_RANKS:,} ranks at most"
         )

@@ -25,7 +25,7 @@ from math import exp, expm1, inf
 from numbers import Integral
 from random import Random
 
-from minidist.errors import check_number
+from minidist.errors import WrongInput, check_number
 
 DAY = 24 * 3600.0
 MOST = 10**7  # events of a replay: a few minutes
@@ -104,7 +104,7 @@ class Run:
         for link in self.links:
             check_number("links are finite, from 1", link, lambda x: 1 <= x < inf)
         if self.links and len(self.links) != (n := self.hosts + self.spares):
-            raise ValueError(f"links has {len(self.links)} numbers; give one of each of {n} hosts")
+            raise WrongInput(f"links has {len(self.links)} numbers; give one of each of {n} hosts")
         words = f"elastic is 1 to {self.hosts} hosts"
         check_number(words, least, lambda x: 1 <= x <= self.hosts, Integral)
 
@@ -183,7 +183,7 @@ class _Replay:
         now, count = 0.0, 0
         while now < end:
             if (count := count + 1) > MOST:
-                raise ValueError(f"{MOST:,} events took {now:g} of {end:g} s; take fewer seconds")
+                raise WrongInput(f"{MOST:,} events took {now:g} of {end:g} s; take fewer seconds")
             then, event, which = min(self.events(now, end))
             self.pass_time(then - now)
             now = then

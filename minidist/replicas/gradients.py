@@ -7,6 +7,7 @@ import numpy as np
 from minidist.autograd import Tensor
 from minidist.backend import Array
 from minidist.comm import Group
+from minidist.errors import WrongInput
 from minidist.nn import BiasBalance, Parameter
 from minidist.optim import sum_of_squares
 
@@ -42,7 +43,7 @@ def summed_ranks(p: Parameter | BiasBalance, group: Group) -> frozenset[int]:
     """
     before, ranks = p.summed_over, frozenset(group.members)
     if len(before & ranks) > 1:
-        raise ValueError(
+        raise WrongInput(
             f"the gradient of {p.name} has a sum over the ranks {sorted(before)} in it, and would "
             "be summed over them again; call the model's zero_grad() after each step"
         )
@@ -60,7 +61,7 @@ def sum_squares_over(
     own      an optimizer's own sum of squares, or None; ValueError if it is not the sum of `held`
     """
     if own is not None and abs(own - (all_of := squares(held))) > 1e-5 * max(own, all_of):
-        raise ValueError(
+        raise WrongInput(
             f"on this rank the optimizer's gradients have a sum of squares of {own:.6g}, all "
             f"gradients {all_of:.6g}; clip by one optimizer that has all of the rank's parameters"
         )

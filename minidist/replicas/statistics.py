@@ -9,6 +9,7 @@ from functools import partial
 
 from minidist.autograd.eight_bits import EightBits, own_scale
 from minidist.comm import Group, Mesh
+from minidist.errors import WrongInput
 from minidist.nn import BatchNorm, BiasBalance, Module, Parameter, mixtures
 from minidist.replicas.gradients import summed_ranks
 
@@ -16,7 +17,7 @@ from minidist.replicas.gradients import summed_ranks
 def check_all_share(name: str, ranks: Iterable[int], group: Group, call: str) -> None:
     """Raise ValueError if the group leaves out ranks that have one statistic with this one."""
     if left_out := set(ranks) - set(group.members):
-        raise ValueError(
+        raise WrongInput(
             f"{name} is shared by the ranks {list(ranks)}, and this group leaves out "
             f"{sorted(left_out)}; call {call} last, with a group of all ranks that hold parts of "
             "the batch or of the array"
@@ -73,7 +74,7 @@ def check_balance(model: Module, ranks: int) -> None:
     """Raise ValueError if the balancing loss of the last pass was of a part of the batch alone."""
     for mixture in mixtures(model) if ranks > 1 else ():
         if mixture.balance and mixture.report is not None and not mixture.report.knows_batch:
-            raise ValueError(
+            raise WrongInput(
                 f"each of {ranks} ranks has a part of the batch, and the balancing loss of "
                 f"{mixture.gate.weight.name} is divided by all of it; pass Randomness(seed, step, "
                 "examples, batch=B), with the B of all ranks, and with counted= their total="
@@ -90,7 +91,7 @@ def check_statistics(
     loads  whether the caller sums the loads of experts (sum_loads), or has a rank with all of them
     """
     for balance in () if loads else model.modules(BiasBalance):
-        raise ValueError(
+        raise WrongInput(
             f"{balance.name} moves by the loads of the whole batch, and this strategy does "
             "not sum them; use DataParallel, ExpertParallel, Pipeline or Hybrid, or bias_rate=0"
         )
@@ -98,7 +99,7 @@ def check_statistics(
         return
     for p, product in one_scale_each(model.parameters()):
         if micro_batches > 1 or product.share is own_scale:
-            raise ValueError(
+            raise WrongInput(
                 f"the scales of {p.name} are of whole arrays, not of the parts on one of {ranks} "
                 f"ranks, or in one of {micro_batches} micro-batches; use one micro-batch and call "
                 "replicas.share_scales(model.parameters(), group) first, or use EightBits(block)"
@@ -107,13 +108,13 @@ def check_statistics(
         if not norm.training:
             continue
         if micro_batches > 1:
-            raise ValueError(
+            raise WrongInput(
                 f"{norm.name} needs the statistics of the whole batch, not of one of "
                 f"{micro_batches} micro-batches; sync_batch_norm sums over ranks only, so use one "
                 "micro-batch"
             )
         if norm.sum_over_ranks is None:
-            raise ValueError(
+            raise WrongInput(
                 f"{norm.name} needs the statistics of the whole batch, not of the examples on one "
                 f"of {ranks} ranks; call sync_batch_norm(model, group) before training "
                 "(data_parallel/sync_batch_norm.py)"

@@ -7,6 +7,7 @@ import numpy as np
 
 from minidist.backend import Array, to_host
 from minidist.comm import Group
+from minidist.errors import WrongInput
 from minidist.nn import Module
 from minidist.nn.module import check_state
 from minidist.replicas.statistics import check_statistics
@@ -53,13 +54,13 @@ def check_same_state(state: dict[str, Array], group: Group) -> None:
     apart = group.split(0)
     counts = apart.all_gather(np.array([len(own)]), label="weights").tolist()
     if len(set(counts)) > 1:
-        raise ValueError(f"the ranks have models of {counts} parameters; build the same on all")
+        raise WrongInput(f"the ranks have models of {counts} parameters; build the same on all")
     ranks = apart.all_gather(own, label="weights").reshape(group.size, -1)
     differing = (ranks != ranks[0]).any(axis=0)
     if differing.any():
         first = int(differing.argmax())
         rank = int((ranks[:, first] != ranks[0, first]).argmax())
-        raise ValueError(
+        raise WrongInput(
             f"{differing.sum()} of {len(own)} parameters differ between ranks; the first is "
             f"{list(state)[first]}, on ranks 0 and {rank}: give all ranks one seed, or load one "
             "state on all of them (strategies that take check_weights=False then skip this check)"

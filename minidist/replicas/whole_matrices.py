@@ -25,7 +25,7 @@ import numpy as np
 
 from minidist.backend import Array, array_module, on_device_of
 from minidist.comm import Group
-from minidist.errors import check_name
+from minidist.errors import WrongInput, check_name
 from minidist.nn import Slice
 from minidist.optim.muon import Parts, Update
 
@@ -147,7 +147,7 @@ def made_up(parts: list[Part], owner: int) -> list[Move]:
         missing[at[taken]] = False
         found.append(Move(part, part.rank, owner, taken, at[taken]))
     if missing.any():
-        raise ValueError(
+        raise WrongInput(
             f"no rank has {missing.sum()} of the elements of {whole.name}{list(whole.shape)}; give "
             "WholeMatrices the group of all ranks that train the model"
         )

@@ -20,6 +20,7 @@ from minidist.autograd import Tensor
 from minidist.autograd.convolution import convolution
 from minidist.collective_functions import copy_to, reduce_from
 from minidist.comm import Group
+from minidist.errors import WrongInput
 from minidist.nn.cnn import ConvBlock
 from minidist.nn.linear import ACTIVATIONS
 from minidist.replicas import check_same_weights
@@ -86,7 +87,7 @@ def channel_parallel(model: nn.CNN, group: Group, check_weights: bool = True) ->
            whether the ranks first compare their weights (see check_same_weights)
     """
     if not isinstance(model, nn.CNN):
-        raise ValueError(f"cannot split the channels of {type(model).__name__}; use an nn.CNN")
+        raise WrongInput(f"cannot split the channels of {type(model).__name__}; use an nn.CNN")
     if check_weights:
         check_same_weights(model, group)
     blocks = [block for block in model.layers if isinstance(block, ConvBlock)]

@@ -16,6 +16,7 @@ from minidist import nn
 from minidist.autograd import Tensor, functions
 from minidist.collective_functions import copy_to, gather
 from minidist.comm import Group
+from minidist.errors import WrongInput
 from minidist.nn.linear import ACTIVATIONS, GATED
 from minidist.rng import Randomness
 from minidist.tensor_parallel.whole import columns_of
@@ -55,7 +56,7 @@ class ColumnParallelLinear(nn.Module):
 def own_run(full: int, group: Group, what: str) -> np.ndarray:
     """Return the indices of this rank's part of `full` things, which must split evenly."""
     if full % group.size:
-        raise ValueError(
+        raise WrongInput(
             f"cannot split {full} {what} over {group.size} ranks; use a multiple of {group.size}"
         )
     each = full // group.size

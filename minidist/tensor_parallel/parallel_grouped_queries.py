@@ -18,6 +18,7 @@ from minidist import nn
 from minidist.autograd import Tensor, functions
 from minidist.collective_functions import copy_to
 from minidist.comm import Group
+from minidist.errors import WrongInput
 from minidist.tensor_parallel.column_parallel import own_run
 from minidist.tensor_parallel.row_parallel import RowParallelLinear
 from minidist.tensor_parallel.whole import columns_of
@@ -55,12 +56,12 @@ class ParallelGroupedQueryAttention(nn.GroupedQueryAttention):
         N, H, K = group.size, attention.heads, attention.kv_heads
         own = own_run(H, group, "heads")
         if K % N and N % K:
-            raise ValueError(
+            raise WrongInput(
                 f"cannot split {K} heads of keys and values over {N} ranks; use a multiple or a "
                 f"divisor of {K}"
             )
         if K < N and attention.key_value.weight.product is not None:
-            raise ValueError(
+            raise WrongInput(
                 f"{N} ranks would round their parts of the gradient of {K} heads of keys and "
                 f"values to eight bits, not its sum; use a divisor of {K}"
             )

@@ -25,6 +25,7 @@ from minidist.autograd import Tensor
 from minidist.backend import Array
 from minidist.collective_functions import reduce_from
 from minidist.comm import Group
+from minidist.errors import WrongInput
 from minidist.nn.embedding import check_positions, position_rows
 from minidist.nn.seq2seq import DecoderBlock, EncoderBlock
 from minidist.replicas import check_same_weights, share_scales
@@ -117,7 +118,7 @@ class ParallelTransformer(nn.Sequential):
         check_weights: bool = True,
     ):
         if not isinstance(model, nn.Transformer | nn.Seq2Seq):
-            raise ValueError(
+            raise WrongInput(
                 f"cannot split the matrices of {type(model).__name__}; use an nn.Transformer or an "
                 "nn.Seq2Seq"
             )

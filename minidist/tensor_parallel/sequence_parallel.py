@@ -23,6 +23,7 @@ from minidist.autograd.kernels import sum_rows
 from minidist.backend import array_module, matmul
 from minidist.collective_functions import reduce_scatter, reduce_scatter_along
 from minidist.comm import Group
+from minidist.errors import WrongInput
 from minidist.nn.linear import ACTIVATIONS
 from minidist.replicas import sum_gradients
 from minidist.rng import Randomness
@@ -145,7 +146,7 @@ def gathered_product(x: Tensor, weight: Tensor, group: Group, transposed: bool) 
 
 def own_positions(T: int, group: Group) -> slice:
     if T % group.size:
-        raise ValueError(
+        raise WrongInput(
             f"cannot split a sequence of {T} positions over {group.size} ranks; "
             f"use a multiple of {group.size}"
         )
@@ -169,18 +170,18 @@ def sequence_parallel(
 ) -> ParallelTransformer:
     """Return the model with its matrices split and, between them, the sequence split."""
     if isinstance(model, nn.Seq2Seq):
-        raise ValueError(
+        raise WrongInput(
             f"sequence parallelism cuts one sequence, and an nn.Seq2Seq has two, of "
             f"{model.source_length} and {model.target_length} positions; use ParallelTransformer, "
             "or split_sequence=False"
         )
     if getattr(model, "experts", 0):
-        raise ValueError(
+        raise WrongInput(
             "sequence parallelism would show a mixture of experts a part of each sequence; use "
             "ParallelTransformer, or split_sequence=False"
         )
     if any(p.product is not None for p in model.parameters()):
-        raise ValueError(
+        raise WrongInput(
             "the gathered products of a split sequence are of the model's dtype, not of eight "
             "bits; use ParallelTransformer, or split_sequence=False"
         )

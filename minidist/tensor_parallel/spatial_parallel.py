@@ -24,6 +24,7 @@ from minidist.autograd.convolution import convolution
 from minidist.backend import Array, array_module
 from minidist.collective_functions import own_part, reduce_from
 from minidist.comm import Group
+from minidist.errors import WrongInput
 from minidist.nn.cnn import ConvBlock, PooledHead, Stem
 from minidist.nn.linear import ACTIVATIONS
 from minidist.pieces import split_ends
@@ -50,7 +51,7 @@ class Halos:
         after = self.after
         for r in range(ranks := len(after) - 1):
             if after[r] >= after[r + 1]:
-                raise ValueError(
+                raise WrongInput(
                     f"cannot split {self.ends[-1]} rows of an image over {ranks} ranks: rank {r} "
                     f"would have none of the {after[-1]} that a layer makes of them; use fewer "
                     "ranks or larger images"
@@ -98,7 +99,7 @@ class HaloExchange(Function):
         group, halos, r = self.group, self.halos, self.group.rank
         own, needs = halos.own(r), halos.needs(r)
         if x.shape[ROWS] != len(own):
-            raise ValueError(f"rank {r} has {len(own)} rows of an image, not {x.shape[ROWS]}")
+            raise WrongInput(f"rank {r} has {len(own)} rows of an image, not {x.shape[ROWS]}")
         y = array_module(x).zeros((*x.shape[:ROWS], len(needs), x.shape[-1]), x.dtype)
         for q in self.others():
             self.send(x, own, halos.piece(q, r), q)
@@ -162,7 +163,7 @@ class SpatialPool(nn.Module):
     def __init__(self, pool: nn.AveragePool, group: Group, ends: tuple[int, ...]):
         self.pool, self.group, self.height = pool, group, ends[-1]
         if pool.k is not None and self.height % pool.k:
-            raise ValueError(
+            raise WrongInput(
                 f"cannot cut images of {self.height} rows into squares of {pool.k} x {pool.k}; use "
                 f"a multiple of {pool.k}"
             )
@@ -186,7 +187,7 @@ def spatial_parallel(
     check_weights  whether the ranks first compare their weights (see check_same_weights)
     """
     if not isinstance(model, nn.CNN):
-        raise ValueError(f"cannot split the images of {type(model).__name__}; use an nn.CNN")
+        raise WrongInput(f"cannot split the images of {type(model).__name__}; use an nn.CNN")
     if check_weights:
         check_same_weights(model, group)
     ends = tuple(split_ends(height, group.size))

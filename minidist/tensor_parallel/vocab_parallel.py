@@ -24,6 +24,7 @@ from minidist.autograd.losses import IGNORED, reduction_size_or
 from minidist.backend import Array, array_module, on_device_of, widen
 from minidist.collective_functions import copy_to, reduce_from
 from minidist.comm import Group
+from minidist.errors import WrongInput
 from minidist.rng import Randomness
 from minidist.tensor_parallel.whole import columns_of, rows_of
 
@@ -135,7 +136,7 @@ def cross_entropy(
     """
     targets = check_indices(targets, "target", vocab, first=IGNORED)
     if targets.shape != logits.shape[:-1]:
-        raise ValueError(
+        raise WrongInput(
             f"logits {list(logits.shape)} need targets {list(logits.shape[:-1])}, "
             f"got {list(targets.shape)}"
         )

@@ -17,6 +17,7 @@ import numpy as np
 from minidist.checkpoint import Keep
 from minidist.comm import Group
 from minidist.datasets import Batch, Sampler
+from minidist.errors import WrongInput
 from minidist.training.kinds import Data, model_of
 from minidist.training.progress import Progress
 from minidist.training.settings import Settings
@@ -53,7 +54,7 @@ def train(
             run.before_update()  # a checkpoint may still be reading the weights
             trainer.step(optimizer)
             if not math.isfinite(loss):
-                raise ValueError(f"the loss is {loss} at step {step}; use a lower lr")
+                raise WrongInput(f"the loss is {loss} at step {step}; use a lower lr")
             run.losses.append(loss)
             progress.done(step, loss, optimizer.lr)
     return run.losses, trainer.state()

@@ -20,7 +20,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from minidist.comm import Group
-from minidist.errors import check_writable
+from minidist.errors import WrongInput, check_writable
 
 HEAD = "step,loss,lr,seconds,bytes_sent,rank"
 
@@ -31,7 +31,7 @@ def rows_of(log: str | Path) -> list[str]:
     check_writable(path, f"the log {str(path)!r}")
     lines = path.read_text("utf-8", "replace").splitlines() if path.exists() else []
     if lines and lines[0] != HEAD:
-        raise ValueError(f"{str(path)!r} is not a log of `minidist train`; use another file")
+        raise WrongInput(f"{str(path)!r} is not a log of `minidist train`; use another file")
     return [row for row in lines if re.fullmatch(r"\d+(,[^,]*){5}", row)]
 
 

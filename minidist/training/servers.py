@@ -37,6 +37,7 @@ from minidist.checkpoint.writing import whole_parts
 from minidist.comm import Group
 from minidist.data_parallel.parameter_server import Push, Server, ServerPlan, Worker, join, train
 from minidist.datasets import Batch, Sampler, shard
+from minidist.errors import WrongInput
 from minidist.trainer import loss_of
 from minidist.training.kinds import Data, model_of
 from minidist.training.loop import warm_up_and_decay
@@ -110,7 +111,7 @@ def workers_among(ranks: int, settings: Settings, plan: ServerPlan) -> int:
     """Return W; ValueError if servers cannot keep such weights, or have too few workers."""
     muon = settings.optimizer != "adamw"
     if settings.on_mesh or settings.half or settings.reconstruction or muon:
-        raise ValueError(
+        raise WrongInput(
             "servers keep whole float32 weights for workers that split the batch alone; use no "
             "other axis than dp, no ZeRO, no reconstruction, precision float32, and AdamW"
         )
@@ -160,7 +161,7 @@ class Minibatches:
         self.losses[step] += float(loss.data)
         self.own = float(loss.data) * total / own if own else math.nan
         if not math.isfinite(self.losses[step]):
-            raise ValueError(f"the loss is {self.losses[step]} at step {step}; use a lower lr")
+            raise WrongInput(f"the loss is {self.losses[step]} at step {step}; use a lower lr")
 
     def shown(self, numbers: Iterable[int], progress: Progress) -> Iterator[int]:
         """Yield the numbers of minibatches, and show that each is done."""

@@ -10,6 +10,7 @@ from minidist import nn, optim
 from minidist.checkpoint import Keep, RunCheckpoints
 from minidist.comm import Group, Mesh
 from minidist.data_parallel.replicated import DataParallel
+from minidist.errors import WrongInput
 from minidist.hybrid import Hybrid
 from minidist.mixed_precision import (
     LossScale,
@@ -30,7 +31,7 @@ def examples_of(data: Data, settings: Settings) -> tuple[np.ndarray, np.ndarray]
     kind = kind_of(data)
     inputs, targets = kind.examples(data, settings)
     if settings.batch > len(inputs):
-        raise ValueError(
+        raise WrongInput(
             f"{kind.description(data)['source']}: {len(inputs)} {kind.unit} are fewer than a batch "
             f"of {settings.batch}; use a smaller batch, or more data"
         )
@@ -48,7 +49,7 @@ def trainer_for(model: nn.Module, group: Group, settings: Settings) -> Trainer:
         return DataParallel(model, group)
     mesh = Mesh(group, dp=settings.dp, pp=settings.pp, cp=settings.cp, tp=settings.tp)
     if not isinstance(model, nn.Transformer | nn.Seq2Seq):
-        raise ValueError(f"a mesh trains nn.Transformer and nn.Seq2Seq, not {type(model).__name__}")
+        raise WrongInput(f"a mesh trains nn.Transformer and nn.Seq2Seq, not {type(model).__name__}")
     zero, ep = settings.zero, settings.ep
     return Hybrid(model, mesh, settings.schedule, settings.micro_batches, ep=ep, zero=zero)
 
@@ -63,7 +64,7 @@ def optimizer_for(trainer: Trainer, group: Group, settings: Settings) -> AnyAdam
     adamw = rule(trainer.parameters(), lr=settings.lr, betas=(0.9, 0.98))
     if settings.precision == "bfloat16-stochastic":
         if settings.optimizer == "muon":
-            raise ValueError("Muon's momentum is float32; use precision bfloat16, or adamw")
+            raise WrongInput("Muon's momentum is float32; use precision bfloat16, or adamw")
         adamw.rounding = optim.StochasticRounding(settings.seed)
     if not settings.half or adamw.rounding:
         return adamw

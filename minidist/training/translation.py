@@ -9,6 +9,7 @@ from minidist.autograd.losses import IGNORED
 from minidist.datasets import Numbers
 from minidist.datasets.number_words import LIMIT, number_of_chinese, number_of_english
 from minidist.datasets.pairs import LANGUAGES
+from minidist.errors import WrongInput
 from minidist.nn import generate as decoding
 from minidist.nn.tokens import END, PAD
 
@@ -88,11 +89,11 @@ def translate(model: nn.Seq2Seq | nn.Dual, data: Numbers, text: str, beam: int =
         model, data = half_for(model, data, text)
     reads, writes = data.direction.split("-")
     if not text:
-        raise ValueError("there is nothing to translate in an empty text; write a number")
+        raise WrongInput("there is nothing to translate in an empty text; write a number")
     if text.isascii() and text.isdigit():
         digits = text.lstrip("0") or "0"
         if len(digits) > MOST_DIGITS:  # int() reads 4300 digits at most
-            raise ValueError(
+            raise WrongInput(
                 f"a number of {len(digits)} digits has no words here; use {MOST_DIGITS} or fewer"
             )
         text = LANGUAGES[reads][0](int(digits))

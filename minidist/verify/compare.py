@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from minidist.errors import WrongInput
+
 BOUND = 1e-9
 SINGLE = 1e-4  # errors up to here are those of float32
 ROUNDING = 1e-12  # of a gradient's scale: a number up to here may be 0
@@ -65,7 +67,7 @@ def compare(got: list[dict], want: dict[str, np.ndarray], bound: float = BOUND) 
 def by_parameter(got: list[dict], want: dict, bound: float = BOUND) -> dict[str, Comparison]:
     """Return the comparison of each parameter: the first rank that is wrong, the largest error."""
     if not got or not want:
-        raise ValueError(f"nothing to compare: {len(got)} ranks, {len(want)} parameters")
+        raise WrongInput(f"nothing to compare: {len(got)} ranks, {len(want)} parameters")
     most = max(largest(w) for w in want.values())
     found = {}
     for name in dict.fromkeys([*want, *(name for gradients in got for name in gradients)]):

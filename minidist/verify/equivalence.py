@@ -15,7 +15,7 @@ import numpy as np
 from minidist import nn
 from minidist.backend import as_array
 from minidist.comm import Cluster
-from minidist.errors import RankFailed, check_name, is_wrong_input
+from minidist.errors import RankFailed, WrongInput, check_name, is_wrong_input
 from minidist.pipeline_parallel.placement import Programs
 from minidist.pipeline_parallel.schedules import order_of
 from minidist.verify.causes.diagnosis import byte_words, diagnosis
@@ -93,7 +93,7 @@ def _outcomes(
 ) -> list[Outcome]:
     """Run a strategy's worker on ranks, old or new; ValueError where it cannot split the case."""
     if cluster is not None and cluster.size != size:
-        raise ValueError(f"the cluster has {cluster.size} ranks, not {size}")
+        raise WrongInput(f"the cluster has {cluster.size} ranks, not {size}")
     entry.check(case, size)
     worker = partial(entry.worker, **case.options)
     with nullcontext(cluster) if cluster else Cluster(size, transport, device) as ranks:
@@ -101,7 +101,7 @@ def _outcomes(
             return ranks.run(worker, case)
         except RankFailed as failed:
             if is_wrong_input(failed):
-                raise ValueError(str(failed.__cause__)) from failed
+                raise WrongInput(str(failed.__cause__)) from failed
             raise
 
 
@@ -130,7 +130,7 @@ def gradients(
     found = [outcome.gradients for outcome in outcomes]
     agreement = compare(found, found[0])
     if not agreement.ok:
-        raise ValueError(f"the ranks do not agree with rank 0: {agreement}")
+        raise WrongInput(f"the ranks do not agree with rank 0: {agreement}")
     return {name: found[0][name] for name in model.named_parameters()}
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from minidist import nn
+from minidist.errors import WrongInput
 from minidist.interop.torch import Names
 from minidist.verify.causes.factors import loss_scale
 from minidist.verify.causes.finding import Finding, Gradients
@@ -104,7 +105,7 @@ def against(
     """
     case = given(model, inputs, targets, loss, {})
     if dropout := next((layer for layer in model.modules(nn.Dropout) if layer.rate), None):
-        raise ValueError(
+        raise WrongInput(
             f"{dropout.name} drops out at {dropout.rate}, and nobody else draws these masks: "
             "compare with dropout=0 in both programs"
         )
@@ -112,7 +113,7 @@ def against(
     got = [by_our_names(case.model, one, names, want, r) for r, one in enumerate(ranks)]
     states = [] if weights is None else weights_of(case.model, weights, names)
     if states and len(states) != len(got):
-        raise ValueError(f"there are weights of {len(states)} ranks, and gradients of {len(got)}")
+        raise WrongInput(f"there are weights of {len(states)} ranks, and gradients of {len(got)}")
     others = other_weights(case.model, states, NEAR)
     comparison = compare(got, want)
     if comparison.ok:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from minidist import nn
-from minidist.errors import check_name
+from minidist.errors import WrongInput, check_name
 from minidist.interop.torch import Names, as_numpy, from_torch, matches
 from minidist.verify.causes.example_counts import listed
 from minidist.verify.causes.examples import counting, of_examples
@@ -21,7 +21,7 @@ def of_ranks(what: str, arrays) -> list[Mapping]:
     if isinstance(arrays, Mapping) and arrays and set(arrays) == set(range(len(arrays))):
         ranks = [arrays[rank] for rank in range(len(arrays))]
     if not isinstance(ranks, list | tuple) or not all(isinstance(one, Mapping) for one in ranks):
-        raise ValueError(
+        raise WrongInput(
             f"{what}s are {{name: {what}}}, or a list of them, not {type(arrays).__name__}; "
             "of PyTorch: {name: p.grad for name, p in module.named_parameters()}"
         )
@@ -45,7 +45,7 @@ def by_our_names(
         for name in arrays:
             check_name("parameter", name, ours)
         for name in [n for n in want if n not in arrays]:
-            raise ValueError(f"the {what} of {name} is missing on rank {rank}")
+            raise WrongInput(f"the {what} of {name} is missing on rank {rank}")
         got = {
             name: np.zeros(w.shape) if (g := arrays[name]) is None else as_numpy(g)
             for name, w in want.items()
@@ -53,9 +53,9 @@ def by_our_names(
     for name, w in want.items():
         known = {w.shape} if what == "weight" else {w.shape, w.shape[::-1]}
         if (shape := np.shape(got[name])) not in known:
-            raise ValueError(f"the {what} of {name} is {list(shape)}, not {list(w.shape)}")
+            raise WrongInput(f"the {what} of {name} is {list(shape)}, not {list(w.shape)}")
         if not is_real(got[name]):
-            raise ValueError(f"the {what} of {name} is {got[name].dtype.name}, not real")
+            raise WrongInput(f"the {what} of {name} is {got[name].dtype.name}, not real")
     return got
 
 

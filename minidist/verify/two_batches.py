@@ -15,6 +15,7 @@ from minidist.autograd import Tensor
 from minidist.backend import to_host
 from minidist.comm import Group
 from minidist.datasets import Batch
+from minidist.errors import WrongInput
 from minidist.interop.torch import as_numpy
 from minidist.verify.causes.finding import Finding, Gradients, some
 from minidist.verify.causes.gradients import reasons
@@ -125,7 +126,7 @@ def run_trainer(make: Callable, group: Group, batches: Sequence[Case]) -> list[F
 def _arrays(what: str, returned, shapes: Mapping[str, tuple]) -> Gradients:
     """Return {name: array} of arrays, tensors and None; ValueError for anything else."""
     if not isinstance(returned, Mapping):
-        raise ValueError(f"{what} is {{name: array}}, not {type(returned).__name__}")
+        raise WrongInput(f"{what} is {{name: array}}, not {type(returned).__name__}")
     arrays = {name: g.data if isinstance(g, Tensor) else g for name, g in returned.items()}
     return {
         name: np.zeros(shapes.get(name, ())) if g is None else np.asarray(as_numpy(g))
@@ -198,10 +199,10 @@ def _replayed(replay: Replay, local: list[Gradients], like: Gradients) -> Gradie
     """Return a replay's arrays; ValueError unless they are those of all trained parameters."""
     want = _arrays("what a replay returns", replay(local), {})
     if lacking := [name for name in like if name not in want]:
-        raise ValueError(f"the replay lacks {some(lacking)}")
+        raise WrongInput(f"the replay lacks {some(lacking)}")
     for name, array in want.items():
         if name not in like or array.shape != like[name].shape:
-            raise ValueError(f"the replay's {name}{list(array.shape)} is no trained parameter's")
+            raise WrongInput(f"the replay's {name}{list(array.shape)} is no trained parameter's")
     return want
 
 
@@ -211,10 +212,10 @@ def _sides(identity: Identity, local: list[Gradients], got: list[Gradients]) -> 
     for ranks in (got, [{name: np.pi - 2 * g for name, g in each.items()} for each in got]):
         two = identity(local, ranks)
         if not isinstance(two, tuple | list) or len(two) != 2:
-            raise ValueError(f"an identity returns two sides, not {type(two).__name__}")
+            raise WrongInput(f"an identity returns two sides, not {type(two).__name__}")
         sides.append([_arrays("a side of an identity", side, {}) for side in two])
     for name in sides[0][0]:
         if all(_equal(a.get(name), b.get(name)) for a, b in zip(*sides, strict=True)):
             words = "holds whatever the ranks have: use them, its second argument"
-            raise ValueError(f"the identity of {name} {words}")
+            raise WrongInput(f"the identity of {name} {words}")
     return sides[0]

@@ -24,7 +24,7 @@ import numpy as np
 from minidist import nn
 from minidist.comm import Cluster
 from minidist.comm.local import by_value
-from minidist.errors import RankFailed, is_wrong_input, nearest, plural
+from minidist.errors import RankFailed, WrongInput, is_wrong_input, nearest, plural
 from minidist.verify import equivalence, two_batches
 from minidist.verify.causes.finding import some
 from minidist.verify.equivalence import Certificate
@@ -103,7 +103,7 @@ def _rows(worker, judge, cases: list[Case], sizes: list[int], start, timeout):
                     row = by_value.copied(judge)(two, found, want)  # a replay may remember
                     rows.append({"case": two[0].name, "ranks": size} | row)
     if not rows:
-        raise ValueError(left_out[0])
+        raise WrongInput(left_out[0])
     return rows, tuple(left_out)
 
 
@@ -112,24 +112,24 @@ def _check_frozen(failed: RankFailed, case: Case) -> None:
     frozen = [name for name, p in case.model.named_parameters().items() if not p.requires_grad]
     if frozen and "NoneType" in (why := str(failed.__cause__)):
         remedy = "is not trained, and its p.grad is None; skip it by `if p.requires_grad`"
-        raise ValueError(f"{why}: {some(frozen)} {remedy}") from failed
+        raise WrongInput(f"{why}: {some(frozen)} {remedy}") from failed
 
 
 def _cases(model, inputs, targets, loss, options: dict) -> list[Case]:
     """Return the reader's case, in float64, or the package's."""
     if model is None:
         if inputs is not None or targets is not None or loss is not None or options:
-            raise ValueError("inputs, targets, loss and options are of a model; give it, too")
+            raise WrongInput("inputs, targets, loss and options are of a model; give it, too")
         return small_cases(4)
     if inputs is None or targets is None:
-        raise ValueError("a model needs inputs[B, ...] and targets to be certified on")
+        raise WrongInput("a model needs inputs[B, ...] and targets to be certified on")
     return [given(model, inputs, targets, loss, options)]
 
 
 def _promise(run: Callable, replay: Callable | None, identity: Callable | None) -> str:
     if (replay or identity) and (run is not two_batches.run_reduce or (replay and identity)):
         words = "replay, or else identity, is a promise of reduce(model, group)"
-        raise ValueError(f"{words}: write a worker as one, for after each rank's backward")
+        raise WrongInput(f"{words}: write a worker as one, for after each rank's backward")
     return "replayed bitwise" if replay else "an identity" if identity else "exact"
 
 
@@ -140,16 +140,16 @@ def _runner(strategy: str | Callable, trainer: bool, options: dict) -> Callable:
     for name in options:
         near = nearest(name, [p for p in inspect.signature(certify).parameters if p != "options"])
         mean = f"did you mean {near}=?" if near else "give your own options by functools.partial"
-        raise ValueError(f"certify has no option {name!r}; {mean}")
+        raise WrongInput(f"certify has no option {name!r}; {mean}")
     if trainer or isinstance(getattr(strategy, "func", strategy), type):
         return two_batches.run_trainer
     if not callable(strategy):
-        raise ValueError(f"a strategy is a name or a function, not {strategy!r}")
+        raise WrongInput(f"a strategy is a name or a function, not {strategy!r}")
     asked = inspect.signature(strategy).parameters.values()
     count = len([p for p in asked if p.default is p.empty and p.kind is not p.VAR_KEYWORD])
     kinds = {2: two_batches.run_reduce, 4: two_batches.run_worker}
     if count not in kinds:
-        raise ValueError(
+        raise WrongInput(
             "a strategy is reduce(model, group), worker(group, model, inputs, targets), or a class "
             "that is made of (model, group) and has backward(batch); this one takes "
             f"{plural(count, 'argument')}"

@@ -312,7 +312,7 @@ def test_debug_shows_the_traceback_of_wrong_input(capsys, monkeypatch, arguments
     assert main(["--debug", *command]) == 2
     long = capsys.readouterr().err
     assert long.startswith("Traceback") and long.endswith(short.splitlines()[-1] + "\n")
-    assert "    raise ValueError(" in long and long.count("\n") > 10
+    assert "    raise WrongInput(" in long and long.count("\n") > 10
     assert ("Traceback" in short) == ("--debug" in arguments)
 
 

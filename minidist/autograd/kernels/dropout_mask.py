@@ -7,6 +7,7 @@ import numpy as np
 
 from minidist.autograd.kernels.launch import Elementwise
 from minidist.backend import Array, on_device_of, on_gpu, widen
+from minidist.errors import WrongInput
 from minidist.pieces import Positions
 from minidist.rng import Randomness
 
@@ -72,7 +73,7 @@ def examples_beside(randomness: Randomness, x: Array) -> Array:
 def runs_of(positions: Positions, row: int) -> tuple[int, int, int]:
     """Return where two runs of rows of `row` elements begin, how long the first is, and the gap."""
     if len(positions.runs) > 2:
-        raise ValueError(
+        raise WrongInput(
             f"dropout on a GPU takes positions in two runs at most, not {len(positions.runs)}"
         )
     (a, b), (c, _) = (*positions.runs, (0, 0), (0, 0))[:2]
@@ -89,7 +90,7 @@ def first_of(full_shape: tuple[int, ...], window, part: int) -> int:
         begin, end, _ = cut.indices(side)
         first, last = first * side + begin, last * side + max(begin, end - 1)
     if part and last - first + 1 != part:
-        raise ValueError(
+        raise WrongInput(
             f"a window of dropout on a GPU has consecutive elements of each example "
             f"{list(full_shape)}; cut its first axis alone"
         )

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from minidist.backend import device_module
 from minidist.comm.fabric import Fabric
+from minidist.errors import WrongInput
 
 
 class Waits(Protocol):
@@ -53,7 +54,7 @@ class Beside:
         self.answers: queue.SimpleQueue = queue.SimpleQueue()
 
     def __reduce__(self):
-        raise ValueError(
+        raise WrongInput(
             f"what works beside this thread ({self.name}) cannot be copied or pickled; copy "
             "state(), or the model, and make the rest anew"
         )

@@ -16,6 +16,8 @@ from typing import Any, ClassVar, TypeVar
 
 import cloudpickle
 
+from minidist.errors import WrongInput
+
 T = TypeVar("T")
 
 
@@ -31,7 +33,7 @@ def dumps(value: Any) -> bytes:
     except Exception as error:
         path, part, reason = _obstacle("", value, error, [value])
         name = f"{path.lstrip('.') or 'this'}, of type {type(part).__name__},"
-        raise ValueError(
+        raise WrongInput(
             f"{name} cannot be sent to another process: {reason}; send what it is made from, and "
             "make it there"
         ) from error

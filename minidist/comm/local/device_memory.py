@@ -32,6 +32,7 @@ from minidist.backend import Array, device_module, elements, on_gpu
 from minidist.comm.diagnosis import signature_of
 from minidist.comm.local.board import Board
 from minidist.comm.local.shared_memory import SharedMemory, size_class
+from minidist.errors import WrongInput
 
 DEVICE = 1 << 63  # set in every place on a GPU; alone it means "no place", as NOWHERE on the host
 RANK, CHUNK = 52, 40  # how many bits are below the rank, and below the chunk
@@ -144,7 +145,7 @@ class DeviceMemory:
         if (rank, number) not in self.opened:
             pid, device, pointer, nbytes, handle = self.tables[rank]["chunks"][number].item()
             if not nbytes:
-                raise ValueError(f"rank {rank} has no GPU memory to share")
+                raise WrongInput(f"rank {rank} has no GPU memory to share")
             with self.cuda.Device(self.number):
                 pointer, owner = self._map(pid, device, pointer, handle)
             memory = self.cuda.UnownedMemory(pointer, nbytes, owner, self.number)
@@ -158,7 +159,7 @@ class DeviceMemory:
             return pointer, Owner(self.runtime.ipcCloseMemHandle, pointer)
         if device != self.number:
             if not self.runtime.deviceCanAccessPeer(self.number, device):
-                raise ValueError(f"GPU {self.number} cannot use the memory of GPU {device}")
+                raise WrongInput(f"GPU {self.number} cannot use the memory of GPU {device}")
             self.runtime._deviceEnsurePeerAccess(device)
         return pointer, None
 

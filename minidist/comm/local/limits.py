@@ -13,6 +13,8 @@ from pathlib import Path
 
 from threadpoolctl import ThreadpoolController
 
+from minidist.errors import WrongInput
+
 MOST = {
     "process": 123,  # a start passes 2N + 6 files to the fork server; Linux passes at most 253
     "thread": 1000,  # every rank maps every rank's block: N^2 objects, 0.7 GB
@@ -37,7 +39,7 @@ def check_size(size: int, transport: str) -> None:
     threads = f", or use transport='thread' (at most {MOST['thread']} ranks)"
     remedy = threads if transport == "process" and size <= MOST["thread"] else ""
     if size > MOST[transport]:
-        raise ValueError(
+        raise WrongInput(
             f"{size} ranks are too many: use at most {MOST[transport]} with "
             f"transport={transport!r}{remedy}"
         )
@@ -46,7 +48,7 @@ def check_size(size: int, transport: str) -> None:
     needed = used + open_files(size, transport)
     if needed > limit:
         enough = [n for n in range(size) if used + open_files(n, transport) <= limit]
-        raise ValueError(
+        raise WrongInput(
             f"{size} {transport} ranks need {needed} open files, {used} of them open already, but "
             f"the hard limit is {limit}: enough for {max(enough, default=0)} ranks; use fewer "
             f"ranks, let the administrator raise the hard limit (ulimit -Hn){remedy}"
@@ -94,7 +96,7 @@ def limit_blas(ranks: int):
 def refuse_interleaving(seed: int | None) -> None:
     """Raise ValueError, with the remedy, if ranks that are processes are to take turns."""
     if seed is not None:
-        raise ValueError("only ranks that are threads can be interleaved; use transport='thread'")
+        raise WrongInput("only ranks that are threads can be interleaved; use transport='thread'")
 
 
 def _raised_limit(wanted: int) -> int:

@@ -43,6 +43,7 @@ from minidist.comm.local.report import Report, unpack
 from minidist.comm.local.shared_memory import create_file
 from minidist.comm.local.shared_memory_communicator import SharedMemoryCommunicator
 from minidist.comm.local.wiring import Place, numbered
+from minidist.errors import WrongInput
 
 
 class ProcessRanks:
@@ -60,7 +61,7 @@ class ProcessRanks:
         check_size(size, "process")
         numbers = numbered(hosts, size)
         if mp.current_process().daemon:
-            raise ValueError(
+            raise WrongInput(
                 "a rank, or another daemon of multiprocessing, cannot start processes of its own; "
                 "use transport='thread'"
             )

@@ -15,7 +15,7 @@ from minidist.comm.local import by_value
 from minidist.comm.local.logged_group import world
 from minidist.comm.local.mailbox import Stopped
 from minidist.comm.local.mailbox_fabric import MailboxFabric
-from minidist.errors import is_wrong_input
+from minidist.errors import WrongInput
 from minidist.events import EventLog
 
 
@@ -31,14 +31,12 @@ class Order(NamedTuple):
 class Report:
     """How a run ended on one rank: a result, an exception, or (`exitcode`) a dead process.
 
-    wrong_input  whether a caller erred, and not the code: see is_wrong_input
-    unreceived   {(source, to, tag): messages sent minus received, as this rank counts them}
+    unreceived  {(source, to, tag): messages sent minus received, as this rank counts them}
     """
 
     result: Any = None
     error: BaseException | None = None
     traceback: str = ""
-    wrong_input: bool = False
     exitcode: int | None = None
     unreceived: dict = field(default_factory=dict)
     log: EventLog | None = None
@@ -68,11 +66,7 @@ def execute(
     except BaseException as error:
         cause = fabric.mailbox.closed or error
         if cause is error or not isinstance(cause, Stopped):  # else nobody waits for a report
-            report = Report(
-                error=cause,
-                traceback="".join(traceback.format_exception(cause)),
-                wrong_input=is_wrong_input(cause),
-            )
+            report = Report(error=cause, traceback="".join(traceback.format_exception(cause)))
     if os.getpid() != process:
         _leave(report)
     fabric.end()
@@ -111,7 +105,7 @@ def pack(report: Report) -> bytes:
         if report.error is not None:
             text = f"{report.traceback}(the exception itself stays on the rank: {error})\n"
             return by_value.dumps(Report(traceback=text))
-        why = ValueError(f"the worker's {error}")
+        why = WrongInput(f"the worker's {error}")
         return by_value.dumps(Report(error=why, traceback=str(why)))
 
 

@@ -11,6 +11,7 @@ from minidist.comm.fabric import Connect, F
 from minidist.comm.local.mailbox import Mailbox
 from minidist.comm.local.shared_memory import SharedMemory
 from minidist.comm.message import Key, Message
+from minidist.errors import WrongInput
 
 
 class Alarm:
@@ -80,6 +81,6 @@ def numbered(hosts: Sequence[Hashable] | None, size: int) -> list[int]:
     if hosts is None:
         return [0] * size
     if len(hosts) != size:
-        raise ValueError(f"{len(hosts)} hosts are named for {size} ranks; name the host of each")
+        raise WrongInput(f"{len(hosts)} hosts are named for {size} ranks; name the host of each")
     names = list(dict.fromkeys(hosts))
     return [names.index(host) for host in hosts]

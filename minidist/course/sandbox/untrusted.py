@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from minidist.course.answers import Answer
+from minidist.errors import WrongInput
 
 LARGEST = 1 << 24  # bytes of an answer
 HEAD = 1 << 18  # of them in its line of names, types and shapes
@@ -31,7 +32,7 @@ def read(path: Path) -> Answer | str | None:
     head, _, rest = whole.partition(b"\n")
     try:
         if len(head) > HEAD:
-            raise ValueError(f"more than {HEAD} bytes of names")
+            raise WrongInput(f"more than {HEAD} bytes of names")
         fields = json.loads(head)
         if isinstance(fields, dict) and isinstance(fields["error"], str):
             return fields["error"][:4000]
@@ -44,18 +45,18 @@ def _arrays(fields: list, rest: bytes) -> Answer:
     answer, begin = {}, 0
     for name, kind, shape in fields:
         if len(kind) > 16 or len(shape) > 16:  # products of many sizes take their time
-            raise ValueError(f"{name} is no array of numbers")
+            raise WrongInput(f"{name} is no array of numbers")
         dtype = np.dtype(kind)
         if dtype.kind not in KINDS or any(type(size) is not int or size < 0 for size in shape):
-            raise ValueError(f"{name} is no array of numbers")
+            raise WrongInput(f"{name} is no array of numbers")
         if math.prod(max(1, length) for length in shape) > LARGEST:  # [10**12, 0] is as many lists
-            raise ValueError(f"{name} is too large")
+            raise WrongInput(f"{name} is too large")
         size = math.prod(shape) * dtype.itemsize
         if len(rest) - begin < size:
-            raise ValueError(f"{name} is cut off")
+            raise WrongInput(f"{name} is cut off")
         array = np.frombuffer(rest, np.uint8, size, begin).copy()
         if dtype.kind == "U" and (array.view(f"{dtype.str[0]}u4") > sys.maxunicode).any():
-            raise ValueError(f"{name} is no text")  # NumPy raises SystemError when it is read
+            raise WrongInput(f"{name} is no text")  # NumPy raises SystemError when it is read
         answer[name] = array.view(dtype).reshape(shape)
         begin += size
     return answer

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import count, groupby
 
+from minidist.errors import WrongInput
 from minidist.events import Event, EventLog
 from minidist.observe.timeline.action_names import (
     MEANINGS,
@@ -58,7 +59,7 @@ def text(log: EventLog, width: int = 100, end=None) -> str:
     end  the end of all rows; set it to give two pictures the same scale
     """
     if width < 40:
-        raise ValueError(f"a timeline needs 40 columns or more, not {width}")
+        raise WrongInput(f"a timeline needs 40 columns or more, not {width}")
     rows = tracks(log)
     if not rows:
         return "no events in the log"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from minidist.errors import check_writable
+from minidist.errors import WrongInput, check_writable
 from minidist.events import EventLog
 from minidist.observe import style
 from minidist.observe.chrome_trace import save_chrome_trace
@@ -18,7 +18,7 @@ def check_path(path: str | Path, what: str = "a timeline", endings: Iterable[str
     """Return the ending of a file that can be written; else raise ValueError."""
     path = Path(path)
     if path.suffix not in endings:
-        raise ValueError(f"{what} is a file *{', *'.join(endings)}, not {str(path)!r}")
+        raise WrongInput(f"{what} is a file *{', *'.join(endings)}, not {str(path)!r}")
     check_writable(path, repr(str(path)))
     if path.suffix in FIGURES:
         style.pyplot()
@@ -36,4 +36,4 @@ def save(log: EventLog, path: str | Path, title: str | None = None, width: int =
         else:
             draw(log, title).savefig(path, metadata=FIGURES[ending])
     except OSError as error:
-        raise ValueError(f"cannot write {str(path)!r}: {error.strerror}") from error
+        raise WrongInput(f"cannot write {str(path)!r}: {error.strerror}") from error

@@ -3,6 +3,7 @@
 from math import log2
 
 from minidist.comm.hierarchical import places_on
+from minidist.errors import WrongInput
 from minidist.pieces import split_ends, split_sizes
 
 
@@ -32,7 +33,7 @@ def all_reduce_bytes(
     elif algorithm == "hierarchical":
         elements = [sum(levels) for levels in level_bytes(n, 1, hosts or [0] * N)]
     else:
-        raise ValueError(f"no closed form for the algorithm {algorithm!r}")
+        raise WrongInput(f"no closed form for the algorithm {algorithm!r}")
     return [itemsize * count for count in elements]
 
 

@@ -26,6 +26,7 @@ from math import ceil
 from typing import NamedTuple
 
 from minidist.attention_scores import in_one_piece
+from minidist.errors import WrongInput
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.plans.plan import Plan
 
@@ -167,7 +168,7 @@ def korthikanti_bytes(B: int, T: int, C: int, H: int, N: int = 1, sequence: bool
 def korthikanti(size: TransformerSize, plan: Plan, b: int) -> Kept:
     """Return the paper's bytes of a block (equations 1 to 4, table 2), embedding and head."""
     if size.experts or plan.precision != "mixed":
-        raise ValueError(
+        raise WrongInput(
             'Korthikanti et al. count dense blocks in 16 bits; use keeps="minidist" for experts '
             "and float32"
         )

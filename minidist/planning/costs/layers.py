@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from minidist import nn
 from minidist.attention_scores import computed_scores
+from minidist.errors import WrongInput
 from minidist.nn.cnn import ConvBlock, PooledHead, Stem
 from minidist.planning.costs.kept import UNSPLIT, Parts, block_keeps, kept
 from minidist.planning.costs.transformer_size import TransformerSize
@@ -85,7 +86,7 @@ def shapes_of(model: nn.Sequential) -> list[tuple[int, ...]]:
     """Return the shapes [C, F] of the weights of linear layers."""
     found = [layer.weight.shape for layer in model.layers if isinstance(layer, nn.Linear)]
     if len(found) < len(model.layers):
-        raise ValueError("only of an nn.MLP there are closed forms; measure a step of other layers")
+        raise WrongInput("only of an nn.MLP there are closed forms; measure a step of other layers")
     return found
 
 
@@ -103,7 +104,7 @@ def transformer_layers(
     routed     whether the experts, and the rows for them, are counted elsewhere
     """
     if size.experts and not routed:
-        raise ValueError("what experts keep depends on the routing: see costs/expert_parallel.py")
+        raise WrongInput("what experts keep depends on the routing: see costs/expert_parallel.py")
     C, heads, V = size.width, parts.heads, -(-size.vocab // (parts.vocabulary or 1))
     block = block_keeps(size, 1, T, itemsize, routed=routed)
     work = 2 * computed_scores(T) * C

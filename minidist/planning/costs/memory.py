@@ -6,6 +6,7 @@ that our ZeRO has; the papers count none.
 
 from collections.abc import Iterable
 
+from minidist.errors import WrongInput
 from minidist.planning.costs.kept import CONVENTIONS, Kept
 from minidist.planning.costs.stages import Parameters, check_split, layer_parameters, stages_of
 from minidist.planning.costs.stash import Entry, in_flight_on, peak_of
@@ -36,7 +37,7 @@ def memory(
     """
     check_one_of("keeps", keeps, CONVENTIONS)
     if (plan.precision, per_parameter) not in BYTES:
-        raise ValueError(f"no count of {per_parameter} bytes per parameter for {plan.precision}")
+        raise WrongInput(f"no count of {per_parameter} bytes per parameter for {plan.precision}")
     check_split(size, plan)
     b = micro_batch(plan, batch)
     kept = CONVENTIONS[keeps](size, plan, b)
@@ -52,7 +53,7 @@ def micro_batch(plan: Plan, batch: int) -> int:
     """Return the examples of the largest micro-batch."""
     parts = plan.dp * plan.micro_batches
     if batch < parts:
-        raise ValueError(
+        raise WrongInput(
             f"{batch} examples do not fill {plan.micro_batches} micro-batches on each of "
             f"{plan.dp} data ranks; use {parts} or more"
         )

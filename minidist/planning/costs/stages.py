@@ -7,6 +7,7 @@ cut="blocks", 4 blocks in 2 stages     [embedding, b, b] [b, b, head]
 from functools import lru_cache
 from typing import NamedTuple
 
+from minidist.errors import WrongInput
 from minidist.pipeline_parallel.placement import equal_lengths
 from minidist.planning.costs.stash import placement
 from minidist.planning.costs.transformer_size import TransformerSize
@@ -16,11 +17,11 @@ from minidist.planning.plans.plan import Plan
 def check_split(size: TransformerSize, plan: Plan) -> None:
     """Raise ValueError for a plan whose tp or ep does not cut the model into equal parts."""
     if size.heads % plan.tp:
-        raise ValueError(f"tp={plan.tp} does not divide {size.heads} heads; use a divisor of them")
+        raise WrongInput(f"tp={plan.tp} does not divide {size.heads} heads; use a divisor of them")
     if plan.ep > 1 and not size.experts:
-        raise ValueError(f"ep={plan.ep} needs experts, and the model has 0; use ep=1")
+        raise WrongInput(f"ep={plan.ep} needs experts, and the model has 0; use ep=1")
     if size.experts % plan.ep:
-        raise ValueError(
+        raise WrongInput(
             f"ep={plan.ep} does not divide {size.experts} experts; use a divisor of them"
         )
 
@@ -38,7 +39,7 @@ def cut_of(layers: int, stages: int, cut: str) -> tuple[StageLayers, ...]:
     """Return the virtual stages of a model of this many blocks, in order."""
     if cut == "blocks":
         if layers % stages:
-            raise ValueError(
+            raise WrongInput(
                 f'{layers} blocks do not make {stages} equal stages; use cut="layers", or stages '
                 f"that divide {layers}"
             )
@@ -53,7 +54,7 @@ def cut_of(layers: int, stages: int, cut: str) -> tuple[StageLayers, ...]:
 def stages_of(size: TransformerSize, plan: Plan, rank: int) -> list[StageLayers]:
     """Return the virtual stages, one per chunk, of a rank of the pipeline."""
     if not 0 <= rank < plan.pp:
-        raise ValueError(f"rank {rank} is not in a pipeline of {plan.pp}; use 0 to {plan.pp - 1}")
+        raise WrongInput(f"rank {rank} is not in a pipeline of {plan.pp}; use 0 to {plan.pp - 1}")
     stages = cut_of(size.layers, plan.pp * plan.chunks, plan.cut)
     own = placement(plan.schedule, plan.pp, plan.chunks)[rank]
     return [stages[k] for k in own]

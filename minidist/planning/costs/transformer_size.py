@@ -13,6 +13,7 @@ T x T scores, with those that the causal mask hides. Equation 2 leaves the last 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from minidist.errors import WrongInput
 from minidist.planning.plans.plan import RECOMPUTE, check_count, check_one_of
 
 if TYPE_CHECKING:
@@ -54,26 +55,26 @@ class TransformerSize:
         for name in ("layers", "width", "heads", "sequence", "vocab", "top_k"):
             check_count(name, getattr(self, name))
         if self.layers > MOST_LAYERS:
-            raise ValueError(
+            raise WrongInput(
                 f"{self.layers} layers are too many, for each is listed; "
                 f"use {MOST_LAYERS:,} or less"
             )
         if self.width % self.heads:
-            raise ValueError(
+            raise WrongInput(
                 f"width {self.width} does not split into {self.heads} heads; "
                 f"use a multiple of {self.heads}"
             )
         if self.experts != 0:
             check_count("experts", self.experts)
             if self.top_k > self.experts:
-                raise ValueError(f"cannot choose {self.top_k} of {self.experts} experts")
+                raise WrongInput(f"cannot choose {self.top_k} of {self.experts} experts")
         for name in ("expert_width", "shared", "kv_heads"):
             if getattr(self, name) != 0:
                 check_count(name, getattr(self, name))
         if self.shared and not self.experts:
-            raise ValueError(f"{self.shared} shared experts are beside others; use shared=0")
+            raise WrongInput(f"{self.shared} shared experts are beside others; use shared=0")
         if self.kv_heads and (not self.llama or self.heads % self.kv_heads):
-            raise ValueError(
+            raise WrongInput(
                 f"{self.kv_heads} heads of keys and values are for a Llama whose heads are a "
                 f"multiple, not for {self.heads} heads; use kv_heads=0"
             )
@@ -84,7 +85,7 @@ class TransformerSize:
         from minidist import nn  # a size alone needs no arrays
 
         if not isinstance(model, nn.Transformer):
-            raise ValueError(
+            raise WrongInput(
                 f"there is no closed form of what the layers of an nn.{type(model).__name__} hold "
                 "and compute; measure a step (observe/costs/measured.py), or use an nn.Transformer"
             )
@@ -101,7 +102,7 @@ class TransformerSize:
                     **(_of_mixture(first.mixture) if isinstance(first, nn.ExpertBlock) else {}),
                     **(_of_llama(model) if isinstance(model, nn.Llama) else {}),
                 )
-        raise ValueError("a Transformer without blocks has no size here; give it depth=1 or more")
+        raise WrongInput("a Transformer without blocks has no size here; give it depth=1 or more")
 
     def attention_parameters(self, n: int = 1) -> int:
         """Return how many parameters of a block's attention each of n ranks of tp holds.

@@ -26,6 +26,7 @@ from operator import itemgetter
 from random import Random
 from typing import TYPE_CHECKING
 
+from minidist.errors import WrongInput
 from minidist.planning.flexflow.simulator import Simulator, Strategy
 from minidist.planning.flexflow.soap import Cut, cuts, data_parallel
 from minidist.planning.plans.plan import Machine
@@ -60,7 +61,7 @@ def flexflow(
     The same seed returns the same strategy. ValueError if nothing was found that fits.
     """
     if budget < 3 or not 0 <= sharpness < math.inf:
-        raise ValueError(
+        raise WrongInput(
             f"a budget of {budget} strategies and a sharpness of {sharpness} make no walks; "
             "use 3 strategies or more, and a sharpness from 0"
         )
@@ -79,7 +80,7 @@ def flexflow(
     walks = (walk(start, options, cost, random, sharpness) for start in starts)
     least, best = min((best_of(one, budget // len(starts)) for one in walks), key=itemgetter(0))
     if least.lacking:
-        raise ValueError(
+        raise WrongInput(
             f"none of {budget} strategies fits: the best lacks {least.lacking} bytes of the "
             f"{machine.memory} of a rank; use more ranks, or a larger budget"
         )

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING
 
+from minidist.errors import WrongInput
 from minidist.events import Event, EventLog
 from minidist.planning.flexflow.soap import Box, Cut, check, pieces, shared
 from minidist.planning.flexflow.task_graph import TaskGraph
@@ -75,7 +76,7 @@ class Simulator:
 
     def __init__(self, graph: "Graph", machine: Machine):
         if machine.cores is not None and machine.cores < machine.ranks:
-            raise ValueError(
+            raise WrongInput(
                 f"{machine.ranks} ranks on {machine.cores} cores: tasks know no shared cores; "
                 "use cores=None"
             )
@@ -116,7 +117,7 @@ class Simulator:
     def _check(self, strategy: Strategy) -> None:
         for op in self.graph.ops:
             if op.output not in strategy:
-                raise ValueError(f"the strategy has no cut for {op.output}; give every op one")
+                raise WrongInput(f"the strategy has no cut for {op.output}; give every op one")
             cut = strategy[op.output]
             if (op.output, cut) not in self.kept:
                 check(self.graph, op, cut, self.machine.ranks)

@@ -28,6 +28,8 @@ from numbers import Integral
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from minidist.errors import WrongInput
+
 if TYPE_CHECKING:
     from minidist.planning.graphs.graph import Graph, Op
 
@@ -105,9 +107,9 @@ def cuts(graph: "Graph", ranks: int, dims: str = "SOAP") -> dict[str, list[Cut]]
     dims    which of S, O, A, P and R may be used; without O the first part is on rank 0
     """
     if wrong := set(dims) - set("SOAPR"):
-        raise ValueError(f"{sorted(wrong)[0]!r} is no dimension of SOAP; use letters of 'SOAPR'")
+        raise WrongInput(f"{sorted(wrong)[0]!r} is no dimension of SOAP; use letters of 'SOAPR'")
     if not isinstance(ranks, Integral) or not 1 <= ranks <= MOST_RANKS:
-        raise ValueError(
+        raise WrongInput(
             f"an op cannot be cut over {ranks} ranks; use 1 or more, and {MOST_RANKS:,} at most, "
             "for a cut begins on any of them"
         )
@@ -141,20 +143,20 @@ def check(graph: "Graph", op: "Op", cut: Cut, ranks: int) -> None:
     """Raise ValueError if an op cannot be cut so, or not on so many ranks."""
     n, last, letters = graph.lengths(op), cut.first + cut.parts - 1, dict(cut.degrees)
     if len(letters) < len(cut.degrees):
-        raise ValueError(f"the cut of {op.output} names a letter twice; use one degree for each")
+        raise WrongInput(f"the cut of {op.output} names a letter twice; use one degree for each")
     for letter, degree in letters.items():
         if letter not in n or letter in op.whole:
-            raise ValueError(
+            raise WrongInput(
                 f"the cut of {op.output} splits {letter}, which {op.indices} does not allow; "
                 f"use {', '.join(x for x in n if x not in op.whole)}"
             )
         if degree < 1 or n[letter] % degree:
-            raise ValueError(
+            raise WrongInput(
                 f"the cut of {op.output} splits {letter}, of length {n[letter]}, into {degree} "
                 "parts that are not equal; use a divisor"
             )
     if not 0 <= cut.first <= last < ranks:
-        raise ValueError(
+        raise WrongInput(
             f"the cut of {op.output} needs ranks {cut.first} to {last} of {ranks}; use fewer "
             "parts, or another first rank"
         )

@@ -8,6 +8,8 @@ An array of the model is then a view of a value: each of its axes is a list of t
 
 from dataclasses import dataclass, field
 
+from minidist.errors import WrongInput
+
 
 @dataclass(eq=False)
 class Axis:
@@ -60,7 +62,7 @@ def cut_one(a: Axis, b: Axis) -> None:
     """Cut the longer leaf, by the length of the shorter."""
     long, short = (a, b) if a.size > b.size else (b, a)
     if long.size % short.size:
-        raise ValueError(
+        raise WrongInput(
             f"an axis of {long.size} does not divide into parts of {short.size}; reshape such that "
             "each axis is cut into whole factors, or several are merged into one"
         )

@@ -12,6 +12,7 @@ import numpy as np
 
 from minidist.autograd import Tensor, functions, losses
 from minidist.autograd.functions import layer_norm
+from minidist.errors import WrongInput
 from minidist.planning.graphs.graph import Op
 
 Spans = dict[str, tuple[int, int]]
@@ -23,7 +24,7 @@ def compute(op: Op, arrays: list[np.ndarray], spans: Spans) -> np.ndarray:
     if op.kind in COMPUTE:
         return COMPUTE[op.kind](op, arrays, spans)
     if kind not in FUNCTIONS:
-        raise ValueError(f"no way to compute a {op.kind} is known; add one to computation.py")
+        raise WrongInput(f"no way to compute a {op.kind} is known; add one to computation.py")
     return by_function(op, FUNCTIONS[kind], arrays, op.kind != kind)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from minidist.autograd import attention, functions, losses, operators
+from minidist.errors import WrongInput
 from minidist.planning.graphs.axes import reshaped
 
 SYMBOLS = "abcdeghijklmnpqrsuvwxyz"  # of axes in front, for example of the batch: all but f, o, t
@@ -32,7 +33,7 @@ def linear(record, function, x, w, b=None):
 
 def matmul(record, function, a, b):
     if len(a.dims) != len(b.dims) or a.shape[:-2] != b.shape[:-2]:
-        raise ValueError(f"a matmul of {list(a.shape)} and {list(b.shape)} repeats its batch axes")
+        raise WrongInput(f"a matmul of {list(a.shape)} and {list(b.shape)} repeats its batch axes")
     rows = front(a, 2)
     return record.op("matmul", f"{rows}ft,{rows}to->{rows}fo", a, b)
 
@@ -46,7 +47,7 @@ def layer_norm(record, function, x, gain, bias):
 
 def embedding(record, function, weight):
     if not np.array_equal(function.indices, record.arrays["inputs"]):
-        raise ValueError("an embedding of other indices than the inputs cannot be traced")
+        raise WrongInput("an embedding of other indices than the inputs cannot be traced")
     tokens = record.views["inputs"]
     rows = all_of(tokens)
     return record.op("embedding", f"{rows},ft->{rows}t", tokens, weight)
@@ -77,7 +78,7 @@ def elementwise(kind: str) -> Callable:
         terms = [term[len(out) - len(view.dims) :] for view in views]
         if any(view.shape != out[len(out) - len(view.shape) :] for view in views):
             shapes = " and ".join(str(list(view.shape)) for view in views)
-            raise ValueError(f"{kind} of {shapes} repeats an axis of length 1; drop this axis")
+            raise WrongInput(f"{kind} of {shapes} repeats an axis of length 1; drop this axis")
         return record.op(kind, f"{','.join(terms)}->{term}", *views)
 
     return describe
@@ -88,7 +89,7 @@ def sum_of(record, function, x):
     axes = range(len(term)) if axis is None else (axis,) if isinstance(axis, int) else axis
     gone = {term[axis] for axis in axes}
     if function.keepdims:
-        raise ValueError("a sum that keeps axes of length 1 cannot be traced; use keepdims=False")
+        raise WrongInput("a sum that keeps axes of length 1 cannot be traced; use keepdims=False")
     return record.op("sum", f"{term}->{''.join(c for c in term if c not in gone)}", x)
 
 
@@ -98,7 +99,7 @@ def get_item(record, function, x):
     if isinstance(index, int):
         return record.op("take", f"{term}->{term[1:]}", x, whole="a", options=(index % n,))
     if not isinstance(index, slice) or index.step not in (None, 1):
-        raise ValueError(f"the index {index!r} cannot be traced; use X[i] or X[i:j]")
+        raise WrongInput(f"the index {index!r} cannot be traced; use X[i] or X[i:j]")
     start, stop, _ = index.indices(n)
     if (start, stop) == (0, n):
         return x
@@ -117,7 +118,7 @@ def transpose(record, function, x):
 def targets_of(record, function):
     """Return the view of the targets; ValueError if the loss has others."""
     if not np.array_equal(function.targets, record.arrays["targets"]):
-        raise ValueError(
+        raise WrongInput(
             "a loss of other values than the targets cannot be traced; compute them before, and "
             "trace with these as the targets"
         )
@@ -166,7 +167,7 @@ DESCRIBE = {
 def describe(record, function, views):
     """Record what a function computes from these views; ValueError if no description is known."""
     if type(function) not in DESCRIBE:
-        raise ValueError(
+        raise WrongInput(
             f"no index description of {type(function).__name__} is known; add one to "
             "planning/graphs/descriptions.py"
         )

@@ -10,6 +10,7 @@ The gradient of x is the value "d x". If several ops use x, each makes "d x of y
 an "add" makes the sum.
 """
 
+from minidist.errors import WrongInput
 from minidist.planning.graphs.graph import Graph, Op, Value
 
 
@@ -58,7 +59,7 @@ def with_gradients(graph: Graph) -> tuple[Graph, list[tuple[int, int] | None]]:
 def check_loss(graph: Graph) -> None:
     """Raise ValueError if a graph has no last op, which makes the loss."""
     if not graph.ops:
-        raise ValueError("a graph without ops has no loss; give it one op or more")
+        raise WrongInput("a graph without ops has no loss; give it one op or more")
 
 
 def below_loss(graph: Graph) -> set[str]:

@@ -32,6 +32,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+from minidist.errors import WrongInput
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -111,16 +113,16 @@ class Graph:
 
     def __post_init__(self):
         if empty := [value for value in self.values.values() if min(value.shape, default=1) < 1]:
-            raise ValueError(
+            raise WrongInput(
                 f"{empty[0].name} has shape {list(empty[0].shape)}; every axis has a length from 1"
             )
         known = {name for name, value in self.values.items() if value.kind != "result"}
         for op in self.ops:
             if missing := [name for name in op.inputs if name not in known]:
-                raise ValueError(f"{op.output} needs {missing[0]}, which no earlier op makes")
+                raise WrongInput(f"{op.output} needs {missing[0]}, which no earlier op makes")
             if op.output in known or op.output not in self.values:
                 why = "is known before" if op.output in known else "is not among the values"
-                raise ValueError(
+                raise WrongInput(
                     f"an op makes {op.output}, which {why}; give each op its own value"
                 )
             self.lengths(op)
@@ -129,15 +131,15 @@ class Graph:
     def lengths(self, op: Op) -> dict[str, int]:
         """Return the length of every letter of an op."""
         if len(op.terms[0]) != len(op.inputs):
-            raise ValueError(f"{op.indices} does not describe {len(op.inputs)} inputs")
+            raise WrongInput(f"{op.indices} does not describe {len(op.inputs)} inputs")
         found: dict[str, int] = {}
         for name, term in op.operands:
             shape = self.values[name].shape
             if len(term) != len(shape) or len(set(term)) != len(term):
-                raise ValueError(f"{op.indices}: {term!r} does not describe {name}{list(shape)}")
+                raise WrongInput(f"{op.indices}: {term!r} does not describe {name}{list(shape)}")
             for letter, n in zip(term, shape, strict=True):
                 if found.setdefault(letter, n) != n:
-                    raise ValueError(f"{op.indices}: {letter!r} is {found[letter]} and {n} long")
+                    raise WrongInput(f"{op.indices}: {letter!r} is {found[letter]} and {n} long")
         return found
 
     def users(self, name: str) -> list[Op]:

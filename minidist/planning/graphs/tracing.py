@@ -16,6 +16,7 @@ import numpy as np
 
 from minidist import nn
 from minidist.autograd import Function, Tensor, functions_below
+from minidist.errors import WrongInput
 from minidist.planning.graphs.axes import Axis, leaves, match
 from minidist.planning.graphs.descriptions import describe
 from minidist.planning.graphs.graph import Graph, Op, Value
@@ -51,7 +52,7 @@ class Recorder:
 
     def value(self, name: str, shape: tuple, kind: str, dtype: np.dtype | None = None) -> View:
         if 0 in shape:
-            raise ValueError(f"{name} has shape {list(shape)}: trace with at least one example")
+            raise WrongInput(f"{name} has shape {list(shape)}: trace with at least one example")
         axes = [Axis(n) for n in shape]
         self.values[name] = axes, np.dtype(dtype or self.dtype), kind
         return View(name, [[axis] for axis in axes])
@@ -121,7 +122,7 @@ def check_order(whole: bool, dim: list[Axis], own: list[Axis], kind: str) -> Non
     """Raise ValueError if an axis that is computed as a whole is made of axes in another order."""
     places = [own.index(axis) for axis in leaves(dim)]
     if whole and places != sorted(places):
-        raise ValueError(
+        raise WrongInput(
             f"{kind} needs an axis that a transpose and then a reshape made; reshape first"
         )
 
@@ -149,7 +150,7 @@ def trace(model: Callable, inputs, targets, loss: Callable = nn.cross_entropy) -
     for function in functions_below(root):
         inputs = function.inputs or ()
         if missing := [i for i, source in enumerate(inputs) if source is None]:
-            raise ValueError(
+            raise WrongInput(
                 f"input {missing[0]} of {type(function).__name__} needs no "
                 "gradient, so that no function records it; trace a model without constants and "
                 "frozen parameters"

@@ -24,6 +24,7 @@ import numpy as np
 from minidist.backend import Array, array_module, to_host
 from minidist.collective_functions import exchange, own_part, reduce_scatter_along
 from minidist.comm import Group
+from minidist.errors import WrongInput
 from minidist.pieces import split_ends
 
 
@@ -82,7 +83,7 @@ def full(parts: list[Array], placement: Placement) -> Array:
     first = to_host(parts[0])
     for rank, x in enumerate(map(to_host, parts)):
         if x.shape != first.shape or not np.allclose(x, first, rtol=1e-9, atol=1e-12):
-            raise ValueError(f"a replicated value differs on ranks 0 and {rank}; reduce it first")
+            raise WrongInput(f"a replicated value differs on ranks 0 and {rank}; reduce it first")
     return parts[0]
 
 

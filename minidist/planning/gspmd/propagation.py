@@ -18,7 +18,7 @@ gradients of a value are added first.
 
 from numbers import Integral
 
-from minidist.errors import check_name
+from minidist.errors import WrongInput, check_name
 from minidist.planning.graphs.gradients import d, with_gradients
 from minidist.planning.graphs.graph import Graph, Op
 from minidist.planning.gspmd.placement import (
@@ -57,12 +57,12 @@ def check(graph: Graph, axis: str, annotated: dict[str, Placement]) -> None:
         shape = graph.values[name].shape
         if not isinstance(placement, Split | Replicated):
             what = "partial" if isinstance(placement, Partial) else repr(placement)
-            raise ValueError(
+            raise WrongInput(
                 f"{axis}: {name} cannot be annotated as {what}; use Split or Replicated"
             )
         whole = isinstance(placement, Split) and isinstance(placement.axis, Integral)
         if isinstance(placement, Split) and not (whole and 0 <= placement.axis < len(shape)):
-            raise ValueError(f"{axis}: {name}{list(shape)} has no axis {placement.axis} to split")
+            raise WrongInput(f"{axis}: {name}{list(shape)} has no axis {placement.axis} to split")
 
 
 def spread(graph: Graph, annotated: dict, letters: list, others: list) -> tuple[dict, dict]:
@@ -75,7 +75,7 @@ def spread(graph: Graph, annotated: dict, letters: list, others: list) -> tuple[
     chosen, placed = {}, dict(annotated)
     for name, placement in annotated.items():
         if isinstance(placement, Split) and any(placement == other.get(name) for other in others):
-            raise ValueError(f"two mesh axes cannot split axis {placement.axis} of {name}; use one")
+            raise WrongInput(f"two mesh axes cannot split axis {placement.axis} of {name}; use one")
     order = [*range(len(graph.ops)), *reversed(range(len(graph.ops)))]
     order = sorted(order, key=lambda i: not is_elementwise(graph.ops[i]))  # these first
     changed = True

@@ -26,6 +26,7 @@ part of dp. Letters: m micro-batches of b examples, p stages, n ranks of an axis
 from dataclasses import dataclass, replace
 from math import ceil
 
+from minidist.errors import WrongInput
 from minidist.planning.costs import traffic
 from minidist.planning.costs.stages import StageLayers, check_split, cut_of, stage_parameters
 from minidist.planning.costs.stash import placement
@@ -88,16 +89,16 @@ def check(size: TransformerSize, plan: Plan, machine: Machine, batch: int) -> No
     check_count("batch", batch)
     b, stages = plan.dp * plan.micro_batches, plan.pp * plan.chunks
     if plan.ranks != machine.ranks:
-        raise ValueError(f"the plan has {plan.ranks} ranks, the machine {machine.ranks}")
+        raise WrongInput(f"the plan has {plan.ranks} ranks, the machine {machine.ranks}")
     if batch % b:
-        raise ValueError(
+        raise WrongInput(
             f"{batch} examples do not divide into dp={plan.dp} x {plan.micro_batches} "
             f"micro-batches; use a multiple of {b}"
         )
     cut_of(size.layers, stages, plan.cut)
     check_split(size, plan)
     if plan.zero > 1 and plan.schedule not in WHOLE_BACKWARD:
-        raise ValueError(
+        raise WrongInput(
             f"ZeRO stage {plan.zero} sums a gradient when backward leaves its layer, and "
             f"{plan.schedule} computes it later; use zero=1, or {', '.join(WHOLE_BACKWARD[1:])}"
         )

@@ -12,7 +12,7 @@
 
 from typing import Any
 
-from minidist.errors import unknown
+from minidist.errors import WrongInput, unknown
 from minidist.planning.costs.transformer_size import TransformerSize
 
 
@@ -59,5 +59,5 @@ def size_of(name: str) -> TransformerSize:
     """Return the size of a published model."""
     if name not in SIZES:
         remedy = "; of any other give --layers, --width, --heads, --sequence and --vocab"
-        raise ValueError(unknown("model", name, SIZES) + remedy)
+        raise WrongInput(unknown("model", name, SIZES) + remedy)
     return SIZES[name]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from numbers import Integral, Rational, Real
 
-from minidist.errors import check_number
+from minidist.errors import WrongInput, check_number
 from minidist.pipeline_parallel.schedules import SCHEDULES
 
 RECOMPUTE = "none", "selective", "full"
@@ -63,27 +63,27 @@ class Plan:
         check_one_of("zero", self.zero, (0, 1, 2, 3))
         check_one_of("schedule", self.schedule, SYNCHRONOUS)
         if self.dp % self.ep:
-            raise ValueError(f"ep={self.ep} does not divide dp={self.dp}; use a divisor of it")
+            raise WrongInput(f"ep={self.ep} does not divide dp={self.dp}; use a divisor of it")
         if self.sequence and self.cp > 1:
-            raise ValueError(f"cp={self.cp} cuts the sequence already; use sequence=False or cp=1")
+            raise WrongInput(f"cp={self.cp} cuts the sequence already; use sequence=False or cp=1")
         if self.shards is not None:
             self.check_shards(self.shards)
         most = SCHEDULES[self.schedule].most_chunks
         if most is not None and self.chunks > most:
-            raise ValueError(f"{self.schedule} has at most {most} chunks, not {self.chunks}")
+            raise WrongInput(f"{self.schedule} has at most {most} chunks, not {self.chunks}")
         if self.schedule in V_SHAPED and self.chunks != 2:
-            raise ValueError(f"{self.schedule} has 2 chunks per rank, not {self.chunks}")
+            raise WrongInput(f"{self.schedule} has 2 chunks per rank, not {self.chunks}")
 
     def check_shards(self, k: int) -> None:
         """Raise ValueError unless runs of k ranks of dp x cp can share a copy."""
         check_count("shards", k)
         if self.zero == 0 or self.ep > 1:
-            raise ValueError(
+            raise WrongInput(
                 f"shards={k} is for ZeRO, and not for experts over ep={self.ep}; "
                 "use zero=1, 2 or 3, and ep=1"
             )
         if self.data % k or (k % self.cp and self.cp % k):
-            raise ValueError(
+            raise WrongInput(
                 f"groups of {k} shards do not make up dp={self.dp} x cp={self.cp}; use a divisor "
                 "of cp, or cp times a divisor of dp"
             )
@@ -156,7 +156,7 @@ class Machine:
         for share in (shares := [share for _, share in self.table]) or [0]:
             check_number("efficiency is a number above 0 and up to 1", share, lambda x: 0 < x <= 1)
         if list(self.table) != sorted(self.table) or shares != sorted(shares):
-            raise ValueError(f"efficiency rises with the dimension of a product: {self.table}")
+            raise WrongInput(f"efficiency rises with the dimension of a product: {self.table}")
 
     @property
     def table(self) -> tuple[tuple[int, float], ...]:
@@ -177,7 +177,7 @@ def check_count(name: str, given) -> None:
         return  # no words are made: a search makes thousands of plans
     check_number(f"{name} is a whole number from 1", given, lambda n: n >= 1, Integral)
     if given > MOST:
-        raise ValueError(f"{name} is too large: use {MOST:,} or less")
+        raise WrongInput(f"{name} is too large: use {MOST:,} or less")
 
 
 def is_held(given) -> bool:
@@ -189,4 +189,4 @@ def is_held(given) -> bool:
 
 def check_one_of(name: str, given, allowed) -> None:
     if given not in allowed or isinstance(given, bool):
-        raise ValueError(f"{name} is one of {', '.join(map(str, allowed))}, not {given!r}")
+        raise WrongInput(f"{name} is one of {', '.join(map(str, allowed))}, not {given!r}")

@@ -22,6 +22,7 @@ from itertools import count, islice, product
 from math import ceil, inf
 from typing import NamedTuple
 
+from minidist.errors import WrongInput
 from minidist.planning.costs.kept import minidist
 from minidist.planning.costs.memory import micro_batch
 from minidist.planning.costs.stages import block_parameters
@@ -74,7 +75,7 @@ def search(
     found = Search(size, machine, batch, schedules)
     best = list(found.best(wanted))
     if not best:
-        raise ValueError(found.nothing_fits())
+        raise WrongInput(found.nothing_fits())
     slower = [*best[1:], *found.others(others, {mesh_of(e.plan) for e in best})]
     why = (replace(e, why=why_slower(e, best[0])) for e in slower)
     return [best[0], *why, *found.misfits()]
@@ -92,7 +93,7 @@ class Search:
     ):
         self.schedules = tried(machine.ranks, schedules)
         if machine.ranks > 1 and "1f1b" not in self.schedules:
-            raise ValueError("a mesh without a pipeline needs 1f1b; name it among the schedules")
+            raise WrongInput("a mesh without a pipeline needs 1f1b; name it among the schedules")
         self.size, self.machine, self.batch, self.numbers = size, machine, batch, count()
         self.too_large: dict[tuple, tuple[Plan, Held, bool]] = {}
         every = meshes(size, machine.ranks, batch)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 from math import gcd, isqrt
 
-from minidist.errors import check_name
+from minidist.errors import WrongInput, check_name
 from minidist.pipeline_parallel.schedules import MOST_PASSES, SCHEDULES
 from minidist.planning.costs.transformer_size import TransformerSize
 from minidist.planning.plans.plan import ASYNCHRONOUS, RECOMPUTE, V_SHAPED, Plan
@@ -30,7 +30,7 @@ def tried(ranks: int, named: Iterable[str] | None = None) -> list[str]:
 def divisors(n: int) -> list[int]:
     """Return the divisors in order. ValueError above MOST: each number up to the root is tried."""
     if n > MOST:
-        raise ValueError(f"{n} is too large to look for its divisors; use {MOST:,} or less")
+        raise WrongInput(f"{n} is too large to look for its divisors; use {MOST:,} or less")
     small = [i for i in range(1, isqrt(n) + 1) if n % i == 0]
     return small + [n // i for i in reversed(small) if i * i < n]
 

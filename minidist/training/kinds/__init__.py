@@ -11,6 +11,7 @@ from dataclasses import fields
 
 from minidist import nn
 from minidist.datasets import Digits, Numbers, Text
+from minidist.errors import WrongInput
 from minidist.training.kinds.digits import DIGITS
 from minidist.training.kinds.kind import Kind
 from minidist.training.kinds.numbers import NUMBERS
@@ -39,4 +40,4 @@ def check_settings(kind: Kind, settings: Settings) -> None:
     for each in fields(settings):
         if each.name in kind.refused and getattr(settings, each.name) != each.default:
             of = next(other.name for other in KINDS.values() if each.name not in other.refused)
-            raise ValueError(f"{each.name} is a setting of {of}, not of {kind.name}; leave it out")
+            raise WrongInput(f"{each.name} is a setting of {of}, not of {kind.name}; leave it out")

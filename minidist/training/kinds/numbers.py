@@ -9,6 +9,7 @@ from minidist.checkpoint import Saved, manifest
 from minidist.checkpoint.run_checkpoints import description_in, settings_in
 from minidist.datasets import Numbers, Vocabulary, numbers
 from minidist.datasets.pairs import DIRECTIONS
+from minidist.errors import WrongInput
 from minidist.training.kinds.kind import Kind, pairs_in_words
 from minidist.training.settings import DEFAULTS, Settings
 from minidist.training.translation import of_held_out, of_round_trip
@@ -83,12 +84,12 @@ def load(folder: str) -> tuple[nn.Seq2Seq | nn.Dual, Numbers]:
     These have no examples. ValueError if there is no checkpoint, or one of something else.
     """
     if not manifest.whole_ones(manifest.place(folder)):
-        raise ValueError(f"{folder} has no checkpoint; {REMEDY}")
+        raise WrongInput(f"{folder} has no checkpoint; {REMEDY}")
     saved = Saved.newest(folder)
     run = description_in(saved) or {"data": {}}
     if "direction" not in run["data"]:
         of = run["data"].get("source", "another program")
-        raise ValueError(f"{saved.path} is of {of}, and cannot translate; {REMEDY}")
+        raise WrongInput(f"{saved.path} is of {of}, and cannot translate; {REMEDY}")
     data = numbers_of(run["data"])
     model = translator(data, Settings(**settings_in(saved, DEFAULTS)))
     model.load_state({name: saved.whole(name) for name in model.named_parameters()})

@@ -19,6 +19,7 @@ import numpy as np
 from minidist import nn
 from minidist.comm import Group
 from minidist.data_parallel.parameter_server import Push, Server, ServerPlan, Worker
+from minidist.errors import WrongInput
 from minidist.nn.flat_parameters import FlatParameters
 from minidist.pieces import split_ends
 
@@ -84,7 +85,7 @@ def replay_server(
                 weights = [s.read(v) for v, s in zip(versions, slices, strict=True)]
                 wanted[w], moved = _send(workers[w], np.concatenate(weights)), True
     if any(wanted.values()) or any(s.done < len(s.log) for s in slices):
-        raise ValueError("no run can leave these logs: an update needs a version made after it")
+        raise WrongInput("no run can leave these logs: an update needs a version made after it")
     flat.vector[...] = np.concatenate([s.home.vector for s in slices])
     return model.state()
 
@@ -98,7 +99,7 @@ def reads_of(worker: int, logs: list[list[list[Push]]], given: list[int]) -> Rea
         if batches != list(given):
             never = sorted(set(given) - set(batches))
             lost = f": the gradients of {never} were never applied" if never else ""
-            raise ValueError(
+            raise WrongInput(
                 f"worker {worker} was given {list(given)}, a server logged {batches}{lost}"
             )
         columns.append([version for push in pushes for version in push.versions])

@@ -10,6 +10,7 @@ lessons.
 from importlib import import_module
 from pkgutil import iter_modules
 
+from minidist.errors import WrongInput
 from minidist.verify.strategies.cases import INPUT, Case, Division, collect, one_device
 from minidist.verify.strategies.record import Strategy
 
@@ -24,7 +25,7 @@ def _records() -> dict[str, Strategy]:
     found: dict[str, Strategy] = {}
     for record in sorted(records, key=lambda record: record.lesson):
         if found.setdefault(record.name, record) is not record:
-            raise ValueError(f"two strategies are named {record.name!r}; rename one of them")
+            raise WrongInput(f"two strategies are named {record.name!r}; rename one of them")
     return found
 
 

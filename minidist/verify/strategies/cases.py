@@ -11,6 +11,7 @@ from minidist import nn
 from minidist.autograd import Tensor
 from minidist.backend import host_copy, on_gpu, to_device
 from minidist.datasets import Batch
+from minidist.errors import WrongInput
 from minidist.interop.torch import as_numpy
 from minidist.nn.tokens import BEGIN, END, PAD
 from minidist.rng import Randomness, generator
@@ -146,7 +147,7 @@ def given(model: nn.Module, inputs, targets, loss: Callable | None, options: dic
     if not isinstance(model, nn.Module):
         kind = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         words = "interop.torch.load gives one PyTorch's weights"
-        raise ValueError(f"a model is an nn.Module of minidist, not {kind}; {words}")
+        raise WrongInput(f"a model is an nn.Module of minidist, not {kind}; {words}")
     x = as_numpy(inputs)
     x = x.astype("float64") if x.dtype.kind == "f" else x
     name = f"{type(model).__name__}, {len(x)} examples"

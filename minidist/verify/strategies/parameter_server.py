@@ -13,7 +13,7 @@ from minidist.autograd import Tensor
 from minidist.comm import Group
 from minidist.data_parallel.parameter_server import Push, Server, ServerPlan, Worker, join, train
 from minidist.datasets import Batch, shard
-from minidist.errors import check_options
+from minidist.errors import WrongInput, check_options
 from minidist.planning.costs import parameter_server as costs
 from minidist.planning.costs.cost import Cost
 from minidist.verify.causes import cause_of
@@ -34,7 +34,7 @@ from minidist.verify.strategies.stream import momentum, twice
 def servers_among(ranks: int) -> int:
     """Return how many of these ranks serve: two if at least two are left to work, else one."""
     if ranks < 2:
-        raise ValueError(f"a server and a worker need 2 ranks, not {ranks}; use 2 or more")
+        raise WrongInput(f"a server and a worker need 2 ranks, not {ranks}; use 2 or more")
     return 1 if ranks < 4 else 2
 
 

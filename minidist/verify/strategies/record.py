@@ -14,7 +14,7 @@ from types import MappingProxyType
 from minidist import nn
 from minidist.autograd import no_grad
 from minidist.comm import Group
-from minidist.errors import check_number, check_options
+from minidist.errors import WrongInput, check_number, check_options
 from minidist.planning.costs.cost import Cost
 from minidist.planning.costs.data_parallel import examples_limit
 from minidist.planning.costs.single_device import single_device_cost
@@ -129,7 +129,7 @@ class Strategy:
         inputs, so that all strategies raise the same error.
         """
         if not self.models.include(case.model):
-            raise ValueError(
+            raise WrongInput(
                 f"{self.name} cannot split {type(case.model).__name__}; use {self.models.words}"
             )
         bound = getattr(self.start, "keywords", {})

@@ -159,9 +159,9 @@ def test_a_missing_library_and_a_missing_thread_level_are_named_with_the_remedy(
     body = "minidist.run(print, 1, transport='mpi')"
     hidden = script(tmp_path, f"sys.modules['mpi4py'] = None\n{body}")
     done = subprocess.run([sys.executable, hidden[-1]], capture_output=True, text=True, timeout=60)
-    assert "ValueError: transport='mpi' needs mpi4py" in done.stderr
+    assert "WrongInput: transport='mpi' needs mpi4py" in done.stderr
     done = mpiexec(1, *script(tmp_path, body), MPI4PY_RC_THREAD_LEVEL="serialized")
-    assert "ValueError: this MPI does not let several threads communicate at once" in done.stderr
+    assert "WrongInput: this MPI does not let several threads communicate at once" in done.stderr
 
 
 @pytest.mark.skipif(memory_gigabytes() < 12, reason="needs 12 GB of memory")

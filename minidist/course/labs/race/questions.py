@@ -12,7 +12,7 @@ from minidist.course.answers import Answer
 from minidist.course.labs.pipelines.schedules import fields
 from minidist.course.labs.race import probes
 from minidist.course.question import Question, Questions, Random, ask, ints
-from minidist.errors import plural
+from minidist.errors import WrongInput, plural
 from minidist.observe import timeline
 from minidist.pipeline_parallel import programs, validate
 from minidist.pipeline_parallel.actions import KINDS
@@ -87,7 +87,7 @@ def read(answer: Answer, problem: dict) -> tuple[Programs, Simulation]:
     found = replayed(made, problem)
     if max(found.peak_stash) > memory:
         held = ", ".join(map(str, found.peak_stash))
-        raise ValueError(f"the ranks hold {held} at their peaks, with memory for {memory}")
+        raise WrongInput(f"the ranks hold {held} at their peaks, with memory for {memory}")
     return made, found
 
 
